@@ -1,0 +1,66 @@
+// The memory of a rank's step: one region, reserved once, from which tensors take and give back
+// blocks. Pages are touched once and reused ever after, so a run cannot grow.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
+
+namespace weft {
+
+class Arena {
+ public:
+  static constexpr std::size_t alignment = 256;
+
+  // Reserves `capacity` bytes of address space; pages become resident when first written.
+  static std::unique_ptr<Arena> reserve(std::size_t capacity);
+  // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
+  // Running a step through it tells the step's peak exactly.
+  static std::unique_ptr<Arena> planning();
+
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Best fit, the lower address among equals, so that the same sequence of calls gives the same
+  // addresses. Throws Exit::usage when the arena is full.
+  void* allocate(std::size_t bytes);
+  void free(void* p, std::size_t bytes);
+
+  bool is_planning() const { return planning_; }
+  std::size_t used() const { return used_; }
+  std::size_t peak() const { return peak_; }
+  std::size_t capacity() const { return capacity_; }
+  void reset_peak() { peak_ = used_; }
+
+  // The arena from which this thread's tensors come. Set by ArenaScope.
+  static Arena& current();
+  static bool has_current();
+
+ private:
+  friend class ArenaScope;
+  Arena(std::byte* base, std::size_t capacity, bool planning);
+
+  std::byte* base_;
+  std::size_t capacity_;
+  bool planning_;
+  std::size_t used_ = 0;
+  std::size_t peak_ = 0;
+  std::map<std::size_t, std::size_t> free_by_offset_;               // offset -> bytes
+  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;      // (bytes, offset)
+};
+
+// Makes `arena` the current one of this thread for the scope's life.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena);
+  ~ArenaScope();
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena* previous_;
+};
+
+}  // namespace weft

@@ -1,0 +1,166 @@
+// The input deck: TOML -> typed structs through one option table, which also makes --help, the
+// reference page, the default deck and the copy of the effective deck kept with every run.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace weft {
+
+struct RunDeck {
+  std::string dir = "runs/default";
+  std::int64_t seed = 42;
+  bool resume = true;
+  std::int64_t threads = 0;
+};
+struct DeviceDeck {
+  std::string kind = "auto";
+};
+struct MemoryDeck {
+  double arena_gib = 0;
+};
+struct IngestDeck {
+  std::vector<std::string> inputs;
+  std::string output = "clips.h5";
+  std::vector<std::string> resolutions = {"144p"};
+  std::vector<std::int64_t> frames = {51};
+  std::int64_t frame_interval = 1;
+  std::int64_t stride = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  double fps = 0;
+  std::int64_t max_clips = 0;
+  bool strict = false;
+};
+struct DataDeck {
+  std::string path = "synthetic:";
+  std::string text_features;
+  std::int64_t readers = 0;
+  std::int64_t prefetch = 4;
+  bool verify = true;
+};
+struct ModelDeck {
+  std::string name = "stdit3";
+  std::int64_t in_channels = 4;
+  std::vector<std::int64_t> patch_size = {1, 2, 2};
+  std::int64_t hidden_size = 1152;
+  std::int64_t depth = 28;
+  std::int64_t num_heads = 16;
+  double mlp_ratio = 4.0;
+  double class_dropout_prob = 0.1;
+  bool pred_sigma = true;
+  double drop_path = 0.0;
+  std::int64_t caption_channels = 4096;
+  std::int64_t model_max_length = 300;
+  bool qk_norm = true;
+  double input_sq_size = 512;
+  bool only_train_temporal = false;
+  bool freeze_y_embedder = false;
+  bool skip_y_embedder = false;
+  std::string dtype = "f32";
+  double recompute = 0.0;
+  std::string weights;
+};
+struct DiffusionDeck {
+  std::int64_t num_timesteps = 1000;
+  std::string sample_method = "logit-normal";
+  double loc = 0.0;
+  double scale = 1.0;
+  bool use_discrete_timesteps = false;
+  bool use_timestep_transform = true;
+  double transform_scale = 1.0;
+  bool fix_short_clips = true;
+};
+// Share of samples that train with each frame mask (specs/training.md 5); the rest has none.
+struct MaskDeck {
+  double random = 0, intepolate = 0;
+  double quarter_random = 0, quarter_head = 0, quarter_tail = 0, quarter_head_tail = 0;
+  double image_random = 0, image_head = 0, image_tail = 0, image_head_tail = 0;
+};
+struct TrainDeck {
+  std::int64_t steps = 1000;
+  std::int64_t batch_size = 1;
+  std::int64_t micro_batches = 1;
+  double lr = 1e-4;
+  std::int64_t warmup_steps = 0;
+  double weight_decay = 0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_eps = 1e-15;
+  double grad_clip = 1.0;
+  double ema_decay = 0.99;
+  std::int64_t checkpoint_every = 200;
+  std::int64_t keep = 2;
+  std::int64_t log_every = 1;
+};
+struct ParallelDeck {
+  double bucket_mib = 25;
+};
+struct SamplerDeck {
+  std::int64_t steps = 30;
+  double cfg_scale = 7.0;
+  bool use_timestep_transform = true;
+};
+struct SampleDeck {
+  std::string weights;
+  bool ema = true;
+  std::int64_t clips = 1;
+  std::int64_t frames = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  double fps = 24;
+  std::int64_t condition_frames = 0;
+  std::int64_t condition_clip = 0;
+  std::string output;
+};
+
+struct Deck {
+  RunDeck run;
+  DeviceDeck device;
+  MemoryDeck memory;
+  IngestDeck ingest;
+  DataDeck data;
+  ModelDeck model;
+  DiffusionDeck diffusion;
+  MaskDeck mask;
+  TrainDeck train;
+  ParallelDeck parallel;
+  SamplerDeck sampler;
+  SampleDeck sample;
+};
+
+// One row of the option table. `target` points into the Deck that the table was made for.
+struct Option {
+  using Target = std::variant<bool*, std::int64_t*, double*, std::string*,
+                              std::vector<std::int64_t>*, std::vector<std::string>*>;
+  std::string key;  // "train.lr"
+  Target target;
+  std::string help;                  // one sentence, with the unit
+  std::vector<std::string> choices;  // of a string; empty: any
+  double minimum, maximum;           // of a number, inclusive
+};
+
+// The option table for `deck`: every key there is, in the order of the reference page.
+std::vector<Option> option_table(Deck& deck);
+
+// Reads a deck file and applies `overrides` ("section.key=value") in order. Unknown keys, wrong
+// types, values out of range and unreadable files throw Exit::usage, with the line of the deck and
+// the nearest known key.
+Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+// The same from text; `origin` names it in messages.
+Deck parse_deck(const std::string& toml, const std::string& origin,
+                const std::vector<std::string>& overrides);
+
+// The whole deck as TOML that load_deck reads back to the same values.
+std::string to_toml(const Deck& deck);
+// As above with every key's help, type and range as comments: `weft help deck`.
+std::string default_deck_with_help();
+
+// The name in `known` closest to `name` by edit distance, or "" if none is near.
+std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
+
+}  // namespace weft

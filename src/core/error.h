@@ -1,0 +1,65 @@
+// One error channel for the whole program: every failure that a user can meet is an Error, which
+// carries what happened, what to do about it, and the exit code the job ends with.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+// The documented exit codes (docs/errors.md). 64 + n stands for "ended by signal n".
+enum class Exit : int {
+  done = 0,
+  usage = 2,       // command line or deck
+  data = 3,        // input that is missing, damaged or of the wrong kind
+  checkpoint = 4,  // no usable checkpoint, or none can be written
+  non_finite = 5,  // loss or gradient is not finite
+  hardware = 6,    // suspected hardware fault
+  hang = 7,        // a rank made no progress
+  internal = 70,   // a broken promise inside weft itself: a bug
+  stopped = 75,    // stopped early on request, state saved: submit again
+};
+
+class Error : public std::runtime_error {
+ public:
+  // `what` says what happened with the offending value; `hint` says what to do (may be empty).
+  Error(Exit code, std::string what, std::string hint = "", const char* file = "", int line = 0)
+      : std::runtime_error(std::move(what)),
+        code_(code),
+        hint_(std::move(hint)),
+        file_(file),
+        line_(line) {}
+
+  Exit code() const { return code_; }
+  const std::string& hint() const { return hint_; }
+  const char* file() const { return file_; }
+  int line() const { return line_; }
+
+ private:
+  Exit code_;
+  std::string hint_;
+  const char* file_;
+  int line_;
+};
+
+}  // namespace weft
+
+// Throws Error unless `cond` holds. `hint` is a plain string, the rest is a fmt format and values.
+//   WEFT_CHECK(n > 0, Exit::usage, "set train.steps to 1 or more", "train.steps = {}", n);
+#define WEFT_CHECK(cond, exit_code, hint, ...)                                                     \
+  do {                                                                                             \
+    if (!(cond))                                                                                   \
+      throw ::weft::Error((exit_code), fmt::format(__VA_ARGS__), (hint), __FILE__, __LINE__);      \
+  } while (false)
+
+// For promises between weft's own parts: a failure is a bug, never a user's mistake.
+#define WEFT_ASSERT(cond)                                                                          \
+  do {                                                                                             \
+    if (!(cond))                                                                                   \
+      throw ::weft::Error(::weft::Exit::internal, "broken promise: " #cond,                        \
+                          "this is a bug in weft, please report it with the log", __FILE__,        \
+                          __LINE__);                                                               \
+  } while (false)

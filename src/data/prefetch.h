@@ -1,0 +1,40 @@
+// Reads the clips of the coming steps ahead of the trainer: a fixed ring of slots, N reader threads.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "data/step_plan.h"
+
+namespace weft {
+
+struct LoadedBatch {
+  std::int64_t step = 0;
+  int index = 0;  // of the micro-batch within its step
+  MicroBatch what;
+  std::vector<ClipInfo> info;        // one a clip
+  std::span<const std::byte> bytes;  // [B] clips, valid until the next call of next()
+  double waited_seconds = 0;         // how long next() had to wait for it
+};
+
+class Prefetcher {
+ public:
+  // `next_work(step)` lists this rank's micro-batches of a step with their index in the step; it is called
+  // from one thread, in order of steps, from `first_step` on until `last_step` (exclusive).
+  using Work = std::vector<std::pair<int, MicroBatch>>;
+  Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
+             std::int64_t first_step, std::int64_t last_step, int slots, int readers);
+  ~Prefetcher();  // stops the readers, whatever they do
+
+  // This rank's next micro-batch, in order of steps and index. An error of a reader is thrown here.
+  const LoadedBatch& next();
+
+  // Readers for a rank with that many threads: enough to keep up, few enough to leave them free.
+  static int default_readers(int threads);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace weft

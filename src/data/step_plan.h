@@ -1,0 +1,48 @@
+// Which clips a step trains on: a function of (seed, step) alone, whatever the rank count.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/clip_source.h"
+
+namespace weft {
+
+// A sample's id for life: the running number of its clip over all buckets of the source.
+using SampleId = std::int64_t;
+
+struct MicroBatch {
+  int bucket = 0;
+  std::vector<std::int64_t> clips;  // indices within the bucket
+  std::vector<SampleId> samples;    // the same clips by id
+};
+
+// Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into micro-batches of
+// `batch_size` (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
+// clip is lost silently), and shuffles the list of micro-batches. Step s takes the micro-batches
+// [s*G, (s+1)*G) of this endless sequence, G = micro_batches per step.
+class StepPlanner {
+ public:
+  StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size, std::int64_t micro_batches,
+              std::uint64_t seed);
+
+  std::vector<MicroBatch> plan(std::int64_t step) const;
+  std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
+
+ private:
+  const std::vector<MicroBatch>& epoch(std::int64_t e) const;  // cached, one epoch at a time
+
+  std::vector<Bucket> buckets_;
+  std::int64_t batch_size_, micro_batches_;
+  std::uint64_t seed_;
+  std::int64_t per_epoch_ = 0;
+  mutable std::int64_t cached_epoch_ = -1;
+  mutable std::vector<MicroBatch> cached_;
+};
+
+// Shares a step's micro-batches out: the costliest first to the rank with least to do, the lower
+// rank and the earlier micro-batch among equals. Returns the rank of each micro-batch.
+std::vector<int> share_out(std::span<const double> cost, int ranks);
+
+}  // namespace weft

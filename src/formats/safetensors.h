@@ -1,0 +1,61 @@
+// The safetensors format: a strict reader that trusts nothing in the file, and an atomic writer.
+// Format: u64 little-endian header length, JSON header, tensor bytes (github.com/huggingface/safetensors).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace weft {
+
+struct SafetensorEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0, end = 0;  // bytes within the data section
+};
+
+class SafetensorsFile {
+ public:
+  // Reads and checks the header: length at most 100 MB and within the file, JSON, no duplicate names, known
+  // dtypes, products that do not overflow, ranges that match shapes and tile the data section exactly.
+  // Anything else throws Exit::data naming file, tensor and fault. Memory: a few times the header.
+  static SafetensorsFile open(const std::filesystem::path& path);
+
+  const std::vector<SafetensorEntry>& entries() const { return entries_; }  // in order of the data
+  const SafetensorEntry* find(const std::string& name) const;
+  // As find, but a missing name throws Exit::data and suggests the nearest one.
+  const SafetensorEntry& at(const std::string& name) const;
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return path_; }
+
+  // Reads a tensor's raw bytes into `out` (exactly its size).
+  void read(const SafetensorEntry& entry, std::span<std::byte> out) const;
+  // Reads a floating tensor (F32, F16, BF16) converted to float. Exit::data if it is not floating.
+  std::vector<float> read_f32(const SafetensorEntry& entry) const;
+  // Reads an integer or bool tensor (I64, I32, U8, BOOL) converted to int64.
+  std::vector<std::int64_t> read_i64(const SafetensorEntry& entry) const;
+
+ private:
+  std::filesystem::path path_;
+  std::vector<SafetensorEntry> entries_;
+  std::map<std::string, std::string> metadata_;
+  std::uint64_t data_offset_ = 0;
+};
+
+struct SafetensorWrite {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+// Writes PATH.tmp, fsyncs, renames. Throws Exit::data with path and reason when the disk refuses.
+void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace weft
