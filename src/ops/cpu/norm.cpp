@@ -1,0 +1,236 @@
+// CPU side of ops/norm.h. One token row (C floats, a few KiB) stays in the first-level cache between the passes
+// over it, so that each operation reads and writes every activation once.
+#include "ops/norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+WEFT_CPU_BEGIN
+namespace {
+#include "ops/cpu/simd.h"
+
+constexpr float epsilon = 1e-6f;
+// Tokens per partial sum of a parameter gradient. Fixed, so that the sums do not depend on the threads.
+constexpr std::int64_t chunk_tokens = 64;
+
+struct Frames {
+  std::int64_t count, tokens, channels;
+  std::int64_t chunks_per_frame() const { return (tokens + chunk_tokens - 1) / chunk_tokens; }
+  std::int64_t chunks() const { return count * chunks_per_frame(); }
+};
+
+// x is [.., S, C] with `rows` one entry a frame.
+Frames frames_of(const Tensor& x, const Tensor& rows) {
+  const std::int64_t c = x.dim(-1), frames = rows.numel();
+  return {frames, x.numel() / (frames * c), c};
+}
+
+// Calls f(frame, first token, last token, chunk) for all chunks, in parallel.
+template <class F>
+void for_chunks(const Frames& f, F&& body) {
+  const std::int64_t per = f.chunks_per_frame();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t chunk = 0; chunk < f.chunks(); ++chunk) {
+    const std::int64_t frame = chunk / per, first = chunk % per * chunk_tokens;
+    body(frame, frame * f.tokens + first, frame * f.tokens + std::min(first + chunk_tokens, f.tokens),
+         chunk);
+  }
+}
+
+// m[rows[frame], vector k] += sum of the frame's chunks' partials [chunk, parts, C], in order.
+void add_partials(const Frames& f, const float* partial, int parts, const int* vectors,
+                  const Tensor& rows, Tensor& dm) {
+  const std::int64_t c = f.channels, per = f.chunks_per_frame();
+  const std::int64_t k = dm.dim(1);
+  const std::int32_t* row = rows.data<std::int32_t>();
+  float* out = dm.data<float>();
+#pragma omp parallel for schedule(static) collapse(2)
+  for (int part = 0; part < parts; ++part)
+    for (std::int64_t block = 0; block < (c + W - 1) / W; ++block) {
+      const std::int64_t at = block * W;
+      const int n = static_cast<int>(std::min<std::int64_t>(W, c - at));
+      for (std::int64_t frame = 0; frame < f.count; ++frame) {
+        vf sum{};
+        for (std::int64_t i = 0; i < per; ++i)
+          sum += load_n(partial + ((frame * per + i) * parts + part) * c + at, n);
+        float* to = out + (row[frame] * k + vectors[part]) * c + at;
+        store_n(to, load_n(to, n) + sum, n);
+      }
+    }
+}
+
+}  // namespace
+
+void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
+                                 int scale, Tensor& y, Tensor& stats) {
+  const Frames f = frames_of(x, rows);
+  const std::int64_t c = f.channels, k = m.dim(1);
+  const std::int32_t* row = rows.data<std::int32_t>();
+  const float* mod = m.data<float>();
+  float* st = stats.data<float>();
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* xs = x.data<T>();
+    T* ys = y.data<T>();
+    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t) {
+      const float* sh = mod + (row[frame] * k + shift) * c;
+      const float* sc = mod + (row[frame] * k + scale) * c;
+      for (std::int64_t t = first; t < last; ++t) {
+        const T* in = xs + t * c;
+        T* out = ys + t * c;
+        vf sum{};
+        for_vectors(c, [&](std::int64_t i, int n) { sum += load_n(in + i, n); });
+        const float mean = hsum(sum) / static_cast<float>(c);
+        vf squares{};
+        for_vectors(c, [&](std::int64_t i, int n) {
+          vf d = load_n(in + i, n) - mean;
+          if (n < W) d = select_first(d, n, 0.0f);
+          squares += d * d;
+        });
+        const float rstd = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + epsilon);
+        st[2 * t] = mean;
+        st[2 * t + 1] = rstd;
+        for_vectors(c, [&](std::int64_t i, int n) {
+          const vf h = (load_n(in + i, n) - mean) * rstd;
+          store_n(out + i, h * (1.0f + load_n(sc + i, n)) + load_n(sh + i, n), n);
+        });
+      }
+    });
+  });
+}
+
+void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
+                                  int scale, const Tensor& stats, const Tensor& dy, Tensor& dx,
+                                  bool accumulate, Tensor& dm) {
+  const Frames f = frames_of(x, rows);
+  const std::int64_t c = f.channels, k = m.dim(1);
+  const std::int32_t* row = rows.data<std::int32_t>();
+  const float* mod = m.data<float>();
+  const float* st = stats.data<float>();
+  struct Partials;
+  float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * 2 * c));
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *xs = x.data<T>(), *gs = dy.data<T>();
+    T* dxs = dx.data<T>();
+    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last,
+                      std::int64_t chunk) {
+      const float* sc = mod + (row[frame] * k + scale) * c;
+      float* dshift = partials + chunk * 2 * c;
+      float* dscale = dshift + c;
+      std::fill_n(dshift, 2 * c, 0.0f);
+      for (std::int64_t t = first; t < last; ++t) {
+        const T *in = xs + t * c, *g = gs + t * c;
+        T* out = dxs + t * c;
+        const float mean = st[2 * t], rstd = st[2 * t + 1];
+        vf sum{}, product{};
+        for_vectors(c, [&](std::int64_t i, int n) {
+          const vf gi = load_n(g + i, n);
+          const vf h = (load_n(in + i, n) - mean) * rstd;
+          const vf gh = gi * h;
+          const vf s1 = 1.0f + load_n(sc + i, n);
+          sum += gi * s1;
+          product += gh * s1;
+          store_n(dshift + i, load_n(dshift + i, n) + gi, n);
+          store_n(dscale + i, load_n(dscale + i, n) + gh, n);
+        });
+        const float mean_g = hsum(sum) / static_cast<float>(c);
+        const float mean_gh = hsum(product) / static_cast<float>(c);
+        for_vectors(c, [&](std::int64_t i, int n) {
+          const vf h = (load_n(in + i, n) - mean) * rstd;
+          vf d = rstd * (load_n(g + i, n) * (1.0f + load_n(sc + i, n)) - mean_g - h * mean_gh);
+          if (accumulate) d += load_n(out + i, n);
+          store_n(out + i, d, n);
+        });
+      }
+    });
+  });
+  const int vectors[2] = {shift, scale};
+  add_partials(f, partials, 2, vectors, rows, dm);
+}
+
+void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, const Tensor& rows,
+                           int gate, const Tensor& keep, Tensor& y) {
+  const Frames f = frames_of(x, rows);
+  const std::int64_t c = f.channels, k = m.dim(1);
+  const std::int32_t* row = rows.data<std::int32_t>();
+  const float* mod = m.data<float>();
+  const float* kept = keep.defined() ? keep.data<float>() : nullptr;
+  const std::int64_t frames_per_sample = kept ? f.count / keep.numel() : 1;
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *xs = x.data<T>(), *ps = p.data<T>();
+    T* ys = y.data<T>();
+    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t) {
+      const float* g = mod + (row[frame] * k + gate) * c;
+      const float factor = kept ? kept[frame / frames_per_sample] : 1.0f;
+      for (std::int64_t t = first; t < last; ++t)
+        for_vectors(c, [&](std::int64_t i, int n) {
+          const std::int64_t at = t * c + i;
+          store_n(ys + at,
+                  load_n(xs + at, n) + factor * load_n(g + i, n) * load_n(ps + at, n), n);
+        });
+    });
+  });
+}
+
+void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, const Tensor& rows,
+                            int gate, const Tensor& keep, Tensor& dp, Tensor& dm) {
+  const Frames f = frames_of(dy, rows);
+  const std::int64_t c = f.channels, k = m.dim(1);
+  const std::int32_t* row = rows.data<std::int32_t>();
+  const float* mod = m.data<float>();
+  const float* kept = keep.defined() ? keep.data<float>() : nullptr;
+  const std::int64_t frames_per_sample = kept ? f.count / keep.numel() : 1;
+  struct Partials;
+  float* partials = scratch<Partials>(static_cast<std::size_t>(f.chunks() * c));
+  with_type(dy.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *gs = dy.data<T>(), *ps = p.data<T>();
+    T* ds = dp.data<T>();
+    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last,
+                      std::int64_t chunk) {
+      const float* g = mod + (row[frame] * k + gate) * c;
+      const float factor = kept ? kept[frame / frames_per_sample] : 1.0f;
+      float* dgate = partials + chunk * c;
+      std::fill_n(dgate, c, 0.0f);
+      for (std::int64_t t = first; t < last; ++t)
+        for_vectors(c, [&](std::int64_t i, int n) {
+          const std::int64_t at = t * c + i;
+          const vf d = factor * load_n(gs + at, n);
+          store_n(dgate + i, load_n(dgate + i, n) + d * load_n(ps + at, n), n);
+          store_n(ds + at, d * load_n(g + i, n), n);
+        });
+    });
+  });
+  const int vectors[1] = {gate};
+  add_partials(f, partials, 1, vectors, rows, dm);
+}
+
+void modulation_forward(const Tensor& table, const Tensor& t, Tensor& m) {
+  const std::int64_t groups = m.dim(0), k = m.dim(1), c = m.dim(2);
+  const bool broadcast = t.dim(1) == c;
+  const float *tab = table.data<float>(), *ts = t.data<float>();
+  float* out = m.data<float>();
+#pragma omp parallel for schedule(static) if (groups * k * c > 65536)
+  for (std::int64_t g = 0; g < groups; ++g)
+    for (std::int64_t i = 0; i < k * c; ++i)
+      out[g * k * c + i] = tab[i] + (broadcast ? ts[g * c + i % c] : ts[g * k * c + i]);
+}
+
+void modulation_backward(const Tensor& dm, Tensor& dtable, Tensor& dt) {
+  const std::int64_t groups = dm.dim(0), k = dm.dim(1), c = dm.dim(2);
+  const bool broadcast = dt.defined() && dt.dim(1) == c;
+  const float* d = dm.data<float>();
+  for (std::int64_t g = 0; g < groups; ++g)
+    for (std::int64_t j = 0; j < k; ++j)
+      for (std::int64_t i = 0; i < c; ++i) {
+        const float v = d[(g * k + j) * c + i];
+        if (dtable.defined()) dtable.data<float>()[j * c + i] += v;
+        if (dt.defined()) dt.data<float>()[broadcast ? g * c + i : (g * k + j) * c + i] += v;
+      }
+}
+
+WEFT_CPU_END

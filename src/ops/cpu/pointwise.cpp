@@ -1,0 +1,114 @@
+// CPU side of ops/pointwise.h.
+#include "ops/pointwise.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+WEFT_CPU_BEGIN
+namespace {
+#include "ops/cpu/simd.h"
+
+constexpr std::int64_t block = 4096;  // elements of one piece of work
+
+// Calls f(offset, n) for vectors of all n elements, in parallel over blocks.
+template <class F>
+void for_elements(std::int64_t count, F&& f) {
+#pragma omp parallel for schedule(static) if (count > 2 * block)
+  for (std::int64_t b = 0; b < (count + block - 1) / block; ++b) {
+    const std::int64_t first = b * block;
+    for_vectors(std::min(block, count - first),
+                [&](std::int64_t i, int n) { f(first + i, n); });
+  }
+}
+
+constexpr float k0 = 0.79788456080286535588f;  // sqrt(2/pi)
+constexpr float k1 = 0.044715f;
+
+// (1 + tanh(u)) / 2 = sigmoid(2u).
+vf gelu_gate(vf z) { return vsigmoid(2.0f * k0 * (z + k1 * z * z * z)); }
+
+}  // namespace
+
+void gelu_forward(const Tensor& z, Tensor& y) {
+  with_type(z.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = z.data<T>();
+    T* out = y.data<T>();
+    for_elements(z.numel(), [&](std::int64_t i, int n) {
+      const vf v = load_n(in + i, n);
+      store_n(out + i, v * gelu_gate(v), n);
+    });
+  });
+}
+
+void gelu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y) {
+  with_type(z.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *in = z.data<T>(), *g = dy.data<T>();
+    T* out = dz.data<T>();
+    T* again = y.defined() ? y.data<T>() : nullptr;
+    for_elements(z.numel(), [&](std::int64_t i, int n) {
+      const vf v = load_n(in + i, n);
+      const vf s = gelu_gate(v);
+      const vf slope = s + v * s * (1.0f - s) * (2.0f * k0) * (1.0f + 3.0f * k1 * v * v);
+      const vf d = load_n(g + i, n) * slope;
+      if (again) store_n(again + i, v * s, n);
+      store_n(out + i, d, n);
+    });
+  });
+}
+
+void silu_forward(const Tensor& z, Tensor& y) {
+  const float* in = z.data<float>();
+  float* out = y.data<float>();
+  for_elements(z.numel(), [&](std::int64_t i, int n) {
+    const vf v = load_n(in + i, n);
+    store_n(out + i, v * vsigmoid(v), n);
+  });
+}
+
+void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulate) {
+  const float *in = z.data<float>(), *g = dy.data<float>();
+  float* out = dz.data<float>();
+  for_elements(z.numel(), [&](std::int64_t i, int n) {
+    const vf v = load_n(in + i, n);
+    const vf s = vsigmoid(v);
+    vf d = load_n(g + i, n) * s * (1.0f + v * (1.0f - s));
+    if (accumulate) d += load_n(out + i, n);
+    store_n(out + i, d, n);
+  });
+}
+
+void add_inplace(const Tensor& x, Tensor& y) {
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.data<T>();
+    T* out = y.data<T>();
+    for_elements(x.numel(), [&](std::int64_t i, int n) {
+      store_n(out + i, load_n(out + i, n) + load_n(in + i, n), n);
+    });
+  });
+}
+
+void fill_zero(Tensor& y) {
+  std::byte* p = static_cast<std::byte*>(y.raw());
+  const std::int64_t bytes = static_cast<std::int64_t>(y.bytes()), piece = 1 << 18;
+#pragma omp parallel for schedule(static) if (bytes > 4 * piece)
+  for (std::int64_t b = 0; b < (bytes + piece - 1) / piece; ++b)
+    std::memset(p + b * piece, 0, static_cast<std::size_t>(std::min(piece, bytes - b * piece)));
+}
+
+void convert(const Tensor& x, Tensor& y) {
+  with_type(x.dtype(), [&](auto from) {
+    with_type(y.dtype(), [&](auto to) {
+      const auto* in = x.data<decltype(from)>();
+      auto* out = y.data<decltype(to)>();
+      for_elements(x.numel(),
+                   [&](std::int64_t i, int n) { store_n(out + i, load_n(in + i, n), n); });
+    });
+  });
+}
+
+WEFT_CPU_END

@@ -1,0 +1,19 @@
+// Matrix products of the linear layers, by oneDNN on the CPU (cuBLASLt on GPUs), with their epilogues fused.
+// Products of the same shape always take the same path, so that a restarted run repeats its bits.
+#pragma once
+
+#include "ops/dispatch.h"
+
+namespace weft::ops {
+
+// y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). bias f32, may be undefined; x, w, y f32 or bf16 alike;
+// residual undefined or of y's type; y may be residual. f32 accumulation.
+WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
+                             const Tensor& residual, Tensor& y));
+// dx [M,K] (+)= dy [M,N] w [N,K].
+WEFT_OP(linear_backward_input, void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
+// dw f32 [N,K] (+)= dy^T x, dbias f32 [N] (+)= column sums of dy (undefined: not wanted).
+WEFT_OP(linear_backward_weight, void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
+                                     bool accumulate));
+
+}  // namespace weft::ops

@@ -1,0 +1,25 @@
+// Elementwise operations. Tensors are f32 or bf16 where nothing else is said; arithmetic is f32.
+#pragma once
+
+#include "ops/dispatch.h"
+
+namespace weft::ops {
+
+// y = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))): GELU with the tanh formula. y may be z.
+WEFT_OP(gelu_forward, void(const Tensor& z, Tensor& y));
+// dz = dy * gelu'(z). dz may be dy. `y`, if defined, is written with gelu(z) again (it may be z): the
+// weight gradient of the next layer wants it, and keeping z alone halves what the tape must hold.
+WEFT_OP(gelu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y));
+
+// y = z * sigmoid(z), f32.
+WEFT_OP(silu_forward, void(const Tensor& z, Tensor& y));
+// dz (+)= dy * silu'(z), f32.
+WEFT_OP(silu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulate));
+
+// y += x, of equal type and size.
+WEFT_OP(add_inplace, void(const Tensor& x, Tensor& y));
+WEFT_OP(fill_zero, void(Tensor& y));
+// Copies with conversion between f32 and bf16 (round to nearest even).
+WEFT_OP(convert, void(const Tensor& x, Tensor& y));
+
+}  // namespace weft::ops
