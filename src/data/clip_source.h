@@ -18,7 +18,8 @@ struct Bucket {
   std::int64_t frames = 0, height = 0, width = 0, channels = 3;
   DType dtype = DType::u8;
   std::int64_t clips = 0;
-  std::int64_t pixel_frames = 0, pixel_height = 0, pixel_width = 0;  // of the footage, also for latents
+  std::int64_t pixel_frames = 0, pixel_height = 0,
+               pixel_width = 0;  // of the footage, also for latents
 
   std::size_t clip_bytes() const {
     return static_cast<std::size_t>(frames * height * width * channels) * size_of(dtype);

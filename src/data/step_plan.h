@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -27,16 +28,19 @@ class StepPlanner {
   StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size, std::int64_t micro_batches,
               std::uint64_t seed);
 
+  // The G micro-batches of a step. Safe from several threads at once.
   std::vector<MicroBatch> plan(std::int64_t step) const;
   std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
 
  private:
-  const std::vector<MicroBatch>& epoch(std::int64_t e) const;  // cached, one epoch at a time
+  // The caller holds mutex_. Cached, one epoch at a time.
+  const std::vector<MicroBatch>& epoch(std::int64_t e) const;
 
   std::vector<Bucket> buckets_;
   std::int64_t batch_size_, micro_batches_;
   std::uint64_t seed_;
   std::int64_t per_epoch_ = 0;
+  mutable std::mutex mutex_;  // guards the cache below
   mutable std::int64_t cached_epoch_ = -1;
   mutable std::vector<MicroBatch> cached_;
 };

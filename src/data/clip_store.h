@@ -1,0 +1,59 @@
+// The clip store: one HDF5 file of clips by bucket, made by `weft ingest`, readable with h5ls,
+// h5dump and h5py.
+//
+//   /                       attributes format = "weft clips", schema_version = 1
+//   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
+//   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter       (pixels), or
+//   /clips/<bucket>/latents f32 or f16 [N,C,T,H,W], one clip a chunk, no filter (given latents)
+//   /clips/<bucket>/fps     f32 [N]; 120 for an image
+//   /clips/<bucket>/source  string [N]: path, first frame and its time
+//   /clips/<bucket>/text    string [N]: the caption, "" = none
+//   /clips/<bucket>/xxh3    u64 [N]: XXH3-64 (seed 0) of the clip's bytes as stored
+//   /clips/<bucket>/offset  u64 [N]: where HDF5 put each clip. A shortcut only: HDF5 1.10 finds one
+//                           chunk's address in O(N), so that a big store opens N times faster with
+//                           it. Checked against HDF5 on opening; optional.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "data/clip_source.h"
+
+namespace weft {
+
+inline constexpr int clip_store_version = 1;
+
+// Whether the file begins as an HDF5 file does. False for a file that cannot be read.
+bool is_hdf5(const std::string& path);
+
+// Opens and checks everything but the clips' bytes: schema, ranks, types, one clip a chunk, every
+// clip inside the file. Clips are then read with pread, without HDF5 and its lock. Throws
+// Exit::data with one message that names file, bucket and fault.
+std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify);
+
+// Buckets, clips, shapes, bytes, fps and first captions as text, for `weft inspect`. Reads the
+// whole file: throws Exit::data, naming the clip, when a hash is wrong.
+std::string describe_clip_store(const std::string& path);
+
+// Writes a store to PATH.tmp; commit() makes it PATH. Without commit nothing is left behind.
+// Memory does not grow with the clips' bytes. Throws Exit::data when the disk is full or the
+// directory cannot be written.
+class ClipStoreWriter {
+ public:
+  explicit ClipStoreWriter(const std::string& path);
+  ~ClipStoreWriter();
+
+  // Returns the bucket's number for append(); `bucket.clips` is ignored.
+  int add_bucket(const Bucket& bucket);
+  // `clip` is one whole clip, Bucket::clip_bytes() of it.
+  void append(int bucket, std::span<const std::byte> clip, const ClipInfo& info);
+  // Writes the tables, closes, fsyncs, renames.
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace weft

@@ -1,0 +1,206 @@
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <vector>
+
+#include "core/error.h"
+#include "data/clip_store.h"
+#include "data/hdf5.h"
+
+namespace weft {
+namespace {
+
+struct OpenBucket {
+  Bucket bucket;
+  h5::Handle group, clips;
+  std::vector<hsize_t> dims;  // of the dataset; dims[0] counts the clips so far
+  std::vector<float> fps;
+  std::vector<std::uint64_t> xxh3;
+  std::vector<std::string> source, text;
+};
+
+void sync(const std::filesystem::path& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool ok = fd >= 0 && fsync(fd) == 0;
+  const std::string reason = std::strerror(errno);
+  if (fd >= 0) close(fd);
+  WEFT_CHECK(ok, Exit::data, "check the disk", "cannot flush {} to the disk: {}", path.string(),
+             reason);
+}
+
+}  // namespace
+
+struct ClipStoreWriter::State {
+  std::string path, temporary;
+  h5::Handle file, root;
+  std::deque<OpenBucket> buckets;
+  bool committed = false;
+
+  // Every HDF5 call of the writer ends here when it fails.
+  void check(bool ok, const std::string& what) const {
+    WEFT_CHECK(ok, Exit::data, "is the disk full, or the directory not writable?",
+               "cannot write clip store {}: {}: {}", temporary, what, h5::last_error());
+  }
+
+  void write_attribute(hid_t where, const char* name, std::int64_t value) {
+    const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+    const h5::Handle a(H5Acreate2(where, name, H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT),
+                       H5Aclose);
+    check(a.valid() && H5Awrite(a, H5T_NATIVE_INT64, &value) >= 0, name);
+  }
+
+  // One value a clip; `memory` is how the values lie in memory.
+  void write_table(const OpenBucket& b, const char* name, hid_t type, hid_t memory,
+                   const void* values) {
+    const h5::Handle space(H5Screate_simple(1, b.dims.data(), nullptr), H5Sclose);
+    const h5::Handle d(
+        H5Dcreate2(b.group, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Dclose);
+    check(d.valid() && H5Dwrite(d, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) >= 0, name);
+  }
+
+  void write_strings(const OpenBucket& b, const char* name, const std::vector<std::string>& text) {
+    std::vector<const char*> pointers;
+    for (const std::string& s : text) pointers.push_back(s.c_str());
+    const h5::Handle type = h5::string_type();
+    write_table(b, name, type, type, pointers.data());
+  }
+
+  void write_tables(const OpenBucket& b) {
+    std::vector<std::uint64_t> offset;
+    std::vector<hsize_t> at(b.dims.size(), 0);
+    for (; at[0] < b.dims[0]; ++at[0]) {
+      unsigned filters = 0;
+      haddr_t address = 0;
+      hsize_t size = 0;
+      check(H5Dget_chunk_info_by_coord(b.clips, at.data(), &filters, &address, &size) >= 0,
+            "offset");
+      offset.push_back(address);
+    }
+    write_table(b, "fps", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, b.fps.data());
+    write_table(b, "xxh3", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.xxh3.data());
+    write_table(b, "offset", H5T_STD_U64LE, H5T_NATIVE_UINT64, offset.data());
+    write_strings(b, "source", b.source);
+    write_strings(b, "text", b.text);
+  }
+};
+
+ClipStoreWriter::ClipStoreWriter(const std::string& path) : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  const h5::QuietErrors quiet;
+  s.path = path;
+  s.temporary = path + ".tmp";
+  const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  // Clips begin at multiples of 1 MiB, as parallel file systems like it; only those of 4 MiB and
+  // more, so that at most a fifth of the file is padding.
+  H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
+  H5Pset_file_locking(access, true, true);  // where the file system knows locks
+  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose};
+  s.check(s.file.valid(), "create");
+  s.root = {H5Gcreate2(s.file, "clips", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose};
+  s.check(s.root.valid(), "create /clips");
+  const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
+  s.write_attribute(top, "schema_version", clip_store_version);
+  const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+  const h5::Handle type = h5::string_type();
+  const h5::Handle a(H5Acreate2(top, "format", type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  const char* format = "weft clips";
+  s.check(a.valid() && H5Awrite(a, type, &format) >= 0, "format");
+}
+
+ClipStoreWriter::~ClipStoreWriter() {
+  if (state_->committed) return;
+  const h5::QuietErrors quiet;
+  const std::string temporary = state_->temporary;
+  state_.reset();  // closes everything
+  unlink(temporary.c_str());
+}
+
+int ClipStoreWriter::add_bucket(const Bucket& bucket) {
+  State& s = *state_;
+  const h5::QuietErrors quiet;
+  // HDF5 keeps a chunk's size in 32 bits.
+  WEFT_CHECK(bucket.clip_bytes() > 0 && bucket.clip_bytes() < (std::size_t{1} << 32), Exit::usage,
+             "choose fewer frames or a lower resolution",
+             "a clip of bucket {} has {} bytes; a clip store holds clips of 1 byte to 4 GiB",
+             bucket.name, bucket.clip_bytes());
+  const auto size = [](std::int64_t n) { return static_cast<hsize_t>(n); };
+  const bool pixels = bucket.dtype == DType::u8;
+  WEFT_ASSERT(pixels ? bucket.channels == 3
+                     : bucket.dtype == DType::f32 || bucket.dtype == DType::f16);
+  OpenBucket& b = s.buckets.emplace_back();
+  b.bucket = bucket;
+  if (pixels)
+    b.dims = {0, size(bucket.frames), size(bucket.height), size(bucket.width), 3};
+  else
+    b.dims = {0, size(bucket.channels), size(bucket.frames), size(bucket.height),
+              size(bucket.width)};
+  b.group = {H5Gcreate2(s.root, bucket.name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+             H5Gclose};
+  s.check(b.group.valid(), "create bucket " + bucket.name);
+  s.write_attribute(b.group, "pixel_frames", bucket.pixel_frames);
+  s.write_attribute(b.group, "pixel_height", bucket.pixel_height);
+  s.write_attribute(b.group, "pixel_width", bucket.pixel_width);
+
+  std::vector<hsize_t> chunk = b.dims, limit = b.dims;
+  chunk[0] = 1;
+  limit[0] = H5S_UNLIMITED;
+  const h5::Handle half = h5::half_type();
+  const hid_t type = pixels                       ? H5T_STD_U8LE
+                     : bucket.dtype == DType::f32 ? H5T_IEEE_F32LE
+                                                  : static_cast<hid_t>(half);
+  const h5::Handle space(
+      H5Screate_simple(static_cast<int>(b.dims.size()), b.dims.data(), limit.data()), H5Sclose);
+  const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
+  H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);  // every chunk is written whole
+  b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,
+                        H5P_DEFAULT),
+             H5Dclose};
+  s.check(b.clips.valid(), "create the clips of bucket " + bucket.name);
+  return static_cast<int>(s.buckets.size()) - 1;
+}
+
+void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const ClipInfo& info) {
+  State& s = *state_;
+  const h5::QuietErrors quiet;
+  OpenBucket& b = s.buckets.at(static_cast<std::size_t>(bucket));
+  WEFT_ASSERT(clip.size() == b.bucket.clip_bytes());
+  std::vector<hsize_t> at(b.dims.size(), 0);
+  at[0] = b.dims[0]++;
+  s.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
+  // Straight to the file: no conversion, no chunk cache.
+  s.check(H5Dwrite_chunk(b.clips, H5P_DEFAULT, 0, at.data(), clip.size(), clip.data()) >= 0,
+          "write a clip of bucket " + b.bucket.name);
+  b.fps.push_back(info.fps);
+  b.source.push_back(info.source);
+  b.text.push_back(info.text);
+  b.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
+}
+
+void ClipStoreWriter::commit() {
+  State& s = *state_;
+  WEFT_ASSERT(!s.committed);
+  {
+    const h5::QuietErrors quiet;
+    for (OpenBucket& b : s.buckets) {
+      s.write_tables(b);
+      s.check(b.clips.close_now() && b.group.close_now(), "close bucket " + b.bucket.name);
+    }
+    s.check(s.root.close_now() && s.file.close_now(), "close");
+  }
+  sync(s.temporary);
+  std::error_code error;
+  std::filesystem::rename(s.temporary, s.path, error);
+  WEFT_CHECK(!error, Exit::data, "check the directory's permissions", "cannot rename {} to {}: {}",
+             s.temporary, s.path, error.message());
+  s.committed = true;
+  const auto directory = std::filesystem::absolute(s.path).parent_path();
+  sync(directory);
+}
+
+}  // namespace weft

@@ -1,0 +1,243 @@
+#include "data/synthetic.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "core/deck.h"
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* hint =
+    "write for example data.path=\"synthetic:clips=64,frames=5,height=32,width=32\"";
+
+const std::vector<std::string> keys = {"clips",    "frames", "height", "width",
+                                       "channels", "latent", "fps",    "seed"};
+
+struct Part {
+  std::int64_t clips = 64, frames = 5, height = 32, width = 32, channels = 0, latent = 0, fps = 0,
+               seed = 42;
+};
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else if (c != ' ')
+      parts.back() += c;
+  }
+  return parts;
+}
+
+void set(Part& part, const std::string& item) {
+  const auto equals = item.find('=');
+  WEFT_CHECK(equals != std::string::npos, Exit::usage, hint,
+             "\"{}\" in a synthetic source is not key=value", item);
+  const std::string key = item.substr(0, equals), text = item.substr(equals + 1);
+  const auto found = std::find(keys.begin(), keys.end(), key);
+  if (found == keys.end()) {
+    const std::string near = nearest_name(key, keys);
+    throw Error(Exit::usage, fmt::format("unknown key \"{}\" in a synthetic source", key),
+                near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
+                __LINE__);
+  }
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  WEFT_CHECK(error == std::errc() && end == text.data() + text.size(), Exit::usage, hint,
+             "{} = \"{}\" in a synthetic source is not a whole number", key, text);
+  const std::size_t which = static_cast<std::size_t>(found - keys.begin());
+  std::int64_t* const target[] = {&part.clips,    &part.frames, &part.height, &part.width,
+                                  &part.channels, &part.latent, &part.fps,    &part.seed};
+  const std::int64_t lowest[] = {1, 1, 1, 1, 1, 0, 1, 0};
+  const std::int64_t highest[] = {1'000'000'000, 4096, 8192, 8192, 64, 1, 1000, INT64_MAX};
+  WEFT_CHECK(value >= lowest[which] && value <= highest[which], Exit::usage,
+             fmt::format("choose {} to {}", lowest[which], highest[which]),
+             "{} = {} in a synthetic source is out of range", key, value);
+  *target[which] = value;
+}
+
+// What is drawn for a sample. Positions and speeds are in units of the frame's shorter side.
+struct Scene {
+  Philox random;
+  int channels;
+  explicit Scene(std::uint64_t seed, std::uint64_t sample, std::int64_t channels_)
+      : random(seed, Purpose::synthetic, 0, sample), channels(static_cast<int>(channels_)) {}
+
+  // Colours: the gradient's corners are dull, the shapes bright or dark.
+  float corner(int which, int c) const {
+    return 0.25f + 0.35f * random.uniform(static_cast<std::uint32_t>(64 + 4 * c + which));
+  }
+  float colour(int shape, int c) const {
+    const float u = random.uniform(static_cast<std::uint32_t>(512 + 2 * c + shape));
+    return shape == 0 ? 0.7f + 0.3f * u : 0.2f * u + (c == 0 ? 0.6f : 0.0f);
+  }
+  float size(int shape) const {
+    return 0.12f + 0.1f * random.uniform(static_cast<std::uint32_t>(shape));
+  }
+  // Where along one axis of length `extent` the shape is at frame t, bouncing off the edges.
+  float position(int shape, int axis, float extent, std::int64_t t) const {
+    const std::uint32_t element = static_cast<std::uint32_t>(8 + 4 * shape + 2 * axis);
+    const float speed = 0.02f + 0.08f * random.uniform(element);
+    const float direction = random.u32(element + 20) & 1u ? 1.0f : -1.0f;
+    const float start = random.uniform(element + 1) * 2 * extent;
+    const float at =
+        std::fmod(start + direction * speed * static_cast<float>(t) + 4096 * extent, 2 * extent);
+    return at < extent ? at : 2 * extent - at;
+  }
+};
+
+// One frame, f32 [H,W,C] in [0,1]. The shapes' edges are one pixel soft, so that slow drift shows.
+void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float>& frame) {
+  const int channels = scene.channels;
+  const float side = static_cast<float>(std::min(b.height, b.width));
+  const float fh = static_cast<float>(b.height), fw = static_cast<float>(b.width);
+  std::vector<float> left(static_cast<std::size_t>(channels)), slope(left.size());
+  for (std::int64_t y = 0; y < b.height; ++y) {
+    const float fy = (static_cast<float>(y) + 0.5f) / fh;
+    float* row = frame.data() + y * b.width * channels;
+    for (int c = 0; c < channels; ++c) {
+      const auto i = static_cast<std::size_t>(c);
+      left[i] = scene.corner(0, c) * (1 - fy) + scene.corner(1, c) * fy;
+      slope[i] = (scene.corner(2, c) * (1 - fy) + scene.corner(3, c) * fy - left[i]) / fw;
+    }
+    for (std::int64_t x = 0; x < b.width; ++x)
+      for (int c = 0; c < channels; ++c)
+        row[x * channels + c] = left[static_cast<std::size_t>(c)] +
+                                slope[static_cast<std::size_t>(c)] * (static_cast<float>(x) + 0.5f);
+  }
+  for (int shape = 0; shape < 2; ++shape) {  // 0 is the disc, 1 the square
+    const float radius = scene.size(shape) * side;
+    const float cy = scene.position(shape, 0, fh / side, t) * side;
+    const float cx = scene.position(shape, 1, fw / side, t) * side;
+    std::vector<float> colour(static_cast<std::size_t>(channels));
+    for (int c = 0; c < channels; ++c) colour[static_cast<std::size_t>(c)] = scene.colour(shape, c);
+    const auto from = [&](float centre) {
+      return std::max<std::int64_t>(0, static_cast<std::int64_t>(centre - radius - 1));
+    };
+    const auto to = [&](float centre, std::int64_t limit) {
+      return std::min<std::int64_t>(limit, static_cast<std::int64_t>(centre + radius + 2));
+    };
+    for (std::int64_t y = from(cy); y < to(cy, b.height); ++y) {
+      for (std::int64_t x = from(cx); x < to(cx, b.width); ++x) {
+        const float dy = static_cast<float>(y) + 0.5f - cy, dx = static_cast<float>(x) + 0.5f - cx;
+        const float distance =
+            shape == 0 ? std::sqrt(dy * dy + dx * dx) : std::max(std::abs(dy), std::abs(dx));
+        const float cover = std::clamp(radius - distance + 0.5f, 0.0f, 1.0f);
+        float* pixel = frame.data() + (y * b.width + x) * channels;
+        for (int c = 0; c < channels; ++c)
+          pixel[c] += cover * (colour[static_cast<std::size_t>(c)] - pixel[c]);
+      }
+    }
+  }
+}
+
+// Frames of footage that Open-Sora's VAE packs into T latent frames: 17 into 5, a rest of r into
+// ceil(r / 4).
+std::int64_t pixel_frames_of(std::int64_t latent_frames) {
+  const std::int64_t rest = latent_frames % 5;
+  return latent_frames / 5 * 17 + (rest > 0 ? 4 * (rest - 1) + 1 : 0);
+}
+
+class SyntheticSource : public ClipSource {
+ public:
+  explicit SyntheticSource(const std::string& spec) {
+    std::int64_t first = 0;
+    for (const std::string& text : split(spec, ';')) {
+      Part part;
+      for (const std::string& item : split(text, ','))
+        if (!item.empty()) set(part, item);
+      if (part.channels == 0) part.channels = part.latent != 0 ? 4 : 3;
+      WEFT_CHECK(part.latent != 0 || part.channels == 3, Exit::usage,
+                 "add latent=1 for clips of another number of channels",
+                 "synthetic pixel clips with channels = {}: pixels have 3", part.channels);
+      Bucket b;
+      b.frames = part.frames;
+      b.height = part.height;
+      b.width = part.width;
+      b.channels = part.channels;
+      b.clips = part.clips;
+      b.dtype = part.latent != 0 ? DType::f32 : DType::u8;
+      b.pixel_frames = part.latent != 0 ? pixel_frames_of(part.frames) : part.frames;
+      b.pixel_height = part.latent != 0 ? 8 * part.height : part.height;
+      b.pixel_width = part.latent != 0 ? 8 * part.width : part.width;
+      b.name = fmt::format("synthetic{}-{}-{}x{}", part.latent != 0 ? "-latent" : "", part.frames,
+                           part.height, part.width);
+      buckets_.push_back(b);
+      if (part.fps == 0) part.fps = b.pixel_frames == 1 ? 120 : 24;
+      parts_.push_back(part);
+      first_.push_back(first);
+      first += part.clips;
+    }
+  }
+
+  const std::vector<Bucket>& buckets() const override { return buckets_; }
+
+  ClipInfo info(int bucket, std::int64_t index) const override {
+    const std::int64_t sample = check(bucket, index);
+    static constexpr std::array sizes = {"small", "large"};
+    const Part& part = parts_[static_cast<std::size_t>(bucket)];
+    const Scene s = scene(bucket, index);
+    ClipInfo info;
+    info.fps = static_cast<float>(part.fps);
+    info.source = fmt::format("synthetic:seed={} sample {}", part.seed, sample);
+    info.text = fmt::format("a {} bright disc and a {} square drifting over a soft gradient",
+                            sizes[s.size(0) > 0.17f], sizes[s.size(1) > 0.17f]);
+    return info;
+  }
+
+  void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {
+    check(bucket, index);
+    const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    WEFT_ASSERT(out.size() == b.clip_bytes());
+    const Scene s = scene(bucket, index);
+    const std::int64_t pixels = b.height * b.width;
+    std::vector<float> frame(static_cast<std::size_t>(pixels * b.channels));
+    for (std::int64_t t = 0; t < b.frames; ++t) {
+      draw(s, b, t, frame);
+      if (b.dtype == DType::u8) {
+        auto* to = reinterpret_cast<std::uint8_t*>(out.data()) + t * pixels * b.channels;
+        for (std::size_t i = 0; i < frame.size(); ++i)
+          to[i] = static_cast<std::uint8_t>(frame[i] * 255.0f + 0.5f);
+      } else {
+        for (std::int64_t c = 0; c < b.channels; ++c) {
+          std::byte* to = out.data() + (c * b.frames + t) * pixels * 4;
+          for (std::int64_t i = 0; i < pixels; ++i) {
+            const float value = 2 * frame[static_cast<std::size_t>(i * b.channels + c)] - 1;
+            std::memcpy(to + i * 4, &value, 4);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // The sample's id: the running number over all buckets, so that no two clips are alike.
+  std::int64_t check(int bucket, std::int64_t index) const {
+    WEFT_ASSERT(bucket >= 0 && static_cast<std::size_t>(bucket) < buckets_.size());
+    WEFT_ASSERT(index >= 0 && index < buckets_[static_cast<std::size_t>(bucket)].clips);
+    return first_[static_cast<std::size_t>(bucket)] + index;
+  }
+  Scene scene(int bucket, std::int64_t index) const {
+    const auto b = static_cast<std::size_t>(bucket);
+    return Scene(static_cast<std::uint64_t>(parts_[b].seed),
+                 static_cast<std::uint64_t>(check(bucket, index)), buckets_[b].channels);
+  }
+
+  std::vector<Bucket> buckets_;
+  std::vector<Part> parts_;
+  std::vector<std::int64_t> first_;
+};
+
+}  // namespace
+
+std::unique_ptr<ClipSource> make_synthetic_source(const std::string& spec) {
+  return std::make_unique<SyntheticSource>(spec);
+}
+
+}  // namespace weft
