@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
+#include "formats/file.h"
 
 namespace weft {
 
@@ -43,7 +45,9 @@ class SafetensorsFile {
 
  private:
   std::filesystem::path path_;
+  std::shared_ptr<const File> file_;  // kept open, so that a replaced file cannot be half read
   std::vector<SafetensorEntry> entries_;
+  std::vector<std::uint32_t> by_name_;  // indices of entries_, sorted by name
   std::map<std::string, std::string> metadata_;
   std::uint64_t data_offset_ = 0;
 };

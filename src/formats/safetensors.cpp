@@ -1,0 +1,217 @@
+#include "formats/safetensors.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "core/deck.h"
+#include "core/error.h"
+#include "formats/safetensors_header.h"
+
+namespace weft {
+namespace {
+
+// The limit of the format's own implementation: more is an attack or an accident.
+constexpr std::uint64_t longest_header = 100'000'000;
+constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
+
+static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+
+const char* format_name(DType t) {
+  constexpr const char* names[] = {"F32", "BF16", "F16", "I64", "I32", "U8", "BOOL"};
+  return names[static_cast<int>(t)];
+}
+
+// Every byte of the data belongs to exactly one tensor. `entries` are sorted by range.
+void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_bytes,
+                  const std::string& file) {
+  std::uint64_t cursor = 0;
+  const SafetensorEntry* before = nullptr;
+  for (const SafetensorEntry& e : entries) {
+    const std::string name = detail::printable(e.name);
+    WEFT_CHECK(e.begin >= cursor, Exit::data, damaged, "{}: tensors {} and {} overlap at byte {}",
+               file, detail::printable(before->name), name, e.begin);
+    WEFT_CHECK(e.begin == cursor, Exit::data, damaged,
+               "{}: {} bytes before tensor {} belong to no tensor", file, e.begin - cursor, name);
+    WEFT_CHECK(e.end <= data_bytes, Exit::data, damaged,
+               "{}: tensor {} ends at byte {} of the data, but the file has {}", file, name, e.end,
+               data_bytes);
+    cursor = e.end;
+    before = &e;
+  }
+  WEFT_CHECK(cursor == data_bytes, Exit::data, damaged, "{}: the last {} bytes belong to no tensor",
+             file, data_bytes - cursor);
+}
+
+float half_to_float(std::uint16_t h) {
+  const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
+  const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormals: a multiple of 2^-24
+    const float f = static_cast<float>(fraction) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(f) | sign);
+  }
+  const std::uint32_t biased = exponent == 31 ? 255 : exponent + 112;
+  return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
+}
+
+}  // namespace
+
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+  SafetensorsFile f;
+  f.path_ = path;
+  f.file_ = std::make_shared<const File>(File::open(path, Exit::data));
+  const std::string name = path.string();
+  const std::uint64_t size = f.file_->size();
+  WEFT_CHECK(size >= 8, Exit::data, damaged, "{} has {} bytes: too short for safetensors", name,
+             size);
+  std::uint64_t length = 0;
+  f.file_->read(std::as_writable_bytes(std::span(&length, 1)), 0);
+  WEFT_CHECK(length <= longest_header, Exit::data, damaged,
+             "{}: a header of {} bytes; the format allows {}", name, length, longest_header);
+  WEFT_CHECK(length <= size - 8, Exit::data, damaged,
+             "{}: a header of {} bytes in a file of {} bytes", name, length, size);
+  f.data_offset_ = 8 + length;
+
+  std::string json(length, '\0');
+  f.file_->read(std::as_writable_bytes(std::span(json)), 8);
+  WEFT_CHECK(!json.empty() && json[0] == '{', Exit::data, damaged,
+             "{}: the header does not begin with a brace", name);
+  detail::SafetensorsHeader header = detail::parse_safetensors_header(json, name);
+  f.entries_ = std::move(header.entries);
+  f.metadata_ = std::move(header.metadata);
+
+  std::stable_sort(f.entries_.begin(), f.entries_.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  f.by_name_.resize(f.entries_.size());
+  std::iota(f.by_name_.begin(), f.by_name_.end(), 0u);
+  const auto name_at = [&](std::uint32_t i) -> const std::string& { return f.entries_[i].name; };
+  std::sort(f.by_name_.begin(), f.by_name_.end(),
+            [&](auto a, auto b) { return name_at(a) < name_at(b); });
+  const auto twin = std::adjacent_find(f.by_name_.begin(), f.by_name_.end(),
+                                       [&](auto a, auto b) { return name_at(a) == name_at(b); });
+  WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
+             detail::printable(name_at(*twin)));
+  check_tiling(f.entries_, size - f.data_offset_, name);
+  return f;
+}
+
+const SafetensorEntry* SafetensorsFile::find(const std::string& name) const {
+  const auto it =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](std::uint32_t i, const std::string& n) { return entries_[i].name < n; });
+  return it != by_name_.end() && entries_[*it].name == name ? &entries_[*it] : nullptr;
+}
+
+const SafetensorEntry& SafetensorsFile::at(const std::string& name) const {
+  if (const SafetensorEntry* e = find(name)) return *e;
+  std::vector<std::string> known;
+  for (const SafetensorEntry& e : entries_) known.push_back(e.name);
+  const std::string near = nearest_name(name, known);
+  throw Error(Exit::data, fmt::format("{} has no tensor {}", path_.string(), name),
+              near.empty() ? fmt::format("it has {} tensors: weft inspect lists them", known.size())
+                           : fmt::format("the nearest it has is {}", detail::printable(near)),
+              __FILE__, __LINE__);
+}
+
+void SafetensorsFile::read(const SafetensorEntry& entry, std::span<std::byte> out) const {
+  WEFT_ASSERT(out.size() == entry.end - entry.begin);
+  file_->read(out, data_offset_ + entry.begin);
+}
+
+std::vector<float> SafetensorsFile::read_f32(const SafetensorEntry& entry) const {
+  const std::size_t n = (entry.end - entry.begin) / size_of(entry.dtype);
+  std::vector<float> values(n);
+  if (entry.dtype == DType::f32) {
+    read(entry, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+  WEFT_CHECK(entry.dtype == DType::f16 || entry.dtype == DType::bf16, Exit::data,
+             "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
+             detail::printable(entry.name), format_name(entry.dtype));
+  std::vector<std::uint16_t> raw(n);
+  read(entry, std::as_writable_bytes(std::span(raw)));
+  const bool half = entry.dtype == DType::f16;
+  for (std::size_t i = 0; i < n; ++i)
+    values[i] = half ? half_to_float(raw[i]) : std::bit_cast<float>(std::uint32_t{raw[i]} << 16);
+  return values;
+}
+
+std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry) const {
+  const std::size_t width = size_of(entry.dtype), n = (entry.end - entry.begin) / width;
+  std::vector<std::byte> raw(n * width);
+  const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
+                     entry.dtype == DType::u8 || entry.dtype == DType::boolean;
+  WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
+             path_.string(), detail::printable(entry.name), format_name(entry.dtype));
+  read(entry, raw);
+  std::vector<std::int64_t> values(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::byte* p = raw.data() + i * width;
+    if (entry.dtype == DType::i64) {
+      std::memcpy(&values[i], p, 8);
+    } else if (entry.dtype == DType::i32) {
+      std::int32_t v = 0;
+      std::memcpy(&v, p, 4);
+      values[i] = v;
+    } else {
+      values[i] = std::to_integer<std::int64_t>(*p);
+      WEFT_CHECK(entry.dtype == DType::u8 || values[i] <= 1, Exit::data, damaged,
+                 "{}: element {} of the BOOL tensor {} is {}", path_.string(), i,
+                 detail::printable(entry.name), values[i]);
+    }
+  }
+  return values;
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  // Wide elements first, so that every tensor is aligned for whoever maps the file.
+  std::vector<const SafetensorWrite*> order;
+  for (const SafetensorWrite& t : tensors) order.push_back(&t);
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return size_of(a->dtype) > size_of(b->dtype);
+  });
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const SafetensorWrite* t : order) {
+    std::uint64_t bytes = size_of(t->dtype);
+    for (const std::int64_t n : t->shape) bytes *= static_cast<std::uint64_t>(n);
+    WEFT_ASSERT(bytes == t->bytes.size());
+    WEFT_ASSERT(t->name != "__metadata__" && !header.contains(t->name));
+    header[t->name] = {{"dtype", format_name(t->dtype)},
+                       {"shape", t->shape},
+                       {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = json.size();
+
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  ::unlink(temporary.c_str());  // left over from a crash; nobody else writes this name
+  try {
+    File file = File::create(temporary, Exit::data);
+    file.write(std::as_bytes(std::span(&length, 1)), 0);
+    file.write(std::as_bytes(std::span(json)), 8);
+    std::uint64_t at = 8 + length;
+    for (const SafetensorWrite* t : order) {
+      file.write(t->bytes, at);
+      at += t->bytes.size();
+    }
+    file.sync();
+    file.close();
+    rename_file(temporary, path, Exit::data);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_directory(path.parent_path(), Exit::data);
+}
+
+}  // namespace weft

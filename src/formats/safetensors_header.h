@@ -1,0 +1,25 @@
+// The JSON header of a safetensors file, read without trust. Used by safetensors.cpp alone.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/safetensors.h"
+
+namespace weft::detail {
+
+struct SafetensorsHeader {
+  std::vector<SafetensorEntry> entries;  // in the order of the header, ranges as written there
+  std::map<std::string, std::string> metadata;
+};
+
+// Reads the header's structure: names, dtypes, shapes, ranges that match the shapes. Whether the
+// ranges tile the file is the caller's to check. Throws Exit::data beginning with `file`.
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
+
+// A name from a file made fit for a message: control characters escaped, long ones cut.
+std::string printable(std::string_view name);
+
+}  // namespace weft::detail
