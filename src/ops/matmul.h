@@ -7,7 +7,7 @@
 namespace weft::ops {
 
 // y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). bias f32, may be undefined; x, w, y f32 or bf16 alike;
-// residual undefined or of y's type; y may be residual. f32 accumulation.
+// residual undefined or of y's type and another tensor than y. f32 accumulation.
 WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                              const Tensor& residual, Tensor& y));
 // dx [M,K] (+)= dy [M,N] w [N,K].

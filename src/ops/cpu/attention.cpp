@@ -350,7 +350,7 @@ void cross_attention_forward(const Tensor& q, const Tensor& kv, const Tensor& of
       const Rows<T> o{to + (b * N + n0) * c + h * D, c};
       float* l = ls + (b * H + h) * N + n0;
       if (keys == 0) {
-        for (std::int64_t i = 0; i < n; ++i) std::memset(o[i], 0, static_cast<std::size_t>(D) * sizeof(T));
+        for (std::int64_t i = 0; i < n; ++i) std::fill_n(o[i], D, T(0.0f));
         std::fill_n(l, n, 0.0f);
         continue;
       }
@@ -377,7 +377,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
       const std::int64_t keys = first[b + 1] - first[b], kat = first[b] * 2 * c + h * D;
       if (keys == 0) {
         for (std::int64_t i = 0; i < N; ++i)
-          std::memset(dqs + at + i * c, 0, static_cast<std::size_t>(D) * sizeof(T));
+          std::fill_n(dqs + at + i * c, D, T(0.0f));
         continue;
       }
       head_backward<T>(N, keys, D, {qs + at, c}, {kvs + kat, 2 * c}, {kvs + kat + c, 2 * c},

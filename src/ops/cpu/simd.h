@@ -35,21 +35,21 @@ static inline vh round_bf16(vf v) {
 }
 static inline void store(bf16* p, vf v) {
   const vh h = round_bf16(v);
-  __builtin_memcpy(p, &h, sizeof h);
+  __builtin_memcpy(static_cast<void*>(p), &h, sizeof h);
 }
 
 // The first n < W elements; the rest reads as zero and is not written.
 template <class T>
 static inline vf load_part(const T* p, int n) {
   T t[W] = {};
-  __builtin_memcpy(t, p, static_cast<std::size_t>(n) * sizeof(T));
+  __builtin_memcpy(static_cast<void*>(t), p, static_cast<std::size_t>(n) * sizeof(T));
   return load(t);
 }
 template <class T>
 static inline void store_part(T* p, vf v, int n) {
   T t[W];
   store(t, v);
-  __builtin_memcpy(p, t, static_cast<std::size_t>(n) * sizeof(T));
+  __builtin_memcpy(static_cast<void*>(p), t, static_cast<std::size_t>(n) * sizeof(T));
 }
 
 static inline float hsum(vf v) {

@@ -1,0 +1,226 @@
+#include "nn/nn.h"
+
+#include "core/error.h"
+#include "ops/embed.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
+
+namespace weft::nn {
+namespace {
+
+Shape with_last(const Shape& s, std::int64_t last) {
+  std::vector<std::int64_t> dims(s.dims().begin(), s.dims().end());
+  dims.back() = last;
+  return Shape(std::span<const std::int64_t>(dims));
+}
+
+// The copy of a weight that matches the activations' type.
+const Tensor& weight_for(const Linear& l, DType dtype) {
+  return dtype == DType::bf16 ? l.weight->working : l.weight->value;
+}
+
+void note_use(const Context& c, std::initializer_list<Parameter*> used) {
+  if (!c.tape.counts_uses()) return;
+  for (Parameter* p : used)
+    if (p != nullptr) c.parameters.note_use(*p);
+}
+
+void note_done(ParameterTable& table, std::initializer_list<Parameter*> used) {
+  for (Parameter* p : used)
+    if (p != nullptr) table.note_done(*p);
+}
+
+// dw, dbias of one linear layer.
+void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
+  if (!l.weight->trainable) return;
+  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
+  l.weight->grad_written = l.bias->grad_written = true;
+}
+
+Tensor rows_of(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
+
+}  // namespace
+
+Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
+  const Tensor& w = weight_for(l, x->value.dtype());
+  WEFT_ASSERT(x->value.dim(-1) == w.numel() / w.dim(0));
+  Tensor y = Tensor::empty(with_last(x->value.shape(), w.dim(0)), x->value.dtype());
+  ops::linear_forward(x->value, w, l.bias->value, residual ? residual->value : Tensor(), y);
+  const Var out = make_var(y);
+  note_use(c, {l.weight, l.bias});
+  if (!c.tape.recording()) return out;
+  c.tape.record([x, l, residual, out, &table = c.parameters] {
+    const Tensor dy = std::move(out->grad);
+    add_weight_grad(l, dy, x->value);
+    if (x->needs_grad) {
+      const auto [dx, accumulate] = grad_target(x);
+      ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
+    }
+    if (residual) give_grad(residual, dy);
+    note_done(table, {l.weight, l.bias});
+  });
+  return out;
+}
+
+Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
+  const DType dtype = x->value.dtype();
+  const std::int64_t hidden = fc1.weight->shape[0];
+  Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
+  ops::linear_forward(x->value, weight_for(fc1, dtype), fc1.bias->value, Tensor(), z);
+  Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
+  ops::gelu_forward(z, h);
+  Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
+  ops::linear_forward(h, weight_for(fc2, dtype), fc2.bias->value, Tensor(), y);
+  const Var out = make_var(y);
+  note_use(c, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
+  if (!c.tape.recording()) return out;
+  c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {
+    const Tensor dy = std::move(out->grad);
+    Tensor dh = Tensor::empty(z.shape(), z.dtype());
+    ops::linear_backward_input(dy, weight_for(fc2, dy.dtype()), dh, false);
+    ops::gelu_backward(z, dh, dh, z);  // dh becomes dz, z becomes gelu(z)
+    add_weight_grad(fc2, dy, z);
+    z.release();
+    add_weight_grad(fc1, dh, x->value);
+    if (x->needs_grad) {
+      const auto [dx, accumulate] = grad_target(x);
+      ops::linear_backward_input(dh, weight_for(fc1, dy.dtype()), dx, accumulate);
+    }
+    note_done(table, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
+  });
+  return out;
+}
+
+Var silu(Context c, const Var& x) {
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::silu_forward(x->value, y);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, out] {
+      const auto [dx, accumulate] = grad_target(x);
+      ops::silu_backward(x->value, out->grad, dx, accumulate);
+      out->grad.release();
+    });
+  return out;
+}
+
+Var add(Context c, const Var& a, const Var& b) {
+  Tensor y = Tensor::empty(a->value.shape(), DType::f32);
+  ops::add_rows(a->value, b->value, y);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([a, b, out] {
+      // Two owners of one gradient would write into each other: one of them gets a copy.
+      ops::add_inplace(out->grad, zeroed_grad(a));
+      give_grad(b, std::move(out->grad));
+    });
+  return out;
+}
+
+Var modulation(Context c, Parameter& table, const Var& t) {
+  const std::int64_t groups = t->value.dim(0);
+  Tensor m = Tensor::empty({groups, table.shape[0], table.shape[1]}, DType::f32);
+  ops::modulation_forward(table.value, t->value, m);
+  const Var out = make_var(m);
+  note_use(c, {&table});
+  if (c.tape.recording())
+    c.tape.record([t, &table, out, &parameters = c.parameters] {
+      Tensor none;
+      ops::modulation_backward(zeroed_grad(out), table.trainable ? table.grad_to_add() : none,
+                               zeroed_grad(t));
+      out->grad.release();
+      note_done(parameters, {&table});
+    });
+  return out;
+}
+
+Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
+                        int scale) {
+  const std::int64_t channels = x->value.dim(-1);
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  Tensor stats = Tensor::empty({x->value.numel() / channels, 2}, DType::f32);
+  ops::layer_norm_modulate_forward(x->value, m->value, rows, shift, scale, y, stats);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, m, rows, shift, scale, stats, out] {
+      const Tensor dy = std::move(out->grad);
+      const auto [dx, accumulate] = grad_target(x);
+      ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, stats, dy, dx,
+                                        accumulate, zeroed_grad(m));
+    });
+  return out;
+}
+
+Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
+                  const Tensor& keep) {
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::gate_residual_forward(x->value, p->value, m->value, rows, gate, keep, y);
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, p, m, rows, gate, keep, out] {
+      // p's value is needed no more: its memory takes its gradient.
+      p->grad = p->value;
+      ops::gate_residual_backward(out->grad, p->value, m->value, rows, gate, keep, p->grad,
+                                  zeroed_grad(m));
+      give_grad(x, std::move(out->grad));
+    });
+  return out;
+}
+
+Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
+                   const Tensor& rope, ops::Axis axis) {
+  const Shape& s = qkv->value.shape();  // [B,T,S,3,H,D]
+  WEFT_ASSERT(s.rank() == 6 && s[3] == 3);
+  const DType dtype = qkv->value.dtype();
+  Tensor out = Tensor::empty({s[0], s[1], s[2], s[4] * s[5]}, dtype);
+  Tensor lse = Tensor::empty({s[0] * s[1] * s[2] * s[4]}, DType::f32);
+  const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
+  ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
+  const Var result = make_var(out);
+  note_use(c, {q_norm, k_norm});
+  if (c.tape.recording())
+    c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, &table = c.parameters] {
+      const Tensor dout = std::move(result->grad);
+      Tensor dqkv = Tensor::empty(qkv->value.shape(), qkv->value.dtype());
+      Tensor none_q, none_k;
+      const bool learn = q_norm && q_norm->trainable;
+      ops::self_attention_backward(qkv->value, wq, wk, rope, axis, result->value, lse, dout, dqkv,
+                                   learn ? q_norm->grad_to_add() : none_q,
+                                   learn ? k_norm->grad_to_add() : none_k);
+      give_grad(qkv, dqkv);
+      note_done(table, {q_norm, k_norm});
+    });
+  return result;
+}
+
+Var cross_attention(Context c, const Var& q, const Var& kv, const Tensor& offsets, int heads) {
+  const Shape& s = q->value.shape();
+  Tensor out = Tensor::empty(s, q->value.dtype());
+  Tensor lse = Tensor::empty({s[0] * s[1] * heads}, DType::f32);
+  ops::cross_attention_forward(q->value, kv->value, offsets, heads, out, lse);
+  const Var result = make_var(out);
+  if (c.tape.recording())
+    c.tape.record([q, kv, offsets, heads, result, lse] {
+      const Tensor dout = std::move(result->grad);
+      Tensor dq = Tensor::empty(q->value.shape(), q->value.dtype());
+      Tensor dkv = Tensor::empty(kv->value.shape(), kv->value.dtype());
+      ops::cross_attention_backward(q->value, kv->value, offsets, heads, result->value, lse, dout,
+                                    dq, dkv);
+      give_grad(q, dq);
+      give_grad(kv, dkv);
+    });
+  return result;
+}
+
+Var view(Context c, const Var& x, const Shape& shape) {
+  const Var out = make_var(x->value.view(shape), x->needs_grad);
+  if (c.tape.recording())
+    c.tape.record([x, out] {
+      if (out->grad.defined()) give_grad(x, out->grad.view(x->value.shape()));
+      out->grad.release();
+    });
+  return out;
+}
+
+}  // namespace weft::nn

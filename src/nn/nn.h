@@ -1,0 +1,54 @@
+// Differentiable operations: each checks shapes, calls ops and records its backward on the tape.
+// Letters: B batch, T frames, S tokens a frame, N = T*S, C channels, H heads, D head dimension, L text length.
+#pragma once
+
+#include "autograd/tape.h"
+#include "nn/parameters.h"
+#include "ops/attention.h"
+
+namespace weft::nn {
+
+struct Linear {
+  Parameter* weight = nullptr;  // [out, in]
+  Parameter* bias = nullptr;    // [out]
+};
+
+// What every nn function needs besides its operands.
+struct Context {
+  Tape& tape;
+  ParameterTable& parameters;
+};
+
+// y = x w^T + bias (+ residual). x [..., in], y [..., out]; bf16 activations use the bf16 copy of the weight.
+Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
+
+// fc2(gelu_tanh(fc1(x))). Keeps fc1's output only; the activation is made again in the backward.
+Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
+
+Var silu(Context c, const Var& x);
+
+// a + b, f32 of one shape.
+Var add(Context c, const Var& a, const Var& b);
+
+// m [G,K,C] = table [K,C] + t, t [G,K*C] or [G,C] (specs/stdit3.md 5.5, 5.9).
+Var modulation(Context c, Parameter& table, const Var& t);
+
+// LN(x) (1 + m[row, scale]) + m[row, shift], x [B*T..., S, C], rows i32 [B*T] (ops/norm.h).
+Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
+                        int scale);
+
+// x + m[row, gate] * keep[b] * p.
+Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
+                  const Tensor& keep);
+
+// qkv [B,T,S,3,H,D] -> [B,T,S,H*D]; q_norm/k_norm may be null; rope as in ops/attention.h.
+Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
+                   const Tensor& rope, ops::Axis axis);
+
+// q [B,N,C], kv [sum L, 2C], offsets i32 [B+1] -> [B,N,C].
+Var cross_attention(Context c, const Var& q, const Var& kv, const Tensor& offsets, int heads);
+
+// The same value under another shape.
+Var view(Context c, const Var& x, const Shape& shape);
+
+}  // namespace weft::nn

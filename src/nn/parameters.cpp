@@ -1,0 +1,172 @@
+#include "nn/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+namespace {
+
+// Parameters start on whole cache lines.
+std::int64_t aligned(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+// FNV-1a: the stream number of a parameter is a function of its name alone.
+std::uint64_t stream_of(const std::string& name) {
+  std::uint64_t h = 14695981039346656037ull;
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return h;
+}
+
+}  // namespace
+
+Tensor& Parameter::grad_to_add() {
+  if (!grad_written) ops::fill_zero(grad);
+  grad_written = true;
+  return grad;
+}
+
+Parameter& ParameterTable::add(const std::string& name, const Shape& shape, Init init,
+                               bool trainable) {
+  WEFT_ASSERT(find(name) == nullptr && !values_.defined());
+  parameters_.push_back(std::make_unique<Parameter>());
+  Parameter& p = *parameters_.back();
+  p.name = name;
+  p.shape = shape;
+  p.init = init;
+  p.trainable = trainable;
+  return p;
+}
+
+Parameter* ParameterTable::find(const std::string& name) const {
+  for (const auto& p : parameters_)
+    if (p->name == name) return p.get();
+  return nullptr;
+}
+
+void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients) {
+  std::int64_t at = 0, fixed_at = 0;
+  buckets_.assign(1, Bucket{});
+  for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
+    Parameter& p = **it;
+    if (!p.trainable) {
+      p.offset = fixed_at;
+      fixed_at += aligned(p.shape.numel());
+      continue;
+    }
+    if (at - buckets_.back().begin >= bucket_elements) {
+      at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
+      buckets_.back().end = at;
+      buckets_.push_back(Bucket{at, at, 0, false});
+    }
+    p.offset = at;
+    p.bucket = static_cast<int>(buckets_.size()) - 1;
+    at += aligned(p.shape.numel());
+  }
+  at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
+  buckets_.back().end = at;
+
+  values_ = Tensor::persistent({at}, DType::f32);
+  if (gradients) grads_ = Tensor::persistent({at}, DType::f32);
+  if (bf16_working) working_ = Tensor::persistent({at}, DType::bf16);
+  fixed_ = Tensor::persistent({fixed_at}, DType::f32);
+  for (const auto& owned : parameters_) {
+    Parameter& p = *owned;
+    const std::int64_t end = p.offset + p.shape.numel();
+    p.value = (p.trainable ? values_ : fixed_).slice(p.offset, end).view(p.shape);
+    if (!p.trainable) {
+      if (bf16_working) p.working = Tensor::persistent(p.shape, DType::bf16);
+      continue;
+    }
+    if (gradients) p.grad = grads_.slice(p.offset, end).view(p.shape);
+    if (bf16_working) p.working = working_.slice(p.offset, end).view(p.shape);
+  }
+}
+
+void ParameterTable::initialise(std::uint64_t seed) {
+  for (const auto& p : parameters_) {
+    const Philox random(seed, Purpose::init, 0, stream_of(p->name));
+    const auto values = p->value.span<float>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto e = static_cast<std::uint32_t>(i);
+      switch (p->init.kind) {
+        case Init::Kind::uniform:
+          values[i] = p->init.a * (2.0f * random.uniform(e) - 1.0f);
+          break;
+        case Init::Kind::normal:
+          values[i] = p->init.a * random.normal(e);
+          break;
+        case Init::Kind::constant:
+          values[i] = p->init.a;
+          break;
+      }
+    }
+  }
+  refresh_working();
+}
+
+void ParameterTable::refresh_working() {
+  if (!working_.defined()) return;
+  ops::convert(values_, working_);
+  for (const auto& p : parameters_)
+    if (!p->trainable) ops::convert(p->value, p->working);
+}
+
+std::int64_t ParameterTable::trainable_elements() const {
+  std::int64_t n = 0;
+  for (const auto& p : parameters_)
+    if (p->trainable) n += p->shape.numel();
+  return n;
+}
+
+std::int64_t ParameterTable::total_elements() const {
+  std::int64_t n = 0;
+  for (const auto& p : parameters_) n += p->shape.numel();
+  return n;
+}
+
+void ParameterTable::begin_step(std::function<void(int)> on_ready) {
+  on_ready_ = std::move(on_ready);
+  next_bucket_ = 0;
+  counting_ = false;
+  for (auto& b : buckets_) b.pending = 0, b.ready = false;
+  for (const auto& p : parameters_) p->grad_written = false, p->pending = 0;
+}
+
+void ParameterTable::note_use(Parameter& p) {
+  if (!counting_ || !p.trainable) return;
+  ++p.pending;
+  ++buckets_[static_cast<std::size_t>(p.bucket)].pending;
+}
+
+void ParameterTable::note_done(Parameter& p) {
+  if (!counting_ || !p.trainable) return;
+  WEFT_ASSERT(p.pending > 0);
+  --p.pending;
+  auto& bucket = buckets_[static_cast<std::size_t>(p.bucket)];
+  if (--bucket.pending == 0) {
+    // Parameters of the bucket that nothing used this step still hold the last step's gradient.
+    for (const auto& q : parameters_)
+      if (q->trainable && q->bucket == p.bucket && !q->grad_written) q->grad_to_add();
+    bucket.ready = true;
+    announce();
+  }
+}
+
+void ParameterTable::announce() {
+  // In order of buckets on every rank, so that collectives match whatever each rank's backward did.
+  while (next_bucket_ < static_cast<int>(buckets_.size()) &&
+         buckets_[static_cast<std::size_t>(next_bucket_)].ready)
+    on_ready_(next_bucket_++);
+}
+
+void ParameterTable::finish_step() {
+  for (const auto& p : parameters_)
+    if (p->trainable && !p->grad_written) p->grad_to_add();
+  for (auto& b : buckets_) b.ready = true;
+  announce();
+}
+
+}  // namespace weft

@@ -1,0 +1,93 @@
+// The parameters of a model under their released checkpoint names, in one flat offset space: sharding,
+// reduction, checkpoints and resharding are the same arithmetic over it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace weft {
+
+// How a parameter starts. `a` is the half width of uniform, the deviation of normal, the value of constant.
+struct Init {
+  enum class Kind { uniform, normal, constant } kind = Kind::constant;
+  float a = 0;
+};
+
+struct Parameter {
+  std::string name;
+  Shape shape;
+  Init init;
+  bool trainable = true;
+  std::int64_t offset = 0;  // elements, in the flat space of trainable or of fixed parameters
+  int bucket = -1;
+
+  Tensor value;    // f32
+  Tensor working;  // bf16 copy for matrix products; undefined in an f32 model
+  Tensor grad;     // f32; undefined while not trainable
+
+  // The gradient, and whether it already holds a contribution of this step.
+  bool grad_written = false;
+  // A gradient to add to: zeroed at the first contribution of the step.
+  Tensor& grad_to_add();
+
+  int pending = 0;  // uses whose backward has not run yet
+};
+
+class ParameterTable {
+ public:
+  // Registers a parameter, in the order of the forward pass. References stay valid.
+  Parameter& add(const std::string& name, const Shape& shape, Init init, bool trainable = true);
+
+  // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse order of
+  // registration, which is the order in which the backward finishes them, in buckets of at least
+  // `bucket_elements` padded to `bucket_pad`. `bf16_working` also keeps a bf16 copy.
+  void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
+  static constexpr std::int64_t bucket_pad = 1 << 16;
+
+  // Draws every value from Philox keyed by (seed, init, name): the same on every rank.
+  void initialise(std::uint64_t seed);
+  void refresh_working();  // working = bf16(value)
+
+  const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
+  Parameter* find(const std::string& name) const;
+  std::int64_t trainable_elements() const;  // without padding
+  std::int64_t total_elements() const;
+
+  Tensor& values() { return values_; }  // flat, trainable, padded
+  Tensor& working() { return working_; }
+  Tensor& grads() { return grads_; }
+  Tensor& fixed() { return fixed_; }  // flat, not trainable
+
+  struct Bucket {
+    std::int64_t begin = 0, end = 0;  // elements of the flat space
+    int pending = 0;
+    bool ready = false;
+  };
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+
+  // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and taken back in the
+  // backward; when a bucket has no use left, and all before it are ready, on_ready(bucket) is called.
+  // finish() zeroes gradients that got no contribution and announces the buckets that remain.
+  void begin_step(std::function<void(int bucket)> on_ready);
+  void set_counting(bool on) { counting_ = on; }
+  void note_use(Parameter& p);
+  void note_done(Parameter& p);
+  void finish_step();
+
+ private:
+  void announce();
+
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<Bucket> buckets_;
+  Tensor values_, working_, grads_, fixed_;
+  std::function<void(int)> on_ready_;
+  bool counting_ = false;
+  int next_bucket_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,188 @@
+// CPU side of ops/embed.h. These run once a step on little data; clear loops are enough.
+#include "ops/embed.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+#include "core/error.h"
+
+WEFT_CPU_BEGIN
+namespace {
+#include "ops/cpu/simd.h"
+
+// Calls f(pixel offset in x or -1 beyond its edge, row, element of the row) for every element of the patch
+// rows of x [B,C,T',H',W']; `channels_first` orders a row (c,pt,ph,pw), else (pt,ph,pw,c).
+template <class F>
+void for_patches(const Tensor& x, PatchGeometry p, bool channels_first, F&& f) {
+  const std::int64_t B = x.dim(0), C = x.dim(1), Tx = x.dim(2), Hx = x.dim(3), Wx = x.dim(4);
+  const std::int64_t T = (Tx + p.pt - 1) / p.pt, H = (Hx + p.ph - 1) / p.ph,
+                     Wn = (Wx + p.pw - 1) / p.pw;
+  const std::int64_t row_size = C * p.pt * p.ph * p.pw;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t bt = 0; bt < B * T; ++bt)
+    for (std::int64_t h = 0; h < H; ++h)
+      for (std::int64_t w = 0; w < Wn; ++w) {
+        const std::int64_t b = bt / T, t = bt % T, row = ((bt * H) + h) * Wn + w;
+        for (std::int64_t i = 0; i < row_size; ++i) {
+          std::int64_t c, inner;
+          if (channels_first) {
+            c = i / (p.pt * p.ph * p.pw);
+            inner = i % (p.pt * p.ph * p.pw);
+          } else {
+            c = i % C;
+            inner = i / C;
+          }
+          const std::int64_t it = t * p.pt + inner / (p.ph * p.pw);
+          const std::int64_t ih = h * p.ph + inner / p.pw % p.ph, iw = w * p.pw + inner % p.pw;
+          const bool inside = it < Tx && ih < Hx && iw < Wx;
+          f(inside ? (((b * C + c) * Tx + it) * Hx + ih) * Wx + iw : -1, row * row_size + i);
+        }
+      }
+}
+
+}  // namespace
+
+void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
+  const float* in = x.data<float>();
+  with_type(rows.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* out = rows.data<T>();
+    for_patches(x, patch, true, [&](std::int64_t pixel, std::int64_t element) {
+      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
+    });
+  });
+}
+
+void patchify_backward(const Tensor& drows, PatchGeometry patch, Tensor& dx) {
+  float* out = dx.data<float>();
+  with_type(drows.dtype(), [&](auto type) {
+    const auto* in = drows.data<decltype(type)>();
+    for_patches(dx, patch, true, [&](std::int64_t pixel, std::int64_t element) {
+      if (pixel >= 0) out[pixel] = static_cast<float>(in[element]);
+    });
+  });
+}
+
+void unpatchify_forward(const Tensor& rows, PatchGeometry patch, Tensor& out) {
+  float* to = out.data<float>();
+  with_type(rows.dtype(), [&](auto type) {
+    const auto* in = rows.data<decltype(type)>();
+    for_patches(out, patch, false, [&](std::int64_t pixel, std::int64_t element) {
+      if (pixel >= 0) to[pixel] = static_cast<float>(in[element]);
+    });
+  });
+}
+
+void unpatchify_backward(const Tensor& dout, PatchGeometry patch, Tensor& drows) {
+  const float* in = dout.data<float>();
+  with_type(drows.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* out = drows.data<T>();
+    for_patches(dout, patch, false, [&](std::int64_t pixel, std::int64_t element) {
+      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
+    });
+  });
+}
+
+void position_embedding(int H, int Wn, double scale, Tensor& p) {
+  const std::int64_t C = p.dim(1), quarter = C / 4;
+  // Python's round(): halves to even, which is the default rounding of nearbyint.
+  const double base = std::nearbyint(std::sqrt(static_cast<double>(H) * Wn));
+  // Two separate f32 operations, as in the original: divide by scale, then multiply by the ratio.
+  const float divisor = static_cast<float>(scale);
+  const float ratio_w = static_cast<float>(base / Wn), ratio_h = static_cast<float>(base / H);
+  float* out = p.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int j = 0; j < H; ++j)
+    for (int i = 0; i < Wn; ++i) {
+      float* row = out + (static_cast<std::int64_t>(j) * Wn + i) * C;
+      const float gx = static_cast<float>(i) / divisor * ratio_w;
+      const float gy = static_cast<float>(j) / divisor * ratio_h;
+      for (std::int64_t k = 0; k < quarter; ++k) {
+        const float frequency = static_cast<float>(
+            1.0 / std::pow(10000.0, static_cast<double>(k) / static_cast<double>(quarter)));
+        row[k] = std::sin(gx * frequency);
+        row[quarter + k] = std::cos(gx * frequency);
+        row[2 * quarter + k] = std::sin(gy * frequency);
+        row[3 * quarter + k] = std::cos(gy * frequency);
+      }
+    }
+}
+
+void add_position(const Tensor& p, Tensor& x) {
+  const std::int64_t size = p.numel(), c = p.dim(1), tokens = p.dim(0), frames = x.numel() / size;
+  const float* ps = p.data<float>();
+  with_type(x.dtype(), [&](auto type) {
+    auto* xs = x.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t row = 0; row < frames * tokens; ++row)
+      for_vectors(c, [&](std::int64_t i, int n) {
+        auto* at = xs + row * c + i;
+        store_n(at, load_n(at, n) + load_n(ps + row % tokens * c + i, n), n);
+      });
+  });
+}
+
+void timestep_embedding(const Tensor& s, Tensor& e) {
+  const std::int64_t count = s.numel(), half = e.dim(1) / 2;
+  const float* in = s.data<float>();
+  float* out = e.data<float>();
+  for (std::int64_t k = 0; k < half; ++k) {
+    // The frequency and the angle are each rounded to f32: at s ~ 1000 more precision would change the output.
+    const float frequency = std::exp(static_cast<float>(-std::log(10000.0)) *
+                                     static_cast<float>(k) / static_cast<float>(half));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float angle = in[i] * frequency;
+      out[i * 2 * half + k] = std::cos(angle);
+      out[i * 2 * half + half + k] = std::sin(angle);
+    }
+  }
+}
+
+void rope_table(const Tensor& freqs, Tensor& rope) {
+  const std::int64_t positions = rope.dim(0), half = rope.dim(1);
+  const float* f = freqs.data<float>();
+  float* out = rope.data<float>();
+  for (std::int64_t p = 0; p < positions; ++p)
+    for (std::int64_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(p) * f[i];
+      out[(p * half + i) * 2] = std::cos(angle);
+      out[(p * half + i) * 2 + 1] = std::sin(angle);
+    }
+}
+
+void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& index,
+                     Tensor& rows) {
+  const std::int64_t c = rows.dim(-1);
+  const std::int32_t* at = index.data<std::int32_t>();
+  const float* from = y.defined() ? y.data<float>() : nullptr;
+  with_type(rows.dtype(), [&](auto type) {
+    auto* out = rows.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t r = 0; r < index.numel(); ++r) {
+      const float* row = at[r] >= 0 ? from + at[r] * c : null_caption.data<float>() + (-1 - at[r]) * c;
+      for_vectors(c, [&](std::int64_t i, int n) { store_n(out + r * c + i, load_n(row + i, n), n); });
+    }
+  });
+}
+
+void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& dy) {
+  const std::int64_t c = drows.dim(-1);
+  const std::int32_t* at = index.data<std::int32_t>();
+  float* out = dy.data<float>();
+  with_type(drows.dtype(), [&](auto type) {
+    const auto* in = drows.data<decltype(type)>();
+    for (std::int64_t r = 0; r < index.numel(); ++r)
+      if (at[r] >= 0)
+        for (std::int64_t i = 0; i < c; ++i) out[at[r] * c + i] += static_cast<float>(in[r * c + i]);
+  });
+}
+
+void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
+  const float *as = a.data<float>(), *bs = b.data<float>();
+  float* out = y.data<float>();
+  for (std::int64_t i = 0; i < y.numel(); ++i) out[i] = as[i] + bs[i];
+}
+
+WEFT_CPU_END

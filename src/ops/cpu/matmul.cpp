@@ -1,0 +1,152 @@
+// CPU side of ops/matmul.h: oneDNN's matmul with bias and residual as epilogues. Primitives are made once per
+// shape and kept; their scratchpad is ours, so that the steady state allocates nothing large.
+#include "ops/matmul.h"
+
+#include <dnnl.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "core/error.h"
+
+WEFT_CPU_BEGIN
+namespace {
+#include "ops/cpu/simd.h"
+
+using dnnl::memory;
+
+memory::data_type type_of(DType t) {
+  return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+// C [m,n] = A [m,k] B [k,n] with either operand stored transposed.
+struct Product {
+  std::int64_t m, n, k;
+  DType in, out;
+  bool a_transposed, b_transposed, bias, residual, accumulate;
+  auto operator<=>(const Product&) const = default;
+};
+
+struct Primitive {
+  dnnl::matmul run;
+  memory::desc a, b, c, bias, scratchpad;
+};
+
+dnnl::engine& engine() {
+  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
+  return e;
+}
+
+Primitive make(const Product& p) {
+  using tag = memory::format_tag;
+  Primitive r;
+  r.a = memory::desc({p.m, p.k}, type_of(p.in), p.a_transposed ? tag::ba : tag::ab);
+  r.b = memory::desc({p.k, p.n}, type_of(p.in), p.b_transposed ? tag::ba : tag::ab);
+  r.c = memory::desc({p.m, p.n}, type_of(p.out), tag::ab);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  dnnl::post_ops epilogue;
+  if (p.accumulate) epilogue.append_sum(1.0f);
+  if (p.residual) epilogue.append_binary(dnnl::algorithm::binary_add, r.c);
+  attributes.set_post_ops(epilogue);
+  if (p.bias) r.bias = memory::desc({1, p.n}, memory::data_type::f32, tag::ab);
+  const auto description = p.bias ? dnnl::matmul::desc(r.a, r.b, r.bias, r.c)
+                                  : dnnl::matmul::desc(r.a, r.b, r.c);
+  const dnnl::matmul::primitive_desc chosen(description, attributes, engine());
+  r.scratchpad = chosen.scratchpad_desc();
+  r.run = dnnl::matmul(chosen);
+  return r;
+}
+
+void run(const Product& p, const void* a, const void* b, const float* bias, const void* residual,
+         void* c) {
+  if (p.m == 0 || p.n == 0) return;
+  static std::map<Product, Primitive> made;
+  static dnnl::stream stream(engine());
+  auto it = made.find(p);
+  if (it == made.end()) it = made.emplace(p, make(p)).first;
+  const Primitive& r = it->second;
+  struct Scratchpad;
+  const auto at = [](const memory::desc& d, const void* x) {
+    return memory(d, engine(), const_cast<void*>(x));
+  };
+  std::unordered_map<int, memory> args{
+      {DNNL_ARG_SRC, at(r.a, a)}, {DNNL_ARG_WEIGHTS, at(r.b, b)}, {DNNL_ARG_DST, at(r.c, c)}};
+  if (p.bias) args.emplace(DNNL_ARG_BIAS, at(r.bias, bias));
+  if (p.residual)
+    args.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.accumulate ? 1 : 0) | DNNL_ARG_SRC_1,
+                 at(r.c, residual));
+  if (r.scratchpad.get_size() > 0)
+    args.emplace(DNNL_ARG_SCRATCHPAD,
+                 at(r.scratchpad, scratch<Scratchpad>(r.scratchpad.get_size() / 4 + 1)));
+  r.run.execute(stream, args);
+  stream.wait();
+}
+
+// sums [n] (+)= column sums of x [m,n], in an order that does not depend on the threads.
+void column_sums(const Tensor& x, std::int64_t m, std::int64_t n, float* sums, bool accumulate) {
+  constexpr std::int64_t rows = 64;
+  const std::int64_t chunks = (m + rows - 1) / rows;
+  struct Partials;
+  float* partial = scratch<Partials>(static_cast<std::size_t>(chunks * n));
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      float* to = partial + chunk * n;
+      const std::int64_t first = chunk * rows, last = std::min(first + rows, m);
+      // Four vectors of columns at a time stay in registers over the rows.
+      for (std::int64_t j = 0; j < n; j += 4 * W) {
+        vf sum[4] = {};
+        if (j + 4 * W <= n) {
+          for (std::int64_t i = first; i < last; ++i)
+            for (int q = 0; q < 4; ++q) sum[q] += load(in + i * n + j + q * W);
+          for (int q = 0; q < 4; ++q) store(to + j + q * W, sum[q]);
+        } else {
+          for_vectors(n - j, [&](std::int64_t at, int width) {
+            vf s{};
+            for (std::int64_t i = first; i < last; ++i) s += load_n(in + i * n + j + at, width);
+            store_n(to + j + at, s, width);
+          });
+        }
+      }
+    }
+  });
+  for_vectors(n, [&](std::int64_t j, int width) {
+    vf s = accumulate ? load_n(sums + j, width) : vf{};
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
+      s += load_n(partial + chunk * n + j, width);
+    store_n(sums + j, s, width);
+  });
+}
+
+}  // namespace
+
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                    Tensor& y) {
+  const std::int64_t n = w.dim(0), k = w.numel() / n, m = x.numel() / k;
+  WEFT_ASSERT(m * k == x.numel() && m * n == y.numel());
+  const Product p{m,    n,     k, x.dtype(), y.dtype(), false, true, bias.defined(),
+                  residual.defined(), false};
+  run(p, x.raw(), w.raw(), bias.defined() ? bias.data<float>() : nullptr, residual.raw(), y.raw());
+}
+
+void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
+  const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
+  const Product p{m, k, n, dy.dtype(), dx.dtype(), false, false, false, false, accumulate};
+  run(p, dy.raw(), w.raw(), nullptr, nullptr, dx.raw());
+}
+
+void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
+                            bool accumulate) {
+  const std::int64_t n = dw.dim(0), k = dw.numel() / n, m = dy.numel() / n;
+  const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate};
+  run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
+  if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);
+}
+
+WEFT_CPU_END
