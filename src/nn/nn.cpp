@@ -38,8 +38,6 @@ void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
   l.weight->grad_written = l.bias->grad_written = true;
 }
 
-Tensor rows_of(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
-
 }  // namespace
 
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
@@ -148,6 +146,58 @@ Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& row
       const auto [dx, accumulate] = grad_target(x);
       ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, stats, dy, dx,
                                         accumulate, zeroed_grad(m));
+    });
+  return out;
+}
+
+Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
+                               int scale, std::int64_t first_row) {
+  const std::int64_t frames = rows.numel(), channels = x->value.dim(-1);
+  const std::int64_t tokens = x->value.numel() / (frames * channels);
+  const Shape by_frame{frames, tokens, channels};
+  // Runs of frames [begin, end) that are all normalised or all passed on.
+  struct Run {
+    std::int64_t begin, end;
+    bool normalised;
+  };
+  std::vector<Run> runs;
+  if (!Arena::current().is_planning())
+    for (std::int64_t f = 0; f < frames; ++f) {
+      const bool n = rows.data<std::int32_t>()[f] >= first_row;
+      if (runs.empty() || runs.back().normalised != n)
+        runs.push_back({f, f + 1, n});
+      else
+        runs.back().end = f + 1;
+    }
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  Tensor stats = Tensor::empty({frames, tokens, 2}, DType::f32);
+  const auto part = [by_frame](const Tensor& t, const Run& r) {
+    return t.view(by_frame).slice(r.begin, r.end);
+  };
+  for (const Run& r : runs) {
+    Tensor to = part(y, r), st = stats.slice(r.begin, r.end);
+    if (r.normalised)
+      ops::layer_norm_modulate_forward(part(x->value, r), m->value, rows.slice(r.begin, r.end),
+                                       shift, scale, to, st);
+    else
+      ops::convert(part(x->value, r), to);
+  }
+  const Var out = make_var(y);
+  if (c.tape.recording())
+    c.tape.record([x, m, rows, shift, scale, stats, out, runs, part] {
+      const Tensor dy = std::move(out->grad);
+      Tensor dx = Tensor::empty(dy.shape(), dy.dtype());
+      for (const Run& r : runs) {
+        Tensor to = part(dx, r);
+        if (r.normalised)
+          ops::layer_norm_modulate_backward(part(x->value, r), m->value,
+                                            rows.slice(r.begin, r.end), shift, scale,
+                                            stats.slice(r.begin, r.end), part(dy, r), to, false,
+                                            zeroed_grad(m));
+        else
+          ops::convert(part(dy, r), to);
+      }
+      give_grad(x, std::move(dx));
     });
   return out;
 }

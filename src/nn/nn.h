@@ -37,6 +37,10 @@ Var modulation(Context c, Parameter& table, const Var& t);
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
                         int scale);
 
+// The same for the frames whose row is `first_row` or more; the other frames pass unchanged.
+Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
+                               int scale, std::int64_t first_row);
+
 // x + m[row, gate] * keep[b] * p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);

@@ -101,6 +101,11 @@ void ParameterTable::initialise(std::uint64_t seed) {
         case Init::Kind::constant:
           values[i] = p->init.a;
           break;
+        case Init::Kind::rotary:
+          values[i] = static_cast<float>(std::pow(
+              static_cast<double>(p->init.a),
+              -static_cast<double>(i) / static_cast<double>(values.size())));
+          break;
       }
     }
   }

@@ -12,9 +12,10 @@
 
 namespace weft {
 
-// How a parameter starts. `a` is the half width of uniform, the deviation of normal, the value of constant.
+// How a parameter starts. `a` is the half width of uniform, the deviation of normal, the value of constant, and
+// the base of rotary frequencies (element i of n: a^(-i/n)).
 struct Init {
-  enum class Kind { uniform, normal, constant } kind = Kind::constant;
+  enum class Kind { uniform, normal, constant, rotary } kind = Kind::constant;
   float a = 0;
 };
 

@@ -144,6 +144,11 @@ void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool a
 void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
                             bool accumulate) {
   const std::int64_t n = dw.dim(0), k = dw.numel() / n, m = dy.numel() / n;
+  if (m == 0) {  // a batch without a single caption row: nothing to add
+    if (!accumulate) std::fill_n(dw.data<float>(), dw.numel(), 0.0f);
+    if (!accumulate && dbias.defined()) std::fill_n(dbias.data<float>(), n, 0.0f);
+    return;
+  }
   const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate};
   run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
   if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);

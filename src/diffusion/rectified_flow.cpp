@@ -1,0 +1,164 @@
+#include "diffusion/rectified_flow.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "ops/loss.h"
+
+namespace weft {
+
+double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
+  const double u = tau / 1000.0;
+  const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
+  std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
+  if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
+  const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
+  return 1000.0 * ratio * u / (1.0 + (ratio - 1.0) * u);
+}
+
+float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t seed,
+                    std::uint64_t step, std::uint64_t sample) {
+  const Philox random(seed, Purpose::timestep, step, sample);
+  double u = 0;
+  if (d.use_discrete_timesteps)
+    u = random.below(0, static_cast<std::uint32_t>(d.num_timesteps)) /
+        static_cast<double>(d.num_timesteps);
+  else if (d.sample_method == "uniform")
+    u = random.uniform(0);
+  else
+    u = 1.0 / (1.0 + std::exp(-(d.loc + d.scale * static_cast<double>(random.normal(0)))));
+  double tau = u * 1000.0;
+  if (d.use_timestep_transform)
+    tau = timestep_transform(tau, size, d.transform_scale, d.fix_short_clips);
+  return static_cast<float>(tau);
+}
+
+Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps, Stdit3Input in,
+                 float weight) {
+  in.x = Tensor::empty(x0.shape(), DType::f32);
+  ops::flow_interpolate(x0, eps, in.timestep, in.x_mask, in.x);
+  const Var out = model.forward(tape, in);
+  Tensor loss = Tensor::empty({x0.dim(0)}, DType::f32);
+  ops::velocity_loss_forward(out->value, x0, eps, in.x_mask, loss);
+  if (tape.recording()) {
+    out->grad = Tensor::empty(out->value.shape(), DType::f32);
+    ops::velocity_loss_backward(out->value, x0, eps, in.x_mask, weight, out->grad);
+  }
+  return loss;
+}
+
+CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
+                           std::int64_t batch, bool null_caption) {
+  const std::int64_t rows = static_cast<std::int64_t>(mask.size()) / std::max<std::int64_t>(length, 1);
+  CaptionBatch packed;
+  packed.offsets.push_back(0);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t l = 0; l < length; ++l)
+      if (mask.empty() || mask[static_cast<std::size_t>(b % rows * length + l)] != 0)
+        packed.index.push_back(static_cast<std::int32_t>(null_caption ? -1 - l : b * length + l));
+    packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
+  }
+  return packed;
+}
+
+Captions upload(const CaptionBatch& batch, const Tensor& y) {
+  Captions c;
+  c.y = y;
+  c.index = Tensor::empty({static_cast<std::int64_t>(batch.index.size())}, DType::i32);
+  c.offsets = Tensor::empty({static_cast<std::int64_t>(batch.offsets.size())}, DType::i32);
+  if (!Arena::current().is_planning()) {
+    std::copy(batch.index.begin(), batch.index.end(), c.index.data<std::int32_t>());
+    std::copy(batch.offsets.begin(), batch.offsets.end(), c.offsets.data<std::int32_t>());
+  }
+  return c;
+}
+
+Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
+                   const SampleRequest& request) {
+  Tensor z = request.z;
+  const std::int64_t B = z.dim(0), T = z.dim(2), K = sampler.steps;
+  const bool masked = !request.edit.empty();
+
+  // Timesteps of all steps; one size, so one vector for the batch.
+  std::vector<double> tau(static_cast<std::size_t>(K) + 1, 0.0);
+  for (std::int64_t i = 0; i < K; ++i) {
+    double t = (1.0 - static_cast<double>(i) / static_cast<double>(K)) * 1000.0;
+    if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
+    if (sampler.use_timestep_transform)
+      t = timestep_transform(t, request.size, 1.0, diffusion.fix_short_clips);
+    tau[static_cast<std::size_t>(i)] = t;
+  }
+
+  // The guided batch: the conditional half first, then the null caption with the same token counts.
+  CaptionBatch both = request.captions;
+  const std::int32_t conditional = both.offsets.back();
+  for (std::int64_t b = 0; b < B; ++b) {
+    const std::int32_t length = request.captions.offsets[static_cast<std::size_t>(b) + 1] -
+                                request.captions.offsets[static_cast<std::size_t>(b)];
+    for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
+    both.offsets.push_back(conditional +
+                           request.captions.offsets[static_cast<std::size_t>(b) + 1]);
+  }
+  Stdit3Input in;
+  in.captions = upload(both, request.y);
+  in.height = request.size.height;
+  in.width = request.size.width;
+  in.fps = Tensor::empty({2 * B}, DType::f32);
+  for (std::int64_t b = 0; b < 2 * B; ++b)
+    in.fps.data<float>()[b] = request.fps.data<float>()[b % B];
+  in.timestep = Tensor::empty({2 * B}, DType::f32);
+  in.x = Tensor::empty({2 * B, z.dim(1), T, z.dim(3), z.dim(4)}, DType::f32);
+  Tensor dt = Tensor::empty({B}, DType::f32);
+  Tensor act, noise;
+  if (masked) {
+    act = Tensor::empty({B, T}, DType::u8);
+    in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
+    noise = Tensor::empty(z.shape(), DType::f32);
+  }
+  std::vector<bool> seen(request.edit.size());
+  for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
+
+  for (std::int64_t i = 0; i < K; ++i) {
+    const double t = tau[static_cast<std::size_t>(i)];
+    if (masked) {
+      // A frame joins once tau has fallen to its edit ratio, noised to the level of that moment.
+      std::vector<bool> joins(seen.size());
+      bool any = false;
+      for (std::size_t f = 0; f < seen.size(); ++f) {
+        const bool active = 1000.0 * static_cast<double>(request.edit[f]) >= t;
+        act.data<std::uint8_t>()[f] = active;
+        joins[f] = active && !seen[f];
+        any = any || joins[f];
+        seen[f] = active;
+      }
+      if (any) {
+        request.fresh_noise(static_cast<int>(i), noise);
+        const std::int64_t C = z.dim(1), frame = z.dim(3) * z.dim(4);
+        const auto s = static_cast<float>(t / 1000.0);
+        for (std::int64_t bct = 0; bct < B * C * T; ++bct) {
+          const std::int64_t b = bct / (C * T), f = bct % T;
+          if (!joins[static_cast<std::size_t>(b * T + f)]) continue;
+          float* x = z.data<float>() + bct * frame;
+          const float* e = noise.data<float>() + bct * frame;
+          for (std::int64_t p = 0; p < frame; ++p) x[p] = (1.0f - s) * x[p] + s * e[p];
+        }
+      }
+      for (std::int64_t f = 0; f < 2 * B * T; ++f)
+        in.x_mask.data<std::uint8_t>()[f] = act.data<std::uint8_t>()[f % (B * T)];
+    }
+    std::copy_n(z.data<float>(), z.numel(), in.x.data<float>());
+    std::copy_n(z.data<float>(), z.numel(), in.x.data<float>() + z.numel());
+    std::fill_n(in.timestep.data<float>(), 2 * B, static_cast<float>(t));
+    std::fill_n(dt.data<float>(), B,
+                static_cast<float>((t - tau[static_cast<std::size_t>(i) + 1]) / 1000.0));
+    Tape tape(Tape::Mode::infer);
+    const Var out = model.forward(tape, in);
+    ops::guided_euler_step(out->value, static_cast<float>(sampler.cfg_scale), dt, act, z);
+    if (request.progress) request.progress(static_cast<int>(i) + 1, static_cast<int>(K));
+  }
+  return z;
+}
+
+}  // namespace weft
