@@ -1,0 +1,33 @@
+// FFmpeg's objects with owners, and its errors as weft::Error. For the files of this room only.
+#pragma once
+
+extern "C" {
+#include <libavcodec/avcodec.h>
+#include <libavfilter/avfilter.h>
+#include <libavformat/avformat.h>
+#include <libavutil/frame.h>
+#include <libswscale/swscale.h>
+}
+
+#include <memory>
+#include <string>
+
+namespace weft::ff {
+
+struct Deleter {
+  void operator()(AVCodecContext* p) const { avcodec_free_context(&p); }
+  void operator()(AVFrame* p) const { av_frame_free(&p); }
+  void operator()(AVPacket* p) const { av_packet_free(&p); }
+  void operator()(AVFilterGraph* p) const { avfilter_graph_free(&p); }
+  void operator()(SwsContext* p) const { sws_freeContext(p); }
+};
+template <class T>
+using Ptr = std::unique_ptr<T, Deleter>;
+
+// Sends FFmpeg's log to us instead of stderr, once per process. Call before any other use.
+void quiet();
+
+// FFmpeg's words for `code`, with the last error line that it logged since the last call.
+std::string reason(int code);
+
+}  // namespace weft::ff

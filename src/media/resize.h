@@ -1,0 +1,36 @@
+// Resize to cover, then crop the centre: how footage becomes a clip of a bucket's size.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "media/video_reader.h"
+
+namespace weft {
+
+// Scales a frame so that it just covers height x width and takes the middle, as Open-Sora's
+// resize_crop does: if H/h > W/w the scaled size is (H, round(w*H/h)), otherwise
+// (round(h*W/w), W); the crop begins at half the excess, rounded down. Bilinear with half-pixel
+// centres (align_corners false) and WITHOUT antialiasing. That is why this is our own code:
+// swscale and avfilter widen the kernel when they shrink, which trains on softer pictures than the
+// released weights saw. The result is rounded to the nearest of 256 levels, because clips are
+// stored as u8, where the original goes on in f32: a difference of at most half a level.
+class CoverResize {
+ public:
+  // `out` is [height, width, 3]. The tables are kept for frames of the same size.
+  void operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
+                  std::uint8_t* out);
+
+ private:
+  struct Tap {
+    std::int32_t low = 0, high = 0;  // the two samples to blend
+    float weight = 0;                // of `high`
+  };
+  static std::vector<Tap> taps(std::int64_t in, std::int64_t scaled, std::int64_t out);
+  void prepare(const VideoFrame& frame, std::int64_t height, std::int64_t width);
+
+  std::int64_t in_height_ = 0, in_width_ = 0;
+  std::vector<Tap> rows_, columns_;
+};
+
+}  // namespace weft

@@ -1,0 +1,254 @@
+#include "media/video_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+#include "media/ffmpeg.h"
+#include "media/resize.h"
+
+extern "C" {
+#include <libavfilter/buffersink.h>
+#include <libavfilter/buffersrc.h>
+#include <libavutil/display.h>
+#include <libavutil/pixdesc.h>
+}
+
+namespace weft {
+
+struct VideoReader::State {
+  std::string path;
+  VideoReaderOptions options;
+  AVFormatContext* format = nullptr;
+  AVStream* stream = nullptr;
+  ff::Ptr<AVCodecContext> decoder;
+  ff::Ptr<AVPacket> packet{av_packet_alloc()};
+  ff::Ptr<AVFrame> decoded{av_frame_alloc()}, delivered{av_frame_alloc()};
+  ff::Ptr<AVFilterGraph> graph;
+  AVFilterContext *source = nullptr, *sink = nullptr;
+  int graph_width = 0, graph_height = 0, graph_format = -1;
+
+  VideoFrame frame;
+  int quarter_turns = 0;  // clockwise
+  double fps = 24, first_seconds = 0;
+  std::int64_t packets = 0, delivered_frames = 0;
+  bool image = false, all_packets = false, all_frames = false;
+
+  ~State() { avformat_close_input(&format); }
+
+  [[noreturn]] void fail(const std::string& what, int code) const {
+    throw Error(Exit::data, fmt::format("cannot {} video {}: {}", what, path, ff::reason(code)),
+                "try to play it with ffplay; leave it out, or convert it", __FILE__, __LINE__);
+  }
+  int check(int code, const char* what) const {
+    if (code < 0) fail(what, code);
+    return code;
+  }
+
+  void open() {
+    const std::string lavfi = "lavfi:";
+    const bool made = path.starts_with(lavfi);
+    const AVInputFormat* kind = made ? av_find_input_format("lavfi") : nullptr;
+    const std::string url = made ? path.substr(lavfi.size()) : path;
+    check(avformat_open_input(&format, url.c_str(), kind, nullptr), "open");
+    check(avformat_find_stream_info(format, nullptr), "understand");
+    const AVCodec* codec = nullptr;
+    const int index = av_find_best_stream(format, AVMEDIA_TYPE_VIDEO, -1, -1, &codec, 0);
+    check(index, "find a picture stream in");
+    stream = format->streams[index];
+    for (unsigned i = 0; i < format->nb_streams; ++i)  // sound is not even demuxed
+      if (static_cast<int>(i) != index) format->streams[i]->discard = AVDISCARD_ALL;
+
+    decoder.reset(avcodec_alloc_context3(codec));
+    check(avcodec_parameters_to_context(decoder.get(), stream->codecpar), "decode");
+    decoder->thread_count = std::max(1, options.threads);
+    decoder->pkt_timebase = stream->time_base;
+    check(avcodec_open2(decoder.get(), codec, nullptr), "decode");
+
+    const std::string name = format->iformat->name;
+    image = name == "image2" || (name.size() > 5 && name.ends_with("_pipe"));
+    AVRational rate = stream->avg_frame_rate;
+    if (rate.num <= 0 || rate.den <= 0) rate = stream->r_frame_rate;
+    if (rate.num > 0 && rate.den > 0) fps = av_q2d(rate);
+    if (options.fps > 0) fps = options.fps;
+
+    // The matrix says how far counter-clockwise to turn; only quarters occur in practice.
+    const auto* matrix = reinterpret_cast<const std::int32_t*>(
+        av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr));
+    if (matrix != nullptr) {
+      const double degrees = -av_display_rotation_get(matrix);
+      if (std::isfinite(degrees))
+        quarter_turns = (static_cast<int>(std::lround(degrees / 90)) % 4 + 4) % 4;
+    }
+  }
+
+  // buffer -> [fps] -> [turn] -> RGB -> sink, for frames of the shape of `decoded`.
+  void build_graph() {
+    graph.reset(avfilter_graph_alloc());
+    const AVRational base = stream->time_base;
+    const AVRational aspect = decoded->sample_aspect_ratio;
+    const std::string arguments =
+        fmt::format("video_size={}x{}:pix_fmt={}:time_base={}/{}:pixel_aspect={}/{}",
+                    decoded->width, decoded->height, decoded->format, base.num, base.den,
+                    std::max(aspect.num, 0), std::max(aspect.den, 1));
+    check(avfilter_graph_create_filter(&source, avfilter_get_by_name("buffer"), "in",
+                                       arguments.c_str(), nullptr, graph.get()),
+          "convert");
+    check(avfilter_graph_create_filter(&sink, avfilter_get_by_name("buffersink"), "out", nullptr,
+                                       nullptr, graph.get()),
+          "convert");
+    std::string chain;
+    if (options.fps > 0) chain += fmt::format("fps={},", options.fps);
+    if (quarter_turns == 1) chain += "transpose=clock,";
+    if (quarter_turns == 2) chain += "hflip,vflip,";
+    if (quarter_turns == 3) chain += "transpose=cclock,";
+    // Same size: only chroma is interpolated here. Full chroma, as a decoder to RGB should.
+    chain += "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
+    AVFilterInOut* outputs = avfilter_inout_alloc();
+    AVFilterInOut* inputs = avfilter_inout_alloc();
+    outputs->name = av_strdup("in");
+    outputs->filter_ctx = source;
+    inputs->name = av_strdup("out");
+    inputs->filter_ctx = sink;
+    const int parsed =
+        avfilter_graph_parse_ptr(graph.get(), chain.c_str(), &inputs, &outputs, nullptr);
+    avfilter_inout_free(&inputs);
+    avfilter_inout_free(&outputs);
+    check(parsed, "convert");
+    check(avfilter_graph_config(graph.get(), nullptr), "convert");
+    graph_width = decoded->width;
+    graph_height = decoded->height;
+    graph_format = decoded->format;
+  }
+
+  // Gives the decoder the next packet of our stream, or tells it that there is none.
+  void feed() {
+    for (;;) {
+      const int got = av_read_frame(format, packet.get());
+      if (got == AVERROR_EOF) {
+        all_packets = true;
+        check(avcodec_send_packet(decoder.get(), nullptr), "decode");
+        const std::int64_t promised = stream->nb_frames;
+        WEFT_CHECK(promised <= 0 || packets * 10 >= promised * 9, Exit::data,
+                   "the file is incomplete: copy it again", "video {} ends after {} of {} frames",
+                   path, packets, promised);
+        return;
+      }
+      check(got, "read");
+      if (packet->stream_index != stream->index) {
+        av_packet_unref(packet.get());
+        continue;
+      }
+      ++packets;
+      const int sent = avcodec_send_packet(decoder.get(), packet.get());
+      av_packet_unref(packet.get());
+      check(sent, "decode");
+      return;
+    }
+  }
+
+  // One step towards the next RGB frame: a decoded frame into the graph, or a packet decoded.
+  void advance() {
+    const int got = avcodec_receive_frame(decoder.get(), decoded.get());
+    if (got == AVERROR(EAGAIN)) return feed();
+    if (got == AVERROR_EOF) {
+      all_frames = true;
+      WEFT_CHECK(graph != nullptr, Exit::data, "leave it out", "video {} has no frame", path);
+      check(av_buffersrc_add_frame(source, nullptr), "convert");
+      return;
+    }
+    check(got, "decode");
+    decoded->pts = decoded->best_effort_timestamp;
+    if (decoded->width != graph_width || decoded->height != graph_height ||
+        decoded->format != graph_format)
+      build_graph();  // the first frame, or the picture changed its size
+    check(av_buffersrc_add_frame(source, decoded.get()), "convert");
+  }
+
+  const VideoFrame* next() {
+    av_frame_unref(delivered.get());
+    for (;;) {
+      if (graph != nullptr) {
+        const int got = av_buffersink_get_frame(sink, delivered.get());
+        if (got >= 0) break;
+        if (got == AVERROR_EOF) return nullptr;
+        if (got != AVERROR(EAGAIN)) fail("convert", got);
+      }
+      if (all_frames) return nullptr;
+      advance();
+    }
+    frame.rgb = delivered->data[0];
+    frame.stride = delivered->linesize[0];
+    frame.height = delivered->height;
+    frame.width = delivered->width;
+    frame.index = delivered_frames++;
+    frame.seconds = static_cast<double>(frame.index) / fps;
+    if (delivered->pts != AV_NOPTS_VALUE) {
+      const double seconds =
+          static_cast<double>(delivered->pts) * av_q2d(av_buffersink_get_time_base(sink));
+      if (frame.index == 0) first_seconds = seconds;
+      frame.seconds = seconds - first_seconds;
+    }
+    return &frame;
+  }
+};
+
+VideoReader::VideoReader(const std::string& path, const VideoReaderOptions& options)
+    : state_(std::make_unique<State>()) {
+  ff::quiet();
+  state_->path = path;
+  state_->options = options;
+  state_->open();
+}
+
+VideoReader::~VideoReader() = default;
+
+const VideoFrame* VideoReader::next() { return state_->next(); }
+double VideoReader::fps() const { return state_->fps; }
+bool VideoReader::is_image() const { return state_->image; }
+
+std::int64_t VideoReader::height() const {
+  const auto* p = state_->stream->codecpar;
+  return state_->quarter_turns % 2 != 0 ? p->width : p->height;
+}
+std::int64_t VideoReader::width() const {
+  const auto* p = state_->stream->codecpar;
+  return state_->quarter_turns % 2 != 0 ? p->height : p->width;
+}
+
+std::int64_t VideoReader::frames() const {
+  const State& s = *state_;
+  if (s.image) return 1;
+  if (s.stream->nb_frames > 0 && s.options.fps == 0) return s.stream->nb_frames;
+  if (s.stream->duration > 0)
+    return std::llround(static_cast<double>(s.stream->duration) * av_q2d(s.stream->time_base) *
+                        s.fps);
+  if (s.format->duration > 0)
+    return std::llround(static_cast<double>(s.format->duration) / AV_TIME_BASE * s.fps);
+  return 0;
+}
+
+Footage read_frames(const std::string& path, std::int64_t max_frames, std::int64_t height,
+                 std::int64_t width) {
+  VideoReader reader(path);
+  Footage clip;
+  clip.fps = reader.fps();
+  CoverResize resize;
+  while (max_frames == 0 || clip.frames < max_frames) {
+    const VideoFrame* f = reader.next();
+    if (f == nullptr) break;
+    if (clip.frames == 0) {
+      clip.height = height > 0 ? height : f->height;
+      clip.width = width > 0 ? width : f->width;
+    }
+    const auto bytes = static_cast<std::size_t>(clip.height * clip.width * 3);
+    clip.rgb.resize(clip.rgb.size() + bytes);
+    resize(*f, clip.height, clip.width, clip.rgb.data() + clip.rgb.size() - bytes);
+    ++clip.frames;
+  }
+  WEFT_CHECK(clip.frames > 0, Exit::data, "leave it out", "video {} has no frame", path);
+  return clip;
+}
+
+}  // namespace weft

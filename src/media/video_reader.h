@@ -1,0 +1,60 @@
+// Decodes a video frame by frame, in memory that does not depend on its length.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// One frame, RGB, 8 bits. Row y begins at rgb + y * stride.
+struct VideoFrame {
+  const std::uint8_t* rgb = nullptr;
+  std::int64_t stride = 0;  // bytes
+  std::int64_t height = 0, width = 0;
+  std::int64_t index = 0;  // 0, 1, 2 ... of the frames delivered
+  double seconds = 0;      // since the first frame
+};
+
+struct VideoReaderOptions {
+  double fps = 0;   // resample to so many frames a second by dropping or repeating; 0: as they are
+  int threads = 1;  // of the decoder
+};
+
+// `path` is any file that FFmpeg reads (an image is a video of one frame), or "lavfi:GRAPH", one of
+// FFmpeg's own sources, such as "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a
+// phone noted in the file is applied. Throws Exit::data with FFmpeg's reason when it cannot be
+// opened or decoded, or ends before nine tenths of the frames that its container promises.
+class VideoReader {
+ public:
+  explicit VideoReader(const std::string& path, const VideoReaderOptions& options = {});
+  ~VideoReader();
+
+  // The next frame, or nullptr after the last. Valid until the next call.
+  const VideoFrame* next();
+
+  double fps() const;           // of what next() delivers; 24 where the file does not say
+  std::int64_t height() const;  // as the container says, after rotation; the
+  std::int64_t width() const;   //   frames themselves may differ
+  std::int64_t frames() const;  // about how many there will be; 0 = unknown
+  bool is_image() const;        // a still picture
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A small clip whole in memory, for tests and conditioning frames.
+struct Footage {
+  std::vector<std::uint8_t> rgb;  // [T,H,W,3]
+  std::int64_t frames = 0, height = 0, width = 0;
+  double fps = 24;
+};
+
+// The first `max_frames` frames (0 = all), resized and cropped to height x width as
+// media/resize.h does (0 = as they are). Throws as VideoReader does, and when there is no frame.
+Footage read_frames(const std::string& path, std::int64_t max_frames = 0, std::int64_t height = 0,
+                 std::int64_t width = 0);
+
+}  // namespace weft

@@ -1,0 +1,220 @@
+#include "media/writers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "core/error.h"
+#include "media/ffmpeg.h"
+
+extern "C" {
+#include <libavutil/opt.h>
+}
+
+namespace weft {
+namespace {
+
+[[noreturn]] void fail(const std::string& path, int code) {
+  throw Error(Exit::data, fmt::format("cannot write {}: {}", path, ff::reason(code)),
+              "is the disk full, or the directory missing or not writable?", __FILE__, __LINE__);
+}
+int check(const std::string& path, int code) {
+  if (code < 0) fail(path, code);
+  return code;
+}
+
+// An MP4 file while it is written; closes what is open on every way out.
+class Mp4 {
+ public:
+  explicit Mp4(const std::string& path) : path_(path) {
+    check(path, avformat_alloc_output_context2(&format_, nullptr, "mp4", path.c_str()));
+  }
+  ~Mp4() {
+    if (format_->pb != nullptr) avio_closep(&format_->pb);
+    avformat_free_context(format_);
+    if (!done_) std::remove(path_.c_str());
+  }
+  Mp4(const Mp4&) = delete;
+  Mp4& operator=(const Mp4&) = delete;
+
+  void start(std::int64_t height, std::int64_t width, AVRational rate) {
+    const AVCodec* codec = avcodec_find_encoder_by_name("libx264");
+    const bool x264 = codec != nullptr;
+    if (!x264) codec = avcodec_find_encoder(AV_CODEC_ID_MPEG4);
+    WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with libx264",
+               "cannot write {}: FFmpeg has no MP4 encoder", path_);
+    encoder_.reset(avcodec_alloc_context3(codec));
+    encoder_->width = static_cast<int>(width);
+    encoder_->height = static_cast<int>(height);
+    encoder_->pix_fmt = AV_PIX_FMT_YUV420P;
+    encoder_->time_base = av_inv_q(rate);
+    encoder_->framerate = rate;
+    // What swscale makes of RGB by default; players would guess BT.709 for large pictures.
+    encoder_->colorspace = AVCOL_SPC_SMPTE170M;
+    encoder_->color_range = AVCOL_RANGE_MPEG;
+    if ((format_->oformat->flags & AVFMT_GLOBALHEADER) != 0)
+      encoder_->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
+    if (x264) {
+      av_opt_set(encoder_->priv_data, "preset", "medium", 0);
+      av_opt_set(encoder_->priv_data, "crf", "12", 0);
+    } else {
+      encoder_->flags |= AV_CODEC_FLAG_QSCALE;
+      encoder_->global_quality = 2 * FF_QP2LAMBDA;
+    }
+    check(path_, avcodec_open2(encoder_.get(), codec, nullptr));
+    stream_ = avformat_new_stream(format_, nullptr);
+    WEFT_ASSERT(stream_ != nullptr);
+    stream_->time_base = encoder_->time_base;
+    stream_->avg_frame_rate = rate;
+    check(path_, avcodec_parameters_from_context(stream_->codecpar, encoder_.get()));
+    check(path_, avio_open(&format_->pb, path_.c_str(), AVIO_FLAG_WRITE));
+    check(path_, avformat_write_header(format_, nullptr));
+  }
+
+  // nullptr ends the stream.
+  void encode(const AVFrame* frame) {
+    check(path_, avcodec_send_frame(encoder_.get(), frame));
+    for (;;) {
+      const int got = avcodec_receive_packet(encoder_.get(), packet_.get());
+      if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
+      check(path_, got);
+      packet_->duration = 1;  // without it the last frame would last no time
+      av_packet_rescale_ts(packet_.get(), encoder_->time_base, stream_->time_base);
+      packet_->stream_index = stream_->index;
+      check(path_, av_interleaved_write_frame(format_, packet_.get()));
+    }
+  }
+
+  void finish() {
+    encode(nullptr);
+    check(path_, av_write_trailer(format_));
+    check(path_, avio_closep(&format_->pb));
+    done_ = true;
+  }
+
+ private:
+  std::string path_;
+  AVFormatContext* format_ = nullptr;
+  AVStream* stream_ = nullptr;
+  ff::Ptr<AVCodecContext> encoder_;
+  ff::Ptr<AVPacket> packet_{av_packet_alloc()};
+  bool done_ = false;
+};
+
+// Frame t with the last row and column repeated up to even sizes.
+void pad_frame(const ClipView& clip, std::int64_t t, std::int64_t height, std::int64_t width,
+               std::vector<std::uint8_t>& out) {
+  const std::uint8_t* from = clip.rgb + t * clip.height * clip.width * 3;
+  out.resize(static_cast<std::size_t>(height * width * 3));
+  for (std::int64_t y = 0; y < height; ++y) {
+    const std::uint8_t* row = from + std::min(y, clip.height - 1) * clip.width * 3;
+    std::uint8_t* to = out.data() + y * width * 3;
+    std::memcpy(to, row, static_cast<std::size_t>(clip.width * 3));
+    if (width > clip.width) std::memcpy(to + clip.width * 3, row + (clip.width - 1) * 3, 3);
+  }
+}
+
+}  // namespace
+
+void write_mp4(const std::string& path, const ClipView& clip, double fps) {
+  ff::quiet();
+  WEFT_ASSERT(clip.frames > 0 && clip.height > 0 && clip.width > 0);
+  WEFT_CHECK(fps > 0 && fps <= 1000, Exit::usage, "choose 1 to 1000 frames a second",
+             "cannot write {} at {} frames a second", path, fps);
+  const std::int64_t height = (clip.height + 1) / 2 * 2, width = (clip.width + 1) / 2 * 2;
+  Mp4 file(path);
+  file.start(height, width, av_d2q(fps, 100000));
+
+  const ff::Ptr<SwsContext> convert(
+      sws_getContext(static_cast<int>(width), static_cast<int>(height), AV_PIX_FMT_RGB24,
+                     static_cast<int>(width), static_cast<int>(height), AV_PIX_FMT_YUV420P,
+                     SWS_BILINEAR | SWS_ACCURATE_RND, nullptr, nullptr, nullptr));
+  WEFT_ASSERT(convert != nullptr);
+  std::vector<std::uint8_t> padded;
+  for (std::int64_t t = 0; t < clip.frames; ++t) {
+    pad_frame(clip, t, height, width, padded);
+    const ff::Ptr<AVFrame> frame(av_frame_alloc());
+    frame->format = AV_PIX_FMT_YUV420P;
+    frame->width = static_cast<int>(width);
+    frame->height = static_cast<int>(height);
+    frame->pts = t;
+    check(path, av_frame_get_buffer(frame.get(), 0));
+    const std::uint8_t* const planes[] = {padded.data()};
+    const int strides[] = {static_cast<int>(width * 3)};
+    sws_scale(convert.get(), planes, strides, 0, static_cast<int>(height), frame->data,
+              frame->linesize);
+    file.encode(frame.get());
+  }
+  file.finish();
+}
+
+void write_png(const std::string& path, std::int64_t height, std::int64_t width,
+               std::span<const std::uint8_t> rgb) {
+  ff::quiet();
+  WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
+  const AVCodec* codec = avcodec_find_encoder(AV_CODEC_ID_PNG);
+  WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with zlib",
+             "cannot write {}: FFmpeg has no PNG encoder", path);
+  const ff::Ptr<AVCodecContext> encoder(avcodec_alloc_context3(codec));
+  encoder->width = static_cast<int>(width);
+  encoder->height = static_cast<int>(height);
+  encoder->pix_fmt = AV_PIX_FMT_RGB24;
+  encoder->time_base = {1, 1};
+  check(path, avcodec_open2(encoder.get(), codec, nullptr));
+  const ff::Ptr<AVFrame> frame(av_frame_alloc());
+  frame->format = AV_PIX_FMT_RGB24;
+  frame->width = encoder->width;
+  frame->height = encoder->height;
+  check(path, av_frame_get_buffer(frame.get(), 0));
+  for (std::int64_t y = 0; y < height; ++y)
+    std::memcpy(frame->data[0] + y * frame->linesize[0], rgb.data() + y * width * 3,
+                static_cast<std::size_t>(width * 3));
+  const ff::Ptr<AVPacket> packet(av_packet_alloc());
+  check(path, avcodec_send_frame(encoder.get(), frame.get()));
+  check(path, avcodec_receive_packet(encoder.get(), packet.get()));
+
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) fail(path, AVERROR(errno));
+  const bool whole = std::fwrite(packet->data, 1, static_cast<std::size_t>(packet->size), file) ==
+                     static_cast<std::size_t>(packet->size);
+  const bool closed = std::fclose(file) == 0;
+  if (!whole || !closed) {
+    const int code = AVERROR(errno);
+    std::remove(path.c_str());
+    fail(path, code);
+  }
+}
+
+Image contact_sheet(std::span<const ClipView> clips, int columns) {
+  WEFT_ASSERT(!clips.empty() && columns >= 1);
+  constexpr std::int64_t gap = 2;
+  constexpr std::uint8_t grey = 96;
+  std::int64_t cell_height = 0, cell_width = 0, used = 0;
+  for (const ClipView& c : clips) {
+    cell_height = std::max(cell_height, c.height);
+    cell_width = std::max(cell_width, c.width);
+    used = std::max(used, std::min<std::int64_t>(columns, c.frames));
+  }
+  Image sheet;
+  sheet.height = static_cast<std::int64_t>(clips.size()) * (cell_height + gap) + gap;
+  sheet.width = used * (cell_width + gap) + gap;
+  sheet.rgb.assign(static_cast<std::size_t>(sheet.height * sheet.width * 3), grey);
+  for (std::size_t r = 0; r < clips.size(); ++r) {
+    const ClipView& c = clips[r];
+    const std::int64_t shown = std::min<std::int64_t>(columns, c.frames);
+    const std::int64_t top =
+        gap + static_cast<std::int64_t>(r) * (cell_height + gap) + (cell_height - c.height) / 2;
+    for (std::int64_t k = 0; k < shown; ++k) {
+      const std::int64_t t = shown == 1 ? 0 : k * (c.frames - 1) / (shown - 1);
+      const std::int64_t left = gap + k * (cell_width + gap) + (cell_width - c.width) / 2;
+      for (std::int64_t y = 0; y < c.height; ++y)
+        std::memcpy(sheet.rgb.data() + ((top + y) * sheet.width + left) * 3,
+                    c.rgb + (t * c.height + y) * c.width * 3,
+                    static_cast<std::size_t>(c.width * 3));
+    }
+  }
+  return sheet;
+}
+
+}  // namespace weft

@@ -1,0 +1,35 @@
+// Results as files that people look at: MP4 clips, PNG images, contact sheets.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// Pixels [T,H,W,3] that somebody else keeps alive.
+struct ClipView {
+  const std::uint8_t* rgb = nullptr;
+  std::int64_t frames = 0, height = 0, width = 0;
+};
+
+// H.264 (libx264, nearly lossless) where FFmpeg has it, otherwise MPEG-4 part 2; yuv420p, so that
+// every player shows it. Chroma needs even sizes: an odd height or width grows by one, repeating
+// its last row or column. fps > 0. Throws Exit::data with FFmpeg's reason; nothing is left behind then.
+void write_mp4(const std::string& path, const ClipView& clip, double fps);
+
+// `rgb` is [height, width, 3]. Throws Exit::data.
+void write_png(const std::string& path, std::int64_t height, std::int64_t width,
+               std::span<const std::uint8_t> rgb);
+
+struct Image {
+  std::vector<std::uint8_t> rgb;  // [H,W,3]
+  std::int64_t height = 0, width = 0;
+};
+
+// One row a clip, up to `columns` of its frames from first to last, evenly spaced, with thin grey
+// gaps. Clips may differ in size: each sits in the middle of its cells.
+Image contact_sheet(std::span<const ClipView> clips, int columns = 8);
+
+}  // namespace weft

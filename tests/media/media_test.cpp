@@ -1,0 +1,234 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "media/resize.h"
+#include "media/video_reader.h"
+#include "media/writers.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+const std::string bars = "lavfi:testsrc2=duration=1:rate=12:size=64x48";
+
+class MediaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ =
+        fs::temp_directory_path() / ("weft_media_" + std::to_string(getpid()) + "_" +
+                                     testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  std::string file(const std::string& name) const { return (dir_ / name).string(); }
+
+  fs::path dir_;
+};
+
+ClipView view(const Footage& clip) {
+  return {clip.rgb.data(), clip.frames, clip.height, clip.width};
+}
+
+double psnr(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return 10 * std::log10(255.0 * 255.0 * static_cast<double>(a.size()) / std::max(sum, 1e-9));
+}
+
+void expect_broken(const std::string& path, const std::string& what) {
+  try {
+    VideoReader reader(path);
+    while (reader.next() != nullptr) {
+    }
+    FAIL() << path << " was accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_THAT(e.what(), HasSubstr(path));
+    EXPECT_THAT(e.what(), HasSubstr(what));
+  }
+}
+
+TEST_F(MediaTest, ReadsAMadeSource) {
+  VideoReader reader(bars);
+  EXPECT_EQ(reader.height(), 48);
+  EXPECT_EQ(reader.width(), 64);
+  EXPECT_DOUBLE_EQ(reader.fps(), 12);
+  EXPECT_FALSE(reader.is_image());
+  std::int64_t n = 0;
+  while (const VideoFrame* f = reader.next()) {
+    EXPECT_EQ(f->index, n);
+    EXPECT_NEAR(f->seconds, static_cast<double>(n) / 12, 1e-6);
+    EXPECT_EQ(f->height, 48);
+    ++n;
+  }
+  EXPECT_EQ(n, 12);
+  EXPECT_EQ(reader.next(), nullptr);  // and stays at the end
+}
+
+TEST_F(MediaTest, ColoursAreRight) {
+  const Footage red = read_frames("lavfi:color=c=red:size=32x32:rate=5:duration=1", 1);
+  EXPECT_NEAR(red.rgb[0], 255, 3);
+  EXPECT_NEAR(red.rgb[1], 0, 3);
+  EXPECT_NEAR(red.rgb[2], 0, 3);
+}
+
+TEST_F(MediaTest, ResamplesToAFrameRate) {
+  VideoReader reader(bars, {.fps = 6, .threads = 1});
+  EXPECT_DOUBLE_EQ(reader.fps(), 6);
+  std::int64_t n = 0;
+  while (reader.next() != nullptr) ++n;
+  EXPECT_EQ(n, 6);
+}
+
+// Flat chroma of 4:2:0 costs most at the colour edges of the test picture; a greyscale picture
+// that moves shows the codec alone.
+TEST_F(MediaTest, Mp4RoundTrip) {
+  const Footage made = read_frames(
+      "lavfi:gradients=size=96x64:rate=10:duration=1.2:c0=0x202020:c1=0xE0E0E0:n=2:seed=3");
+  ASSERT_EQ(made.frames, 12);
+  write_mp4(file("clip.mp4"), view(made), 10);
+  VideoReader reader(file("clip.mp4"));
+  EXPECT_NEAR(reader.fps(), 10, 0.01);
+  EXPECT_EQ(reader.frames(), 12);
+  const Footage back = read_frames(file("clip.mp4"));
+  ASSERT_EQ(back.frames, 12);
+  ASSERT_EQ(back.rgb.size(), made.rgb.size());
+  EXPECT_GT(psnr(made.rgb, back.rgb), 38);
+}
+
+TEST_F(MediaTest, Mp4KeepsColours) {
+  const Footage made = read_frames("lavfi:color=c=0xC04020:size=32x32:rate=5:duration=1");
+  write_mp4(file("clip.mp4"), view(made), 5);
+  const Footage back = read_frames(file("clip.mp4"), 1);
+  for (int c = 0; c < 3; ++c)
+    EXPECT_NEAR(back.rgb[static_cast<std::size_t>(c)], made.rgb[static_cast<std::size_t>(c)], 4);
+}
+
+TEST_F(MediaTest, OddSizesGrowByOne) {
+  const Footage made = read_frames(bars, 3, 33, 45);
+  write_mp4(file("odd.mp4"), view(made), 23.976);
+  const Footage back = read_frames(file("odd.mp4"));
+  EXPECT_EQ(back.frames, 3);
+  EXPECT_EQ(back.height, 34);
+  EXPECT_EQ(back.width, 46);
+  EXPECT_NEAR(back.fps, 23.976, 0.01);
+}
+
+TEST_F(MediaTest, OneFrame) {
+  const Footage made = read_frames(bars, 1);
+  write_mp4(file("one.mp4"), view(made), 24);
+  EXPECT_EQ(read_frames(file("one.mp4")).frames, 1);
+}
+
+TEST_F(MediaTest, PngRoundTripIsExact) {
+  const Footage made = read_frames(bars, 1);
+  write_png(file("a.png"), made.height, made.width, made.rgb);
+  VideoReader reader(file("a.png"));
+  EXPECT_TRUE(reader.is_image());
+  EXPECT_EQ(reader.frames(), 1);
+  const Footage back = read_frames(file("a.png"));
+  EXPECT_EQ(back.frames, 1);
+  EXPECT_EQ(back.rgb, made.rgb);
+}
+
+TEST_F(MediaTest, BrokenVideos) {
+  expect_broken(file("missing.mp4"), "No such file");
+  std::ofstream(file("text.mp4")) << "this is no video\n";
+  expect_broken(file("text.mp4"), "cannot");
+  std::ofstream(file("empty.avi")).flush();
+  expect_broken(file("empty.avi"), "cannot");
+  expect_broken("lavfi:nosuchfilter=1", "cannot open");
+}
+
+// An MP4 keeps its index at the end: without it nothing can be read.
+TEST_F(MediaTest, TruncatedMp4) {
+  write_mp4(file("clip.mp4"), view(read_frames(bars)), 12);
+  fs::resize_file(file("clip.mp4"), fs::file_size(file("clip.mp4")) / 2);
+  expect_broken(file("clip.mp4"), "cannot open");
+}
+
+TEST_F(MediaTest, UnwritableResults) {
+  const Footage made = read_frames(bars, 1);
+  EXPECT_THROW(write_mp4(file("no/such/dir.mp4"), view(made), 24), Error);
+  EXPECT_THROW(write_png(file("no/such/dir.png"), made.height, made.width, made.rgb), Error);
+  EXPECT_THROW(write_mp4(file("a.mp4"), view(made), 0), Error);
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+VideoFrame frame_of(const std::vector<std::uint8_t>& rgb, std::int64_t height, std::int64_t width) {
+  VideoFrame f;
+  f.rgb = rgb.data();
+  f.stride = width * 3;
+  f.height = height;
+  f.width = width;
+  return f;
+}
+
+// Values from the definition: half-pixel centres, no antialiasing, crop of the middle.
+TEST(CoverResizeTest, KnownValues) {
+  std::vector<std::uint8_t> ramp(8 * 3);  // one row, 0 30 60 ... 210
+  for (int x = 0; x < 8; ++x)
+    for (int c = 0; c < 3; ++c)
+      ramp[static_cast<std::size_t>(x * 3 + c)] = static_cast<std::uint8_t>(30 * x);
+  CoverResize resize;
+  std::vector<std::uint8_t> out(2 * 3);
+  // 1x8 -> covers 1x2 as 1x8, cropped to the two in the middle.
+  resize(frame_of(ramp, 1, 8), 1, 2, out.data());
+  EXPECT_EQ(out[0], 90);
+  EXPECT_EQ(out[3], 120);
+  // 2x2 -> 4x4: samples at -0.25 (clamped to 0), 0.25, 0.75, 1.25 (the last sample repeats).
+  const std::vector<std::uint8_t> square = {0, 0, 0, 100, 100, 100, 0, 0, 0, 100, 100, 100};
+  out.resize(4 * 4 * 3);
+  resize(frame_of(square, 2, 2), 4, 4, out.data());
+  const int expected[] = {0, 25, 75, 100};
+  for (int x = 0; x < 4; ++x) EXPECT_EQ(out[static_cast<std::size_t>(x * 3)], expected[x]);
+}
+
+// Without antialiasing a picture shrunk 4 times is made of every fourth pair of pixels.
+TEST(CoverResizeTest, NoAntialiasing) {
+  std::vector<std::uint8_t> stripes(4 * 16 * 3);
+  for (std::size_t i = 0; i < stripes.size(); ++i)
+    stripes[i] = i / 3 % 4 == 1 || i / 3 % 4 == 2 ? 200 : 0;
+  CoverResize resize;
+  std::vector<std::uint8_t> out(4 * 3);
+  resize(frame_of(stripes, 4, 16), 1, 4, out.data());
+  for (const std::uint8_t v : out) EXPECT_EQ(v, 200);  // an antialiased one would be about 100
+}
+
+TEST(CoverResizeTest, SameSizeIsACopy) {
+  std::vector<std::uint8_t> noise(5 * 7 * 3), out(noise.size());
+  for (std::size_t i = 0; i < noise.size(); ++i)
+    noise[i] = static_cast<std::uint8_t>(i * 37 + i / 5);
+  CoverResize resize;
+  resize(frame_of(noise, 5, 7), 5, 7, out.data());
+  EXPECT_EQ(out, noise);
+}
+
+TEST(ContactSheet, LaysFramesOut) {
+  std::vector<std::uint8_t> pixels(10 * 4 * 6 * 3);
+  for (std::size_t i = 0; i < pixels.size(); ++i)
+    pixels[i] = static_cast<std::uint8_t>(i / (4 * 6 * 3));
+  const ClipView clips[] = {{pixels.data(), 10, 4, 6}, {pixels.data(), 3, 4, 6}};
+  const Image sheet = contact_sheet(clips);
+  EXPECT_EQ(sheet.height, 2 * (4 + 2) + 2);
+  EXPECT_EQ(sheet.width, 8 * (6 + 2) + 2);
+  const auto at = [&](std::int64_t row, std::int64_t column) {
+    return sheet.rgb[static_cast<std::size_t>(((2 + row * 6) * sheet.width + 2 + column * 8) * 3)];
+  };
+  EXPECT_EQ(at(0, 0), 0);
+  EXPECT_EQ(at(0, 7), 9);  // the last frame is always there
+  EXPECT_EQ(at(1, 2), 2);
+  EXPECT_EQ(at(1, 3), 96);  // three frames, then nothing
+}
+
+}  // namespace
+}  // namespace weft
