@@ -88,6 +88,9 @@ class Checkpoint {
   CheckpointInfo info_;
   std::map<std::string, std::int64_t> arrays_;
   std::vector<Shard> shards_;
+  std::string files_;  // of describe(): one line a shard file, and the hash of the state
+
+  struct Loader;
 };
 
 }  // namespace weft

@@ -1,0 +1,256 @@
+// Loading. Nothing is taken from a checkpoint before every byte of it has been compared with its
+// hash; the ranks share that work.
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "formats/file.h"
+#include "train/checkpoint_agree.h"
+#include "train/checkpoint_files.h"
+#include "train/checkpoint_manifest.h"
+
+namespace weft {
+
+using namespace checkpoint;
+
+namespace {
+
+constexpr const char* older_hint = "an older checkpoint of the run may still be usable";
+constexpr std::uint64_t longest_manifest = std::uint64_t{1} << 30;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = older_hint) {
+  throw Error(Exit::checkpoint, what, hint, __FILE__, __LINE__);
+}
+
+std::string read_text(const fs::path& path, std::uint64_t limit) {
+  const File file = File::open(path, Exit::checkpoint, false);
+  const std::uint64_t bytes = file.size();
+  if (bytes > limit) refuse(fmt::format("{} has {} bytes: too many", path.string(), bytes));
+  std::string text(bytes, '\0');
+  file.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+// The manifest's text and all that can be said without reading the shards: what is missing, what
+// is too much, whether it is the manifest that was verified here.
+std::string read_manifest(const fs::path& dir) {
+  std::error_code ec;
+  const fs::file_status status = fs::symlink_status(dir, ec);
+  if (!fs::exists(status)) refuse(fmt::format("{} is missing", dir.string()));
+  if (status.type() != fs::file_type::directory)
+    refuse(fmt::format("{} is not a directory", dir.string()));
+  const fs::path path = dir / manifest_name;
+  if (!fs::exists(fs::symlink_status(path, ec)))
+    refuse(fmt::format("{} has no {}: its save was cut off, or it is no checkpoint", dir.string(),
+                       manifest_name));
+  std::string text = read_text(path, longest_manifest);
+  const Manifest m = manifest_from_text(text, path.string());
+
+  const auto named = step_of(dir.filename().string());
+  if (named && *named != m.info.step)
+    refuse(fmt::format("{} is the manifest of step {}: of another checkpoint", path.string(),
+                       m.info.step));
+  const fs::path mark = dir / verified_name;
+  if (fs::exists(fs::symlink_status(mark, ec)) &&
+      read_text(mark, 4096) != manifest_hash(text) + "\n")
+    refuse(fmt::format("{} does not fit {}: either is damaged or of another run", mark.string(),
+                       manifest_name));
+
+  std::set<std::string> present;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("shard_")) present.insert(name);
+  }
+  for (const ShardTable& s : m.shards)
+    if (present.erase(s.file) == 0) refuse(fmt::format("{} is missing", (dir / s.file).string()));
+  if (!present.empty())
+    refuse(fmt::format("{} is one shard too many: not in {}", (dir / *present.begin()).string(),
+                       manifest_name));
+  return text;
+}
+
+// Compares this part's blocks of all shards with their hashes; part p takes every blocks whose
+// running number is p modulo `parts`. Throws at the first that differs.
+void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) {
+  std::vector<std::byte> buffer;
+  std::uint64_t number = 0;
+  for (const ShardTable& s : m.shards) {
+    const fs::path path = dir / s.file;
+    const File file = File::open(path, Exit::checkpoint, false);
+    if (file.size() != s.bytes)
+      refuse(fmt::format("{} has {} bytes, {} were saved", path.string(), file.size(), s.bytes));
+    for (std::size_t b = 0; b < s.blocks.size(); ++b, ++number) {
+      if (number % static_cast<std::uint64_t>(parts) != static_cast<std::uint64_t>(part)) continue;
+      const std::uint64_t begin = b * block_bytes, end = std::min(begin + block_bytes, s.bytes);
+      buffer.resize(end - begin);
+      file.read(buffer, begin);
+      const Hash128 found = hash128(buffer);
+      if (found == s.blocks[b]) continue;
+      for (const ShardTable& other : m.shards)
+        if (&other != &s && b < other.blocks.size() && other.blocks[b] == found)
+          refuse(fmt::format("{} holds what belongs into {}: swapped or copied over", path.string(),
+                             other.file));
+      refuse(fmt::format("{} block {} (bytes {} to {}) is damaged; it holds {}", path.string(), b,
+                         begin, end, tensors_in(m, s, begin, end)));
+    }
+  }
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  const double b = static_cast<double>(bytes);
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  if (b < 1e6) return fmt::format("{:.1f} kB", b / 1e3);
+  if (b < 1e9) return fmt::format("{:.1f} MB", b / 1e6);
+  return fmt::format("{:.2f} GB", b / 1e9);
+}
+
+}  // namespace
+
+// Turns a manifest into the public object.
+struct Checkpoint::Loader {
+  static Checkpoint make(const fs::path& dir, const Manifest& m) {
+    Checkpoint c;
+    c.dir_ = dir;
+    c.info_ = m.info;
+    for (const ArrayLength& a : m.arrays) c.arrays_[a.name] = a.elements;
+    for (const ShardTable& s : m.shards) {
+      for (const Range& r : s.ranges)
+        if (r.end > r.begin)
+          c.shards_.push_back(
+              {dir / s.file, r.array, r.begin, r.end, static_cast<std::int64_t>(r.offset)});
+      c.files_ += fmt::format("    {}  {:>10}  {} blocks  first {}\n", s.file, human_bytes(s.bytes),
+                              s.blocks.size(), s.blocks.empty() ? "-" : to_hex(s.blocks[0]));
+    }
+    c.files_ += fmt::format("  hash of the state  {}\n", to_hex(m.state_hash));
+    return c;
+  }
+};
+
+std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_dir, MPI_Comm comm) {
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(comm, &own);
+  struct Free {
+    MPI_Comm& c;
+    ~Free() { MPI_Comm_free(&c); }
+  } free{own};
+  int rank = 0, size = 1;
+  MPI_Comm_rank(own, &rank);
+  MPI_Comm_size(own, &size);
+
+  // Rank 0 decides the order of candidates: the one that `latest` names, then newest to oldest.
+  std::vector<std::int64_t> candidates;
+  std::optional<std::string> latest;
+  agree(own, attempt([&] {
+          if (rank != 0) return;
+          candidates = list_steps(run_dir);
+          latest = read_latest(run_dir);
+        }))
+      .raise();
+  std::vector<std::string> faults;
+  if (latest) {
+    const auto named = step_of(*latest);
+    const auto it =
+        named ? std::find(candidates.begin(), candidates.end(), *named) : candidates.end();
+    if (it != candidates.end())
+      std::rotate(candidates.begin(), it, it + 1);
+    else
+      faults.push_back(fmt::format("{} names {}, which is no checkpoint here",
+                                   (run_dir / "latest").string(), *latest));
+  } else if (rank == 0 && !candidates.empty()) {
+    faults.push_back(fmt::format("{} is missing", (run_dir / "latest").string()));
+  }
+  for (const std::string& f : faults) log::warn("{}", f);
+
+  for (std::size_t i = 0;; ++i) {
+    // What rank 0 tries next travels as the directory's name and the manifest's text.
+    std::string name = i < candidates.size() ? step_name(candidates[i]) : "", text;
+    share_text(own, name);
+    if (name.empty()) break;
+    const fs::path dir = run_dir / name;
+    Outcome o = agree(own, attempt([&] {
+                        if (rank == 0) text = read_manifest(dir);
+                      }));
+    if (o.ok()) {
+      share_text(own, text);
+      Manifest m;
+      o = agree(own, attempt([&] {
+                  m = manifest_from_text(text, (dir / manifest_name).string());
+                  verify_blocks(m, dir, rank, size);
+                }));
+      if (o.ok()) {
+        if (rank == 0 && !faults.empty()) log::warn("going on from {}", dir.string());
+        return Loader::make(dir, m);
+      }
+    }
+    faults.push_back(o.error);
+    if (rank == 0) log::warn("checkpoint {} is not usable: {}", dir.string(), o.error);
+  }
+  // Rank 0 alone knows a dangling `latest`; all must leave in the same way.
+  const Outcome end = agree(own, attempt([&] {
+                              if (rank != 0 || faults.empty()) return;
+                              refuse(fmt::format("no checkpoint of {} is usable: {}",
+                                                 run_dir.string(), fmt::join(faults, "; ")),
+                                     "bring back a good copy, or start anew in another run.dir");
+                            }));
+  end.raise();
+  return std::nullopt;
+}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& given) {
+  // `latest` is a link, and so may be what a person types; within the checkpoint none is followed.
+  std::error_code ec;
+  fs::path dir = fs::canonical(given, ec);
+  if (ec) refuse(fmt::format("cannot open {}: {}", given.string(), ec.message()), "check the path");
+  const Manifest m = manifest_from_text(read_manifest(dir), (dir / manifest_name).string());
+  verify_blocks(m, dir, 0, 1);
+  return Loader::make(dir, m);
+}
+
+void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<float> out) const {
+  const auto it = arrays_.find(array);
+  WEFT_CHECK(it != arrays_.end(), Exit::checkpoint, "it was saved by another kind of run",
+             "checkpoint {} has no array {}", dir_.string(), array);
+  const auto end = begin + static_cast<std::int64_t>(out.size());
+  WEFT_CHECK(begin >= 0 && end <= it->second, Exit::checkpoint,
+             "the deck's model differs from the one that was saved",
+             "elements {} to {} of array {} in checkpoint {}, which has {}", begin, end, array,
+             dir_.string(), it->second);
+  for (const Shard& s : shards_) {
+    const std::int64_t first = std::max(begin, s.begin), last = std::min(end, s.end);
+    if (s.array != array || first >= last) continue;
+    const File file = File::open(s.file, Exit::checkpoint, false);
+    const auto piece = out.subspan(static_cast<std::size_t>(first - begin),
+                                   static_cast<std::size_t>(last - first));
+    file.read(std::as_writable_bytes(piece),
+              static_cast<std::uint64_t>(s.file_offset + (first - s.begin) * 4));
+  }
+}
+
+std::string Checkpoint::describe() const {
+  std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
+                                 info_.step, info_.build);
+  for (const auto& [key, value] : info_.notes) text += fmt::format("  {}  {}\n", key, value);
+  text += "  arrays (f32)\n";
+  for (const auto& [name, elements] : arrays_)
+    text += fmt::format("    {:<16} {:>14} elements  {:>10}\n", name, elements,
+                        human_bytes(static_cast<std::uint64_t>(elements) * 4));
+  text += fmt::format("  tensors ({})\n", info_.tensors.size());
+  for (const TensorRange& t : info_.tensors)
+    text += fmt::format("    {:<56} [{}] at {}\n", t.name, fmt::join(t.shape, ", "), t.offset);
+  text += "  shards\n" + files_ + "  deck\n";
+  std::string line;
+  for (const char c : info_.deck + (info_.deck.ends_with('\n') ? "" : "\n")) {
+    if (c != '\n') {
+      line += c;
+    } else {
+      text += "    " + line + "\n";
+      line.clear();
+    }
+  }
+  return text + "  every byte matches its hash\n";
+}
+
+}  // namespace weft

@@ -1,0 +1,59 @@
+// The run directory as checkpoints see it: names, the lock, publishing, deleting.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace weft::checkpoint {
+
+namespace fs = std::filesystem;
+
+// Called by name at every point of a save where a crash or a delay could matter ("shard", "rename",
+// ...): tests stop, slow or kill the process there. Null in a job.
+extern void (*at_site)(const char* site);
+
+std::string step_name(std::int64_t step);  // "step_120"
+// The step of a directory's name, nullopt if it is no checkpoint's ("step_120.tmp", "samples").
+std::optional<std::int64_t> step_of(const std::string& name);
+
+// The steps that have a directory of their own (links are not followed), newest first. A run
+// directory that does not exist has none; one that cannot be read throws Exit::checkpoint.
+std::vector<std::int64_t> list_steps(const fs::path& run_dir);
+// What RUN/latest points to: nullopt if there is no such link; the text as it is otherwise.
+std::optional<std::string> read_latest(const fs::path& run_dir);
+
+// Creates the directory, proves that this process can write, sync and delete in it. `rank` keeps
+// the probes of several ranks apart. Throws Exit::checkpoint.
+void probe_directory(const fs::path& run_dir, int rank);
+// Removes what interrupted saves and deletions have left.
+void clear_remains(const fs::path& run_dir);
+
+// Puts step_N.tmp in the place of step_N. An older step_N is exchanged in one step and lies at
+// step_N.tmp afterwards.
+void publish(const fs::path& run_dir, std::int64_t step);
+// Undoes publish(): step_N is gone, or what it was before.
+void withdraw(const fs::path& run_dir, std::int64_t step);
+// Writes the mark `verified` with the manifest's hash, then points `latest` at the step.
+void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& manifest_hash);
+// Deletes checkpoints older than the `keep` newest verified ones up to `step`. Those of later
+// steps (left by a run that went back) are not counted and not touched.
+void delete_older(const fs::path& run_dir, std::int64_t step, int keep);
+
+// Held while a job writes into a run directory. The kernel gives it back when the job dies,
+// however it dies; file `lock` says who has it.
+class RunLock {
+ public:
+  // Throws Exit::checkpoint, naming host and process, when a live job holds it.
+  explicit RunLock(const fs::path& run_dir);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  fs::path path_;
+  int fd_ = -1;
+};
+
+}  // namespace weft::checkpoint

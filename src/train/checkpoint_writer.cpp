@@ -1,0 +1,296 @@
+// Saving. The caller's thread copies this rank's share (the cut); a thread of the writer does the
+// rest in phases. Every phase ends with all ranks agreeing on how it went, so that a failure
+// anywhere is a failure everywhere and no rank waits for one that has given up.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "formats/file.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_agree.h"
+#include "train/checkpoint_files.h"
+#include "train/checkpoint_manifest.h"
+
+namespace weft {
+
+using namespace checkpoint;
+
+namespace {
+
+constexpr int most_failures = 3;  // in a row, before the job stops
+
+void pass(const char* site) {
+  if (at_site != nullptr) at_site(site);
+}
+
+// Copies and hashes one block of a shard. The hash is taken from the source, not from the copy: a
+// copy that went wrong then shows when the file is read back.
+Hash128 cut_block(std::span<const FlatArray> arrays, const ShardTable& shard, std::uint64_t begin,
+                  std::uint64_t end, std::byte* staging) {
+  constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy
+  Hasher hasher;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const Range& r = shard.ranges[i];
+    const std::uint64_t size = static_cast<std::uint64_t>(r.end - r.begin) * sizeof(float);
+    const std::uint64_t first = std::max(begin, r.offset), last = std::min(end, r.offset + size);
+    const auto* source = reinterpret_cast<const std::byte*>(arrays[i].values.data() + r.begin);
+    for (std::uint64_t at = first; at < last; at += piece) {
+      const std::uint64_t n = std::min(piece, last - at);
+      hasher.add({source + (at - r.offset), n});
+      std::memcpy(staging + at, source + (at - r.offset), n);
+    }
+  }
+  return hasher.value();
+}
+
+}  // namespace
+
+struct CheckpointWriter::State {
+  fs::path run_dir;
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0, ranks = 1, keep = 2;
+  std::unique_ptr<RunLock> lock;  // rank 0's
+
+  // The copy of this rank's share. Allocated once: saves do not make the job grow.
+  std::unique_ptr<std::byte[]> staging;
+  std::uint64_t staging_bytes = 0;
+
+  // The save in flight; only the thread touches these until it is joined.
+  std::thread thread;
+  Manifest manifest;  // complete on rank 0
+  ShardTable shard;   // this rank's
+  bool last_ok = true;
+  int failures = 0;
+  Outcome last_failure;
+
+  fs::path temporary() const { return run_dir / (step_name(manifest.info.step) + ".tmp"); }
+  fs::path final_dir() const { return run_dir / step_name(manifest.info.step); }
+
+  void cut(std::span<const FlatArray> arrays);
+  void write_all();
+  Outcome try_to_write(std::string& manifest_text, bool& published);
+  void write_shard();
+  std::string write_manifest(std::span<const std::byte> hashes);
+  void read_back(const std::string& manifest_text);
+  void clean_up(bool published);
+};
+
+void CheckpointWriter::State::cut(std::span<const FlatArray> arrays) {
+  if (staging_bytes != shard.bytes) {
+    staging.reset();
+    staging.reset(new (std::nothrow) std::byte[shard.bytes]);
+    WEFT_CHECK(staging != nullptr, Exit::checkpoint, "use more ranks, or hosts with more memory",
+               "no memory for a copy of {} bytes of state", shard.bytes);
+    staging_bytes = shard.bytes;
+  }
+  const auto blocks = static_cast<std::int64_t>((shard.bytes + block_bytes - 1) / block_bytes);
+  shard.blocks.resize(static_cast<std::size_t>(blocks));
+#pragma omp parallel for schedule(dynamic)
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::uint64_t begin = static_cast<std::uint64_t>(b) * block_bytes;
+    const std::uint64_t end = std::min(begin + block_bytes, shard.bytes);
+    shard.blocks[static_cast<std::size_t>(b)] = cut_block(arrays, shard, begin, end, staging.get());
+  }
+}
+
+void CheckpointWriter::State::write_shard() {
+  File file = File::create(temporary() / shard.file, Exit::checkpoint);
+  for (std::uint64_t at = 0; at < shard.bytes; at += block_bytes) {
+    file.write({staging.get() + at, std::min(block_bytes, shard.bytes - at)}, at);
+    pass("block");
+  }
+  pass("shard");
+  file.sync();
+  file.drop_cache();
+  file.close();
+}
+
+// Rank 0: completes the manifest with the hashes of all ranks and makes it lasting.
+std::string CheckpointWriter::State::write_manifest(std::span<const std::byte> hashes) {
+  manifest.shards.clear();
+  for (int r = 0; r < ranks; ++r) {
+    ShardTable s = shard_layout(manifest.arrays, r, ranks);
+    s.blocks.resize(static_cast<std::size_t>((s.bytes + block_bytes - 1) / block_bytes));
+    const std::size_t bytes = s.blocks.size() * sizeof(Hash128);
+    WEFT_ASSERT(bytes <= hashes.size());
+    std::memcpy(s.blocks.data(), hashes.data(), bytes);
+    hashes = hashes.subspan(bytes);
+    manifest.shards.push_back(std::move(s));
+  }
+  manifest.state_hash = state_hash(manifest.shards);
+  const std::string text = to_text(manifest);
+  File file = File::create(temporary() / manifest_name, Exit::checkpoint);
+  file.write(std::as_bytes(std::span(text)), 0);
+  pass("manifest");
+  file.sync();
+  file.close();
+  sync_directory(temporary(), Exit::checkpoint);
+  pass("synced");
+  return text;
+}
+
+// Reads this rank's shard (and rank 0 the manifest) from the disk and compares with the hashes of
+// the cut. The staging buffer has done its work and takes the bytes.
+void CheckpointWriter::State::read_back(const std::string& manifest_text) {
+  pass("verify");
+  const File file = File::open(final_dir() / shard.file, Exit::checkpoint, false);
+  file.drop_cache();
+  WEFT_CHECK(file.size() == shard.bytes, Exit::checkpoint, "the storage loses data: tell operators",
+             "{} has {} bytes after writing {}", file.path().string(), file.size(), shard.bytes);
+  for (std::size_t b = 0; b < shard.blocks.size(); ++b) {
+    const std::uint64_t at = b * block_bytes;
+    const std::span<std::byte> block(staging.get() + at, std::min(block_bytes, shard.bytes - at));
+    file.read(block, at);
+    WEFT_CHECK(hash128(block) == shard.blocks[b], Exit::checkpoint,
+               "memory or storage of this host changes data: take it out of the job",
+               "{} block {} (byte {}) read back is not what the model held", file.path().string(),
+               b, at);
+  }
+  if (rank != 0) return;
+  const File written = File::open(final_dir() / manifest_name, Exit::checkpoint, false);
+  written.drop_cache();
+  std::string text(written.size(), '\0');
+  written.read(std::as_writable_bytes(std::span(text)), 0);
+  WEFT_CHECK(text == manifest_text, Exit::checkpoint, "the storage loses data: tell operators",
+             "{} read back differs", written.path().string());
+}
+
+Outcome CheckpointWriter::State::try_to_write(std::string& text, bool& published) {
+  const auto on_root = [&](auto&& work) {
+    return agree(comm, rank == 0 ? attempt(work) : Outcome{});
+  };
+  Outcome o = on_root([&] {
+    std::error_code ec;
+    fs::remove_all(temporary(), ec);
+    fs::create_directory(temporary(), ec);
+    WEFT_CHECK(!ec, Exit::checkpoint, "check space, quota and permissions of run.dir",
+               "cannot create directory {}: {}", temporary().string(), ec.message());
+  });
+  if (!o.ok()) return o;
+  o = agree(comm, attempt([&] { write_shard(); }));
+  if (!o.ok()) return o;
+  const std::vector<std::byte> hashes = collect(comm, std::as_bytes(std::span(shard.blocks)));
+  o = on_root([&] {
+    text = write_manifest(hashes);
+    published = true;  // from here on a failure has to look at what is there
+    publish(run_dir, manifest.info.step);
+  });
+  if (!o.ok()) return o;
+  o = agree(comm, attempt([&] { read_back(text); }));
+  if (!o.ok()) return o;
+  return on_root([&] { mark_verified(run_dir, manifest.info.step, manifest_hash(text)); });
+}
+
+// Rank 0, after a failure: nothing of the failed save stays.
+void CheckpointWriter::State::clean_up(bool published) {
+  const Outcome o = attempt([&] {
+    std::error_code ec;
+    // What is on disk decides: a step without its mark is the one that failed.
+    if (published && !fs::exists(final_dir() / verified_name, ec))
+      withdraw(run_dir, manifest.info.step);
+    fs::remove_all(temporary(), ec);
+    sync_directory(run_dir, Exit::checkpoint);
+  });
+  if (!o.ok()) log::warn("after a failed save: {}", o.error);
+}
+
+void CheckpointWriter::State::write_all() {
+  std::string text;
+  bool published = false;
+  const Outcome o = try_to_write(text, published);
+  last_ok = o.ok();
+  failures = o.ok() ? 0 : failures + 1;
+  last_failure = o;
+  if (rank != 0) return;
+  if (!o.ok()) {
+    std::uint64_t bytes = 0;
+    for (int r = 0; r < ranks; ++r) bytes += shard_layout(manifest.arrays, r, ranks).bytes;
+    clean_up(published);
+    log::error(
+        "ERROR: checkpoint {} ({} bytes) was not saved: {}. {}{}The run goes on with the "
+        "older checkpoints kept; failure {} of {} in a row.",
+        final_dir().string(), bytes, o.error, o.hint, o.hint.empty() ? "" : ". ", failures,
+        most_failures);
+    return;
+  }
+  const Outcome tidy = attempt([&] {
+    fs::remove_all(temporary());
+    delete_older(run_dir, manifest.info.step, keep);
+  });
+  if (!tidy.ok()) log::warn("older checkpoints stay: {}", tidy.error);
+  pass("done");
+}
+
+CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm, int keep)
+    : state_(std::make_unique<State>()) {
+  WEFT_ASSERT(keep >= 2);
+  int threads = 0;
+  MPI_Query_thread(&threads);
+  WEFT_ASSERT(threads == MPI_THREAD_MULTIPLE);
+  // A limit on file sizes is to be an error of write(), not the death of the job.
+  std::signal(SIGXFSZ, SIG_IGN);
+  State& s = *state_;
+  s.run_dir = std::move(run_dir);
+  s.keep = keep;
+  MPI_Comm_dup(comm, &s.comm);
+  MPI_Comm_rank(s.comm, &s.rank);
+  MPI_Comm_size(s.comm, &s.ranks);
+  Outcome o = attempt([&] {
+    if (s.rank != 0) return;
+    probe_directory(s.run_dir, 0);
+    s.lock = std::make_unique<RunLock>(s.run_dir);
+    clear_remains(s.run_dir);
+  });
+  o = agree(s.comm, o);
+  if (o.ok())
+    o = agree(s.comm, attempt([&] {
+                if (s.rank != 0) probe_directory(s.run_dir, s.rank);
+              }));
+  if (!o.ok()) {
+    MPI_Comm_free(&s.comm);
+    o.raise();
+  }
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  State& s = *state_;
+  // Joins even while an exception is on its way: a save in flight on this rank is in flight, or
+  // about to be, on all others.
+  if (s.thread.joinable()) s.thread.join();
+  // Freeing is collective: not while this rank alone may be unwinding.
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (std::uncaught_exceptions() == 0 && finalized == 0) MPI_Comm_free(&s.comm);
+}
+
+double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatArray> arrays) {
+  const auto start = std::chrono::steady_clock::now();
+  State& s = *state_;
+  wait();
+  if (s.failures >= most_failures)
+    throw Error(Exit::checkpoint,
+                fmt::format("{} saves in a row have failed, the last with: {}", s.failures,
+                            s.last_failure.error),
+                s.last_failure.hint, __FILE__, __LINE__);
+  s.manifest = {};
+  for (const FlatArray& a : arrays)
+    s.manifest.arrays.push_back({a.name, static_cast<std::int64_t>(a.values.size())});
+  if (s.rank == 0) s.manifest.info = info;
+  s.manifest.info.step = info.step;
+  s.shard = shard_layout(s.manifest.arrays, s.rank, s.ranks);
+  s.cut(arrays);
+  pass("cut");
+  s.thread = std::thread([&s] { s.write_all(); });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+bool CheckpointWriter::wait() {
+  if (state_->thread.joinable()) state_->thread.join();
+  return state_->last_ok;
+}
+
+}  // namespace weft
