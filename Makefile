@@ -1,0 +1,34 @@
+# The front door. CMake does the work; each target does all of its own set-up.
+
+.DEFAULT_GOAL := help
+.PHONY: run test build bench deps format check-format check-includes clean help
+
+run: ## footage -> clip store -> train on 2 ranks, stopped and gone on -> clip and report (VIDEO=path: your footage)
+	@tools/run_demo.sh
+
+test: ## every test; the last line is the summary of ctest
+	@tools/test.sh
+
+build: deps ## build/weft, Release
+	@tools/build.sh
+
+bench: build ## a training step against PyTorch, interleaved (needs python3-venv; fetches PyTorch once)
+	@tools/bench.sh
+
+deps: ## installs missing packages as root, or says which are missing
+	@tools/deps.sh
+
+format: ## lays out src and tests with clang-format
+	@find src tests kernels -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+
+check-format: ## layout, tabs, blanks, lengths of files
+	@tools/check_format.sh
+
+check-includes: ## the direction of includes, and no barrier in the step loop
+	@python3 tools/check_includes.py
+
+clean: ## removes build/ (runs/ and .data/ stay)
+	@rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Checks that includes run downward only, and that no barrier stands in the step loop.
+
+The rooms of src/ and what each may include are drawn in docs/architecture.md; this table is that drawing for a machine.
+Prints file:line for every breach; exit status 1 if there is one.
+"""
+import pathlib
+import re
+import sys
+
+LEAVES = {"data", "media", "formats", "observe"}  # stand on core alone
+ALLOWED = {
+    "core": set(),
+    "ops": set(),
+    "parallel": {"ops"},
+    "autograd": {"ops"},
+    "nn": {"autograd", "ops"},
+    "models": {"nn", "autograd", "ops", "formats"},
+    "diffusion": {"models", "nn", "autograd", "ops"},
+    "train": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
+    "infer": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | LEAVES,
+}
+ALLOWED |= {room: set() for room in LEAVES}
+ALLOWED["commands"] = set(ALLOWED)
+ALLOWED["main.cpp"] = {"commands"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+CUDA = re.compile(r"^\s*#\s*include\s+[<\"](cuda|nccl|cublas|cudnn|nvtx)")
+CUDA_HOMES = re.compile(r"^(core/device|parallel/nccl)")
+BARRIER = re.compile(r"\bMPI_I?[Bb]arrier\s*\(")
+# All ranks wait for the slowest at a barrier, every step; whoever needs one here has a design to mend.
+STEP_LOOP = ("train/trainer*.cpp", "train/step*.cpp", "parallel/*")
+
+
+def breaches_of_includes(src):
+    for path in sorted(p for p in src.rglob("*") if p.suffix in {".cpp", ".h"}):
+        relative = path.relative_to(src)
+        room = relative.parts[0]
+        if room not in ALLOWED:
+            yield f"{path}:1: room '{room}' is unknown: add it to tools/check_includes.py and docs/architecture.md"
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if CUDA.match(line) and not CUDA_HOMES.match(relative.as_posix()):
+                yield f"{path}:{number}: CUDA headers belong to core/device*, parallel/nccl* and kernels/"
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            target = match[1]
+            if not (src / target).is_file():
+                yield f'{path}:{number}: "{target}" is not a file under src/ (write the path from src/)'
+                continue
+            other = target.split("/")[0]
+            if other not in ALLOWED[room] | {room, "core"}:
+                yield f"{path}:{number}: {room} must not include {other} (\"{target}\")"
+
+
+def barriers(src):
+    for pattern in STEP_LOOP:
+        for path in sorted(src.glob(pattern)):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if BARRIER.search(line.split("//")[0]):
+                    yield f"{path}:{number}: MPI_Barrier in the step loop"
+
+
+def main():
+    src = pathlib.Path(__file__).resolve().parent.parent / "src"
+    found = [*breaches_of_includes(src), *barriers(src)]
+    for line in found:
+        print(line)
+    print(f"includes: {len(found)} breaches" if found else "includes: all run downward")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

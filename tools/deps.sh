@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Sees to it that everything in tools/debian-packages.txt is there. As root on Debian or Ubuntu it installs what is
+# missing; otherwise, if CMake finds what it needs elsewhere (modules, Spack), that is good enough; otherwise one message
+# says what to do, and the exit status is 1. Under a second where nothing is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+list=tools/debian-packages.txt
+mapfile -t wanted < <(awk '$1 !~ /^#/ && NF {print $1}' "$list")
+
+missing=()
+have_apt=no
+if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
+  have_apt=yes
+  # dpkg-query fails if it has never heard of one of the names, and answers for the others all the same.
+  installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null || true)
+  for package in "${wanted[@]}"; do
+    grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || exit 0
+else
+  missing=("${wanted[@]}")
+fi
+
+if [ "$have_apt" = yes ] && [ "$(id -u)" -eq 0 ]; then
+  echo "deps: installing ${#missing[@]} packages: ${missing[*]}"
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  export DEBIAN_FRONTEND=noninteractive
+  install() { apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
+  # The package lists of a fresh machine or container are empty or old: fetch them when they do not serve.
+  if ! install && ! { apt-get update >"$log" 2>&1 && install; }; then
+    tail -n 20 "$log" >&2
+    echo "deps: apt-get could not install the packages (above: its last lines). HINT: is there a network, and does" \
+      "/etc/apt/sources.list name a mirror that this machine reaches?" >&2
+    exit 1
+  fi
+  exit 0
+fi
+
+# Not ours to install. The same libraries may well be here as modules or from Spack: ask the one who will look for them.
+if command -v cmake >/dev/null; then
+  probe=$(mktemp -d)
+  trap 'rm -rf "$probe"' EXIT
+  if [ -f build/CMakeCache.txt ] || cmake -S . -B "$probe" >"$probe/log" 2>&1; then
+    exit 0
+  fi
+fi
+column() {  # the modules (1) or Spack packages (2) that stand for the missing packages
+  awk -v field="$1" -v missing=" ${missing[*]} " 'index(missing, " " $1 " ") {
+    sub(/^[^#]*# */, ""); line = $0; if (field == 1) line = $1; else sub(/^[^ ]+ +/, "", line)
+    if (line != "-" && !seen[line]++) print line }' "$list"
+}
+{
+  echo "deps: weft cannot be built yet: ${#missing[@]} packages are missing, and only root can install them."
+  echo "  Debian, Ubuntu:  sudo apt-get install --no-install-recommends ${missing[*]}"
+  echo "  modules:         module load $(column 1 | paste -sd' ')"
+  echo "  Spack:           spack install $(column 2 | awk '{print (NF > 1 ? "\"" $0 "\"" : $0)}' | paste -sd' ')"
+  if [ -n "${probe:-}" ] && grep -q "CMake Error" "$probe/log"; then
+    echo "  What CMake missed first: $(grep -A 3 -m 1 'CMake Error' "$probe/log" | tail -n +2 | tr -s ' \n' ' ')"
+  fi
+  echo "  HINT: docs/install.md goes through each of these ways."
+} >&2
+exit 1

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# All tests, the fast ones first: ctest runs them in the order of tests/CMakeLists.txt, unit, mpi, e2e. Arguments go to
+# ctest, as in `tools/test.sh -L unit`. The last line is ctest's own summary.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools/deps.sh
+tools/build.sh
+exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary "$@"
