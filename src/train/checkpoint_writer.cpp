@@ -211,9 +211,9 @@ void CheckpointWriter::State::write_all() {
     for (int r = 0; r < ranks; ++r) bytes += shard_layout(manifest.arrays, r, ranks).bytes;
     clean_up(published);
     log::error(
-        "ERROR: checkpoint {} ({} bytes) was not saved: {}. {}{}The run goes on with the "
-        "older checkpoints kept; failure {} of {} in a row.",
-        final_dir().string(), bytes, o.error, o.hint, o.hint.empty() ? "" : ". ", failures,
+        "ERROR: checkpoint {} ({} bytes) was not saved: {}{}{}. The run goes on with the older "
+        "checkpoints kept; failure {} of {} in a row.",
+        final_dir().string(), bytes, o.error, o.hint.empty() ? "" : "; ", o.hint, failures,
         most_failures);
     return;
   }
