@@ -58,8 +58,10 @@ struct ClipStoreWriter::State {
   void write_table(const OpenBucket& b, const char* name, hid_t type, hid_t memory,
                    const void* values) {
     const h5::Handle space(H5Screate_simple(1, b.dims.data(), nullptr), H5Sclose);
-    const h5::Handle d(
-        H5Dcreate2(b.group, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Dclose);
+    const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(how, false);
+    const h5::Handle d(H5Dcreate2(b.group, name, type, space, H5P_DEFAULT, how, H5P_DEFAULT),
+                       H5Dclose);
     check(d.valid() && H5Dwrite(d, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) >= 0, name);
   }
 
@@ -156,6 +158,7 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   const h5::Handle space(
       H5Screate_simple(static_cast<int>(b.dims.size()), b.dims.data(), limit.data()), H5Sclose);
   const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(how, false);  // the same clips make the same file, byte by byte
   H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
   H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);  // every chunk is written whole
   b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,
