@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -111,6 +112,11 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
       else
         log::warn("{} breaks after frame {}, {} whole clips before that are kept: {}",
                   inputs[i].path, cut.frames, cut.clips, cut.broken);
+    } else if (cut.damaged > 0) {
+      // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
+      ++share.broken;
+      log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} clips are kept",
+                inputs[i].path, cut.damaged, cut.frames, cut.clips);
     } else if (!cut.unused.empty()) {
       ++share.unused;
       log::warn("no clip from {}: {}", inputs[i].path, cut.unused);
@@ -270,23 +276,32 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   std::array<std::int64_t, 3> sums{};
   MPI_Allreduce(mine.data(), sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
 
-  // 4. One store, on rank 0; the others keep their parts until it is whole.
+  // 4. One store, on rank 0. The others keep their parts until it is whole, or has failed.
+  int code = 0;
+  std::exception_ptr failure;
   if (rank == 0) {
-    std::vector<std::vector<Share::Made>> made;
-    std::size_t clips = 0;
-    for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
-    std::string fault;
-    for (const std::string& f : faults)
-      if (fault.empty()) fault = f;
-    WEFT_CHECK(clips > 0, Exit::data,
-               "try fewer ingest.frames, a lower ingest.resolutions, or other footage",
-               "no clip came out of {} videos; the first fault: {}", inputs.size(), fault);
-    const Written written = merge(deck.ingest.output, made, deck.ingest.max_clips);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    print_table(deck.ingest.output, written, sums, inputs.size(), seconds);
+    try {
+      std::vector<std::vector<Share::Made>> made;
+      std::size_t clips = 0;
+      for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
+      const auto fault = std::find_if(faults.begin(), faults.end(),
+                                      [](const std::string& f) { return !f.empty(); });
+      WEFT_CHECK(clips > 0, Exit::data,
+                 "try fewer ingest.frames, a lower ingest.resolutions, or other footage",
+                 "no clip came out of {} videos; the first fault: {}", inputs.size(),
+                 fault == faults.end() ? "none" : *fault);
+      const Written written = merge(deck.ingest.output, made, deck.ingest.max_clips);
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      print_table(deck.ingest.output, written, sums, inputs.size(), seconds);
+    } catch (const Error& e) {
+      failure = std::current_exception();
+      code = static_cast<int>(e.code());
+    }
   }
-  MPI_Barrier(comm);
+  MPI_Bcast(&code, 1, MPI_INT, 0, comm);
+  if (failure) std::rethrow_exception(failure);
+  if (code != 0) return code;  // rank 0 says why
 
   // 5. With ingest.strict a broken video shows in the exit code.
   if (deck.ingest.strict && sums[1] > 0) {

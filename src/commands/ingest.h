@@ -24,9 +24,11 @@ namespace weft {
 // The store does not depend on the number of ranks: each writes a part file beside the output
 // (which all ranks must see), rank 0 puts them together in the order of the inputs.
 //
-// A video that breaks is named in a WARN line and counted; its clips before the fault are kept.
-// Returns 0, or Exit::data (3) with ingest.strict if any broke. Throws Exit::data when no clip at
-// all came out or the output cannot be written, Exit::usage when the deck makes no sense.
+// A video that breaks is named in a WARN line and counted; its whole clips before the fault are
+// kept. So is one in which the decoder had to guess; all its clips are kept.
+// Returns 0, or Exit::data (3) with ingest.strict if any broke. Throws Exit::usage when the deck makes
+// no sense, Exit::data when a list cannot be read or a part file cannot be written; on rank 0 alone,
+// while the others return its code, when no clip at all came out or the store cannot be written.
 int ingest(const Deck& deck, MPI_Comm comm);
 
 }  // namespace weft

@@ -157,7 +157,9 @@ CutResult cut_video(
   const auto next = [&]() -> const VideoFrame* {
     try {
       if (!reader) reader.emplace(input.path, VideoReaderOptions{deck.fps, threads});
-      return reader->next();
+      const VideoFrame* frame = reader->next();
+      result.damaged = reader->damaged();
+      return frame;
     } catch (const Error& e) {
       result.broken = e.what();
       return nullptr;

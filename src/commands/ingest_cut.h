@@ -16,8 +16,9 @@ namespace weft {
 struct CutResult {
   std::int64_t frames = 0;  // decoded
   std::int64_t clips = 0;
-  std::string unused;  // why a sound video gave no clip: too small, too short
-  std::string broken;  // why it could not be read to the end
+  std::int64_t damaged = 0;  // frames whose errors the decoder concealed
+  std::string unused;        // why a sound video gave no clip: too small, too short
+  std::string broken;        // why it could not be read to the end
 };
 
 // Calls `take` for each clip, in order of time; it returns false when it wants no more. `tick` is

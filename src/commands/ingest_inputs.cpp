@@ -15,8 +15,7 @@
 namespace weft {
 namespace {
 
-constexpr const char* list_hint =
-    "a list has the columns path and, if there are captions, text; see docs/ingest.md";
+constexpr const char* list_hint = "a list has the columns path and, if there are captions, text";
 
 std::string slurp(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -10,6 +10,14 @@ std::string last_error() {
   };
   // Downward: from the call that was made to the innermost one, whose text says most.
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &reason);
+  // "file write failed: time = ..., filename = ..., errno = 28, error message = 'No space left on
+  // device', buf = 0x...": the system's own words are all that a reader needs.
+  const std::string mark = "error message = '";
+  const auto begin = reason.find(mark);
+  if (begin != std::string::npos) {
+    const auto end = reason.find('\'', begin + mark.size());
+    reason = reason.substr(begin + mark.size(), end - begin - mark.size());
+  }
   return reason;
 }
 

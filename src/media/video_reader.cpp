@@ -32,7 +32,7 @@ struct VideoReader::State {
   VideoFrame frame;
   int quarter_turns = 0;  // clockwise
   double fps = 24, first_seconds = 0;
-  std::int64_t packets = 0, delivered_frames = 0;
+  std::int64_t packets = 0, delivered_frames = 0, damaged = 0;
   bool image = false, all_packets = false, all_frames = false;
 
   ~State() { avformat_close_input(&format); }
@@ -160,6 +160,8 @@ struct VideoReader::State {
     }
     check(got, "decode");
     decoded->pts = decoded->best_effort_timestamp;
+    if (decoded->decode_error_flags != 0 || (decoded->flags & AV_FRAME_FLAG_CORRUPT) != 0)
+      ++damaged;
     if (decoded->width != graph_width || decoded->height != graph_height ||
         decoded->format != graph_format)
       build_graph();  // the first frame, or the picture changed its size
@@ -206,6 +208,7 @@ VideoReader::~VideoReader() = default;
 
 const VideoFrame* VideoReader::next() { return state_->next(); }
 double VideoReader::fps() const { return state_->fps; }
+std::int64_t VideoReader::damaged() const { return state_->damaged; }
 bool VideoReader::is_image() const { return state_->image; }
 
 std::int64_t VideoReader::height() const {
@@ -230,7 +233,7 @@ std::int64_t VideoReader::frames() const {
 }
 
 Footage read_frames(const std::string& path, std::int64_t max_frames, std::int64_t height,
-                 std::int64_t width) {
+                    std::int64_t width) {
   VideoReader reader(path);
   Footage clip;
   clip.fps = reader.fps();

@@ -34,11 +34,12 @@ class VideoReader {
   // The next frame, or nullptr after the last. Valid until the next call.
   const VideoFrame* next();
 
-  double fps() const;           // of what next() delivers; 24 where the file does not say
-  std::int64_t height() const;  // as the container says, after rotation; the
-  std::int64_t width() const;   //   frames themselves may differ
-  std::int64_t frames() const;  // about how many there will be; 0 = unknown
-  bool is_image() const;        // a still picture
+  double fps() const;            // of what next() delivers; 24 where the file does not say
+  std::int64_t height() const;   // as the container says, after rotation; the
+  std::int64_t width() const;    //   frames themselves may differ
+  std::int64_t frames() const;   // about how many there will be; 0 = unknown
+  std::int64_t damaged() const;  // frames so far whose errors the decoder concealed
+  bool is_image() const;         // a still picture
 
  private:
   struct State;
@@ -55,6 +56,6 @@ struct Footage {
 // The first `max_frames` frames (0 = all), resized and cropped to height x width as
 // media/resize.h does (0 = as they are). Throws as VideoReader does, and when there is no frame.
 Footage read_frames(const std::string& path, std::int64_t max_frames = 0, std::int64_t height = 0,
-                 std::int64_t width = 0);
+                    std::int64_t width = 0);
 
 }  // namespace weft
