@@ -1,6 +1,39 @@
 #include "ops/dispatch.h"
 
+#include <chrono>
+
 namespace weft::ops {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+OpTime* current_entry = nullptr;
+
+}  // namespace
+
+namespace detail {
+
+Profile* active_profile = nullptr;
+
+Timer::Timer(const char* name) : entry_(&(*active_profile)[name]), start_(now()) {
+  current_entry = entry_;
+}
+
+Timer::~Timer() {
+  entry_->seconds += now() - start_;
+  ++entry_->calls;
+  current_entry = nullptr;
+}
+
+void add_flops(double flops) {
+  if (current_entry != nullptr) current_entry->flops += flops;
+}
+
+}  // namespace detail
+
+void set_profile(Profile* profile) { detail::active_profile = profile; }
 
 bool cpu_is_v4() {
   static const bool v4 = __builtin_cpu_supports("x86-64-v4") > 0;

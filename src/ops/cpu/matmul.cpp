@@ -83,6 +83,8 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
   if (r.scratchpad.get_size() > 0)
     args.emplace(DNNL_ARG_SCRATCHPAD,
                  at(r.scratchpad, scratch<Scratchpad>(r.scratchpad.get_size() / 4 + 1)));
+  detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
+                    static_cast<double>(p.k));
   r.run.execute(stream, args);
   stream.wait();
 }

@@ -1,0 +1,105 @@
+#include "commands/bench_step.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "commands/probe_case.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "core/version.h"
+#include "models/weights.h"
+#include "train/memory_plan.h"
+#include "train/optimizer.h"
+
+namespace weft {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+void print_profile(const ops::Profile& profile, int steps, double step_seconds) {
+  std::vector<std::pair<std::string, ops::OpTime>> rows(profile.begin(), profile.end());
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  fmt::print("{:<30} {:>7} {:>10} {:>7} {:>9}\n", "operation", "calls", "ms a step", "share",
+             "GFLOP/s");
+  double sum = 0;
+  for (const auto& [name, t] : rows) {
+    sum += t.seconds / steps;
+    fmt::print("{:<30} {:>7} {:>10.3f} {:>6.1f}% {:>9}\n", name, t.calls / steps,
+               1e3 * t.seconds / steps, 100 * t.seconds / steps / step_seconds,
+               t.flops > 0 ? fmt::format("{:.0f}", t.flops / t.seconds * 1e-9) : "");
+  }
+  fmt::print("{:<30} {:>7} {:>10.3f} {:>6.1f}%\n", "outside operations", "",
+             1e3 * (step_seconds - sum), 100 * (1 - sum / step_seconds));
+}
+
+}  // namespace
+
+int bench_step(const Deck& deck, const BenchStepRequest& request) {
+  WEFT_CHECK(request.steps >= 1 && request.warmup >= 0, Exit::usage, "--steps is at least 1",
+             "{} steps, {} to warm up", request.steps, request.warmup);
+  const int threads = set_threads(static_cast<int>(deck.run.threads), 1);
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
+  const ArenaScope scope(*arena);
+  Stdit3 model(deck.model);
+  ParameterTable& params = model.params();
+  params.allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                  deck.model.dtype == "bf16", true);
+  load_weights(request.weights, params);
+  OptimizerState optimizer(params);
+  const ProbeInputs inputs(request.inputs);
+  ProbeCase c = read_case(inputs, deck.model);
+  const std::int64_t B = c.x.dim(0);
+  c.in.timestep = inputs.f32("timestep", {B});
+  const Tensor noise = inputs.f32("noise", c.x.shape());
+
+  std::vector<double> seconds, losses;
+  ops::Profile profile;
+  for (int i = 0; i < request.warmup + request.steps; ++i) {
+    if (i == request.warmup && request.profile) ops::set_profile(&profile);
+    const double start = now();
+    params.begin_step([](int) {});
+    Tape tape;
+    const Tensor loss =
+        flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B));
+    double sum = 0;
+    for (const float l : loss.span<float>()) sum += static_cast<double>(l);
+    tape.backward();
+    params.finish_step();
+    const double norm = deck.train.grad_clip > 0 ? gradient_norm(params) : 0.0;
+    optimizer_step(deck.train, i, norm, params, optimizer);
+    if (i >= request.warmup) seconds.push_back(now() - start);
+    losses.push_back(sum / static_cast<double>(B));
+  }
+  ops::set_profile(nullptr);
+
+  if (!request.outputs.empty()) save_weights(request.outputs, params);
+  if (!request.json.empty()) {
+    const nlohmann::ordered_json j{{"build", version_line()}, {"threads", threads},
+                                   {"dtype", deck.model.dtype}, {"seconds", seconds},
+                                   {"loss", losses}, {"arena_peak_bytes", arena->peak()}};
+    std::ofstream out(request.json);
+    out << j.dump(2) << '\n';
+    WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
+               request.json);
+  }
+  fmt::print("{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), loss {:.6f} -> {:.6f}\n",
+             seconds.size(), threads, median(seconds),
+             *std::min_element(seconds.begin(), seconds.end()),
+             *std::max_element(seconds.begin(), seconds.end()), losses.front(), losses.back());
+  if (request.profile) print_profile(profile, request.steps, median(seconds));
+  return 0;
+}
+
+}  // namespace weft

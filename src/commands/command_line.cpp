@@ -1,0 +1,169 @@
+#include "commands/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "commands/bench_read.h"
+#include "commands/bench_step.h"
+#include "commands/export_weights.h"
+#include "commands/ingest.h"
+#include "commands/inspect.h"
+#include "commands/probe.h"
+#include "commands/report.h"
+#include "core/deck.h"
+#include "core/error.h"
+#include "core/version.h"
+#include "infer/sample_job.h"
+#include "train/trainer.h"
+
+namespace weft {
+namespace {
+
+// Everything that the options write to; one command fills its own part.
+struct Arguments {
+  std::string deck, file, output, device, dtype;
+  std::vector<std::string> overrides, runs;
+  ProbeRequest probe;
+  BenchStepRequest bench;
+  std::int64_t readers = 0;
+  bool ema = false, json = false;
+  std::string topic;
+};
+
+int on_first_rank(MPI_Comm world, const std::function<int()>& f) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  return rank == 0 ? f() : 0;
+}
+
+void add_deck(CLI::App& command, Arguments& a) {
+  command.add_option("deck", a.deck, "input deck (TOML)")->required();
+  command.add_option("overrides", a.overrides, "section.key=value, applied over the deck in order");
+}
+
+}  // namespace
+
+Invocation parse_command_line(int argc, char** argv) {
+  const auto a = std::make_shared<Arguments>();
+  const auto chosen = std::make_shared<Invocation>();
+  CLI::App app{"weft trains and runs video models on MPI ranks, one rank a device", "weft"};
+  app.set_version_flag("--version", version_line());
+  app.require_subcommand(1);
+  app.footer(
+      "Run on several ranks with: mpirun -n N weft COMMAND ...\n"
+      "Exit codes: 0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 75 stopped early "
+      "(state saved: submit again).\n`weft help deck` prints every deck key with its meaning.");
+  const auto command = [&](const char* name, const char* help,
+                           std::function<int(MPI_Comm)> run) -> CLI::App& {
+    CLI::App* sub = app.add_subcommand(name, help);
+    sub->callback([chosen, run] { chosen->run = run; });
+    return *sub;
+  };
+  const auto deck = [a] { return load_deck(a->deck, a->overrides); };
+
+  add_deck(command("ingest", "cut videos into a clip store (HDF5)",
+                   [=](MPI_Comm w) { return ingest(deck(), w); }),
+           *a);
+  add_deck(command("train", "train; goes on from RUN/latest if there is one",
+                   [=](MPI_Comm w) { return train(deck(), w); }),
+           *a);
+  add_deck(command("sample", "make clips with a trained model",
+                   [=](MPI_Comm w) { return sample(deck(), w); }),
+           *a);
+
+  CLI::App& report_command =
+      command("report", "write RUN/report.html: loss, time, memory, samples", [=](MPI_Comm w) {
+        return on_first_rank(w, [&] { return report(a->runs); });
+      });
+  report_command.add_option("runs", a->runs, "run directories")->required();
+
+  CLI::App& inspect_command = command(
+      "inspect", "check and describe a clip store, a checkpoint or a safetensors file",
+      [=](MPI_Comm w) { return on_first_rank(w, [&] { return inspect(a->file); }); });
+  inspect_command.add_option("file", a->file, "file or checkpoint directory")->required();
+
+  CLI::App& export_command =
+      command("export", "write a run's weights as safetensors under the released names",
+              [=](MPI_Comm w) {
+                return on_first_rank(w, [&] { return export_weights(a->file, a->output, a->ema); });
+              });
+  export_command.add_option("run", a->file, "run or checkpoint directory")->required();
+  export_command.add_option("output", a->output, "safetensors file to write")->required();
+  export_command.add_flag("--ema", a->ema, "the averaged weights");
+
+  CLI::App& probe_command = command(
+      "probe", "run one forward, loss or sample on given weights and inputs", [=](MPI_Comm w) {
+        std::vector<std::string> set = a->overrides;
+        if (!a->device.empty()) set.push_back("device.kind=" + a->device);
+        if (!a->dtype.empty()) set.push_back("model.dtype=" + a->dtype);
+        return on_first_rank(w, [&] { return probe(load_deck(a->deck, set), a->probe); });
+      });
+  probe_command.add_option("what", a->probe.what, "forward, loss or sample")
+      ->required()
+      ->check(CLI::IsMember({"forward", "loss", "sample"}));
+  probe_command.add_option("--deck", a->deck, "deck with the [model] table")->required();
+  probe_command.add_option("--weights", a->probe.weights, "safetensors")->required();
+  probe_command.add_option("--inputs", a->probe.inputs, "safetensors")->required();
+  probe_command.add_option("--outputs", a->probe.outputs, "safetensors to write")->required();
+  probe_command.add_flag("--backward", a->probe.backward, "also gradients");
+  probe_command.add_option("--device", a->device, "cpu or cuda");
+  probe_command.add_option("--dtype", a->dtype, "f32 or bf16");
+  probe_command.add_option("overrides", a->overrides, "section.key=value");
+
+  CLI::App* bench = app.add_subcommand("bench", "measure: step, read");
+  bench->require_subcommand(1);
+  CLI::App* bench_step_command =
+      bench->add_subcommand("step", "a training step on given weights and inputs");
+  bench_step_command->callback([=] {
+    chosen->run = [=](MPI_Comm w) {
+      return on_first_rank(w, [&] { return bench_step(deck(), a->bench); });
+    };
+  });
+  add_deck(*bench_step_command, *a);
+  bench_step_command->add_option("--weights", a->bench.weights, "safetensors")->required();
+  bench_step_command->add_option("--inputs", a->bench.inputs, "safetensors")->required();
+  bench_step_command->add_option("--outputs", a->bench.outputs, "weights after all steps");
+  bench_step_command->add_option("--steps", a->bench.steps, "timed steps");
+  bench_step_command->add_option("--warmup", a->bench.warmup, "steps before them");
+  bench_step_command->add_option("--json", a->bench.json, "file for the results");
+  bench_step_command->add_flag("--profile", a->bench.profile, "time every operation");
+  CLI::App* bench_read_command =
+      bench->add_subcommand("read", "prefetch against plain reads of the same clips");
+  bench_read_command->callback([=] {
+    chosen->run = [=](MPI_Comm w) {
+      return on_first_rank(
+          w, [&] { return bench_read(a->file, static_cast<int>(a->readers), a->json); });
+    };
+  });
+  bench_read_command->add_option("store", a->file, "clip store")->required();
+  bench_read_command->add_option("--readers", a->readers, "reader threads (0: chosen)");
+  bench_read_command->add_flag("--json", a->json, "JSON on stdout");
+
+  CLI::App& help_command = command("help", "`weft help deck`: every deck key", [=](MPI_Comm w) {
+    return on_first_rank(w, [&] {
+      fmt::print("{}", default_deck_with_help());
+      return 0;
+    });
+  });
+  help_command.add_option("topic", a->topic, "deck")->required()->check(CLI::IsMember({"deck"}));
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* asked = &app;
+    while (!asked->get_subcommands().empty()) asked = asked->get_subcommands().front();
+    const std::string text = asked->help();
+    chosen->run = [text](MPI_Comm w) {
+      return on_first_rank(w, [&] { return fmt::print("{}", text), 0; });
+    };
+  } catch (const CLI::CallForVersion&) {
+    chosen->run = [](MPI_Comm w) {
+      return on_first_rank(w, [] { return fmt::print("{}\n", version_line()), 0; });
+    };
+  } catch (const CLI::ParseError& e) {
+    throw Error(Exit::usage, e.what(), "see weft --help", __FILE__, __LINE__);
+  }
+  return *chosen;
+}
+
+}  // namespace weft

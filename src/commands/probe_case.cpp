@@ -1,0 +1,53 @@
+#include "commands/probe_case.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace weft {
+
+Tensor ProbeInputs::f32(const std::string& name, const Shape& wanted) const {
+  const SafetensorEntry& e = file_.at(name);
+  const Shape got{std::span<const std::int64_t>(e.shape)};
+  WEFT_CHECK(got == wanted, Exit::data, "see docs/probe.md for the inputs of each probe",
+             "{}: input \"{}\" has shape {}, wanted {}", file_.path().string(), name, got.str(),
+             wanted.str());
+  const std::vector<float> values = file_.read_f32(e);
+  Tensor t = Tensor::empty(wanted, DType::f32);
+  std::copy(values.begin(), values.end(), t.data<float>());
+  return t;
+}
+
+ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model) {
+  ProbeCase c;
+  const auto& xs = inputs.shape("x");
+  WEFT_CHECK(xs.size() == 5 && xs[1] == model.in_channels, Exit::data,
+             "x is [B, in_channels, T, H, W]", "input \"x\" has {} dimensions", xs.size());
+  const std::int64_t B = xs[0];
+  c.x = inputs.f32("x", Shape(std::span<const std::int64_t>(xs)));
+  const auto& ys = inputs.shape("y");
+  WEFT_CHECK(ys.size() == 4 && ys[0] == B && ys[1] == 1, Exit::data,
+             "y is [B, 1, length, caption_channels]", "input \"y\" has {} dimensions", ys.size());
+  const std::int64_t length = ys[2];
+  c.y = inputs.f32("y", {B, 1, length, model.caption_channels});
+  std::vector<std::int64_t> mask;
+  if (inputs.has("mask")) mask = inputs.i64("mask");
+  WEFT_CHECK(mask.empty() || (static_cast<std::int64_t>(mask.size()) % length == 0 &&
+                              B % (static_cast<std::int64_t>(mask.size()) / length) == 0),
+             Exit::data, "its rows must divide the batch", "input \"mask\" does not fit y");
+  c.captions = pack_captions(mask, length, B, false);
+  c.in.captions = upload(c.captions, c.y);
+  c.in.fps = inputs.f32("fps", {B});
+  c.in.height = static_cast<double>(inputs.f32("height", {B}).data<float>()[0]);
+  c.in.width = static_cast<double>(inputs.f32("width", {B}).data<float>()[0]);
+  if (inputs.has("x_mask")) {
+    const std::vector<std::int64_t> m = inputs.i64("x_mask");
+    WEFT_CHECK(static_cast<std::int64_t>(m.size()) == B * xs[2], Exit::data, "x_mask is [B, T]",
+               "input \"x_mask\" has {} elements", m.size());
+    c.in.x_mask = Tensor::empty({B, xs[2]}, DType::u8);
+    std::copy(m.begin(), m.end(), c.in.x_mask.data<std::uint8_t>());
+  }
+  return c;
+}
+
+}  // namespace weft

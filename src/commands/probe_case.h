@@ -1,0 +1,37 @@
+// The inputs of `weft probe` and `weft bench step`: a safetensors file, checked against the model (docs/probe.md).
+#pragma once
+
+#include "diffusion/rectified_flow.h"
+#include "formats/safetensors.h"
+
+namespace weft {
+
+// Tensors of the inputs file, checked against the shapes that the model will assume.
+class ProbeInputs {
+ public:
+  explicit ProbeInputs(const std::string& path) : file_(SafetensorsFile::open(path)) {}
+
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+  const std::vector<std::int64_t>& shape(const std::string& name) const {
+    return file_.at(name).shape;
+  }
+  // Exit::data if the tensor has another shape.
+  Tensor f32(const std::string& name, const Shape& wanted) const;
+  std::vector<std::int64_t> i64(const std::string& name) const {
+    return file_.read_i64(file_.at(name));
+  }
+
+ private:
+  SafetensorsFile file_;
+};
+
+// x, y, captions, fps, size and frame mask of one batch; in.timestep is the caller's.
+struct ProbeCase {
+  Stdit3Input in;
+  Tensor x, y;
+  CaptionBatch captions;
+};
+
+ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model);
+
+}  // namespace weft

@@ -1,0 +1,189 @@
+#include "infer/sample_job.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/arena.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/philox.h"
+#include "data/clip_source.h"
+#include "diffusion/rectified_flow.h"
+#include "formats/safetensors.h"
+#include "media/writers.h"
+#include "models/weights.h"
+#include "ops/loss.h"
+#include "train/memory_plan.h"
+#include "train/state.h"
+#include "train/text_features.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Shape5 {
+  std::int64_t frames, height, width;
+};
+
+// What is asked for, or the first bucket's size where the deck leaves it open.
+struct Target {
+  Shape5 latent;
+  ClipSize pixels;
+};
+
+Target choose_target(const Deck& deck, const ClipSource& source) {
+  const Bucket& b = source.buckets().at(0);
+  const SampleDeck& s = deck.sample;
+  Target t;
+  t.latent = {s.frames > 0 ? s.frames : b.frames, s.height > 0 ? s.height : b.height,
+              s.width > 0 ? s.width : b.width};
+  // Latents keep the pixel size per latent of the bucket that they are like.
+  const auto scaled = [](std::int64_t asked, std::int64_t of, std::int64_t pixels) {
+    return static_cast<double>(asked) * static_cast<double>(pixels) / static_cast<double>(of);
+  };
+  t.pixels.height = scaled(t.latent.height, b.height, b.pixel_height);
+  t.pixels.width = scaled(t.latent.width, b.width, b.pixel_width);
+  t.pixels.num_frames =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(scaled(t.latent.frames, b.frames, b.pixel_frames)));
+  return t;
+}
+
+// Copies the first frames of a clip of the data into z, as clean frames to go on from.
+void place_condition(const Deck& deck, const ClipSource& source, const Shape5& shape,
+                     std::int64_t clip, Tensor& z) {
+  const Bucket& b = source.buckets().at(0);
+  const std::int64_t count = deck.sample.condition_frames;
+  WEFT_CHECK(b.height == shape.height && b.width == shape.width && count <= b.frames &&
+                 count < shape.frames && clip < b.clips,
+             Exit::usage,
+             "sample.height and width must be the data's, and sample.condition_frames smaller than "
+             "both clips",
+             "cannot take {} frames of clip {} ({} clips of {}x{}x{}) as the start of {}x{}x{}",
+             count, clip, b.clips, b.frames, b.height, b.width, shape.frames, shape.height,
+             shape.width);
+  std::vector<std::byte> bytes(b.clip_bytes());
+  source.read(0, clip, bytes);
+  Tensor x = Tensor::empty({b.channels, b.frames, b.height, b.width}, DType::f32);
+  if (b.dtype == DType::u8)
+    ops::frames_to_latent(
+        Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8), x);
+  else
+    std::copy_n(reinterpret_cast<const float*>(bytes.data()), x.numel(), x.data<float>());
+  const std::int64_t frame = b.height * b.width;
+  for (std::int64_t c = 0; c < b.channels; ++c)
+    std::copy_n(x.data<float>() + c * b.frames * frame, count * frame,
+                z.data<float>() + c * shape.frames * frame);
+}
+
+std::vector<std::uint8_t> to_frames(const Tensor& z) {
+  const std::int64_t C = z.dim(1), pixels = z.numel() / C;
+  std::vector<std::uint8_t> frames(static_cast<std::size_t>(z.numel()));
+  for (std::int64_t i = 0; i < pixels; ++i)
+    for (std::int64_t c = 0; c < C; ++c) {
+      const float v = std::clamp(z.data<float>()[c * pixels + i], -1.0f, 1.0f);
+      frames[static_cast<std::size_t>(i * C + c)] =
+          static_cast<std::uint8_t>((v + 1.0f) * 127.5f + 0.5f);
+    }
+  return frames;
+}
+
+void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
+  model.params().allocate(1 << 22, deck.model.dtype == "bf16", false);
+  if (!deck.sample.weights.empty()) {
+    load_weights(deck.sample.weights, model.params());
+    return;
+  }
+  const auto checkpoint = Checkpoint::newest(deck.run.dir, world);
+  WEFT_CHECK(checkpoint.has_value(), Exit::checkpoint,
+             "train first, or name weights with sample.weights=FILE.safetensors",
+             "{} has no checkpoint to sample from", deck.run.dir);
+  if (deck.sample.ema)
+    restore_ema(*checkpoint, model.params());
+  else
+    restore_state(*checkpoint, model.params(), nullptr);
+  log::info("weights   {} of {}", deck.sample.ema ? "EMA" : "weights", checkpoint->dir().string());
+}
+
+}  // namespace
+
+int sample(const Deck& deck, MPI_Comm world) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm_size(world, &ranks);
+  set_threads(static_cast<int>(deck.run.threads), ranks);
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, ranks));
+  const ArenaScope scope(*arena);
+  const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  Stdit3 model(deck.model);
+  load_model(deck, model, world);
+  const Target target = choose_target(deck, *source);
+  const Shape5& s = target.latent;
+  std::unique_ptr<TextFeatures> features;
+  if (!deck.data.text_features.empty())
+    features = std::make_unique<TextFeatures>(deck.data.text_features, deck.sample.clips,
+                                              deck.model.caption_channels,
+                                              deck.model.model_max_length);
+  const fs::path out = deck.sample.output.empty() ? fs::path(deck.run.dir) / "samples"
+                                                  : fs::path(deck.sample.output);
+  std::error_code failed;
+  fs::create_directories(out, failed);
+  WEFT_CHECK(!failed, Exit::usage, "name a directory that can be written with sample.output",
+             "cannot make {}: {}", out.string(), failed.message());
+  const bool pixels = deck.model.in_channels == 3;
+  std::vector<std::vector<std::uint8_t>> shown;  // rank 0's clips, for the contact sheet
+
+  for (std::int64_t i = rank; i < deck.sample.clips; i += ranks) {
+    SampleRequest request;
+    request.z = Tensor::empty({1, deck.model.in_channels, s.frames, s.height, s.width}, DType::f32);
+    const auto seed = static_cast<std::uint64_t>(deck.run.seed), id = static_cast<std::uint64_t>(i);
+    ops::fill_normal(seed, static_cast<int>(Purpose::sampler), 0, id, request.z);
+    if (deck.sample.condition_frames > 0) {
+      place_condition(deck, *source, s, deck.sample.condition_clip + i, request.z);
+      request.edit.assign(static_cast<std::size_t>(s.frames), 1.0f);
+      std::fill_n(request.edit.begin(), deck.sample.condition_frames, 0.0f);
+    }
+    std::int64_t length = deck.model.model_max_length;
+    if (features) {
+      const std::vector<float> rows = features->read(i);
+      length = features->length(i);
+      request.y = Tensor::empty({1, length, deck.model.caption_channels}, DType::f32);
+      std::copy(rows.begin(), rows.end(), request.y.data<float>());
+    }
+    request.captions = pack_captions({}, length, 1, !features);
+    request.fps = Tensor::empty({1}, DType::f32);
+    request.fps.data<float>()[0] = s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps);
+    request.size = target.pixels;
+    request.progress = [&](int step, int steps) {
+      if (step == steps || step % 10 == 0) log::info("clip {}: step {}/{}", i, step, steps);
+    };
+    const Tensor z = flow_sample(model, deck.sampler, deck.diffusion, request);
+
+    const std::string name = fmt::format("sample_{:04d}", i);
+    if (!pixels) {
+      const SafetensorWrite latent{"latent", DType::f32, {z.dim(1), z.dim(2), z.dim(3), z.dim(4)},
+                                   std::as_bytes(z.span<float>())};
+      write_safetensors(out / (name + ".safetensors"), std::span(&latent, 1));
+      continue;
+    }
+    const std::vector<std::uint8_t> frames = to_frames(z);
+    const fs::path file = out / (name + (s.frames == 1 ? ".png" : ".mp4"));
+    if (s.frames == 1)
+      write_png(file.string(), s.height, s.width, frames);
+    else
+      write_mp4(file.string(), {frames.data(), s.frames, s.height, s.width}, deck.sample.fps);
+    log::info("clip      {}", file.string());
+    if (rank == 0) shown.push_back(frames);
+  }
+  if (rank == 0 && !shown.empty()) {
+    std::vector<ClipView> views;
+    for (const auto& frames : shown) views.push_back({frames.data(), s.frames, s.height, s.width});
+    const Image sheet = contact_sheet(views);
+    write_png((out / "contact_sheet.png").string(), sheet.height, sheet.width, sheet.rgb);
+    log::info("sheet     {}", (out / "contact_sheet.png").string());
+  }
+  return 0;
+}
+
+}  // namespace weft

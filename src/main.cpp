@@ -1,0 +1,54 @@
+// weft: one binary, `mpirun -n N weft COMMAND DECK.toml [section.key=value ...]`.
+#include <mpi.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "commands/command_line.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace {
+
+// Says once what went wrong and ends every rank. Other ranks give rank 0 a moment to speak first, since most
+// errors meet all ranks alike.
+int end_with(const weft::Error& e, int rank, int size) {
+  if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  weft::log::error("ERROR: {}", e.what());
+  if (!e.hint().empty()) weft::log::error("HINT: {}", e.hint());
+  if (e.code() == weft::Exit::internal) weft::log::error("at {}:{}", e.file(), e.line());
+  const int code = static_cast<int>(e.code());
+  if (size > 1) {
+    std::fflush(nullptr);
+    MPI_Abort(MPI_COMM_WORLD, code);
+  }
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
+  int provided = 0, rank = 0, size = 1;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  weft::log::set_rank(rank, size);
+
+  int code = 0;
+  try {
+    // Step 2: the command line.
+    const weft::Invocation invocation = weft::parse_command_line(argc, argv);
+    // Step 3: the job.
+    code = invocation.run(MPI_COMM_WORLD);
+  } catch (const weft::Error& e) {
+    code = end_with(e, rank, size);
+  } catch (const std::exception& e) {
+    code = end_with(weft::Error(weft::Exit::internal, e.what(),
+                                "this is a bug in weft, please report it with the log"),
+                    rank, size);
+  }
+  // Step 4: the documented exit code.
+  MPI_Finalize();
+  return code;
+}

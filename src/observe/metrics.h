@@ -1,0 +1,41 @@
+// RUN/metrics.jsonl: one JSON object a step, appended by rank 0, for machines and for weft report.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// Where the seconds of a step went, on the rank that writes.
+struct StepSplit {
+  double data_wait = 0;     // waiting for clips
+  double compute = 0;       // forward, backward
+  double comm_exposed = 0;  // waiting for reductions that the backward did not hide
+  double optimizer = 0;
+  double checkpoint = 0;    // stalled by a save
+};
+
+struct StepMetrics {
+  std::int64_t step = 0;  // 0 is the first
+  double loss = 0, grad_norm = 0, lr = 0;
+  double seconds = 0;
+  StepSplit split;
+  std::size_t resident_bytes = 0, arena_peak_bytes = 0;
+  std::vector<std::int64_t> samples;  // of all ranks, in the order of the step plan
+};
+
+class MetricsWriter {
+ public:
+  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are dropped first, as
+  // is a last line that a crash cut short.
+  MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
+  void write(const StepMetrics& m);
+
+ private:
+  std::ofstream out_;
+};
+
+}  // namespace weft

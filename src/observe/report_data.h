@@ -1,0 +1,53 @@
+// What weft report knows of a run: its metrics, start table, deck and samples, read with tolerance
+// for what a run that is going on or was killed leaves behind.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace weft::report_page {
+
+// The parts of a step's time, in the order they are stacked. `other` is what the parts leave over.
+inline constexpr const char* part_names[] = {
+    "compute", "exposed communication", "optimizer", "data wait", "checkpoint", "other"};
+inline constexpr int parts = 6;
+
+// One value a step; NaN where a line did not have it.
+struct Steps {
+  std::vector<double> step;  // steps done after it: 1 is the first
+  std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
+  std::vector<double> part[parts];  // seconds
+  std::vector<std::int64_t> samples;
+  std::size_t size() const { return step.size(); }
+};
+
+struct Media {
+  std::string name;    // of the file
+  std::string base64;  // empty: too large to embed
+  bool video = false;
+  std::uint64_t bytes = 0;
+  std::uint32_t width = 0, height = 0;  // of a PNG, in pixels
+};
+
+struct Run {
+  std::filesystem::path dir;
+  std::string name;  // for titles and legends
+  Steps steps;
+  std::vector<std::pair<std::string, std::string>> facts;  // run.json, in its order
+  std::string deck;                                        // deck.toml as it is
+  std::vector<Media> media;
+  std::size_t broken_lines = 0;    // of metrics.jsonl, but for a torn last one
+  std::size_t repeated_steps = 0;  // done again after a restart
+  std::size_t distinct_samples = 0;
+};
+
+// Reads RUN/metrics.jsonl, deck.toml, run.json and samples/. Throws Exit::data when there is no
+// such directory or no complete line of metrics.
+Run load_run(const std::filesystem::path& dir);
+
+std::string base64(const std::string& bytes);
+
+}  // namespace weft::report_page

@@ -1,0 +1,127 @@
+#include "train/batch.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "ops/loss.h"
+
+namespace weft {
+namespace {
+
+// Draw number of a caption's or a block's Bernoulli within its own purpose.
+bool dropped(std::uint64_t seed, Purpose purpose, std::int64_t step, SampleId sample,
+             std::uint32_t element, double probability) {
+  const Philox random(seed, purpose, static_cast<std::uint64_t>(step),
+                      static_cast<std::uint64_t>(sample));
+  return static_cast<double>(random.uniform(element)) < probability;
+}
+
+void add_captions(const Deck& deck, const LoadedBatch& clips, const TextFeatures* features,
+                  std::int64_t B, Stdit3Input& in) {
+  const ModelDeck& m = deck.model;
+  CaptionBatch packed;
+  if (deck.data.text_features.empty()) {
+    in.captions = upload(pack_captions({}, m.model_max_length, B, true), Tensor());
+    return;
+  }
+  Tensor y = Tensor::empty({B, m.model_max_length, m.caption_channels}, DType::f32);
+  packed.offsets.push_back(0);
+  for (std::int64_t b = 0; b < B; ++b) {
+    const bool planning = clips.what.samples.empty();
+    const SampleId sample = planning ? 0 : clips.what.samples[static_cast<std::size_t>(b)];
+    const std::int64_t length = planning ? m.model_max_length : features->length(sample);
+    const bool null_caption =
+        !planning && dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::caption_drop,
+                             clips.step, sample, 0, m.class_dropout_prob);
+    if (!planning && !null_caption) {
+      const std::vector<float> rows = features->read(sample);
+      std::copy(rows.begin(), rows.end(),
+                y.data<float>() + b * m.model_max_length * m.caption_channels);
+    }
+    for (std::int64_t l = 0; l < length; ++l)
+      packed.index.push_back(
+          static_cast<std::int32_t>(null_caption ? -1 - l : b * m.model_max_length + l));
+    packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
+  }
+  in.captions = upload(packed, y);
+}
+
+// Keep factors of drop path: linear from 0 at the first pair to drop_path at the last (specs/stdit3.md 1).
+void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, Stdit3Input& in) {
+  const ModelDeck& m = deck.model;
+  if (m.drop_path <= 0) return;
+  in.drop_path = Tensor::empty({m.depth, 2, 2, B}, DType::f32);
+  if (clips.what.samples.empty()) return;
+  for (std::int64_t site = 0; site < m.depth * 4; ++site) {
+    const double p = m.depth > 1 ? m.drop_path * static_cast<double>(site / 4) /
+                                       static_cast<double>(m.depth - 1)
+                                 : 0.0;
+    for (std::int64_t b = 0; b < B; ++b)
+      in.drop_path.data<float>()[site * B + b] =
+          dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::drop_path, clips.step,
+                  clips.what.samples[static_cast<std::size_t>(b)],
+                  static_cast<std::uint32_t>(site), p)
+              ? 0.0f
+              : static_cast<float>(1.0 / (1.0 - p));
+  }
+}
+
+}  // namespace
+
+void check_bucket_fits(const Bucket& bucket, const ModelDeck& model) {
+  WEFT_CHECK(bucket.channels == model.in_channels, Exit::usage,
+             bucket.dtype == DType::u8 ? "training on pixels wants model.in_channels = 3"
+                                       : "set model.in_channels to the latents' channels",
+             "bucket {} has {} channels, model.in_channels = {}", bucket.name, bucket.channels,
+             model.in_channels);
+  WEFT_CHECK(bucket.dtype == DType::u8 || bucket.dtype == DType::f32, Exit::data,
+             "store latents as f32", "bucket {} holds {} latents", bucket.name,
+             name_of(bucket.dtype));
+}
+
+TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
+                         const TextFeatures* features) {
+  const auto B = static_cast<std::int64_t>(clips.what.clips.size());
+  const bool planning = clips.what.samples.empty();
+  const auto seed = static_cast<std::uint64_t>(deck.run.seed);
+  const auto step = static_cast<std::uint64_t>(clips.step);
+  const ClipSize size{static_cast<double>(bucket.pixel_height),
+                      static_cast<double>(bucket.pixel_width), bucket.pixel_frames};
+  const Shape shape{B, bucket.channels, bucket.frames, bucket.height, bucket.width};
+  TrainingBatch t;
+  t.x0 = Tensor::empty(shape, DType::f32);
+  t.eps = Tensor::empty(shape, DType::f32);
+  t.in.timestep = Tensor::empty({B}, DType::f32);
+  t.in.fps = Tensor::empty({B}, DType::f32);
+  t.in.height = size.height;
+  t.in.width = size.width;
+  if (masks_wanted(deck.mask)) t.in.x_mask = Tensor::empty({B, bucket.frames}, DType::u8);
+  add_captions(deck, clips, features, B, t.in);
+  add_drop_path(deck, clips, B, t.in);
+  if (planning) return t;
+
+  const std::int64_t elements = t.x0.numel() / B;
+  auto* bytes = const_cast<std::byte*>(clips.bytes.data());
+  for (std::int64_t b = 0; b < B; ++b) {
+    const auto sample = static_cast<std::uint64_t>(clips.what.samples[static_cast<std::size_t>(b)]);
+    Tensor x0 = t.x0.slice(b, b + 1).view({shape[1], shape[2], shape[3], shape[4]});
+    Tensor eps = t.eps.slice(b, b + 1);
+    std::byte* clip = bytes + static_cast<std::size_t>(b) * bucket.clip_bytes();
+    if (bucket.dtype == DType::u8)
+      ops::frames_to_latent(
+          Tensor::borrow(clip, {shape[2], shape[3], shape[4], shape[1]}, DType::u8), x0);
+    else
+      std::copy_n(reinterpret_cast<const float*>(clip), elements, x0.data<float>());
+    ops::fill_normal(seed, static_cast<int>(Purpose::noise), step, sample, eps);
+    t.in.timestep.data<float>()[b] = draw_timestep(deck.diffusion, size, seed, step, sample);
+    t.in.fps.data<float>()[b] = clips.info[static_cast<std::size_t>(b)].fps;
+    if (t.in.x_mask.defined()) {
+      const auto mask = draw_frame_mask(deck.mask, bucket.frames, seed, step, sample);
+      std::copy(mask.begin(), mask.end(), t.in.x_mask.data<std::uint8_t>() + b * bucket.frames);
+    }
+  }
+  return t;
+}
+
+}  // namespace weft

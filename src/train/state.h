@@ -1,0 +1,23 @@
+// The training state as a checkpoint sees it, and back.
+#pragma once
+
+#include "models/stdit3.h"
+#include "train/checkpoint.h"
+#include "train/optimizer.h"
+
+namespace weft {
+
+// What a checkpoint says of this state after `steps_done` steps.
+CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int64_t steps_done);
+
+// The flat arrays of the state: master, exp_avg, exp_avg_sq, ema, fixed.
+std::vector<FlatArray> flat_arrays(ParameterTable& table, OptimizerState& state);
+
+// Reads a checkpoint into the table and, if given, the optimizer's state. Tensors are found by their released
+// names, so the layout may differ. Exit::checkpoint names the first tensor that does not fit.
+void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState* state);
+
+// As above, but the weights are the EMA's.
+void restore_ema(const Checkpoint& checkpoint, ParameterTable& table);
+
+}  // namespace weft

@@ -1,0 +1,268 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "core/arena.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "models/weights.h"
+#include "observe/metrics.h"
+#include "parallel/communicator.h"
+#include "train/batch.h"
+#include "train/memory_plan.h"
+#include "train/run_facts.h"
+#include "train/state.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int ranks_on_host(MPI_Comm world) {
+  MPI_Comm host;
+  int ranks = 1;
+  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Comm_size(host, &ranks);
+  MPI_Comm_free(&host);
+  return ranks;
+}
+
+// What all ranks agree on at the end of a step, in one small reduction.
+struct Agreement {
+  double values[2] = {0, 0};
+  double& loss_sum() { return values[0]; }
+  double& stop() { return values[1]; }
+};
+
+class Trainer {
+ public:
+  Trainer(const Deck& deck, MPI_Comm world);
+  int run();
+
+ private:
+  std::vector<std::pair<int, MicroBatch>> my_work(const std::vector<MicroBatch>& plan) const;
+  double cost(const MicroBatch& m) const;
+  void start();
+  StepMetrics step(Prefetcher& prefetcher, const StepPlanner& planner, bool& stop);
+  double save();
+
+  Deck deck_;
+  MPI_Comm world_;
+  std::unique_ptr<Communicator> comm_;
+  int host_ranks_, threads_;
+  std::unique_ptr<ClipSource> source_;
+  std::unique_ptr<TextFeatures> features_;
+  Stdit3 model_;
+  std::unique_ptr<OptimizerState> optimizer_;
+  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<CheckpointWriter> checkpoints_;
+  std::int64_t done_ = 0;   // steps
+  std::int64_t saved_ = -1;  // steps of the newest checkpoint
+  std::size_t planned_bytes_ = 0;
+};
+
+Trainer::Trainer(const Deck& deck, MPI_Comm world)
+    : deck_(deck),
+      world_(world),
+      comm_(make_mpi_communicator(world)),
+      host_ranks_(ranks_on_host(world)),
+      threads_(set_threads(static_cast<int>(deck.run.threads), host_ranks_)),
+      source_(open_clip_source(deck.data.path, deck.data.verify)),
+      model_(deck.model) {
+  choose_device(deck.device.kind);
+  std::int64_t clips = 0;
+  for (const Bucket& b : source_->buckets()) {
+    check_bucket_fits(b, deck_.model);
+    clips += b.clips;
+  }
+  if (!deck_.data.text_features.empty())
+    features_ = std::make_unique<TextFeatures>(deck_.data.text_features, clips,
+                                               deck_.model.caption_channels,
+                                               deck_.model.model_max_length);
+}
+
+// Operations of a micro-batch: what its ranks' times are proportional to.
+double Trainer::cost(const MicroBatch& m) const {
+  const Bucket& b = source_->buckets()[static_cast<std::size_t>(m.bucket)];
+  const auto& p = deck_.model.patch_size;
+  const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
+  return static_cast<double>(m.clips.size()) *
+         model_.forward_flops(ceil_div(b.frames, p[0]),
+                              ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
+                              deck_.model.model_max_length);
+}
+
+std::vector<std::pair<int, MicroBatch>> Trainer::my_work(
+    const std::vector<MicroBatch>& plan) const {
+  std::vector<double> costs;
+  for (const MicroBatch& m : plan) costs.push_back(cost(m));
+  const std::vector<int> owner = share_out(costs, comm_->size());
+  std::vector<std::pair<int, MicroBatch>> mine;
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    if (owner[i] == comm_->rank()) mine.emplace_back(static_cast<int>(i), plan[i]);
+  return mine;
+}
+
+// Weights, optimizer and the step to go on from.
+void Trainer::start() {
+  const std::filesystem::path run_dir = deck_.run.dir;
+  checkpoints_ = std::make_unique<CheckpointWriter>(run_dir, world_, static_cast<int>(deck_.train.keep));
+  model_.params().allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
+                           deck_.model.dtype == "bf16", true);
+  std::optional<Checkpoint> checkpoint;
+  if (deck_.run.resume) checkpoint = Checkpoint::newest(run_dir, world_);
+  if (!checkpoint) {
+    model_.params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
+    if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, model_.params());
+  }
+  optimizer_ = std::make_unique<OptimizerState>(model_.params());
+  if (checkpoint) {
+    restore_state(*checkpoint, model_.params(), optimizer_.get());
+    done_ = saved_ = checkpoint->info().step;
+    log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
+              deck_.train.steps);
+  }
+  for (const Bucket& b : source_->buckets())
+    planned_bytes_ = std::max(planned_bytes_,
+                              plan_step_memory(deck_, model_, b,
+                                               std::min(deck_.train.batch_size, b.clips)));
+  const std::size_t capacity = arena_capacity(deck_.memory, host_ranks_);
+  WEFT_CHECK(planned_bytes_ <= capacity, Exit::usage,
+             "lower train.batch_size, raise model.recompute (up to 1), or use fewer ranks a host",
+             "a step needs {:.2f} GiB of activations, a rank here has {:.2f} GiB",
+             static_cast<double>(planned_bytes_) / (1 << 30),
+             static_cast<double>(capacity) / (1 << 30));
+  arena_ = Arena::reserve(capacity);
+}
+
+double Trainer::save() {
+  const CheckpointInfo info = describe_state(deck_, model_.params(), done_);
+  saved_ = done_;
+  return checkpoints_->save(info, flat_arrays(model_.params(), *optimizer_));
+}
+
+StepMetrics Trainer::step(Prefetcher& prefetcher, const StepPlanner& planner, bool& stop) {
+  const double start = now();
+  ParameterTable& params = model_.params();
+  const std::vector<MicroBatch> plan = planner.plan(done_);
+  const auto mine = my_work(plan);
+  StepMetrics m;
+  m.step = done_;
+  m.lr = learning_rate(deck_.train, done_);
+  for (const MicroBatch& mb : plan) m.samples.insert(m.samples.end(), mb.samples.begin(), mb.samples.end());
+
+  // 1. Forward and backward of this rank's micro-batches; a bucket's reduction starts when its last gradient is in.
+  std::vector<Communicator::Ticket> tickets;
+  params.begin_step([&](int bucket) {
+    const auto& b = params.buckets()[static_cast<std::size_t>(bucket)];
+    tickets.push_back(comm_->all_reduce_sum(params.grads().slice(b.begin, b.end)));
+  });
+  Agreement agreed;
+  const float weight = 1.0f / static_cast<float>(m.samples.size());
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    const LoadedBatch& clips = prefetcher.next();
+    m.split.data_wait += clips.waited_seconds;
+    const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
+    TrainingBatch batch = make_batch(deck_, bucket, clips, features_.get());
+    params.set_counting(i + 1 == mine.size());
+    Tape tape;
+    const Tensor loss = flow_loss(tape, model_, batch.x0, batch.eps, std::move(batch.in), weight);
+    for (const float l : loss.span<float>()) agreed.loss_sum() += static_cast<double>(l);
+    tape.backward();
+  }
+  params.finish_step();
+  agreed.stop() = stop_signal() != 0;
+  tickets.push_back(comm_->all_reduce_sum(std::span<double>(agreed.values)));
+  m.split.compute = now() - start - m.split.data_wait;
+
+  // 2. What is left of the reductions.
+  for (const auto ticket : tickets) m.split.comm_exposed += comm_->wait(ticket);
+  m.loss = agreed.loss_sum() / static_cast<double>(m.samples.size());
+  stop = agreed.stop() > 0;
+
+  // 3. Clip and update. Gradients are the same on every rank by now, so all decide alike.
+  const double before_update = now();
+  m.grad_norm = gradient_norm(params);
+  WEFT_CHECK(std::isfinite(m.grad_norm) && std::isfinite(m.loss), Exit::non_finite,
+             "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
+             "the weights were not changed by this step",
+             "step {}: loss {} and gradient norm {} on samples [{}]", done_, m.loss, m.grad_norm,
+             fmt::join(m.samples, ", "));
+  optimizer_step(deck_.train, done_, m.grad_norm, params, *optimizer_);
+  m.split.optimizer = now() - before_update;
+  ++done_;
+  m.seconds = now() - start;
+  return m;
+}
+
+int Trainer::run() {
+  start();
+  const bool first = comm_->rank() == 0;
+  RunFacts facts(deck_, model_, *source_, comm_->size(), threads_, planned_bytes_);
+  if (first) {
+    facts.print();
+    facts.write(deck_.run.dir);
+  }
+  std::optional<MetricsWriter> metrics;
+  if (first) metrics.emplace(deck_.run.dir, done_);
+
+  // The prefetcher's thread has a planner of its own: planners remember one epoch.
+  const auto make_planner = [&] {
+    return StepPlanner(source_->buckets(), deck_.train.batch_size, deck_.train.micro_batches,
+                       static_cast<std::uint64_t>(deck_.run.seed));
+  };
+  const StepPlanner planner = make_planner(), reader_planner = make_planner();
+  const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
+                                             : Prefetcher::default_readers(threads_);
+  Prefetcher prefetcher(
+      *source_, [&](std::int64_t s) { return my_work(reader_planner.plan(s)); }, done_,
+      deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers);
+  watch_stop_signals();
+  const ArenaScope scope(*arena_);
+
+  bool stop = false;
+  while (done_ < deck_.train.steps && !stop) {
+    StepMetrics m = step(prefetcher, planner, stop);
+    const bool due = deck_.train.checkpoint_every > 0 && done_ % deck_.train.checkpoint_every == 0;
+    if (due && done_ < deck_.train.steps && !stop) {
+      m.split.checkpoint = save();
+      m.seconds += m.split.checkpoint;
+    }
+    m.resident_bytes = resident_bytes();
+    m.arena_peak_bytes = arena_->peak();
+    facts.count(m);
+    if (!first) continue;
+    metrics->write(m);
+    if (done_ % deck_.train.log_every == 0 || done_ == deck_.train.steps) facts.print_step(m);
+  }
+
+  bool saved = true;
+  if (saved_ != done_) {
+    save();
+    saved = checkpoints_->wait();
+  } else {
+    saved = checkpoints_->wait();
+  }
+  if (first) facts.print_end(arena_->peak(), comm_->busy_seconds());
+  WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
+             "the last checkpoint of {} (step {}) could not be written", deck_.run.dir, done_);
+  if (stop && done_ < deck_.train.steps) {
+    log::info("stopped on request after step {}: run the same command to go on", done_);
+    return static_cast<int>(Exit::stopped);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int train(const Deck& deck, MPI_Comm world) { return Trainer(deck, world).run(); }
+
+}  // namespace weft
