@@ -18,6 +18,8 @@ constexpr const char* run_colors[] = {"#2f6db5", "#d9772b", "#3b9277", "#b8456b"
 constexpr const char* part_colors[parts] = {"#3f74b8", "#e08a3c", "#86b6a6",
                                             "#c8474b", "#8b6db0", "#c3c9d1"};
 constexpr std::size_t most_points = 800, most_columns = 140;
+// More steps than this make no line any more: a band shows how far they spread.
+constexpr std::size_t most_in_line = 3000;
 
 std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
 
@@ -126,10 +128,11 @@ std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Steps& s = runs[i].steps;
-    const Binned b = bin(s.step, s.loss, most_points);
-    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.22 : 0.38, {}, {}};
-    if (s.size() > most_points) {
-      raw.width = 0;  // too many steps for a line: the band shows how far they spread
+    const bool band = s.size() > most_in_line;
+    const Binned b = bin(s.step, s.loss, band ? most_points / 2 : most_in_line);
+    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38, {}, {}};
+    if (band) {
+      raw.width = 0;
       raw.low = b.low;
       raw.high = b.high;
     }
@@ -142,7 +145,7 @@ std::string loss_plot(std::span<const Run> runs) {
   }
   PlotFrame frame{"step", "loss", 1040, 330, false, true};
   const bool bands = std::any_of(runs.begin(), runs.end(),
-                                 [](const Run& r) { return r.steps.size() > most_points; });
+                                 [](const Run& r) { return r.steps.size() > most_in_line; });
   return section("Loss",
                  bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
                        : "Thin: every step. Bold: average over neighbouring steps.",
@@ -331,8 +334,9 @@ std::string samples(const Run& run, bool named) {
     else
       content = fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(m.name),
                             m.base64);
-    body +=
-        fmt::format("<figure>{}<figcaption>{}</figcaption></figure>\n", content, escape(m.name));
+    // Contact sheets are wide and want the width of the page.
+    body += fmt::format("<figure{}>{}<figcaption>{}</figcaption></figure>\n",
+                        m.width > 2 * m.height ? " class=\"wide\"" : "", content, escape(m.name));
   }
   return section(named ? "Samples of " + escape(run.name) : "Samples", "", body + "</div>");
 }

@@ -111,20 +111,26 @@ std::string json_list(std::span<const double> values) {
   return s + "]";
 }
 
-std::string json_curve(const std::string& name, const std::string& color, std::span<const double> x,
-                       std::span<const double> y) {
+// Adds a curve to the list of them in data-plot.
+void add_json(std::string& list, const std::string& name, const std::string& color,
+              std::span<const double> x, std::span<const double> y) {
   std::string plain;  // names are of runs, thus of directories: quotes could end the attribute
   for (const char c : name)
     if (static_cast<unsigned char>(c) >= 0x20 &&
         std::string_view("\"'\\<>&").find(c) == std::string_view::npos)
       plain += c;
-  return fmt::format("{{\"n\":\"{}\",\"k\":\"{}\",\"x\":{},\"y\":{}}}", plain, color, json_list(x),
-                     json_list(y));
+  if (!list.empty()) list += ',';
+  list += fmt::format("{{\"n\":\"{}\",\"k\":\"{}\",\"x\":{},\"y\":{}}}", plain, color, json_list(x),
+                      json_list(y));
 }
 
 std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std::string& curves) {
-  std::string s = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by {}\">\n",
-                              f.width, f.height, f.y_label, f.x_label);
+  std::string s =
+      fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by {}\" data-plot='",
+                  f.width, f.height, f.y_label, f.x_label);
+  s += fmt::format(
+      "{{\"low\":{},\"high\":{},\"from\":{},\"to\":{},\"base\":{},\"curves\":[{}]}}'>\n", x.low,
+      x.high, x.from, x.to, f.height - bottom, curves);
   for (const double t : y.ticks) {
     s += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", left,
                      f.width - right, y(t), y(t));
@@ -159,7 +165,9 @@ std::string points(const Axis& ax, const Axis& ay, std::span<const double> x,
       pen_down = false;
       continue;
     }
-    d += fmt::format("{}{:.1f} {:.1f}", pen_down ? 'L' : 'M', ax(x[i]), ay(y[i]));
+    // The empty stroke after a start makes a dot of a point that stands alone.
+    d += fmt::format(fmt::runtime(pen_down ? "L{:.1f} {:.1f}" : "M{:.1f} {:.1f}h0"), ax(x[i]),
+                     ay(y[i]));
     pen_down = true;
   }
   return d;
@@ -188,8 +196,7 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
   const Axis x = make_x(rx, f.width), y = make_y(ry, f);
   std::string values;
   for (const Curve& c : curves)
-    if (!c.name.empty())
-      values += (values.empty() ? "" : ",") + json_curve(c.name, c.color, c.x, c.y);
+    if (!c.name.empty()) add_json(values, c.name, c.color, c.x, c.y);
   std::string s = open_svg(f, x, y, values);
   for (const Curve& c : curves)
     if (!c.low.empty()) s += band(x, y, c);
@@ -223,8 +230,7 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
   zero.allow_log = false;
   const Axis x = make_x(rx, f.width), y = make_y(ry, zero);
   std::string values;
-  for (const Layer& l : layers)
-    values += (values.empty() ? "" : ",") + json_curve(l.name, l.color, xs, l.y);
+  for (const Layer& l : layers) add_json(values, l.name, l.color, xs, l.y);
   std::string s = open_svg(f, x, y, values);
   for (const Layer& l : layers) {
     std::string up, down;
