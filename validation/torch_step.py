@@ -20,7 +20,7 @@ import safetensors_io
 
 def make_optimizer(model, train, fused):
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(parameters, lr=train["lr"], betas=(train["beta1"], train["beta2"]), eps=train["eps"],
+    return torch.optim.AdamW(parameters, lr=train["lr"], betas=(train["adam_beta1"], train["adam_beta2"]), eps=train["adam_eps"],
                              weight_decay=train["weight_decay"], fused=True if fused else None)
 
 

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""A full training step of weft against PyTorch eager: does it agree, and how fast is it?
+
+    compare_step.py [--weft build/weft] [--case a b] [--rounds 5] [--steps 4] [--warmup 2] [--threads 2]
+                    [--require 1.3] [--profile] [--results DIR | --no-results]
+
+A step is the forward pass of the rectified-flow loss on a given batch, the backward pass, and AdamW, in float32. Each side
+runs in short processes of its own, in turn, so that whatever else the machine does hits both alike: weft, PyTorch with
+AdamW as it comes, PyTorch with AdamW(fused=True). All start from the same weights. The faster PyTorch is the yardstick.
+
+Agreement: losses of all steps within 1e-5, and the weights after the last step, see `compare_weights`. Exit status 1 if
+they do not agree, or with --require if weft is not that many times as fast.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+import safetensors_io
+import step_cases
+
+HERE = pathlib.Path(__file__).resolve().parent
+LOSS_TOLERANCE = 1e-5
+# Both sides round in float32, in different orders. Rounding enters the weights through AdamW, which divides a gradient by its
+# own size: relative errors of large gradients pass unchanged, small gradients near the noise may even change sign and
+# move by up to 2 lr a step, but are few. PyTorch in float32 against itself in float64 ends, over 6 steps of these cases, within
+# 4e-5 of the total update (L2 over all weights) and 3e-4 of a single tensor's; weft gets ten times that, for its sums run in
+# an order of their own.
+TOTAL_TOLERANCE, TENSOR_TOLERANCE = 4e-4, 3e-3
+
+
+def environment(threads):
+    """The same for both sides. glibc is told to keep freed memory: PyTorch is 3 % faster and much steadier so, and weft
+    does not mind."""
+    return os.environ | {
+        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+        "GLIBC_TUNABLES": "glibc.malloc.top_pad=268435456:glibc.malloc.trim_threshold=8589934592:"
+                          "glibc.malloc.mmap_threshold=33554432"}
+
+
+def command(side, weft):
+    if side == "weft":
+        return [str(weft), "bench", "step"]
+    return [sys.executable, str(HERE / "torch_step.py")] + (["--fused"] if side == "torch fused" else [])
+
+
+def run_side(side, args, case_paths, folder, extra=()):
+    """One process; returns its JSON, its output and the path of the weights it ends with."""
+    deck, weights, inputs = case_paths
+    stem = folder / side.replace(" ", "-")
+    outputs, report = f"{stem}.safetensors", f"{stem}.json"
+    argv = command(side, args.weft)
+    argv += [str(deck), "--weights", str(weights), "--inputs", str(inputs), "--outputs", outputs, "--steps",
+             str(args.steps), "--warmup", str(args.warmup), "--json", report, *extra]
+    done = subprocess.run(argv, env=environment(args.threads), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{side} failed with exit code {done.returncode}: {' '.join(argv)}\n{done.stdout}{done.stderr}")
+    return json.loads(pathlib.Path(report).read_text()), done.stdout, outputs
+
+
+def without_free_directions(tensors):
+    """Leaves out what no loss determines: a bias on the keys of cross attention shifts all logits of a query alike, its true
+    gradient is zero, and AdamW turns the rounding noise that is left into steps of full size."""
+    kept = {}
+    for name, array in tensors.items():
+        array = array.astype(np.float64)
+        kept[name] = array[array.size // 2:] if name.endswith("cross_attn.kv_linear.bias") else array
+    return kept
+
+
+def compare_weights(start, ours, theirs):
+    """Distance of the two results over the length of the update: over all weights, and the worst single tensor."""
+    start, ours, theirs = (without_free_directions(safetensors_io.load(p)) for p in (start, ours, theirs))
+    if set(ours) != set(theirs):
+        sys.exit(f"weights differ in names: {sorted(set(ours) ^ set(theirs))}")
+    distance = update = 0.0
+    worst = ("", 0.0)
+    for name in theirs:
+        d, u = np.linalg.norm(ours[name] - theirs[name]), np.linalg.norm(theirs[name] - start[name])
+        distance, update = distance + d * d, update + u * u
+        ratio = d / u if u > 0 else (0.0 if d == 0 else float("inf"))
+        if not ratio <= worst[1]:
+            worst = (name, float(ratio))
+    return {"total": float(np.sqrt(distance / update)), "worst_tensor": worst[0], "worst": worst[1]}
+
+
+def agreement(reference, found, start, reference_weights, found_weights):
+    losses = [abs(a - b) / abs(b) for a, b in zip(found["loss"], reference["loss"], strict=True)]
+    result = {"loss": max(losses)} | compare_weights(start, found_weights, reference_weights)
+    result["ok"] = (result["loss"] <= LOSS_TOLERANCE and result["total"] <= TOTAL_TOLERANCE
+                    and result["worst"] <= TENSOR_TOLERANCE)
+    return result
+
+
+def measure(case, args):
+    """All rounds of a case: samples a side, agreement of the last round, the ratio."""
+    sides = ["torch", "torch fused"] if args.torch_only else ["weft", "torch", "torch fused"]
+    seconds = {side: [] for side in sides}
+    with tempfile.TemporaryDirectory(prefix="weft-step-") as name:
+        folder = pathlib.Path(name)
+        paths = step_cases.write(case, folder, args.threads)
+        for i in range(args.rounds):
+            last = {}
+            # Another side begins in each round, so that none always follows the same one.
+            for side in sides[i % len(sides):] + sides[:i % len(sides)]:
+                last[side] = run_side(side, args, paths, folder)
+                seconds[side] += last[side][0]["seconds"]
+                print(f"  round {i + 1}  {side:12} " + " ".join(f"{s:.3f}" for s in last[side][0]["seconds"]),
+                      file=sys.stderr)
+        medians = {side: statistics.median(s) for side, s in seconds.items()}
+        yardstick = min((s for s in sides if s != "weft"), key=medians.get)
+        result = {"case": case.name, "what": case.what, "seconds": seconds, "median": medians,
+                  "yardstick": yardstick, "loss": {side: r[0]["loss"] for side, r in last.items()}}
+        if "weft" in last:
+            result["ratio"] = medians[yardstick] / medians["weft"]
+            result["agreement"] = {
+                side: agreement(last[side][0], last["weft"][0], paths[1], last[side][2], last["weft"][2])
+                for side in sides if side != "weft"}
+        if args.profile:
+            profile, _, _ = run_side("torch fused", args, paths, folder, ["--profile"])
+            result["operations"] = profile["operations"]
+            if "weft" in sides:
+                result["weft_profile"] = run_side("weft", args, paths, folder, ["--profile"])[1]
+    return result
+
+
+def show(result):
+    print(f"\n({result['case']}) {result['what']}")
+    print(f"  {'side':12} {'median s':>9} {'min':>7} {'max':>7} {'steps':>6}  against weft")
+    for side, samples in result["seconds"].items():
+        median = result["median"][side]
+        ratio = f"{median / result['median']['weft']:.2f}x" if "weft" in result["median"] else ""
+        print(f"  {side:12} {median:9.4f} {min(samples):7.4f} {max(samples):7.4f} {len(samples):6}  {ratio}"
+              + ("  (yardstick)" if side == result["yardstick"] else ""))
+    for side, a in result.get("agreement", {}).items():
+        print(f"  agreement with {side}: losses {a['loss']:.1e} (<= {LOSS_TOLERANCE:g}), weights {a['total']:.1e} of the "
+              f"update (<= {TOTAL_TOLERANCE:g}), worst {a['worst_tensor']} {a['worst']:.1e} (<= {TENSOR_TOLERANCE:g}): "
+              + ("ok" if a["ok"] else "WRONG"))
+    if "operations" in result:
+        total = sum(row["seconds"] for row in result["operations"])
+        print(f"  where PyTorch's time goes, {total * 1e3:.0f} ms a step:")
+        for row in result["operations"][:16]:
+            print(f"    {row['seconds'] * 1e3:8.1f} ms {row['seconds'] / total:6.1%} {row['calls']:5.0f} calls  {row['op']}")
+    if "weft_profile" in result:
+        print(result["weft_profile"])
+
+
+def hardware():
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor()
+    return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine(), "system": platform.platform()}
+
+
+def provenance(args):
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    import torch  # only for its version; the steps run in processes of their own
+
+    return {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "commit": git("rev-parse", "HEAD"), "uncommitted_changes": bool(git("status", "--porcelain", "-uno")),
+            "hardware": hardware(), "threads": args.threads, "dtype": "f32",
+            "load_average_at_start": os.getloadavg()[0],
+            "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+            "rounds": args.rounds, "warmup": args.warmup, "steps": args.steps}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
+    parser.add_argument("--case", nargs="+", default=sorted(step_cases.CASES), choices=sorted(step_cases.CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--require", type=float, help="least ratio of PyTorch's time to weft's")
+    parser.add_argument("--profile", action="store_true", help="also where each side spends its time")
+    parser.add_argument("--torch-only", action="store_true", help="no weft: how fast PyTorch is here")
+    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--no-results", action="store_true", help="print only")
+    args = parser.parse_args()
+    if args.torch_only and args.require:
+        parser.error("--require needs weft's side")
+    if not args.torch_only and not args.weft.is_file():
+        sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH, or --torch-only")
+
+    about = provenance(args)
+    results = [measure(step_cases.CASES[name], args) for name in args.case]
+    print(f"{about['hardware']['cpu']}, {args.threads} threads, f32, torch {about['versions']['torch']}, "
+          f"commit {about['commit'][:12]}, load {about['load_average_at_start']:.1f} at the start")
+    for result in results:
+        show(result)
+    if not args.no_results and not args.torch_only:
+        args.results.mkdir(parents=True, exist_ok=True)
+        path = args.results / f"step_cpu_{about['date'][:10]}.json"
+        path.write_text(json.dumps(about | {"cases": results}, indent=1) + "\n")
+        print(f"\nwritten to {path}")
+
+    wrong = [r["case"] for r in results if not all(a["ok"] for a in r.get("agreement", {}).values())]
+    slow = [r["case"] for r in results if args.require and r["ratio"] < args.require]
+    for names, what in ((wrong, "weft and PyTorch do not agree"), (slow, f"slower than {args.require} times PyTorch")):
+        if names:
+            print(f"{what}: case {', '.join(names)}", file=sys.stderr)
+    return 1 if wrong or slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
