@@ -38,8 +38,10 @@ CASES = {case.name: case for case in (
 
 
 def toml(tables):
-    """Enough TOML for a deck: tables of numbers, texts and lists of numbers."""
+    """Enough TOML for a deck: tables of numbers, texts, switches and lists of numbers."""
     def value(v):
+        if isinstance(v, bool):
+            return str(v).lower()
         return f'"{v}"' if isinstance(v, str) else str(v)
 
     return "\n".join(f"[{name}]\n" + "".join(f"{k} = {value(v)}\n" for k, v in table.items())
