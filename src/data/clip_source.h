@@ -41,7 +41,8 @@ class ClipSource {
   virtual void read(int bucket, std::int64_t index, std::span<std::byte> out) const = 0;
 };
 
-// `path` is a clip store, or "synthetic:key=value,..." (docs/decks.md): deterministic moving shapes.
+// `path` is a clip store, or "synthetic:key=value,..." (data/synthetic.h): deterministic moving
+// shapes.
 // `verify` checks the XXH3 of every clip that is read.
 std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify);
 

@@ -103,9 +103,10 @@ struct Prefetcher::State {
       planned.pop_front();
       WEFT_ASSERT(!what.clips.empty());
 
-      // No reader looks at this slot before `tail` passes it.
+      // No reader looks at this slot before `tail` passes it, so it is filled without the lock.
       Slot& s = slot(tail);
       most_clips = std::max(most_clips, what.clips.size());
+      // As large as any bucket could need, so that a slot does not move when buckets alternate.
       s.pages.grow(most_clips * largest_clip);
       const Bucket& bucket = source.buckets()[static_cast<std::size_t>(what.bucket)];
       s.clip_bytes = bucket.clip_bytes();
@@ -141,6 +142,7 @@ struct Prefetcher::State {
       const std::size_t clip = s.taken++;
       if (s.taken == s.batch.what.clips.size()) ++reading;
       lock.unlock();
+      // An error waits in its slot: the batches before it are still good and come first.
       std::exception_ptr error;
       try {
         source.read(s.batch.what.bucket, s.batch.what.clips[clip],

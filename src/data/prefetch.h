@@ -1,4 +1,5 @@
-// Reads the clips of the coming steps ahead of the trainer: a fixed ring of slots, N reader threads.
+// Reads the clips of the coming steps ahead of the trainer: a fixed ring of slots, N reader
+// threads.
 #pragma once
 
 #include <functional>
@@ -19,8 +20,10 @@ struct LoadedBatch {
 
 class Prefetcher {
  public:
-  // `next_work(step)` lists this rank's micro-batches of a step with their index in the step; it is called
-  // from one thread, in order of steps, from `first_step` on until `last_step` (exclusive).
+  // `next_work(step)` lists this rank's micro-batches of a step with their index in the step. It is
+  // called in order of steps, from `first_step` until `last_step` (exclusive), by the constructor
+  // and by next(): on the caller's thread, never on a reader's. What it throws comes out there.
+  // Memory: `slots` times the largest micro-batch, and pages that no clip has reached cost nothing.
   using Work = std::vector<std::pair<int, MicroBatch>>;
   Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
              std::int64_t first_step, std::int64_t last_step, int slots, int readers);

@@ -19,8 +19,8 @@ struct MicroBatch {
   std::vector<SampleId> samples;    // the same clips by id
 };
 
-// Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into micro-batches of
-// `batch_size` (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
+// Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into micro-batches
+// of `batch_size` (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
 // clip is lost silently), and shuffles the list of micro-batches. Step s takes the micro-batches
 // [s*G, (s+1)*G) of this endless sequence, G = micro_batches per step.
 class StepPlanner {

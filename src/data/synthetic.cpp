@@ -83,6 +83,7 @@ struct Scene {
   // Where along one axis of length `extent` the shape is at frame t, bouncing off the edges.
   float position(int shape, int axis, float extent, std::int64_t t) const {
     const std::uint32_t element = static_cast<std::uint32_t>(8 + 4 * shape + 2 * axis);
+    // Elements 8..15 and 28..35: apart from sizes (0, 1), corners (64 on) and colours (512 on).
     const float speed = 0.02f + 0.08f * random.uniform(element);
     const float direction = random.u32(element + 20) & 1u ? 1.0f : -1.0f;
     const float start = random.uniform(element + 1) * 2 * extent;

@@ -12,6 +12,7 @@ std::vector<CoverResize::Tap> CoverResize::taps(std::int64_t in, std::int64_t sc
   const double ratio = static_cast<double>(in) / static_cast<double>(scaled);
   const std::int64_t first = (scaled - out) / 2;
   for (std::int64_t i = 0; i < out; ++i) {
+    // Half-pixel centres; beyond the first centre the edge sample repeats.
     const double at = std::max(0.0, (static_cast<double>(first + i) + 0.5) * ratio - 0.5);
     const auto low = std::min(static_cast<std::int64_t>(at), in - 1);
     Tap& tap = list[static_cast<std::size_t>(i)];
@@ -46,6 +47,7 @@ void CoverResize::prepare(const VideoFrame& frame, std::int64_t height, std::int
 
 void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
                              std::uint8_t* out) {
+  // Footage that was made for the bucket passes through untouched.
   if (frame.height == height && frame.width == width) {
     for (std::int64_t y = 0; y < height; ++y)
       std::memcpy(out + y * width * 3, frame.rgb + y * frame.stride,

@@ -17,6 +17,8 @@ extern "C" {
 
 namespace weft {
 
+// Packets -> decoder -> filter graph -> RGB, one at a time: no more than a handful of frames is ever
+// in memory.
 struct VideoReader::State {
   std::string path;
   VideoReaderOptions options;
@@ -33,7 +35,7 @@ struct VideoReader::State {
   int quarter_turns = 0;  // clockwise
   double fps = 24, first_seconds = 0;
   std::int64_t packets = 0, delivered_frames = 0, damaged = 0;
-  bool image = false, all_packets = false, all_frames = false;
+  bool image = false, all_frames = false;
 
   ~State() { avformat_close_input(&format); }
 
@@ -127,8 +129,8 @@ struct VideoReader::State {
     for (;;) {
       const int got = av_read_frame(format, packet.get());
       if (got == AVERROR_EOF) {
-        all_packets = true;
         check(avcodec_send_packet(decoder.get(), nullptr), "decode");
+        // A file that was cut off often just ends. Edit lists leave out a few frames; not a tenth.
         const std::int64_t promised = stream->nb_frames;
         WEFT_CHECK(promised <= 0 || packets * 10 >= promised * 9, Exit::data,
                    "the file is incomplete: copy it again", "video {} ends after {} of {} frames",

@@ -16,7 +16,7 @@ struct ClipView {
 
 // H.264 (libx264, nearly lossless) where FFmpeg has it, otherwise MPEG-4 part 2; yuv420p, so that
 // every player shows it. Chroma needs even sizes: an odd height or width grows by one, repeating
-// its last row or column. fps > 0. Throws Exit::data with FFmpeg's reason; nothing is left behind then.
+// its last row or column. fps > 0. Throws Exit::data with FFmpeg's reason; nothing is left then.
 void write_mp4(const std::string& path, const ClipView& clip, double fps);
 
 // `rgb` is [height, width, 3]. Throws Exit::data.

@@ -1,0 +1,277 @@
+// Opening a clip store. The file may come from anywhere and may be damaged: sizes are compared with
+// the file's before they are used, and every fault ends in one message that names the bucket.
+#include "data/clip_store_open.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "data/clip_store.h"
+#include "data/hdf5.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* remake = "make the clip store again with `weft ingest`";
+
+// Stores of up to so many clips a bucket ask HDF5 for the place of each one (quadratic in 1.10).
+constexpr std::int64_t ask_for_each = 2048;
+// Beyond that the stored offsets are compared with HDF5 at so many clips, first and last included.
+constexpr std::int64_t spot_checks = 64;
+
+// Everything that opening does, with the file's name at hand for its messages.
+class Opener {
+ public:
+  Opener(const std::string& path, std::uint64_t bytes) : path_(path), bytes_(bytes) {
+    const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    H5Pset_file_locking(access, false, true);  // many jobs read one store
+    file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
+    if (!file_.valid()) {
+      const std::string reason = h5::last_error();
+      const bool cut = reason.find("truncated") != std::string::npos;
+      throw Error(Exit::data,
+                  fmt::format("clip store {} {}: {}", path,
+                              cut ? "is truncated" : "cannot be opened", reason),
+                  cut ? "copy it again, or make it again with `weft ingest`" : remake, __FILE__,
+                  __LINE__);
+    }
+    const h5::Handle top(H5Gopen2(file_, "/", H5P_DEFAULT), H5Gclose);
+    WEFT_CHECK(H5Aexists(top, "schema_version") > 0 && H5Lexists(file_, "clips", H5P_DEFAULT) > 0,
+               Exit::data, "data.path must be a file that `weft ingest` made",
+               "{} is an HDF5 file, but no clip store", path);
+    const std::int64_t version = attribute(top, "/", "schema_version");
+    WEFT_CHECK(version == clip_store_version, Exit::data, remake,
+               "clip store {} has schema version {}, this weft reads {}", path, version,
+               clip_store_version);
+  }
+
+  // Of the buckets, sorted: their order, and with it every sample id, is a matter of the names.
+  std::vector<std::string> names() {
+    h5::Handle group(H5Gopen2(file_, "clips", H5P_DEFAULT), H5Gclose);
+    check(group.valid(), "/clips", "is not a group");
+    std::vector<std::string> found;
+    const auto add = [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
+      static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+      return 0;
+    };
+    check(H5Literate(group, H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &found) >= 0, "/clips",
+          "cannot be listed");
+    check(!found.empty(), "/clips", "holds no bucket");
+    return found;
+  }
+
+  // Shape first, then the tables: how long they have to be is known only after it.
+  void read(const std::string& name, Bucket& bucket, StoredBucket& stored) {
+    const std::string where = "bucket " + name;
+    h5::Handle group(H5Gopen2(file_, ("clips/" + name).c_str(), H5P_DEFAULT), H5Gclose);
+    check(group.valid(), where, "is not a group");
+    bucket.name = name;
+    bucket.pixel_frames = positive_attribute(group, where, "pixel_frames");
+    bucket.pixel_height = positive_attribute(group, where, "pixel_height");
+    bucket.pixel_width = positive_attribute(group, where, "pixel_width");
+    read_shape(group, where, bucket);
+
+    const auto n = static_cast<std::size_t>(bucket.clips);
+    std::vector<float> fps(n);
+    stored.xxh3.resize(n);
+    read_table(group, where, "fps", H5T_FLOAT, H5T_NATIVE_FLOAT, n, fps.data());
+    read_table(group, where, "xxh3", H5T_INTEGER, H5T_NATIVE_UINT64, n, stored.xxh3.data());
+    const auto source = read_strings(group, where, "source", n);
+    const auto text = read_strings(group, where, "text", n);
+    for (std::size_t i = 0; i < n; ++i) {
+      check(fps[i] > 0 && fps[i] < 1e6f, where, fmt::format("clip {} has fps {}", i, fps[i]));
+      stored.info.push_back({fps[i], source[i], text[i]});
+    }
+    find_clips(group, where, bucket, stored);
+  }
+
+ private:
+  void check(bool ok, const std::string& where, const std::string& fault) const {
+    WEFT_CHECK(ok, Exit::data, remake, "clip store {}: {} {}", path_, where, fault);
+  }
+
+  std::int64_t attribute(hid_t object, const std::string& where, const char* name) {
+    std::int64_t value = 0;
+    const h5::Handle a(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
+    check(a.valid(), where, fmt::format("has no attribute {}", name));
+    const h5::Handle space(H5Aget_space(a), H5Sclose);
+    const h5::Handle type(H5Aget_type(a), H5Tclose);
+    check(H5Sget_simple_extent_npoints(space) == 1 && H5Tget_class(type) == H5T_INTEGER &&
+              H5Aread(a, H5T_NATIVE_INT64, &value) >= 0,
+          where, fmt::format("has an attribute {} that is not one whole number", name));
+    return value;
+  }
+  std::int64_t positive_attribute(hid_t object, const std::string& where, const char* name) {
+    const std::int64_t value = attribute(object, where, name);
+    check(value > 0, where, fmt::format("has {} = {}", name, value));
+    return value;
+  }
+
+  h5::Handle open_dataset(hid_t group, const std::string& where, const char* name) {
+    check(H5Lexists(group, name, H5P_DEFAULT) > 0, where, fmt::format("has no dataset {}", name));
+    h5::Handle d(H5Dopen2(group, name, H5P_DEFAULT), H5Dclose);
+    check(d.valid(), where,
+          fmt::format("has an unreadable dataset {}: {}", name, h5::last_error()));
+    return d;
+  }
+
+  std::vector<hsize_t> dims_of(hid_t dataset) {
+    const h5::Handle space(H5Dget_space(dataset), H5Sclose);
+    const int rank = H5Sget_simple_extent_ndims(space);
+    std::vector<hsize_t> dims(static_cast<std::size_t>(std::max(rank, 0)));
+    if (rank > 0) H5Sget_simple_extent_dims(space, dims.data(), nullptr);
+    return dims;
+  }
+
+  // Type and shape of the clips. Nothing of it is believed before the file is big enough for it.
+  void read_shape(hid_t group, const std::string& where, Bucket& bucket) {
+    const bool pixels = H5Lexists(group, "frames", H5P_DEFAULT) > 0;
+    const bool latents = H5Lexists(group, "latents", H5P_DEFAULT) > 0;
+    check(pixels != latents, where,
+          pixels ? "has both frames and latents" : "has no dataset frames or latents");
+    const char* name = pixels ? "frames" : "latents";
+    const h5::Handle clips = open_dataset(group, where, name);
+    const h5::Handle type(H5Dget_type(clips), H5Tclose);
+    const h5::Handle half = h5::half_type();
+    if (pixels) {
+      check(H5Tequal(type, H5T_STD_U8LE) > 0, where, "has frames of another type than uint8");
+      bucket.dtype = DType::u8;
+    } else {
+      const bool f32 = H5Tequal(type, H5T_IEEE_F32LE) > 0;
+      check(f32 || H5Tequal(type, half) > 0, where,
+            "has latents of another type than little-endian float32 or float16");
+      bucket.dtype = f32 ? DType::f32 : DType::f16;
+    }
+    const auto dims = dims_of(clips);
+    check(dims.size() == 5, where,
+          fmt::format("has {} of {} dimensions, expected 5: {}", name, dims.size(),
+                      pixels ? "[N,T,H,W,3]" : "[N,C,T,H,W]"));
+    check(dims[0] > 0, where, "holds no clip");
+    std::uint64_t clip_bytes = size_of(bucket.dtype), total = 0;
+    for (int i = 1; i < 5; ++i) {
+      check(dims[i] > 0 && dims[i] < (hsize_t{1} << 31) &&
+                !__builtin_mul_overflow(clip_bytes, dims[i], &clip_bytes),
+            where, fmt::format("has an impossible dimension {} of {}: {}", i, name, dims[i]));
+    }
+    check(!__builtin_mul_overflow(clip_bytes, dims[0], &total) && total <= bytes_, where,
+          fmt::format("claims {} clips of {} bytes, more than the file's {} bytes: damaged or "
+                      "truncated",
+                      dims[0], clip_bytes, bytes_));
+    const auto dim = [&](int i) { return static_cast<std::int64_t>(dims[i]); };
+    bucket.clips = dim(0);
+    bucket.channels = pixels ? dim(4) : dim(1);
+    bucket.frames = pixels ? dim(1) : dim(2);
+    bucket.height = pixels ? dim(2) : dim(3);
+    bucket.width = pixels ? dim(3) : dim(4);
+    check(!pixels || bucket.channels == 3, where,
+          fmt::format("has pixels of {} channels, expected 3", bucket.channels));
+
+    const h5::Handle how(H5Dget_create_plist(clips), H5Pclose);
+    hsize_t chunk[5] = {};
+    const bool chunked = H5Pget_layout(how) == H5D_CHUNKED && H5Pget_chunk(how, 5, chunk) == 5;
+    check(chunked && chunk[0] == 1 && std::equal(chunk + 1, chunk + 5, dims.begin() + 1), where,
+          fmt::format("does not store one clip a chunk in {}", name));
+    check(H5Pget_nfilters(how) == 0, where,
+          fmt::format("stores {} through a filter (compressed?)", name));
+  }
+
+  // One value a clip into `out`, which holds n. The shape is compared before anything is read, so
+  // that a table of another length cannot run over.
+  void read_table(hid_t group, const std::string& where, const char* name, H5T_class_t kind,
+                  hid_t memory, std::size_t n, void* out) {
+    const h5::Handle d = open_dataset(group, where, name);
+    const auto dims = dims_of(d);
+    check(dims.size() == 1 && dims[0] == n, where,
+          fmt::format("has a table {} that is not one value a clip", name));
+    const h5::Handle type(H5Dget_type(d), H5Tclose);
+    check(H5Tget_class(type) == kind, where, fmt::format("has a table {} of a wrong type", name));
+    check(kind != H5T_STRING || H5Tis_variable_str(type) > 0, where,
+          fmt::format("has a table {} that is not of variable-length strings", name));
+    check(H5Dread(d, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, out) >= 0, where,
+          fmt::format("has an unreadable table {}: {}", name, h5::last_error()));
+  }
+
+  std::vector<std::string> read_strings(hid_t group, const std::string& where, const char* name,
+                                        std::size_t n) {
+    // The file may hold ASCII or UTF-8: read as what it is.
+    const h5::Handle d = open_dataset(group, where, name);
+    const h5::Handle stored(H5Dget_type(d), H5Tclose);
+    const h5::Handle type = h5::string_type();
+    if (H5Tget_class(stored) == H5T_STRING) H5Tset_cset(type, H5Tget_cset(stored));
+    std::vector<char*> pointers(n, nullptr);
+    read_table(group, where, name, H5T_STRING, type, n, pointers.data());
+    std::vector<std::string> out;
+    for (const char* p : pointers) out.emplace_back(p == nullptr ? "" : p);
+    const h5::Handle space(H5Dget_space(d), H5Sclose);
+    H5Dvlen_reclaim(type, space, H5P_DEFAULT, pointers.data());
+    return out;
+  }
+
+  // Where HDF5 keeps a clip. A chunk of another size than the clip's would mean a filter or damage.
+  std::uint64_t ask(hid_t clips, std::int64_t index, std::size_t clip_bytes,
+                    const std::string& where) {
+    const hsize_t at[5] = {static_cast<hsize_t>(index), 0, 0, 0, 0};
+    unsigned filters = 0;
+    haddr_t address = HADDR_UNDEF;
+    hsize_t size = 0;
+    check(H5Dget_chunk_info_by_coord(clips, at, &filters, &address, &size) >= 0 &&
+              address != HADDR_UNDEF && size == clip_bytes,
+          where, fmt::format("has no data for clip {}", index));
+    return address;
+  }
+
+  // Fills stored.offset, and makes sure that every clip lies inside the file: a store that was cut
+  // off while it was copied is found here, not in the middle of a run.
+  void find_clips(hid_t group, const std::string& where, const Bucket& bucket,
+                  StoredBucket& stored) {
+    const std::size_t clip_bytes = bucket.clip_bytes();
+    const h5::Handle clips =
+        open_dataset(group, where, bucket.dtype == DType::u8 ? "frames" : "latents");
+    stored.offset.resize(static_cast<std::size_t>(bucket.clips));
+    bool known = false;
+    if (bucket.clips > ask_for_each && H5Lexists(group, "offset", H5P_DEFAULT) > 0) {
+      read_table(group, where, "offset", H5T_INTEGER, H5T_NATIVE_UINT64, stored.offset.size(),
+                 stored.offset.data());
+      known = true;
+      for (std::int64_t i = 0; i < spot_checks && known; ++i) {
+        const std::int64_t clip = (bucket.clips - 1) * i / (spot_checks - 1);
+        known =
+            ask(clips, clip, clip_bytes, where) == stored.offset[static_cast<std::size_t>(clip)];
+      }
+      if (!known)
+        // Right either way, but somebody should know why the job starts slowly.
+        log::warn(
+            "clip store {}: {} has stale offsets (was it repacked?); asking HDF5 for the "
+            "place of each of its {} clips, which takes longer",
+            path_, where, bucket.clips);
+    }
+    for (std::int64_t i = 0; i < bucket.clips; ++i) {
+      std::uint64_t& offset = stored.offset[static_cast<std::size_t>(i)];
+      if (!known) offset = ask(clips, i, clip_bytes, where);
+      check(offset <= bytes_ && clip_bytes <= bytes_ - offset, where,
+            fmt::format("clip {} ends at byte {} of a file of {}: truncated", i,
+                        offset + clip_bytes, bytes_));
+    }
+  }
+
+  std::string path_;
+  std::uint64_t bytes_;
+  h5::Handle file_;
+};
+
+}  // namespace
+
+std::pair<std::vector<Bucket>, std::vector<StoredBucket>> open_checked(const std::string& path,
+                                                                       std::uint64_t bytes) {
+  const h5::QuietErrors quiet;
+  Opener opener(path, bytes);
+  std::pair<std::vector<Bucket>, std::vector<StoredBucket>> found;
+  for (const std::string& name : opener.names()) {
+    found.first.emplace_back();
+    found.second.emplace_back();
+    opener.read(name, found.first.back(), found.second.back());
+  }
+  return found;
+}
+
+}  // namespace weft
