@@ -197,6 +197,9 @@ def main():
         sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH, or --torch-only")
 
     about = provenance(args)
+    if about["load_average_at_start"] > 0.5:
+        print(f"WARN: the machine is at work already (load {about['load_average_at_start']:.1f}): threads that wait for "
+              "each other suffer from that far more than their share, and not all sides alike", file=sys.stderr)
     results = [measure(step_cases.CASES[name], args) for name in args.case]
     print(f"{about['hardware']['cpu']}, {args.threads} threads, f32, torch {about['versions']['torch']}, "
           f"commit {about['commit'][:12]}, load {about['load_average_at_start']:.1f} at the start")
