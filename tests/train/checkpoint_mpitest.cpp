@@ -172,6 +172,25 @@ TEST_F(CheckpointTest, OneSaveAtATimeAndEachSeesItsOwnCut) {
   });
 }
 
+TEST_F(CheckpointTest, TrainingTalksWhileSavesAreInFlight) {
+  // The writer's thread and the step loop use MPI at the same time, on communicators of their own.
+  CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
+  State s;
+  std::int64_t wrong = 0;
+  for (std::int64_t step = 1; step <= 10; ++step) {
+    fill(s, step);
+    writer.save(info(step), s.arrays());
+    for (int i = 0; i < 200; ++i) {
+      double mine = rank + i, sum = 0;
+      MPI_Allreduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+      wrong += sum != ranks * i + ranks * (ranks - 1) / 2;
+    }
+  }
+  EXPECT_TRUE(writer.wait());
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(newest(), 10);
+}
+
 TEST_F(CheckpointTest, DestructorWaitsForTheSaveInFlight) {
   State s;
   fill(s, 3);
