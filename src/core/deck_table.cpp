@@ -42,7 +42,7 @@ void run_and_data(Rows& r, Deck& d) {
   r.text("dir", d.run.dir, "Directory of the run: checkpoints, metrics, samples, report.");
   r.number("seed", d.run.seed, 0, many, "Seed of every random number of the run.");
   r.flag("resume", d.run.resume,
-         "Go on from the run's newest checkpoint if there is one; false refuses a used directory.");
+         "Go on from the run's newest checkpoint if there is one; false starts anew.");
   r.number("threads", d.run.threads, 0, 4096,
            "Processor threads a rank uses; 0 shares the host's cores among its ranks.");
 

@@ -140,7 +140,8 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
   MPI_Comm_rank(own, &rank);
   MPI_Comm_size(own, &size);
 
-  // Rank 0 decides the order of candidates: the one that `latest` names, then newest to oldest.
+  // Rank 0 decides the order of candidates: the one that `latest` names, then older ones; all of
+  // them, newest first, where `latest` is lost.
   std::vector<std::int64_t> candidates;
   std::optional<std::string> latest;
   agree(own, attempt([&] {
@@ -155,7 +156,8 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
     const auto it =
         named ? std::find(candidates.begin(), candidates.end(), *named) : candidates.end();
     if (it != candidates.end())
-      std::rotate(candidates.begin(), it, it + 1);
+      // Later steps are of a run that was abandoned, or of another one: never fall back to those.
+      candidates.erase(candidates.begin(), it);
     else
       faults.push_back(fmt::format("{} names {}, which is no checkpoint here",
                                    (run_dir / "latest").string(), *latest));

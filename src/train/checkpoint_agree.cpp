@@ -86,7 +86,8 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
     if (n.failed != 0 && failures++ == 0) note = n;
   if (failures > 1) {
     std::string text = note.error.data();
-    put(note.error, text + fmt::format("; {} more ranks failed", failures - 1));
+    put(note.error,
+        text + fmt::format("; so did {} other{}", failures - 1, failures > 2 ? "s" : ""));
   }
   share(comm, &note, sizeof note);
   if (note.failed == 0) return {};

@@ -220,6 +220,16 @@ TEST_F(CheckpointTest, LinkLatestMayBeAnything) {
     write_file(latest, "step_10");
   });
   EXPECT_EQ(newest(), 20) << "a file in its place";
+  on_root([&] {
+    fs::remove(latest);
+    fs::create_symlink("step_10", latest);
+    flip_bit(run / "step_10/shard_0000.bin", 3);
+  });
+  EXPECT_EQ(newest(), -4) << "a later step may be of an abandoned run: no fall-back to that";
+  on_root([&] {
+    flip_bit(run / "step_10/shard_0000.bin", 3);
+    fs::remove(latest);
+  });
   // A checkpoint directory that is a link leads out of the run and is not considered.
   on_root([&] {
     fs::rename(run / "step_20", base / "elsewhere");
