@@ -8,7 +8,8 @@ import safetensors_io
 import stdit3
 
 TRAIN = {"lr": 1e-4, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "grad_clip": 0.0,
-         "warmup_steps": 0}
+         "warmup_steps": 0,
+         "ema_decay": 0.0}  # PyTorch keeps no moving average either
 
 
 @dataclasses.dataclass(frozen=True)
