@@ -4,6 +4,7 @@
 The rooms of src/ and what each may include are drawn in docs/architecture.md; this table is that drawing for a machine.
 Prints file:line for every breach; exit status 1 if there is one.
 """
+import os
 import pathlib
 import re
 import sys
@@ -63,7 +64,8 @@ def barriers(src):
 
 
 def main():
-    src = pathlib.Path(__file__).resolve().parent.parent / "src"
+    os.chdir(pathlib.Path(__file__).resolve().parent.parent)
+    src = pathlib.Path("src")
     found = [*breaches_of_includes(src), *barriers(src)]
     for line in found:
         print(line)
