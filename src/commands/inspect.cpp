@@ -50,6 +50,7 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
   return text;
 }
 
+// The format has no hashes: reading every value is what can be verified, and shows NaN besides.
 void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   std::uint64_t bytes = 0;
@@ -124,11 +125,21 @@ int inspect(const std::string& path) {
                   __FILE__, __LINE__);
     return 0;
   }
+  // Somebody who points at a part of a checkpoint wants to know about the whole.
+  const std::string name = p.filename().string();
+  if ((name == "manifest.json" || name.starts_with("shard_")) &&
+      fs::exists(p.parent_path() / "manifest.json", ec)) {
+    fmt::print("{}", Checkpoint::open(p.parent_path().empty() ? "." : p.parent_path()).describe());
+    return 0;
+  }
   // A link that leads nowhere is a checkpoint's trouble when it is called as one.
   const bool names_checkpoint =
       p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
-  WEFT_CHECK(fs::exists(status), names_checkpoint ? Exit::checkpoint : Exit::data, "check the path",
-             "{} does not exist", path);
+  const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;
+  WEFT_CHECK(fs::exists(status) || !fs::is_symlink(p), kind,
+             "weft inspect on the directory of a run lists what is there",
+             "{} is a link to {}, which does not exist", path, fs::read_symlink(p, ec).string());
+  WEFT_CHECK(fs::exists(status), kind, "check the path", "{} does not exist", path);
   WEFT_CHECK(fs::is_regular_file(status), Exit::data, "give a file or a run directory",
              "{} is neither a file nor a directory", path);
 

@@ -35,6 +35,7 @@ struct Origin {
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 std::string name_of(const std::string& key) { return key.substr(key.find('.') + 1); }
 
+// The tables in the order of the option table, each once.
 std::vector<std::string> sections(const std::vector<Option>& table) {
   std::vector<std::string> names;
   for (const Option& o : table)
@@ -42,6 +43,7 @@ std::vector<std::string> sections(const std::vector<Option>& table) {
   return names;
 }
 
+// What a value should look like, for the message about one that does not.
 std::string expected(const Option& o) {
   struct Visitor {
     const char* operator()(bool*) const { return "true or false"; }
@@ -54,6 +56,7 @@ std::string expected(const Option& o) {
   return std::visit(Visitor{}, o.target);
 }
 
+// A value as the deck has it, with its type: "the text \"many\"".
 std::string shown(const toml::node& node) {
   std::ostringstream text;
   switch (node.type()) {
@@ -88,6 +91,7 @@ std::string number(double value) {
   return text;
 }
 
+// A basic TOML string. UTF-8 passes as it is, so that paths stay readable in the stored deck.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -195,6 +199,7 @@ std::string suggestion(const std::string& key, const std::vector<Option>& table)
   return "weft help deck lists every key";
 }
 
+// The row of a key. Some eighty rows: a search through them costs nothing worth an index.
 const Option& find(const std::string& key, const std::vector<Option>& table,
                    const std::string& where) {
   for (const Option& o : table)
@@ -202,6 +207,8 @@ const Option& find(const std::string& key, const std::vector<Option>& table,
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
+// Puts a parsed deck into the targets of the option table. Everything it holds must have a row:
+// a key that nobody reads would be a setting that somebody believes in.
 void apply(const toml::table& root, const std::vector<Option>& table, const Origin& origin) {
   const Texts known = sections(table);
   for (const auto& [name, node] : root) {
@@ -251,6 +258,7 @@ toml::table parse_value(const std::string& text, const Option& option, const Ori
                : "weft help deck shows every key with its type");
 }
 
+// "train.lr=2e-4" of the command line.
 void apply_override(const std::string& text, const std::vector<Option>& table) {
   const Origin origin{fmt::format("override '{}'", text), true};
   const std::size_t equals = text.find('=');
@@ -304,6 +312,7 @@ void cross_check(const Deck& d, const std::string& origin) {
   demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
 }
 
+// The target's present value.
 std::string value_as_toml(const Option& o) {
   struct Visitor {
     std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
@@ -338,6 +347,7 @@ std::string type_as_comment(const Option& o) {
   return text;
 }
 
+// Every key with its value, table by table; with_help puts its row of the option table above it.
 std::string write(const Deck& deck, bool with_help) {
   Deck copy = deck;  // the table points into a mutable deck
   std::string out, section;

@@ -13,6 +13,7 @@
 namespace weft {
 namespace {
 
+// What a person can do about it. Only reasons that users meet; the rest speak for themselves.
 const char* hint_for(int reason) {
   switch (reason) {
     case ENOSPC:
@@ -63,6 +64,7 @@ File File::open(const std::filesystem::path& path, Exit code, bool follow_links)
   return file;
 }
 
+// O_EXCL and O_NOFOLLOW: nothing that somebody put in the place beforehand is written through.
 File File::create(const std::filesystem::path& path, Exit code) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd < 0) refuse(code, errno, fmt::format("cannot create {}", path.string()));
@@ -116,11 +118,14 @@ void File::write(std::span<const std::byte> bytes, std::uint64_t offset) {
   }
 }
 
+// An error here is final: the kernel may have dropped the pages, so a second try proves nothing.
 void File::sync() {
   while (fsync(fd_) != 0)
     if (errno != EINTR) fail("sync", 0, 0);
 }
 
+// Works on clean pages only, so after sync(). Advice: a kernel that ignores it costs certainty about
+// the disk, not correctness.
 void File::drop_cache() const { posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED); }
 
 void File::close() {

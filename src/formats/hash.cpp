@@ -12,6 +12,7 @@ struct Hasher::State {
   ~State() { XXH3_freeState(xxh); }
 };
 
+// Seed 0, so that `xxhsum -H2` on a file gives the same digits.
 Hash128 hash128(std::span<const std::byte> bytes) {
   const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
   return {h.high64, h.low64};

@@ -21,6 +21,7 @@ constexpr const char* damaged = "not a safetensors file, or a damaged one: copy 
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
 
+// The format's own spelling.
 const char* format_name(DType t) {
   constexpr const char* names[] = {"F32", "BF16", "F16", "I64", "I32", "U8", "BOOL"};
   return names[static_cast<int>(t)];
@@ -47,6 +48,7 @@ void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_b
              file, data_bytes - cursor);
 }
 
+// IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for it.
 float half_to_float(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
   const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
@@ -84,6 +86,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   f.entries_ = std::move(header.entries);
   f.metadata_ = std::move(header.metadata);
 
+  // By place in the file: the tiling check walks it once, and readers go forward through the disk.
   std::stable_sort(f.entries_.begin(), f.entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
@@ -92,6 +95,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const auto name_at = [&](std::uint32_t i) -> const std::string& { return f.entries_[i].name; };
   std::sort(f.by_name_.begin(), f.by_name_.end(),
             [&](auto a, auto b) { return name_at(a) < name_at(b); });
+  // Two keys that differ as JSON text may be one name ("\\u0061" is "a"): compared as parsed.
   const auto twin = std::adjacent_find(f.by_name_.begin(), f.by_name_.end(),
                                        [&](auto a, auto b) { return name_at(a) == name_at(b); });
   WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
@@ -189,6 +193,7 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
                        {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
+  // Padded with spaces to eight bytes, as the format's own writer does.
   std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = json.size();

@@ -23,6 +23,7 @@ constexpr std::size_t most_in_line = 3000;
 
 std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
 
+// Whatever comes from files is data, not HTML.
 std::string escape(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -40,6 +41,7 @@ std::string escape(const std::string& text) {
   return out;
 }
 
+// Fields may be absent and losses NaN: statistics are over what is there.
 std::vector<double> finite(const std::vector<double>& values) {
   std::vector<double> v;
   std::copy_if(values.begin(), values.end(), std::back_inserter(v),
@@ -152,6 +154,7 @@ std::string loss_plot(std::span<const Run> runs) {
                  run_legend(runs) + line_plot(frame, curves));
 }
 
+// The parts with their share of the whole run's time.
 std::string split_legend(const Run& run) {
   const double whole = total(run.steps.seconds);
   std::string s = "<div class=\"legend\">";
@@ -170,6 +173,7 @@ std::pair<double, const char*> time_unit(std::span<const Run> runs) {
   return most < 1 ? std::pair{1e3, "ms"} : std::pair{1.0, "s"};
 }
 
+// One run: stacked columns over the steps. Without a split in the metrics, the whole alone.
 std::string one_split(const Run& run) {
   const auto [scale, unit] = time_unit({&run, 1});
   std::vector<Layer> layers;
@@ -195,6 +199,7 @@ std::string one_split(const Run& run) {
                  (split ? split_legend(run) : "") + stacked_plot(frame, x, layers));
 }
 
+// Several runs: stacks cannot be overlaid, so curves of the whole and one bar a run.
 std::string many_splits(std::span<const Run> runs) {
   const auto [scale, unit] = time_unit(runs);
   PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
@@ -223,6 +228,7 @@ std::string many_splits(std::span<const Run> runs) {
                  body + "</div>");
 }
 
+// From zero, so that growth shows in its true proportion.
 std::string memory_plot(std::span<const Run> runs) {
   double most = 0;
   for (const Run& r : runs) most = std::max({most, greatest(r.steps.resident)});
@@ -317,6 +323,7 @@ std::string facts_table(std::span<const Run> runs) {
   return section("Facts", "", t + "</tbody></table></div>");
 }
 
+// Media travel inside the page; what is too large is named instead.
 std::string samples(const Run& run, bool named) {
   if (run.media.empty()) return "";
   std::string body = "<div class=\"media\">";
@@ -341,6 +348,7 @@ std::string samples(const Run& run, bool named) {
   return section(named ? "Samples of " + escape(run.name) : "Samples", "", body + "</div>");
 }
 
+// The few numbers that somebody looks for first.
 std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";

@@ -25,6 +25,7 @@ std::string read_all(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+// NaN for what is absent, null (a loss that was not finite) or of another type.
 double number(const json& j, const char* key) {
   const auto it = j.find(key);
   return it != j.end() && it->is_number() ? it->get<double>() : nan;
@@ -88,6 +89,7 @@ void load_metrics(Run& run) {
   run.distinct_samples = ids.size();
 }
 
+// Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
   const auto j = nlohmann::ordered_json::parse(read_all(run.dir / "run.json"), nullptr, false);
   if (!j.is_object()) return;

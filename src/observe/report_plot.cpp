@@ -36,6 +36,7 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
+// The steps that there are, edge to edge.
 Axis make_x(Range r, double width) {
   if (r.empty()) r = {0, 1, 1};
   Axis a{r.low, r.high, left, width - right, false, {}};
@@ -124,6 +125,7 @@ void add_json(std::string& list, const std::string& name, const std::string& col
                       json_list(y));
 }
 
+// Grid, ticks, labels: all but the curves. The caller closes the element.
 std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std::string& curves) {
   std::string s =
       fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by {}\" data-plot='",
@@ -156,6 +158,7 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
   return s;
 }
 
+// A path through the points; a gap where y is not a number.
 std::string points(const Axis& ax, const Axis& ay, std::span<const double> x,
                    std::span<const double> y) {
   std::string d;
@@ -173,6 +176,7 @@ std::string points(const Axis& ax, const Axis& ay, std::span<const double> x,
   return d;
 }
 
+// Out along the upper edge and back along the lower one.
 std::string band(const Axis& ax, const Axis& ay, const Curve& c) {
   std::string up, down;
   for (std::size_t i = 0; i < c.x.size(); ++i) {

@@ -19,6 +19,7 @@ struct Note {
   std::array<char, 256> hint{};
 };
 
+// MPI's own wait spins on a processor that the training needs.
 void wait(MPI_Request request) {
   // Short at first: most collectives are through at once. Never more than two milliseconds: a
   // save takes a handful of collectives.
@@ -37,6 +38,7 @@ void share(MPI_Comm comm, void* data, int bytes) {
   wait(request);
 }
 
+// Cuts what is too long; the arrays are zeroed, so a zero always ends the text.
 template <std::size_t N>
 void put(std::array<char, N>& to, const std::string& text) {
   std::memcpy(to.data(), text.data(), std::min(N - 1, text.size()));
@@ -63,6 +65,8 @@ Outcome outcome_of(std::exception_ptr error) {
   return o;
 }
 
+// Rank 0 hears everybody and decides; all get its verdict. Two collectives of fixed size, so that
+// there is nothing to agree on before.
 Outcome agree(MPI_Comm comm, const Outcome& mine) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
@@ -87,7 +91,7 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
   if (failures > 1) {
     std::string text = note.error.data();
     put(note.error,
-        text + fmt::format("; so did {} other{}", failures - 1, failures > 2 ? "s" : ""));
+        text + fmt::format("; {} other rank{} failed too", failures - 1, failures > 2 ? "s" : ""));
   }
   share(comm, &note, sizeof note);
   if (note.failed == 0) return {};
@@ -104,6 +108,7 @@ void share_text(MPI_Comm comm, std::string& text) {
     share(comm, text.data() + at, static_cast<int>(std::min(piece, bytes - at)));
 }
 
+// Ranks may have different amounts (the last block of a shard, or none at all).
 std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);

@@ -62,6 +62,7 @@ std::string host_name() {
 
 std::string step_name(std::int64_t step) { return fmt::format("step_{}", step); }
 
+// One spelling a step: "step_020" or "step_+2" would let two directories claim the same one.
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with("step_")) return std::nullopt;
   std::int64_t step = 0;
@@ -99,6 +100,8 @@ std::optional<std::string> read_latest(const fs::path& run_dir) {
   return fs::read_symlink(latest, ec).string();
 }
 
+// Writing and syncing a page finds full disks, quotas, read-only mounts and file size limits now,
+// not when the first hours of training are to be saved.
 void probe_directory(const fs::path& run_dir, int rank) {
   std::error_code ec;
   fs::create_directories(run_dir, ec);
@@ -171,6 +174,7 @@ void publish(const fs::path& run_dir, std::int64_t step) {
   sync_directory(run_dir, Exit::checkpoint);
 }
 
+// Where an older step_N was exchanged, it lies at step_N.tmp and comes back.
 void withdraw(const fs::path& run_dir, std::int64_t step) {
   const fs::path old = temporary(run_dir, step), now = run_dir / step_name(step);
   std::error_code ec;
@@ -181,6 +185,7 @@ void withdraw(const fs::path& run_dir, std::int64_t step) {
   remove_tree(now);
 }
 
+// The order matters: the mark is on the disk before `latest` can point at the step.
 void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
   const fs::path dir = run_dir / step_name(step);
   // Under another name first: the mark is there in full or not at all.

@@ -49,6 +49,8 @@ void check_shards(const Manifest& m, const std::string& where) {
   }
 }
 
+// Any member that is missing or of another type throws the JSON library's exception, which the
+// caller turns into an Error.
 Manifest from_json(const ordered_json& j, const std::string& where) {
   Manifest m;
   m.info.step = j.at("step").get<std::int64_t>();
@@ -106,6 +108,7 @@ Hash128 state_hash(std::span<const ShardTable> shards) {
   return hasher.value();
 }
 
+// One space of indent: a person can read it and the size stays near the data's.
 std::string to_text(const Manifest& m) {
   ordered_json j;
   j["schema"] = schema;
@@ -174,6 +177,7 @@ std::string tensors_in(const Manifest& m, const ShardTable& shard, std::uint64_t
   for (const Range& r : shard.ranges) {
     const std::uint64_t stop = r.offset + static_cast<std::uint64_t>(r.end - r.begin) * 4;
     if (stop <= begin || r.offset >= end) continue;
+    // In elements of the array, which is what the tensor table counts in.
     const std::int64_t first =
         r.begin + static_cast<std::int64_t>((std::max(begin, r.offset) - r.offset) / 4);
     const std::int64_t last =
