@@ -1,0 +1,266 @@
+"""What the end-to-end tests share: the real binary under mpiexec, its run directories, safetensors.
+
+The tests read two variables that CTest sets: WEFT_BIN (the binary) and WEFT_MPIEXEC (mpiexec). By hand:
+    WEFT_BIN=build/weft python3 -m unittest discover -s tests/e2e -v
+Every job carries a mark in its environment, so that a test can tell its own processes from all others.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import uuid
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+WEFT = str(pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve())
+MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
+MARK = "WEFT_E2E_JOB"
+
+# The smallest model with all parts: a step takes milliseconds, so that what is tested dominates.
+TINY_DECK = """
+[run]
+dir = "run"
+seed = 7
+threads = 1
+[data]
+path = "synthetic:clips=24,frames=3,height=16,width=16"
+[model]
+in_channels = 3
+hidden_size = 32
+depth = 2
+num_heads = 2
+caption_channels = 16
+model_max_length = 4
+[train]
+steps = 20
+batch_size = 2
+micro_batches = 4
+lr = 1e-3
+checkpoint_every = 5
+"""
+
+
+class Job:
+    """One run of weft. `ranks=0` starts the binary without mpiexec."""
+
+    def __init__(self, arguments, ranks, cwd, preexec=None):
+        self.mark = uuid.uuid4().hex
+        environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(cwd),
+                           OMPI_MCA_mpi_yield_when_idle="1",
+                           OMPI_MCA_btl_vader_single_copy_mechanism="none")
+        environment[MARK] = self.mark
+        command = [WEFT, *map(str, arguments)]
+        if ranks:
+            command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+                       "-n", str(ranks), *command]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, cwd=cwd, env=environment, text=True,
+                                        errors="replace", stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        start_new_session=True, preexec_fn=preexec)
+        self.out, self.err, self._pieces = "", "", ([], [])
+        self._readers = [threading.Thread(target=self._read, args=(pipe, pieces), daemon=True)
+                         for pipe, pieces in zip((self.process.stdout, self.process.stderr),
+                                                 self._pieces)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, pipe, pieces):
+        for line in pipe:
+            pieces.append(line)
+
+    def err_so_far(self):
+        return "".join(self._pieces[1])
+
+    def wait(self, timeout=120):
+        """Waits for the end; its exit code. A job that hangs is killed and fails the test."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"weft ran for more than {timeout} s\n{self.err_so_far()}")
+        self.seconds = time.monotonic() - self.started
+        for reader in self._readers:
+            reader.join(10)
+        self.process.stdout.close()
+        self.process.stderr.close()
+        self.out, self.err = ("".join(pieces) for pieces in self._pieces)
+        return self.process.returncode
+
+    def members(self):
+        """Process ids of this job that are alive, mpiexec among them."""
+        found = []
+        wanted = f"{MARK}={self.mark}".encode()
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as f:
+                    if wanted not in f.read().split(b"\0"):
+                        continue
+                with open(f"/proc/{entry}/stat") as f:
+                    if f.read().rsplit(")", 1)[1].split()[0] != "Z":
+                        found.append(int(entry))
+            except OSError:
+                continue  # it ended, or is another user's
+        return found
+
+    def ranks(self):
+        """Process ids of the ranks, by rank."""
+        found = {}
+        for pid in self.members():
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    for item in f.read().split(b"\0"):
+                        if item.startswith(b"OMPI_COMM_WORLD_RANK="):
+                            found[int(item.split(b"=")[1])] = pid
+            except OSError:
+                continue
+        return [found[rank] for rank in sorted(found)]
+
+    def kill(self):
+        """SIGKILL to every process of the job, at once."""
+        for pid in self.members():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+class WeftTest(unittest.TestCase):
+    """A test with a directory of its own, and no process left behind."""
+
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="weft_e2e_"))
+        self.jobs = []
+        (self.dir / "deck.toml").write_text(TINY_DECK)
+
+    def tearDown(self):
+        for job in self.jobs:
+            job.kill()
+            job.process.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def start(self, *arguments, ranks=2, preexec=None):
+        job = Job(arguments, ranks, self.dir, preexec)
+        self.jobs.append(job)
+        return job
+
+    def weft(self, *arguments, ranks=2, expect=0, timeout=120, preexec=None):
+        """Runs weft to its end and checks the exit code (None: any)."""
+        job = self.start(*arguments, ranks=ranks, preexec=preexec)
+        code = job.wait(timeout)
+        if expect is not None:
+            self.assertEqual(code, expect, f"weft {' '.join(map(str, arguments))}\n{job.err}")
+        return job
+
+    def train(self, run, *overrides, ranks=2, expect=0, timeout=120):
+        return self.weft("train", "deck.toml", f"run.dir={run}", *overrides, ranks=ranks,
+                         expect=expect, timeout=timeout)
+
+    def refused(self, job, code, *said, seconds=10):
+        """The job ended as bad input must: code, one ERROR line that says all of `said`, a hint,
+        nobody left."""
+        self.assertEqual(job.process.returncode, code, job.err)
+        errors = [line for line in job.err.splitlines() if "ERROR:" in line]
+        self.assertEqual(len(errors), 1, f"wanted one ERROR line:\n{job.err}")
+        for text in said:
+            self.assertIn(text, job.err)
+        self.assertIn("HINT:", job.err)
+        self.assertLess(job.seconds, seconds)
+        self.assert_gone(job, 0.5)
+
+    def assert_gone(self, job, seconds):
+        until = time.monotonic() + seconds
+        while job.members() and time.monotonic() < until:
+            time.sleep(0.02)
+        self.assertEqual(job.members(), [], "processes of the job are left")
+
+    def metrics(self, run):
+        """The lines of RUN/metrics.jsonl, which must be steps 0, 1, 2 ... without gap or repeat."""
+        lines = (self.dir / run / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        self.assertEqual([m["step"] for m in found], list(range(len(found))))
+        return found
+
+    def losses(self, run):
+        return [m["loss"] for m in self.metrics(run)]
+
+    def samples(self, run):
+        return [m["samples"] for m in self.metrics(run)]
+
+    def wait_for_steps(self, job, run, steps, timeout=60):
+        """Until metrics.jsonl has so many lines, or the job has ended."""
+        path = self.dir / run / "metrics.jsonl"
+        until = time.monotonic() + timeout
+        while job.process.poll() is None:
+            if path.exists() and path.read_bytes().count(b"\n") >= steps:
+                return
+            if time.monotonic() > until:
+                self.fail(f"no {steps} steps in {timeout} s\n{job.err_so_far()}")
+            time.sleep(0.003)
+
+    def latest(self, run):
+        return os.readlink(self.dir / run / "latest")
+
+    def exported(self, run, *options):
+        """The weights of the newest checkpoint as {name: (dtype, shape, bytes)}."""
+        out = self.dir / f"{uuid.uuid4().hex}.safetensors"
+        self.weft("export", run, out, *options, ranks=0)
+        return read_safetensors(out)
+
+    def assert_same_run(self, one, other):
+        """Losses, samples, weights and their average equal to the bit."""
+        self.assertEqual(self.samples(one), self.samples(other))
+        self.assertEqual(self.losses(one), self.losses(other))
+        for options in ([], ["--ema"]):
+            a, b = self.exported(one, *options), self.exported(other, *options)
+            self.assertEqual(a.keys(), b.keys())
+            for name in a:
+                self.assertEqual(a[name], b[name], f"{name} {options}")
+
+    def assert_close(self, one, other, relative=1e-5):
+        """Losses within `relative` of each other."""
+        self.assertEqual(len(one), len(other))
+        for step, (a, b) in enumerate(zip(one, other)):
+            self.assertLessEqual(abs(a - b), relative * abs(b), f"step {step}: {a} and {b}")
+
+    def ingest(self, output="clips.h5", seconds=4, size=32, frames=3, sources=("testsrc2",)):
+        """A clip store of FFmpeg's own test pictures: 10 frames a second."""
+        inputs = ",".join(f"'lavfi:{s}=duration={seconds}:size={2 * size}x{2 * size}:rate=10'"
+                          for s in sources)
+        return self.weft("ingest", "deck.toml", f"ingest.inputs=[{inputs}]",
+                         f"ingest.output={output}", f"ingest.frames=[{frames}]",
+                         f"ingest.height={size}", f"ingest.width={size}")
+
+
+def read_safetensors(path):
+    data = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (e["dtype"], tuple(e["shape"]),
+                   data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]])
+            for name, e in header.items()}
+
+
+def safetensors_bytes(header, data):
+    """A file with any header, right or wrong."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape),
+                        "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    pathlib.Path(path).write_bytes(safetensors_bytes(header, data))

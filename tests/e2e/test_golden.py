@@ -1,0 +1,57 @@
+"""`weft probe` against what the original PyTorch models computed, in float64. Needs the folder of golden
+cases beside the checkout; skipped where it is absent."""
+
+import array
+import math
+import unittest
+
+from harness import REPOSITORY, WeftTest, read_safetensors
+
+GOLDEN = REPOSITORY.parent / "shared" / "golden"
+TOLERANCE = 1e-4  # relative, in the L2 norm, of every tensor
+
+
+def floats(tensor):
+    dtype, _, data = tensor
+    values = array.array({"F32": "f", "F64": "d"}[dtype])
+    values.frombytes(data)
+    return values
+
+
+def distance(wanted, got):
+    """|got - wanted| / |wanted|; the absolute distance where all of `wanted` is zero."""
+    difference = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(wanted, got)))
+    norm = math.sqrt(math.fsum(a * a for a in wanted))
+    return difference / norm if norm > 0 else difference
+
+
+@unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
+class Golden(WeftTest):
+    def check(self, case, what, *options):
+        out = self.dir / "out.safetensors"
+        self.weft("probe", what, "--deck", GOLDEN / f"{case}.toml",
+                  "--weights", GOLDEN / f"{case}.weights.safetensors",
+                  "--inputs", GOLDEN / f"{case}.inputs.safetensors", "--outputs", out, *options,
+                  ranks=0)
+        wanted = read_safetensors(GOLDEN / f"{case}.expected.safetensors")
+        got = read_safetensors(out)
+        self.assertEqual(sorted(set(wanted) - set(got)), [], "tensors that weft did not write")
+        for name, tensor in wanted.items():
+            self.assertEqual(got[name][1], tensor[1], name)
+            self.assertLessEqual(distance(floats(tensor), floats(got[name])), TOLERANCE, name)
+
+    def test_video(self):
+        self.check("stdit3_video", "forward", "--backward")
+
+    def test_masked_odd(self):
+        self.check("stdit3_masked_odd", "forward", "--backward")
+
+    def test_rflow_loss(self):
+        self.check("stdit3_rflow_loss", "loss", "--backward")
+
+    def test_sample(self):
+        self.check("stdit3_sample", "sample", "--backward")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,125 @@
+"""Restart is exact: killed, stopped and moved to other rank counts, a run goes on as if nothing had been."""
+
+import os
+import random
+import shutil
+import signal
+import time
+import unittest
+
+from harness import WeftTest
+
+
+class Kill(WeftTest):
+    # Seeds of the moments at which all ranks are killed.
+    def killed_like(self, seed):
+        """Kills the run `killed` three times at random moments, each time later, then lets it end."""
+        moments = random.Random(seed)
+        for steps in sorted(moments.sample(range(1, 20), 3)):
+            job = self.start("train", "deck.toml", "run.dir=killed")
+            self.wait_for_steps(job, "killed", steps)
+            time.sleep(moments.uniform(0, 0.03))  # anywhere in a step, or in a save
+            job.kill()
+            job.wait(10)
+            self.assert_gone(job, 5)
+        self.train("killed")
+
+    def test_sigkill_of_all_ranks_at_random_moments(self):
+        self.train("whole")
+        for seed in (1, 2, 3):
+            with self.subTest(seed=seed):
+                shutil.rmtree(self.dir / "killed", ignore_errors=True)
+                self.killed_like(seed)
+                self.assert_same_run("whole", "killed")
+
+    def test_sigkill_before_the_first_checkpoint_starts_anew(self):
+        self.train("whole", "train.steps=6", "train.checkpoint_every=0")
+        job = self.start("train", "deck.toml", "run.dir=killed", "train.steps=6",
+                         "train.checkpoint_every=0")
+        self.wait_for_steps(job, "killed", 2)
+        job.kill()
+        job.wait(10)
+        self.train("killed", "train.steps=6", "train.checkpoint_every=0")
+        self.assert_same_run("whole", "killed")
+
+
+class RankCounts(WeftTest):
+    def test_two_ranks_against_one(self):
+        self.train("two", ranks=2)
+        self.train("one", ranks=1)
+        self.assertEqual(self.samples("two"), self.samples("one"))
+        self.assert_close(self.losses("two"), self.losses("one"))
+
+    def test_checkpoint_of_two_ranks_on_one_three_and_four(self):
+        self.train("two", "train.steps=10")
+        shutil.copytree(self.dir / "two", self.dir / "half", symlinks=True)
+        self.train("two")
+        for ranks in (1, 3, 4):
+            with self.subTest(ranks=ranks):
+                run = f"on{ranks}"
+                shutil.copytree(self.dir / "half", self.dir / run, symlinks=True)
+                job = self.train(run, ranks=ranks)
+                self.assertIn("10 of 20 steps done", job.err)
+                self.assertEqual(self.samples(run), self.samples("two"))
+                self.assert_close(self.losses(run), self.losses("two"))
+
+    def test_more_ranks_than_micro_batches(self):
+        self.train("one", "train.micro_batches=1", "train.steps=6", ranks=1)
+        self.train("three", "train.micro_batches=1", "train.steps=6", ranks=3)
+        self.assertEqual(self.samples("three"), self.samples("one"))
+        self.assert_close(self.losses("three"), self.losses("one"))
+
+
+class Stop(WeftTest):
+    STEPS = "train.steps=60"
+
+    def stopped(self, send):
+        """Starts a run, calls send(job) after some steps, checks that it stopped as promised; then
+        goes on and compares with a run that nobody stopped."""
+        self.train("whole", self.STEPS)
+        job = self.start("train", "deck.toml", "run.dir=stopped", self.STEPS)
+        self.wait_for_steps(job, "stopped", 7)
+        asked = time.monotonic()
+        send(job)
+        self.assertEqual(job.wait(30), 75, job.err)
+        self.assertLess(time.monotonic() - asked, 10)
+        self.assert_gone(job, 0.5)
+        done = len(self.metrics("stopped"))
+        self.assertGreaterEqual(done, 7)
+        self.assertLess(done, 60)
+        self.assertEqual(self.latest("stopped"), f"step_{done}")
+        self.assertIn(f"stopped on request after step {done}", job.err)
+        self.assertIn(f"{done} of 60 steps done", self.train("stopped", self.STEPS).err)
+        self.assert_same_run("whole", "stopped")
+
+    def test_sigterm_to_one_rank(self):
+        self.stopped(lambda job: os.kill(job.ranks()[1], signal.SIGTERM))
+
+    def test_sigusr1_to_mpiexec(self):
+        self.stopped(lambda job: job.process.send_signal(signal.SIGUSR1))
+
+    def test_a_second_sigterm_ends_at_once(self):
+        # Steps of seconds: the first signal alone could not end the job so soon.
+        job = self.start("train", "deck.toml", "run.dir=run", "model.hidden_size=384",
+                         "model.depth=6", "model.num_heads=6", "train.micro_batches=32",
+                         "data.path=synthetic:clips=64,frames=5,height=64,width=64",
+                         "train.checkpoint_every=0")
+        until = time.monotonic() + 60
+        while "\nkernels" not in job.err_so_far() and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1.5)  # handlers are in place, the first step is under way
+        rank = job.ranks()[0]
+        asked = time.monotonic()
+        os.kill(rank, signal.SIGTERM)
+        time.sleep(0.5)
+        self.assertIsNone(job.process.poll(), "the first signal must finish the step")
+        os.kill(rank, signal.SIGTERM)
+        code = job.wait(15)
+        self.assertLess(time.monotonic() - asked, 5)
+        self.assertEqual(code, 64 + signal.SIGTERM, job.err)
+        self.assert_gone(job, 5)
+        self.assertFalse((self.dir / "run" / "latest").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
