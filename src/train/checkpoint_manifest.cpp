@@ -66,6 +66,14 @@ Manifest from_json(const ordered_json& j, const std::string& where) {
     m.info.tensors.push_back({t.at("name").get<std::string>(),
                               t.at("shape").get<std::vector<std::int64_t>>(),
                               t.at("offset").get<std::int64_t>()});
+  for (const TensorRange& t : m.info.tensors) {
+    std::int64_t end = 1;
+    bool sound = t.offset >= 0;
+    for (const std::int64_t d : t.shape)
+      sound = sound && d >= 0 && !__builtin_mul_overflow(end, d, &end);
+    if (!sound || __builtin_add_overflow(end, t.offset, &end))
+      refuse(where, fmt::format("tensor {} has no believable shape or offset", t.name));
+  }
   for (const auto& s : j.at("shards")) {
     ShardTable shard;
     shard.file = s.at("file").get<std::string>();
