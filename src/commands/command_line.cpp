@@ -10,10 +10,10 @@
 #include "commands/inspect.h"
 #include "commands/probe.h"
 #include "commands/report.h"
+#include "commands/sample.h"
 #include "core/deck.h"
 #include "core/error.h"
 #include "core/version.h"
-#include "infer/sample_job.h"
 #include "train/trainer.h"
 
 namespace weft {

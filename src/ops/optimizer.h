@@ -7,6 +7,7 @@ namespace weft::ops {
 
 struct AdamW {
   float lr, beta1, beta2, eps, weight_decay;
+  float rest1, rest2;              // 1 - beta, rounded once: 1.0f - 0.999f is off by 1e-5 of itself
   float correction1, correction2;  // 1 - beta^step
   float grad_scale;                // clipping, and whatever else multiplies the gradient
   float ema_decay;                 // 0: `ema` is not touched

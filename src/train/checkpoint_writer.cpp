@@ -117,7 +117,7 @@ std::string CheckpointWriter::State::write_manifest(std::span<const std::byte> h
     s.blocks.resize(static_cast<std::size_t>((s.bytes + block_bytes - 1) / block_bytes));
     const std::size_t bytes = s.blocks.size() * sizeof(Hash128);
     WEFT_ASSERT(bytes <= hashes.size());
-    std::memcpy(s.blocks.data(), hashes.data(), bytes);
+    if (bytes > 0) std::memcpy(s.blocks.data(), hashes.data(), bytes);  // a rank may have none
     hashes = hashes.subspan(bytes);
     manifest.shards.push_back(std::move(s));
   }

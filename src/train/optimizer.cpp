@@ -35,6 +35,8 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, double grad_nor
   a.lr = static_cast<float>(learning_rate(d, steps_done));
   a.beta1 = static_cast<float>(d.adam_beta1);
   a.beta2 = static_cast<float>(d.adam_beta2);
+  a.rest1 = static_cast<float>(1.0 - d.adam_beta1);
+  a.rest2 = static_cast<float>(1.0 - d.adam_beta2);
   a.eps = static_cast<float>(d.adam_eps);
   a.weight_decay = static_cast<float>(d.weight_decay);
   a.correction1 = static_cast<float>(1.0 - std::pow(d.adam_beta1, t));

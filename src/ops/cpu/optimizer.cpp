@@ -35,8 +35,8 @@ void adamw_step(const AdamW& a, const Tensor& grad, Tensor& p, Tensor& m, Tensor
     for_vectors(std::min(block, count - first), [&](std::int64_t at, int n) {
       const std::int64_t i = first + at;
       const vf gi = load_n(g + i, n) * a.grad_scale;
-      const vf mi = a.beta1 * load_n(ms + i, n) + (1.0f - a.beta1) * gi;
-      const vf vi = a.beta2 * load_n(vs + i, n) + (1.0f - a.beta2) * gi * gi;
+      const vf mi = a.beta1 * load_n(ms + i, n) + a.rest1 * gi;
+      const vf vi = a.beta2 * load_n(vs + i, n) + a.rest2 * gi * gi;
       vf pi = load_n(ps + i, n);
       pi -= a.lr * ((mi * rc1) / (vsqrt(vi) * rc2 + a.eps) + a.weight_decay * pi);
       store_n(ms + i, mi, n);

@@ -1,4 +1,4 @@
-#include "infer/sample_job.h"
+#include "commands/sample.h"
 
 #include <algorithm>
 #include <filesystem>

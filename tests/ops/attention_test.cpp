@@ -1,0 +1,220 @@
+#include "ops/attention.h"
+
+#include <omp.h>
+
+#include "reference.h"
+
+namespace weft::test {
+namespace {
+
+struct Case {
+  std::int64_t B, T, S, H, D;
+  ops::Axis axis;
+  bool norm, rope;
+  DType dtype;
+};
+
+struct Problem {
+  Case c;
+  Vec wq, wk;
+  Vec angles;  // [positions, D/2]
+
+  std::int64_t length() const { return c.axis == ops::Axis::space ? c.S : c.T; }
+  std::int64_t token(std::int64_t sequence, std::int64_t i) const {
+    if (c.axis == ops::Axis::space) return sequence * c.S + i;
+    return (sequence / c.S * c.T + i) * c.S + sequence % c.S;
+  }
+
+  // RMSNorm and rotation of one row, by the formulas of specs/stdit3.md 5.7.
+  Vec prepare(const double* x, const Vec& w, std::int64_t position) const {
+    Vec y(x, x + c.D);
+    if (c.norm) {
+      double squares = 0;
+      for (const double v : y) squares += v * v / static_cast<double>(c.D);
+      for (std::int64_t i = 0; i < c.D; ++i) y[i] *= w[i] / std::sqrt(squares + 1e-6);
+    }
+    if (c.rope)
+      for (std::int64_t i = 0; i < c.D / 2; ++i) {
+        const double a = angles[position * (c.D / 2) + i], x0 = y[2 * i], x1 = y[2 * i + 1];
+        y[2 * i] = x0 * std::cos(a) - x1 * std::sin(a);
+        y[2 * i + 1] = x1 * std::cos(a) + x0 * std::sin(a);
+      }
+    return y;
+  }
+
+  Vec forward(const Vec& qkv, const Vec& q_weight, const Vec& k_weight) const {
+    const std::int64_t n = length(), sequences = c.B * c.T * c.S / n, C = c.H * c.D;
+    Vec out(static_cast<std::size_t>(c.B * c.T * c.S * C));
+    for (std::int64_t s = 0; s < sequences; ++s)
+      for (std::int64_t h = 0; h < c.H; ++h) {
+        std::vector<Vec> q, k;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const double* row = qkv.data() + token(s, i) * 3 * C + h * c.D;
+          q.push_back(prepare(row, q_weight, i));
+          k.push_back(prepare(row + C, k_weight, i));
+        }
+        for (std::int64_t i = 0; i < n; ++i) {
+          Vec p(static_cast<std::size_t>(n));
+          double max = -1e300, sum = 0;
+          for (std::int64_t j = 0; j < n; ++j)
+            max = std::max(max, p[j] = dot(q[i], k[j]) / std::sqrt(static_cast<double>(c.D)));
+          for (double& v : p) sum += v = std::exp(v - max);
+          for (std::int64_t j = 0; j < n; ++j)
+            for (std::int64_t d = 0; d < c.D; ++d)
+              out[token(s, i) * C + h * c.D + d] +=
+                  p[j] / sum * qkv[token(s, j) * 3 * C + 2 * C + h * c.D + d];
+        }
+      }
+    return out;
+  }
+};
+
+class SelfAttention : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Arena> arena_ = Arena::reserve(std::size_t{1} << 30);
+  ArenaScope scope_{*arena_};
+};
+
+TEST_P(SelfAttention, MatchesReferenceAndFiniteDifferences) {
+  const Case c = GetParam();
+  Problem p{c, random_values(c.D, 1), random_values(c.D, 2), {}};
+  const std::int64_t n = p.length(), C = c.H * c.D, tokens = c.B * c.T * c.S;
+  const Shape shape{c.B, c.T, c.S, 3, c.H, c.D}, out_shape{c.B, c.T, c.S, C};
+  Tensor rope;
+  if (c.rope) {
+    rope = Tensor::empty({n, c.D / 2, 2}, DType::f32);
+    for (std::int64_t i = 0; i < n * c.D / 2; ++i) {
+      const double angle = static_cast<double>(i / (c.D / 2)) *
+                           std::pow(100.0, -2.0 * static_cast<double>(i % (c.D / 2)) / static_cast<double>(c.D));
+      p.angles.push_back(angle);
+      rope.data<float>()[2 * i] = static_cast<float>(std::cos(angle));
+      rope.data<float>()[2 * i + 1] = static_cast<float>(std::sin(angle));
+    }
+  }
+  const Vec qkv = rounded(random_values(tokens * 3 * C, 3), c.dtype);
+  const Vec g = rounded(random_values(tokens * C, 4), c.dtype);
+  const Tensor tqkv = to_tensor(qkv, shape, c.dtype);
+  const Tensor wq = c.norm ? to_tensor(p.wq, {c.D}) : Tensor();
+  const Tensor wk = c.norm ? to_tensor(p.wk, {c.D}) : Tensor();
+  Tensor out = poisoned(out_shape, c.dtype), lse = poisoned({tokens * c.H});
+  ops::self_attention_forward(tqkv, wq, wk, rope, c.axis, out, lse);
+  EXPECT_LT(relative_error(to_values(out), p.forward(qkv, p.wq, p.wk)), tolerance(c.dtype, 1000));
+
+  Tensor dqkv = poisoned(shape, c.dtype);
+  Tensor dwq = c.norm ? to_tensor(Vec(p.wq.size(), 0.0), {c.D}) : Tensor();
+  Tensor dwk = c.norm ? to_tensor(Vec(p.wk.size(), 0.0), {c.D}) : Tensor();
+  ops::self_attention_backward(tqkv, wq, wk, rope, c.axis, out, lse, to_tensor(g, out_shape, c.dtype),
+                               dqkv, dwq, dwk);
+  const double bound = c.dtype == DType::bf16 ? 0.03 : 1e-4;
+  expect_gradient([&](const Vec& v) { return dot(p.forward(v, p.wq, p.wk), g); }, qkv,
+                  to_values(dqkv), bound);
+  if (!c.norm) return;
+  if (n == 1) {  // one key takes all: its q and k have no say
+    for (const double d : to_values(dwq)) EXPECT_NEAR(d, 0, 1e-6);
+    return;
+  }
+  expect_gradient([&](const Vec& v) { return dot(p.forward(qkv, v, p.wk), g); }, p.wq,
+                  to_values(dwq), bound);
+  expect_gradient([&](const Vec& v) { return dot(p.forward(qkv, p.wq, v), g); }, p.wk,
+                  to_values(dwk), bound);
+}
+
+constexpr auto space = ops::Axis::space, time_axis = ops::Axis::time;
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, SelfAttention,
+    testing::Values(Case{1, 2, 37, 2, 16, space, true, false, DType::f32},
+                    Case{2, 1, 110, 1, 72, space, true, false, DType::f32},
+                    Case{1, 1, 200, 1, 64, space, false, false, DType::f32},
+                    Case{1, 1, 1, 2, 8, space, true, false, DType::f32},
+                    Case{2, 5, 6, 2, 72, time_axis, true, true, DType::f32},
+                    Case{1, 17, 3, 2, 10, time_axis, true, true, DType::f32},
+                    Case{1, 120, 1, 1, 24, time_axis, true, true, DType::f32},
+                    Case{1, 2, 37, 2, 16, space, true, false, DType::bf16},
+                    Case{2, 5, 6, 2, 72, time_axis, true, true, DType::bf16}));
+
+// Both instruction sets give the same results up to rounding.
+TEST_F(OpTest, SelfAttentionAgreesBetweenInstructionSets) {
+  if (!ops::cpu_is_v4()) GTEST_SKIP() << "this processor has no AVX-512";
+  const Shape shape{1, 2, 50, 3, 2, 72}, out_shape{1, 2, 50, 144};
+  const Tensor qkv = to_tensor(random_values(shape.numel(), 1), shape);
+  const Tensor w = to_tensor(random_values(72, 2), {72}), none;
+  Tensor a = poisoned(out_shape), b = poisoned(out_shape), lse = poisoned({200});
+  ops::cpu_v3::self_attention_forward(qkv, w, w, none, ops::Axis::space, a, lse);
+  ops::cpu_v4::self_attention_forward(qkv, w, w, none, ops::Axis::space, b, lse);
+  EXPECT_LT(relative_error(to_values(a), to_values(b)), 1e-5);
+}
+
+Vec cross_reference(const Vec& q, const Vec& kv, const Vec& offsets, std::int64_t B, std::int64_t N,
+                    std::int64_t H, std::int64_t D) {
+  const std::int64_t C = H * D;
+  Vec out(q.size());
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t i = 0; i < N; ++i)
+      for (std::int64_t h = 0; h < H; ++h) {
+        const auto first = static_cast<std::int64_t>(offsets[b]);
+        const auto last = static_cast<std::int64_t>(offsets[b + 1]);
+        Vec p;
+        double max = -1e300, sum = 0;
+        for (std::int64_t j = first; j < last; ++j) {
+          double s = 0;
+          for (std::int64_t d = 0; d < D; ++d)
+            s += q[(b * N + i) * C + h * D + d] * kv[j * 2 * C + h * D + d];
+          p.push_back(s / std::sqrt(static_cast<double>(D)));
+          max = std::max(max, p.back());
+        }
+        for (double& v : p) sum += v = std::exp(v - max);
+        for (std::int64_t j = first; j < last; ++j)
+          for (std::int64_t d = 0; d < D; ++d)
+            out[(b * N + i) * C + h * D + d] += p[j - first] / sum * kv[j * 2 * C + C + h * D + d];
+      }
+  return out;
+}
+
+TEST_F(OpTest, CrossAttentionOverPackedCaptions) {
+  // Captions of 5, 0 and 33 tokens: one sample sees nothing and gets zeros.
+  const std::int64_t B = 3, N = 21, H = 2;
+  const Vec offsets = {0, 5, 5, 38};
+  for (const std::int64_t D : {8, 72})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::int64_t C = H * D;
+      const Vec q = rounded(random_values(B * N * C, 1), dtype);
+      const Vec kv = rounded(random_values(38 * 2 * C, 2), dtype);
+      const Vec g = rounded(random_values(B * N * C, 3), dtype);
+      const Tensor tq = to_tensor(q, {B, N, C}, dtype), tkv = to_tensor(kv, {38, 2, H, D}, dtype);
+      const Tensor toff = to_tensor(offsets, {4}, DType::i32);
+      Tensor out = poisoned({B, N, C}, dtype), lse = poisoned({B * H * N});
+      ops::cross_attention_forward(tq, tkv, toff, static_cast<int>(H), out, lse);
+      EXPECT_LT(relative_error(to_values(out), cross_reference(q, kv, offsets, B, N, H, D)),
+                tolerance(dtype, 1000));
+      Tensor dq = poisoned({B, N, C}, dtype), dkv = poisoned({38, 2, H, D}, dtype);
+      ops::cross_attention_backward(tq, tkv, toff, static_cast<int>(H), out, lse,
+                                    to_tensor(g, {B, N, C}, dtype), dq, dkv);
+      const double bound = dtype == DType::bf16 ? 0.03 : 1e-4;
+      expect_gradient(
+          [&](const Vec& v) { return dot(cross_reference(v, kv, offsets, B, N, H, D), g); }, q,
+          to_values(dq), bound);
+      expect_gradient(
+          [&](const Vec& v) { return dot(cross_reference(q, v, offsets, B, N, H, D), g); }, kv,
+          to_values(dkv), bound);
+    }
+}
+
+TEST_F(OpTest, AttentionGradientsAreTheSameForAnyThreadCount) {
+  const Shape shape{1, 3, 40, 3, 2, 16}, out_shape{1, 3, 40, 32};
+  const Tensor qkv = to_tensor(random_values(shape.numel(), 1), shape);
+  const Tensor g = to_tensor(random_values(out_shape.numel(), 2), out_shape);
+  const Tensor w = to_tensor(random_values(16, 3), {16}), none;
+  Vec first;
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    Tensor out = poisoned(out_shape), lse = poisoned({240}), dqkv = poisoned(shape);
+    Tensor dwq = to_tensor(Vec(16, 0.0), {16}), dwk = to_tensor(Vec(16, 0.0), {16});
+    ops::self_attention_forward(qkv, w, w, none, ops::Axis::space, out, lse);
+    ops::self_attention_backward(qkv, w, w, none, ops::Axis::space, out, lse, g, dqkv, dwq, dwk);
+    if (first.empty()) first = to_values(dwq);
+    EXPECT_EQ(first, to_values(dwq));
+  }
+}
+
+}  // namespace
+}  // namespace weft::test

@@ -1,0 +1,89 @@
+#include "ops/matmul.h"
+
+#include "reference.h"
+
+namespace weft::test {
+namespace {
+
+struct Case {
+  std::int64_t m, n, k;
+  DType dtype;
+};
+
+class Linear : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Arena> arena_ = Arena::reserve(std::size_t{1} << 30);
+  ArenaScope scope_{*arena_};
+};
+
+// y = x w^T + b + r.
+Vec reference(const Case& c, const Vec& x, const Vec& w, const Vec& b, const Vec& r) {
+  Vec y(static_cast<std::size_t>(c.m * c.n));
+  for (std::int64_t i = 0; i < c.m; ++i)
+    for (std::int64_t j = 0; j < c.n; ++j) {
+      double s = (b.empty() ? 0 : b[j]) + (r.empty() ? 0 : r[i * c.n + j]);
+      for (std::int64_t q = 0; q < c.k; ++q) s += x[i * c.k + q] * w[j * c.k + q];
+      y[i * c.n + j] = s;
+    }
+  return y;
+}
+
+TEST_P(Linear, ForwardAndBackward) {
+  const Case c = GetParam();
+  const Vec x = rounded(random_values(c.m * c.k, 1), c.dtype);
+  const Vec w = rounded(random_values(c.n * c.k, 2), c.dtype);
+  const Vec b = random_values(c.n, 3), r = rounded(random_values(c.m * c.n, 4), c.dtype);
+  const Vec g = rounded(random_values(c.m * c.n, 5), c.dtype);
+  const Tensor tx = to_tensor(x, {c.m, c.k}, c.dtype), tw = to_tensor(w, {c.n, c.k}, c.dtype);
+  const Tensor tb = to_tensor(b, {c.n}), tr = to_tensor(r, {c.m, c.n}, c.dtype), none;
+  const double bound = tolerance(c.dtype, static_cast<double>(c.k));
+  for (const bool bias : {false, true})
+    for (const bool residual : {false, true}) {
+      Tensor y = poisoned({c.m, c.n}, c.dtype);
+      ops::linear_forward(tx, tw, bias ? tb : none, residual ? tr : none, y);
+      EXPECT_LT(relative_error(to_values(y), reference(c, x, w, bias ? b : Vec{}, residual ? r : Vec{})),
+                bound)
+          << "bias " << bias << " residual " << residual;
+    }
+
+  // dx = g w, dw = g^T x, db = column sums of g: each once written and once added to what was there.
+  Vec dx(x.size()), dw(w.size()), db(b.size());
+  for (std::int64_t i = 0; i < c.m; ++i)
+    for (std::int64_t j = 0; j < c.n; ++j) {
+      db[j] += g[i * c.n + j];
+      for (std::int64_t q = 0; q < c.k; ++q) {
+        dx[i * c.k + q] += g[i * c.n + j] * w[j * c.k + q];
+        dw[j * c.k + q] += g[i * c.n + j] * x[i * c.k + q];
+      }
+    }
+  const Tensor tg = to_tensor(g, {c.m, c.n}, c.dtype);
+  Tensor tdx = poisoned({c.m, c.k}, c.dtype), tdw = poisoned({c.n, c.k}), tdb = poisoned({c.n});
+  for (const double times : {1.0, 2.0}) {
+    ops::linear_backward_input(tg, tw, tdx, times > 1);
+    ops::linear_backward_weight(tg, tx, tdw, tdb, times > 1);
+    const auto scaled = [&](Vec v) {
+      for (double& e : v) e *= times;
+      return v;
+    };
+    EXPECT_LT(relative_error(to_values(tdx), scaled(dx)), tolerance(c.dtype, static_cast<double>(c.n)));
+    EXPECT_LT(relative_error(to_values(tdw), scaled(dw)), tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
+    EXPECT_LT(relative_error(to_values(tdb), scaled(db)), tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Linear,
+    testing::Values(Case{1, 1, 1, DType::f32}, Case{7, 5, 3, DType::f32}, Case{130, 96, 48, DType::f32},
+                    Case{257, 65, 33, DType::f32}, Case{2, 384, 64, DType::f32},
+                    Case{64, 128, 256, DType::bf16}, Case{33, 24, 40, DType::bf16}));
+
+TEST_F(OpTest, LinearOfNoRowsLeavesZeroGradients) {
+  Tensor dy = Tensor::empty({0, 4}, DType::f32), x = Tensor::empty({0, 3}, DType::f32);
+  Tensor dw = poisoned({4, 3}), db = poisoned({4});
+  ops::linear_backward_weight(dy, x, dw, db, false);
+  EXPECT_EQ(to_values(dw), Vec(12, 0.0));
+  EXPECT_EQ(to_values(db), Vec(4, 0.0));
+}
+
+}  // namespace
+}  // namespace weft::test

@@ -1,0 +1,160 @@
+#include "ops/norm.h"
+
+#include <omp.h>
+
+#include "reference.h"
+
+namespace weft::test {
+namespace {
+
+struct Case {
+  std::int64_t B, T, S, C;
+  DType dtype;
+};
+
+// LN(x)(1 + scale) + shift per frame, in f64; m is [G,K,C].
+Vec layer_norm_modulate(const Case& c, const Vec& x, const Vec& m, const Vec& rows, int K, int shift,
+                        int scale) {
+  Vec y(x.size());
+  for (std::int64_t token = 0; token < c.B * c.T * c.S; ++token) {
+    const auto row = static_cast<std::int64_t>(rows[static_cast<std::size_t>(token / c.S)]);
+    double mean = 0, var = 0;
+    for (std::int64_t i = 0; i < c.C; ++i) mean += x[token * c.C + i] / static_cast<double>(c.C);
+    for (std::int64_t i = 0; i < c.C; ++i)
+      var += std::pow(x[token * c.C + i] - mean, 2) / static_cast<double>(c.C);
+    for (std::int64_t i = 0; i < c.C; ++i)
+      y[token * c.C + i] = (x[token * c.C + i] - mean) / std::sqrt(var + 1e-6) *
+                               (1 + m[(row * K + scale) * c.C + i]) +
+                           m[(row * K + shift) * c.C + i];
+  }
+  return y;
+}
+
+class NormTest : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Arena> arena_ = Arena::reserve(std::size_t{1} << 30);
+  ArenaScope scope_{*arena_};
+};
+
+TEST_P(NormTest, LayerNormModulate) {
+  const Case c = GetParam();
+  const int K = 6, shift = 3, scale = 4;
+  const std::int64_t G = 2 * c.B, tokens = c.B * c.T * c.S;
+  const Vec x = rounded(random_values(tokens * c.C, 1, 2.0), c.dtype);
+  const Vec m = random_values(G * K * c.C, 2, 0.5), g = rounded(random_values(tokens * c.C, 3), c.dtype);
+  Vec rows;
+  for (std::int64_t f = 0; f < c.B * c.T; ++f)
+    rows.push_back(static_cast<double>(f / c.T + (f % 3 == 1 ? c.B : 0)));
+  const Shape shape{c.B, c.T, c.S, c.C};
+  const Tensor tx = to_tensor(x, shape, c.dtype), tm = to_tensor(m, {G, K, c.C});
+  const Tensor trows = to_tensor(rows, {c.B * c.T}, DType::i32);
+  Tensor y = poisoned(shape, c.dtype), stats = poisoned({tokens, 2});
+  ops::layer_norm_modulate_forward(tx, tm, trows, shift, scale, y, stats);
+  EXPECT_LT(relative_error(to_values(y), layer_norm_modulate(c, x, m, rows, K, shift, scale)),
+            tolerance(c.dtype));
+
+  const Tensor tg = to_tensor(g, shape, c.dtype);
+  Tensor dx = poisoned(shape, c.dtype), dm = to_tensor(Vec(m.size(), 0.0), {G, K, c.C});
+  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, stats, tg, dx, false, dm);
+  const double bound = tolerance(c.dtype, 4e4);
+  expect_gradient(
+      [&](const Vec& v) { return dot(layer_norm_modulate(c, v, m, rows, K, shift, scale), g); }, x,
+      to_values(dx), bound);
+  expect_gradient(
+      [&](const Vec& v) { return dot(layer_norm_modulate(c, x, v, rows, K, shift, scale), g); }, m,
+      to_values(dm), 1e-4);
+
+  // Accumulation adds to what is there.
+  Tensor twice = to_tensor(to_values(dx), shape, c.dtype);
+  Tensor dm2 = to_tensor(Vec(m.size(), 0.0), {G, K, c.C});
+  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, stats, tg, twice, true, dm2);
+  Vec doubled = to_values(dx);
+  for (double& d : doubled) d *= 2;
+  EXPECT_LT(relative_error(to_values(twice), doubled), tolerance(c.dtype));
+}
+
+TEST_P(NormTest, GateResidual) {
+  const Case c = GetParam();
+  const int K = 6, gate = 2;
+  const std::int64_t n = c.B * c.T * c.S * c.C;
+  const Vec x = rounded(random_values(n, 1), c.dtype), p = rounded(random_values(n, 2), c.dtype);
+  const Vec m = random_values(c.B * K * c.C, 3), g = rounded(random_values(n, 4), c.dtype);
+  Vec rows, keep;
+  for (std::int64_t f = 0; f < c.B * c.T; ++f) rows.push_back(static_cast<double>(f / c.T));
+  for (std::int64_t b = 0; b < c.B; ++b) keep.push_back(b == 0 ? 1.25 : 0.0);
+  const auto reference = [&](const Vec& px, const Vec& mx) {
+    Vec y(x.size());
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t b = i / (c.T * c.S * c.C);
+      y[i] = x[i] + keep[b] * mx[(b * K + gate) * c.C + i % c.C] * px[i];
+    }
+    return y;
+  };
+  const Shape shape{c.B, c.T, c.S, c.C};
+  const Tensor tx = to_tensor(x, shape, c.dtype), tp = to_tensor(p, shape, c.dtype);
+  const Tensor tm = to_tensor(m, {c.B, K, c.C}), trows = to_tensor(rows, {c.B * c.T}, DType::i32);
+  const Tensor tkeep = to_tensor(keep, {c.B});
+  Tensor y = poisoned(shape, c.dtype);
+  ops::gate_residual_forward(tx, tp, tm, trows, gate, tkeep, y);
+  EXPECT_LT(relative_error(to_values(y), reference(p, m)), tolerance(c.dtype));
+  Tensor dp = poisoned(shape, c.dtype), dm = to_tensor(Vec(m.size(), 0.0), {c.B, K, c.C});
+  ops::gate_residual_backward(to_tensor(g, shape, c.dtype), tp, tm, trows, gate, tkeep, dp, dm);
+  expect_gradient([&](const Vec& v) { return dot(reference(v, m), g); }, p, to_values(dp),
+                  tolerance(c.dtype, 1e4));
+  expect_gradient([&](const Vec& v) { return dot(reference(p, v), g); }, m, to_values(dm), 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, NormTest,
+    testing::Values(Case{2, 3, 5, 64, DType::f32}, Case{1, 2, 130, 72, DType::f32},
+                    Case{2, 4, 7, 20, DType::f32}, Case{2, 3, 65, 1152, DType::f32},
+                    Case{2, 3, 5, 64, DType::bf16}, Case{1, 4, 70, 72, DType::bf16}));
+
+TEST_F(OpTest, ModulationForwardAndBackward) {
+  const std::int64_t G = 3, K = 2, C = 20;
+  for (const bool broadcast : {false, true}) {
+    const std::int64_t columns = broadcast ? C : K * C;
+    const Vec table = random_values(K * C, 1), t = random_values(G * columns, 2);
+    const Vec g = random_values(G * K * C, 3);
+    const auto reference = [&](const Vec& tab, const Vec& tt) {
+      Vec m(static_cast<std::size_t>(G * K * C));
+      for (std::int64_t i = 0; i < G * K * C; ++i) {
+        const std::int64_t group = i / (K * C), inner = i % (K * C);
+        m[i] = tab[inner] + tt[group * columns + (broadcast ? inner % C : inner)];
+      }
+      return m;
+    };
+    Tensor m = poisoned({G, K, C});
+    ops::modulation_forward(to_tensor(table, {K, C}), to_tensor(t, {G, columns}), m);
+    EXPECT_LT(relative_error(to_values(m), reference(table, t)), 1e-6);
+    Tensor dtable = to_tensor(Vec(table.size(), 0.0), {K, C});
+    Tensor dt = to_tensor(Vec(t.size(), 0.0), {G, columns});
+    ops::modulation_backward(to_tensor(g, {G, K, C}), dtable, dt);
+    expect_gradient([&](const Vec& v) { return dot(reference(v, t), g); }, table,
+                    to_values(dtable), 1e-5);
+    expect_gradient([&](const Vec& v) { return dot(reference(table, v), g); }, t, to_values(dt),
+                    1e-5);
+  }
+}
+
+// Sums over tokens may not depend on the number of threads.
+TEST_F(OpTest, ParameterGradientsAreTheSameForAnyThreadCount) {
+  const Shape shape{2, 3, 333, 64};
+  const Tensor x = to_tensor(random_values(shape.numel(), 1), shape);
+  const Tensor g = to_tensor(random_values(shape.numel(), 2), shape);
+  const Tensor m = to_tensor(random_values(2 * 2 * 64, 3), {2, 2, 64});
+  const Tensor rows = to_tensor({0, 0, 0, 1, 1, 1}, {6}, DType::i32);
+  Vec first;
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    Tensor y = poisoned(shape), stats = poisoned({1998, 2}), dx = poisoned(shape);
+    Tensor dm = to_tensor(Vec(256, 0.0), {2, 2, 64});
+    ops::layer_norm_modulate_forward(x, m, rows, 0, 1, y, stats);
+    ops::layer_norm_modulate_backward(x, m, rows, 0, 1, stats, g, dx, false, dm);
+    if (first.empty()) first = to_values(dm);
+    EXPECT_EQ(first, to_values(dm));
+  }
+}
+
+}  // namespace
+}  // namespace weft::test
