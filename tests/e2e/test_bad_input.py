@@ -1,0 +1,241 @@
+"""Bad input: each case is one clear message, the documented exit code, and no rank left after 10 s."""
+
+import json
+import os
+import shutil
+import struct
+import unittest
+
+from harness import WeftTest, read_safetensors, safetensors_bytes, write_safetensors
+
+USAGE, DATA, CHECKPOINT, NON_FINITE = 2, 3, 4, 5
+
+
+class Decks(WeftTest):
+    def refuse(self, *said, arguments=("deck.toml",), code=USAGE):
+        self.refused(self.weft("train", *arguments, expect=None), code, *said)
+
+    def test_unknown_key_in_the_deck(self):
+        with open(self.dir / "deck.toml", "a") as deck:
+            deck.write("warmup_step = 5\n")
+        self.refuse("train.warmup_step", "deck.toml:", "did you mean train.warmup_steps?")
+
+    def test_unknown_key_on_the_command_line(self):
+        self.refuse("train.lrr", "did you mean train.lr?", arguments=("deck.toml", "train.lrr=1"))
+
+    def test_unknown_table(self):
+        with open(self.dir / "deck.toml", "a") as deck:
+            deck.write("[modle]\ndepth = 2\n")
+        self.refuse("[modle]", "did you mean [model]?")
+
+    def test_wrong_type(self):
+        self.refuse("train.steps", "whole number", "many",
+                    arguments=("deck.toml", "train.steps=many"))
+
+    def test_out_of_range(self):
+        self.refuse("train.batch_size", "0", arguments=("deck.toml", "train.batch_size=0"))
+
+    def test_not_toml(self):
+        (self.dir / "deck.toml").write_text("[run\ndir = 3")
+        self.refuse("deck.toml:1", "not TOML")
+
+    def test_missing_deck(self):
+        self.refuse("nowhere.toml", "does not exist", arguments=("nowhere.toml",))
+
+    def test_no_deck_and_unknown_command(self):
+        self.refuse("deck", arguments=())
+        self.refused(self.weft("trian", "deck.toml", expect=None), USAGE, "trian")
+
+    def test_unknown_key_of_a_synthetic_source(self):
+        self.refuse("heigth", 'did you mean "height"?',
+                    arguments=("deck.toml", "data.path=synthetic:heigth=16"))
+
+    def test_channels_that_do_not_fit_the_data(self):
+        self.refuse("model.in_channels = 4", arguments=("deck.toml", "model.in_channels=4"))
+
+
+class ClipStores(WeftTest):
+    def refuse(self, path, *said):
+        job = self.weft("train", "deck.toml", f"data.path={path}", expect=None)
+        self.refused(job, DATA, str(path), *said)
+        self.refused(self.weft("inspect", path, ranks=0, expect=None), DATA, str(path))
+
+    def test_missing(self):
+        self.refuse("nowhere.h5", "No such file")
+
+    def test_a_directory(self):
+        (self.dir / "folder").mkdir()
+        job = self.weft("train", "deck.toml", "data.path=folder", expect=None)
+        self.refused(job, DATA, "folder is not a file")
+
+    def test_text_file(self):
+        (self.dir / "notes.h5").write_text("these are not the clips you are looking for\n" * 9)
+        self.refuse("notes.h5", "not an HDF5 file")
+
+    def test_empty_file(self):
+        (self.dir / "empty.h5").write_bytes(b"")
+        self.refuse("empty.h5")
+
+    def test_truncated(self):
+        self.ingest()
+        whole = (self.dir / "clips.h5").read_bytes()
+        for share in (0.02, 0.5, 0.95):
+            with self.subTest(share=share):
+                (self.dir / "cut.h5").write_bytes(whole[:int(share * len(whole))])
+                self.refuse("cut.h5", "truncated")
+
+    def test_flipped_byte_is_found_while_training(self):
+        self.ingest()
+        store = bytearray((self.dir / "clips.h5").read_bytes())
+        store[len(store) // 2] ^= 0x10  # clips of many kilobytes fill the middle of the file
+        (self.dir / "clips.h5").write_bytes(store)
+        job = self.weft("train", "deck.toml", "data.path=clips.h5", expect=None)
+        self.refused(job, DATA, "clips.h5", "damaged", "XXH3")
+        self.assertRegex(job.err, r"clip \d+ of bucket \S+ in clips\.h5 is damaged")
+        job = self.weft("inspect", "clips.h5", ranks=0, expect=None)
+        self.refused(job, DATA, "clips.h5", "damaged")
+
+
+class Checkpoints(WeftTest):
+    def setUp(self):
+        super().setUp()
+        self.train("run", "train.steps=10")
+
+    def cut(self, step):
+        shard = self.dir / "run" / f"step_{step}" / "shard_0001.bin"
+        os.truncate(shard, shard.stat().st_size // 2)
+
+    def test_truncated_newest_falls_back_with_a_warning(self):
+        shutil.copytree(self.dir / "run", self.dir / "good", symlinks=True)
+        self.cut(10)
+        job = self.train("run")
+        self.assertRegex(job.err, r"WARN: .*step_10.*shard_0001\.bin has \d+ bytes, \d+ were saved")
+        self.assertIn("5 of 20 steps done", job.err)
+        self.train("good")
+        self.assert_same_run("run", "good")
+
+    def test_a_flipped_bit_is_found_and_named(self):
+        shard = self.dir / "run" / "step_10" / "shard_0000.bin"
+        data = bytearray(shard.read_bytes())
+        data[1000] ^= 1
+        shard.write_bytes(data)
+        job = self.train("run")
+        self.assertRegex(job.err, r"WARN: .*step_10.*shard_0000\.bin block 0 .*damaged; it holds master")
+        self.assertIn("5 of 20 steps done", job.err)
+
+    def test_truncated_manifest_falls_back(self):
+        manifest = self.dir / "run" / "step_10" / "manifest.json"
+        os.truncate(manifest, manifest.stat().st_size - 40)
+        self.assertIn("5 of 20 steps done", self.train("run").err)
+
+    def test_all_damaged(self):
+        self.cut(5)
+        self.cut(10)
+        before = (self.dir / "run" / "metrics.jsonl").read_bytes()
+        job = self.train("run", expect=None)
+        self.refused(job, CHECKPOINT, "no checkpoint of run is usable", "step_10", "step_5")
+        self.assertEqual((self.dir / "run" / "metrics.jsonl").read_bytes(), before)
+        self.refused(self.weft("inspect", "run", ranks=0, expect=None), CHECKPOINT, "shard_0001.bin")
+        self.refused(self.weft("export", "run", "w.safetensors", ranks=0, expect=None), CHECKPOINT,
+                     "step_10")
+        self.refused(self.weft("sample", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
+
+    def test_another_model(self):
+        job = self.train("run", "model.hidden_size=64", expect=None)
+        self.refused(job, CHECKPOINT, "has shape")
+
+    def test_run_directory_in_use(self):
+        first = self.start("train", "deck.toml", "run.dir=busy", "train.steps=100000")
+        self.wait_for_steps(first, "busy", 2)
+        second = self.train("busy", expect=None)
+        self.refused(second, CHECKPOINT, "busy is in use by another job", "process")
+        self.assertIsNone(first.process.poll(), "the first job must not notice")
+        first.kill()
+        first.wait(10)
+        self.train("busy", "train.steps=1")  # the lock died with its job
+
+    def test_run_directory_that_cannot_be_made(self):
+        (self.dir / "file").write_text("in the way")
+        self.refused(self.train("file/run", expect=None), CHECKPOINT, "file/run")
+
+
+class Weights(WeftTest):
+    def refuse(self, *said, inspect=True):
+        job = self.weft("train", "deck.toml", "model.weights=w.safetensors", expect=None)
+        self.refused(job, DATA, "w.safetensors", *said)
+        if inspect:
+            job = self.weft("inspect", "w.safetensors", ranks=0, expect=None)
+            self.refused(job, DATA, "w.safetensors", *said)
+
+    def write(self, header, data=b"\0" * 16):
+        (self.dir / "w.safetensors").write_bytes(safetensors_bytes(header, data))
+
+    @staticmethod
+    def entry(begin, end, shape=(2,), dtype="F32"):
+        return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+    def test_overlapping_tensors(self):
+        self.write({"a": self.entry(0, 8), "b": self.entry(4, 12)}, b"\0" * 12)
+        self.refuse("a and b overlap")
+
+    def test_tensor_out_of_range(self):
+        self.write({"a": self.entry(0, 8), "b": self.entry(8, 24, (4,))})
+        self.refuse("tensor b ends at byte 24")
+
+    def test_huge_header(self):
+        (self.dir / "w.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+        self.refuse(str(1 << 62), "header")
+
+    def test_header_longer_than_the_file(self):
+        (self.dir / "w.safetensors").write_bytes(struct.pack("<Q", 1000) + b"{}")
+        self.refuse("a header of 1000 bytes")
+
+    def test_offsets_that_contradict_the_shape(self):
+        self.write({"a": self.entry(0, 16, (3,))})
+        self.refuse("tensor a")
+
+    def test_sizes_that_overflow(self):
+        self.write({"a": self.entry(0, 16, (1 << 62, 1 << 62))})
+        self.refuse("tensor a")
+
+    def test_not_json_and_deep_json(self):
+        for text in (b"{nonsense", b"[" * 100000):
+            with self.subTest(text=text[:10]):
+                data = struct.pack("<Q", len(text)) + text
+                (self.dir / "w.safetensors").write_bytes(data)
+                self.refuse()
+
+    def test_wrong_shape_missing_and_unknown_tensor(self):
+        self.train("made", "train.steps=1")
+        good = self.exported("made")
+        name = "final_layer.linear.bias"
+        dtype, shape, data = good[name]
+        path = self.dir / "w.safetensors"
+        write_safetensors(path, good | {name: (dtype, (shape[0] + 1,), data + b"\0" * 4)})
+        self.refuse(name, f"[{shape[0] + 1}]", f"[{shape[0]}]", inspect=False)
+        write_safetensors(path, {n: t for n, t in good.items() if n != name})
+        self.refuse(f"has no tensor {name}", inspect=False)
+        write_safetensors(path, good | {"final_layer.linear.bais": good[name]})
+        self.refuse("final_layer.linear.bais", name, inspect=False)
+        self.assertEqual(read_safetensors(path)[name], good[name])
+
+    def test_missing_file(self):
+        self.refuse("No such file", inspect=False)
+
+
+class Numbers(WeftTest):
+    def test_a_loss_that_is_not_finite(self):
+        self.train("run", "train.steps=1")
+        weights = self.exported("run")
+        dtype, shape, data = weights["final_layer.linear.bias"]
+        weights["final_layer.linear.bias"] = (dtype, shape, struct.pack("<f", float("nan")) + data[4:])
+        write_safetensors(self.dir / "w.safetensors", weights)
+        job = self.train("nan", "model.weights=w.safetensors", expect=None)
+        self.refused(job, NON_FINITE, "step 0", "nan")
+        # The samples of the step are named, as metrics.jsonl names them.
+        first = json.loads((self.dir / "run" / "metrics.jsonl").read_text().splitlines()[0])
+        self.assertIn(", ".join(map(str, first["samples"])), job.err)
+
+
+if __name__ == "__main__":
+    unittest.main()

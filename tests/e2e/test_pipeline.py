@@ -1,0 +1,106 @@
+"""From footage to a clip: ingest, train, sample, report, inspect, export, and the weights back in."""
+
+import json
+import struct
+import unittest
+
+from harness import WeftTest, read_safetensors
+
+
+def png_size(path):
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is no PNG"
+    return struct.unpack(">II", data[16:24])
+
+
+class Pipeline(WeftTest):
+    def test_the_whole_story(self):
+        job = self.ingest(sources=("testsrc2", "smptebars"), seconds=4, frames=5)
+        self.assertIn("16 clips", job.err)
+        job = self.weft("inspect", "clips.h5", ranks=0)
+        self.assertIn("every hash verified", job.out)
+        self.assertIn("16 clips", job.out)
+
+        data = "data.path=clips.h5"
+        self.train("run", data)
+        losses = self.losses("run")
+        self.assertLess(sum(losses[-5:]) / 5, 0.7 * losses[0])
+
+        few = ("run.dir=run", data, "sampler.steps=4")
+        job = self.weft("sample", "deck.toml", *few, "sample.clips=3")
+        samples = self.dir / "run" / "samples"
+        for i in range(3):
+            self.assertIn(b"ftyp", (samples / f"sample_{i:04d}.mp4").read_bytes()[:16])
+        width, height = png_size(samples / "contact_sheet.png")
+        self.assertGreater(width, 5 * 32)
+        self.assertGreaterEqual(height, 3 * 32, "the sheet shows all three clips")
+        self.weft("sample", "deck.toml", *few, "sample.frames=1", "sample.output=image", ranks=1)
+        self.assertEqual(png_size(self.dir / "image" / "sample_0000.png"), (32, 32))
+        self.weft("sample", "deck.toml", *few, "sample.condition_frames=2", "sample.output=went_on")
+        self.assertTrue((self.dir / "went_on" / "sample_0000.mp4").is_file())
+
+        job = self.weft("report", "run", ranks=0)
+        page = (self.dir / "run" / "report.html").read_text()
+        self.assertIn("report.html", job.out)
+        self.assertIn("<svg", page)
+        self.assertNotIn("http://", page.replace("http://www.w3.org", ""))
+
+        job = self.weft("inspect", "run", ranks=0)
+        self.assertIn("latest -> step_20", job.out)
+        job = self.weft("inspect", "run/latest", ranks=0)
+        self.assertIn("every byte matches its hash", job.out)
+
+        self.weft("export", "run", "w.safetensors", ranks=0)
+        self.weft("export", "run", "ema.safetensors", "--ema", ranks=0)
+        weights, average = (read_safetensors(self.dir / f"{n}.safetensors") for n in ("w", "ema"))
+        self.assertEqual(weights.keys(), average.keys())
+        self.assertNotEqual(weights, average)
+        for name in ("x_embedder.proj.weight", "y_embedder.y_embedding",
+                     "spatial_blocks.0.attn.qkv.weight", "final_layer.linear.bias"):
+            self.assertIn(name, weights)
+        self.assertIn("final_layer.linear.bias",
+                      self.weft("inspect", "w.safetensors", ranks=0).out)
+
+        # Back in: nothing is trained at a rate of 0, so the same weights come out.
+        self.train("again", data, "model.weights=w.safetensors", "train.lr=0", "train.steps=1")
+        self.assertEqual(self.exported("again"), weights)
+        self.weft("sample", "deck.toml", data, "sampler.steps=2", "sample.weights=w.safetensors",
+                  "sample.output=from_file", "run.dir=nowhere")
+        self.assertTrue((self.dir / "from_file" / "sample_0000.mp4").is_file())
+
+    def test_samples_do_not_depend_on_the_rank_count(self):
+        self.train("run", "train.steps=2", "model.in_channels=4",
+                   "data.path=synthetic:clips=8,latent=1,frames=3,height=8,width=8")
+        for ranks in (1, 3):
+            self.weft("sample", "deck.toml", "run.dir=run", "model.in_channels=4", "sampler.steps=3",
+                      "data.path=synthetic:clips=8,latent=1,frames=3,height=8,width=8",
+                      "sample.clips=3", f"sample.output=out{ranks}", ranks=ranks)
+        for i in range(3):
+            one, three = (read_safetensors(self.dir / f"out{n}" / f"sample_{i:04d}.safetensors")
+                          for n in (1, 3))
+            self.assertEqual(one["latent"][1], (4, 3, 8, 8))
+            self.assertEqual(one, three)
+
+    def test_broken_video_is_skipped_named_and_counted(self):
+        (self.dir / "broken.mp4").write_bytes(b"no video at all" * 100)
+        rows = [{"path": "broken.mp4", "text": "nothing"},
+                {"path": "lavfi:testsrc2=duration=1:size=64x64:rate=10", "text": "a test picture"}]
+        (self.dir / "list.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        arguments = ("ingest", "deck.toml", "ingest.inputs=list.jsonl", "ingest.frames=[3]",
+                     "ingest.height=32", "ingest.width=32", "ingest.output=clips.h5")
+        job = self.weft(*arguments)
+        self.assertRegex(job.err, r"WARN: skipped .*broken\.mp4")
+        self.assertIn("1 broken", job.err)
+        self.assertIn("a test picture", self.weft("inspect", "clips.h5", ranks=0).out)
+        self.weft(*arguments, "ingest.strict=true", expect=3)
+
+    def test_ingest_with_nothing_to_read(self):
+        job = self.weft("ingest", "deck.toml", "ingest.inputs=nowhere.mp4", expect=None)
+        self.assertEqual(job.process.returncode, 3, job.err)
+        self.assertIn("nowhere.mp4", job.err)
+        self.assertFalse((self.dir / "clips.h5").exists())
+        self.refused(self.weft("ingest", "deck.toml", expect=None), 2, "ingest.inputs is empty")
+
+
+if __name__ == "__main__":
+    unittest.main()

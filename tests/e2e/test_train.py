@@ -1,0 +1,163 @@
+"""Training: the smoke deck, and every option that changes what a step does."""
+
+import random
+import struct
+import unittest
+
+from harness import REPOSITORY, WeftTest, write_safetensors
+
+SMOKE = REPOSITORY / "inputs" / "smoke.toml"
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+class Smoke(WeftTest):
+    def test_twenty_steps_on_two_ranks(self):
+        job = self.weft("train", SMOKE, "run.dir=run")
+        metrics = self.metrics("run")
+        self.assertEqual(len(metrics), 20)
+        for m in metrics:
+            self.assertGreater(m["seconds"], 0)
+            self.assertEqual(len(m["samples"]), 4)
+            self.assertEqual(len(set(m["samples"])), 4)
+            self.assertTrue(all(0 <= s < 64 for s in m["samples"]))
+        losses = [m["loss"] for m in metrics]
+        self.assertLess(mean(losses[-5:]), 0.6 * losses[0])
+        self.assertEqual(self.latest("run"), "step_20")
+        for name in ("deck.toml", "run.json"):
+            self.assertTrue((self.dir / "run" / name).is_file())
+        self.assertIn("20 steps in", job.err)
+        # 64 clips, 4 a step: every clip once in the first 16 steps.
+        seen = [s for m in metrics[:16] for s in m["samples"]]
+        self.assertEqual(sorted(seen), list(range(64)))
+
+    def test_bf16_stays_near_f32(self):
+        self.train("f32")
+        self.train("bf16", "model.dtype=bf16")
+        f32, bf16 = self.losses("f32"), self.losses("bf16")
+        self.assertLess(mean(bf16[-5:]), 0.6 * bf16[0])
+        self.assertNotEqual(f32, bf16)
+        self.assert_close(bf16[:5], f32[:5], 0.02)
+        self.assert_close(bf16, f32, 0.05)
+
+    def test_resume_false_starts_anew(self):
+        self.train("run", "train.steps=8")
+        before = self.losses("run")
+        job = self.train("run", "train.steps=8", "run.resume=false")
+        self.assertNotIn("going on from", job.err)
+        self.assertEqual(self.losses("run"), before)
+
+    def test_a_finished_run_stays_finished(self):
+        self.train("run", "train.steps=5")
+        before = (self.dir / "run" / "metrics.jsonl").read_bytes()
+        self.train("run", "train.steps=5")
+        self.assertEqual((self.dir / "run" / "metrics.jsonl").read_bytes(), before)
+
+
+class Options(WeftTest):
+    """Each option: the run learns, two ranks agree with one, and a restart is exact."""
+
+    STEPS = 12
+
+    def check(self, *options):
+        steps = f"train.steps={self.STEPS}"
+        self.train("two", steps, *options)
+        self.train("one", steps, *options, ranks=1)
+        self.assertEqual(self.samples("two"), self.samples("one"))
+        self.assert_close(self.losses("two"), self.losses("one"))
+        self.train("parts", "train.steps=7", *options)
+        self.train("parts", steps, *options)
+        self.assert_same_run("two", "parts")
+        losses = self.losses("two")
+        self.assertLess(mean(losses[-3:]), losses[0])
+        return losses
+
+    def plain(self):
+        self.train("plain", f"train.steps={self.STEPS}")
+        return self.losses("plain")
+
+    def test_frame_masks(self):
+        masked = self.check("mask.random=0.2", "mask.image_head=0.2", "mask.quarter_tail=0.2",
+                            "mask.intepolate=0.2", "mask.image_head_tail=0.2")
+        self.assertNotEqual(masked, self.plain())
+
+    def test_drop_path(self):
+        dropped = self.check("model.drop_path=0.3", "model.depth=3")
+        self.train("plain", f"train.steps={self.STEPS}", "model.depth=3")
+        self.assertNotEqual(dropped, self.losses("plain"))
+
+    def test_three_micro_batches_on_two_ranks(self):
+        self.check("train.micro_batches=3")
+
+    def test_buckets_of_several_shapes(self):
+        self.check("data.path=synthetic:clips=12,frames=3,height=16,width=16;"
+                   "clips=9,frames=1,height=24,width=16;clips=7,frames=5,height=10,width=14")
+
+    def test_only_train_temporal(self):
+        self.check("model.only_train_temporal=true")
+        self.train("start", "train.steps=1", "train.lr=0", "model.only_train_temporal=true")
+        start, end = self.exported("start"), self.exported("two")
+        changed = {name for name in start if start[name] != end[name]}
+        temporal = {n for n in start if n.startswith("temporal_blocks.")}
+        self.assertTrue(changed)
+        self.assertLessEqual(changed, temporal)
+
+    def test_freeze_y_embedder(self):
+        self.check("model.freeze_y_embedder=true")
+        self.train("start", "train.steps=1", "train.lr=0", "model.freeze_y_embedder=true")
+        start, end = self.exported("start"), self.exported("two")
+        changed = {name for name in start if start[name] != end[name]}
+        self.assertFalse({n for n in changed if n.startswith("y_embedder.")})
+        self.assertIn("final_layer.linear.weight", changed)
+
+    def test_recompute_changes_memory_and_nothing_else(self):
+        options = ("model.hidden_size=64", "parallel.bucket_mib=0.25")
+        self.train("kept", f"train.steps={self.STEPS}", *options)
+        for share in ("0.5", "1.0"):
+            run = f"recomputed{share}"
+            self.train(run, f"train.steps={self.STEPS}", f"model.recompute={share}", *options)
+            self.assert_close(self.losses(run), self.losses("kept"), 1e-6)
+            self.assertLess(self.metrics(run)[-1]["memory"]["arena_peak_bytes"],
+                            self.metrics("kept")[-1]["memory"]["arena_peak_bytes"])
+
+    def test_many_gradient_buckets(self):
+        options = ("model.hidden_size=96", "train.steps=8", "model.recompute=1.0")
+        self.train("small", *options, "parallel.bucket_mib=0.001")
+        self.train("large", *options, "parallel.bucket_mib=1000")
+        self.assert_close(self.losses("small"), self.losses("large"), 1e-6)
+
+    def test_text_features(self):
+        values = random.Random(3)
+        features = {}
+        for clip in range(24):
+            tokens = 1 + clip % 4
+            data = struct.pack(f"<{16 * tokens}f", *(values.gauss(0, 1) for _ in range(16 * tokens)))
+            features[str(clip)] = ("F32", (tokens, 16), data)
+        path = self.dir / "t5.safetensors"
+        write_safetensors(path, features)
+        with_text = self.check("data.text_features=t5.safetensors")
+        self.assertNotEqual(with_text, self.plain())
+        # Another caption of a clip that a step trains on is another loss in that step.
+        sample = self.samples("two")[0][0]
+        dtype, shape, data = features[str(sample)]
+        write_safetensors(path, features | {str(sample): (dtype, shape, bytes(len(data)))})
+        self.train("other", "train.steps=1", "data.text_features=t5.safetensors",
+                   "model.class_dropout_prob=0")
+        write_safetensors(path, features)
+        self.train("same", "train.steps=1", "data.text_features=t5.safetensors",
+                   "model.class_dropout_prob=0")
+        self.assertNotEqual(self.losses("other"), self.losses("same"))
+        # Faults of the file are named.
+        for name, bad in (("23", ("F32", (1, 15), bytes(60))), ("23", ("F32", (5, 16), bytes(320))),
+                          ("23", None)):
+            tensors = {n: t for n, t in (features | {name: bad}).items() if t}
+            write_safetensors(path, tensors)
+            job = self.weft("train", "deck.toml", "data.text_features=t5.safetensors",
+                            "run.dir=refused", expect=None)
+            self.refused(job, 3, "t5.safetensors", name)
+
+
+if __name__ == "__main__":
+    unittest.main()
