@@ -4,6 +4,8 @@
 // and written once.
 #include "ops/attention.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -112,8 +114,8 @@ void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::i
   }
 }
 
-// Row-wise softmax numerators of scores [rows, np] (n valid columns; the rest becomes 0).
-// Returns nothing normalised: inverse[r] = 1 / sum, lse[r] = max + log(sum).
+// Row-wise softmax numerators of scores [rows, np], of which n columns count:
+// inverse[r] = 1 / sum, lse[r] = max + log(sum).
 void softmax_rows(float* scores, std::int64_t rows, std::int64_t n, std::int64_t np, float* inverse,
                   float* lse) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -131,7 +133,6 @@ void softmax_rows(float* scores, std::int64_t rows, std::int64_t n, std::int64_t
       sum += e;
       store(s + i, e);
     });
-    for (std::int64_t i = (n + W - 1) / W * W; i < np; ++i) s[i] = 0;
     const float total = hsum(sum);
     inverse[r] = 1.0f / total;
     lse[r] = max + std::log(total);
@@ -143,21 +144,20 @@ struct Scratch;
 template <class T>
 void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q, Rows<const T> k,
                   Rows<const T> v, const Prepare& pq, const Prepare& pk, Rows<T> out, float* lse) {
-  const std::int64_t dp = padded(d), np = padded(nk), qb = std::min(query_block, nq);
+  const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
   float* keys = scratch<Scratch>(
       static_cast<std::size_t>(2 * nk * dp + d * np + 2 * qb * dp + qb * np + qb));
   float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
   float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
   pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  if (np > nk)  // the padding meets real queries: keep it finite
-    for (std::int64_t i = 0; i < d; ++i) std::fill(keys_t + i * np + nk, keys_t + (i + 1) * np, 0.0f);
+  // Columns beyond nk hold whatever the scratch held: their products are never looked at.
   transpose(keys, dp, nk, d, keys_t, np);
   pack<T>(v, 0, nk, d, Prepare{}, 1.0f, values);
   for (std::int64_t first = 0; first < nq; first += qb) {
     const std::int64_t rows = std::min(qb, nq - first);
     pack<T>(q, first, rows, d, pq, factor, queries);
-    small_gemm(rows, np, d, queries, dp, 1, keys_t, np, scores, np, false);
+    small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
     softmax_rows(scores, rows, nk, np, inverse, lse + first);
     small_gemm(rows, dp, nk, scores, np, 1, values, dp, result, dp, false);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -174,7 +174,7 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
                    Rows<const T> k, Rows<const T> v, const Prepare& pq, const Prepare& pk,
                    Rows<const T> out, Rows<const T> dout, const float* lse, Rows<T> dq, Rows<T> dk,
                    Rows<T> dv, float* dwq, float* dwk) {
-  const std::int64_t dp = padded(d), np = padded(nk), qb = std::min(query_block, nq);
+  const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
   float* keys = scratch<Scratch>(
       static_cast<std::size_t>(3 * nk * dp + 2 * d * np + 3 * qb * dp + 2 * qb * np));
@@ -185,11 +185,6 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
   // dvalues first holds the values themselves, until their transpose is made.
   pack<T>(v, 0, nk, d, Prepare{}, 1.0f, dvalues);
   pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  if (np > nk)
-    for (std::int64_t i = 0; i < d; ++i) {
-      std::fill(keys_t + i * np + nk, keys_t + (i + 1) * np, 0.0f);
-      std::fill(values_t + i * np + nk, values_t + (i + 1) * np, 0.0f);
-    }
   transpose(dvalues, dp, nk, d, values_t, np);
   transpose(keys, dp, nk, d, keys_t, np);
   for (std::int64_t first = 0; first < nq; first += qb) {
@@ -197,8 +192,8 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
     const bool later = first > 0;
     pack<T>(q, first, rows, d, pq, factor, queries);
     pack<T>(dout, first, rows, d, Prepare{}, 1.0f, dresult);
-    small_gemm(rows, np, d, queries, dp, 1, keys_t, np, scores, np, false);
-    small_gemm(rows, np, d, dresult, dp, 1, values_t, np, dscores, np, false);
+    small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
+    small_gemm(rows, nk, d, dresult, dp, 1, values_t, np, dscores, np, false);
     for (std::int64_t r = 0; r < rows; ++r) {
       const T* o = out[first + r];
       vf dot{};

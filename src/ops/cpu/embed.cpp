@@ -1,6 +1,8 @@
 // CPU side of ops/embed.h. These run once a step on little data; clear loops are enough.
 #include "ops/embed.h"
 
+#include <immintrin.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <memory>

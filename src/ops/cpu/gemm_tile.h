@@ -1,11 +1,16 @@
 // Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two strides (so it
 // may be a transpose) and B, C row-major with rows of a whole number of vectors. Included after simd.h.
 
-// Rows of C held in registers: MR * NV accumulators, NV vectors of B and one of A must fit.
+// Rows and vectors of C held in registers at a time: their product is the number of accumulators, and NV vectors of B
+// and one of A must fit beside them. Fewer vectors go with more rows, or the chain of additions would wait for itself.
 #ifdef __AVX512F__
-constexpr int tile_rows = 6, tile_vectors = 4;
+constexpr int widest_tile = 4;
+template <int NV>
+constexpr int rows_of_tile = NV == 4 ? 6 : NV == 3 ? 8 : 12;
 #else
-constexpr int tile_rows = 4, tile_vectors = 3;
+constexpr int widest_tile = 3;
+template <int NV>
+constexpr int rows_of_tile = NV == 3 ? 4 : NV == 2 ? 6 : 8;
 #endif
 
 template <int MR, int NV>
@@ -13,7 +18,7 @@ static inline void tile(std::int64_t depth, const float* a, std::int64_t row_str
                         std::int64_t depth_stride, const float* b, std::int64_t ldb, float* c,
                         std::int64_t ldc, bool accumulate) {
   vf acc[MR][NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) acc[i][j] = accumulate ? load(c + i * ldc + j * W) : vf{};
@@ -21,61 +26,71 @@ static inline void tile(std::int64_t depth, const float* a, std::int64_t row_str
     vf bv[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) bv[j] = load(b + k * ldb + j * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int i = 0; i < MR; ++i) {
       const vf av = splat(a[i * row_stride + k * depth_stride]);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) acc[i][j] += av * bv[j];
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) store(c + i * ldc + j * W, acc[i][j]);
 }
 
-template <int NV>
-static inline void tile_rows_of(int rows, std::int64_t depth, const float* a,
-                                std::int64_t row_stride, std::int64_t depth_stride, const float* b,
-                                std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
-  switch (rows) {
-    case 1: return tile<1, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
-    case 2: return tile<2, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
-    case 3: return tile<3, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
-    case 4: return tile<4, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
-    case 5: return tile<5, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
-    case 6: return tile<6, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
+// The last rows of a panel, fewer than a whole tile.
+template <int NV, int MR>
+static inline void last_rows(int rows, std::int64_t depth, const float* a, std::int64_t row_stride,
+                             std::int64_t depth_stride, const float* b, std::int64_t ldb, float* c,
+                             std::int64_t ldc, bool accumulate) {
+  if constexpr (MR > 0) {
+    if (rows == MR)
+      tile<MR, NV>(depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
+    else
+      last_rows<NV, MR - 1>(rows, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
   }
+}
+
+template <int NV>
+static inline void panel(std::int64_t m, std::int64_t depth, const float* a,
+                         std::int64_t row_stride, std::int64_t depth_stride, const float* b,
+                         std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
+  constexpr int MR = rows_of_tile<NV>;
+  std::int64_t i = 0;
+  for (; i + MR <= m; i += MR)
+    tile<MR, NV>(depth, a + i * row_stride, row_stride, depth_stride, b, ldb, c + i * ldc, ldc,
+                 accumulate);
+  last_rows<NV, MR - 1>(static_cast<int>(m - i), depth, a + i * row_stride, row_stride,
+                        depth_stride, b, ldb, c + i * ldc, ldc, accumulate);
 }
 
 // A(i,k) = a[i*row_stride + k*depth_stride]; n is rounded up to whole vectors, which B and C must have.
 static inline void small_gemm(std::int64_t m, std::int64_t n, std::int64_t depth, const float* a,
                               std::int64_t row_stride, std::int64_t depth_stride, const float* b,
                               std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
-  const std::int64_t vectors = (n + W - 1) / W;
-  for (std::int64_t j = 0; j < vectors; j += tile_vectors) {
-    const float* bj = b + j * W;
-    const int width = static_cast<int>(vectors - j < tile_vectors ? vectors - j : tile_vectors);
-    for (std::int64_t i = 0; i < m; i += tile_rows) {
-      const int rows = static_cast<int>(m - i < tile_rows ? m - i : tile_rows);
-      const float* ai = a + i * row_stride;
-      float* cij = c + i * ldc + j * W;
-      switch (width) {
-        case 1:
-          tile_rows_of<1>(rows, depth, ai, row_stride, depth_stride, bj, ldb, cij, ldc, accumulate);
-          break;
-        case 2:
-          tile_rows_of<2>(rows, depth, ai, row_stride, depth_stride, bj, ldb, cij, ldc, accumulate);
-          break;
-        case 3:
-          tile_rows_of<3>(rows, depth, ai, row_stride, depth_stride, bj, ldb, cij, ldc, accumulate);
-          break;
-        default:
-          tile_rows_of<4>(rows, depth, ai, row_stride, depth_stride, bj, ldb, cij, ldc, accumulate);
-      }
+  std::int64_t left = (n + W - 1) / W;
+  while (left > 0) {
+    // 5 vectors are 3 + 2 rather than 4 + 1.
+    std::int64_t width = left < widest_tile ? left : widest_tile;
+    if (left == widest_tile + 1) width = widest_tile - 1;
+    switch (width) {
+      case 1: panel<1>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
+      case 2: panel<2>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
+      case 3: panel<3>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
+      default:
+        if constexpr (widest_tile == 4)
+          panel<4>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
     }
+    b += width * W;
+    c += width * W;
+    left -= width;
   }
 }
+
+// Floats from one row to the next in scratch of n columns: an odd number of vectors, so that a column does not fall on
+// few sets of the first-level cache.
+static inline std::int64_t padded_stride(std::int64_t n) { return ((n + W - 1) / W | 1) * W; }
 
 // to[d, i] = from[i, d] for n rows of `from` (ld `from_ld`), `to` having `to_ld` floats a row.
 static inline void transpose(const float* from, std::int64_t from_ld, std::int64_t n,

@@ -1,6 +1,8 @@
 // CPU side of ops/loss.h.
 #include "ops/loss.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>

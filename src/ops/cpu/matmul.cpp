@@ -2,6 +2,8 @@
 // shape and kept; their scratchpad is ours, so that the steady state allocates nothing large.
 #include "ops/matmul.h"
 
+#include <immintrin.h>
+
 #include <dnnl.hpp>
 
 #include <algorithm>

@@ -2,6 +2,8 @@
 // over it, so that each operation reads and writes every activation once.
 #include "ops/norm.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

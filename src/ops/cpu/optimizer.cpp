@@ -1,6 +1,8 @@
 // CPU side of ops/optimizer.h: one pass, bound by memory (28 bytes an element read, 16 written with EMA).
 #include "ops/optimizer.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,6 +1,8 @@
 // CPU side of ops/pointwise.h.
 #include "ops/pointwise.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

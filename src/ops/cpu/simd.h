@@ -39,40 +39,65 @@ static inline void store(bf16* p, vf v) {
 }
 
 // The first n < W elements; the rest reads as zero and is not written.
+#ifdef __AVX512F__
+static inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+static inline vf load_part(const float* p, int n) {
+  return (vf)_mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+static inline vf load_part(const bf16* p, int n) {
+  const vh h = (vh)_mm256_maskz_loadu_epi16(first_lanes(n), p);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+static inline void store_part(float* p, vf v, int n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), (__m512)v);
+}
+static inline void store_part(bf16* p, vf v, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), (__m256i)round_bf16(v));
+}
+#else
 template <class T>
 static inline vf load_part(const T* p, int n) {
   T t[W] = {};
-  __builtin_memcpy(static_cast<void*>(t), p, static_cast<std::size_t>(n) * sizeof(T));
+  for (int i = 0; i < n; ++i) t[i] = p[i];
   return load(t);
 }
 template <class T>
 static inline void store_part(T* p, vf v, int n) {
   T t[W];
   store(t, v);
-  __builtin_memcpy(static_cast<void*>(p), t, static_cast<std::size_t>(n) * sizeof(T));
+  for (int i = 0; i < n; ++i) p[i] = t[i];
 }
+#endif
 
+// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions warn of their insides.)
+static inline __m128 lower_lanes(vf v, bool take_max) {
+#ifdef __AVX512F__
+  const __m256 low = (__m256)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 high = (__m256)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m256 half = take_max ? _mm256_max_ps(low, high) : _mm256_add_ps(low, high);
+#else
+  const __m256 half = (__m256)v;
+#endif
+  const __m128 a = _mm256_castps256_ps128(half), b = _mm256_extractf128_ps(half, 1);
+  return take_max ? _mm_max_ps(a, b) : _mm_add_ps(a, b);
+}
 static inline float hsum(vf v) {
-  float t[W];
-  store(t, v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) t[i] += t[i + half];
-  return t[0];
+  __m128 s = lower_lanes(v, false);
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 static inline float hmax(vf v) {
-  float t[W];
-  store(t, v);
-  float m = t[0];
-  for (int i = 1; i < W; ++i) m = t[i] > m ? t[i] : m;
-  return m;
+  __m128 s = lower_lanes(v, true);
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 static inline vf vmin(vf a, vf b) { return a < b ? a : b; }
 static inline vf select_first(vf v, int n, float otherwise) {
-  float t[W];
-  store(t, v);
-  for (int i = n; i < W; ++i) t[i] = otherwise;
-  return load(t);
+  vi lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+  return lane < n ? v : splat(otherwise);
 }
 
 // e^x to 2 ulp on [-87, 88], clamped outside; a NaN stays one. Cody-Waite reduction by ln 2, degree-6 polynomial.
