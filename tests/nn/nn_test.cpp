@@ -1,0 +1,209 @@
+// Gradients of small composed functions against differences of the same forward.
+#include "nn/nn.h"
+
+#include "fixture.h"
+
+namespace weft::test {
+namespace {
+
+class NnTest : public OpTest {
+ protected:
+  nn::Linear add_linear(const std::string& name, std::int64_t out, std::int64_t in) {
+    nn::Linear l;
+    l.weight = &table_.add(name + ".weight", {out, in}, Init{});
+    l.bias = &table_.add(name + ".bias", {out}, Init{});
+    return l;
+  }
+  void ready(bool bf16 = false) {
+    table_.allocate(1 << 16, bf16, true);
+    randomise(table_, 3);
+    table_.begin_step([](int) {});
+  }
+
+  // One forward and backward of `f` at `inputs`; then every parameter and every input is held to its slope.
+  using Function = std::function<Var(nn::Context, const std::vector<Var>&)>;
+  void check(const Function& f, const std::vector<Tensor>& inputs, double bound = 2e-4) {
+    Tape tape;
+    std::vector<Var> vars;
+    for (const Tensor& t : inputs) vars.push_back(make_var(t));
+    const Var out = f({tape, table_}, vars);
+    const Vec g = random_values(out->value.numel(), 77);
+    out->grad = to_tensor(g, out->value.shape());
+    tape.backward();
+    table_.finish_step();
+    const auto loss = [&] {
+      Tape again(Tape::Mode::infer);
+      std::vector<Var> fresh;
+      for (const Tensor& t : inputs) fresh.push_back(make_var(t));
+      return against(f({again, table_}, fresh)->value, g);
+    };
+    expect_parameter_slopes(table_, loss, bound);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      ASSERT_EQ(vars[i]->grad.shape(), inputs[i].shape());
+      expect_slope("input " + std::to_string(i), inputs[i], to_values(vars[i]->grad), loss, bound);
+    }
+  }
+
+  ParameterTable table_;
+};
+
+TEST_F(NnTest, LinearChainWithReusedValues) {
+  const nn::Linear a = add_linear("a", 12, 8), b = add_linear("b", 12, 12);
+  const nn::Linear fc1 = add_linear("fc1", 20, 12), fc2 = add_linear("fc2", 12, 20);
+  ready();
+  // h serves as operand, as residual and as addend; s is added to itself; b's weights are used twice.
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var h = nn::linear(c, in[0], a);
+        const Var u = nn::linear(c, h, b, h);
+        const Var v = nn::mlp(c, nn::add(c, u, h), fc1, fc2);
+        const Var s = nn::silu(c, nn::linear(c, v, b, u));
+        return nn::add(c, s, s);
+      },
+      {to_tensor(random_values(2 * 5 * 8, 1), {2, 5, 8})});
+}
+
+TEST_F(NnTest, ModulatedBlock) {
+  const std::int64_t B = 2, T = 3, S = 5, C = 12;
+  const nn::Linear t6 = add_linear("t6", 3 * C, 6), p = add_linear("p", C, C);
+  Parameter& six = table_.add("table", {3, C}, Init{});
+  Parameter& two = table_.add("final", {3, C}, Init{});
+  ready();
+  // Rows 0, 1: the samples; 2, 3: their clean frames.
+  const Tensor rows = to_tensor({0, 2, 0, 3, 3, 1}, {B * T}, DType::i32);
+  const Tensor keep = to_tensor({1.5, 0.5}, {B});
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var m = nn::modulation(c, six, nn::linear(c, nn::silu(c, in[1]), t6));
+        const Var u = nn::layer_norm_modulate(c, in[0], m, rows, 0, 1);
+        const Var x = nn::gate_residual(c, in[0], nn::linear(c, u, p), m, rows, 2, keep);
+        const Var last = nn::modulation(c, two, in[2]);
+        const Var o = nn::layer_norm_modulate(c, x, last, rows, 2, 0);
+        return nn::layer_norm_modulate_frames(c, o, last, rows, 1, 0, B);
+      },
+      {to_tensor(random_values(B * T * S * C, 1), {B, T, S, C}),
+       to_tensor(random_values(2 * B * 6, 2), {2 * B, 6}),
+       to_tensor(random_values(2 * B * C, 3, 0.5), {2 * B, C})});
+}
+
+TEST_F(NnTest, FramesOutsideTheSelectionPassUnchanged) {
+  ready();
+  const Tensor x = to_tensor(random_values(4 * 3 * 8, 1), {2, 2, 3, 8});
+  const Var m = make_var(to_tensor(random_values(4 * 2 * 8, 2), {4, 2, 8}));
+  const Tensor rows = to_tensor({0, 2, 3, 1}, {4}, DType::i32);
+  Tape tape(Tape::Mode::infer);
+  const Tensor y =
+      nn::layer_norm_modulate_frames({tape, table_}, make_var(x), m, rows, 0, 1, 2)->value;
+  const Tensor all = nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1)->value;
+  for (const std::int64_t frame : {0, 3})
+    EXPECT_TRUE(same_bits(y.view({4, 24}).slice(frame, frame + 1),
+                          x.view({4, 24}).slice(frame, frame + 1)));
+  for (const std::int64_t frame : {1, 2})
+    EXPECT_TRUE(same_bits(y.view({4, 24}).slice(frame, frame + 1),
+                          all.view({4, 24}).slice(frame, frame + 1)));
+}
+
+TEST_F(NnTest, AttentionBlock) {
+  const std::int64_t B = 2, T = 3, S = 4, H = 2, D = 6, C = H * D;
+  const nn::Linear qkv = add_linear("qkv", 3 * C, C), proj = add_linear("proj", C, C);
+  const nn::Linear q = add_linear("q", C, C), kv = add_linear("kv", 2 * C, C);
+  Parameter& q_norm = table_.add("q_norm.weight", {D}, Init{});
+  Parameter& k_norm = table_.add("k_norm.weight", {D}, Init{});
+  ready();
+  Tensor rope = Tensor::empty({T, D / 2, 2}, DType::f32);
+  for (std::int64_t i = 0; i < T * D / 2; ++i) {
+    const double angle =
+        static_cast<double>(i / (D / 2)) * std::pow(10.0, -static_cast<double>(i % 3));
+    rope.data<float>()[2 * i] = static_cast<float>(std::cos(angle));
+    rope.data<float>()[2 * i + 1] = static_cast<float>(std::sin(angle));
+  }
+  const Tensor offsets = to_tensor({0, 3, 4}, {B + 1}, DType::i32);
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const auto tokens = [&](const Var& x) {
+          return nn::view(c, nn::linear(c, x, qkv), {B, T, S, 3, H, D});
+        };
+        // The same projection and norms serve both axes: their gradients have two contributions.
+        Var x = nn::linear(
+            c, nn::self_attention(c, tokens(in[0]), &q_norm, &k_norm, Tensor(), ops::Axis::space),
+            proj, in[0]);
+        x = nn::linear(c, nn::self_attention(c, tokens(x), &q_norm, &k_norm, rope, ops::Axis::time),
+                       proj, x);
+        const Var query = nn::view(c, nn::linear(c, x, q), {B, T * S, C});
+        return nn::cross_attention(c, query, nn::linear(c, in[1], kv), offsets, H);
+      },
+      {to_tensor(random_values(B * T * S * C, 1), {B, T, S, C}),
+       to_tensor(random_values(4 * C, 2), {4, C})},
+      5e-4);
+}
+
+// What an operation hands on may not be written by it afterwards: two inputs never share one gradient.
+TEST_F(NnTest, AddGivesEachSideItsOwnGradient) {
+  ready();
+  const Vec g = random_values(6, 1);
+  const Var a = make_var(to_tensor(random_values(6, 2), {2, 3}));
+  const Var b = make_var(to_tensor(random_values(6, 3), {2, 3}));
+  Tape tape;
+  const nn::Context c{tape, table_};
+  const Var sum = nn::add(c, a, b);
+  const Var all = nn::add(c, nn::add(c, sum, b), a);
+  all->grad = to_tensor(g, {2, 3});
+  tape.backward();
+  ASSERT_NE(a->grad.raw(), b->grad.raw());
+  for (std::size_t i = 0; i < g.size(); ++i) {
+    EXPECT_EQ(a->grad.data<float>()[i], 2 * static_cast<float>(g[i]));
+    EXPECT_EQ(b->grad.data<float>()[i], 2 * static_cast<float>(g[i]));
+  }
+}
+
+TEST_F(NnTest, ViewSharesMemoryAndReturnsTheGradientsShape) {
+  ready();
+  Tape tape;
+  const nn::Context c{tape, table_};
+  const Var x = make_var(to_tensor(random_values(12, 1), {3, 4}));
+  const std::size_t before = arena_->used();
+  const Var y = nn::view(c, x, {2, 6}), z = nn::view(c, x, {12});
+  EXPECT_EQ(arena_->used(), before);
+  EXPECT_EQ(y->value.raw(), x->value.raw());
+  y->grad = to_tensor(Vec(12, 1.0), {2, 6});
+  z->grad = to_tensor(Vec(12, 2.0), {12});
+  tape.backward();
+  EXPECT_EQ(x->grad.shape(), (Shape{3, 4}));
+  EXPECT_EQ(to_values(x->grad), Vec(12, 3.0));
+}
+
+TEST_F(NnTest, Bf16TakesTheWorkingWeights) {
+  const nn::Linear a = add_linear("a", 8, 8), b = add_linear("b", 8, 8);
+  ready(true);
+  const Vec values = rounded(random_values(4 * 8, 1), DType::bf16);
+  const Vec g = rounded(random_values(4 * 8, 2), DType::bf16);
+  Vec out[2], grad[2];
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const int k = dtype == DType::bf16;
+    table_.begin_step([](int) {});
+    Tape tape;
+    const nn::Context c{tape, table_};
+    const Var x = make_var(to_tensor(values, {4, 8}, dtype));
+    const Var y = nn::mlp(c, x, a, b);
+    EXPECT_EQ(y->value.dtype(), dtype);
+    y->grad = to_tensor(g, {4, 8}, dtype);
+    tape.backward();
+    out[k] = to_values(y->value);
+    grad[k] = to_values(a.weight->grad);
+  }
+  EXPECT_LT(relative_error(out[1], out[0]), 0x1p-6);
+  EXPECT_LT(relative_error(grad[1], grad[0]), 0x1p-6);
+  // The f32 masters move, the working copy does not: a bf16 forward must not see it before the refresh.
+  for (float& v : a.weight->value.span<float>()) v += 1.0f;
+  const auto run = [&] {
+    Tape tape(Tape::Mode::infer);
+    return to_values(
+        nn::mlp({tape, table_}, make_var(to_tensor(values, {4, 8}, DType::bf16)), a, b)->value);
+  };
+  EXPECT_EQ(run(), out[1]);
+  table_.refresh_working();
+  EXPECT_NE(run(), out[1]);
+}
+
+}  // namespace
+}  // namespace weft::test

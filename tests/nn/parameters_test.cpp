@@ -1,0 +1,315 @@
+// The parameter table: layout, order of announcements, initial values.
+#include "nn/parameters.h"
+
+#include "core/error.h"
+#include "fixture.h"
+
+namespace weft::test {
+namespace {
+
+constexpr std::int64_t pad = ParameterTable::bucket_pad;
+
+TEST(ParameterLayout, ReverseOrderAlignedPadded) {
+  ParameterTable table;
+  Parameter& first = table.add("first", {10}, {});
+  Parameter& a = table.add("a", {70000}, {});
+  Parameter& fixed = table.add("fixed", {5}, {}, false);
+  Parameter& b = table.add("b", {3, 7}, {});
+  Parameter& c = table.add("c", {30000}, {});
+  Parameter& d = table.add("d", {300, 300}, {});
+  Parameter& fixed2 = table.add("fixed2", {17}, {}, false);
+  table.allocate(65536, true, true);
+
+  // The backward finishes the last first; a bucket closes once it is full, and the next starts on the padding.
+  EXPECT_EQ(d.offset, 0);
+  EXPECT_EQ(c.offset, 2 * pad);
+  EXPECT_EQ(b.offset, c.offset + 30000);
+  EXPECT_EQ(a.offset, b.offset + 32);
+  EXPECT_EQ(first.offset, 4 * pad);
+  EXPECT_EQ((std::vector<int>{d.bucket, c.bucket, b.bucket, a.bucket, first.bucket, fixed.bucket}),
+            (std::vector<int>{0, 1, 1, 1, 2, -1}));
+  ASSERT_EQ(table.buckets().size(), 3u);
+  std::int64_t at = 0;
+  for (const auto& bucket : table.buckets()) {
+    EXPECT_EQ(bucket.begin, at);
+    EXPECT_GT(bucket.end, bucket.begin);
+    EXPECT_EQ(bucket.end % pad, 0);
+    at = bucket.end;
+  }
+  EXPECT_EQ(fixed2.offset, 0);
+  EXPECT_EQ(fixed.offset, 32);
+
+  for (const auto& p : table.all()) {
+    EXPECT_EQ(p->offset % 16, 0) << p->name;
+    EXPECT_EQ(p->value.shape(), p->shape);
+    EXPECT_EQ(p->working.shape(), p->shape);
+    EXPECT_EQ(p->grad.defined(), p->trainable) << p->name;
+    const Tensor& flat = p->trainable ? table.values() : table.fixed();
+    EXPECT_EQ(p->value.raw(), flat.data<float>() + p->offset) << p->name;
+    if (p->trainable) {
+      EXPECT_EQ(p->grad.raw(), table.grads().data<float>() + p->offset) << p->name;
+    }
+  }
+  EXPECT_EQ(table.values().numel(), at);
+  EXPECT_EQ(table.grads().numel(), at);
+  EXPECT_EQ(table.trainable_elements(), 10 + 70000 + 21 + 30000 + 90000);
+  EXPECT_EQ(table.total_elements(), table.trainable_elements() + 22);
+  EXPECT_EQ(table.find("b"), &b);
+  EXPECT_EQ(table.find("e"), nullptr);
+}
+
+TEST(ParameterLayout, OnlyWhatIsAskedForIsAllocated) {
+  ParameterTable table;
+  Parameter& a = table.add("a", {4}, {});
+  table.allocate(1 << 16, false, false);
+  EXPECT_TRUE(a.value.defined());
+  EXPECT_FALSE(a.grad.defined());
+  EXPECT_FALSE(a.working.defined());
+  EXPECT_FALSE(table.grads().defined());
+  EXPECT_THROW(table.add("late", {4}, {}), Error) << "the layout is fixed by then";
+  ParameterTable twice;
+  twice.add("a", {4}, {});
+  EXPECT_THROW(twice.add("a", {4}, {}), Error);
+}
+
+// Six parameters of a bucket each: the last registered is bucket 0.
+class AnnounceTest : public OpTest {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < 6; ++i) p_.push_back(&table_.add(std::to_string(i), {pad}, {}, i != 4));
+    table_.allocate(pad, false, true);
+    ASSERT_EQ(table_.buckets().size(), 5u);               // parameter 4 is frozen
+    for (float& g : table_.grads().span<float>()) g = 9;  // left over from a step before
+    begin();
+  }
+  void begin() {
+    announced_.clear();
+    table_.begin_step([this](int b) { announced_.push_back(b); });
+  }
+  void use(std::initializer_list<int> which) {
+    for (const int i : which) table_.note_use(*p_[static_cast<std::size_t>(i)]);
+  }
+  void done(std::initializer_list<int> which) {
+    for (const int i : which) {
+      Parameter& p = *p_[static_cast<std::size_t>(i)];
+      if (p.trainable) p.grad_to_add().data<float>()[0] += 1;
+      table_.note_done(p);
+    }
+  }
+  float grad(int i, std::int64_t element) {
+    return p_[static_cast<std::size_t>(i)]->grad.data<float>()[element];
+  }
+  using Order = std::vector<int>;
+
+  ParameterTable table_;
+  std::vector<Parameter*> p_;
+  Order announced_;
+};
+
+TEST_F(AnnounceTest, AsSoonAsTheLastUseIsTakenBack) {
+  table_.set_counting(true);
+  use({0, 1, 2, 3, 4, 5});
+  done({5});
+  EXPECT_EQ(announced_, (Order{0}));
+  done({4, 3});
+  EXPECT_EQ(announced_, (Order{0, 1})) << "a frozen parameter has no bucket to wait for";
+  done({2, 1, 0});
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+  table_.finish_step();
+  EXPECT_EQ(announced_.size(), 5u) << "announced again";
+  EXPECT_EQ(grad(0, 0), 1);
+  EXPECT_EQ(grad(0, 1), 0) << "the last step's gradient came through";
+}
+
+TEST_F(AnnounceTest, InOrderOfBucketsWhateverTheBackwardDoes) {
+  table_.set_counting(true);
+  use({0, 1, 2, 3, 5});
+  done({1, 2, 0});
+  EXPECT_EQ(announced_, (Order{}));
+  done({5});
+  EXPECT_EQ(announced_, (Order{0}));
+  done({3});
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+}
+
+TEST_F(AnnounceTest, AParameterUsedTwiceWaitsForBoth) {
+  table_.set_counting(true);
+  use({0, 1, 2, 3, 5, 5, 3});
+  done({3, 5});
+  EXPECT_EQ(announced_, (Order{}));
+  done({5});
+  EXPECT_EQ(announced_, (Order{0}));
+  EXPECT_EQ(grad(5, 0), 2);
+  done({3, 2, 1, 0});
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+}
+
+TEST_F(AnnounceTest, UnusedParametersAreZeroAndAnnouncedAtTheEnd) {
+  table_.set_counting(true);
+  use({0, 2, 5});
+  done({5, 2, 0});
+  EXPECT_EQ(announced_, (Order{0})) << "bucket 1 was not used, so that nothing says it is ready";
+  table_.finish_step();
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+  for (const int i : {1, 3})
+    for (const float g : p_[static_cast<std::size_t>(i)]->grad.span<float>()) ASSERT_EQ(g, 0);
+  EXPECT_EQ(grad(2, 0), 1);
+}
+
+TEST_F(AnnounceTest, OnlyTheLastMicroBatchCounts) {
+  use({0, 1, 2, 3, 5});
+  done({5, 3, 2, 1, 0});
+  EXPECT_EQ(announced_, (Order{}));
+  table_.set_counting(true);
+  use({0, 1, 2, 3, 5});
+  done({5});
+  EXPECT_EQ(announced_, (Order{0}));
+  EXPECT_EQ(grad(5, 0), 2) << "both micro-batches are in when the bucket leaves";
+  done({3, 2, 1, 0});
+  table_.finish_step();
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+
+  begin();  // the next step starts over, with counting off
+  use({5});
+  done({5});
+  EXPECT_EQ(announced_, (Order{}));
+  EXPECT_EQ(grad(5, 0), 1);
+  table_.finish_step();
+  EXPECT_EQ(announced_.size(), 5u);
+}
+
+TEST_F(AnnounceTest, ARankWithoutWorkAnnouncesZeros) {
+  table_.finish_step();
+  EXPECT_EQ(announced_, (Order{0, 1, 2, 3, 4}));
+  for (const float g : table_.grads().span<float>()) ASSERT_EQ(g, 0);
+}
+
+TEST_F(AnnounceTest, DoneWithoutUseIsABug) {
+  table_.set_counting(true);
+  EXPECT_THROW(table_.note_done(*p_[0]), Error);
+}
+
+// An unused parameter that shares its bucket with a used one is zero before the bucket leaves.
+TEST(Announce, SharedBucketIsCleanWhenItLeaves) {
+  ParameterTable table;
+  Parameter& unused = table.add("unused", {100}, {});
+  Parameter& used = table.add("used", {100}, {});
+  table.allocate(pad, false, true);
+  for (float& g : table.grads().span<float>()) g = 9;
+  int announced = 0;
+  table.begin_step([&](int) {
+    ++announced;
+    EXPECT_EQ(unused.grad.data<float>()[7], 0);
+  });
+  table.set_counting(true);
+  table.note_use(used);
+  used.grad_to_add();
+  table.note_done(used);
+  EXPECT_EQ(announced, 1);
+}
+
+// The tape's side of the counting: recompute runs a part twice, but its parameters count once.
+class TapeCountingTest : public OpTest {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < 3; ++i) {
+      layers_.push_back({&table_.add(std::to_string(i) + ".weight", {256, 256}, {}),
+                         &table_.add(std::to_string(i) + ".bias", {256}, {}, i != 1)});
+    }
+    table_.allocate(pad, false, true);
+    randomise(table_, 1);
+  }
+  std::vector<std::size_t> announced_when_done(bool recomputed) {
+    std::vector<int> order;
+    table_.begin_step([&](int b) { order.push_back(b); });
+    table_.set_counting(true);
+    Tape tape;
+    Var x = make_var(to_tensor(random_values(2 * 256, 3), {2, 256}));
+    std::vector<std::size_t> seen;
+    const auto watch = [&](Tape& t) { t.record([&] { seen.push_back(order.size()); }); };
+    for (const nn::Linear& l : layers_) {
+      watch(tape);  // runs after this layer's backward
+      const auto part = [this, x, l](Tape& t) {
+        const Var once = nn::linear({t, table_}, x, l);
+        return nn::linear({t, table_}, once, l);
+      };
+      x = recomputed ? recompute(tape, part) : part(tape);
+    }
+    EXPECT_TRUE(order.empty()) << "announced before the backward";
+    x->grad = to_tensor(random_values(2 * 256, 4), {2, 256});
+    tape.backward();
+    table_.finish_step();
+    for (std::size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], static_cast<int>(i));
+    EXPECT_EQ(order.size(), table_.buckets().size());
+    return seen;
+  }
+  ParameterTable table_;
+  std::vector<nn::Linear> layers_;
+};
+
+TEST_F(TapeCountingTest, BucketsLeaveAfterEachLayerWithAndWithoutRecompute) {
+  // Reverse order: 2.bias and 2.weight fill bucket 0, 1.weight bucket 1, 0.bias and 0.weight bucket 2.
+  ASSERT_EQ(table_.buckets().size(), 3u);
+  EXPECT_EQ(announced_when_done(false), (std::vector<std::size_t>{1, 2, 3}));
+  EXPECT_EQ(announced_when_done(true), (std::vector<std::size_t>{1, 2, 3}));
+}
+
+Vec initial(std::uint64_t seed, const std::string& name, Init init, const Shape& shape,
+            const std::string& before = "") {
+  ParameterTable table;
+  if (!before.empty()) table.add(before, {33}, {Init::Kind::normal, 1.0f});
+  table.add(name, shape, init);
+  table.add("after", {9}, {Init::Kind::constant, 3.0f});
+  table.allocate(pad, false, false);
+  table.initialise(seed);
+  return to_values(table.find(name)->value);
+}
+
+TEST(ParameterInit, FunctionOfSeedAndName) {
+  const Init normal{Init::Kind::normal, 1.0f};
+  const Vec v = initial(1, "a.weight", normal, {50, 40});
+  EXPECT_EQ(initial(1, "a.weight", normal, {50, 40}, "another"), v) << "depends on its neighbours";
+  EXPECT_EQ(initial(1, "a.weight", normal, {40, 50}), v);
+  EXPECT_NE(initial(2, "a.weight", normal, {50, 40}), v);
+  EXPECT_NE(initial(1, "b.weight", normal, {50, 40}), v);
+  // Streams of similar names are not shifted copies of each other.
+  const Vec w = initial(1, "a.weighu", normal, {50, 40});
+  EXPECT_LT(std::abs(dot(v, w)) / 2000, 5 / std::sqrt(2000.0));
+}
+
+TEST(ParameterInit, Distributions) {
+  const std::int64_t n = 200000;
+  const auto moment = [](const Vec& v, int power) {
+    double s = 0;
+    for (const double x : v) s += std::pow(x, power);
+    return s / static_cast<double>(v.size());
+  };
+  const Vec u = initial(3, "u", {Init::Kind::uniform, 0.3f}, {n});
+  EXPECT_NEAR(moment(u, 1), 0, 5 * 0.3 / std::sqrt(3.0 * n));
+  EXPECT_NEAR(moment(u, 2), 0.03, 5 * 0.03 * std::sqrt(0.8 / n));
+  EXPECT_LE(*std::max_element(u.begin(), u.end()), 0.3f);
+  EXPECT_GE(*std::min_element(u.begin(), u.end()), -0.3f);
+  EXPECT_GT(*std::max_element(u.begin(), u.end()), 0.2999);
+  EXPECT_LT(*std::min_element(u.begin(), u.end()), -0.2999);
+  const Vec g = initial(3, "g", {Init::Kind::normal, 0.5f}, {n});
+  EXPECT_NEAR(moment(g, 1), 0, 5 * 0.5 / std::sqrt(n));
+  EXPECT_NEAR(moment(g, 2), 0.25, 5 * 0.25 * std::sqrt(2.0 / n));
+  EXPECT_NEAR(moment(g, 4) / 0.0625, 3, 5 * std::sqrt(96.0 / n));
+  EXPECT_EQ(initial(3, "c", {Init::Kind::constant, 2.5f}, {7}), Vec(7, 2.5));
+  const Vec r = initial(3, "r", {Init::Kind::rotary, 10000.0f}, {36});
+  for (int i = 0; i < 36; ++i) EXPECT_EQ(r[i], static_cast<float>(std::pow(10000.0, -i / 36.0)));
+}
+
+TEST(ParameterInit, WorkingCopyFollows) {
+  ParameterTable table;
+  Parameter& a = table.add("a", {64}, {Init::Kind::normal, 1.0f});
+  Parameter& fixed = table.add("fixed", {64}, {Init::Kind::normal, 1.0f}, false);
+  table.allocate(pad, true, false);
+  table.initialise(1);
+  for (const Parameter* p : {&a, &fixed})
+    for (int i = 0; i < 64; ++i)
+      ASSERT_EQ(p->working.data<bf16>()[i].bits, bf16(p->value.data<float>()[i]).bits) << p->name;
+}
+
+}  // namespace
+}  // namespace weft::test
