@@ -1,5 +1,8 @@
-// CPU side of ops/matmul.h: oneDNN's matmul with bias and residual as epilogues. Primitives are made once per
-// shape and kept; their scratchpad is ours, so that the steady state allocates nothing large.
+// CPU side of ops/matmul.h, by oneDNN. Three paths, by measurement on AVX-512 (validation/results): the forward packs its
+// weights into the layout that the matmul primitive prefers (3 to 8 % faster than plain weights, the packing
+// included) and fuses bias and residual; gradients in f32 go through sgemm (3 to 8 % faster, and free of the shapes on which
+// the primitive drops to half); all else is the plain primitive. Primitives are made once per shape and kept; their
+// scratchpad is ours, so that the steady state allocates nothing large.
 #include "ops/matmul.h"
 
 #include <immintrin.h>
@@ -29,14 +32,19 @@ memory::data_type type_of(DType t) {
 struct Product {
   std::int64_t m, n, k;
   DType in, out;
-  bool a_transposed, b_transposed, bias, residual, accumulate;
+  bool a_transposed, b_transposed, bias, residual, accumulate, packed;
   auto operator<=>(const Product&) const = default;
 };
 
 struct Primitive {
   dnnl::matmul run;
   memory::desc a, b, c, bias, scratchpad;
+  memory::desc packed_b;  // b as the primitive prefers it
+  dnnl::reorder pack;
 };
+
+// Rows from which packing the weights pays.
+constexpr std::int64_t rows_worth_packing = 256;
 
 dnnl::engine& engine() {
   static dnnl::engine e(dnnl::engine::kind::cpu, 0);
@@ -56,10 +64,16 @@ Primitive make(const Product& p) {
   if (p.residual) epilogue.append_binary(dnnl::algorithm::binary_add, r.c);
   attributes.set_post_ops(epilogue);
   if (p.bias) r.bias = memory::desc({1, p.n}, memory::data_type::f32, tag::ab);
-  const auto description = p.bias ? dnnl::matmul::desc(r.a, r.b, r.bias, r.c)
-                                  : dnnl::matmul::desc(r.a, r.b, r.c);
+  const memory::desc b =
+      p.packed ? memory::desc({p.k, p.n}, type_of(p.in), tag::any) : r.b;
+  const auto description = p.bias ? dnnl::matmul::desc(r.a, b, r.bias, r.c)
+                                  : dnnl::matmul::desc(r.a, b, r.c);
   const dnnl::matmul::primitive_desc chosen(description, attributes, engine());
   r.scratchpad = chosen.scratchpad_desc();
+  r.packed_b = chosen.weights_desc();
+  if (p.packed)
+    r.pack = dnnl::reorder(
+        dnnl::reorder::primitive_desc(engine(), r.b, engine(), r.packed_b));
   r.run = dnnl::matmul(chosen);
   return r;
 }
@@ -67,17 +81,35 @@ Primitive make(const Product& p) {
 void run(const Product& p, const void* a, const void* b, const float* bias, const void* residual,
          void* c) {
   if (p.m == 0 || p.n == 0) return;
+  detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
+                    static_cast<double>(p.k));
+  const bool plain = !p.bias && !p.residual && p.in == DType::f32 && p.out == DType::f32;
+  if (plain) {
+    const auto status = dnnl_sgemm(
+        p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
+        static_cast<const float*>(a), p.a_transposed ? p.m : p.k, static_cast<const float*>(b),
+        p.b_transposed ? p.k : p.n, p.accumulate ? 1.0f : 0.0f, static_cast<float*>(c), p.n);
+    WEFT_ASSERT(status == dnnl_success);
+    return;
+  }
   static std::map<Product, Primitive> made;
   static dnnl::stream stream(engine());
   auto it = made.find(p);
   if (it == made.end()) it = made.emplace(p, make(p)).first;
   const Primitive& r = it->second;
   struct Scratchpad;
+  struct Packed;
   const auto at = [](const memory::desc& d, const void* x) {
     return memory(d, engine(), const_cast<void*>(x));
   };
+  memory weights = at(r.b, b);
+  if (p.packed) {
+    memory packed = at(r.packed_b, scratch<Packed>(r.packed_b.get_size() / 4 + 1));
+    r.pack.execute(stream, weights, packed);
+    weights = packed;
+  }
   std::unordered_map<int, memory> args{
-      {DNNL_ARG_SRC, at(r.a, a)}, {DNNL_ARG_WEIGHTS, at(r.b, b)}, {DNNL_ARG_DST, at(r.c, c)}};
+      {DNNL_ARG_SRC, at(r.a, a)}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, at(r.c, c)}};
   if (p.bias) args.emplace(DNNL_ARG_BIAS, at(r.bias, bias));
   if (p.residual)
     args.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.accumulate ? 1 : 0) | DNNL_ARG_SRC_1,
@@ -85,8 +117,6 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
   if (r.scratchpad.get_size() > 0)
     args.emplace(DNNL_ARG_SCRATCHPAD,
                  at(r.scratchpad, scratch<Scratchpad>(r.scratchpad.get_size() / 4 + 1)));
-  detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
-                    static_cast<double>(p.k));
   r.run.execute(stream, args);
   stream.wait();
 }
@@ -135,13 +165,13 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = x.numel() / k;
   WEFT_ASSERT(m * k == x.numel() && m * n == y.numel());
   const Product p{m,    n,     k, x.dtype(), y.dtype(), false, true, bias.defined(),
-                  residual.defined(), false};
+                  residual.defined(), false, m >= rows_worth_packing};
   run(p, x.raw(), w.raw(), bias.defined() ? bias.data<float>() : nullptr, residual.raw(), y.raw());
 }
 
 void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = dy.numel() / n;
-  const Product p{m, k, n, dy.dtype(), dx.dtype(), false, false, false, false, accumulate};
+  const Product p{m, k, n, dy.dtype(), dx.dtype(), false, false, false, false, accumulate, false};
   run(p, dy.raw(), w.raw(), nullptr, nullptr, dx.raw());
 }
 
@@ -153,7 +183,7 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tenso
     if (!accumulate && dbias.defined()) std::fill_n(dbias.data<float>(), n, 0.0f);
     return;
   }
-  const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate};
+  const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate, false};
   run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
   if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);
 }
