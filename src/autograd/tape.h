@@ -26,8 +26,8 @@ inline Var make_var(Tensor value, bool needs_grad = true) {
 class Tape {
  public:
   enum class Mode {
-    record,   // forward of a training step
-    replay,   // the second forward of a recomputed part: recorded, but its parameter uses were counted before
+    record,  // forward of a training step
+    replay,  // the second forward of a recomputed part: recorded, but its parameter uses were counted before
     discard,  // the first forward of a recomputed part: not recorded, parameter uses are counted
     infer,    // no backward will follow
   };

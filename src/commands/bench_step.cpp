@@ -71,8 +71,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     const double start = now();
     params.begin_step([](int) {});
     Tape tape;
-    const Tensor loss =
-        flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B));
+    const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B));
     double sum = 0;
     for (const float l : loss.span<float>()) sum += static_cast<double>(l);
     tape.backward();
@@ -86,18 +85,18 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
 
   if (!request.outputs.empty()) save_weights(request.outputs, params);
   if (!request.json.empty()) {
-    const nlohmann::ordered_json j{{"build", version_line()}, {"threads", threads},
-                                   {"dtype", deck.model.dtype}, {"seconds", seconds},
-                                   {"loss", losses}, {"arena_peak_bytes", arena->peak()}};
+    const nlohmann::ordered_json j{
+        {"build", version_line()}, {"threads", threads}, {"dtype", deck.model.dtype},
+        {"seconds", seconds},      {"loss", losses},     {"arena_peak_bytes", arena->peak()}};
     std::ofstream out(request.json);
     out << j.dump(2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
-  fmt::print("{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), loss {:.6f} -> {:.6f}\n",
-             seconds.size(), threads, median(seconds),
-             *std::min_element(seconds.begin(), seconds.end()),
-             *std::max_element(seconds.begin(), seconds.end()), losses.front(), losses.back());
+  fmt::print(
+      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), loss {:.6f} -> {:.6f}\n",
+      seconds.size(), threads, median(seconds), *std::min_element(seconds.begin(), seconds.end()),
+      *std::max_element(seconds.begin(), seconds.end()), losses.front(), losses.back());
   if (request.profile) print_profile(profile, request.steps, median(seconds));
   return 0;
 }

@@ -12,7 +12,7 @@ struct BenchStepRequest {
   std::string outputs;          // weights after all steps, "" = not wanted
   std::string json;             // results, "" = stdout table only
   int steps = 4, warmup = 2;
-  bool profile = false;         // also time every operation
+  bool profile = false;  // also time every operation
 };
 
 int bench_step(const Deck& deck, const BenchStepRequest& request);

@@ -11,10 +11,10 @@
 #include "commands/probe.h"
 #include "commands/report.h"
 #include "commands/sample.h"
+#include "commands/train.h"
 #include "core/deck.h"
 #include "core/error.h"
 #include "core/version.h"
-#include "train/trainer.h"
 
 namespace weft {
 namespace {
@@ -72,21 +72,19 @@ Invocation parse_command_line(int argc, char** argv) {
            *a);
 
   CLI::App& report_command =
-      command("report", "write RUN/report.html: loss, time, memory, samples", [=](MPI_Comm w) {
-        return on_first_rank(w, [&] { return report(a->runs); });
-      });
+      command("report", "write RUN/report.html: loss, time, memory, samples",
+              [=](MPI_Comm w) { return on_first_rank(w, [&] { return report(a->runs); }); });
   report_command.add_option("runs", a->runs, "run directories")->required();
 
-  CLI::App& inspect_command = command(
-      "inspect", "check and describe a clip store, a checkpoint or a safetensors file",
-      [=](MPI_Comm w) { return on_first_rank(w, [&] { return inspect(a->file); }); });
+  CLI::App& inspect_command =
+      command("inspect", "check and describe a clip store, a checkpoint or a safetensors file",
+              [=](MPI_Comm w) { return on_first_rank(w, [&] { return inspect(a->file); }); });
   inspect_command.add_option("file", a->file, "file or checkpoint directory")->required();
 
-  CLI::App& export_command =
-      command("export", "write a run's weights as safetensors under the released names",
-              [=](MPI_Comm w) {
-                return on_first_rank(w, [&] { return export_weights(a->file, a->output, a->ema); });
-              });
+  CLI::App& export_command = command(
+      "export", "write a run's weights as safetensors under the released names", [=](MPI_Comm w) {
+        return on_first_rank(w, [&] { return export_weights(a->file, a->output, a->ema); });
+      });
   export_command.add_option("run", a->file, "run or checkpoint directory")->required();
   export_command.add_option("output", a->output, "safetensors file to write")->required();
   export_command.add_flag("--ema", a->ema, "the averaged weights");

@@ -17,7 +17,8 @@ int export_weights(const std::string& run, const std::string& output, bool ema) 
     checkpoint = Checkpoint::newest(run, MPI_COMM_SELF);
   WEFT_CHECK(checkpoint.has_value(), Exit::checkpoint, "name a run directory or a step_N in it",
              "{} holds no checkpoint", run);
-  const Deck deck = parse_deck(checkpoint->info().deck, checkpoint->dir().string() + "/manifest.json", {});
+  const Deck deck =
+      parse_deck(checkpoint->info().deck, checkpoint->dir().string() + "/manifest.json", {});
   const auto arena = Arena::reserve(std::size_t{1} << 32);
   const ArenaScope scope(*arena);
   Stdit3 model(deck.model);
@@ -27,8 +28,8 @@ int export_weights(const std::string& run, const std::string& output, bool ema) 
   else
     restore_state(*checkpoint, model.params(), nullptr);
   save_weights(output, model.params());
-  log::info("{} tensors of step {} ({}) in {}", model.params().all().size(), checkpoint->info().step,
-            ema ? "EMA" : "weights", output);
+  log::info("{} tensors of step {} ({}) in {}", model.params().all().size(),
+            checkpoint->info().step, ema ? "EMA" : "weights", output);
   return 0;
 }
 

@@ -19,7 +19,9 @@ class Outputs {
   void write(const std::string& path) const {
     std::vector<SafetensorWrite> list;
     for (const auto& [name, t] : tensors_)
-      list.push_back({name, t.dtype(), {t.shape().dims().begin(), t.shape().dims().end()},
+      list.push_back({name,
+                      t.dtype(),
+                      {t.shape().dims().begin(), t.shape().dims().end()},
                       std::as_bytes(t.span<float>())});
     write_safetensors(path, list);
   }
@@ -36,9 +38,8 @@ void add_parameter_grads(ParameterTable& table, Outputs& out) {
 }  // namespace
 
 int probe(Deck deck, const ProbeRequest& request) {
-  const auto arena =
-      Arena::reserve(static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                     static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
+  const auto arena = Arena::reserve(static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+                                    static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
   const ArenaScope scope(*arena);
   set_threads(static_cast<int>(deck.run.threads), 1);
   Stdit3 model(deck.model);
@@ -68,8 +69,7 @@ int probe(Deck deck, const ProbeRequest& request) {
   } else if (request.what == "loss") {
     c.in.timestep = inputs.f32("timestep", {B});
     const Tensor noise = inputs.f32("noise", c.x.shape());
-    outputs.add("loss",
-                flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B)));
+    outputs.add("loss", flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B)));
     if (request.backward) {
       tape.backward();
       model.params().finish_step();

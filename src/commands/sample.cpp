@@ -45,8 +45,8 @@ Target choose_target(const Deck& deck, const ClipSource& source) {
   };
   t.pixels.height = scaled(t.latent.height, b.height, b.pixel_height);
   t.pixels.width = scaled(t.latent.width, b.width, b.pixel_width);
-  t.pixels.num_frames =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(scaled(t.latent.frames, b.frames, b.pixel_frames)));
+  t.pixels.num_frames = std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(scaled(t.latent.frames, b.frames, b.pixel_frames)));
   return t;
 }
 
@@ -122,9 +122,9 @@ int sample(const Deck& deck, MPI_Comm world) {
   const Shape5& s = target.latent;
   std::unique_ptr<TextFeatures> features;
   if (!deck.data.text_features.empty())
-    features = std::make_unique<TextFeatures>(deck.data.text_features, deck.sample.clips,
-                                              deck.model.caption_channels,
-                                              deck.model.model_max_length);
+    features =
+        std::make_unique<TextFeatures>(deck.data.text_features, deck.sample.clips,
+                                       deck.model.caption_channels, deck.model.model_max_length);
   const fs::path out = deck.sample.output.empty() ? fs::path(deck.run.dir) / "samples"
                                                   : fs::path(deck.sample.output);
   std::error_code failed;
@@ -162,7 +162,9 @@ int sample(const Deck& deck, MPI_Comm world) {
 
     const std::string name = fmt::format("sample_{:04d}", i);
     if (!pixels) {
-      const SafetensorWrite latent{"latent", DType::f32, {z.dim(1), z.dim(2), z.dim(3), z.dim(4)},
+      const SafetensorWrite latent{"latent",
+                                   DType::f32,
+                                   {z.dim(1), z.dim(2), z.dim(3), z.dim(4)},
                                    std::as_bytes(z.span<float>())};
       write_safetensors(out / (name + ".safetensors"), std::span(&latent, 1));
       continue;

@@ -47,8 +47,8 @@ class Arena {
   bool planning_;
   std::size_t used_ = 0;
   std::size_t peak_ = 0;
-  std::map<std::size_t, std::size_t> free_by_offset_;               // offset -> bytes
-  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;      // (bytes, offset)
+  std::map<std::size_t, std::size_t> free_by_offset_;           // offset -> bytes
+  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (bytes, offset)
 };
 
 // Makes `arena` the current one of this thread for the scope's life.

@@ -50,8 +50,8 @@ std::string describe_cpu() {
     }
   }
   const bool avx512 = __builtin_cpu_supports("x86-64-v4") > 0;
-  return fmt::format("{}, {} of {} cores, {}", model, usable_cores(),
-                     sysconf(_SC_NPROCESSORS_ONLN), avx512 ? "AVX-512" : "AVX2");
+  return fmt::format("{}, {} of {} cores, {}", model, usable_cores(), sysconf(_SC_NPROCESSORS_ONLN),
+                     avx512 ? "AVX-512" : "AVX2");
 }
 
 std::size_t resident_bytes() {

@@ -49,17 +49,17 @@ class Error : public std::runtime_error {
 
 // Throws Error unless `cond` holds. `hint` is a plain string, the rest is a fmt format and values.
 //   WEFT_CHECK(n > 0, Exit::usage, "set train.steps to 1 or more", "train.steps = {}", n);
-#define WEFT_CHECK(cond, exit_code, hint, ...)                                                     \
-  do {                                                                                             \
-    if (!(cond))                                                                                   \
-      throw ::weft::Error((exit_code), fmt::format(__VA_ARGS__), (hint), __FILE__, __LINE__);      \
+#define WEFT_CHECK(cond, exit_code, hint, ...) \
+  do { \
+    if (!(cond)) \
+      throw ::weft::Error((exit_code), fmt::format(__VA_ARGS__), (hint), __FILE__, __LINE__); \
   } while (false)
 
 // For promises between weft's own parts: a failure is a bug, never a user's mistake.
-#define WEFT_ASSERT(cond)                                                                          \
-  do {                                                                                             \
-    if (!(cond))                                                                                   \
-      throw ::weft::Error(::weft::Exit::internal, "broken promise: " #cond,                        \
-                          "this is a bug in weft, please report it with the log", __FILE__,        \
-                          __LINE__);                                                               \
+#define WEFT_ASSERT(cond) \
+  do { \
+    if (!(cond)) \
+      throw ::weft::Error(::weft::Exit::internal, "broken promise: " #cond, \
+                          "this is a bug in weft, please report it with the log", __FILE__, \
+                          __LINE__); \
   } while (false)

@@ -29,10 +29,9 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * counter[0];
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(p0)};
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
@@ -46,7 +45,8 @@ class Philox {
  public:
   Philox(std::uint64_t seed, Purpose purpose, std::uint64_t step, std::uint64_t sample)
       : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)},
-        c1_((static_cast<std::uint32_t>(purpose) << 24) | static_cast<std::uint32_t>(step & 0xffffff)),
+        c1_((static_cast<std::uint32_t>(purpose) << 24) |
+            static_cast<std::uint32_t>(step & 0xffffff)),
         c2_(static_cast<std::uint32_t>(sample)),
         c3_(static_cast<std::uint32_t>(sample >> 32) ^ static_cast<std::uint32_t>(step >> 24)) {}
 

@@ -41,11 +41,11 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
     bool quarter;  // up to a quarter of the frames, else one
   };
   const Row rows[] = {
-      {d.random, random, false},          {d.intepolate, every_second, false},
+      {d.random, random, false},           {d.intepolate, every_second, false},
       {d.quarter_random, at_random, true}, {d.quarter_head, head, true},
-      {d.quarter_tail, tail, true},       {d.quarter_head_tail, head_tail, true},
-      {d.image_random, at_random, false}, {d.image_head, head, false},
-      {d.image_tail, tail, false},        {d.image_head_tail, head_tail, false},
+      {d.quarter_tail, tail, true},        {d.quarter_head_tail, head_tail, true},
+      {d.image_random, at_random, false},  {d.image_head, head, false},
+      {d.image_tail, tail, false},         {d.image_head_tail, head_tail, false},
   };
   Kind kind = identity;
   bool quarter = false;
@@ -71,7 +71,8 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
       break;
     }
     case every_second:
-      for (std::int64_t f = draws.integer(0, 1); f < n; f += 2) mask[static_cast<std::size_t>(f)] = 0;
+      for (std::int64_t f = draws.integer(0, 1); f < n; f += 2)
+        mask[static_cast<std::size_t>(f)] = 0;
       break;
     case at_random: {
       const std::int64_t begin = draws.integer(0, n - k);
@@ -89,7 +90,8 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
       clear(n - k, n);
       break;
   }
-  if (std::none_of(mask.begin(), mask.end(), [](std::uint8_t m) { return m != 0; })) mask.back() = 1;
+  if (std::none_of(mask.begin(), mask.end(), [](std::uint8_t m) { return m != 0; }))
+    mask.back() = 1;
   return mask;
 }
 

@@ -51,7 +51,8 @@ Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps,
 
 CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
                            std::int64_t batch, bool null_caption) {
-  const std::int64_t rows = static_cast<std::int64_t>(mask.size()) / std::max<std::int64_t>(length, 1);
+  const std::int64_t rows =
+      static_cast<std::int64_t>(mask.size()) / std::max<std::int64_t>(length, 1);
   CaptionBatch packed;
   packed.offsets.push_back(0);
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -98,8 +99,7 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
     const std::int32_t length = request.captions.offsets[static_cast<std::size_t>(b) + 1] -
                                 request.captions.offsets[static_cast<std::size_t>(b)];
     for (std::int32_t l = 0; l < length; ++l) both.index.push_back(-1 - l);
-    both.offsets.push_back(conditional +
-                           request.captions.offsets[static_cast<std::size_t>(b) + 1]);
+    both.offsets.push_back(conditional + request.captions.offsets[static_cast<std::size_t>(b) + 1]);
   }
   Stdit3Input in;
   in.captions = upload(both, request.y);

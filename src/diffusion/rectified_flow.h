@@ -46,12 +46,13 @@ Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps,
                  float weight);
 
 struct SampleRequest {
-  Tensor z;             // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
-  Tensor y;             // f32 [B, L, caption_channels] or undefined (null caption)
+  Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
+  Tensor y;  // f32 [B, L, caption_channels] or undefined (null caption)
   CaptionBatch captions;
-  Tensor fps;           // f32 [B]
+  Tensor fps;  // f32 [B]
   ClipSize size;
-  std::vector<float> edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (section 4)
+  std::vector<float>
+      edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (section 4)
   // Fresh noise of sample b for step i, like z; called only for frames that start to be edited late.
   std::function<void(int step, Tensor& noise)> fresh_noise;
   std::function<void(int step, int steps)> progress;

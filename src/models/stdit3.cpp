@@ -12,9 +12,7 @@ namespace {
 
 constexpr int timestep_channels = 256;
 
-Init uniform(double half_width) {
-  return {Init::Kind::uniform, static_cast<float>(half_width)};
-}
+Init uniform(double half_width) { return {Init::Kind::uniform, static_cast<float>(half_width)}; }
 Init normal(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
 Init constant(double value) { return {Init::Kind::constant, static_cast<float>(value)}; }
 
@@ -33,6 +31,8 @@ nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64
 }  // namespace
 
 Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
+  WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use model.dtype = \"f32\"",
+             "model.dtype = \"bf16\" needs a processor with AVX-512");
   const std::int64_t C = config.hidden_size, D = C / config.num_heads;
   const bool all = !config.only_train_temporal;
   const bool captions = all && !config.freeze_y_embedder;
@@ -46,8 +46,8 @@ Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
   const auto& p = config.patch_size;
   const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
   const double width = 1.0 / std::sqrt(static_cast<double>(fan_in));
-  patch_.weight = &params_.add("x_embedder.proj.weight",
-                               {C, config.in_channels, p[0], p[1], p[2]}, uniform(width), all);
+  patch_.weight = &params_.add("x_embedder.proj.weight", {C, config.in_channels, p[0], p[1], p[2]},
+                               uniform(width), all);
   patch_.bias = &params_.add("x_embedder.proj.bias", {C}, uniform(width), all);
   t1_ = linear("t_embedder.mlp.0", C, timestep_channels);
   t2_ = linear("t_embedder.mlp.2", C, C);
@@ -196,8 +196,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   // 4. Pairs of spatial and temporal blocks; the first `recompute` share of the blocks keeps its input only.
   Tensor rope = Tensor::empty({T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
   ops::rope_table(rope_freqs_->value, rope);
-  const auto recomputed =
-      static_cast<std::int64_t>(std::ceil(config_.recompute * 2.0 * static_cast<double>(config_.depth)));
+  const auto recomputed = static_cast<std::int64_t>(
+      std::ceil(config_.recompute * 2.0 * static_cast<double>(config_.depth)));
   const auto run = [&](const Stdit3Block& b, ops::Axis axis, std::int64_t index) {
     Tensor keep;
     if (in.drop_path.defined())
@@ -221,7 +221,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
   if (masked) o = nn::layer_norm_modulate_frames(c, o, m, rows, 0, 1, B);
   const Var out_rows = nn::linear(c, o, final_);
-  Tensor out = Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);
+  Tensor out =
+      Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);
   ops::unpatchify_forward(out_rows->value, patch, out);
   const Var result = make_var(out);
   if (tape.recording())
@@ -237,9 +238,10 @@ double Stdit3::forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) con
   const double C = static_cast<double>(config_.hidden_size), N = static_cast<double>(T * S);
   const double len = static_cast<double>(L), ratio = config_.mlp_ratio;
   const double linears = (24.0 + 8.0 * ratio) * C * C * N;  // 56 C^2 N at ratio 4
-  const double pair = linears + 8 * C * N * len + 8 * C * C * len + 4 * C * N * static_cast<double>(S + T);
-  const double patch = static_cast<double>(config_.patch_size[0] * config_.patch_size[1] *
-                                           config_.patch_size[2]);
+  const double pair =
+      linears + 8 * C * N * len + 8 * C * C * len + 4 * C * N * static_cast<double>(S + T);
+  const double patch =
+      static_cast<double>(config_.patch_size[0] * config_.patch_size[1] * config_.patch_size[2]);
   return static_cast<double>(config_.depth) * pair +
          2 * C * N * patch * static_cast<double>(config_.in_channels + out_channels()) +
          2 * len * (static_cast<double>(config_.caption_channels) * C + C * C);

@@ -20,19 +20,20 @@ struct Stdit3Block {
 
 // Captions of a batch, only the rows that count, packed sample after sample.
 struct Captions {
-  Tensor y;        // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
+  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
   Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
   Tensor offsets;  // i32 [B+1]
 };
 
 struct Stdit3Input {
-  Tensor x;         // f32 [B, Cin, T', H', W'], the noisy latent
-  Tensor timestep;  // f32 [B], in [0, 1000]
-  Tensor fps;       // f32 [B]
+  Tensor x;                      // f32 [B, Cin, T', H', W'], the noisy latent
+  Tensor timestep;               // f32 [B], in [0, 1000]
+  Tensor fps;                    // f32 [B]
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
-  Tensor x_mask;     // u8 [B, T], 1 = frame is being generated; undefined: all are
-  Tensor drop_path;  // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp, sample); may be undefined
+  Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor
+      drop_path;  // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp, sample); may be undefined
 };
 
 class Stdit3 {

@@ -190,10 +190,9 @@ Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tens
       for (const Run& r : runs) {
         Tensor to = part(dx, r);
         if (r.normalised)
-          ops::layer_norm_modulate_backward(part(x->value, r), m->value,
-                                            rows.slice(r.begin, r.end), shift, scale,
-                                            stats.slice(r.begin, r.end), part(dy, r), to, false,
-                                            zeroed_grad(m));
+          ops::layer_norm_modulate_backward(part(x->value, r), m->value, rows.slice(r.begin, r.end),
+                                            shift, scale, stats.slice(r.begin, r.end), part(dy, r),
+                                            to, false, zeroed_grad(m));
         else
           ops::convert(part(dy, r), to);
       }

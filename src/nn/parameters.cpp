@@ -102,9 +102,9 @@ void ParameterTable::initialise(std::uint64_t seed) {
           values[i] = p->init.a;
           break;
         case Init::Kind::rotary:
-          values[i] = static_cast<float>(std::pow(
-              static_cast<double>(p->init.a),
-              -static_cast<double>(i) / static_cast<double>(values.size())));
+          values[i] = static_cast<float>(
+              std::pow(static_cast<double>(p->init.a),
+                       -static_cast<double>(i) / static_cast<double>(values.size())));
           break;
       }
     }

@@ -45,8 +45,7 @@ void MetricsWriter::write(const StepMetrics& m) {
         {"comm_exposed", m.split.comm_exposed},
         {"optimizer", m.split.optimizer},
         {"checkpoint", m.split.checkpoint}}},
-      {"memory",
-       {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
+      {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
       {"samples", m.samples},
   };
   out_ << j.dump() << '\n' << std::flush;

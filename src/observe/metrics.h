@@ -15,7 +15,7 @@ struct StepSplit {
   double compute = 0;       // forward, backward
   double comm_exposed = 0;  // waiting for reductions that the backward did not hide
   double optimizer = 0;
-  double checkpoint = 0;    // stalled by a save
+  double checkpoint = 0;  // stalled by a save
 };
 
 struct StepMetrics {

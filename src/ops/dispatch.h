@@ -66,13 +66,13 @@ class Op<R(A...)> {
 
 }  // namespace weft::ops
 
-#define WEFT_OP(name, ...)                                                                         \
-  namespace cpu_v3 {                                                                               \
-  std::type_identity_t<__VA_ARGS__> name;                                                          \
-  }                                                                                                \
-  namespace cpu_v4 {                                                                               \
-  std::type_identity_t<__VA_ARGS__> name;                                                          \
-  }                                                                                                \
+#define WEFT_OP(name, ...) \
+  namespace cpu_v3 { \
+  std::type_identity_t<__VA_ARGS__> name; \
+  } \
+  namespace cpu_v4 { \
+  std::type_identity_t<__VA_ARGS__> name; \
+  } \
   inline constexpr Op<__VA_ARGS__> name { #name, &cpu_v3::name, &cpu_v4::name }
 
 // Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3 or v4, set by the build.

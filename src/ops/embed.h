@@ -34,8 +34,8 @@ WEFT_OP(rope_table, void(const Tensor& freqs, Tensor& rope));
 
 // rows [sum L, C] from y f32 [B,Lmax,C]: the rows named by `index` i32 [sum L] (flat b*Lmax + l; a negative
 // entry -1-l takes row l of `null` f32 [Lmax,C], the null caption).
-WEFT_OP(gather_captions, void(const Tensor& y, const Tensor& null_caption, const Tensor& index,
-                              Tensor& rows));
+WEFT_OP(gather_captions,
+        void(const Tensor& y, const Tensor& null_caption, const Tensor& index, Tensor& rows));
 // dy f32 [B,Lmax,C] += drows at the same places; null rows get none.
 WEFT_OP(gather_captions_backward, void(const Tensor& drows, const Tensor& index, Tensor& dy));
 

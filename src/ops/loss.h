@@ -26,7 +26,7 @@ WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
 
 // z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32 [2B,Co,T,H,W] (conditional
 // half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined: all).
-WEFT_OP(guided_euler_step, void(const Tensor& out, float guidance, const Tensor& dt,
-                                const Tensor& act, Tensor& z));
+WEFT_OP(guided_euler_step,
+        void(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act, Tensor& z));
 
 }  // namespace weft::ops

@@ -11,9 +11,10 @@ namespace weft::ops {
 WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                              const Tensor& residual, Tensor& y));
 // dx [M,K] (+)= dy [M,N] w [N,K].
-WEFT_OP(linear_backward_input, void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
+WEFT_OP(linear_backward_input,
+        void(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate));
 // dw f32 [N,K] (+)= dy^T x, dbias f32 [N] (+)= column sums of dy (undefined: not wanted).
-WEFT_OP(linear_backward_weight, void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias,
-                                     bool accumulate));
+WEFT_OP(linear_backward_weight,
+        void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
 }  // namespace weft::ops

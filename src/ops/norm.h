@@ -11,9 +11,8 @@ namespace weft::ops {
 
 // y = LN(x) * (1 + m[row, scale]) + m[row, shift]; LN without affine, eps 1e-6, biased variance
 // (specs/stdit3.md 5.4, 5.5). x, y [frames, S, C] f32 or bf16; stats f32 [frames*S, 2] = (mean, 1/sigma).
-WEFT_OP(layer_norm_modulate_forward,
-        void(const Tensor& x, const Tensor& m, const Tensor& rows, int shift, int scale, Tensor& y,
-             Tensor& stats));
+WEFT_OP(layer_norm_modulate_forward, void(const Tensor& x, const Tensor& m, const Tensor& rows,
+                                          int shift, int scale, Tensor& y, Tensor& stats));
 
 // dx (+)= d LN, by `accumulate`; dm[row, shift] += sum g, dm[row, scale] += sum g * LN(x), over the frames of
 // each row, in order of frames. x, dy, dx [frames, S, C]; dm f32 [G,K,C].
@@ -23,9 +22,8 @@ WEFT_OP(layer_norm_modulate_backward,
 
 // y = x + m[row, gate] * keep[b] * p, the gated residual (specs/stdit3.md 5.6). keep f32 [B] is drop path's
 // factor (0 or 1/keep probability); an undefined tensor means 1. x, p, y [B*T, S, C]; y may be x.
-WEFT_OP(gate_residual_forward,
-        void(const Tensor& x, const Tensor& p, const Tensor& m, const Tensor& rows, int gate,
-             const Tensor& keep, Tensor& y));
+WEFT_OP(gate_residual_forward, void(const Tensor& x, const Tensor& p, const Tensor& m,
+                                    const Tensor& rows, int gate, const Tensor& keep, Tensor& y));
 
 // dp = dy * gate * keep, dm[row, gate] += sum dy * p * keep. The gradient of x is dy itself. dp may be p.
 WEFT_OP(gate_residual_backward,

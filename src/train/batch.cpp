@@ -54,14 +54,14 @@ void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, S
   in.drop_path = Tensor::empty({m.depth, 2, 2, B}, DType::f32);
   if (clips.what.samples.empty()) return;
   for (std::int64_t site = 0; site < m.depth * 4; ++site) {
-    const double p = m.depth > 1 ? m.drop_path * static_cast<double>(site / 4) /
-                                       static_cast<double>(m.depth - 1)
-                                 : 0.0;
+    const double p =
+        m.depth > 1 ? m.drop_path * static_cast<double>(site / 4) / static_cast<double>(m.depth - 1)
+                    : 0.0;
     for (std::int64_t b = 0; b < B; ++b)
       in.drop_path.data<float>()[site * B + b] =
           dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::drop_path, clips.step,
-                  clips.what.samples[static_cast<std::size_t>(b)],
-                  static_cast<std::uint32_t>(site), p)
+                  clips.what.samples[static_cast<std::size_t>(b)], static_cast<std::uint32_t>(site),
+                  p)
               ? 0.0f
               : static_cast<float>(1.0 / (1.0 - p));
   }

@@ -41,7 +41,8 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, double grad_nor
   a.weight_decay = static_cast<float>(d.weight_decay);
   a.correction1 = static_cast<float>(1.0 - std::pow(d.adam_beta1, t));
   a.correction2 = static_cast<float>(1.0 - std::pow(d.adam_beta2, t));
-  a.grad_scale = d.grad_clip > 0 && over > d.grad_clip ? static_cast<float>(d.grad_clip / over) : 1.0f;
+  a.grad_scale =
+      d.grad_clip > 0 && over > d.grad_clip ? static_cast<float>(d.grad_clip / over) : 1.0f;
   a.ema_decay = static_cast<float>(d.ema_decay);
   ops::adamw_step(a, table.grads(), table.values(), state.exp_avg, state.exp_avg_sq, state.ema,
                   table.working());

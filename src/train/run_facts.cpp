@@ -41,12 +41,12 @@ RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, in
       {"run", deck.run.dir},
       {"ranks", fmt::format("{} (data parallel), {} threads each, MPI", ranks, threads)},
       {"device", describe_cpu()},
-      {"model", fmt::format("{}: {} pairs, C = {}, {} heads, {}, {} parameters ({} trained)",
-                            deck.model.name, deck.model.depth, deck.model.hidden_size,
-                            deck.model.num_heads, deck.model.dtype, p.total_elements(),
-                            p.trainable_elements())},
-      {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
-                           source.buckets().size())},
+      {"model",
+       fmt::format("{}: {} pairs, C = {}, {} heads, {}, {} parameters ({} trained)",
+                   deck.model.name, deck.model.depth, deck.model.hidden_size, deck.model.num_heads,
+                   deck.model.dtype, p.total_elements(), p.trainable_elements())},
+      {"data",
+       fmt::format("{}: {} clips in {} buckets", deck.data.path, clips, source.buckets().size())},
       {"step", fmt::format("{} micro-batches of {}, {} gradient buckets", deck.train.micro_batches,
                            deck.train.batch_size, p.buckets().size())},
       {"memory", fmt::format("{} of state, {} of activations a rank (planned)", mib(state_bytes_),
@@ -79,7 +79,8 @@ void RunFacts::count(const StepMetrics& m) {
 
 void RunFacts::print_step(const StepMetrics& m) const {
   log::info(
-      "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} %, "
+      "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
+      "%, "
       "save {:.1f} %)",
       m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds,
       100 * m.split.data_wait / m.seconds, 100 * m.split.comm_exposed / m.seconds,
@@ -94,7 +95,8 @@ void RunFacts::print_end(std::size_t arena_peak, double comm_busy) const {
     log::info("{} steps in {:.1f} s, median step {:.4f} s", seconds_.size(), total_seconds_,
               sorted[sorted.size() / 2]);
     log::info(
-        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), optimizer "
+        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), "
+        "optimizer "
         "{:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
         share(total_.compute), share(total_.comm_exposed), comm_busy, share(total_.optimizer),
         share(total_.data_wait), share(total_.checkpoint));

@@ -17,8 +17,7 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
                  shape.str(), p.shape.str());
       return r;
     }
-  throw Error(Exit::checkpoint,
-              fmt::format("{} has no tensor {}", c.dir().string(), p.name),
+  throw Error(Exit::checkpoint, fmt::format("{} has no tensor {}", c.dir().string(), p.name),
               "continue with the [model] table that the run was started with, or set run.resume = "
               "false and another run.dir",
               __FILE__, __LINE__);
@@ -51,7 +50,8 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
   info.build = version_line();
   for (const auto& p : table.all())
     if (p->trainable)
-      info.tensors.push_back({p->name, {p->shape.dims().begin(), p->shape.dims().end()}, p->offset});
+      info.tensors.push_back(
+          {p->name, {p->shape.dims().begin(), p->shape.dims().end()}, p->offset});
   return info;
 }
 

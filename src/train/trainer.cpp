@@ -3,19 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <numeric>
 
-#include "core/arena.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "models/weights.h"
-#include "observe/metrics.h"
-#include "parallel/communicator.h"
 #include "train/batch.h"
 #include "train/memory_plan.h"
-#include "train/run_facts.h"
 #include "train/state.h"
 #include "train/stop.h"
 
@@ -42,32 +36,7 @@ struct Agreement {
   double& stop() { return values[1]; }
 };
 
-class Trainer {
- public:
-  Trainer(const Deck& deck, MPI_Comm world);
-  int run();
-
- private:
-  std::vector<std::pair<int, MicroBatch>> my_work(const std::vector<MicroBatch>& plan) const;
-  double cost(const MicroBatch& m) const;
-  void start();
-  StepMetrics step(Prefetcher& prefetcher, const StepPlanner& planner, bool& stop);
-  double save();
-
-  Deck deck_;
-  MPI_Comm world_;
-  std::unique_ptr<Communicator> comm_;
-  int host_ranks_, threads_;
-  std::unique_ptr<ClipSource> source_;
-  std::unique_ptr<TextFeatures> features_;
-  Stdit3 model_;
-  std::unique_ptr<OptimizerState> optimizer_;
-  std::unique_ptr<Arena> arena_;
-  std::unique_ptr<CheckpointWriter> checkpoints_;
-  std::int64_t done_ = 0;   // steps
-  std::int64_t saved_ = -1;  // steps of the newest checkpoint
-  std::size_t planned_bytes_ = 0;
-};
+}  // namespace
 
 Trainer::Trainer(const Deck& deck, MPI_Comm world)
     : deck_(deck),
@@ -84,9 +53,11 @@ Trainer::Trainer(const Deck& deck, MPI_Comm world)
     clips += b.clips;
   }
   if (!deck_.data.text_features.empty())
-    features_ = std::make_unique<TextFeatures>(deck_.data.text_features, clips,
-                                               deck_.model.caption_channels,
-                                               deck_.model.model_max_length);
+    features_ =
+        std::make_unique<TextFeatures>(deck_.data.text_features, clips,
+                                       deck_.model.caption_channels, deck_.model.model_max_length);
+  checkpoints_ =
+      std::make_unique<CheckpointWriter>(deck_.run.dir, world_, static_cast<int>(deck_.train.keep));
 }
 
 // Operations of a micro-batch: what its ranks' times are proportional to.
@@ -111,14 +82,12 @@ std::vector<std::pair<int, MicroBatch>> Trainer::my_work(
   return mine;
 }
 
-// Weights, optimizer and the step to go on from.
 void Trainer::start() {
-  const std::filesystem::path run_dir = deck_.run.dir;
-  checkpoints_ = std::make_unique<CheckpointWriter>(run_dir, world_, static_cast<int>(deck_.train.keep));
+  // 1. Weights and optimizer.
   model_.params().allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
                            deck_.model.dtype == "bf16", true);
   std::optional<Checkpoint> checkpoint;
-  if (deck_.run.resume) checkpoint = Checkpoint::newest(run_dir, world_);
+  if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_);
   if (!checkpoint) {
     model_.params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
     if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, model_.params());
@@ -130,10 +99,12 @@ void Trainer::start() {
     log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
               deck_.train.steps);
   }
+
+  // 2. The memory of a step, and the region that it will live in.
   for (const Bucket& b : source_->buckets())
-    planned_bytes_ = std::max(planned_bytes_,
-                              plan_step_memory(deck_, model_, b,
-                                               std::min(deck_.train.batch_size, b.clips)));
+    planned_bytes_ =
+        std::max(planned_bytes_,
+                 plan_step_memory(deck_, model_, b, std::min(deck_.train.batch_size, b.clips)));
   const std::size_t capacity = arena_capacity(deck_.memory, host_ranks_);
   WEFT_CHECK(planned_bytes_ <= capacity, Exit::usage,
              "lower train.batch_size, raise model.recompute (up to 1), or use fewer ranks a host",
@@ -141,6 +112,16 @@ void Trainer::start() {
              static_cast<double>(planned_bytes_) / (1 << 30),
              static_cast<double>(capacity) / (1 << 30));
   arena_ = Arena::reserve(capacity);
+
+  // 3. The order of the samples, and the readers that run ahead of it.
+  planner_ = std::make_unique<StepPlanner>(source_->buckets(), deck_.train.batch_size,
+                                           deck_.train.micro_batches,
+                                           static_cast<std::uint64_t>(deck_.run.seed));
+  const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
+                                             : Prefetcher::default_readers(threads_);
+  prefetcher_ = std::make_unique<Prefetcher>(
+      *source_, [this](std::int64_t s) { return my_work(planner_->plan(s)); }, done_,
+      deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers);
 }
 
 double Trainer::save() {
@@ -149,15 +130,19 @@ double Trainer::save() {
   return checkpoints_->save(info, flat_arrays(model_.params(), *optimizer_));
 }
 
-StepMetrics Trainer::step(Prefetcher& prefetcher, const StepPlanner& planner, bool& stop) {
+bool Trainer::wait_for_save() { return checkpoints_->wait(); }
+
+StepMetrics Trainer::step() {
+  const ArenaScope scope(*arena_);
   const double start = now();
   ParameterTable& params = model_.params();
-  const std::vector<MicroBatch> plan = planner.plan(done_);
+  const std::vector<MicroBatch> plan = planner_->plan(done_);
   const auto mine = my_work(plan);
   StepMetrics m;
   m.step = done_;
   m.lr = learning_rate(deck_.train, done_);
-  for (const MicroBatch& mb : plan) m.samples.insert(m.samples.end(), mb.samples.begin(), mb.samples.end());
+  for (const MicroBatch& mb : plan)
+    m.samples.insert(m.samples.end(), mb.samples.begin(), mb.samples.end());
 
   // 1. Forward and backward of this rank's micro-batches; a bucket's reduction starts when its last gradient is in.
   std::vector<Communicator::Ticket> tickets;
@@ -168,7 +153,7 @@ StepMetrics Trainer::step(Prefetcher& prefetcher, const StepPlanner& planner, bo
   Agreement agreed;
   const float weight = 1.0f / static_cast<float>(m.samples.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    const LoadedBatch& clips = prefetcher.next();
+    const LoadedBatch& clips = prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
     const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
     TrainingBatch batch = make_batch(deck_, bucket, clips, features_.get());
@@ -186,7 +171,7 @@ StepMetrics Trainer::step(Prefetcher& prefetcher, const StepPlanner& planner, bo
   // 2. What is left of the reductions.
   for (const auto ticket : tickets) m.split.comm_exposed += comm_->wait(ticket);
   m.loss = agreed.loss_sum() / static_cast<double>(m.samples.size());
-  stop = agreed.stop() > 0;
+  stop_ = agreed.stop() > 0;
 
   // 3. Clip and update. Gradients are the same on every rank by now, so all decide alike.
   const double before_update = now();
@@ -200,69 +185,9 @@ StepMetrics Trainer::step(Prefetcher& prefetcher, const StepPlanner& planner, bo
   m.split.optimizer = now() - before_update;
   ++done_;
   m.seconds = now() - start;
+  m.resident_bytes = resident_bytes();
+  m.arena_peak_bytes = arena_->peak();
   return m;
 }
-
-int Trainer::run() {
-  start();
-  const bool first = comm_->rank() == 0;
-  RunFacts facts(deck_, model_, *source_, comm_->size(), threads_, planned_bytes_);
-  if (first) {
-    facts.print();
-    facts.write(deck_.run.dir);
-  }
-  std::optional<MetricsWriter> metrics;
-  if (first) metrics.emplace(deck_.run.dir, done_);
-
-  // The prefetcher's thread has a planner of its own: planners remember one epoch.
-  const auto make_planner = [&] {
-    return StepPlanner(source_->buckets(), deck_.train.batch_size, deck_.train.micro_batches,
-                       static_cast<std::uint64_t>(deck_.run.seed));
-  };
-  const StepPlanner planner = make_planner(), reader_planner = make_planner();
-  const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
-                                             : Prefetcher::default_readers(threads_);
-  Prefetcher prefetcher(
-      *source_, [&](std::int64_t s) { return my_work(reader_planner.plan(s)); }, done_,
-      deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers);
-  watch_stop_signals();
-  const ArenaScope scope(*arena_);
-
-  bool stop = false;
-  while (done_ < deck_.train.steps && !stop) {
-    StepMetrics m = step(prefetcher, planner, stop);
-    const bool due = deck_.train.checkpoint_every > 0 && done_ % deck_.train.checkpoint_every == 0;
-    if (due && done_ < deck_.train.steps && !stop) {
-      m.split.checkpoint = save();
-      m.seconds += m.split.checkpoint;
-    }
-    m.resident_bytes = resident_bytes();
-    m.arena_peak_bytes = arena_->peak();
-    facts.count(m);
-    if (!first) continue;
-    metrics->write(m);
-    if (done_ % deck_.train.log_every == 0 || done_ == deck_.train.steps) facts.print_step(m);
-  }
-
-  bool saved = true;
-  if (saved_ != done_) {
-    save();
-    saved = checkpoints_->wait();
-  } else {
-    saved = checkpoints_->wait();
-  }
-  if (first) facts.print_end(arena_->peak(), comm_->busy_seconds());
-  WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
-             "the last checkpoint of {} (step {}) could not be written", deck_.run.dir, done_);
-  if (stop && done_ < deck_.train.steps) {
-    log::info("stopped on request after step {}: run the same command to go on", done_);
-    return static_cast<int>(Exit::stopped);
-  }
-  return 0;
-}
-
-}  // namespace
-
-int train(const Deck& deck, MPI_Comm world) { return Trainer(deck, world).run(); }
 
 }  // namespace weft

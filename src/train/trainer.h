@@ -1,14 +1,74 @@
-// The training job: from a deck to a trained model, through stops and restarts.
+// The training state and its step: from clips to updated weights on every rank. commands/train.cpp tells the story of the job.
 #pragma once
 
 #include <mpi.h>
 
-#include "core/deck.h"
+#include <memory>
+#include <optional>
+
+#include "core/arena.h"
+#include "data/prefetch.h"
+#include "models/stdit3.h"
+#include "observe/metrics.h"
+#include "parallel/communicator.h"
+#include "train/checkpoint.h"
+#include "train/optimizer.h"
+#include "train/text_features.h"
 
 namespace weft {
 
-// Collective. Trains until deck.train.steps, going on from RUN/latest if there is one (unless run.resume is
-// false). Returns 0 when done, 75 when it was asked to stop and has saved. Throws Error.
-int train(const Deck& deck, MPI_Comm world);
+class Trainer {
+ public:
+  // Collective. Opens the data, checks that it fits the model, and makes sure that the run directory can be
+  // written and is no other job's.
+  Trainer(const Deck& deck, MPI_Comm world);
+
+  // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the readers.
+  void start();
+
+  // One step: forward, backward, reduction, update. Collective, without a barrier. Exit::non_finite leaves the
+  // weights as they were.
+  StepMetrics step();
+
+  // Collective. Starts a save of the state and returns the seconds that it stalled.
+  double save();
+  // Collective. Waits for the save in flight; false if the newest one could not be written.
+  bool wait_for_save();
+
+  std::int64_t steps_done() const { return done_; }
+  bool saved() const { return saved_ == done_; }
+  // Some rank was asked to stop before the end of the last step: all ranks agree.
+  bool stop_requested() const { return stop_; }
+
+  bool first_rank() const { return comm_->rank() == 0; }
+  int ranks() const { return comm_->size(); }
+  int threads() const { return threads_; }
+  Stdit3& model() { return model_; }
+  const ClipSource& source() const { return *source_; }
+  std::size_t planned_bytes() const { return planned_bytes_; }
+  Arena& arena() { return *arena_; }
+  const Communicator& communicator() const { return *comm_; }
+
+ private:
+  std::vector<std::pair<int, MicroBatch>> my_work(const std::vector<MicroBatch>& plan) const;
+  double cost(const MicroBatch& m) const;
+
+  Deck deck_;
+  MPI_Comm world_;
+  std::unique_ptr<Communicator> comm_;
+  int host_ranks_, threads_;
+  std::unique_ptr<ClipSource> source_;
+  std::unique_ptr<TextFeatures> features_;
+  Stdit3 model_;
+  std::unique_ptr<CheckpointWriter> checkpoints_;
+  std::unique_ptr<OptimizerState> optimizer_;
+  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<StepPlanner> planner_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::int64_t done_ = 0;    // steps
+  std::int64_t saved_ = -1;  // steps of the newest save
+  bool stop_ = false;
+  std::size_t planned_bytes_ = 0;
+};
 
 }  // namespace weft

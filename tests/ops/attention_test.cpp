@@ -84,8 +84,9 @@ TEST_P(SelfAttention, MatchesReferenceAndFiniteDifferences) {
   if (c.rope) {
     rope = Tensor::empty({n, c.D / 2, 2}, DType::f32);
     for (std::int64_t i = 0; i < n * c.D / 2; ++i) {
-      const double angle = static_cast<double>(i / (c.D / 2)) *
-                           std::pow(100.0, -2.0 * static_cast<double>(i % (c.D / 2)) / static_cast<double>(c.D));
+      const double angle =
+          static_cast<double>(i / (c.D / 2)) *
+          std::pow(100.0, -2.0 * static_cast<double>(i % (c.D / 2)) / static_cast<double>(c.D));
       p.angles.push_back(angle);
       rope.data<float>()[2 * i] = static_cast<float>(std::cos(angle));
       rope.data<float>()[2 * i + 1] = static_cast<float>(std::sin(angle));
@@ -103,8 +104,8 @@ TEST_P(SelfAttention, MatchesReferenceAndFiniteDifferences) {
   Tensor dqkv = poisoned(shape, c.dtype);
   Tensor dwq = c.norm ? to_tensor(Vec(p.wq.size(), 0.0), {c.D}) : Tensor();
   Tensor dwk = c.norm ? to_tensor(Vec(p.wk.size(), 0.0), {c.D}) : Tensor();
-  ops::self_attention_backward(tqkv, wq, wk, rope, c.axis, out, lse, to_tensor(g, out_shape, c.dtype),
-                               dqkv, dwq, dwk);
+  ops::self_attention_backward(tqkv, wq, wk, rope, c.axis, out, lse,
+                               to_tensor(g, out_shape, c.dtype), dqkv, dwq, dwk);
   const double bound = c.dtype == DType::bf16 ? 0.03 : 1e-4;
   expect_gradient([&](const Vec& v) { return dot(p.forward(v, p.wq, p.wk), g); }, qkv,
                   to_values(dqkv), bound);
@@ -120,17 +121,16 @@ TEST_P(SelfAttention, MatchesReferenceAndFiniteDifferences) {
 }
 
 constexpr auto space = ops::Axis::space, time_axis = ops::Axis::time;
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, SelfAttention,
-    testing::Values(Case{1, 2, 37, 2, 16, space, true, false, DType::f32},
-                    Case{2, 1, 110, 1, 72, space, true, false, DType::f32},
-                    Case{1, 1, 200, 1, 64, space, false, false, DType::f32},
-                    Case{1, 1, 1, 2, 8, space, true, false, DType::f32},
-                    Case{2, 5, 6, 2, 72, time_axis, true, true, DType::f32},
-                    Case{1, 17, 3, 2, 10, time_axis, true, true, DType::f32},
-                    Case{1, 120, 1, 1, 24, time_axis, true, true, DType::f32},
-                    Case{1, 2, 37, 2, 16, space, true, false, DType::bf16},
-                    Case{2, 5, 6, 2, 72, time_axis, true, true, DType::bf16}));
+INSTANTIATE_TEST_SUITE_P(Shapes, SelfAttention,
+                         testing::Values(Case{1, 2, 37, 2, 16, space, true, false, DType::f32},
+                                         Case{2, 1, 110, 1, 72, space, true, false, DType::f32},
+                                         Case{1, 1, 200, 1, 64, space, false, false, DType::f32},
+                                         Case{1, 1, 1, 2, 8, space, true, false, DType::f32},
+                                         Case{2, 5, 6, 2, 72, time_axis, true, true, DType::f32},
+                                         Case{1, 17, 3, 2, 10, time_axis, true, true, DType::f32},
+                                         Case{1, 120, 1, 1, 24, time_axis, true, true, DType::f32},
+                                         Case{1, 2, 37, 2, 16, space, true, false, DType::bf16},
+                                         Case{2, 5, 6, 2, 72, time_axis, true, true, DType::bf16}));
 
 // Both instruction sets give the same results up to rounding.
 TEST_F(OpTest, SelfAttentionAgreesBetweenInstructionSets) {

@@ -9,7 +9,8 @@ constexpr std::int64_t B = 2, C = 3, T = 4, H = 3, W = 5, Co = 6;
 const Shape x_shape{B, C, T, H, W}, out_shape{B, Co, T, H, W};
 
 // specs/rectified_flow.md 3.6, sum of the samples' losses times `weight`.
-double loss_of(const Vec& out, const Vec& x0, const Vec& eps, const Vec& mask, std::int64_t sample) {
+double loss_of(const Vec& out, const Vec& x0, const Vec& eps, const Vec& mask,
+               std::int64_t sample) {
   double sum = 0, count = 0;
   for (std::int64_t t = 0; t < T; ++t) {
     if (mask[sample * T + t] == 0) continue;
@@ -27,7 +28,8 @@ double loss_of(const Vec& out, const Vec& x0, const Vec& eps, const Vec& mask, s
 TEST_F(OpTest, InterpolateLeavesCleanFrames) {
   const Vec x0 = random_values(x_shape.numel(), 1), eps = random_values(x_shape.numel(), 2);
   Tensor xs = poisoned(x_shape);
-  ops::flow_interpolate(to_tensor(x0, x_shape), to_tensor(eps, x_shape), to_tensor({250, 1000}, {2}),
+  ops::flow_interpolate(to_tensor(x0, x_shape), to_tensor(eps, x_shape),
+                        to_tensor({250, 1000}, {2}),
                         to_tensor({1, 0, 1, 1, 1, 1, 1, 0}, {B, T}, DType::u8), xs);
   const auto at = [&](std::int64_t b, std::int64_t t) { return ((b * C + 1) * T + t) * H * W + 4; };
   EXPECT_NEAR(xs.data<float>()[at(0, 0)], 0.75 * x0[at(0, 0)] + 0.25 * eps[at(0, 0)], 1e-6);
@@ -41,7 +43,8 @@ TEST_F(OpTest, VelocityLossAndItsGradient) {
   for (const bool masked : {false, true}) {
     const Vec mask = masked ? Vec{1, 0, 1, 1, 0, 0, 1, 0} : Vec(8, 1.0);
     const Tensor tm = masked ? to_tensor(mask, {B, T}, DType::u8) : Tensor();
-    const Tensor t0 = to_tensor(x0, x_shape), te = to_tensor(eps, x_shape), to = to_tensor(out, out_shape);
+    const Tensor t0 = to_tensor(x0, x_shape), te = to_tensor(eps, x_shape),
+                 to = to_tensor(out, out_shape);
     Tensor loss = poisoned({B}), dout = poisoned(out_shape);
     ops::velocity_loss_forward(to, t0, te, tm, loss);
     for (std::int64_t b = 0; b < B; ++b)
@@ -87,7 +90,8 @@ TEST_F(OpTest, NormalNoiseIsAFunctionOfItsKey) {
   EXPECT_NEAR(square, 1, 0.03);
   EXPECT_NEAR(cross, 0, 0.02);
   const Philox random(1, Purpose::noise, 5, 9);
-  for (const std::uint32_t i : {0u, 1u, 2u, 3u, 99999u}) EXPECT_EQ(a.data<float>()[i], random.normal(i));
+  for (const std::uint32_t i : {0u, 1u, 2u, 3u, 99999u})
+    EXPECT_EQ(a.data<float>()[i], random.normal(i));
 }
 
 TEST_F(OpTest, FramesBecomeLatentsInMinusOneToOne) {
@@ -97,7 +101,8 @@ TEST_F(OpTest, FramesBecomeLatentsInMinusOneToOne) {
   ops::frames_to_latent(to_tensor(frames, {2, 1, 2, 3}, DType::u8), x);
   EXPECT_EQ(x.data<float>()[0], -1.0f);
   EXPECT_NEAR(x.data<float>()[2 * 4 + 3], 1.0f, 1e-6);
-  EXPECT_NEAR(x.data<float>()[1 * 4 + 2], 70 / 127.5 - 1, 1e-6);  // channel 1, third pixel: element 2*3+1
+  EXPECT_NEAR(x.data<float>()[1 * 4 + 2], 70 / 127.5 - 1,
+              1e-6);  // channel 1, third pixel: element 2*3+1
 }
 
 TEST_F(OpTest, GuidedEulerStep) {

@@ -41,8 +41,9 @@ TEST_P(Linear, ForwardAndBackward) {
     for (const bool residual : {false, true}) {
       Tensor y = poisoned({c.m, c.n}, c.dtype);
       ops::linear_forward(tx, tw, bias ? tb : none, residual ? tr : none, y);
-      EXPECT_LT(relative_error(to_values(y), reference(c, x, w, bias ? b : Vec{}, residual ? r : Vec{})),
-                bound)
+      EXPECT_LT(
+          relative_error(to_values(y), reference(c, x, w, bias ? b : Vec{}, residual ? r : Vec{})),
+          bound)
           << "bias " << bias << " residual " << residual;
     }
 
@@ -65,17 +66,22 @@ TEST_P(Linear, ForwardAndBackward) {
       for (double& e : v) e *= times;
       return v;
     };
-    EXPECT_LT(relative_error(to_values(tdx), scaled(dx)), tolerance(c.dtype, static_cast<double>(c.n)));
-    EXPECT_LT(relative_error(to_values(tdw), scaled(dw)), tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
-    EXPECT_LT(relative_error(to_values(tdb), scaled(db)), tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
+    EXPECT_LT(relative_error(to_values(tdx), scaled(dx)),
+              tolerance(c.dtype, static_cast<double>(c.n)));
+    EXPECT_LT(relative_error(to_values(tdw), scaled(dw)),
+              tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
+    EXPECT_LT(relative_error(to_values(tdb), scaled(db)),
+              tolerance(DType::f32, 4.0 * static_cast<double>(c.m)));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, Linear,
-    testing::Values(Case{1, 1, 1, DType::f32}, Case{7, 5, 3, DType::f32}, Case{130, 96, 48, DType::f32},
-                    Case{257, 65, 33, DType::f32}, Case{2, 384, 64, DType::f32},
-                    Case{64, 128, 256, DType::bf16}, Case{33, 24, 40, DType::bf16}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
+                         testing::Values(Case{1, 1, 1, DType::f32}, Case{7, 5, 3, DType::f32},
+                                         Case{130, 96, 48, DType::f32},
+                                         Case{257, 65, 33, DType::f32},
+                                         Case{2, 384, 64, DType::f32},
+                                         Case{64, 128, 256, DType::bf16},
+                                         Case{33, 24, 40, DType::bf16}));
 
 TEST_F(OpTest, LinearOfNoRowsLeavesZeroGradients) {
   Tensor dy = Tensor::empty({0, 4}, DType::f32), x = Tensor::empty({0, 3}, DType::f32);

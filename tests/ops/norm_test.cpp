@@ -13,8 +13,8 @@ struct Case {
 };
 
 // LN(x)(1 + scale) + shift per frame, in f64; m is [G,K,C].
-Vec layer_norm_modulate(const Case& c, const Vec& x, const Vec& m, const Vec& rows, int K, int shift,
-                        int scale) {
+Vec layer_norm_modulate(const Case& c, const Vec& x, const Vec& m, const Vec& rows, int K,
+                        int shift, int scale) {
   Vec y(x.size());
   for (std::int64_t token = 0; token < c.B * c.T * c.S; ++token) {
     const auto row = static_cast<std::int64_t>(rows[static_cast<std::size_t>(token / c.S)]);
@@ -41,7 +41,8 @@ TEST_P(NormTest, LayerNormModulate) {
   const int K = 6, shift = 3, scale = 4;
   const std::int64_t G = 2 * c.B, tokens = c.B * c.T * c.S;
   const Vec x = rounded(random_values(tokens * c.C, 1, 2.0), c.dtype);
-  const Vec m = random_values(G * K * c.C, 2, 0.5), g = rounded(random_values(tokens * c.C, 3), c.dtype);
+  const Vec m = random_values(G * K * c.C, 2, 0.5),
+            g = rounded(random_values(tokens * c.C, 3), c.dtype);
   Vec rows;
   for (std::int64_t f = 0; f < c.B * c.T; ++f)
     rows.push_back(static_cast<double>(f / c.T + (f % 3 == 1 ? c.B : 0)));
@@ -130,8 +131,8 @@ TEST_F(OpTest, ModulationForwardAndBackward) {
     Tensor dtable = to_tensor(Vec(table.size(), 0.0), {K, C});
     Tensor dt = to_tensor(Vec(t.size(), 0.0), {G, columns});
     ops::modulation_backward(to_tensor(g, {G, K, C}), dtable, dt);
-    expect_gradient([&](const Vec& v) { return dot(reference(v, t), g); }, table,
-                    to_values(dtable), 1e-5);
+    expect_gradient([&](const Vec& v) { return dot(reference(v, t), g); }, table, to_values(dtable),
+                    1e-5);
     expect_gradient([&](const Vec& v) { return dot(reference(table, v), g); }, t, to_values(dt),
                     1e-5);
   }

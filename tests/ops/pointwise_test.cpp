@@ -20,7 +20,8 @@ double map_dot(double (*f)(double), const Vec& x, const Vec& g) {
 TEST_F(OpTest, Gelu) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const std::int64_t n : {1, 37, 100003}) {
-      const Vec z = rounded(random_values(n, 1, 3.0), dtype), g = rounded(random_values(n, 2), dtype);
+      const Vec z = rounded(random_values(n, 1, 3.0), dtype),
+                g = rounded(random_values(n, 2), dtype);
       Vec expected;
       for (const double v : z) expected.push_back(gelu(v));
       Tensor tz = to_tensor(z, {n}, dtype), y = poisoned({n}, dtype);
@@ -80,7 +81,8 @@ TEST_F(OpTest, AddZeroConvert) {
 TEST_F(OpTest, AdamWFollowsTheFormulaOverSteps) {
   const std::int64_t n = 20011;
   Vec p = random_values(n, 1), m(p.size(), 0.0), v(p.size(), 0.0), ema = p;
-  Tensor tp = to_tensor(p, {n}), tm = to_tensor(m, {n}), tv = to_tensor(v, {n}), te = to_tensor(p, {n});
+  Tensor tp = to_tensor(p, {n}), tm = to_tensor(m, {n}), tv = to_tensor(v, {n}),
+         te = to_tensor(p, {n});
   Tensor copy = poisoned({n}, DType::bf16);
   const double lr = 1e-2, b1 = 0.9, b2 = 0.999, eps = 1e-8, wd = 0.1, scale = 0.5, decay = 0.99;
   for (int step = 1; step <= 3; ++step) {
@@ -93,8 +95,17 @@ TEST_F(OpTest, AdamWFollowsTheFormulaOverSteps) {
       p[i] -= lr * (m[i] / c1 / (std::sqrt(v[i] / c2) + eps) + wd * p[i]);
       ema[i] = decay * ema[i] + (1 - decay) * p[i];
     }
-    const ops::AdamW a{1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.1f, 0.001f, static_cast<float>(c1),
-                       static_cast<float>(c2), 0.5f, 0.99f};
+    const ops::AdamW a{1e-2f,
+                       0.9f,
+                       0.999f,
+                       1e-8f,
+                       0.1f,
+                       0.1f,
+                       0.001f,
+                       static_cast<float>(c1),
+                       static_cast<float>(c2),
+                       0.5f,
+                       0.99f};
     ops::adamw_step(a, to_tensor(g, {n}), tp, tm, tv, te, copy);
   }
   EXPECT_LT(relative_error(to_values(tp), p), 1e-5);
@@ -109,7 +120,8 @@ TEST_F(OpTest, AdamWWithoutGradientAndTinyEpsilonStaysPut) {
   // eps 1e-15 is the released configuration: 0 / (0 + 1e-15) must be 0.
   Tensor p = to_tensor({1, 2, 3}, {3}), zero = to_tensor({0, 0, 0}, {3}), none;
   Tensor m = to_tensor({0, 0, 0}, {3}), v = to_tensor({0, 0, 0}, {3});
-  ops::adamw_step({1e-4f, 0.9f, 0.999f, 1e-15f, 0, 0.1f, 0.001f, 0.1f, 0.001f, 1, 0}, zero, p, m, v, none, none);
+  ops::adamw_step({1e-4f, 0.9f, 0.999f, 1e-15f, 0, 0.1f, 0.001f, 0.1f, 0.001f, 1, 0}, zero, p, m, v,
+                  none, none);
   EXPECT_EQ(to_values(p), (Vec{1, 2, 3}));
 }
 

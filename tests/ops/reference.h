@@ -50,7 +50,9 @@ inline Vec to_values(const Tensor& t) {
 }
 
 // The values as the operation saw them: rounded to its type.
-inline Vec rounded(const Vec& v, DType dtype) { return to_values(to_tensor(v, {std::int64_t(v.size())}, dtype)); }
+inline Vec rounded(const Vec& v, DType dtype) {
+  return to_values(to_tensor(v, {std::int64_t(v.size())}, dtype));
+}
 
 // A tensor whose every element is NaN: an output that is not written shows.
 inline Tensor poisoned(const Shape& shape, DType dtype = DType::f32) {
@@ -86,7 +88,8 @@ inline void expect_gradient(const std::function<double(const Vec&)>& f, const Ve
   const std::size_t places = std::min<std::size_t>(60, at.size());
   double difference = 0, norm = 0;
   for (std::size_t k = 0; k < places; ++k) {
-    const std::size_t i = k * at.size() / places + (k * 7919) % std::max<std::size_t>(1, at.size() / places);
+    const std::size_t i =
+        k * at.size() / places + (k * 7919) % std::max<std::size_t>(1, at.size() / places);
     Vec x = at;
     const double h = 1e-5;
     x[i] = at[i] + h;

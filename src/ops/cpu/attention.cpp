@@ -15,7 +15,6 @@
 
 WEFT_CPU_BEGIN
 namespace {
-#include "ops/cpu/simd.h"
 #include "ops/cpu/gemm_tile.h"
 
 constexpr float epsilon = 1e-6f;
@@ -142,12 +141,13 @@ void softmax_rows(float* scores, std::int64_t rows, std::int64_t n, std::int64_t
 struct Scratch;
 
 template <class T>
-void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q, Rows<const T> k,
-                  Rows<const T> v, const Prepare& pq, const Prepare& pk, Rows<T> out, float* lse) {
+void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q,
+                  Rows<const T> k, Rows<const T> v, const Prepare& pq, const Prepare& pk,
+                  Rows<T> out, float* lse) {
   const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
-  float* keys = scratch<Scratch>(
-      static_cast<std::size_t>(2 * nk * dp + d * np + 2 * qb * dp + qb * np + qb));
+  float* keys =
+      scratch<Scratch>(static_cast<std::size_t>(2 * nk * dp + d * np + 2 * qb * dp + qb * np + qb));
   float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
   float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
   pack<T>(k, 0, nk, d, pk, 1.0f, keys);
@@ -197,9 +197,8 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
     for (std::int64_t r = 0; r < rows; ++r) {
       const T* o = out[first + r];
       vf dot{};
-      for_vectors(d, [&](std::int64_t i, int m) {
-        dot += load_n(o + i, m) * load(dresult + r * dp + i);
-      });
+      for_vectors(
+          d, [&](std::int64_t i, int m) { dot += load_n(o + i, m) * load(dresult + r * dp + i); });
       const float delta = hsum(dot), l = lse[first + r];
       float *s = scores + r * np, *ds = dscores + r * np;
       for_vectors(nk, [&](std::int64_t i, int m) {
@@ -308,7 +307,8 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
 #pragma omp parallel for schedule(static)
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
       float* dw = partials + piece * 2 * dp;
-      for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces; ++task) {
+      for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces;
+           ++task) {
         const std::int64_t s = task / l.H, h = task % l.H, at = h * l.D;
         head_backward<T>(l.length, l.length, l.D, l.rows(in, s, 3 * c, at),
                          l.rows(in, s, 3 * c, c + at), l.rows(in, s, 3 * c, 2 * c + at), tables.q,
@@ -371,13 +371,13 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
       const std::int64_t b = task / H, h = task % H, at = b * N * c + h * D;
       const std::int64_t keys = first[b + 1] - first[b], kat = first[b] * 2 * c + h * D;
       if (keys == 0) {
-        for (std::int64_t i = 0; i < N; ++i)
-          std::fill_n(dqs + at + i * c, D, T(0.0f));
+        for (std::int64_t i = 0; i < N; ++i) std::fill_n(dqs + at + i * c, D, T(0.0f));
         continue;
       }
       head_backward<T>(N, keys, D, {qs + at, c}, {kvs + kat, 2 * c}, {kvs + kat + c, 2 * c},
                        Prepare{}, Prepare{}, {os + at, c}, {gs + at, c}, ls + task * N,
-                       {dqs + at, c}, {dkvs + kat, 2 * c}, {dkvs + kat + c, 2 * c}, nullptr, nullptr);
+                       {dqs + at, c}, {dkvs + kat, 2 * c}, {dkvs + kat + c, 2 * c}, nullptr,
+                       nullptr);
     }
   });
 }

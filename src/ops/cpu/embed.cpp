@@ -163,8 +163,10 @@ void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& 
     auto* out = rows.data<decltype(type)>();
 #pragma omp parallel for schedule(static)
     for (std::int64_t r = 0; r < index.numel(); ++r) {
-      const float* row = at[r] >= 0 ? from + at[r] * c : null_caption.data<float>() + (-1 - at[r]) * c;
-      for_vectors(c, [&](std::int64_t i, int n) { store_n(out + r * c + i, load_n(row + i, n), n); });
+      const float* row =
+          at[r] >= 0 ? from + at[r] * c : null_caption.data<float>() + (-1 - at[r]) * c;
+      for_vectors(c,
+                  [&](std::int64_t i, int n) { store_n(out + r * c + i, load_n(row + i, n), n); });
     }
   });
 }
@@ -177,7 +179,8 @@ void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& 
     const auto* in = drows.data<decltype(type)>();
     for (std::int64_t r = 0; r < index.numel(); ++r)
       if (at[r] >= 0)
-        for (std::int64_t i = 0; i < c; ++i) out[at[r] * c + i] += static_cast<float>(in[r * c + i]);
+        for (std::int64_t i = 0; i < c; ++i)
+          out[at[r] * c + i] += static_cast<float>(in[r * c + i]);
   });
 }
 

@@ -1,16 +1,24 @@
 // Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two strides (so it
 // may be a transpose) and B, C row-major with rows of a whole number of vectors. Included after simd.h.
 
+#pragma once
+
+#include "ops/cpu/simd.h"
+
 // Rows and vectors of C held in registers at a time: their product is the number of accumulators, and NV vectors of B
 // and one of A must fit beside them. Fewer vectors go with more rows, or the chain of additions would wait for itself.
 #ifdef __AVX512F__
 constexpr int widest_tile = 4;
 template <int NV>
-constexpr int rows_of_tile = NV == 4 ? 6 : NV == 3 ? 8 : 12;
+constexpr int rows_of_tile = NV == 4   ? 6
+                             : NV == 3 ? 8
+                                       : 12;
 #else
 constexpr int widest_tile = 3;
 template <int NV>
-constexpr int rows_of_tile = NV == 3 ? 4 : NV == 2 ? 6 : 8;
+constexpr int rows_of_tile = NV == 3   ? 4
+                             : NV == 2 ? 6
+                                       : 8;
 #endif
 
 template <int MR, int NV>
@@ -75,9 +83,15 @@ static inline void small_gemm(std::int64_t m, std::int64_t n, std::int64_t depth
     std::int64_t width = left < widest_tile ? left : widest_tile;
     if (left == widest_tile + 1) width = widest_tile - 1;
     switch (width) {
-      case 1: panel<1>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
-      case 2: panel<2>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
-      case 3: panel<3>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate); break;
+      case 1:
+        panel<1>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
+        break;
+      case 2:
+        panel<2>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
+        break;
+      case 3:
+        panel<3>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);
+        break;
       default:
         if constexpr (widest_tile == 4)
           panel<4>(m, depth, a, row_stride, depth_stride, b, ldb, c, ldc, accumulate);

@@ -64,16 +64,14 @@ Primitive make(const Product& p) {
   if (p.residual) epilogue.append_binary(dnnl::algorithm::binary_add, r.c);
   attributes.set_post_ops(epilogue);
   if (p.bias) r.bias = memory::desc({1, p.n}, memory::data_type::f32, tag::ab);
-  const memory::desc b =
-      p.packed ? memory::desc({p.k, p.n}, type_of(p.in), tag::any) : r.b;
-  const auto description = p.bias ? dnnl::matmul::desc(r.a, b, r.bias, r.c)
-                                  : dnnl::matmul::desc(r.a, b, r.c);
+  const memory::desc b = p.packed ? memory::desc({p.k, p.n}, type_of(p.in), tag::any) : r.b;
+  const auto description =
+      p.bias ? dnnl::matmul::desc(r.a, b, r.bias, r.c) : dnnl::matmul::desc(r.a, b, r.c);
   const dnnl::matmul::primitive_desc chosen(description, attributes, engine());
   r.scratchpad = chosen.scratchpad_desc();
   r.packed_b = chosen.weights_desc();
   if (p.packed)
-    r.pack = dnnl::reorder(
-        dnnl::reorder::primitive_desc(engine(), r.b, engine(), r.packed_b));
+    r.pack = dnnl::reorder(dnnl::reorder::primitive_desc(engine(), r.b, engine(), r.packed_b));
   r.run = dnnl::matmul(chosen);
   return r;
 }
@@ -164,8 +162,17 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                     Tensor& y) {
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = x.numel() / k;
   WEFT_ASSERT(m * k == x.numel() && m * n == y.numel());
-  const Product p{m,    n,     k, x.dtype(), y.dtype(), false, true, bias.defined(),
-                  residual.defined(), false, m >= rows_worth_packing};
+  const Product p{m,
+                  n,
+                  k,
+                  x.dtype(),
+                  y.dtype(),
+                  false,
+                  true,
+                  bias.defined(),
+                  residual.defined(),
+                  false,
+                  m >= rows_worth_packing};
   run(p, x.raw(), w.raw(), bias.defined() ? bias.data<float>() : nullptr, residual.raw(), y.raw());
 }
 

@@ -36,8 +36,8 @@ void for_chunks(const Frames& f, F&& body) {
 #pragma omp parallel for schedule(static)
   for (std::int64_t chunk = 0; chunk < f.chunks(); ++chunk) {
     const std::int64_t frame = chunk / per, first = chunk % per * chunk_tokens;
-    body(frame, frame * f.tokens + first, frame * f.tokens + std::min(first + chunk_tokens, f.tokens),
-         chunk);
+    body(frame, frame * f.tokens + first,
+         frame * f.tokens + std::min(first + chunk_tokens, f.tokens), chunk);
   }
 }
 
@@ -117,37 +117,37 @@ void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor
     using T = decltype(type);
     const T *xs = x.data<T>(), *gs = dy.data<T>();
     T* dxs = dx.data<T>();
-    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last,
-                      std::int64_t chunk) {
-      const float* sc = mod + (row[frame] * k + scale) * c;
-      float* dshift = partials + chunk * 2 * c;
-      float* dscale = dshift + c;
-      std::fill_n(dshift, 2 * c, 0.0f);
-      for (std::int64_t t = first; t < last; ++t) {
-        const T *in = xs + t * c, *g = gs + t * c;
-        T* out = dxs + t * c;
-        const float mean = st[2 * t], rstd = st[2 * t + 1];
-        vf sum{}, product{};
-        for_vectors(c, [&](std::int64_t i, int n) {
-          const vf gi = load_n(g + i, n);
-          const vf h = (load_n(in + i, n) - mean) * rstd;
-          const vf gh = gi * h;
-          const vf s1 = 1.0f + load_n(sc + i, n);
-          sum += gi * s1;
-          product += gh * s1;
-          store_n(dshift + i, load_n(dshift + i, n) + gi, n);
-          store_n(dscale + i, load_n(dscale + i, n) + gh, n);
+    for_chunks(
+        f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t chunk) {
+          const float* sc = mod + (row[frame] * k + scale) * c;
+          float* dshift = partials + chunk * 2 * c;
+          float* dscale = dshift + c;
+          std::fill_n(dshift, 2 * c, 0.0f);
+          for (std::int64_t t = first; t < last; ++t) {
+            const T *in = xs + t * c, *g = gs + t * c;
+            T* out = dxs + t * c;
+            const float mean = st[2 * t], rstd = st[2 * t + 1];
+            vf sum{}, product{};
+            for_vectors(c, [&](std::int64_t i, int n) {
+              const vf gi = load_n(g + i, n);
+              const vf h = (load_n(in + i, n) - mean) * rstd;
+              const vf gh = gi * h;
+              const vf s1 = 1.0f + load_n(sc + i, n);
+              sum += gi * s1;
+              product += gh * s1;
+              store_n(dshift + i, load_n(dshift + i, n) + gi, n);
+              store_n(dscale + i, load_n(dscale + i, n) + gh, n);
+            });
+            const float mean_g = hsum(sum) / static_cast<float>(c);
+            const float mean_gh = hsum(product) / static_cast<float>(c);
+            for_vectors(c, [&](std::int64_t i, int n) {
+              const vf h = (load_n(in + i, n) - mean) * rstd;
+              vf d = rstd * (load_n(g + i, n) * (1.0f + load_n(sc + i, n)) - mean_g - h * mean_gh);
+              if (accumulate) d += load_n(out + i, n);
+              store_n(out + i, d, n);
+            });
+          }
         });
-        const float mean_g = hsum(sum) / static_cast<float>(c);
-        const float mean_gh = hsum(product) / static_cast<float>(c);
-        for_vectors(c, [&](std::int64_t i, int n) {
-          const vf h = (load_n(in + i, n) - mean) * rstd;
-          vf d = rstd * (load_n(g + i, n) * (1.0f + load_n(sc + i, n)) - mean_g - h * mean_gh);
-          if (accumulate) d += load_n(out + i, n);
-          store_n(out + i, d, n);
-        });
-      }
-    });
   });
   const int vectors[2] = {shift, scale};
   add_partials(f, partials, 2, vectors, rows, dm);
@@ -171,8 +171,7 @@ void gate_residual_forward(const Tensor& x, const Tensor& p, const Tensor& m, co
       for (std::int64_t t = first; t < last; ++t)
         for_vectors(c, [&](std::int64_t i, int n) {
           const std::int64_t at = t * c + i;
-          store_n(ys + at,
-                  load_n(xs + at, n) + factor * load_n(g + i, n) * load_n(ps + at, n), n);
+          store_n(ys + at, load_n(xs + at, n) + factor * load_n(g + i, n) * load_n(ps + at, n), n);
         });
     });
   });
@@ -192,20 +191,20 @@ void gate_residual_backward(const Tensor& dy, const Tensor& p, const Tensor& m, 
     using T = decltype(type);
     const T *gs = dy.data<T>(), *ps = p.data<T>();
     T* ds = dp.data<T>();
-    for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last,
-                      std::int64_t chunk) {
-      const float* g = mod + (row[frame] * k + gate) * c;
-      const float factor = kept ? kept[frame / frames_per_sample] : 1.0f;
-      float* dgate = partials + chunk * c;
-      std::fill_n(dgate, c, 0.0f);
-      for (std::int64_t t = first; t < last; ++t)
-        for_vectors(c, [&](std::int64_t i, int n) {
-          const std::int64_t at = t * c + i;
-          const vf d = factor * load_n(gs + at, n);
-          store_n(dgate + i, load_n(dgate + i, n) + d * load_n(ps + at, n), n);
-          store_n(ds + at, d * load_n(g + i, n), n);
-        });
-    });
+    for_chunks(f,
+               [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t chunk) {
+                 const float* g = mod + (row[frame] * k + gate) * c;
+                 const float factor = kept ? kept[frame / frames_per_sample] : 1.0f;
+                 float* dgate = partials + chunk * c;
+                 std::fill_n(dgate, c, 0.0f);
+                 for (std::int64_t t = first; t < last; ++t)
+                   for_vectors(c, [&](std::int64_t i, int n) {
+                     const std::int64_t at = t * c + i;
+                     const vf d = factor * load_n(gs + at, n);
+                     store_n(dgate + i, load_n(dgate + i, n) + d * load_n(ps + at, n), n);
+                     store_n(ds + at, d * load_n(g + i, n), n);
+                   });
+               });
   });
   const int vectors[1] = {gate};
   add_partials(f, partials, 1, vectors, rows, dm);

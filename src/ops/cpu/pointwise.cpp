@@ -20,8 +20,7 @@ void for_elements(std::int64_t count, F&& f) {
 #pragma omp parallel for schedule(static) if (count > 2 * block)
   for (std::int64_t b = 0; b < (count + block - 1) / block; ++b) {
     const std::int64_t first = b * block;
-    for_vectors(std::min(block, count - first),
-                [&](std::int64_t i, int n) { f(first + i, n); });
+    for_vectors(std::min(block, count - first), [&](std::int64_t i, int n) { f(first + i, n); });
   }
 }
 

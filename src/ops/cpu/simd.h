@@ -2,6 +2,8 @@
 // few functions that the CPU operations are made of. Included inside WEFT_CPU_BEGIN/END, so that the two
 // compilations never share a symbol.
 
+#pragma once
+
 #ifdef __AVX512F__
 constexpr int W = 16;
 #else
@@ -151,9 +153,8 @@ static inline void with_type(DType dtype, F&& f) {
 // Memory of a thread that stays for the next call: operations allocate nothing in the steady state.
 template <class Tag>
 static float* scratch(std::size_t floats) {
-  static thread_local std::unique_ptr<float[], void (*)(float*)> buffer(nullptr, [](float* p) {
-    std::free(p);
-  });
+  static thread_local std::unique_ptr<float[], void (*)(float*)> buffer(
+      nullptr, [](float* p) { std::free(p); });
   static thread_local std::size_t capacity = 0;
   if (floats > capacity) {
     capacity = (floats + 1023) / 1024 * 1024;
