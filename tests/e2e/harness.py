@@ -165,6 +165,11 @@ class WeftTest(unittest.TestCase):
         return self.weft("train", "deck.toml", f"run.dir={run}", *overrides, ranks=ranks,
                          expect=expect, timeout=timeout)
 
+    def has_cuda(self):
+        """Whether weft accepts device.kind = "cuda" here: a build with CUDA on a machine with a GPU."""
+        return self.weft("train", "deck.toml", "run.dir=on_cuda", "train.steps=1",
+                         "device.kind=cuda", ranks=1, expect=None).process.returncode == 0
+
     def refused(self, job, code, *said, seconds=10):
         """The job ended as bad input must: code, one ERROR line that says all of `said`, a hint,
         nobody left."""

@@ -52,6 +52,16 @@ class Golden(WeftTest):
     def test_sample(self):
         self.check("stdit3_sample", "sample", "--backward")
 
+    def test_a_device_that_is_not_there(self):
+        if self.has_cuda():
+            self.skipTest("this build and machine have a GPU")
+        job = self.weft("probe", "forward", "--deck", GOLDEN / "stdit3_video.toml",
+                        "--weights", GOLDEN / "stdit3_video.weights.safetensors",
+                        "--inputs", GOLDEN / "stdit3_video.inputs.safetensors",
+                        "--outputs", self.dir / "out.safetensors", "--device", "cuda",
+                        ranks=0, expect=None)
+        self.refused(job, 2, "cuda")
+
 
 if __name__ == "__main__":
     unittest.main()

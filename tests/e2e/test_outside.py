@@ -21,13 +21,23 @@ class KilledRank(WeftTest):
         self.assertLess(time.monotonic() - killed, 10)
         self.assertNotIn(code, (0, 75), job.err)
         self.assert_gone(job, 10 - (time.monotonic() - killed))
-        self.assertIn("steps done", self.train("run", "train.steps=10000", "train.steps=1").err)
+        self.assertIn("steps done", self.train("run", "train.steps=1").err)
 
     def test_rank_0(self):
         self.kill_one(0)
 
     def test_rank_1(self):
         self.kill_one(1)
+
+    def test_mpiexec_itself(self):
+        """No rank goes on alone, and none keeps the run directory."""
+        job = self.start("train", "deck.toml", "run.dir=run", "train.steps=100000")
+        self.wait_for_steps(job, "run", 7)
+        job.process.kill()
+        job.wait(10)
+        self.assert_gone(job, 10)
+        done = self.latest("run").removeprefix("step_")
+        self.assertIn(f"{done} of", self.train("run", "train.steps=1").err)
 
     def test_in_the_middle_of_many_saves(self):
         self.kill_one(1, "train.checkpoint_every=1")

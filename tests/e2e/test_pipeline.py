@@ -93,6 +93,25 @@ class Pipeline(WeftTest):
         self.assertIn("1 broken", job.err)
         self.assertIn("a test picture", self.weft("inspect", "clips.h5", ranks=0).out)
         self.weft(*arguments, "ingest.strict=true", expect=3)
+        self.weft(*arguments, "--strict", expect=3)
+
+    def test_ingest_does_not_depend_on_the_rank_count(self):
+        sources = ",".join(f"'lavfi:{s}=duration=1:size=64x64:rate=10'"
+                           for s in ("testsrc2", "smptebars", "mandelbrot"))
+        for ranks in (1, 3):
+            self.weft("ingest", "deck.toml", f"ingest.inputs=[{sources}]", "ingest.frames=[3]",
+                      "ingest.height=32", "ingest.width=32", f"ingest.output=on{ranks}.h5",
+                      ranks=ranks)
+        self.assertEqual((self.dir / "on1.h5").read_bytes(), (self.dir / "on3.h5").read_bytes())
+
+    def test_a_device_that_is_not_there_is_never_replaced_in_silence(self):
+        if self.has_cuda():
+            self.skipTest("this build and machine have a GPU")
+        self.train("run", "train.steps=1")
+        for command in ("train", "sample"):
+            job = self.weft(command, "deck.toml", "run.dir=run", "device.kind=cuda",
+                            "sampler.steps=1", expect=None)
+            self.refused(job, 2, "cuda")
 
     def test_ingest_with_nothing_to_read(self):
         job = self.weft("ingest", "deck.toml", "ingest.inputs=nowhere.mp4", expect=None)

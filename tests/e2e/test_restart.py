@@ -98,6 +98,18 @@ class Stop(WeftTest):
     def test_sigusr1_to_mpiexec(self):
         self.stopped(lambda job: job.process.send_signal(signal.SIGUSR1))
 
+    def test_sigterm_during_start_up(self):
+        """As soon as weft runs a request to stop is honoured: exit 75, and the same command goes on."""
+        job = self.start("train", "deck.toml", "run.dir=run", self.STEPS)
+        until = time.monotonic() + 30
+        while not (self.dir / "run" / "lock").exists() and time.monotonic() < until:
+            time.sleep(0.001)  # the lock is taken before anything is loaded
+        os.kill(job.ranks()[1], signal.SIGTERM)
+        self.assertEqual(job.wait(30), 75, job.err)
+        self.assertIn("steps done", self.train("run", self.STEPS).err)
+        self.train("whole", self.STEPS)
+        self.assert_same_run("whole", "run")
+
     def test_a_second_sigterm_ends_at_once(self):
         # Steps of seconds: the first signal alone could not end the job so soon.
         job = self.start("train", "deck.toml", "run.dir=run", "model.hidden_size=384",
