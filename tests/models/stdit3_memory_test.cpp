@@ -1,0 +1,102 @@
+// The planning arena promises a training step's peak to the byte.
+#include "diffusion/rectified_flow.h"
+#include "fixture.h"
+
+namespace weft::test {
+namespace {
+
+struct Step {
+  const char* name;
+  bool masked, dropped;
+  double recompute;
+  const char* dtype;
+};
+
+class Stdit3Memory : public testing::TestWithParam<Step> {};
+
+// Peak of one training step in `arena`; the inputs' values exist only where there is memory.
+std::size_t peak_of_step(Arena& arena, Model& model, const Batch& batch) {
+  const ArenaScope scope(arena);
+  const ModelDeck& deck = model.net.config();
+  Stdit3Input in;
+  Tensor x0, eps;
+  if (arena.is_planning()) {
+    const auto real = Arena::reserve(std::size_t{1} << 28);
+    const auto like = [](const Tensor& t) {
+      return t.defined() ? Tensor::empty(t.shape(), t.dtype()) : Tensor();
+    };
+    Stdit3Input sizes;
+    {
+      const ArenaScope inner(*real);
+      sizes = make_input(deck, batch);
+    }
+    x0 = like(sizes.x);
+    eps = like(sizes.x);
+    in.timestep = like(sizes.timestep);
+    in.fps = like(sizes.fps);
+    in.captions = {like(sizes.captions.y), like(sizes.captions.index),
+                   like(sizes.captions.offsets)};
+    in.x_mask = like(sizes.x_mask);
+    in.drop_path = like(sizes.drop_path);
+    in.height = sizes.height;
+    in.width = sizes.width;
+    sizes = {};
+  } else {
+    in = make_input(deck, batch);
+    x0 = in.x;
+    eps = to_tensor(random_values(x0.numel(), 6), x0.shape());
+  }
+  model.net.params().begin_step([](int) {});
+  const std::size_t before = arena.used();
+  {
+    Tape tape;
+    const Tensor loss = flow_loss(tape, model.net, x0, eps, in, 0.5f);
+    tape.backward();
+  }
+  EXPECT_EQ(arena.used(), before);
+  return arena.peak();
+}
+
+TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
+  const Step s = GetParam();
+  ModelDeck deck = tiny_model();
+  deck.hidden_size = 48;
+  deck.recompute = s.recompute;
+  deck.dtype = s.dtype;
+  const Batch batch{.B = 2, .T = 4, .H = 8, .W = 8, .masked = s.masked, .dropped = s.dropped};
+  Model model(deck);
+  const auto planning = Arena::planning(), real = Arena::reserve(std::size_t{1} << 28);
+  const std::size_t planned = peak_of_step(*planning, model, batch);
+  EXPECT_EQ(planned, peak_of_step(*real, model, batch));
+  // Planning touches no parameter's gradient and no memory: a second plan says the same.
+  const auto again = Arena::planning();
+  EXPECT_EQ(peak_of_step(*again, model, batch), planned);
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, Stdit3Memory,
+                         testing::Values(Step{"plain", false, false, 0, "f32"},
+                                         Step{"masked", true, false, 0, "f32"},
+                                         Step{"drop_path", false, true, 0, "f32"},
+                                         Step{"recompute", false, false, 1, "f32"},
+                                         Step{"half_recompute_masked", true, true, 0.5, "f32"},
+                                         Step{"bf16", false, false, 0, "bf16"},
+                                         Step{"bf16_masked_recompute", true, true, 1, "bf16"}),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {
+  ModelDeck deck = tiny_model();
+  deck.depth = 8;
+  const Batch batch{.B = 2, .T = 4, .H = 16, .W = 16};
+  std::size_t peaks[3];
+  for (const int k : {0, 1, 2}) {
+    deck.recompute = 0.5 * k;
+    Model model(deck);
+    const auto planning = Arena::planning();
+    peaks[k] = peak_of_step(*planning, model, batch);
+  }
+  EXPECT_LT(peaks[1], 0.65 * static_cast<double>(peaks[0]));
+  EXPECT_LT(peaks[2], 0.3 * static_cast<double>(peaks[0]));
+}
+
+}  // namespace
+}  // namespace weft::test

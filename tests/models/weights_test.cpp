@@ -1,0 +1,150 @@
+// Weights to and from safetensors, and what is said about files that do not fit.
+#include "models/weights.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "core/error.h"
+#include "fixture.h"
+#include "formats/safetensors.h"
+
+namespace weft::test {
+namespace {
+
+using testing::HasSubstr;
+
+class WeightsTest : public OpTest {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::temp_directory_path() /
+           ("weft_weights_test_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(dir_);
+    path_ = dir_ / "w.safetensors";
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  // Saves `model`, lets `change` edit the list of tensors, and returns what loading says.
+  std::string load_changed(Model& model,
+                           const std::function<void(std::vector<SafetensorWrite>&)>& change) {
+    std::vector<SafetensorWrite> list;
+    for (const auto& p : model.net.params().all())
+      list.push_back({p->name,
+                      DType::f32,
+                      {p->shape.dims().begin(), p->shape.dims().end()},
+                      std::as_bytes(p->value.span<float>())});
+    change(list);
+    write_safetensors(path_, list);
+    Model other(model.net.config(), 9);
+    try {
+      load_weights(path_, other.net.params());
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data);
+      EXPECT_THAT(e.what(), HasSubstr(path_.string()));
+      return std::string(e.what()) + " | " + e.hint();
+    }
+    return "";
+  }
+
+  std::filesystem::path dir_, path_;
+};
+
+TEST_F(WeightsTest, RoundTrip) {
+  ModelDeck deck = tiny_model();
+  deck.dtype = "bf16";
+  Model saved(deck, 4), loaded(deck, 5);
+  save_weights(path_, saved.net.params());
+  load_weights(path_, loaded.net.params());
+  for (const auto& p : saved.net.params().all()) {
+    const Parameter* q = loaded.net.params().find(p->name);
+    EXPECT_TRUE(same_bits(p->value, q->value)) << p->name;
+    EXPECT_TRUE(same_bits(p->working, q->working)) << p->name;
+  }
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  EXPECT_EQ(file.entries().size(), saved.net.params().all().size());
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+}
+
+TEST_F(WeightsTest, OtherValuesReplaceTheTrainableOnes) {
+  Model model(tiny_model(), 4), loaded(tiny_model(), 5);
+  Tensor ema = Tensor::persistent(model.net.params().values().shape(), DType::f32);
+  for (std::int64_t i = 0; i < ema.numel(); ++i) ema.data<float>()[i] = static_cast<float>(i);
+  save_weights(path_, model.net.params(), ema);
+  load_weights(path_, loaded.net.params());
+  for (const auto& p : model.net.params().all()) {
+    const Tensor& got = loaded.net.params().find(p->name)->value;
+    if (p->trainable)
+      EXPECT_EQ(got.data<float>()[1], static_cast<float>(p->offset + 1)) << p->name;
+    else
+      EXPECT_TRUE(same_bits(got, p->value)) << p->name;
+  }
+}
+
+TEST_F(WeightsTest, HalfPrecisionFilesAreWidened) {
+  Model model(tiny_model(), 4);
+  std::vector<bf16> low(12);
+  for (int i = 0; i < 12; ++i)
+    low[static_cast<std::size_t>(i)] = bf16(0.1f * static_cast<float>(i));
+  std::vector<SafetensorWrite> list;
+  for (const auto& p : model.net.params().all())
+    list.push_back({p->name,
+                    DType::f32,
+                    {p->shape.dims().begin(), p->shape.dims().end()},
+                    std::as_bytes(p->value.span<float>())});
+  for (auto& w : list)
+    if (w.name == "t_embedder.mlp.0.bias") {
+      w.dtype = DType::bf16;
+      w.bytes = std::as_bytes(std::span(low));
+    }
+  write_safetensors(path_, list);
+  load_weights(path_, model.net.params());
+  const Tensor& bias = model.net.params().find("t_embedder.mlp.0.bias")->value;
+  for (int i = 0; i < 12; ++i)
+    EXPECT_EQ(bias.data<float>()[i], static_cast<float>(low[static_cast<std::size_t>(i)]));
+}
+
+TEST_F(WeightsTest, AMissingTensorIsNamed) {
+  Model model(tiny_model());
+  const std::string said = load_changed(model, [](auto& list) {
+    std::erase_if(list, [](const auto& w) { return w.name == "spatial_blocks.1.attn.proj.bias"; });
+  });
+  EXPECT_THAT(said, HasSubstr("spatial_blocks.1.attn.proj.bias"));
+}
+
+TEST_F(WeightsTest, AnExtraTensorIsNamedWithItsNearest) {
+  Model model(tiny_model());
+  const std::vector<float> one(12);
+  const auto extra = [&](const std::string& name) {
+    return load_changed(model, [&](auto& list) {
+      list.push_back({name, DType::f32, {12}, std::as_bytes(std::span(one))});
+    });
+  };
+  const std::string near = extra("final_layer.linear.biaz");
+  EXPECT_THAT(near, HasSubstr("\"final_layer.linear.biaz\""));
+  EXPECT_THAT(near, HasSubstr("\"final_layer.linear.bias\""));
+  EXPECT_THAT(extra("something.else.entirely.unlike.any"), HasSubstr("[model]"));
+}
+
+TEST_F(WeightsTest, AWrongShapeIsNamedWithBoth) {
+  Model model(tiny_model());
+  const std::string said = load_changed(model, [](auto& list) {
+    for (auto& w : list)
+      if (w.name == "t_block.1.weight") w.shape = {12, 72};
+  });
+  EXPECT_THAT(said, HasSubstr("t_block.1.weight"));
+  EXPECT_THAT(said, HasSubstr("[12, 72]"));
+  EXPECT_THAT(said, HasSubstr("[72, 12]"));
+}
+
+TEST_F(WeightsTest, AnIntegerTensorIsRefused) {
+  Model model(tiny_model());
+  const std::string said = load_changed(model, [](auto& list) {
+    for (auto& w : list)
+      if (w.name == "t_block.1.bias") w.dtype = DType::i32;
+  });
+  EXPECT_THAT(said, HasSubstr("t_block.1.bias"));
+}
+
+}  // namespace
+}  // namespace weft::test
