@@ -69,6 +69,8 @@ Captions upload(const CaptionBatch& batch, const Tensor& y) {
   c.y = y;
   c.index = Tensor::empty({static_cast<std::int64_t>(batch.index.size())}, DType::i32);
   c.offsets = Tensor::empty({static_cast<std::int64_t>(batch.offsets.size())}, DType::i32);
+  for (std::size_t b = 1; b < batch.offsets.size(); ++b)
+    c.lengths.push_back(batch.offsets[b] - batch.offsets[b - 1]);
   if (!Arena::current().is_planning()) {
     std::copy(batch.index.begin(), batch.index.end(), c.index.data<std::int32_t>());
     std::copy(batch.offsets.begin(), batch.offsets.end(), c.offsets.data<std::int32_t>());

@@ -90,9 +90,9 @@ Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
   }
   // Temporal blocks start as the identity.
   b.proj = linear(".attn.proj", C, C, temporal);
-  b.cross_q = linear(".cross_attn.q_linear", C, C, false);
-  b.cross_kv = linear(".cross_attn.kv_linear", 2 * C, C, false);
-  b.cross_proj = linear(".cross_attn.proj", C, C, temporal);
+  b.cross.q = linear(".cross_attn.q_linear", C, C, false);
+  b.cross.kv = linear(".cross_attn.kv_linear", 2 * C, C, false);
+  b.cross.proj = linear(".cross_attn.proj", C, C, temporal);
   b.fc1 = linear(".mlp.fc1", hidden, C, false);
   b.fc2 = linear(".mlp.fc2", C, hidden, temporal);
   return b;
@@ -116,10 +116,8 @@ Var Stdit3::block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var
   a = nn::linear(c, a, b.proj);
   const Var x1 = nn::gate_residual(c, x, a, m, rows, gate_msa, keep_attn);
 
-  const Var q = nn::view(c, nn::linear(c, x1, b.cross_q), {s[0], s[1] * s[2], s[3]});
-  const Var kv = nn::linear(c, y, b.cross_kv);
-  Var ca = nn::cross_attention(c, q, kv, captions.offsets, static_cast<int>(H));
-  const Var x2 = nn::linear(c, nn::view(c, ca, s), b.cross_proj, x1);
+  const Var x2 = nn::cross_attention(c, x1, y, b.cross, captions.offsets, captions.lengths,
+                                     static_cast<int>(H));
 
   const Var v = nn::layer_norm_modulate(c, x2, m, rows, shift_mlp, scale_mlp);
   return nn::gate_residual(c, x2, nn::mlp(c, v, b.fc1, b.fc2), m, rows, gate_mlp, keep_mlp);

@@ -14,7 +14,7 @@ struct Stdit3Block {
   Parameter* scale_shift_table;  // [6, C]
   nn::Linear qkv, proj;
   Parameter *q_norm, *k_norm;  // [D], null without qk_norm
-  nn::Linear cross_q, cross_kv, cross_proj;
+  nn::CrossAttention cross;
   nn::Linear fc1, fc2;
 };
 
@@ -23,6 +23,7 @@ struct Captions {
   Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
   Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
   Tensor offsets;  // i32 [B+1]
+  std::vector<std::int64_t> lengths;  // [B], the same on the host
 };
 
 struct Stdit3Input {

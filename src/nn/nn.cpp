@@ -1,6 +1,7 @@
 #include "nn/nn.h"
 
 #include "core/error.h"
+#include "nn/detail.h"
 #include "ops/embed.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
@@ -15,28 +16,7 @@ Shape with_last(const Shape& s, std::int64_t last) {
   return Shape(std::span<const std::int64_t>(dims));
 }
 
-// The copy of a weight that matches the activations' type.
-const Tensor& weight_for(const Linear& l, DType dtype) {
-  return dtype == DType::bf16 ? l.weight->working : l.weight->value;
-}
-
-void note_use(const Context& c, std::initializer_list<Parameter*> used) {
-  if (!c.tape.counts_uses()) return;
-  for (Parameter* p : used)
-    if (p != nullptr) c.parameters.note_use(*p);
-}
-
-void note_done(ParameterTable& table, std::initializer_list<Parameter*> used) {
-  for (Parameter* p : used)
-    if (p != nullptr) table.note_done(*p);
-}
-
-// dw, dbias of one linear layer.
-void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
-  if (!l.weight->trainable) return;
-  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
-  l.weight->grad_written = l.bias->grad_written = true;
-}
+using detail::add_weight_grad, detail::note_done, detail::note_use, detail::weight_for;
 
 }  // namespace
 
@@ -239,25 +219,6 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
                                    learn ? k_norm->grad_to_add() : none_k);
       give_grad(qkv, dqkv);
       note_done(table, {q_norm, k_norm});
-    });
-  return result;
-}
-
-Var cross_attention(Context c, const Var& q, const Var& kv, const Tensor& offsets, int heads) {
-  const Shape& s = q->value.shape();
-  Tensor out = Tensor::empty(s, q->value.dtype());
-  Tensor lse = Tensor::empty({s[0] * s[1] * heads}, DType::f32);
-  ops::cross_attention_forward(q->value, kv->value, offsets, heads, out, lse);
-  const Var result = make_var(out);
-  if (c.tape.recording())
-    c.tape.record([q, kv, offsets, heads, result, lse] {
-      const Tensor dout = std::move(result->grad);
-      Tensor dq = Tensor::empty(q->value.shape(), q->value.dtype());
-      Tensor dkv = Tensor::empty(kv->value.shape(), kv->value.dtype());
-      ops::cross_attention_backward(q->value, kv->value, offsets, heads, result->value, lse, dout,
-                                    dq, dkv);
-      give_grad(q, dq);
-      give_grad(kv, dkv);
     });
   return result;
 }

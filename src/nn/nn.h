@@ -2,6 +2,8 @@
 // Letters: B batch, T frames, S tokens a frame, N = T*S, C channels, H heads, D head dimension, L text length.
 #pragma once
 
+#include <vector>
+
 #include "autograd/tape.h"
 #include "nn/parameters.h"
 #include "ops/attention.h"
@@ -49,8 +51,14 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis);
 
-// q [B,N,C], kv [sum L, 2C], offsets i32 [B+1] -> [B,N,C].
-Var cross_attention(Context c, const Var& q, const Var& kv, const Tensor& offsets, int heads);
+struct CrossAttention {
+  Linear q, kv, proj;
+};
+// x + proj(attention(q(x), kv(y))), specs/stdit3.md 5.8. x [B,T,S,C], y [sum L, C], offsets i32 [B+1] on the device and
+// `lengths` [B] on the host: the caption rows of each sample. Short captions take the absorbed form (ops/absorbed.h),
+// by a rule of shapes alone, so that a run repeats its bits.
+Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention& w,
+                    const Tensor& offsets, const std::vector<std::int64_t>& lengths, int heads);
 
 // The same value under another shape.
 Var view(Context c, const Var& x, const Shape& shape);

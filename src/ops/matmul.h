@@ -17,4 +17,7 @@ WEFT_OP(linear_backward_input,
 WEFT_OP(linear_backward_weight,
         void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
+// dbias f32 [N] (+)= column sums of dy [M,N] alone.
+WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
+
 }  // namespace weft::ops

@@ -195,4 +195,9 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tenso
   if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);
 }
 
+void bias_gradient(const Tensor& dy, Tensor& dbias, bool accumulate) {
+  const std::int64_t n = dbias.numel();
+  column_sums(dy, dy.numel() / n, n, dbias.data<float>(), accumulate);
+}
+
 WEFT_CPU_END

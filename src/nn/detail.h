@@ -1,0 +1,34 @@
+// What the operations of nn share: weights by type, and the bookkeeping of parameter uses.
+#pragma once
+
+#include <initializer_list>
+
+#include "nn/nn.h"
+#include "ops/matmul.h"
+
+namespace weft::nn::detail {
+
+// The copy of a weight that matches the activations' type.
+inline const Tensor& weight_for(const Linear& l, DType dtype) {
+  return dtype == DType::bf16 ? l.weight->working : l.weight->value;
+}
+
+inline void note_use(const Context& c, std::initializer_list<Parameter*> used) {
+  if (!c.tape.counts_uses()) return;
+  for (Parameter* p : used)
+    if (p != nullptr) c.parameters.note_use(*p);
+}
+
+inline void note_done(ParameterTable& table, std::initializer_list<Parameter*> used) {
+  for (Parameter* p : used)
+    if (p != nullptr) table.note_done(*p);
+}
+
+// dw, dbias of one linear layer.
+inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
+  if (!l.weight->trainable) return;
+  ops::linear_backward_weight(dy, x, l.weight->grad, l.bias->grad, l.weight->grad_written);
+  l.weight->grad_written = l.bias->grad_written = true;
+}
+
+}  // namespace weft::nn::detail
