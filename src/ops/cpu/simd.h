@@ -102,25 +102,46 @@ static inline vf select_first(vf v, int n, float otherwise) {
   return lane < n ? v : splat(otherwise);
 }
 
-// e^x to 2 ulp on [-87, 88], clamped outside; a NaN stays one. Cody-Waite reduction by ln 2, degree-6 polynomial.
-static inline vf vexp(vf x) {
-  const vf low = splat(-87.3f), high = splat(88.3f);
-  const vf c = x < low ? low : (x > high ? high : x);  // a NaN fails both tests and goes through
-  const vf magic = splat(12582912.0f);                 // 1.5 * 2^23: adding it rounds to an integer
-  const vf n = (c * 1.44269504088896341f + magic) - magic;
-  const vf r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+// e^r for |r| <= ln(2)/2: degree-6 polynomial.
+static inline vf exp_reduced(vf r) {
   vf p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const vi e = __builtin_convertvector(n, vi) << 23;
-  return (vf)((vi)p + e);
+  return p * r * r + r + 1.0f;
 }
 
-static inline vf vsigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
+// e^x to 2 ulp; 0 far below -87, and at most e^88. Cody-Waite reduction by ln 2. A NaN stays one: the comparisons are
+// written so that it fails them and goes through.
+static inline vf vexp(vf x) {
+#ifdef __AVX512F__
+  const vf c = (vf)_mm512_max_ps((__m512)splat(-100.0f), (__m512)x);
+  const vf n = (vf)_mm512_roundscale_ps((__m512)(c * 1.44269504088896341f), 0x08);
+  const vf r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+  return (vf)_mm512_scalef_ps((__m512)exp_reduced(r), (__m512)n);
+#else
+  const vf low = splat(-87.3f), high = splat(88.3f);
+  const vf c = x < low ? low : (x > high ? high : x);
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf n = (c * 1.44269504088896341f + magic) - magic;
+  const vf r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+  return (vf)((vi)exp_reduced(r) + (__builtin_convertvector(n, vi) << 23));
+#endif
+}
+
+// 1 / (1 + e^-x).
+static inline vf vsigmoid(vf x) {
+#ifdef __AVX512F__
+  // A 14-bit reciprocal and one Newton step; the bound keeps the denominator finite, which the step needs.
+  const vf d = 1.0f + vexp((vf)_mm512_min_ps((__m512)splat(87.0f), (__m512)(-x)));
+  const vf r = (vf)_mm512_rcp14_ps((__m512)d);
+  return r * (2.0f - d * r);
+#else
+  return 1.0f / (1.0f + vexp(-x));
+#endif
+}
 
 // Calls f(offset, W) for every whole vector of n elements and f(offset, rest) for what is left.
 template <class F>
