@@ -4,6 +4,7 @@
 // not counted), and its sgemm. weft's includes bias, bias gradient and packing. Interleaved, medians of 15.
 #include <omp.h>
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <dnnl.hpp>
