@@ -9,6 +9,7 @@
 namespace weft {
 
 int train(const Deck& deck, MPI_Comm world) {
+  watch_stop_signals();
   // 1. Data, model, run directory; then the state: new, or where the last job of this run left it.
   Trainer trainer(deck, world);
   trainer.start();
@@ -24,7 +25,6 @@ int train(const Deck& deck, MPI_Comm world) {
   }
 
   // 3. Steps, until done or asked to stop.
-  watch_stop_signals();
   while (trainer.steps_done() < deck.train.steps && !trainer.stop_requested()) {
     StepMetrics m = trainer.step();
     const std::int64_t done = trainer.steps_done();

@@ -52,7 +52,8 @@ void run_and_data(Rows& r, Deck& d) {
 
   r.section("memory");
   r.number("arena_gib", d.memory.arena_gib, 0, 1e6,
-           "Memory for the activations of a step in GiB a rank; 0 measures what a step needs.");
+           "Memory for the activations of a step in GiB a rank; 0 reserves what the host has for "
+           "each rank and touches what a step needs.");
 
   r.section("ingest");
   r.text("inputs", d.ingest.inputs,

@@ -1,5 +1,6 @@
 // The MPI side of the communicator.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -33,15 +34,14 @@ class MpiCommunicator final : public Communicator {
   }
 
   ~MpiCommunicator() override {
+    // Operations still outstanding mean that this rank is on its way out with an error: the others may never join
+    // them, so they are abandoned, and main ends all ranks.
     if (thread_.joinable()) {
-      {
-        std::lock_guard lock(mutex_);
-        stop_ = true;
-      }
+      stop_ = true;
       wake_.notify_all();
       thread_.join();
     }
-    MPI_Comm_free(&comm_);
+    if (issued_ == completed_) MPI_Comm_free(&comm_);
   }
 
   int rank() const override { return rank_; }
@@ -89,12 +89,12 @@ class MpiCommunicator final : public Communicator {
       {
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) return;
+        if (stop_) return;
         o = queue_.front();
         queue_.pop_front();
       }
       const double start = now();
-      run(o);
+      if (!run(o)) return;
       {
         std::lock_guard lock(mutex_);
         busy_ += now() - start;
@@ -104,7 +104,8 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  void run(const Operation& o) {
+  // False if it was abandoned.
+  bool run(const Operation& o) {
     constexpr std::int64_t piece = std::int64_t{1} << 28;  // MPI counts are int
     const std::int64_t width = o.type == MPI_FLOAT ? 4 : 8;
     for (std::int64_t first = 0; first < o.count; first += piece) {
@@ -117,10 +118,12 @@ class MpiCommunicator final : public Communicator {
       for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) break;
+        if (stop_) return false;
         std::this_thread::sleep_for(pause);
         pause = std::min(pause * 2, std::chrono::microseconds(200));
       }
     }
+    return true;
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
@@ -131,7 +134,7 @@ class MpiCommunicator final : public Communicator {
   std::deque<Operation> queue_;
   Ticket issued_ = 0, completed_ = 0;
   double busy_ = 0;
-  bool stop_ = false;
+  std::atomic<bool> stop_ = false;
 };
 
 }  // namespace
