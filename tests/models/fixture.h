@@ -52,6 +52,7 @@ inline Stdit3Input make_input(const ModelDeck& d, const Batch& b) {
     for (const std::int32_t row : b.captions[static_cast<std::size_t>(i)])
       index.push_back(row < 0 ? row : static_cast<double>(i * d.model_max_length + row));
     offsets.push_back(static_cast<double>(index.size()));
+    in.captions.lengths.push_back(std::int64_t(b.captions[static_cast<std::size_t>(i)].size()));
   }
   in.captions.index = to_tensor(index, {std::int64_t(index.size())}, DType::i32);
   in.captions.offsets = to_tensor(offsets, {b.B + 1}, DType::i32);

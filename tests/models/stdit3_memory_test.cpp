@@ -10,6 +10,7 @@ struct Step {
   bool masked, dropped;
   double recompute;
   const char* dtype;
+  std::int64_t width = 48;  // wide enough for absorbed cross attention
 };
 
 class Stdit3Memory : public testing::TestWithParam<Step> {};
@@ -34,8 +35,8 @@ std::size_t peak_of_step(Arena& arena, Model& model, const Batch& batch) {
     eps = like(sizes.x);
     in.timestep = like(sizes.timestep);
     in.fps = like(sizes.fps);
-    in.captions = {like(sizes.captions.y), like(sizes.captions.index),
-                   like(sizes.captions.offsets)};
+    in.captions = {like(sizes.captions.y), like(sizes.captions.index), like(sizes.captions.offsets),
+                   sizes.captions.lengths};
     in.x_mask = like(sizes.x_mask);
     in.drop_path = like(sizes.drop_path);
     in.height = sizes.height;
@@ -60,7 +61,7 @@ std::size_t peak_of_step(Arena& arena, Model& model, const Batch& batch) {
 TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
   const Step s = GetParam();
   ModelDeck deck = tiny_model();
-  deck.hidden_size = 48;
+  deck.hidden_size = s.width;
   deck.recompute = s.recompute;
   deck.dtype = s.dtype;
   const Batch batch{.B = 2, .T = 4, .H = 8, .W = 8, .masked = s.masked, .dropped = s.dropped};
@@ -73,15 +74,17 @@ TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
   EXPECT_EQ(peak_of_step(*again, model, batch), planned);
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, Stdit3Memory,
-                         testing::Values(Step{"plain", false, false, 0, "f32"},
-                                         Step{"masked", true, false, 0, "f32"},
-                                         Step{"drop_path", false, true, 0, "f32"},
-                                         Step{"recompute", false, false, 1, "f32"},
-                                         Step{"half_recompute_masked", true, true, 0.5, "f32"},
-                                         Step{"bf16", false, false, 0, "bf16"},
-                                         Step{"bf16_masked_recompute", true, true, 1, "bf16"}),
-                         [](const auto& one) { return std::string(one.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Steps, Stdit3Memory,
+    testing::Values(Step{"plain", false, false, 0, "f32"}, Step{"masked", true, false, 0, "f32"},
+                    Step{"drop_path", false, true, 0, "f32"},
+                    Step{"recompute", false, false, 1, "f32"},
+                    Step{"half_recompute_masked", true, true, 0.5, "f32"},
+                    Step{"plain_attention", false, false, 0, "f32", 32},
+                    Step{"plain_attention_masked_recompute", true, true, 1, "f32", 32},
+                    Step{"bf16", false, false, 0, "bf16"},
+                    Step{"bf16_masked_recompute", true, true, 1, "bf16"}),
+    [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {
   ModelDeck deck = tiny_model();

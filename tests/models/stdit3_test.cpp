@@ -166,7 +166,8 @@ TEST_F(Stdit3Test, TemporalBlocksStartAsIdentityAndFpsUnseen) {
 
 TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
   for (const bool masked : {false, true}) {
-    const ModelDeck deck = tiny_model();
+    ModelDeck deck = tiny_model();
+    if (masked) deck.hidden_size = 48;  // short captions absorbed
     Model model(deck);
     const Batch batch{.masked = masked, .dropped = true};
     const Stdit3Input in = make_input(deck, batch);
@@ -183,6 +184,7 @@ TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
         keep.push_back(in.drop_path.data<float>()[site * batch.B + b]);
       one.drop_path = to_tensor(keep, {deck.depth, 2, 2, 1});
       const std::int32_t* offsets = in.captions.offsets.data<std::int32_t>();
+      one.captions.lengths = {in.captions.lengths[static_cast<std::size_t>(b)]};
       one.captions.index = in.captions.index.slice(offsets[b], offsets[b + 1]);
       one.captions.offsets =
           to_tensor({0, static_cast<double>(offsets[b + 1] - offsets[b])}, {2}, DType::i32);
@@ -219,6 +221,40 @@ TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
     (i / frame % 3 == 0 ? inside : outside) += std::abs(zero[i] - zero_plain[i]);
   EXPECT_GT(inside, 1);
   EXPECT_LT(outside, 1e-3);
+}
+
+// A dropped branch is a branch whose last layer is zero, for its sample alone.
+TEST_F(Stdit3Test, DropPathDropsTheBranchItNames) {
+  const ModelDeck deck = tiny_model();
+  Model model(deck);
+  Stdit3Input in = make_input(deck, {});
+  const Vec plain = model(in);
+  const auto n = static_cast<std::int64_t>(plain.size()) / 3;
+  const auto sample = [n](const Vec& v, std::int64_t b) {
+    return Vec(v.begin() + b * n, v.begin() + (b + 1) * n);
+  };
+  for (std::int64_t site = 0; site < 4 * deck.depth; ++site) {
+    const std::int64_t b = site % 3;
+    Vec keep(static_cast<std::size_t>(12 * deck.depth), 1.0);
+    keep[static_cast<std::size_t>(3 * site + b)] = 0;
+    in.drop_path = to_tensor(keep, {deck.depth, 2, 2, 3});
+    const Vec dropped = model(in);
+    in.drop_path.release();
+    const std::string last = (site / 2 % 2 == 0 ? "spatial" : "temporal") +
+                             std::string("_blocks.") + std::to_string(site / 4) +
+                             (site % 2 == 0 ? ".attn.proj" : ".mlp.fc2");
+    std::vector<std::pair<Tensor, std::vector<float>>> saved;
+    for (const char* part : {".weight", ".bias"}) {
+      const Tensor& t = model.net.params().find(last + part)->value;
+      saved.emplace_back(t, floats(t));
+      std::fill_n(t.data<float>(), t.numel(), 0.0f);
+    }
+    const Vec zeroed = model(in);
+    for (auto& [t, values] : saved) std::copy(values.begin(), values.end(), t.data<float>());
+    for (std::int64_t other = 0; other < 3; ++other)
+      EXPECT_EQ(sample(dropped, other), sample(other == b ? zeroed : plain, other)) << last;
+    EXPECT_NE(sample(dropped, b), sample(plain, b)) << last;
+  }
 }
 
 TEST_F(Stdit3Test, TheNullCaptionIsTheTablesEmbedding) {
