@@ -89,9 +89,14 @@ class ClipStores(WeftTest):
         store = bytearray((self.dir / "clips.h5").read_bytes())
         store[len(store) // 2] ^= 0x10  # clips of many kilobytes fill the middle of the file
         (self.dir / "clips.h5").write_bytes(store)
-        job = self.weft("train", "deck.toml", "data.path=clips.h5", expect=None)
-        self.refused(job, DATA, "clips.h5", "damaged", "XXH3")
-        self.assertRegex(job.err, r"clip \d+ of bucket \S+ in clips\.h5 is damaged")
+        # On four ranks three wait in reductions that the fourth never joins.
+        for ranks in (1, 2, 4):
+            with self.subTest(ranks=ranks):
+                job = self.weft("train", "deck.toml", "data.path=clips.h5", f"run.dir=run{ranks}",
+                                "model.hidden_size=64", "parallel.bucket_mib=0.25", ranks=ranks,
+                                expect=None)
+                self.refused(job, DATA, "clips.h5", "damaged", "XXH3")
+                self.assertRegex(job.err, r"clip \d+ of bucket \S+ in clips\.h5 is damaged")
         job = self.weft("inspect", "clips.h5", ranks=0, expect=None)
         self.refused(job, DATA, "clips.h5", "damaged")
 
