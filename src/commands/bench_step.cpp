@@ -49,6 +49,7 @@ void print_profile(const ops::Profile& profile, int steps, double step_seconds) 
 int bench_step(const Deck& deck, const BenchStepRequest& request) {
   WEFT_CHECK(request.steps >= 1 && request.warmup >= 0, Exit::usage, "--steps is at least 1",
              "{} steps, {} to warm up", request.steps, request.warmup);
+  choose_device(deck.device.kind);
   const int threads = set_threads(static_cast<int>(deck.run.threads), 1);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);

@@ -1,6 +1,7 @@
 #include "commands/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "commands/bench_read.h"
@@ -26,7 +27,7 @@ struct Arguments {
   ProbeRequest probe;
   BenchStepRequest bench;
   std::int64_t readers = 0;
-  bool ema = false, json = false;
+  bool ema = false, json = false, strict = false;
   std::string topic;
 };
 
@@ -39,6 +40,34 @@ int on_first_rank(MPI_Comm world, const std::function<int()>& f) {
 void add_deck(CLI::App& command, Arguments& a) {
   command.add_option("deck", a.deck, "input deck (TOML)")->required();
   command.add_option("overrides", a.overrides, "section.key=value, applied over the deck in order");
+}
+
+// Names the word of the command line that no command or option knows, if there is one: CLI11 would rather speak of
+// what is missing because of it.
+void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* command = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    std::vector<std::string> known;
+    std::string what;
+    if (word.rfind("--", 0) == 0 && word.size() > 2) {
+      for (const CLI::Option* o : command->get_options())
+        for (const std::string& l : o->get_lnames()) known.push_back("--" + l);
+      what = "option";
+    } else {
+      for (const CLI::App* s : command->get_subcommands([](const CLI::App*) { return true; }))
+        known.push_back(s->get_name());
+      what = "command";
+    }
+    if (what == "command" && known.empty()) continue;  // a value
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      const std::string near = nearest_name(name, known);
+      throw Error(Exit::usage, fmt::format("unknown {} \"{}\"", what, name),
+                  near.empty() ? "see weft --help" : fmt::format("did you mean \"{}\"?", near),
+                  __FILE__, __LINE__);
+    }
+    if (what == "command") command = command->get_subcommand(name);
+  }
 }
 
 }  // namespace
@@ -61,9 +90,13 @@ Invocation parse_command_line(int argc, char** argv) {
   };
   const auto deck = [a] { return load_deck(a->deck, a->overrides); };
 
-  add_deck(command("ingest", "cut videos into a clip store (HDF5)",
-                   [=](MPI_Comm w) { return ingest(deck(), w); }),
-           *a);
+  CLI::App& ingest_command =
+      command("ingest", "cut videos into a clip store (HDF5)", [=](MPI_Comm w) {
+        if (a->strict) a->overrides.push_back("ingest.strict=true");
+        return ingest(deck(), w);
+      });
+  add_deck(ingest_command, *a);
+  ingest_command.add_flag("--strict", a->strict, "exit code 3 if any video breaks");
   add_deck(command("train", "train; goes on from RUN/latest if there is one",
                    [=](MPI_Comm w) { return train(deck(), w); }),
            *a);
@@ -159,6 +192,7 @@ Invocation parse_command_line(int argc, char** argv) {
       return on_first_rank(w, [] { return fmt::print("{}\n", version_line()), 0; });
     };
   } catch (const CLI::ParseError& e) {
+    refuse_unknown_words(app, argc, argv);
     throw Error(Exit::usage, e.what(), "see weft --help", __FILE__, __LINE__);
   }
   return *chosen;

@@ -38,6 +38,7 @@ void add_parameter_grads(ParameterTable& table, Outputs& out) {
 }  // namespace
 
 int probe(Deck deck, const ProbeRequest& request) {
+  choose_device(deck.device.kind);
   const auto arena = Arena::reserve(static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
                                     static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
   const ArenaScope scope(*arena);
@@ -81,8 +82,16 @@ int probe(Deck deck, const ProbeRequest& request) {
     s.y = c.y;
     s.captions = c.captions;
     s.fps = c.in.fps;
-    s.size = {c.in.height, c.in.width, inputs.i64("num_frames").at(0)};
-    // The golden cases come from the original, which does not clamp the length of short clips.
+    s.size = {c.in.height, c.in.width, 1};
+    const Tensor height = inputs.f32("height", {B}), width = inputs.f32("width", {B});
+    const std::vector<std::int64_t> frames = inputs.i64("num_frames");
+    WEFT_CHECK(static_cast<std::int64_t>(frames.size()) == B, Exit::data, "num_frames is [B]",
+               "input \"num_frames\" has {} elements", frames.size());
+    // Whether the batch is of images is the first sample's say, as in the original.
+    for (std::int64_t b = 0; b < B; ++b)
+      s.sizes.push_back({static_cast<double>(height.data<float>()[b]),
+                         static_cast<double>(width.data<float>()[b]),
+                         frames[0] == 1 ? 1 : frames[static_cast<std::size_t>(b)]});
     outputs.add("samples", flow_sample(model, deck.sampler, deck.diffusion, s));
   }
   outputs.write(request.outputs);

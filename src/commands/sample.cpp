@@ -89,6 +89,32 @@ std::vector<std::uint8_t> to_frames(const Tensor& z) {
   return frames;
 }
 
+// All clips at rank 0 in order, from the ranks that made them (clip i at rank i % ranks); nothing elsewhere.
+std::vector<std::vector<std::uint8_t>> gather_clips(
+    const std::vector<std::vector<std::uint8_t>>& made, std::int64_t clips, const Shape5& s,
+    MPI_Comm world) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm_size(world, &ranks);
+  const auto bytes = static_cast<int>(s.frames * s.height * s.width * 3);
+  std::vector<std::vector<std::uint8_t>> all;
+  if (rank != 0)
+    for (const auto& clip : made) MPI_Send(clip.data(), bytes, MPI_BYTE, 0, 0, world);
+  else
+    for (std::int64_t i = 0; i < clips; ++i) {
+      if (i % ranks == 0) {
+        if (i / ranks < static_cast<std::int64_t>(made.size()))
+          all.push_back(made[static_cast<std::size_t>(i / ranks)]);
+        continue;
+      }
+      if (made.empty()) break;  // latents: no pictures to show
+      all.emplace_back(static_cast<std::size_t>(bytes));
+      MPI_Recv(all.back().data(), bytes, MPI_BYTE, static_cast<int>(i % ranks), 0, world,
+               MPI_STATUS_IGNORE);
+    }
+  return all;
+}
+
 void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
   model.params().allocate(1 << 22, deck.model.dtype == "bf16", false);
   if (!deck.sample.weights.empty()) {
@@ -112,6 +138,7 @@ int sample(const Deck& deck, MPI_Comm world) {
   int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
+  choose_device(deck.device.kind);
   set_threads(static_cast<int>(deck.run.threads), ranks);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, ranks));
   const ArenaScope scope(*arena);
@@ -132,7 +159,7 @@ int sample(const Deck& deck, MPI_Comm world) {
   WEFT_CHECK(!failed, Exit::usage, "name a directory that can be written with sample.output",
              "cannot make {}: {}", out.string(), failed.message());
   const bool pixels = deck.model.in_channels == 3;
-  std::vector<std::vector<std::uint8_t>> shown;  // rank 0's clips, for the contact sheet
+  std::vector<std::vector<std::uint8_t>> made;  // this rank's clips, for the contact sheet
 
   for (std::int64_t i = rank; i < deck.sample.clips; i += ranks) {
     SampleRequest request;
@@ -176,9 +203,10 @@ int sample(const Deck& deck, MPI_Comm world) {
     else
       write_mp4(file.string(), {frames.data(), s.frames, s.height, s.width}, deck.sample.fps);
     log::info("clip      {}", file.string());
-    if (rank == 0) shown.push_back(frames);
+    made.push_back(frames);
   }
-  if (rank == 0 && !shown.empty()) {
+  const auto shown = gather_clips(made, deck.sample.clips, s, world);
+  if (!shown.empty()) {
     std::vector<ClipView> views;
     for (const auto& frames : shown) views.push_back({frames.data(), s.frames, s.height, s.width});
     const Image sheet = contact_sheet(views);

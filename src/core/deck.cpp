@@ -442,4 +442,16 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   return nearest;
 }
 
+std::vector<std::string> changed_keys(Deck a, Deck b) {
+  const std::vector<Option> left = option_table(a), right = option_table(b);
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const bool same = std::visit(
+        [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
+        left[i].target);
+    if (!same) keys.push_back(left[i].key);
+  }
+  return keys;
+}
+
 }  // namespace weft

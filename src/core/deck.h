@@ -160,6 +160,9 @@ std::string to_toml(const Deck& deck);
 // As above with every key's help, type and range as comments: `weft help deck`.
 std::string default_deck_with_help();
 
+// Keys whose values differ between two decks, in the order of the table.
+std::vector<std::string> changed_keys(Deck a, Deck b);
+
 // The name in `known` closest to `name` by edit distance, or "" if none is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 

@@ -84,15 +84,17 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
   const std::int64_t B = z.dim(0), T = z.dim(2), K = sampler.steps;
   const bool masked = !request.edit.empty();
 
-  // Timesteps of all steps; one size, so one vector for the batch.
-  std::vector<double> tau(static_cast<std::size_t>(K) + 1, 0.0);
-  for (std::int64_t i = 0; i < K; ++i) {
+  // The timestep of sample b in step i; after the last step it is 0.
+  const auto tau = [&](std::int64_t i, std::int64_t b) {
+    if (i == K) return 0.0;
     double t = (1.0 - static_cast<double>(i) / static_cast<double>(K)) * 1000.0;
     if (diffusion.use_discrete_timesteps) t = std::nearbyint(t);
     if (sampler.use_timestep_transform)
-      t = timestep_transform(t, request.size, 1.0, diffusion.fix_short_clips);
-    tau[static_cast<std::size_t>(i)] = t;
-  }
+      t = timestep_transform(
+          t, request.sizes.empty() ? request.size : request.sizes[static_cast<std::size_t>(b)], 1.0,
+          diffusion.fix_short_clips);
+    return t;
+  };
 
   // The guided batch: the conditional half first, then the null caption with the same token counts.
   CaptionBatch both = request.captions;
@@ -123,13 +125,13 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
   for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
 
   for (std::int64_t i = 0; i < K; ++i) {
-    const double t = tau[static_cast<std::size_t>(i)];
     if (masked) {
       // A frame joins once tau has fallen to its edit ratio, noised to the level of that moment.
       std::vector<bool> joins(seen.size());
       bool any = false;
       for (std::size_t f = 0; f < seen.size(); ++f) {
-        const bool active = 1000.0 * static_cast<double>(request.edit[f]) >= t;
+        const bool active = 1000.0 * static_cast<double>(request.edit[f]) >=
+                            tau(i, static_cast<std::int64_t>(f) / T);
         act.data<std::uint8_t>()[f] = active;
         joins[f] = active && !seen[f];
         any = any || joins[f];
@@ -138,10 +140,10 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
       if (any) {
         request.fresh_noise(static_cast<int>(i), noise);
         const std::int64_t C = z.dim(1), frame = z.dim(3) * z.dim(4);
-        const auto s = static_cast<float>(t / 1000.0);
         for (std::int64_t bct = 0; bct < B * C * T; ++bct) {
           const std::int64_t b = bct / (C * T), f = bct % T;
           if (!joins[static_cast<std::size_t>(b * T + f)]) continue;
+          const auto s = static_cast<float>(tau(i, b) / 1000.0);
           float* x = z.data<float>() + bct * frame;
           const float* e = noise.data<float>() + bct * frame;
           for (std::int64_t p = 0; p < frame; ++p) x[p] = (1.0f - s) * x[p] + s * e[p];
@@ -152,9 +154,10 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
     }
     std::copy_n(z.data<float>(), z.numel(), in.x.data<float>());
     std::copy_n(z.data<float>(), z.numel(), in.x.data<float>() + z.numel());
-    std::fill_n(in.timestep.data<float>(), 2 * B, static_cast<float>(t));
-    std::fill_n(dt.data<float>(), B,
-                static_cast<float>((t - tau[static_cast<std::size_t>(i) + 1]) / 1000.0));
+    for (std::int64_t b = 0; b < 2 * B; ++b)
+      in.timestep.data<float>()[b] = static_cast<float>(tau(i, b % B));
+    for (std::int64_t b = 0; b < B; ++b)
+      dt.data<float>()[b] = static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0);
     Tape tape(Tape::Mode::infer);
     const Var out = model.forward(tape, in);
     ops::guided_euler_step(out->value, static_cast<float>(sampler.cfg_scale), dt, act, z);

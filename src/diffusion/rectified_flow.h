@@ -49,8 +49,9 @@ struct SampleRequest {
   Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
   Tensor y;  // f32 [B, L, caption_channels] or undefined (null caption)
   CaptionBatch captions;
-  Tensor fps;  // f32 [B]
-  ClipSize size;
+  Tensor fps;                   // f32 [B]
+  ClipSize size;                // the position embedding's, and every sample's unless:
+  std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform
   std::vector<float>
       edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (section 4)
   // Fresh noise of sample b for step i, like z; called only for frames that start to be edited late.

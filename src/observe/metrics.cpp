@@ -1,8 +1,15 @@
 #include "observe/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -19,17 +26,47 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
       out << line << '\n';
   }
   out.close();
-  if (out) std::filesystem::rename(kept, path);
+  WEFT_CHECK(bool(out), Exit::usage, "free space under run.dir", "cannot write {}", kept.string());
+  std::filesystem::rename(kept, path);
 }
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step) {
-  const std::filesystem::path path = run_dir / "metrics.jsonl";
-  drop_lines_from(path, first_step);
-  out_.open(path, std::ios::app);
-  WEFT_CHECK(out_.is_open(), Exit::usage, "check that run.dir can be written", "cannot open {}",
-             path.string());
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
+    : path_(run_dir / "metrics.jsonl") {
+  drop_lines_from(path_, first_step);
+  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  WEFT_CHECK(file_ >= 0, Exit::usage, "check that run.dir can be written", "cannot open {}: {}",
+             path_.string(), std::strerror(errno));
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (!flush())
+    log::error("ERROR: the last lines of {} could not be written: {} bytes are missing",
+               path_.string(), pending_.size());
+  close(file_);
+}
+
+// Whole lines or nothing: what a full disk cuts off is taken back and tried again with the next line.
+bool MetricsWriter::flush() {
+  const off_t before = lseek(file_, 0, SEEK_END);
+  std::size_t written = 0;
+  while (written < pending_.size()) {
+    const ssize_t n = ::write(file_, pending_.data() + written, pending_.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      if (!failing_)
+        log::warn("cannot write {}: {}; its lines are kept in memory until it works again",
+                  path_.string(), std::strerror(errno));
+      failing_ = true;
+      if (written > 0 && ftruncate(file_, before) != 0) pending_.erase(0, written);
+      return false;
+    }
+    written += static_cast<std::size_t>(n);
+  }
+  pending_.clear();
+  failing_ = false;
+  return true;
 }
 
 void MetricsWriter::write(const StepMetrics& m) {
@@ -48,7 +85,8 @@ void MetricsWriter::write(const StepMetrics& m) {
       {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
       {"samples", m.samples},
   };
-  out_ << j.dump() << '\n' << std::flush;
+  pending_ += j.dump() + '\n';
+  flush();
 }
 
 }  // namespace weft

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -32,10 +31,20 @@ class MetricsWriter {
   // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are dropped first, as
   // is a last line that a crash cut short.
   MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  // Lines that a full disk refuses wait in memory, with one WARN, and follow once it takes them.
   void write(const StepMetrics& m);
 
  private:
-  std::ofstream out_;
+  bool flush();
+
+  std::filesystem::path path_;
+  int file_ = -1;
+  std::string pending_;
+  bool failing_ = false;
 };
 
 }  // namespace weft

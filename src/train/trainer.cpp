@@ -36,6 +36,27 @@ struct Agreement {
   double& stop() { return values[1]; }
 };
 
+// A run that goes on under another deck is the user's right, but not to be missed. Keys that change nothing of what is
+// computed may differ.
+void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
+  if (log::rank() != 0) return;
+  const Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {});
+  std::vector<std::string> keys;
+  for (const std::string& key : changed_keys(before, deck)) {
+    const std::string section = key.substr(0, key.find('.'));
+    const bool counts = section == "model" || section == "diffusion" || section == "mask" ||
+                        section == "train" || key == "run.seed" || key == "data.path" ||
+                        key == "data.text_features";
+    const bool harmless = key == "train.steps" || key == "train.checkpoint_every" ||
+                          key == "train.keep" || key == "train.log_every" ||
+                          key == "model.recompute";
+    if (counts && !harmless) keys.push_back(key);
+  }
+  if (!keys.empty())
+    log::warn("the run goes on under a changed deck: {} differ from those of {}",
+              fmt::join(keys, ", "), checkpoint.dir().string());
+}
+
 }  // namespace
 
 Trainer::Trainer(const Deck& deck, MPI_Comm world)
@@ -96,6 +117,7 @@ void Trainer::start() {
   if (checkpoint) {
     restore_state(*checkpoint, model_.params(), optimizer_.get());
     done_ = saved_ = checkpoint->info().step;
+    warn_of_changes(*checkpoint, deck_);
     log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
               deck_.train.steps);
   }
@@ -108,9 +130,9 @@ void Trainer::start() {
   const std::size_t capacity = arena_capacity(deck_.memory, host_ranks_);
   WEFT_CHECK(planned_bytes_ <= capacity, Exit::usage,
              "lower train.batch_size, raise model.recompute (up to 1), or use fewer ranks a host",
-             "a step needs {:.2f} GiB of activations, a rank here has {:.2f} GiB",
-             static_cast<double>(planned_bytes_) / (1 << 30),
-             static_cast<double>(capacity) / (1 << 30));
+             "a step needs {:.1f} MiB of activations, a rank here has {:.1f} MiB",
+             static_cast<double>(planned_bytes_) / (1 << 20),
+             static_cast<double>(capacity) / (1 << 20));
   arena_ = Arena::reserve(capacity);
 
   // 3. The order of the samples, and the readers that run ahead of it.
