@@ -167,12 +167,14 @@ Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tens
     c.tape.record([x, m, rows, shift, scale, stats, out, runs, part] {
       const Tensor dy = std::move(out->grad);
       Tensor dx = Tensor::empty(dy.shape(), dy.dtype());
+      // Before the runs, which a planning arena does not know: its peak must count this gradient too.
+      Tensor& dm = zeroed_grad(m);
       for (const Run& r : runs) {
         Tensor to = part(dx, r);
         if (r.normalised)
           ops::layer_norm_modulate_backward(part(x->value, r), m->value, rows.slice(r.begin, r.end),
                                             shift, scale, stats.slice(r.begin, r.end), part(dy, r),
-                                            to, false, zeroed_grad(m));
+                                            to, false, dm);
         else
           ops::convert(part(dy, r), to);
       }

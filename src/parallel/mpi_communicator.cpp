@@ -37,7 +37,10 @@ class MpiCommunicator final : public Communicator {
     // Operations still outstanding mean that this rank is on its way out with an error: the others may never join
     // them, so they are abandoned, and main ends all ranks.
     if (thread_.joinable()) {
-      stop_ = true;
+      {
+        std::lock_guard lock(mutex_);  // or the thread misses the call between its look and its sleep
+        stop_ = true;
+      }
       wake_.notify_all();
       thread_.join();
     }
@@ -46,19 +49,23 @@ class MpiCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  double busy_seconds() const override { return busy_; }
+  double busy_seconds() const override {
+    std::lock_guard lock(mutex_);
+    return busy_;
+  }
 
   Ticket all_reduce_sum(Tensor t) override {
-    return issue({t.data<float>(), t.numel(), MPI_FLOAT});
+    return issue({t.data<float>(), t.numel(), MPI_FLOAT, t});
   }
   Ticket all_reduce_sum(std::span<double> values) override {
-    return issue({values.data(), static_cast<std::int64_t>(values.size()), MPI_DOUBLE});
+    return issue({values.data(), static_cast<std::int64_t>(values.size()), MPI_DOUBLE, {}});
   }
 
   double wait(Ticket ticket) override {
     if (size_ == 1) return 0;
     const double start = now();
     std::unique_lock lock(mutex_);
+    WEFT_ASSERT(ticket <= issued_);  // nobody would ever complete it
     done_.wait(lock, [&] { return completed_ >= ticket; });
     return now() - start;
   }
@@ -68,6 +75,7 @@ class MpiCommunicator final : public Communicator {
     void* data;
     std::int64_t count;
     MPI_Datatype type;
+    Tensor owner;  // a tensor's memory stays until its reduction is done, also while an error unwinds the caller
   };
 
   Ticket issue(Operation o) {
@@ -129,7 +137,7 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
   std::thread thread_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<Operation> queue_;
   Ticket issued_ = 0, completed_ = 0;
