@@ -1,5 +1,5 @@
 // CPU side of ops/matmul.h, by oneDNN. Three paths, by measurement on AVX-512 (validation/results): the forward packs its
-// weights into the layout that the matmul primitive prefers (3 to 8 % faster than plain weights, the packing
+// weights into the layout that the matmul primitive prefers (some per cent faster than plain weights, the packing
 // included) and fuses bias and residual; gradients in f32 go through sgemm (3 to 8 % faster, and free of the shapes on which
 // the primitive drops to half); all else is the plain primitive. Primitives are made once per shape and kept; their
 // scratchpad is ours, so that the steady state allocates nothing large.
@@ -43,8 +43,8 @@ struct Primitive {
   dnnl::reorder pack;
 };
 
-// Rows from which packing the weights pays.
-constexpr std::int64_t rows_worth_packing = 256;
+// Rows from which packing the weights pays: its cost is that of reading and writing them, whatever the rows.
+constexpr std::int64_t rows_worth_packing = 2048;
 
 dnnl::engine& engine() {
   static dnnl::engine e(dnnl::engine::kind::cpu, 0);
