@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Configures and builds build/ (Release); silent but for one line, unless it fails.
+# Configures build/ (Release) and builds the targets named, or all; silent but for one line, unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
@@ -16,7 +16,9 @@ cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release >"$log" 2>&1 ||
 cores=$(nproc)
 echo "build: Release in build/ on $cores cores (a first build takes some minutes; output in $log)"
 # From the failing command's own output on, which ninja repeats: the first error is what one wants to read.
-if ! cmake --build build --parallel "${JOBS:-$cores}" >>"$log" 2>&1; then
+targets=()
+[ $# -eq 0 ] || targets=(--target "$@")
+if ! cmake --build build --parallel "${JOBS:-$cores}" "${targets[@]}" >>"$log" 2>&1; then
   grep -m 1 -A 40 -E '^FAILED|: error:|: fatal error:|Error [0-9]' "$log" >&2 || true
   echo "build: failed; the whole output is in $log" >&2
   exit 1

@@ -84,7 +84,7 @@ train_and_stop() {
 }
 
 tools/deps.sh
-tools/build.sh
+tools/build.sh weft
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")

@@ -38,7 +38,8 @@ class MpiCommunicator final : public Communicator {
     // them, so they are abandoned, and main ends all ranks.
     if (thread_.joinable()) {
       {
-        std::lock_guard lock(mutex_);  // or the thread misses the call between its look and its sleep
+        std::lock_guard lock(
+            mutex_);  // or the thread misses the call between its look and its sleep
         stop_ = true;
       }
       wake_.notify_all();
@@ -75,7 +76,8 @@ class MpiCommunicator final : public Communicator {
     void* data;
     std::int64_t count;
     MPI_Datatype type;
-    Tensor owner;  // a tensor's memory stays until its reduction is done, also while an error unwinds the caller
+    Tensor
+        owner;  // a tensor's memory stays until its reduction is done, also while an error unwinds the caller
   };
 
   Ticket issue(Operation o) {
