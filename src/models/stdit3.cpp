@@ -154,6 +154,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
 
   // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1 for t = 0.
   const bool masked = in.x_mask.defined();
+  WEFT_ASSERT(!masked || patch.pt == 1);
   const std::int64_t G = masked ? 2 * B : B;
   Tensor times = Tensor::empty({G}, DType::f32), rates = Tensor::empty({G}, DType::f32);
   Tensor rows = Tensor::empty({B * T}, DType::i32);

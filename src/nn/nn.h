@@ -43,7 +43,7 @@ Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& row
 Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
                                int scale, std::int64_t first_row);
 
-// x + m[row, gate] * keep[b] * p.
+// x + m[row, gate] * keep[b] * p. The backward puts p's gradient where p's value is: nothing else may need p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);
 

@@ -68,6 +68,13 @@ Trainer::Trainer(const Deck& deck, MPI_Comm world)
       source_(open_clip_source(deck.data.path, deck.data.verify)),
       model_(deck.model) {
   choose_device(deck.device.kind);
+  WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
+             "use a patch_size of one frame, or no [mask]",
+             "frame masks choose single frames, model.patch_size takes {} together",
+             deck.model.patch_size[0]);
+  WEFT_CHECK(!deck.model.skip_y_embedder, Exit::usage, "set model.skip_y_embedder = false",
+             "model.skip_y_embedder = true wants captions that are projected already; training has "
+             "none (weft probe takes them)");
   std::int64_t clips = 0;
   for (const Bucket& b : source_->buckets()) {
     check_bucket_fits(b, deck_.model);
