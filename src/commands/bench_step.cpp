@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "commands/probe_case.h"
+#include "core/clock.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/version.h"
@@ -17,10 +17,6 @@
 
 namespace weft {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -69,7 +65,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   ops::Profile profile;
   for (int i = 0; i < request.warmup + request.steps; ++i) {
     if (i == request.warmup && request.profile) ops::set_profile(&profile);
-    const double start = now();
+    const double start = now_seconds();
     params.begin_step([](int) {});
     Tape tape;
     const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B));
@@ -79,7 +75,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     params.finish_step();
     const double norm = deck.train.grad_clip > 0 ? gradient_norm(params) : 0.0;
     optimizer_step(deck.train, i, norm, params, optimizer);
-    if (i >= request.warmup) seconds.push_back(now() - start);
+    if (i >= request.warmup) seconds.push_back(now_seconds() - start);
     losses.push_back(sum / static_cast<double>(B));
   }
   ops::set_profile(nullptr);

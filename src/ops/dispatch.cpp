@@ -1,13 +1,9 @@
 #include "ops/dispatch.h"
 
-#include <chrono>
+#include "core/clock.h"
 
 namespace weft::ops {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 OpTime* current_entry = nullptr;
 
@@ -17,12 +13,12 @@ namespace detail {
 
 Profile* active_profile = nullptr;
 
-Timer::Timer(const char* name) : entry_(&(*active_profile)[name]), start_(now()) {
+Timer::Timer(const char* name) : entry_(&(*active_profile)[name]), start_(now_seconds()) {
   current_entry = entry_;
 }
 
 Timer::~Timer() {
-  entry_->seconds += now() - start_;
+  entry_->seconds += now_seconds() - start_;
   ++entry_->calls;
   current_entry = nullptr;
 }

@@ -9,15 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "parallel/communicator.h"
 
 namespace weft {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -64,11 +61,11 @@ class MpiCommunicator final : public Communicator {
 
   double wait(Ticket ticket) override {
     if (size_ == 1) return 0;
-    const double start = now();
+    const double start = now_seconds();
     std::unique_lock lock(mutex_);
     WEFT_ASSERT(ticket <= issued_);  // nobody would ever complete it
     done_.wait(lock, [&] { return completed_ >= ticket; });
-    return now() - start;
+    return now_seconds() - start;
   }
 
  private:
@@ -103,11 +100,11 @@ class MpiCommunicator final : public Communicator {
         o = queue_.front();
         queue_.pop_front();
       }
-      const double start = now();
+      const double start = now_seconds();
       if (!run(o)) return;
       {
         std::lock_guard lock(mutex_);
-        busy_ += now() - start;
+        busy_ += now_seconds() - start;
         ++completed_;
       }
       done_.notify_all();

@@ -1,9 +1,9 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "core/clock.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -15,10 +15,6 @@
 
 namespace weft {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 int ranks_on_host(MPI_Comm world) {
   MPI_Comm host;
@@ -163,7 +159,7 @@ bool Trainer::wait_for_save() { return checkpoints_->wait(); }
 
 StepMetrics Trainer::step() {
   const ArenaScope scope(*arena_);
-  const double start = now();
+  const double start = now_seconds();
   ParameterTable& params = model_.params();
   const std::vector<MicroBatch> plan = planner_->plan(done_);
   const auto mine = my_work(plan);
@@ -195,7 +191,7 @@ StepMetrics Trainer::step() {
   params.finish_step();
   agreed.stop() = stop_signal() != 0;
   tickets.push_back(comm_->all_reduce_sum(std::span<double>(agreed.values)));
-  m.split.compute = now() - start - m.split.data_wait;
+  m.split.compute = now_seconds() - start - m.split.data_wait;
 
   // 2. What is left of the reductions.
   for (const auto ticket : tickets) m.split.comm_exposed += comm_->wait(ticket);
@@ -203,7 +199,7 @@ StepMetrics Trainer::step() {
   stop_ = agreed.stop() > 0;
 
   // 3. Clip and update. Gradients are the same on every rank by now, so all decide alike.
-  const double before_update = now();
+  const double before_update = now_seconds();
   m.grad_norm = gradient_norm(params);
   WEFT_CHECK(std::isfinite(m.grad_norm) && std::isfinite(m.loss), Exit::non_finite,
              "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
@@ -211,9 +207,9 @@ StepMetrics Trainer::step() {
              "step {}: loss {} and gradient norm {} on samples [{}]", done_, m.loss, m.grad_norm,
              fmt::join(m.samples, ", "));
   optimizer_step(deck_.train, done_, m.grad_norm, params, *optimizer_);
-  m.split.optimizer = now() - before_update;
+  m.split.optimizer = now_seconds() - before_update;
   ++done_;
-  m.seconds = now() - start;
+  m.seconds = now_seconds() - start;
   m.resident_bytes = resident_bytes();
   m.arena_peak_bytes = arena_->peak();
   return m;
