@@ -1,5 +1,8 @@
 #include "ops/dispatch.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "core/clock.h"
 
 namespace weft::ops {
@@ -32,7 +35,11 @@ void add_flops(double flops) {
 void set_profile(Profile* profile) { detail::active_profile = profile; }
 
 bool cpu_is_v4() {
-  static const bool v4 = __builtin_cpu_supports("x86-64-v4") > 0;
+  static const bool v4 = [] {
+    const char* asked = std::getenv("WEFT_CPU_ISA");
+    return __builtin_cpu_supports("x86-64-v4") > 0 &&
+           (asked == nullptr || std::string_view(asked) != "v3");
+  }();
   return v4;
 }
 

@@ -39,7 +39,8 @@ class Timer {
 void add_flops(double flops);
 }  // namespace detail
 
-// True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4).
+// True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4), unless the environment says WEFT_CPU_ISA=v3: so the
+// AVX2 side can be tested anywhere.
 bool cpu_is_v4();
 
 template <class Signature>

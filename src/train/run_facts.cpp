@@ -51,8 +51,8 @@ RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, in
                            deck.train.batch_size, p.buckets().size())},
       {"memory", fmt::format("{} of state, {} of activations a rank (planned)", mib(state_bytes_),
                              mib(static_cast<double>(planned_bytes)))},
-      {"kernels", fmt::format("oneDNN matmul; weft {} for the rest",
-                              __builtin_cpu_supports("x86-64-v4") ? "AVX-512" : "AVX2")},
+      {"kernels",
+       fmt::format("oneDNN matmul; weft {} for the rest", ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
   };
 }
 
