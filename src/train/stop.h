@@ -3,7 +3,7 @@
 
 namespace weft {
 
-// Installs the handlers. A second SIGTERM or SIGINT ends the process at once with 64 + signal: the
+// Installs the handlers, on a thread of their own: call it before any thread that computes is started. A second SIGTERM or SIGINT ends the process at once with 64 + signal: the
 // checkpoint before stays as it is.
 void watch_stop_signals();
 // The first signal received, 0 if none.
