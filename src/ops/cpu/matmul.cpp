@@ -1,8 +1,8 @@
-// CPU side of ops/matmul.h, by oneDNN. Three paths, by measurement on AVX-512 (validation/results): the forward packs its
-// weights into the layout that the matmul primitive prefers (some per cent faster than plain weights, the packing
-// included) and fuses bias and residual; gradients in f32 go through sgemm (3 to 8 % faster, and free of the shapes on which
-// the primitive drops to half); all else is the plain primitive. Primitives are made once per shape and kept; their
-// scratchpad is ours, so that the steady state allocates nothing large.
+// CPU side of ops/matmul.h, by oneDNN. Three paths (validation/matmul_rate.cpp holds them against oneDNN's best): the
+// forward fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers where many
+// rows share the packing; gradients in f32 go through sgemm, which has none of the shapes on which the primitive drops
+// to half; all else is the plain primitive. Primitives are made once per shape and kept; their scratchpad is ours, so
+// that the steady state allocates nothing large. sgemm must not be interrupted by a signal handler (train/stop.cpp).
 #include "ops/matmul.h"
 
 #include <immintrin.h>
