@@ -25,29 +25,37 @@ double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30)
 
 }  // namespace
 
-Arena::Arena(std::byte* base, std::size_t capacity, bool planning)
-    : base_(base), capacity_(capacity), planning_(planning) {
+Arena::Arena(std::byte* base, std::size_t capacity, bool planning, DeviceKind device)
+    : base_(base), capacity_(capacity), planning_(planning), device_(device) {
   free_by_offset_[0] = capacity;
   free_by_size_.insert({capacity, 0});
 }
 
-std::unique_ptr<Arena> Arena::reserve(std::size_t capacity) {
+std::unique_ptr<Arena> Arena::reserve(std::size_t capacity, DeviceKind device) {
   capacity = round_up(capacity);
+  if (device == DeviceKind::cuda)
+    return std::unique_ptr<Arena>(new Arena(
+        static_cast<std::byte*>(device_runtime().allocate(capacity)), capacity, false, device));
   void* p = mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "lower memory.arena_gib",
              "cannot reserve an arena of {:.1f} GiB: {}", gib(capacity), std::strerror(errno));
   // Large pages spare page faults and TLB misses; a kernel without them simply says no.
   madvise(p, capacity, MADV_HUGEPAGE);
-  return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(p), capacity, false));
+  return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(p), capacity, false, device));
 }
 
 std::unique_ptr<Arena> Arena::planning() {
-  return std::unique_ptr<Arena>(new Arena(planning_base, planning_capacity, true));
+  return std::unique_ptr<Arena>(
+      new Arena(planning_base, planning_capacity, true, this_device().kind));
 }
 
 Arena::~Arena() {
-  if (!planning_) munmap(base_, capacity_);
+  if (planning_) return;
+  if (device_ == DeviceKind::cuda)
+    device_runtime().free(base_);
+  else
+    munmap(base_, capacity_);
 }
 
 void* Arena::allocate(std::size_t bytes) {

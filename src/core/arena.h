@@ -7,14 +7,20 @@
 #include <memory>
 #include <set>
 
+#include "core/device.h"
+
 namespace weft {
 
 class Arena {
  public:
   static constexpr std::size_t alignment = 256;
 
-  // Reserves `capacity` bytes of address space; pages become resident when first written.
-  static std::unique_ptr<Arena> reserve(std::size_t capacity);
+  // Reserves `capacity` bytes: of address space on the CPU, where pages become resident when first written; of device
+  // memory on a GPU.
+  static std::unique_ptr<Arena> reserve(std::size_t capacity, DeviceKind device);
+  static std::unique_ptr<Arena> reserve(std::size_t capacity) {
+    return reserve(capacity, this_device().kind);
+  }
   // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
   // Running a step through it tells the step's peak exactly.
   static std::unique_ptr<Arena> planning();
@@ -29,6 +35,7 @@ class Arena {
   void free(void* p, std::size_t bytes);
 
   bool is_planning() const { return planning_; }
+  DeviceKind device() const { return device_; }
   std::size_t used() const { return used_; }
   std::size_t peak() const { return peak_; }
   std::size_t capacity() const { return capacity_; }
@@ -40,11 +47,12 @@ class Arena {
 
  private:
   friend class ArenaScope;
-  Arena(std::byte* base, std::size_t capacity, bool planning);
+  Arena(std::byte* base, std::size_t capacity, bool planning, DeviceKind device);
 
   std::byte* base_;
   std::size_t capacity_;
   bool planning_;
+  DeviceKind device_;
   std::size_t used_ = 0;
   std::size_t peak_ = 0;
   std::map<std::size_t, std::size_t> free_by_offset_;           // offset -> bytes

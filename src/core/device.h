@@ -1,6 +1,9 @@
-// Which kind of processor a tensor lives on. A rank owns exactly one device.
+// Which kind of processor a rank computes on, and what host code needs of it. A rank owns exactly one device.
+// Nothing here names CUDA: device_cuda.cpp does, and is linked or left out.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <string>
 
 namespace weft {
@@ -9,12 +12,63 @@ enum class DeviceKind { cpu, cuda };
 
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
-  int index = 0;  // the GPU's number on this host; 0 for the CPU
+  int index = 0;  // the GPU's number among those this rank can see; 0 for the CPU
 };
 
-// The device that deck key device.kind ("auto", "cpu", "cuda") asks for. Throws Exit::usage when
-// "cuda" is asked of a build or a machine without it.
-Device choose_device(const std::string& kind);
+// Chooses this process's device by deck key device.kind ("auto", "cpu", "cuda"), once, before the first tensor.
+// `local_rank` of `ranks_on_host` picks the GPU among the visible ones; more ranks than GPUs want `share`. Throws
+// Exit::usage when "cuda" is asked of a build or a machine without it; "auto" takes the CPU and says so in one line.
+Device choose_device(const std::string& kind, int local_rank = 0, int ranks_on_host = 1,
+                     bool share = false);
+// What choose_device chose; the CPU before that.
+Device this_device();
+inline bool on_cuda() { return this_device().kind == DeviceKind::cuda; }
+
+// Streams of a GPU: work within one runs in order, between two only events order it.
+enum class Stream { compute, communication, copy };
+// A mark in a stream. Copies share it.
+using DeviceEvent = std::shared_ptr<void>;
+// A recorded sequence of device work that can be run again with the same addresses.
+using DeviceGraph = std::shared_ptr<void>;
+
+// The GPU of this rank. All calls come from threads that have no device work of their own elsewhere; none of them
+// waits for the GPU unless it says so. Failures throw Exit::hardware, or Exit::usage when memory is too small.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+
+  virtual void* allocate(std::size_t bytes) = 0;  // zeroed device memory, 256-byte aligned
+  virtual void free(void* p) = 0;
+  virtual void* allocate_pinned(std::size_t bytes) = 0;  // host memory that copies asynchronously
+  virtual void free_pinned(void* p) = 0;
+  virtual std::size_t free_bytes() = 0;   // of device memory, now
+  virtual std::size_t total_bytes() = 0;
+
+  // Host to device on `stream` through the pinned ring: `from` may be reused at once. Waits only when the ring is full.
+  virtual void upload(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
+  // Device to host. Waits until all work of the compute stream so far and the copy are done.
+  virtual void download(void* to, const void* from, std::size_t bytes) = 0;
+  // Between pinned host and device memory, or on the device; waits for nothing.
+  virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
+  virtual void zero(void* p, std::size_t bytes, Stream stream) = 0;
+
+  virtual DeviceEvent record(Stream stream) = 0;
+  virtual void wait(Stream stream, const DeviceEvent& event) = 0;  // the stream waits, not the host
+  virtual bool finished(const DeviceEvent& event) = 0;
+  virtual void synchronize(const DeviceEvent& event) = 0;  // the host waits
+  virtual void synchronize() = 0;                          // the host waits for everything
+  virtual double seconds(const DeviceEvent& from, const DeviceEvent& to) = 0;  // both finished
+
+  // Work of the compute stream, and of streams tied to it by events, between begin and end is recorded, not run.
+  virtual void begin_capture() = 0;
+  virtual DeviceGraph end_capture() = 0;
+  virtual void launch(const DeviceGraph& graph) = 0;  // on the compute stream
+
+  virtual std::string describe() = 0;  // "NVIDIA H200, 139.8 GiB, sm_90, driver 13.0"
+};
+
+// The runtime of this rank's GPU. Calling it on a CPU rank is a bug.
+DeviceRuntime& device_runtime();
 
 // Processor threads this rank may use: `requested` if positive, otherwise the usable cores of the
 // host divided by the ranks on it, at least one. Also sets OpenMP's thread count.

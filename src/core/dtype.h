@@ -8,7 +8,7 @@
 
 namespace weft {
 
-enum class DType : std::uint8_t { f32, bf16, f16, i64, i32, u8, boolean };
+enum class DType : std::uint8_t { f32, bf16, f16, i64, i32, u8, boolean, f64 };
 
 constexpr std::size_t size_of(DType t) {
   switch (t) {
@@ -19,6 +19,7 @@ constexpr std::size_t size_of(DType t) {
     case DType::f16:
       return 2;
     case DType::i64:
+    case DType::f64:
       return 8;
     case DType::u8:
     case DType::boolean:
@@ -28,7 +29,7 @@ constexpr std::size_t size_of(DType t) {
 }
 
 constexpr std::string_view name_of(DType t) {
-  constexpr std::string_view names[] = {"f32", "bf16", "f16", "i64", "i32", "u8", "bool"};
+  constexpr std::string_view names[] = {"f32", "bf16", "f16", "i64", "i32", "u8", "bool", "f64"};
   return names[static_cast<int>(t)];
 }
 
@@ -53,6 +54,10 @@ struct dtype_of;
 template <>
 struct dtype_of<float> {
   static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
 };
 template <>
 struct dtype_of<bf16> {

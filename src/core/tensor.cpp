@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <cstring>
+
 #include "core/arena.h"
 #include "core/error.h"
 
@@ -28,6 +30,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype) {
   t.shape_ = shape;
   t.dtype_ = dtype;
   Arena* arena = &Arena::current();
+  t.device_ = arena->device();
   const std::size_t bytes = t.bytes();
   t.data_ = arena->allocate(bytes);
   t.storage_ = std::shared_ptr<void>(t.data_, [arena, bytes](void* p) { arena->free(p, bytes); });
@@ -35,6 +38,17 @@ Tensor Tensor::empty(const Shape& shape, DType dtype) {
 }
 
 Tensor Tensor::persistent(const Shape& shape, DType dtype) {
+  if (!on_cuda()) return host(shape, dtype);
+  Tensor t;
+  t.shape_ = shape;
+  t.dtype_ = dtype;
+  t.device_ = DeviceKind::cuda;
+  t.data_ = device_runtime().allocate(t.bytes() + 1);
+  t.storage_ = std::shared_ptr<void>(t.data_, [](void* p) { device_runtime().free(p); });
+  return t;
+}
+
+Tensor Tensor::host(const Shape& shape, DType dtype) {
   Tensor t;
   t.shape_ = shape;
   t.dtype_ = dtype;
@@ -48,11 +62,36 @@ Tensor Tensor::persistent(const Shape& shape, DType dtype) {
   return t;
 }
 
-Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype) {
+Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype, DeviceKind device) {
   Tensor t;
   t.data_ = data;
+  t.device_ = device;
   t.shape_ = shape;
   t.dtype_ = dtype;
+  return t;
+}
+
+void Tensor::set_bytes(const void* from, std::size_t size) {
+  if (Arena::has_current() && Arena::current().is_planning()) return;
+  WEFT_ASSERT(size == bytes());
+  if (size == 0) return;
+  if (device_ == DeviceKind::cpu)
+    std::memcpy(data_, from, size);
+  else
+    device_runtime().upload(data_, from, size, Stream::compute);
+}
+
+Tensor Tensor::to_host() const {
+  if (device_ == DeviceKind::cpu) return *this;
+  Tensor t = host(shape_, dtype_);
+  if (bytes() > 0) device_runtime().download(t.data_, data_, bytes());
+  return t;
+}
+
+Tensor Tensor::to_device() const {
+  if (device_ == this_device().kind || !defined()) return *this;
+  Tensor t = empty(shape_, dtype_);
+  t.set_bytes(data_, bytes());
   return t;
 }
 
@@ -73,6 +112,12 @@ Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
   t.shape_ = Shape(std::span<const std::int64_t>(dims.data(), shape_.rank()));
   t.data_ = static_cast<std::byte*>(data_) + begin * row * size_of(dtype_);
   return t;
+}
+
+void Tensor::check_host() const {
+  if (device_ == DeviceKind::cuda)
+    throw Error(Exit::internal, fmt::format("tensor {} of a GPU read by the host", shape_.str()),
+                "this is a bug in weft, please report it with the log", __FILE__, __LINE__);
 }
 
 void Tensor::check_dtype(DType wanted) const {

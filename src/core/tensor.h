@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "core/device.h"
 #include "core/dtype.h"
 
 namespace weft {
@@ -38,12 +39,33 @@ class Tensor {
  public:
   Tensor() = default;
 
-  // Uninitialised, from the current arena; returned to it with the last handle.
+  // Uninitialised, from the current arena, on its device; returned to it with the last handle.
   static Tensor empty(const Shape& shape, DType dtype);
-  // Zeroed, outside any arena: weights, optimizer state and whatever outlives a step.
+  // Zeroed, outside any arena, on this rank's device: weights, optimizer state and whatever outlives a step.
   static Tensor persistent(const Shape& shape, DType dtype);
+  // The same in host memory.
+  static Tensor host(const Shape& shape, DType dtype);
   // Borrows memory that somebody else keeps alive.
-  static Tensor borrow(void* data, const Shape& shape, DType dtype);
+  static Tensor borrow(void* data, const Shape& shape, DType dtype,
+                       DeviceKind device = DeviceKind::cpu);
+  // A copy of host values in the current arena; nothing is copied while planning.
+  template <class T>
+  static Tensor from_host(std::span<const T> values, const Shape& shape) {
+    Tensor t = empty(shape, dtype_of<T>::value);
+    t.set(values);
+    return t;
+  }
+
+  // Overwrites with host values, which may be reused at once. Waits for nothing on a GPU.
+  template <class T>
+  void set(std::span<const T> values) {
+    check_dtype(dtype_of<T>::value);
+    set_bytes(values.data(), values.size_bytes());
+  }
+  // The values in host memory: this tensor itself on the CPU, a copy (waited for) from a GPU.
+  Tensor to_host() const;
+  // A copy on this rank's device in the current arena; itself where it is already there.
+  Tensor to_device() const;
 
   bool defined() const { return data_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -53,9 +75,17 @@ class Tensor {
   DType dtype() const { return dtype_; }
 
   void* raw() const { return data_; }
-  // Typed access; a wrong T is a bug and throws.
+  DeviceKind device() const { return device_; }
+  // Typed access from the host; a wrong T, or memory of a GPU, is a bug and throws.
   template <class T>
   T* data() const {
+    check_dtype(dtype_of<T>::value);
+    check_host();
+    return static_cast<T*>(data_);
+  }
+  // Typed address for a kernel.
+  template <class T>
+  T* device_data() const {
     check_dtype(dtype_of<T>::value);
     return static_cast<T*>(data_);
   }
@@ -72,11 +102,14 @@ class Tensor {
 
  private:
   void check_dtype(DType wanted) const;
+  void check_host() const;
+  void set_bytes(const void* from, std::size_t bytes);
 
   std::shared_ptr<void> storage_;
   void* data_ = nullptr;
   Shape shape_;
   DType dtype_ = DType::f32;
+  DeviceKind device_ = DeviceKind::cpu;
 };
 
 }  // namespace weft

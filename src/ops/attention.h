@@ -23,10 +23,10 @@ WEFT_OP(self_attention_backward,
 
 // Cross attention over packed captions (specs/stdit3.md 5.8): the N queries of sample b see the keys
 // [offsets[b], offsets[b+1]) only. q, out [B,N,H*D], kv [sum L,2,H,D], offsets i32 [B+1], lse f32 [B,H,N].
-// A sample without keys gets zeros.
+// A sample without keys gets zeros. Rows of kv from offsets[B] on are padding.
 WEFT_OP(cross_attention_forward, void(const Tensor& q, const Tensor& kv, const Tensor& offsets,
                                       int heads, Tensor& out, Tensor& lse));
-// dq and dkv are written.
+// dq and dkv are written; padding gets zeros.
 WEFT_OP(cross_attention_backward,
         void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads, const Tensor& out,
              const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dkv));

@@ -1,6 +1,7 @@
 // How an operation finds its side. WEFT_OP in a header declares the operation once for every side and makes
 // the callable that picks one; ops/cpu/*.cpp defines it inside WEFT_CPU_BEGIN/END (compiled once per
-// instruction set), kernels/*.cu in namespace weft::ops::cuda.
+// instruction set), kernels/*.cu in namespace weft::ops::cuda. The CUDA side is a weak symbol: a program that is not
+// linked with the kernels has null there, and never a tensor on a GPU.
 //
 //   WEFT_OP(silu_forward, void(const Tensor& x, Tensor& y));
 #pragma once
@@ -37,6 +38,18 @@ class Timer {
 };
 // Operations of the matrix products run by the current operation.
 void add_flops(double flops);
+
+// The device of the first tensor that is given.
+template <class First, class... Rest>
+DeviceKind device_of(const First& first, const Rest&... rest) {
+  if constexpr (std::is_same_v<First, Tensor>)
+    if (first.defined()) return first.device();
+  if constexpr (sizeof...(rest) > 0)
+    return device_of(rest...);
+  else
+    return DeviceKind::cpu;
+}
+[[noreturn]] void no_cuda_side(const char* name);
 }  // namespace detail
 
 // True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4), unless the environment says WEFT_CPU_ISA=v3: so the
@@ -49,13 +62,18 @@ class Op;
 template <class R, class... A>
 class Op<R(A...)> {
  public:
-  constexpr Op(const char* name, R (*v3)(A...), R (*v4)(A...)) : name_(name), v3_(v3), v4_(v4) {}
+  constexpr Op(const char* name, R (*v3)(A...), R (*v4)(A...), R (*cuda)(A...))
+      : name_(name), v3_(v3), v4_(v4), cuda_(cuda) {}
 
-  // A planning arena follows sizes only: nothing runs.
+  // The side is that of the first tensor. A planning arena follows sizes only: nothing runs.
   R operator()(A... args) const {
     if (Arena::has_current() && Arena::current().is_planning()) return R();
     std::optional<detail::Timer> timer;
     if (detail::active_profile != nullptr) timer.emplace(name_);
+    if (detail::device_of(args...) == DeviceKind::cuda) {
+      if (cuda_ == nullptr) detail::no_cuda_side(name_);
+      return cuda_(args...);
+    }
     return cpu_is_v4() ? v4_(args...) : v3_(args...);
   }
 
@@ -63,6 +81,7 @@ class Op<R(A...)> {
   const char* name_;
   R (*v3_)(A...);
   R (*v4_)(A...);
+  R (*cuda_)(A...);
 };
 
 }  // namespace weft::ops
@@ -74,7 +93,10 @@ class Op<R(A...)> {
   namespace cpu_v4 { \
   std::type_identity_t<__VA_ARGS__> name; \
   } \
-  inline constexpr Op<__VA_ARGS__> name { #name, &cpu_v3::name, &cpu_v4::name }
+  namespace cuda { \
+  [[gnu::weak]] std::type_identity_t<__VA_ARGS__> name; \
+  } \
+  inline const Op<__VA_ARGS__> name { #name, &cpu_v3::name, &cpu_v4::name, &cuda::name }
 
 // Around the definitions in ops/cpu/*.cpp; WEFT_ISA is v3 or v4, set by the build.
 #define WEFT_CPU_CAT_(a, b) a##b

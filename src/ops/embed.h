@@ -33,10 +33,11 @@ WEFT_OP(timestep_embedding, void(const Tensor& s, Tensor& e));
 WEFT_OP(rope_table, void(const Tensor& freqs, Tensor& rope));
 
 // rows [sum L, C] from y f32 [B,Lmax,C]: the rows named by `index` i32 [sum L] (flat b*Lmax + l; a negative
-// entry -1-l takes row l of `null` f32 [Lmax,C], the null caption).
+// entry -1-l takes row l of `null` f32 [Lmax,C], the null caption; `padding_row` makes a row of zeros).
+constexpr std::int32_t padding_row = INT32_MIN;
 WEFT_OP(gather_captions,
         void(const Tensor& y, const Tensor& null_caption, const Tensor& index, Tensor& rows));
-// dy f32 [B,Lmax,C] += drows at the same places; null rows get none.
+// dy f32 [B,Lmax,C] += drows at the same places; null and padding rows get none.
 WEFT_OP(gather_captions_backward, void(const Tensor& drows, const Tensor& index, Tensor& dy));
 
 // y f32 [G,C] = a[i] + b[i]: the time and fps embeddings of each modulation row.

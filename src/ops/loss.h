@@ -13,6 +13,8 @@ WEFT_OP(flow_interpolate, void(const Tensor& x0, const Tensor& eps, const Tensor
 // f32 [B,Co,T,H,W] (3.6). f64 accumulation. A sample without any masked frame has loss 0.
 WEFT_OP(velocity_loss_forward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
                                     const Tensor& mask, Tensor& loss));
+// total f64 [1] += sum of x f32, in order.
+WEFT_OP(add_sum, void(const Tensor& x, Tensor& total));
 // dout = weight * d(sum of loss): zero for channels >= C and for frames with mask 0.
 WEFT_OP(velocity_loss_backward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
                                      const Tensor& mask, float weight, Tensor& dout));

@@ -17,6 +17,13 @@ WEFT_OP(linear_backward_input,
 WEFT_OP(linear_backward_weight,
         void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
+// The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). h may be z where nothing follows back.
+WEFT_OP(linear_gelu_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z,
+                                  Tensor& h));
+// Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight gradient. h may be z.
+WEFT_OP(linear_gelu_backward_input, void(const Tensor& dy, const Tensor& w, const Tensor& z,
+                                         Tensor& dz, Tensor& h));
+
 // dbias f32 [N] (+)= column sums of dy [M,N] alone.
 WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
 
