@@ -107,6 +107,23 @@ TEST_F(OpTest, CaptionsAreGatheredWithNullRows) {
   }
 }
 
+TEST_F(OpTest, PaddingRowsOfCaptionsAreZeroAndGiveNoGradient) {
+  const Vec y = random_values(3 * 20, 1), g = random_values(60, 2);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Tensor index = to_tensor({1, ops::padding_row, ops::padding_row}, {3}, DType::i32), none;
+    Tensor rows = poisoned({3, 20}, dtype), dy = to_tensor(Vec(60, 0.0), {1, 3, 20});
+    ops::gather_captions(to_tensor(y, {1, 3, 20}), none, index, rows);
+    ops::gather_captions_backward(to_tensor(g, {3, 20}, dtype), index, dy);
+    const Vec out = to_values(rows), gradient = to_values(dy), in = rounded(g, dtype);
+    for (std::size_t i = 0; i < 60; ++i) {
+      if (i >= 20) {
+        EXPECT_EQ(out[i], 0.0);
+      }
+      EXPECT_EQ(gradient[i], i >= 20 && i < 40 ? in[i - 20] : 0.0);
+    }
+  }
+}
+
 TEST_F(OpTest, AddRows) {
   Tensor y = poisoned({2, 2});
   ops::add_rows(to_tensor({1, 2, 3, 4}, {2, 2}), to_tensor({10, 20, 30, 40}, {2, 2}), y);

@@ -73,6 +73,13 @@ TEST_F(OpTest, LossWithoutAnyFrameIsZeroNotNaN) {
   for (const double v : to_values(dout)) ASSERT_TRUE(std::isfinite(v));
 }
 
+TEST_F(OpTest, LossesAreAddedInF64) {
+  Tensor total = Tensor::empty({1}, DType::f64);
+  total.data<double>()[0] = 1e9;  // where f32 would lose the addends
+  ops::add_sum(to_tensor({0.25, 0.5, 2}, {3}), total);
+  EXPECT_EQ(total.data<double>()[0], 1e9 + 2.75);
+}
+
 TEST_F(OpTest, NormalNoiseIsAFunctionOfItsKey) {
   Tensor a = poisoned({100001}), b = poisoned({100001}), c = poisoned({100001});
   ops::fill_normal(1, static_cast<int>(Purpose::noise), 5, 9, a);

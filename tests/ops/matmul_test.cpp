@@ -83,6 +83,46 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
                                          Case{64, 128, 256, DType::bf16},
                                          Case{33, 24, 40, DType::bf16}));
 
+// The two fused forms against the same steps in f64.
+TEST_P(Linear, WithGelu) {
+  const Case c = GetParam();
+  const Vec x = rounded(random_values(c.m * c.k, 1), c.dtype);
+  const Vec w = rounded(random_values(c.n * c.k, 2, 1 / std::sqrt(double(c.k))), c.dtype);
+  const Vec b = random_values(c.n, 3);
+  const auto gelu = [](double v) {
+    return 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+  };
+  const Vec expected_z = reference(c, x, w, b, {});
+  Vec expected_h;
+  for (const double v : expected_z) expected_h.push_back(gelu(v));
+  const Tensor tx = to_tensor(x, {c.m, c.k}, c.dtype), tw = to_tensor(w, {c.n, c.k}, c.dtype);
+  Tensor z = poisoned({c.m, c.n}, c.dtype), h = poisoned({c.m, c.n}, c.dtype);
+  ops::linear_gelu_forward(tx, tw, to_tensor(b, {c.n}), z, h);
+  const double bound = tolerance(c.dtype, 64.0 * static_cast<double>(c.k));
+  EXPECT_LT(relative_error(to_values(z), expected_z), bound);
+  EXPECT_LT(relative_error(to_values(h), expected_h), bound);
+  ops::linear_gelu_forward(tx, tw, to_tensor(b, {c.n}), z, z);
+  EXPECT_EQ(to_values(z), to_values(h));
+
+  // dz [m,k] from dy [m,n] through w [n,k], at the pre-activations x.
+  const Vec dy = rounded(random_values(c.m * c.n, 4), c.dtype);
+  Vec dz(x.size());
+  for (std::int64_t i = 0; i < c.m; ++i)
+    for (std::int64_t q = 0; q < c.k; ++q) {
+      double s = 0;
+      for (std::int64_t j = 0; j < c.n; ++j) s += dy[i * c.n + j] * w[j * c.k + q];
+      const double v = x[i * c.k + q], e = 1e-6;
+      dz[i * c.k + q] = s * (gelu(v + e) - gelu(v - e)) / (2 * e);
+    }
+  Tensor tz = to_tensor(x, {c.m, c.k}, c.dtype), tdz = poisoned({c.m, c.k}, c.dtype);
+  ops::linear_gelu_backward_input(to_tensor(dy, {c.m, c.n}, c.dtype), tw, tz, tdz, tz);
+  EXPECT_LT(relative_error(to_values(tdz), dz),
+            tolerance(c.dtype, 64.0 * static_cast<double>(c.n)));
+  const Vec again = to_values(tz);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    ASSERT_NEAR(again[i], gelu(x[i]), c.dtype == DType::bf16 ? 0.02 : 1e-5);
+}
+
 TEST_F(OpTest, LinearOfNoRowsLeavesZeroGradients) {
   Tensor dy = Tensor::empty({0, 4}, DType::f32), x = Tensor::empty({0, 3}, DType::f32);
   Tensor dw = poisoned({4, 3}), db = poisoned({4});

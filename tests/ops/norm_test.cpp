@@ -50,13 +50,13 @@ TEST_P(NormTest, LayerNormModulate) {
   const Tensor tx = to_tensor(x, shape, c.dtype), tm = to_tensor(m, {G, K, c.C});
   const Tensor trows = to_tensor(rows, {c.B * c.T}, DType::i32);
   Tensor y = poisoned(shape, c.dtype), stats = poisoned({tokens, 2});
-  ops::layer_norm_modulate_forward(tx, tm, trows, shift, scale, y, stats);
+  ops::layer_norm_modulate_forward(tx, tm, trows, shift, scale, 0, y, stats);
   EXPECT_LT(relative_error(to_values(y), layer_norm_modulate(c, x, m, rows, K, shift, scale)),
             tolerance(c.dtype));
 
   const Tensor tg = to_tensor(g, shape, c.dtype);
   Tensor dx = poisoned(shape, c.dtype), dm = to_tensor(Vec(m.size(), 0.0), {G, K, c.C});
-  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, stats, tg, dx, false, dm);
+  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, 0, stats, tg, dx, false, dm);
   const double bound = tolerance(c.dtype, 4e4);
   expect_gradient(
       [&](const Vec& v) { return dot(layer_norm_modulate(c, v, m, rows, K, shift, scale), g); }, x,
@@ -68,7 +68,7 @@ TEST_P(NormTest, LayerNormModulate) {
   // Accumulation adds to what is there.
   Tensor twice = to_tensor(to_values(dx), shape, c.dtype);
   Tensor dm2 = to_tensor(Vec(m.size(), 0.0), {G, K, c.C});
-  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, stats, tg, twice, true, dm2);
+  ops::layer_norm_modulate_backward(tx, tm, trows, shift, scale, 0, stats, tg, twice, true, dm2);
   Vec doubled = to_values(dx);
   for (double& d : doubled) d *= 2;
   EXPECT_LT(relative_error(to_values(twice), doubled), tolerance(c.dtype));
@@ -111,6 +111,53 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 4, 7, 20, DType::f32}, Case{2, 3, 65, 1152, DType::f32},
                     Case{2, 3, 5, 64, DType::bf16}, Case{1, 4, 70, 72, DType::bf16}));
 
+// Frames whose row is below first_row are copied, forward and backward, and give their modulation row nothing.
+TEST_F(OpTest, FramesBelowTheFirstRowPass) {
+  const std::int64_t S = 67, C = 20, K = 2;
+  const Case normalised{1, 2, S, C, DType::f32};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Shape shape{4, S, C};
+    const Vec x = rounded(random_values(shape.numel(), 1), dtype);
+    const Vec g = rounded(random_values(shape.numel(), 2), dtype);
+    const Vec m = random_values(4 * K * C, 3);
+    const Tensor tx = to_tensor(x, shape, dtype), tg = to_tensor(g, shape, dtype);
+    const Tensor tm = to_tensor(m, {4, K, C}), rows = to_tensor({2, 1, 0, 3}, {4}, DType::i32);
+    Tensor y = poisoned(shape, dtype), stats = poisoned({4 * S, 2});
+    ops::layer_norm_modulate_forward(tx, tm, rows, 0, 1, 2, y, stats);
+    const auto frame = [&](const Vec& v, std::int64_t f) {
+      return Vec(v.begin() + f * S * C, v.begin() + (f + 1) * S * C);
+    };
+    const auto outer = [&](const Vec& v) {  // frames 0 and 3, those that are normalised
+      Vec both = frame(v, 0), last = frame(v, 3);
+      both.insert(both.end(), last.begin(), last.end());
+      return both;
+    };
+    const Vec ys = to_values(y);
+    EXPECT_EQ(frame(ys, 1), frame(x, 1));
+    EXPECT_EQ(frame(ys, 2), frame(x, 2));
+    EXPECT_LT(
+        relative_error(outer(ys), layer_norm_modulate(normalised, outer(x), m, {2, 3}, K, 0, 1)),
+        tolerance(dtype));
+    const Vec kept = to_values(stats);
+    for (std::int64_t i = 2 * S; i < 6 * S; ++i) ASSERT_TRUE(std::isnan(kept[i]));
+    for (const bool accumulate : {false, true}) {
+      Tensor dx = to_tensor(Vec(x.size(), 1.0), shape, dtype);
+      Tensor dm = to_tensor(Vec(m.size(), 0.0), {4, K, C});
+      ops::layer_norm_modulate_backward(tx, tm, rows, 0, 1, 2, stats, tg, dx, accumulate, dm);
+      Vec passed = frame(g, 1);
+      for (double& v : passed) v += accumulate ? 1.0 : 0.0;
+      EXPECT_EQ(frame(to_values(dx), 1), rounded(passed, dtype));
+      const Vec d = to_values(dm);
+      for (std::int64_t i = 0; i < 2 * K * C; ++i) EXPECT_EQ(d[i], 0.0);
+      for (std::int64_t i = 0; i < C; ++i) {  // d shift of row 3
+        double sum = 0;
+        for (std::int64_t s = 0; s < S; ++s) sum += g[(3 * S + s) * C + i];
+        EXPECT_NEAR(d[3 * K * C + i], sum, 1e-4);
+      }
+    }
+  }
+}
+
 TEST_F(OpTest, ModulationForwardAndBackward) {
   const std::int64_t G = 3, K = 2, C = 20;
   for (const bool broadcast : {false, true}) {
@@ -150,8 +197,8 @@ TEST_F(OpTest, ParameterGradientsAreTheSameForAnyThreadCount) {
     omp_set_num_threads(threads);
     Tensor y = poisoned(shape), stats = poisoned({1998, 2}), dx = poisoned(shape);
     Tensor dm = to_tensor(Vec(256, 0.0), {2, 2, 64});
-    ops::layer_norm_modulate_forward(x, m, rows, 0, 1, y, stats);
-    ops::layer_norm_modulate_backward(x, m, rows, 0, 1, stats, g, dx, false, dm);
+    ops::layer_norm_modulate_forward(x, m, rows, 0, 1, 0, y, stats);
+    ops::layer_norm_modulate_backward(x, m, rows, 0, 1, 0, stats, g, dx, false, dm);
     if (first.empty()) first = to_values(dm);
     EXPECT_EQ(first, to_values(dm));
   }

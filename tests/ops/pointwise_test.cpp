@@ -1,5 +1,7 @@
 #include "ops/pointwise.h"
 
+#include <limits>
+
 #include "ops/optimizer.h"
 #include "reference.h"
 
@@ -84,9 +86,12 @@ TEST_F(OpTest, AdamWFollowsTheFormulaOverSteps) {
   Tensor tp = to_tensor(p, {n}), tm = to_tensor(m, {n}), tv = to_tensor(v, {n}),
          te = to_tensor(p, {n});
   Tensor copy = poisoned({n}, DType::bf16);
-  const double lr = 1e-2, b1 = 0.9, b2 = 0.999, eps = 1e-8, wd = 0.1, scale = 0.5, decay = 0.99;
+  const double lr = 1e-2, b1 = 0.9, b2 = 0.999, eps = 1e-8, wd = 0.1, decay = 0.99;
   for (int step = 1; step <= 3; ++step) {
     const Vec g = random_values(n, 10 + static_cast<std::uint64_t>(step));
+    // The norm is not that of g: a shard sees a part of the gradient. The last step is not clipped.
+    const double norm = 40, clip = step == 1 ? 20 : step == 2 ? 10 : 50;
+    const double scale = std::min(1.0, clip / (norm + 1e-6));
     const double c1 = 1 - std::pow(b1, step), c2 = 1 - std::pow(b2, step);
     for (std::size_t i = 0; i < p.size(); ++i) {
       const double gi = g[i] * scale;
@@ -104,9 +109,11 @@ TEST_F(OpTest, AdamWFollowsTheFormulaOverSteps) {
                        0.001f,
                        static_cast<float>(c1),
                        static_cast<float>(c2),
-                       0.5f,
+                       static_cast<float>(clip),
                        0.99f};
-    ops::adamw_step(a, to_tensor(g, {n}), tp, tm, tv, te, copy);
+    Tensor squares = Tensor::empty({1}, DType::f64);
+    squares.data<double>()[0] = norm * norm;
+    ops::adamw_step(a, squares, to_tensor(g, {n}), tp, tm, tv, te, copy);
   }
   EXPECT_LT(relative_error(to_values(tp), p), 1e-5);
   EXPECT_LT(relative_error(to_values(tm), m), 1e-5);
@@ -120,20 +127,38 @@ TEST_F(OpTest, AdamWWithoutGradientAndTinyEpsilonStaysPut) {
   // eps 1e-15 is the released configuration: 0 / (0 + 1e-15) must be 0.
   Tensor p = to_tensor({1, 2, 3}, {3}), zero = to_tensor({0, 0, 0}, {3}), none;
   Tensor m = to_tensor({0, 0, 0}, {3}), v = to_tensor({0, 0, 0}, {3});
-  ops::adamw_step({1e-4f, 0.9f, 0.999f, 1e-15f, 0, 0.1f, 0.001f, 0.1f, 0.001f, 1, 0}, zero, p, m, v,
-                  none, none);
+  Tensor squares = Tensor::empty({1}, DType::f64);
+  squares.data<double>()[0] = 0;
+  ops::adamw_step({1e-4f, 0.9f, 0.999f, 1e-15f, 0, 0.1f, 0.001f, 0.1f, 0.001f, 1, 0}, squares, zero,
+                  p, m, v, none, none);
   EXPECT_EQ(to_values(p), (Vec{1, 2, 3}));
+}
+
+TEST_F(OpTest, AdamWLeavesEverythingWhereTheNormIsNotFinite) {
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Tensor p = to_tensor({1, 2}, {2}), m = to_tensor({3, 4}, {2}), v = to_tensor({5, 6}, {2});
+    Tensor ema = to_tensor({7, 8}, {2}), copy = to_tensor({9, 10}, {2}, DType::bf16);
+    Tensor squares = Tensor::empty({1}, DType::f64);
+    squares.data<double>()[0] = bad;
+    ops::adamw_step({1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.1f, 0.001f, 0.1f, 0.001f, 0, 0.9f},
+                    squares, to_tensor({1, 1}, {2}), p, m, v, ema, copy);
+    EXPECT_EQ(to_values(p), (Vec{1, 2}));
+    EXPECT_EQ(to_values(m), (Vec{3, 4}));
+    EXPECT_EQ(to_values(v), (Vec{5, 6}));
+    EXPECT_EQ(to_values(ema), (Vec{7, 8}));
+    EXPECT_EQ(to_values(copy), (Vec{9, 10}));
+  }
 }
 
 TEST_F(OpTest, SumOfSquares) {
   const Vec x = random_values(100003, 1);
-  double sum = 0;
+  Tensor sum = Tensor::empty({1}, DType::f64);
   ops::sum_of_squares(to_tensor(x, {100003}), sum);
-  EXPECT_NEAR(sum, dot(x, x), 1e-5 * dot(x, x));
+  EXPECT_NEAR(sum.data<double>()[0], dot(x, x), 1e-5 * dot(x, x));
   Vec bad = x;
   bad[77777] = std::nan("");
   ops::sum_of_squares(to_tensor(bad, {100003}), sum);
-  EXPECT_FALSE(std::isfinite(sum));
+  EXPECT_FALSE(std::isfinite(sum.data<double>()[0]));
 }
 
 }  // namespace

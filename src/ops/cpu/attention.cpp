@@ -366,6 +366,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     const T *qs = q.data<T>(), *kvs = kv.data<T>(), *os = out.data<T>(), *gs = dout.data<T>();
     T *dqs = dq.data<T>(), *dkvs = dkv.data<T>();
     const float* ls = lse.data<float>();
+    std::fill(dkvs + first[B] * 2 * c, dkvs + dkv.numel(), T(0.0f));
 #pragma omp parallel for schedule(static)
     for (std::int64_t task = 0; task < B * H; ++task) {
       const std::int64_t b = task / H, h = task % H, at = b * N * c + h * D;

@@ -163,6 +163,10 @@ void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& 
     auto* out = rows.data<decltype(type)>();
 #pragma omp parallel for schedule(static)
     for (std::int64_t r = 0; r < index.numel(); ++r) {
+      if (at[r] == padding_row) {
+        std::fill_n(out + r * c, c, decltype(type)(0.0f));
+        continue;
+      }
       const float* row =
           at[r] >= 0 ? from + at[r] * c : null_caption.data<float>() + (-1 - at[r]) * c;
       for_vectors(c,
@@ -188,6 +192,21 @@ void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
   const float *as = a.data<float>(), *bs = b.data<float>();
   float* out = y.data<float>();
   for (std::int64_t i = 0; i < y.numel(); ++i) out[i] = as[i] + bs[i];
+}
+
+void modulation_rows(const Tensor& timestep, const Tensor& fps, const Tensor& mask, Tensor& times,
+                     Tensor& rates, Tensor& rows, Tensor& sample_rows) {
+  const std::int64_t B = timestep.numel(), G = times.numel(), frames = rows.numel();
+  for (std::int64_t g = 0; g < G; ++g) {
+    times.data<float>()[g] = g < B ? timestep.data<float>()[g] : 0.0f;
+    rates.data<float>()[g] = fps.data<float>()[g % B];
+  }
+  for (std::int64_t f = 0; f < frames; ++f) {
+    const std::int64_t b = f / (frames / B);
+    const bool generated = !mask.defined() || mask.data<std::uint8_t>()[f] != 0;
+    rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(generated ? b : B + b);
+    sample_rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(b);
+  }
 }
 
 WEFT_CPU_END

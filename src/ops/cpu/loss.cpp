@@ -69,6 +69,13 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
   }
 }
 
+void add_sum(const Tensor& x, Tensor& total) {
+  const float* in = x.data<float>();
+  double sum = 0;
+  for (std::int64_t i = 0; i < x.numel(); ++i) sum += in[i];
+  total.data<double>()[0] += sum;
+}
+
 void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& eps,
                             const Tensor& mask, float weight, Tensor& dout) {
   const std::int64_t C = x0.dim(1), T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);

@@ -17,6 +17,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "ops/pointwise.h"
 
 WEFT_CPU_BEGIN
 namespace {
@@ -193,6 +194,18 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tenso
   const Product p{n, k, m, dy.dtype(), DType::f32, true, false, false, false, accumulate, false};
   run(p, dy.raw(), x.raw(), nullptr, nullptr, dw.raw());
   if (dbias.defined()) column_sums(dy, m, n, dbias.data<float>(), accumulate);
+}
+
+void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z,
+                         Tensor& h) {
+  linear_forward(x, w, bias, Tensor(), z);
+  gelu_forward(z, h);
+}
+
+void linear_gelu_backward_input(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz,
+                                Tensor& h) {
+  linear_backward_input(dy, w, dz, false);
+  gelu_backward(z, dz, dz, h);
 }
 
 void bias_gradient(const Tensor& dy, Tensor& dbias, bool accumulate) {

@@ -66,7 +66,7 @@ void add_partials(const Frames& f, const float* partial, int parts, const int* v
 }  // namespace
 
 void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
-                                 int scale, Tensor& y, Tensor& stats) {
+                                 int scale, int first_row, Tensor& y, Tensor& stats) {
   const Frames f = frames_of(x, rows);
   const std::int64_t c = f.channels, k = m.dim(1);
   const std::int32_t* row = rows.data<std::int32_t>();
@@ -77,6 +77,10 @@ void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor&
     const T* xs = x.data<T>();
     T* ys = y.data<T>();
     for_chunks(f, [&](std::int64_t frame, std::int64_t first, std::int64_t last, std::int64_t) {
+      if (row[frame] < first_row) {
+        std::copy(xs + first * c, xs + last * c, ys + first * c);
+        return;
+      }
       const float* sh = mod + (row[frame] * k + shift) * c;
       const float* sc = mod + (row[frame] * k + scale) * c;
       for (std::int64_t t = first; t < last; ++t) {
@@ -104,8 +108,8 @@ void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor&
 }
 
 void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor& rows, int shift,
-                                  int scale, const Tensor& stats, const Tensor& dy, Tensor& dx,
-                                  bool accumulate, Tensor& dm) {
+                                  int scale, int first_row, const Tensor& stats, const Tensor& dy,
+                                  Tensor& dx, bool accumulate, Tensor& dm) {
   const Frames f = frames_of(x, rows);
   const std::int64_t c = f.channels, k = m.dim(1);
   const std::int32_t* row = rows.data<std::int32_t>();
@@ -123,6 +127,14 @@ void layer_norm_modulate_backward(const Tensor& x, const Tensor& m, const Tensor
           float* dshift = partials + chunk * 2 * c;
           float* dscale = dshift + c;
           std::fill_n(dshift, 2 * c, 0.0f);
+          if (row[frame] < first_row) {
+            for_vectors((last - first) * c, [&](std::int64_t i, int n) {
+              vf d = load_n(gs + first * c + i, n);
+              if (accumulate) d += load_n(dxs + first * c + i, n);
+              store_n(dxs + first * c + i, d, n);
+            });
+            return;
+          }
           for (std::int64_t t = first; t < last; ++t) {
             const T *in = xs + t * c, *g = gs + t * c;
             T* out = dxs + t * c;
