@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "core/philox.h"
 
 namespace weft {
@@ -169,6 +170,34 @@ TEST_F(CommunicatorTest, WaitTellsHowLongItBlocked) {
   const Ticket ticket = comm_->all_reduce_sum(over(v));
   comm_->wait(ticket);
   EXPECT_LT(comm_->wait(ticket), 0.1);
+}
+
+// The last rank never comes: everybody learns its name within the timeout, and so does it.
+TEST_F(CommunicatorTest, ARankThatNeverComesIsNamedOnEveryRank) {
+  if (size_ == 1) GTEST_SKIP() << "one rank waits for nobody";
+  const int late = size_ - 1;
+  std::vector<float> v(1000, 1.0f);
+  const auto comm = make_mpi_communicator(MPI_COMM_WORLD, 1.0);
+  comm->wait(comm->all_reduce_sum(over(v)));
+  EXPECT_NO_THROW(comm->check());
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    if (rank_ != late) comm->wait(comm->all_reduce_sum(over(v)));
+    while (std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
+      comm->check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ADD_FAILURE() << "nobody noticed";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::hang);
+    EXPECT_NE(std::string(e.what()).find(fmt::format("late: rank {} on ", late)), std::string::npos)
+        << e.what();
+    EXPECT_NE(std::string(e.what()).find("operation 2 (all-reduce of f32"), std::string::npos)
+        << e.what();
+    EXPECT_EQ(std::string(e.what()).find("rank 0 on"), std::string::npos) << e.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_THROW(comm->all_reduce_sum(over(v)), Error) << "what has failed stays failed";
 }
 
 TEST_F(CommunicatorTest, NothingIssuedNothingToWaitFor) {

@@ -1,0 +1,48 @@
+// Which communicator a job gets.
+#include "parallel/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "core/device.h"
+
+namespace weft {
+namespace {
+
+// True on all ranks or on none.
+bool everywhere(MPI_Comm world, bool here) {
+  int mine = here, all = 0;
+  MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, world);
+  return all != 0;
+}
+
+// NCCL wants every rank on a GPU of its own; a GPU's UUID is the same whoever sees it, and whatever it is numbered.
+bool own_gpus(MPI_Comm world) {
+  using Name = std::array<char, 64>;
+  Name mine{};
+  const std::string uuid = visible_gpus().at(static_cast<std::size_t>(this_device().index));
+  std::memcpy(mine.data(), uuid.data(), std::min(uuid.size(), mine.size() - 1));
+  int size = 1;
+  MPI_Comm_size(world, &size);
+  std::vector<Name> all(static_cast<std::size_t>(size));
+  MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_CHAR, all.data(),
+                static_cast<int>(mine.size()), MPI_CHAR, world);
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) == all.end();
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_seconds) {
+  int size = 1;
+  MPI_Comm_size(world, &size);
+  // One rank has nothing to reduce: the MPI side then does nothing at all.
+  if (size > 1 && everywhere(world, on_cuda() && &make_nccl_communicator != nullptr) &&
+      own_gpus(world))
+    return make_nccl_communicator(world, timeout_seconds);
+  return make_mpi_communicator(world, timeout_seconds);
+}
+
+}  // namespace weft
