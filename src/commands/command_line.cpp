@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "commands/bench_comm.h"
+#include "commands/bench_kernels.h"
 #include "commands/bench_read.h"
 #include "commands/bench_step.h"
 #include "commands/export_weights.h"
@@ -26,6 +28,8 @@ struct Arguments {
   std::vector<std::string> overrides, runs;
   ProbeRequest probe;
   BenchStepRequest bench;
+  BenchKernelsRequest kernels;
+  BenchCommRequest comm;
   std::int64_t readers = 0;
   bool ema = false, json = false, strict = false;
   std::string topic;
@@ -141,7 +145,7 @@ Invocation parse_command_line(int argc, char** argv) {
   probe_command.add_option("--dtype", a->dtype, "f32 or bf16");
   probe_command.add_option("overrides", a->overrides, "section.key=value");
 
-  CLI::App* bench = app.add_subcommand("bench", "measure: step, read");
+  CLI::App* bench = app.add_subcommand("bench", "measure: kernels, step, comm, read");
   bench->require_subcommand(1);
   CLI::App* bench_step_command =
       bench->add_subcommand("step", "a training step on given weights and inputs");
@@ -158,6 +162,27 @@ Invocation parse_command_line(int argc, char** argv) {
   bench_step_command->add_option("--warmup", a->bench.warmup, "steps before them");
   bench_step_command->add_option("--json", a->bench.json, "file for the results");
   bench_step_command->add_flag("--profile", a->bench.profile, "time every operation");
+  CLI::App* bench_kernels_command = bench->add_subcommand(
+      "kernels", "every operation on the device: checked against the CPU side, then timed");
+  bench_kernels_command->callback([=] {
+    chosen->run = [=](MPI_Comm w) {
+      return on_first_rank(w, [&] { return bench_kernels(a->kernels); });
+    };
+  });
+  bench_kernels_command->add_option("--size", a->kernels.size, "small or real")
+      ->check(CLI::IsMember({"small", "real"}));
+  bench_kernels_command->add_option("--filter", a->kernels.filter, "part of the operation's name");
+  bench_kernels_command->add_option("--device", a->kernels.device, "auto, cpu or cuda");
+  bench_kernels_command->add_option("--json", a->kernels.json, "file for the results");
+  bench_kernels_command->add_flag("--check-only", a->kernels.check_only, "no timing");
+  CLI::App* bench_comm_command =
+      bench->add_subcommand("comm", "all-reduce over all ranks, checked and timed");
+  bench_comm_command->callback(
+      [=] { chosen->run = [=](MPI_Comm w) { return bench_comm(a->comm, w); }; });
+  bench_comm_command->add_option("--device", a->comm.device, "auto, cpu or cuda");
+  bench_comm_command->add_flag("--share", a->comm.share, "let several ranks use one GPU");
+  bench_comm_command->add_option("--mib", a->comm.largest_mib, "largest size");
+  bench_comm_command->add_option("--json", a->comm.json, "file for the results");
   CLI::App* bench_read_command =
       bench->add_subcommand("read", "prefetch against plain reads of the same clips");
   bench_read_command->callback([=] {

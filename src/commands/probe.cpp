@@ -1,13 +1,13 @@
 #include "commands/probe.h"
 
-#include <unistd.h>
-
 #include "commands/probe_case.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "diffusion/rectified_flow.h"
 #include "formats/safetensors.h"
 #include "models/weights.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
 
 namespace weft {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 // Results by name, written at the end.
 class Outputs {
  public:
-  void add(const std::string& name, const Tensor& t) { tensors_.emplace_back(name, t); }
+  void add(const std::string& name, const Tensor& t) { tensors_.emplace_back(name, t.to_host()); }
   void write(const std::string& path) const {
     std::vector<SafetensorWrite> list;
     for (const auto& [name, t] : tensors_)
@@ -38,14 +38,13 @@ void add_parameter_grads(ParameterTable& table, Outputs& out) {
 }  // namespace
 
 int probe(Deck deck, const ProbeRequest& request) {
-  choose_device(deck.device.kind);
-  const auto arena = Arena::reserve(static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                                    static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
-  const ArenaScope scope(*arena);
+  choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
   Stdit3 model(deck.model);
   model.params().allocate(1 << 22, deck.model.dtype == "bf16", request.backward);
   load_weights(request.weights, model.params());
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
+  const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
   Outputs outputs;
   ProbeCase c = read_case(inputs, deck.model);
@@ -81,16 +80,16 @@ int probe(Deck deck, const ProbeRequest& request) {
     s.z = c.x;
     s.y = c.y;
     s.captions = c.captions;
-    s.fps = c.in.fps;
+    s.fps = inputs.numbers("fps", B);
     s.size = {c.in.height, c.in.width, 1};
-    const Tensor height = inputs.f32("height", {B}), width = inputs.f32("width", {B});
+    const std::vector<float> height = inputs.numbers("height", B), width = inputs.numbers("width", B);
     const std::vector<std::int64_t> frames = inputs.i64("num_frames");
     WEFT_CHECK(static_cast<std::int64_t>(frames.size()) == B, Exit::data, "num_frames is [B]",
                "input \"num_frames\" has {} elements", frames.size());
     // Whether the batch is of images is the first sample's say, as in the original.
     for (std::int64_t b = 0; b < B; ++b)
-      s.sizes.push_back({static_cast<double>(height.data<float>()[b]),
-                         static_cast<double>(width.data<float>()[b]),
+      s.sizes.push_back({static_cast<double>(height[static_cast<std::size_t>(b)]),
+                         static_cast<double>(width[static_cast<std::size_t>(b)]),
                          frames[0] == 1 ? 1 : frames[static_cast<std::size_t>(b)]});
     outputs.add("samples", flow_sample(model, deck.sampler, deck.diffusion, s));
   }

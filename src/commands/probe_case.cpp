@@ -13,9 +13,12 @@ Tensor ProbeInputs::f32(const std::string& name, const Shape& wanted) const {
              "{}: input \"{}\" has shape {}, wanted {}", file_.path().string(), name, got.str(),
              wanted.str());
   const std::vector<float> values = file_.read_f32(e);
-  Tensor t = Tensor::empty(wanted, DType::f32);
-  std::copy(values.begin(), values.end(), t.data<float>());
-  return t;
+  return Tensor::from_host(std::span<const float>(values), wanted);
+}
+
+std::vector<float> ProbeInputs::numbers(const std::string& name, std::int64_t count) const {
+  const Tensor t = f32(name, {count}).to_host();
+  return {t.span<float>().begin(), t.span<float>().end()};
 }
 
 ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model) {
@@ -40,14 +43,14 @@ ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model) {
   c.captions = pack_captions(mask, length, B, false);
   c.in.captions = upload(c.captions, c.y);
   c.in.fps = inputs.f32("fps", {B});
-  c.in.height = static_cast<double>(inputs.f32("height", {B}).data<float>()[0]);
-  c.in.width = static_cast<double>(inputs.f32("width", {B}).data<float>()[0]);
+  c.in.height = static_cast<double>(inputs.numbers("height", B)[0]);
+  c.in.width = static_cast<double>(inputs.numbers("width", B)[0]);
   if (inputs.has("x_mask")) {
     const std::vector<std::int64_t> m = inputs.i64("x_mask");
     WEFT_CHECK(static_cast<std::int64_t>(m.size()) == B * xs[2], Exit::data, "x_mask is [B, T]",
                "input \"x_mask\" has {} elements", m.size());
-    c.in.x_mask = Tensor::empty({B, xs[2]}, DType::u8);
-    std::copy(m.begin(), m.end(), c.in.x_mask.data<std::uint8_t>());
+    const std::vector<std::uint8_t> mask_bytes(m.begin(), m.end());
+    c.in.x_mask = Tensor::from_host(std::span<const std::uint8_t>(mask_bytes), {B, xs[2]});
   }
   return c;
 }

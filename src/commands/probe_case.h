@@ -15,8 +15,10 @@ class ProbeInputs {
   const std::vector<std::int64_t>& shape(const std::string& name) const {
     return file_.at(name).shape;
   }
-  // Exit::data if the tensor has another shape.
+  // On this rank's device. Exit::data if the tensor has another shape.
   Tensor f32(const std::string& name, const Shape& wanted) const;
+  // A [count] tensor of f32, on the host.
+  std::vector<float> numbers(const std::string& name, std::int64_t count) const;
   std::vector<std::int64_t> i64(const std::string& name) const {
     return file_.read_i64(file_.at(name));
   }

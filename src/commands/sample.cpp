@@ -14,6 +14,8 @@
 #include "media/writers.h"
 #include "models/weights.h"
 #include "ops/loss.h"
+#include "ops/pointwise.h"
+#include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 #include "train/state.h"
 #include "train/text_features.h"
@@ -65,19 +67,26 @@ void place_condition(const Deck& deck, const ClipSource& source, const Shape5& s
              shape.width);
   std::vector<std::byte> bytes(b.clip_bytes());
   source.read(0, clip, bytes);
-  Tensor x = Tensor::empty({b.channels, b.frames, b.height, b.width}, DType::f32);
-  if (b.dtype == DType::u8)
-    ops::frames_to_latent(
-        Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8), x);
-  else
-    std::copy_n(reinterpret_cast<const float*>(bytes.data()), x.numel(), x.data<float>());
+  const Shape of_clip{b.channels, b.frames, b.height, b.width};
+  Tensor x;
+  if (b.dtype == DType::u8) {
+    x = Tensor::empty(of_clip, DType::f32);
+    ops::frames_to_latent(Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8)
+                              .to_device(),
+                          x);
+  } else {
+    x = Tensor::borrow(bytes.data(), of_clip, DType::f32).to_device();
+  }
   const std::int64_t frame = b.height * b.width;
-  for (std::int64_t c = 0; c < b.channels; ++c)
-    std::copy_n(x.data<float>() + c * b.frames * frame, count * frame,
-                z.data<float>() + c * shape.frames * frame);
+  const Tensor from = x.view({x.numel()}), to = z.view({z.numel()});
+  for (std::int64_t c = 0; c < b.channels; ++c) {
+    Tensor start = to.slice(c * shape.frames * frame, (c * shape.frames + count) * frame);
+    ops::convert(from.slice(c * b.frames * frame, (c * b.frames + count) * frame), start);
+  }
 }
 
-std::vector<std::uint8_t> to_frames(const Tensor& z) {
+std::vector<std::uint8_t> to_frames(const Tensor& latent) {
+  const Tensor z = latent.to_host();
   const std::int64_t C = z.dim(1), pixels = z.numel() / C;
   std::vector<std::uint8_t> frames(static_cast<std::size_t>(z.numel()));
   for (std::int64_t i = 0; i < pixels; ++i)
@@ -138,13 +147,15 @@ int sample(const Deck& deck, MPI_Comm world) {
   int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
-  choose_device(deck.device.kind);
-  set_threads(static_cast<int>(deck.run.threads), ranks);
-  const auto arena = Arena::reserve(arena_capacity(deck.memory, ranks));
-  const ArenaScope scope(*arena);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
   Stdit3 model(deck.model);
   load_model(deck, model, world);
+  const std::size_t capacity = arena_capacity(deck.memory, device.host_ranks);
+  const auto arena = Arena::reserve(
+      device.shared ? capacity / static_cast<std::size_t>(device.host_ranks) : capacity);
+  const ArenaScope scope(*arena);
   const Target target = choose_target(deck, *source);
   const Shape5& s = target.latent;
   std::unique_ptr<TextFeatures> features;
@@ -175,12 +186,11 @@ int sample(const Deck& deck, MPI_Comm world) {
     if (features) {
       const std::vector<float> rows = features->read(i);
       length = features->length(i);
-      request.y = Tensor::empty({1, length, deck.model.caption_channels}, DType::f32);
-      std::copy(rows.begin(), rows.end(), request.y.data<float>());
+      request.y = Tensor::from_host(std::span<const float>(rows),
+                                    {1, length, deck.model.caption_channels});
     }
     request.captions = pack_captions({}, length, 1, !features);
-    request.fps = Tensor::empty({1}, DType::f32);
-    request.fps.data<float>()[0] = s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps);
+    request.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps)};
     request.size = target.pixels;
     request.progress = [&](int step, int steps) {
       if (step == steps || step % 10 == 0) log::info("clip {}: step {}/{}", i, step, steps);
@@ -189,10 +199,11 @@ int sample(const Deck& deck, MPI_Comm world) {
 
     const std::string name = fmt::format("sample_{:04d}", i);
     if (!pixels) {
+      const Tensor on_host = z.to_host();
       const SafetensorWrite latent{"latent",
                                    DType::f32,
                                    {z.dim(1), z.dim(2), z.dim(3), z.dim(4)},
-                                   std::as_bytes(z.span<float>())};
+                                   std::as_bytes(on_host.span<float>())};
       write_safetensors(out / (name + ".safetensors"), std::span(&latent, 1));
       continue;
     }

@@ -15,8 +15,8 @@ int train(const Deck& deck, MPI_Comm world) {
   trainer.start();
 
   // 2. What this run is, for the reader of the log and for weft report.
-  RunFacts facts(deck, trainer.model(), trainer.source(), trainer.ranks(), trainer.threads(),
-                 trainer.planned_bytes());
+  RunFacts facts(deck, trainer.model(), trainer.source(), trainer.communicator(),
+                 trainer.threads(), trainer.planned_bytes());
   std::optional<MetricsWriter> metrics;
   if (trainer.first_rank()) {
     facts.print();
@@ -25,19 +25,27 @@ int train(const Deck& deck, MPI_Comm world) {
   }
 
   // 3. Steps, until done or asked to stop.
-  while (trainer.steps_done() < deck.train.steps && !trainer.stop_requested()) {
-    StepMetrics m = trainer.step();
-    const std::int64_t done = trainer.steps_done();
-    const bool last = done == deck.train.steps || trainer.stop_requested();
-    if (!last && deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0) {
-      m.split.checkpoint = trainer.save();
-      m.seconds += m.split.checkpoint;
+  bool last = false;
+  const auto tell = [&] {
+    for (const StepMetrics& m : trainer.finished(last)) {
+      facts.count(m);
+      if (!trainer.first_rank()) continue;
+      metrics->write(m);
+      const std::int64_t done = m.step + 1;
+      if (done % deck.train.log_every == 0 || (last && done == trainer.steps_done()))
+        facts.print_step(m);
     }
-    facts.count(m);
-    if (!trainer.first_rank()) continue;
-    metrics->write(m);
-    if (done % deck.train.log_every == 0 || last) facts.print_step(m);
+  };
+  while (trainer.steps_done() < deck.train.steps && !trainer.stop_requested()) {
+    trainer.step();
+    const std::int64_t done = trainer.steps_done();
+    last = done == deck.train.steps || trainer.stop_requested();
+    if (!last && deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0)
+      trainer.save();
+    tell();
   }
+  last = true;
+  tell();
 
   // 4. The last state is always saved.
   if (!trainer.saved()) trainer.save();

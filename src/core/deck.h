@@ -19,6 +19,8 @@ struct RunDeck {
 };
 struct DeviceDeck {
   std::string kind = "auto";
+  bool share = false;
+  bool graphs = true;
 };
 struct MemoryDeck {
   double arena_gib = 0;

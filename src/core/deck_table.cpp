@@ -49,6 +49,10 @@ void run_and_data(Rows& r, Deck& d) {
   r.section("device");
   r.text("kind", d.device.kind, "Where the work is done; auto takes a GPU if there is one.",
          {"auto", "cpu", "cuda"});
+  r.flag("share", d.device.share,
+         "Let several ranks use one GPU; they then reduce through the host (for tests).");
+  r.flag("graphs", d.device.graphs,
+         "On GPUs, record the work of a micro-batch once for each shape and replay it.");
 
   r.section("memory");
   r.number("arena_gib", d.memory.arena_gib, 0, 1e6,

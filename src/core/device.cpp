@@ -10,7 +10,15 @@
 #include "core/error.h"
 
 namespace weft {
+
+// The CUDA side (device_cuda.cpp), null in programs that are not linked with it.
+[[gnu::weak]] std::vector<std::string> cuda_visible_gpus(std::string& why);
+[[gnu::weak]] std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
+
 namespace {
+
+Device device;
+DeviceRuntime* runtime = nullptr;
 
 int usable_cores() {
   cpu_set_t set;
@@ -21,10 +29,26 @@ int usable_cores() {
 
 }  // namespace
 
-Device choose_device(const std::string& kind) {
-  WEFT_CHECK(kind != "cuda", Exit::usage, "use device.kind = \"auto\" or \"cpu\"",
-             "device.kind = \"cuda\": this build of weft has no CUDA side");
-  return Device{DeviceKind::cpu, 0};
+std::vector<std::string> visible_gpus(std::string* why) {
+  std::string reason = "this build of weft has no CUDA side";
+  std::vector<std::string> gpus;
+  if (&cuda_visible_gpus != nullptr) gpus = cuda_visible_gpus(reason);
+  if (why != nullptr) *why = reason;
+  return gpus;
+}
+
+void use_gpu(int index) {
+  WEFT_ASSERT(&make_cuda_runtime != nullptr && runtime == nullptr);
+  // Never destroyed: tensors of any age may give their memory back until the process ends, and the driver frees the rest.
+  runtime = make_cuda_runtime(index).release();
+  device = {DeviceKind::cuda, index};
+}
+
+Device this_device() { return device; }
+
+DeviceRuntime& device_runtime() {
+  WEFT_ASSERT(runtime != nullptr);
+  return *runtime;
 }
 
 int set_threads(int requested, int ranks_on_host) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace weft {
 
@@ -15,12 +16,12 @@ struct Device {
   int index = 0;  // the GPU's number among those this rank can see; 0 for the CPU
 };
 
-// Chooses this process's device by deck key device.kind ("auto", "cpu", "cuda"), once, before the first tensor.
-// `local_rank` of `ranks_on_host` picks the GPU among the visible ones; more ranks than GPUs want `share`. Throws
-// Exit::usage when "cuda" is asked of a build or a machine without it; "auto" takes the CPU and says so in one line.
-Device choose_device(const std::string& kind, int local_rank = 0, int ranks_on_host = 1,
-                     bool share = false);
-// What choose_device chose; the CPU before that.
+// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES obeyed). Empty without GPUs, without
+// a driver, or in a build without CUDA, and then `why` (if given) says which. Makes no context.
+std::vector<std::string> visible_gpus(std::string* why = nullptr);
+// Takes GPU `index` of those: once a process, before the first tensor. parallel/rank_device.h chooses which.
+void use_gpu(int index);
+// The CPU until use_gpu().
 Device this_device();
 inline bool on_cuda() { return this_device().kind == DeviceKind::cuda; }
 
@@ -37,7 +38,8 @@ class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
 
-  virtual void* allocate(std::size_t bytes) = 0;  // zeroed device memory, 256-byte aligned
+  // Device memory, 256-byte aligned.
+  virtual void* allocate(std::size_t bytes, bool zeroed = true) = 0;
   virtual void free(void* p) = 0;
   virtual void* allocate_pinned(std::size_t bytes) = 0;  // host memory that copies asynchronously
   virtual void free_pinned(void* p) = 0;

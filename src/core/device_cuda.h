@@ -17,7 +17,7 @@ const cudaDeviceProp& cuda_properties();
 
 // Makes the runtime of this rank's GPU; a context exists on that device only. core/device.cpp calls these if they are
 // linked.
-int cuda_device_count();  // 0 without a driver
+std::vector<std::string> cuda_visible_gpus(std::string& why);
 std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
 
 }  // namespace weft

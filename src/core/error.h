@@ -2,6 +2,10 @@
 // carries what happened, what to do about it, and the exit code the job ends with.
 #pragma once
 
+// fmt 9 takes nvcc for a compiler without constexpr, and then does not compile in C++20.
+#if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
+#define FMT_USE_CONSTEXPR 1
+#endif
 #include <fmt/format.h>
 
 #include <stdexcept>

@@ -62,6 +62,7 @@ class Tensor {
     check_dtype(dtype_of<T>::value);
     set_bytes(values.data(), values.size_bytes());
   }
+  void set(std::span<const std::byte> bytes) { set_bytes(bytes.data(), bytes.size()); }
   // The values in host memory: this tensor itself on the CPU, a copy (waited for) from a GPU.
   Tensor to_host() const;
   // A copy on this rank's device in the current arena; itself where it is already there.

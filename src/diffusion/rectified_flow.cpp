@@ -5,7 +5,9 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/embed.h"
 #include "ops/loss.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 
@@ -67,14 +69,15 @@ CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t leng
 Captions upload(const CaptionBatch& batch, const Tensor& y) {
   Captions c;
   c.y = y;
-  c.index = Tensor::empty({static_cast<std::int64_t>(batch.index.size())}, DType::i32);
-  c.offsets = Tensor::empty({static_cast<std::int64_t>(batch.offsets.size())}, DType::i32);
+  std::vector<std::int32_t> index = batch.index;
+  if (Arena::current().device() == DeviceKind::cuda)
+    index.resize((index.size() + 63) / 64 * 64, ops::padding_row);
+  c.index = Tensor::from_host(std::span<const std::int32_t>(index),
+                              {static_cast<std::int64_t>(index.size())});
+  c.offsets = Tensor::from_host(std::span<const std::int32_t>(batch.offsets),
+                                {static_cast<std::int64_t>(batch.offsets.size())});
   for (std::size_t b = 1; b < batch.offsets.size(); ++b)
     c.lengths.push_back(batch.offsets[b] - batch.offsets[b - 1]);
-  if (!Arena::current().is_planning()) {
-    std::copy(batch.index.begin(), batch.index.end(), c.index.data<std::int32_t>());
-    std::copy(batch.offsets.begin(), batch.offsets.end(), c.offsets.data<std::int32_t>());
-  }
   return c;
 }
 
@@ -109,15 +112,17 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
   in.captions = upload(both, request.y);
   in.height = request.size.height;
   in.width = request.size.width;
-  in.fps = Tensor::empty({2 * B}, DType::f32);
-  for (std::int64_t b = 0; b < 2 * B; ++b)
-    in.fps.data<float>()[b] = request.fps.data<float>()[b % B];
+  std::vector<float> fps = request.fps;
+  fps.insert(fps.end(), request.fps.begin(), request.fps.end());
+  in.fps = Tensor::from_host(std::span<const float>(fps), {2 * B});
   in.timestep = Tensor::empty({2 * B}, DType::f32);
   in.x = Tensor::empty({2 * B, z.dim(1), T, z.dim(3), z.dim(4)}, DType::f32);
   Tensor dt = Tensor::empty({B}, DType::f32);
-  Tensor act, noise;
+  Tensor act, joining, noise, sigma;
   if (masked) {
     act = Tensor::empty({B, T}, DType::u8);
+    joining = Tensor::empty({B, T}, DType::u8);
+    sigma = Tensor::empty({B}, DType::f32);
     in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
     noise = Tensor::empty(z.shape(), DType::f32);
   }
@@ -125,39 +130,36 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
   for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
 
   for (std::int64_t i = 0; i < K; ++i) {
+    std::vector<float> taus, steps;
+    for (std::int64_t b = 0; b < 2 * B; ++b) taus.push_back(static_cast<float>(tau(i, b % B)));
+    for (std::int64_t b = 0; b < B; ++b)
+      steps.push_back(static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0));
     if (masked) {
       // A frame joins once tau has fallen to its edit ratio, noised to the level of that moment.
-      std::vector<bool> joins(seen.size());
+      std::vector<std::uint8_t> joins(seen.size()), active_frames(seen.size());
       bool any = false;
       for (std::size_t f = 0; f < seen.size(); ++f) {
         const bool active = 1000.0 * static_cast<double>(request.edit[f]) >=
                             tau(i, static_cast<std::int64_t>(f) / T);
-        act.data<std::uint8_t>()[f] = active;
+        active_frames[f] = active;
         joins[f] = active && !seen[f];
         any = any || joins[f];
         seen[f] = active;
       }
       if (any) {
         request.fresh_noise(static_cast<int>(i), noise);
-        const std::int64_t C = z.dim(1), frame = z.dim(3) * z.dim(4);
-        for (std::int64_t bct = 0; bct < B * C * T; ++bct) {
-          const std::int64_t b = bct / (C * T), f = bct % T;
-          if (!joins[static_cast<std::size_t>(b * T + f)]) continue;
-          const auto s = static_cast<float>(tau(i, b) / 1000.0);
-          float* x = z.data<float>() + bct * frame;
-          const float* e = noise.data<float>() + bct * frame;
-          for (std::int64_t p = 0; p < frame; ++p) x[p] = (1.0f - s) * x[p] + s * e[p];
-        }
+        joining.set(std::span<const std::uint8_t>(joins));
+        sigma.set(std::span<const float>(taus).first(static_cast<std::size_t>(B)));
+        ops::flow_interpolate(z, noise, sigma, joining, z);
       }
-      for (std::int64_t f = 0; f < 2 * B * T; ++f)
-        in.x_mask.data<std::uint8_t>()[f] = act.data<std::uint8_t>()[f % (B * T)];
+      act.set(std::span<const std::uint8_t>(active_frames));
+      const std::vector<std::uint8_t> once = active_frames;
+      active_frames.insert(active_frames.end(), once.begin(), once.end());
+      in.x_mask.set(std::span<const std::uint8_t>(active_frames));
     }
-    std::copy_n(z.data<float>(), z.numel(), in.x.data<float>());
-    std::copy_n(z.data<float>(), z.numel(), in.x.data<float>() + z.numel());
-    for (std::int64_t b = 0; b < 2 * B; ++b)
-      in.timestep.data<float>()[b] = static_cast<float>(tau(i, b % B));
-    for (std::int64_t b = 0; b < B; ++b)
-      dt.data<float>()[b] = static_cast<float>((tau(i, b) - tau(i + 1, b)) / 1000.0);
+    for (Tensor half : {in.x.slice(0, B), in.x.slice(B, 2 * B)}) ops::convert(z, half);
+    in.timestep.set(std::span<const float>(taus));
+    dt.set(std::span<const float>(steps));
     Tape tape(Tape::Mode::infer);
     const Var out = model.forward(tape, in);
     ops::guided_euler_step(out->value, static_cast<float>(sampler.cfg_scale), dt, act, z);

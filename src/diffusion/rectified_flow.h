@@ -37,6 +37,8 @@ struct CaptionBatch {
 // Rows of `mask` i64 [Bm, L] that are not 0, tiled to `batch` samples; an empty mask takes all `length` rows.
 CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
                            std::int64_t batch, bool null_caption);
+// To this rank's device. On a GPU rows are padded to a multiple of 64 (ops::padding_row), so that few row counts occur
+// and recorded steps fit most batches.
 Captions upload(const CaptionBatch& batch, const Tensor& y);
 
 // Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise (section 3).
@@ -49,7 +51,7 @@ struct SampleRequest {
   Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1
   Tensor y;  // f32 [B, L, caption_channels] or undefined (null caption)
   CaptionBatch captions;
-  Tensor fps;                   // f32 [B]
+  std::vector<float> fps;       // [B]
   ClipSize size;                // the position embedding's, and every sample's unless:
   std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform
   std::vector<float>

@@ -134,7 +134,6 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   const std::int64_t H = (in.x.dim(3) + patch.ph - 1) / patch.ph;
   const std::int64_t W = (in.x.dim(4) + patch.pw - 1) / patch.pw, S = H * W;
   WEFT_ASSERT(in.x.dim(1) == config_.in_channels);
-  const bool planning = Arena::current().is_planning();
 
   // 1. Tokens: patches through one matrix product, plus the position embedding.
   const std::int64_t patch_elements = config_.in_channels * patch.pt * patch.ph * patch.pw;
@@ -159,18 +158,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Tensor times = Tensor::empty({G}, DType::f32), rates = Tensor::empty({G}, DType::f32);
   Tensor rows = Tensor::empty({B * T}, DType::i32);
   Tensor sample_rows = Tensor::empty({B * T}, DType::i32);
-  if (!planning) {
-    for (std::int64_t g = 0; g < G; ++g) {
-      times.data<float>()[g] = g < B ? in.timestep.data<float>()[g] : 0.0f;
-      rates.data<float>()[g] = in.fps.data<float>()[g % B];
-    }
-    for (std::int64_t f = 0; f < B * T; ++f) {
-      const std::int64_t b = f / T;
-      const bool generated = !masked || in.x_mask.data<std::uint8_t>()[f] != 0;
-      rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(generated ? b : B + b);
-      sample_rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(b);
-    }
-  }
+  ops::modulation_rows(in.timestep, in.fps, in.x_mask, times, rates, rows, sample_rows);
   const auto embed = [&](const Tensor& scalars, const nn::Linear& first, const nn::Linear& second) {
     Tensor e = Tensor::empty({G, timestep_channels}, DType::f32);
     ops::timestep_embedding(scalars, e);
@@ -218,7 +206,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   // 5. Final layer. Clean frames are normalised twice: LN(o) of the already modulated o (specs/stdit3.md 5.9).
   const Var m = nn::modulation(c, *final_table_, t);
   Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
-  if (masked) o = nn::layer_norm_modulate_frames(c, o, m, rows, 0, 1, B);
+  if (masked) o = nn::layer_norm_modulate(c, o, m, rows, 0, 1, static_cast<int>(B));
   const Var out_rows = nn::linear(c, o, final_);
   Tensor out =
       Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);

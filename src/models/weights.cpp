@@ -26,7 +26,7 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table) {
                "{}: tensor \"{}\" has shape {}, the model wants {}", path.string(), p->name,
                shape.str(), p->shape.str());
     const std::vector<float> values = file.read_f32(e);
-    std::copy(values.begin(), values.end(), p->value.data<float>());
+    p->value.set(std::span<const float>(values));
   }
   table.refresh_working();
 }
@@ -34,13 +34,16 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table) {
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,
                   const Tensor& values) {
   std::vector<SafetensorWrite> tensors;
+  std::vector<Tensor> on_host;
   for (const auto& p : table.all()) {
     SafetensorWrite w;
     w.name = p->name;
     w.shape.assign(p->shape.dims().begin(), p->shape.dims().end());
     const bool replaced = values.defined() && p->trainable;
-    const float* data = replaced ? values.data<float>() + p->offset : p->value.data<float>();
-    w.bytes = std::as_bytes(std::span(data, static_cast<std::size_t>(p->shape.numel())));
+    const Tensor flat = p->value.view({p->shape.numel()});
+    on_host.push_back(
+        (replaced ? values.slice(p->offset, p->offset + p->shape.numel()) : flat).to_host());
+    w.bytes = std::as_bytes(on_host.back().span<float>());
     tensors.push_back(w);
   }
   write_safetensors(path, tensors, {{"format", "pt"}, {"producer", "weft"}});

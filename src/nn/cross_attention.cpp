@@ -14,9 +14,10 @@ std::int64_t padded(std::int64_t length) {
   return (length + ops::absorbed_padding - 1) / ops::absorbed_padding * ops::absorbed_padding;
 }
 
-// Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to about 3/4.
+// Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to about 3/4. On GPUs the plain
+// form is the faster one (large products, one attention kernel), and the only one.
 bool worth_absorbing(const std::vector<std::int64_t>& lengths, std::int64_t C, int heads) {
-  if (C % ops::absorbed_padding != 0) return false;
+  if (Arena::current().device() == DeviceKind::cuda || C % ops::absorbed_padding != 0) return false;
   return std::all_of(lengths.begin(), lengths.end(), [&](std::int64_t length) {
     return length > 0 && 4 * heads * padded(length) <= 3 * C;
   });

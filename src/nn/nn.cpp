@@ -45,9 +45,8 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   const DType dtype = x->value.dtype();
   const std::int64_t hidden = fc1.weight->shape[0];
   Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
-  ops::linear_forward(x->value, weight_for(fc1, dtype), fc1.bias->value, Tensor(), z);
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
-  ops::gelu_forward(z, h);
+  ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), fc1.bias->value, z, h);
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
   ops::linear_forward(h, weight_for(fc2, dtype), fc2.bias->value, Tensor(), y);
   const Var out = make_var(y);
@@ -55,15 +54,14 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   if (!c.tape.recording()) return out;
   c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
-    Tensor dh = Tensor::empty(z.shape(), z.dtype());
-    ops::linear_backward_input(dy, weight_for(fc2, dy.dtype()), dh, false);
-    ops::gelu_backward(z, dh, dh, z);  // dh becomes dz, z becomes gelu(z)
+    Tensor dz = Tensor::empty(z.shape(), z.dtype());
+    ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, z);  // z becomes gelu(z)
     add_weight_grad(fc2, dy, z);
     z.release();
-    add_weight_grad(fc1, dh, x->value);
+    add_weight_grad(fc1, dz, x->value);
     if (x->needs_grad) {
       const auto [dx, accumulate] = grad_target(x);
-      ops::linear_backward_input(dh, weight_for(fc1, dy.dtype()), dx, accumulate);
+      ops::linear_backward_input(dz, weight_for(fc1, dy.dtype()), dx, accumulate);
     }
     note_done(table, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
   });
@@ -114,71 +112,18 @@ Var modulation(Context c, Parameter& table, const Var& t) {
 }
 
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                        int scale) {
+                        int scale, int first_row) {
   const std::int64_t channels = x->value.dim(-1);
   Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
   Tensor stats = Tensor::empty({x->value.numel() / channels, 2}, DType::f32);
-  ops::layer_norm_modulate_forward(x->value, m->value, rows, shift, scale, y, stats);
+  ops::layer_norm_modulate_forward(x->value, m->value, rows, shift, scale, first_row, y, stats);
   const Var out = make_var(y);
   if (c.tape.recording())
-    c.tape.record([x, m, rows, shift, scale, stats, out] {
+    c.tape.record([x, m, rows, shift, scale, first_row, stats, out] {
       const Tensor dy = std::move(out->grad);
       const auto [dx, accumulate] = grad_target(x);
-      ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, stats, dy, dx,
-                                        accumulate, zeroed_grad(m));
-    });
-  return out;
-}
-
-Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                               int scale, std::int64_t first_row) {
-  const std::int64_t frames = rows.numel(), channels = x->value.dim(-1);
-  const std::int64_t tokens = x->value.numel() / (frames * channels);
-  const Shape by_frame{frames, tokens, channels};
-  // Runs of frames [begin, end) that are all normalised or all passed on.
-  struct Run {
-    std::int64_t begin, end;
-    bool normalised;
-  };
-  std::vector<Run> runs;
-  if (!Arena::current().is_planning())
-    for (std::int64_t f = 0; f < frames; ++f) {
-      const bool n = rows.data<std::int32_t>()[f] >= first_row;
-      if (runs.empty() || runs.back().normalised != n)
-        runs.push_back({f, f + 1, n});
-      else
-        runs.back().end = f + 1;
-    }
-  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
-  Tensor stats = Tensor::empty({frames, tokens, 2}, DType::f32);
-  const auto part = [by_frame](const Tensor& t, const Run& r) {
-    return t.view(by_frame).slice(r.begin, r.end);
-  };
-  for (const Run& r : runs) {
-    Tensor to = part(y, r), st = stats.slice(r.begin, r.end);
-    if (r.normalised)
-      ops::layer_norm_modulate_forward(part(x->value, r), m->value, rows.slice(r.begin, r.end),
-                                       shift, scale, to, st);
-    else
-      ops::convert(part(x->value, r), to);
-  }
-  const Var out = make_var(y);
-  if (c.tape.recording())
-    c.tape.record([x, m, rows, shift, scale, stats, out, runs, part] {
-      const Tensor dy = std::move(out->grad);
-      Tensor dx = Tensor::empty(dy.shape(), dy.dtype());
-      // Before the runs, which a planning arena does not know: its peak must count this gradient too.
-      Tensor& dm = zeroed_grad(m);
-      for (const Run& r : runs) {
-        Tensor to = part(dx, r);
-        if (r.normalised)
-          ops::layer_norm_modulate_backward(part(x->value, r), m->value, rows.slice(r.begin, r.end),
-                                            shift, scale, stats.slice(r.begin, r.end), part(dy, r),
-                                            to, false, dm);
-        else
-          ops::convert(part(dy, r), to);
-      }
-      give_grad(x, std::move(dx));
+      ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, first_row, stats, dy,
+                                        dx, accumulate, zeroed_grad(m));
     });
   return out;
 }

@@ -35,13 +35,10 @@ Var add(Context c, const Var& a, const Var& b);
 // m [G,K,C] = table [K,C] + t, t [G,K*C] or [G,C] (specs/stdit3.md 5.5, 5.9).
 Var modulation(Context c, Parameter& table, const Var& t);
 
-// LN(x) (1 + m[row, scale]) + m[row, shift], x [B*T..., S, C], rows i32 [B*T] (ops/norm.h).
+// LN(x) (1 + m[row, scale]) + m[row, shift], x [B*T..., S, C], rows i32 [B*T] (ops/norm.h); frames whose row is below
+// `first_row` pass unchanged.
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                        int scale);
-
-// The same for the frames whose row is `first_row` or more; the other frames pass unchanged.
-Var layer_norm_modulate_frames(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
-                               int scale, std::int64_t first_row);
+                        int scale, int first_row = 0);
 
 // x + m[row, gate] * keep[b] * p. The backward puts p's gradient where p's value is: nothing else may need p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
@@ -55,8 +52,8 @@ struct CrossAttention {
   Linear q, kv, proj;
 };
 // x + proj(attention(q(x), kv(y))), specs/stdit3.md 5.8. x [B,T,S,C], y [sum L, C], offsets i32 [B+1] on the device and
-// `lengths` [B] on the host: the caption rows of each sample. Short captions take the absorbed form (ops/absorbed.h),
-// by a rule of shapes alone, so that a run repeats its bits.
+// `lengths` [B] on the host: the caption rows of each sample. On the CPU short captions take the absorbed form
+// (ops/absorbed.h), by a rule of shapes alone, so that a run repeats its bits.
 Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention& w,
                     const Tensor& offsets, const std::vector<std::int64_t>& lengths, int heads);
 

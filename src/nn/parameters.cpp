@@ -88,7 +88,7 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
 void ParameterTable::initialise(std::uint64_t seed) {
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
-    const auto values = p->value.span<float>();
+    std::vector<float> values(static_cast<std::size_t>(p->value.numel()));
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto e = static_cast<std::uint32_t>(i);
       switch (p->init.kind) {
@@ -108,6 +108,7 @@ void ParameterTable::initialise(std::uint64_t seed) {
           break;
       }
     }
+    p->value.set(std::span<const float>(values));
   }
   refresh_working();
 }
@@ -165,6 +166,21 @@ void ParameterTable::announce() {
   while (next_bucket_ < static_cast<int>(buckets_.size()) &&
          buckets_[static_cast<std::size_t>(next_bucket_)].ready)
     on_ready_(next_bucket_++);
+}
+
+ParameterTable::StepState ParameterTable::step_state() const {
+  StepState s;
+  for (const auto& p : parameters_) s.grad_written.push_back(p->grad_written);
+  s.buckets = buckets_;
+  s.next_bucket = next_bucket_;
+  return s;
+}
+
+void ParameterTable::set_step_state(const StepState& s) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i]->grad_written = s.grad_written[i];
+  buckets_ = s.buckets;
+  next_bucket_ = s.next_bucket;
 }
 
 void ParameterTable::finish_step() {

@@ -80,6 +80,15 @@ class ParameterTable {
   void note_done(Parameter& p);
   void finish_step();
 
+  // What a step has done to the table so far, for whoever replays recorded device work instead of running it.
+  struct StepState {
+    std::vector<bool> grad_written;
+    std::vector<Bucket> buckets;
+    int next_bucket = 0;
+  };
+  StepState step_state() const;
+  void set_step_state(const StepState& s);
+
  private:
   void announce();
 

@@ -3,12 +3,24 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <vector>
+
 #include "core/clock.h"
+#include "core/error.h"
 
 namespace weft::ops {
 namespace {
 
 OpTime* current_entry = nullptr;
+
+// Operations on a GPU end later than their calls: their marks are read when the profile ends.
+struct OnDevice {
+  OpTime* entry;
+  DeviceEvent begin, end;
+};
+std::vector<OnDevice> on_device;
+
+DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
 
 }  // namespace
 
@@ -16,12 +28,16 @@ namespace detail {
 
 Profile* active_profile = nullptr;
 
-Timer::Timer(const char* name) : entry_(&(*active_profile)[name]), start_(now_seconds()) {
+Timer::Timer(const char* name)
+    : entry_(&(*active_profile)[name]), start_(now_seconds()), begin_(mark()) {
   current_entry = entry_;
 }
 
 Timer::~Timer() {
-  entry_->seconds += now_seconds() - start_;
+  if (begin_)
+    on_device.push_back({entry_, begin_, mark()});
+  else
+    entry_->seconds += now_seconds() - start_;
   ++entry_->calls;
   current_entry = nullptr;
 }
@@ -30,9 +46,21 @@ void add_flops(double flops) {
   if (current_entry != nullptr) current_entry->flops += flops;
 }
 
+void no_cuda_side(const char* name) {
+  throw Error(Exit::internal, fmt::format("operation {} has no CUDA side in this build", name),
+              "this is a bug in weft, please report it with the log", __FILE__, __LINE__);
+}
+
 }  // namespace detail
 
-void set_profile(Profile* profile) { detail::active_profile = profile; }
+void set_profile(Profile* profile) {
+  for (const OnDevice& op : on_device) {
+    device_runtime().synchronize(op.end);
+    op.entry->seconds += device_runtime().seconds(op.begin, op.end);
+  }
+  on_device.clear();
+  detail::active_profile = profile;
+}
 
 bool cpu_is_v4() {
   static const bool v4 = [] {

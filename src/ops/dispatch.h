@@ -35,6 +35,7 @@ class Timer {
  private:
   OpTime* entry_;
   double start_;
+  DeviceEvent begin_;
 };
 // Operations of the matrix products run by the current operation.
 void add_flops(double flops);

@@ -40,6 +40,12 @@ WEFT_OP(gather_captions,
 // dy f32 [B,Lmax,C] += drows at the same places; null and padding rows get none.
 WEFT_OP(gather_captions_backward, void(const Tensor& drows, const Tensor& index, Tensor& dy));
 
+// What each frame is modulated by: rows 0..B-1 of `times` and `rates` f32 [G] are the samples' timestep and fps; with a
+// frame mask u8 [B,T] (G = 2B) rows B..2B-1 are t = 0, for frames with mask 0. rows i32 [B*T] names each frame's row,
+// sample_rows i32 [B*T] its sample's. timestep, fps f32 [B]; the mask may be undefined (G = B).
+WEFT_OP(modulation_rows, void(const Tensor& timestep, const Tensor& fps, const Tensor& mask,
+                              Tensor& times, Tensor& rates, Tensor& rows, Tensor& sample_rows));
+
 // y f32 [G,C] = a[i] + b[i]: the time and fps embeddings of each modulation row.
 WEFT_OP(add_rows, void(const Tensor& a, const Tensor& b, Tensor& y));
 

@@ -6,7 +6,7 @@
 namespace weft::ops {
 
 // xs = (1-s) x0 + s eps with s = tau/1000, per sample; frames with mask 0 are x0 (rectified_flow.md 3.3, 3.4).
-// x0, eps, xs f32 [B,C,T,H,W]; tau f32 [B]; mask u8 [B,T] or undefined (all ones).
+// x0, eps, xs f32 [B,C,T,H,W]; tau f32 [B]; mask u8 [B,T] or undefined (all ones). xs may be x0.
 WEFT_OP(flow_interpolate, void(const Tensor& x0, const Tensor& eps, const Tensor& tau,
                                const Tensor& mask, Tensor& xs));
 // loss f32 [B] = mean over C,H,W and the frames with mask 1 of (v - (x0 - eps))^2, v = channels [0,C) of out

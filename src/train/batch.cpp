@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "ops/loss.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {
@@ -25,10 +26,11 @@ void add_captions(const Deck& deck, const LoadedBatch& clips, const TextFeatures
     in.captions = upload(pack_captions({}, m.model_max_length, B, true), Tensor());
     return;
   }
-  Tensor y = Tensor::empty({B, m.model_max_length, m.caption_channels}, DType::f32);
+  const Shape shape{B, m.model_max_length, m.caption_channels};
+  const bool planning = clips.what.samples.empty();
+  std::vector<float> y(planning ? 0 : static_cast<std::size_t>(shape.numel()));
   packed.offsets.push_back(0);
   for (std::int64_t b = 0; b < B; ++b) {
-    const bool planning = clips.what.samples.empty();
     const SampleId sample = planning ? 0 : clips.what.samples[static_cast<std::size_t>(b)];
     const std::int64_t length = planning ? m.model_max_length : features->length(sample);
     const bool null_caption =
@@ -36,15 +38,14 @@ void add_captions(const Deck& deck, const LoadedBatch& clips, const TextFeatures
                              clips.step, sample, 0, m.class_dropout_prob);
     if (!planning && !null_caption) {
       const std::vector<float> rows = features->read(sample);
-      std::copy(rows.begin(), rows.end(),
-                y.data<float>() + b * m.model_max_length * m.caption_channels);
+      std::copy(rows.begin(), rows.end(), y.begin() + b * m.model_max_length * m.caption_channels);
     }
     for (std::int64_t l = 0; l < length; ++l)
       packed.index.push_back(
           static_cast<std::int32_t>(null_caption ? -1 - l : b * m.model_max_length + l));
     packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
   }
-  in.captions = upload(packed, y);
+  in.captions = upload(packed, Tensor::from_host(std::span<const float>(y), shape));
 }
 
 // Keep factors of drop path: linear from 0 at the first pair to drop_path at the last (specs/stdit3.md 1).
@@ -53,18 +54,20 @@ void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, S
   if (m.drop_path <= 0) return;
   in.drop_path = Tensor::empty({m.depth, 2, 2, B}, DType::f32);
   if (clips.what.samples.empty()) return;
+  std::vector<float> keep(static_cast<std::size_t>(in.drop_path.numel()));
   for (std::int64_t site = 0; site < m.depth * 4; ++site) {
     const double p =
         m.depth > 1 ? m.drop_path * static_cast<double>(site / 4) / static_cast<double>(m.depth - 1)
                     : 0.0;
     for (std::int64_t b = 0; b < B; ++b)
-      in.drop_path.data<float>()[site * B + b] =
+      keep[static_cast<std::size_t>(site * B + b)] =
           dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::drop_path, clips.step,
                   clips.what.samples[static_cast<std::size_t>(b)], static_cast<std::uint32_t>(site),
                   p)
               ? 0.0f
               : static_cast<float>(1.0 / (1.0 - p));
   }
+  in.drop_path.set(std::span<const float>(keep));
 }
 
 }  // namespace
@@ -81,7 +84,7 @@ void check_bucket_fits(const Bucket& bucket, const ModelDeck& model) {
 }
 
 TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
-                         const TextFeatures* features) {
+                         const Tensor& bytes, const TextFeatures* features) {
   const auto B = static_cast<std::int64_t>(clips.what.clips.size());
   const bool planning = clips.what.samples.empty();
   const auto seed = static_cast<std::uint64_t>(deck.run.seed);
@@ -101,26 +104,30 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
   add_drop_path(deck, clips, B, t.in);
   if (planning) return t;
 
-  const std::int64_t elements = t.x0.numel() / B;
-  auto* bytes = const_cast<std::byte*>(clips.bytes.data());
+  std::vector<float> timestep, fps;
+  std::vector<std::uint8_t> mask;
+  const auto clip_bytes = static_cast<std::int64_t>(bucket.clip_bytes());
   for (std::int64_t b = 0; b < B; ++b) {
     const auto sample = static_cast<std::uint64_t>(clips.what.samples[static_cast<std::size_t>(b)]);
-    Tensor x0 = t.x0.slice(b, b + 1).view({shape[1], shape[2], shape[3], shape[4]});
+    const Shape one{shape[1], shape[2], shape[3], shape[4]};
+    Tensor x0 = t.x0.slice(b, b + 1).view(one);
     Tensor eps = t.eps.slice(b, b + 1);
-    std::byte* clip = bytes + static_cast<std::size_t>(b) * bucket.clip_bytes();
+    const Tensor clip = bytes.slice(b * clip_bytes, (b + 1) * clip_bytes);
     if (bucket.dtype == DType::u8)
-      ops::frames_to_latent(
-          Tensor::borrow(clip, {shape[2], shape[3], shape[4], shape[1]}, DType::u8), x0);
+      ops::frames_to_latent(clip.view({shape[2], shape[3], shape[4], shape[1]}), x0);
     else
-      std::copy_n(reinterpret_cast<const float*>(clip), elements, x0.data<float>());
+      ops::convert(Tensor::borrow(clip.raw(), one, DType::f32, clip.device()), x0);
     ops::fill_normal(seed, static_cast<int>(Purpose::noise), step, sample, eps);
-    t.in.timestep.data<float>()[b] = draw_timestep(deck.diffusion, size, seed, step, sample);
-    t.in.fps.data<float>()[b] = clips.info[static_cast<std::size_t>(b)].fps;
+    timestep.push_back(draw_timestep(deck.diffusion, size, seed, step, sample));
+    fps.push_back(clips.info[static_cast<std::size_t>(b)].fps);
     if (t.in.x_mask.defined()) {
-      const auto mask = draw_frame_mask(deck.mask, bucket.frames, seed, step, sample);
-      std::copy(mask.begin(), mask.end(), t.in.x_mask.data<std::uint8_t>() + b * bucket.frames);
+      const auto frames = draw_frame_mask(deck.mask, bucket.frames, seed, step, sample);
+      mask.insert(mask.end(), frames.begin(), frames.end());
     }
   }
+  t.in.timestep.set(std::span<const float>(timestep));
+  t.in.fps.set(std::span<const float>(fps));
+  if (t.in.x_mask.defined()) t.in.x_mask.set(std::span<const std::uint8_t>(mask));
   return t;
 }
 

@@ -18,9 +18,10 @@ struct TrainingBatch {
 // Pixel clips need in_channels = 3, latent clips as many channels as the model; Exit::usage otherwise.
 void check_bucket_fits(const Bucket& bucket, const ModelDeck& model);
 
-// Captions come from `features` if the deck names any, else every caption is the null caption. While planning,
-// `clips` holds nothing but its number of clips and `features` is not asked.
+// `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Captions come from `features` if the deck names
+// any, else every caption is the null caption. While planning, `clips` holds nothing but its number of clips, `bytes` is
+// undefined and `features` is not asked.
 TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
-                         const TextFeatures* features);
+                         const Tensor& bytes, const TextFeatures* features);
 
 }  // namespace weft

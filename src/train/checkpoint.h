@@ -13,13 +13,16 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
+
 namespace weft {
 
 // One flat array of the state, such as "master" or "exp_avg": the same length and meaning on every
 // rank. Rank r of n writes elements [len*r/n, len*(r+1)/n); a load reads whatever ranges it needs.
 struct FlatArray {
   std::string name;
-  std::span<float> values;
+  std::span<float> values;  // host memory, or a GPU's
+  DeviceKind device = DeviceKind::cpu;
 };
 
 // One named piece of the flat arrays, so that readers can find a tensor by its released name.

@@ -28,7 +28,7 @@ void pass(const char* site) {
 }
 
 // Copies and hashes one block of a shard. The hash is taken from the source, not from the copy: a
-// copy that went wrong then shows when the file is read back.
+// copy that went wrong then shows when the file is read back. What came from a GPU is in `staging` already.
 Hash128 cut_block(std::span<const FlatArray> arrays, const ShardTable& shard, std::uint64_t begin,
                   std::uint64_t end, std::byte* staging) {
   constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy
@@ -38,6 +38,10 @@ Hash128 cut_block(std::span<const FlatArray> arrays, const ShardTable& shard, st
     const std::uint64_t size = static_cast<std::uint64_t>(r.end - r.begin) * sizeof(float);
     const std::uint64_t first = std::max(begin, r.offset), last = std::min(end, r.offset + size);
     const auto* source = reinterpret_cast<const std::byte*>(arrays[i].values.data() + r.begin);
+    if (arrays[i].device == DeviceKind::cuda) {
+      if (first < last) hasher.add({staging + first, last - first});
+      continue;
+    }
     for (std::uint64_t at = first; at < last; at += piece) {
       const std::uint64_t n = std::min(piece, last - at);
       hasher.add({source + (at - r.offset), n});
@@ -86,6 +90,12 @@ void CheckpointWriter::State::cut(std::span<const FlatArray> arrays) {
     WEFT_CHECK(staging != nullptr, Exit::checkpoint, "use more ranks, or hosts with more memory",
                "no memory for a copy of {} bytes of state", shard.bytes);
     staging_bytes = shard.bytes;
+  }
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const Range& r = shard.ranges[i];
+    if (arrays[i].device == DeviceKind::cuda && r.end > r.begin)
+      device_runtime().download(staging.get() + r.offset, arrays[i].values.data() + r.begin,
+                                static_cast<std::size_t>(r.end - r.begin) * sizeof(float));
   }
   const auto blocks = static_cast<std::int64_t>((shard.bytes + block_bytes - 1) / block_bytes);
   shard.blocks.resize(static_cast<std::size_t>(blocks));

@@ -1,9 +1,9 @@
 #include "train/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "ops/optimizer.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 
@@ -12,8 +12,7 @@ OptimizerState::OptimizerState(ParameterTable& table) {
   exp_avg = Tensor::persistent(shape, DType::f32);
   exp_avg_sq = Tensor::persistent(shape, DType::f32);
   ema = Tensor::persistent(shape, DType::f32);
-  const auto values = table.values().span<float>();
-  std::copy(values.begin(), values.end(), ema.data<float>());
+  ops::convert(table.values(), ema);
 }
 
 double learning_rate(const TrainDeck& d, std::int64_t steps_done) {
@@ -21,16 +20,9 @@ double learning_rate(const TrainDeck& d, std::int64_t steps_done) {
   return d.lr * static_cast<double>(steps_done + 1) / static_cast<double>(d.warmup_steps + 1);
 }
 
-double gradient_norm(ParameterTable& table) {
-  double sum = 0;
-  ops::sum_of_squares(table.grads(), sum);
-  return std::sqrt(sum);
-}
-
-void optimizer_step(const TrainDeck& d, std::int64_t steps_done, double grad_norm,
+void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
                     ParameterTable& table, OptimizerState& state) {
   const double t = static_cast<double>(steps_done + 1);
-  const double over = grad_norm + 1e-6;
   ops::AdamW a;
   a.lr = static_cast<float>(learning_rate(d, steps_done));
   a.beta1 = static_cast<float>(d.adam_beta1);
@@ -41,10 +33,9 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, double grad_nor
   a.weight_decay = static_cast<float>(d.weight_decay);
   a.correction1 = static_cast<float>(1.0 - std::pow(d.adam_beta1, t));
   a.correction2 = static_cast<float>(1.0 - std::pow(d.adam_beta2, t));
-  a.grad_scale =
-      d.grad_clip > 0 && over > d.grad_clip ? static_cast<float>(d.grad_clip / over) : 1.0f;
+  a.grad_clip = static_cast<float>(d.grad_clip);
   a.ema_decay = static_cast<float>(d.ema_decay);
-  ops::adamw_step(a, table.grads(), table.values(), state.exp_avg, state.exp_avg_sq, state.ema,
+  ops::adamw_step(a, squares, table.grads(), table.values(), state.exp_avg, state.exp_avg_sq, state.ema,
                   table.working());
 }
 

@@ -16,11 +16,9 @@ struct OptimizerState {
 // lr of a step that follows `steps_done` finished ones: linear warm-up, then constant (specs/training.md 7).
 double learning_rate(const TrainDeck& d, std::int64_t steps_done);
 
-// L2 norm of all gradients. Not finite if any gradient is not.
-double gradient_norm(ParameterTable& table);
-
-// One AdamW step with gradients clipped to d.grad_clip (0: not clipped) given their norm.
-void optimizer_step(const TrainDeck& d, std::int64_t steps_done, double grad_norm,
+// One AdamW step with gradients clipped to d.grad_clip (0: not clipped), given the sum of their squares, f64 [1] on their
+// device (ops/optimizer.h). Changes nothing where that is not finite.
+void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
                     ParameterTable& table, OptimizerState& state);
 
 }  // namespace weft

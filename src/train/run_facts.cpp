@@ -27,8 +27,8 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, int ranks,
-                   int threads, std::size_t planned_bytes)
+RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source,
+                   const Communicator& comm, int threads, std::size_t planned_bytes)
     : deck_(deck), planned_bytes_(planned_bytes) {
   ParameterTable& p = model.params();
   // Weights, gradients, two moments, EMA; and the bf16 copy.
@@ -39,8 +39,9 @@ RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, in
   rows_ = {
       {"build", version_line()},
       {"run", deck.run.dir},
-      {"ranks", fmt::format("{} (data parallel), {} threads each, MPI", ranks, threads)},
-      {"device", describe_cpu()},
+      {"ranks", fmt::format("{} (data parallel), {} threads each, {}", comm.size(), threads,
+                            comm.describe())},
+      {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
       {"model",
        fmt::format("{}: {} pairs, C = {}, {} heads, {}, {} parameters ({} trained)",
                    deck.model.name, deck.model.depth, deck.model.hidden_size, deck.model.num_heads,
@@ -52,7 +53,9 @@ RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, in
       {"memory", fmt::format("{} of state, {} of activations a rank (planned)", mib(state_bytes_),
                              mib(static_cast<double>(planned_bytes)))},
       {"kernels",
-       fmt::format("oneDNN matmul; weft {} for the rest", ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
+       on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
+                 : fmt::format("oneDNN matmul; weft {} for the rest",
+                               ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
   };
 }
 

@@ -6,13 +6,14 @@
 #include "data/clip_source.h"
 #include "models/stdit3.h"
 #include "observe/metrics.h"
+#include "parallel/communicator.h"
 
 namespace weft {
 
 class RunFacts {
  public:
-  RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, int ranks, int threads,
-           std::size_t planned_bytes);
+  RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, const Communicator& comm,
+           int threads, std::size_t planned_bytes);
 
   void print() const;
   // RUN/deck.toml (the effective deck) and RUN/run.json (the start table).

@@ -23,13 +23,25 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
               __FILE__, __LINE__);
 }
 
+// Elements of `array` from `offset` on, as many as `to` has, which may live on a GPU.
+void read_into(const Checkpoint& c, const std::string& array, std::int64_t offset, Tensor& to) {
+  if (to.device() == DeviceKind::cpu) {
+    c.read(array, offset, to.span<float>());
+    return;
+  }
+  std::vector<float> values(static_cast<std::size_t>(to.numel()));
+  c.read(array, offset, values);
+  to.set(std::span<const float>(values));
+}
+
 // Reads `array` of the checkpoint into `to`, a tensor laid out like ParameterTable::values().
 void read_trainable(const Checkpoint& c, const std::string& array, ParameterTable& table,
                     Tensor& to) {
-  for (const auto& p : table.all())
-    if (p->trainable)
-      c.read(array, range_of(c, *p).offset,
-             {to.data<float>() + p->offset, static_cast<std::size_t>(p->shape.numel())});
+  for (const auto& p : table.all()) {
+    if (!p->trainable) continue;
+    Tensor part = to.slice(p->offset, p->offset + p->shape.numel());
+    read_into(c, array, range_of(c, *p).offset, part);
+  }
 }
 
 void read_fixed(const Checkpoint& c, ParameterTable& table) {
@@ -38,7 +50,7 @@ void read_fixed(const Checkpoint& c, ParameterTable& table) {
              "continue with the [model] table that the run was started with",
              "{}: its parameters that are not trained do not fit the deck's model",
              c.dir().string());
-  c.read("fixed", 0, table.fixed().span<float>());
+  read_into(c, "fixed", 0, table.fixed());
 }
 
 }  // namespace
@@ -56,11 +68,12 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
 }
 
 std::vector<FlatArray> flat_arrays(ParameterTable& table, OptimizerState& state) {
-  return {{"master", table.values().span<float>()},
-          {"exp_avg", state.exp_avg.span<float>()},
-          {"exp_avg_sq", state.exp_avg_sq.span<float>()},
-          {"ema", state.ema.span<float>()},
-          {"fixed", table.fixed().span<float>()}};
+  const auto flat = [](const char* name, const Tensor& t) {
+    return FlatArray{name, {t.device_data<float>(), static_cast<std::size_t>(t.numel())}, t.device()};
+  };
+  return {flat("master", table.values()), flat("exp_avg", state.exp_avg),
+          flat("exp_avg_sq", state.exp_avg_sq), flat("ema", state.ema),
+          flat("fixed", table.fixed())};
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState* state) {

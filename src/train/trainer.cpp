@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "models/weights.h"
+#include "ops/loss.h"
+#include "ops/optimizer.h"
+#include "ops/pointwise.h"
 #include "train/batch.h"
 #include "train/memory_plan.h"
 #include "train/state.h"
@@ -15,22 +19,6 @@
 
 namespace weft {
 namespace {
-
-int ranks_on_host(MPI_Comm world) {
-  MPI_Comm host;
-  int ranks = 1;
-  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-  MPI_Comm_size(host, &ranks);
-  MPI_Comm_free(&host);
-  return ranks;
-}
-
-// What all ranks agree on at the end of a step, in one small reduction.
-struct Agreement {
-  double values[2] = {0, 0};
-  double& loss_sum() { return values[0]; }
-  double& stop() { return values[1]; }
-};
 
 // A run that goes on under another deck is the user's right, but not to be missed. Keys that change nothing of what is
 // computed may differ.
@@ -53,17 +41,32 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
               fmt::join(keys, ", "), checkpoint.dir().string());
 }
 
+// What all ranks agree on in a step's small reduction, and the gradient's squared norm, as in Issued::results.
+enum Result { loss_sum, stop_wishes, squares, result_count };
+
+void free_results(double* p) {
+  if (on_cuda())
+    device_runtime().free_pinned(p);
+  else
+    delete[] p;
+}
+
+DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
+
 }  // namespace
 
 Trainer::Trainer(const Deck& deck, MPI_Comm world)
     : deck_(deck),
       world_(world),
-      comm_(make_mpi_communicator(world)),
-      host_ranks_(ranks_on_host(world)),
-      threads_(set_threads(static_cast<int>(deck.run.threads), host_ranks_)),
+      device_(choose_device(deck.device.kind, deck.device.share, world)),
+      comm_(make_communicator(world)),
+      threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
       source_(open_clip_source(deck.data.path, deck.data.verify)),
-      model_(deck.model) {
-  choose_device(deck.device.kind);
+      model_(deck.model),
+      results_on_host_(on_cuda() ? static_cast<double*>(device_runtime().allocate_pinned(
+                                       2 * result_count * sizeof(double)))
+                                 : new double[2 * result_count],
+                       free_results) {
   WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
              "use a patch_size of one frame, or no [mask]",
              "frame masks choose single frames, model.patch_size takes {} together",
@@ -130,13 +133,24 @@ void Trainer::start() {
     planned_bytes_ =
         std::max(planned_bytes_,
                  plan_step_memory(deck_, model_, b, std::min(deck_.train.batch_size, b.clips)));
-  const std::size_t capacity = arena_capacity(deck_.memory, host_ranks_);
+  const std::size_t capacity = arena_capacity(deck_.memory, device_.host_ranks);
   WEFT_CHECK(planned_bytes_ <= capacity, Exit::usage,
              "lower train.batch_size, raise model.recompute (up to 1), or use fewer ranks a host",
              "a step needs {:.1f} MiB of activations, a rank here has {:.1f} MiB",
              static_cast<double>(planned_bytes_) / (1 << 20),
              static_cast<double>(capacity) / (1 << 20));
-  arena_ = Arena::reserve(capacity);
+  // A GPU's memory is taken for good: the plan, and an eighth for what operations need inside themselves.
+  const std::size_t with_scratch = planned_bytes_ + planned_bytes_ / 8 + (std::size_t{64} << 20);
+  arena_ = Arena::reserve(on_cuda() && deck_.memory.arena_gib <= 0
+                              ? std::min(capacity, with_scratch)
+                              : capacity);
+  results_ = Tensor::persistent({result_count}, DType::f64);
+  std::size_t clip_bytes = 0;
+  for (const Bucket& b : source_->buckets())
+    clip_bytes = std::max(clip_bytes, b.clip_bytes() * static_cast<std::size_t>(std::min(
+                                                           deck_.train.batch_size, b.clips)));
+  staging_ = std::make_unique<ClipStaging>(clip_bytes);
+  graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs);
 
   // 3. The order of the samples, and the readers that run ahead of it.
   planner_ = std::make_unique<StepPlanner>(source_->buckets(), deck_.train.batch_size,
@@ -149,70 +163,146 @@ void Trainer::start() {
       deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers);
 }
 
-double Trainer::save() {
+void Trainer::save() {
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  last_update_.reset();  // the next step's time starts after the save
   const CheckpointInfo info = describe_state(deck_, model_.params(), done_);
   saved_ = done_;
-  return checkpoints_->save(info, flat_arrays(model_.params(), *optimizer_));
+  const double stall = checkpoints_->save(info, flat_arrays(model_.params(), *optimizer_));
+  if (finished_.empty()) return;
+  finished_.back().split.checkpoint += stall;
+  finished_.back().seconds += stall;
 }
 
 bool Trainer::wait_for_save() { return checkpoints_->wait(); }
 
-StepMetrics Trainer::step() {
+std::vector<StepMetrics> Trainer::finished(bool all) {
+  if (all && under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  return std::exchange(finished_, {});
+}
+
+// Forward and backward of one micro-batch; gradients are overwritten by the first of a step and added to by the others.
+void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight) {
+  ParameterTable& params = model_.params();
+  const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
+  const TrainingBatch batch =
+      make_batch(deck_, bucket, clips, staging_->stage(clips.bytes), features_.get());
+  staging_->consumed();
+  params.set_counting(last);
+  const auto work = [&] {
+    Tape tape;
+    const Tensor loss = flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight);
+    Tensor total = results_.slice(loss_sum, loss_sum + 1);
+    ops::add_sum(loss, total);
+    tape.backward();
+    if (last && on_cuda() && comm_->capturable()) {
+      params.finish_step();
+      join_reductions();
+    }
+  };
+  if (!last || comm_->capturable())
+    graphs_->run(fmt::format("bucket {} clips {} captions {} first {} last {} at {}",
+                             clips.what.bucket, clips.what.clips.size(),
+                             batch.in.captions.index.numel(), first, last, batch.x0.raw()),
+                 params, work);
+  else
+    work();
+  if (last && on_cuda()) comm_->replayed();
+}
+
+double Trainer::join_reductions() {
+  double blocked = 0;
+  for (const auto ticket : tickets_) blocked += comm_->wait(ticket);
+  tickets_.clear();
+  return blocked;
+}
+
+void Trainer::step() {
   const ArenaScope scope(*arena_);
   const double start = now_seconds();
   ParameterTable& params = model_.params();
   const std::vector<MicroBatch> plan = planner_->plan(done_);
   const auto mine = my_work(plan);
-  StepMetrics m;
+  Issued step;
+  StepMetrics& m = step.metrics;
   m.step = done_;
   m.lr = learning_rate(deck_.train, done_);
   for (const MicroBatch& mb : plan)
     m.samples.insert(m.samples.end(), mb.samples.begin(), mb.samples.end());
 
   // 1. Forward and backward of this rank's micro-batches; a bucket's reduction starts when its last gradient is in.
-  std::vector<Communicator::Ticket> tickets;
+  step.begin = mark();
+  ops::fill_zero(results_);
   params.begin_step([&](int bucket) {
     const auto& b = params.buckets()[static_cast<std::size_t>(bucket)];
-    tickets.push_back(comm_->all_reduce_sum(params.grads().slice(b.begin, b.end)));
+    tickets_.push_back(comm_->all_reduce_sum(params.grads().slice(b.begin, b.end)));
   });
-  Agreement agreed;
   const float weight = 1.0f / static_cast<float>(m.samples.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     const LoadedBatch& clips = prefetcher_->next();
     m.split.data_wait += clips.waited_seconds;
-    const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
-    TrainingBatch batch = make_batch(deck_, bucket, clips, features_.get());
-    params.set_counting(i + 1 == mine.size());
-    Tape tape;
-    const Tensor loss = flow_loss(tape, model_, batch.x0, batch.eps, std::move(batch.in), weight);
-    for (const float l : loss.span<float>()) agreed.loss_sum() += static_cast<double>(l);
-    tape.backward();
+    run_micro_batch(clips, i == 0, i + 1 == mine.size(), weight);
   }
   params.finish_step();
-  agreed.stop() = stop_signal() != 0;
-  tickets.push_back(comm_->all_reduce_sum(std::span<double>(agreed.values)));
+  const double wish = stop_signal() != 0 ? 1 : 0;
+  results_.slice(stop_wishes, stop_wishes + 1).set(std::span<const double>(&wish, 1));
+  tickets_.push_back(comm_->all_reduce_sum(results_.slice(loss_sum, stop_wishes + 1)));
   m.split.compute = now_seconds() - start - m.split.data_wait;
+  step.computed = mark();
 
   // 2. What is left of the reductions.
-  for (const auto ticket : tickets) m.split.comm_exposed += comm_->wait(ticket);
-  m.loss = agreed.loss_sum() / static_cast<double>(m.samples.size());
-  stop_ = agreed.stop() > 0;
+  m.split.comm_exposed = join_reductions();
+  step.reduced = mark();
 
   // 3. Clip and update. Gradients are the same on every rank by now, so all decide alike.
   const double before_update = now_seconds();
-  m.grad_norm = gradient_norm(params);
-  WEFT_CHECK(std::isfinite(m.grad_norm) && std::isfinite(m.loss), Exit::non_finite,
-             "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
-             "the weights were not changed by this step",
-             "step {}: loss {} and gradient norm {} on samples [{}]", done_, m.loss, m.grad_norm,
-             fmt::join(m.samples, ", "));
-  optimizer_step(deck_.train, done_, m.grad_norm, params, *optimizer_);
+  Tensor sum = results_.slice(squares, squares + 1);
+  ops::sum_of_squares(params.grads(), sum);
+  optimizer_step(deck_.train, done_, sum, params, *optimizer_);
+  double* results = results_on_host_.get() + done_ % 2 * result_count;
+  if (on_cuda())
+    device_runtime().copy(results, results_.raw(), results_.bytes(), Stream::compute);
+  else
+    std::copy_n(results_.data<double>(), static_cast<int>(result_count), results);
+  step.results = results;
+  step.updated = mark();
   m.split.optimizer = now_seconds() - before_update;
-  ++done_;
   m.seconds = now_seconds() - start;
   m.resident_bytes = resident_bytes();
   m.arena_peak_bytes = arena_->peak();
-  return m;
+  ++done_;
+
+  // 4. On a GPU the host looks at a step's results when the next one has been issued: the GPU never waits for it.
+  if (!on_cuda()) {
+    complete(std::move(step));
+    return;
+  }
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  under_way_ = std::move(step);
+}
+
+// Waits for the end of a step, and tells what came of it.
+void Trainer::complete(Issued step) {
+  StepMetrics& m = step.metrics;
+  if (on_cuda()) {
+    DeviceRuntime& gpu = device_runtime();
+    comm_->check();
+    gpu.synchronize(step.updated);
+    m.split.compute = gpu.seconds(step.begin, step.computed);
+    m.split.comm_exposed += gpu.seconds(step.computed, step.reduced);
+    m.split.optimizer = gpu.seconds(step.reduced, step.updated);
+    m.seconds = gpu.seconds(last_update_ ? last_update_ : step.begin, step.updated);
+    last_update_ = step.updated;
+  }
+  m.loss = step.results[loss_sum] / static_cast<double>(m.samples.size());
+  m.grad_norm = std::sqrt(step.results[squares]);
+  stop_ = stop_ || step.results[stop_wishes] > 0;
+  WEFT_CHECK(std::isfinite(m.grad_norm) && std::isfinite(m.loss), Exit::non_finite,
+             "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
+             "the weights were not changed by this step",
+             "step {}: loss {} and gradient norm {} on samples [{}]", m.step, m.loss, m.grad_norm,
+             fmt::join(m.samples, ", "));
+  finished_.push_back(m);
 }
 
 }  // namespace weft
