@@ -34,6 +34,7 @@ struct KernelCase {
 
 std::vector<KernelCase> norm_cases(CaseSize size);
 std::vector<KernelCase> attention_cases(CaseSize size);
+std::vector<KernelCase> temporal_cases(CaseSize size);
 std::vector<KernelCase> matmul_cases(CaseSize size);
 std::vector<KernelCase> pointwise_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);

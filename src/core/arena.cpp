@@ -25,6 +25,13 @@ double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30)
 
 }  // namespace
 
+ArenaWatch arena_watch;
+
+std::size_t Arena::block_bytes(std::size_t bytes) const {
+  const bool watched = device_ == DeviceKind::cuda && arena_watch.bytes != nullptr;
+  return round_up(watched ? arena_watch.bytes(bytes) : bytes);
+}
+
 Arena::Arena(std::byte* base, std::size_t capacity, bool planning, DeviceKind device)
     : base_(base), capacity_(capacity), planning_(planning), device_(device) {
   free_by_offset_[0] = capacity;
@@ -59,7 +66,7 @@ Arena::~Arena() {
 }
 
 void* Arena::allocate(std::size_t bytes) {
-  const std::size_t need = round_up(bytes);
+  const std::size_t need = block_bytes(bytes);
   const auto it = free_by_size_.lower_bound({need, 0});
   WEFT_CHECK(it != free_by_size_.end(), Exit::usage,
              "lower the batch size or the clip size, raise model.recompute, or raise "
@@ -75,11 +82,15 @@ void* Arena::allocate(std::size_t bytes) {
   }
   used_ += need;
   if (used_ > peak_) peak_ = used_;
+  if (device_ == DeviceKind::cuda && !planning_ && arena_watch.block != nullptr)
+    arena_watch.block(base_ + offset, bytes, true);
   return base_ + offset;
 }
 
 void Arena::free(void* p, std::size_t bytes) {
-  std::size_t size = round_up(bytes);
+  if (device_ == DeviceKind::cuda && !planning_ && arena_watch.block != nullptr)
+    arena_watch.block(p, bytes, false);
+  std::size_t size = block_bytes(bytes);
   std::size_t offset = static_cast<std::size_t>(static_cast<std::byte*>(p) - base_);
   WEFT_ASSERT(offset + size <= capacity_ && used_ >= size);
   used_ -= size;

@@ -51,6 +51,8 @@ class Arena {
 
   std::byte* base_;
   std::size_t capacity_;
+  std::size_t block_bytes(std::size_t bytes) const;
+
   bool planning_;
   DeviceKind device_;
   std::size_t used_ = 0;
@@ -58,6 +60,14 @@ class Arena {
   std::map<std::size_t, std::size_t> free_by_offset_;           // offset -> bytes
   std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (bytes, offset)
 };
+
+// Told of every block of a GPU's arena; set by programs that check memory use (tests/cuda_on_cpu). `bytes` is what a block
+// of that size is to take.
+struct ArenaWatch {
+  void (*block)(void* p, std::size_t bytes, bool allocated) = nullptr;
+  std::size_t (*bytes)(std::size_t bytes) = nullptr;
+};
+extern ArenaWatch arena_watch;
 
 // Makes `arena` the current one of this thread for the scope's life.
 class ArenaScope {

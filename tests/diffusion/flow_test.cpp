@@ -124,7 +124,7 @@ class SamplerTest : public FlowTest {
     r.y = to_tensor(random_values(B * d.model_max_length * d.caption_channels, 12),
                     {B, d.model_max_length, d.caption_channels});
     r.captions = pack_captions(std::vector<std::int64_t>{1, 1, 0, 0, 1, 0, 0, 0}, 4, B, false);
-    r.fps = to_tensor({24, 12}, {B});
+    r.fps = {24, 12};
     r.size = {24, 40, 17};
     r.edit = std::move(edit);
     r.fresh_noise = [this](int step, Tensor& noise) {
@@ -175,7 +175,7 @@ class SamplerTest : public FlowTest {
       Stdit3Input in;
       in.x = to_tensor(z, shape_);
       in.timestep = to_tensor(Vec(B, tau[i]), {B});
-      in.fps = r.fps;
+      in.fps = to_tensor({r.fps.begin(), r.fps.end()}, {B});
       in.height = r.size.height;
       in.width = r.size.width;
       if (!r.edit.empty()) in.x_mask = to_tensor(Vec(act.begin(), act.end()), {B, T}, DType::u8);

@@ -79,7 +79,7 @@ TEST_F(NnTest, ModulatedBlock) {
         const Var x = nn::gate_residual(c, in[0], nn::linear(c, u, p), m, rows, 2, keep);
         const Var last = nn::modulation(c, two, in[2]);
         const Var o = nn::layer_norm_modulate(c, x, last, rows, 2, 0);
-        return nn::layer_norm_modulate_frames(c, o, last, rows, 1, 0, B);
+        return nn::layer_norm_modulate(c, o, last, rows, 1, 0, B);
       },
       {to_tensor(random_values(B * T * S * C, 1), {B, T, S, C}),
        to_tensor(random_values(2 * B * 6, 2), {2 * B, 6}),
@@ -93,7 +93,7 @@ TEST_F(NnTest, FramesOutsideTheSelectionPassUnchanged) {
   const Tensor rows = to_tensor({0, 2, 3, 1}, {4}, DType::i32);
   Tape tape(Tape::Mode::infer);
   const Tensor y =
-      nn::layer_norm_modulate_frames({tape, table_}, make_var(x), m, rows, 0, 1, 2)->value;
+      nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1, 2)->value;
   const Tensor all = nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1)->value;
   for (const std::int64_t frame : {0, 3})
     EXPECT_TRUE(same_bits(y.view({4, 24}).slice(frame, frame + 1),

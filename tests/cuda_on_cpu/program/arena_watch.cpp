@@ -1,0 +1,13 @@
+// Lets the stand-in see the arena's blocks, so that a kernel that writes past one, or reads what nobody wrote, is caught
+// though all of them lie in one allocation.
+#include "core/arena.h"
+#include "emulation.h"
+
+namespace {
+
+[[maybe_unused]] const bool watching = [] {
+  weft::arena_watch = {emulation::arena_block, emulation::arena_block_bytes};
+  return true;
+}();
+
+}  // namespace
