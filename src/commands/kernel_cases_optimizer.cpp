@@ -1,0 +1,92 @@
+// Cases of ops/optimizer.h (kernels/optimizer.cu beside src/ops/cpu/optimizer.cpp).
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "commands/kernel_cases.h"
+#include "ops/optimizer.h"
+
+namespace weft {
+namespace {
+
+struct Variant {
+  const char* name;
+  bool ema, copy;
+  double squares;  // of the global gradient; clipped to norm 1
+  bool shifted;    // every tensor starts one element further: no wide access fits
+};
+
+void add_step(std::vector<KernelCase>& cases, std::int64_t count, const Variant& v) {
+  const ops::AdamW a{1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.1f, 0.001f, 0.19f, 0.002f, 1.0f, 0.99f};
+  KernelCase c;
+  c.op = "adamw_step";
+  c.shape = fmt::format("N{}{}", count, v.name);
+  c.dtype = DType::f32;
+  c.bytes = (28.0 + (v.ema ? 8 : 0) + (v.copy ? 2 : 0)) * static_cast<double>(count);
+  // f32 but for the copy, where a parameter next to a tie may round to either side.
+  c.tolerance = v.copy ? 1.0 / 128 : 1e-5;
+  const std::int64_t held = count + (v.shifted ? 1 : 0);
+  Tensor squares = Tensor::host({1}, DType::f64);
+  squares.data<double>()[0] = v.squares;
+  c.inputs = {squares,
+              random_tensor({held}, DType::f32, 1),
+              random_tensor({held}, DType::f32, 2),
+              random_tensor({held}, DType::f32, 3, 0.1f),
+              random_tensor({held}, DType::f32, 4, 0.001f, 0.01f),  // a second moment is positive
+              v.ema ? random_tensor({held}, DType::f32, 5) : Tensor(),
+              v.copy ? random_tensor({held}, DType::bf16, 6) : Tensor()};
+  c.run = [=](std::vector<Tensor>& in) {
+    std::vector<Tensor> t = in, out;
+    for (std::size_t i = 1; i < t.size(); ++i)
+      if (v.shifted && t[i].defined()) t[i] = t[i].slice(1, held);
+    ops::adamw_step(a, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
+    for (std::size_t i = 2; i < in.size(); ++i)
+      if (in[i].defined()) out.push_back(in[i]);
+    return out;
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_squares(std::vector<KernelCase>& cases, std::int64_t count, bool shifted) {
+  KernelCase c;
+  c.op = "sum_of_squares";
+  c.shape = fmt::format("N{}{}", count, shifted ? " shifted" : "");
+  c.bytes = 4.0 * static_cast<double>(count);
+  c.tolerance = 1e-12;  // exact squares, summed in f64
+  c.inputs = {random_tensor({count + (shifted ? 1 : 0)}, DType::f32, 1)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor sum = Tensor::empty({1}, DType::f64);
+    ops::sum_of_squares(shifted ? in[0].slice(1, count + 1) : in[0], sum);
+    return std::vector<Tensor>{sum};
+  };
+  cases.push_back(std::move(c));
+}
+
+}  // namespace
+
+std::vector<KernelCase> optimizer_cases(CaseSize size) {
+  std::vector<KernelCase> cases;
+  if (size == CaseSize::real) {
+    // Far beyond any cache; the whole model has 34 times as many.
+    const std::int64_t count = std::int64_t{1} << 25;
+    add_step(cases, count, {"", true, false, 4.0, false});
+    add_step(cases, count, {" bf16 copy", true, true, 4.0, false});
+    add_squares(cases, count, false);
+    return cases;
+  }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const std::int64_t count : {1, 1003, 5000})
+    for (const Variant& v :
+         {Variant{" clipped", true, false, 4.0, false},
+          Variant{" not clipped", true, true, 0.25, false},
+          Variant{" no EMA", false, true, 4.0, false}, Variant{" shifted", true, true, 4.0, true},
+          Variant{" NaN norm", true, true, nan, false},
+          Variant{" infinite norm", true, false, infinity, false}})
+      add_step(cases, count, v);
+  for (const std::int64_t count : {1, 3, 1003, 70001}) add_squares(cases, count, false);
+  add_squares(cases, 1003, true);
+  return cases;
+}
+
+}  // namespace weft
