@@ -18,9 +18,9 @@ namespace {
 constexpr int threads = 256;
 constexpr int packs = 4;  // of a thread
 
-// 1 / (1 + e^-x). The quotient of an infinite denominator is 0.
+// 1 / (1 + e^-x).
 __device__ __forceinline__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + exp2_approx(-1.44269504088896341f * x));
+  return rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * x));
 }
 
 constexpr float k0 = 0.79788456080286535588f;  // sqrt(2/pi)

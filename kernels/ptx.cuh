@@ -75,6 +75,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// 1/x, approximate to 1 ulp; 0 for an infinite x and, as the result would be subnormal, beyond 2^126 (rcp.approx).
+__device__ __forceinline__ float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace weft::kernels
 
 #endif
