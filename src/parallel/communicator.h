@@ -40,7 +40,9 @@ class Communicator {
   // May all_reduce_sum and wait be recorded in a DeviceGraph? Every ticket must then be waited for before the
   // recording ends. True for NCCL, and for one rank, where an all-reduce is nothing at all.
   virtual bool capturable() const = 0;
-  // To be called after each launch of a DeviceGraph with operations in it, so that the timeout covers them.
+  // To be called by every rank once a step, behind the work that a DeviceGraph may have run: operations in a graph are
+  // seen by nobody, so this is where the watch over hangs counts them, and where ranks that replay a graph and ranks that do
+  // without one get the same count.
   virtual void replayed() {}
   // Throws if an operation failed (Exit::hardware) or took longer than the timeout (Exit::hang, naming the ranks that
   // are late). From then on every call throws the same.

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -84,6 +85,7 @@ class MpiCommunicator final : public Communicator {
     {
       std::lock_guard lock(mutex_);
       queue_.push_back(std::move(o));
+      retired_.clear();
       ticket = ++issued_;
     }
     watchdog_->issued(ticket);
@@ -98,6 +100,7 @@ class MpiCommunicator final : public Communicator {
       std::unique_lock lock(mutex_);
       WEFT_ASSERT(ticket <= issued_);  // nobody would ever complete it
       done_.wait(lock, [&] { return completed_ >= ticket || stop_; });
+      if (!stop_) retired_.clear();
     }
     check();
     return now_seconds() - start;
@@ -136,22 +139,16 @@ class MpiCommunicator final : public Communicator {
         o = std::move(queue_.front());
         queue_.pop_front();
       }
+      bool done = false;
       try {
-        // The compute before it is not communication: neither counted nor watched.
-        if (o.written && !poll([&] { return device_runtime().finished(o.written); })) return;
-        {
-          std::lock_guard lock(mutex_);
-          began_ = now_seconds();
-          name_ = fmt::format("all-reduce of {}, {:.3f} MiB", name_of(o.tensor.dtype()),
-                              static_cast<double>(o.tensor.bytes()) / (1 << 20));
-        }
-        if (!(o.written ? run_staged(o.tensor) : run_in_place(o.tensor))) return;
+        done = run(o);
       } catch (...) {
         watchdog_->fail(std::current_exception());
-        return;
       }
       {
         std::lock_guard lock(mutex_);
+        retired_.push_back(std::move(o.tensor));
+        if (!done) return;
         busy_ += now_seconds() - began_;
         began_ = 0;
         ++completed_;
@@ -160,7 +157,21 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  // The three that follow are false if they were abandoned.
+  // The five that follow are false if they were abandoned.
+
+  bool run(const Operation& o) {
+    // The compute before it is not communication: neither counted nor watched.
+    if (o.written && !poll([&] { return device_runtime().finished(o.written); })) return false;
+    {
+      std::lock_guard lock(mutex_);
+      began_ = now_seconds();
+      name_ =
+          fmt::format("all-reduce {} of {}, {:.3f} MiB,", completed_ + 1, name_of(o.tensor.dtype()),
+                      static_cast<double>(o.tensor.bytes()) / (1 << 20));
+      watchdog_->begun(completed_ + 1);
+    }
+    return o.written ? run_staged(o.tensor) : run_in_place(o.tensor);
+  }
 
   // Polls with growing sleeps: short waits cost little latency, long ones no processor time.
   template <class F>
@@ -229,6 +240,9 @@ class MpiCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<Operation> queue_;
+  // Tensors that are done with, or that an abandoned operation may still write to. The caller's thread lets go of them:
+  // an arena belongs to its thread.
+  std::vector<Tensor> retired_;
   Ticket issued_ = 0, completed_ = 0;
   double busy_ = 0;
   double began_ = 0;  // of the operation under way, 0 between two

@@ -41,18 +41,22 @@ std::chrono::duration<double> period(double timeout) {
 
 std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}; }
 
-// The number leads, so that an alarm and an answer read alike.
-std::vector<char> numbered(std::uint64_t number, const std::string& text = "") {
-  std::vector<char> bytes(sizeof number + text.size());
+std::vector<char> number_bytes(std::uint64_t number) {
+  std::vector<char> bytes(sizeof number);
   std::memcpy(bytes.data(), &number, sizeof number);
-  std::copy(text.begin(), text.end(), bytes.begin() + sizeof number);
   return bytes;
 }
 
-std::uint64_t number_of(const std::vector<char>& bytes) {
+std::uint64_t number_at(const std::vector<char>& bytes, std::size_t index) {
   std::uint64_t number = 0;
-  std::memcpy(&number, bytes.data(), std::min(bytes.size(), sizeof number));
+  WEFT_ASSERT(bytes.size() >= (index + 1) * sizeof number);
+  std::memcpy(&number, bytes.data() + index * sizeof number, sizeof number);
   return number;
+}
+
+std::vector<char> operator+(std::vector<char> a, const std::vector<char>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
 }  // namespace
@@ -151,13 +155,14 @@ void Watchdog::serve() {
 void Watchdog::receive(int source, int tag, std::vector<char> bytes) {
   switch (tag) {
     case tag_alarm:
-      alarm_ = Operation{number_of(bytes), std::string(bytes.begin() + 8, bytes.end()), timeout_};
+      alarm_ =
+          Operation{number_at(bytes, 0), std::string(bytes.begin() + 8, bytes.end()), timeout_};
       break;
     case tag_question:
-      send(source, tag_answer, numbered(issued_));
+      send(source, tag_answer, number_bytes(issued_) + number_bytes(begun_));
       break;
     case tag_answer:
-      answers_[static_cast<std::size_t>(source)] = {true, number_of(bytes)};
+      answers_[static_cast<std::size_t>(source)] = {true, number_at(bytes, 0), number_at(bytes, 1)};
       break;
     case tag_verdict:
       hang(std::string(bytes.begin(), bytes.end()));
@@ -184,7 +189,7 @@ void Watchdog::report(const Operation& o) {
     hang(verdict);
     return;
   }
-  send(0, tag_alarm, numbered(o.number, o.name));
+  send(0, tag_alarm, number_bytes(o.number) + text_bytes(o.name));
   const double start = now_seconds();
   while (!failed_ && now_seconds() - start < 3 * grace(timeout_)) {
     std::this_thread::sleep_for(period(timeout_));
@@ -195,11 +200,11 @@ void Watchdog::report(const Operation& o) {
   hang(what + "; rank 0 does not answer");
 }
 
-// "late: rank 3 on n14 (last issued 16)", from the answers of all ranks.
+// "late: rank 3 on n14 (has not issued it)", from the answers of all ranks.
 std::string Watchdog::late_ranks(std::uint64_t operation) {
   answers_.assign(answers_.size(), {});
-  answers_[0] = {true, issued_};
-  for (int r = 1; r < size_; ++r) send(r, tag_question, numbered(operation));
+  answers_[0] = {true, issued_, begun_};
+  for (int r = 1; r < size_; ++r) send(r, tag_question, {});
   const double start = now_seconds();
   while (now_seconds() - start < grace(timeout_) &&
          !std::all_of(answers_.begin(), answers_.end(), [](const Answer& a) { return a.given; })) {
@@ -211,10 +216,12 @@ std::string Watchdog::late_ranks(std::uint64_t operation) {
   constexpr int named = 8;
   for (std::size_t r = 0; r < answers_.size(); ++r) {
     const Answer& a = answers_[r];
-    if (a.given && a.issued >= operation) continue;
+    if (a.given && a.issued >= operation && a.begun >= operation) continue;
     if (++count > named) continue;
     late += fmt::format("{}rank {} on {} ({})", count == 1 ? "late: " : ", ", r, hosts_[r],
-                        a.given ? fmt::format("last issued {}", a.issued) : "does not answer");
+                        !a.given               ? "does not answer"
+                        : a.issued < operation ? "has not issued it"
+                                               : "has issued it, but its GPU has not come to it");
   }
   if (count == 0) return "every rank is in it: the network between them, or a GPU, stands still";
   if (count > named) late += fmt::format(" and {} more", count - named);

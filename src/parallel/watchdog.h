@@ -23,7 +23,7 @@ class Watchdog {
  public:
   // The operation that this rank is in: begun, not done.
   struct Operation {
-    std::uint64_t number = 0;  // the same on every rank: operations are counted as they are issued
+    std::uint64_t number = 0;  // the same on every rank, and growing
     std::string name;          // "all-reduce of f32, 64.000 MiB"
     double seconds = 0;        // since it could begin on this rank
   };
@@ -38,8 +38,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // The number of the last operation that this rank has issued, told to the ranks that ask.
+  // The number of the last operation that this rank has issued, and of the last that has begun: told to the ranks that ask.
   void issued(std::uint64_t number) { issued_ = number; }
+  void begun(std::uint64_t number) { begun_ = number; }
   // Takes note of a failure, and runs `stop`. The first failure counts.
   void fail(std::exception_ptr failure);
   bool failed() const { return failed_; }
@@ -54,7 +55,7 @@ class Watchdog {
   };
   struct Answer {
     bool given = false;
-    std::uint64_t issued = 0;
+    std::uint64_t issued = 0, begun = 0;
   };
 
   void run();
@@ -71,7 +72,7 @@ class Watchdog {
   Look look_;
   Stop stop_;
   std::vector<std::string> hosts_;  // of all ranks, on rank 0
-  std::atomic<std::uint64_t> issued_ = 0;
+  std::atomic<std::uint64_t> issued_ = 0, begun_ = 0;
   std::atomic<bool> failed_ = false, seen_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
