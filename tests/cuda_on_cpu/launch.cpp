@@ -1,0 +1,79 @@
+// Kernel launches and their limits: those of compute capability 8.0.
+#include <map>
+
+#include "emulation.h"
+#include "fibers.h"
+#include "streams.h"
+
+using emulation::Device;
+using emulation::fail;
+
+namespace {
+
+constexpr std::size_t plain_shared = 48 * 1024, most_shared = 163 * 1024;
+
+std::map<const void*, std::size_t> shared_limits;  // raised by cudaFuncSetAttribute
+unsigned long long runs = 0;
+
+std::size_t shared_limit(const void* kernel) {
+  const auto found = shared_limits.find(kernel);
+  return found == shared_limits.end() ? plain_shared : found->second;
+}
+
+}  // namespace
+
+namespace emulation {
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   std::function<void()> body) {
+  const Device device;
+  const dim3 g = config.gridDim, b = config.blockDim;
+  if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0 || g.x > 0x7fffffffu ||
+      g.y > 65535 || g.z > 65535 || b.x > 1024 || b.y > 1024 || b.z > 64 ||
+      std::size_t{b.x} * b.y * b.z > 1024)
+    return fail(cudaErrorInvalidConfiguration);
+  if (config.dynamicSmemBytes > shared_limit(kernel)) return fail(cudaErrorInvalidValue);
+  if (config.numAttrs != 0) return fail(cudaErrorNotSupported);
+  return enqueue(
+      config.stream,
+      simple("a kernel", [k = Kernel{kernel, std::move(body), g, b, config.dynamicSmemBytes}] {
+        remember_kernel(k.address);
+        run_kernel(k);
+        ++runs;
+      }));
+}
+
+unsigned long long kernels_run() {
+  const Device device;
+  return runs;
+}
+
+}  // namespace emulation
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const Device device;
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (value < 0 || static_cast<std::size_t>(value) > most_shared)
+    return fail(cudaErrorInvalidValue);
+  shared_limits[kernel] = static_cast<std::size_t>(value);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* kernel) {
+  const Device device;
+  *a = {};
+  a->maxThreadsPerBlock = 1024;
+  a->numRegs = 64;
+  a->ptxVersion = a->binaryVersion = 80;
+  a->maxDynamicSharedSizeBytes = static_cast<int>(shared_limit(kernel));
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_size,
+                                                          std::size_t shared) {
+  if (block_size <= 0 || block_size > 1024) return fail(cudaErrorInvalidValue);
+  const std::size_t by_threads = 2048 / static_cast<std::size_t>(block_size);
+  const std::size_t by_shared = 164 * 1024 / (shared + 1024);
+  *blocks = static_cast<int>(by_threads < by_shared ? by_threads : by_shared);
+  return cudaSuccess;
+}

@@ -1,0 +1,25 @@
+// Device and pinned memory from the inside. Called with the device held.
+#pragma once
+
+#include <cstddef>
+
+namespace emulation {
+
+enum class Where { elsewhere, device, pinned };
+// Where [p, p + bytes) lies; `elsewhere` is plain host memory. Dies if it runs past the end of what it begins in.
+Where where_is(const void* p, std::size_t bytes);
+
+void check_all_marks();
+std::size_t device_bytes_in_use();
+std::size_t device_bytes_in_total();
+
+// Device memory can be touched while one of these lives; under WEFT_EMULATION_STRICT=1 at no other time.
+class OpenMemory {
+ public:
+  OpenMemory();
+  ~OpenMemory();
+  OpenMemory(const OpenMemory&) = delete;
+  OpenMemory& operator=(const OpenMemory&) = delete;
+};
+
+}  // namespace emulation
