@@ -166,7 +166,7 @@ class MpiCommunicator final : public Communicator {
       std::lock_guard lock(mutex_);
       began_ = now_seconds();
       name_ =
-          fmt::format("all-reduce {} of {}, {:.3f} MiB,", completed_ + 1, name_of(o.tensor.dtype()),
+          fmt::format("all-reduce {} ({}, {:.3f} MiB)", completed_ + 1, name_of(o.tensor.dtype()),
                       static_cast<double>(o.tensor.bytes()) / (1 << 20));
       watchdog_->begun(completed_ + 1);
     }

@@ -180,8 +180,7 @@ void Watchdog::send(int target, int tag, std::vector<char> bytes) {
 
 // Makes a hang of `o` known to every rank.
 void Watchdog::report(const Operation& o) {
-  const std::string what =
-      fmt::format("operation {} ({}) did not end within {:g} s", o.number, o.name, timeout_);
+  const std::string what = fmt::format("{} did not end within {:g} s", o.name, timeout_);
   if (rank_ == 0) {
     const std::string verdict = what + "; " + late_ranks(o.number);
     log::error("ERROR: {}", verdict);

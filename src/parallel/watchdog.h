@@ -24,7 +24,7 @@ class Watchdog {
   // The operation that this rank is in: begun, not done.
   struct Operation {
     std::uint64_t number = 0;  // the same on every rank, and growing
-    std::string name;          // "all-reduce of f32, 64.000 MiB"
+    std::string name;          // "all-reduce 12 (f32, 64.000 MiB)"
     double seconds = 0;        // since it could begin on this rank
   };
   // Called from the watchdog's thread. `look` says what goes on, and throws where the transport reports an error.

@@ -192,7 +192,7 @@ TEST_F(CommunicatorTest, ARankThatNeverComesIsNamedOnEveryRank) {
     EXPECT_EQ(e.code(), Exit::hang);
     EXPECT_NE(std::string(e.what()).find(fmt::format("late: rank {} on ", late)), std::string::npos)
         << e.what();
-    EXPECT_NE(std::string(e.what()).find("all-reduce 2 of f32, 0.004 MiB, did not end within 1 s"),
+    EXPECT_NE(std::string(e.what()).find("all-reduce 2 (f32, 0.004 MiB) did not end within 1 s"),
               std::string::npos)
         << e.what();
     EXPECT_EQ(std::string(e.what()).find("rank 0 on"), std::string::npos) << e.what();
