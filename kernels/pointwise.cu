@@ -89,7 +89,7 @@ __device__ __forceinline__ void walk(const In* const (&in)[inputs], Out* const (
 }
 
 template <int V, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     gelu_forward_kernel(const T* z, T* y, std::int64_t count) {
   const T* const in[] = {z};
   T* const out[] = {y};
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <int V, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     gelu_backward_kernel(const T* z, const T* dy, T* dz, T* y, std::int64_t count) {
   const T* const in[] = {z, dy};
   T* const out[] = {dz, y};
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <int V>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     silu_forward_kernel(const float* z, float* y, std::int64_t count) {
   const float* const in[] = {z};
   float* const out[] = {y};
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <int V, bool accumulate>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     silu_backward_kernel(const float* z, const float* dy, float* dz, std::int64_t count) {
   const float* const in[] = {z, dy};
   float* const out[] = {dz};
@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <int V, class T>
-__global__ void __launch_bounds__(threads) add_kernel(const T* x, T* y, std::int64_t count) {
+__global__ void __launch_bounds__(threads, 3) add_kernel(const T* x, T* y, std::int64_t count) {
   const T* const in[] = {x};
   T* const out[] = {y};
   walk<V, true>(in, out, count, [](const float(&a)[1], float(&b)[1]) { b[0] += a[0]; });
 }
 
 template <int V, class From, class To>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     convert_kernel(const From* x, To* y, std::int64_t count) {
   const From* const in[] = {x};
   To* const out[] = {y};
