@@ -70,7 +70,7 @@ struct Grid {
 
 // Two tokens a warp at a time: the loads of both are on the way together, and the modulation is read once for the two.
 template <class T, int N>
-__global__ void __launch_bounds__(forward_warps * 32)
+__global__ void __launch_bounds__(forward_warps * 32, 2)
     modulate_forward_kernel(const T* __restrict__ x, const float* __restrict__ m,
                             const std::int32_t* __restrict__ rows, Grid g, int shift, int scale,
                             int first_row, T* __restrict__ y, float2* __restrict__ stats) {
@@ -368,7 +368,7 @@ struct Keep {
 
 // A warp a token, like the norm: nothing is summed, but rows in whole steps need no division to find a channel.
 template <class T, int N>
-__global__ void __launch_bounds__(forward_warps * 32)
+__global__ void __launch_bounds__(forward_warps * 32, 2)
     gate_forward_kernel(const T* x, const T* p, const float* __restrict__ m,
                         const std::int32_t* __restrict__ rows, Grid g, int gate, Keep keep, T* y) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quads = g.channels / 4;

@@ -49,7 +49,7 @@ __device__ __forceinline__ void adamw(const ops::AdamW& a, float scale, float rc
 }
 
 template <int V>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     adamw_kernel(ops::AdamW a, const double* __restrict__ squares, const float* __restrict__ grad,
                  State s, std::int64_t count) {
   Verdict* shared = shared_memory<Verdict>();
