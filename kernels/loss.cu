@@ -140,7 +140,7 @@ __device__ __forceinline__ double block_sum(double x, double* scratch) {
   scratch[threadIdx.x] = x;
   __syncthreads();
   for (int half = threads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
+    if (static_cast<int>(threadIdx.x) < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
     __syncthreads();
   }
   return scratch[0];
