@@ -4,6 +4,8 @@
 // consecutive rows on eight different groups of four banks, so every ldmatrix here takes its least number of cycles.
 #pragma once
 
+#include <cstring>
+
 #include "flash_common.cuh"
 
 namespace weft::kernels {
@@ -14,7 +16,9 @@ constexpr int tile_pitch(int columns) { return (columns / 8 | 1) * 8; }
 
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&two);
+  std::uint32_t bits;
+  memcpy(&bits, &two, sizeof bits);
+  return bits;
 }
 
 // A [16,16] from rows [row, column] on of a row-major tile.
