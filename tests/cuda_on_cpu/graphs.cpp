@@ -64,18 +64,20 @@ bool forbidden_by_capture() {
 }
 
 Work graph_work(std::shared_ptr<const Graph> graph) {
-  return {"a graph", [graph](std::shared_ptr<void>& state) {
+  const auto prepare = [graph]() -> std::shared_ptr<void> {
+    const auto run = std::make_shared<Run>();
+    run->left = graph->nodes.size();
+    for (std::size_t i = 0; i < graph->nodes.size(); ++i) {
+      const Graph::Node& node = graph->nodes[i];
+      run->states.push_back(node.work.prepare ? node.work.prepare() : nullptr);
+      run->missing.push_back(node.after.size());
+      if (node.after.empty()) run->ready.push_back(i);
+    }
+    return run;
+  };
+  return {"a graph",
+          [graph](std::shared_ptr<void>& state) {
             const auto& nodes = graph->nodes;
-            if (!state) {
-              const auto start = std::make_shared<Run>();
-              start->states.resize(nodes.size());
-              start->left = nodes.size();
-              for (std::size_t i = 0; i < nodes.size(); ++i) {
-                start->missing.push_back(nodes[i].after.size());
-                if (nodes[i].after.empty()) start->ready.push_back(i);
-              }
-              state = start;
-            }
             Run& run = *static_cast<Run*>(state.get());
             if (run.left == 0) return Progress::done;
             // One step of one node that can move.
@@ -93,7 +95,8 @@ Work graph_work(std::shared_ptr<const Graph> graph) {
               return --run.left == 0 ? Progress::done : Progress::more;
             }
             return Progress::blocked;
-          }};
+          },
+          prepare};
 }
 
 }  // namespace emulation

@@ -81,7 +81,8 @@ Work simple(std::string what, std::function<void()> run) {
 cudaError_t enqueue(cudaStream_t stream, Work work) {
   if (stream == nullptr) return fail(cudaErrorNotSupported);  // the legacy default stream
   if (!stream->capture) {
-    stream->queue.push_back({std::move(work), nullptr});
+    auto state = work.prepare ? work.prepare() : nullptr;
+    stream->queue.push_back({std::move(work), std::move(state)});
     return cudaSuccess;
   }
   Capture& capture = *stream->capture;

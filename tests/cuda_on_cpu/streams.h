@@ -15,11 +15,13 @@ namespace emulation {
 // What one step of a piece of work came to: its end, some of it, or nothing now because it waits for something.
 enum class Progress { done, more, blocked };
 
-// One piece of work. `state` is empty at the start of each execution and the work's own until its end; a graph executes
-// the same work many times.
+// One piece of work. `state` is the work's own from the start of an execution to its end; a graph executes the same work
+// many times.
 struct Work {
   std::string what;  // for messages
   std::function<Progress(std::shared_ptr<void>& state)> step;
+  // Makes the state of an execution when the host asks for it; without one it starts empty.
+  std::function<std::shared_ptr<void>()> prepare{};
 };
 // Work that is done in one go.
 Work simple(std::string what, std::function<void()> run);
