@@ -71,6 +71,7 @@ class MpiCommunicator final : public Communicator {
     if (watchdog_) watchdog_->check();
   }
   std::string describe() const override {
+    if (size_ == 1) return "one rank, nothing to reduce";
     return on_cuda() ? "MPI, staged through the host" : "MPI";
   }
 
