@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "commands/probe_case.h"
 #include "core/clock.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/philox.h"
 #include "core/version.h"
 #include "models/weights.h"
 #include "ops/loss.h"
@@ -43,6 +45,36 @@ void print_profile(const ops::Profile& profile, int steps, double step_seconds) 
              1e3 * (step_seconds - sum), 100 * (1 - sum / step_seconds));
 }
 
+// A batch of noise for a latent of `shape`, as training would make it.
+ProbeCase noise_case(const std::string& text, std::int64_t captions, const ModelDeck& model) {
+  std::vector<std::int64_t> s;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, 'x');)
+    s.push_back(std::strtoll(part.c_str(), nullptr, 10));
+  WEFT_CHECK(s.size() == 4 && *std::min_element(s.begin(), s.end()) > 0, Exit::usage,
+             "write clips x frames x height x width of the latent, such as --shape 1x15x60x106",
+             "--shape {}", text);
+  WEFT_CHECK(captions >= 1 && captions <= model.model_max_length, Exit::usage,
+             "--captions is at most model.model_max_length", "--captions {}", captions);
+  const std::int64_t B = s[0];
+  ProbeCase c;
+  c.x = Tensor::empty({B, model.in_channels, s[1], s[2], s[3]}, DType::f32);
+  ops::fill_normal(1, static_cast<int>(Purpose::synthetic), 0, 0, c.x);
+  c.y = Tensor::empty({B, 1, captions, model.caption_channels}, DType::f32);
+  ops::fill_normal(1, static_cast<int>(Purpose::synthetic), 0, 1, c.y);
+  c.captions = pack_captions({}, captions, B, false);
+  c.in.captions = upload(c.captions, c.y);
+  const auto filled = [B](float value) {
+    const std::vector<float> v(static_cast<std::size_t>(B), value);
+    return Tensor::from_host(std::span<const float>(v), {B});
+  };
+  c.in.fps = filled(24);
+  c.in.timestep = filled(500);
+  c.in.height = static_cast<double>(s[2]) * 8;
+  c.in.width = static_cast<double>(s[3]) * 8;
+  return c;
+}
+
 }  // namespace
 
 int bench_step(const Deck& deck, const BenchStepRequest& request) {
@@ -54,16 +86,35 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   ParameterTable& params = model.params();
   params.allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                   deck.model.dtype == "bf16", true);
-  load_weights(request.weights, params);
+  if (request.weights.empty())
+    params.initialise(static_cast<std::uint64_t>(deck.run.seed));
+  else
+    load_weights(request.weights, params);
   OptimizerState optimizer(params);
   Tensor results = Tensor::persistent({2}, DType::f64);  // loss sum, squared gradient norm
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
-  const ProbeInputs inputs(request.inputs);
-  ProbeCase c = read_case(inputs, deck.model);
+  ProbeCase c;
+  Tensor noise;
+  if (request.inputs.empty()) {
+    c = noise_case(request.shape, request.captions, deck.model);
+    noise = Tensor::empty(c.x.shape(), DType::f32);
+    ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
+  } else {
+    const ProbeInputs inputs(request.inputs);
+    c = read_case(inputs, deck.model);
+    c.in.timestep = inputs.f32("timestep", {c.x.dim(0)});
+    noise = inputs.f32("noise", c.x.shape());
+  }
   const std::int64_t B = c.x.dim(0);
-  c.in.timestep = inputs.f32("timestep", {B});
-  const Tensor noise = inputs.f32("noise", c.x.shape());
+  const auto& patch = deck.model.patch_size;
+  const auto patches = [&](int axis) {
+    const std::int64_t p = patch[static_cast<std::size_t>(axis)];
+    return (c.x.dim(axis + 2) + p - 1) / p;
+  };
+  double flops = 0;
+  for (const std::int64_t length : c.in.captions.lengths)
+    flops += 3 * model.forward_flops(patches(0), patches(1) * patches(2), length);
 
   std::vector<double> seconds, losses;
   ops::Profile profile;
@@ -101,16 +152,18 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     const nlohmann::ordered_json j{
         {"build", version_line()}, {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
         {"threads", threads},      {"dtype", deck.model.dtype},
-        {"seconds", seconds},      {"loss", losses},     {"arena_peak_bytes", arena->peak()}};
+        {"seconds", seconds},      {"loss", losses},     {"arena_peak_bytes", arena->peak()},
+        {"model_flops", flops},    {"graph_replays", graphs.replays()}};
     std::ofstream out(request.json);
     out << j.dump(2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
   fmt::print(
-      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), loss {:.6f} -> {:.6f}\n",
+      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s, loss {:.6f} -> {:.6f}\n",
       seconds.size(), threads, median(seconds), *std::min_element(seconds.begin(), seconds.end()),
-      *std::max_element(seconds.begin(), seconds.end()), losses.front(), losses.back());
+      *std::max_element(seconds.begin(), seconds.end()), flops / median(seconds) * 1e-12,
+      losses.front(), losses.back());
   if (request.profile) print_profile(profile, request.steps, median(seconds));
   return 0;
 }

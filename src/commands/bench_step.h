@@ -8,13 +8,17 @@
 namespace weft {
 
 struct BenchStepRequest {
-  std::string weights, inputs;  // safetensors; inputs as of `weft probe loss` (docs/probe.md)
+  // Safetensors; inputs as of `weft probe loss` (docs/probe.md). Without them fresh weights, and noise of this latent shape.
+  std::string weights, inputs;
+  std::string shape = "1x15x32x32";  // clips x latent frames x height x width
+  std::int64_t captions = 300;       // caption rows a clip
   std::string outputs;          // weights after all steps, "" = not wanted
   std::string json;             // results, "" = stdout table only
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
 };
 
+// Prints the median step, and operations a second: 3 x the forward's (recomputation is not counted).
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 
 }  // namespace weft

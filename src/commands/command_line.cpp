@@ -8,6 +8,7 @@
 #include "commands/bench_kernels.h"
 #include "commands/bench_read.h"
 #include "commands/bench_step.h"
+#include "commands/doctor.h"
 #include "commands/export_weights.h"
 #include "commands/ingest.h"
 #include "commands/inspect.h"
@@ -28,6 +29,7 @@ struct Arguments {
   std::vector<std::string> overrides, runs;
   ProbeRequest probe;
   BenchStepRequest bench;
+  DoctorRequest doctor;
   BenchKernelsRequest kernels;
   BenchCommRequest comm;
   std::int64_t readers = 0;
@@ -126,6 +128,13 @@ Invocation parse_command_line(int argc, char** argv) {
   export_command.add_option("output", a->output, "safetensors file to write")->required();
   export_command.add_flag("--ema", a->ema, "the averaged weights");
 
+  CLI::App& doctor_command = command(
+      "doctor", "examine machine, ranks and devices; say what is wrong and what to do",
+      [=](MPI_Comm w) { return doctor(a->doctor, w); });
+  doctor_command.add_option("deck", a->doctor.deck, "input deck (TOML); its data path is read");
+  doctor_command.add_option("overrides", a->doctor.overrides, "section.key=value");
+  doctor_command.add_option("--json", a->doctor.json, "file for everything that was found");
+
   CLI::App& probe_command = command(
       "probe", "run one forward, loss or sample on given weights and inputs", [=](MPI_Comm w) {
         std::vector<std::string> set = a->overrides;
@@ -155,8 +164,11 @@ Invocation parse_command_line(int argc, char** argv) {
     };
   });
   add_deck(*bench_step_command, *a);
-  bench_step_command->add_option("--weights", a->bench.weights, "safetensors")->required();
-  bench_step_command->add_option("--inputs", a->bench.inputs, "safetensors")->required();
+  bench_step_command->add_option("--weights", a->bench.weights, "safetensors (else fresh ones)");
+  bench_step_command->add_option("--inputs", a->bench.inputs, "safetensors (else noise)");
+  bench_step_command->add_option("--shape", a->bench.shape,
+                                 "without --inputs: clips x latent frames x height x width");
+  bench_step_command->add_option("--captions", a->bench.captions, "and caption rows a clip");
   bench_step_command->add_option("--outputs", a->bench.outputs, "weights after all steps");
   bench_step_command->add_option("--steps", a->bench.steps, "timed steps");
   bench_step_command->add_option("--warmup", a->bench.warmup, "steps before them");

@@ -89,6 +89,7 @@ void ParameterTable::initialise(std::uint64_t seed) {
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
     std::vector<float> values(static_cast<std::size_t>(p->value.numel()));
+#pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto e = static_cast<std::uint32_t>(i);
       switch (p->init.kind) {

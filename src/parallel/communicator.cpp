@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "core/device.h"
@@ -38,9 +40,13 @@ bool own_gpus(MPI_Comm world) {
 std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_seconds) {
   int size = 1;
   MPI_Comm_size(world, &size);
+  const bool nccl = everywhere(world, on_cuda() && &make_nccl_communicator != nullptr);
+  // For tests: WEFT_COMM=nccl also with one rank, or on a GPU that NCCL was told is several (NCCL_HOSTID); WEFT_COMM=mpi.
+  const char* asked = std::getenv("WEFT_COMM");
+  const std::string_view forced = asked == nullptr ? "" : asked;
+  if (nccl && forced == "nccl") return make_nccl_communicator(world, timeout_seconds);
   // One rank has nothing to reduce: the MPI side then does nothing at all.
-  if (size > 1 && everywhere(world, on_cuda() && &make_nccl_communicator != nullptr) &&
-      own_gpus(world))
+  if (nccl && forced != "mpi" && size > 1 && own_gpus(world))
     return make_nccl_communicator(world, timeout_seconds);
   return make_mpi_communicator(world, timeout_seconds);
 }

@@ -1,14 +1,20 @@
 """`weft probe` against what the original PyTorch models computed, in float64. Needs the folder of golden
-cases beside the checkout; skipped where it is absent."""
+cases beside the checkout (or WEFT_GOLDEN); skipped where it is absent. WEFT_TEST_DEVICE and WEFT_TEST_DTYPE choose what is
+probed: the CPU side in f32 if nothing is said."""
 
 import array
 import math
+import os
+import pathlib
 import unittest
 
 from harness import REPOSITORY, WeftTest, read_safetensors
 
-GOLDEN = REPOSITORY.parent / "shared" / "golden"
-TOLERANCE = 1e-4  # relative, in the L2 norm, of every tensor
+GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden"))
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
+DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
+# Relative, in the L2 norm, of every tensor. bf16 has 8 bits: 2^-8 of a value, and roundings of a dozen layers add up.
+TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
 
 
 def floats(tensor):
@@ -31,14 +37,15 @@ class Golden(WeftTest):
         out = self.dir / "out.safetensors"
         self.weft("probe", what, "--deck", GOLDEN / f"{case}.toml",
                   "--weights", GOLDEN / f"{case}.weights.safetensors",
-                  "--inputs", GOLDEN / f"{case}.inputs.safetensors", "--outputs", out, *options,
-                  ranks=0)
+                  "--inputs", GOLDEN / f"{case}.inputs.safetensors", "--outputs", out,
+                  "--device", DEVICE, "--dtype", DTYPE, *options, ranks=0)
         wanted = read_safetensors(GOLDEN / f"{case}.expected.safetensors")
         got = read_safetensors(out)
         self.assertEqual(sorted(set(wanted) - set(got)), [], "tensors that weft did not write")
         for name, tensor in wanted.items():
             self.assertEqual(got[name][1], tensor[1], name)
-            self.assertLessEqual(distance(floats(tensor), floats(got[name])), TOLERANCE, name)
+            with self.subTest(tensor=name):
+                self.assertLessEqual(distance(floats(tensor), floats(got[name])), TOLERANCE)
 
     def test_video(self):
         self.check("stdit3_video", "forward", "--backward")
