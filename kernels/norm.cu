@@ -16,7 +16,7 @@
 // only shapes and the number of SMs decide. No atomics, so a run repeats its bits.
 //
 // Scratch (Tensor::empty): the partials, 4 C bytes a run and vector. There are about as many runs as blocks fit on the GPU,
-// at least one a frame: 3.7 MB for layer_norm_modulate_backward at 30 frames of C = 1152 on 132 SMs.
+// at least one a frame: 3.6 MB for layer_norm_modulate_backward at 30 frames of C = 1152 on 132 SMs.
 #include "ops/norm.h"
 
 #include <algorithm>
@@ -192,22 +192,39 @@ __device__ __forceinline__ void store_column_sums(const float (&sum)[N][4], int 
 constexpr int adding_warps = 16;
 
 // dm[row, vector] += the partials [frame, run, parts, C] of the frames that use the row. A block: 32 columns of one part
-// and row; its warps take every 16th partial, and their sums are added in the order of warps.
+// and row; its warps take every 16th partial, and their sums are added in the order of warps. The frames are
+// listed first, so that the loop over partials has no branch and keeps several loads under way.
 __global__ void __launch_bounds__(adding_warps * 32)
     add_partials_kernel(const float* __restrict__ partial, const std::int32_t* __restrict__ rows,
                         Grid g, int parts, int vector0, int vector1, int first_row,
                         float* __restrict__ dm) {
-  float* sums = shared_memory<float>();  // [adding_warps, 32]
+  float* sums = shared_memory<float>();                            // [adding_warps, 32]
+  int* listed = reinterpret_cast<int*>(sums + adding_warps * 32);  // how many
+  int* list = listed + 1;                                          // [frames]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column = static_cast<int>(blockIdx.x) * 32 + lane, part = blockIdx.y;
   const int group = blockIdx.z;
   if (group < first_row) return;  // passed frames wrote no partials
+  if (warp == 0) {
+    int count = 0;
+    for (int base = 0; base < g.frames; base += 32) {
+      const int frame = base + lane;
+      const bool uses = frame < g.frames && rows[frame] == group;
+      const unsigned users = __ballot_sync(full_mask, uses);
+      if (uses) list[count + __popc(users & ((1u << lane) - 1))] = frame;
+      count += __popc(users);
+    }
+    if (lane == 0) *listed = count;
+  }
+  __syncthreads();
   float sum = 0.0f;
   if (column < g.channels) {
+    const int partials = *listed * g.runs;
 #pragma unroll 4
-    for (int q = warp; q < g.frames * g.runs; q += adding_warps)
-      if (rows[q / g.runs] == group)
-        sum += partial[(static_cast<std::int64_t>(q) * parts + part) * g.channels + column];
+    for (int q = warp; q < partials; q += adding_warps) {
+      const std::int64_t at = static_cast<std::int64_t>(list[q / g.runs]) * g.runs + q % g.runs;
+      sum += partial[(at * parts + part) * g.channels + column];
+    }
   }
   sums[threadIdx.x] = sum;
   __syncthreads();
@@ -221,7 +238,8 @@ void add_partials(const Tensor& partial, const Tensor& rows, const Grid& g, int 
                   int vector1, int first_row, Tensor& dm) {
   const dim3 grid(blocks_for(g.channels, 32), static_cast<unsigned>(parts),
                   static_cast<unsigned>(dm.dim(0)));
-  launch(add_partials_kernel, grid, dim3(adding_warps * 32), adding_warps * 32 * sizeof(float),
+  launch(add_partials_kernel, grid, dim3(adding_warps * 32),
+         (adding_warps * 32 + 1 + static_cast<std::size_t>(g.frames)) * sizeof(float),
          data<float>(partial), data<std::int32_t>(rows), g, parts, vector0, vector1, first_row,
          data<float>(dm));
 }
