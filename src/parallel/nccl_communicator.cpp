@@ -200,9 +200,8 @@ class NcclCommunicator final : public Communicator {
 
   // Makes comm_, all ranks together, or throws once the watchdog says that somebody does not come.
   void start(MPI_Comm world) {
-    number_ = 1;
     Operation o;
-    o.number = number_;
+    o.number = 1;
     o.name = "the start of NCCL";
     enter(o);
     watchdog_->issued(1);
@@ -240,6 +239,8 @@ class NcclCommunicator final : public Communicator {
       comm_ = shared->comm;
     }
     leave();
+    watchdog_->issued(0);  // and all-reduces are counted from 1
+    watchdog_->begun(0);
   }
 
   // From the watchdog's thread: what goes on. Events are asked only of work that really runs, never of what is recorded.
