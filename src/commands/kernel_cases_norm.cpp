@@ -1,4 +1,4 @@
-// Cases of ops/norm.h (kernels/norm.cu beside src/ops/cpu/norm.cpp).
+// Cases of ops/norm.h (kernels/norm.cu and gate.cu beside src/ops/cpu/norm.cpp).
 #include <fmt/format.h>
 
 #include "commands/kernel_cases.h"
