@@ -1,0 +1,137 @@
+// NCCL's operations over MPI at any number of ranks.
+#include "nccl.h"
+
+#include <mpi.h>
+
+#include <memory>
+
+#include "cuda_bf16.h"
+#include "test_support.h"
+
+namespace stand_in_test {
+namespace {
+
+struct Comm {
+  int rank = 0, size = 1;
+  ncclComm_t comm = nullptr;
+
+  Comm() {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    ncclUniqueId id{};
+    if (rank == 0) {
+      EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    }
+    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+    EXPECT_EQ(ncclCommInitRank(&comm, size, id, rank), ncclSuccess);
+    // Ranks need not agree on an order among streams.
+    emulation::set_seed(static_cast<unsigned long long>(rank) + 1);
+  }
+  ~Comm() { EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess); }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+};
+
+TEST(Nccl, Collectives) {
+  const Comm c;
+  const Stream stream;
+  const auto n = static_cast<std::size_t>(c.size);
+  const float mine = static_cast<float>(c.rank + 1),
+              total = static_cast<float>(c.size * (c.size + 1) / 2);
+  const Array<float> x(std::vector<float>(2 * n, mine)), sum(2 * n), part(2), gathered(2 * n);
+  const Array<double> wide(std::vector<double>(5, 0.5));
+  const Array<__nv_bfloat16> narrow(std::vector<__nv_bfloat16>(3, __float2bfloat16_rn(0.25f)));
+  EXPECT_EQ(ncclAllReduce(x.get(), sum.get(), 2 * n, ncclFloat32, ncclSum, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(ncclAllReduce(wide.get(), wide.get(), 5, ncclFloat64, ncclSum, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(ncclAllReduce(narrow.get(), narrow.get(), 3, ncclBfloat16, ncclAvg, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(ncclReduceScatter(x.get(), part.get(), 2, ncclFloat32, ncclSum, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(ncclAllGather(x.get(), gathered.get(), 2, ncclFloat32, c.comm, stream), ncclSuccess);
+  EXPECT_EQ(ncclBroadcast(x.get(), x.get(), 2 * n, ncclFloat32, c.size - 1, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(sum.read(), std::vector<float>(2 * n, total));
+  EXPECT_EQ(wide.read(), std::vector<double>(5, 0.5 * c.size));
+  EXPECT_EQ(static_cast<float>(narrow.read()[2]), 0.25f);
+  EXPECT_EQ(part.read(), std::vector<float>(2, total));
+  const std::vector<float> all = gathered.read();
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], static_cast<float>(i / 2 + 1));
+  EXPECT_EQ(x.read()[0], static_cast<float>(c.size));
+}
+
+TEST(Nccl, StreamsInAnyOrderDoNotDeadlock) {
+  const Comm first, second;
+  const Stream a, b;
+  std::vector<std::unique_ptr<Array<float>>> arrays;
+  for (int i = 0; i < 8; ++i) {
+    arrays.push_back(std::make_unique<Array<float>>(std::vector<float>(3, static_cast<float>(i))));
+    EXPECT_EQ(ncclAllReduce(arrays.back()->get(), arrays.back()->get(), 3, ncclFloat32, ncclSum,
+                            i % 3 == 0 ? first.comm : second.comm, i % 2 == 0 ? a : b),
+              ncclSuccess);
+  }
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(arrays[static_cast<std::size_t>(i)]->read()[0], static_cast<float>(i * first.size));
+}
+
+TEST(Nccl, GroupOfSendsAndReceives) {
+  const Comm c;
+  const Stream stream;
+  const Array<int> out(std::vector<int>{c.rank}), in(1);
+  EXPECT_EQ(ncclGroupStart(), ncclSuccess);
+  EXPECT_EQ(ncclSend(out.get(), 1, ncclInt32, (c.rank + 1) % c.size, c.comm, stream), ncclSuccess);
+  EXPECT_EQ(ncclRecv(in.get(), 1, ncclInt32, (c.rank + c.size - 1) % c.size, c.comm, stream),
+            ncclSuccess);
+  EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+  EXPECT_EQ(in.read()[0], (c.rank + c.size - 1) % c.size);
+}
+
+TEST(Nccl, InAGraph) {
+  const Comm c;
+  const Stream stream;
+  const Array<float> x(std::vector<float>(4, 1.0f));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  EXPECT_EQ(ncclAllReduce(x.get(), x.get(), 4, ncclFloat32, ncclSum, c.comm, stream), ncclSuccess);
+  EXPECT_EQ(ncclAllReduce(x.get(), x.get(), 4, ncclFloat32, ncclSum, c.comm, stream), ncclSuccess);
+  EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
+  EXPECT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  EXPECT_CUDA(cudaGraphLaunch(exec, stream));
+  EXPECT_CUDA(cudaGraphLaunch(exec, stream));
+  const auto n = static_cast<float>(c.size);
+  EXPECT_EQ(x.read(), std::vector<float>(4, n * n * n * n));
+  EXPECT_CUDA(cudaGraphExecDestroy(exec));
+  EXPECT_CUDA(cudaGraphDestroy(graph));
+}
+
+TEST(Nccl, RefusesHostMemory) {
+  const Comm c;
+  const Stream stream;
+  float x = 1;
+  EXPECT_EQ(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, c.comm, stream), ncclInvalidArgument);
+}
+
+TEST(Nccl, AbortEndsWhatWaits) {
+  const Comm c;
+  const Stream stream;
+  const Array<float> x(std::vector<float>(1, 1.0f));
+  ncclUniqueId id{};
+  if (c.rank == 0) {
+    EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  }
+  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+  ncclComm_t broken = nullptr;
+  EXPECT_EQ(ncclCommInitRank(&broken, c.size, id, c.rank), ncclSuccess);
+  // The last rank never joins the operation.
+  if (c.size == 1 || c.rank < c.size - 1) {
+    EXPECT_EQ(ncclAllReduce(x.get(), x.get(), 1, ncclFloat32, ncclSum, broken, stream),
+              ncclSuccess);
+  }
+  EXPECT_EQ(ncclCommAbort(broken), ncclSuccess);
+  EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
+}  // namespace
+}  // namespace stand_in_test
