@@ -51,8 +51,9 @@ class Communicator {
   virtual std::string describe() const = 0;  // "NCCL 2.28.3", "MPI", "MPI, staged through the host"
 };
 
-// Seconds after which an operation that has begun counts as hanging: environment WEFT_COMM_TIMEOUT, else this.
-constexpr double default_comm_timeout = 600;
+// Seconds after which an operation that has begun counts as hanging: the environment's WEFT_COMM_TIMEOUT, else what is asked
+// for, else (0) 600 on GPUs and 3600 on CPUs, where ranks may wait that much longer for each other's steps.
+constexpr double default_comm_timeout = 0;
 
 // NCCL where every rank has a GPU of its own and this program is linked with NCCL; otherwise MPI. Collective, and so are
 // the next two; `world` is duplicated. MPI must provide MPI_THREAD_MULTIPLE.

@@ -217,6 +217,7 @@ class NcclCommunicator final : public Communicator {
       try {
         CUDA_CHECK(cudaSetDevice(gpu));
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 1;
         NCCL_CHECK(ncclCommInitRankConfig(&comm, size, id, rank, &config));
       } catch (...) {
         failure = std::current_exception();

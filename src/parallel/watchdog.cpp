@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "core/clock.h"
+#include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 
@@ -23,9 +24,9 @@ constexpr int tag_alarm = 1, tag_question = 2, tag_answer = 3, tag_verdict = 4;
 // A rank that has not looked at its failure after so long is stuck where no error reaches it.
 constexpr double last_resort_seconds = 60;
 
-double timeout_from_environment(double otherwise) {
+double choose_timeout(double wanted) {
   const char* text = std::getenv("WEFT_COMM_TIMEOUT");
-  if (text == nullptr) return otherwise;
+  if (text == nullptr) return wanted > 0 ? wanted : (on_cuda() ? 600 : 3600);
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   WEFT_CHECK(end != text && *end == '\0' && seconds > 0, Exit::usage,
@@ -62,9 +63,7 @@ std::vector<char> operator+(std::vector<char> a, const std::vector<char>& b) {
 }  // namespace
 
 Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
-    : timeout_(timeout_from_environment(timeout_seconds)),
-      look_(std::move(look)),
-      stop_(std::move(stop)) {
+    : timeout_(choose_timeout(timeout_seconds)), look_(std::move(look)), stop_(std::move(stop)) {
   MPI_Comm_dup(world, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);

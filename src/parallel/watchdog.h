@@ -32,7 +32,7 @@ class Watchdog {
   using Look = std::function<std::optional<Operation>()>;
   using Stop = std::function<void()>;
 
-  // Collective: duplicates `world`. `timeout_seconds` gives way to the environment's WEFT_COMM_TIMEOUT.
+  // Collective: duplicates `world`. Timeout as in communicator.h.
   Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
