@@ -45,7 +45,7 @@ struct Thread {
 
 // A warp function on its way. Lanes that diverged may be in different ones.
 struct Pending {
-  unsigned mask = 0, arrived = 0;
+  unsigned arrived = 0;
   Combine combine = nullptr;
   const char* what = "";
   void* lanes[32] = {};
@@ -55,6 +55,7 @@ struct Warp {
   unsigned exists = 0, ended = 0;
   unsigned ready = 0;  // by position in `order`
   std::uint8_t order[32] = {}, position[32] = {};
+  unsigned masks[8] = {};  // 0: the place is vacant
   Pending pending[8];
 };
 
@@ -91,6 +92,8 @@ void map_once() {
 }
 
 std::byte* stack_top(std::size_t i) { return block.stacks + (i + 1) * (stack_bytes + page); }
+// Where a stack begins. Lanes use the same few lines of their stacks, which must not all fall into one set of the cache.
+std::byte* stack_start(std::size_t i) { return stack_top(i) - i % 32 * 128; }
 
 [[noreturn]] void die_of_deadlock();
 
@@ -201,7 +204,7 @@ void prepare_warps() {
     if (random_below(8) != 0) shuffle_order(w.order, lanes);
     for (int l = 0; l < 32; ++l) w.position[w.order[l]] = static_cast<std::uint8_t>(l);
     w.ready = w.exists;
-    for (Pending& p : w.pending) p.mask = 0;
+    std::fill(std::begin(w.masks), std::end(w.masks), 0u);
   }
   block.warp_order.resize(static_cast<std::size_t>(block.warp_count));
   std::iota(block.warp_order.begin(), block.warp_order.end(), 0);
@@ -221,7 +224,8 @@ void run_block() {
   for (int i = 0; i < block.count; ++i) {
     Thread& t = block.threads[static_cast<std::size_t>(i)];
     t.state = State::ready;
-    t.context = make_fcontext(stack_top(static_cast<std::size_t>(i)), stack_bytes, thread_main);
+    t.context =
+        make_fcontext(stack_start(static_cast<std::size_t>(i)), stack_bytes - page, thread_main);
   }
   block.running = next_ready();
   threadIdx = block.running->index;
@@ -270,19 +274,20 @@ void collective(unsigned mask, const char* what, Combine combine, void* lane_dat
     die("%s with mask %08x names lanes that the block does not have", what, mask);
   if ((mask & w.ended) != 0)
     die("%s with mask %08x names lanes %08x that have ended", what, mask, mask & w.ended);
-  Pending *slot = nullptr, *vacant = nullptr;
-  for (Pending& p : w.pending) {
-    if (p.mask == mask) slot = &p;
-    if (p.mask == 0) vacant = &p;
+  int place = -1, vacant = -1;
+  for (int i = 0; i < 8 && place < 0; ++i) {
+    if (w.masks[i] == mask) place = i;
+    if (w.masks[i] == 0 && vacant < 0) vacant = i;
   }
-  if (slot == nullptr) {
-    if (vacant == nullptr) die("more than 8 different masks at once in one warp");
-    slot = vacant;
-    slot->mask = mask;
-    slot->arrived = 0;
-    slot->combine = combine;
-    slot->what = what;
-    std::fill(std::begin(slot->lanes), std::end(slot->lanes), nullptr);
+  const bool first = place < 0;
+  if (first) {
+    if (vacant < 0) die("more than 8 different masks at once in one warp");
+    place = vacant;
+    w.masks[place] = mask;
+  }
+  Pending* const slot = &w.pending[place];
+  if (first) {
+    *slot = {0, combine, what, {}};
   } else if (slot->combine != combine) {
     die("lane %d is in %s while others of mask %08x are in %s", self.lane, what, mask, slot->what);
   }
@@ -296,10 +301,10 @@ void collective(unsigned mask, const char* what, Combine combine, void* lane_dat
     return;
   }
   combine(slot->lanes, mask);
-  slot->mask = 0;
-  const std::size_t first = static_cast<std::size_t>(self.warp) * 32;
+  w.masks[place] = 0;
+  const std::size_t base = static_cast<std::size_t>(self.warp) * 32;
   for (unsigned rest = mask & ~me; rest != 0; rest &= rest - 1)
-    make_ready(block.threads[first + static_cast<std::size_t>(std::countr_zero(rest))]);
+    make_ready(block.threads[base + static_cast<std::size_t>(std::countr_zero(rest))]);
 }
 
 int barrier(Vote vote, int predicate) {

@@ -63,6 +63,21 @@ TEST_F(MemoryDeathTest, UseAfterFree) {
       "cuda_on_cpu: illegal access .*which has been freed.*read_one");
 }
 
+__global__ void read_pair(const float* p, float* out) {
+  *out = reinterpret_cast<const float2*>(p)->y;
+}
+
+TEST_F(MemoryDeathTest, MisalignedAccess) {
+  const auto read_at = [](int element) {
+    const Stream stream;
+    const Array<float> x(std::vector<float>(4, 1.0f)), y(1);
+    EXPECT_CUDA(start(stream, read_pair, 1, 1, 0, x.get() + element, y.get()));
+    EXPECT_EQ(y.read()[0], 1.0f);
+  };
+  read_at(2);
+  EXPECT_DEATH(read_at(1), "cuda_on_cpu: misaligned access, in kernel .*read_pair");
+}
+
 TEST(Memory, UnwrittenIsNaN) {
   const Stream stream;
   const Array<float> x(100), y(1);
