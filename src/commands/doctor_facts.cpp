@@ -148,7 +148,7 @@ void add_memory(RankFacts& f) {
 }
 
 void add_versions(RankFacts& f) {
-  f.versions["weft"] = version_line();
+  f.versions["weft"] = version_line().substr(version_line().find(' ') + 1);
   char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(mpi, &length);

@@ -11,7 +11,7 @@ namespace weft {
 // "memory copy GB/s": all threads of the rank, bytes read and written both counted.
 void measure_memory(RankFacts& facts);
 
-// "product f32 TFLOP/s" and, where the device has it, "product bf16 TFLOP/s": y = x w^T of small whole numbers whose sums
+// "product f32 TFLOP/s" and, where the device has it, "product bf16 TFLOP/s": y = x w^T + b of small whole numbers whose sums
 // are exact in any order, so `wrong` counts every element that is not the known one, to the bit.
 void measure_products(RankFacts& facts);
 

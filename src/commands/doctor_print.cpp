@@ -94,7 +94,9 @@ void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
     for (const auto& [name, value] : r.*member) {
       // Numbers that the launcher gives each process: true, and of no use here.
       if (name.rfind("OMPI_MCA_orte", 0) != 0 && name.rfind("OMPI_MCA_ess", 0) != 0 &&
-          name.rfind("OMPI_COMM", 0) != 0 && name.rfind("PMIX", 0) != 0)
+          name.rfind("OMPI_MCA_pmix", 0) != 0 && name.rfind("OMPI_MCA_initial", 0) != 0 &&
+          name.rfind("OMPI_MCA_shmem_RUNTIME", 0) != 0 && name.rfind("OMPI_COMM", 0) != 0 &&
+          name.rfind("PMIX", 0) != 0)
         names.insert(name);
     }
   for (const std::string& name : names) {

@@ -1,0 +1,160 @@
+"""weft doctor: fit ranks pass; a rank that really differs, is misplaced or computes wrongly is named, with the exit status."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import unittest
+
+from harness import WEFT, WeftTest
+
+FIT, MEND, DATA, HARDWARE = 0, 2, 3, 6
+
+# Another HDF5, as far as a program can tell.
+OTHER_HDF5 = """
+int H5get_libversion(unsigned* major, unsigned* minor, unsigned* release) {
+  *major = 1, *minor = 99, *release = 7;
+  return 0;
+}
+"""
+
+# A processor with a bad bit: the first value of every oneDNN result loses its lowest one.
+BAD_BIT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <dnnl.h>
+dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t p, dnnl_stream_t s, int n, const dnnl_exec_arg_t* a) {
+  dnnl_status_t (*real)(const_dnnl_primitive_t, dnnl_stream_t, int, const dnnl_exec_arg_t*) =
+      (dnnl_status_t (*)(const_dnnl_primitive_t, dnnl_stream_t, int, const dnnl_exec_arg_t*))dlsym(
+          RTLD_NEXT, "dnnl_primitive_execute");
+  dnnl_status_t status = real(p, s, n, a);
+  dnnl_stream_wait(s);
+  for (int i = 0; i < n; ++i) {
+    void* data = 0;
+    if (a[i].arg == DNNL_ARG_DST && dnnl_memory_get_data_handle(a[i].memory, &data) == dnnl_success && data)
+      *(unsigned char*)data ^= 1;
+  }
+  return status;
+}
+"""
+
+
+class Doctor(WeftTest):
+    def doctor(self, *started_by, expect, program=WEFT, arguments=("deck.toml",)):
+        """Two ranks, of which rank 1 is `program`, started by "env", "X=1" or the like."""
+        words = ["doctor", *arguments, "--json", "report.json"]
+        # The harness starts rank 0; mpiexec takes others behind a colon.
+        job = self.weft(*words, ":", "-n", "1", *started_by, program, *words, ranks=1, expect=None)
+        self.assertEqual(job.process.returncode, expect, job.out + job.err)
+        report = json.loads((self.dir / "report.json").read_text())
+        self.assertEqual(report["exit"], expect)
+        self.assertEqual(len(report["ranks"]), 2)
+        self.assertEqual(list(self.dir.glob(".weft-doctor*")), [], "a temporary file is left")
+        return job, report
+
+    def failures(self, report):
+        return [f for f in report["findings"] if f["level"] == "FAIL"]
+
+    def only_failure(self, job, report, *said):
+        """One FAIL, in the report and on the screen, with all of `said` and with what to do."""
+        found = self.failures(report)
+        self.assertEqual(len(found), 1, job.out)
+        lines = [line for line in job.out.splitlines() if line.startswith("FAIL")]
+        self.assertEqual(len(lines), 1, job.out)
+        for text in said:
+            self.assertIn(text, lines[0])
+        self.assertIn("DO:", lines[0])
+        self.assertGreater(len(found[0]["do"]), 10)
+
+    def preloaded(self, name, code):
+        (self.dir / f"{name}.c").write_text(code)
+        library = self.dir / f"lib{name}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, self.dir / f"{name}.c", "-ldl"], check=True)
+        return ("env", f"LD_PRELOAD={library}")
+
+    def test_two_fit_ranks(self):
+        job, report = self.doctor(expect=FIT)
+        self.assertEqual(self.failures(report), [])
+        self.assertIn("verdict: fit", job.out)
+        for rank in report["ranks"]:
+            self.assertEqual(rank["device"], "CPU")
+            self.assertGreater(len(rank["cores"]), 0)
+            self.assertGreater(rank["memory_gib"], 0)
+            for name in "weft", "MPI", "HDF5", "oneDNN":
+                self.assertTrue(rank["versions"][name])
+            for name in "memory copy GB/s", "product f32 TFLOP/s", "file read GB/s", "all-reduce 64 MiB GB/s":
+                self.assertGreater(rank["measured"][name], 0)
+            self.assertEqual(set(rank["wrong"].values()), {0})
+            self.assertEqual(rank["faults"], [])
+
+    def test_one_rank_alone_without_a_deck(self):
+        job = self.weft("doctor", ranks=0)
+        self.assertIn("weft doctor: 1 rank on 1 host", job.out)
+        self.assertIn("verdict: fit", job.out)
+
+    def test_another_environment(self):
+        job, report = self.doctor("env", "OMP_NUM_THREADS=2", expect=MEND)
+        self.only_failure(job, report, 'OMP_NUM_THREADS differs: "1" on rank 0; "2" on rank 1', "mpirun -x OMP_NUM_THREADS")
+
+    def test_a_variable_that_one_rank_lacks(self):
+        job, report = self.doctor("env", "WEFT_CPU_ISA=v3", expect=MEND)
+        self.only_failure(job, report, "WEFT_CPU_ISA differs", "not set on rank 0", '"v3" on rank 1')
+
+    def test_another_library(self):
+        job, report = self.doctor(*self.preloaded("other_hdf5", OTHER_HDF5), expect=MEND)
+        self.only_failure(job, report, "HDF5 differs", "1.99.7 on rank 1")
+
+    def test_another_build(self):
+        """A copy of the program that was built from another commit, as far as it knows itself."""
+        program = pathlib.Path(WEFT).read_bytes()
+        version = subprocess.run([WEFT, "--version"], check=True, capture_output=True, text=True).stdout
+        commit = re.search(r"commit (\w+)", version)[1]
+        other = "".join("b" if c == "a" else "a" for c in commit)
+        self.assertIn(commit.encode() + b"\0", program)
+        copy = self.dir / "weft_of_another_commit"
+        copy.write_bytes(program.replace(commit.encode() + b"\0", other.encode() + b"\0"))
+        copy.chmod(0o755)
+        job, report = self.doctor(program=str(copy), expect=MEND)
+        self.only_failure(job, report, "weft differs", commit, other, "rank 1", "same build")
+
+    def test_a_wrong_bit(self):
+        job, report = self.doctor(*self.preloaded("bad_bit", BAD_BIT), expect=HARDWARE)
+        wrong = [f for f in self.failures(report) if f["exit"] == HARDWARE]
+        self.assertGreaterEqual(len(wrong), 1)
+        self.assertEqual(self.failures(report), wrong)
+        self.assertIn("product f32: not the known answer on rank 1", wrong[-1]["what"])
+        self.assertNotIn("rank 0", "".join(f["what"] for f in wrong))
+        self.assertEqual(report["ranks"][0]["wrong"]["product f32"], 0)
+        self.assertGreater(report["ranks"][1]["wrong"]["product f32"], 0)
+
+    @unittest.skipIf(os.cpu_count() == 1, "on one core nobody is bound")
+    def test_two_ranks_on_one_core(self):
+        def both_on_core_0():
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        job = self.weft("doctor", "--json", "report.json", ranks=2, expect=None, preexec=both_on_core_0)
+        self.assertEqual(job.process.returncode, MEND, job.out)
+        report = json.loads((self.dir / "report.json").read_text())
+        self.only_failure(job, report, "ranks 0-1", "bound to the same core", "--bind-to core")
+
+    def test_data_that_nobody_can_read(self):
+        """One fault does not hide the others' health: everything else is still examined."""
+        job, report = self.doctor(expect=MEND, arguments=("deck.toml", "data.path=nowhere.h5"))
+        self.only_failure(job, report, "cannot read data.path nowhere.h5", "No such file", "ranks 0-1")
+        self.assertGreater(report["ranks"][1]["measured"]["all-reduce 64 MiB GB/s"], 0)
+
+    def test_a_clip_store(self):
+        self.ingest()
+        job, report = self.doctor(expect=FIT, arguments=("deck.toml", "data.path=clips.h5"))
+        self.assertEqual(report["ranks"][1]["file"], "clips.h5")
+        self.assertGreater(report["ranks"][1]["measured"]["file read GB/s"], 0)
+
+    def test_bad_command_lines(self):
+        self.refused(self.weft("doctor", "nowhere.toml", expect=None), MEND, "nowhere.toml", "does not exist")
+        self.refused(self.weft("doctor", "--jason", "x", expect=None), MEND, "--jason", "--json")
+        self.refused(self.weft("doctor", "--json", "no/such/dir/x.json", expect=None), DATA, "no/such/dir/x.json",
+                     seconds=30)
+
+
+if __name__ == "__main__":
+    unittest.main()
