@@ -29,8 +29,8 @@ __device__ __forceinline__ std::int64_t first_row(unsigned token, const Shape& s
   return static_cast<std::int64_t>(token / S) * shape.T * shape.S + token % S;
 }
 
-template <int chunks>
-__global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
+template <int chunks, int most_threads>
+__global__ void __launch_bounds__(most_threads, (chunks > 9 ? 3 : 5) * 128 / most_threads)
     forward_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,
                    bf16_t* out, float* lse, Shape shape, float factor) {
   using H = Head<chunks>;
@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
   const std::int64_t C = static_cast<std::int64_t>(shape.H) * H::D;
   const std::int64_t row = first_row(token, shape);  // frames are S rows apart
 
-  fetch<chunks>(qkv + row * 3 * C + first * H::D, shape.S * 3 * C, C, 3, shape, heads, 3 * matrix,
-                matrix);
+  for (int part = 0; part < 3; ++part)
+    fetch<chunks>(qkv + (row * 3 + part) * C + first * H::D, shape.S * 3 * C, shape,
+                  heads + part * matrix, 3 * matrix);
   cp_async_commit();
   constants.fill(wq, wk, rope, shape.T);
   cp_async_wait<0>();
@@ -57,13 +58,14 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
   bf16_t* const q = heads + head * 3 * matrix;
   bf16_t *const k = q + matrix, *const v = k + matrix;
   for (int half = share; half < 2 * shape.tiles; half += shape.warps_per_head)
-    prepare<chunks>(q, k, q, k, 8 * half + group, constants, shape, factor * log2_e, nullptr,
-                    nullptr);
+    prepare<chunks>(q, k, q, k, 8 * half + group, constants, shape, nullptr, nullptr);
   __syncthreads();
 
+  const float scale = factor * log2_e;
   for (int tile = share; tile < shape.tiles; tile += shape.warps_per_head) {
     float o[chunks][4] = {};
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows group and group + 8
+    // Of rows group and group + 8; the maximum is of the scores before `scale`.
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     for (int keys = 0; keys < shape.tiles; ++keys) {
       float p[2][4];
       multiply_rows<chunks>(p, q, 16 * tile, k, 16 * keys);
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
         const float before = top[r];
         top[r] = fmaxf(before, high);
         if (keys > 0) {
-          const float shrink = exp2_approx(before - top[r]);
+          const float shrink = exp2_approx((before - top[r]) * scale);
           sum[r] *= shrink;
 #pragma unroll
           for (int c = 0; c < chunks; ++c) {
@@ -88,11 +90,12 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
             o[c][2 * r + 1] *= shrink;
           }
         }
+        const float high2 = top[r] * scale;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int i = 2 * r; i < 2 * r + 2; ++i) {
-            p[n][i] = exp2_approx(p[n][i] - top[r]);
+            p[n][i] = exp2_approx(p[n][i] * scale - high2);
             sum[r] += p[n][i];
           }
       }
@@ -112,11 +115,11 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
                    pack(o[c][2 * r] * inverse, o[c][2 * r + 1] * inverse));
       if (pair == 0 && t < shape.T)
         lse[(static_cast<std::int64_t>(token) * shape.H + first + head) * shape.T + t] =
-            (top[r] + log2f(total)) * ln_2;
+            top[r] * factor + logf(total);
     }
   }
   __syncthreads();
-  put<chunks>(heads, 3 * matrix, matrix, 1, shape, out + row * C + first * H::D, shape.S * C, 0);
+  put<chunks>(heads, 3 * matrix, shape, out + row * C + first * H::D, shape.S * C);
 }
 
 // Halves the values that a lane holds: it keeps the upper or the lower n by its bit `bit`, with its partner's share added.
@@ -152,36 +155,38 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
                           const Shape& shape, float (&sum)[kept]) {
   using H = Head<chunks>;
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-  float dw[2 * chunks] = {};
+  const float2* const w = reinterpret_cast<const float2*>(weight) + pair;
+  float scale[2], pull[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int t = 16 * tile + group + 8 * r;
-    const int position = t < shape.T ? t : 0;
-    bf16_t* const at = x + t * H::stride + 2 * pair;
-    const float scale = rstd[t];
+    const float2* turns = constants.rope + (t < shape.T ? t : 0) * H::rope_stride + pair;
+    scale[r] = rstd[t];
     float dot = 0.0f;
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
-      const float2 turn = constants.rope[position * H::rope_stride + 4 * c + pair];
+      const float2 turn = turns[4 * c], v = unpack(load_pair(x + t * H::stride + 2 * pair + 8 * c));
       const float g0 = g[c][2 * r], g1 = g[c][2 * r + 1];
-      const float back0 = g0 * turn.x + g1 * turn.y, back1 = g1 * turn.x - g0 * turn.y;
-      const float2 w = reinterpret_cast<const float2*>(weight)[4 * c + pair];
-      const float2 v = unpack(load_pair(at + 8 * c));
-      dw[2 * c] += back0 * v.x * scale;
-      dw[2 * c + 1] += back1 * v.y * scale;
-      g[c][2 * r] = back0 * w.x;
-      g[c][2 * r + 1] = back1 * w.y;
-      dot += g[c][2 * r] * v.x + g[c][2 * r + 1] * v.y;
+      g[c][2 * r] = g0 * turn.x + g1 * turn.y;
+      g[c][2 * r + 1] = g1 * turn.x - g0 * turn.y;
+      dot += g[c][2 * r] * w[4 * c].x * v.x + g[c][2 * r + 1] * w[4 * c].y * v.y;
     }
-    // d/dx of x rstd(x): rstd (g - x rstd^2 mean(g x)); without norm rstd is 1 and nothing depends on it.
-    const float pull = shape.norm ? row_sum(dot) * scale * scale * (1.0f / H::D) : 0.0f;
-#pragma unroll
-    for (int c = 0; c < chunks; ++c) {
-      const float2 v = unpack(load_pair(at + 8 * c));
-      store_pair(at + 8 * c,
-                 pack(scale * (g[c][2 * r] - v.x * pull), scale * (g[c][2 * r + 1] - v.y * pull)));
-    }
+    // With g times the weight, d/dx of x rstd(x) is rstd (g - x rstd^2 mean(g x)); without norm rstd is the constant 1.
+    pull[r] = shape.norm ? row_sum(dot) * scale[r] * scale[r] * (1.0f / H::D) : 0.0f;
   }
+  float dw[2 * chunks] = {};
+#pragma unroll
+  for (int c = 0; c < chunks; ++c)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      bf16_t* const at = x + (16 * tile + group + 8 * r) * H::stride + 2 * pair + 8 * c;
+      const float2 v = unpack(load_pair(at));
+      const float g0 = g[c][2 * r], g1 = g[c][2 * r + 1];
+      dw[2 * c] += g0 * v.x * scale[r];
+      dw[2 * c + 1] += g1 * v.y * scale[r];
+      store_pair(at, pack(scale[r] * (g0 * w[4 * c].x - v.x * pull[r]),
+                          scale[r] * (g1 * w[4 * c].y - v.y * pull[r])));
+    }
   if (shape.norm) add_over_groups(dw, sum);
 }
 
@@ -192,8 +197,8 @@ enum { at_q, at_k, at_v, at_do, at_o, at_k_prepared, matrices };
 //   dq' = dS k' factor,  dS = P (dP - delta),  P = exp(q' k'^T - lse),  dP = dout v^T,
 // odd ones those of keys from the same with rows and columns exchanged, dk' = dS^T q', dP^T = v dout^T. What both need is
 // computed twice rather than exchanged: 20 mma a tile of 16 x 16, and no transposes through shared memory.
-template <int chunks>
-__global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
+template <int chunks, int most_threads>
+__global__ void __launch_bounds__(most_threads, (chunks > 9 ? 3 : 4) * 128 / most_threads)
     backward_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,
                     const bf16_t* out, const float* lse, const bf16_t* dout, bf16_t* dqkv,
                     float* partial, Shape shape, unsigned units, float factor) {
@@ -219,6 +224,7 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
 
   const unsigned groups = static_cast<unsigned>(shape.H / shape.heads);
   const std::int64_t C = static_cast<std::int64_t>(shape.H) * H::D;
+  const float scale = factor * log2_e;
   float sum[kept] = {};  // of the weight's gradient, of queries or of keys
   for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int first = static_cast<int>(unit % groups) * shape.heads;
@@ -226,11 +232,13 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
     const std::int64_t row = first_row(token, shape);
     const std::int64_t at_qkv = row * 3 * C + first * H::D, at_out = row * C + first * H::D;
     __syncthreads();  // the unit before is stored
-    fetch<chunks>(qkv + at_qkv, shape.S * 3 * C, C, 3, shape, heads, matrices * matrix, matrix);
-    fetch<chunks>(dout + at_out, shape.S * C, 0, 1, shape, heads + at_do * matrix,
-                  matrices * matrix, matrix);
-    fetch<chunks>(out + at_out, shape.S * C, 0, 1, shape, heads + at_o * matrix, matrices * matrix,
-                  matrix);
+#pragma unroll 1
+    for (int i = at_q; i <= at_o; ++i) {
+      const bf16_t* from = i == at_do ? dout : i == at_o ? out : qkv + i * C;
+      const bool of_qkv = i <= at_v;
+      fetch<chunks>(from + (of_qkv ? at_qkv : at_out), shape.S * (of_qkv ? 3 * C : C), shape,
+                    heads + i * matrix, matrices * matrix);
+    }
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -250,7 +258,7 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
         const std::int64_t at_lse = static_cast<std::int64_t>(token) * shape.H + first + head;
         lse2[t] = t < shape.T ? lse[at_lse * shape.T + t] * log2_e : INFINITY;
       }
-      prepare<chunks>(q, k, qp, kp, t, constants, shape, factor * log2_e, rstd_q, rstd_k);
+      prepare<chunks>(q, k, qp, kp, t, constants, shape, rstd_q, rstd_k);
     }
     __syncthreads();
 
@@ -259,8 +267,8 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
       float g[chunks][4] = {};
       for (int other = 0; other < shape.tiles; ++other) {
         float p[2][4], ds[2][4];
-        multiply_rows<chunks>(p, x, 16 * tile, y, 16 * other);
-        multiply_rows<chunks>(ds, of_keys ? v : d_o, 16 * tile, of_keys ? d_o : v, 16 * other);
+        multiply_rows<chunks, 2>(p, x, 16 * tile, y, 16 * other);
+        multiply_rows<chunks, 2>(ds, of_keys ? v : d_o, 16 * tile, of_keys ? d_o : v, 16 * other);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -268,19 +276,17 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
             const int r = 16 * tile + group + i / 2 * 8, c = 16 * other + 8 * n + 2 * pair + i % 2;
             const int query = of_keys ? c : r, key = of_keys ? r : c;
             ds[n][i] = key < shape.T
-                           ? exp2_approx(p[n][i] - lse2[query]) * (ds[n][i] - delta[query])
+                           ? exp2_approx(p[n][i] * scale - lse2[query]) * (ds[n][i] - delta[query])
                            : 0.0f;
           }
         std::uint32_t left[4];
         as_left(left, ds);
         multiply<chunks>(g, left, y, 16 * other);
       }
-      // q' carries factor * log2(e), of which the logarithm's base goes again.
-      const float scale = of_keys ? ln_2 : factor;
 #pragma unroll
       for (int c = 0; c < chunks; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) g[c][i] *= scale;
+        for (int i = 0; i < 4; ++i) g[c][i] *= factor;
       unprepare<chunks>(g, of_keys ? k : q, tile, of_keys ? rstd_k : rstd_q,
                         of_keys ? constants.wk : constants.wq, constants, shape, sum);
     }
@@ -290,14 +296,15 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
       float dv[chunks][4] = {};
       for (int queries = 0; queries < shape.tiles; ++queries) {
         float p[2][4];
-        multiply_rows<chunks>(p, kp, 16 * tile, qp, 16 * queries);
+        multiply_rows<chunks, 2>(p, kp, 16 * tile, qp, 16 * queries);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            p[n][i] = 16 * tile + group + i / 2 * 8 < shape.T
-                          ? exp2_approx(p[n][i] - lse2[16 * queries + 8 * n + 2 * pair + i % 2])
-                          : 0.0f;
+            p[n][i] =
+                16 * tile + group + i / 2 * 8 < shape.T
+                    ? exp2_approx(p[n][i] * scale - lse2[16 * queries + 8 * n + 2 * pair + i % 2])
+                    : 0.0f;
         std::uint32_t left[4];
         as_left(left, p);
         multiply<chunks>(dv, left, d_o, 16 * queries);
@@ -310,7 +317,10 @@ __global__ void __launch_bounds__(256, chunks > 9 ? 2 : 3)
                      pack(dv[c][2 * r], dv[c][2 * r + 1]));
     }
     __syncthreads();
-    put<chunks>(heads, matrices * matrix, matrix, 3, shape, dqkv + at_qkv, shape.S * 3 * C, C);
+#pragma unroll 1
+    for (int i = at_q; i <= at_v; ++i)
+      put<chunks>(heads + i * matrix, matrices * matrix, shape, dqkv + at_qkv + i * C,
+                  shape.S * 3 * C);
   }
   if (partial == nullptr) return;
 
@@ -345,7 +355,7 @@ Shape shape_of(const Tensor& qkv, bool norm, bool backward) {
   s.H = static_cast<int>(qkv.dim(4));
   s.tiles = (s.T + 15) / 16;
   // About 50 KiB a block, so that several are at work on a multiprocessor.
-  const int most = backward ? (s.tiles == 1 ? 4 : s.tiles == 2 ? 2 : 1) : (s.tiles <= 2 ? 4 : 2);
+  const int most = backward ? (s.tiles <= 2 ? 2 : 1) : (s.tiles <= 2 ? 4 : 2);
   s.heads = heads_of_block(s.H, most);
   // A warp takes a tile; in the backward one for its queries and one for its keys.
   s.warps_per_head = std::min((backward ? 2 : 1) * s.tiles, 8 / s.heads);
@@ -386,8 +396,9 @@ bool mma_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Te
   return by_size(qkv.dim(5), [&]<int chunks>() {
     const std::size_t shared = shared_bytes<chunks>(s, false);
     if (!fits(shared)) return false;
-    launch(forward_kernel<chunks>, dim3(blocks_for(s.B * s.S * s.H, s.heads)),
-           dim3(static_cast<unsigned>(32 * s.heads * s.warps_per_head)), shared, data<bf16_t>(qkv),
+    const unsigned threads = static_cast<unsigned>(32 * s.heads * s.warps_per_head);
+    launch(threads <= 128 ? forward_kernel<chunks, 128> : forward_kernel<chunks, 256>,
+           dim3(blocks_for(s.B * s.S * s.H, s.heads)), dim3(threads), shared, data<bf16_t>(qkv),
            data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
            data<bf16_t>(out), data<float>(lse), s, inverse_root(qkv.dim(5)));
     return true;
@@ -407,8 +418,9 @@ bool mma_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const T
     const int blocks = pieces(units);
     Tensor partial;
     if (dwq.defined()) partial = Tensor::empty({2 * qkv.dim(5), blocks}, DType::f32);
-    launch(backward_kernel<chunks>, dim3(static_cast<unsigned>(blocks)),
-           dim3(static_cast<unsigned>(32 * s.heads * s.warps_per_head)), shared, data<bf16_t>(qkv),
+    const unsigned threads = static_cast<unsigned>(32 * s.heads * s.warps_per_head);
+    launch(threads <= 128 ? backward_kernel<chunks, 128> : backward_kernel<chunks, 256>,
+           dim3(static_cast<unsigned>(blocks)), dim3(threads), shared, data<bf16_t>(qkv),
            data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
            data<bf16_t>(out), data<float>(lse), data<bf16_t>(dout), data<bf16_t>(dqkv),
            data_or_null<float>(partial), s, units, inverse_root(qkv.dim(5)));

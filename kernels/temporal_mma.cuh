@@ -19,7 +19,7 @@ namespace weft::kernels::temporal {
 using bf16_t = __nv_bfloat16;
 
 constexpr float norm_epsilon = 1e-6f;
-constexpr float log2_e = 1.44269504088896340736f, ln_2 = 0.69314718055994530942f;
+constexpr float log2_e = 1.44269504088896340736f;
 
 template <int chunks>  // D / 8
 struct Head {
@@ -106,22 +106,29 @@ __device__ __forceinline__ void multiply(float (&d)[chunks][4], const std::uint3
   }
 }
 
-// s [16, 16] = x[row_x ..] y[row_y ..]^T over D columns, as two tiles of eight columns.
-template <int chunks>
+// s [16, 16] += x[row_x ..] y[row_y ..]^T over 16 columns, or 8, as two tiles of eight columns.
+__device__ __forceinline__ void multiply_step(float (&s)[2][4], const bf16_t* x, int row_x,
+                                              const bf16_t* y, int row_y, int stride, int column,
+                                              bool half) {
+  std::uint32_t a[4], b[2][2];
+  load_a(a, x, stride, row_x, column, half);
+  load_b(b, y, stride, row_y, column, half);
+  mma_16x8x16(s[0], a, b[0]);
+  mma_16x8x16(s[1], a, b[1]);
+}
+
+// s = x[row_x ..] y[row_y ..]^T over D columns.
+template <int chunks, int unrolled = chunks / 2>
 __device__ __forceinline__ void multiply_rows(float (&s)[2][4], const bf16_t* x, int row_x,
                                               const bf16_t* y, int row_y) {
-  using H = Head<chunks>;
+  constexpr int stride = Head<chunks>::stride;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0.0f;
-#pragma unroll
-  for (int step = 0; step < H::steps; ++step) {
-    const bool half = 2 * step + 1 == chunks;
-    std::uint32_t a[4], b[2][2];
-    load_a(a, x, H::stride, row_x, 16 * step, half);
-    load_b(b, y, H::stride, row_y, 16 * step, half);
-    mma_16x8x16(s[0], a, b[0]);
-    mma_16x8x16(s[1], a, b[1]);
-  }
+#pragma unroll unrolled
+  for (int step = 0; step < chunks / 2; ++step)
+    multiply_step(s, x, row_x, y, row_y, stride, 16 * step, false);
+  if constexpr (chunks % 2 == 1)
+    multiply_step(s, x, row_x, y, row_y, stride, 8 * (chunks - 1), true);
 }
 
 // The fragment that a 16x16 result is as the left operand of the next product.
@@ -160,59 +167,57 @@ struct Constants {
   }
 };
 
-// Copies `parts` runs of heads * D elements of each frame into matrices: to + head * head_size + part * matrix_size.
-// Neighbouring threads take neighbouring 16 bytes. Frames beyond T become zero.
+// Where a thread is in a run of 16-byte pieces of heads * D elements for each frame; neighbours take neighbouring pieces.
 template <int chunks>
-__device__ void fetch(const bf16_t* from, std::int64_t frame_stride, std::int64_t part_stride,
-                      int parts, const Shape& shape, bf16_t* to, int head_size, int matrix_size) {
-  const int run = shape.heads * chunks, frames = 16 * shape.tiles;
-  const int rows = static_cast<int>(blockDim.x) / run, rest = static_cast<int>(blockDim.x) % run;
-  for (int part = 0; part < parts; ++part) {
-    int t = static_cast<int>(threadIdx.x) / run, piece = static_cast<int>(threadIdx.x) % run;
-    while (t < frames) {
-      const bool inside = t < shape.T;
-      cp_async_16(to + piece / chunks * head_size + part * matrix_size + t * Head<chunks>::stride +
-                      piece % chunks * 8,
-                  from + (inside ? t : 0) * frame_stride + part * part_stride + piece * 8, inside);
-      t += rows;
-      piece += rest;
-      if (piece >= run) {
-        piece -= run;
-        ++t;
-      }
+struct Walk {
+  int t, piece, run, frames, pieces;  // the last two: what a step adds
+  __device__ explicit Walk(const Shape& shape) : run(shape.heads * chunks) {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    t = thread / run;
+    piece = thread % run;
+    frames = threads / run;
+    pieces = threads % run;
+  }
+  __device__ void next() {
+    t += frames;
+    piece += pieces;
+    if (piece >= run) {
+      piece -= run;
+      ++t;
     }
+  }
+  // In a matrix of the piece's head, matrices of heads being head_size apart.
+  __device__ int at(int head_size) const {
+    return piece / chunks * head_size + t * Head<chunks>::stride + piece % chunks * 8;
+  }
+};
+
+// Copies heads * D elements of each frame into one matrix of each head. Frames beyond T become zero.
+template <int chunks>
+__device__ void fetch(const bf16_t* from, std::int64_t frame_stride, const Shape& shape, bf16_t* to,
+                      int head_size) {
+  for (Walk<chunks> w(shape); w.t < 16 * shape.tiles; w.next()) {
+    const bool inside = w.t < shape.T;
+    cp_async_16(to + w.at(head_size), from + (inside ? w.t : 0) * frame_stride + w.piece * 8,
+                inside);
   }
 }
 
 // The way back, of frames below T.
 template <int chunks>
-__device__ void put(const bf16_t* from, int head_size, int matrix_size, int parts,
-                    const Shape& shape, bf16_t* to, std::int64_t frame_stride,
-                    std::int64_t part_stride) {
-  const int run = shape.heads * chunks;
-  const int rows = static_cast<int>(blockDim.x) / run, rest = static_cast<int>(blockDim.x) % run;
-  for (int part = 0; part < parts; ++part) {
-    int t = static_cast<int>(threadIdx.x) / run, piece = static_cast<int>(threadIdx.x) % run;
-    while (t < shape.T) {
-      const bf16_t* at = from + piece / chunks * head_size + part * matrix_size +
-                         t * Head<chunks>::stride + piece % chunks * 8;
-      store_pack(to + t * frame_stride + part * part_stride + piece * 8, load_pack(at));
-      t += rows;
-      piece += rest;
-      if (piece >= run) {
-        piece -= run;
-        ++t;
-      }
-    }
-  }
+__device__ void put(const bf16_t* from, int head_size, const Shape& shape, bf16_t* to,
+                    std::int64_t frame_stride) {
+  for (Walk<chunks> w(shape); w.t < shape.T; w.next())
+    *reinterpret_cast<uint4*>(to + w.t * frame_stride + w.piece * 8) =
+        *reinterpret_cast<const uint4*>(from + w.at(head_size));
 }
 
-// q' = rope(norm(q)) * factor and k' = rope(norm(k)) of rows t, each lane its own columns; q_to and k_to may be q and k.
+// q' = rope(norm(q)) and k' = rope(norm(k)) of row t, each lane its own columns; q_to and k_to may be q and k.
 // rstd_q, rstd_k [frames]: 1 / rms, written where given.
 template <int chunks>
 __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* k_to, int t,
-                        const Constants<chunks>& constants, const Shape& shape, float factor,
-                        float* rstd_q, float* rstd_k) {
+                        const Constants<chunks>& constants, const Shape& shape, float* rstd_q,
+                        float* rstd_k) {
   using H = Head<chunks>;
   const int pair = threadIdx.x % 4, at = t * H::stride + 2 * pair;
   std::uint32_t xq[chunks], xk[chunks];
@@ -234,7 +239,6 @@ __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* 
     rstd_q[t] = scale_q;
     rstd_k[t] = scale_k;
   }
-  scale_q *= factor;
   // Rows of zeros beyond T stay zero under any rotation.
   const float2* turns = constants.rope + (t < shape.T ? t : 0) * H::rope_stride + pair;
 #pragma unroll
