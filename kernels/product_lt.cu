@@ -240,7 +240,8 @@ bool product_lt(const Product& p, const Operands& x) {
     return false;
   }
   check(status, "cublasLtMatmul", __LINE__);
-  if (!compute_is_capturing()) plan.chosen = chosen;  // a capture could not measure
+  // What a capture takes is not kept: it could not measure.
+  if (plan.chosen != chosen && !compute_is_capturing()) plan.chosen = chosen;
   return true;
 }
 

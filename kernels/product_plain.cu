@@ -32,7 +32,7 @@ __device__ void load_tile(const T* from, View v, std::int64_t first, std::int64_
 }
 
 template <class In, class Out>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     product_kernel(const In* a, View va, const In* b, View vb, const float* bias, const Out* c,
                    Out* d, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
   float* as = shared_memory<float>();

@@ -226,7 +226,7 @@ __device__ void store_sums(const Row& dw, float* scratch, float* partial, int D)
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     backward_kernel(const T* qkv, const float* wq, const float* wk, const float* rope, const T* out,
                     const float* lse, const T* dout, T* dqkv, float* partial, Layout l,
                     float factor) {

@@ -198,7 +198,7 @@ enum { at_q, at_k, at_v, at_do, at_o, at_k_prepared, matrices };
 // odd ones those of keys from the same with rows and columns exchanged, dk' = dS^T q', dP^T = v dout^T. What both need is
 // computed twice rather than exchanged: 20 mma a tile of 16 x 16, and no transposes through shared memory.
 template <int chunks, int most_threads>
-__global__ void __launch_bounds__(most_threads, (chunks > 9 ? 3 : 4) * 128 / most_threads)
+__global__ void __launch_bounds__(most_threads, (chunks > 9 ? 2 : 4) * 128 / most_threads)
     backward_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,
                     const bf16_t* out, const float* lse, const bf16_t* dout, bf16_t* dqkv,
                     float* partial, Shape shape, unsigned units, float factor) {
