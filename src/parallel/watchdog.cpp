@@ -21,8 +21,8 @@ namespace weft {
 namespace {
 
 constexpr int tag_alarm = 1, tag_question = 2, tag_answer = 3, tag_verdict = 4;
-// A rank that has not looked at its failure after so long is stuck where no error reaches it.
-constexpr double last_resort_seconds = 60;
+// A rank that has not looked at its failure for so long is busy, or stuck where no error reaches it.
+constexpr double speak_after_seconds = 5, last_resort_seconds = 60;
 
 double choose_timeout(double wanted) {
   const char* text = std::getenv("WEFT_COMM_TIMEOUT");
@@ -107,6 +107,7 @@ void Watchdog::check() {
 }
 
 void Watchdog::run() {
+  double quiet_until = 0;
   for (;;) {
     serve();
     if (!failed_) {
@@ -116,17 +117,45 @@ void Watchdog::run() {
       } catch (...) {
         fail(std::current_exception());
       }
-      if (o && o->seconds > timeout_)
+      if (now_seconds() < quiet_until)
+        alarm_.reset();
+      else if (o && o->seconds > timeout_)
         report(*o);
       else if (alarm_)
         report(*alarm_);
-    } else if (!seen_ && now_seconds() - failed_at_ > last_resort_seconds) {
-      log::error("ERROR: this rank is stuck outside its collectives and ends the job");
-      std::fflush(nullptr);
-      MPI_Abort(comm_, static_cast<int>(Exit::hang));
+    } else if (!seen_) {
+      speak_up();
     }
-    std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, period(timeout_), [&] { return ending_; })) return;
+    const double before = now_seconds();
+    {
+      std::unique_lock lock(mutex_);
+      if (wake_.wait_for(lock, period(timeout_), [&] { return ending_; })) return;
+    }
+    // A process that was itself stopped for a while must not blame the others, who may have left over it.
+    if (now_seconds() - before > period(timeout_).count() + std::max(0.5, timeout_ / 4))
+      quiet_until = now_seconds() + timeout_;
+  }
+}
+
+// The failure is thrown at this rank's next call of its communicator, and told by main. Where that call does not come, this
+// thread tells it, and at last ends the job.
+void Watchdog::speak_up() {
+  const double unseen = now_seconds() - failed_at_;
+  if (unseen > speak_after_seconds && !spoken_) {
+    spoken_ = true;
+    try {
+      std::rethrow_exception(failure_);
+    } catch (const Error& e) {
+      log::error("ERROR: {}", e.what());
+      if (!e.hint().empty()) log::error("HINT: {}", e.hint());
+    } catch (const std::exception& e) {
+      log::error("ERROR: {}", e.what());
+    }
+  }
+  if (unseen > last_resort_seconds) {
+    log::error("ERROR: this rank is stuck outside its collectives and ends the job");
+    std::fflush(nullptr);
+    MPI_Abort(comm_, static_cast<int>(Exit::hang));
   }
 }
 
@@ -182,7 +211,6 @@ void Watchdog::report(const Operation& o) {
   const std::string what = fmt::format("{} did not end within {:g} s", o.name, timeout_);
   if (rank_ == 0) {
     const std::string verdict = what + "; " + late_ranks(o.number);
-    log::error("ERROR: {}", verdict);
     for (int r = 1; r < size_; ++r) send(r, tag_verdict, text_bytes(verdict));
     hang(verdict);
     return;
@@ -194,7 +222,6 @@ void Watchdog::report(const Operation& o) {
     serve();
   }
   if (failed_) return;
-  log::error("ERROR: {}; rank 0 does not answer", what);
   hang(what + "; rank 0 does not answer");
 }
 

@@ -59,6 +59,7 @@ class Watchdog {
   };
 
   void run();
+  void speak_up();
   void serve();
   void receive(int source, int tag, std::vector<char> bytes);
   void send(int target, int tag, std::vector<char> bytes);
@@ -81,7 +82,8 @@ class Watchdog {
   double failed_at_ = 0;
   // The thread's own.
   std::list<Message> sent_;
-  std::vector<Answer> answers_;     // rank 0, to its last question
+  std::vector<Answer> answers_;  // rank 0, to its last question
+  bool spoken_ = false;
   std::optional<Operation> alarm_;  // rank 0: what another rank is stuck in
   std::thread thread_;
 };
