@@ -31,12 +31,16 @@ constexpr std::size_t shared_limit = 228 * 1024;
 constexpr std::uint32_t shared_poison = 0x7fa17fa1;  // a signalling NaN, in f32 and in bf16
 constexpr std::uint32_t shared_mark = 0xbadc0de5;
 
-enum class State { ready, at_barrier, in_warp_function, ended };
+// Where a thread is that does not run and is not ready.
+enum class State { unknown, at_barrier, in_warp_function, ended };
+
+struct Warp;
 
 struct Thread {
   fcontext_t context = nullptr;
   uint3 index{};
-  State state = State::ready;
+  State state = State::unknown;
+  Warp* in = nullptr;
   int warp = 0, lane = 0;
   const char* function = "";  // the warp function it waits in
   unsigned function_mask = 0;
@@ -61,8 +65,8 @@ struct Warp {
 
 struct Block {
   const Kernel* kernel = nullptr;
-  std::vector<Thread> threads = std::vector<Thread>(most_threads);
-  std::vector<Warp> warps = std::vector<Warp>(most_threads / 32);
+  Thread threads[most_threads];
+  Warp warps[most_threads / 32];
   std::vector<int> warp_order;
   int count = 0, warp_count = 0, at_barrier = 0, ended = 0, votes = 0, result = 0;
   Vote vote = Vote::none;
@@ -102,14 +106,14 @@ Thread* next_ready() {
   const auto take = [](Warp& w, int number) -> Thread* {
     const int lane = w.order[std::countr_zero(w.ready)];
     w.ready &= w.ready - 1;
-    return &block.threads[static_cast<std::size_t>(number * 32 + lane)];
+    return &block.threads[number * 32 + lane];
   };
   if (block.running != nullptr) {
-    Warp& mine = block.warps[static_cast<std::size_t>(block.running->warp)];
+    Warp& mine = *block.running->in;
     if (mine.ready != 0) return take(mine, block.running->warp);
   }
   for (const int number : block.warp_order) {
-    Warp& w = block.warps[static_cast<std::size_t>(number)];
+    Warp& w = block.warps[number];
     if (w.ready != 0) return take(w, number);
   }
   return nullptr;
@@ -130,19 +134,13 @@ void switch_away() {
   arrive(jump_fcontext(next->context, &self->context));
 }
 
-void make_ready(Thread& t) {
-  t.state = State::ready;
-  Warp& w = block.warps[static_cast<std::size_t>(t.warp)];
-  w.ready |= 1u << w.position[t.lane];
-}
-
 void thread_main(transfer_t from) {
   arrive(from);
   block.kernel->body();
   Thread* self = block.running;
   self->state = State::ended;
   self->copies.clear();
-  block.warps[static_cast<std::size_t>(self->warp)].ended |= 1u << self->lane;
+  self->in->ended |= 1u << self->lane;
   ++block.ended;
   Thread* next = next_ready();
   if (next == nullptr && block.ended < block.count) die_of_deadlock();
@@ -163,7 +161,7 @@ void die_of_deadlock() {
   const auto list = [&](State state, const char* meaning) {
     int n = 0;
     for (int i = 0; i < block.count; ++i) {
-      const Thread& t = block.threads[static_cast<std::size_t>(i)];
+      const Thread& t = block.threads[i];
       if (t.state != state) continue;
       if (n++ == 0) what += std::string(what.empty() ? "" : "; ") + meaning;
       if (n > 4) continue;
@@ -190,12 +188,12 @@ void release_barrier() {
                                            : block.votes;
   block.votes = 0;
   shuffle_order(block.warp_order.data(), block.warp_count);
-  for (int i = 0; i < block.count; ++i) make_ready(block.threads[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < block.warp_count; ++i) block.warps[i].ready = block.warps[i].exists;
 }
 
 void prepare_warps() {
   for (int i = 0; i < block.warp_count; ++i) {
-    Warp& w = block.warps[static_cast<std::size_t>(i)];
+    Warp& w = block.warps[i];
     const int lanes = std::min(32, block.count - 32 * i);
     w.exists = lanes == 32 ? ~0u : (1u << lanes) - 1;
     w.ended = 0;
@@ -222,8 +220,8 @@ void run_block() {
   block.running = nullptr;
   prepare_warps();
   for (int i = 0; i < block.count; ++i) {
-    Thread& t = block.threads[static_cast<std::size_t>(i)];
-    t.state = State::ready;
+    Thread& t = block.threads[i];
+    t.state = State::unknown;
     t.context =
         make_fcontext(stack_start(static_cast<std::size_t>(i)), stack_bytes - page, thread_main);
   }
@@ -248,10 +246,11 @@ void run_kernel(const Kernel& kernel) {
   blockDim = kernel.block;
   gridDim = kernel.grid;
   for (int i = 0; i < block.count; ++i) {
-    Thread& t = block.threads[static_cast<std::size_t>(i)];
+    Thread& t = block.threads[i];
     const unsigned n = static_cast<unsigned>(i);
     t.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
     t.warp = i / 32;
+    t.in = &block.warps[t.warp];
     t.lane = i % 32;
   }
   const std::uint64_t blocks = std::uint64_t{gridDim.x} * gridDim.y * gridDim.z;
@@ -267,7 +266,7 @@ void run_kernel(const Kernel& kernel) {
 
 void collective(unsigned mask, const char* what, Combine combine, void* lane_data) {
   Thread& self = *block.running;
-  Warp& w = block.warps[static_cast<std::size_t>(self.warp)];
+  Warp& w = *self.in;
   const unsigned me = 1u << self.lane;
   if ((mask & me) == 0) die("%s by lane %d, which its mask %08x leaves out", what, self.lane, mask);
   if ((mask & ~w.exists) != 0)
@@ -302,9 +301,12 @@ void collective(unsigned mask, const char* what, Combine combine, void* lane_dat
   }
   combine(slot->lanes, mask);
   w.masks[place] = 0;
-  const std::size_t base = static_cast<std::size_t>(self.warp) * 32;
-  for (unsigned rest = mask & ~me; rest != 0; rest &= rest - 1)
-    make_ready(block.threads[base + static_cast<std::size_t>(std::countr_zero(rest))]);
+  if (mask == ~0u) {
+    w.ready = ~(1u << w.position[self.lane]);
+  } else {
+    for (unsigned rest = mask & ~me; rest != 0; rest &= rest - 1)
+      w.ready |= 1u << w.position[std::countr_zero(rest)];
+  }
 }
 
 int barrier(Vote vote, int predicate) {
@@ -313,18 +315,16 @@ int barrier(Vote vote, int predicate) {
     die("threads are at different kinds of __syncthreads at once");
   block.vote = vote;
   block.votes += predicate != 0;
-  if (++block.at_barrier == block.count) {
+  self.state = State::at_barrier;
+  ++block.at_barrier;
+  if (block.at_barrier == block.count) {
     release_barrier();
-    // The last to come is not the first to go on.
-  } else {
-    self.state = State::at_barrier;
+    block.running = nullptr;  // the last to come is not the first to go on
   }
-  if (block.at_barrier == 0) block.running = nullptr;
   Thread* next = next_ready();
-  block.running = &self;
   if (next == nullptr) die_of_deadlock();
+  block.running = next;
   if (next != &self) {
-    block.running = next;
     threadIdx = next->index;
     arrive(jump_fcontext(next->context, &self.context));
   }
@@ -333,7 +333,7 @@ int barrier(Vote vote, int predicate) {
 
 unsigned lane() { return static_cast<unsigned>(block.running->lane); }
 unsigned live_lanes() {
-  const Warp& w = block.warps[static_cast<std::size_t>(block.running->warp)];
+  const Warp& w = *block.running->in;
   return w.exists & ~w.ended;
 }
 void* shared_base() { return block.shared; }
