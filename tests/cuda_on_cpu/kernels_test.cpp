@@ -88,6 +88,33 @@ TEST(Barrier, MissingOneBeforeReuseIsCaught) {
   EXPECT_GE(caught, 9);
 }
 
+// The first thread writes and all read: right by luck wherever warps, or the lanes of one warp, run in the order of their
+// numbers. With several warps the first one's lanes are in order, so that only the order of warps is left.
+template <bool with_barrier>
+__global__ void told_by_the_first(int* out) {
+  int* word = shared_memory<int>();
+  if (threadIdx.x == 0) *word = 42;
+  if (with_barrier && blockDim.x > 32) __syncthreads();
+  if (with_barrier || blockDim.x > 32) __syncwarp();
+  out[threadIdx.x] = *word;
+}
+
+TEST(Barrier, MissingOneIsCaughtWhereTheWriterComesFirst) {
+  for (const unsigned threads : {32u, 128u}) {
+    int caught = 0;
+    for (unsigned long long seed = 1; seed <= 20; ++seed) {
+      emulation::set_seed(seed);
+      const Stream stream;
+      const Array<int> right(threads), wrong(threads);
+      EXPECT_CUDA(start(stream, told_by_the_first<true>, 1, threads, 4, right.get()));
+      EXPECT_CUDA(start(stream, told_by_the_first<false>, 1, threads, 4, wrong.get()));
+      EXPECT_EQ(right.read(), std::vector<int>(threads, 42));
+      caught += wrong.read() != std::vector<int>(threads, 42);
+    }
+    EXPECT_GE(caught, 12) << threads << " threads";
+  }
+}
+
 __global__ void some_at_a_barrier() {
   if (threadIdx.x < 40) __syncthreads();
 }
