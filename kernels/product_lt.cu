@@ -97,8 +97,9 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   std::array<cublasLtMatmulAlgo_t, proposals> algorithms{};
-  int options = 0;  // algorithms that there are
-  int chosen = -1;  // not yet
+  int options = 0;      // algorithms that there are
+  int chosen = -1;      // not yet
+  int generation = -1;  // of the table, for which it was chosen
 };
 
 template <class T>
@@ -229,7 +230,8 @@ bool product_lt(const Product& p, const Operands& x) {
   Plan& plan = it->second;
   if (plan.options == 0) return false;
   if (rounds) round_vector(x.vector, lt.bias, p.columns);
-  int chosen = plan.chosen < 0 ? choose_algorithm(plan, key, x) : plan.chosen;
+  const bool known = plan.chosen >= 0 && plan.generation == table_generation();
+  int chosen = known ? plan.chosen : choose_algorithm(plan, key, x);
   point(plan, vector, x.aux);
   cublasStatus_t status = run(plan, chosen, p, x);
   // A proposal may still be refused when it is run: the next one then, always the same way.
@@ -241,7 +243,10 @@ bool product_lt(const Product& p, const Operands& x) {
   }
   check(status, "cublasLtMatmul", __LINE__);
   // What a capture takes is not kept: it could not measure.
-  if (plan.chosen != chosen && !compute_is_capturing()) plan.chosen = chosen;
+  if (!known && !compute_is_capturing()) {
+    plan.chosen = chosen;
+    plan.generation = table_generation();
+  }
   return true;
 }
 

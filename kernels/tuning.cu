@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -28,6 +29,7 @@ namespace {
 struct Table {
   std::string path;
   std::map<std::string, int> entries;  // key -> option
+  std::atomic<int> generation = 0;
   std::mutex mutex;
 };
 
@@ -111,6 +113,8 @@ bool compute_is_capturing() {
   return status != cudaStreamCaptureStatusNone;
 }
 
+int table_generation() { return table().generation; }
+
 bool must_measure(const std::string& key) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
@@ -162,6 +166,7 @@ void set_matmul_tuning(const std::string& path) {
   const std::lock_guard lock(t.mutex);
   t.path = path;
   t.entries.clear();
+  ++t.generation;
 }
 
 }  // namespace weft::kernels

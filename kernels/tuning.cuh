@@ -16,6 +16,9 @@ int choose(const std::string& key, int options, const std::function<bool(int)>& 
 // True where choose() would have to measure: callers then prepare outputs to spoil.
 bool must_measure(const std::string& key);
 
+// Counts the calls of set_matmul_tuning: what was chosen under an earlier table is to be chosen again.
+int table_generation();
+
 // True while the compute stream records a graph instead of running.
 bool compute_is_capturing();
 

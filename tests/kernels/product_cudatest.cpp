@@ -1,0 +1,250 @@
+// Matrix products beyond what the cases of ops/matmul.h show: the plain kernel of last resort, and choices that are
+// measured once, kept in a table, and found again.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "ops/matmul.h"
+#include "product.cuh"
+#include "tuning.cuh"
+
+namespace weft {
+namespace {
+
+std::vector<float> numbers(std::int64_t n, int seed) {
+  std::vector<float> v(static_cast<std::size_t>(n));
+  std::uint32_t state = static_cast<std::uint32_t>(seed) * 2654435761u + 1;
+  for (float& x : v) {
+    state = state * 1664525u + 1013904223u;
+    // Eighths from -2 to 2: exact in bf16, and sums of a few hundred products are exact in f32.
+    x = static_cast<float>(static_cast<int>(state >> 24) % 33 - 16) / 8.0f;
+  }
+  return v;
+}
+
+Tensor on_device(const std::vector<float>& v, const Shape& shape, DType dtype) {
+  Tensor t = Tensor::empty(shape, dtype);
+  if (dtype == DType::f32) {
+    t.set(std::span<const float>(v));
+  } else {
+    std::vector<bf16> rounded;
+    for (const float x : v) rounded.emplace_back(x);
+    t.set(std::span<const bf16>(rounded));
+  }
+  return t;
+}
+
+std::vector<float> on_host(const Tensor& t) {
+  const Tensor h = t.to_host();
+  std::vector<float> v;
+  for (std::int64_t i = 0; i < h.numel(); ++i)
+    v.push_back(h.dtype() == DType::f32 ? h.data<float>()[i]
+                                        : static_cast<float>(h.data<bf16>()[i]));
+  return v;
+}
+
+class Products : public testing::Test {
+ protected:
+  Products() {
+    kernels::set_matmul_tuning("");
+    std::filesystem::remove(table_);
+  }
+  ~Products() override {
+    kernels::set_matmul_tuning("");
+    std::filesystem::remove(table_);
+  }
+
+  std::vector<std::string> lines() const {
+    std::vector<std::string> all;
+    std::ifstream file(table_);
+    for (std::string line; std::getline(file, line);) all.push_back(line);
+    return all;
+  }
+  // As a process that starts again.
+  void start_again() {
+    kernels::set_matmul_tuning("");
+    kernels::set_matmul_tuning(table_);
+  }
+
+  static Arena& arena() {
+    static const std::unique_ptr<Arena> one = [] {
+      use_gpu(0);
+      return Arena::reserve(std::size_t{1} << 28, DeviceKind::cuda);
+    }();
+    return *one;
+  }
+  ArenaScope scope_{arena()};
+  std::string table_ = testing::TempDir() + "weft_products_" + std::to_string(getpid());
+};
+
+TEST_F(Products, ThePlainKernelTakesEveryLayoutAndSize) {
+  struct Size {
+    std::int64_t m, n, k;
+  };
+  for (const Size s : {Size{1, 1, 1}, Size{65, 3, 17}, Size{64, 130, 32}, Size{5, 70, 129}})
+    for (const DType in : {DType::f32, DType::bf16})
+      for (const DType out : {DType::f32, in})
+        for (const bool at : {false, true})
+          for (const bool bt : {false, true})
+            for (const bool with_c : {false, true}) {
+              const auto a = numbers(s.m * s.k, 1), b = numbers(s.k * s.n, 2);
+              const auto c = numbers(s.m * s.n, 3), bias = numbers(s.n, 4);
+              const Tensor ta = on_device(a, {s.m, s.k}, in), tb = on_device(b, {s.k, s.n}, in);
+              const Tensor tc = on_device(c, {s.m, s.n}, out);
+              const Tensor tbias = on_device(bias, {s.n}, DType::f32);
+              Tensor td = Tensor::empty({s.m, s.n}, out);
+              kernels::Product p{s.m, s.n, s.k, at, bt, in, out};
+              p.epilogue = with_c ? kernels::Epilogue::none : kernels::Epilogue::bias;
+              p.add = with_c;
+              kernels::product_plain(p, {ta.raw(), tb.raw(), with_c ? tc.raw() : nullptr, td.raw(),
+                                         tbias.device_data<float>(), nullptr});
+              const auto d = on_host(td);
+              for (std::int64_t i = 0; i < s.m; ++i)
+                for (std::int64_t j = 0; j < s.n; ++j) {
+                  float sum = with_c ? c[i * s.n + j] : bias[j];
+                  for (std::int64_t k = 0; k < s.k; ++k)
+                    sum += a[at ? k * s.m + i : i * s.k + k] * b[bt ? j * s.k + k : k * s.n + j];
+                  const float expected = out == DType::bf16 ? static_cast<float>(bf16(sum)) : sum;
+                  ASSERT_EQ(d[i * s.n + j], expected)
+                      << kernels::describe(p) << " at " << i << ", " << j;
+                }
+            }
+}
+
+// Work of a known cost: `mebibytes` of zeros.
+bool spend(Tensor& t, std::size_t mebibytes) {
+  for (std::size_t i = 0; i < mebibytes; ++i)
+    device_runtime().zero(t.raw(), std::size_t{1} << 20, Stream::compute);
+  return true;
+}
+
+TEST_F(Products, WithoutATableTheFirstOptionIsTakenUnmeasured) {
+  EXPECT_FALSE(kernels::must_measure("work"));
+  EXPECT_EQ(kernels::choose("work", 3,
+                            [](int) {
+                              ADD_FAILURE() << "measured";
+                              return true;
+                            }),
+            0);
+}
+
+TEST_F(Products, TheFasterOptionIsKeptInTheTableAndFoundAgain) {
+  kernels::set_matmul_tuning(table_);
+  Tensor t = Tensor::empty({1 << 18}, DType::f32);
+  EXPECT_TRUE(kernels::must_measure("work"));
+  // Option 0 costs fifty times option 1; option 2 would cost nothing but cannot run.
+  const auto run = [&](int option) { return option < 2 && spend(t, option == 0 ? 50 : 1); };
+  EXPECT_EQ(kernels::choose("work", 3, run), 1);
+  ASSERT_EQ(lines().size(), 1u);
+  EXPECT_NE(lines()[0].find("\twork\t1\t"), std::string::npos) << lines()[0];
+
+  start_again();
+  EXPECT_FALSE(kernels::must_measure("work"));
+  EXPECT_EQ(kernels::choose("work", 3,
+                            [](int) {
+                              ADD_FAILURE() << "measured again";
+                              return true;
+                            }),
+            1);
+  EXPECT_EQ(lines().size(), 1u);
+}
+
+TEST_F(Products, TheFirstLineOfAKeyCountsAndStrangeLinesDoNot) {
+  kernels::set_matmul_tuning(table_);
+  Tensor t = Tensor::empty({1 << 18}, DType::f32);
+  kernels::choose("other", 2, [&](int) { return spend(t, 1); });
+  const std::string identity = lines().at(0).substr(0, lines()[0].find('\t'));
+  {
+    std::ofstream file(table_);
+    file << "another GPU\twork\t0\t1.0\n"
+         << "half a li\n"
+         << identity << "\twork\tx\t1.0\n"
+         << identity << "\twork\t-1\t1.0\n"
+         << identity << "\twork\t2\t1.0\n"
+         << identity << "\twork\t1\t1.0\n";
+  }
+  start_again();
+  EXPECT_EQ(kernels::choose("work", 3, [](int) { return false; }), 2);
+  // An entry of a library that proposed more is not an index into today's options.
+  EXPECT_EQ(kernels::choose("work", 2, [](int) { return false; }), 0);
+}
+
+TEST_F(Products, ATableThatCannotBeWrittenStopsTheJob) {
+  kernels::set_matmul_tuning(testing::TempDir() + "no_such_folder/table");
+  Tensor t = Tensor::empty({1 << 18}, DType::f32);
+  try {
+    kernels::choose("work", 2, [&](int) { return spend(t, 1); });
+    FAIL() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::usage);
+    EXPECT_NE(std::string(e.what()).find("no_such_folder"), std::string::npos) << e.what();
+    EXPECT_NE(e.hint().find("WEFT_MATMUL_CACHE"), std::string::npos);
+  }
+}
+
+TEST_F(Products, MeasuringLeavesAccumulatingOutputsAlone) {
+  kernels::set_matmul_tuning(table_);
+  const std::int64_t m = 24, n = 16, k = 32;
+  const auto dy = numbers(m * n, 1), x = numbers(m * k, 2), dw = numbers(n * k, 3),
+             db = numbers(n, 4);
+  const Tensor tdy = on_device(dy, {m, n}, DType::bf16), tx = on_device(x, {m, k}, DType::bf16);
+  Tensor tdw = on_device(dw, {n, k}, DType::f32), tdb = on_device(db, {n}, DType::f32);
+  ops::linear_backward_weight(tdy, tx, tdw, tdb, true);
+  EXPECT_GE(lines().size(), 1u);
+  const auto got_w = on_host(tdw), got_b = on_host(tdb);
+  for (std::int64_t j = 0; j < n; ++j) {
+    float bias = db[j];
+    for (std::int64_t i = 0; i < m; ++i) bias += dy[i * n + j];
+    EXPECT_EQ(got_b[j], bias);
+    for (std::int64_t q = 0; q < k; ++q) {
+      float sum = dw[j * k + q];
+      for (std::int64_t i = 0; i < m; ++i) sum += dy[i * n + j] * x[i * k + q];
+      EXPECT_EQ(got_w[j * k + q], sum) << j << ", " << q;
+    }
+  }
+}
+
+TEST_F(Products, AnMlpIsTheSameWhicheverWayIsMeasuredFaster) {
+  const std::int64_t m = 24, n = 40, k = 16;
+  const Tensor x = on_device(numbers(m * k, 1), {m, k}, DType::f32);
+  const Tensor w = on_device(numbers(n * k, 2), {n, k}, DType::f32);
+  const Tensor bias = on_device(numbers(n, 3), {n}, DType::f32);
+  std::vector<std::vector<float>> results;
+  for (const char* option : {"0", "1", "2"}) {
+    // The third time there is no table at all.
+    kernels::set_matmul_tuning(table_);
+    Tensor z = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
+    if (option[0] == '2')
+      kernels::set_matmul_tuning("");
+    else if (lines().empty())
+      ops::linear_gelu_forward(x, w, bias, z, h);
+    // Every entry to this option.
+    auto all = lines();
+    std::ofstream file(table_);
+    for (const std::string& line : all) {
+      const auto a = line.find('\t', line.find('\t') + 1), b = line.find('\t', a + 1);
+      file << line.substr(0, a + 1) << option << line.substr(b) << '\n';
+    }
+    file.close();
+    if (option[0] != '2') start_again();
+    ops::linear_gelu_forward(x, w, bias, z, h);
+    results.push_back(on_host(h));
+    results.push_back(on_host(z));
+  }
+  for (std::size_t r = 2; r < results.size(); ++r)
+    for (std::size_t i = 0; i < results[r].size(); ++i)
+      EXPECT_NEAR(results[r][i], results[r % 2][i], 1e-5f * (1 + std::abs(results[r % 2][i])));
+}
+
+}  // namespace
+}  // namespace weft
