@@ -1,9 +1,9 @@
 #include "commands/doctor_judge.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
+#include <sstream>
 
 namespace weft {
 namespace {
@@ -83,14 +83,39 @@ void judge_versions(const Ranks& ranks, Findings& out) {
 
 // --- Environment.
 
-// Set by the launcher for each rank, or rightly different from rank to rank.
-bool differs_by_nature(const std::string& name) {
-  constexpr std::array prefixes = {
-      "OMPI_COMM_WORLD_",       "OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix",
-      "OMPI_MCA_initial",       "PMIX_",          "SLURM_",        "CUDA_VISIBLE_DEVICES",
-      "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE",   "OMP_PLACES",    "GOMP_CPU_AFFINITY"};
+bool starts_with(const std::string& name, std::initializer_list<const char*> prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
                      [&](const char* p) { return name.rfind(p, 0) == 0; });
+}
+
+// Set by the launcher for each rank or node, or rightly different from rank to rank. Of Open MPI's parameters only those
+// count that say how messages go.
+bool differs_by_nature(const std::string& name) {
+  if (starts_with(name, {"OMPI_MCA_"}))
+    return !starts_with(name, {"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc",
+                               "OMPI_MCA_coll", "OMPI_MCA_mpi_", "OMPI_MCA_opal_"});
+  return starts_with(name,
+                     {"OMPI_COMM_WORLD_", "PMIX_", "SLURM_", "CUDA_VISIBLE_DEVICES",
+                      "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE", "OMP_PLACES", "GOMP_CPU_AFFINITY"});
+}
+
+// Paths may differ and still lead to the same libraries; whether they do, the versions tell.
+bool is_path(const std::string& name) {
+  const auto ends = [&](const char* end) {
+    const std::string e = end;
+    return name.size() >= e.size() && name.compare(name.size() - e.size(), e.size(), e) == 0;
+  };
+  return starts_with(name, {"LD_"}) || ends("_HOME") || ends("_PATH") || ends("_DIR") ||
+         ends("_ROOT");
+}
+
+// "/a:/b:/a:" says no more than "/a:/b".
+std::string without_repeats(const std::string& paths) {
+  std::vector<std::string> seen;
+  std::istringstream in(paths);
+  for (std::string p; std::getline(in, p, ':');)
+    if (!p.empty() && std::find(seen.begin(), seen.end(), p) == seen.end()) seen.push_back(p);
+  return fmt::format("{}", fmt::join(seen, ":"));
 }
 
 void judge_environment(const Ranks& ranks, Findings& out) {
@@ -102,15 +127,15 @@ void judge_environment(const Ranks& ranks, Findings& out) {
   for (const std::string& name : names) {
     const Groups groups = group_by(ranks, [&](const RankFacts& r) {
       const auto at = r.environment.find(name);
-      return at == r.environment.end() ? std::string("not set") : fmt::format("\"{}\"", at->second);
+      if (at == r.environment.end()) return std::string("not set");
+      return fmt::format("\"{}\"", is_path(name) ? without_repeats(at->second) : at->second);
     });
     if (groups.size() == 1) continue;
     alike = false;
     const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
     const std::string todo =
         fmt::format("set it in the job script for all (mpirun -x {}, srun --export=ALL)", name);
-    // Paths may differ and still lead to the same libraries; whether they do, the versions tell.
-    if (name.rfind("LD_", 0) == 0)
+    if (is_path(name))
       warn(out, text, todo);
     else
       fail(out, text, todo);

@@ -95,6 +95,28 @@ TEST(Doctor, NamesTheRankWhoseLibraryDiffers) {
   EXPECT_EQ(verdict(judge(ranks)), Exit::usage);
 }
 
+TEST(Doctor, TellsVariablesThatMatterFromThoseOfTheLauncher) {
+  auto ranks = healthy(2);
+  // What Open MPI itself sets on nodes other than the first.
+  for (int r = 4; r < 8; ++r) {
+    auto& e = ranks[static_cast<std::size_t>(r)].environment;
+    e["OMPI_MCA_plm"] = "rsh";
+    e["OMPI_MCA_orte_ess_vpid"] = std::to_string(r);
+    e["SLURM_LOCALID"] = std::to_string(r % 4);
+    e["LD_LIBRARY_PATH"] = "/opt/a:/opt/b:/opt/a:";
+    ranks[static_cast<std::size_t>(r - 4)].environment["LD_LIBRARY_PATH"] = "/opt/a:/opt/b";
+  }
+  EXPECT_EQ(troubles(ranks).size(), 0u);
+  ranks[7].environment["LD_LIBRARY_PATH"] = "/opt/b";
+  EXPECT_EQ(trouble(ranks).level, Level::warn);
+  ranks[7].environment["LD_LIBRARY_PATH"] = "/opt/a:/opt/b";
+  ranks[7].environment["OMPI_MCA_btl"] = "tcp,self";
+  EXPECT_EQ(trouble(ranks).level, Level::fail);
+  ranks[7].environment.erase("OMPI_MCA_btl");
+  ranks[7].environment["NCCL_DEBUG"] = "INFO";
+  EXPECT_THAT(trouble(ranks).what, HasSubstr("NCCL_DEBUG differs"));
+}
+
 TEST(Doctor, OnlyWarnsOfAnotherDriver) {
   auto ranks = healthy(2);
   for (int r = 4; r < 8; ++r) ranks[static_cast<std::size_t>(r)].versions["CUDA driver"] = "12.8";

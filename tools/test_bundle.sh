@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs the bundle where nothing of ours is installed: a bare Debian (debootstrap --variant=minbase), from a folder with a blank
+# in its name, as a user without rights, with no network. Needs root, debootstrap and a Debian mirror; two minutes the first
+# time, then the same system is used again: ROOT_DIR (default /var/tmp/weft-bare-debian). Arguments: the archive.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+archive=$(readlink -f "${1:?usage: tools/test_bundle.sh build/bundle/weft-VERSION.tar.gz}")
+root=${ROOT_DIR:-/var/tmp/weft-bare-debian}
+[ "$(id -u)" -eq 0 ] || { echo "test_bundle: needs root, for chroot" >&2; exit 1; }
+command -v debootstrap >/dev/null || { echo "test_bundle: debootstrap is missing" >&2; exit 1; }
+if [ ! -x "$root/bin/sh" ]; then
+  echo "test_bundle: making a bare system in $root"
+  debootstrap --variant=minbase "${SUITE:-bookworm}" "$root" "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
+    { tail -n 5 "$root.log" >&2; exit 1; }
+fi
+for library in libmpi.so.40 libhdf5_serial.so.103 libavcodec.so.59 libdnnl.so.2; do
+  ! compgen -G "$root/usr/lib/*/$library" >/dev/null ||
+    { echo "test_bundle: $root has $library, so this would prove nothing" >&2; exit 1; }
+done
+rm -rf "$root/opt/any where" "$root/home/tester"
+mkdir -p "$root/opt/any where" "$root/home/tester" "$root/sys" "$root/proc" "$root/dev/shm"
+chown 4321:4321 "$root/home/tester"
+tar -C "$root/opt/any where" -xf "$archive"
+cat >"$root/home/tester/steps.sh" <<'STEPS'
+set -eu
+cd "$HOME"
+bundle=$(echo "/opt/any where"/weft-*)
+step() { echo "test_bundle: $*"; }
+quiet() {  # nothing on stderr but weft's own words: no loader, no Open MPI, no PMIx complaint
+  "$@" 2>err || { cat err >&2; return 1; }
+  ! grep -E '^-----|Sorry|cannot open|no version information|symbol lookup|hwloc|PMIX|mca_' err || return 1
+}
+step "starts alone"
+quiet "$bundle/bin/weft" --version
+step "two ranks train the smoke deck"
+quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft train "$bundle/inputs/smoke.toml"
+grep -E '^time |^20 steps' err
+step "writes and reads video"
+quiet "$bundle/bin/weft" sample "$bundle/inputs/smoke.toml" sampler.steps=2
+ls runs/smoke/samples/sample_0000.mp4
+quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft ingest "$bundle/inputs/smoke.toml" 'ingest.inputs=["runs/smoke/samples/sample_0000.mp4"]' \
+  ingest.output=again.h5 'ingest.frames=[5]' ingest.height=32 ingest.width=32
+quiet "$bundle/bin/weft" inspect again.h5
+step "goes on from its checkpoint through a link"
+ln -sf "$bundle/bin/weft" weft
+quiet "$bundle/bin/mpirun" --oversubscribe -n 2 ./weft train "$bundle/inputs/smoke.toml" train.steps=22
+grep 'going on from' err
+if "$bundle/bin/weft" doctor --help >/dev/null 2>&1; then
+  step "doctor"
+  quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft doctor | tail -n 12
+fi
+step "AVX2 side"
+WEFT_CPU_ISA=v3 quiet "$bundle/bin/weft" train "$bundle/inputs/smoke.toml" run.dir=v3 train.steps=2
+grep AVX2 err
+STEPS
+# In name spaces of its own: the mounts go with it, and where ip is at hand there is no network but the loopback.
+spaces=(--mount)
+if command -v ip >/dev/null; then spaces+=(--net); fi
+unshare "${spaces[@]}" sh -euc '
+  command -v ip >/dev/null && ip link set lo up
+  mount -t proc proc "$1/proc"; mount -t sysfs -o ro sysfs "$1/sys"; mount -t tmpfs shm "$1/dev/shm"; chmod 1777 "$1/dev/shm"
+  exec chroot --userspec=4321:4321 "$1" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/home/tester \
+    OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 sh /home/tester/steps.sh' sh "$root"
+echo "test_bundle: passed"
