@@ -8,12 +8,16 @@
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or rotary embedding 2/3 of
 // qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes for each of 4 blocks a multiprocessor (weight
-// gradients); cross attention's backward `splits` <= 8 copies of kv in f32; for sm_90a see flash_sm90.cuh.
+// gradients); cross attention's backward `splits` <= 8 copies of kv in f32. The kernels for sm_90a take 8
+// bytes for each row and head instead of delta.
 #include "ops/attention.h"
 
 #include "flash_common.cuh"
 #include "qk_norm.cuh"
 #include "temporal.cuh"
+#ifndef WEFT_CUDA_ON_CPU
+#include "flash_sm90.cuh"
+#endif
 
 namespace weft::ops::cuda {
 namespace {
@@ -65,14 +69,27 @@ Tensor prepare_qk(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const T
 }
 
 void run_forward(const FlashForward<float>& p) { flash_f32_forward(p); }
-void run_forward(const FlashForward<__nv_bfloat16>& p) { flash_sm80_forward(p); }
-void run_backward(const FlashBackward<float>& p) {
-  flash_delta(p);
-  flash_f32_backward(p);
+void run_forward(const FlashForward<__nv_bfloat16>& p) {
+#ifndef WEFT_CUDA_ON_CPU
+  if (flash_sm90_takes(p.shape)) return flash_sm90_forward(p);
+#endif
+  flash_sm80_forward(p);
 }
-void run_backward(const FlashBackward<__nv_bfloat16>& p) {
+
+void run_backward(const FlashBackward<float>& p) { flash_f32_backward(p); }
+void run_backward(const FlashBackward<__nv_bfloat16>& p) { flash_sm80_backward(p); }
+
+template <class T>
+void run_backward_with_delta(FlashBackward<T> p) {
+#ifndef WEFT_CUDA_ON_CPU
+  if constexpr (sizeof(T) == 2)
+    if (flash_sm90_takes(p.shape)) return flash_sm90_backward(p);
+#endif
+  const Shape rows{p.shape.sequences, p.shape.heads, p.shape.nq};
+  const Tensor delta = Tensor::empty(rows, DType::f32);
+  p.delta = data<float>(delta);
   flash_delta(p);
-  flash_sm80_backward(p);
+  run_backward(p);
 }
 
 FlashShape cross_shape(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads) {
@@ -139,7 +156,6 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
   if (axis == Axis::time && qkv.dim(1) <= temporal_max_frames)
     return temporal_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk);
   const Tensor qk = prepare_qk(qkv, wq, wk, rope, axis);
-  const Tensor delta = Tensor::empty(lse.shape(), DType::f32);
   by_type(qkv, [&]<class T>() {
     const Tensor& from = qk.defined() ? qk : qkv;
     const int parts = qk.defined() ? 2 : 3;
@@ -151,11 +167,10 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
     p.out = self_rows<const T>(data<T>(out), qkv, axis, 1, 0);
     p.dout = self_rows<const T>(data<T>(dout), qkv, axis, 1, 0);
     p.lse = data<float>(lse);
-    p.delta = data<float>(delta);
     p.dq = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 0);
     p.dk = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 1);
     p.dv = self_rows<T>(data<T>(dqkv), qkv, axis, 3, 2);
-    run_backward(p);
+    run_backward_with_delta(p);
   });
   if (qk.defined()) qk_norm_backward(qkv, wq, wk, rope, axis, dqkv, dwq, dwk);
 }
@@ -179,7 +194,6 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
                               Tensor& dkv) {
   const FlashShape shape = cross_shape(q, kv, offsets, heads);
   const int splits = cross_splits(shape);
-  const Tensor delta = Tensor::empty(lse.shape(), DType::f32);
   const Tensor partial = Tensor::empty({splits, kv.dim(0), 2, heads, shape.D}, DType::f32);
   by_type(q, [&]<class T>() {
     FlashBackward<T> p;
@@ -190,11 +204,10 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     p.out = query_rows<const T>(data<T>(out), shape);
     p.dout = query_rows<const T>(data<T>(dout), shape);
     p.lse = data<float>(lse);
-    p.delta = data<float>(delta);
     p.dq = query_rows<T>(data<T>(dq), shape);
     p.partial = data<float>(partial);
     p.splits = splits;
-    run_backward(p);
+    run_backward_with_delta(p);
     flash_merge_splits(p, data<T>(dkv));
   });
 }
