@@ -46,7 +46,8 @@ class Communicator {
   // without one get the same count.
   virtual void replayed() {}
   // Throws if an operation failed (Exit::hardware) or took longer than the timeout (Exit::hang, naming the ranks that
-  // are late). From then on every call throws the same.
+  // are late). From then on every call throws the same. What hung on a GPU has been ended by then and its results are
+  // worthless: call this after the host has waited for the GPU, before it believes what it reads.
   virtual void check() = 0;
   virtual std::string describe() const = 0;  // "NCCL 2.28.3", "MPI", "MPI, staged through the host"
 };
