@@ -2,13 +2,16 @@
 // src/commands/kernel_cases_temporal.cpp; other sizes and f32 in temporal.cu.
 //   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5 operations a byte, where
 //             a GPU has some 200: only traffic counts. Each byte is moved once, by runs of whole 16-byte pieces.
-//   backward  reads q, k, v, out, dout and writes three gradients: 16 T D bytes, 10 T^2 D operations.
+//   backward  reads q, k, v, dout (beyond 16 frames out, too) and writes three gradients: 14 (16) T D bytes, 10 T^2 D operations.
 // A block takes one token of one sample and a few neighbouring heads for all frames, so that a frame's piece is one run of
-// memory (4 heads of 72: 576 bytes, 32-byte sectors filled), fetched with cp.async; nothing is permuted. There is no
-// pipeline within a block: blocks are small, several to a multiprocessor (forward at T 15: 33 KiB and 4 warps), and while
-// one computes others fetch. On T 15 the forward of a head takes 19 mma of 2048 multiply-adds, next to nothing; what could
-// bind beside memory is the shared memory's 128 bytes a clock (by count about 300 clocks a head where memory takes
-// about 480 at 4.3 TB/s on 132 multiprocessors), hence fragments by ldmatrix and no bank conflicts.
+// memory (2 heads of 72: 288 bytes, nine whole sectors), fetched with cp.async; nothing is permuted. There is no pipeline
+// within a block: blocks are small, and while one computes others fetch. At T 15 and D 72, by count and not measured:
+//   forward   4 warps, 33 KiB, at most 96 registers: 5 blocks, so 130 KiB under way on a multiprocessor of an H200, where
+//             4.3 TB/s times a microsecond of latency over 132 of them is 33 KiB. A head takes 19 mma and about 300 clocks of
+//             shared memory, where memory takes about 480.
+//   backward  4 warps, 33 KiB, at most 128 registers: 4 blocks, 74 KiB under way. A head takes 58 mma and about 700 clocks of
+//             shared memory, where memory takes about 830: the tighter one.
+// Fragments come by ldmatrix and without bank conflicts, for shared memory is what could bind beside memory.
 // Scratch: 2 D f32 for each block of the backward, at most 4096 blocks.
 #include "temporal_mma.cuh"
 
@@ -157,6 +160,7 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const float2* const w = reinterpret_cast<const float2*>(weight) + pair;
   float scale[2], pull[2];
+  std::uint32_t raw[2][chunks];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int t = 16 * tile + group + 8 * r;
@@ -165,7 +169,8 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
     float dot = 0.0f;
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
-      const float2 turn = turns[4 * c], v = unpack(load_pair(x + t * H::stride + 2 * pair + 8 * c));
+      raw[r][c] = load_pair(x + t * H::stride + 2 * pair + 8 * c);
+      const float2 turn = turns[4 * c], v = unpack(raw[r][c]);
       const float g0 = g[c][2 * r], g1 = g[c][2 * r + 1];
       g[c][2 * r] = g0 * turn.x + g1 * turn.y;
       g[c][2 * r + 1] = g1 * turn.x - g0 * turn.y;
@@ -180,7 +185,7 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       bf16_t* const at = x + (16 * tile + group + 8 * r) * H::stride + 2 * pair + 8 * c;
-      const float2 v = unpack(load_pair(at));
+      const float2 v = unpack(raw[r][c]);
       const float g0 = g[c][2 * r], g1 = g[c][2 * r + 1];
       dw[2 * c] += g0 * v.x * scale[r];
       dw[2 * c + 1] += g1 * v.y * scale[r];
@@ -190,15 +195,45 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
   if (shape.norm) add_over_groups(dw, sum);
 }
 
-// Matrices of a head in the backward; `o` is read first and then holds q'.
+// Matrices of a head in the backward; the fifth holds out first, where it is read, and then q'.
 enum { at_q, at_k, at_v, at_do, at_o, at_k_prepared, matrices };
+
+// delta = sum over keys of P dP, of each query that this lane holds a part of, where one tile holds all keys. Rows of p and
+// dp are queries, or with `of_keys` their columns are; delta[n][i] goes with p[n][i].
+__device__ __forceinline__ void sum_over_keys(const float (&p)[2][4], const float (&dp)[2][4],
+                                              bool of_keys, float (&delta)[2][4]) {
+  float row[2] = {}, column[2][2] = {};
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      row[i / 2] += p[n][i] * dp[n][i];
+      column[n][i % 2] += p[n][i] * dp[n][i];
+    }
+  if (of_keys) {
+#pragma unroll
+    for (int bit = 4; bit <= 16; bit *= 2)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        column[j / 2][j % 2] += __shfl_xor_sync(full_mask, column[j / 2][j % 2], bit);
+  } else {
+    row[0] = row_sum(row[0]);
+    row[1] = row_sum(row[1]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) delta[n][i] = of_keys ? column[n][i % 2] : row[i / 2];
+}
 
 // Two kinds of warps, by the parity of their number within the head: even ones make the gradients of queries from
 //   dq' = dS k' factor,  dS = P (dP - delta),  P = exp(q' k'^T - lse),  dP = dout v^T,
 // odd ones those of keys from the same with rows and columns exchanged, dk' = dS^T q', dP^T = v dout^T. What both need is
 // computed twice rather than exchanged: 20 mma a tile of 16 x 16, and no transposes through shared memory.
-template <int chunks, int most_threads>
-__global__ void __launch_bounds__(most_threads, (chunks > 9 ? 2 : 4) * 128 / most_threads)
+// `single`: one tile holds all frames (T <= 16). Then delta is summed from P and dP as they are, and out, an eighth of the
+// traffic, is not read; and P stays with the warp for dv.
+template <int chunks, bool single>
+__global__ void __launch_bounds__(single ? 128 : 256, chunks > 9 ? 1 + single : 2 + 2 * single)
     backward_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,
                     const bf16_t* out, const float* lse, const bf16_t* dout, bf16_t* dqkv,
                     float* partial, Shape shape, unsigned units, float factor) {
@@ -233,40 +268,46 @@ __global__ void __launch_bounds__(most_threads, (chunks > 9 ? 2 : 4) * 128 / mos
     const std::int64_t at_qkv = row * 3 * C + first * H::D, at_out = row * C + first * H::D;
     __syncthreads();  // the unit before is stored
 #pragma unroll 1
-    for (int i = at_q; i <= at_o; ++i) {
+    for (int i = at_q; i <= (single ? at_do : at_o); ++i) {
       const bf16_t* from = i == at_do ? dout : i == at_o ? out : qkv + i * C;
       const bool of_qkv = i <= at_v;
       fetch<chunks>(from + (of_qkv ? at_qkv : at_out), shape.S * (of_qkv ? 3 * C : C), shape,
                     heads + i * matrix, matrices * matrix);
     }
     cp_async_commit();
+    for (int i = threadIdx.x; i < shape.heads * frames; i += blockDim.x) {
+      const int t = i % frames;
+      const std::int64_t of_head = static_cast<std::int64_t>(token) * shape.H + first + i / frames;
+      // Queries beyond T get the probability 2^-inf = 0 everywhere.
+      rows[(i / frames * row_values + 2) * frames + t] =
+          t < shape.T ? lse[of_head * shape.T + t] * log2_e : INFINITY;
+    }
     cp_async_wait<0>();
     __syncthreads();
 
     for (int half = share; half < 2 * shape.tiles; half += shape.warps_per_head) {
-      const int t = 8 * half + group, at = t * H::stride + 2 * pair;
-      float dot = 0.0f;
+      const int t = 8 * half + group;
+      if constexpr (!single) {
+        float dot = 0.0f;
 #pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-        const float2 x = unpack(load_pair(o + at + 8 * c)), y = unpack(load_pair(d_o + at + 8 * c));
-        dot += x.x * y.x + x.y * y.y;
-      }
-      dot = row_sum(dot);
-      if (pair == 0) {
-        delta[t] = dot;
-        // Queries beyond T get the probability 2^-inf = 0 everywhere.
-        const std::int64_t at_lse = static_cast<std::int64_t>(token) * shape.H + first + head;
-        lse2[t] = t < shape.T ? lse[at_lse * shape.T + t] * log2_e : INFINITY;
+        for (int c = 0; c < chunks; ++c) {
+          const int at = t * H::stride + 2 * pair + 8 * c;
+          const float2 a = unpack(load_pair(o + at)), b = unpack(load_pair(d_o + at));
+          dot += a.x * b.x + a.y * b.y;
+        }
+        dot = row_sum(dot);
+        if (pair == 0) delta[t] = dot;
       }
       prepare<chunks>(q, k, qp, kp, t, constants, shape, rstd_q, rstd_k);
     }
     __syncthreads();
 
+    std::uint32_t kept_p[4] = {};  // of `single`
     for (int tile = share / 2; tile < shape.tiles; tile += shape.warps_per_head / 2) {
       const bf16_t *const x = of_keys ? kp : qp, *const y = of_keys ? qp : kp;
       float g[chunks][4] = {};
       for (int other = 0; other < shape.tiles; ++other) {
-        float p[2][4], ds[2][4];
+        float p[2][4], ds[2][4], minus[2][4];
         multiply_rows<chunks, 2>(p, x, 16 * tile, y, 16 * other);
         multiply_rows<chunks, 2>(ds, of_keys ? v : d_o, 16 * tile, of_keys ? d_o : v, 16 * other);
 #pragma unroll
@@ -275,10 +316,17 @@ __global__ void __launch_bounds__(most_threads, (chunks > 9 ? 2 : 4) * 128 / mos
           for (int i = 0; i < 4; ++i) {
             const int r = 16 * tile + group + i / 2 * 8, c = 16 * other + 8 * n + 2 * pair + i % 2;
             const int query = of_keys ? c : r, key = of_keys ? r : c;
-            ds[n][i] = key < shape.T
-                           ? exp2_approx(p[n][i] * scale - lse2[query]) * (ds[n][i] - delta[query])
-                           : 0.0f;
+            p[n][i] = key < shape.T ? exp2_approx(p[n][i] * scale - lse2[query]) : 0.0f;
+            if constexpr (!single) minus[n][i] = delta[query];
           }
+        if constexpr (single) {
+          sum_over_keys(p, ds, of_keys, minus);
+          as_left(kept_p, p);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) ds[n][i] = p[n][i] * (ds[n][i] - minus[n][i]);
         std::uint32_t left[4];
         as_left(left, ds);
         multiply<chunks>(g, left, y, 16 * other);
@@ -292,22 +340,29 @@ __global__ void __launch_bounds__(most_threads, (chunks > 9 ? 2 : 4) * 128 / mos
     }
     __syncthreads();  // v gives way to its gradient
 
-    for (int tile = share; tile < shape.tiles; tile += shape.warps_per_head) {
+    // dv = P^T dout, by the odd warp that has P^T, or in tiles by all.
+    for (int tile = single ? 1 - share : share; tile >= 0 && tile < shape.tiles;
+         tile += shape.warps_per_head) {
       float dv[chunks][4] = {};
-      for (int queries = 0; queries < shape.tiles; ++queries) {
-        float p[2][4];
-        multiply_rows<chunks, 2>(p, kp, 16 * tile, qp, 16 * queries);
+      if constexpr (single) {
+        multiply<chunks>(dv, kept_p, d_o, 0);
+      } else {
+        for (int queries = 0; queries < shape.tiles; ++queries) {
+          float p[2][4];
+          multiply_rows<chunks, 2>(p, kp, 16 * tile, qp, 16 * queries);
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+          for (int n = 0; n < 2; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
-            p[n][i] =
-                16 * tile + group + i / 2 * 8 < shape.T
-                    ? exp2_approx(p[n][i] * scale - lse2[16 * queries + 8 * n + 2 * pair + i % 2])
-                    : 0.0f;
-        std::uint32_t left[4];
-        as_left(left, p);
-        multiply<chunks>(dv, left, d_o, 16 * queries);
+            for (int i = 0; i < 4; ++i) {
+              const int query = 16 * queries + 8 * n + 2 * pair + i % 2;
+              p[n][i] = 16 * tile + group + i / 2 * 8 < shape.T
+                            ? exp2_approx(p[n][i] * scale - lse2[query])
+                            : 0.0f;
+            }
+          std::uint32_t left[4];
+          as_left(left, p);
+          multiply<chunks>(dv, left, d_o, 16 * queries);
+        }
       }
 #pragma unroll
       for (int c = 0; c < chunks; ++c)
@@ -419,7 +474,7 @@ bool mma_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const T
     Tensor partial;
     if (dwq.defined()) partial = Tensor::empty({2 * qkv.dim(5), blocks}, DType::f32);
     const unsigned threads = static_cast<unsigned>(32 * s.heads * s.warps_per_head);
-    launch(threads <= 128 ? backward_kernel<chunks, 128> : backward_kernel<chunks, 256>,
+    launch(s.tiles == 1 ? backward_kernel<chunks, true> : backward_kernel<chunks, false>,
            dim3(static_cast<unsigned>(blocks)), dim3(threads), shared, data<bf16_t>(qkv),
            data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
            data<bf16_t>(out), data<float>(lse), data<bf16_t>(dout), data<bf16_t>(dqkv),
