@@ -55,7 +55,8 @@ find_cuda_library() {
     "$HOME"/.local/lib/python3*/site-packages/nvidia/*/lib; do
     [ -e "$d/$1" ] && echo "$d" && return 0
   done
-  { ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep -q "^[[:space:]]*$1 " && return 0
+  d=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | sed -n "s/^[[:space:]]*$1 .* => //p" | head -n 1)
+  [ -n "$d" ] && [ -e "$d" ] && return 0
   for d in $(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null); do
     for d in "$d"/*/lib; do
       [ -e "$d/$1" ] && echo "$d" && return 0
