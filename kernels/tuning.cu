@@ -115,6 +115,12 @@ bool compute_is_capturing() {
 
 int table_generation() { return table().generation; }
 
+bool has_table() {
+  Table& t = table();
+  const std::lock_guard lock(t.mutex);
+  return !t.path.empty();
+}
+
 bool must_measure(const std::string& key) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
@@ -123,7 +129,7 @@ bool must_measure(const std::string& key) {
 
 int choose(const std::string& key, int options, const std::function<bool(int)>& run) {
   Table& t = table();
-  if (t.path.empty() || options < 2) return 0;
+  if (options < 2 || !has_table()) return 0;
   {
     const std::lock_guard lock(t.mutex);
     if (const int known = entry(t, key); known >= 0) return known < options ? known : 0;

@@ -13,6 +13,9 @@ namespace weft::kernels {
 // `run(option)` enqueues the work once, into outputs that nobody needs, and returns false where the option cannot run.
 int choose(const std::string& key, int options, const std::function<bool(int)>& run);
 
+// False where choose() is always 0.
+bool has_table();
+
 // True where choose() would have to measure: callers then prepare outputs to spoil.
 bool must_measure(const std::string& key);
 
