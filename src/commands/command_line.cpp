@@ -9,7 +9,6 @@
 #include "commands/bench_read.h"
 #include "commands/bench_step.h"
 #include "commands/doctor.h"
-#include "commands/doctor.h"
 #include "commands/export_weights.h"
 #include "commands/ingest.h"
 #include "commands/inspect.h"
@@ -30,7 +29,6 @@ struct Arguments {
   std::vector<std::string> overrides, runs;
   ProbeRequest probe;
   BenchStepRequest bench;
-  DoctorRequest doctor;
   DoctorRequest doctor;
   BenchKernelsRequest kernels;
   BenchCommRequest comm;
@@ -129,13 +127,6 @@ Invocation parse_command_line(int argc, char** argv) {
   export_command.add_option("run", a->file, "run or checkpoint directory")->required();
   export_command.add_option("output", a->output, "safetensors file to write")->required();
   export_command.add_flag("--ema", a->ema, "the averaged weights");
-
-  CLI::App& doctor_command = command(
-      "doctor", "examine machine, ranks and devices; say what is wrong and what to do",
-      [=](MPI_Comm w) { return doctor(a->doctor, w); });
-  doctor_command.add_option("deck", a->doctor.deck, "input deck (TOML); its data path is read");
-  doctor_command.add_option("overrides", a->doctor.overrides, "section.key=value");
-  doctor_command.add_option("--json", a->doctor.json, "file for everything that was found");
 
   CLI::App& doctor_command = command(
       "doctor", "examine machine, ranks and devices; say what is wrong and what to do",
