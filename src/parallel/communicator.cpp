@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/error.h"
 
 namespace weft {
 namespace {
@@ -44,9 +45,12 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_s
   // For tests: WEFT_COMM=nccl also with one rank, or on a GPU that NCCL was told is several (NCCL_HOSTID); WEFT_COMM=mpi.
   const char* asked = std::getenv("WEFT_COMM");
   const std::string_view forced = asked == nullptr ? "" : asked;
-  if (nccl && forced == "nccl") return make_nccl_communicator(world, timeout_seconds);
+  WEFT_CHECK(everywhere(world, forced == "" || forced == "mpi" || (forced == "nccl" && nccl)),
+             Exit::usage, "use mpi, or nccl on GPUs in a build with NCCL, or leave it out",
+             "WEFT_COMM = \"{}\" cannot be had on every rank", forced);
+  if (everywhere(world, forced == "nccl")) return make_nccl_communicator(world, timeout_seconds);
   // One rank has nothing to reduce: the MPI side then does nothing at all.
-  if (nccl && forced != "mpi" && size > 1 && own_gpus(world))
+  if (nccl && size > 1 && everywhere(world, forced != "mpi") && own_gpus(world))
     return make_nccl_communicator(world, timeout_seconds);
   return make_mpi_communicator(world, timeout_seconds);
 }
