@@ -89,11 +89,25 @@ struct alignas(16) Pack {
 };
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* p) {
+#ifdef __CUDA_ARCH__
+  const uint4 bits = *reinterpret_cast<const uint4*>(p);
+  Pack<T> x;
+  memcpy(&x, &bits, sizeof bits);
+  return x;
+#else
   return *reinterpret_cast<const Pack<T>*>(p);
+#endif
 }
 template <class T>
 __device__ __forceinline__ void store_pack(T* p, const Pack<T>& x) {
+#ifdef __CUDA_ARCH__
+  // Element-wise copies of the struct become two-byte stores in nvcc's hands.
+  uint4 bits;
+  memcpy(&bits, &x, sizeof bits);
+  *reinterpret_cast<uint4*>(p) = bits;
+#else
   *reinterpret_cast<Pack<T>*>(p) = x;
+#endif
 }
 
 constexpr unsigned full_mask = 0xffffffffu;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <utility>
 
 #include "core/clock.h"
@@ -10,6 +11,7 @@
 #include "core/log.h"
 #include "models/weights.h"
 #include "ops/loss.h"
+#include "ops/matmul.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
 #include "train/batch.h"
@@ -110,6 +112,10 @@ std::vector<std::pair<int, MicroBatch>> Trainer::my_work(
 }
 
 void Trainer::start() {
+  // 0. On a GPU the algorithms of matrix products are measured once a run: a restart must repeat their choice.
+  if (on_cuda() && &kernels::set_matmul_tuning != nullptr)
+    kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
+
   // 1. Weights and optimizer.
   model_.params().allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
                            deck_.model.dtype == "bf16", true);

@@ -1,0 +1,124 @@
+"""The whole program with its CUDA side, on the stand-in for CUDA (WEFT_BIN names weft_cuda_on_cpu): devices, steps, recorded
+steps, NCCL and the host's staging, restarts. The stand-in runs streams in any legal order and poisons memory, so
+agreement with the CPU side says that the order and the extents are right, too."""
+
+import math
+import os
+import struct
+import unittest
+from unittest import mock
+
+from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
+
+SMOKE = REPOSITORY / "inputs" / "smoke.toml"
+
+
+def emulate(devices=1, **more):
+    """The environment of jobs started under it: so many GPUs on this host."""
+    return mock.patch.dict(os.environ, {"WEFT_EMULATION_DEVICES": str(devices), **more})
+
+
+class Devices(WeftTest):
+    def test_auto_takes_the_gpu(self):
+        with emulate(1):
+            job = self.train("run", "train.steps=1", ranks=1)
+        self.assertIn("CUDA on the CPU", job.err)
+
+    def test_auto_without_a_gpu_takes_the_cpu_and_says_so(self):
+        with emulate(0):
+            job = self.train("run", "train.steps=1")
+        said = [line for line in job.err.splitlines() if "device    CPU (" in line]
+        self.assertEqual(len(said), 1, job.err)
+
+    def test_cuda_without_a_gpu_is_refused(self):
+        with emulate(0):
+            job = self.train("run", "device.kind=cuda", expect=None)
+        self.refused(job, 2, "device.kind")
+
+    def test_two_ranks_on_one_gpu_are_refused(self):
+        with emulate(1):
+            job = self.train("run", "device.kind=cuda", expect=None)
+        self.refused(job, 2, "2 ranks", "device.share")
+
+
+class Steps(WeftTest):
+    """Against the CPU side of the same program: equal but for the order of sums."""
+
+    OVERRIDES = ("train.steps=5", "mask.random=0.4", "mask.intepolate=0.4", "model.drop_path=0.2", "parallel.bucket_mib=0.05",
+                 "train.grad_clip=0.5")
+
+    def on_cpu(self, *overrides):
+        self.train("cpu", "device.kind=cpu", *self.OVERRIDES, *overrides)
+        return self.losses("cpu")
+
+    def on_gpu(self, run, *overrides, ranks=2):
+        return self.train(run, "device.kind=cuda", *self.OVERRIDES, *overrides, ranks=ranks)
+
+    def test_nccl_staging_and_one_rank_agree_with_the_cpu(self):
+        wanted = self.on_cpu()
+        with emulate(2):
+            job = self.on_gpu("nccl")
+        self.assertIn("NCCL", job.err)
+        with emulate(1):
+            job = self.on_gpu("staged", "device.share=true")
+        self.assertIn("staged", job.err)
+        with emulate(1):
+            self.on_gpu("one", ranks=1)
+        for run in ("nccl", "staged", "one"):
+            with self.subTest(run=run):
+                self.assert_close(self.losses(run), wanted, 1e-4)
+
+    def test_recorded_steps_are_the_steps(self):
+        with emulate(2):
+            self.on_gpu("recorded")
+            self.on_gpu("plain", "device.graphs=false")
+        self.assert_same_run("recorded", "plain")
+
+    def test_any_legal_order_of_streams_gives_the_same_bits(self):
+        with emulate(2):
+            self.on_gpu("first")
+        with emulate(2, WEFT_EMULATION_SEED="5"):
+            self.on_gpu("second")
+        self.assert_same_run("first", "second")
+
+    def test_a_restart_repeats_its_bits(self):
+        with emulate(2):
+            self.on_gpu("whole")
+            self.on_gpu("parts", "train.steps=3")
+            self.on_gpu("parts")
+        self.assert_same_run("whole", "parts")
+
+    def test_recompute_and_accumulation_in_bf16(self):
+        wanted = self.on_cpu("model.dtype=bf16", "model.recompute=0.5")
+        with emulate(1):
+            self.on_gpu("one", "model.dtype=bf16", "model.recompute=0.5", ranks=1)
+        self.assert_close(self.losses("one"), wanted, 1e-2)
+
+    def test_a_loss_that_is_not_finite_ends_the_job(self):
+        self.train("run", "device.kind=cpu", "train.steps=1", ranks=1)
+        weights = self.dir / "weights.safetensors"
+        self.weft("export", "run", weights, ranks=0)
+        tensors = read_safetensors(weights)
+        dtype, shape, data = tensors["final_layer.linear.bias"]
+        tensors["final_layer.linear.bias"] = (dtype, shape, struct.pack("<f", math.inf) + data[4:])
+        write_safetensors(weights, tensors)
+        with emulate(1):
+            job = self.train("bad", "device.kind=cuda", f"model.weights={weights}", ranks=1, expect=None)
+        self.refused(job, 5, "step 0", "samples")
+
+
+class Smoke(WeftTest):
+    def test_smoke_deck_on_two_ranks(self):
+        # Frames of 16x16: a GPU's threads one after another take their time. validation/gpu/check.sh runs the deck as it is.
+        overrides = ("train.steps=6", "data.path=synthetic:clips=64,frames=5,height=16,width=16")
+        self.weft("train", SMOKE, "run.dir=cpu", "device.kind=cpu", *overrides)
+        with emulate(2):
+            self.weft("train", SMOKE, "run.dir=cuda", "device.kind=cuda", *overrides, timeout=240)
+            self.weft("sample", SMOKE, "run.dir=cuda", "device.kind=cuda", "sampler.steps=2", "sample.clips=1",
+                      "sample.condition_frames=1", *overrides, ranks=1)
+        self.assert_close(self.losses("cuda"), self.losses("cpu"), 1e-4)
+        self.assertTrue(list((self.dir / "cuda" / "samples").glob("*.mp4")))
+
+
+if __name__ == "__main__":
+    unittest.main()
