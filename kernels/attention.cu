@@ -13,11 +13,9 @@
 #include "ops/attention.h"
 
 #include "flash_common.cuh"
+#include "flash_sm90.cuh"
 #include "qk_norm.cuh"
 #include "temporal.cuh"
-#ifndef WEFT_CUDA_ON_CPU
-#include "flash_sm90.cuh"
-#endif
 
 namespace weft::ops::cuda {
 namespace {
@@ -70,9 +68,7 @@ Tensor prepare_qk(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const T
 
 void run_forward(const FlashForward<float>& p) { flash_f32_forward(p); }
 void run_forward(const FlashForward<__nv_bfloat16>& p) {
-#ifndef WEFT_CUDA_ON_CPU
   if (flash_sm90_takes(p.shape)) return flash_sm90_forward(p);
-#endif
   flash_sm80_forward(p);
 }
 
@@ -81,10 +77,8 @@ void run_backward(const FlashBackward<__nv_bfloat16>& p) { flash_sm80_backward(p
 
 template <class T>
 void run_backward_with_delta(FlashBackward<T> p) {
-#ifndef WEFT_CUDA_ON_CPU
   if constexpr (sizeof(T) == 2)
     if (flash_sm90_takes(p.shape)) return flash_sm90_backward(p);
-#endif
   const Shape rows{p.shape.sequences, p.shape.heads, p.shape.nq};
   const Tensor delta = Tensor::empty(rows, DType::f32);
   p.delta = data<float>(delta);

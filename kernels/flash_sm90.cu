@@ -1,7 +1,7 @@
 // Flash attention forward in bf16 for Hopper: wgmma, bulk tensor copies by a warp of their own, queries and heads shared
 // out to blocks that stay.
 // CPU twin: src/ops/cpu/attention.cpp. Cases: src/commands/kernel_cases_attention.cpp (WEFT_ATTENTION=sm80 runs the same
-// cases through flash_sm80.cu). tests/cuda_on_cpu cannot run it.
+// cases through flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once. Of the lanes that multiply
 // 2 D / (KD + ND) are useful, for D = 72 144 of 152. A multiprocessor does 4096 bf16 operations and 16 exponentials a cycle,
@@ -15,6 +15,7 @@
 
 #include <cudaTypedefs.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -46,7 +47,7 @@ struct ForwardWork {
   int total;  // tiles x heads x sequences
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WEFT_SM90
 using namespace sm90;
 
 // Shared memory of a block: the queries, the ring of keys and values, the barriers.
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     flash_sm90_forward_kernel(const __grid_constant__ CUtensorMap q,
                               const __grid_constant__ CUtensorMap k,
                               const __grid_constant__ CUtensorMap v, ForwardWork work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WEFT_SM90
   const ForwardMemory<Tile> memory{shared_memory<unsigned char>()};
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * Tile::groups;
@@ -287,7 +288,7 @@ template <class Tile>
 void launch_forward(const FlashForward<__nv_bfloat16>& p) {
   ForwardWork work{p.shape, p.out, p.lse, blocks_of(p.shape.nq, Tile::queries), 0};
   work.total = work.tiles * p.shape.heads * p.shape.sequences;
-  const int blocks = min(work.total, cuda_properties().multiProcessorCount);
+  const int blocks = std::min(work.total, cuda_properties().multiProcessorCount);
   launch(flash_sm90_forward_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::threads),
          Tile::shared, make_tensor_map(p.q, p.shape, p.shape.nq, Tile::queries),
          make_tensor_map(p.k, p.shape, p.shape.nk, Tile::keys),

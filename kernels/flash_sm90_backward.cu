@@ -1,6 +1,6 @@
 // Flash attention backward in bf16 for Hopper, built as the forward is (flash_sm90.cu).
 // CPU twin: src/ops/cpu/attention.cpp. Cases: src/commands/kernel_cases_attention.cpp (WEFT_ATTENTION=sm80 runs the same
-// cases through flash_sm80_backward.cu). tests/cuda_on_cpu cannot run it.
+// cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work of one head: 10 nq nk D operations; here 14, in two kernels whose sums have one owner and one order each, as in
 // flash_sm80_backward.cu. The usual single kernel saves two of seven products, but adds dQ in memory in the order in which
@@ -16,6 +16,7 @@
 // while the products of another do.
 #include "flash_sm90_tiles.cuh"
 
+#include <algorithm>
 #include <cstring>
 
 namespace weft::kernels {
@@ -56,7 +57,7 @@ struct BackwardWork {
   int tiles, total;
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WEFT_SM90
 using namespace sm90;
 
 template <class Tile>
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
                                const __grid_constant__ CUtensorMap x2,
                                const __grid_constant__ CUtensorMap y1,
                                const __grid_constant__ CUtensorMap y2, BackwardWork work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WEFT_SM90
   const BackwardMemory<Tile> memory{shared_memory<unsigned char>()};
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * Tile::groups;
@@ -377,7 +378,7 @@ void launch_backward(BackwardWork work, const FlashRows<const __nv_bfloat16>& x1
   work.pass_count = Tile::keys ? shape.nq : shape.nk;
   work.tiles = blocks_of(work.own_count, Tile::own_rows);
   work.total = work.tiles * shape.heads * shape.sequences;
-  const int blocks = min(work.total, cuda_properties().multiProcessorCount);
+  const int blocks = std::min(work.total, cuda_properties().multiProcessorCount);
   launch(flash_sm90_backward_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::threads),
          Tile::shared, make_tensor_map(x1, shape, work.own_count, Tile::own_rows),
          make_tensor_map(x2, shape, work.own_count, Tile::own_rows),

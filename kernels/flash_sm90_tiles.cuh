@@ -19,7 +19,7 @@ constexpr int tile_bytes(int columns, int rows) { return tile_atoms(columns) * a
 CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                             int count, int box_rows);
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef WEFT_SM90
 namespace sm90 {
 
 __device__ __forceinline__ std::uint32_t pack_two(float low, float high) {

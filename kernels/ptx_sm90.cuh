@@ -1,7 +1,16 @@
 // Hopper's own instructions as functions (PTX ISA 8.0 and later, compute capability 9.0a): mbarriers, bulk copies into
-// shared memory, matrix products of a warpgroup. tests/cuda_on_cpu does not run them, so whoever includes this compiles
-// its kernels for __CUDA_ARCH_FEAT_SM90_ALL alone.
+// shared memory, matrix products of a warpgroup. Whoever includes this writes device code where WEFT_SM90 is defined
+// alone: the other architectures get empty kernels. tests/cuda_on_cpu/include/emulated_ptx_sm90.h gives the same functions
+// by their documented meaning where the kernels are compiled for the CPU.
 #pragma once
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(WEFT_CUDA_ON_CPU)
+#define WEFT_SM90
+#endif
+
+#ifdef WEFT_CUDA_ON_CPU
+#include "emulated_ptx_sm90.h"
+#endif
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -10,7 +19,7 @@
 
 namespace weft::kernels::sm90 {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
@@ -124,29 +133,6 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// Matrix descriptors (PTX ISA, "Matrix Descriptor Format"; all counts in units of 16 bytes):
-//   bits 0-13 start address, 16-29 leading dimension byte offset, 32-45 stride dimension byte offset,
-//   49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128 bytes).
-// Tiles here are [atoms][rows][64 columns] of bf16: rows of 128 bytes, eight of them an atom of 1024 bytes, in which the
-// 16-byte piece p of row r lies at p ^ (r % 8) - what a bulk tensor copy with CU_TENSOR_MAP_SWIZZLE_128B writes.
-//
-// Columns are the dimension that the product sums over ("K-major"): eight rows further is 1024 bytes further (stride
-// offset); the leading offset is not used with a swizzle. The next 16 columns start 32 bytes further within the atom.
-__device__ __forceinline__ std::uint64_t describe_rows(const void* tile) {
-  return (static_cast<std::uint64_t>(shared_address(tile)) & 0x3ffff) >> 4 |
-         std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
-}
-// Rows are the dimension that the product sums over ("MN-major", transposed): eight rows further is 1024 bytes further
-// (stride offset), 64 columns further is the next atom column (leading offset), `rows` x 128 bytes away. The next 16
-// rows start 2048 bytes further.
-template <int rows>
-__device__ __forceinline__ std::uint64_t describe_columns(const void* tile) {
-  static_assert(rows * 128 >> 4 < 1 << 14);
-  return (static_cast<std::uint64_t>(shared_address(tile)) & 0x3ffff) >> 4 |
-         std::uint64_t{rows * 128 >> 4} << 16 | std::uint64_t{1024 >> 4} << 32 |
-         std::uint64_t{1} << 62;
-}
-
 // d [64, n] (+)= a [64,16] b [16,n] in bf16 with f32 accumulators, spread as mma_16x8x16 spreads [16, n]: warp w of the
 // warpgroup has rows 16 w .., and d[4 j .. 4 j + 3] are its accumulators of columns 8 j ...
 // `accumulate` false overwrites d.
@@ -207,6 +193,31 @@ WEFT_WGMMA(128, WEFT_R64, WEFT_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%
 #undef WEFT_R36
 #undef WEFT_R64
 #undef WEFT_WGMMA
+#endif
+
+#ifdef WEFT_SM90
+// Matrix descriptors (PTX ISA, "Matrix Descriptor Format"; all counts in units of 16 bytes):
+//   bits 0-13 start address, 16-29 leading dimension byte offset, 32-45 stride dimension byte offset,
+//   49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128 bytes).
+// Tiles here are [atoms][rows][64 columns] of bf16: rows of 128 bytes, eight of them an atom of 1024 bytes, in which the
+// 16-byte piece p of row r lies at p ^ (r % 8) - what a bulk tensor copy with CU_TENSOR_MAP_SWIZZLE_128B writes.
+//
+// Columns are the dimension that the product sums over ("K-major"): eight rows further is 1024 bytes further (stride
+// offset); the leading offset is not used with a swizzle. The next 16 columns start 32 bytes further within the atom.
+__device__ __forceinline__ std::uint64_t describe_rows(const void* tile) {
+  return (static_cast<std::uint64_t>(shared_address(tile)) & 0x3ffff) >> 4 |
+         std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
+}
+// Rows are the dimension that the product sums over ("MN-major", transposed): eight rows further is 1024 bytes further
+// (stride offset), 64 columns further is the next atom column (leading offset), `rows` x 128 bytes away. The next 16
+// rows start 2048 bytes further.
+template <int rows>
+__device__ __forceinline__ std::uint64_t describe_columns(const void* tile) {
+  static_assert(rows * 128 >> 4 < 1 << 14);
+  return (static_cast<std::uint64_t>(shared_address(tile)) & 0x3ffff) >> 4 |
+         std::uint64_t{rows * 128 >> 4} << 16 | std::uint64_t{1024 >> 4} << 32 |
+         std::uint64_t{1} << 62;
+}
 #endif
 
 }  // namespace weft::kernels::sm90

@@ -181,6 +181,9 @@ void add_small(Cases& cases, DType dtype) {
                                          {1, 1, 39, 1, 70, Axis::space, true, true},
                                          {1, 1, 70, 1, 72, Axis::space, false, false, 8.0f}})
     add_self(cases, a, dtype);
+  // Many tiles of keys; more tiles of queries than multiprocessors, for kernels whose blocks stay.
+  add_self(cases, {1, 1, 400, 1, 72}, dtype);
+  add_self(cases, {2, 20, 5, 4, 72}, dtype);
   // More frames than temporal.cu takes; its own cases are in kernel_cases_temporal.cpp.
   add_self(cases, {1, 131, 2, 1, 72, Axis::time, true, true}, dtype);
   add_cross(cases, 21, 2, 8, {5, 0, 33}, 2, dtype);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "hopper.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -99,9 +100,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->uuid.bytes[15] = static_cast<char>(device);
   p->totalGlobalMem = emulation::device_bytes_in_total();
   p->sharedMemPerBlock = 48 * 1024;
-  p->sharedMemPerBlockOptin = 163 * 1024;
-  p->sharedMemPerMultiprocessor = 164 * 1024;
-  p->major = 8;
+  p->sharedMemPerBlockOptin = emulation::most_shared_memory();
+  p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
+  p->major = emulation::is_hopper() ? 9 : 8;
   p->minor = 0;
   p->multiProcessorCount = 108;
   p->warpSize = 32;

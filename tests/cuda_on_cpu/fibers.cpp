@@ -13,6 +13,7 @@
 
 #include "async_copy.h"
 #include "faults.h"
+#include "hopper.h"
 #include "random.h"
 
 uint3 threadIdx, blockIdx;
@@ -76,6 +77,7 @@ struct Block {
 };
 
 Block block;
+int idle_turns = 0;  // of threads that wait in yield(), since anything happened
 
 // Memory that faults from `p` + bytes on.
 std::byte* map_guarded(std::size_t bytes) {
@@ -233,6 +235,7 @@ void run_block() {
     if (*p != shared_mark)
       die("a block wrote past the end of its %zu bytes of shared memory, at byte %zd", bytes,
           reinterpret_cast<std::byte*>(p) - block.shared);
+  end_hopper_block();
 }
 
 }  // namespace
@@ -329,6 +332,31 @@ int barrier(Vote vote, int predicate) {
     arrive(jump_fcontext(next->context, &self.context));
   }
   return block.result;
+}
+
+void made_progress() { idle_turns = 0; }
+
+void yield(const char* what) {
+  advance_bulk_copies();
+  if (++idle_turns > 1000 * block.count) die("every thread waits for ever, this one for %s", what);
+  Thread* self = block.running;
+  self->in->ready |= 1u << self->in->position[self->lane];
+  Warp* warps[most_threads / 32];
+  std::uint64_t n = 0;
+  for (int i = 0; i < block.warp_count; ++i)
+    if (block.warps[i].ready != 0) warps[n++] = &block.warps[i];
+  Warp& w = *warps[random_below(n)];
+  unsigned candidates = w.ready;
+  for (std::uint64_t skip = random_below(static_cast<std::uint64_t>(std::popcount(w.ready)));
+       skip > 0; --skip)
+    candidates &= candidates - 1;
+  const int position = std::countr_zero(candidates);
+  w.ready &= ~(1u << position);
+  Thread* next = &block.threads[(&w - block.warps) * 32 + w.order[position]];
+  if (next == self) return;
+  block.running = next;
+  threadIdx = next->index;
+  arrive(jump_fcontext(next->context, &self->context));
 }
 
 unsigned lane() { return static_cast<unsigned>(block.running->lane); }

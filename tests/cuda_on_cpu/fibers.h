@@ -28,6 +28,11 @@ const char* describe_fiber_memory(const void* p);
 // The block's requested bytes of shared memory.
 std::size_t shared_bytes();
 
+// Lets others run: the running thread waits for `what`, which it looks at again afterwards. Chosen at random, so that
+// everybody's turn comes. When nobody has made progress for long, that is a deadlock.
+void yield(const char* what);
+void made_progress();
+
 // The running thread's cp.async state.
 struct AsyncCopies;
 AsyncCopies& async_copies();

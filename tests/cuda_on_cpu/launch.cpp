@@ -1,8 +1,9 @@
-// Kernel launches and their limits: those of compute capability 8.0.
+// Kernel launches and their limits.
 #include <map>
 
 #include "emulation.h"
 #include "fibers.h"
+#include "hopper.h"
 #include "streams.h"
 
 using emulation::Device;
@@ -10,7 +11,7 @@ using emulation::fail;
 
 namespace {
 
-constexpr std::size_t plain_shared = 48 * 1024, most_shared = 163 * 1024;
+constexpr std::size_t plain_shared = 48 * 1024;
 
 std::map<const void*, std::size_t> shared_limits;  // raised by cudaFuncSetAttribute
 unsigned long long runs = 0;
@@ -53,7 +54,7 @@ unsigned long long kernels_run() {
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const Device device;
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-  if (value < 0 || static_cast<std::size_t>(value) > most_shared)
+  if (value < 0 || static_cast<std::size_t>(value) > emulation::most_shared_memory())
     return fail(cudaErrorInvalidValue);
   shared_limits[kernel] = static_cast<std::size_t>(value);
   return cudaSuccess;
