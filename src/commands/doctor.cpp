@@ -70,7 +70,9 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
   device = together("device copies", [&] { measure_device_copies(facts); }) && device;
   together("files", [&] { measure_files(deck.data.path, facts); });
   // A rank whose device does not work would leave the others waiting.
-  if (on_all(device, world))
+  int size = 1;
+  MPI_Comm_size(world, &size);
+  if (on_all(device, world) && size > 1)
     together("all-reduce", [&] {
       const auto comm = make_communicator(world, 60);
       measure_all_reduce(*comm, facts);

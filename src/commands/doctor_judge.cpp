@@ -370,6 +370,12 @@ void judge_gpus(const Ranks& ranks, Findings& out) {
       if (taken.count(g.uuid) == 0 && !g.mig) ++unused;
     }
   }
+  // A rank that could not take its device is a fault of its own (below), not a choice of the CPU.
+  const auto failed = ranks_with(ranks, [](const RankFacts& r) {
+    return std::any_of(r.faults.begin(), r.faults.end(),
+                       [](const RankFault& f) { return f.stage == "device"; });
+  });
+  if (!failed.empty()) return;
   const auto on_gpu = ranks_with(ranks, [](const RankFacts& r) { return !r.gpu.empty(); });
   if (on_gpu.empty() && unused > 0)
     warn(out,

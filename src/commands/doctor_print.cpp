@@ -81,7 +81,7 @@ void print_measured(const std::vector<RankFacts>& ranks) {
                ranks.size(), first.communicator, small->second, large->second,
                large->second * 2 * (n - 1) / n);
   } else {
-    fmt::print("all-reduce  not measured\n");
+    fmt::print("all-reduce  {}\n", ranks.size() == 1 ? "one rank alone" : "not measured");
   }
   if (!first.file.empty()) fmt::print("files       {}, {}\n", first.file, first.file_system);
 }

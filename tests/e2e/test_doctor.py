@@ -7,7 +7,7 @@ import re
 import subprocess
 import unittest
 
-from harness import WEFT, WeftTest
+from harness import MPIEXEC, WEFT, WeftTest
 
 FIT, MEND, DATA, HARDWARE = 0, 2, 3, 6
 
@@ -36,6 +36,31 @@ dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t p, dnnl_stream_t s, 
       *(unsigned char*)data ^= 1;
   }
   return status;
+}
+"""
+
+# The driver's library as far as the doctor calls it: the GPUs of UUIDS, each with rank 0 of this host on it (its own process)
+# and, on the last, a stranger: process 1.
+DRIVER = """
+#include <stdio.h>
+#include <unistd.h>
+static const char* uuids[] = {UUIDS};
+enum { count = sizeof uuids / sizeof *uuids };
+typedef struct device* Device;
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetDriverVersion(char* to, unsigned n) { return snprintf(to, n, "580.65.06"), 0; }
+int nvmlDeviceGetCount_v2(unsigned* n) { return *n = count, 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, Device* d) { return *d = (Device)(i + 1L), 0; }
+int nvmlDeviceGetUUID(Device d, char* to, unsigned n) { return snprintf(to, n, "%s", uuids[(long)d - 1]), 0; }
+int nvmlDeviceGetPciInfo_v3(Device d, struct pci* p) { return snprintf(p->bus_id, 32, "0000000%ld:AB:00.0", (long)d), 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(Device d, unsigned* n, struct process* p) {
+  *n = (long)d == count ? 2 : 1;
+  p[0].pid = getpid(), p[0].used = 1ull << 31;
+  if (*n == 2) p[1].pid = 1, p[1].used = ~0ull;
+  return 0;
 }
 """
 
@@ -154,6 +179,55 @@ class Doctor(WeftTest):
         self.refused(self.weft("doctor", "--jason", "x", expect=None), MEND, "--jason", "--json")
         self.refused(self.weft("doctor", "--json", "no/such/dir/x.json", expect=None), DATA, "no/such/dir/x.json",
                      seconds=30)
+
+
+ON_CPU = pathlib.Path(WEFT).parent / "weft_cuda_on_cpu"
+
+
+@unittest.skipUnless(ON_CPU.exists(), "needs weft_cuda_on_cpu beside weft")
+class Gpus(WeftTest):
+    """The CUDA side without a GPU, and a driver's library that tells of the same GPUs."""
+
+    def doctor(self, expect, *environment, devices=2):
+        """Two ranks of weft_cuda_on_cpu."""
+        command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", "env", "OMP_NUM_THREADS=1",
+                   f"WEFT_EMULATION_DEVICES={devices}", *environment, ON_CPU, "doctor", "--json", "report.json"]
+        done = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, check=False, timeout=200,
+                              env=dict(os.environ, OMPI_MCA_mpi_yield_when_idle="1",
+                                       OMPI_MCA_btl_vader_single_copy_mechanism="none"))
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done, json.loads((self.dir / "report.json").read_text())
+
+    def test_each_rank_its_gpu_then_a_driver_that_tells_more(self):
+        done, report = self.doctor(FIT)
+        gpus = [rank["gpu"] for rank in report["ranks"]]
+        self.assertEqual(len(set(gpus)), 2)
+        for rank in report["ranks"]:
+            for name in "host to device GB/s", "device to host GB/s", "device copy GB/s", "product bf16 TFLOP/s":
+                self.assertGreater(rank["measured"][name], 0)
+            self.assertEqual(rank["wrong"]["device memory"], 0)
+            self.assertEqual(rank["wrong"]["product f32"], 0)
+            self.assertIn("CUDA runtime", rank["versions"])
+
+        (self.dir / "driver").mkdir()
+        (self.dir / "driver.c").write_text(DRIVER.replace("UUIDS", ", ".join(f'"{g}"' for g in gpus)))
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.dir / "driver/libnvidia-ml.so.1", self.dir / "driver.c"], check=True)
+        done, report = self.doctor(MEND, f"LD_LIBRARY_PATH={self.dir}/driver:{os.environ.get('LD_LIBRARY_PATH', '')}")
+        said = [f["level"] + " " + f["what"] for f in report["findings"]]
+        foreign = [s for s in said if s.startswith("FAIL")]
+        # Only rank 0 speaks for the host, so that its process is on both.
+        self.assertEqual(foreign, [f"FAIL rank 0 holds a context on GPU {gpus[1]} on {report['ranks'][0]['host']}, "
+                                   "which is not its own"])
+        self.assertTrue(any(s.startswith("WARN") and gpus[1] in s and "(process 1, 0.0 GiB)" in s for s in said), said)
+        self.assertEqual(report["ranks"][1]["host_gpus"][0]["bus"], "0001:ab:00.0")
+        self.assertEqual(report["ranks"][1]["host_gpus"][0]["driver"], "580.65.06")
+        self.assertIn("0002:ab:00.0", done.stdout)
+
+    def test_two_ranks_and_one_gpu(self):
+        done, report = self.doctor(MEND, devices=1)
+        failed = [f["what"] for f in report["findings"] if f["level"] == "FAIL"]
+        self.assertEqual(len(failed), 1, done.stdout)
+        self.assertIn("would serve 2 ranks", failed[0])
 
 
 if __name__ == "__main__":
