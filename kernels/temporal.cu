@@ -227,7 +227,7 @@ __device__ void store_sums(const Row& dw, float* scratch, float* partial, int D)
 
 template <class T>
 __global__ void __launch_bounds__(threads, 4)
-    backward_kernel(const T* qkv, const float* wq, const float* wk, const float* rope, const T* out,
+    backward_kernel(const T* qkv, const float* wq, const float* wk, const float* rope,
                     const float* lse, const T* dout, T* dqkv, float* partial, Layout l,
                     float factor) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = l.D + 1;
@@ -253,16 +253,7 @@ __global__ void __launch_bounds__(threads, 4)
     for (int t = warp; t < l.T; t += warps) {
       const Row q = load_row(qkv + place.at(t, 0, 3, l), l.D);
       const Row g = load_row(dout + place.at(t, 0, 1, l), l.D);
-      const Row o = load_row(out + place.at(t, 0, 1, l), l.D);
-      float dot = 0.0f;
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) dot += g.v[i][0] * o.v[i][0] + g.v[i][1] * o.v[i][1];
-      dot = warp_sum(dot);
       const float log = lse[(static_cast<std::int64_t>(place.token) * l.H + place.head) * l.T + t];
-      if (lane == 0) {
-        delta[t] = dot;
-        log_sum[t] = log;
-      }
       const float2* turn = turn_of(rope, t, l.D);
       store_row(prepare(q, wq, turn, factor, l.D), a, l.D);
       store_row(g, b, l.D);
@@ -270,9 +261,21 @@ __global__ void __launch_bounds__(threads, 4)
       float s[columns], dp[columns];
       rows_times(a, x, l.T, l.D, s);
       rows_times(b, y, l.T, l.D, dp);
+      // The softmax's correction from the probabilities themselves: exact where `out` was rounded to bf16, which is not read.
+      float dot = 0.0f;
+#pragma unroll
+      for (int i = 0; i < columns; ++i) {
+        s[i] = lane + 32 * i < l.T ? expf(s[i] - log) : 0.0f;
+        if (lane + 32 * i < l.T) dot += s[i] * dp[i];
+      }
+      dot = warp_sum(dot);
+      if (lane == 0) {
+        delta[t] = dot;
+        log_sum[t] = log;
+      }
 #pragma unroll
       for (int i = 0; i < columns; ++i)
-        if (lane + 32 * i < l.T) ds[lane + 32 * i] = expf(s[i] - log) * (dp[i] - dot);
+        if (lane + 32 * i < l.T) ds[lane + 32 * i] = s[i] * (dp[i] - dot);
       __syncwarp();
       const Row dq = times_rows(ds, x, l.T, l.D);
       store_row(unprepare(dq, q, wq, turn, factor, l.D, sum_q), dqkv + place.at(t, 0, 3, l), l.D);
@@ -377,7 +380,7 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
   by_type(qkv, [&]<class T>() {
     launch(backward_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(threads),
            floats * sizeof(float), data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
-           data_or_null<float>(rope), data<T>(out), data<float>(lse), data<T>(dout), data<T>(dqkv),
+           data_or_null<float>(rope), data<float>(lse), data<T>(dout), data<T>(dqkv),
            data_or_null<float>(partial), l, inverse_root(l.D));
   });
   if (partial.defined()) add_pieces(partial, dwq, dwk);

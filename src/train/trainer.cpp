@@ -213,7 +213,6 @@ void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, f
                  params, work);
   else
     work();
-  if (last && on_cuda()) comm_->replayed();
 }
 
 double Trainer::join_reductions() {
@@ -250,6 +249,7 @@ void Trainer::step() {
     run_micro_batch(clips, i == 0, i + 1 == mine.size(), weight);
   }
   params.finish_step();
+  if (on_cuda()) comm_->replayed();  // on every rank, with work or without: they count their operations alike
   const double wish = stop_signal() != 0 ? 1 : 0;
   results_.slice(stop_wishes, stop_wishes + 1).set(std::span<const double>(&wish, 1));
   tickets_.push_back(comm_->all_reduce_sum(results_.slice(loss_sum, stop_wishes + 1)));
@@ -292,10 +292,10 @@ void Trainer::complete(Issued step) {
   StepMetrics& m = step.metrics;
   if (on_cuda()) {
     DeviceRuntime& gpu = device_runtime();
-    comm_->check();
     gpu.synchronize(step.updated);
+    comm_->check();  // after an abort the GPU runs on, with sums that are worth nothing
     m.split.compute = gpu.seconds(step.begin, step.computed);
-    m.split.comm_exposed += gpu.seconds(step.computed, step.reduced);
+    m.split.comm_exposed = gpu.seconds(step.computed, step.reduced);
     m.split.optimizer = gpu.seconds(step.reduced, step.updated);
     m.seconds = gpu.seconds(last_update_ ? last_update_ : step.begin, step.updated);
     last_update_ = step.updated;

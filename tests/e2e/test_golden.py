@@ -13,8 +13,12 @@ from harness import REPOSITORY, WeftTest, read_safetensors
 GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden"))
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
-# Relative, in the L2 norm, of every tensor. bf16 has 8 bits: 2^-8 of a value, and roundings of a dozen layers add up.
+# Relative, in the L2 norm, of every tensor.
 TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
+# In bf16 the gradients of q/k norm weights, small sums of large terms of either sign, are let through further. Rounding the
+# weights alone, all else in float64, moves gradients of these cases by 1.6e-2, rounding the blocks' outputs alone those of
+# the norm weights by 1.1e-2; PyTorch under autocast is 2.5e-2 off here, with bf16 weights 1.9e-1.
+NORM_WEIGHT_TOLERANCE = {"f32": 1e-4, "bf16": 3.5e-2}[DTYPE]
 
 
 def floats(tensor):
@@ -45,7 +49,9 @@ class Golden(WeftTest):
         for name, tensor in wanted.items():
             self.assertEqual(got[name][1], tensor[1], name)
             with self.subTest(tensor=name):
-                self.assertLessEqual(distance(floats(tensor), floats(got[name])), TOLERANCE)
+                of_norm = name.endswith("_norm.weight")
+                self.assertLessEqual(distance(floats(tensor), floats(got[name])),
+                                     NORM_WEIGHT_TOLERANCE if of_norm else TOLERANCE)
 
     def test_video(self):
         self.check("stdit3_video", "forward", "--backward")
