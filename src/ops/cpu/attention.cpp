@@ -172,8 +172,8 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
 template <class T>
 void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q,
                    Rows<const T> k, Rows<const T> v, const Prepare& pq, const Prepare& pk,
-                   Rows<const T> out, Rows<const T> dout, const float* lse, Rows<T> dq, Rows<T> dk,
-                   Rows<T> dv, float* dwq, float* dwk) {
+                   Rows<const T> dout, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv,
+                   float* dwq, float* dwk) {
   const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
   float* keys = scratch<Scratch>(
@@ -195,18 +195,22 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
     small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
     small_gemm(rows, nk, d, dresult, dp, 1, values_t, np, dscores, np, false);
     for (std::int64_t r = 0; r < rows; ++r) {
-      const T* o = out[first + r];
-      vf dot{};
-      for_vectors(
-          d, [&](std::int64_t i, int m) { dot += load_n(o + i, m) * load(dresult + r * dp + i); });
-      const float delta = hsum(dot), l = lse[first + r];
+      // The softmax's correction, sum of p dp, from the row at hand: dout * out would bring in the rounding of out.
+      const float l = lse[first + r];
       float *s = scores + r * np, *ds = dscores + r * np;
+      vf dot{};
       for_vectors(nk, [&](std::int64_t i, int m) {
-        vf p = vexp(load(s + i) - l);
-        if (m < W) p = select_first(p, m, 0.0f);
+        vf p = vexp(load(s + i) - l), g = load(ds + i);
+        if (m < W) {  // nothing has written behind the row's end
+          p = select_first(p, m, 0.0f);
+          g = select_first(g, m, 0.0f);
+        }
         store(s + i, p);
-        store(ds + i, p * (load(ds + i) - delta));
+        dot += p * g;
       });
+      const float delta = hsum(dot);
+      for_vectors(
+          nk, [&](std::int64_t i, int) { store(ds + i, load(s + i) * (load(ds + i) - delta)); });
     }
     small_gemm(nk, dp, rows, scores, 1, np, dresult, dp, dvalues, dp, later);
     small_gemm(nk, dp, rows, dscores, 1, np, queries, dp, dkeys, dp, later);
@@ -301,7 +305,7 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
   const bool weights = dwq.defined();
   with_type(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
-    const T *in = qkv.data<T>(), *o = out.data<T>(), *g = dout.data<T>();
+    const T *in = qkv.data<T>(), *g = dout.data<T>();
     T* d = dqkv.data<T>();
     const float* ls = lse.data<float>();
 #pragma omp parallel for schedule(static)
@@ -310,12 +314,11 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
       for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces;
            ++task) {
         const std::int64_t s = task / l.H, h = task % l.H, at = h * l.D;
-        head_backward<T>(l.length, l.length, l.D, l.rows(in, s, 3 * c, at),
-                         l.rows(in, s, 3 * c, c + at), l.rows(in, s, 3 * c, 2 * c + at), tables.q,
-                         tables.k, l.rows(o, s, c, at), l.rows(g, s, c, at), ls + task * l.length,
-                         l.rows(d, s, 3 * c, at), l.rows(d, s, 3 * c, c + at),
-                         l.rows(d, s, 3 * c, 2 * c + at), weights ? dw : nullptr,
-                         weights ? dw + dp : nullptr);
+        head_backward<T>(
+            l.length, l.length, l.D, l.rows(in, s, 3 * c, at), l.rows(in, s, 3 * c, c + at),
+            l.rows(in, s, 3 * c, 2 * c + at), tables.q, tables.k, l.rows(g, s, c, at),
+            ls + task * l.length, l.rows(d, s, 3 * c, at), l.rows(d, s, 3 * c, c + at),
+            l.rows(d, s, 3 * c, 2 * c + at), weights ? dw : nullptr, weights ? dw + dp : nullptr);
       }
     }
   });
@@ -363,7 +366,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
   const std::int32_t* first = offsets.data<std::int32_t>();
   with_type(q.dtype(), [&](auto type) {
     using T = decltype(type);
-    const T *qs = q.data<T>(), *kvs = kv.data<T>(), *os = out.data<T>(), *gs = dout.data<T>();
+    const T *qs = q.data<T>(), *kvs = kv.data<T>(), *gs = dout.data<T>();
     T *dqs = dq.data<T>(), *dkvs = dkv.data<T>();
     const float* ls = lse.data<float>();
     std::fill(dkvs + first[B] * 2 * c, dkvs + dkv.numel(), T(0.0f));
@@ -376,9 +379,8 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
         continue;
       }
       head_backward<T>(N, keys, D, {qs + at, c}, {kvs + kat, 2 * c}, {kvs + kat + c, 2 * c},
-                       Prepare{}, Prepare{}, {os + at, c}, {gs + at, c}, ls + task * N,
-                       {dqs + at, c}, {dkvs + kat, 2 * c}, {dkvs + kat + c, 2 * c}, nullptr,
-                       nullptr);
+                       Prepare{}, Prepare{}, {gs + at, c}, ls + task * N, {dqs + at, c},
+                       {dkvs + kat, 2 * c}, {dkvs + kat + c, 2 * c}, nullptr, nullptr);
     }
   });
 }
