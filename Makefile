@@ -1,7 +1,7 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test build bench deps format check-format check-includes clean help
+.PHONY: run test build bench bundle deps format check-format check-includes clean help
 
 run: ## footage -> clip store -> train on 2 ranks, stopped and gone on -> clip and report (VIDEO=path: your footage)
 	@tools/run_demo.sh
@@ -14,6 +14,10 @@ build: deps ## build/weft, Release
 
 bench: build ## a training step against PyTorch, interleaved (needs python3-venv; fetches PyTorch once)
 	@tools/bench.sh
+
+bundle: deps ## build/bundle: a folder and archives that run on any cluster, without root
+	@tools/build.sh weft weft_cpu
+	@tools/bundle.sh
 
 deps: ## installs missing packages as root, or says which are missing
 	@tools/deps.sh
