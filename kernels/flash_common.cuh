@@ -21,7 +21,8 @@ struct FlashRows {
   int head = 0;                      // between heads
 
   __device__ __forceinline__ T* at(int s, int h, int inner) const {
-    return base + (s / inner) * outer + (s % inner) * step + static_cast<std::int64_t>(h) * head;
+    T* const of_head = base + static_cast<std::int64_t>(h) * head;
+    return inner == 1 ? of_head + s * outer : of_head + s / inner * outer + s % inner * step;
   }
 };
 

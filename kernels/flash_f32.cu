@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_f32(const float (&x)[4][DP / 16], const fl
 }
 
 template <int DP>
-__global__ void __launch_bounds__(f32_threads)
+__global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_forward_kernel(FlashForward<float> p, int tiles) {
   using Tile = F32Tile<DP>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(f32_threads)
 }
 
 template <int DP>
-__global__ void __launch_bounds__(f32_threads)
+__global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_keys_kernel(FlashBackward<float> p, unsigned tiles) {
   using Tile = F32Tile<DP>;
   const int tx = threadIdx.x % 16;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(f32_threads)
 }
 
 template <int DP>
-__global__ void __launch_bounds__(f32_threads)
+__global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_queries_kernel(FlashBackward<float> p, int tiles) {
   using Tile = F32Tile<DP>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;

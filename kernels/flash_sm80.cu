@@ -25,7 +25,7 @@ struct ForwardTile {
 };
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads)
+__global__ void __launch_bounds__(Tile::threads, 1)
     flash_sm80_forward_kernel(FlashForward<bf16_t> p, int tiles) {
   constexpr int MT = Tile::m_tiles, NT = Tile::keys / 8, KD = Tile::KD, ND = Tile::ND;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -24,7 +24,7 @@ struct BackwardTile {
 };
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads)
+__global__ void __launch_bounds__(Tile::threads, 1)
     flash_sm80_keys_kernel(FlashBackward<bf16_t> p, unsigned tiles) {
   constexpr int KD = Tile::KD, ND = Tile::ND, NT = Tile::pass / 8;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(Tile::threads)
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads)
+__global__ void __launch_bounds__(Tile::threads, 1)
     flash_sm80_queries_kernel(FlashBackward<bf16_t> p, int tiles) {
   constexpr int KD = Tile::KD, ND = Tile::ND, NT = Tile::pass / 8;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -27,7 +27,7 @@ struct ForwardTile {
   static constexpr int KD = KD_, ND = ND_,
                        groups = groups_;  // warpgroups that multiply
   static constexpr int threads = 128 * (groups + 1);
-  static constexpr int queries = 64 * groups, keys = 128, stages = 2;
+  static constexpr int queries = 64 * groups, keys = 128, stages = KD <= 64 ? 4 : 2;
   static constexpr int q_bytes = tile_bytes(KD, queries), kv_bytes = tile_bytes(KD, keys);
   static constexpr std::size_t shared =
       q_bytes + stages * 2 * kv_bytes + sizeof(std::uint64_t) * (2 + 4 * stages);
@@ -348,7 +348,8 @@ bool flash_sm90_takes(const FlashShape& shape) {
                cuda_properties().minor);
     return hopper && (choice == nullptr || std::strcmp(choice, "sm90") == 0);
   }();
-  return allowed && shape.key_offsets == nullptr && shape.inner == 1 && shape.D % 8 == 0;
+  return allowed && shape.key_offsets == nullptr && shape.inner == 1 && shape.D >= 64 &&
+         shape.D % 8 == 0;
 }
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {

@@ -337,25 +337,27 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 #endif
 }
 
-constexpr int stat_lanes = 8;  // to one row: 16 bytes each
+constexpr int stat_lanes = 16;  // to one row, 16 bytes each: up to 128 columns
 
 // stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row, and writes 8. Heads are
 // the fastest index: rows of one token lie side by side.
 __global__ void __launch_bounds__(256)
     flash_sm90_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
   const int lane = threadIdx.x % stat_lanes, D = p.shape.D;
-  const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / stat_lanes) + threadIdx.x / stat_lanes;
-  const int h = static_cast<int>(row % p.shape.heads);
-  const int i = static_cast<int>(row / p.shape.heads % padded);
-  const int s = static_cast<int>(row / p.shape.heads / padded);
+  // In 32 bits: a division in 64 takes longer than the memory does for a row.
+  const unsigned row = blockIdx.x * (256 / stat_lanes) + threadIdx.x / stat_lanes;
+  const unsigned heads = static_cast<unsigned>(p.shape.heads),
+                 length = static_cast<unsigned>(padded);
+  const unsigned token = row / heads;
+  const int h = static_cast<int>(row - token * heads);
+  const int s = static_cast<int>(token / length), i = static_cast<int>(token % length);
   const bool valid = s < p.shape.sequences && i < p.shape.nq;
   float sum = 0.0f;
   if (valid) {
     const __nv_bfloat16* const o = p.out.at(s, h, 1) + i * p.out.row;
     const __nv_bfloat16* const g = p.dout.at(s, h, 1) + i * p.dout.row;
-    for (int c = lane * 8; c < D; c += stat_lanes * 8) {
-      const Pack<__nv_bfloat16> a = load_pack(o + c), b = load_pack(g + c);
+    if (lane * 8 < D) {
+      const Pack<__nv_bfloat16> a = load_pack(o + lane * 8), b = load_pack(g + lane * 8);
       for (int e = 0; e < 8; ++e) sum += to_float(a.v[e]) * to_float(b.v[e]);
     }
   }
@@ -406,6 +408,7 @@ void flash_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
   float2* const at = reinterpret_cast<float2*>(data<float>(stats));
   work.stats = at;
   const std::int64_t rows = stats.numel() / 2;
+  WEFT_ASSERT(rows < std::int64_t{1} << 31);
   launch(flash_sm90_stats_kernel, dim3(blocks_for(rows, 256 / stat_lanes)), dim3(256), 0, p,
          work.padded_queries, at);
   if (p.shape.D <= 64)

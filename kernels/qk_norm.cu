@@ -3,8 +3,7 @@
 //
 // Bound by bandwidth. Forward: q and k are read once and written once, 4 of the 3 + 1 tensors that attention itself moves.
 // Backward: q, k and their gradient are read, the gradient is overwritten: 6. A group of 16 lanes owns a row of D <= 128
-// elements, 8 of them (16 bytes of bf16) a lane, so that sums over a row are four shuffles; blocks have two rows in flight
-// a group. Weight gradients are summed in registers along a block's rows, then over the block, then over the blocks, each
+// elements, 8 of them (16 bytes of bf16) a lane, so that sums over a row are four shuffles. Weight gradients are summed in registers along a block's rows, then over the block, then over the blocks, each
 // in fixed order.
 #include "qk_norm.cuh"
 
@@ -14,6 +13,7 @@ namespace weft::kernels {
 namespace {
 
 constexpr int threads = 256, lanes = 16, groups = threads / lanes, chunk = 8;
+constexpr int flight = 4;  // rows of a group whose loads are under way at once
 constexpr float epsilon = 1e-6f;
 
 struct QkShape {
@@ -30,18 +30,29 @@ struct QkRow {
   int part, head;
 };
 
+// Rows are counted in 32 bits: a division in 64 takes longer than the memory does for a row.
+template <class T>
+__device__ __forceinline__ QkRow<T> find_row(const QkShape& shape, const T* qkv, const float* rope,
+                                             unsigned token, int part, int head) {
+  QkRow<T> row;
+  row.head = head;
+  row.part = part;
+  row.token = token;
+  row.x = qkv + ((row.token * 3 + part) * shape.H + head) * shape.D;
+  row.rope = nullptr;
+  if (rope) {
+    const unsigned S = static_cast<unsigned>(shape.S), T_ = static_cast<unsigned>(shape.T);
+    row.rope = rope + (shape.time ? token / S % T_ : token % S) * static_cast<unsigned>(shape.D);
+  }
+  return row;
+}
 // Row `i` of the q and k rows in the order of memory: token, part, head.
 template <class T>
 __device__ __forceinline__ QkRow<T> find_row(const QkShape& shape, const T* qkv, const float* rope,
-                                             std::int64_t i) {
-  QkRow<T> row;
-  row.head = static_cast<int>(i % shape.H);
-  row.part = static_cast<int>(i / shape.H % 2);
-  row.token = i / (2 * shape.H);
-  row.x = qkv + ((row.token * 3 + row.part) * shape.H + row.head) * shape.D;
-  const std::int64_t position = shape.time ? row.token / shape.S % shape.T : row.token % shape.S;
-  row.rope = rope ? rope + position * shape.D : nullptr;
-  return row;
+                                             unsigned i) {
+  const unsigned H = static_cast<unsigned>(shape.H), part_row = i / H;
+  return find_row(shape, qkv, rope, part_row / 2, static_cast<int>(part_row % 2),
+                  static_cast<int>(i - part_row * H));
 }
 
 // This lane's 8 elements of a row of D; zeros beyond.
@@ -89,7 +100,7 @@ __device__ __forceinline__ float inverse_rms(const float (&v)[chunk], int D) {
   float squares = 0.0f;
 #pragma unroll
   for (int e = 0; e < chunk; ++e) squares += v[e] * v[e];
-  return 1.0f / sqrtf(group_sum(squares) / static_cast<float>(D) + epsilon);
+  return rsqrtf(group_sum(squares) / static_cast<float>(D) + epsilon);
 }
 
 // Rotates interleaved pairs by `sign` times their angle.
@@ -109,18 +120,17 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     qk_norm_forward_kernel(QkShape shape, const T* qkv, const float* wq, const float* wk,
                            const float* rope, T* qk) {
-  const std::int64_t rows = shape.tokens * 2 * shape.H;
-  const std::int64_t first =
-      (static_cast<std::int64_t>(blockIdx.x) * groups + threadIdx.x / lanes) * 2;
-  float v[2][chunk];
+  const unsigned rows = static_cast<unsigned>(shape.tokens * 2 * shape.H);
+  const unsigned first = (blockIdx.x * groups + threadIdx.x / lanes) * flight;
+  float v[flight][chunk];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const std::int64_t i = first + r < rows ? first + r : rows - 1;
+  for (int r = 0; r < flight; ++r) {
+    const unsigned i = first + r < rows ? first + r : rows - 1;
     load_chunk(v[r], find_row(shape, qkv, rope, i).x, shape.D);
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const std::int64_t i = first + r < rows ? first + r : rows - 1;
+  for (int r = 0; r < flight; ++r) {
+    const unsigned i = first + r < rows ? first + r : rows - 1;
     const QkRow<T> row = find_row(shape, qkv, rope, i);
     if (wq) {
       const float rstd = inverse_rms(v[r], shape.D);
@@ -141,22 +151,22 @@ __global__ void __launch_bounds__(threads)
     qk_norm_backward_kernel(QkShape shape, const T* qkv, const float* wq, const float* wk,
                             const float* rope, T* dqkv, float* partial) {
   const int part = static_cast<int>(blockIdx.y), group = threadIdx.x / lanes, D = shape.D;
-  const std::int64_t rows = shape.tokens * shape.H;
+  const unsigned rows = static_cast<unsigned>(shape.tokens * shape.H),
+                 H = static_cast<unsigned>(shape.H);
   const float* const weight = part == 0 ? wq : wk;
   float w[chunk], dw[chunk];
   if (weight) load_chunk(w, weight, D);
 #pragma unroll
   for (int e = 0; e < chunk; ++e) dw[e] = 0.0f;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * groups;
+  const unsigned step = gridDim.x * groups;
   // Every group makes as many passes as the others, since its warp's shuffles need all lanes.
-  const std::int64_t passes = (rows + step - 1) / step;
-  for (std::int64_t pass = 0; pass < passes; ++pass) {
-    std::int64_t i = pass * step + static_cast<std::int64_t>(blockIdx.x) * groups + group;
+  const unsigned passes = (rows + step - 1) / step;
+  for (unsigned pass = 0; pass < passes; ++pass) {
+    unsigned i = pass * step + blockIdx.x * groups + static_cast<unsigned>(group);
     const bool valid = i < rows;
     if (!valid) i = rows - 1;
-    // In the order of find_row(), this part's rows alone.
-    const QkRow<T> row =
-        find_row(shape, qkv, rope, (i / shape.H * 2 + part) * shape.H + i % shape.H);
+    const unsigned token = i / H;
+    const QkRow<T> row = find_row(shape, qkv, rope, token, part, static_cast<int>(i - token * H));
     T* const dx = dqkv + (row.x - qkv);
     float x[chunk], g[chunk];
     load_chunk(x, row.x, D);
@@ -210,6 +220,7 @@ QkShape shape_of(const Tensor& qkv, ops::Axis axis) {
   s.H = static_cast<int>(qkv.dim(4));
   s.D = static_cast<int>(qkv.dim(5));
   s.time = axis == ops::Axis::time;
+  WEFT_ASSERT(s.tokens * 2 * s.H < std::int64_t{1} << 31);
   return s;
 }
 
@@ -219,7 +230,7 @@ void qk_norm_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, cons
                      ops::Axis axis, Tensor& qk) {
   const QkShape shape = shape_of(qkv, axis);
   by_type(qkv, [&]<class T>() {
-    launch(qk_norm_forward_kernel<T>, dim3(blocks_for(shape.tokens * 2 * shape.H, 2 * groups)),
+    launch(qk_norm_forward_kernel<T>, dim3(blocks_for(shape.tokens * 2 * shape.H, flight * groups)),
            dim3(threads), 0, shape, data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
            data_or_null<float>(rope), data<T>(qk));
   });
