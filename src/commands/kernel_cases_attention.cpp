@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "commands/kernel_cases.h"
 
@@ -139,6 +140,10 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
   f.dtype = dtype;
   f.inputs = {random_tensor(q_shape, dtype, 1, deviation),
               random_tensor(kv_shape, dtype, 2, deviation), offsets};
+  // Nobody may read the padding.
+  std::memset(static_cast<std::byte*>(f.inputs[1].raw()) +
+                  static_cast<std::size_t>(total * 2 * C) * size_of(dtype),
+              0xff, static_cast<std::size_t>(padding * 2 * C) * size_of(dtype));
   f.run = [=](Tensors& in) {
     Tensor out = Tensor::empty(q_shape, dtype), lse = Tensor::empty(lse_shape, DType::f32);
     ops::cross_attention_forward(in[0], in[1], in[2], static_cast<int>(H), out, lse);
