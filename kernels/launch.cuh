@@ -118,7 +118,8 @@ __device__ __forceinline__ float warp_sum(float x) {
 }
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(full_mask, x, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    x = fmaxf(x, __shfl_xor_sync(full_mask, x, offset));
   return x;
 }
 // Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nobody else uses meanwhile.

@@ -61,7 +61,9 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
                "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Waits until at most `pending` of this thread's groups are under way; others' need a __syncthreads() after it.
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {

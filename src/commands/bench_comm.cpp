@@ -77,10 +77,8 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
     if (comm->rank() == 0)
       fmt::print("{:>12} {:>12.1f} {:>10.2f} {:>10.2f} {:>8.0f}\n", 4 * n, seconds * 1e6,
                  rate * 1e-9, bus * 1e-9, wrong);
-    table.push_back({{"bytes", 4 * n},
-                     {"seconds", seconds},
-                     {"bus_bytes_per_second", bus},
-                     {"wrong", wrong}});
+    table.push_back(
+        {{"bytes", 4 * n}, {"seconds", seconds}, {"bus_bytes_per_second", bus}, {"wrong", wrong}});
   }
   if (comm->rank() == 0 && !request.json.empty()) {
     const nlohmann::ordered_json j{{"build", version_line()},

@@ -34,8 +34,7 @@ std::vector<Tensor> copies(const std::vector<Tensor>& inputs) {
   std::vector<Tensor> to;
   for (const Tensor& t : inputs) {
     to.push_back(t.defined() ? Tensor::empty(t.shape(), t.dtype()) : Tensor());
-    if (t.defined())
-      to.back().set(std::span(static_cast<const std::byte*>(t.raw()), t.bytes()));
+    if (t.defined()) to.back().set(std::span(static_cast<const std::byte*>(t.raw()), t.bytes()));
   }
   return to;
 }
@@ -120,7 +119,8 @@ struct Ceilings {
 };
 
 double product_rate(DType dtype, std::int64_t n) {
-  const std::vector<Tensor> host = {random_tensor({n, n}, dtype, 1), random_tensor({n, n}, dtype, 2)};
+  const std::vector<Tensor> host = {random_tensor({n, n}, dtype, 1),
+                                    random_tensor({n, n}, dtype, 2)};
   const std::vector<Tensor> in = copies(host);
   Tensor y = Tensor::empty({n, n}, dtype);
   const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
@@ -168,7 +168,10 @@ int bench_kernels(const BenchKernelsRequest& request) {
   const bool timed = !request.check_only;
   const Ceilings ceilings = timed ? measure_ceilings() : Ceilings();
   fmt::print("{}\n{}\n", version_line(), on_cuda() ? device_runtime().describe() : describe_cpu());
-  if (!on_cuda()) fmt::print("no GPU: the CPU side is timed, and there is nothing to check it against here (test_ops does)\n");
+  if (!on_cuda())
+    fmt::print(
+        "no GPU: the CPU side is timed, and there is nothing to check it against here (test_ops "
+        "does)\n");
   if (timed)
     fmt::print("ceilings: copy {:.0f} GB/s, product {:.2f} TFLOP/s in f32, {:.2f} in bf16\n",
                ceilings.bandwidth * 1e-9, ceilings.f32 * 1e-12, ceilings.bf16 * 1e-12);
@@ -201,7 +204,8 @@ int bench_kernels(const BenchKernelsRequest& request) {
     }
     if (verdict.wrong > 0) ++wrong_cases;
     const auto rate = [&](double amount, double unit, const char* format) {
-      return seconds > 0 && amount > 0 ? fmt::format(fmt::runtime(format), amount / seconds / unit) : "";
+      return seconds > 0 && amount > 0 ? fmt::format(fmt::runtime(format), amount / seconds / unit)
+                                       : "";
     };
     fmt::print("{:<34} {:<30} {:>5} {:>10} {:>9} {:>9} {:>6} {:>9} {:>6}\n", c.op, c.shape,
                name_of(c.dtype), timed ? fmt::format("{:.1f}", seconds * 1e6) : "",

@@ -11,8 +11,8 @@ struct BenchKernelsRequest {
   std::string size = "real";  // small or real
   std::string filter;         // part of the operation's name
   std::string device = "auto";
-  std::string json;           // file for the results
-  bool check_only = false;    // for compute-sanitizer and tests
+  std::string json;         // file for the results
+  bool check_only = false;  // for compute-sanitizer and tests
 };
 
 // Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run and the number of wrong

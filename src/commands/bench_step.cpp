@@ -150,17 +150,23 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   if (!request.outputs.empty()) save_weights(request.outputs, params);
   if (!request.json.empty()) {
     const nlohmann::ordered_json j{
-        {"build", version_line()}, {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
-        {"threads", threads},      {"dtype", deck.model.dtype},
-        {"seconds", seconds},      {"loss", losses},     {"arena_peak_bytes", arena->peak()},
-        {"model_flops", flops},    {"graph_replays", graphs.replays()}};
+        {"build", version_line()},
+        {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
+        {"threads", threads},
+        {"dtype", deck.model.dtype},
+        {"seconds", seconds},
+        {"loss", losses},
+        {"arena_peak_bytes", arena->peak()},
+        {"model_flops", flops},
+        {"graph_replays", graphs.replays()}};
     std::ofstream out(request.json);
     out << j.dump(2) << '\n';
     WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
                request.json);
   }
   fmt::print(
-      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s, loss {:.6f} -> {:.6f}\n",
+      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s, loss {:.6f} "
+      "-> {:.6f}\n",
       seconds.size(), threads, median(seconds), *std::min_element(seconds.begin(), seconds.end()),
       *std::max_element(seconds.begin(), seconds.end()), flops / median(seconds) * 1e-12,
       losses.front(), losses.back());

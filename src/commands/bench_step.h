@@ -12,8 +12,8 @@ struct BenchStepRequest {
   std::string weights, inputs;
   std::string shape = "1x15x32x32";  // clips x latent frames x height x width
   std::int64_t captions = 300;       // caption rows a clip
-  std::string outputs;          // weights after all steps, "" = not wanted
-  std::string json;             // results, "" = stdout table only
+  std::string outputs;               // weights after all steps, "" = not wanted
+  std::string json;                  // results, "" = stdout table only
   int steps = 4, warmup = 2;
   bool profile = false;  // also time every operation
 };

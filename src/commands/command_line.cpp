@@ -128,9 +128,9 @@ Invocation parse_command_line(int argc, char** argv) {
   export_command.add_option("output", a->output, "safetensors file to write")->required();
   export_command.add_flag("--ema", a->ema, "the averaged weights");
 
-  CLI::App& doctor_command = command(
-      "doctor", "examine machine, ranks and devices; say what is wrong and what to do",
-      [=](MPI_Comm w) { return doctor(a->doctor, w); });
+  CLI::App& doctor_command =
+      command("doctor", "examine machine, ranks and devices; say what is wrong and what to do",
+              [=](MPI_Comm w) { return doctor(a->doctor, w); });
   doctor_command.add_option("deck", a->doctor.deck, "input deck (TOML); its data path is read");
   doctor_command.add_option("overrides", a->doctor.overrides, "section.key=value");
   doctor_command.add_option("--json", a->doctor.json, "file for everything that was found");

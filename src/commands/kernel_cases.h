@@ -25,7 +25,8 @@ struct KernelCase {
   // Calls the operation on `in`, which are the inputs on one device (it may change them), and returns what it wrote.
   // Outputs come from the current arena.
   std::function<std::vector<Tensor>(std::vector<Tensor>& in)> run;
-  double bytes = 0;  // least traffic with the device's memory: every input read and every output written once
+  double bytes =
+      0;  // least traffic with the device's memory: every input read and every output written once
   double flops = 0;  // useful operations (no padding, no recomputation)
   Bound bound = Bound::bandwidth;
   // Largest |device - CPU| allowed, as a share of the largest |CPU| of the same output. For bf16 derived from 2^-8.

@@ -82,7 +82,8 @@ int probe(Deck deck, const ProbeRequest& request) {
     s.captions = c.captions;
     s.fps = inputs.numbers("fps", B);
     s.size = {c.in.height, c.in.width, 1};
-    const std::vector<float> height = inputs.numbers("height", B), width = inputs.numbers("width", B);
+    const std::vector<float> height = inputs.numbers("height", B),
+                             width = inputs.numbers("width", B);
     const std::vector<std::int64_t> frames = inputs.i64("num_frames");
     WEFT_CHECK(static_cast<std::int64_t>(frames.size()) == B, Exit::data, "num_frames is [B]",
                "input \"num_frames\" has {} elements", frames.size());

@@ -71,9 +71,10 @@ void place_condition(const Deck& deck, const ClipSource& source, const Shape5& s
   Tensor x;
   if (b.dtype == DType::u8) {
     x = Tensor::empty(of_clip, DType::f32);
-    ops::frames_to_latent(Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8)
-                              .to_device(),
-                          x);
+    ops::frames_to_latent(
+        Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8)
+            .to_device(),
+        x);
   } else {
     x = Tensor::borrow(bytes.data(), of_clip, DType::f32).to_device();
   }
@@ -186,8 +187,8 @@ int sample(const Deck& deck, MPI_Comm world) {
     if (features) {
       const std::vector<float> rows = features->read(i);
       length = features->length(i);
-      request.y = Tensor::from_host(std::span<const float>(rows),
-                                    {1, length, deck.model.caption_channels});
+      request.y =
+          Tensor::from_host(std::span<const float>(rows), {1, length, deck.model.caption_channels});
     }
     request.captions = pack_captions({}, length, 1, !features);
     request.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps)};

@@ -15,8 +15,8 @@ int train(const Deck& deck, MPI_Comm world) {
   trainer.start();
 
   // 2. What this run is, for the reader of the log and for weft report.
-  RunFacts facts(deck, trainer.model(), trainer.source(), trainer.communicator(),
-                 trainer.threads(), trainer.planned_bytes());
+  RunFacts facts(deck, trainer.model(), trainer.source(), trainer.communicator(), trainer.threads(),
+                 trainer.planned_bytes());
   std::optional<MetricsWriter> metrics;
   if (trainer.first_rank()) {
     facts.print();

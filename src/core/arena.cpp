@@ -41,8 +41,9 @@ Arena::Arena(std::byte* base, std::size_t capacity, bool planning, DeviceKind de
 std::unique_ptr<Arena> Arena::reserve(std::size_t capacity, DeviceKind device) {
   capacity = round_up(capacity);
   if (device == DeviceKind::cuda)
-    return std::unique_ptr<Arena>(new Arena(
-        static_cast<std::byte*>(device_runtime().allocate(capacity, false)), capacity, false, device));
+    return std::unique_ptr<Arena>(
+        new Arena(static_cast<std::byte*>(device_runtime().allocate(capacity, false)), capacity,
+                  false, device));
   void* p = mmap(nullptr, capacity, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "lower memory.arena_gib",

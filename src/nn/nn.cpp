@@ -55,7 +55,8 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
     Tensor dz = Tensor::empty(z.shape(), z.dtype());
-    ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz, z);  // z becomes gelu(z)
+    ops::linear_gelu_backward_input(dy, weight_for(fc2, dy.dtype()), z, dz,
+                                    z);  // z becomes gelu(z)
     add_weight_grad(fc2, dy, z);
     z.release();
     add_weight_grad(fc1, dz, x->value);
@@ -122,8 +123,8 @@ Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& row
     c.tape.record([x, m, rows, shift, scale, first_row, stats, out] {
       const Tensor dy = std::move(out->grad);
       const auto [dx, accumulate] = grad_target(x);
-      ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, first_row, stats, dy,
-                                        dx, accumulate, zeroed_grad(m));
+      ops::layer_norm_modulate_backward(x->value, m->value, rows, shift, scale, first_row, stats,
+                                        dy, dx, accumulate, zeroed_grad(m));
     });
   return out;
 }

@@ -20,7 +20,8 @@ WEFT_OP(layer_norm_modulate_forward,
 // each row, in order of frames. x, dy, dx [frames, S, C]; dm f32 [G,K,C]. Frames below `first_row` pass dy unchanged.
 WEFT_OP(layer_norm_modulate_backward,
         void(const Tensor& x, const Tensor& m, const Tensor& rows, int shift, int scale,
-             int first_row, const Tensor& stats, const Tensor& dy, Tensor& dx, bool accumulate, Tensor& dm));
+             int first_row, const Tensor& stats, const Tensor& dy, Tensor& dx, bool accumulate,
+             Tensor& dm));
 
 // y = x + m[row, gate] * keep[b] * p, the gated residual (specs/stdit3.md 5.6). keep f32 [B] is drop path's
 // factor (0 or 1/keep probability); an undefined tensor means 1. x, p, y [B*T, S, C]; y may be x.

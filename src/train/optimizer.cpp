@@ -35,8 +35,8 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& s
   a.correction2 = static_cast<float>(1.0 - std::pow(d.adam_beta2, t));
   a.grad_clip = static_cast<float>(d.grad_clip);
   a.ema_decay = static_cast<float>(d.ema_decay);
-  ops::adamw_step(a, squares, table.grads(), table.values(), state.exp_avg, state.exp_avg_sq, state.ema,
-                  table.working());
+  ops::adamw_step(a, squares, table.grads(), table.values(), state.exp_avg, state.exp_avg_sq,
+                  state.ema, table.working());
 }
 
 }  // namespace weft

@@ -52,10 +52,9 @@ RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source,
                            deck.train.batch_size, p.buckets().size())},
       {"memory", fmt::format("{} of state, {} of activations a rank (planned)", mib(state_bytes_),
                              mib(static_cast<double>(planned_bytes)))},
-      {"kernels",
-       on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
-                 : fmt::format("oneDNN matmul; weft {} for the rest",
-                               ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
+      {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
+                            : fmt::format("oneDNN matmul; weft {} for the rest",
+                                          ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
   };
 }
 

@@ -69,7 +69,8 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
 
 std::vector<FlatArray> flat_arrays(ParameterTable& table, OptimizerState& state) {
   const auto flat = [](const char* name, const Tensor& t) {
-    return FlatArray{name, {t.device_data<float>(), static_cast<std::size_t>(t.numel())}, t.device()};
+    return FlatArray{
+        name, {t.device_data<float>(), static_cast<std::size_t>(t.numel())}, t.device()};
   };
   return {flat("master", table.values()), flat("exp_avg", state.exp_avg),
           flat("exp_avg_sq", state.exp_avg_sq), flat("ema", state.ema),

@@ -110,6 +110,20 @@ class Stop(WeftTest):
         self.train("whole", self.STEPS)
         self.assert_same_run("whole", "run")
 
+    def test_computing_threads_never_take_a_stop_signal(self):
+        # oneDNN's sgemm keeps data where a handler's stack frame would go: one thread, which computes nothing, takes them.
+        job = self.start("train", "deck.toml", "run.dir=run", "train.steps=100000", ranks=1)
+        self.wait_for_steps(job, "run", 2)
+        rank = job.ranks()[0]
+        wanted = sum(1 << (s - 1) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
+        blocked = {}
+        for thread in os.listdir(f"/proc/{rank}/task"):
+            with open(f"/proc/{rank}/task/{thread}/status") as f:
+                mask = next(line.split()[1] for line in f if line.startswith("SigBlk:"))
+            blocked[int(thread)] = int(mask, 16) & wanted == wanted
+        self.assertTrue(blocked[rank], "the thread that computes takes stop signals")
+        self.assertIn(False, blocked.values(), "no thread takes stop signals")
+
     def test_a_second_sigterm_ends_at_once(self):
         # Steps of seconds: the first signal alone could not end the job so soon.
         job = self.start("train", "deck.toml", "run.dir=run", "model.hidden_size=384",

@@ -92,8 +92,7 @@ TEST_F(NnTest, FramesOutsideTheSelectionPassUnchanged) {
   const Var m = make_var(to_tensor(random_values(4 * 2 * 8, 2), {4, 2, 8}));
   const Tensor rows = to_tensor({0, 2, 3, 1}, {4}, DType::i32);
   Tape tape(Tape::Mode::infer);
-  const Tensor y =
-      nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1, 2)->value;
+  const Tensor y = nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1, 2)->value;
   const Tensor all = nn::layer_norm_modulate({tape, table_}, make_var(x), m, rows, 0, 1)->value;
   for (const std::int64_t frame : {0, 3})
     EXPECT_TRUE(same_bits(y.view({4, 24}).slice(frame, frame + 1),
