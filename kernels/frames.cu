@@ -6,6 +6,7 @@ namespace weft::kernels {
 namespace {
 
 constexpr int adding_warps = 16;
+constexpr int in_flight = 8;  // loads of a thread
 
 // dm[row, vector] += the partials [frame, run, parts, C] of the frames that use the row. A block: 32 columns of one part
 // and row; its warps take every 16th partial, and their sums are added in the order of warps. The frames are
@@ -36,10 +37,20 @@ __global__ void __launch_bounds__(adding_warps * 32)
   float sum = 0.0f;
   if (column < g.channels) {
     const int partials = *listed * g.runs;
-#pragma unroll 4
-    for (int q = warp; q < partials; q += adding_warps) {
-      const std::int64_t at = static_cast<std::int64_t>(list[q / g.runs]) * g.runs + q % g.runs;
-      sum += partial[(at * parts + part) * g.channels + column];
+    // Eight loads at a time, the last ones masked: their latency is what this kernel costs.
+    for (int first = warp; first < partials; first += in_flight * adding_warps) {
+      float x[in_flight];
+#pragma unroll
+      for (int j = 0; j < in_flight; ++j) {
+        const int q = first + j * adding_warps;
+        x[j] = 0.0f;
+        if (q < partials) {
+          const std::int64_t at = static_cast<std::int64_t>(list[q / g.runs]) * g.runs + q % g.runs;
+          x[j] = partial[(at * parts + part) * g.channels + column];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < in_flight; ++j) sum += x[j];
     }
   }
   sums[threadIdx.x] = sum;

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(forward_warps * 32)
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(backward_warps * 32)
+__global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 5 : 3)
     gate_backward_kernel(const T* dy, const T* p, const float* __restrict__ m,
                          const std::int32_t* __restrict__ rows, FrameGrid g, int gate, Keep keep,
                          T* dp, float* __restrict__ partial) {
