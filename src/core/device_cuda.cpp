@@ -50,8 +50,8 @@ class CudaRuntime final : public DeviceRuntime {
       std::size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
       throw Error(Exit::usage,
-                  fmt::format("GPU {} has no {:.2f} GiB left: {:.2f} of {:.2f} GiB are free", index_,
-                              gib(bytes), gib(free), gib(total)),
+                  fmt::format("GPU {} has no {:.2f} GiB left: {:.2f} of {:.2f} GiB are free",
+                              index_, gib(bytes), gib(free), gib(total)),
                   "lower memory.arena_gib or train.batch_size, or see who else holds memory there "
                   "(weft doctor, nvidia-smi)",
                   __FILE__, __LINE__);
@@ -147,7 +147,10 @@ class CudaRuntime final : public DeviceRuntime {
   bool finished(const DeviceEvent& event) override {
     enter();
     const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event.get()));
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // or somebody's look at the last error would find it
+      return false;
+    }
     CUDA_CHECK(state);
     return true;
   }
@@ -183,12 +186,13 @@ class CudaRuntime final : public DeviceRuntime {
     const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
     cudaGraphDestroy(graph);
     CUDA_CHECK(error);
-    return DeviceGraph(exec, [](void* p) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(p)); });
+    return DeviceGraph(exec,
+                       [](void* p) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(p)); });
   }
   void launch(const DeviceGraph& graph) override {
     enter();
-    CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()),
-                               cuda_stream(Stream::compute)));
+    CUDA_CHECK(
+        cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), cuda_stream(Stream::compute)));
   }
 
   std::string describe() override {
@@ -241,13 +245,21 @@ class CudaRuntime final : public DeviceRuntime {
   // The next `bytes` of the ring, once the copies that read them are done.
   std::byte* take_from_ring(std::size_t bytes) {
     bytes = (bytes + 255) / 256 * 256;
-    if (ring_at_ + bytes > ring_bytes) ring_at_ = 0;
+    const auto retire = [this] {
+      synchronize(in_flight_.front().copied);
+      in_flight_.pop_front();
+    };
+    if (ring_at_ + bytes > ring_bytes) {
+      // What the round before left in the end that is skipped now: it is the oldest, and would hide from the look below the
+      // copies of this round, which are in the way.
+      while (!in_flight_.empty() && in_flight_.front().begin >= ring_at_) retire();
+      ring_at_ = 0;
+    }
     const std::size_t begin = ring_at_, end = begin + bytes;
     while (!in_flight_.empty()) {
       const InFlight& oldest = in_flight_.front();
       if (oldest.begin >= end || oldest.begin + oldest.bytes <= begin) break;
-      synchronize(oldest.copied);
-      in_flight_.pop_front();
+      retire();
     }
     ring_at_ = end;
     return ring_ + begin;
