@@ -38,8 +38,9 @@ class Communicator {
   virtual double busy_seconds() const = 0;
 
   // May all_reduce_sum and wait be recorded in a DeviceGraph? Every ticket must then be waited for before the
-  // recording ends, and the graph be destroyed before the communicator. True for NCCL, and for one rank, where an
-  // all-reduce is nothing at all.
+  // recording ends, and the graph be destroyed before the communicator; and all ranks must record together and
+  // replay together, graphs of one and the same recording, which is why the trainer does not (train/step_graphs.h). True
+  // for NCCL, and for one rank, where an all-reduce is nothing at all.
   virtual bool capturable() const = 0;
   // To be called by every rank once a step, behind the work that a DeviceGraph may have run: operations in a graph are
   // seen by nobody, so this is where the watch over hangs counts them, and where ranks that replay a graph and ranks that do

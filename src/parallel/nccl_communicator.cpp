@@ -147,8 +147,8 @@ class NcclCommunicator final : public Communicator {
     return 0;
   }
 
-  // Graphs of different ranks may be recorded in different steps: the operations of a step count as its part, and its end
-  // brings all ranks to the same number.
+  // Operations inside a graph are issued by nobody: the operations of a step count as its part, and its end brings all ranks
+  // to the same number.
   void replayed() override {
     check();
     recorded_.clear();

@@ -1,10 +1,15 @@
 // On a GPU the work of a micro-batch, some thousand kernels, is recorded once for each shape and then replayed: the host
-// issues one graph instead. The arena gives equal sequences of calls equal addresses, which is what makes this sound.
+// issues a few graphs instead. The arena gives equal sequences of calls equal addresses, which is what makes this sound.
+//
+// Collectives are never recorded. NCCL wants an operation that is captured to be captured on all ranks, and replayed by all
+// of them from that same capture; here ranks meet a shape in different steps. So a recording is cut where a collective is
+// issued, and the host issues it between two graphs: it overlaps with the rest of the backward all the same.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "core/device.h"
 #include "nn/parameters.h"
@@ -20,6 +25,9 @@ class StepGraphs {
   // of a key is a plain one (matrix products choose their algorithms), the second is recorded. What `work` does on the
   // host is repeated for `table` alone: which gradients are written, which buckets announced.
   void run(const std::string& key, ParameterTable& table, const std::function<void()>& work);
+  // What the host does in the midst of `work`, at once and in every replay at the same place: behind all device work before
+  // it. It is kept as long as the graphs, so it may not refer to what a step alone owns.
+  void aside(const std::function<void()>& act);
 
   std::int64_t replays() const { return replays_; }
   std::size_t recorded() const { return recorded_; }
@@ -28,13 +36,21 @@ class StepGraphs {
   // More shapes than this run plainly: graphs of many shapes would take memory without end.
   static constexpr std::size_t most_graphs = 64;
 
-  struct Entry {
-    bool seen = false;
+  struct Part {
     DeviceGraph graph;
+    std::function<void()> then;  // what was put aside behind it; empty behind the last
+  };
+  struct Entry {
+    bool seen = false, recorded = false;
+    std::vector<Part> parts;
     ParameterTable::StepState after;
   };
+  // Ends the recording under way and runs it.
+  void cut(std::function<void()> then);
 
   bool enabled_;
+  Entry* recording_ = nullptr;
+  bool capturing_ = false;
   std::map<std::string, Entry> entries_;
   std::int64_t replays_ = 0;
   std::size_t recorded_ = 0;

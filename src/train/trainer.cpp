@@ -147,9 +147,8 @@ void Trainer::start() {
              static_cast<double>(capacity) / (1 << 20));
   // A GPU's memory is taken for good: the plan, and an eighth for what operations need inside themselves.
   const std::size_t with_scratch = planned_bytes_ + planned_bytes_ / 8 + (std::size_t{64} << 20);
-  arena_ = Arena::reserve(on_cuda() && deck_.memory.arena_gib <= 0
-                              ? std::min(capacity, with_scratch)
-                              : capacity);
+  arena_ = Arena::reserve(
+      on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
   results_ = Tensor::persistent({result_count}, DType::f64);
   std::size_t clip_bytes = 0;
   for (const Bucket& b : source_->buckets())
@@ -201,18 +200,16 @@ void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, f
     Tensor total = results_.slice(loss_sum, loss_sum + 1);
     ops::add_sum(loss, total);
     tape.backward();
-    if (last && on_cuda() && comm_->capturable()) {
-      params.finish_step();
-      join_reductions();
-    }
   };
-  if (!last || comm_->capturable())
-    graphs_->run(fmt::format("bucket {} clips {} captions {} first {} last {} at {}",
-                             clips.what.bucket, clips.what.clips.size(),
-                             batch.in.captions.index.numel(), first, last, batch.x0.raw()),
-                 params, work);
-  else
-    work();
+  graphs_->run(fmt::format("bucket {} clips {} captions {} first {} last {} at {}",
+                           clips.what.bucket, clips.what.clips.size(),
+                           batch.in.captions.index.numel(), first, last, batch.x0.raw()),
+               params, work);
+}
+
+void Trainer::reduce(int bucket) {
+  const auto& b = model_.params().buckets()[static_cast<std::size_t>(bucket)];
+  tickets_.push_back(comm_->all_reduce_sum(model_.params().grads().slice(b.begin, b.end)));
 }
 
 double Trainer::join_reductions() {
@@ -238,10 +235,7 @@ void Trainer::step() {
   // 1. Forward and backward of this rank's micro-batches; a bucket's reduction starts when its last gradient is in.
   step.begin = mark();
   ops::fill_zero(results_);
-  params.begin_step([&](int bucket) {
-    const auto& b = params.buckets()[static_cast<std::size_t>(bucket)];
-    tickets_.push_back(comm_->all_reduce_sum(params.grads().slice(b.begin, b.end)));
-  });
+  params.begin_step([this](int bucket) { graphs_->aside([this, bucket] { reduce(bucket); }); });
   const float weight = 1.0f / static_cast<float>(m.samples.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     const LoadedBatch& clips = prefetcher_->next();
@@ -249,7 +243,8 @@ void Trainer::step() {
     run_micro_batch(clips, i == 0, i + 1 == mine.size(), weight);
   }
   params.finish_step();
-  if (on_cuda()) comm_->replayed();  // on every rank, with work or without: they count their operations alike
+  if (on_cuda())
+    comm_->replayed();  // on every rank, with work or without: they count their operations alike
   const double wish = stop_signal() != 0 ? 1 : 0;
   results_.slice(stop_wishes, stop_wishes + 1).set(std::span<const double>(&wish, 1));
   tickets_.push_back(comm_->all_reduce_sum(results_.slice(loss_sum, stop_wishes + 1)));

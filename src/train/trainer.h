@@ -65,6 +65,7 @@ class Trainer {
   };
 
   void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);
+  void reduce(int bucket);   // starts the reduction of a bucket of gradients
   double join_reductions();  // seconds that the host was blocked
   void complete(Issued step);
 
