@@ -3,11 +3,13 @@
 // operations are counted); here are the kernels for f32, whose products are exact FFMA, and for every other even D up to
 // 128 in either type. They read qkv [B,T,S,3,H,D] where it lies, a block one head of one token, each value once from memory,
 // and once from shared memory for each multiply-add: that binds them, at about a fifth of the FFMA rate.
+// One frame in bf16 (images) is a copy and is done as one, at 8 D bytes a head and direction.
 // Scratch of the backward: 2 D f32 for each block, at most 4096 blocks.
 #include "temporal.cuh"
 
 #include "launch.cuh"
 #include "temporal_parts.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace temporal {
@@ -319,6 +321,66 @@ __global__ void __launch_bounds__(threads, 4)
   store_sums(sum_k, scratch, partial + static_cast<std::int64_t>(l.D) * gridDim.x, l.D);
 }
 
+// One frame. The softmax of a single score is 1 whatever the score: out is v, dv is dout, q and k get no gradient, and
+// the weights none. Only lse takes q and k; the rotation, which is the same for both, does not change their product.
+
+constexpr int one_threads = 256, one_lanes = 16, one_pack = 8;  // a row of D <= 128 for 16 lanes
+
+__global__ void __launch_bounds__(one_threads)
+    one_frame_forward_kernel(const __nv_bfloat16* qkv, const float* wq, const float* wk,
+                             __nv_bfloat16* out, float* lse, Layout l, float factor) {
+  const int c = static_cast<int>(threadIdx.x) % one_lanes * one_pack;
+  const unsigned row = blockIdx.x * (one_threads / one_lanes) + threadIdx.x / one_lanes;
+  float sums[3] = {0.0f, 0.0f, 0.0f};  // q k, q q, k k
+  if (row < l.units && c < l.D) {
+    const unsigned token = row / static_cast<unsigned>(l.H);
+    const std::int64_t C = static_cast<std::int64_t>(l.H) * l.D;
+    const __nv_bfloat16* at = qkv + static_cast<std::int64_t>(row) * l.D + token * 2 * C + c;
+    const auto q = load_vec<one_pack>(at, 0), k = load_vec<one_pack>(at + C, 0),
+               v = load_vec<one_pack>(at + 2 * C, 0);
+    store_vec<one_pack>(out + static_cast<std::int64_t>(row) * l.D + c, 0, v);
+    float x[one_pack], y[one_pack];
+    unpack(q, x);
+    unpack(k, y);
+#pragma unroll
+    for (int e = 0; e < one_pack; ++e) {
+      sums[0] += x[e] * y[e] * (wq != nullptr ? wq[c + e] * wk[c + e] : 1.0f);
+      sums[1] += x[e] * x[e];
+      sums[2] += y[e] * y[e];
+    }
+  }
+#pragma unroll
+  for (int offset = one_lanes / 2; offset > 0; offset /= 2)
+#pragma unroll
+    for (int i = 0; i < 3; ++i) sums[i] += __shfl_xor_sync(full_mask, sums[i], offset);
+  if (c > 0 || row >= l.units) return;
+  if (wq != nullptr) {
+    const float size = static_cast<float>(l.D);
+    factor *= rsqrtf(sums[1] / size + epsilon) * rsqrtf(sums[2] / size + epsilon);
+  }
+  lse[row] = sums[0] * factor;
+}
+
+// A thread: 8 columns of a token's C = H D.
+__global__ void __launch_bounds__(one_threads)
+    one_frame_backward_kernel(const __nv_bfloat16* dout, __nv_bfloat16* dqkv, unsigned count,
+                              unsigned row_packs) {
+  const unsigned i = blockIdx.x * one_threads + threadIdx.x;
+  if (i >= count) return;
+  const auto g = load_vec<one_pack>(dout, i);
+  const Vec<__nv_bfloat16, one_pack> zero{};
+  const std::int64_t to = static_cast<std::int64_t>(i / row_packs) * 2 * row_packs + i;
+  store_vec<one_pack>(dqkv, to, zero);
+  store_vec<one_pack>(dqkv, to + row_packs, zero);
+  store_vec<one_pack>(dqkv, to + 2 * static_cast<std::int64_t>(row_packs), g);
+}
+
+// Whether the two above can do it: row lengths and addresses of whole packs.
+bool one_frame(const Tensor& qkv, const Layout& l, const Tensor& a, const Tensor& b) {
+  return l.T == 1 && qkv.dtype() == DType::bf16 && l.D % one_pack == 0 &&
+         qkv.numel() / one_pack < std::int64_t{1} << 32 && aligned<one_pack>(a, b);
+}
+
 // One column a block.
 __global__ void __launch_bounds__(256)
     add_pieces_kernel(const float* partial, int pieces, int D, float* dwq, float* dwk) {
@@ -356,6 +418,13 @@ void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, con
                       Tensor& out, Tensor& lse) {
   using namespace temporal;
   const Layout l = layout_of(qkv);
+  if (one_frame(qkv, l, qkv, out)) {
+    launch(one_frame_forward_kernel, dim3(blocks_for(l.units, one_threads / one_lanes)),
+           dim3(one_threads), 0, data<__nv_bfloat16>(qkv), data_or_null<float>(wq),
+           data_or_null<float>(wk), data<__nv_bfloat16>(out), data<float>(lse), l,
+           inverse_root(l.D));
+    return;
+  }
   if (l.units == 0 || mma_forward(qkv, wq, wk, rope, out, lse)) return;
   const std::size_t floats =
       2 * static_cast<std::size_t>(l.T * (l.D + 1)) + static_cast<std::size_t>(warps * (l.D + l.T));
@@ -371,6 +440,13 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
                        Tensor& dwq, Tensor& dwk) {
   using namespace temporal;
   const Layout l = layout_of(qkv);
+  if (one_frame(qkv, l, dout, dqkv)) {
+    const auto count = static_cast<unsigned>(dout.numel() / one_pack);
+    launch(one_frame_backward_kernel, dim3(blocks_for(count, one_threads)), dim3(one_threads), 0,
+           data<__nv_bfloat16>(dout), data<__nv_bfloat16>(dqkv), count,
+           static_cast<unsigned>(l.H * l.D / one_pack));
+    return;
+  }
   if (l.units == 0 || mma_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk)) return;
   const std::size_t floats = 2 * static_cast<std::size_t>(l.T * (l.D + 2)) +
                              2 * static_cast<std::size_t>(warps * (l.D + l.T));
