@@ -70,9 +70,9 @@ def main():
     hot = [r for r in rows if any(re.search(p, r[1]) for p in HOT)]
     unknown = [p for p in HOT if not any(re.search(p, r[1]) for r in rows)]
     shown = rows if args.all else hot
-    print(f"{'file':<26} {'kernel':<70} {'arch':<8} {'regs':>5} {'spill B':>8} {'stack B':>8}")
+    print(f"{'file':<26} {'kernel':<70} {'arch':<8} {'regs':>5} {'shared B':>8} {'spill B':>8} {'stack B':>8}")
     for file, name, arch, regs, shared, spills, stack in shown:
-        print(f"{file:<26} {name:<70} {arch:<8} {regs:>5} {spills:>8} {stack:>8}")
+        print(f"{file:<26} {name:<70} {arch:<8} {regs:>5} {shared:>8} {spills:>8} {stack:>8}")
     if args.markdown:
         by_kernel = {}
         for file, name, arch, regs, shared, spills, stack in rows:
