@@ -6,13 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "commands/ceiling.h"
 #include "commands/kernel_cases.h"
 #include "core/arena.h"
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/version.h"
-#include "ops/matmul.h"
-#include "ops/pointwise.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 
@@ -90,56 +88,10 @@ Verdict compare(const std::vector<Tensor>& got, const std::vector<Tensor>& wante
   return v;
 }
 
-// Median seconds of one call of `f`, from the device's events (host clock on the CPU).
-double seconds_of(const std::function<void()>& f) {
-  const auto time = [&](int calls) {
-    if (!on_cuda()) {
-      const double start = now_seconds();
-      for (int i = 0; i < calls; ++i) f();
-      return (now_seconds() - start) / calls;
-    }
-    DeviceRuntime& gpu = device_runtime();
-    const DeviceEvent begin = gpu.record(Stream::compute);
-    for (int i = 0; i < calls; ++i) f();
-    const DeviceEvent end = gpu.record(Stream::compute);
-    gpu.synchronize(end);
-    return gpu.seconds(begin, end) / calls;
-  };
-  time(2);
-  const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
-  std::vector<double> rounds;
-  for (int i = 0; i < 5; ++i) rounds.push_back(time(calls));
-  std::nth_element(rounds.begin(), rounds.begin() + 2, rounds.end());
-  return rounds[2];
-}
-
 // What this device reaches at best: bytes a second of a plain copy, operations a second of a large matrix product.
 struct Ceilings {
   double bandwidth = 0, f32 = 0, bf16 = 0;
 };
-
-double product_rate(DType dtype, std::int64_t n) {
-  const std::vector<Tensor> host = {random_tensor({n, n}, dtype, 1),
-                                    random_tensor({n, n}, dtype, 2)};
-  const std::vector<Tensor> in = copies(host);
-  Tensor y = Tensor::empty({n, n}, dtype);
-  const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-  return 2 * cubed / seconds_of([&] { ops::linear_forward(in[0], in[1], Tensor(), Tensor(), y); });
-}
-
-Ceilings measure_ceilings() {
-  Ceilings c;
-  // Far larger than any cache, so that memory is measured.
-  const std::int64_t elements = on_cuda() ? 1 << 28 : 1 << 26;
-  Tensor a = Tensor::empty({elements}, DType::f32), b = Tensor::empty({elements}, DType::f32);
-  ops::fill_zero(a);
-  c.bandwidth = 2.0 * static_cast<double>(a.bytes()) / seconds_of([&] { ops::convert(a, b); });
-  a.release();
-  b.release();
-  c.f32 = product_rate(DType::f32, on_cuda() ? 8192 : 2048);
-  c.bf16 = product_rate(DType::bf16, on_cuda() ? 8192 : 1024);
-  return c;
-}
 
 }  // namespace
 
@@ -166,7 +118,9 @@ int bench_kernels(const BenchKernelsRequest& request) {
   const auto host_arena = Arena::reserve(std::size_t{1} << 40, DeviceKind::cpu);
 
   const bool timed = !request.check_only;
-  const Ceilings ceilings = timed ? measure_ceilings() : Ceilings();
+  const Ceilings ceilings =
+      timed ? Ceilings{copy_rate(), product_rate(DType::f32), product_rate(DType::bf16)}
+            : Ceilings();
   fmt::print("{}\n{}\n", version_line(), on_cuda() ? device_runtime().describe() : describe_cpu());
   if (!on_cuda())
     fmt::print(

@@ -1,10 +1,12 @@
 #include "commands/bench_step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "commands/ceiling.h"
 #include "commands/probe_case.h"
 #include "core/clock.h"
 #include "core/device.h"
@@ -75,6 +77,46 @@ ProbeCase noise_case(const std::string& text, std::int64_t captions, const Model
   return c;
 }
 
+// Loss and gradient norm of one step of the deck's model, but one pair of blocks deep and on a small clip: what the CPU can
+// repeat in a moment.
+std::pair<double, double> small_step(Deck deck) {
+  deck.model.depth = 1;
+  Stdit3 model(deck.model);
+  ParameterTable& params = model.params();
+  params.allocate(1 << 22, deck.model.dtype == "bf16", true);
+  params.initialise(static_cast<std::uint64_t>(deck.run.seed));
+  Tensor results = Tensor::persistent({2}, DType::f64);
+  const auto arena = Arena::reserve(std::size_t{2} << 30);
+  const ArenaScope scope(*arena);
+  ProbeCase c =
+      noise_case("1x3x12x10", std::min<std::int64_t>(20, deck.model.model_max_length), deck.model);
+  Tensor noise = Tensor::empty(c.x.shape(), DType::f32);
+  ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
+  params.begin_step([](int) {});
+  Tape tape;
+  const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, 1.0f);
+  Tensor sum = results.slice(0, 1), squares = results.slice(1, 2);
+  ops::add_sum(loss, sum);
+  tape.backward();
+  params.finish_step();
+  ops::sum_of_squares(params.grads(), squares);
+  const Tensor on_host = results.to_host();
+  return {on_host.data<double>()[0], std::sqrt(on_host.data<double>()[1])};
+}
+
+// How many of the two differ from the CPU side's by more than rounding explains; -1 where the CPU is the device.
+int wrong_against_cpu(const Deck& deck) {
+  if (!on_cuda()) return -1;
+  const auto got = small_step(deck);
+  const CpuScope on_cpu;
+  const auto wanted = small_step(deck);
+  const double tolerance = deck.model.dtype == "bf16" ? 2e-2 : 1e-4;
+  const auto off = [&](double a, double b) {
+    return !(std::abs(a - b) <= tolerance * std::abs(b));
+  };
+  return off(got.first, wanted.first) + off(got.second, wanted.second);
+}
+
 }  // namespace
 
 int bench_step(const Deck& deck, const BenchStepRequest& request) {
@@ -82,6 +124,16 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
              "{} steps, {} to warm up", request.steps, request.warmup);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   const int threads = set_threads(static_cast<int>(deck.run.threads), 1);
+  const int wrong = wrong_against_cpu(deck);
+  WEFT_CHECK(wrong <= 0, Exit::internal,
+             "run weft doctor and weft bench kernels: if the GPU is well, this is a bug in weft",
+             "loss or gradient norm of a small step differ from the CPU side's");
+  double ceiling = 0;
+  {
+    const auto arena = Arena::reserve(std::size_t{1} << 30);
+    const ArenaScope scope(*arena);
+    ceiling = product_rate(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32);
+  }
   Stdit3 model(deck.model);
   ParameterTable& params = model.params();
   params.allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
@@ -158,6 +210,8 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
         {"loss", losses},
         {"arena_peak_bytes", arena->peak()},
         {"model_flops", flops},
+        {"product_flops_per_second", ceiling},
+        {"wrong", wrong},
         {"graph_replays", graphs.replays()}};
     std::ofstream out(request.json);
     out << j.dump(2) << '\n';
@@ -165,11 +219,12 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
                request.json);
   }
   fmt::print(
-      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s, loss {:.6f} "
-      "-> {:.6f}\n",
+      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
+      "a plain product's), loss {:.6f} -> {:.6f}, wrong {}\n",
       seconds.size(), threads, median(seconds), *std::min_element(seconds.begin(), seconds.end()),
       *std::max_element(seconds.begin(), seconds.end()), flops / median(seconds) * 1e-12,
-      losses.front(), losses.back());
+      100 * flops / median(seconds) / ceiling, losses.front(), losses.back(),
+      wrong < 0 ? "-" : "0");
   if (request.profile) print_profile(profile, request.steps, median(seconds));
   return 0;
 }

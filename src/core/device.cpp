@@ -19,6 +19,7 @@ namespace {
 
 Device device;
 DeviceRuntime* runtime = nullptr;
+thread_local int cpu_scopes = 0;
 
 int usable_cores() {
   cpu_set_t set;
@@ -44,7 +45,10 @@ void use_gpu(int index) {
   device = {DeviceKind::cuda, index};
 }
 
-Device this_device() { return device; }
+Device this_device() { return cpu_scopes > 0 ? Device{} : device; }
+
+CpuScope::CpuScope() { ++cpu_scopes; }
+CpuScope::~CpuScope() { --cpu_scopes; }
 
 DeviceRuntime& device_runtime() {
   WEFT_ASSERT(runtime != nullptr);

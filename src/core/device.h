@@ -21,9 +21,18 @@ struct Device {
 std::vector<std::string> visible_gpus(std::string* why = nullptr);
 // Takes GPU `index` of those: once a process, before the first tensor. parallel/rank_device.h chooses which.
 void use_gpu(int index);
-// The CPU until use_gpu().
+// The CPU until use_gpu(), and within a CpuScope.
 Device this_device();
 inline bool on_cuda() { return this_device().kind == DeviceKind::cuda; }
+
+// While one lives, this thread computes on the CPU, whatever the rank's device: to check the one side against the other.
+class CpuScope {
+ public:
+  CpuScope();
+  ~CpuScope();
+  CpuScope(const CpuScope&) = delete;
+  CpuScope& operator=(const CpuScope&) = delete;
+};
 
 // Streams of a GPU: work within one runs in order, between two only events order it.
 enum class Stream { compute, communication, copy };
