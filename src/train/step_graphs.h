@@ -21,9 +21,9 @@ class StepGraphs {
   explicit StepGraphs(bool enabled) : enabled_(enabled) {}
 
   // Runs `work`, or what it recorded before under the same key. The key names everything that the work depends on besides
-  // the contents of its tensors: their addresses, shapes, and which gradients are overwritten or added to. The first run
-  // of a key is a plain one (matrix products choose their algorithms), the second is recorded. What `work` does on the
-  // host is repeated for `table` alone: which gradients are written, which buckets announced.
+  // the contents of its tensors: their addresses and shapes, numbers passed by value, and which gradients are overwritten or
+  // added to. The first run of a key is a plain one (matrix products choose their algorithms), the second is recorded. What
+  // `work` does on the host is repeated for `table` alone: which gradients are written, which buckets announced.
   void run(const std::string& key, ParameterTable& table, const std::function<void()>& work);
   // What the host does in the midst of `work`, at once and in every replay at the same place: behind all device work before
   // it. It is kept as long as the graphs, so it may not refer to what a step alone owns.

@@ -201,9 +201,9 @@ void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, f
     ops::add_sum(loss, total);
     tape.backward();
   };
-  graphs_->run(fmt::format("bucket {} clips {} captions {} first {} last {} at {}",
+  graphs_->run(fmt::format("bucket {} clips {} captions {} first {} last {} weight {} at {}",
                            clips.what.bucket, clips.what.clips.size(),
-                           batch.in.captions.index.numel(), first, last, batch.x0.raw()),
+                           batch.in.captions.index.numel(), first, last, weight, batch.x0.raw()),
                params, work);
 }
 

@@ -74,6 +74,17 @@ class Steps(WeftTest):
             self.on_gpu("plain", "device.graphs=false")
         self.assert_same_run("recorded", "plain")
 
+    def test_recorded_steps_of_uneven_size(self):
+        # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts
+        # for a fifth or for a sixth.
+        uneven = ("data.path=synthetic:clips=2,frames=3,height=16,width=16;clips=24,frames=2,height=16,width=16",
+                  "train.batch_size=3", "train.micro_batches=2", "train.steps=12")
+        with emulate(1):
+            for run, graphs in (("recorded", "true"), ("plain", "false")):
+                self.train(run, "device.kind=cuda", f"device.graphs={graphs}", *uneven, ranks=1)
+        self.assertEqual({len(s) for s in self.samples("plain")}, {5, 6})
+        self.assert_same_run("recorded", "plain")
+
     def test_any_legal_order_of_streams_gives_the_same_bits(self):
         with emulate(2):
             self.on_gpu("first")
