@@ -10,7 +10,7 @@ import unittest
 
 from harness import REPOSITORY, WeftTest, read_safetensors
 
-GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden"))
+GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
 # Relative, in the L2 norm, of every tensor.
