@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C
 bad=0
 mapfile -d '' -t code < <(find src tests kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print0 | sort -z)
-mapfile -d '' -t scripts < <(find tools validation jobscripts inputs .ci -type f \( -name '*.py' -o -name '*.sh' -o -name '*.sbatch' -o -name '*.toml' -o -name run \) -print0 | sort -z)
+mapfile -d '' -t scripts < <(find tools validation inputs .ci $([ -d jobscripts ] && echo jobscripts) -type f \( -name '*.py' -o -name '*.sh' -o -name '*.sbatch' -o -name '*.toml' -o -name run \) -print0 | sort -z)
 
 if ! command -v clang-format >/dev/null; then
   echo "format: clang-format is missing (make deps)" >&2

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// `small`: a second or so on one core for all cases together, with sizes that divide nothing (tests, sanitizers).
+// `small`: some seconds for all cases together on the stand-in for CUDA, with sizes that divide nothing (tests, sanitizers).
 // `real`: the shapes of STDiT3-XL/2 at 51 frames 480p (T 15, S 1590) and 16 frames 256x256 (T 4, S 256).
 enum class CaseSize { small, real };
 

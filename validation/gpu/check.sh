@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one command (about eight minutes on an H200):
+# Everything that only a GPU can show, in one command:
 #
 #   validation/gpu/check.sh OUT [WEFT]      OUT: folder for the results; WEFT: the binary or the bundle's wrapper (build/weft)
 #
