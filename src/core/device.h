@@ -53,7 +53,6 @@ class DeviceRuntime {
   virtual void* allocate_pinned(std::size_t bytes) = 0;  // host memory that copies asynchronously
   virtual void free_pinned(void* p) = 0;
   virtual std::size_t free_bytes() = 0;  // of device memory, now
-  virtual std::size_t total_bytes() = 0;
 
   // Host to device on `stream` through the pinned ring: `from` may be reused at once. Waits only when the ring is full.
   virtual void upload(void* to, const void* from, std::size_t bytes, Stream stream) = 0;

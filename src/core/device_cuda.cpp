@@ -81,8 +81,12 @@ class CudaRuntime final : public DeviceRuntime {
     enter();
     CUDA_CHECK(cudaFreeHost(p));
   }
-  std::size_t free_bytes() override { return memory_info().first; }
-  std::size_t total_bytes() override { return memory_info().second; }
+  std::size_t free_bytes() override {
+    enter();
+    std::size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  }
 
   void upload(void* to, const void* from, std::size_t bytes, Stream stream) override {
     enter();
@@ -217,13 +221,6 @@ class CudaRuntime final : public DeviceRuntime {
     if (current == index_) return;
     CUDA_CHECK(cudaSetDevice(index_));
     current = index_;
-  }
-
-  std::pair<std::size_t, std::size_t> memory_info() {
-    enter();
-    std::size_t free = 0, total = 0;
-    CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return {free, total};
   }
 
   // Events are used again: making one takes microseconds, and a step takes hundreds.
