@@ -1,13 +1,16 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test build bench bundle deps format check-format check-includes clean help
+.PHONY: run test test-slurm build bench bundle deps format check-format check-includes clean help
 
 run: ## footage -> clip store -> train on 2 ranks, stopped and gone on -> clip and report (VIDEO=path: your footage)
 	@tools/run_demo.sh
 
 test: ## every test; the last line is the summary of ctest
 	@tools/test.sh
+
+test-slurm: ## the job scripts under a Slurm of its own on this host (root: installs Debian's Slurm)
+	@tools/test_slurm.sh
 
 build: deps ## build/weft, Release
 	@tools/build.sh

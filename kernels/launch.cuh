@@ -9,15 +9,17 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "core/device_cuda.h"
 #include "core/tensor.h"
 
 namespace weft::kernels {
 
-// Starts `kernel` on the compute stream. `shared` bytes of dynamic shared memory; above 48 KiB the kernel's limit is raised.
+// Starts `kernel` on `stream`. `shared` bytes of dynamic shared memory; above 48 KiB the kernel's limit is raised.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&... args) {
+void launch_on(Stream stream, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
+               A&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (shared > 48 * 1024)
     CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -27,8 +29,14 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
-  config.stream = cuda_stream(Stream::compute);
+  config.stream = cuda_stream(stream);
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+
+// The same on the compute stream.
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, A&&... args) {
+  launch_on(Stream::compute, kernel, grid, block, shared, std::forward<A>(args)...);
 }
 
 inline unsigned blocks_for(std::int64_t items, int per_block) {

@@ -120,11 +120,26 @@ __global__ void __launch_bounds__(threads)
 }
 
 __global__ void __launch_bounds__(threads)
-    add_squares_kernel(const double* __restrict__ partial, int count, double* __restrict__ total) {
+    add_squares_kernel(const double* __restrict__ partial, int count, bool accumulate,
+                       double* __restrict__ total) {
   double sum = 0;
   for (int i = threadIdx.x; i < count; i += threads) sum += partial[i];
   sum = sum_of_block(sum, shared_memory<double>());
-  if (threadIdx.x == 0) *total = sum;
+  if (threadIdx.x == 0) *total = accumulate ? *total + sum : sum;
+}
+
+__device__ __forceinline__ bool is_finite(double x) {
+  return fabs(x) <= std::numeric_limits<double>::max();  // false for NaN
+}
+
+// A few thousand values at most: one block, microseconds.
+__global__ void __launch_bounds__(threads)
+    carry_kernel(const double* __restrict__ values, std::int64_t count,
+                 double* __restrict__ total) {
+  double odd = threadIdx.x == 0 && !is_finite(*total) ? 1 : 0;
+  for (std::int64_t i = threadIdx.x; i < count; i += threads) odd += is_finite(values[i]) ? 0 : 1;
+  odd = sum_of_block(odd, shared_memory<double>());
+  if (threadIdx.x == 0) *total = odd == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
 }
 
 }  // namespace
@@ -149,7 +164,7 @@ void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tenso
     run.operator()<1>();
 }
 
-void sum_of_squares(const Tensor& x, Tensor& sum) {
+void sum_of_squares(const Tensor& x, Tensor& sum, bool accumulate) {
   // As many blocks as there is work for, so that short tensors are not all start-up.
   const unsigned blocks =
       std::min<unsigned>(sum_blocks, std::max(1u, blocks_for(x.numel(), threads * 16)));
@@ -164,7 +179,12 @@ void sum_of_squares(const Tensor& x, Tensor& sum) {
   else
     run.operator()<1>();
   launch(add_squares_kernel, dim3(1), dim3(threads), shared, data<double>(partial),
-         static_cast<int>(blocks), data<double>(sum));
+         static_cast<int>(blocks), accumulate, data<double>(sum));
+}
+
+void carry_non_finite(const Tensor& values, Tensor& sum) {
+  launch(carry_kernel, dim3(1), dim3(threads), threads * sizeof(double), data<double>(values),
+         values.numel(), data<double>(sum));
 }
 
 }  // namespace weft::ops::cuda

@@ -2,7 +2,7 @@
 // yet run on a GPU.
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):
-//   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16 or back);
+//   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16 or back), copy_tokens 4;
 //   silu_forward 8 and silu_backward 12 (16 added), f32 alone.
 // 16 bytes an access and four of them a thread and input, so that with every thread resident an SM of an H200 has some
 // 64 KB under way, twice what its share of 4.8 TB/s needs. The GELU in bf16 comes nearest to the processor's own limits:
@@ -228,6 +228,26 @@ void convert(const Tensor& x, Tensor& y) {
     run.operator()<float, __nv_bfloat16>();
   else
     run.operator()<__nv_bfloat16, float>();
+}
+
+// The runtime's own copy of a rectangle, one a sample: a frame's tokens are a row of it.
+void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
+  const std::size_t width = static_cast<std::size_t>(x.dim(3)) * size_of(x.dtype());
+  const std::size_t run = static_cast<std::size_t>(k.tokens) * width;
+  if (run == 0 || k.frames == 0) return;
+  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
+                             std::int64_t token) {
+    return static_cast<std::byte*>(t.raw()) +
+           static_cast<std::size_t>((b * t.dim(1) + frame) * t.dim(2) + token) * width;
+  };
+  const auto pitch = [width](const Tensor& t) {
+    return static_cast<std::size_t>(t.dim(2)) * width;
+  };
+  for (std::int64_t b = 0; b < x.dim(0); ++b)
+    CUDA_CHECK(cudaMemcpy2DAsync(place(y, b, k.to_frame, k.to_token), pitch(y),
+                                 place(x, b, k.from_frame, k.from_token), pitch(x), run,
+                                 static_cast<std::size_t>(k.frames), cudaMemcpyDeviceToDevice,
+                                 cuda_stream(Stream::compute)));
 }
 
 }  // namespace weft::ops::cuda

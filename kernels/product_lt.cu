@@ -231,6 +231,8 @@ bool product_lt(const Product& p, const Operands& x) {
   if (plan.options == 0) return false;
   if (rounds) round_vector(x.vector, lt.bias, p.columns);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
+  // What the operation points to since its last call may be gone: the bias of another training of this process.
+  if (!known) point(plan, vector, x.aux);
   int chosen = known ? plan.chosen : choose_algorithm(plan, key, x);
   point(plan, vector, x.aux);
   cublasStatus_t status = run(plan, chosen, p, x);

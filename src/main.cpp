@@ -2,7 +2,6 @@
 #include <mpi.h>
 
 #include <cstdio>
-#include <thread>
 
 #include "commands/command_line.h"
 #include "core/error.h"
@@ -10,13 +9,9 @@
 
 namespace {
 
-// Says once what went wrong and ends every rank. Other ranks give rank 0 a moment to speak first, since most
-// errors meet all ranks alike.
-int end_with(const weft::Error& e, int rank, int size) {
-  if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
-  weft::log::error("ERROR: {}", e.what());
-  if (!e.hint().empty()) weft::log::error("HINT: {}", e.hint());
-  if (e.code() == weft::Exit::internal) weft::log::error("at {}:{}", e.file(), e.line());
+// Says once what went wrong and ends every rank.
+int end_with(weft::Error& e, int size) {
+  weft::log::tell(e);
   const int code = static_cast<int>(e.code());
   if (size > 1) {
     std::fflush(nullptr);
@@ -41,12 +36,12 @@ int main(int argc, char** argv) {
     const weft::Invocation invocation = weft::parse_command_line(argc, argv);
     // Step 3: the job.
     code = invocation.run(MPI_COMM_WORLD);
-  } catch (const weft::Error& e) {
-    code = end_with(e, rank, size);
+  } catch (weft::Error& e) {
+    code = end_with(e, size);
   } catch (const std::exception& e) {
-    code = end_with(weft::Error(weft::Exit::internal, e.what(),
-                                "this is a bug in weft, please report it with the log"),
-                    rank, size);
+    weft::Error bug(weft::Exit::internal, e.what(),
+                    "this is a bug in weft, please report it with the log");
+    code = end_with(bug, size);
   }
   // Step 4: the documented exit code.
   MPI_Finalize();

@@ -5,7 +5,7 @@
     libexec/        weft-cpu and weft-cuda (the same program linked without and with the CUDA side)
     lib/            shared libraries
     mpi/            the Open MPI that weft was built with: orterun, orted, plugins, help texts, PMIx
-    inputs/ docs/   as in the repository
+    inputs/ docs/ jobscripts/   as in the repository
     licences/       of every package that something was taken from; MANIFEST lists every file
 
 What belongs to the machine stays there: glibc, the NVIDIA driver and CUDA libraries, the drivers of fabrics.
@@ -236,7 +236,7 @@ def main():
     bundle.put(repository / "tools/bundle/openmpi-mca-params.conf", "mpi/etc/openmpi-mca-params.conf")
     for link in "mpiexec", "orterun":
         os.symlink("mpirun", root / "bin" / link)
-    for folder in "inputs", "docs":
+    for folder in "inputs", "docs", "jobscripts":
         for file in sorted((repository / folder).rglob("*")):
             if file.is_file():
                 bundle.put(file, f"{folder}/{file.relative_to(repository / folder)}")

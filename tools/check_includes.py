@@ -15,10 +15,11 @@ ALLOWED = {
     "ops": set(),
     "parallel": {"ops"},
     "autograd": {"ops"},
-    "nn": {"autograd", "ops"},
-    "models": {"nn", "autograd", "ops", "formats"},
-    "diffusion": {"models", "nn", "autograd", "ops"},
+    "nn": {"autograd", "ops", "parallel"},
+    "models": {"nn", "autograd", "ops", "parallel", "formats"},
+    "diffusion": {"models", "nn", "autograd", "ops", "parallel"},
     "train": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
+    "plan": {"train", "models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
     "infer": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | LEAVES,
 }
 ALLOWED |= {room: set() for room in LEAVES}

@@ -2,9 +2,10 @@
 # Sees to it that everything in tools/debian-packages.txt is there. As root on Debian or Ubuntu it installs what is
 # missing; otherwise, if CMake finds what it needs elsewhere (modules, Spack), that is good enough; otherwise one message
 # says what to do, and the exit status is 1. Under a second where nothing is missing.
+#   tools/deps.sh [LIST]   another list: packages that are for root to install, or nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=tools/debian-packages.txt
+list=${1:-tools/debian-packages.txt}
 mapfile -t wanted < <(awk '$1 !~ /^#/ && NF {print $1}' "$list")
 
 missing=()
@@ -35,6 +36,11 @@ if [ "$have_apt" = yes ] && [ "$(id -u)" -eq 0 ]; then
     exit 1
   fi
   exit 0
+fi
+
+if [ $# -gt 0 ]; then
+  echo "deps: ${#missing[@]} packages of $list are missing, and only root on Debian can install them: ${missing[*]}" >&2
+  exit 1
 fi
 
 # Not ours to install. The same libraries may well be here as modules or from Spack: ask the one who will look for them.

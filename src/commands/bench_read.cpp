@@ -130,7 +130,7 @@ int bench_read(const std::string& store, int readers, bool json) {
         [&](std::int64_t step) {
           return Prefetcher::Work{{0, work[static_cast<std::size_t>(step % steps)]}};
         },
-        0, steps + 2 * slots, slots, readers);
+        0, steps + 2 * slots, slots, readers, steps + 2 * slots);
     for (int i = 0; i < slots; ++i) prefetch.next();
     const auto begin = Clock::now();
     for (std::int64_t step = 0; step < steps; ++step) {

@@ -99,7 +99,7 @@ std::pair<double, double> small_step(Deck deck) {
   ops::add_sum(loss, sum);
   tape.backward();
   params.finish_step();
-  ops::sum_of_squares(params.grads(), squares);
+  ops::sum_of_squares(params.grads(), squares, false);
   const Tensor on_host = results.to_host();
   return {on_host.data<double>()[0], std::sqrt(on_host.data<double>()[1])};
 }
@@ -142,7 +142,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     params.initialise(static_cast<std::uint64_t>(deck.run.seed));
   else
     load_weights(request.weights, params);
-  OptimizerState optimizer(params);
+  OptimizerState optimizer(params, false, 0, 1);
   Tensor results = Tensor::persistent({2}, DType::f64);  // loss sum, squared gradient norm
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
@@ -186,8 +186,9 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
       params.finish_step();
     });
     Tensor squares = results.slice(1, 2);
-    if (deck.train.grad_clip > 0) ops::sum_of_squares(params.grads(), squares);
-    optimizer_step(deck.train, i, squares, params, optimizer);
+    if (deck.train.grad_clip > 0) ops::sum_of_squares(params.grads(), squares, false);
+    for (std::size_t b = 0; b < params.buckets().size(); ++b)
+      optimizer_step(deck.train, i, squares, optimizer, static_cast<int>(b));
     double taken = now_seconds() - start;
     if (on_cuda()) {
       const DeviceEvent end = device_runtime().record(Stream::compute);

@@ -7,14 +7,17 @@
 #include "commands/bench_comm.h"
 #include "commands/bench_kernels.h"
 #include "commands/bench_read.h"
+#include "commands/bench_scaling.h"
 #include "commands/bench_step.h"
 #include "commands/doctor.h"
 #include "commands/export_weights.h"
 #include "commands/ingest.h"
 #include "commands/inspect.h"
+#include "commands/plan.h"
 #include "commands/probe.h"
 #include "commands/report.h"
 #include "commands/sample.h"
+#include "commands/simulate.h"
 #include "commands/train.h"
 #include "core/deck.h"
 #include "core/error.h"
@@ -32,8 +35,11 @@ struct Arguments {
   DoctorRequest doctor;
   BenchKernelsRequest kernels;
   BenchCommRequest comm;
+  SimulateRequest simulation;
+  PlanCommand planning;
+  BenchScalingRequest scaling;
   std::int64_t readers = 0;
-  bool ema = false, json = false, strict = false;
+  bool ema = false, json = false, strict = false, trace = false;
   std::string topic;
 };
 
@@ -46,6 +52,22 @@ int on_first_rank(MPI_Comm world, const std::function<int()>& f) {
 void add_deck(CLI::App& command, Arguments& a) {
   command.add_option("deck", a.deck, "input deck (TOML)")->required();
   command.add_option("overrides", a.overrides, "section.key=value, applied over the deck in order");
+}
+
+void add_scaling(CLI::App& command, BenchScalingRequest& r) {
+  command.add_option("--ranks", r.ranks, "rank counts, such as 1,2,4 (else 1, 2, 4, ... and all)")
+      ->delimiter(',');
+  command.add_option("--mode", r.mode, "weak: as much work a rank; strong: as much in all")
+      ->check(CLI::IsMember({"weak", "strong"}));
+  command.add_option("--mix", r.mix, "mixed: the deck's buckets; uniform: the largest alone")
+      ->check(CLI::IsMember({"uniform", "mixed"}));
+  command.add_option("--steps", r.steps, "timed steps a round at the greatest rank count");
+  command.add_option("--warmup", r.warmup, "steps before them");
+  command.add_option("--rounds", r.rounds, "rounds; medians over them count");
+  command.add_flag("--no-overlap", r.no_overlap, "also with parallel.overlap = false");
+  command.add_flag("--paced", r.paced, "before each round, wait for a line on stdin");
+  command.add_option("--json", r.json, "file for the results (scaling.json)");
+  command.add_option("--plot", r.plot, "file for a plot (SVG)");
 }
 
 // Names the word of the command line that no command or option knows, if there is one: CLI11 would rather speak of
@@ -103,17 +125,23 @@ Invocation parse_command_line(int argc, char** argv) {
       });
   add_deck(ingest_command, *a);
   ingest_command.add_flag("--strict", a->strict, "exit code 3 if any video breaks");
-  add_deck(command("train", "train; goes on from RUN/latest if there is one",
-                   [=](MPI_Comm w) { return train(deck(), w); }),
-           *a);
+  CLI::App& train_command =
+      command("train", "train; goes on from RUN/latest if there is one", [=](MPI_Comm w) {
+        if (a->trace) a->overrides.push_back("run.trace=true");
+        return train(deck(), w);
+      });
+  add_deck(train_command, *a);
+  train_command.add_flag("--trace", a->trace, "write RUN/trace.json, for Perfetto");
   add_deck(command("sample", "make clips with a trained model",
                    [=](MPI_Comm w) { return sample(deck(), w); }),
            *a);
 
   CLI::App& report_command =
-      command("report", "write RUN/report.html: loss, time, memory, samples",
+      command("report", "write RUN/report.html: loss, time of every rank, memory, scaling, samples",
               [=](MPI_Comm w) { return on_first_rank(w, [&] { return report(a->runs); }); });
-  report_command.add_option("runs", a->runs, "run directories")->required();
+  report_command
+      .add_option("runs", a->runs, "run directories, and .json files of weft bench scaling")
+      ->required();
 
   CLI::App& inspect_command =
       command("inspect", "check and describe a clip store, a checkpoint or a safetensors file",
@@ -154,7 +182,50 @@ Invocation parse_command_line(int argc, char** argv) {
   probe_command.add_option("--dtype", a->dtype, "f32 or bf16");
   probe_command.add_option("overrides", a->overrides, "section.key=value");
 
-  CLI::App* bench = app.add_subcommand("bench", "measure: kernels, step, comm, read");
+  CLI::App& plan_command =
+      command("plan", "memory, time and communication of the deck on a described machine",
+              [=](MPI_Comm w) { return plan(deck(), a->planning, w); });
+  add_deck(plan_command, *a);
+  PlanRequest& planned = a->planning.request;
+  plan_command.add_option("--gpus", planned.gpus, "ranks (default: those it runs on)");
+  plan_command.add_option("--memory", planned.memory_gb, "GB of a rank's device");
+  plan_command.add_option("--fabric", planned.fabric,
+                          "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host");
+  plan_command.add_option("--rates", planned.rates, "rates of the device to predict from (JSON)");
+  plan_command.add_option("--mtbf", planned.mtbf_hours, "hours between failures of one device");
+  plan_command.add_option("--json", a->planning.json, "file for the plan");
+
+  CLI::App& simulate_command =
+      command("simulate", "play the deck's steps on many ranks of a described machine (SimGrid)",
+              [=](MPI_Comm w) {
+                return on_first_rank(w, [&] { return simulate(deck(), a->simulation); });
+              });
+  add_deck(simulate_command, *a);
+  SimulateRequest& sim = a->simulation;
+  simulate_command.add_option("--gpus", sim.gpus, "rank counts, with commas")->delimiter(',');
+  simulate_command
+      .add_option("--fabric", sim.fabrics, "8x400, 1x200, any CARDSxGBITS, or local; with commas")
+      ->delimiter(',');
+  simulate_command.add_option("--style", sim.styles, "weft, barrier (as Open-Sora 1.2), or both")
+      ->delimiter(',');
+  simulate_command.add_option("--memory", sim.memory_gb, "GB of a GPU: decides what is recomputed");
+  simulate_command.add_option("--per-gpu", sim.per_gpu,
+                              "micro-batches a rank (0: train.micro_batches, over all ranks)");
+  simulate_command.add_option("--costs", sim.costs, "measured: run directory or JSON file");
+  simulate_command.add_option("--rates", sim.rates, "rates of the device to predict from (JSON)");
+  simulate_command.add_option("--cores", sim.cores, "processors of the host, for --fabric local");
+  simulate_command.add_option("--link-rate", sim.link_rate,
+                              "GB/s between its ranks (weft bench comm)");
+  simulate_command.add_option("--steps", sim.steps, "steps that count");
+  simulate_command.add_option("--warmup", sim.warmup, "steps before them");
+  simulate_command.add_option("--cv", sim.variation,
+                              "how much a rank's time for a step varies, as a share of it");
+  simulate_command.add_option("--barrier-tflops", sim.barrier_tflops,
+                              "rate that --style barrier computes at");
+  simulate_command.add_option("--json", sim.json, "file for the results");
+  simulate_command.add_option("--plot", sim.plot, "SVG file of the curves");
+
+  CLI::App* bench = app.add_subcommand("bench", "measure: kernels, step, comm, scaling, read");
   bench->require_subcommand(1);
   CLI::App* bench_step_command =
       bench->add_subcommand("step", "a training step on given weights and inputs");
@@ -195,6 +266,12 @@ Invocation parse_command_line(int argc, char** argv) {
   bench_comm_command->add_flag("--share", a->comm.share, "let several ranks use one GPU");
   bench_comm_command->add_option("--mib", a->comm.largest_mib, "largest size");
   bench_comm_command->add_option("--json", a->comm.json, "file for the results");
+  CLI::App* bench_scaling_command = bench->add_subcommand(
+      "scaling", "training on 1, 2, ... ranks in one job: checked against each other, then timed");
+  bench_scaling_command->callback(
+      [=] { chosen->run = [=](MPI_Comm w) { return bench_scaling(deck(), a->scaling, w); }; });
+  add_deck(*bench_scaling_command, *a);
+  add_scaling(*bench_scaling_command, a->scaling);
   CLI::App* bench_read_command =
       bench->add_subcommand("read", "prefetch against plain reads of the same clips");
   bench_read_command->callback([=] {

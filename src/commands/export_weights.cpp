@@ -26,7 +26,7 @@ int export_weights(const std::string& run, const std::string& output, bool ema) 
   if (ema)
     restore_ema(*checkpoint, model.params());
   else
-    restore_state(*checkpoint, model.params(), nullptr);
+    restore_state(*checkpoint, model.params());
   save_weights(output, model.params());
   log::info("{} tensors of step {} ({}) in {}", model.params().all().size(),
             checkpoint->info().step, ema ? "EMA" : "weights", output);

@@ -38,6 +38,7 @@ std::vector<KernelCase> attention_cases(CaseSize size);
 std::vector<KernelCase> temporal_cases(CaseSize size);
 std::vector<KernelCase> matmul_cases(CaseSize size);
 std::vector<KernelCase> pointwise_cases(CaseSize size);
+std::vector<KernelCase> wire_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);
 std::vector<KernelCase> loss_cases(CaseSize size);
 std::vector<KernelCase> optimizer_cases(CaseSize size);

@@ -117,6 +117,24 @@ void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
   }
 }
 
+// A block of x [B,T,S,C] that lands at another place of y [B,T',S',C]; the rest of y must stay.
+void add_copy(std::vector<KernelCase>& cases, const Shape& from, const Shape& to,
+              ops::TokenBlock block, DType dtype) {
+  KernelCase c;
+  c.op = "copy_tokens";
+  c.shape = fmt::format("T{} S{} of {} to {}", block.frames, block.tokens, from.str(), to.str());
+  c.dtype = dtype;
+  c.bytes = 2.0 * static_cast<double>(size_of(dtype)) *
+            static_cast<double>(from[0] * block.frames * block.tokens * from[3]);
+  c.tolerance = 0;
+  c.inputs = {random_tensor(from, dtype, 1), random_tensor(to, dtype, 2)};
+  c.run = [=](std::vector<Tensor>& in) {
+    ops::copy_tokens(in[0], block, in[1]);
+    return std::vector<Tensor>{in[1]};
+  };
+  cases.push_back(std::move(c));
+}
+
 }  // namespace
 
 std::vector<KernelCase> pointwise_cases(CaseSize size) {
@@ -128,7 +146,14 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_gelu(cases, {tokens * 1152}, DType::f32);
     add_silu(cases, {1 << 22});
     for (const DType dtype : {DType::f32, DType::bf16}) add_moves(cases, {tokens * 1152}, dtype);
+    // What one of 8 ranks sends to another between the blocks, two samples.
+    add_copy(cases, {2, 2, 1590, 1152}, {2, 2, 199, 1152}, {2, 199, 0, 398, 0, 0}, DType::bf16);
     return cases;
+  }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_copy(cases, {2, 5, 7, 3}, {2, 3, 11, 3}, {2, 4, 1, 3, 1, 6}, dtype);
+    add_copy(cases, {1, 1, 9, 5}, {1, 1, 9, 5}, {1, 9, 0, 0, 0, 0}, dtype);
+    add_copy(cases, {3, 2, 4, 8}, {3, 4, 4, 8}, {2, 0, 0, 1, 2, 1}, dtype);  // nothing to copy
   }
   // One element; less than an access; a rest behind whole accesses; several blocks; addresses that are not aligned;
   // arguments where exponentials overflow.

@@ -12,17 +12,22 @@
 
 namespace weft {
 
-int report(const std::vector<std::string>& run_dirs) {
-  WEFT_CHECK(!run_dirs.empty(), Exit::usage, "for example: weft report runs/demo",
-             "weft report wants the directory of a run");
+int report(const std::vector<std::string>& inputs) {
   std::vector<report_page::Run> runs;
-  for (const std::string& dir : run_dirs) {
+  std::vector<report_page::Scaling> scaling;
+  for (const std::string& dir : inputs) {
+    if (dir.ends_with(".json")) {
+      scaling.push_back(report_page::load_scaling(dir));
+      continue;
+    }
     runs.push_back(report_page::load_run(dir));
     if (runs.back().broken_lines > 0)
       log::warn("{}/metrics.jsonl: {} lines cannot be read and are left out", dir,
                 runs.back().broken_lines);
   }
-  const std::string page = report_page::make_page(runs);
+  WEFT_CHECK(!runs.empty(), Exit::usage, "for example: weft report runs/demo",
+             "weft report wants the directory of a run");
+  const std::string page = report_page::make_page(runs, scaling);
 
   // Under another name first: whoever has the old page open never sees half of the new one.
   const std::filesystem::path path = runs.front().dir / "report.html";

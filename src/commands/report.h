@@ -1,4 +1,4 @@
-// `weft report RUN...`: one self-contained HTML page with plots, facts and samples of runs.
+// `weft report RUN... [SCALING.json...]`: one self-contained HTML page with plots, facts and samples of runs.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 namespace weft {
 
 // Writes report.html into the first run's directory and prints its path to stdout. Several runs
-// share the page, their curves overlaid. Returns 0; throws Exit::data when a run has no metrics or
-// the page cannot be written.
-int report(const std::vector<std::string>& run_dirs);
+// share the page, their curves overlaid; inputs that end in .json are results of weft bench scaling.
+// Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page cannot be
+// written, Exit::usage without a run.
+int report(const std::vector<std::string>& inputs);
 
 }  // namespace weft

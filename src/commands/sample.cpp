@@ -99,27 +99,29 @@ std::vector<std::uint8_t> to_frames(const Tensor& latent) {
   return frames;
 }
 
-// All clips at rank 0 in order, from the ranks that made them (clip i at rank i % ranks); nothing elsewhere.
+// All clips at rank 0 in order, from the ranks that made them; nothing elsewhere. Clips go round the groups of `sp` ranks,
+// and the first rank of a group has its clips.
 std::vector<std::vector<std::uint8_t>> gather_clips(
-    const std::vector<std::vector<std::uint8_t>>& made, std::int64_t clips, const Shape5& s,
+    const std::vector<std::vector<std::uint8_t>>& made, std::int64_t clips, const Shape5& s, int sp,
     MPI_Comm world) {
   int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
   const auto bytes = static_cast<int>(s.frames * s.height * s.width * 3);
   std::vector<std::vector<std::uint8_t>> all;
+  const int groups = ranks / sp;
   if (rank != 0)
     for (const auto& clip : made) MPI_Send(clip.data(), bytes, MPI_BYTE, 0, 0, world);
   else
     for (std::int64_t i = 0; i < clips; ++i) {
-      if (i % ranks == 0) {
-        if (i / ranks < static_cast<std::int64_t>(made.size()))
-          all.push_back(made[static_cast<std::size_t>(i / ranks)]);
+      if (i % groups == 0) {
+        if (i / groups < static_cast<std::int64_t>(made.size()))
+          all.push_back(made[static_cast<std::size_t>(i / groups)]);
         continue;
       }
       if (made.empty()) break;  // latents: no pictures to show
       all.emplace_back(static_cast<std::size_t>(bytes));
-      MPI_Recv(all.back().data(), bytes, MPI_BYTE, static_cast<int>(i % ranks), 0, world,
+      MPI_Recv(all.back().data(), bytes, MPI_BYTE, static_cast<int>(i % groups) * sp, 0, world,
                MPI_STATUS_IGNORE);
     }
   return all;
@@ -138,7 +140,7 @@ void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
   if (deck.sample.ema)
     restore_ema(*checkpoint, model.params());
   else
-    restore_state(*checkpoint, model.params(), nullptr);
+    restore_state(*checkpoint, model.params());
   log::info("weights   {} of {}", deck.sample.ema ? "EMA" : "weights", checkpoint->dir().string());
 }
 
@@ -151,14 +153,20 @@ int sample(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  const int sp = static_cast<int>(deck.parallel.sp);
+  // Made last but let go of after the group, which may be at work in it when something fails.
+  std::unique_ptr<Arena> arena;
+  const auto group = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
   Stdit3 model(deck.model);
-  load_model(deck, model, world);
-  const std::size_t capacity = arena_capacity(deck.memory, device.host_ranks);
-  const auto arena = Arena::reserve(
-      device.shared ? capacity / static_cast<std::size_t>(device.host_ranks) : capacity);
-  const ArenaScope scope(*arena);
+  model.set_sequence_group(group.get());
   const Target target = choose_target(deck, *source);
   const Shape5& s = target.latent;
+  model.check_sequence(s.height, s.width, sp);
+  load_model(deck, model, world);
+  const std::size_t capacity = arena_capacity(deck.memory, device.host_ranks);
+  arena = Arena::reserve(device.shared ? capacity / static_cast<std::size_t>(device.host_ranks)
+                                       : capacity);
+  const ArenaScope scope(*arena);
   std::unique_ptr<TextFeatures> features;
   if (!deck.data.text_features.empty())
     features =
@@ -173,7 +181,9 @@ int sample(const Deck& deck, MPI_Comm world) {
   const bool pixels = deck.model.in_channels == 3;
   std::vector<std::vector<std::uint8_t>> made;  // this rank's clips, for the contact sheet
 
-  for (std::int64_t i = rank; i < deck.sample.clips; i += ranks) {
+  // A group makes its clips together, and its first rank writes them.
+  const bool writes = rank % sp == 0;
+  for (std::int64_t i = rank / sp; i < deck.sample.clips; i += ranks / sp) {
     SampleRequest request;
     request.z = Tensor::empty({1, deck.model.in_channels, s.frames, s.height, s.width}, DType::f32);
     const auto seed = static_cast<std::uint64_t>(deck.run.seed), id = static_cast<std::uint64_t>(i);
@@ -197,6 +207,7 @@ int sample(const Deck& deck, MPI_Comm world) {
       if (step == steps || step % 10 == 0) log::info("clip {}: step {}/{}", i, step, steps);
     };
     const Tensor z = flow_sample(model, deck.sampler, deck.diffusion, request);
+    if (!writes) continue;
 
     const std::string name = fmt::format("sample_{:04d}", i);
     if (!pixels) {
@@ -217,7 +228,7 @@ int sample(const Deck& deck, MPI_Comm world) {
     log::info("clip      {}", file.string());
     made.push_back(frames);
   }
-  const auto shown = gather_clips(made, deck.sample.clips, s, world);
+  const auto shown = gather_clips(made, deck.sample.clips, s, sp, world);
   if (!shown.empty()) {
     std::vector<ClipView> views;
     for (const auto& frames : shown) views.push_back({frames.data(), s.frames, s.height, s.width});

@@ -53,9 +53,9 @@ std::unique_ptr<Arena> Arena::reserve(std::size_t capacity, DeviceKind device) {
   return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(p), capacity, false, device));
 }
 
-std::unique_ptr<Arena> Arena::planning() {
-  return std::unique_ptr<Arena>(
-      new Arena(planning_base, planning_capacity, true, this_device().kind));
+std::unique_ptr<Arena> Arena::planning(DeviceKind device, std::size_t capacity) {
+  return std::unique_ptr<Arena>(new Arena(
+      planning_base, capacity == 0 ? planning_capacity : round_up(capacity), true, device));
 }
 
 Arena::~Arena() {

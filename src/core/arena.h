@@ -22,8 +22,10 @@ class Arena {
     return reserve(capacity, this_device().kind);
   }
   // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
-  // Running a step through it tells the step's peak exactly.
-  static std::unique_ptr<Arena> planning();
+  // Running a step through it tells the step's peak exactly, also for a kind of device that is not here.
+  // With a capacity (0: endless) it is full when a real one of that size would be: holes between blocks count too.
+  static std::unique_ptr<Arena> planning(DeviceKind device, std::size_t capacity = 0);
+  static std::unique_ptr<Arena> planning() { return planning(this_device().kind); }
 
   ~Arena();
   Arena(const Arena&) = delete;

@@ -16,6 +16,8 @@ struct RunDeck {
   std::int64_t seed = 42;
   bool resume = true;
   std::int64_t threads = 0;
+  bool trace = false;
+  double stop_margin = 120;
 };
 struct DeviceDeck {
   std::string kind = "auto";
@@ -86,6 +88,7 @@ struct MaskDeck {
 struct TrainDeck {
   std::int64_t steps = 1000;
   std::int64_t batch_size = 1;
+  std::vector<std::string> batch_sizes;
   std::int64_t micro_batches = 1;
   double lr = 1e-4;
   std::int64_t warmup_steps = 0;
@@ -100,7 +103,14 @@ struct TrainDeck {
   std::int64_t log_every = 1;
 };
 struct ParallelDeck {
+  std::int64_t zero = 1;
+  std::int64_t sp = 1;
   double bucket_mib = 25;
+  std::string wire = "f32";
+  bool overlap = true;
+  bool deterministic = false;
+  std::int64_t check_every = 100;
+  double hang_timeout = 0;
 };
 struct SamplerDeck {
   std::int64_t steps = 30;

@@ -45,6 +45,10 @@ void run_and_data(Rows& r, Deck& d) {
          "Go on from the run's newest checkpoint if there is one; false starts anew.");
   r.number("threads", d.run.threads, 0, 4096,
            "Processor threads a rank uses; 0 shares the host's cores among its ranks.");
+  r.flag("trace", d.run.trace, "Write RUN/trace.json for Perfetto: what every rank did when.");
+  r.number("stop_margin", d.run.stop_margin, 0, 1e6,
+           "Seconds before the end of a Slurm job (SLURM_JOB_END_TIME) at which a run saves and "
+           "stops by itself.");
 
   r.section("device");
   r.text("kind", d.device.kind, "Where the work is done; auto takes a GPU if there is one.",
@@ -163,6 +167,9 @@ void training_and_sampling(Rows& r, Deck& d) {
   r.section("train");
   r.number("steps", d.train.steps, 1, many, "Steps that the run takes in all, restarts included.");
   r.number("batch_size", d.train.batch_size, 1, 1e6, "Clips in a micro-batch.");
+  r.text("batch_sizes", d.train.batch_sizes,
+         "Clips in a micro-batch of some buckets, as NAME=CLIPS; NAME is a bucket's name or its "
+         "beginning, up to a dash. The others take batch_size.");
   r.number("micro_batches", d.train.micro_batches, 1, 1e6,
            "Micro-batches in a step, shared out over the ranks.");
   r.number("lr", d.train.lr, 0, 1e3, "Learning rate of AdamW.");
@@ -181,8 +188,27 @@ void training_and_sampling(Rows& r, Deck& d) {
   r.number("log_every", d.train.log_every, 1, many, "Steps between two lines of the log.");
 
   r.section("parallel");
+  r.number("zero", d.parallel.zero, 0, 1,
+           "1 keeps the optimizer's state of a parameter on one rank only; 0 keeps all on every "
+           "rank.");
+  r.number("sp", d.parallel.sp, 1, 1024,
+           "Ranks that share the tokens of a clip (sequence parallelism); divides the ranks.");
   r.number("bucket_mib", d.parallel.bucket_mib, 0.001, 65536,
            "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more.");
+  r.text("wire", d.parallel.wire,
+         "Number format of gradients on the wire; sums are always made in f32.", {"f32", "bf16"});
+  r.flag("overlap", d.parallel.overlap,
+         "Send gradients under the backward and weights under the next forward; false waits for "
+         "each at once (to measure what overlapping gains).");
+  r.flag("deterministic", d.parallel.deterministic,
+         "Nothing measured decides: micro-batches are placed by the planner's costs, and matrix "
+         "products on GPUs take the library's first algorithm, so that two runs on as many ranks "
+         "repeat their bits.");
+  r.number("check_every", d.parallel.check_every, 0, many,
+           "Steps between two comparisons of the weights of all ranks; 0 never compares.");
+  r.number("hang_timeout", d.parallel.hang_timeout, 0, 1e6,
+           "Seconds without progress after which a job ends with exit code 7; 0 takes ten median "
+           "steps, at least 60 s.");
 
   r.section("sampler");
   r.number("steps", d.sampler.steps, 1, 100000, "Steps from noise to clip.");

@@ -39,7 +39,11 @@ std::vector<std::string> visible_gpus(std::string* why) {
 }
 
 void use_gpu(int index) {
-  WEFT_ASSERT(&make_cuda_runtime != nullptr && runtime == nullptr);
+  WEFT_ASSERT(&make_cuda_runtime != nullptr);
+  if (runtime != nullptr) {  // a second training in this process
+    WEFT_ASSERT(device.index == index);
+    return;
+  }
   // Never destroyed: tensors of any age may give their memory back until the process ends, and the driver frees the rest.
   runtime = make_cuda_runtime(index).release();
   device = {DeviceKind::cuda, index};

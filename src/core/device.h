@@ -19,7 +19,7 @@ struct Device {
 // UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES obeyed). Empty without GPUs, without
 // a driver, or in a build without CUDA, and then `why` (if given) says which. Makes no context.
 std::vector<std::string> visible_gpus(std::string* why = nullptr);
-// Takes GPU `index` of those: once a process, before the first tensor. parallel/rank_device.h chooses which.
+// Takes GPU `index` of those: one a process, before the first tensor. parallel/rank_device.h chooses which.
 void use_gpu(int index);
 // The CPU until use_gpu(), and within a CpuScope.
 Device this_device();

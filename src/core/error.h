@@ -41,12 +41,16 @@ class Error : public std::runtime_error {
   const std::string& hint() const { return hint_; }
   const char* file() const { return file_; }
   int line() const { return line_; }
+  // Another rank, or another thread, has told it for all ranks: main ends the job without a word.
+  bool told() const { return told_; }
+  void set_told() { told_ = true; }
 
  private:
   Exit code_;
   std::string hint_;
   const char* file_;
   int line_;
+  bool told_ = false;
 };
 
 }  // namespace weft

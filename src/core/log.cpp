@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 
 namespace weft::log {
 namespace {
@@ -56,6 +58,15 @@ void write_error(const std::string& line) { put(prefix() + line); }
 std::vector<std::string> warnings() {
   std::lock_guard lock(state().mutex);
   return state().warnings;
+}
+
+void tell(Error& e) {
+  if (e.told()) return;
+  if (rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  error("ERROR: {}", e.what());
+  if (!e.hint().empty()) error("HINT: {}", e.hint());
+  if (e.code() == Exit::internal) error("at {}:{}", e.file(), e.line());
+  e.set_told();
 }
 
 }  // namespace weft::log

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
+
 namespace weft::log {
 
 // Set once after MPI_Init. Before that every process speaks as rank 0.
@@ -31,6 +33,10 @@ template <class... A>
 void error(fmt::format_string<A...> f, A&&... a) {
   write_error(fmt::format(f, std::forward<A>(a)...));
 }
+
+// Says once what went wrong and what to do. Ranks other than 0 wait a moment first, since most errors meet all ranks alike
+// and the first rank's word is enough: main ends the job when it has spoken.
+void tell(Error& e);
 
 // The warnings of this rank so far, so that the summary at the end can repeat them.
 std::vector<std::string> warnings();

@@ -66,7 +66,8 @@ struct Slot {
 struct Prefetcher::State {
   const ClipSource& source;
   std::function<Work(std::int64_t)> next_work;
-  std::int64_t step, last_step;
+  std::int64_t step, last_step;                    // next to plan; where to end
+  std::int64_t begun, horizon;                     // nothing is planned behind begun + horizon
   std::deque<std::pair<int, MicroBatch>> planned;  // of `step - 1`, not in a slot yet
   std::size_t most_clips = 0;                      // in a micro-batch so far
   std::size_t largest_clip = 0;                    // bytes, over all buckets
@@ -84,8 +85,13 @@ struct Prefetcher::State {
   std::vector<std::thread> readers;
 
   State(const ClipSource& s, std::function<Work(std::int64_t)> w, std::int64_t first,
-        std::int64_t last)
-      : source(s), next_work(std::move(w)), step(first), last_step(last) {
+        std::int64_t last, std::int64_t ahead)
+      : source(s),
+        next_work(std::move(w)),
+        step(first),
+        last_step(last),
+        begun(first),
+        horizon(ahead) {
     for (const Bucket& b : source.buckets()) largest_clip = std::max(largest_clip, b.clip_bytes());
   }
 
@@ -94,7 +100,7 @@ struct Prefetcher::State {
   // Fills free slots; on the consumer's thread alone, outside the lock while it plans.
   void plan() {
     while (tail - head < slots.size()) {
-      while (planned.empty() && step < last_step) {
+      while (planned.empty() && step < last_step && step <= begun + horizon) {
         for (auto& item : next_work(step)) planned.push_back(std::move(item));
         ++step;
       }
@@ -158,8 +164,11 @@ struct Prefetcher::State {
 };
 
 Prefetcher::Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
-                       std::int64_t first_step, std::int64_t last_step, int slots, int readers)
-    : state_(std::make_unique<State>(source, std::move(next_work), first_step, last_step)) {
+                       std::int64_t first_step, std::int64_t last_step, int slots, int readers,
+                       std::int64_t horizon)
+    : state_(
+          std::make_unique<State>(source, std::move(next_work), first_step, last_step, horizon)) {
+  WEFT_ASSERT(horizon >= 0);
   WEFT_CHECK(slots >= 1, Exit::usage, "set data.prefetch to 1 or more (4 is a good value)",
              "a prefetch ring of {} slots", slots);
   WEFT_CHECK(readers >= 1, Exit::usage, "set data.readers to 1 or more, or 0 to let weft choose",
@@ -179,6 +188,12 @@ Prefetcher::~Prefetcher() {
   for (std::thread& t : state_->readers) t.join();
 }
 
+void Prefetcher::begin_step(std::int64_t step) {
+  WEFT_ASSERT(step >= state_->begun);
+  state_->begun = step;
+  state_->plan();
+}
+
 const LoadedBatch& Prefetcher::next() {
   State& s = *state_;
   const auto begin = std::chrono::steady_clock::now();
@@ -187,7 +202,8 @@ const LoadedBatch& Prefetcher::next() {
     s.delivered = false;
     s.plan();
   }
-  WEFT_ASSERT(s.head < s.tail);  // asked for more micro-batches than last_step allows
+  WEFT_ASSERT(s.head <
+              s.tail);  // asked for more micro-batches than last_step or the horizon allows
   Slot& slot = s.slot(s.head);
   {
     std::unique_lock lock(s.mutex);

@@ -21,15 +21,23 @@ struct LoadedBatch {
 class Prefetcher {
  public:
   // `next_work(step)` lists this rank's micro-batches of a step with their index in the step. It is
-  // called in order of steps, from `first_step` until `last_step` (exclusive), by the constructor
-  // and by next(): on the caller's thread, never on a reader's. What it throws comes out there.
+  // called in order of steps, from `first_step` until `last_step` (exclusive), by the constructor,
+  // by begin_step() and by next(): on the caller's thread, never on a reader's. What it throws comes
+  // out there. It is asked for steps up to `horizon` after the one that has begun, and no further:
+  // placements may follow costs that the steps before it have measured (train/cost_table.h).
   // Memory: `slots` times the largest micro-batch, and pages that no clip has reached cost nothing.
   using Work = std::vector<std::pair<int, MicroBatch>>;
   Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
-             std::int64_t first_step, std::int64_t last_step, int slots, int readers);
+             std::int64_t first_step, std::int64_t last_step, int slots, int readers,
+             std::int64_t horizon);
   ~Prefetcher();  // stops the readers, whatever they do
 
-  // This rank's next micro-batch, in order of steps and index. An error of a reader is thrown here.
+  // The caller is in `step` now: called in order, also for steps in which this rank has no work.
+  // Before the first call `first_step` has begun.
+  void begin_step(std::int64_t step);
+
+  // This rank's next micro-batch, in order of steps and index; of a step within the horizon. An
+  // error of a reader is thrown here.
   const LoadedBatch& next();
 
   // Readers for a rank with that many threads: enough to keep up, few enough to leave them free.

@@ -1,7 +1,13 @@
 #include "data/step_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <charconv>
+#include <map>
 #include <numeric>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -24,49 +30,101 @@ void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t epoch, std:
 
 }  // namespace
 
+std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets) {
+  std::map<std::string, std::int64_t> entries;  // NAME -> CLIPS
+  for (const std::string& entry : deck.batch_sizes) {
+    const auto equals = entry.rfind('=');
+    const std::string name = entry.substr(0, equals);
+    const std::string text = equals == std::string::npos ? "" : entry.substr(equals + 1);
+    std::int64_t clips = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), clips);
+    WEFT_CHECK(!name.empty() && error == std::errc() && end == text.data() + text.size() &&
+                   clips >= 1 && clips <= 1'000'000,
+               Exit::usage,
+               "write a bucket's name or its beginning and a number of clips, like \"256-51=20\"",
+               "train.batch_sizes has \"{}\", which is not NAME=CLIPS", entry);
+    WEFT_CHECK(entries.emplace(name, clips).second, Exit::usage, "leave one of them out",
+               "train.batch_sizes names \"{}\" twice", name);
+  }
+
+  std::vector<std::int64_t> sizes;
+  std::set<std::string> names, unused;  // beginnings that there are; entries that no bucket has
+  for (const auto& [name, clips] : entries) unused.insert(name);
+  for (const Bucket& b : buckets) {
+    sizes.push_back(deck.batch_size);
+    // Beginnings from the shortest to the whole name, so that the longest wins.
+    for (std::size_t dash = 0; dash != std::string::npos;) {
+      dash = b.name.find('-', dash + 1);
+      const std::string name = b.name.substr(0, dash);
+      names.insert(name);
+      unused.erase(name);
+      if (const auto found = entries.find(name); found != entries.end())
+        sizes.back() = found->second;
+    }
+  }
+  if (!unused.empty()) {
+    const std::string& name = *unused.begin();
+    const std::string near = nearest_name(name, {names.begin(), names.end()});
+    throw Error(Exit::usage,
+                fmt::format("train.batch_sizes names \"{}\", and no bucket of the data does", name),
+                near.empty() ? fmt::format("there are buckets {}", fmt::join(names, ", "))
+                             : fmt::format("did you mean \"{}\"?", near),
+                __FILE__, __LINE__);
+  }
+  return sizes;
+}
+
 StepPlanner::StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size,
                          std::int64_t micro_batches, std::uint64_t seed)
+    : StepPlanner(buckets, std::vector<std::int64_t>(buckets.size(), batch_size), micro_batches,
+                  seed) {}
+
+StepPlanner::StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64_t> batch_sizes,
+                         std::int64_t micro_batches, std::uint64_t seed)
     : buckets_(buckets.begin(), buckets.end()),
-      batch_size_(batch_size),
+      batch_sizes_(std::move(batch_sizes)),
       micro_batches_(micro_batches),
       seed_(seed) {
-  WEFT_CHECK(batch_size >= 1, Exit::usage, "set train.batch_size to 1 or more",
-             "a micro-batch of {} clips", batch_size);
+  WEFT_ASSERT(batch_sizes_.size() == buckets_.size());
   WEFT_CHECK(micro_batches >= 1, Exit::usage, "set train.micro_batches to 1 or more",
              "{} micro-batches a step", micro_batches);
-  for (const Bucket& b : buckets_) {
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const Bucket& b = buckets_[i];
+    WEFT_CHECK(batch_sizes_[i] >= 1, Exit::usage, "set train.batch_size to 1 or more",
+               "a micro-batch of {} clips", batch_sizes_[i]);
     // Philox::below draws 32-bit numbers.
     WEFT_CHECK(b.clips < (std::int64_t{1} << 32), Exit::data, "split the clip store",
                "bucket {} has {} clips, more than 2^32", b.name, b.clips);
-    if (b.clips > 0) per_epoch_ += std::max<std::int64_t>(1, b.clips / batch_size);
+    if (b.clips > 0) per_epoch_ += std::max<std::int64_t>(1, b.clips / batch_sizes_[i]);
   }
   WEFT_CHECK(per_epoch_ > 0, Exit::data, "check data.path and what `weft ingest` put in it",
              "there is no clip to train on in {} buckets", buckets_.size());
 }
 
 const std::vector<MicroBatch>& StepPlanner::epoch(std::int64_t e) const {
-  if (e == cached_epoch_) return cached_;
-  cached_.clear();
+  Epoch& cached = cached_[static_cast<std::size_t>(e % 2)];
+  if (e == cached.number) return cached.batches;
+  cached.batches.clear();
   SampleId first = 0;  // id of the bucket's first clip
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const std::int64_t clips = buckets_[b].clips;
     std::vector<std::int64_t> order(static_cast<std::size_t>(clips));
     std::iota(order.begin(), order.end(), 0);
     shuffle(order, seed_, e, static_cast<std::int64_t>(b));
-    const std::int64_t size = std::min(batch_size_, clips);
+    const std::int64_t size = std::min(batch_sizes_[b], clips);
     // The remainder differs from epoch to epoch, because the cut comes after the shuffle.
     for (std::int64_t at = 0; size > 0 && at + size <= clips; at += size) {
       MicroBatch m;
       m.bucket = static_cast<int>(b);
       m.clips.assign(order.begin() + at, order.begin() + at + size);
       for (const std::int64_t clip : m.clips) m.samples.push_back(first + clip);
-      cached_.push_back(std::move(m));
+      cached.batches.push_back(std::move(m));
     }
     first += clips;
   }
-  shuffle(cached_, seed_, e, -1);
-  cached_epoch_ = e;
-  return cached_;
+  shuffle(cached.batches, seed_, e, -1);
+  cached.number = e;
+  return cached.batches;
 }
 
 std::vector<MicroBatch> StepPlanner::plan(std::int64_t step) const {
@@ -81,6 +139,59 @@ std::vector<MicroBatch> StepPlanner::plan(std::int64_t step) const {
   return out;
 }
 
+namespace {
+
+// Ranks within this of the mean are even enough: costs are no better known than that.
+constexpr double even_enough = 1.005;
+
+// Longest first leaves its last micro-batches where they happen to fit, with eight a rank some 5 % apart. So while the busiest
+// rank has more than enough, it gives one away, or changes one for a cheaper one, wherever that lowers the greater of the two
+// loads most; the first trade that leaves both even enough is as good as any. The busiest load falls each time, so it ends.
+void trade(std::span<const double> cost, std::vector<double>& load, std::vector<int>& rank_of) {
+  std::vector<std::vector<std::size_t>> has(load.size());
+  for (std::size_t i = 0; i < cost.size(); ++i)
+    has[static_cast<std::size_t>(rank_of[i])].push_back(i);
+  const double goal = std::accumulate(load.begin(), load.end(), 0.0) /
+                      static_cast<double>(load.size()) * even_enough;
+  // The search goes on where the last one ended: those before have been found wanting, mostly.
+  for (std::size_t first = 0;;) {
+    const auto busiest =
+        static_cast<std::size_t>(std::max_element(load.begin(), load.end()) - load.begin());
+    if (load[busiest] <= goal) return;
+    double best = load[busiest] * (1 - 1e-9), moved = 0;
+    std::size_t partner = load.size(), given = 0;
+    std::optional<std::size_t> taken;
+    const auto consider = [&](std::size_t r, std::size_t give, std::optional<std::size_t> take) {
+      const double difference = cost[give] - (take ? cost[*take] : 0);
+      if (difference <= 0) return;
+      const double greater = std::max(load[busiest] - difference, load[r] + difference);
+      if (greater < best)
+        best = greater, partner = r, given = give, taken = take, moved = difference;
+    };
+    for (std::size_t k = 0; k < load.size() && best > goal; ++k) {
+      const std::size_t r = (first + k) % load.size();
+      if (load[r] >= best) continue;  // the busiest too
+      for (const std::size_t give : has[busiest]) {
+        consider(r, give, std::nullopt);
+        for (const std::size_t take : has[r]) consider(r, give, take);
+      }
+    }
+    if (partner == load.size()) return;
+    first = partner;
+    const auto move = [&](std::size_t i, std::size_t from, std::size_t to) {
+      std::erase(has[from], i);
+      has[to].push_back(i);
+      rank_of[i] = static_cast<int>(to);
+    };
+    move(given, busiest, partner);
+    if (taken) move(*taken, partner, busiest);
+    load[busiest] -= moved;
+    load[partner] += moved;
+  }
+}
+
+}  // namespace
+
 std::vector<int> share_out(std::span<const double> cost, int ranks) {
   WEFT_ASSERT(ranks >= 1);
   std::vector<std::size_t> order(cost.size());
@@ -94,6 +205,7 @@ std::vector<int> share_out(std::span<const double> cost, int ranks) {
     *least += cost[i];
     rank_of[i] = static_cast<int>(least - load.begin());
   }
+  if (ranks > 1) trade(cost, load, rank_of);
   return rank_of;
 }
 

@@ -1,11 +1,13 @@
 // Which clips a step trains on: a function of (seed, step) alone, whatever the rank count.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include "core/deck.h"
 #include "data/clip_source.h"
 
 namespace weft {
@@ -19,12 +21,20 @@ struct MicroBatch {
   std::vector<SampleId> samples;    // the same clips by id
 };
 
+// Clips in a micro-batch of each bucket: of the entries NAME=CLIPS of train.batch_sizes the one with the
+// longest NAME that is the bucket's name or its beginning up to a dash, else train.batch_size. Exit::usage for an
+// entry that is not NAME=CLIPS, that comes twice, or whose NAME no bucket has (with the nearest that one has).
+std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
+
 // Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into micro-batches
-// of `batch_size` (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
+// of the bucket's batch size (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
 // clip is lost silently), and shuffles the list of micro-batches. Step s takes the micro-batches
 // [s*G, (s+1)*G) of this endless sequence, G = micro_batches per step.
 class StepPlanner {
  public:
+  StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64_t> batch_sizes,
+              std::int64_t micro_batches, std::uint64_t seed);
+  // One batch size for all buckets.
   StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size, std::int64_t micro_batches,
               std::uint64_t seed);
 
@@ -33,20 +43,26 @@ class StepPlanner {
   std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
 
  private:
-  // The caller holds mutex_. Cached, one epoch at a time.
+  // The caller holds mutex_. Cached, the last two: readers are in the next epoch while the trainer ends one.
   const std::vector<MicroBatch>& epoch(std::int64_t e) const;
 
   std::vector<Bucket> buckets_;
-  std::int64_t batch_size_, micro_batches_;
+  std::vector<std::int64_t> batch_sizes_;  // [bucket]
+  std::int64_t micro_batches_;
   std::uint64_t seed_;
   std::int64_t per_epoch_ = 0;
   mutable std::mutex mutex_;  // guards the cache below
-  mutable std::int64_t cached_epoch_ = -1;
-  mutable std::vector<MicroBatch> cached_;
+  struct Epoch {
+    std::int64_t number = -1;
+    std::vector<MicroBatch> batches;
+  };
+  mutable std::array<Epoch, 2> cached_;
 };
 
 // Shares a step's micro-batches out: the costliest first to the rank with least to do, the lower
-// rank and the earlier micro-batch among equals. Returns the rank of each micro-batch.
+// rank and the earlier micro-batch among equals; then single ones change ranks until the busiest rank is within
+// 0.5 % of the mean or no trade with another rank helps it. Returns the rank of each micro-batch; the same for
+// the same costs, to the bit.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
 
 }  // namespace weft

@@ -16,12 +16,13 @@ namespace {
 constexpr const char* hint =
     "write for example data.path=\"synthetic:clips=64,frames=5,height=32,width=32\"";
 
-const std::vector<std::string> keys = {"clips",    "frames", "height", "width",
-                                       "channels", "latent", "fps",    "seed"};
+const std::vector<std::string> keys = {"clips",  "frames", "height", "width", "channels",
+                                       "latent", "fps",    "seed",   "name"};
 
 struct Part {
   std::int64_t clips = 64, frames = 5, height = 32, width = 32, channels = 0, latent = 0, fps = 0,
                seed = 42;
+  std::string name;
 };
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -29,7 +30,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   for (const char c : text) {
     if (c == separator)
       parts.emplace_back();
-    else if (c != ' ')
+    else if (c != ' ' && c != '\n' && c != '\t')
       parts.back() += c;
   }
   return parts;
@@ -46,6 +47,15 @@ void set(Part& part, const std::string& item) {
     throw Error(Exit::usage, fmt::format("unknown key \"{}\" in a synthetic source", key),
                 near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
                 __LINE__);
+  }
+  if (key == "name") {
+    WEFT_CHECK(!text.empty() &&
+                   text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789-._") == std::string::npos,
+               Exit::usage, "letters, digits, dots, dashes and underscores make a bucket's name",
+               "name = \"{}\" in a synthetic source", text);
+    part.name = text;
+    return;
   }
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -149,7 +159,9 @@ class SyntheticSource : public ClipSource {
  public:
   explicit SyntheticSource(const std::string& spec) {
     std::int64_t first = 0;
-    for (const std::string& text : split(spec, ';')) {
+    const std::vector<std::string> texts = split(spec, ';');
+    for (const std::string& text : texts) {
+      if (text.empty() && texts.size() > 1) continue;  // behind the last ";"
       Part part;
       for (const std::string& item : split(text, ','))
         if (!item.empty()) set(part, item);
@@ -167,8 +179,10 @@ class SyntheticSource : public ClipSource {
       b.pixel_frames = part.latent != 0 ? pixel_frames_of(part.frames) : part.frames;
       b.pixel_height = part.latent != 0 ? 8 * part.height : part.height;
       b.pixel_width = part.latent != 0 ? 8 * part.width : part.width;
-      b.name = fmt::format("synthetic{}-{}-{}x{}", part.latent != 0 ? "-latent" : "", part.frames,
-                           part.height, part.width);
+      b.name = !part.name.empty()
+                   ? part.name
+                   : fmt::format("synthetic{}-{}-{}x{}", part.latent != 0 ? "-latent" : "",
+                                 part.frames, part.height, part.width);
       buckets_.push_back(b);
       if (part.fps == 0) part.fps = b.pixel_frames == 1 ? 120 : 24;
       parts_.push_back(part);

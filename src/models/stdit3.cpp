@@ -28,6 +28,15 @@ nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64
   return l;
 }
 
+// Frames of a grid [B,T,S,C]; the grid itself where they are all of it.
+Tensor take_frames(const Tensor& grid, Part frames) {
+  if (frames.size() == grid.dim(1)) return grid;
+  Tensor taken =
+      Tensor::empty({grid.dim(0), frames.size(), grid.dim(2), grid.dim(3)}, grid.dtype());
+  ops::copy_tokens(grid, {frames.size(), grid.dim(2), frames.begin}, taken);
+  return taken;
+}
+
 }  // namespace
 
 Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
@@ -69,6 +78,13 @@ Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
   final_table_ = &params_.add("final_layer.scale_shift_table", {2, C},
                               normal(1.0 / std::sqrt(static_cast<double>(C))), all);
   final_ = linear("final_layer.linear", patch * out_channels(), C);
+
+  // Tokens and captions are bf16 in a bf16 model, and so are the weights that they meet; timesteps stay f32.
+  for (const std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
+    for (const Stdit3Block& b : *blocks)
+      for (const nn::Linear& l : {b.qkv, b.proj, b.cross.q, b.cross.kv, b.cross.proj, b.fc1, b.fc2})
+        l.weight->bf16_only = true;
+  for (const nn::Linear& l : {patch_, y1_, y2_, final_}) l.weight->bf16_only = true;
 }
 
 Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
@@ -96,6 +112,28 @@ Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
   b.fc1 = linear(".mlp.fc1", hidden, C, false);
   b.fc2 = linear(".mlp.fc2", C, hidden, temporal);
   return b;
+}
+
+void Stdit3::set_sequence_group(Communicator* group) {
+  group_ = {};
+  if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
+}
+
+void Stdit3::plan_sequence_group(int rank, int ranks) { group_ = {nullptr, rank, ranks}; }
+
+void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
+  const auto& p = config_.patch_size;
+  const std::int64_t S = ((height + p[1] - 1) / p[1]) * ((width + p[2] - 1) / p[2]);
+  WEFT_CHECK(S >= ranks, Exit::usage, "lower parallel.sp",
+             "a latent of {}x{} has {} tokens a frame, too few for parallel.sp = {} ranks", height,
+             width, S, ranks);
+}
+
+std::vector<Parameter*> Stdit3Block::parameters() const {
+  std::vector<Parameter*> all = {scale_shift_table, q_norm, k_norm};
+  for (const nn::Linear& l : {qkv, proj, cross.q, cross.kv, cross.proj, fc1, fc2})
+    all.insert(all.end(), {l.weight, l.bias});
+  return all;
 }
 
 Var Stdit3::block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
@@ -133,19 +171,36 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   const std::int64_t T = (in.x.dim(2) + patch.pt - 1) / patch.pt;
   const std::int64_t H = (in.x.dim(3) + patch.ph - 1) / patch.ph;
   const std::int64_t W = (in.x.dim(4) + patch.pw - 1) / patch.pw, S = H * W;
-  WEFT_ASSERT(in.x.dim(1) == config_.in_channels);
+  WEFT_ASSERT(in.x.dim(1) == config_.in_channels && S >= group_.size);
+  // The frames that are this rank's wherever it has all tokens of a frame.
+  const Part frames = nn::share_of(T, group_.rank, group_.size);
 
   // 1. Tokens: patches through one matrix product, plus the position embedding.
   const std::int64_t patch_elements = config_.in_channels * patch.pt * patch.ph * patch.pw;
   Tensor patches = Tensor::empty({B, T, S, patch_elements}, dtype);
   ops::patchify_forward(in.x, patch, patches);
-  const Var patch_rows = make_var(patches, x_var != nullptr);
+  const Var patch_rows = make_var(take_frames(patches, frames), x_var != nullptr);
   if (x_var && tape.recording())
-    tape.record([x_var, patch_rows, patch] {
+    tape.record([x_var, patch_rows, patch, frames, grid = patches.shape()] {
+      Tensor drows = patch_rows->grad;
+      if (frames.size() != grid[1]) {
+        drows = Tensor::empty(grid, patch_rows->value.dtype());
+        ops::fill_zero(drows);
+        if (frames.size() > 0)
+          ops::copy_tokens(patch_rows->grad, {frames.size(), grid[2], 0, 0, frames.begin}, drows);
+      }
       x_var->grad = Tensor::empty(x_var->value.shape(), DType::f32);
-      ops::patchify_backward(patch_rows->grad, patch, x_var->grad);
+      ops::patchify_backward(drows, patch, x_var->grad);
     });
-  Var x = nn::linear(c, patch_rows, patch_);
+  patches.release();
+  // A rank without frames has nothing to compute until it gets its tokens of every frame.
+  Var x;
+  if (frames.size() > 0) {
+    x = nn::linear(c, patch_rows, patch_);
+  } else {
+    x = make_var(Tensor::empty({B, 0, S, C}, dtype));
+    nn::skip(c, {patch_.weight, patch_.bias});
+  }
   Tensor position = Tensor::empty({S, C}, DType::f32);
   ops::position_embedding(static_cast<int>(H), static_cast<int>(W),
                           std::sqrt(in.height * in.width) / config_.input_sq_size, position);
@@ -159,6 +214,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Tensor rows = Tensor::empty({B * T}, DType::i32);
   Tensor sample_rows = Tensor::empty({B * T}, DType::i32);
   ops::modulation_rows(in.timestep, in.fps, in.x_mask, times, rates, rows, sample_rows);
+  const Tensor frame_rows = take_frames(rows.view({B, T, 1, 1}), frames).view({B * frames.size()});
   const auto embed = [&](const Tensor& scalars, const nn::Linear& first, const nn::Linear& second) {
     Tensor e = Tensor::empty({G, timestep_channels}, DType::f32);
     ops::timestep_embedding(scalars, e);
@@ -184,18 +240,28 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Tensor rope = Tensor::empty({T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
   ops::rope_table(rope_freqs_->value, rope);
   const auto recomputed = static_cast<std::int64_t>(
-      std::ceil(config_.recompute * 2.0 * static_cast<double>(config_.depth)));
+      std::ceil(recompute_share(in) * 2.0 * static_cast<double>(config_.depth)));
+  nn::Cut cut = nn::Cut::frames;
   const auto run = [&](const Stdit3Block& b, ops::Axis axis, std::int64_t index) {
+    const nn::Cut wanted = axis == ops::Axis::space ? nn::Cut::frames : nn::Cut::tokens;
+    if (!group_.alone() && wanted != cut)
+      x = nn::exchange(c, x, group_, wanted, wanted == nn::Cut::frames ? S : T);
+    cut = wanted;
+    if (x->value.numel() == 0) {  // none of this block's frames are here
+      nn::skip(c, b.parameters());
+      return;
+    }
+    const Tensor& mine = axis == ops::Axis::space ? frame_rows : rows;
     Tensor keep;
     if (in.drop_path.defined())
       keep = in.drop_path.view({2 * config_.depth, 2, B}).slice(index, index + 1).view({2, B});
     if (index >= recomputed || !tape.recording()) {
-      x = block(c, b, axis, x, y, t6, rows, in.captions, rope, keep);
+      x = block(c, b, axis, x, y, t6, mine, in.captions, rope, keep);
       return;
     }
-    x = recompute(tape, [this, &b, axis, input = x, y, t6, rows, captions = in.captions, rope,
+    x = recompute(tape, [this, &b, axis, input = x, y, t6, mine, captions = in.captions, rope,
                          keep](Tape& part) {
-      return block({part, params_}, b, axis, input, y, t6, rows, captions, rope, keep);
+      return block({part, params_}, b, axis, input, y, t6, mine, captions, rope, keep);
     });
   };
   for (std::int64_t i = 0; i < config_.depth; ++i) {
@@ -207,7 +273,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   const Var m = nn::modulation(c, *final_table_, t);
   Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
   if (masked) o = nn::layer_norm_modulate(c, o, m, rows, 0, 1, static_cast<int>(B));
-  const Var out_rows = nn::linear(c, o, final_);
+  Var out_rows = nn::linear(c, o, final_);
+  if (!group_.alone()) out_rows = nn::gather_tokens(c, out_rows, group_, S);
   Tensor out =
       Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);
   ops::unpatchify_forward(out_rows->value, patch, out);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/deck.h"
+#include "nn/exchange.h"
 #include "nn/nn.h"
 
 namespace weft {
@@ -16,6 +17,8 @@ struct Stdit3Block {
   Parameter *q_norm, *k_norm;  // [D], null without qk_norm
   nn::CrossAttention cross;
   nn::Linear fc1, fc2;
+
+  std::vector<Parameter*> parameters() const;
 };
 
 // Captions of a batch, only the rows that count, packed sample after sample.
@@ -35,6 +38,7 @@ struct Stdit3Input {
   Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
   Tensor
       drop_path;  // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp, sample); may be undefined
+  double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
 };
 
 class Stdit3 {
@@ -49,8 +53,24 @@ class Stdit3 {
   }
   DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
+  // From now on the ranks of `group` run each forward and backward together, on the same input, and share its tokens
+  // (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones and the final layer on a share of the tokens
+  // of each frame. Every rank gets the whole output and must be given the whole gradient of it; its parameters' gradients
+  // are what its own tokens contribute, to be summed over the group. Null: as a rank alone. `group` outlives its use.
+  void set_sequence_group(Communicator* group);
+  // The same for planning arenas, where no other rank is needed: sizes as rank `rank` of `ranks` has them.
+  void plan_sequence_group(int rank, int ranks);
+  const nn::SequenceGroup& sequence_group() const { return group_; }
+  // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.
+  void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const;
+
+  // The share of the blocks that forward() recomputes for this input, of which ceil(share * 2 * depth) blocks follow.
+  double recompute_share(const Stdit3Input& in) const {
+    return in.recompute < 0 ? config_.recompute : in.recompute;
+  }
+
   // Velocity (and sigma) f32 [B, out_channels, T', H', W']. `x_var` and `y_var`, if given, are nodes that hold
-  // in.x and in.captions.y and receive their gradients (weft probe).
+  // in.x and in.captions.y and receive their gradients (weft probe); in a group, what this rank's tokens contribute.
   Var forward(Tape& tape, const Stdit3Input& in, const Var& x_var = nullptr,
               const Var& y_var = nullptr);
 
@@ -64,6 +84,7 @@ class Stdit3 {
             const Tensor& keep);
 
   ModelDeck config_;
+  nn::SequenceGroup group_;
   ParameterTable params_;
   Parameter *rope_freqs_, *y_embedding_;
   nn::Linear patch_, t1_, t2_, fps1_, fps2_, t_block_, y1_, y2_, final_;

@@ -8,16 +8,20 @@
 namespace weft::nn {
 namespace {
 
-using detail::note_done, detail::note_use;
+using detail::note_done, detail::use;
 
 std::int64_t padded(std::int64_t length) {
   return (length + ops::absorbed_padding - 1) / ops::absorbed_padding * ops::absorbed_padding;
 }
 
 // Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to about 3/4. On GPUs the plain
-// form is the faster one (large products, one attention kernel), and the only one.
-bool worth_absorbing(const std::vector<std::int64_t>& lengths, std::int64_t C, int heads) {
-  if (Arena::current().device() == DeviceKind::cuda || C % ops::absorbed_padding != 0) return false;
+// form is the faster one (large products, one attention kernel), and the only one. It reads weights in f32, which a bf16
+// model does not keep on every rank.
+bool worth_absorbing(const Tensor& x, const std::vector<std::int64_t>& lengths, int heads) {
+  const std::int64_t C = x.dim(-1);
+  if (Arena::current().device() == DeviceKind::cuda || x.dtype() != DType::f32 ||
+      C % ops::absorbed_padding != 0)
+    return false;
   return std::all_of(lengths.begin(), lengths.end(), [&](std::int64_t length) {
     return length > 0 && 4 * heads * padded(length) <= 3 * C;
   });
@@ -51,6 +55,7 @@ struct Sample {
 
 Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention& w,
                     const std::vector<std::int64_t>& lengths, int heads) {
+  use(c, {w.q.weight, w.q.bias, w.proj.weight, w.proj.bias});
   const Shape& s = x->value.shape();
   const std::int64_t B = s[0], N = s[1] * s[2], C = s[3], D = C / heads;
   const DType dtype = x->value.dtype();
@@ -83,7 +88,6 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
     if (c.tape.recording()) samples.push_back(std::move(m));
   }
   const Var out = make_var(y);
-  note_use(c, {w.q.weight, w.q.bias, w.proj.weight, w.proj.bias});
   if (!c.tape.recording()) return out;
   c.tape.record([x, kv, w, heads, samples = std::move(samples), tokens, rows, out,
                  &table = c.parameters]() mutable {
@@ -131,7 +135,8 @@ Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention&
   const Shape s = x->value.shape();
   WEFT_ASSERT(s.rank() == 4 && static_cast<std::int64_t>(lengths.size()) == s[0]);
   const Var kv = linear(c, y, w.kv);
-  if (worth_absorbing(lengths, s[3], heads)) return attend_absorbed(c, x, kv, w, lengths, heads);
+  if (worth_absorbing(x->value, lengths, heads))
+    return attend_absorbed(c, x, kv, w, lengths, heads);
   const Var q = view(c, linear(c, x, w.q), {s[0], s[1] * s[2], s[3]});
   return linear(c, view(c, attend(c, q, kv, offsets, heads), s), w.proj, x);
 }

@@ -13,10 +13,13 @@ inline const Tensor& weight_for(const Linear& l, DType dtype) {
   return dtype == DType::bf16 ? l.weight->working : l.weight->value;
 }
 
-inline void note_use(const Context& c, std::initializer_list<Parameter*> used) {
-  if (!c.tape.counts_uses()) return;
-  for (Parameter* p : used)
-    if (p != nullptr) c.parameters.note_use(*p);
+// To be called before a forward reads the parameters: waits for new values that are still on their way.
+inline void use(const Context& c, std::initializer_list<Parameter*> used) {
+  for (Parameter* p : used) {
+    if (p == nullptr) continue;
+    c.parameters.await(*p);
+    if (c.tape.counts_uses()) c.parameters.note_use(*p);
+  }
 }
 
 inline void note_done(ParameterTable& table, std::initializer_list<Parameter*> used) {

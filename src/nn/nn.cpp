@@ -16,17 +16,17 @@ Shape with_last(const Shape& s, std::int64_t last) {
   return Shape(std::span<const std::int64_t>(dims));
 }
 
-using detail::add_weight_grad, detail::note_done, detail::note_use, detail::weight_for;
+using detail::add_weight_grad, detail::note_done, detail::use, detail::weight_for;
 
 }  // namespace
 
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
+  use(c, {l.weight, l.bias});
   const Tensor& w = weight_for(l, x->value.dtype());
   WEFT_ASSERT(x->value.dim(-1) == w.numel() / w.dim(0));
   Tensor y = Tensor::empty(with_last(x->value.shape(), w.dim(0)), x->value.dtype());
   ops::linear_forward(x->value, w, l.bias->value, residual ? residual->value : Tensor(), y);
   const Var out = make_var(y);
-  note_use(c, {l.weight, l.bias});
   if (!c.tape.recording()) return out;
   c.tape.record([x, l, residual, out, &table = c.parameters] {
     const Tensor dy = std::move(out->grad);
@@ -42,6 +42,7 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
 }
 
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
+  use(c, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
   const DType dtype = x->value.dtype();
   const std::int64_t hidden = fc1.weight->shape[0];
   Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
@@ -50,7 +51,6 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
   ops::linear_forward(h, weight_for(fc2, dtype), fc2.bias->value, Tensor(), y);
   const Var out = make_var(y);
-  note_use(c, {fc1.weight, fc1.bias, fc2.weight, fc2.bias});
   if (!c.tape.recording()) return out;
   c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {
     const Tensor dy = std::move(out->grad);
@@ -96,11 +96,11 @@ Var add(Context c, const Var& a, const Var& b) {
 }
 
 Var modulation(Context c, Parameter& table, const Var& t) {
+  use(c, {&table});
   const std::int64_t groups = t->value.dim(0);
   Tensor m = Tensor::empty({groups, table.shape[0], table.shape[1]}, DType::f32);
   ops::modulation_forward(table.value, t->value, m);
   const Var out = make_var(m);
-  note_use(c, {&table});
   if (c.tape.recording())
     c.tape.record([t, &table, out, &parameters = c.parameters] {
       Tensor none;
@@ -147,6 +147,7 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
 
 Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_norm,
                    const Tensor& rope, ops::Axis axis) {
+  use(c, {q_norm, k_norm});
   const Shape& s = qkv->value.shape();  // [B,T,S,3,H,D]
   WEFT_ASSERT(s.rank() == 6 && s[3] == 3);
   const DType dtype = qkv->value.dtype();
@@ -155,7 +156,6 @@ Var self_attention(Context c, const Var& qkv, Parameter* q_norm, Parameter* k_no
   const Tensor wq = q_norm ? q_norm->value : Tensor(), wk = k_norm ? k_norm->value : Tensor();
   ops::self_attention_forward(qkv->value, wq, wk, rope, axis, out, lse);
   const Var result = make_var(out);
-  note_use(c, {q_norm, k_norm});
   if (c.tape.recording())
     c.tape.record([qkv, wq, wk, q_norm, k_norm, rope, axis, result, lse, &table = c.parameters] {
       const Tensor dout = std::move(result->grad);

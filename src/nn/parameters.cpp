@@ -48,25 +48,32 @@ Parameter* ParameterTable::find(const std::string& name) const {
 
 void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients) {
   std::int64_t at = 0, fixed_at = 0;
-  buckets_.assign(1, Bucket{});
-  for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
-    Parameter& p = **it;
-    if (!p.trainable) {
-      p.offset = fixed_at;
-      fixed_at += aligned(p.shape.numel());
-      continue;
+  buckets_.clear();
+  const auto close_bucket = [&] {
+    at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
+    buckets_.back().end = at;
+  };
+  for (const bool bf16_only : {true, false})
+    for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
+      Parameter& p = **it;
+      if (p.bf16_only != bf16_only) continue;
+      if (!p.trainable) {
+        p.offset = fixed_at;
+        fixed_at += aligned(p.shape.numel());
+        continue;
+      }
+      const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
+      if (buckets_.empty() || full || buckets_.back().bf16_only != bf16_only) {
+        if (!buckets_.empty()) close_bucket();
+        buckets_.push_back(Bucket{at, at, bf16_only});
+      }
+      p.offset = at;
+      p.bucket = static_cast<int>(buckets_.size()) - 1;
+      at += aligned(p.shape.numel());
     }
-    if (at - buckets_.back().begin >= bucket_elements) {
-      at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
-      buckets_.back().end = at;
-      buckets_.push_back(Bucket{at, at, 0, false});
-    }
-    p.offset = at;
-    p.bucket = static_cast<int>(buckets_.size()) - 1;
-    at += aligned(p.shape.numel());
-  }
-  at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
-  buckets_.back().end = at;
+  if (buckets_.empty()) buckets_.push_back(Bucket{});
+  close_bucket();
+  values_begin_ = 0;
 
   values_ = Tensor::persistent({at}, DType::f32);
   if (gradients) grads_ = Tensor::persistent({at}, DType::f32);
@@ -116,7 +123,8 @@ void ParameterTable::initialise(std::uint64_t seed) {
 
 void ParameterTable::refresh_working() {
   if (!working_.defined()) return;
-  ops::convert(values_, working_);
+  Tensor rest = working_.slice(values_begin_, working_.numel());
+  ops::convert(values_, rest);
   for (const auto& p : parameters_)
     if (!p->trainable) ops::convert(p->value, p->working);
 }
@@ -140,6 +148,40 @@ void ParameterTable::begin_step(std::function<void(int)> on_ready) {
   counting_ = false;
   for (auto& b : buckets_) b.pending = 0, b.ready = false;
   for (const auto& p : parameters_) p->grad_written = false, p->pending = 0;
+}
+
+void ParameterTable::drop_bf16_only_values() {
+  WEFT_ASSERT(working_.defined() && values_begin_ == 0);
+  for (const Bucket& b : buckets_)
+    if (b.bf16_only) values_begin_ = b.end;
+  Tensor rest = Tensor::persistent({values_.numel() - values_begin_}, DType::f32);
+  ops::convert(values_.slice(values_begin_, values_.numel()), rest);
+  for (const auto& p : parameters_)
+    if (p->trainable) p->value = Tensor();
+  values_ = rest;
+  for (const auto& p : parameters_)
+    if (p->trainable && !p->bf16_only) {
+      const std::int64_t at = p->offset - values_begin_;
+      p->value = values_.slice(at, at + p->shape.numel()).view(p->shape);
+    }
+}
+
+void ParameterTable::on_its_way(int bucket) {
+  WEFT_ASSERT(arrive_ != nullptr);
+  buckets_[static_cast<std::size_t>(bucket)].on_its_way = true;
+}
+
+bool ParameterTable::any_on_its_way() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const Bucket& b) { return b.on_its_way; });
+}
+
+void ParameterTable::await(const Parameter& p) {
+  if (!p.trainable) return;
+  Bucket& b = buckets_[static_cast<std::size_t>(p.bucket)];
+  if (!b.on_its_way) return;
+  b.on_its_way = false;
+  arrive_(p.bucket);
 }
 
 void ParameterTable::note_use(Parameter& p) {

@@ -24,6 +24,7 @@ struct Parameter {
   Shape shape;
   Init init;
   bool trainable = true;
+  bool bf16_only = false;   // a bf16 model reads its bf16 copy alone (set by the model)
   std::int64_t offset = 0;  // elements, in the flat space of trainable or of fixed parameters
   int bucket = -1;
 
@@ -46,36 +47,52 @@ class ParameterTable {
 
   // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse order of
   // registration, which is the order in which the backward finishes them, in buckets of at least
-  // `bucket_elements` padded to `bucket_pad`. `bf16_working` also keeps a bf16 copy.
+  // `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then, in buckets of their own, the others.
+  // `bf16_working` also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   static constexpr std::int64_t bucket_pad = 1 << 16;
 
   // Draws every value from Philox keyed by (seed, init, name): the same on every rank.
   void initialise(std::uint64_t seed);
-  void refresh_working();  // working = bf16(value)
+  void refresh_working();  // working = bf16(value), where there are values
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   Parameter* find(const std::string& name) const;
   std::int64_t trainable_elements() const;  // without padding
   std::int64_t total_elements() const;
 
-  Tensor& values() { return values_; }  // flat, trainable, padded
+  Tensor& values() { return values_; }  // flat, trainable, padded, from values_begin() on
   Tensor& working() { return working_; }
   Tensor& grads() { return grads_; }
   Tensor& fixed() { return fixed_; }  // flat, not trainable
 
   struct Bucket {
     std::int64_t begin = 0, end = 0;  // elements of the flat space
+    bool bf16_only = false;           // as its parameters
     int pending = 0;
     bool ready = false;
+    bool on_its_way = false;  // new weights are coming: to be awaited before the next use
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
+
+  // Lets go of the f32 values of buckets that are bf16_only, once somebody else keeps the masters in shards: values() then
+  // begins at values_begin(), and such a parameter's `value` is undefined. Needs a bf16 copy.
+  void drop_bf16_only_values();
+  std::int64_t values_begin() const { return values_begin_; }
+
+  // Weights that arrive during the forward: `arrive(bucket)` is called before the first use of a parameter of a bucket that
+  // was said to be on its way.
+  void set_arrival(std::function<void(int bucket)> arrive) { arrive_ = std::move(arrive); }
+  void on_its_way(int bucket);
+  void arrived(int bucket) { buckets_[static_cast<std::size_t>(bucket)].on_its_way = false; }
+  bool any_on_its_way() const;
 
   // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and taken back in the
   // backward; when a bucket has no use left, and all before it are ready, on_ready(bucket) is called.
   // finish() zeroes gradients that got no contribution and announces the buckets that remain.
   void begin_step(std::function<void(int bucket)> on_ready);
   void set_counting(bool on) { counting_ = on; }
+  void await(const Parameter& p);
   void note_use(Parameter& p);
   void note_done(Parameter& p);
   void finish_step();
@@ -95,7 +112,8 @@ class ParameterTable {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<Bucket> buckets_;
   Tensor values_, working_, grads_, fixed_;
-  std::function<void(int)> on_ready_;
+  std::int64_t values_begin_ = 0;
+  std::function<void(int)> on_ready_, arrive_;
   bool counting_ = false;
   int next_bucket_ = 0;
 };

@@ -3,16 +3,21 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/log.h"
 
 namespace weft {
 namespace {
+
+constexpr std::size_t most_ranks = 64;
 
 void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step) {
   std::ifstream in(path);
@@ -30,7 +35,30 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
   std::filesystem::rename(kept, path);
 }
 
+// Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone. Microseconds are
+// enough of a float's digits.
+nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
+  const auto rounded = [](float s) { return std::round(double{s} * 1e6) / 1e6; };
+  auto j = nlohmann::ordered_json::array();
+  if (seconds.size() <= most_ranks) {
+    for (const float s : seconds) j.push_back(rounded(s));
+    return j;
+  }
+  std::vector<float> sorted(seconds.begin(), seconds.end());
+  std::sort(sorted.begin(), sorted.end());
+  return {{"min", rounded(sorted.front())},
+          {"median", rounded(sorted[sorted.size() / 2])},
+          {"max", rounded(sorted.back())}};
+}
+
 }  // namespace
+
+double spread_of(std::span<const float> busy) {
+  if (busy.empty()) return 0;
+  const double mean =
+      std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
+  return mean > 0 ? (*std::max_element(busy.begin(), busy.end()) - mean) / mean : 0;
+}
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
     : path_(run_dir / "metrics.jsonl") {
@@ -70,7 +98,7 @@ bool MetricsWriter::flush() {
 }
 
 void MetricsWriter::write(const StepMetrics& m) {
-  const nlohmann::ordered_json j{
+  nlohmann::ordered_json j{
       {"step", m.step},
       {"loss", m.loss},
       {"grad_norm", m.grad_norm},
@@ -79,12 +107,20 @@ void MetricsWriter::write(const StepMetrics& m) {
       {"split",
        {{"data_wait", m.split.data_wait},
         {"compute", m.split.compute},
+        {"wait_slowest", m.split.wait_slowest},
         {"comm_exposed", m.split.comm_exposed},
         {"optimizer", m.split.optimizer},
         {"checkpoint", m.split.checkpoint}}},
       {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
       {"samples", m.samples},
   };
+  if (m.slowest_rank >= 0) {
+    j["slowest_rank"] = m.slowest_rank;
+    j["spread"] = m.spread;
+    j["rank_busy"] = of_ranks(m.rank_busy);
+    j["rank_wait"] = of_ranks(m.rank_wait);
+    if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
+  }
   pending_ += j.dump() + '\n';
   flush();
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@ namespace weft {
 struct StepSplit {
   double data_wait = 0;     // waiting for clips
   double compute = 0;       // forward, backward
-  double comm_exposed = 0;  // waiting for reductions that the backward did not hide
+  double wait_slowest = 0;  // blocked because the slowest rank was not there yet
+  double comm_exposed = 0;  // blocked for the rest of communication that no computation hid
   double optimizer = 0;
   double checkpoint = 0;  // stalled by a save
 };
@@ -24,7 +26,18 @@ struct StepMetrics {
   StepSplit split;
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::int64_t> samples;  // of all ranks, in the order of the step plan
+
+  // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank is negative.
+  int slowest_rank = -1;
+  double spread = 0;             // (greatest - mean) / mean of rank_busy
+  std::vector<float> rank_busy;  // until its own gradients were there: wait for clips and compute
+  std::vector<float> rank_wait;  // blocked for the slowest rank
+  std::vector<float>
+      rank_data_wait;  // the part of rank_busy that was waiting for clips; may be empty
 };
+
+// (greatest - mean) / mean; 0 for no values or no time at all.
+double spread_of(std::span<const float> busy);
 
 class MetricsWriter {
  public:

@@ -6,62 +6,17 @@
 #include <cmath>
 #include <numeric>
 
+#include "observe/report_html.h"
 #include "observe/report_plot.h"
+#include "observe/report_ranks.h"
 #include "observe/report_style.h"
 
 namespace weft::report_page {
 namespace {
 
-// Told apart by most colour-blind eyes and in grey print.
-constexpr const char* run_colors[] = {"#2f6db5", "#d9772b", "#3b9277", "#b8456b",
-                                      "#7a5fa8", "#8a7a2e", "#4aa3c7", "#6b6f76"};
-constexpr const char* part_colors[parts] = {"#3f74b8", "#e08a3c", "#86b6a6",
-                                            "#c8474b", "#8b6db0", "#c3c9d1"};
 constexpr std::size_t most_points = 800, most_columns = 140;
 // More steps than this make no line any more: a band shows how far they spread.
 constexpr std::size_t most_in_line = 3000;
-
-std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
-
-// Whatever comes from files is data, not HTML.
-std::string escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-// Fields may be absent and losses NaN: statistics are over what is there.
-std::vector<double> finite(const std::vector<double>& values) {
-  std::vector<double> v;
-  std::copy_if(values.begin(), values.end(), std::back_inserter(v),
-               [](double x) { return std::isfinite(x); });
-  return v;
-}
-double median(const std::vector<double>& values) {
-  std::vector<double> v = finite(values);
-  if (v.empty()) return NAN;
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-double total(const std::vector<double>& values) {
-  const std::vector<double> v = finite(values);
-  return std::accumulate(v.begin(), v.end(), 0.0);
-}
-double greatest(const std::vector<double>& values) {
-  const std::vector<double> v = finite(values);
-  return v.empty() ? NAN : *std::max_element(v.begin(), v.end());
-}
 
 // The mean of the first or last tenth of the losses (at least one, at most 50).
 double edge_mean(const std::vector<double>& values, bool last) {
@@ -73,35 +28,8 @@ double edge_mean(const std::vector<double>& values, bool last) {
          static_cast<double>(n);
 }
 
-std::string seconds_text(double s) {
-  if (!std::isfinite(s)) return "-";
-  if (s < 1e-3) return fmt::format("{:.0f} µs", s * 1e6);
-  if (s < 1) return fmt::format("{:.{}f} ms", s * 1e3, s < 0.1 ? 1 : 0);
-  if (s < 120) return fmt::format("{:.{}f} s", s, s < 10 ? 2 : 1);
-  if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
-  return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
-}
-std::string bytes_text(double b) {
-  if (!std::isfinite(b)) return "-";
-  return b < 1e9 ? fmt::format("{:.0f} MB", b / 1e6) : fmt::format("{:.2f} GB", b / 1e9);
-}
-std::string percent(double part, double whole) {
-  if (!(whole > 0)) return "-";
-  const double p = 100 * part / whole;
-  return fmt::format("{:.{}f} %", p, p < 10 ? 1 : 0);
-}
+std::string loss_text(double v) { return std::isfinite(v) ? fmt::format("{:.4f}", v) : "-"; }
 
-std::string tile(const std::string& value, const std::string& label) {
-  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", value, label);
-}
-std::string section(const std::string& title, const std::string& note, const std::string& body) {
-  return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
-                     note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
-}
-std::string swatch(const std::string& color, const std::string& text, bool box = false) {
-  return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
-                     box ? "class=\"box\" " : "", color, text);
-}
 // The legend of runs; nothing for one.
 std::string run_legend(std::span<const Run> runs) {
   if (runs.size() < 2) return "";
@@ -158,11 +86,13 @@ std::string loss_plot(std::span<const Run> runs) {
 std::string split_legend(const Run& run) {
   const double whole = total(run.steps.seconds);
   std::string s = "<div class=\"legend\">";
-  for (int p = 0; p < parts; ++p)
+  for (int p = 0; p < parts; ++p) {
+    if (finite(run.steps.part[p]).empty()) continue;  // metrics of an older version
     s += swatch(
         part_colors[p],
         fmt::format("{} <em>{}</em>", part_names[p], percent(total(run.steps.part[p]), whole)),
         true);
+  }
   return s + "</div>\n";
 }
 
@@ -180,6 +110,7 @@ std::string one_split(const Run& run) {
   std::vector<double> x;
   const bool split = !finite(run.steps.part[0]).empty();
   for (int p = 0; p < parts; ++p) {
+    if (split && finite(run.steps.part[p]).empty()) continue;
     Binned b = bin(run.steps.step, split ? run.steps.part[p] : run.steps.seconds, most_columns);
     for (double& v : b.mean) v *= scale;
     x = b.x;
@@ -212,17 +143,15 @@ std::string many_splits(std::span<const Run> runs) {
   for (const Run& r : runs)
     longest = std::max(longest, total(r.steps.seconds) / static_cast<double>(r.steps.size()));
   for (const Run& r : runs) {
-    const double mean = total(r.steps.seconds) / static_cast<double>(r.steps.size());
-    body += fmt::format("<span>{}</span><div class=\"bar\" style=\"width:{:.2f}%\">",
-                        escape(r.name), longest > 0 ? 100 * mean / longest : 0);
+    const double steps = static_cast<double>(r.steps.size());
+    const double mean = total(r.steps.seconds) / steps;
+    std::vector<BarPiece> pieces;
     for (int p = 0; p < parts; ++p) {
-      const double share = 100 * total(r.steps.part[p]) / total(r.steps.seconds);
-      if (share > 0)
-        body +=
-            fmt::format("<div title=\"{} {:.1f} %\" style=\"width:{:.3f}%;background:{}\"></div>",
-                        part_names[p], share, share, part_colors[p]);
+      const double seconds = total(r.steps.part[p]) / steps;
+      pieces.push_back(
+          {seconds, part_colors[p], fmt::format("{} {}", part_names[p], percent(seconds, mean))});
     }
-    body += fmt::format("</div><span>{} a step</span>", seconds_text(mean));
+    body += bar(r.name, pieces, longest, seconds_text(mean) + " a step");
   }
   return section("Step time", "Above: every step. Below: the mean of all steps, by what took it.",
                  body + "</div>");
@@ -277,8 +206,8 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
            ? short_number(s.step.back())
            : fmt::format("{} recorded, to step {}", short_number(static_cast<double>(s.size())),
                          short_number(s.step.back()))},
-      {"loss", fmt::format("{:.4f} at the start, {:.4f} at the end", edge_mean(s.loss, false),
-                           edge_mean(s.loss, true))},
+      {"loss", loss_text(edge_mean(s.loss, false)) + " at the start, " +
+                   loss_text(edge_mean(s.loss, true)) + " at the end"},
       {"time in steps", seconds_text(time)},
       {"median step", seconds_text(median(s.seconds))},
   };
@@ -353,14 +282,16 @@ std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
-  t += tile(fmt::format("{:.4f}", edge_mean(s.loss, true)),
-            fmt::format("loss, from {:.4f}", edge_mean(s.loss, false)));
+  t +=
+      tile(loss_text(edge_mean(s.loss, true)), "loss, from " + loss_text(edge_mean(s.loss, false)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
     t += tile(fmt::format("{:.3g}", static_cast<double>(s.samples.size()) / total(s.seconds)),
               "clips a second");
-  if (!finite(s.part[3]).empty())
-    t += tile(percent(total(s.part[3]), total(s.seconds)), "of the time waiting for data");
+  if (!finite(s.part[data_wait]).empty())
+    t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
+  if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)
+    t += tile(percent(wait, total(s.seconds)), "waiting for the slowest, rank 0");
   if (!finite(s.resident).empty())
     t += tile(bytes_text(greatest(s.resident)), "resident at most, rank 0");
   return t + "</div>\n";
@@ -368,7 +299,7 @@ std::string tiles(const Run& r) {
 
 }  // namespace
 
-std::string make_page(std::span<const Run> runs) {
+std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling) {
   const Run& first = runs.front();
   std::string names, build;
   for (const Run& r : runs) names += (names.empty() ? "" : ", ") + escape(r.name);
@@ -387,6 +318,8 @@ std::string make_page(std::span<const Run> runs) {
   page += runs.size() == 1 ? tiles(first) : "<p></p>";
   page += loss_plot(runs);
   page += runs.size() == 1 ? one_split(first) : many_splits(runs);
+  const bool several = runs.size() > 1;
+  for (const Run& r : runs) page += rank_bars(r, several);
   std::vector<std::string> small;
   if (has(runs, &Steps::resident)) small.push_back(memory_plot(runs));
   if (has(runs, &Steps::grad_norm)) small.push_back(grad_plot(runs));
@@ -394,7 +327,12 @@ std::string make_page(std::span<const Run> runs) {
   page += "<div class=\"small\">\n";
   for (const std::string& s : small) page += s;
   page += "</div>\n";
-  for (const Run& r : runs) page += samples(r, runs.size() > 1);
+  for (const Run& r : runs) page += memory_against_plan(r, several);
+  std::vector<Scaling> results;
+  for (const Run& r : runs) results.insert(results.end(), r.scaling.begin(), r.scaling.end());
+  results.insert(results.end(), scaling.begin(), scaling.end());
+  page += scaling_curves(results);
+  for (const Run& r : runs) page += samples(r, several);
   page += facts_table(runs);
   for (const Run& r : runs)
     if (!r.deck.empty())

@@ -47,18 +47,60 @@ void add_step(Steps& s, std::int64_t step, const json& j) {
   s.resident.push_back(number(memory, "resident_bytes"));
   s.arena.push_back(number(memory, "arena_peak_bytes"));
   const json& split = object(j, "split");
-  const char* keys[] = {"compute", "comm_exposed", "optimizer", "data_wait", "checkpoint"};
+  const char* keys[] = {"compute",   "wait_slowest", "comm_exposed",
+                        "optimizer", "data_wait",    "checkpoint"};
   double rest = s.seconds.back();
   for (int p = 0; p < parts - 1; ++p) {
     const double v = number(split, keys[p]);
     s.part[p].push_back(v);
     if (std::isfinite(v)) rest -= v;
   }
+  s.slowest.push_back(number(j, "slowest_rank"));
+  s.spread.push_back(number(j, "spread"));
   // Clocks of the parts and of the whole are read at different moments: no negative rest.
   s.part[parts - 1].push_back(split.empty() ? nan : std::max(0.0, rest));
   if (const auto it = j.find("samples"); it != j.end() && it->is_array())
     for (const json& id : *it)
       if (id.is_number_integer()) s.samples.push_back(id.get<std::int64_t>());
+}
+
+// The values of "rank_busy" and the like; of many ranks the file has an object.
+std::vector<double> of_ranks(const json& j, const char* key, bool& each) {
+  const auto it = j.find(key);
+  std::vector<double> v;
+  if (it == j.end()) return v;
+  each = it->is_array();
+  if (each)
+    for (const json& x : *it) v.push_back(x.is_number() ? x.get<double>() : 0);
+  else if (it->is_object())
+    for (const char* of : {"min", "median", "max"}) v.push_back(number(*it, of));
+  return v;
+}
+
+void add_ranks(RankTimes& t, std::size_t at, const json& j) {
+  bool each = true;
+  const std::vector<double> busy = of_ranks(j, "rank_busy", each);
+  if (busy.empty()) return;
+  std::vector<double> wait = of_ranks(j, "rank_wait", each);
+  std::vector<double> data = of_ranks(j, "rank_data_wait", each);
+  wait.resize(busy.size());
+  // Of the many, the fastest rank waits longest for the slowest.
+  if (!each) std::reverse(wait.begin(), wait.end());
+  if (busy.size() != t.busy.size() || each != t.each) {  // a restart on another number of ranks
+    t = {};
+    t.each = each;
+    t.busy.resize(busy.size());
+    t.wait.resize(busy.size());
+    if (each && data.size() == busy.size()) t.data_wait.resize(busy.size());
+  }
+  t.steps.push_back(at);
+  for (std::size_t r = 0; r < busy.size(); ++r) {
+    t.busy[r] += busy[r];
+    t.wait[r] += wait[r];
+    if (!t.data_wait.empty() && r < data.size()) t.data_wait[r] += data[r];
+  }
+  if (const double slowest = number(j, "slowest_rank"); slowest >= 0)
+    ++t.was_slowest[static_cast<int>(slowest)];
 }
 
 void load_metrics(Run& run) {
@@ -84,7 +126,12 @@ void load_metrics(Run& run) {
   WEFT_CHECK(!last.empty(), Exit::data, "wait for the run's first step",
              "{} has no complete line yet", path.string());
   run.repeated_steps = complete - last.size();
-  for (const auto& [step, j] : last) add_step(run.steps, step, j);
+  for (const auto& [step, j] : last) {
+    add_ranks(run.ranks, run.steps.size(), j);
+    add_step(run.steps, step, j);
+  }
+  for (auto* sums : {&run.ranks.busy, &run.ranks.wait, &run.ranks.data_wait})
+    for (double& s : *sums) s /= static_cast<double>(run.ranks.steps.size());
   const std::set<std::int64_t> ids(run.steps.samples.begin(), run.steps.samples.end());
   run.distinct_samples = ids.size();
 }
@@ -93,8 +140,14 @@ void load_metrics(Run& run) {
 void load_facts(Run& run) {
   const auto j = nlohmann::ordered_json::parse(read_all(run.dir / "run.json"), nullptr, false);
   if (!j.is_object()) return;
-  for (const auto& [key, value] : j.items())
+  for (const auto& [key, value] : j.items()) {
+    if (key == "memory_plan" && value.is_object()) {
+      for (const auto& [kind, bytes] : value.items())
+        if (bytes.is_number()) run.memory_plan.emplace_back(kind, bytes.get<double>());
+      continue;  // a picture of its own
+    }
     run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
 }
 
 // The header of a PNG begins with its size, big-endian, at byte 16.
@@ -150,7 +203,34 @@ Run load_run(const fs::path& dir) {
   load_facts(run);
   run.deck = read_all(dir / "deck.toml");
   load_media(run);
+  if (fs::exists(dir / "scaling.json", ec))
+    run.scaling.push_back(load_scaling(dir / "scaling.json"));
   return run;
+}
+
+Scaling load_scaling(const fs::path& file) {
+  const char* hint = "give a file that weft bench scaling --json has written";
+  std::error_code ec;
+  WEFT_CHECK(fs::is_regular_file(file, ec), Exit::data, hint, "cannot open {}", file.string());
+  const json j = json::parse(read_all(file), nullptr, false);
+  const auto points = j.is_object() ? j.find("points") : j.end();
+  WEFT_CHECK(j.is_object() && points != j.end() && points->is_array(), Exit::data, hint,
+             "{} has no list of points", file.string());
+  Scaling s;
+  if (const auto it = j.find("mode"); it != j.end() && it->is_string()) s.mode = *it;
+  if (const auto it = j.find("mix"); it != j.end() && it->is_string()) s.mix = *it;
+  for (const json& p : *points) {
+    if (!p.is_object()) continue;
+    const Scaling::Point point{number(p, "ranks"),   number(p, "seconds"), number(p, "efficiency"),
+                               number(p, "exposed"), number(p, "wait"),    number(p, "ceiling")};
+    if (point.ranks >= 1 && point.seconds > 0 && std::isfinite(point.efficiency))
+      s.points.push_back(point);
+  }
+  WEFT_CHECK(!s.points.empty(), Exit::data, hint,
+             "no point of {} has ranks, seconds and an efficiency", file.string());
+  std::sort(s.points.begin(), s.points.end(),
+            [](const auto& a, const auto& b) { return a.ranks < b.ranks; });
+  return s;
 }
 
 std::string base64(const std::string& bytes) {

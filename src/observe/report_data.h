@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,17 +12,44 @@
 namespace weft::report_page {
 
 // The parts of a step's time, in the order they are stacked. `other` is what the parts leave over.
-inline constexpr const char* part_names[] = {
-    "compute", "exposed communication", "optimizer", "data wait", "checkpoint", "other"};
-inline constexpr int parts = 6;
+enum Part { compute, wait_slowest, comm_exposed, optimizer, data_wait, checkpoint, other, parts };
+inline constexpr const char* part_names[parts] = {"compute",
+                                                  "wait for the slowest",
+                                                  "exposed communication",
+                                                  "optimizer",
+                                                  "data wait",
+                                                  "checkpoint",
+                                                  "other"};
 
 // One value a step; NaN where a line did not have it.
 struct Steps {
   std::vector<double> step;  // steps done after it: 1 is the first
   std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
   std::vector<double> part[parts];  // seconds
+  std::vector<double> slowest,
+      spread;  // the slowest rank's number; (greatest - mean) / mean of busy time
   std::vector<std::int64_t> samples;
   std::size_t size() const { return step.size(); }
+};
+
+// Means over the steps that say what every rank did, of those with as many ranks as the last one.
+struct RankTimes {
+  // Seconds: a value a rank; or, of more ranks than the metrics list one by one, of the fastest, the median and the
+  // slowest.
+  std::vector<double> busy, wait, data_wait;  // data_wait, part of busy, may be empty
+  bool each = true;
+  std::vector<std::size_t> steps;          // into Steps: those that were averaged
+  std::map<int, std::size_t> was_slowest;  // in how many of them
+};
+
+// A result of `weft bench scaling --json`.
+struct Scaling {
+  std::string mode, mix;
+  struct Point {
+    double ranks = 0, seconds = 0, efficiency = 0, exposed = 0, wait = 0,
+           ceiling = 0;  // NaN: not there
+  };
+  std::vector<Point> points;
 };
 
 struct Media {
@@ -36,8 +64,11 @@ struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
   Steps steps;
-  std::vector<std::pair<std::string, std::string>> facts;  // run.json, in its order
-  std::string deck;                                        // deck.toml as it is
+  RankTimes ranks;
+  std::vector<Scaling> scaling;                             // of RUN/scaling.json
+  std::vector<std::pair<std::string, double>> memory_plan;  // bytes of a rank by kind
+  std::vector<std::pair<std::string, std::string>> facts;   // run.json, in its order
+  std::string deck;                                         // deck.toml as it is
   std::vector<Media> media;
   std::size_t broken_lines = 0;    // of metrics.jsonl, but for a torn last one
   std::size_t repeated_steps = 0;  // done again after a restart
@@ -47,6 +78,9 @@ struct Run {
 // Reads RUN/metrics.jsonl, deck.toml, run.json and samples/. Throws Exit::data when there is no
 // such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
+
+// Reads a scaling result. Throws Exit::data when it is none.
+Scaling load_scaling(const std::filesystem::path& file);
 
 std::string base64(const std::string& bytes);
 

@@ -130,9 +130,13 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
   std::string s =
       fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by {}\" data-plot='",
                   f.width, f.height, f.y_label, f.x_label);
+  std::string labels;
+  for (const auto& [at, text] : f.x_labels)
+    labels += fmt::format("{}[{:.5g},\"{}\"]", labels.empty() ? "" : ",", at, text);
   s += fmt::format(
-      "{{\"low\":{},\"high\":{},\"from\":{},\"to\":{},\"base\":{},\"curves\":[{}]}}'>\n", x.low,
-      x.high, x.from, x.to, f.height - bottom, curves);
+      "{{\"low\":{},\"high\":{},\"from\":{},\"to\":{},\"base\":{},\"what\":\"{}\",\"labels\":[{}],"
+      "\"curves\":[{}]}}'>\n",
+      x.low, x.high, x.from, x.to, f.height - bottom, f.x_label, labels, curves);
   for (const double t : y.ticks) {
     s += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", left,
                      f.width - right, y(t), y(t));
@@ -140,12 +144,15 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
                      left - 8, y(t) + 4, tick_text(t, y));
   }
   const double base = f.height - bottom;
-  for (const double t : x.ticks) {
+  std::vector<std::pair<double, std::string>> places = f.x_labels;
+  if (places.empty())
+    for (const double t : x.ticks) places.emplace_back(t, tick_text(t, x));
+  for (const auto& [t, text] : places) {
     s += fmt::format("<line class=\"axis\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>",
                      x(t), base, base + 4);
     s +=
         fmt::format("<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                    x(t), base + 17, tick_text(t, x));
+                    x(t), base + 17, text);
   }
   s += fmt::format("<line class=\"axis\" x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\"/>\n", left,
                    f.width - right, base, base);

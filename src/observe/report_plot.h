@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace weft::report_page {
@@ -23,6 +24,8 @@ struct PlotFrame {
   int width = 760, height = 280;
   bool from_zero = false;  // the y axis begins at 0
   bool allow_log = false;  // a logarithmic y axis if the values span more than a factor of 50
+  // Places on the x axis and what to write there, instead of numbers: for axes that are not linear.
+  std::vector<std::pair<double, std::string>> x_labels{};
 };
 
 std::string line_plot(const PlotFrame& frame, std::span<const Curve> curves);

@@ -11,9 +11,9 @@ body { margin:0; background:var(--ground); color:var(--ink); line-height:1.45;
 main { max-width:1120px; margin:0 auto; padding:28px 24px 60px; }
 header h1 { font-size:26px; margin:0 0 2px; letter-spacing:-.01em; overflow-wrap:anywhere; }
 header p { margin:0; color:var(--soft); overflow-wrap:anywhere; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(150px,1fr)); gap:12px; margin:22px 0; }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(140px,1fr)); gap:12px; margin:22px 0; }
 .tile, section { background:var(--paper); border:1px solid var(--line); border-radius:10px; }
-.tile { padding:12px 16px; }
+.tile { padding:12px 14px; }
 .tile b { display:block; font-size:23px; font-weight:600; letter-spacing:-.01em;
   font-variant-numeric:tabular-nums; white-space:nowrap; }
 .tile span { color:var(--soft); font-size:13px; }
@@ -23,7 +23,7 @@ h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
 .small { display:grid; grid-template-columns:repeat(auto-fit,minmax(310px,1fr)); gap:16px; margin:0 0 16px; }
 .small section { margin:0; display:flex; flex-direction:column; padding:14px 14px 10px; }
 .small section svg { margin-top:auto; }
-svg { display:block; width:100%; height:auto; }
+svg { display:block; width:100%; height:auto; overflow:visible; }
 .grid { stroke:#e9ecf0; stroke-width:1; }
 .axis { stroke:#9aa4b1; stroke-width:1; }
 .tick { font-size:12px; fill:#5b6675; font-variant-numeric:tabular-nums; }
@@ -34,6 +34,11 @@ svg { display:block; width:100%; height:auto; }
 .legend .box { width:11px; height:11px; border-radius:3px; }
 .legend em { color:var(--soft); font-style:normal; font-variant-numeric:tabular-nums; }
 .bar { display:flex; height:22px; border-radius:5px; overflow:hidden; background:var(--line); }
+.track { min-width:0; }
+.many .bar { height:12px; border-radius:3px; }
+.bars.many { gap:3px 14px; font-size:12px; }
+h3 { font-size:13.5px; font-weight:600; margin:16px 0 4px; }
+.bars span { font-variant-numeric:tabular-nums; }
 .bars { display:grid; grid-template-columns:max-content 1fr max-content; gap:8px 14px; align-items:center;
   font-size:13px; }
 .scroll { overflow-x:auto; }
@@ -92,7 +97,8 @@ for (const svg of document.querySelectorAll('svg[data-plot]')) {
     rule.setAttribute('x1', line);
     rule.setAttribute('x2', line);
     rule.style.display = '';
-    box.innerHTML = 'step ' + Math.round(at) + rows.join('');
+    const near = (p.labels || []).find(l => Math.abs(l[0] - at) < 1e-3);
+    box.innerHTML = (p.what || 'step') + ' ' + (near ? near[1] : Math.round(at)) + rows.join('');
     box.style.display = 'block';
     const left = e.pageX + 16 + box.offsetWidth > document.documentElement.clientWidth;
     box.style.left = (e.pageX + (left ? -16 - box.offsetWidth : 16)) + 'px';

@@ -19,7 +19,12 @@ struct AdamW {
 // where the sum is not finite, so that no host needs to look before the step.
 WEFT_OP(adamw_step, void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p,
                          Tensor& m, Tensor& v, Tensor& ema, Tensor& copy));
-// sum f64 [1] = sum of squares of x, in an order that does not depend on the thread count. Not finite if any element is not.
-WEFT_OP(sum_of_squares, void(const Tensor& x, Tensor& sum));
+// sum f64 [1] = sum of squares of x (added to what is there if `accumulate`), in an order that does not depend on the thread
+// count. Not finite if any element is not.
+WEFT_OP(sum_of_squares, void(const Tensor& x, Tensor& sum, bool accumulate));
+
+// sum f64 [1] = 0 if it and all `values` f64 are finite, else NaN: to start a sum of squares with, so that one step that went
+// wrong keeps all later ones from changing anything.
+WEFT_OP(carry_non_finite, void(const Tensor& values, Tensor& sum));
 
 }  // namespace weft::ops

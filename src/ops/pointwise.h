@@ -22,4 +22,13 @@ WEFT_OP(fill_zero, void(Tensor& y));
 // Copies with conversion between f32 and bf16 (round to nearest even).
 WEFT_OP(convert, void(const Tensor& x, Tensor& y));
 
+// A rectangle of a token grid: `frames` frames of `tokens` tokens of every sample.
+struct TokenBlock {
+  std::int64_t frames = 0, tokens = 0;
+  std::int64_t from_frame = 0, from_token = 0;  // its place in what is read
+  std::int64_t to_frame = 0, to_token = 0;      // and in what is written
+};
+// Copies the block from x [B,T,S,C] to y [B,T',S',C], of one type, which may be any; the rest of y stays.
+WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
+
 }  // namespace weft::ops

@@ -1,34 +1,28 @@
-// The MPI side of the communicator.
-#include <algorithm>
-#include <array>
+// The MPI side of the communicator: the queue of operations and the thread that serves it. What an operation does:
+// mpi_collectives.h.
+#include <sys/prctl.h>
+
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/fault.h"
+#include "core/trace.h"
 #include "parallel/communicator.h"
+#include "parallel/mpi_collectives.h"
 #include "parallel/watchdog.h"
 
 namespace weft {
 namespace {
-
-constexpr std::int64_t host_piece = std::int64_t{1} << 28;  // elements: MPI counts are int
-constexpr std::size_t stage_bytes = std::size_t{8} << 20;
-
-// Calls f(first element, count) for pieces of at most `piece` elements.
-template <class F>
-bool for_pieces(std::int64_t count, std::int64_t piece, F&& f) {
-  for (std::int64_t first = 0; first < count; first += piece)
-    if (!f(first, std::min(piece, count - first))) return false;
-  return true;
-}
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -41,23 +35,30 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_dup(world, &comm_);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
-    if (size_ == 1) return;
+    if (size_ > 1) collectives_.emplace(comm_, stop_);
+    // One rank alone can hang too, in its data or in a save.
     watchdog_.emplace(
         world, timeout_seconds, [this] { return look(); }, [this] { stop(); });
-    thread_ = std::thread([this] { progress(); });
+    if (size_ == 1) return;
+    thread_ = std::thread([this] { serve(); });
   }
 
   ~MpiCommunicator() override {
     // Operations still outstanding mean that this rank is on its way out with an error: the others may never join
     // them, so they are abandoned, and main ends all ranks.
+    bool orderly = false;
+    {
+      const std::lock_guard lock(mutex_);
+      orderly = issued_ == completed_;
+    }
     if (thread_.joinable()) {
       stop();
       thread_.join();
+      orderly = orderly && !watchdog_->failed() && std::uncaught_exceptions() == 0;
       watchdog_.reset();
+      collectives_->close(orderly);
     }
-    for (void* p : stages_)
-      if (p != nullptr) device_runtime().free_pinned(p);
-    if (issued_ == completed_) MPI_Comm_free(&comm_);
+    if (orderly) MPI_Comm_free(&comm_);
   }
 
   int rank() const override { return rank_; }
@@ -66,32 +67,46 @@ class MpiCommunicator final : public Communicator {
     std::lock_guard lock(mutex_);
     return busy_;
   }
-  bool capturable() const override { return size_ == 1; }
-  void check() override {
-    if (watchdog_) watchdog_->check();
-  }
+  void check() override { watchdog_->check(); }
   std::string describe() const override {
     if (size_ == 1) return "one rank, nothing to reduce";
     return on_cuda() ? "MPI, staged through the host" : "MPI";
   }
+  void progress(std::int64_t step, const char* phase) override { watchdog_->progress(step, phase); }
+  void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
 
   using Communicator::all_reduce_sum;
-  Ticket all_reduce_sum(Tensor t) override {
+  Ticket all_reduce_sum(Tensor t, Wire wire) override {
     WEFT_ASSERT(t.dtype() == DType::f32 || t.dtype() == DType::f64);
-    if (size_ == 1) return 0;
-    check();
-    Operation o{t, {}};
-    if (t.device() == DeviceKind::cuda) o.written = device_runtime().record(Stream::compute);
-    Ticket ticket;
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(o));
-      retired_.clear();
-      ticket = ++issued_;
-    }
-    watchdog_->issued(ticket);
-    wake_.notify_all();
-    return ticket;
+    const DType travels = t.dtype() == DType::f32 && wire == Wire::bf16 ? DType::bf16 : t.dtype();
+    return issue({.kind = CollectiveKind::all_reduce, .wire = travels, .to = std::move(t)});
+  }
+  Ticket reduce_scatter_sum(Tensor t, Wire wire) override {
+    WEFT_ASSERT(t.dtype() == DType::f32);
+    return issue({.kind = CollectiveKind::reduce_scatter,
+                  .wire = wire == Wire::bf16 ? DType::bf16 : DType::f32,
+                  .to = std::move(t)});
+  }
+  Ticket all_gather(Tensor t) override {
+    const DType travels = t.dtype();
+    return issue({.kind = CollectiveKind::all_gather, .wire = travels, .to = std::move(t)});
+  }
+  Ticket all_to_all(Tensor from, std::span<const std::int64_t> from_counts, Tensor to,
+                    std::span<const std::int64_t> to_counts) override {
+    WEFT_ASSERT(from.dtype() == to.dtype() && from.device() == to.device());
+    const auto fit = [&](std::span<const std::int64_t> counts, const Tensor& t) {
+      return counts.size() == static_cast<std::size_t>(size_) &&
+             std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == t.numel();
+    };
+    WEFT_ASSERT(fit(from_counts, from) && fit(to_counts, to));
+    if (size_ == 1) copy_alone(from, to);
+    const DType travels = to.dtype();
+    return issue({.kind = CollectiveKind::all_to_all,
+                  .wire = travels,
+                  .to = std::move(to),
+                  .from = std::move(from),
+                  .to_counts = {to_counts.begin(), to_counts.end()},
+                  .from_counts = {from_counts.begin(), from_counts.end()}});
   }
 
   double wait(Ticket ticket) override {
@@ -100,7 +115,11 @@ class MpiCommunicator final : public Communicator {
     {
       std::unique_lock lock(mutex_);
       WEFT_ASSERT(ticket <= issued_);  // nobody would ever complete it
-      done_.wait(lock, [&] { return completed_ >= ticket || stop_; });
+      if (completed_ < ticket) {
+        const trace::Scope scope("wait for communication", trace::Lane::wait,
+                                 static_cast<std::int64_t>(ticket), "collective");
+        done_.wait(lock, [&] { return completed_ >= ticket || stop_; });
+      }
       if (!stop_) retired_.clear();
     }
     check();
@@ -108,10 +127,31 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  struct Operation {
-    Tensor tensor;  // its memory stays until it is done, also while an error unwinds the caller
-    DeviceEvent written;
-  };
+  Ticket issue(MpiOperation o) {
+    if (size_ == 1) return 0;
+    check();
+    if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
+    if (o.to.device() == DeviceKind::cuda) o.written = device_runtime().record(Stream::compute);
+    const Watchdog::Collective record = o.record();
+    Ticket ticket;
+    {
+      std::lock_guard lock(mutex_);
+      retired_.clear();
+      ticket = ++issued_;
+      watchdog_->issued(ticket, record);  // before the thread can begin it
+      queue_.push_back(std::move(o));
+    }
+    wake_.notify_all();
+    return ticket;
+  }
+
+  static void copy_alone(const Tensor& from, const Tensor& to) {
+    if (from.bytes() == 0) return;
+    if (from.device() == DeviceKind::cuda)
+      device_runtime().copy(to.raw(), from.raw(), from.bytes(), Stream::compute);
+    else
+      std::memcpy(to.raw(), from.raw(), from.bytes());
+  }
 
   // For the watchdog: what is under way.
   std::optional<Watchdog::Operation> look() {
@@ -127,12 +167,14 @@ class MpiCommunicator final : public Communicator {
     }
     wake_.notify_all();
     done_.notify_all();
+    if (collectives_) collectives_->interrupt();
   }
 
-  // One operation in flight at a time: pieces of it overlap enough, and the order of sums stays the same.
-  void progress() {
+  // The progress thread: one operation after the other, in the order of their issue.
+  void serve() {
+    prctl(PR_SET_TIMERSLACK, 5000UL);  // ns: pauses of this thread alone mean what they say
     for (;;) {
-      Operation o;
+      MpiOperation o;
       {
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
@@ -143,104 +185,53 @@ class MpiCommunicator final : public Communicator {
       bool done = false;
       try {
         done = run(o);
+      } catch (const OtherCollective& e) {
+        watchdog_->suspect(e.what());  // who differs from whom is told by the records of all ranks
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stop_.load(); });
       } catch (...) {
         watchdog_->fail(std::current_exception());
       }
       {
         std::lock_guard lock(mutex_);
-        retired_.push_back(std::move(o.tensor));
+        retired_.push_back(std::move(o.to));
+        if (o.from.defined()) retired_.push_back(std::move(o.from));
         if (!done) return;
         busy_ += now_seconds() - began_;
         began_ = 0;
-        ++completed_;
+        watchdog_->completed(++completed_);
       }
       done_.notify_all();
     }
   }
 
-  // The five that follow are false if they were abandoned.
-
-  bool run(const Operation& o) {
+  bool run(const MpiOperation& o) {
     // The compute before it is not communication: neither counted nor watched.
-    if (o.written && !poll([&] { return device_runtime().finished(o.written); })) return false;
+    if (!collectives_->ready(o)) return false;
+    const Watchdog::Collective record = o.record();
+    Ticket number;
     {
       std::lock_guard lock(mutex_);
       began_ = now_seconds();
-      name_ =
-          fmt::format("all-reduce {} ({}, {:.3f} MiB)", completed_ + 1, name_of(o.tensor.dtype()),
-                      static_cast<double>(o.tensor.bytes()) / (1 << 20));
-      watchdog_->begun(completed_ + 1);
+      number = completed_ + 1;
+      name_ = fmt::format(
+          "{} {} ({}, {:.3f} MiB)", record.kind, number, name_of(record.dtype),
+          static_cast<double>(o.to.numel()) * static_cast<double>(size_of(o.wire)) / (1 << 20));
     }
-    return o.written ? run_staged(o.tensor) : run_in_place(o.tensor);
-  }
-
-  // Polls with growing sleeps: short waits cost little latency, long ones no processor time.
-  template <class F>
-  bool poll(F&& done) {
-    for (auto pause = std::chrono::microseconds(5); !done();
-         pause = std::min(pause * 2, std::chrono::microseconds(200))) {
-      if (stop_) return false;
-      std::this_thread::sleep_for(pause);
-    }
-    return true;
-  }
-
-  bool sum(void* data, std::int64_t count, DType type) {
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(count),
-                   type == DType::f32 ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, comm_, &request);
-    return poll([&] {
-      int done = 0;
-      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-      return done != 0;
-    });
-  }
-
-  bool run_in_place(const Tensor& t) {
-    auto* data = static_cast<std::byte*>(t.raw());
-    const auto width = static_cast<std::int64_t>(size_of(t.dtype()));
-    return for_pieces(t.numel(), host_piece, [&](std::int64_t first, std::int64_t count) {
-      return sum(data + first * width, count, t.dtype());
-    });
-  }
-
-  // Down, sum, up, with one piece on each way at a time. Three buffers, and one stream that copies in order: a buffer is
-  // filled again only behind the copy that empties it.
-  bool run_staged(const Tensor& t) {
-    DeviceRuntime& device = device_runtime();
-    for (void*& p : stages_)
-      if (p == nullptr) p = device.allocate_pinned(stage_bytes);
-    const auto width = static_cast<std::int64_t>(size_of(t.dtype()));
-    const auto piece = static_cast<std::int64_t>(stage_bytes) / width;
-    auto* data = static_cast<std::byte*>(t.raw());
-    std::array<DeviceEvent, 3> filled;
-    const auto fetch = [&](std::int64_t first) {
-      if (first >= t.numel()) return;
-      const auto slot = static_cast<std::size_t>(first / piece % 3);
-      device.copy(stages_[slot], data + first * width,
-                  static_cast<std::size_t>(std::min(piece, t.numel() - first) * width),
-                  Stream::communication);
-      filled[slot] = device.record(Stream::communication);
-    };
-    fetch(0);
-    const bool whole = for_pieces(t.numel(), piece, [&](std::int64_t first, std::int64_t count) {
-      const auto slot = static_cast<std::size_t>(first / piece % 3);
-      fetch(first + piece);
-      if (!poll([&] { return device.finished(filled[slot]); })) return false;
-      if (!sum(stages_[slot], count, t.dtype())) return false;
-      device.copy(data + first * width, stages_[slot], static_cast<std::size_t>(count * width),
-                  Stream::communication);
-      return true;
-    });
-    const DeviceEvent back = device.record(Stream::communication);
-    return whole && poll([&] { return device.finished(back); });
+    watchdog_->begun(number);
+    const trace::Scope scope(
+        record.kind, trace::Lane::communication,
+        static_cast<std::int64_t>(o.to.numel()) * static_cast<std::int64_t>(size_of(o.wire)),
+        "bytes");
+    return collectives_->run(number, o);
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
+  std::int64_t asked_ = 0;  // operations that were asked for, with those that a fault leaves out
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::deque<Operation> queue_;
+  std::deque<MpiOperation> queue_;
   // Tensors that are done with, or that an abandoned operation may still write to. The caller's thread lets go of them:
   // an arena belongs to its thread.
   std::vector<Tensor> retired_;
@@ -248,8 +239,8 @@ class MpiCommunicator final : public Communicator {
   double busy_ = 0;
   double began_ = 0;  // of the operation under way, 0 between two
   std::string name_;
-  std::array<void*, 3> stages_{};  // pinned, made when first used
   std::atomic<bool> stop_ = false;
+  std::optional<MpiCollectives> collectives_;
   std::thread thread_;
   std::optional<Watchdog> watchdog_;
 };

@@ -2,17 +2,17 @@
 // ticket is an event of that stream, for which the compute stream waits. The host waits for nothing.
 //
 // NCCL's communicator is a blocking one, made by a thread of its own that can be given up: a non-blocking one would start a
-// thread for each operation, and could not be recorded in a graph by the thread that calls it. What blocks inside NCCL, a
-// first connection to a rank that never comes, is ended by ncclCommAbort.
+// thread for each operation. What blocks inside NCCL, a first connection to a rank that never comes, is ended by
+// ncclCommAbort.
 #include <nccl.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -20,22 +20,14 @@
 #include "core/clock.h"
 #include "core/device_cuda.h"
 #include "core/error.h"
+#include "core/fault.h"
+#include "core/trace.h"
 #include "parallel/communicator.h"
+#include "parallel/nccl_collectives.h"
 #include "parallel/watchdog.h"
 
 namespace weft {
 namespace {
-
-void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line) {
-  if (result == ncclSuccess) return;
-  const char* last = ncclGetLastError(comm);
-  throw Error(
-      Exit::hardware,
-      fmt::format("NCCL: {} in {}{}{}", ncclGetErrorString(result), call,
-                  last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : ""),
-      "run again with NCCL_DEBUG=INFO; weft doctor checks GPUs and network", __FILE__, line);
-}
-#define NCCL_CHECK(call) check_nccl((call), nullptr, #call, __LINE__)
 
 // What the thread that makes the communicator shares with the one that waits for it; it may outlive both.
 struct Start {
@@ -79,7 +71,6 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  bool capturable() const override { return true; }
   void check() override { watchdog_->check(); }
   double busy_seconds() const override {
     const std::lock_guard lock(mutex_);
@@ -91,93 +82,97 @@ class NcclCommunicator final : public Communicator {
     return fmt::format("NCCL {}.{}.{}", v / 10000, v % 10000 / 100, v % 100);
   }
 
+  void progress(std::int64_t step, const char* phase) override { watchdog_->progress(step, phase); }
+  void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
+
   using Communicator::all_reduce_sum;
-  Ticket all_reduce_sum(Tensor t) override {
-    WEFT_ASSERT(t.device() == DeviceKind::cuda);
+  Ticket all_reduce_sum(Tensor t, Wire wire) override {
     WEFT_ASSERT(t.dtype() == DType::f32 || t.dtype() == DType::f64);
-    check();
-    DeviceRuntime& device = device_runtime();
-    const bool recording = being_recorded();
-    Operation o;
-    o.number = number_;
-    if (!recording) {
-      o.number = ++number_;
-      watchdog_->issued(o.number);
-    }
-    o.name = fmt::format("all-reduce {} of step {} ({}, {:.3f} MiB)", o.number % step_numbers,
-                         o.number / step_numbers + 1, name_of(t.dtype()),
-                         static_cast<double>(t.bytes()) / (1 << 20));
-    device.wait(Stream::communication, device.record(Stream::compute));
-    if (!recording) o.begin = device.record(Stream::communication);
-    enter(o);
-    const ncclResult_t result = [&] {
-      const std::lock_guard calling(call_mutex_);
-      if (watchdog_->failed()) return ncclSuccess;  // check() below says so
-      return ncclAllReduce(t.raw(), t.raw(), static_cast<std::size_t>(t.numel()),
-                           t.dtype() == DType::f32 ? ncclFloat32 : ncclFloat64, ncclSum, comm_,
-                           cuda_stream(Stream::communication));
-    }();
-    leave();
-    check();
-    check_nccl(result, comm_, "ncclAllReduce", __LINE__);
-    o.done = device.record(Stream::communication);
-    o.tensor = std::move(t);
-    o.ticket = ++tickets_;
-    const Ticket ticket = o.ticket;
-    if (recording)
-      recorded_[ticket] = o.done;
-    else
-      push(std::move(o));
-    return ticket;
+    const DType travels = t.dtype() == DType::f32 && wire == Wire::bf16 ? DType::bf16 : t.dtype();
+    return issue("all-reduce", travels, t, {}, [&] { collectives_->all_reduce(t, wire); });
+  }
+  Ticket reduce_scatter_sum(Tensor t, Wire wire) override {
+    WEFT_ASSERT(t.dtype() == DType::f32);
+    return issue("reduce-scatter", wire == Wire::bf16 ? DType::bf16 : DType::f32, t, {},
+                 [&] { collectives_->reduce_scatter(t, wire); });
+  }
+  Ticket all_gather(Tensor t) override {
+    return issue("all-gather", t.dtype(), t, {}, [&] { collectives_->all_gather(t); });
+  }
+  Ticket all_to_all(Tensor from, std::span<const std::int64_t> from_counts, Tensor to,
+                    std::span<const std::int64_t> to_counts) override {
+    WEFT_ASSERT(from.dtype() == to.dtype() && from.device() == DeviceKind::cuda);
+    const auto fit = [&](std::span<const std::int64_t> counts, const Tensor& t) {
+      return counts.size() == static_cast<std::size_t>(size_) &&
+             std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == t.numel();
+    };
+    WEFT_ASSERT(fit(from_counts, from) && fit(to_counts, to));
+    return issue("all-to-all", to.dtype(), to, from, [&] {
+      collectives_->all_to_all(from, {from_counts.begin(), from_counts.end()}, to,
+                               {to_counts.begin(), to_counts.end()});
+    });
   }
 
   double wait(Ticket ticket) override {
     check();
-    WEFT_ASSERT(ticket <= tickets_);
+    WEFT_ASSERT(ticket <= number_);
     DeviceEvent done;
-    if (const auto it = recorded_.find(ticket); it != recorded_.end()) {
-      done = it->second;
-    } else {
+    {
       const std::lock_guard lock(mutex_);
       for (const Operation& o : operations_)
-        if (o.ticket == ticket) done = o.done;
+        if (o.number == ticket) done = o.done;
     }
     // One that is known to be finished needs no order any more.
     if (done) device_runtime().wait(Stream::compute, done);
     return 0;
   }
 
-  // Operations inside a graph are issued by nobody: the operations of a step count as its part, and its end brings all ranks
-  // to the same number.
-  void replayed() override {
-    check();
-    recorded_.clear();
-    Operation o;
-    o.number = number_ = (number_ / step_numbers + 1) * step_numbers;
-    o.name = fmt::format("the work of step {} with its all-reduces", o.number / step_numbers);
-    watchdog_->issued(o.number);
-    o.done = device_runtime().record(Stream::compute);
-    push(std::move(o));
-  }
-
  private:
-  static constexpr std::uint64_t step_numbers = std::uint64_t{1} << 20;
-
   struct Operation {
-    Ticket ticket = 0;  // 0: a step's recorded work
     std::uint64_t number = 0;
+    const char* kind = "";
     std::string name;
-    DeviceEvent begin,
-        done;  // begin: its data is ready and the operations before it are done; null: when those are done
-    Tensor tensor;  // its memory stays until it is done
+    DeviceEvent begin, done;  // begin: its data is ready and the operations before it are done
+    Tensor to, from;          // their memory stays until it is done
     double began = 0;
     bool finished = false;
   };
 
-  static bool being_recorded() {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    CUDA_CHECK(cudaStreamIsCapturing(cuda_stream(Stream::compute), &status));
-    return status != cudaStreamCaptureStatusNone;
+  // Puts the work that `call` queues between two events of the communication stream.
+  template <class Call>
+  Ticket issue(const char* kind, DType wire, const Tensor& to, const Tensor& from, Call&& call) {
+    WEFT_ASSERT(to.device() == DeviceKind::cuda);
+    check();
+    if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
+    DeviceRuntime& device = device_runtime();
+    Operation o;
+    o.number = ++number_;
+    o.kind = kind;
+    const std::size_t bytes = static_cast<std::size_t>(to.numel()) * size_of(wire);
+    o.name = fmt::format("{} {} ({}, {:.3f} MiB)", kind, o.number, name_of(wire),
+                         static_cast<double>(bytes) / (1 << 20));
+    // What an all-to-all moves differs from rank to rank.
+    watchdog_->issued(o.number, {kind, wire, from.defined() ? 0 : bytes});
+    device.wait(Stream::communication, device.record(Stream::compute));
+    o.begin = device.record(Stream::communication);
+    enter(o);
+    std::exception_ptr failure;
+    {
+      const std::lock_guard calling(call_mutex_);
+      try {
+        if (!watchdog_->failed()) call();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    leave();
+    check();  // after an abort that is the better reason
+    if (failure) std::rethrow_exception(failure);
+    o.done = device.record(Stream::communication);
+    o.to = to;
+    o.from = from;
+    push(std::move(o));
+    return number_;
   }
 
   // The caller's thread takes finished operations away: their tensors may be of an arena, which belongs to its thread.
@@ -204,7 +199,7 @@ class NcclCommunicator final : public Communicator {
     o.number = 1;
     o.name = "the start of NCCL";
     enter(o);
-    watchdog_->issued(1);
+    watchdog_->issued(1, {"start of NCCL", DType::u8, 0});
     watchdog_->begun(1);
     ncclUniqueId id{};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -240,11 +235,13 @@ class NcclCommunicator final : public Communicator {
       comm_ = shared->comm;
     }
     leave();
-    watchdog_->issued(0);  // and all-reduces are counted from 1
+    collectives_.emplace(rank_, size_);
+    collectives_->use(comm_);
+    watchdog_->issued(0, {});  // and collectives are counted from 1
     watchdog_->begun(0);
   }
 
-  // From the watchdog's thread: what goes on. Events are asked only of work that really runs, never of what is recorded.
+  // From the watchdog's thread: what goes on.
   std::optional<Watchdog::Operation> look() {
     const std::lock_guard lock(mutex_);
     if (comm_ != nullptr) {
@@ -255,7 +252,7 @@ class NcclCommunicator final : public Communicator {
     DeviceRuntime& device = device_runtime();
     for (Operation& o : operations_) {
       if (o.finished) continue;
-      if (o.began == 0 && (!o.begin || device.finished(o.begin))) {
+      if (o.began == 0 && device.finished(o.begin)) {
         o.began = now_seconds();
         watchdog_->begun(o.number);
       }
@@ -263,8 +260,16 @@ class NcclCommunicator final : public Communicator {
         if (o.began != 0) return Watchdog::Operation{o.number, o.name, now_seconds() - o.began};
         break;
       }
-      if (o.begin) busy_ += device.seconds(o.begin, o.done);
+      const double seconds = device.seconds(o.begin, o.done);
+      busy_ += seconds;
       o.finished = true;
+      watchdog_->completed(o.number);
+      if (trace::enabled) {
+        // As exact as the looks of this thread: the end is at most one of its periods late.
+        const double now = now_seconds();
+        trace::add({o.kind, trace::Lane::communication, now - seconds, now,
+                    static_cast<std::int64_t>(o.to.bytes()), "bytes"});
+      }
     }
     if (!calling_) return std::nullopt;
     Watchdog::Operation o = *calling_;
@@ -295,8 +300,8 @@ class NcclCommunicator final : public Communicator {
   int rank_ = 0, size_ = 1;
   // The caller's thread alone.
   std::uint64_t number_ = 0;
-  Ticket tickets_ = 0;
-  std::map<Ticket, DeviceEvent> recorded_;  // of the recording that goes on
+  std::int64_t asked_ = 0;  // operations that were asked for, with those that a fault leaves out
+  std::optional<NcclCollectives> collectives_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;
   std::timed_mutex call_mutex_;  // held inside NCCL

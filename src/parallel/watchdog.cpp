@@ -1,6 +1,13 @@
-// Who is late is asked only when somebody is stuck, so that a healthy run sends nothing: a stuck rank tells rank 0, rank 0
-// asks every rank for the number of its last operation, and sends all of them the verdict. The answers come from the
-// watchdogs' threads, so a rank whose main thread is stuck still answers, and one whose process is stopped does not.
+// Who is late is asked only when somebody is stuck, so that a healthy run sends nothing: a stuck rank tells a collector,
+// the collector asks every rank how far it is, and sends all of them the verdict. The answers come from the watchdogs'
+// threads, so a rank whose main thread is stuck still answers, and one whose process is stopped does not. Rank 0 collects;
+// if that one does not answer, the first rank on another host (or rank 1) does.
+//
+// From the moment a rank is stuck for longer than the limit, the job ends within ten seconds:
+//   collector 0 does not answer     2.6 s   patience()
+//   late ranks do not answer        1.5 s   grace()
+//   the verdict finds no listener   2.5 s   last_resort_seconds
+// and what mpirun or srun takes to end the ranks, about a second.
 #include "parallel/watchdog.h"
 
 #include <unistd.h>
@@ -8,9 +15,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "core/clock.h"
 #include "core/device.h"
@@ -21,8 +30,10 @@ namespace weft {
 namespace {
 
 constexpr int tag_alarm = 1, tag_question = 2, tag_answer = 3, tag_verdict = 4;
-// A rank that has not looked at its failure for so long is busy, or stuck where no error reaches it.
-constexpr double speak_after_seconds = 5, last_resort_seconds = 60;
+// After a hang, how long a main thread may take to meet it, and to end the job after that.
+constexpr double last_resort_seconds = 2.5, last_resort_when_seen_seconds = 6;
+// After another failure: told by this thread, and at last ended by it.
+constexpr double patience_with_busy_rank_seconds = 60;
 
 double choose_timeout(double wanted) {
   const char* text = std::getenv("WEFT_COMM_TIMEOUT");
@@ -34,46 +45,64 @@ double choose_timeout(double wanted) {
   return seconds;
 }
 
-// How long rank 0 waits for answers, and everybody between two looks.
-double grace(double timeout) { return std::clamp(timeout / 4, 0.2, 5.0); }
+// Storage that is busy is no hang: a save may take so many times the limit.
+double patience_with(const char* phase) {
+  return phase != nullptr && std::string_view(phase) == "save" ? 10 : 1;
+}
+
+// How long a collector waits for answers, a stuck rank for its collector, and everybody between two looks.
+double grace(double timeout) { return std::clamp(timeout / 4, 0.5, 1.5); }
+double patience(double timeout) { return 1.5 * grace(timeout) + 0.3; }
 std::chrono::duration<double> period(double timeout) {
   return std::chrono::duration<double>(std::clamp(timeout / 50, 0.002, 0.05));
 }
 
 std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}; }
 
-std::vector<char> number_bytes(std::uint64_t number) {
-  std::vector<char> bytes(sizeof number);
-  std::memcpy(bytes.data(), &number, sizeof number);
-  return bytes;
+// What is told by the collector for all.
+Error hang_error(const std::string& what, const std::string& hint) {
+  Error e(Exit::hang, what, hint, __FILE__, __LINE__);
+  e.set_told();
+  return e;
 }
 
-std::uint64_t number_at(const std::vector<char>& bytes, std::size_t index) {
-  std::uint64_t number = 0;
-  WEFT_ASSERT(bytes.size() >= (index + 1) * sizeof number);
-  std::memcpy(&number, bytes.data() + index * sizeof number, sizeof number);
-  return number;
+void tell(const Error& e) {
+  log::error("ERROR: {}", e.what());
+  if (!e.hint().empty()) log::error("HINT: {}", e.hint());
 }
 
-std::vector<char> operator+(std::vector<char> a, const std::vector<char>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
+// Ends all ranks; this one also where MPI cannot.
+[[noreturn]] void end_job(MPI_Comm comm, Exit code) {
+  // MPI_Abort may wait for a daemon that is gone.
+  static int status;
+  status = static_cast<int>(code);
+  std::signal(SIGALRM, [](int) { _exit(status); });
+  alarm(2);
+  std::fflush(nullptr);
+  MPI_Abort(comm, status);
+  _exit(status);
 }
 
 }  // namespace
 
 Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
-    : timeout_(choose_timeout(timeout_seconds)), look_(std::move(look)), stop_(std::move(stop)) {
+    : fixed_timeout_(std::getenv("WEFT_COMM_TIMEOUT") != nullptr),
+      timeout_(choose_timeout(timeout_seconds)),
+      look_(std::move(look)),
+      stop_(std::move(stop)) {
   MPI_Comm_dup(world, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
-  std::array<char, 64> host{};
-  gethostname(host.data(), host.size() - 1);
-  std::vector<char> all(rank_ == 0 ? host.size() * static_cast<std::size_t>(size_) : 0);
-  MPI_Gather(host.data(), static_cast<int>(host.size()), MPI_CHAR, all.data(),
-             static_cast<int>(host.size()), MPI_CHAR, 0, comm_);
-  for (std::size_t at = 0; at < all.size(); at += host.size()) hosts_.emplace_back(&all[at]);
-  answers_.resize(hosts_.size());
+  // Ranks of a group are known to people by their number among all.
+  struct Name {
+    int rank = 0;
+    std::array<char, 60> host{};
+  } own;
+  MPI_Comm_rank(MPI_COMM_WORLD, &own.rank);
+  gethostname(own.host.data(), own.host.size() - 1);
+  std::vector<Name> all(static_cast<std::size_t>(size_));
+  MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_);
+  for (const Name& n : all) names_.push_back({n.rank, n.host.data()});
   thread_ = std::thread([this] { run(); });
 }
 
@@ -84,8 +113,43 @@ Watchdog::~Watchdog() {
   }
   wake_.notify_all();
   thread_.join();
-  // After a failure the others may never come to free it with us, and main ends all ranks.
-  if (!failed_ && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+  // After a failure the others may never come to free it with us, and main ends all ranks. What is still on its way to them
+  // stays where MPI reads it.
+  if (!failed_ && std::uncaught_exceptions() == 0)
+    MPI_Comm_free(&comm_);
+  else
+    new std::list<Message>(std::move(sent_));
+}
+
+void Watchdog::issued(std::uint64_t number, const Collective& what) {
+  record_.issued(number, what);
+}
+
+void Watchdog::begun(std::uint64_t number) {
+  moved_at_ = now_seconds();
+  record_.begun(number);
+}
+
+void Watchdog::completed(std::uint64_t number) {
+  moved_at_ = now_seconds();
+  record_.completed(number);
+}
+
+void Watchdog::progress(std::int64_t step, const char* phase) {
+  // The time first: the thread must not see a new phase with the time of an old one.
+  phase_since_ = now_seconds();
+  step_ = step;
+  phase_ = phase == nullptr || std::string_view(phase) == "idle" ? nullptr : phase;
+}
+
+void Watchdog::set_timeout(double seconds) {
+  WEFT_ASSERT(seconds > 0);
+  if (!fixed_timeout_) timeout_ = seconds;
+}
+
+void Watchdog::suspect(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  suspicion_ = what;
 }
 
 void Watchdog::fail(std::exception_ptr failure) {
@@ -117,14 +181,24 @@ void Watchdog::run() {
       } catch (...) {
         fail(std::current_exception());
       }
-      if (now_seconds() < quiet_until)
+      const double limit = timeout_;
+      std::string suspicion;
+      {
+        const std::lock_guard lock(mutex_);
+        suspicion = suspicion_;
+      }
+      if (!suspicion.empty())
+        report(suspicion);
+      else if (now_seconds() < quiet_until)
         alarm_.reset();
-      else if (o && o->seconds > timeout_)
-        report(*o);
+      else if (o && o->seconds > limit)
+        report(fmt::format("{} did not end within {:g} s", o->name, limit));
+      else if (const double allowed = stalled_beyond(1); !o && allowed > 0)
+        report(fmt::format("no progress for {:g} s", allowed));
       else if (alarm_)
-        report(*alarm_);
-    } else if (!seen_) {
-      speak_up();
+        collect(*alarm_);
+    } else {
+      end_if_unheard();
     }
     const double before = now_seconds();
     {
@@ -138,24 +212,25 @@ void Watchdog::run() {
 }
 
 // The failure is thrown at this rank's next call of its communicator, and told by main. Where that call does not come, this
-// thread tells it, and at last ends the job.
-void Watchdog::speak_up() {
-  const double unseen = now_seconds() - failed_at_;
-  if (unseen > speak_after_seconds && !spoken_) {
-    spoken_ = true;
-    try {
-      std::rethrow_exception(failure_);
-    } catch (const Error& e) {
-      log::error("ERROR: {}", e.what());
-      if (!e.hint().empty()) log::error("HINT: {}", e.hint());
-    } catch (const std::exception& e) {
-      log::error("ERROR: {}", e.what());
-    }
-  }
-  if (unseen > last_resort_seconds) {
-    log::error("ERROR: this rank is stuck outside its collectives and ends the job");
-    std::fflush(nullptr);
-    MPI_Abort(comm_, static_cast<int>(Exit::hang));
+// thread tells it, and ends the job.
+void Watchdog::end_if_unheard() {
+  const double since = now_seconds() - failed_at_;
+  if (since < last_resort_seconds) return;
+  try {
+    const std::lock_guard lock(mutex_);
+    std::rethrow_exception(failure_);
+  } catch (const Error& e) {
+    if (since < (e.code() != Exit::hang ? patience_with_busy_rank_seconds
+                 : seen_                ? last_resort_when_seen_seconds
+                                        : last_resort_seconds))
+      return;
+    if (seen_ && e.code() != Exit::hang) return;
+    if (!e.told() && !seen_) tell(e);
+    end_job(comm_, e.code());
+  } catch (const std::exception& e) {
+    if (seen_ || since < patience_with_busy_rank_seconds) return;
+    log::error("ERROR: {}", e.what());
+    end_job(comm_, Exit::internal);
   }
 }
 
@@ -183,18 +258,20 @@ void Watchdog::serve() {
 void Watchdog::receive(int source, int tag, std::vector<char> bytes) {
   switch (tag) {
     case tag_alarm:
-      alarm_ =
-          Operation{number_at(bytes, 0), std::string(bytes.begin() + 8, bytes.end()), timeout_};
+      alarm_ = std::string(bytes.begin(), bytes.end());
       break;
     case tag_question:
-      send(source, tag_answer, number_bytes(issued_) + number_bytes(begun_));
+      send(source, tag_answer, state().to_bytes());
       break;
     case tag_answer:
-      answers_[static_cast<std::size_t>(source)] = {true, number_at(bytes, 0), number_at(bytes, 1)};
+      if (!answers_.empty())  // of its own question, or late to one before: as good
+        answers_[static_cast<std::size_t>(source)] = RankState::from_bytes(bytes);
       break;
-    case tag_verdict:
-      hang(std::string(bytes.begin(), bytes.end()));
+    case tag_verdict: {
+      const auto cut = std::find(bytes.begin(), bytes.end(), '\0');
+      fail(std::make_exception_ptr(hang_error({bytes.begin(), cut}, {cut + 1, bytes.end()})));
       break;
+    }
     default:
       break;
   }
@@ -206,59 +283,88 @@ void Watchdog::send(int target, int tag, std::vector<char> bytes) {
             &m.request);
 }
 
-// Makes a hang of `o` known to every rank.
-void Watchdog::report(const Operation& o) {
-  const std::string what = fmt::format("{} did not end within {:g} s", o.name, timeout_);
-  if (rank_ == 0) {
-    const std::string verdict = what + "; " + late_ranks(o.number);
-    for (int r = 1; r < size_; ++r) send(r, tag_verdict, text_bytes(verdict));
-    hang(verdict);
-    return;
-  }
-  send(0, tag_alarm, number_bytes(o.number) + text_bytes(o.name));
-  const double start = now_seconds();
-  while (!failed_ && now_seconds() - start < 3 * grace(timeout_)) {
+// Serves the others until `done`, or for so long; whether it was done.
+bool Watchdog::serve_until(const std::function<bool()>& done, double seconds) {
+  for (const double start = now_seconds(); !done();) {
+    if (now_seconds() - start > seconds) return false;
     std::this_thread::sleep_for(period(timeout_));
     serve();
   }
-  if (failed_) return;
-  hang(what + "; rank 0 does not answer");
+  return true;
 }
 
-// "late: rank 3 on n14 (has not issued it)", from the answers of all ranks.
-std::string Watchdog::late_ranks(std::uint64_t operation) {
-  answers_.assign(answers_.size(), {});
-  answers_[0] = {true, issued_, begun_};
-  for (int r = 1; r < size_; ++r) send(r, tag_question, {});
-  const double start = now_seconds();
-  while (now_seconds() - start < grace(timeout_) &&
-         !std::all_of(answers_.begin(), answers_.end(), [](const Answer& a) { return a.given; })) {
-    std::this_thread::sleep_for(period(timeout_));
-    serve();
-  }
-  std::string late;
-  int count = 0;
-  constexpr int named = 8;
-  for (std::size_t r = 0; r < answers_.size(); ++r) {
-    const Answer& a = answers_[r];
-    if (a.given && a.issued >= operation && a.begun >= operation) continue;
-    if (++count > named) continue;
-    late += fmt::format("{}rank {} on {} ({})", count == 1 ? "late: " : ", ", r, hosts_[r],
-                        !a.given               ? "does not answer"
-                        : a.issued < operation ? "has not issued it"
-                                               : "has issued it, but its GPU has not come to it");
-  }
-  if (count == 0) return "every rank is in it: the network between them, or a GPU, stands still";
-  if (count > named) late += fmt::format(" and {} more", count - named);
-  return late;
+// The seconds that this rank's step may stand still, if it stands still for more than `share` of them; otherwise 0. An
+// operation that begins or ends counts as a move: a main thread may wait for many, one after the other.
+double Watchdog::stalled_beyond(double share) const {
+  // The phase before its time, against the order in which progress() writes them: a time that is too new does no harm.
+  const char* phase = phase_;
+  if (phase == nullptr) return 0;
+  const double allowed = timeout_ * patience_with(phase);
+  const double unmoved = now_seconds() - std::max(phase_since_.load(), moved_at_.load());
+  return unmoved > share * allowed ? allowed : 0;
 }
 
-void Watchdog::hang(const std::string& what) {
-  fail(std::make_exception_ptr(Error(
-      Exit::hang, what,
-      "see what the late ranks and their nodes do (weft doctor on them); if ranks really differ "
-      "by so much, raise the environment's WEFT_COMM_TIMEOUT",
-      __FILE__, __LINE__)));
+RankState Watchdog::state() const {
+  RankState s;
+  s.answers = true;
+  if (const char* phase = phase_; phase != nullptr) {
+    s.phase = phase;
+    s.step = step_;
+    s.phase_seconds = now_seconds() - phase_since_;
+  }
+  // Those who notice first ask the others a moment before their time.
+  s.stalled = stalled_beyond(0.9) > 0;
+  s.completed = record_.last_completed();
+  s.begun = record_.last_begun();
+  s.issued = record_.last_issued();
+  s.records = record_.entries();
+  return s;
+}
+
+// Makes it known to every rank that this one is stuck.
+void Watchdog::report(const std::string& complaint) {
+  const auto elsewhere = std::find_if(names_.begin(), names_.end(), [&](const RankName& n) {
+    return n.host != names_.front().host;
+  });
+  const int second = elsewhere == names_.end() ? 1 : static_cast<int>(elsewhere - names_.begin());
+  for (const int collector : {0, second}) {
+    if (collector == rank_) return collect(complaint);
+    if (collector >= size_) continue;
+    send(collector, tag_alarm, text_bytes(complaint));
+    if (serve_until([&] { return failed_.load(); }, patience(timeout_))) return;
+  }
+  // Two hosts are gone: the first of the others, one after the other, so that one of them tells it.
+  if (!serve_until([&] { return failed_.load(); }, 0.1 * std::min(rank_, 10))) collect(complaint);
+}
+
+// Asks all ranks, says for all of them what is wrong, and sends them the verdict: in this order, since the first to get it
+// ends the job.
+void Watchdog::collect(const std::string& complaint) {
+  answers_.assign(names_.size(), {});
+  answers_[static_cast<std::size_t>(rank_)] = state();
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) send(r, tag_question, {});
+  serve_until(
+      [&] {
+        return failed_ || std::all_of(answers_.begin(), answers_.end(),
+                                      [](const RankState& a) { return a.answers; });
+      },
+      grace(timeout_));
+  if (failed_) return;  // another collector was faster
+  const std::string what = hang_report(complaint, answers_, names_);
+  const std::string hint =
+      what.starts_with("collective ")
+          ? "ranks must issue the same collectives: look for another deck, binary or environment "
+            "on "
+            "the ranks that differ; otherwise this is a bug in weft, please report it with the log"
+          : "see what the late ranks and their nodes do (weft doctor on them); if ranks really "
+            "differ by so much, raise parallel.hang_timeout or the environment's WEFT_COMM_TIMEOUT";
+  tell(hang_error(what, hint));
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) send(r, tag_verdict, text_bytes(what + '\0' + hint));
+  // Long ones need this side's help until they have arrived; those who are stopped never take theirs.
+  serve_until([&] { return sent_.empty(); }, 0.3);
+  fail(std::make_exception_ptr(hang_error(what, hint)));
 }
 
 }  // namespace weft

@@ -17,10 +17,14 @@
 #include <thread>
 #include <vector>
 
+#include "parallel/flight_record.h"
+#include "parallel/hang_report.h"
+
 namespace weft {
 
 class Watchdog {
  public:
+  using Collective = weft::Collective;
   // The operation that this rank is in: begun, not done.
   struct Operation {
     std::uint64_t number = 0;  // the same on every rank, and growing
@@ -38,9 +42,16 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // The number of the last operation that this rank has issued, and of the last that has begun: told to the ranks that ask.
-  void issued(std::uint64_t number) { issued_ = number; }
-  void begun(std::uint64_t number) { begun_ = number; }
+  // How far this rank is: told to the ranks that ask. Numbers count from 1. From any thread, without blocking.
+  void issued(std::uint64_t number, const Collective& what);
+  void begun(std::uint64_t number);
+  void completed(std::uint64_t number);
+  // As Communicator::progress and set_timeout. A phase of null or "idle" says that this rank is in no step: then only
+  // operations are watched. "save" may take ten times the limit.
+  void progress(std::int64_t step, const char* phase);
+  void set_timeout(double seconds);
+  // What only the records of all ranks can explain, such as a message of another collective: they are asked as for a hang.
+  void suspect(const std::string& what);
   // Takes note of a failure, and runs `stop`. The first failure counts.
   void fail(std::exception_ptr failure);
   bool failed() const { return failed_; }
@@ -53,38 +64,39 @@ class Watchdog {
     std::vector<char> bytes;
     MPI_Request request = MPI_REQUEST_NULL;
   };
-  struct Answer {
-    bool given = false;
-    std::uint64_t issued = 0, begun = 0;
-  };
-
   void run();
-  void speak_up();
+  void end_if_unheard();
   void serve();
   void receive(int source, int tag, std::vector<char> bytes);
   void send(int target, int tag, std::vector<char> bytes);
-  void report(const Operation& o);
-  std::string late_ranks(std::uint64_t operation);
-  void hang(const std::string& what);
+  bool serve_until(const std::function<bool()>& done, double seconds);
+  double stalled_beyond(double share) const;
+  RankState state() const;
+  void report(const std::string& complaint);
+  void collect(const std::string& complaint);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
-  double timeout_;
+  bool fixed_timeout_;  // by the environment
+  std::atomic<double> timeout_;
   Look look_;
   Stop stop_;
-  std::vector<std::string> hosts_;  // of all ranks, on rank 0
-  std::atomic<std::uint64_t> issued_ = 0, begun_ = 0;
+  std::vector<RankName> names_;
+  FlightRecord record_;
+  std::atomic<std::int64_t> step_ = 0;
+  std::atomic<const char*> phase_ = nullptr;            // null: in no step
+  std::atomic<double> phase_since_ = 0, moved_at_ = 0;  // moved: an operation began or ended
   std::atomic<bool> failed_ = false, seen_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ending_ = false;
   std::exception_ptr failure_;
   double failed_at_ = 0;
+  std::string suspicion_;
   // The thread's own.
   std::list<Message> sent_;
-  std::vector<Answer> answers_;  // rank 0, to its last question
-  bool spoken_ = false;
-  std::optional<Operation> alarm_;  // rank 0: what another rank is stuck in
+  std::vector<RankState> answers_;    // to this rank's last question
+  std::optional<std::string> alarm_;  // what another rank complains of, to this one
   std::thread thread_;
 };
 

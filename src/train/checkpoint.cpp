@@ -77,7 +77,8 @@ std::string read_manifest(const fs::path& dir) {
 void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) {
   std::vector<std::byte> buffer;
   std::uint64_t number = 0;
-  for (const ShardTable& s : m.shards) {
+  for (std::size_t rank = 0; rank < m.shards.size(); ++rank) {
+    const ShardTable& s = m.shards[rank];
     const fs::path path = dir / s.file;
     const File file = File::open(path, Exit::checkpoint, false);
     if (file.size() != s.bytes)
@@ -94,7 +95,7 @@ void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) 
           refuse(fmt::format("{} holds what belongs into {}: swapped or copied over", path.string(),
                              other.file));
       refuse(fmt::format("{} block {} (bytes {} to {}) is damaged; it holds {}", path.string(), b,
-                         begin, end, tensors_in(m, s, begin, end)));
+                         begin, end, tensors_in(m, static_cast<int>(rank), begin, end)));
     }
   }
 }
@@ -109,22 +110,85 @@ std::string human_bytes(std::uint64_t bytes) {
 
 }  // namespace
 
+// Where every element is. A rank's part of a stretch lies behind its parts of the stretches before; how many elements
+// those are is counted once a list of cuts, so that a read finds its place among thousands of stretches by searching.
+struct Checkpoint::Placement {
+  Layout layout;
+  std::vector<fs::path> files;                     // one a rank
+  std::vector<std::vector<std::int64_t>> before;   // [list][rank * stretches + stretch], elements
+  std::vector<std::vector<std::uint64_t>> offset;  // [array][rank], bytes: where the array begins
+
+  Placement(Layout given, std::vector<fs::path> shards)
+      : layout(std::move(given)), files(std::move(shards)) {
+    std::vector<std::vector<std::int64_t>> size(layout.cuts.size());  // [list][rank], elements
+    for (std::size_t list = 0; list < layout.cuts.size(); ++list) {
+      before.emplace_back();
+      for (int r = 0; r < ranks(); ++r) {
+        std::int64_t begin = 0, sum = 0;
+        for (const std::int64_t end : layout.cuts[list]) {
+          before.back().push_back(sum);
+          sum += divide(layout.division, begin, end, r, ranks()).size();
+          begin = end;
+        }
+        size[list].push_back(sum);
+      }
+    }
+    std::vector<std::uint64_t> end(files.size(), 0);
+    for (const Layout::Array& a : layout.arrays) {
+      offset.push_back(end);
+      for (std::size_t r = 0; r < end.size(); ++r)
+        end[r] += static_cast<std::uint64_t>(size[a.cuts][r]) * sizeof(float);
+    }
+  }
+  int ranks() const { return static_cast<int>(files.size()); }
+
+  // File after file, each opened once.
+  void read(std::size_t array, std::int64_t begin, std::span<float> out) const {
+    const std::size_t list = layout.arrays[array].cuts;
+    const std::vector<std::int64_t>& cuts = layout.cuts[list];
+    const auto end = begin + static_cast<std::int64_t>(out.size());
+    const auto first =
+        static_cast<std::size_t>(std::upper_bound(cuts.begin(), cuts.end(), begin) - cuts.begin());
+    for (int r = 0; r < ranks(); ++r) {
+      const auto rank = static_cast<std::size_t>(r);
+      std::optional<File> file;
+      for (std::size_t s = first; s < cuts.size(); ++s) {
+        const std::int64_t stretch = s == 0 ? 0 : cuts[s - 1];
+        if (stretch >= end) break;
+        const Part part = divide(layout.division, stretch, cuts[s], r, ranks());
+        const std::int64_t from = std::max(begin, part.begin), to = std::min(end, part.end);
+        if (from >= to) continue;
+        if (!file) file.emplace(File::open(files[rank], Exit::checkpoint, false));
+        const auto elements =
+            static_cast<std::uint64_t>(before[list][rank * cuts.size() + s] + from - part.begin);
+        file->read(std::as_writable_bytes(out.subspan(static_cast<std::size_t>(from - begin),
+                                                      static_cast<std::size_t>(to - from))),
+                   offset[array][rank] + elements * sizeof(float));
+      }
+    }
+  }
+};
+
 // Turns a manifest into the public object.
 struct Checkpoint::Loader {
-  static Checkpoint make(const fs::path& dir, const Manifest& m) {
+  static Checkpoint make(const fs::path& dir, Manifest m) {
     Checkpoint c;
     c.dir_ = dir;
-    c.info_ = m.info;
-    for (const ArrayLength& a : m.arrays) c.arrays_[a.name] = a.elements;
+    c.info_ = std::move(m.info);
+    std::vector<fs::path> files;
+    for (const Layout::Array& a : m.layout.arrays) {
+      c.arrays_[a.name] = a.elements;
+      if (const std::size_t n = m.layout.cuts[a.cuts].size(); n > 1)
+        c.files_ +=
+            fmt::format("    {} in {} stretches, each divided among the ranks\n", a.name, n);
+    }
     for (const ShardTable& s : m.shards) {
-      for (const Range& r : s.ranges)
-        if (r.end > r.begin)
-          c.shards_.push_back(
-              {dir / s.file, r.array, r.begin, r.end, static_cast<std::int64_t>(r.offset)});
+      files.push_back(dir / s.file);
       c.files_ += fmt::format("    {}  {:>10}  {} blocks  first {}\n", s.file, human_bytes(s.bytes),
                               s.blocks.size(), s.blocks.empty() ? "-" : to_hex(s.blocks[0]));
     }
     c.files_ += fmt::format("  hash of the state  {}\n", to_hex(m.state_hash));
+    c.placement_ = std::make_shared<const Placement>(std::move(m.layout), std::move(files));
     return c;
   }
 };
@@ -184,7 +248,7 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
                 }));
       if (o.ok()) {
         if (rank == 0 && !faults.empty()) log::warn("going on from {}", dir.string());
-        return Loader::make(dir, m);
+        return Loader::make(dir, std::move(m));
       }
     }
     faults.push_back(o.error);
@@ -206,9 +270,9 @@ Checkpoint Checkpoint::open(const std::filesystem::path& given) {
   std::error_code ec;
   fs::path dir = fs::canonical(given, ec);
   if (ec) refuse(fmt::format("cannot open {}: {}", given.string(), ec.message()), "check the path");
-  const Manifest m = manifest_from_text(read_manifest(dir), (dir / manifest_name).string());
+  Manifest m = manifest_from_text(read_manifest(dir), (dir / manifest_name).string());
   verify_blocks(m, dir, 0, 1);
-  return Loader::make(dir, m);
+  return Loader::make(dir, std::move(m));
 }
 
 void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<float> out) const {
@@ -220,15 +284,10 @@ void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<fl
              "the deck's model differs from the one that was saved",
              "elements {} to {} of array {} in checkpoint {}, which has {}", begin, end, array,
              dir_.string(), it->second);
-  for (const Shard& s : shards_) {
-    const std::int64_t first = std::max(begin, s.begin), last = std::min(end, s.end);
-    if (s.array != array || first >= last) continue;
-    const File file = File::open(s.file, Exit::checkpoint, false);
-    const auto piece = out.subspan(static_cast<std::size_t>(first - begin),
-                                   static_cast<std::size_t>(last - first));
-    file.read(std::as_writable_bytes(piece),
-              static_cast<std::uint64_t>(s.file_offset + (first - s.begin) * 4));
-  }
+  const auto& all = placement_->layout.arrays;
+  const auto named =
+      std::find_if(all.begin(), all.end(), [&](const Layout::Array& a) { return a.name == array; });
+  placement_->read(static_cast<std::size_t>(named - all.begin()), begin, out);
 }
 
 std::string Checkpoint::describe() const {

@@ -17,11 +17,15 @@
 
 namespace weft {
 
-// One flat array of the state, such as "master" or "exp_avg": the same length and meaning on every
-// rank. Rank r of n writes elements [len*r/n, len*(r+1)/n); a load reads whatever ranges it needs.
+// One flat array of the state, such as "master" or "exp_avg": the same length, cuts and meaning on every rank. `cuts` (ends
+// of stretches, growing, the last = length; empty: one stretch) says who writes what: rank r of n writes part_of(stretch,
+// r, n) of each stretch (core/parts.h). A load reads whatever ranges it needs, at any rank count.
 struct FlatArray {
   std::string name;
-  std::span<float> values;  // host memory, or a GPU's
+  std::int64_t length = 0;  // elements, over all ranks
+  std::vector<std::int64_t> cuts;
+  // This rank's parts, one a stretch in order: host memory, or a GPU's. They may lie anywhere, in one tensor or in many.
+  std::vector<std::span<float>> parts;
   DeviceKind device = DeviceKind::cpu;
 };
 
@@ -56,6 +60,8 @@ class CheckpointWriter {
   // naming path, bytes and reason; the older checkpoints stay and the run goes on: returns false. Three
   // failures in a row throw Exit::checkpoint at the next save().
   bool wait();
+  // Seconds that the longest save so far took from the cut until it was verified; 0 before the first.
+  double longest_save() const;
 
  private:
   struct State;
@@ -81,19 +87,13 @@ class Checkpoint {
   std::string describe() const;
 
  private:
-  struct Shard {
-    std::filesystem::path file;
-    std::string array;
-    std::int64_t begin = 0, end = 0;  // elements
-    std::int64_t file_offset = 0;     // bytes
-  };
+  struct Placement;  // where every element is
+  struct Loader;
   std::filesystem::path dir_;
   CheckpointInfo info_;
   std::map<std::string, std::int64_t> arrays_;
-  std::vector<Shard> shards_;
-  std::string files_;  // of describe(): one line a shard file, and the hash of the state
-
-  struct Loader;
+  std::shared_ptr<const Placement> placement_;
+  std::string files_;  // of describe(): cuts, one line a shard file, and the hash of the state
 };
 
 }  // namespace weft

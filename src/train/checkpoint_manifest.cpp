@@ -1,6 +1,7 @@
 #include "train/checkpoint_manifest.h"
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -10,7 +11,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* schema = "weft-checkpoint-1";
+constexpr const char* schema = "weft-checkpoint-2";
+constexpr const char* schema_1 = "weft-checkpoint-1";  // no cuts, another rule of division
 constexpr const char* tail_begin = ",\n \"manifest_hash\": \"";
 constexpr const char* tail_end = "\"\n}\n";
 
@@ -30,38 +32,121 @@ std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) 
   return len / parts * part + len % parts * part / parts;
 }
 
+// More stretches than any state has; a number beyond it is damage, not a reason to run out of memory.
+constexpr std::int64_t most_stretches = std::int64_t{1} << 24;
+
+// A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and one of another.
+// State is cut into buckets that are mostly of one size, so thousands of stretches are a line or two.
+std::string cuts_to_text(const std::vector<std::int64_t>& cuts) {
+  std::string text;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < cuts.size();) {
+    const std::int64_t size = cuts[i] - begin;
+    std::size_t count = 0;
+    for (; i < cuts.size() && cuts[i] - begin == size; ++count) begin = cuts[i++];
+    text += (text.empty() ? "" : " ") + std::to_string(size);
+    if (count > 1) text += "*" + std::to_string(count);
+  }
+  return text;
+}
+
+// Empty if it is no such text.
+std::vector<std::int64_t> cuts_from_text(const std::string& text) {
+  std::vector<std::int64_t> cuts;
+  const char *at = text.data(), *const stop = at + text.size();
+  const auto number = [&](std::int64_t& n) {
+    const auto [next, error] = std::from_chars(at, stop, n);
+    at = next;
+    return error == std::errc{} && n >= 0;
+  };
+  std::int64_t end = 0;
+  while (true) {
+    std::int64_t size = 0, count = 1;
+    if (!number(size)) return {};
+    if (at < stop && *at == '*' && (++at, !number(count))) return {};
+    if (count < 1 || count > most_stretches - static_cast<std::int64_t>(cuts.size())) return {};
+    for (; count > 0; --count) {
+      if (__builtin_add_overflow(end, size, &end)) return {};
+      cuts.push_back(end);
+    }
+    if (at == stop) return cuts;
+    if (*at++ != ' ') return {};
+  }
+}
+
+// The number of the list in `layout` that equals `cuts`, which is added where there is none.
+std::size_t list_of(Layout& layout, std::vector<std::int64_t> cuts) {
+  const auto it = std::find(layout.cuts.begin(), layout.cuts.end(), cuts);
+  const auto index = static_cast<std::size_t>(it - layout.cuts.begin());
+  if (it == layout.cuts.end()) layout.cuts.push_back(std::move(cuts));
+  return index;
+}
+
 // A shard has to be exactly what its place in the list makes it: anything else was not written by
 // a save, and reading by it could go wrong in ways that nobody has tried.
 void check_shards(const Manifest& m, const std::string& where) {
   if (m.shards.empty()) refuse(where, "lists no shards");
-  for (std::size_t r = 0; r < m.shards.size(); ++r) {
-    const ShardTable& s = m.shards[r];
-    const ShardTable expected =
-        shard_layout(m.arrays, static_cast<int>(r), static_cast<int>(m.shards.size()));
-    bool same = s.file == expected.file && s.bytes == expected.bytes &&
-                s.blocks.size() == block_count(s.bytes) &&
-                s.ranges.size() == expected.ranges.size();
-    for (std::size_t i = 0; same && i < s.ranges.size(); ++i) {
-      const Range &a = s.ranges[i], &b = expected.ranges[i];
-      same = a.array == b.array && a.begin == b.begin && a.end == b.end && a.offset == b.offset;
-    }
-    if (!same) refuse(where, fmt::format("the entry of {} contradicts the arrays", expected.file));
+  const int ranks = static_cast<int>(m.shards.size());
+  for (int r = 0; r < ranks; ++r) {
+    const ShardTable& s = m.shards[static_cast<std::size_t>(r)];
+    const ShardTable expected = shard_of(m.layout, r, ranks);
+    if (s.file != expected.file || s.bytes != expected.bytes ||
+        s.blocks.size() != expected.blocks.size())
+      refuse(where, fmt::format("the entry of {} contradicts the arrays", expected.file));
   }
+}
+
+// Format 1 named each shard's ranges; they have to be what its rule says.
+void check_ranges(const Manifest& m, const ordered_json& shards, const std::string& where) {
+  const int ranks = static_cast<int>(m.shards.size());
+  for (int r = 0; r < ranks; ++r) {
+    const ordered_json& found = shards.at(static_cast<std::size_t>(r)).at("ranges");
+    const std::vector<Piece> expected = pieces_of(m.layout, r, ranks);
+    bool same = found.size() == expected.size();
+    for (std::size_t i = 0; same && i < expected.size(); ++i) {
+      const ordered_json& a = found.at(i);
+      const Piece& b = expected[i];
+      same = a.at("array").get<std::string>() == m.layout.arrays[b.array].name &&
+             a.at("begin").get<std::int64_t>() == b.begin &&
+             a.at("end").get<std::int64_t>() == b.end &&
+             a.at("offset").get<std::uint64_t>() == b.offset;
+    }
+    if (!same)
+      refuse(where, fmt::format("the entry of {} contradicts the arrays",
+                                shard_name(static_cast<std::size_t>(r))));
+  }
+}
+
+Layout layout_from_json(const ordered_json& j, Division division, const std::string& where) {
+  Layout layout;
+  layout.division = division;
+  if (division == Division::units)
+    for (const auto& list : j.at("cuts")) {
+      layout.cuts.push_back(cuts_from_text(list.get<std::string>()));
+      if (layout.cuts.back().empty()) refuse(where, "a list of cuts is not one");
+    }
+  for (const auto& a : j.at("arrays")) {
+    const auto name = a.at("name").get<std::string>();
+    const auto n = a.at("elements").get<std::int64_t>();
+    if (n < 0 || n > (std::int64_t{1} << 50)) refuse(where, "an array has no believable length");
+    const std::size_t cuts =
+        division == Division::units ? a.at("cuts").get<std::size_t>() : list_of(layout, {n});
+    if (cuts >= layout.cuts.size() || layout.cuts[cuts].back() != n)
+      refuse(where, fmt::format("the cuts of array {} do not end where it ends", name));
+    layout.arrays.push_back({name, n, cuts});
+  }
+  return layout;
 }
 
 // Any member that is missing or of another type throws the JSON library's exception, which the
 // caller turns into an Error.
-Manifest from_json(const ordered_json& j, const std::string& where) {
+Manifest from_json(const ordered_json& j, Division division, const std::string& where) {
   Manifest m;
   m.info.step = j.at("step").get<std::int64_t>();
   m.info.build = j.at("build").get<std::string>();
   m.info.deck = j.at("deck").get<std::string>();
   m.info.notes = j.at("notes").get<std::map<std::string, std::string>>();
-  for (const auto& a : j.at("arrays")) {
-    m.arrays.push_back({a.at("name").get<std::string>(), a.at("elements").get<std::int64_t>()});
-    const std::int64_t n = m.arrays.back().elements;
-    if (n < 0 || n > (std::int64_t{1} << 50)) refuse(where, "an array has no believable length");
-  }
+  m.layout = layout_from_json(j, division, where);
   for (const auto& t : j.at("tensors"))
     m.info.tensors.push_back({t.at("name").get<std::string>(),
                               t.at("shape").get<std::vector<std::int64_t>>(),
@@ -78,10 +163,6 @@ Manifest from_json(const ordered_json& j, const std::string& where) {
     ShardTable shard;
     shard.file = s.at("file").get<std::string>();
     shard.bytes = s.at("bytes").get<std::uint64_t>();
-    for (const auto& r : s.at("ranges"))
-      shard.ranges.push_back({r.at("array").get<std::string>(), r.at("begin").get<std::int64_t>(),
-                              r.at("end").get<std::int64_t>(),
-                              r.at("offset").get<std::uint64_t>()});
     for (const auto& b : s.at("blocks")) {
       const auto hash = hash_from_hex(b.get<std::string>());
       if (!hash) refuse(where, "a block's hash is not 32 hexadecimal digits");
@@ -93,20 +174,52 @@ Manifest from_json(const ordered_json& j, const std::string& where) {
   if (!hash || *hash != state_hash(m.shards)) refuse(where, "the state's hash is wrong");
   m.state_hash = *hash;
   check_shards(m, where);
+  if (division == Division::even) check_ranges(m, j.at("shards"), where);
   return m;
 }
 
 }  // namespace
 
-ShardTable shard_layout(std::span<const ArrayLength> arrays, int rank, int ranks) {
+Layout layout_of(std::span<const FlatArray> arrays) {
+  Layout layout;
+  for (const FlatArray& a : arrays) {
+    WEFT_ASSERT(a.cuts.empty() || a.cuts.back() == a.length);
+    WEFT_ASSERT(std::is_sorted(a.cuts.begin(), a.cuts.end()));
+    WEFT_ASSERT(static_cast<std::int64_t>(a.cuts.size()) <= most_stretches);
+    const std::size_t list =
+        list_of(layout, a.cuts.empty() ? std::vector<std::int64_t>{a.length} : a.cuts);
+    layout.arrays.push_back({a.name, a.length, list});
+  }
+  return layout;
+}
+
+Part divide(Division division, std::int64_t begin, std::int64_t end, int rank, int ranks) {
+  if (division == Division::units) return part_of(begin, end, rank, ranks);
+  return {begin + cut_point(end - begin, rank, ranks),
+          begin + cut_point(end - begin, rank + 1, ranks)};
+}
+
+std::vector<Piece> pieces_of(const Layout& layout, int rank, int ranks) {
+  std::vector<Piece> pieces;
+  std::uint64_t offset = 0;
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : layout.cuts[layout.arrays[a].cuts]) {
+      const Part part = divide(layout.division, begin, end, rank, ranks);
+      pieces.push_back({a, part.begin, part.end, offset});
+      offset += static_cast<std::uint64_t>(part.size()) * sizeof(float);
+      begin = end;
+    }
+  }
+  return pieces;
+}
+
+ShardTable shard_of(const Layout& layout, int rank, int ranks) {
   ShardTable shard;
   shard.file = shard_name(static_cast<std::size_t>(rank));
-  for (const ArrayLength& a : arrays) {
-    const Range r{a.name, cut_point(a.elements, rank, ranks),
-                  cut_point(a.elements, rank + 1, ranks), shard.bytes};
-    shard.bytes += static_cast<std::uint64_t>(r.end - r.begin) * sizeof(float);
-    shard.ranges.push_back(r);
-  }
+  for (const Piece& p : pieces_of(layout, rank, ranks))
+    shard.bytes += static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
+  shard.blocks.resize(block_count(shard.bytes));
   return shard;
 }
 
@@ -127,19 +240,17 @@ std::string to_text(const Manifest& m) {
   j["dtype"] = "f32, little-endian";
   j["block_bytes"] = block_bytes;
   j["hash"] = "XXH3-128";
+  j["cuts"] = ordered_json::array();
+  for (const auto& list : m.layout.cuts) j["cuts"].push_back(cuts_to_text(list));
   j["arrays"] = ordered_json::array();
-  for (const ArrayLength& a : m.arrays)
-    j["arrays"].push_back({{"name", a.name}, {"elements", a.elements}});
+  for (const Layout::Array& a : m.layout.arrays)
+    j["arrays"].push_back({{"name", a.name}, {"elements", a.elements}, {"cuts", a.cuts}});
   j["tensors"] = ordered_json::array();
   for (const TensorRange& t : m.info.tensors)
     j["tensors"].push_back({{"name", t.name}, {"shape", t.shape}, {"offset", t.offset}});
   j["shards"] = ordered_json::array();
   for (const ShardTable& s : m.shards) {
     ordered_json shard = {{"file", s.file}, {"bytes", s.bytes}};
-    shard["ranges"] = ordered_json::array();
-    for (const Range& r : s.ranges)
-      shard["ranges"].push_back(
-          {{"array", r.array}, {"begin", r.begin}, {"end", r.end}, {"offset", r.offset}});
     shard["blocks"] = ordered_json::array();
     for (const Hash128& h : s.blocks) shard["blocks"].push_back(to_hex(h));
     j["shards"].push_back(std::move(shard));
@@ -167,43 +278,51 @@ Manifest manifest_from_text(const std::string& text, const std::string& where) {
   try {
     const ordered_json j = ordered_json::parse(text);
     const std::string found = j.at("schema").get<std::string>();
-    if (found != schema)
+    if (found != schema && found != schema_1)
       throw Error(Exit::checkpoint,
-                  fmt::format("{}: written in format {}, this weft reads {}", where, found, schema),
+                  fmt::format("{}: written in format {}, this weft reads {} and {}", where, found,
+                              schema, schema_1),
                   "use the version of weft that wrote it", __FILE__, __LINE__);
     if (j.at("block_bytes").get<std::uint64_t>() != block_bytes)
       refuse(where, "blocks of another size than this weft's");
-    return from_json(j, where);
+    return from_json(j, found == schema ? Division::units : Division::even, where);
   } catch (const ordered_json::exception& e) {
     refuse(where, fmt::format("not a manifest: {}", e.what()));
   }
 }
 
-std::string tensors_in(const Manifest& m, const ShardTable& shard, std::uint64_t begin,
-                       std::uint64_t end) {
+std::string tensors_in(const Manifest& m, int rank, std::uint64_t begin, std::uint64_t end) {
+  // The piece of each array that is hit, in elements, which is what the tensor table counts in.
+  std::vector<std::vector<Part>> hit(m.layout.arrays.size());
+  for (const Piece& p : pieces_of(m.layout, rank, static_cast<int>(m.shards.size()))) {
+    const std::uint64_t stop = p.offset + static_cast<std::uint64_t>(p.end - p.begin) * 4;
+    if (stop <= begin || p.offset >= end) continue;
+    hit[p.array].push_back(
+        {p.begin + static_cast<std::int64_t>((std::max(begin, p.offset) - p.offset) / 4),
+         p.begin + static_cast<std::int64_t>((std::min(end, stop) - p.offset + 3) / 4)});
+  }
   std::vector<std::string> parts;
-  for (const Range& r : shard.ranges) {
-    const std::uint64_t stop = r.offset + static_cast<std::uint64_t>(r.end - r.begin) * 4;
-    if (stop <= begin || r.offset >= end) continue;
-    // In elements of the array, which is what the tensor table counts in.
-    const std::int64_t first =
-        r.begin + static_cast<std::int64_t>((std::max(begin, r.offset) - r.offset) / 4);
-    const std::int64_t last =
-        r.begin + static_cast<std::int64_t>((std::min(end, stop) - r.offset + 3) / 4);
+  for (std::size_t a = 0; a < hit.size(); ++a) {
+    if (hit[a].empty()) continue;
     std::vector<std::string> names;
     std::size_t more = 0;
     for (const TensorRange& t : m.info.tensors) {
       std::int64_t n = 1;
       for (const std::int64_t d : t.shape) n *= d;
-      if (t.offset >= last || t.offset + n <= first) continue;
+      // Parts are in order: the first that ends behind the tensor's begin decides.
+      const auto part = std::upper_bound(hit[a].begin(), hit[a].end(), t.offset,
+                                         [](std::int64_t at, const Part& p) { return at < p.end; });
+      if (part == hit[a].end() || part->begin >= t.offset + n) continue;
       if (names.size() < 3)
         names.push_back(t.name);
       else
         ++more;
     }
     if (more > 0) names.push_back(fmt::format("{} more", more));
-    parts.push_back(names.empty() ? fmt::format("{} {}..{}", r.array, first, last)
-                                  : fmt::format("{}: {}", r.array, fmt::join(names, ", ")));
+    const std::string& array = m.layout.arrays[a].name;
+    parts.push_back(names.empty()
+                        ? fmt::format("{} {}..{}", array, hit[a].front().begin, hit[a].back().end)
+                        : fmt::format("{}: {}", array, fmt::join(names, ", ")));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }

@@ -2,6 +2,7 @@
 // rest in phases. Every phase ends with all ranks agreeing on how it went, so that a failure
 // anywhere is a failure everywhere and no rank waits for one that has given up.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -27,25 +28,58 @@ void pass(const char* site) {
   if (at_site != nullptr) at_site(site);
 }
 
-// Copies and hashes one block of a shard. The hash is taken from the source, not from the copy: a
-// copy that went wrong then shows when the file is read back. What came from a GPU is in `staging` already.
-Hash128 cut_block(std::span<const FlatArray> arrays, const ShardTable& shard, std::uint64_t begin,
-                  std::uint64_t end, std::byte* staging) {
+// One piece of this rank's share: where it is and where it goes in the shard.
+struct Source {
+  const std::byte* from = nullptr;
+  std::uint64_t offset = 0, bytes = 0;
+  DeviceKind device = DeviceKind::cpu;
+};
+
+// This rank's pieces in the order of the shard. Those that follow each other in memory too become one: the state of a
+// model has thousands of stretches, and a copy from a GPU is not cheap to begin.
+std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> arrays, int rank,
+                               int ranks) {
+  std::vector<Source> sources;
+  std::size_t stretch = 0, array = 0;
+  for (const Piece& p : pieces_of(layout, rank, ranks)) {
+    if (p.array != array) stretch = 0;
+    array = p.array;
+    const FlatArray& a = arrays[array];
+    WEFT_ASSERT(stretch < a.parts.size());
+    const std::span<float> part = a.parts[stretch++];
+    WEFT_ASSERT(part.size() == static_cast<std::size_t>(p.end - p.begin));
+    if (part.empty()) continue;
+    const Source s{reinterpret_cast<const std::byte*>(part.data()), p.offset, part.size_bytes(),
+                   a.device};
+    if (!sources.empty() && sources.back().device == s.device &&
+        sources.back().from + sources.back().bytes == s.from)
+      sources.back().bytes += s.bytes;
+    else
+      sources.push_back(s);
+  }
+  return sources;
+}
+
+// Copies and hashes bytes [begin, end) of the shard. The hash is taken from the source, not from the copy: a copy
+// that went wrong then shows when the file is read back. What came from a GPU is in `staging` already.
+Hash128 cut_block(const std::vector<Source>& sources, std::uint64_t begin, std::uint64_t end,
+                  std::byte* staging) {
   constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy
   Hasher hasher;
-  for (std::size_t i = 0; i < arrays.size(); ++i) {
-    const Range& r = shard.ranges[i];
-    const std::uint64_t size = static_cast<std::uint64_t>(r.end - r.begin) * sizeof(float);
-    const std::uint64_t first = std::max(begin, r.offset), last = std::min(end, r.offset + size);
-    const auto* source = reinterpret_cast<const std::byte*>(arrays[i].values.data() + r.begin);
-    if (arrays[i].device == DeviceKind::cuda) {
-      if (first < last) hasher.add({staging + first, last - first});
+  auto s = std::upper_bound(
+      sources.begin(), sources.end(), begin,
+      [](std::uint64_t at, const Source& source) { return at < source.offset + source.bytes; });
+  for (; s != sources.end() && s->offset < end; ++s) {
+    const std::uint64_t first = std::max(begin, s->offset);
+    const std::uint64_t last = std::min(end, s->offset + s->bytes);
+    if (s->device == DeviceKind::cuda) {
+      hasher.add({staging + first, last - first});
       continue;
     }
     for (std::uint64_t at = first; at < last; at += piece) {
       const std::uint64_t n = std::min(piece, last - at);
-      hasher.add({source + (at - r.offset), n});
-      std::memcpy(staging + at, source + (at - r.offset), n);
+      hasher.add({s->from + (at - s->offset), n});
+      std::memcpy(staging + at, s->from + (at - s->offset), n);
     }
   }
   return hasher.value();
@@ -69,6 +103,7 @@ struct CheckpointWriter::State {
   ShardTable shard;   // this rank's
   bool last_ok = true;
   int failures = 0;
+  std::atomic<double> longest = 0;  // seconds to write and verify a save; the thread's alone to set
   Outcome last_failure;
 
   fs::path temporary() const { return run_dir / (step_name(manifest.info.step) + ".tmp"); }
@@ -91,19 +126,16 @@ void CheckpointWriter::State::cut(std::span<const FlatArray> arrays) {
                "no memory for a copy of {} bytes of state", shard.bytes);
     staging_bytes = shard.bytes;
   }
-  for (std::size_t i = 0; i < arrays.size(); ++i) {
-    const Range& r = shard.ranges[i];
-    if (arrays[i].device == DeviceKind::cuda && r.end > r.begin)
-      device_runtime().download(staging.get() + r.offset, arrays[i].values.data() + r.begin,
-                                static_cast<std::size_t>(r.end - r.begin) * sizeof(float));
-  }
-  const auto blocks = static_cast<std::int64_t>((shard.bytes + block_bytes - 1) / block_bytes);
-  shard.blocks.resize(static_cast<std::size_t>(blocks));
+  const std::vector<Source> sources = sources_of(manifest.layout, arrays, rank, ranks);
+  for (const Source& s : sources)
+    if (s.device == DeviceKind::cuda)
+      device_runtime().download(staging.get() + s.offset, s.from, s.bytes);
+  const auto blocks = static_cast<std::int64_t>(shard.blocks.size());
 #pragma omp parallel for schedule(dynamic)
   for (std::int64_t b = 0; b < blocks; ++b) {
     const std::uint64_t begin = static_cast<std::uint64_t>(b) * block_bytes;
     const std::uint64_t end = std::min(begin + block_bytes, shard.bytes);
-    shard.blocks[static_cast<std::size_t>(b)] = cut_block(arrays, shard, begin, end, staging.get());
+    shard.blocks[static_cast<std::size_t>(b)] = cut_block(sources, begin, end, staging.get());
   }
 }
 
@@ -123,8 +155,7 @@ void CheckpointWriter::State::write_shard() {
 std::string CheckpointWriter::State::write_manifest(std::span<const std::byte> hashes) {
   manifest.shards.clear();
   for (int r = 0; r < ranks; ++r) {
-    ShardTable s = shard_layout(manifest.arrays, r, ranks);
-    s.blocks.resize(static_cast<std::size_t>((s.bytes + block_bytes - 1) / block_bytes));
+    ShardTable s = shard_of(manifest.layout, r, ranks);
     const std::size_t bytes = s.blocks.size() * sizeof(Hash128);
     WEFT_ASSERT(bytes <= hashes.size());
     if (bytes > 0) std::memcpy(s.blocks.data(), hashes.data(), bytes);  // a rank may have none
@@ -209,16 +240,19 @@ void CheckpointWriter::State::clean_up(bool published) {
 }
 
 void CheckpointWriter::State::write_all() {
+  const auto start = std::chrono::steady_clock::now();
   std::string text;
   bool published = false;
   const Outcome o = try_to_write(text, published);
   last_ok = o.ok();
   failures = o.ok() ? 0 : failures + 1;
   last_failure = o;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  longest = std::max(longest.load(), taken.count());
   if (rank != 0) return;
   if (!o.ok()) {
     std::uint64_t bytes = 0;
-    for (int r = 0; r < ranks; ++r) bytes += shard_layout(manifest.arrays, r, ranks).bytes;
+    for (int r = 0; r < ranks; ++r) bytes += shard_of(manifest.layout, r, ranks).bytes;
     clean_up(published);
     log::error(
         "ERROR: checkpoint {} ({} bytes) was not saved: {}{}{}. The run goes on with the older "
@@ -287,16 +321,17 @@ double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatAr
                             s.last_failure.error),
                 s.last_failure.hint, __FILE__, __LINE__);
   s.manifest = {};
-  for (const FlatArray& a : arrays)
-    s.manifest.arrays.push_back({a.name, static_cast<std::int64_t>(a.values.size())});
+  s.manifest.layout = layout_of(arrays);
   if (s.rank == 0) s.manifest.info = info;
   s.manifest.info.step = info.step;
-  s.shard = shard_layout(s.manifest.arrays, s.rank, s.ranks);
+  s.shard = shard_of(s.manifest.layout, s.rank, s.ranks);
   s.cut(arrays);
   pass("cut");
   s.thread = std::thread([&s] { s.write_all(); });
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+double CheckpointWriter::longest_save() const { return state_->longest; }
 
 bool CheckpointWriter::wait() {
   if (state_->thread.joinable()) state_->thread.join();

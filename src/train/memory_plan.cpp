@@ -2,23 +2,118 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/arena.h"
+#include "core/error.h"
 #include "train/batch.h"
 
 namespace weft {
+namespace {
+
+// The share of the blocks that is `count` of them. The model rounds up to whole blocks: a hair less keeps the product with
+// the number of blocks from being rounded to the next one.
+double share_of(std::int64_t count, std::int64_t blocks) {
+  if (count == 0) return 0;
+  return std::nextafter(static_cast<double>(count) / static_cast<double>(blocks), 0.0);
+}
+
+// The smallest x in [low, high] with fits(x), given that fits(high), and that whatever fits goes on fitting above.
+template <class Fits>
+std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (fits(middle))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return high;
+}
+
+std::string size_text(std::size_t bytes) {
+  return bytes >= (1ull << 30)
+             ? fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1ull << 30))
+             : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1ull << 20));
+}
+
+}  // namespace
 
 std::size_t plan_step_memory(const Deck& deck, Stdit3& model, const Bucket& bucket,
-                             std::int64_t batch_size) {
-  const auto arena = Arena::planning();
+                             std::int64_t batch_size, double recompute, DeviceKind device,
+                             std::size_t capacity) {
+  const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
   clips.what.clips.resize(static_cast<std::size_t>(batch_size));
-  const TrainingBatch batch = make_batch(deck, bucket, clips, Tensor(), nullptr);
+  TrainingBatch batch = make_batch(deck, bucket, clips, Tensor(), nullptr);
+  batch.in.recompute = recompute;
   model.params().begin_step([](int) {});
   Tape tape;
   flow_loss(tape, model, batch.x0, batch.eps, batch.in, 1.0f);
   tape.backward();
   return arena->peak();
+}
+
+std::vector<StepMemory> plan_memory(const Deck& deck, Stdit3& model,
+                                    std::span<const Bucket> buckets,
+                                    std::span<const std::int64_t> batch_sizes, std::size_t capacity,
+                                    DeviceKind device) {
+  WEFT_ASSERT(buckets.size() == batch_sizes.size());
+  const std::int64_t blocks = 2 * deck.model.depth;
+  const std::size_t usable = capacity - capacity / 32;
+  // Rounded up to whole blocks as the model does it.
+  const auto at_least = static_cast<std::int64_t>(
+      std::ceil(deck.model.recompute * static_cast<double>(blocks) - 1e-9));
+  std::vector<StepMemory> plan;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    const Bucket& bucket = buckets[i];
+    if (bucket.clips == 0) {
+      plan.emplace_back();
+      continue;
+    }
+    const std::int64_t batch = std::min(batch_sizes[i], bucket.clips);
+    const auto bytes = [&](std::int64_t clips, std::int64_t recomputed) {
+      return plan_step_memory(deck, model, bucket, clips, share_of(recomputed, blocks), device);
+    };
+    // Whether the layout fits too, which takes a walk through an arena of that size.
+    const auto fits = [&](std::int64_t clips, std::int64_t recomputed) {
+      if (bytes(clips, recomputed) > usable) return false;
+      try {
+        plan_step_memory(deck, model, bucket, clips, share_of(recomputed, blocks), device, usable);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    // The most that can be saved. Recomputing the last block as well seldom saves anything: its activations are wanted first.
+    const bool last_pays = at_least == blocks || bytes(batch, blocks) < bytes(batch, blocks - 1);
+    const std::int64_t most = last_pays ? blocks : blocks - 1;
+    if (!fits(batch, most)) {
+      // What every clip of the batch adds is the same, so the largest batch that fits can be searched for in the same way.
+      const std::int64_t too_many =
+          smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
+      throw Error(
+          Exit::usage,
+          fmt::format("{} clips of bucket {} need {} of activations even if every block is "
+                      "recomputed, a rank has {} for them",
+                      batch, bucket.name, size_text(bytes(batch, most)), size_text(capacity)),
+          too_many > 1
+              ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
+                            "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "
+                            "ranks (parallel.sp)",
+                            too_many - 1, bucket.name, too_many - 1)
+              : "not even one clip fits: share its tokens over ranks (parallel.sp), leave the "
+                "bucket out, or give the ranks more memory (fewer ranks a host, "
+                "memory.arena_gib)",
+          __FILE__, __LINE__);
+    }
+    const std::int64_t recomputed =
+        smallest(at_least, most, [&](std::int64_t count) { return fits(batch, count); });
+    plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
+  }
+  return plan;
 }
 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {

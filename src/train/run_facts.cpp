@@ -27,31 +27,52 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-RunFacts::RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source,
-                   const Communicator& comm, int threads, std::size_t planned_bytes)
-    : deck_(deck), planned_bytes_(planned_bytes) {
-  ParameterTable& p = model.params();
-  // Weights, gradients, two moments, EMA; and the bf16 copy.
-  const double per_element = 20.0 + (p.working().defined() ? 2.0 : 0.0);
-  state_bytes_ = per_element * static_cast<double>(p.values().numel());
+RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
+  ParameterTable& p = trainer.model().params();
+  const Communicator& comm = trainer.communicator();
+  memory_ = {
+      {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0)},
+      {"gradients", p.grads().bytes()},
+      {"optimizer", trainer.state().bytes()},
+      {"activations", trainer.planned_bytes()},
+  };
+  double state = 0;
+  for (const auto& [kind, bytes] : memory_)
+    if (kind != "activations") state += static_cast<double>(bytes);
   std::int64_t clips = 0;
-  for (const Bucket& b : source.buckets()) clips += b.clips;
+  for (const Bucket& b : trainer.source().buckets()) clips += b.clips;
+  const auto& memory = trainer.memory();
+  const auto recomputed = std::count_if(memory.begin(), memory.end(), [&](const StepMemory& m) {
+    return m.recompute > deck.model.recompute;
+  });
+  const std::int64_t sp = deck.parallel.sp;
+  slowest_.resize(static_cast<std::size_t>(comm.size()));
   rows_ = {
       {"build", version_line()},
       {"run", deck.run.dir},
-      {"ranks", fmt::format("{} (data parallel), {} threads each, {}", comm.size(), threads,
-                            comm.describe())},
+      {"ranks",
+       fmt::format("{} ({}), {} threads each, {}", comm.size(),
+                   sp == 1 ? "data parallel"
+                           : fmt::format("{} groups of {} that share clips", comm.size() / sp, sp),
+                   trainer.threads(), comm.describe())},
       {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
       {"model",
        fmt::format("{}: {} pairs, C = {}, {} heads, {}, {} parameters ({} trained)",
                    deck.model.name, deck.model.depth, deck.model.hidden_size, deck.model.num_heads,
                    deck.model.dtype, p.total_elements(), p.trainable_elements())},
-      {"data",
-       fmt::format("{}: {} clips in {} buckets", deck.data.path, clips, source.buckets().size())},
-      {"step", fmt::format("{} micro-batches of {}, {} gradient buckets", deck.train.micro_batches,
-                           deck.train.batch_size, p.buckets().size())},
-      {"memory", fmt::format("{} of state, {} of activations a rank (planned)", mib(state_bytes_),
-                             mib(static_cast<double>(planned_bytes)))},
+      {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
+                           trainer.source().buckets().size())},
+      {"step", fmt::format("{} micro-batches, placed by {} costs", deck.train.micro_batches,
+                           deck.parallel.deterministic ? "planned" : "measured")},
+      {"gradients",
+       fmt::format("{} buckets, {} on the wire{}{}", p.buckets().size(), deck.parallel.wire,
+                   trainer.state().sharded() ? ", optimizer state in shards" : "",
+                   deck.parallel.overlap ? "" : ", without overlap")},
+      {"memory", fmt::format("{} of state, {} of activations a rank (planned){}", mib(state),
+                             mib(static_cast<double>(trainer.planned_bytes())),
+                             recomputed == 0 ? std::string()
+                                             : fmt::format("; {} of {} buckets recompute blocks",
+                                                           recomputed, memory.size()))},
       {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
                             : fmt::format("oneDNN matmul; weft {} for the rest",
                                           ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
@@ -66,6 +87,7 @@ void RunFacts::write(const std::filesystem::path& run_dir) const {
   write_text(run_dir / "deck.toml", to_toml(deck_));
   nlohmann::ordered_json j;
   for (const auto& [name, value] : rows_) j[name] = value;
+  for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
   write_text(run_dir / "run.json", j.dump(2) + "\n");
 }
 
@@ -74,22 +96,26 @@ void RunFacts::count(const StepMetrics& m) {
   total_seconds_ += m.seconds;
   total_.data_wait += m.split.data_wait;
   total_.compute += m.split.compute;
+  total_.wait_slowest += m.split.wait_slowest;
   total_.comm_exposed += m.split.comm_exposed;
   total_.optimizer += m.split.optimizer;
   total_.checkpoint += m.split.checkpoint;
+  total_spread_ += m.spread;
+  if (m.slowest_rank >= 0) ++slowest_[static_cast<std::size_t>(m.slowest_rank)];
 }
 
 void RunFacts::print_step(const StepMetrics& m) const {
+  const auto share = [&](double s) { return 100 * s / m.seconds; };
+  std::string slowest;
+  if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
   log::info(
       "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
-      "%, "
-      "save {:.1f} %)",
-      m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds,
-      100 * m.split.data_wait / m.seconds, 100 * m.split.comm_exposed / m.seconds,
-      100 * m.split.checkpoint / m.seconds);
+      "%, wait {:.1f} %, save {:.1f} %{})",
+      m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
+      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest);
 }
 
-void RunFacts::print_end(std::size_t arena_peak, double comm_busy) const {
+void RunFacts::print_end(const Trainer& trainer) const {
   if (!seconds_.empty()) {
     std::vector<double> sorted = seconds_;
     std::sort(sorted.begin(), sorted.end());
@@ -97,13 +123,22 @@ void RunFacts::print_end(std::size_t arena_peak, double comm_busy) const {
     log::info("{} steps in {:.1f} s, median step {:.4f} s", seconds_.size(), total_seconds_,
               sorted[sorted.size() / 2]);
     log::info(
-        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), "
-        "optimizer "
-        "{:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
-        share(total_.compute), share(total_.comm_exposed), comm_busy, share(total_.optimizer),
-        share(total_.data_wait), share(total_.checkpoint));
+        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
+        "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
+        share(total_.compute), share(total_.comm_exposed), trainer.communicator().busy_seconds(),
+        share(total_.wait_slowest), share(total_.optimizer), share(total_.data_wait),
+        share(total_.checkpoint));
+    if (slowest_.size() > 1) {
+      const auto worst = std::max_element(slowest_.begin(), slowest_.end());
+      log::info(
+          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of "
+          "{} steps",
+          100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
+          *worst, seconds_.size());
+    }
     log::info("memory    {} of activations at the peak ({} planned), {} resident",
-              mib(static_cast<double>(arena_peak)), mib(static_cast<double>(planned_bytes_)),
+              mib(static_cast<double>(trainer.arena().peak())),
+              mib(static_cast<double>(trainer.planned_bytes())),
               mib(static_cast<double>(resident_bytes())));
   }
   for (const std::string& w : log::warnings()) log::info("warned    {}", w);

@@ -3,17 +3,13 @@
 
 #include <filesystem>
 
-#include "data/clip_source.h"
-#include "models/stdit3.h"
-#include "observe/metrics.h"
-#include "parallel/communicator.h"
+#include "train/trainer.h"
 
 namespace weft {
 
 class RunFacts {
  public:
-  RunFacts(const Deck& deck, Stdit3& model, const ClipSource& source, const Communicator& comm,
-           int threads, std::size_t planned_bytes);
+  RunFacts(const Deck& deck, Trainer& trainer);
 
   void print() const;
   // RUN/deck.toml (the effective deck) and RUN/run.json (the start table).
@@ -21,17 +17,18 @@ class RunFacts {
 
   void count(const StepMetrics& m);
   void print_step(const StepMetrics& m) const;
-  // Achieved against predicted, where the time went, and every warning once more.
-  void print_end(std::size_t arena_peak, double comm_busy) const;
+  // Achieved against predicted, where the time went and on whom it was waited for, and every warning once more.
+  void print_end(const Trainer& trainer) const;
 
  private:
   const Deck& deck_;
   std::vector<std::pair<std::string, std::string>> rows_;
-  std::size_t planned_bytes_;
-  double state_bytes_;
+  // The plan of a rank's memory in bytes by kind, in the order of the table.
+  std::vector<std::pair<std::string, std::size_t>> memory_;
   std::vector<double> seconds_;
+  std::vector<std::int64_t> slowest_;  // [rank] steps in which it was the slowest
   StepSplit total_;
-  double total_seconds_ = 0;
+  double total_seconds_ = 0, total_spread_ = 0;
 };
 
 }  // namespace weft

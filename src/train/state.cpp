@@ -1,5 +1,7 @@
 #include "train/state.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/version.h"
 
@@ -34,14 +36,30 @@ void read_into(const Checkpoint& c, const std::string& array, std::int64_t offse
   to.set(std::span<const float>(values));
 }
 
-// Reads `array` of the checkpoint into `to`, a tensor laid out like ParameterTable::values().
+// Reads `array` of the checkpoint into what `part_of_bucket(b)` holds of each bucket: elements `owned(b)` of the flat space.
+template <class Owned, class Target>
 void read_trainable(const Checkpoint& c, const std::string& array, ParameterTable& table,
-                    Tensor& to) {
+                    Owned&& owned, Target&& target) {
   for (const auto& p : table.all()) {
     if (!p->trainable) continue;
-    Tensor part = to.slice(p->offset, p->offset + p->shape.numel());
-    read_into(c, array, range_of(c, *p).offset, part);
+    const Part part = owned(p->bucket);
+    const std::int64_t first = std::max(p->offset, part.begin);
+    const std::int64_t last = std::min(p->offset + p->shape.numel(), part.end);
+    const TensorRange& range = range_of(c, *p);
+    if (first >= last) continue;
+    Tensor to = target(p->bucket).slice(first - part.begin, last - part.begin);
+    read_into(c, array, range.offset + first - p->offset, to);
   }
+}
+
+// As above, into the table's values.
+void read_values(const Checkpoint& c, const std::string& array, ParameterTable& table) {
+  read_trainable(
+      c, array, table,
+      [&](int) {
+        return Part{0, table.values().numel()};
+      },
+      [&](int) { return table.values(); });
 }
 
 void read_fixed(const Checkpoint& c, ParameterTable& table) {
@@ -67,29 +85,54 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
   return info;
 }
 
-std::vector<FlatArray> flat_arrays(ParameterTable& table, OptimizerState& state) {
-  const auto flat = [](const char* name, const Tensor& t) {
-    return FlatArray{
-        name, {t.device_data<float>(), static_cast<std::size_t>(t.numel())}, t.device()};
+std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
+                                   int ranks) {
+  std::vector<std::int64_t> cuts;
+  for (const ParameterTable::Bucket& b : table.buckets()) cuts.push_back(b.end);
+  // Of what this rank holds of a bucket it writes its part: all of it, if the state is sharded.
+  const auto flat = [&](const char* name, Tensor (OptimizerState::*array)(int) const) {
+    FlatArray a{name, cuts.back(), cuts, {}, table.values().device()};
+    for (int b = 0; b < static_cast<int>(cuts.size()); ++b) {
+      const auto& bucket = table.buckets()[static_cast<std::size_t>(b)];
+      const Part mine = part_of(bucket.begin, bucket.end, rank, ranks), held = state.part(b);
+      const Tensor t = (state.*array)(b).slice(mine.begin - held.begin, mine.end - held.begin);
+      a.parts.emplace_back(t.device_data<float>(), static_cast<std::size_t>(t.numel()));
+    }
+    return a;
   };
-  return {flat("master", table.values()), flat("exp_avg", state.exp_avg),
-          flat("exp_avg_sq", state.exp_avg_sq), flat("ema", state.ema),
-          flat("fixed", table.fixed())};
+  const Part fixed = part_of(0, table.fixed().numel(), rank, ranks);
+  const FlatArray rest{
+      "fixed",
+      table.fixed().numel(),
+      {},
+      {{table.fixed().device_data<float>() + fixed.begin, static_cast<std::size_t>(fixed.size())}},
+      table.fixed().device()};
+  return {flat("master", &OptimizerState::master), flat("exp_avg", &OptimizerState::exp_avg),
+          flat("exp_avg_sq", &OptimizerState::exp_avg_sq), flat("ema", &OptimizerState::ema), rest};
 }
 
-void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState* state) {
-  read_trainable(checkpoint, "master", table, table.values());
-  if (state != nullptr) {
-    read_trainable(checkpoint, "exp_avg", table, state->exp_avg);
-    read_trainable(checkpoint, "exp_avg_sq", table, state->exp_avg_sq);
-    read_trainable(checkpoint, "ema", table, state->ema);
-  }
+void restore_state(const Checkpoint& checkpoint, ParameterTable& table) {
+  read_values(checkpoint, "master", table);
+  read_fixed(checkpoint, table);
+  table.refresh_working();
+}
+
+void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state) {
+  const auto read = [&](const char* name, Tensor (OptimizerState::*array)(int) const) {
+    read_trainable(
+        checkpoint, name, table, [&](int b) { return state.part(b); },
+        [&](int b) { return (state.*array)(b); });
+  };
+  read("master", &OptimizerState::master);
+  read("exp_avg", &OptimizerState::exp_avg);
+  read("exp_avg_sq", &OptimizerState::exp_avg_sq);
+  read("ema", &OptimizerState::ema);
   read_fixed(checkpoint, table);
   table.refresh_working();
 }
 
 void restore_ema(const Checkpoint& checkpoint, ParameterTable& table) {
-  read_trainable(checkpoint, "ema", table, table.values());
+  read_values(checkpoint, "ema", table);
   read_fixed(checkpoint, table);
   table.refresh_working();
 }

@@ -1,11 +1,25 @@
 #include "train/stop.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cmath>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <initializer_list>
+#include <string>
 #include <thread>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -41,5 +55,115 @@ void watch_stop_signals() {
 }
 
 int stop_signal() { return received; }
+
+namespace {
+
+constexpr double files_every = 0.5;  // seconds: three questions to a file system that others share
+
+double seconds_since_epoch() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// When the Slurm job ends, on the clock of now_seconds(). The clock on the wall is asked once, here: however it is set
+// later, the seconds that are left pass all the same.
+std::optional<double> end_of_job() {
+  const char* text = std::getenv("SLURM_JOB_END_TIME");
+  if (!text || !*text) return {};
+  double end = 0;
+  const char* last = text + std::strlen(text);
+  const auto [stopped, fault] = std::from_chars(text, last, end);
+  WEFT_CHECK(fault == std::errc() && stopped == last && std::isfinite(end), Exit::usage,
+             "it is seconds since 1970, as of `date +%s`; unset it if no Slurm job ends then",
+             "SLURM_JOB_END_TIME = \"{}\" is not a time", text);
+  constexpr double no_limit = 4294967294;  // Slurm's NO_VAL; INFINITE is one more
+  if (end <= 0 || end >= no_limit) return {};
+  const double left = end - seconds_since_epoch();
+  if (left <= 0) {
+    if (log::rank() == 0)
+      log::warn(
+          "SLURM_JOB_END_TIME = {} passed {:.0f} s ago and is not heeded: left over from another "
+          "job?",
+          text, -left);
+    return {};
+  }
+  return now_seconds() + left;
+}
+
+std::string signal_name(int signal) {
+  return signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGUSR1";
+}
+
+}  // namespace
+
+Requests::Requests(std::filesystem::path run_dir, double margin_seconds)
+    : run_dir_(std::move(run_dir)),
+      margin_seconds_(margin_seconds),
+      end_(end_of_job()),
+      files_{{{"stop", wish::stop, "stop"},
+              {"save", wish::save, "save"},
+              {"dump_trace", wish::dump_trace, "write its trace"}}} {
+  std::error_code none_there;
+  if (log::rank() == 0) std::filesystem::remove(run_dir_ / "stopped", none_there);
+}
+
+unsigned Requests::look(double longest_step, double save_seconds) {
+  unsigned asked = 0;
+  if (!told_ && stop_signal() != 0) stop(signal_name(stop_signal()));
+  if (log::rank() == 0) {
+    const double now = now_seconds();
+    if (now >= next_files_) {
+      next_files_ = now + files_every;
+      for (File& file : files_) {
+        if (!seen(file)) continue;
+        if (file.wish == wish::stop)
+          stop((run_dir_ / file.name).string());
+        else
+          log::info("asked to {} by {}", file.what, (run_dir_ / file.name).string());
+        asked |= file.wish;
+      }
+    }
+    // One more step, then a save, must end before the margin begins.
+    const double needed =
+        margin_seconds_ + std::max(longest_step, 0.0) + std::max(save_seconds, 0.0);
+    if (!told_ && end_ && *end_ - now < needed)
+      stop(
+          fmt::format("the end of the Slurm job in {:.0f} s (SLURM_JOB_END_TIME; a step, a save "
+                      "and run.stop_margin take {:.0f} s)",
+                      *end_ - now, needed));
+  }
+  return told_ ? asked | wish::stop : asked;
+}
+
+void Requests::heard(int rank, unsigned asked) {
+  if ((asked & wish::stop) == 0) return;
+  // By now its own signal may be here too.
+  stop(stop_signal() != 0 ? signal_name(stop_signal()) : fmt::format("a signal to rank {}", rank));
+}
+
+// Whether the file asks for something; then it is taken away. One that cannot be is a request once, until it has gone.
+bool Requests::seen(File& file) {
+  const std::filesystem::path path = run_dir_ / file.name;
+  struct stat status;
+  if (lstat(path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) {
+    file.stays = false;
+    return false;
+  }
+  if (file.stays) return false;
+  const bool gone = file.wish == wish::stop
+                        ? std::rename(path.c_str(), (run_dir_ / "stopped").c_str()) == 0
+                        : unlink(path.c_str()) == 0;
+  if (!gone && errno != ENOENT) {
+    file.stays = true;
+    log::warn("{} was seen, but cannot be taken away ({}): remove it to ask again", path.string(),
+              std::strerror(errno));
+  }
+  return true;
+}
+
+// One line, however many ask.
+void Requests::stop(const std::string& by) {
+  if (!told_) log::info("asked to stop by {}", by);
+  told_ = true;
+}
 
 }  // namespace weft

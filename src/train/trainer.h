@@ -5,18 +5,25 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/arena.h"
 #include "data/prefetch.h"
 #include "models/stdit3.h"
 #include "observe/metrics.h"
+#include "observe/stragglers.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
+#include "train/batch.h"
 #include "train/checkpoint.h"
 #include "train/clip_staging.h"
-#include "train/optimizer.h"
+#include "train/cost_table.h"
+#include "train/data_parallel.h"
+#include "train/memory_plan.h"
 #include "train/step_graphs.h"
+#include "train/step_report.h"
+#include "train/stop.h"
 #include "train/text_features.h"
 
 namespace weft {
@@ -31,7 +38,7 @@ class Trainer {
   void start();
 
   // One step: forward, backward, reduction, update. Collective, without a barrier. On a GPU the step is issued, and the
-  // host waits for the one before it. Exit::non_finite leaves the weights as they were.
+  // host waits for the one before it. Exit::non_finite and Exit::hardware leave the weights as they were.
   void step();
   // Metrics of the steps that have ended since the last call; with `all`, waits for the one under way.
   std::vector<StepMetrics> finished(bool all = false);
@@ -41,62 +48,117 @@ class Trainer {
   // Collective. Waits for the save in flight; false if the newest one could not be written.
   bool wait_for_save();
 
+  // After an error: what comes now, up to the destructor, may be the end of a save, and is no hang.
+  void about_to_end() { comm_->progress(done_, "save"); }
+
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
   bool saved() const { return saved_ == done_; }
-  // Some rank was asked to stop before the end of a step that has ended: all ranks agree.
-  bool stop_requested() const { return stop_; }
+  // What some rank was asked for before the end of a step that has ended (bits of train/stop.h): all ranks agree. Each
+  // request is told once, but for `stop`, which stays.
+  unsigned take_requests();
 
   bool first_rank() const { return comm_->rank() == 0; }
-  int ranks() const { return comm_->size(); }
   int threads() const { return threads_; }
   Stdit3& model() { return model_; }
   const ClipSource& source() const { return *source_; }
-  std::size_t planned_bytes() const { return planned_bytes_; }
-  Arena& arena() { return *arena_; }
+  const std::vector<StepMemory>& memory() const { return memory_; }  // [bucket]
+  std::size_t planned_bytes() const;                                 // of the largest
+  const Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
+  const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
+  // Checksums of the weights as this rank has them, for comparisons between runs and ranks.
+  std::vector<double> weights_checksum();
 
  private:
+  using Work = std::vector<std::pair<int, MicroBatch>>;
+  // Seconds of a micro-batch, between marks of the device's progress on a GPU.
+  struct Timed {
+    int bucket;
+    double seconds;
+    DeviceEvent begin, end;
+  };
   // A step that was issued: its metrics as far as the host knows them, and marks of the device's progress.
   struct Issued {
     StepMetrics metrics;
+    StepReport::Rows rows;
+    // [rank]: what the plan gave each to do in this step, and in the one whose busy times this one reports.
+    std::vector<double> expected, expected_of_busy;
+    std::vector<Timed> micro_batches;
+    std::vector<double> cost_sums;  // this rank's, in a step after which costs are agreed
+    bool compare_weights = false;
+    // Seconds that this rank was blocked between the end of its backward and the last sum, before that, and after.
+    double blocked = 0, blocked_in_compute = 0, blocked_for_norm = 0;
     DeviceEvent begin, computed, reduced, updated;
-    const double* results = nullptr;  // loss sum, ranks that want to stop, squared gradient norm
   };
 
-  void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);
-  void reduce(int bucket);   // starts the reduction of a bucket of gradients
-  double join_reductions();  // seconds that the host was blocked
-  void complete(Issued step);
+  void choose_groups();
+  double take_blocked();
+  void open_data();
+  void load_state();
+  void plan_step();
+  void open_readers();
 
-  std::vector<std::pair<int, MicroBatch>> my_work(const std::vector<MicroBatch>& plan) const;
-  double cost(const MicroBatch& m) const;
+  Work my_work(const std::vector<MicroBatch>& plan, const std::vector<int>& owner) const;
+  std::vector<int> owners(const std::vector<MicroBatch>& plan, std::int64_t step) const;
+  double planned_cost(int bucket) const;
+
+  void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);
+  Tensor forward_backward(const TrainingBatch& batch, float weight);
+  unsigned look_at_requests();
+  void begin_faults();
+  void end_faults(double compute_seconds);
+  void checksum_weights();
+  Communicator::Ticket agree_on_costs(Issued& step);
+
+  void complete(Issued step);
+  void look_at_ranks(Issued& step);
+  void compare_weights(const Issued& step) const;
+  [[noreturn]] void explain_non_finite(const Issued& step);
+  std::string find_non_finite(std::int64_t step, float weight);
+  void watch_time(double seconds);
+  void set_timeout(double seconds);
+  std::string name_of_rank(int rank) const;
 
   Deck deck_;
   MPI_Comm world_;
   RankDevice device_;
+  // Outlives the communicators, which may hold tensors of it until they end.
+  std::unique_ptr<Arena> arena_;
   std::unique_ptr<Communicator> comm_;
-  std::vector<Communicator::Ticket> tickets_;  // of the step's reductions
+  std::unique_ptr<Communicator>
+      sequence_;                // the ranks that share this one's clips; null without parallel.sp
+  int group_ = 0, groups_ = 1;  // of ranks that share clips
+  double blocked_before_ = 0;   // seconds in exchanges that are accounted for
+  std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;
   std::unique_ptr<TextFeatures> features_;
   Stdit3 model_;
   std::unique_ptr<CheckpointWriter> checkpoints_;
-  std::unique_ptr<OptimizerState> optimizer_;
-  Tensor results_;  // f64 [3], as Issued.results, on the device
-  std::unique_ptr<double, void (*)(double*)> results_on_host_;  // two steps' worth, pinned on a GPU
-  std::unique_ptr<Arena> arena_;
-  std::unique_ptr<ClipStaging> staging_;
   std::unique_ptr<StepGraphs> graphs_;
+  std::unique_ptr<DataParallel> data_parallel_;
+  std::unique_ptr<StepReport> report_;
+  std::unique_ptr<ClipStaging> staging_;
+  std::vector<std::int64_t> batch_sizes_;  // [bucket]
+  std::vector<StepMemory> memory_;         // [bucket]
+  std::unique_ptr<CostTable> costs_;
+  std::string saved_costs_;  // of the checkpoint
+  Tensor cost_sums_;         // f64 [2 buckets]
   std::unique_ptr<StepPlanner> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<StragglerWatch> stragglers_;
+  Requests requests_;
+  unsigned wishes_ = 0;
   std::int64_t done_ = 0;    // steps
   std::int64_t saved_ = -1;  // steps of the newest save
-  bool stop_ = false;
+  double save_stall_ = 0;
+  double last_busy_ = 0, last_data_wait_ = 0;  // of the newest step that has ended, on a GPU
+  std::vector<double> last_expected_;
+  std::vector<double> recent_seconds_;  // of steps
   std::optional<Issued> under_way_;
   DeviceEvent last_update_;  // of the step before the one under way
   std::vector<StepMetrics> finished_;
-  std::size_t planned_bytes_ = 0;
 };
 
 }  // namespace weft

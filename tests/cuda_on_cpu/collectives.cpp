@@ -51,7 +51,8 @@ MPI_Op mpi_operation(ncclRedOp_t o) {
 }
 
 bool reduces(const Collective& c) {
-  return c.kind == Collective::Kind::all_reduce || c.kind == Collective::Kind::reduce_scatter;
+  return c.kind == Collective::Kind::all_reduce || c.kind == Collective::Kind::reduce ||
+         c.kind == Collective::Kind::reduce_scatter;
 }
 
 std::vector<std::byte> read(const Collective& c, std::size_t count) {
@@ -111,6 +112,12 @@ void start(const Collective& c, Part& part, const NcclState& s) {
       MPI_Iallreduce(part.in.data(), part.out.data(), n, mpi_type(c.type),
                      mpi_operation(c.operation), s.comm, &part.request);
       break;
+    case Kind::reduce:
+      part.in = read(c, c.count);
+      part.out.resize(part.in.size());
+      MPI_Ireduce(part.in.data(), part.out.data(), n, mpi_type(c.type), mpi_operation(c.operation),
+                  c.peer, s.comm, &part.request);
+      break;
     case Kind::reduce_scatter:
       part.in = read(c, c.count * size);
       part.out.resize(part.in.size() / size);
@@ -156,7 +163,9 @@ Progress step(const std::vector<Collective>& group, Execution& e) {
     if (!finished) return Progress::blocked;
   }
   for (std::size_t i = 0; i < group.size(); ++i)
-    if (group[i].kind != Collective::Kind::send)
+    // Only the root of a reduction gets its result.
+    if (group[i].kind != Collective::Kind::send &&
+        (group[i].kind != Collective::Kind::reduce || group[i].peer == s.rank))
       write(group[i], e.parts[i].out, group[i].count, s.size);
   ++s.finished;
   return Progress::done;

@@ -12,7 +12,7 @@
 namespace emulation {
 
 struct Collective {
-  enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, send, receive } kind;
+  enum class Kind { all_reduce, reduce, reduce_scatter, all_gather, broadcast, send, receive } kind;
   const void* from;
   void* to;
   std::size_t count;  // as the call gives it

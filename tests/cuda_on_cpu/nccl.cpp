@@ -173,6 +173,10 @@ ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t n, ncclDataTy
                            ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
   return add(comm, stream, {Kind::all_reduce, from, to, n, type, operation});
 }
+ncclResult_t ncclReduce(const void* from, void* to, std::size_t n, ncclDataType_t type,
+                        ncclRedOp_t operation, int root, ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, stream, {Kind::reduce, from, to, n, type, operation, root});
+}
 ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t n, ncclDataType_t type,
                                ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
   return add(comm, stream, {Kind::reduce_scatter, from, to, n, type, operation});

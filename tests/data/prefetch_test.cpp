@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +16,8 @@
 
 namespace weft {
 namespace {
+
+constexpr std::int64_t far = 1000;  // a horizon behind all steps
 
 // All of a planner's micro-batches of each step.
 std::function<Prefetcher::Work(std::int64_t)> all_of(const StepPlanner& planner) {
@@ -62,7 +65,7 @@ TEST_P(PrefetchShape, InOrderWithEqualBytes) {
       "clips=9,frames=2,height=8,width=8;clips=7,frames=3,height=4,width=12;"
       "clips=5,frames=2,height=4,width=4,latent=1");
   const StepPlanner planner(source->buckets(), 3, 2, 11);
-  Prefetcher prefetch(*source, all_of(planner), 4, 40, slots, readers);
+  Prefetcher prefetch(*source, all_of(planner), 4, 40, slots, readers, far);
   for (std::int64_t step = 4; step < 40; ++step) {
     const auto plan = planner.plan(step);
     for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -97,7 +100,7 @@ TEST(Prefetch, StepsWithoutWork) {
     if (step % 3 == 1) w.emplace_back(5, planner.plan(step)[0]);
     return w;
   };
-  Prefetcher prefetch(*source, work, 0, 30, 4, 2);
+  Prefetcher prefetch(*source, work, 0, 30, 4, 2, far);
   for (std::int64_t step = 1; step < 30; step += 3) {
     const LoadedBatch& got = prefetch.next();
     EXPECT_EQ(got.step, step);
@@ -110,7 +113,7 @@ TEST(Prefetch, ErrorsAreThrownWhereTheyBelong) {
   const auto work = [](std::int64_t step) {
     return Prefetcher::Work{{0, MicroBatch{0, {step}, {step}}}};
   };
-  Prefetcher prefetch(source, work, 0, 16, 4, 3);
+  Prefetcher prefetch(source, work, 0, 16, 4, 3, far);
   for (std::int64_t step = 0; step < 5; ++step) EXPECT_EQ(prefetch.next().step, step);
   for (int again = 0; again < 2; ++again) {
     try {
@@ -128,7 +131,7 @@ TEST(Prefetch, AnErrorOfThePlanReachesTheCaller) {
     if (step == 6) throw std::runtime_error("no plan");
     return {{0, MicroBatch{0, {step}, {step}}}};
   };
-  Prefetcher prefetch(source, work, 0, 16, 2, 1);
+  Prefetcher prefetch(source, work, 0, 16, 2, 1, far);
   bool thrown = false;
   for (int i = 0; i < 16 && !thrown; ++i) {
     try {
@@ -145,7 +148,7 @@ TEST(Prefetch, AskingForTooMuchIsABug) {
   const auto work = [](std::int64_t step) {
     return Prefetcher::Work{{0, MicroBatch{0, {step}, {step}}}};
   };
-  Prefetcher prefetch(source, work, 0, 2, 4, 1);
+  Prefetcher prefetch(source, work, 0, 2, 4, 1, far);
   prefetch.next();
   prefetch.next();
   EXPECT_THROW(prefetch.next(), Error);
@@ -157,7 +160,7 @@ TEST(Prefetch, ReadsNoFurtherThanTheRing) {
   const auto work = [](std::int64_t step) {
     return Prefetcher::Work{{0, MicroBatch{0, {step % 16}, {step}}}};
   };
-  Prefetcher prefetch(source, work, 0, 1000, 3, 2);
+  Prefetcher prefetch(source, work, 0, 1000, 3, 2, far);
   prefetch.next();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_LE(source.begun.load(), 3);
@@ -167,7 +170,7 @@ TEST(Prefetch, DestroyedWhileReadersAreBusy) {
   for (int round = 0; round < 20; ++round) {
     const auto source = make_synthetic_source("clips=64,frames=8,height=64,width=64");
     const StepPlanner planner(source->buckets(), 4, 2, 3);
-    Prefetcher prefetch(*source, all_of(planner), 0, 1000, 8, 4);
+    Prefetcher prefetch(*source, all_of(planner), 0, 1000, 8, 4, far);
     for (int i = 0; i < round % 3; ++i) prefetch.next();
   }
 }
@@ -180,7 +183,7 @@ TEST(Prefetch, DestroyedInTheMiddleOfARead) {
   };
   std::thread helper;
   {
-    Prefetcher prefetch(source, work, 0, 1000, 4, 2);
+    Prefetcher prefetch(source, work, 0, 1000, 4, 2, far);
     while (source.begun.load() < 2) std::this_thread::yield();
     helper = std::thread([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -189,6 +192,44 @@ TEST(Prefetch, DestroyedInTheMiddleOfARead) {
   }
   helper.join();
   EXPECT_EQ(source.begun.load(), 2);
+}
+
+// Costs that a step measures decide who gets what in the steps behind the horizon: none of those may be planned before.
+TEST(Prefetch, PlansNoStepBehindTheHorizon) {
+  const Awkward source(-1);
+  std::int64_t planned = -1;
+  const auto work = [&](std::int64_t step) {
+    planned = step;
+    // No work in two steps of three: the rank goes through those without next().
+    return step % 3 == 0 ? Prefetcher::Work{{0, MicroBatch{0, {step % 16}, {step}}}}
+                         : Prefetcher::Work();
+  };
+  Prefetcher prefetch(source, work, 2, 40, 16, 2, 3);
+  EXPECT_EQ(planned, 5);
+  for (std::int64_t step = 2; step < 40; ++step) {
+    prefetch.begin_step(step);
+    EXPECT_EQ(planned, std::min<std::int64_t>(step + 3, 39));
+    if (step % 3 != 0) continue;
+    EXPECT_EQ(prefetch.next().step, step);
+    EXPECT_EQ(planned, std::min<std::int64_t>(step + 3, 39));
+  }
+  EXPECT_THROW(prefetch.begin_step(3), Error);  // time does not go back
+}
+
+// With a horizon of 0 a step's work is planned when it begins, and what it gave before stays valid until the next one.
+TEST(Prefetch, NoHorizonAtAll) {
+  const Awkward source(-1);
+  const auto work = [](std::int64_t step) {
+    return Prefetcher::Work{{0, MicroBatch{0, {step}, {step}}},
+                            {1, MicroBatch{0, {step + 1}, {step + 1}}}};
+  };
+  Prefetcher prefetch(source, work, 0, 8, 4, 2, 0);
+  for (std::int64_t step = 0; step < 8; ++step) {
+    prefetch.begin_step(step);
+    EXPECT_EQ(prefetch.next().index, 0);
+    EXPECT_EQ(prefetch.next().index, 1);
+    EXPECT_THROW(prefetch.next(), Error);
+  }
 }
 
 TEST(Prefetch, DefaultReaders) {

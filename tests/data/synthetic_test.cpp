@@ -79,6 +79,15 @@ TEST(Synthetic, SeveralBucketsAndLatents) {
   EXPECT_NE(read(*twice, 0, 0), read(*twice, 1, 0));
 }
 
+TEST(Synthetic, NamedBucketsOverSeveralLines) {
+  const auto source =
+      make_synthetic_source("\n name=256-1-0.57, clips=2;\n name=256-51-0.57,clips=3 ;\n");
+  ASSERT_EQ(source->buckets().size(), 2u);
+  EXPECT_EQ(source->buckets()[0].name, "256-1-0.57");
+  EXPECT_EQ(source->buckets()[1].name, "256-51-0.57");
+  EXPECT_EQ(source->buckets()[1].clips, 3);
+}
+
 TEST(Synthetic, Images) {
   const auto source = make_synthetic_source("clips=2,frames=1");
   EXPECT_EQ(source->info(0, 0).fps, 120);
@@ -100,6 +109,8 @@ TEST(Synthetic, BadSpecs) {
   expect_refused("frames=x", "whole number", "synthetic:");
   expect_refused("frames=0", "frames = 0", "1 to");
   expect_refused("frames", "key=value", "synthetic:");
+  expect_refused("name=a/b", "a/b", "letters");
+  expect_refused("name=", "name", "letters");
   expect_refused("channels=5", "channels = 5", "latent=1");
 }
 

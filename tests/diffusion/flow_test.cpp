@@ -218,6 +218,20 @@ TEST_F(SamplerTest, AllOnesIsNoMaskBitForBit) {
   EXPECT_TRUE(noised_at_.empty()) << "frames that are generated from the start were noised again";
 }
 
+// 240x432: the first tau is 1000 and a rounding error.
+TEST_F(SamplerTest, AllOnesIsNoMaskWhereTauRoundsAbove1000) {
+  sampler_.use_timestep_transform = true;
+  Vec results[2];
+  for (const bool masked : {false, true}) {
+    SampleRequest r = request(std::vector<float>(masked ? B * T : 0, 1.0f));
+    r.size = {240, 432, 1};
+    ASSERT_GT(timestep_transform(1000, r.size, 1, true), 1000);
+    results[masked] = sample(r);
+  }
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_TRUE(noised_at_.empty());
+}
+
 TEST_F(SamplerTest, KeptFramesKeepTheirBits) {
   const SampleRequest r = request({0, 1, 1, 1, 0, 0});
   const Vec before = to_values(r.z), after = sample(r);

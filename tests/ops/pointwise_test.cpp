@@ -1,5 +1,6 @@
 #include "ops/pointwise.h"
 
+#include <cstring>
 #include <limits>
 
 #include "ops/optimizer.h"
@@ -153,12 +154,49 @@ TEST_F(OpTest, AdamWLeavesEverythingWhereTheNormIsNotFinite) {
 TEST_F(OpTest, SumOfSquares) {
   const Vec x = random_values(100003, 1);
   Tensor sum = Tensor::empty({1}, DType::f64);
-  ops::sum_of_squares(to_tensor(x, {100003}), sum);
+  ops::sum_of_squares(to_tensor(x, {100003}), sum, false);
   EXPECT_NEAR(sum.data<double>()[0], dot(x, x), 1e-5 * dot(x, x));
+  ops::sum_of_squares(to_tensor({3, 4}, {2}), sum, true);
+  EXPECT_NEAR(sum.data<double>()[0], dot(x, x) + 25, 1e-5 * dot(x, x));
   Vec bad = x;
   bad[77777] = std::nan("");
-  ops::sum_of_squares(to_tensor(bad, {100003}), sum);
+  ops::sum_of_squares(to_tensor(bad, {100003}), sum, false);
   EXPECT_FALSE(std::isfinite(sum.data<double>()[0]));
+  Tensor values = Tensor::empty({700}, DType::f64);
+  std::fill_n(values.data<double>(), 700, 2.0);
+  ops::carry_non_finite(values, sum);
+  EXPECT_FALSE(std::isfinite(sum.data<double>()[0])) << "what was not finite stays so";
+  sum.data<double>()[0] = 7;
+  ops::carry_non_finite(values, sum);
+  EXPECT_EQ(sum.data<double>()[0], 0);
+  values.data<double>()[350] = std::numeric_limits<double>::infinity();
+  ops::carry_non_finite(values, sum);
+  EXPECT_FALSE(std::isfinite(sum.data<double>()[0]));
+}
+
+TEST_F(OpTest, CopyTokensMovesTheBlockAndNothingElse) {
+  const Shape from{2, 5, 7, 3}, to{2, 4, 9, 3};
+  for (const DType dtype : {DType::f32, DType::bf16, DType::i32, DType::u8}) {
+    Vec a, b;
+    for (std::int64_t i = 0; i < from.numel(); ++i) a.push_back(static_cast<double>(i % 120));
+    for (std::int64_t i = 0; i < to.numel(); ++i) b.push_back(static_cast<double>(200 + i % 50));
+    for (const auto& k : {ops::TokenBlock{2, 4, 1, 3, 2, 5}, ops::TokenBlock{4, 7, 0, 0, 0, 0},
+                          ops::TokenBlock{0, 4, 5, 0, 0, 0}, ops::TokenBlock{1, 0, 0, 0, 3, 0}}) {
+      Vec expected = b;
+      for (std::int64_t i = 0; i < from.numel(); ++i) {
+        const std::int64_t c = i % 3, s = i / 3 % 7 - k.from_token, t = i / 21 % 5 - k.from_frame;
+        if (0 <= s && s < k.tokens && 0 <= t && t < k.frames)
+          expected[static_cast<std::size_t>(
+              ((i / 105 * 4 + k.to_frame + t) * 9 + k.to_token + s) * 3 + c)] =
+              a[static_cast<std::size_t>(i)];
+      }
+      Tensor y = to_tensor(b, to, dtype);
+      ops::copy_tokens(to_tensor(a, from, dtype), k, y);
+      const Tensor wanted = to_tensor(expected, to, dtype);
+      EXPECT_EQ(std::memcmp(y.raw(), wanted.raw(), y.bytes()), 0)
+          << name_of(dtype) << " T" << k.frames << " S" << k.tokens;
+    }
+  }
 }
 
 }  // namespace

@@ -81,12 +81,25 @@ TEST_F(CheckpointTest, EveryDamageHasItsMessageAndTheOlderOneIsUsed) {
       {"manifest of another run",
        [&] { write_file(manifest, sealed(read_file(manifest).replace(60, 4, "else"))); },
        "either is damaged or of another run"},
-      {"other format", [&] { forge(dir, "weft-checkpoint-1", "weft-checkpoint-9"); },
-       "written in format weft-checkpoint-9, this weft reads weft-checkpoint-1"},
+      {"other format", [&] { forge(dir, "weft-checkpoint-2", "weft-checkpoint-9"); },
+       "written in format weft-checkpoint-9, this weft reads weft-checkpoint-2"},
       {"shard out of its directory", [&] { forge(dir, "shard_0000.bin", "../../x000.bin"); },
        "contradicts the arrays"},
-      {"ranges that do not tile", [&] { forge(dir, "\"begin\": 0", "\"begin\": 1"); },
+      {"shard of another size", [&] { forge(dir, "\"bytes\": ", "\"bytes\": 1"); },
        "contradicts the arrays"},
+      {"cuts that end elsewhere", [&] { forge(dir, "\"100003\"", "\"100002\""); },
+       "the cuts of array master do not end where it ends"},
+      {"cuts that nobody can hold", [&] { forge(dir, "\"100003\"", "\"0*99999999 100003\""); },
+       "a list of cuts is not one"},
+      {"cuts that go back", [&] { forge(dir, "\"100003\"", "\"200000 -99997\""); },
+       "a list of cuts is not one"},
+      {"cuts that are no numbers", [&] { forge(dir, "\"100003\"", "\"100003,\""); },
+       "a list of cuts is not one"},
+      {"cuts beyond counting",
+       [&] { forge(dir, "\"100003\"", "\"9223372036854775807*2 100003\""); },
+       "a list of cuts is not one"},
+      {"no such list of cuts", [&] { forge(dir, "\"cuts\": 0", "\"cuts\": 7"); },
+       "the cuts of array master do not end where it ends"},
       {"absurd length", [&] { forge(dir, "\"elements\": 100003", "\"elements\": -5"); },
        "no believable length"},
       {"tensor beyond counting",
@@ -142,9 +155,9 @@ TEST_F(CheckpointTest, EveryDamageHasItsMessageAndTheOlderOneIsUsed) {
 
 TEST_F(CheckpointTest, SwappedShardsOfEqualSizeAreNamed) {
   if (ranks == 1) GTEST_SKIP() << "needs two shards";
-  std::vector<float> state(std::size_t(ranks) * 1000);
+  std::vector<float> state(std::size_t(ranks) * 1024);
   for (std::size_t i = 0; i < state.size(); ++i) state[i] = float(i);
-  const std::vector<FlatArray> arrays = {{"state", state}};
+  const std::vector<FlatArray> arrays = {flat("state", state)};
   {
     CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
     writer.save(info(1), arrays);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/parts.h"
 #include "core/philox.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
@@ -41,15 +42,33 @@ class CheckpointTest : public testing::Test {
     MPI_Barrier(MPI_COMM_WORLD);
   }
 
-  // Two arrays of a length that no rank count divides; the values tell step, array and place.
+  // Two arrays of a length that no rank count divides, one of them in uneven stretches; the values tell step, array and place.
   static constexpr std::int64_t length = 100'003;
   static float value(std::int64_t step, int array, std::int64_t i) {
     return static_cast<float>((step * 7 + array * 3 + i) % 16'777'213);
   }
   struct State {
     std::vector<float> master = std::vector<float>(length), average = std::vector<float>(length);
-    std::vector<FlatArray> arrays() { return {{"master", master}, {"average", average}}; }
+    std::vector<FlatArray> arrays() {
+      return {flat("master", master), flat("average", average, {5, 20, 50'000, 50'000, length})};
+    }
   };
+  // An array that every rank holds whole, and of it this rank's parts: what the ranks of `comm` save.
+  static FlatArray flat(const char* name, std::vector<float>& whole,
+                        const std::vector<std::int64_t>& cuts = {},
+                        MPI_Comm comm = MPI_COMM_WORLD) {
+    int rank = 0, ranks = 1;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    FlatArray a{name, static_cast<std::int64_t>(whole.size()), cuts, {}, DeviceKind::cpu};
+    std::int64_t begin = 0;
+    for (const std::int64_t end : cuts.empty() ? std::vector{a.length} : cuts) {
+      const Part p = part_of(begin, end, rank, ranks);
+      a.parts.push_back({whole.data() + p.begin, static_cast<std::size_t>(p.size())});
+      begin = end;
+    }
+    return a;
+  }
   static void fill(State& s, std::int64_t step) {
     for (std::int64_t i = 0; i < length; ++i) {
       s.master[std::size_t(i)] = value(step, 0, i);

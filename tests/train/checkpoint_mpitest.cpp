@@ -59,7 +59,7 @@ TEST_F(CheckpointTest, AnyRankCountReadsWhatItNeeds) {
 
 TEST_F(CheckpointTest, FewElementsLeaveSomeRanksEmpty) {
   std::vector<float> one = {1.5f}, none;
-  const std::vector<FlatArray> arrays = {{"one", one}, {"none", none}};
+  const std::vector<FlatArray> arrays = {flat("one", one), flat("none", none)};
   {
     CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
     writer.save(info(1), arrays);
@@ -80,7 +80,7 @@ TEST_F(CheckpointTest, ManyBlocksAShard) {
     a[i] = float(i % 10007);
     b[i] = -float(i % 10009);
   }
-  const std::vector<FlatArray> arrays = {{"a", a}, {"b", b}};
+  const std::vector<FlatArray> arrays = {flat("a", a), flat("b", b)};
   {
     CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
     writer.save(info(1), arrays);
@@ -237,7 +237,7 @@ TEST_F(CheckpointTest, FiftySavesDoNotGrow) {
   CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
   // 8 MiB a rank, so that a leaked copy could not hide.
   std::vector<float> state(std::size_t(2) << 20 << (ranks / 2), 1.0f);
-  const std::vector<FlatArray> arrays = {{"state", state}};
+  const std::vector<FlatArray> arrays = {flat("state", state)};
   const auto files = [] {
     return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
   };

@@ -112,4 +112,21 @@ void convert(const Tensor& x, Tensor& y) {
   });
 }
 
+void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
+  const std::int64_t B = x.dim(0), width = x.dim(3) * static_cast<std::int64_t>(size_of(x.dtype()));
+  const std::int64_t run = k.tokens * width;  // the tokens of a frame lie together on both sides
+  const auto* from = static_cast<const std::byte*>(x.raw());
+  auto* to = static_cast<std::byte*>(y.raw());
+  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
+                             std::int64_t token) {
+    return ((b * t.dim(1) + frame) * t.dim(2) + token) * width;
+  };
+#pragma omp parallel for schedule(static) collapse(2) if (B * k.frames * run > (1 << 18))
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t t = 0; t < k.frames; ++t)
+      std::memcpy(to + place(y, b, k.to_frame + t, k.to_token),
+                  from + place(x, b, k.from_frame + t, k.from_token),
+                  static_cast<std::size_t>(run));
+}
+
 WEFT_CPU_END

@@ -68,6 +68,8 @@ const char* ncclGetLastError(ncclComm_t);
 
 ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t count, ncclDataType_t,
                            ncclRedOp_t, ncclComm_t, cudaStream_t);
+ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataType_t, ncclRedOp_t,
+                        int root, ncclComm_t, cudaStream_t);
 ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t count_each, ncclDataType_t,
                                ncclRedOp_t, ncclComm_t, cudaStream_t);
 ncclResult_t ncclAllGather(const void* from, void* to, std::size_t count_each, ncclDataType_t,

@@ -1,0 +1,167 @@
+#include "nn/exchange.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "nn/detail.h"
+#include "ops/pointwise.h"
+
+namespace weft::nn {
+namespace {
+
+Cut other(Cut cut) { return cut == Cut::frames ? Cut::tokens : Cut::frames; }
+
+// What each rank has of a grid [B,T,S,C] that is whole here in the axis that `cut` cuts, in order of ranks.
+struct Piece {
+  Shape shape;
+  ops::TokenBlock block;  // from the grid to the piece
+};
+std::vector<Piece> pieces_of(const Shape& grid, Cut cut, int ranks) {
+  std::vector<Piece> pieces;
+  for (int r = 0; r < ranks; ++r) {
+    Piece p;
+    const Part share = share_of(grid[cut == Cut::frames ? 1 : 2], r, ranks);
+    p.block = {grid[1], grid[2]};
+    if (cut == Cut::frames) {
+      p.block.frames = share.size();
+      p.block.from_frame = share.begin;
+    } else {
+      p.block.tokens = share.size();
+      p.block.from_token = share.begin;
+    }
+    p.shape = {grid[0], p.block.frames, p.block.tokens, grid[3]};
+    pieces.push_back(p);
+  }
+  return pieces;
+}
+
+std::vector<std::int64_t> counts_of(const std::vector<Piece>& pieces) {
+  std::vector<std::int64_t> counts;
+  for (const Piece& p : pieces) counts.push_back(p.shape.numel());
+  return counts;
+}
+
+ops::TokenBlock reversed(ops::TokenBlock b) {
+  std::swap(b.from_frame, b.to_frame);
+  std::swap(b.from_token, b.to_token);
+  return b;
+}
+
+// One sample's pieces along time lie in the grid as they travel: no copy.
+bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
+
+// What a communicator is given. It may let go of a tensor later than it is done with it, and in a thread of its own: blocks of
+// the arena must come back here, in the order that was planned.
+Tensor lent(const Tensor& t) { return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device()); }
+
+bool planning() { return Arena::current().is_planning(); }
+
+Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
+  const Shape from = x.shape();
+  const DType dtype = x.dtype();
+  const Part mine = share_of(from[to == Cut::frames ? 1 : 2], group.rank, group.size);
+  const Shape shape = to == Cut::frames ? Shape{from[0], mine.size(), whole, from[3]}
+                                        : Shape{from[0], whole, mine.size(), from[3]};
+  const auto out_pieces = pieces_of(from, to, group.size);
+  const auto in_pieces = pieces_of(shape, other(to), group.size);
+
+  Tensor send = x.view({x.numel()});
+  if (!travels_as_it_is(from, to)) {
+    send = Tensor::empty({x.numel()}, dtype);
+    std::int64_t at = 0;
+    for (const Piece& p : out_pieces) {
+      Tensor piece = send.slice(at, at + p.shape.numel()).view(p.shape);
+      ops::copy_tokens(x, p.block, piece);
+      at += p.shape.numel();
+    }
+  }
+  x.release();
+  Tensor received = Tensor::empty({shape.numel()}, dtype);
+  if (!planning()) {
+    const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
+    group.blocked_seconds +=
+        group.ranks->wait(group.ranks->all_to_all(lent(send), give, lent(received), get));
+  }
+  send.release();
+  if (travels_as_it_is(shape, other(to))) return received.view(shape);
+  Tensor out = Tensor::empty(shape, dtype);
+  std::int64_t at = 0;
+  for (const Piece& p : in_pieces) {
+    ops::copy_tokens(received.slice(at, at + p.shape.numel()).view(p.shape), reversed(p.block),
+                     out);
+    at += p.shape.numel();
+  }
+  return out;
+}
+
+}  // namespace
+
+Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole) {
+  WEFT_ASSERT(x->value.shape().rank() == 4 && (group.ranks != nullptr || planning()));
+  const std::int64_t back = x->value.dim(to == Cut::frames ? 1 : 2);
+  const Var out = make_var(exchanged(std::exchange(x->value, Tensor()), group, to, whole));
+  if (c.tape.recording())
+    c.tape.record([x, out, &group, to, back] {
+      give_grad(x, exchanged(std::exchange(out->grad, Tensor()), group, other(to), back));
+    });
+  return out;
+}
+
+Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S) {
+  const Shape own = x->value.shape();
+  WEFT_ASSERT(own.rank() == 4 && (group.ranks != nullptr || planning()));
+  const Shape shape{own[0], own[1], S, own[3]};
+  const auto pieces = pieces_of(shape, Cut::tokens, group.size);
+  // Slots of one size, so that they are the ranks' parts of the whole (core/parts.h).
+  std::int64_t slot = 0;
+  for (const Piece& p : pieces) slot = std::max(slot, p.shape.numel());
+  slot = (slot + part_unit - 1) / part_unit * part_unit;
+  Tensor slots = Tensor::empty({group.size * slot}, x->value.dtype());
+  const auto slot_of = [&](int r) {
+    const Piece& p = pieces[static_cast<std::size_t>(r)];
+    return slots.slice(r * slot, r * slot + p.shape.numel()).view(p.shape);
+  };
+  Tensor mine = slot_of(group.rank);
+  ops::copy_tokens(x->value, {own[1], own[2]}, mine);
+  if (!planning()) group.blocked_seconds += group.ranks->wait(group.ranks->all_gather(lent(slots)));
+  Tensor all = Tensor::empty(shape, x->value.dtype());
+  for (int r = 0; r < group.size; ++r)
+    ops::copy_tokens(slot_of(r), reversed(pieces[static_cast<std::size_t>(r)].block), all);
+  const Var out = make_var(all);
+  if (c.tape.recording())
+    c.tape.record([x, out, own, block = pieces[static_cast<std::size_t>(group.rank)].block] {
+      Tensor dx = Tensor::empty(own, out->grad.dtype());
+      ops::copy_tokens(out->grad, block, dx);
+      out->grad.release();
+      give_grad(x, dx);
+    });
+  return out;
+}
+
+void skip(Context c, const std::vector<Parameter*>& parameters) {
+  for (Parameter* p : parameters) detail::use(c, {p});
+  if (c.tape.recording())
+    c.tape.record([parameters, &table = c.parameters] {
+      for (Parameter* p : parameters) detail::note_done(table, {p});
+    });
+}
+
+std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t ranks,
+                                                  double timeout_seconds) {
+  if (ranks == 1) return nullptr;
+  int rank = 0, size = 1;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm_size(world, &size);
+  WEFT_CHECK(size % ranks == 0, Exit::usage,
+             "start a multiple of parallel.sp ranks, or lower parallel.sp",
+             "{} rank{} cannot form groups of parallel.sp = {}", size, size == 1 ? "" : "s", ranks);
+  MPI_Comm group = MPI_COMM_NULL;
+  MPI_Comm_split(world, static_cast<int>(rank / ranks), rank, &group);
+  auto communicator = make_communicator(group, timeout_seconds);  // of a duplicate
+  MPI_Comm_free(&group);
+  return communicator;
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,293 @@
+#include "parallel/mpi_collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "ops/wire.h"
+
+namespace weft {
+namespace {
+
+constexpr std::array<const char*, 4> kind_names = {"all-reduce", "reduce-scatter", "all-gather",
+                                                   "all-to-all"};
+// Boxes that a rank fills before those of the others must be here: all that there are, unless what was summed travels too.
+constexpr std::int64_t far_ahead = 4, sums_behind = 3;
+// Up to here everybody sends everything to everybody: one way instead of two.
+constexpr std::size_t small_bytes = std::size_t{64} << 10;
+constexpr std::int64_t sum_block = 4096;  // elements: all terms of a block stay in the first cache
+constexpr std::size_t count_bytes = 64;   // at the head of a piece of an all-to-all
+
+std::int64_t rounds_for(std::int64_t count, std::int64_t piece) {
+  return std::max<std::int64_t>(1, (count + piece - 1) / piece);
+}
+
+// Piece `k` of a part, empty where it has none.
+Part piece_of(Part part, std::int64_t k, std::int64_t piece) {
+  const std::int64_t begin = std::min(part.begin + std::max<std::int64_t>(k, 0) * piece, part.end);
+  return {begin, k < 0 ? begin : std::min(begin + piece, part.end)};
+}
+
+constexpr const char* differ_hint =
+    "the ranks have taken different ways through the program: the deck, the environment and the "
+    "binary must be the same on all of them; otherwise this is a bug in weft";
+
+}  // namespace
+
+Watchdog::Collective MpiOperation::record() const {
+  // What an all-to-all moves differs from rank to rank.
+  return {kind_names[static_cast<std::size_t>(kind)], wire,
+          kind == CollectiveKind::all_to_all
+              ? 0
+              : static_cast<std::uint64_t>(to.numel()) * size_of(wire)};
+}
+
+MpiCollectives::MpiCollectives(MPI_Comm comm, const std::atomic<bool>& stop)
+    : stop_(stop), boxes_(comm, stop), memory_(2 * boxes_.room(), stop) {
+  MPI_Comm_rank(comm, &rank_);
+  MPI_Comm_size(comm, &size_);
+  rounded_.resize(sum_block * sizeof(float));
+}
+
+bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
+  const Watchdog::Collective record = o.record();
+  label_ = {number, static_cast<std::uint32_t>(o.kind), static_cast<std::uint32_t>(o.wire),
+            record.bytes, 1};
+  const auto done = [&] {
+    switch (o.kind) {
+      case CollectiveKind::all_reduce:
+        return record.bytes <= std::min(small_bytes, boxes_.room()) ? reduce_small(o) : reduce(o);
+      case CollectiveKind::reduce_scatter:
+        return reduce(o);
+      case CollectiveKind::all_gather:
+        return gather(o);
+      case CollectiveKind::all_to_all:
+        return exchange(o);
+    }
+    return false;
+  };
+  return done() && memory_.flush();
+}
+
+// Each round takes one piece of every rank's part: the others' contributions go to its owner. In an all-reduce the box also
+// carries, some rounds later, what this rank has summed.
+bool MpiCollectives::reduce(const MpiOperation& o) {
+  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.wire));
+  const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
+  std::int64_t longest = 0;
+  for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
+  const std::int64_t pieces = rounds_for(longest, piece);
+  const bool gathers = o.kind == CollectiveKind::all_reduce;
+  const std::int64_t behind = std::min(pieces, sums_behind);
+  const auto fill = [&](std::int64_t k) {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      const Part where = piece_of(part(r), k, piece);
+      if (!pack(o, o.to, where, boxes_.for_rank(r))) return false;
+      each_[static_cast<std::size_t>(r)] = static_cast<std::size_t>(where.size()) * size_of(o.wire);
+    }
+    const Part summed = gathers ? piece_of(part(rank_), k - behind, piece) : Part{};
+    if (!pack(o, o.to, summed, boxes_.for_all())) return false;
+    boxes_.post(static_cast<std::size_t>(summed.size()) * size_of(o.wire), each_);
+    return true;
+  };
+  const auto take = [&](std::int64_t k) {
+    if (!add(o, piece_of(part(rank_), k, piece), gathers && o.wire != o.to.dtype(),
+             [&](int r) { return boxes_.from_rank(r); }))
+      return false;
+    for (int r = 0; gathers && r < size_; ++r)
+      if (r != rank_ && !unpack(o, piece_of(part(r), k - behind, piece), boxes_.from_all(r)))
+        return false;
+    return true;
+  };
+  return run_rounds(gathers ? pieces + behind : pieces, gathers ? behind : far_ahead, fill, take);
+}
+
+bool MpiCollectives::reduce_small(const MpiOperation& o) {
+  const Part whole{0, o.to.numel()};
+  return run_rounds(
+      1, 1,
+      [&](std::int64_t) {
+        if (!pack(o, o.to, whole, boxes_.for_all())) return false;
+        boxes_.post(static_cast<std::size_t>(whole.size()) * size_of(o.wire), {});
+        return true;
+      },
+      [&](std::int64_t) {
+        return add(o, whole, o.wire != o.to.dtype(), [&](int r) { return boxes_.from_all(r); });
+      });
+}
+
+bool MpiCollectives::gather(const MpiOperation& o) {
+  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.wire));
+  const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
+  std::int64_t longest = 0;
+  for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
+  return run_rounds(
+      rounds_for(longest, piece), far_ahead,
+      [&](std::int64_t k) {
+        const Part where = piece_of(part(rank_), k, piece);
+        if (!pack(o, o.to, where, boxes_.for_all())) return false;
+        boxes_.post(static_cast<std::size_t>(where.size()) * size_of(o.wire), {});
+        return true;
+      },
+      [&](std::int64_t k) {
+        for (int r = 0; r < size_; ++r)
+          if (r != rank_ && !unpack(o, piece_of(part(r), k, piece), boxes_.from_all(r)))
+            return false;
+        return true;
+      });
+}
+
+// Every piece says how much there is in all, so that two ranks that disagree learn it.
+bool MpiCollectives::exchange(const MpiOperation& o) {
+  const auto piece = static_cast<std::int64_t>((boxes_.room() - count_bytes) / size_of(o.wire));
+  const auto part = [](const std::vector<std::int64_t>& counts, int r) {
+    Part p;
+    for (int k = 0; k <= r; ++k) {
+      p.begin = p.end;
+      p.end += counts[static_cast<std::size_t>(k)];
+    }
+    return p;
+  };
+  const Part mine = part(o.from_counts, rank_), here = part(o.to_counts, rank_);
+  WEFT_CHECK(mine.size() == here.size(), Exit::hang, differ_hint,
+             "collective {}: rank {} sends itself {} elements and awaits {}", label_.number, rank_,
+             mine.size(), here.size());
+  for (std::int64_t k = 0; k * piece < mine.size(); ++k) {
+    const Part from = piece_of(mine, k, piece);
+    const std::byte* p = memory_.read(o.from, from.begin, from.size());
+    if (p == nullptr || !unpack(o, piece_of(here, k, piece), p)) return false;
+  }
+  const std::int64_t most = *std::max_element(o.from_counts.begin(), o.from_counts.end());
+  return run_rounds(
+      rounds_for(most, piece), far_ahead,
+      [&](std::int64_t k) {
+        for (int r = 0; r < size_; ++r) {
+          if (r == rank_) continue;
+          const Part all = part(o.from_counts, r), where = piece_of(all, k, piece);
+          const std::int64_t count = all.size();
+          std::memcpy(boxes_.for_rank(r), &count, sizeof count);
+          if (!pack(o, o.from, where, boxes_.for_rank(r) + count_bytes)) return false;
+          each_[static_cast<std::size_t>(r)] =
+              count_bytes + static_cast<std::size_t>(where.size()) * size_of(o.wire);
+        }
+        boxes_.post(0, each_);
+        return true;
+      },
+      [&](std::int64_t k) {
+        for (int r = 0; r < size_; ++r) {
+          if (r == rank_ || k >= rounds_[static_cast<std::size_t>(r)]) continue;
+          const Part all = part(o.to_counts, r);
+          std::int64_t count = 0;
+          std::memcpy(&count, boxes_.from_rank(r), sizeof count);
+          WEFT_CHECK(count == all.size(), Exit::hang, differ_hint,
+                     "collective {}: rank {} sends {} elements to rank {}, which awaits {}",
+                     label_.number, r, count, rank_, all.size());
+          if (!unpack(o, piece_of(all, k, piece), boxes_.from_rank(r) + count_bytes)) return false;
+        }
+        return true;
+      });
+}
+
+// Fills boxes as far ahead as it may, and takes those of the others as they come.
+bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const Step& fill,
+                                const Step& take) {
+  label_.rounds = static_cast<std::uint64_t>(rounds);
+  rounds_.assign(static_cast<std::size_t>(size_), rounds);
+  each_.assign(static_cast<std::size_t>(size_), 0);
+  std::int64_t filled = 0, taken = 0, last = rounds;
+  while (filled < rounds || taken < last) {
+    if (stop_) return false;
+    const std::uint32_t mark = boxes_.mark();
+    bool moved = false, full = false;
+    if (filled < rounds && filled < taken + ahead) {
+      full = !boxes_.vacant();
+      if (!full) {
+        boxes_.label() = label_;
+        if (!fill(filled++)) return false;
+        moved = true;
+      }
+    }
+    if (taken < last && all_here(taken)) {
+      last = *std::max_element(rounds_.begin(), rounds_.end());
+      if (!take(taken)) return false;
+      for (int r = 0; r < size_; ++r)
+        if (r != rank_ && taken < rounds_[static_cast<std::size_t>(r)]) boxes_.release(r);
+      ++taken;
+      moved = true;
+    }
+    if (moved)
+      boxes_.moved();
+    else if (!boxes_.wait(mark, full))
+      return false;
+  }
+  return true;
+}
+
+bool MpiCollectives::all_here(std::int64_t round) {
+  for (int r = 0; r < size_; ++r) {
+    auto& rounds = rounds_[static_cast<std::size_t>(r)];
+    if (r == rank_ || (round > 0 && round >= rounds)) continue;
+    if (!boxes_.arrived(r)) return false;
+    compare(r);
+    rounds = static_cast<std::int64_t>(boxes_.label(r).rounds);
+  }
+  return true;
+}
+
+void MpiCollectives::compare(int peer) const {
+  const BoxLabel& theirs = boxes_.label(peer);
+  if (theirs.number == label_.number && theirs.kind == label_.kind &&
+      theirs.dtype == label_.dtype && theirs.bytes == label_.bytes)
+    return;
+  throw OtherCollective(Exit::hang,
+                        fmt::format("collective {} is another one on rank {} than on rank {}",
+                                    label_.number, peer, rank_),
+                        differ_hint, __FILE__, __LINE__);
+}
+
+// To and from the type of the wire.
+bool MpiCollectives::pack(const MpiOperation& o, const Tensor& t, Part where, std::byte* to) {
+  if (where.size() == 0) return true;
+  const std::byte* from = memory_.read(t, where.begin, where.size());
+  if (from != nullptr) ops::convert_range(from, t.dtype(), to, o.wire, where.size());
+  return from != nullptr;
+}
+
+bool MpiCollectives::unpack(const MpiOperation& o, Part where, const std::byte* from) {
+  if (where.size() == 0) return true;
+  std::byte* to = memory_.write(o.to, where.begin);
+  if (to == nullptr) return false;
+  ops::convert_range(from, o.wire, to, o.to.dtype(), where.size());
+  memory_.written(o.to, where.begin, where.size());
+  return true;
+}
+
+// Sums elements `where` over all ranks: the others' terms from their boxes, this rank's from the tensor, rounded as if it had
+// travelled. A block at a time, so that the tensor may be both term and sum.
+template <class TermOf>
+bool MpiCollectives::add(const MpiOperation& o, Part where, bool rounded, TermOf&& term_of) {
+  if (where.size() == 0) return true;
+  const std::byte* own = memory_.read(o.to, where.begin, where.size());
+  std::byte* sum = own != nullptr ? memory_.write(o.to, where.begin) : nullptr;
+  if (sum == nullptr) return false;
+  const auto width = static_cast<std::int64_t>(size_of(o.to.dtype()));
+  const auto wire = static_cast<std::int64_t>(size_of(o.wire));
+  terms_.resize(static_cast<std::size_t>(size_));
+  for (std::int64_t first = 0; first < where.size(); first += sum_block) {
+    const std::int64_t count = std::min(sum_block, where.size() - first);
+    for (int r = 0; r < size_; ++r)
+      terms_[static_cast<std::size_t>(r)] =
+          r == rank_ ? own + first * width : term_of(r) + first * wire;
+    if (o.wire != o.to.dtype()) {
+      ops::convert_range(own + first * width, o.to.dtype(), rounded_.data(), o.wire, count);
+      terms_[static_cast<std::size_t>(rank_)] = rounded_.data();
+    }
+    ops::sum_terms(terms_.data(), size_, o.wire, count, sum + first * width, rounded);
+  }
+  memory_.written(o.to, where.begin, where.size());
+  return true;
+}
+
+}  // namespace weft

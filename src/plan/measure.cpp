@@ -1,0 +1,187 @@
+#include "plan/measure.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/arena.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "diffusion/rectified_flow.h"
+#include "parallel/communicator.h"
+#include "train/batch.h"
+#include "train/optimizer.h"
+
+namespace weft {
+namespace {
+
+constexpr int runs = 5;                        // timed, after one that is not
+constexpr std::int64_t enough_tokens = 16384;  // of a measured micro-batch, if one clip has less
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+double mean_over_ranks(double value, MPI_Comm world) {
+  double sum = 0;
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  MPI_Allreduce(&value, &sum, 1, MPI_DOUBLE, MPI_SUM, world);
+  return sum / ranks;
+}
+
+double now_done() {
+  if (on_cuda()) device_runtime().synchronize();
+  return now_seconds();
+}
+
+// A model with few pairs of blocks, its weights, its gradients.
+struct Piece {
+  Stdit3 model;
+  Piece(ModelDeck deck, std::int64_t depth, double bucket_mib) : model((deck.depth = depth, deck)) {
+    model.params().allocate(static_cast<std::int64_t>(bucket_mib * (1 << 20) / 4),
+                            deck.dtype == "bf16", true);
+    model.params().initialise(1);
+  }
+};
+
+struct Times {
+  double forward = 0, backward = 0;
+};
+
+// One micro-batch as the trainer runs it, from the clip's bytes to gradients; medians over `runs`.
+Times time_step(const Deck& deck, Stdit3& model, const Bucket& bucket, std::int64_t clips,
+                MPI_Comm world) {
+  Deck piece = deck;
+  piece.model = model.config();
+  piece.data.text_features.clear();  // null captions are as long as the longest
+  LoadedBatch batch;
+  for (std::int64_t i = 0; i < clips; ++i) {
+    batch.what.clips.push_back(i);
+    batch.what.samples.push_back(i);
+  }
+  batch.info.resize(static_cast<std::size_t>(clips));
+  const Tensor bytes =
+      Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
+  const auto arena =
+      Arena::reserve(plan_step_memory(piece, model, bucket, clips, 0) + (std::size_t{256} << 20));
+  const ArenaScope scope(*arena);
+  std::vector<double> forward, backward;
+  for (int run = 0; run <= runs; ++run) {
+    batch.step = run;
+    MPI_Barrier(world);  // all ranks at once: they share caches and memory
+    model.params().begin_step([](int) {});
+    const double start = now_done();
+    const TrainingBatch b = make_batch(piece, bucket, batch, bytes, nullptr);
+    Tape tape;
+    flow_loss(tape, model, b.x0, b.eps, b.in, 1.0f);
+    const double half = now_done();
+    tape.backward();
+    const double end = now_done();
+    if (run == 0) continue;
+    forward.push_back(half - start);
+    backward.push_back(end - half);
+  }
+  return {mean_over_ranks(median(forward), world), mean_over_ranks(median(backward), world)};
+}
+
+// The update of all of a piece's parameters: seconds an element.
+double time_update(const Deck& deck, Stdit3& model, MPI_Comm world) {
+  OptimizerState state(model.params(), false, 0, 1);
+  Tensor squares = Tensor::persistent({1}, DType::f64);
+  std::vector<double> seconds;
+  for (int run = 0; run <= runs; ++run) {
+    MPI_Barrier(world);
+    const double start = now_done();
+    for (int b = 0; b < static_cast<int>(model.params().buckets().size()); ++b)
+      optimizer_step(deck.train, run, squares, state, b);
+    if (run > 0) seconds.push_back(now_done() - start);
+  }
+  return mean_over_ranks(median(seconds), world) /
+         static_cast<double>(model.params().grads().numel());
+}
+
+// Bandwidths of collectives between the ranks.
+void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
+  const auto comm = make_communicator(world);
+  const int ranks = comm->size();
+  if (ranks == 1) return;
+  const auto elements =
+      static_cast<std::int64_t>(std::clamp(deck.parallel.bucket_mib, 1.0, 64.0) * (1 << 20) / 4);
+  Tensor t = Tensor::persistent({elements}, DType::f32);
+  Tensor few = Tensor::persistent({part_unit * ranks}, DType::f32);
+  const Wire wire = deck.parallel.wire == "bf16" ? Wire::bf16 : Wire::f32;
+  std::array<std::vector<double>, 3> seconds;
+  for (int run = 0; run <= 2 * runs; ++run) {
+    const auto timed = [&](std::size_t which, Communicator::Ticket ticket, double start) {
+      comm->wait(ticket);
+      const double end = now_done();
+      if (run > 0) seconds[which].push_back(end - start);
+    };
+    MPI_Barrier(world);
+    double start = now_done();
+    timed(0, comm->reduce_scatter_sum(t, wire), start);
+    MPI_Barrier(world);
+    start = now_done();
+    timed(1, comm->all_gather(t), start);
+    MPI_Barrier(world);
+    start = now_done();
+    timed(2, comm->all_gather(few), start);
+  }
+  std::array<double, 3> mean{};
+  for (std::size_t i = 0; i < 3; ++i) mean[i] = mean_over_ranks(median(seconds[i]), world);
+  const double sent = 4.0 * static_cast<double>(elements) * (ranks - 1) / ranks;
+  machine.link_latency = mean[2] / (ranks - 1);
+  const double reduce = std::max(mean[0] - mean[2], 1e-9),
+               gather = std::max(mean[1] - mean[2], 1e-9);
+  machine.link_bandwidth = (wire == Wire::bf16 ? 0.5 : 1.0) * sent / reduce;
+  machine.gather_factor = sent / gather / machine.link_bandwidth;
+}
+
+}  // namespace
+
+LocalMeasurement measure_local(const Deck& deck, std::span<const Bucket> buckets,
+                               std::span<const std::int64_t> batch_sizes,
+                               std::span<const StepMemory> memory, MPI_Comm world) {
+  LocalMeasurement m;
+  MPI_Comm_size(world, &m.machine.ranks_a_node);
+  m.machine.name = "local";
+  m.machine.device = this_device().kind;
+  Piece one(deck.model, 1, deck.parallel.bucket_mib), two(deck.model, 2, deck.parallel.bucket_mib);
+  const auto depth = static_cast<double>(deck.model.depth);
+  double flops = 0, seconds = 0;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    const Bucket& b = buckets[i];
+    MicroBatchCost cost;
+    if (b.clips > 0) {
+      const std::int64_t batch = std::min(batch_sizes[i], b.clips);
+      const MicroBatchShape shape = shape_of(deck.model, b, 1, 0);
+      const std::int64_t clips = std::clamp<std::int64_t>(enough_tokens / shape.tokens(), 1, batch);
+      const Times t1 = time_step(deck, one.model, b, clips, world);
+      const Times t2 = time_step(deck, two.model, b, clips, world);
+      const double scale = static_cast<double>(batch) / static_cast<double>(clips);
+      const double pair = t2.forward - t1.forward;
+      cost.forward = scale * (t1.forward + (depth - 1) * pair);
+      cost.backward = scale * (t1.backward + (depth - 1) * (t2.backward - t1.backward));
+      cost.again = scale * depth * pair * memory[i].recompute;
+      MicroBatchShape whole = shape;
+      whole.clips = batch;
+      cost.flops = micro_batch_cost(deck.model, whole, h200_targets()).flops;
+      flops += cost.flops;
+      seconds += cost.forward + cost.backward;
+    }
+    m.costs.push_back(cost);
+  }
+  m.optimizer_bandwidth = optimizer_bytes_an_element / time_update(deck, two.model, world);
+  measure_collectives(deck, m.machine, world);
+  m.machine.memory_bandwidth = m.optimizer_bandwidth;
+  m.rates.products = flops / seconds;
+  m.rates.bandwidth = m.optimizer_bandwidth;
+  m.rates.origin = fmt::format(
+      "measured on {} ranks of this host: one and two pairs of blocks at each bucket's shape, "
+      "medians of {} runs",
+      m.machine.ranks_a_node, runs);
+  return m;
+}
+
+}  // namespace weft

@@ -1,0 +1,301 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "data/step_plan.h"
+#include "parallel/rank_device.h"
+#include "plan/measure.h"
+#include "train/batch.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t sampled_steps = 20;  // of the step plan, for placements
+// A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is copied.
+constexpr std::size_t staging_buffers = 2;
+
+double gib(double bytes) { return bytes / (1ull << 30); }
+
+// Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest rank.
+struct Placed {
+  StepTime slowest;              // means over the steps
+  double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
+};
+Placed place(const Deck& deck, const StepPlanner& planner, const std::vector<BucketPlan>& buckets,
+             const std::vector<BucketSchedule>& schedule, const CommModel& comm,
+             double optimizer_bandwidth) {
+  const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
+  Placed placed;
+  for (std::int64_t s = 0; s < sampled_steps; ++s) {
+    std::vector<double> costs;
+    const std::vector<MicroBatch> work = planner.plan(s);
+    for (const MicroBatch& m : work)
+      costs.push_back(buckets[static_cast<std::size_t>(m.bucket)].cost.seconds());
+    const std::vector<int> owner = share_out(costs, groups);
+    std::vector<std::vector<MicroBatchCost>> of_group(static_cast<std::size_t>(groups));
+    for (std::size_t i = 0; i < work.size(); ++i)
+      of_group[static_cast<std::size_t>(owner[i])].push_back(
+          buckets[static_cast<std::size_t>(work[i].bucket)].cost);
+    StepTime worst;
+    for (const auto& mine : of_group) {
+      const StepTime t = step_time(mine, schedule, comm, deck.parallel, deck.model.dtype == "bf16",
+                                   optimizer_bandwidth);
+      if (t.seconds() > worst.seconds()) worst = t;
+      placed.busy += t.compute / groups;
+    }
+    placed.seconds += worst.seconds();
+    const auto add = [](double& to, double from) { to += from / sampled_steps; };
+    add(placed.slowest.compute, worst.compute);
+    add(placed.slowest.exposed_reduce, worst.exposed_reduce);
+    add(placed.slowest.optimizer, worst.optimizer);
+    add(placed.slowest.exposed_gather, worst.exposed_gather);
+    add(placed.slowest.reduce, worst.reduce);
+    add(placed.slowest.gather, worst.gather);
+  }
+  placed.seconds /= sampled_steps;
+  placed.busy /= sampled_steps;
+  return placed;
+}
+
+// Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and no more of the model is
+// recomputed than that clip needs.
+void suggest_equal_costs(const Deck& deck, Stdit3& model, std::span<const Bucket> buckets,
+                         std::size_t capacity, DeviceKind device, std::vector<BucketPlan>& plans) {
+  const auto one = [&](std::size_t i) {
+    return plans[i].cost.seconds() / static_cast<double>(plans[i].batch);
+  };
+  double target = 0;
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    if (plans[i].batch > 0) target = std::max(target, one(i));
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].batch == 0) continue;
+    std::int64_t clips =
+        std::clamp<std::int64_t>(std::llround(target / one(i)), 1, buckets[i].clips);
+    // Never more than fits with the recomputation that a single clip needs.
+    const double recompute = plan_memory(deck, model, buckets.subspan(i, 1),
+                                         std::vector<std::int64_t>{1}, capacity, device)[0]
+                                 .recompute;
+    while (clips > 1 &&
+           plan_step_memory(deck, model, buckets[i], clips, recompute, device) > capacity)
+      clips -= std::max<std::int64_t>(1, clips / 16);
+    plans[i].equal_cost_batch = clips;
+  }
+}
+
+}  // namespace
+
+MemoryKinds state_bytes(const ParameterTable& table, const Deck& deck, int ranks) {
+  const bool sharded = deck.parallel.zero == 1, bf16 = deck.model.dtype == "bf16";
+  std::size_t all = 0, bf16_only = 0, own = 0, own_bf16_only = 0, fixed = 0;
+  for (const ParameterTable::Bucket& b : table.buckets()) {
+    const auto elements = static_cast<std::size_t>(b.end - b.begin);
+    // The last part takes the remainder: it is the largest.
+    const auto part = static_cast<std::size_t>(
+        sharded ? part_of(b.begin, b.end, ranks - 1, ranks).size() : b.end - b.begin);
+    all += elements;
+    own += part;
+    if (b.bf16_only) bf16_only += elements, own_bf16_only += part;
+  }
+  for (const auto& p : table.all())
+    if (!p->trainable) fixed += static_cast<std::size_t>(p->shape.numel());
+  MemoryKinds m;
+  // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has them whole.
+  const bool moved = sharded && bf16;
+  m.weights = bf16 ? 2 * all : 4 * all;
+  if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
+  m.fixed = (bf16 ? 6 : 4) * fixed;
+  m.gradients = 4 * all;
+  m.moments = 8 * own;
+  m.ema = 4 * own;
+  return m;
+}
+
+Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
+  Plan plan;
+  const bool local = request.fabric == "local";
+  int world_ranks = 1;
+  MPI_Comm_size(world, &world_ranks);
+  plan.ranks = request.gpus == 0 ? world_ranks : request.gpus;
+  if (local)
+    WEFT_CHECK(world_ranks == plan.ranks, Exit::usage,
+               fmt::format("start it on them: mpirun -n {} weft plan ...", plan.ranks),
+               "--fabric local measures the ranks it runs on: {} here, --gpus {}", world_ranks,
+               plan.ranks);
+  else
+    plan.machine = described_machine(request.fabric, request.memory_gb);
+  WEFT_CHECK(local || request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
+             "a described machine needs --memory GB");
+  const auto sp = static_cast<int>(deck.parallel.sp);
+  WEFT_CHECK(plan.ranks >= 1 && plan.ranks % sp == 0, Exit::usage,
+             "choose parallel.sp so that it divides the ranks",
+             "parallel.sp = {} does not divide {} ranks", sp, plan.ranks);
+  // A measured micro-batch is one rank's own: what sharing its tokens takes is not measured.
+  WEFT_CHECK(!local || sp == 1, Exit::usage,
+             "describe the machine (--fabric), or plan without parallel.sp",
+             "--fabric local with parallel.sp = {}", sp);
+  RankDevice place_here;
+  if (local) {
+    place_here = choose_device(deck.device.kind, deck.device.share, world);
+    set_threads(static_cast<int>(deck.run.threads), place_here.host_ranks);
+    plan.machine.device = this_device().kind;
+  }
+  const DeviceKind device = plan.machine.device;
+
+  // 1. What there is: buckets, parameters, state.
+  const auto source = open_clip_source(deck.data.path, false);
+  const std::vector<Bucket>& buckets = source->buckets();
+  for (const Bucket& b : buckets) check_bucket_fits(b, deck.model);
+  const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
+  Stdit3 model(deck.model);
+  for (const Bucket& b : buckets) model.check_sequence(b.height, b.width, sp);
+  // Memory that nobody touches costs nothing: the layout is what counts.
+  model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                          deck.model.dtype == "bf16", true);
+  if (sp > 1) model.plan_sequence_group(sp - 1, sp);  // the last rank has the largest share
+  plan.parameters = model.params().total_elements();
+  plan.trained = model.params().trainable_elements();
+  plan.schedule = bucket_schedule(model.params(), deck.model);
+  plan.memory = state_bytes(model.params(), deck, plan.ranks);
+  std::size_t clip_bytes = 0;
+  for (std::size_t i = 0; i < buckets.size(); ++i)
+    clip_bytes = std::max(clip_bytes, buckets[i].clip_bytes() * static_cast<std::size_t>(std::min(
+                                                                    sizes[i], buckets[i].clips)));
+  if (device == DeviceKind::cuda) plan.memory.staging = staging_buffers * clip_bytes;
+
+  // 2. What is left of the memory, and each bucket's recomputation in it.
+  if (local && request.memory_gb <= 0) {
+    plan.capacity = arena_capacity(deck.memory, place_here.host_ranks);
+  } else {
+    const double taken = static_cast<double>(plan.memory.state() + plan.memory.staging);
+    const double left = request.memory_gb * 1e9 - taken;
+    WEFT_CHECK(left > 0, Exit::usage,
+               deck.parallel.zero == 0
+                   ? "set parallel.zero = 1: the optimizer's state is then shared out"
+                   : "use more ranks, or a smaller model",
+               "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
+               "{:.1f} GiB",
+               gib(taken), plan.ranks, gib(request.memory_gb * 1e9));
+    // As the trainer does it: a sixteenth for libraries, and of the plan an eighth for what operations need inside.
+    const double arena = left - left / 16;
+    plan.capacity = deck.memory.arena_gib > 0
+                        ? static_cast<std::size_t>(deck.memory.arena_gib * (1ull << 30))
+                        : static_cast<std::size_t>(arena);
+    WEFT_CHECK(static_cast<double>(plan.capacity) <= left, Exit::usage,
+               fmt::format("set memory.arena_gib to {:.1f} or less", gib(arena)),
+               "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
+               deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
+  }
+  const std::vector<StepMemory> memory =
+      plan_memory(deck, model, buckets, sizes, plan.capacity, device);
+  for (const StepMemory& m : memory)
+    plan.memory.activations = std::max(plan.memory.activations, m.bytes);
+  if (device == DeviceKind::cuda)
+    plan.memory.reserve = static_cast<std::size_t>(
+        std::min(static_cast<double>(plan.capacity - plan.memory.activations),
+                 static_cast<double>(plan.memory.activations) / 8 + (64 << 20)));
+
+  // 3. What a micro-batch of each bucket takes.
+  std::vector<MicroBatchCost> costs;
+  double optimizer_bandwidth = 0;
+  if (local) {
+    LocalMeasurement m = measure_local(deck, buckets, sizes, memory, world);
+    plan.machine = m.machine;
+    costs = m.costs;
+    optimizer_bandwidth = m.optimizer_bandwidth;
+    plan.rates_origin = m.rates.origin;
+  } else {
+    const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+    optimizer_bandwidth = rates.bandwidth;
+    plan.rates_origin = rates.origin;
+    for (std::size_t i = 0; i < buckets.size(); ++i)
+      costs.push_back(
+          micro_batch_cost(deck.model,
+                           shape_of(deck.model, buckets[i], std::min(sizes[i], buckets[i].clips),
+                                    memory[i].recompute),
+                           rates, sp, plan.machine.link_bandwidth));
+  }
+  plan.machine.memory_bytes = request.memory_gb * 1e9;
+  double micro_batches = 0;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    BucketPlan b;
+    b.name = buckets[i].name;
+    b.batch = std::min(sizes[i], buckets[i].clips);
+    b.tokens = shape_of(deck.model, buckets[i], b.batch, 0).tokens();
+    b.memory = memory[i];
+    b.cost = costs[i];
+    b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
+    micro_batches += b.share;
+    plan.buckets.push_back(b);
+  }
+  double tokens = 0, flops = 0, bytes = 0;  // of the mean micro-batch
+  const double caption_bytes =
+      deck.data.text_features.empty()
+          ? 0
+          : 2.0 * static_cast<double>(deck.model.model_max_length * deck.model.caption_channels);
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    BucketPlan& b = plan.buckets[i];
+    b.share /= micro_batches;
+    tokens += b.share * static_cast<double>(b.tokens);
+    flops += b.share * b.cost.flops * sp;
+    bytes += b.share * static_cast<double>(b.batch) *
+             (static_cast<double>(buckets[i].clip_bytes()) + caption_bytes);
+  }
+  suggest_equal_costs(deck, model, buckets, plan.capacity, device, plan.buckets);
+
+  // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the efficiency.
+  const auto planner = [&](std::int64_t count) {
+    return StepPlanner(buckets, sizes, count, static_cast<std::uint64_t>(deck.run.seed));
+  };
+  CommModel comm{plan.ranks, plan.machine};
+  const Placed full = place(deck, planner(deck.train.micro_batches), plan.buckets, plan.schedule,
+                            comm, optimizer_bandwidth);
+  plan.step = full.slowest;
+  plan.seconds = full.seconds;
+  plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
+  plan.tokens_a_step = tokens * static_cast<double>(deck.train.micro_batches);
+  plan.flops_a_step = flops * static_cast<double>(deck.train.micro_batches);
+  const double a_group = static_cast<double>(deck.train.micro_batches) * sp / plan.ranks;
+  double alone = 0;
+  for (int ranks = sp; ranks <= plan.ranks;
+       ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
+    CommModel fewer{ranks, plan.machine};
+    const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
+    const Placed p =
+        place(deck, planner(count), plan.buckets, plan.schedule, fewer, optimizer_bandwidth);
+    const double throughput = p.busy / p.seconds;
+    if (ranks == sp) alone = throughput;
+    plan.efficiency.emplace_back(ranks, throughput / alone);
+  }
+
+  // 5. Communication, data, checkpoints.
+  const double wire = deck.parallel.wire == "bf16" ? 2 : 4;
+  for (const bool hierarchical : {false, true}) {
+    comm.hierarchical = hierarchical;
+    double seconds = 0, sent = 0;
+    for (const BucketSchedule& b : plan.schedule) {
+      const auto elements = static_cast<double>(b.elements);
+      const double there = wire * elements;
+      const double back = deck.parallel.zero == 0                     ? there
+                          : deck.model.dtype == "bf16" && b.bf16_only ? 2 * elements
+                                                                      : 4 * elements;
+      seconds += comm.reduce_scatter(there) + comm.all_gather(back);
+      sent += comm.bytes_sent(there) + comm.bytes_sent(back);
+    }
+    (hierarchical ? plan.hierarchical_seconds : plan.flat_seconds) = seconds;
+    plan.bytes_sent = sent;
+  }
+  plan.data_bandwidth = bytes * static_cast<double>(deck.train.micro_batches) / plan.seconds;
+  // f32 masters, two moments and the EMA of all that is trained, padded as in the buckets, and what is fixed.
+  double elements = 0;
+  for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
+  plan.checkpoint_bytes = 16 * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
+  plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
+  plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
+  plan.checkpoint_interval =
+      std::sqrt(2 * plan.checkpoint_stall * request.mtbf_hours * 3600 / plan.ranks);
+  return plan;
+}
+
+}  // namespace weft

@@ -1,0 +1,79 @@
+// What a deck would take on a described machine: memory by kind, the time of a step and where it goes, communication, data,
+// checkpoints. Made from shapes and formulas; the model is not run.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/deck.h"
+#include "plan/machine.h"
+#include "plan/step_model.h"
+#include "train/memory_plan.h"
+
+namespace weft {
+
+struct PlanRequest {
+  int gpus = 0;  // ranks; 0: those of the world
+  double memory_gb =
+      0;  // of a rank's device, 1e9 bytes; 0 on local: what the host has for each rank
+  std::string fabric = "8x400";  // or "local"
+  std::string rates;             // a file of measured rates; empty: targets
+  double mtbf_hours = 50000;     // of one device: mean hours between failures
+};
+
+// Bytes on one rank.
+struct MemoryKinds {
+  std::size_t weights = 0;    // that products read: bf16 in a bf16 model
+  std::size_t masters = 0;    // f32: whole, or this rank's share
+  std::size_t fixed = 0;      // parameters that are not trained
+  std::size_t gradients = 0;  // f32
+  std::size_t moments = 0, ema = 0;
+  std::size_t activations = 0;  // peak of the largest bucket
+  std::size_t staging = 0;      // clips on their way to the device
+  std::size_t reserve = 0;  // left for libraries, and for what operations need inside themselves
+  std::size_t state() const { return weights + masters + fixed + gradients + moments + ema; }
+  std::size_t total() const { return state() + activations + staging + reserve; }
+};
+// The state's part of it, as the trainer lays it out (train/optimizer.h), on the rank with most of it.
+MemoryKinds state_bytes(const ParameterTable& table, const Deck& deck, int ranks);
+
+struct BucketPlan {
+  std::string name;
+  std::int64_t batch = 0, tokens = 0;  // of a micro-batch
+  StepMemory memory;
+  MicroBatchCost cost;
+  double share = 0;                   // of all micro-batches
+  std::int64_t equal_cost_batch = 0;  // clips with which all buckets would cost about the same
+};
+
+struct Plan {
+  Machine machine;
+  std::string rates_origin;
+  int ranks = 1;
+  std::int64_t parameters = 0, trained = 0;
+  MemoryKinds memory;
+  std::size_t capacity = 0;  // of the arena
+  std::vector<BucketPlan> buckets;
+  std::vector<BucketSchedule> schedule;
+  StepTime step;         // of the slowest rank, mean over the steps looked at
+  double seconds = 0;    // a step
+  double imbalance = 0;  // share of a step that the mean rank waits for the slowest
+  double tokens_a_step = 0, flops_a_step = 0;  // over all ranks
+  std::vector<std::pair<int, double>>
+      efficiency;         // ranks, throughput a rank against one rank alone
+  double bytes_sent = 0;  // a rank and step
+  double flat_seconds = 0, hierarchical_seconds = 0;  // the whole reduction and gathering
+  double data_bandwidth = 0;                          // B/s from storage, all ranks
+  double checkpoint_bytes = 0;                        // all ranks
+  double checkpoint_stall = 0, checkpoint_write = 0;  // seconds
+  double checkpoint_interval = 0;                     // seconds, Young and Daly's
+};
+
+// Collective for fabric "local", which measures (plan/measure.h); alone otherwise. Exit::usage for what does not fit, naming
+// the largest that does.
+Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);
+
+}  // namespace weft

@@ -1,0 +1,105 @@
+// Training steps of many ranks played as events: who computes when, which transfer waits for whom. The machine's network
+// and shared processors are SimGrid's (flows that share links fairly); this header knows nothing of it. Without
+// SimGrid the program has everything but play().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft::simulation {
+
+// Nodes of equal ranks. A collective is a ring through all ranks that enters and leaves each node once, all network cards of a
+// node side by side, as NCCL lays its rings; or `two_level`: within the nodes, and between them what is left, at once.
+struct Network {
+  int ranks_per_node = 8;
+  double inside_rate = 370e9;  // bytes/s that a rank sends its neighbour in the node
+  double node_rate = 400e9;    // bytes/s into a node, and out of it
+  // Seconds: of an operation, of a ring's step inside a node, of one between nodes.
+  double start = 0, hop_inside = 0, hop_between = 0;
+  bool two_level = false;
+  // Processors that a node's ranks compute on, and share fairly if they are fewer; 0: each rank has a device of its own.
+  int cores_per_node = 0;
+};
+
+// Gradients that travel together. `ready`: the share of the backward after which the last of them is there; `needed`: the
+// share of the forward before which their weights must have come back. In the backward's order: `ready` grows, `needed` falls.
+struct Bucket {
+  double gradient_bytes = 0, weight_bytes = 0;
+  double ready = 1, needed = 0;
+};
+
+// Seconds of a micro-batch.
+struct Work {
+  double forward = 0, backward = 0;
+};
+using RankWork = std::vector<std::vector<Work>>;  // [rank][micro-batch]
+
+// weft's own step (train/trainer.cpp): no barrier, buckets on the wire as they are ready, one operation at a time and in
+// the same order on every rank; the weights come back under the next forward.
+struct Overlapped {
+  std::vector<Bucket> buckets;
+  bool sharded = true;        // parallel.zero = 1: reduce-scatter and all-gather; else all-reduce
+  bool overlap = true;        // false: wait for each transfer at once
+  double optimizer = 0;       // seconds of a rank's optimizer step
+  double report_bytes = 128;  // of the small exchange that ends a step's reductions
+  double host = 0;            // seconds a step that a rank spends on nothing of the above
+  std::function<RankWork(std::int64_t step)> work;
+};
+
+// A barrier after each of a step's phases, no communication hidden. After phase `reduce_after` gradients are reduced in
+// messages of `message_bytes`, every rank's optimizer works `optimizer` seconds, and `tensors` all-gathers bring the weights.
+struct Barriers {
+  std::vector<std::string> phases;
+  int reduce_after = 0;
+  double gradient_bytes = 0, weight_bytes = 0, message_bytes = 0;
+  int tensors = 1;
+  double optimizer = 0;
+  std::function<std::vector<std::vector<double>>(std::int64_t step)> seconds;  // [rank][phase]
+};
+
+// One step, over all ranks. busy: forward, backward and optimizer; a rank's step is busy + wait + exposed.
+struct StepTimes {
+  double seconds = 0;
+  double mean_busy = 0, longest_busy = 0;  // seconds
+  double wait = 0;                         // mean seconds that a rank waited for a slower one
+  double exposed = 0;  // mean seconds of transfers (and of their latency) that nothing hid
+  double spread() const { return mean_busy > 0 ? longest_busy / mean_busy - 1 : 0; }
+};
+
+// Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which must never come before the
+// real ones: so it is not linked, but sits behind a module, weft_simulation.so beside the program, loaded when asked for.
+bool available();
+
+// `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage without SimGrid.
+std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped& job, int steps,
+                            int warmup);
+std::vector<StepTimes> play(const Network& network, int ranks, const Barriers& job, int steps,
+                            int warmup);
+
+// What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter + all_gather.
+enum class Collective { reduce_scatter, all_gather, all_reduce };
+double play_collective(const Network& network, int ranks, Collective kind, double bytes);
+
+// Closed formulas of the same: every rank of a ring of n sends its neighbour (n-1)/n of the bytes (twice for all_reduce)
+// through the slowest link, and the ring's steps add their latency.
+double collective_seconds(const Network& network, int ranks, Collective kind, double bytes);
+// What the module gives.
+struct Player {
+  std::vector<StepTimes> (*overlapped)(const Network&, int ranks, const Overlapped&, int steps,
+                                       int warmup);
+  std::vector<StepTimes> (*barriers)(const Network&, int ranks, const Barriers&, int steps,
+                                     int warmup);
+  double (*collective)(const Network&, int ranks, Collective, double bytes);
+};
+
+// What crosses a node's inside and its network cards in one operation, and how long its first byte takes.
+struct Traffic {
+  double inside = 0, between = 0;  // bytes
+  double latency = 0;              // seconds
+};
+Traffic traffic_of(const Network& network, int ranks, Collective kind, double bytes);
+
+}  // namespace weft::simulation

@@ -1,0 +1,167 @@
+#include "plan/simulation_job.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace weft::simulation {
+namespace {
+
+std::shared_ptr<const StepPlanner> make_planner(const DeckStep& step, std::int64_t micro_batches) {
+  return std::make_shared<const StepPlanner>(step.buckets, step.batch_sizes, micro_batches,
+                                             step.seed);
+}
+
+// Of micro-batch m; a bucket smaller than its batch size makes smaller ones.
+Work work_of(const DeckStep& step, const MicroBatch& m) {
+  const auto b = static_cast<std::size_t>(m.bucket);
+  const double share =
+      static_cast<double>(m.clips.size()) / static_cast<double>(step.batch_sizes[b]);
+  return {share * step.costs.work[b].forward, share * step.costs.work[b].backward};
+}
+
+// Log-normal with mean 1: a rank is now and then much slower and never much faster.
+double variation_of(const DeckStep& step, std::int64_t number, std::size_t rank) {
+  if (step.variation <= 0) return 1;
+  const double variance = std::log1p(step.variation * step.variation);
+  const Philox random(step.seed, Purpose::synthetic, static_cast<std::uint64_t>(number), 0);
+  const double z = random.normal(static_cast<std::uint32_t>(rank));
+  return std::exp(std::sqrt(variance) * z - variance / 2);
+}
+
+RankWork share_work(const DeckStep& step, const StepPlanner& planner, int ranks,
+                    std::int64_t number) {
+  std::vector<Work> all;
+  std::vector<double> costs;
+  for (const MicroBatch& m : planner.plan(number)) {
+    all.push_back(work_of(step, m));
+    costs.push_back(all.back().forward + all.back().backward);
+  }
+  const std::vector<int> owner = share_out(costs, ranks / step.sp);
+  RankWork mine(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (int r = 0; r < step.sp; ++r)
+      mine[static_cast<std::size_t>(owner[i] * step.sp + r)].push_back(all[i]);
+  return mine;
+}
+
+// Of one clip: 2-D VAE on every frame, whose one attention layer grows with the square of the frame; temporal VAE on chunks of
+// 17 frames, each padded to a multiple of 4. Counted from the released models' layers.
+constexpr double vae_pixel = 4.126e6, vae_pixel_squared = 0.51, temporal_pixel = 1.71e6;
+constexpr double t5_caption = 2.9e12;  // 4.7e9 weights of T5-XXL's encoder, 300 tokens
+
+}  // namespace
+
+Network network_of(const Machine& machine) {
+  Network n;
+  n.ranks_per_node = machine.ranks_a_node;
+  n.inside_rate = machine.link_bandwidth;
+  n.node_rate = machine.node_bandwidth();
+  n.hop_inside = machine.link_latency;
+  n.hop_between = machine.card_latency;
+  n.two_level = true;
+  return n;
+}
+
+Network local_network(int cores, double rate) {
+  Network n;
+  n.ranks_per_node = 1 << 16;
+  n.inside_rate = rate;
+  n.cores_per_node = cores;
+  return n;
+}
+
+StepCosts planned_costs(const Plan& plan, bool sharded) {
+  StepCosts costs;
+  for (const BucketPlan& b : plan.buckets)
+    costs.work.push_back({b.cost.forward + b.cost.exchange / 2,
+                          b.cost.backward + b.cost.again + b.cost.exchange / 2});
+  costs.optimizer = plan.step.optimizer * (sharded ? plan.ranks : 1);
+  costs.origin = plan.rates_origin;
+  return costs;
+}
+
+Overlapped overlapped_job(const DeckStep& step, int ranks) {
+  Overlapped job;
+  const double wire = step.bf16_wire ? 2 : 4;
+  for (const BucketSchedule& b : step.schedule) {
+    const auto elements = static_cast<double>(b.elements);
+    const double weight = step.bf16_model && b.bf16_only ? 2 : 4;
+    job.buckets.push_back({wire * elements, weight * elements, b.ready, b.needed});
+  }
+  // Weights come back in the order 0 ... last reversed: whatever is needed early goes with what comes before it.
+  for (std::size_t b = job.buckets.size(); b-- > 1;)
+    job.buckets[b - 1].needed = std::max(job.buckets[b - 1].needed, job.buckets[b].needed);
+  job.sharded = step.sharded;
+  job.overlap = step.overlap;
+  job.optimizer = step.costs.optimizer / (step.sharded ? ranks : 1);
+  job.host = step.costs.host;
+  job.report_bytes = 16 * sizeof(double) * ranks;
+  job.work = [step, ranks, planner = make_planner(step, step.micro_batches)](std::int64_t number) {
+    RankWork mine = share_work(step, *planner, ranks, number);
+    for (std::size_t r = 0; r < mine.size(); ++r) {
+      const double factor = variation_of(step, number, r);
+      for (Work& w : mine[r]) w = {factor * w.forward, factor * w.backward};
+    }
+    return mine;
+  };
+  return job;
+}
+
+std::vector<double> rank_seconds(const DeckStep& step, int ranks, std::int64_t number) {
+  std::vector<double> seconds;
+  for (const auto& mine :
+       share_work(step, *make_planner(step, step.micro_batches), ranks, number)) {
+    seconds.push_back(0);
+    for (const Work& w : mine) seconds.back() += w.forward + w.backward;
+  }
+  return seconds;
+}
+
+double encoding_flops(const weft::Bucket& b) {
+  const auto frames = static_cast<double>(b.pixel_frames);
+  const auto pixels = static_cast<double>(b.pixel_height * b.pixel_width);
+  constexpr std::int64_t chunk = 17;
+  const auto padded = [](std::int64_t n) { return static_cast<double>((n + 3) / 4 * 4); };
+  const double temporal_frames =
+      static_cast<double>(b.pixel_frames / chunk) * padded(chunk) + padded(b.pixel_frames % chunk);
+  return frames * pixels * (vae_pixel + vae_pixel_squared * pixels) +
+         temporal_frames * pixels * temporal_pixel + t5_caption;
+}
+
+Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model) {
+  Barriers job;
+  // The phases that its timers and barriers delimit; the optimizer and its communication belong to the backward's.
+  job.phases = {"move_data", "encode",     "mask",       "diffusion",
+                "backward",  "update_ema", "reduce_loss"};
+  job.reduce_after = 4;
+  job.gradient_bytes = job.weight_bytes = 2 * model.parameters;
+  job.message_bytes = 2 * 12e6;
+  job.tensors = model.tensors;
+  const double walk = model.tensors * model.launch, share = model.parameters / ranks;
+  job.optimizer = walk + 28 * share / model.memory_rate;
+  const double ema = walk + 12 * share / model.memory_rate;
+  job.seconds = [step, ranks, model, ema,
+                 planner = make_planner(step, ranks)](std::int64_t number) {
+    std::vector<std::vector<double>> seconds;
+    for (const MicroBatch& m : planner->plan(number)) {
+      const auto b = static_cast<std::size_t>(m.bucket);
+      const weft::Bucket& bucket = step.buckets[b];
+      const auto clips = static_cast<double>(m.clips.size());
+      const double pixels =
+          static_cast<double>(bucket.pixel_frames * bucket.pixel_height * bucket.pixel_width);
+      const double forward = clips * model.dit_flops[b] / model.rate;
+      const double v = variation_of(step, number, seconds.size());
+      seconds.push_back({v * clips * pixels * 3 * 4 / model.copy_rate,
+                         v * clips * encoding_flops(bucket) / model.rate, 0, v * forward,
+                         v * 3 * forward, ema, 0});
+    }
+    return seconds;
+  };
+  return job;
+}
+
+}  // namespace weft::simulation

@@ -1,0 +1,76 @@
+// A deck's training step as the simulation plays it: the same step plan and the same sharing out as the trainer's, the
+// parameter table's buckets, and what each micro-batch costs, predicted or measured.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/clip_source.h"
+#include "data/step_plan.h"
+#include "plan/plan.h"
+#include "plan/simulation.h"
+
+namespace weft::simulation {
+
+// Two-level collectives, as `weft plan` reckons them.
+Network network_of(const Machine& machine);
+// This host or one like it: ranks that share `cores` processors, and hand each other `rate` bytes/s.
+Network local_network(int cores, double rate);
+
+// Seconds of one micro-batch of each bucket at its batch size, and of the rest of a step.
+struct StepCosts {
+  std::vector<Work> work;  // [bucket]
+  double optimizer = 0;    // for all parameters; divided by the ranks if sharded
+  double host = 0;         // a step's other work of a rank
+  std::string origin;      // said with every result
+};
+
+// Those of a plan (plan/plan.h), by closed formulas.
+StepCosts planned_costs(const Plan& plan, bool sharded);
+
+// Measured ones: a run's directory (the costs that its ranks agreed on, from its newest checkpoint, and the medians of its
+// metrics), or a JSON file {"seconds": {bucket's name: seconds of a micro-batch, ...}, "optimizer": seconds, "host": seconds}
+// of which the last two may be left out. The backward takes 2 + recompute times the forward. Exit::usage or
+// Exit::checkpoint for what is not that, or lacks a bucket.
+StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
+                         std::span<const weft::Bucket> buckets, std::span<const double> recompute);
+
+// What a simulation of a deck stands on.
+struct DeckStep {
+  std::vector<weft::Bucket> buckets;      // of the data
+  std::vector<std::int64_t> batch_sizes;  // clips in a micro-batch of each
+  std::vector<BucketSchedule> schedule;   // of the gradients
+  StepCosts costs;
+  std::int64_t micro_batches = 1;  // a step, over all ranks
+  std::uint64_t seed = 0;
+  int sp = 1;  // ranks that share a micro-batch: each has its time
+  // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a log-normal distribution.
+  double variation = 0;
+  bool sharded = true, overlap = true, bf16_wire = false, bf16_model = false;
+};
+
+// weft's own step on `ranks` ranks.
+Overlapped overlapped_job(const DeckStep& step, int ranks);
+
+// The ranks' times for a step without variation: where each has `micro_batches`/ranks of them, what the sharing out leaves.
+std::vector<double> rank_seconds(const DeckStep& step, int ranks, std::int64_t number);
+
+// Open-Sora 1.2's step (scripts/train.py at v1.2.0): every rank draws one micro-batch of whatever bucket comes, encodes its
+// pixels and captions, computes with every block recomputed, and waits at a barrier after each phase; gradients in bf16 buckets
+// of 12 M elements, weights by an all-gather a tensor. Operations are counted, one achieved rate turns them into time.
+struct BarrierModel {
+  double rate = 130e12;           // FLOP/s that Open-Sora reaches (docs/scaling.md)
+  double copy_rate = 25e9;        // B/s from host memory to the device
+  double memory_rate = 3.6e12;    // B/s of optimizer and EMA
+  double launch = 5e-6;           // s a tensor that optimizer and EMA walk through one by one
+  double parameters = 0;          // trainable
+  int tensors = 0;                // trainable
+  std::vector<double> dit_flops;  // [bucket], forward of one clip
+};
+Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model);
+// Operations of encoding one clip of such footage: 2-D VAE, temporal VAE and T5-XXL with 300 tokens.
+double encoding_flops(const weft::Bucket& bucket);
+
+}  // namespace weft::simulation

@@ -1,0 +1,122 @@
+#include "train/data_parallel.h"
+
+#include <limits>
+#include <utility>
+
+#include "ops/optimizer.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+
+DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
+                           std::function<void(std::function<void()>)> aside)
+    : comm_(comm),
+      table_(table),
+      sharded_(deck.zero == 1 && comm.size() > 1),
+      overlap_(deck.overlap),
+      wire_(deck.wire == "bf16" ? Wire::bf16 : Wire::f32),
+      aside_(std::move(aside)) {
+  table_.set_arrival([this](int bucket) { aside_([this, bucket] { arrive(bucket); }); });
+}
+
+void DataParallel::make_state() {
+  state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size());
+  sums_.assign(table_.buckets().size(), 0);
+  weights_.assign(table_.buckets().size(), 0);
+}
+
+void DataParallel::spread_weights() {
+  for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
+    Tensor working = state_->working(b);
+    if (working.defined()) ops::convert(state_->master(b), working);
+  }
+  if (sharded_)
+    for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
+      const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
+      if (table_.working().defined())
+        comm_.wait(comm_.all_gather(table_.working().slice(bucket.begin, bucket.end)));
+      if (table_.working().defined() && bucket.bf16_only) continue;
+      const std::int64_t first = table_.values_begin();
+      comm_.wait(comm_.all_gather(table_.values().slice(bucket.begin - first, bucket.end - first)));
+    }
+}
+
+void DataParallel::begin_step(const Tensor& local) {
+  local_ = local;
+  ops::fill_zero(local_);
+  table_.begin_step([this](int bucket) {
+    if (spoil_ && bucket == spoiled_bucket()) spoil_now();
+    ops::sum_of_squares(gradient(bucket), local_, true);
+    aside_([this, bucket] { reduce(bucket); });
+  });
+}
+
+int DataParallel::spoiled_bucket() const { return static_cast<int>(sums_.size()) / 2; }
+
+void DataParallel::spoil_now() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  gradient(spoiled_bucket()).slice(0, 1).set(std::span<const float>(&nan, 1));
+}
+
+Tensor DataParallel::gradient(int bucket) const {
+  const auto& b = table_.buckets()[static_cast<std::size_t>(bucket)];
+  return table_.grads().slice(b.begin, b.end);
+}
+
+void DataParallel::reduce(int bucket) {
+  auto& ticket = sums_[static_cast<std::size_t>(bucket)];
+  ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), wire_)
+                    : comm_.all_reduce_sum(gradient(bucket), wire_);
+  if (!overlap_) blocked_ += comm_.wait(ticket);
+}
+
+double DataParallel::join() {
+  double blocked = 0;
+  for (const auto ticket : sums_) blocked += comm_.wait(ticket);
+  // Weights went on their way before these sums: a rank that had no forward in this step has them now.
+  for (int b = 0; b < static_cast<int>(weights_.size()); ++b) table_.arrived(b);
+  return blocked;
+}
+
+double DataParallel::norm(const Tensor& reported, Tensor& squares) {
+  ops::carry_non_finite(reported, squares);
+  for (int b = 0; b < static_cast<int>(sums_.size()); ++b)
+    ops::sum_of_squares(state_->gradient(b), squares, true);
+  return sharded_ ? comm_.wait(comm_.all_reduce_sum(squares)) : 0;
+}
+
+double DataParallel::update(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares) {
+  double blocked = 0;
+  // The forward needs the last buckets first.
+  for (int b = static_cast<int>(weights_.size()) - 1; b >= 0; --b) {
+    optimizer_step(deck, steps_done, squares, *state_, b);
+    if (!sharded_) continue;
+    const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
+    const bool bf16 = bucket.bf16_only && table_.working().defined();
+    const std::int64_t first = table_.values_begin();
+    auto& ticket = weights_[static_cast<std::size_t>(b)];
+    ticket =
+        comm_.all_gather(bf16 ? table_.working().slice(bucket.begin, bucket.end)
+                              : table_.values().slice(bucket.begin - first, bucket.end - first));
+    if (overlap_)
+      table_.on_its_way(b);
+    else
+      blocked += comm_.wait(ticket);
+  }
+  return blocked;
+}
+
+void DataParallel::arrive(int bucket) {
+  blocked_ += comm_.wait(weights_[static_cast<std::size_t>(bucket)]);
+}
+
+void DataParallel::settle() {
+  for (int b = 0; b < static_cast<int>(weights_.size()); ++b) {
+    comm_.wait(weights_[static_cast<std::size_t>(b)]);
+    table_.arrived(b);
+  }
+}
+
+double DataParallel::take_blocked() { return std::exchange(blocked_, 0.0); }
+
+}  // namespace weft

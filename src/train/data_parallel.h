@@ -1,0 +1,66 @@
+// Data parallelism: gradients summed over all ranks while the backward runs, each rank's share of the optimizer's work, and
+// the new weights back to all ranks under the next forward (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054). With
+// parallel.zero = 0 gradients are summed whole and every rank does all of the optimizer's work.
+//
+// Order of operations on the wire, the same on every rank: gradient buckets 0, 1, ... (the backward's order), the step's
+// report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "parallel/communicator.h"
+#include "train/optimizer.h"
+
+namespace weft {
+
+class DataParallel {
+ public:
+  // `comm` over all ranks that hold the model. `aside` runs what the host does in the midst of device work that may be
+  // recorded (train/step_graphs.h).
+  DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
+               std::function<void(std::function<void()>)> aside);
+
+  // The optimizer's state, made from the table's weights.
+  void make_state();
+  OptimizerState& state() { return *state_; }
+  // After master weights were read from a checkpoint: to every rank, into every copy.
+  void spread_weights();
+
+  // A new step: the table tells when gradients are ready; they are on their way from then on. `local` f64 [1] gets the sum
+  // of squares of this rank's own gradients (not finite: they were the fault).
+  void begin_step(const Tensor& local);
+  // Waits for the sums. Seconds that the host was blocked.
+  double join();
+  // `squares` f64 [1] = sum of squares of the summed gradient, the same bits on every rank; NaN if it was not finite before or
+  // anything `reported` f64 by the ranks is not: a GPU may be a step ahead of the host that looks. Seconds blocked.
+  double norm(const Tensor& reported, Tensor& squares);
+  // The optimizer's step, bucket by bucket, and new weights on their way. Seconds blocked (without overlap).
+  double update(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares);
+  // Waits for weights that are still on their way.
+  void settle();
+  // A fault to order (core/fault.h): from now on, or not, one gradient of this rank becomes NaN before it is sent; or now.
+  void spoil(bool on) { spoil_ = on; }
+  void spoil_now();
+  // Seconds that forwards were blocked waiting for weights, since the last call.
+  double take_blocked();
+
+ private:
+  int spoiled_bucket() const;
+  Tensor gradient(int bucket) const;  // this rank's, or the sum: the whole bucket
+  void reduce(int bucket);
+  void arrive(int bucket);
+
+  Communicator& comm_;
+  ParameterTable& table_;
+  bool sharded_, overlap_, spoil_ = false;
+  Wire wire_;
+  std::function<void(std::function<void()>)> aside_;
+  std::unique_ptr<OptimizerState> state_;
+  Tensor local_;
+  std::vector<Communicator::Ticket> sums_;     // [bucket], of this step
+  std::vector<Communicator::Ticket> weights_;  // [bucket], on their way
+  double blocked_ = 0;
+};
+
+}  // namespace weft

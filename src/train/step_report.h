@@ -1,0 +1,62 @@
+// What every rank tells every other once a step: one small all-gather, which makes the loss, the decisions that all ranks
+// take alike, and the table of who was slow.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "core/parts.h"
+#include "parallel/communicator.h"
+
+namespace weft {
+
+class StepReport {
+ public:
+  // A rank's row. The first slots are written by the device, the others by the host.
+  enum Slot {
+    loss,                 // sum over this rank's clips
+    squares,              // of its own gradients, before they are summed over ranks
+    working_low,          // checksum of the weights in bf16, halves (ops/checksum.h)
+    working_high,         //
+    values_low,           // and of those in f32
+    values_high,          //
+    host_slots,           // from here on:
+    wishes = host_slots,  // bits of train/stop.h
+    busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
+    data_wait,  // the latter alone, of the same step
+    samples,    // a checksum of the sample ids that it trained on
+    used_slots
+  };
+  static constexpr int width = part_unit;  // slots a rank: what an all-gather's part holds
+
+  explicit StepReport(Communicator& comm);
+
+  // Of this rank's row, on the device: f64 [1]; a checksum f64 [2].
+  Tensor slot(Slot s) const { return row_.slice(s, s + 1); }
+  Tensor checksum(Slot low) const { return row_.slice(low, low + 2); }
+  void clear();  // the device's slots become 0
+  // Sends this rank's row. Returns the ticket.
+  Communicator::Ticket send(unsigned wishes, double busy, double data_wait, double samples);
+
+  const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
+  // f64 [1] beside the rows: the gradient's squared norm.
+  Tensor& norm() { return norm_; }
+  // Brings all rows and the norm to the host: at once on the CPU, behind the compute stream's work on a GPU. The memory is
+  // used again two calls later.
+  struct Rows {
+    std::span<const double> values;  // [ranks, width]
+    const double* squared_norm = nullptr;
+    double at(int rank, Slot s) const { return values[static_cast<std::size_t>(rank * width + s)]; }
+    double sum(Slot s) const;  // in order of ranks
+    int ranks() const { return static_cast<int>(values.size()) / width; }
+  };
+  Rows fetch();
+
+ private:
+  Communicator& comm_;
+  Tensor rows_, row_, norm_;
+  std::unique_ptr<double, void (*)(double*)> host_;  // two steps' worth, pinned on a GPU
+  int turn_ = 0;
+};
+
+}  // namespace weft

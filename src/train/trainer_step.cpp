@@ -1,0 +1,277 @@
+// One step, and what comes of it.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/trace.h"
+#include "ops/loss.h"
+#include "train/batch.h"
+#include "train/trainer.h"
+
+namespace weft {
+namespace {
+
+constexpr double least_timeout = 60, timeout_in_steps = 10;
+constexpr std::size_t remembered_steps = 50;
+
+DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
+
+// A number that differs between lists of samples, exact in a double.
+double checksum_of(const std::vector<std::pair<int, MicroBatch>>& work) {
+  std::uint64_t sum = 1;
+  for (const auto& [index, batch] : work)
+    for (const SampleId id : batch.samples)
+      sum = (sum * 6364136223846793005ull + static_cast<std::uint64_t>(id) + 1) >> 1;
+  return static_cast<double>(sum >> 12);
+}
+
+}  // namespace
+
+void Trainer::step() {
+  const ArenaScope scope(*arena_);
+  const trace::Scope traced("step", trace::Lane::step, done_, "step");
+  const double start = now_seconds();
+  comm_->progress(done_, "data");
+  prefetcher_->begin_step(done_);
+  const std::vector<MicroBatch> plan = planner_->plan(done_);
+  const std::vector<int> owner = owners(plan, done_);
+  const Work mine = my_work(plan, owner);
+  Issued step;
+  StepMetrics& m = step.metrics;
+  m.step = done_;
+  m.lr = learning_rate(deck_.train, done_);
+  step.expected.assign(static_cast<std::size_t>(comm_->size()), 0.0);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    m.samples.insert(m.samples.end(), plan[i].samples.begin(), plan[i].samples.end());
+    for (int r = 0; r < comm_->size(); ++r)
+      if (r / static_cast<int>(deck_.parallel.sp) == owner[i])
+        step.expected[static_cast<std::size_t>(r)] += costs_->expected(plan[i].bucket, done_);
+  }
+  step.expected_of_busy = on_cuda() ? last_expected_ : step.expected;
+  begin_faults();
+
+  // 1. Forward and backward of this rank's micro-batches; a bucket's sum starts when its last gradient is in.
+  step.begin = mark();
+  report_->clear();
+  data_parallel_->begin_step(report_->slot(StepReport::squares));
+  const float weight = 1.0f / static_cast<float>(m.samples.size());
+  double blocked_in_compute = 0;
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    comm_->progress(done_, "data");
+    const LoadedBatch& clips = prefetcher_->next();
+    m.split.data_wait += clips.waited_seconds;
+    if (clips.waited_seconds > 0 && trace::enabled)
+      trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,
+                  now_seconds(), clips.index, "micro-batch"});
+    comm_->progress(done_, "compute");
+    Timed timed{clips.what.bucket, now_seconds(), mark(), {}};
+    run_micro_batch(clips, i == 0, i + 1 == mine.size(), weight);
+    timed.end = mark();
+    const double blocked = take_blocked();
+    blocked_in_compute += blocked;
+    timed.seconds = now_seconds() - timed.seconds - blocked;
+    step.micro_batches.push_back(std::move(timed));
+  }
+  end_faults(now_seconds() - start);
+  model_.params().finish_step();
+  blocked_in_compute += take_blocked();
+  step.compare_weights =
+      deck_.parallel.check_every > 0 && (done_ + 1) % deck_.parallel.check_every == 0;
+  if (step.compare_weights) {
+    data_parallel_->settle();
+    checksum_weights();
+  }
+  m.split.compute = now_seconds() - start - m.split.data_wait - blocked_in_compute;
+  const double busy = on_cuda() ? last_busy_ : m.split.compute + m.split.data_wait;
+  const auto told = report_->send(
+      look_at_requests(), busy, on_cuda() ? last_data_wait_ : m.split.data_wait, checksum_of(mine));
+  const auto costs_told = agree_on_costs(step);
+  step.computed = mark();
+
+  // 2. What is left of the sums.
+  comm_->progress(done_, "sums");
+  step.blocked = data_parallel_->join() + comm_->wait(told) + comm_->wait(costs_told);
+  step.reduced = mark();
+
+  // 3. Clip and update; the new weights go on their way.
+  comm_->progress(done_, "optimizer");
+  const double before_update = now_seconds();
+  const double blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
+                                  data_parallel_->update(deck_.train, done_, report_->norm());
+  step.rows = report_->fetch();
+  step.updated = mark();
+  step.blocked_in_compute = blocked_in_compute;
+  step.blocked_for_norm = blocked_for_norm;
+  m.split.optimizer = now_seconds() - before_update - blocked_for_norm;
+  m.seconds = now_seconds() - start;
+  m.resident_bytes = resident_bytes();
+  m.arena_peak_bytes = arena_->peak();
+  ++done_;
+
+  // 4. On a GPU the host looks at a step's results when the next one has been issued: the GPU never waits for it.
+  if (!on_cuda()) {
+    complete(std::move(step));
+    return;
+  }
+  if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
+  under_way_ = std::move(step);
+}
+
+// Forward and backward of one micro-batch; gradients are overwritten by the first of a step and added to by the others.
+void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight) {
+  ParameterTable& params = model_.params();
+  const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
+  TrainingBatch batch =
+      make_batch(deck_, bucket, clips, staging_->stage(clips.bytes), features_.get());
+  staging_->consumed();
+  batch.in.recompute = memory_[static_cast<std::size_t>(clips.what.bucket)].recompute;
+  params.set_counting(last);
+  const auto work = [&] {
+    const Tensor loss = forward_backward(batch, weight);
+    if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
+    Tensor total = report_->slot(StepReport::loss);
+    ops::add_sum(loss, total);
+  };
+  const trace::Scope traced("micro-batch", trace::Lane::compute, clips.index, "micro-batch");
+  graphs_->run(
+      fmt::format("bucket {} clips {} captions {} first {} last {} arriving {} weight {} "
+                  "at {}",
+                  clips.what.bucket, clips.what.clips.size(), batch.in.captions.index.numel(),
+                  first, last, params.any_on_its_way(), weight, batch.x0.raw()),
+      params, work);
+}
+
+// Loss of each clip; gradients of weight * their sum are in the table.
+Tensor Trainer::forward_backward(const TrainingBatch& batch, float weight) {
+  Tape tape;
+  Tensor loss;
+  {
+    const trace::Scope traced("forward", trace::Lane::compute);
+    loss = flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight);
+  }
+  const trace::Scope traced("backward", trace::Lane::compute);
+  tape.backward();
+  return loss;
+}
+
+// Seconds, since the last call, that the host waited in the midst of compute: for weights, and for tokens of the group.
+double Trainer::take_blocked() {
+  const double in_exchanges = model_.sequence_group().blocked_seconds;
+  return data_parallel_->take_blocked() + in_exchanges -
+         std::exchange(blocked_before_, in_exchanges);
+}
+
+unsigned Trainer::look_at_requests() {
+  const double longest = recent_seconds_.empty()
+                             ? 0.0
+                             : *std::max_element(recent_seconds_.begin(), recent_seconds_.end());
+  return requests_.look(longest, save_stall_ + checkpoints_->longest_save());
+}
+
+// After some steps the ranks tell each other what micro-batches took. The ticket of that, or 0.
+Communicator::Ticket Trainer::agree_on_costs(Issued& step) {
+  if (!costs_->due(step.metrics.step)) return 0;
+  step.cost_sums = costs_->take();
+  cost_sums_.set(std::span<const double>(step.cost_sums));
+  return comm_->all_reduce_sum(cost_sums_);
+}
+
+// Waits for the end of a step, and tells what came of it.
+void Trainer::complete(Issued step) {
+  StepMetrics& m = step.metrics;
+  if (on_cuda()) {
+    comm_->progress(m.step, "wait for the GPU");
+    DeviceRuntime& gpu = device_runtime();
+    gpu.synchronize(step.updated);
+    comm_->check();  // after an abort the GPU runs on, with sums that are worth nothing
+    if (sequence_) sequence_->check();
+    m.split.compute = gpu.seconds(step.begin, step.computed) - step.blocked_in_compute;
+    step.blocked = gpu.seconds(step.computed, step.reduced);
+    m.split.optimizer = gpu.seconds(step.reduced, step.updated) - step.blocked_for_norm;
+    m.seconds = gpu.seconds(last_update_ ? last_update_ : step.begin, step.updated);
+    last_update_ = step.updated;
+    last_busy_ = m.split.compute;
+    last_data_wait_ = m.split.data_wait;
+    last_expected_ = step.expected;
+    for (Timed& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
+  }
+  for (const Timed& t : step.micro_batches) costs_->measured(t.bucket, t.seconds);
+  // On a GPU the next step has been placed by now: what was agreed counts from one step later.
+  if (!step.cost_sums.empty()) {
+    const Tensor sums = cost_sums_.to_host();
+    costs_->agree(m.step + (on_cuda() ? 1 : 0),
+                  {sums.span<double>().begin(), sums.span<double>().end()});
+  }
+  m.loss = step.rows.sum(StepReport::loss) / static_cast<double>(m.samples.size());
+  m.grad_norm = std::sqrt(*step.rows.squared_norm);
+  for (int r = 0; r < step.rows.ranks(); ++r) {
+    const auto asked = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));
+    wishes_ |= asked;
+    requests_.heard(r, asked);
+  }
+  if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
+  if (step.compare_weights) compare_weights(step);
+  look_at_ranks(step);
+  watch_time(m.seconds);
+  comm_->progress(m.step, "log");
+  finished_.push_back(m);
+}
+
+// Who was slow, who waited, and whether the ranks of a group had the same clips.
+void Trainer::look_at_ranks(Issued& step) {
+  StepMetrics& m = step.metrics;
+  const int ranks = step.rows.ranks(), sp = static_cast<int>(deck_.parallel.sp);
+  std::vector<double> busy;
+  for (int r = 0; r < ranks; ++r) {
+    busy.push_back(step.rows.at(r, StepReport::busy));
+    const int first = r / sp * sp;
+    WEFT_CHECK(step.rows.at(r, StepReport::samples) == step.rows.at(first, StepReport::samples),
+               Exit::internal, "this is a bug in weft, please report it with the log",
+               "step {}: {} and rank {} share clips, but trained on different ones", m.step,
+               name_of_rank(r), first);
+  }
+  const auto slowest = std::max_element(busy.begin(), busy.end());
+  m.slowest_rank = static_cast<int>(slowest - busy.begin());
+  for (int r = 0; r < ranks; ++r) {
+    m.rank_busy.push_back(static_cast<float>(busy[static_cast<std::size_t>(r)]));
+    m.rank_wait.push_back(static_cast<float>(*slowest - busy[static_cast<std::size_t>(r)]));
+    m.rank_data_wait.push_back(static_cast<float>(step.rows.at(r, StepReport::data_wait)));
+  }
+  m.spread = spread_of(m.rank_busy);
+  const double behind = *slowest - busy[static_cast<std::size_t>(comm_->rank())];
+  // Wherever this rank was blocked, also without overlap: the first of it was for the slowest.
+  const double blocked = step.blocked + step.blocked_in_compute + step.blocked_for_norm;
+  m.split.wait_slowest = std::clamp(behind, 0.0, blocked);
+  m.split.comm_exposed = blocked - m.split.wait_slowest;
+  if (*slowest == 0 || step.expected_of_busy.empty()) return;  // nothing is known yet
+  for (const StragglerWatch::Verdict& v : stragglers_->step(busy, step.expected_of_busy)) {
+    if (!first_rank()) continue;
+    if (v.recovered)
+      log::info("step {}: {} is as fast as the others again", m.step + 1, name_of_rank(v.rank));
+    else
+      log::warn(
+          "step {}: {} is slow: its work takes {:.2f} times as long as on the others ({:.0f} % of "
+          "it waiting for clips)",
+          m.step + 1, name_of_rank(v.rank), v.slower,
+          100 * step.rows.at(v.rank, StepReport::data_wait) /
+              busy[static_cast<std::size_t>(v.rank)]);
+  }
+}
+
+// Ten median steps without progress are a hang, and at least a minute.
+void Trainer::watch_time(double seconds) {
+  if (recent_seconds_.size() == remembered_steps) recent_seconds_.erase(recent_seconds_.begin());
+  recent_seconds_.push_back(seconds);
+  if (deck_.parallel.hang_timeout > 0 || recent_seconds_.size() < 5) return;
+  std::vector<double> sorted = recent_seconds_;
+  std::nth_element(sorted.begin(), sorted.begin() + sorted.size() / 2, sorted.end());
+  set_timeout(std::max(least_timeout, timeout_in_steps * sorted[sorted.size() / 2]));
+}
+
+}  // namespace weft

@@ -1,0 +1,132 @@
+"""However the work is divided, a run computes the same: ranks, sharding, accumulation, bucket sizes, sequence parallelism.
+
+Sums over ranks and micro-batches are made in another order, so runs agree within the bound of reordered f32 sums, and to
+the bit where the order is the same."""
+
+import array
+import math
+import shutil
+import unittest
+
+from harness import WeftTest
+
+# Two shapes, so that ranks get different work; an epsilon under which AdamW does not turn the sign of a rounding error into a
+# whole step.
+DECK = ["data.path=synthetic:clips=12,frames=3,height=16,width=16;clips=12,frames=2,height=16,width=24",
+        "train.steps=6", "train.checkpoint_every=3", "train.adam_eps=1e-5", "parallel.deterministic=true"]
+ALL, SMALL = "parallel.bucket_mib=1024", "parallel.bucket_mib=0.001"
+# Relative: losses, and the weights' distance over the distance that they have gone.
+LOSS, WEIGHTS = 2e-6, 2e-5
+WIRE_LOSS, WIRE_WEIGHTS = 1e-4, 2e-2  # gradients rounded to bf16, 8 bits of mantissa
+
+
+class Equality(WeftTest):
+    def run_of(self, name, *overrides, ranks=1):
+        return self.train(name, *DECK, *overrides, ranks=ranks)
+
+    def flat(self, run, *options):
+        weights = self.exported(run, *options)
+        found = []
+        for name in sorted(weights):
+            dtype, _, data = weights[name]
+            self.assertEqual(dtype, "F32")
+            found += array.array("f", data).tolist()
+        return found
+
+    def distance(self, a, b):
+        return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)))
+
+    def reference(self, name="reference", *overrides):
+        """One rank, nothing sharded, one bucket; and how far its weights went."""
+        self.run_of(name, "parallel.zero=0", ALL, *overrides)
+        self.run_of(name + "_start", "parallel.zero=0", "train.steps=1", "train.lr=0", *overrides)
+        weights = self.flat(name)
+        return {"losses": self.losses(name), "samples": self.samples(name), "weights": weights,
+                "ema": self.flat(name, "--ema"),
+                "gone": self.distance(weights, self.flat(name + "_start"))}
+
+    def assert_equal_run(self, run, reference, loss=LOSS, weights=WEIGHTS):
+        self.assertEqual(self.samples(run), reference["samples"])
+        self.assert_close(self.losses(run), reference["losses"], loss)
+        self.assertGreater(reference["gone"], 0)
+        for key, options in (("weights", []), ("ema", ["--ema"])):
+            off = self.distance(self.flat(run, *options), reference[key]) / reference["gone"]
+            self.assertLessEqual(off, weights, f"{key} of {run}")
+
+    def test_every_division_of_the_work(self):
+        """4 micro-batches a step: 4, 2, 1 and 1 or 2 of them on a rank."""
+        reference = self.reference()
+        for zero in (0, 1):
+            for ranks in (1, 2, 3, 4):
+                for bucket in (ALL, SMALL):
+                    with self.subTest(zero=zero, ranks=ranks, bucket=bucket):
+                        run = f"z{zero}r{ranks}{len(bucket)}"
+                        self.run_of(run, f"parallel.zero={zero}", bucket, ranks=ranks)
+                        self.assert_equal_run(run, reference)
+        with self.subTest("without overlap"):
+            self.run_of("plain", "parallel.overlap=false", SMALL, ranks=2)
+            self.assert_equal_run("plain", reference)
+            self.run_of("overlapped", SMALL, ranks=2)
+            self.assert_same_run("plain", "overlapped")
+        with self.subTest("placed by measured costs"):
+            self.run_of("measured", "parallel.deterministic=false", "train.steps=6", ranks=3)
+            self.assert_equal_run("measured", reference)
+        for zero in (0, 1):
+            with self.subTest("bf16 on the wire", zero=zero):
+                self.run_of(f"wire{zero}", "parallel.wire=bf16", f"parallel.zero={zero}", ranks=3)
+                self.assert_equal_run(f"wire{zero}", reference, WIRE_LOSS, WIRE_WEIGHTS)
+
+    def test_sequence_parallelism(self):
+        for name, overrides in (("plain", []), ("recomputed", ["model.recompute=0.6"]),
+                                ("masked", ["mask.image_head=0.5", "model.drop_path=0.2"])):
+            reference = self.reference(name, *overrides)
+            for ranks, sp, zero in ((2, 2, 1), (3, 3, 0), (3, 3, 1), (4, 2, 1)):
+                with self.subTest(name, ranks=ranks, sp=sp, zero=zero):
+                    run = f"{name}r{ranks}s{sp}z{zero}"
+                    self.run_of(run, f"parallel.sp={sp}", f"parallel.zero={zero}",
+                                "parallel.bucket_mib=0.1", *overrides, ranks=ranks)
+                    self.assert_equal_run(run, reference)
+
+    def test_the_same_bits_twice(self):
+        for name, ranks, overrides in (
+                ("sharded", 3, ["parallel.zero=1", SMALL]), ("whole", 3, ["parallel.zero=0"]),
+                ("wire", 4, ["parallel.wire=bf16"]), ("sequence", 4, ["parallel.sp=2"]),
+                ("bf16", 2, ["model.dtype=bf16", SMALL])):
+            with self.subTest(name):
+                self.run_of(name, *overrides, ranks=ranks)
+                self.run_of(name + "_again", *overrides, ranks=ranks)
+                self.assert_same_run(name, name + "_again")
+                # And when it was stopped in the middle.
+                self.run_of(name + "_half", *overrides, "train.steps=3", ranks=ranks)
+                self.run_of(name + "_half", *overrides, ranks=ranks)
+                self.assert_same_run(name, name + "_half")
+
+    def test_restart_under_any_other_division(self):
+        reference = self.reference()
+        forms = [(1, ["parallel.zero=0", ALL]), (3, ["parallel.zero=1", SMALL]),
+                 (2, ["parallel.sp=2", "parallel.zero=1"]), (4, ["parallel.zero=0", "parallel.sp=2"]),
+                 (4, ["parallel.zero=1", ALL]), (2, ["parallel.overlap=false", SMALL])]
+        for i, (ranks, overrides) in enumerate(forms):
+            self.run_of(f"half{i}", *overrides, "train.steps=3", ranks=ranks)
+            on, then = forms[(i + 1) % len(forms)]
+            with self.subTest(of=overrides, of_ranks=ranks, then=then, on_ranks=on):
+                shutil.copytree(self.dir / f"half{i}", self.dir / f"then{i}", symlinks=True)
+                job = self.run_of(f"then{i}", *then, ranks=on)
+                self.assertIn("3 of 6 steps done", job.err)
+                self.assert_equal_run(f"then{i}", reference)
+
+    def test_bf16_models_shard_their_masters(self):
+        """The f32 masters of a bf16 model live in shards alone: the same weights as when every rank has them all."""
+        self.run_of("whole", "model.dtype=bf16", "parallel.zero=0", ranks=3)
+        self.run_of("sharded", "model.dtype=bf16", "parallel.zero=1", ranks=3)
+        self.assert_close(self.losses("sharded"), self.losses("whole"), 1e-5)
+        gone = self.distance(self.flat("whole"), [0.0] * len(self.flat("whole")))
+        self.assertLessEqual(self.distance(self.flat("whole"), self.flat("sharded")) / gone, 1e-6)
+
+    def test_refused(self):
+        self.refused(self.train("run", "parallel.sp=2", ranks=3, expect=None), 2, "parallel.sp = 2",
+                     "3 ranks")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,102 @@
+"""weft plan: tables and JSON for a described machine, refusals that name what fits, and the memory that training then takes."""
+
+import json
+import unittest
+
+from harness import REPOSITORY, WeftTest
+
+USAGE = 2
+
+
+class Plan(WeftTest):
+    def plan(self, deck, *arguments, ranks=0):
+        out = self.dir / "plan.json"
+        run = self.weft("plan", deck, *arguments, "--json", out, ranks=ranks, expect=0)
+        return run.out, json.loads(out.read_text())
+
+    def test_stage_2_on_128_gpus(self):
+        deck = REPOSITORY / "inputs" / "stage2.toml"
+        text, plan = self.plan(deck, "--gpus", "128", "--memory", "141", "--fabric", "8x400")
+        self.assertIn("not measured", text)
+        self.assertIn("train.batch_sizes = [", text)
+        self.assertEqual(plan["ranks"], 128)
+        self.assertEqual(len(plan["buckets"]), 35)
+        # XL/2 (performance study B1), its state in shards: 2.4 GB of bf16 weights, 4.8 GB of f32 gradients.
+        self.assertAlmostEqual(plan["parameters"]["trained"] / 1.2016e9, 1, delta=0.001)
+        self.assertAlmostEqual(plan["memory"]["weights"] / 2.40e9, 1, delta=0.01)
+        self.assertAlmostEqual(plan["memory"]["gradients"] / 4.81e9, 1, delta=0.01)
+        self.assertLess(plan["memory"]["moments"], 0.1e9)
+        for bucket in plan["buckets"]:
+            self.assertLessEqual(bucket["memory"], plan["memory"]["capacity"])
+        shares = {e["ranks"]: e["share"] for e in plan["efficiency"]}
+        self.assertEqual(list(shares), [1, 2, 4, 8, 16, 32, 64, 128])
+        self.assertGreater(shares[128], 0.97)
+        self.assertLess(sum(plan["step"][k] for k in ("exposed_reduce", "exposed_gather")),
+                        0.01 * plan["step"]["seconds"])
+
+    def test_thinner_fabric_and_no_overlap_cost_more(self):
+        deck = REPOSITORY / "inputs" / "stage1.toml"
+        machine = ("--gpus", "32", "--memory", "141", "--fabric")
+        exposed = []
+        for fabric, override in (("8x400", "parallel.overlap=true"),
+                                 ("1x200", "parallel.overlap=true"),
+                                 ("1x200", "parallel.overlap=false")):
+            _, plan = self.plan(deck, override, *machine, fabric)
+            exposed.append(plan["step"]["exposed_reduce"] + plan["step"]["exposed_gather"])
+        self.assertLess(exposed[0], exposed[1])
+        self.assertLess(3 * exposed[1], exposed[2])
+
+    def refuse(self, *said, deck=REPOSITORY / "inputs" / "stage2.toml", arguments):
+        self.refused(self.weft("plan", deck, *arguments, ranks=0, expect=None), USAGE, *said)
+
+    def test_what_does_not_fit(self):
+        self.refuse("clips of bucket", "largest batch of this bucket that fits is",
+                    arguments=("--gpus", "128", "--memory", "30", "--fabric", "8x400"))
+        self.refuse("weights, gradients and optimizer need", "use more ranks",
+                    arguments=("--gpus", "8", "--memory", "6", "--fabric", "8x400"))
+        self.refuse("optimizer need", "parallel.zero = 1",
+                    arguments=("parallel.zero=0", "--gpus", "8", "--memory", "20", "--fabric",
+                               "8x400"))
+
+    def test_bad_arguments(self):
+        self.refuse("8x40O", "did you mean 8x400?",
+                    arguments=("--gpus", "8", "--memory", "141", "--fabric", "8x40O"))
+        self.refuse("needs --memory", arguments=("--gpus", "8"))
+        self.refuse("--rates", "cannot be read",
+                    arguments=("--gpus", "8", "--memory", "141", "--rates", "missing.json"))
+        self.refuse("parallel.sp = 3", arguments=("parallel.sp=3", "--gpus", "8", "--memory", "141"))
+        self.refuse("mpirun -n 2", arguments=("--gpus", "2", "--fabric", "local"))
+        self.refuse("720-51", "did you mean \"720p-51\"?",
+                    arguments=('train.batch_sizes=["720-51=1"]', "--gpus", "8", "--memory", "141"))
+
+    def test_rates_from_a_file(self):
+        rates = dict(products=1e14, attention_forward=1e14, attention_backward=1e14,
+                     bandwidth=1e12, gaps=0, origin="a slow device")
+        (self.dir / "rates.json").write_text(json.dumps(rates))
+        deck = REPOSITORY / "inputs" / "stage2.toml"
+        machine = ("--gpus", "8", "--memory", "141")
+        text, slow = self.plan(deck, *machine, "--rates", self.dir / "rates.json")
+        _, fast = self.plan(deck, *machine)
+        self.assertIn("a slow device", text)
+        self.assertGreater(slow["step"]["seconds"], 4 * fast["step"]["seconds"])
+
+    def test_the_memory_of_the_run_itself(self):
+        """The planned peak is the arena's, within 3 %, also where blocks are recomputed."""
+        data = ("data.path=synthetic:clips=8,frames=3,height=16,width=16;"
+                "clips=8,frames=6,height=32,width=32")
+        capacity = 0  # GiB: what there is
+        for ranks in (1, 2, 1):
+            overrides = [data, "train.steps=4", "train.checkpoint_every=0", "run.resume=false",
+                         "parallel.bucket_mib=1", f"memory.arena_gib={capacity}"]
+            with self.subTest(ranks=ranks, arena_gib=capacity):
+                _, plan = self.plan("deck.toml", *overrides, "--fabric", "local", ranks=ranks)
+                planned = plan["memory"]["activations"]
+                self.assertEqual(max(b["recompute"] for b in plan["buckets"]) > 0, capacity > 0)
+                self.weft("train", "deck.toml", *overrides, ranks=ranks, expect=0)
+                peak = max(m["memory"]["arena_peak_bytes"] for m in self.metrics("run"))
+                self.assertAlmostEqual(planned / peak, 1, delta=0.03)
+                capacity = 0.8 * planned / 2**30 if ranks == 2 else 0
+
+
+if __name__ == "__main__":
+    unittest.main()

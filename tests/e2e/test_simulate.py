@@ -1,0 +1,104 @@
+"""weft simulate: tables, JSON and a plot; measured costs of a real run; refusals."""
+
+import json
+import pathlib
+import shutil
+import unittest
+import xml.etree.ElementTree
+
+import harness
+from harness import REPOSITORY, WEFT, WeftTest
+
+USAGE = 2
+STAGE = REPOSITORY / "inputs" / "stage2.toml"
+QUICK = ("--per-gpu", "4", "--steps", "2", "--warmup", "1")
+
+
+@unittest.skipUnless((pathlib.Path(WEFT).parent / "weft_simulation.so").exists(), "built without SimGrid")
+class Simulate(WeftTest):
+    def simulate(self, *arguments, deck=STAGE):
+        out = self.dir / "out.json"
+        run = self.weft("simulate", deck, *arguments, "--json", out, ranks=0)
+        return run.out, json.loads(out.read_text())["cases"]
+
+    def test_both_styles_on_two_fabrics(self):
+        plot = self.dir / "plot.svg"
+        text, cases = self.simulate("--gpus", "16,1", "--style", "weft,barrier", "--fabric", "8x400,1x200",
+                                    "--plot", plot, *QUICK)
+        self.assertIn("not measured", text)
+        self.assertEqual([(c["style"], c["fabric"]) for c in cases],
+                         [("weft", "8x400"), ("barrier", "8x400"), ("weft", "1x200"), ("barrier", "1x200")])
+        for case in cases:
+            one, many = case["results"]
+            self.assertEqual((one["ranks"], many["ranks"]), (1, 16))
+            self.assertAlmostEqual(one["exposed_share"], 0, places=9)
+            self.assertLess(many["efficiency"], 1)
+        weft, barrier = cases[0]["results"][1], cases[1]["results"][1]
+        self.assertEqual(weft["micro_batches"], 64)
+        self.assertGreater(weft["efficiency"], barrier["efficiency"])
+        self.assertGreater(cases[2]["results"][1]["exposed_share"], weft["exposed_share"])
+        # A picture, with a curve for each case.
+        root = xml.etree.ElementTree.parse(plot).getroot()
+        self.assertEqual(len(root.findall("{http://www.w3.org/2000/svg}path")), 4)
+
+    def test_targets_on_128_ranks(self):
+        wanted = ("--gpus", "128", "--per-gpu", "8", "--steps", "5")
+        for stage in (1, 2, 3):
+            deck = REPOSITORY / "inputs" / f"stage{stage}.toml"
+            _, cases = self.simulate(*wanted, "--cv", "0", deck=deck)
+            self.assertLess(cases[0]["results"][0]["spread"], 0.015, deck)
+            _, cases = self.simulate(*wanted, deck=deck)
+            self.assertGreater(cases[0]["results"][0]["efficiency"], 0.94, deck)
+        uniform = ('data.path="synthetic:name=480p-51,latent=1,frames=15,height=60,width=106,clips=50000"',
+                   'train.batch_sizes=["480p-51=5"]')
+        _, cases = self.simulate(*uniform, *wanted)
+        self.assertGreater(cases[0]["results"][0]["efficiency"], 0.97)
+
+    def test_runs_repeat(self):
+        results = []
+        for _ in range(2):
+            _, cases = self.simulate("--gpus", "8", *QUICK)
+            results.append({k: v for k, v in cases[0]["results"][0].items() if k != "simulation_seconds"})
+        for key, value in results[0].items():
+            self.assertAlmostEqual(results[1][key], value, places=9, msg=key)
+
+    def test_measured_costs_of_a_run(self):
+        # Costs are agreed on after the fourth step at the earliest.
+        self.train("run", "train.steps=10", ranks=1)
+        local = ("--fabric", "local", "--cores", "2", "--costs", self.dir / "run", "--cv", "0")
+        _, cases = self.simulate("--gpus", "1,2,4", *local, deck="deck.toml")
+        one, two, four = (r["step_seconds"] for r in cases[0]["results"])
+        self.assertLess(two, 0.75 * one)
+        self.assertGreater(four, 0.85 * two)  # four ranks share two cores
+        self.assertTrue(cases[0]["costs"].startswith("given in"))
+
+    def test_costs_from_a_file(self):
+        costs = self.dir / "costs.json"
+        costs.write_text(json.dumps({"seconds": {"synthetic-3-16x16": 0.5}, "optimizer": 0.25}))
+        _, cases = self.simulate("--gpus", "1", "--fabric", "local", "--costs", costs, "--cv", "0", deck="deck.toml")
+        self.assertAlmostEqual(cases[0]["results"][0]["step_seconds"], 4 * 0.5 + 0.25, places=6)
+
+    def refuse(self, *said, arguments):
+        self.refused(self.weft("simulate", *arguments, ranks=0, expect=None), USAGE, *said)
+
+    def test_refusals(self):
+        self.refuse("--fabric 8y400", arguments=(STAGE, "--fabric", "8y400"))
+        self.refuse("--style eager", "weft, barrier", arguments=(STAGE, "--style", "eager"))
+        self.refuse("--gpus 0", arguments=(STAGE, "--gpus", "0"))
+        self.refuse("wants measured costs", arguments=("deck.toml", "--fabric", "local"))
+        (self.dir / "costs.json").write_text('{"seconds": {"other": 1}}')
+        self.refuse("bucket synthetic-3-16x16 has no time",
+                    arguments=("deck.toml", "--fabric", "local", "--costs", "costs.json"))
+
+    def test_without_simgrid(self):
+        alone = self.dir / "weft"
+        shutil.copy(WEFT, alone)
+        whole, harness.WEFT = harness.WEFT, str(alone)
+        try:
+            self.refuse("built without SimGrid", "libsimgrid-dev", arguments=(STAGE, "--gpus", "2"))
+        finally:
+            harness.WEFT = whole
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,284 @@
+// What the watch says of ranks that stopped, skipped or differ, and that it keeps still where nothing is wrong.
+#include "parallel/watchdog.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "parallel/communicator.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr double limit = 1.0;
+constexpr Collective scatter{"reduce-scatter", DType::f32, 1 << 20};
+constexpr Collective gather{"all-gather", DType::f32, 1 << 18};
+
+// A watch over a transport that is made up: the test says which operation this rank is in.
+class WatchdogTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    watchdog_.emplace(
+        MPI_COMM_WORLD, limit,
+        [this]() -> std::optional<Watchdog::Operation> {
+          const std::uint64_t n = pending_;
+          if (n == 0) return std::nullopt;
+          return Watchdog::Operation{n, fmt::format("operation {}", n), now_seconds() - since_};
+        },
+        [this] { stopped_ = true; });
+  }
+  void TearDown() override {
+    MPI_Barrier(MPI_COMM_WORLD);
+    watchdog_.reset();
+  }
+
+  void issue(std::uint64_t n, const Collective& c) { watchdog_->issued(n, c); }
+  void enter(std::uint64_t n) {
+    since_ = now_seconds();
+    watchdog_->begun(n);
+    pending_ = n;
+  }
+  void leave(std::uint64_t n) {
+    pending_ = 0;
+    watchdog_->completed(n);
+  }
+  // Sleeps, without a word to the watch, until the verdict is there.
+  bool sleep_until_stopped(double seconds = 20) {
+    for (const double start = now_seconds(); !stopped_;) {
+      if (now_seconds() - start > seconds) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return true;
+  }
+  // What every rank is told; empty if it is told nothing.
+  std::string verdict() {
+    const double start = now_seconds();
+    if (!sleep_until_stopped()) return "";
+    EXPECT_LT(now_seconds() - start, limit + 10);
+    try {
+      watchdog_->check();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::hang);
+      EXPECT_FALSE(e.hint().empty());
+      return e.what();
+    }
+    return "";
+  }
+
+  int rank_ = 0, size_ = 1;
+  std::atomic<std::uint64_t> pending_ = 0;
+  std::atomic<double> since_ = 0;
+  std::atomic<bool> stopped_ = false;
+  std::optional<Watchdog> watchdog_;
+};
+
+std::string cause(const std::string& report) { return report.substr(0, report.find('\n')); }
+
+TEST_F(WatchdogTest, KeepsStillOutsideOfSteps) {
+  watchdog_->progress(3, "forward");
+  watchdog_->progress(3, rank_ % 2 == 0 ? nullptr : "idle");
+  EXPECT_FALSE(sleep_until_stopped(2.5 * limit));
+  EXPECT_NO_THROW(watchdog_->check());
+}
+
+TEST_F(WatchdogTest, KeepsStillWithoutAnyWord) {
+  EXPECT_FALSE(sleep_until_stopped(2 * limit));
+  EXPECT_NO_THROW(watchdog_->check());
+}
+
+TEST_F(WatchdogTest, KeepsStillWhileThingsMove) {
+  watchdog_->progress(0, "forward");
+  for (std::uint64_t n = 1; n <= 5; ++n) {  // operations end, and no word of the main thread
+    issue(n, scatter);
+    enter(n);
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    leave(n);
+  }
+  for (int step = 1; step <= 5; ++step) {  // words of the main thread, and no operation
+    watchdog_->progress(step, "forward");
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  }
+  watchdog_->progress(5, nullptr);
+  EXPECT_NO_THROW(watchdog_->check());
+}
+
+TEST_F(WatchdogTest, ALongerLimitHoldsAtOnce) {
+  if (std::getenv("WEFT_COMM_TIMEOUT") != nullptr) GTEST_SKIP() << "the environment decides";
+  watchdog_->progress(0, "forward");
+  watchdog_->set_timeout(60);
+  EXPECT_EQ(watchdog_->timeout(), 60);
+  EXPECT_FALSE(sleep_until_stopped(2 * limit));
+  watchdog_->progress(0, nullptr);
+}
+
+TEST_F(WatchdogTest, ASaveMayTakeTenTimesAsLong) {
+  watchdog_->set_timeout(0.3);
+  watchdog_->progress(4, "save");
+  EXPECT_FALSE(sleep_until_stopped(2));
+  const std::string s = verdict();
+  EXPECT_THAT(cause(s), HasSubstr("no progress for 3 s; late: rank 0 on "));
+  EXPECT_THAT(cause(s), HasSubstr("in save of step 5 for "));
+}
+
+// The last rank's main thread hangs in data; the others wait for it in a collective.
+TEST_F(WatchdogTest, ARankStuckOutsideOfCollectives) {
+  const int late = size_ - 1;
+  MPI_Barrier(MPI_COMM_WORLD);
+  watchdog_->progress(7, rank_ == late ? "data" : "backward");
+  if (rank_ != late) {
+    issue(1, scatter);
+    enter(1);
+  }
+  const std::string s = verdict();
+  EXPECT_THAT(cause(s), HasSubstr(fmt::format("late: rank {} on ", late)));
+  EXPECT_THAT(cause(s), HasSubstr("in data of step 8 for "));
+  if (size_ > 1) {
+    EXPECT_THAT(s, HasSubstr("1 reduce-scatter (f32, 1.000 MiB)"));
+  }
+  EXPECT_EQ(std::count(s.begin(), s.end(), '\n'), size_ + 1) << s;
+}
+
+// No collective anywhere: all ranks hang in their own business.
+TEST_F(WatchdogTest, AllRanksStuck) {
+  watchdog_->progress(2, "data");
+  const std::string s = verdict();
+  EXPECT_THAT(cause(s), HasSubstr("no progress for 1 s; late: rank 0 on "));
+  EXPECT_THAT(cause(s), HasSubstr("in data of step 3 for "));
+}
+
+// One rank took another branch.
+TEST_F(WatchdogTest, CollectivesThatDiffer) {
+  if (size_ < 2) GTEST_SKIP() << "one rank agrees with itself";
+  issue(1, scatter);
+  enter(1);
+  leave(1);
+  issue(2, rank_ == size_ - 1 ? gather : scatter);
+  issue(3, scatter);
+  enter(2);
+  const std::string s = verdict();
+  EXPECT_THAT(
+      s, StartsWith(size_ == 2
+                        ? "collective 2 differs: rank 0 has reduce-scatter (f32, 1.000 MiB), "
+                          "rank 1 has all-gather (f32, 0.250 MiB); "
+                        : fmt::format("collective 2 differs: rank {} has all-gather (f32, 0.250 "
+                                      "MiB), the others reduce-scatter (f32, 1.000 MiB); ",
+                                      size_ - 1)));
+}
+
+// The transport met a message it did not expect: nobody waits for the limit, and the records tell what it was.
+TEST_F(WatchdogTest, ASuspicionIsExplainedByTheRecords) {
+  watchdog_->set_timeout(60);
+  const double start = now_seconds();
+  for (std::uint64_t n = 1; n <= 3; ++n) issue(n, rank_ == 0 && n == 3 ? gather : scatter);
+  enter(1);
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank_ == size_ - 1) watchdog_->suspect("a message of another collective");
+  const std::string s = verdict();
+  EXPECT_LT(now_seconds() - start, 10);
+  EXPECT_THAT(s, HasSubstr("a message of another collective"));
+  if (size_ > 1) {
+    EXPECT_THAT(s, StartsWith("collective 3 differs: rank 0 has all-gather (f32, 0.250 MiB), "));
+  }
+}
+
+// An error of the transport is one rank's own, told as it is.
+TEST_F(WatchdogTest, AFailureIsThrownAsItIs) {
+  watchdog_->fail(std::make_exception_ptr(Error(Exit::hardware, "a cable is cut")));
+  watchdog_->fail(std::make_exception_ptr(Error(Exit::data, "too late")));
+  EXPECT_TRUE(stopped_);
+  try {
+    watchdog_->check();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::hardware);
+    EXPECT_STREQ(e.what(), "a cable is cut");
+    EXPECT_FALSE(e.told());
+  }
+}
+
+// The same on the real transport. All ranks run `job` until the verdict is thrown.
+std::string verdict_of(const std::function<void(Communicator&, int rank)>& job) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const auto comm = make_mpi_communicator(MPI_COMM_WORLD, limit);
+  const double start = now_seconds();
+  try {
+    job(*comm, rank);
+    while (now_seconds() - start < 20) {
+      comm->check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::hang) << e.what();
+    EXPECT_LT(now_seconds() - start, limit + 10);
+    EXPECT_TRUE(e.told()) << "one rank tells it, before anybody ends the job";
+    return e.what();
+  }
+  return "";
+}
+
+Tensor over(std::vector<float>& v) {
+  return Tensor::borrow(v.data(), {static_cast<std::int64_t>(v.size())}, DType::f32);
+}
+
+TEST(HungCommunicator, ASkippedCollective) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size < 2) GTEST_SKIP() << "one rank waits for nobody";
+  const int late = size - 1;
+  std::vector<float> v(300000, 1.0f);
+  const std::string s = verdict_of([&](Communicator& comm, int rank) {
+    for (int k = 0; k < 3; ++k) comm.wait(comm.all_reduce_sum(over(v)));
+    if (rank != late) comm.wait(comm.all_reduce_sum(over(v)));
+  });
+  EXPECT_THAT(cause(s), HasSubstr("all-reduce 4 (f32, 1.144 MiB) did not end within 1 s"));
+  EXPECT_THAT(cause(s), HasSubstr(fmt::format("late: rank {} on ", late)));
+  EXPECT_THAT(cause(s), HasSubstr(fmt::format("rank {} has 3", late)));
+}
+
+// A skipped one whose place another kind takes, and one of another size: neither may end in an error of MPI, nor pass.
+TEST(HungCommunicator, AnotherKindInItsPlace) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size < 2) GTEST_SKIP() << "one rank waits for nobody";
+  std::vector<float> v(300000, 1.0f), w(4000, 1.0f);
+  const std::string s = verdict_of([&](Communicator& comm, int rank) {
+    comm.wait(comm.all_gather(over(v)));
+    if (rank != size - 1) comm.all_reduce_sum(over(v));
+    comm.wait(comm.all_gather(over(w)));
+    comm.wait(comm.all_gather(over(w)));
+  });
+  EXPECT_THAT(s, StartsWith("collective 2 differs: "));
+  EXPECT_THAT(cause(s), HasSubstr("all-reduce (f32, 1.144 MiB)"));
+  EXPECT_THAT(cause(s), HasSubstr("all-gather (f32, 0.015 MiB)"));
+}
+
+TEST(HungCommunicator, AResizedCollective) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size < 2) GTEST_SKIP() << "one rank waits for nobody";
+  for (const std::size_t other : {200000U, 300016U}) {
+    std::vector<float> v(300000, 1.0f), w(other, 1.0f);
+    const std::string s = verdict_of([&](Communicator& comm, int rank) {
+      comm.wait(comm.all_reduce_sum(over(v)));
+      comm.wait(comm.all_reduce_sum(over(rank == size - 1 ? w : v)));
+    });
+    EXPECT_THAT(s, StartsWith("collective 2 differs: ")) << other;
+  }
+}
+
+}  // namespace
+}  // namespace weft

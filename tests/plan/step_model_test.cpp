@@ -1,0 +1,220 @@
+// The formulas against the tables of the performance study: B4 (roofline of a step), B6 (communication), B7 (variation).
+#include "plan/step_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "core/error.h"
+#include "models/stdit3.h"
+#include "plan/machine.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+
+ModelDeck xl2() {
+  ModelDeck m;
+  m.dtype = "bf16";
+  m.freeze_y_embedder = true;
+  return m;
+}
+
+Rates ideal() { return {790e12, 790e12, 790e12, 4.3e12, 0, "ideal"}; }
+
+TEST(MicroBatchCost, RooflineOfTheStudy) {
+  struct Row {
+    std::int64_t clips, T, S;
+    double forward, backward;  // ms
+  };
+  const Row rows[] = {{1, 4, 256, 3.0, 6.2},   {20, 15, 256, 228, 465}, {5, 15, 1590, 378, 785},
+                      {2, 30, 1590, 303, 628}, {2, 15, 3600, 378, 800}, {1, 30, 3600, 378, 800}};
+  for (const Row& r : rows) {
+    const MicroBatchCost c = micro_batch_cost(xl2(), {r.clips, r.T, r.S, 300, 0}, ideal());
+    // The table has two to three digits; it leaves out what stands before and behind the blocks.
+    EXPECT_NEAR(1e3 * c.forward, r.forward, 0.02 * r.forward + 0.2) << r.T << "x" << r.S;
+    EXPECT_NEAR(1e3 * c.backward, r.backward, 0.02 * r.backward + 0.2) << r.T << "x" << r.S;
+  }
+}
+
+// FLOPs of B3, and those that the model itself reports.
+TEST(MicroBatchCost, Flops) {
+  const MicroBatchCost c = micro_batch_cost(xl2(), {1, 15, 1590, 300, 0}, ideal());
+  EXPECT_NEAR(c.flops, 169.5e12, 0.01 * 169.5e12);
+  const Stdit3 model(xl2());
+  EXPECT_NEAR(c.flops, 3 * model.forward_flops(15, 1590, 300), 1e-6 * c.flops);
+}
+
+TEST(MicroBatchCost, RecomputationAndSequenceParallelism) {
+  const MicroBatchShape shape{2, 30, 1590, 300, 0.5};
+  const MicroBatchCost half = micro_batch_cost(xl2(), shape, ideal());
+  EXPECT_NEAR(half.again, 0.5 * half.forward, 0.01 * half.forward);
+  const MicroBatchCost shared = micro_batch_cost(xl2(), shape, ideal(), 2, 370e9);
+  // Half the tokens, but the captions whole; and 4 exchanges a pair of half a rank's share.
+  EXPECT_NEAR(shared.forward, half.forward / 2, 0.03 * half.forward);
+  EXPECT_NEAR(shared.exchange, 28 * 4 * (2.0 * 1152 * 47700) / 2 / 370e9, 1e-9);
+  EXPECT_EQ(half.exchange, 0);
+}
+
+CommModel comm(const std::string& fabric, double share, bool hierarchical) {
+  CommModel c{128, described_machine(fabric, 141), hierarchical};
+  c.machine.card_share = share;
+  c.machine.link_latency = c.machine.card_latency = 0;
+  return c;
+}
+
+TEST(CommModel, AllReduceOfTheStudy) {
+  struct Row {
+    const char* fabric;
+    double share, flat, hierarchical;  // ms, in bf16; f32 takes twice that
+  };
+  const Row rows[] = {{"8x400", 1, 11.9, 11.4},
+                      {"8x400", 0.92, 13.0, 12.2},
+                      {"1x200", 1, 191, 180},
+                      {"1x200", 0.92, 207, 196}};
+  const double bytes = 2 * 1.2016e9;
+  for (const Row& r : rows) {
+    EXPECT_NEAR(1e3 * comm(r.fabric, r.share, false).all_reduce(bytes), r.flat, 0.005 * r.flat);
+    EXPECT_NEAR(1e3 * comm(r.fabric, r.share, true).all_reduce(bytes), r.hierarchical,
+                0.005 * r.hierarchical);
+    EXPECT_DOUBLE_EQ(comm(r.fabric, r.share, true).all_reduce(2 * bytes),
+                     2 * comm(r.fabric, r.share, true).all_reduce(bytes));
+  }
+}
+
+TEST(CommModel, OneRankAndOneNode) {
+  CommModel c{1, described_machine("8x400", 141)};
+  EXPECT_EQ(c.all_reduce(1e9), 0);
+  c.ranks = 8;
+  EXPECT_EQ(c.nodes(), 1);
+  EXPECT_NEAR(c.reduce_scatter(1e9), 7.0 / 8 * 1e9 / 370e9, 1e-4);
+  c.ranks = 9;
+  EXPECT_EQ(c.nodes(), 2);
+}
+
+TEST(Machine, Fabrics) {
+  EXPECT_DOUBLE_EQ(described_machine("8x400", 141).node_bandwidth(), 0.92 * 400e9);
+  EXPECT_DOUBLE_EQ(described_machine("1x200", 141).node_bandwidth(), 0.92 * 25e9);
+  EXPECT_EQ(described_machine("4x100", 80).cards_a_node, 4);
+  EXPECT_DOUBLE_EQ(described_machine("4x100", 80).memory_bytes, 80e9);
+  for (const char* bad : {"8x", "x400", "eight", "0x400", "8x-1", "8x400x2", "2.5x100", ""}) {
+    try {
+      described_machine(bad, 141);
+      FAIL() << bad;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      EXPECT_FALSE(e.hint().empty());
+    }
+  }
+  try {
+    described_machine("8x40O", 141);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.hint(), HasSubstr("8x400"));
+  }
+}
+
+// B6: 5 clips of 51 frames at 480p, 2.15 s a step at half of 790 TFLOP/s, 56 buckets: 99.8 % with overlap, 91.2 % without.
+TEST(StepTime, OverlapAndItsLack) {
+  std::vector<BucketSchedule> buckets;
+  for (int i = 0; i < 56; ++i)
+    buckets.push_back(
+        {static_cast<std::int64_t>(1.2016e9 / 56), true, (i + 1) / 56.0, (55 - i) / 56.0});
+  const MicroBatchCost work{2.15 / 3, 2.15 * 2 / 3, 0, 0, 0};
+  ParallelDeck deck;
+  deck.wire = "bf16";
+  const auto efficiency = [&](bool overlap, int zero) {
+    deck.overlap = overlap;
+    deck.zero = zero;
+    const StepTime t =
+        step_time(std::span(&work, 1), buckets, comm("1x200", 0.92, true), deck, true, 1e15);
+    return t.compute / (t.compute + t.exposed());
+  };
+  EXPECT_NEAR(efficiency(true, 0), 0.998, 0.001);
+  EXPECT_NEAR(efficiency(false, 0), 0.912, 0.006);  // the table's serial column is of a flat ring
+  EXPECT_GT(efficiency(true, 1), 0.997);
+  EXPECT_NEAR(efficiency(false, 1), 0.912, 0.006);
+}
+
+TEST(StepTime, WhatCannotBeHidden) {
+  ParallelDeck deck;
+  CommModel c{8, described_machine("8x400", 141)};
+  c.machine.link_latency = 0;
+  const double takes = c.reduce_scatter(4e9);
+  const std::vector<BucketSchedule> all_at_the_end{{1000000000, false, 1, 0}};
+  const std::vector<MicroBatchCost> work{{1, 2, 0, 0, 0}, {1, 2, 0, 0, 0}};
+  StepTime t = step_time(work, all_at_the_end, c, deck, false, 1e12);
+  EXPECT_DOUBLE_EQ(t.compute, 6);
+  EXPECT_NEAR(t.exposed_reduce, takes, 1e-9);  // complete when the backward is
+  EXPECT_NEAR(t.exposed_gather, takes, 1e-9);  // and needed at once
+  EXPECT_NEAR(t.optimizer, 1e9 / 8 * optimizer_bytes_an_element / 1e12, 1e-12);
+  t = step_time(work, std::vector<BucketSchedule>{{1000000000, false, 0.1, 0.9}}, c, deck, false,
+                1e12);
+  EXPECT_EQ(t.exposed(), 0);
+  // A rank without work has nothing to hide behind.
+  t = step_time({}, std::vector<BucketSchedule>{{1000000000, false, 0.1, 0.9}}, c, deck, false,
+                1e12);
+  EXPECT_NEAR(t.exposed(), 2 * takes, 1e-9);
+  deck.zero = 0;
+  t = step_time(work, all_at_the_end, c, deck, false, 1e12);
+  EXPECT_NEAR(t.exposed_reduce, 2 * takes, 1e-9);
+  EXPECT_EQ(t.gather, 0);
+  EXPECT_NEAR(t.optimizer, 1e9 * optimizer_bytes_an_element / 1e12, 1e-12);
+}
+
+// Gradients are complete in the order of the backward, and the weights of what comes first are needed at once.
+TEST(BucketSchedule, FollowsTheBlocks) {
+  ModelDeck deck = xl2();
+  deck.hidden_size = 64;
+  deck.num_heads = 4;
+  deck.depth = 4;
+  deck.caption_channels = 16;
+  Stdit3 model(deck);
+  model.params().allocate(1 << 16, true, true);
+  const auto schedule = bucket_schedule(model.params(), deck);
+  ASSERT_GT(schedule.size(), 3u);
+  ASSERT_EQ(schedule.size(), model.params().buckets().size());
+  double before = 0, needed = 1;
+  for (const BucketSchedule& b : schedule) {
+    EXPECT_GE(b.ready, before);
+    EXPECT_LE(b.ready, 1);
+    EXPECT_LE(b.needed, needed);
+    EXPECT_GE(b.needed, 1 - b.ready - 0.1) << "the forward needs first what the backward ends with";
+    needed = b.needed;
+    before = b.ready;
+  }
+  EXPECT_LT(schedule[0].ready, 0.5);
+  EXPECT_GT(schedule[0].needed, 0.5);
+  EXPECT_EQ(schedule.back().ready, 1);
+  EXPECT_EQ(schedule.back().needed, 0);
+}
+
+TEST(Variation, ExpectedMaximum) {
+  EXPECT_NEAR(expected_maximum(1), 0, 1e-6);
+  EXPECT_NEAR(expected_maximum(2), 0.5642, 1e-3);
+  const std::pair<int, double> study[] = {{8, 1.42},  {16, 1.76}, {32, 2.07},
+                                          {64, 2.33}, {96, 2.49}, {128, 2.61}};
+  for (const auto& [n, m] : study) EXPECT_NEAR(expected_maximum(n), m, 0.02) << n;
+  EXPECT_NEAR(efficiency_of_variation(0.05, 96), 0.889, 0.002);
+}
+
+TEST(Rates, FromAFile) {
+  const std::string path = testing::TempDir() + "weft_rates.json";
+  std::ofstream(path)
+      << R"({"products": 7e14, "attention_forward": 4e14, "attention_backward": 3e14,
+                            "bandwidth": 4e12, "gaps": 0.02})";
+  const Rates r = read_rates(path);
+  EXPECT_EQ(r.products, 7e14);
+  EXPECT_THAT(r.origin, HasSubstr(path));
+  for (const char* bad : {"{}", "[1]", "not json", R"({"products": "many"})"}) {
+    std::ofstream(path) << bad;
+    EXPECT_THROW(read_rates(path), Error);
+  }
+  EXPECT_THROW(read_rates(path + ".missing"), Error);
+  EXPECT_THAT(h200_targets().origin, HasSubstr("not measured"));
+}
+
+}  // namespace
+}  // namespace weft

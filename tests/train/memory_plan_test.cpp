@@ -1,0 +1,124 @@
+#include "train/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "data/synthetic.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+
+// Two buckets, the second with 8 times the tokens of the first.
+struct Small {
+  Deck deck;
+  std::unique_ptr<ClipSource> source = make_synthetic_source(
+      "clips=8,frames=2,height=16,width=16,latent=1;clips=8,frames=4,height=32,width=32,latent=1");
+  std::unique_ptr<Stdit3> model;
+  Small() {
+    deck.model.hidden_size = 64;
+    deck.model.num_heads = 4;
+    deck.model.depth = 3;
+    deck.model.caption_channels = 16;
+    deck.model.model_max_length = 8;
+    model = std::make_unique<Stdit3>(deck.model);
+    model->params().allocate(1 << 20, false, true);
+  }
+  std::vector<StepMemory> plan(std::size_t capacity, std::vector<std::int64_t> sizes = {2, 2}) {
+    return plan_memory(deck, *model, source->buckets(), sizes, capacity);
+  }
+  std::size_t bytes(int bucket, double recompute, std::int64_t clips = 2) {
+    return plan_step_memory(deck, *model, source->buckets()[static_cast<std::size_t>(bucket)],
+                            clips, recompute);
+  }
+};
+
+constexpr std::size_t plenty = std::size_t{1} << 40;
+
+TEST(MemoryPlan, NothingIsRecomputedWhereAllFits) {
+  Small s;
+  const auto plan = s.plan(plenty);
+  ASSERT_EQ(plan.size(), 2u);
+  for (int b = 0; b < 2; ++b) {
+    EXPECT_EQ(plan[static_cast<std::size_t>(b)].recompute, 0);
+    EXPECT_EQ(plan[static_cast<std::size_t>(b)].bytes, s.bytes(b, 0));
+  }
+  EXPECT_GT(plan[1].bytes, 4 * plan[0].bytes);
+}
+
+// An arena in which so many bytes are usable.
+std::size_t arena_for(std::size_t bytes) { return bytes + bytes / 31 + 32; }
+
+// Every capacity between the two extremes: the bucket fits, holes included; fewer blocks do not; short clips pay nothing.
+TEST(MemoryPlan, AsManyBlocksAsItTakes) {
+  Small s;
+  const double blocks = 6;
+  std::vector<std::size_t> need;  // of the large bucket with so many blocks recomputed
+  for (int count = 0; count <= 6; ++count) need.push_back(s.bytes(1, count / blocks));
+  ASSERT_GT(need[0], need[5]);
+  for (int count = 0; count <= 5; ++count) {
+    // Holes take an eighth at most here.
+    const std::size_t capacity = arena_for(need[static_cast<std::size_t>(count)] * 9 / 8);
+    const auto plan = s.plan(capacity);
+    EXPECT_EQ(plan[0].recompute, 0);
+    EXPECT_LE(plan[1].bytes, capacity);
+    const auto taken = static_cast<int>(std::lround(plan[1].recompute * blocks));
+    EXPECT_EQ(plan[1].bytes, need[static_cast<std::size_t>(taken)]);
+    EXPECT_LE(taken, count);
+    for (int fewer = 0; fewer < taken; ++fewer)
+      EXPECT_THROW(plan_step_memory(s.deck, *s.model, s.source->buckets()[1], 2, fewer / blocks,
+                                    DeviceKind::cpu, capacity - capacity / 32),
+                   Error)
+          << fewer << " blocks suffice";
+    // The model rounds up to whole blocks; the share must not reach the next one.
+    EXPECT_EQ(std::ceil(plan[1].recompute * blocks), taken);
+  }
+}
+
+TEST(MemoryPlan, TheDecksShareIsTheLeast) {
+  Small s;
+  s.deck.model.recompute = 0.5;
+  for (const StepMemory& m : s.plan(plenty)) EXPECT_NEAR(m.recompute, 0.5, 1e-12);
+  s.deck.model.recompute = 1;
+  for (const StepMemory& m : s.plan(plenty)) EXPECT_NEAR(m.recompute, 1, 1e-12);
+}
+
+TEST(MemoryPlan, BatchesAreNoLargerThanTheirBucket) {
+  Small s;
+  EXPECT_EQ(s.plan(plenty, {100, 2})[0].bytes, s.bytes(0, 0, 8));
+}
+
+TEST(MemoryPlan, RefusesWhatDoesNotFitAndNamesWhatDoes) {
+  Small s;
+  try {
+    s.plan(arena_for(s.bytes(1, 5 / 6.0, 3) * 9 / 8), {2, 5});
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::usage);
+    EXPECT_THAT(e.what(), HasSubstr("5 clips of bucket"));
+    EXPECT_THAT(e.hint(), HasSubstr("that fits is 3"));
+    EXPECT_THAT(e.hint(), HasSubstr(s.source->buckets()[1].name + "=3"));
+  }
+  try {
+    s.plan(s.bytes(1, 5 / 6.0, 1) - 1, {2, 5});
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.hint(), HasSubstr("not even one clip fits"));
+  }
+}
+
+// A GPU's step is planned without a GPU: it has no absorbed cross attention, so the figures differ from the CPU's.
+TEST(MemoryPlan, ForADeviceThatIsNotHere) {
+  Small s;
+  const auto plan = plan_memory(s.deck, *s.model, s.source->buckets(),
+                                std::vector<std::int64_t>{2, 2}, plenty, DeviceKind::cuda);
+  EXPECT_NE(plan[1].bytes, s.bytes(1, 0));
+  EXPECT_GT(plan[1].bytes, 0u);
+}
+
+}  // namespace
+}  // namespace weft
