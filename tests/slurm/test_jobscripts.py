@@ -1,0 +1,293 @@
+"""The job scripts under a real Slurm on this host (cluster.py). `make test-slurm` runs this; by hand, as root:
+    WEFT_BIN=build/weft python3 -B tests/slurm/test_jobscripts.py -v
+
+What was shown (job ids, exit codes, restarts) is printed as each test ends.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+import unittest
+
+from cluster import GRACE, Cluster
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+WEFT = pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve()
+
+# Long enough to be disturbed, short enough to wait for.
+DECK = """
+[run]
+seed = 7
+threads = 1
+[data]
+path = "synthetic:clips=48,frames=3,height=24,width=16"
+[model]
+in_channels = 3
+hidden_size = 64
+depth = 2
+num_heads = 4
+caption_channels = 16
+model_max_length = 4
+[train]
+steps = 200
+batch_size = 2
+micro_batches = 4
+lr = 1e-3
+checkpoint_every = 50
+log_every = 20
+[parallel]
+bucket_mib = 0.25
+deterministic = true
+"""
+
+cluster = None
+
+
+def setUpModule():
+    global cluster
+    # A test run that is told to end takes its Slurm with it, by way of KeyboardInterrupt, which unittest lets through.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cluster = Cluster()
+
+
+def tearDownModule():
+    left = cluster.stop()
+    if left:
+        raise AssertionError(f"had to be killed in the end: {left}")
+
+
+class JobScripts(unittest.TestCase):
+    """Each test is a user with a checkout of his own: job scripts, a deck and build/weft."""
+
+    def setUp(self):
+        self.site = cluster.dir / self.id().rsplit(".", 1)[1]
+        (self.site / "build").mkdir(parents=True)
+        (self.site / "build" / "weft").symlink_to(WEFT)
+        (self.site / "jobscripts").symlink_to(REPOSITORY / "jobscripts")
+        (self.site / "inputs").symlink_to(REPOSITORY / "inputs")
+        (self.site / "deck.toml").write_text(DECK)
+        self.jobs = []
+        self.began = time.monotonic()
+
+    def tearDown(self):
+        for job in self.jobs:
+            cluster.run("scancel", "--quiet", job, check=False)
+        shutil.rmtree(self.site, ignore_errors=True)
+
+    def sbatch(self, script, *arguments, options=(), partition="normal", deck="deck.toml", **variables):
+        """Submits a job script with partition and deck set by the environment; the job's id."""
+        environment = dict(SBATCH_PARTITION=partition, OMPI_MCA_btl_vader_single_copy_mechanism="none",
+                           OMPI_MCA_mpi_yield_when_idle="1", **variables)
+        if deck:
+            environment["DECK"] = deck
+        job = cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *arguments,
+                          cwd=self.site, environment=environment).strip()
+        self.jobs.append(job)
+        return job
+
+    def output(self):
+        return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')}" for p in sorted(self.site.glob("*.out")))
+
+    def until(self, what, condition, seconds=180):
+        limit = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > limit:
+                self.fail(f"{what}: not in {seconds} s\n{cluster.run('squeue')}{self.output()}\n{cluster.logs()}")
+            time.sleep(0.05)
+
+    def finish(self, job, state="COMPLETED", exit_code="0:0", seconds=180):
+        """Waits for the job's end in this state and returns what Slurm says of it."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+        self.until(f"end of job {job}", lambda: cluster.job(job).get("JobState") in ended, seconds)
+        facts = cluster.job(job)
+        self.assertEqual((facts["JobState"], facts["ExitCode"]), (state, exit_code), self.output())
+        return facts
+
+    def steps(self, run):
+        path = self.site / run / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def wait_for_steps(self, job, run, steps):
+        def there():
+            if self.steps(run) >= steps:
+                return True
+            self.assertIn(cluster.job(job).get("JobState"), ("PENDING", "RUNNING", "COMPLETING"), self.output())
+            return False
+        self.until(f"step {steps} of {run}", there)
+
+    def results(self, run):
+        """Losses and samples of every step, and the hash of the final state."""
+        lines = [json.loads(line) for line in (self.site / run / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([m["step"] for m in lines], list(range(len(lines))))
+        manifest = json.loads((self.site / run / "latest" / "manifest.json").read_text())
+        return [m["loss"] for m in lines], [m["samples"] for m in lines], manifest["step"], manifest["state_hash"]
+
+    def show(self, what):
+        print(f"\n  shown in {time.monotonic() - self.began:.0f} s: {what}", file=sys.stderr)
+
+    def test_smoke_on_two_nodes(self):
+        job = self.sbatch("smoke", deck=None, options=("--cpus-per-task=1",))
+        facts = self.finish(job)
+        self.assertEqual(facts["NodeList"], "n[1-2]")
+        self.assertIn("verdict: fit", self.output())
+        run = f"runs/weft-smoke-{job}"
+        self.assertEqual(self.steps(run), 20)
+        self.show(f"job {job} on {facts['NodeList']}: {facts['JobState']}, exit {facts['ExitCode']}, 20 steps")
+
+    def test_scaling_is_an_array(self):
+        job = self.sbatch("scaling", "train.micro_batches=1", "--steps", "2", "--rounds", "1", "--warmup", "2",
+                          options=("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
+        tasks = [f"{job}_{i}" for i in (0, 1)]
+        for task, kind in zip(tasks, ("weak_mixed", "weak_uniform")):
+            self.finish(task)
+            result = json.loads((self.site / f"runs/weft-scaling-{job}" / f"{kind}_2.json").read_text())
+            self.assertTrue(result)
+            self.assertTrue((self.site / f"runs/weft-scaling-{job}" / f"{kind}_2.svg").exists())
+        self.show(f"array {job}: tasks 0 and 1 COMPLETED, exit 0:0, one JSON and one plot each")
+
+    def test_preempted_and_requeued_until_done(self):
+        shape = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+        straight = self.sbatch("restart_chain", options=(*shape, "--job-name=straight"))
+        self.finish(straight)
+        self.assertEqual(cluster.job(straight)["Restarts"], "0")
+
+        job = self.sbatch("restart_chain", options=(*shape, "--job-name=chain"))
+        self.wait_for_steps(job, "runs/chain", 40)
+        # 1. An urgent job wants both nodes: Slurm itself preempts the chain.
+        urgent = cluster.run("sbatch", "--parsable", "-p", "urgent", "--nodes=2", "--exclusive", "--time=1",
+                             "--output=urgent.out", "--wrap=sleep 1", cwd=self.site).strip()
+        self.jobs.append(urgent)
+        began = time.monotonic()
+        self.until("preemption", lambda: cluster.job(urgent)["JobState"] in ("RUNNING", "COMPLETED"), GRACE)
+        preempted = time.monotonic() - began
+        first = self.steps("runs/chain")
+        self.assertLess(first, 200)
+        # 2. It goes on by itself. Then the signal that --signal sends before the end of a job.
+        self.wait_for_steps(job, "runs/chain", first + 30)
+        self.assertEqual(cluster.job(job)["Restarts"], "1")
+        cluster.run("scancel", "--signal=USR1", job)
+        # 3. And to the end.
+        facts = self.finish(job)
+        self.assertEqual(facts["Restarts"], "2", self.output())
+        self.assertEqual(facts["Requeue"], "1")
+        self.assertEqual(self.output().count("weft train ended with 75"), 2, self.output())
+        self.assertEqual(self.output().count("stopped on request after step"), 2, self.output())
+        records = cluster.accounting(job)
+        codes = [(r["JobState"], r["ExitCode"]) for r in records]
+        self.assertEqual(codes[-1], ("COMPLETED", "0:0"))
+        self.assertEqual(self.results("runs/chain"), self.results("runs/straight"))
+        state = self.results("runs/chain")[3]
+        self.show(f"job {job} preempted after {first} steps by job {urgent} (its nodes were free in {preempted:.1f} s), "
+                  f"then stopped by SIGUSR1: Restarts={facts['Restarts']}, {facts['JobState']}, exit {facts['ExitCode']}; "
+                  f"200 losses and state hash {state} bit-equal to job {straight}, which nobody disturbed\n"
+                  f"  Slurm's records of job {job}: " + ", ".join(
+                      f"{s} {c} {r['StartTime'][11:]}-{r['EndTime'][11:]}" for (s, c), r in zip(codes, records)))
+
+    def test_time_left_is_honoured_without_a_signal(self):
+        job = self.sbatch("restart_chain", "train.steps=1000000", "run.stop_margin=52",
+                          options=("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--time=1", "--no-requeue",
+                                   "--signal=CONT@1"))
+        # The next of a chain waits for it. It is to do no more steps, and so it ends at once.
+        following = self.sbatch("restart_chain", "train.steps=1",
+                                options=("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue",
+                                         "--dependency=singleton"))
+        began = time.monotonic()
+        facts = self.finish(job, "FAILED", "75:0", seconds=50)
+        left = self.steps("runs/weft-chain")
+        self.assertIn("asked to stop by the end of the Slurm job", self.output())
+        self.assertIn("Slurm does not requeue this job", self.output())
+        self.assertEqual(facts["Restarts"], "0")
+        stopped_after = time.monotonic() - began
+        self.finish(following)
+        self.assertEqual(self.steps("runs/weft-chain"), left)
+        self.show(f"job {job} with --time=1 and a margin of 52 s stopped and saved {stopped_after:.0f} s after "
+                  f"it was submitted, exit {facts['ExitCode']}; not requeued (--no-requeue), and says so; "
+                  f"job {following} waited for it (singleton), found its steps done and ended with 0")
+
+    def test_trigger_files(self):
+        job = self.sbatch("train_1node", "train.steps=1000000", "train.checkpoint_every=0",
+                          options=("--ntasks-per-node=2", "--cpus-per-task=1"))
+        run = f"runs/weft-1node-{job}"
+        self.wait_for_steps(job, run, 5)
+        self.assertFalse((self.site / run / "latest").exists())
+        (self.site / run / "save").touch()
+        self.until("the save", lambda: (self.site / run / "latest").exists())
+        self.assertFalse((self.site / run / "save").exists())
+        (self.site / run / "stop").touch()
+        facts = self.finish(job, "FAILED", "75:0")
+        self.assertEqual(facts["Restarts"], "0")
+        self.assertIn(f"asked to save by {run}/save", self.output())
+        self.assertIn(f"asked to stop by {run}/stop", self.output())
+        self.assertIn("not queued again", self.output())
+        self.assertTrue((self.site / run / "stopped").exists())
+        # And a clip from what was saved.
+        sample = self.sbatch("sample", "sampler.steps=2", "sample.frames=3", "sample.height=24", "sample.width=16",
+                             options=("--cpus-per-task=1",), RUN=run)
+        self.finish(sample)
+        clips = list((self.site / run / "samples").iterdir())
+        self.assertTrue(clips)
+        self.show(f"job {job}: RUN/save saved at once, RUN/stop ended it with exit {facts['ExitCode']} and no requeue; "
+                  f"job {sample} sampled from it")
+
+    def test_a_wrong_deck_ends_the_job(self):
+        job = self.sbatch("train_1node", "train.stepps=3", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
+        facts = self.finish(job, "FAILED", "2:0")
+        self.assertEqual(facts["Restarts"], "0")
+        self.assertIn("did you mean train.steps", self.output())
+        self.show(f"job {job} with a key that is none: exit {facts['ExitCode']}, not requeued")
+
+    def test_mpirun_instead_of_srun(self):
+        """The two lines that a site without PMIx changes; the signal then comes by way of the script."""
+        (self.site / "jobscripts").unlink()
+        shutil.copytree(REPOSITORY / "jobscripts", self.site / "jobscripts")
+        script = self.site / "jobscripts" / "train_1node.sbatch"
+        lines = script.read_text().replace("--signal=USR1@300", "--signal=B:USR1@300").splitlines()
+        lines = [line[2:] if line.startswith("# launch=(mpirun") else line for line in lines
+                 if not line.startswith("launch=(srun")]
+        script.write_text("\n".join(lines) + "\n")
+        job = self.sbatch("train_1node", "train.steps=1000000",
+                          options=("--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue"),
+                          OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                          OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+        self.wait_for_steps(job, f"runs/weft-1node-{job}", 5)
+        cluster.run("scancel", "--batch", "--signal=USR1", job)
+        facts = self.finish(job, "FAILED", "75:0")
+        self.show(f"job {job} under mpirun, one node: SIGUSR1 to the script reached the ranks, exit {facts['ExitCode']}")
+
+    def test_no_requeue_for_ever(self):
+        """With programs in weft's place that always ask to be started again."""
+        stuck = self.site / "stuck"
+        stuck.write_text("#!/bin/sh\nexit 75\n")
+        # One step further each time; under srun with one task, it alone writes.
+        crawling = self.site / "crawling"
+        crawling.write_text("""#!/bin/sh
+for word in "$@"; do case $word in run.dir=*) run=${word#run.dir=} ;; esac; done
+mkdir -p "$run"; old=$(readlink "$run/latest"); old=${old#step_}
+ln -sfn "step_$((${old:-0} + 1))" "$run/latest"
+exit 75
+""")
+        for program in (stuck, crawling):
+            program.chmod(0o755)
+        shape = ("--ntasks-per-node=1", "--cpus-per-task=1")
+        one = self.sbatch("train_1node", options=shape, WEFT="./stuck")
+        other = self.sbatch("train_1node", options=shape, WEFT="./crawling", MAX_RESTARTS="1")
+        self.assertEqual(self.finish(one, "FAILED", "75:0")["Restarts"], "0")
+        self.assertIn("no step further", self.output())
+        self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")
+        self.assertIn("started again 1 times already", self.output())
+        self.assertEqual(os.readlink(self.site / f"runs/weft-1node-{other}" / "latest"), "step_2")
+        self.show(f"jobs that always end with 75: {one} makes no progress and is not requeued, {other} was requeued as "
+                  f"often as MAX_RESTARTS allows")
+
+    def test_the_large_job_is_accepted(self):
+        said = cluster.run("sbatch", "--test-only", "--partition=large", "jobscripts/train_16nodes.sbatch", cwd=self.site)
+        self.assertIn("on nodes n[1-16]", said)
+        self.show("train_16nodes.sbatch (not run): " + said.strip().removeprefix("sbatch: "))
+
+
+if __name__ == "__main__":
+    unittest.main()
