@@ -20,7 +20,8 @@ ALLOWED = {
     "diffusion": {"models", "nn", "autograd", "ops", "parallel"},
     "train": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
     "plan": {"train", "models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
-    "infer": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | LEAVES,
+    "infer": {"models", "diffusion", "nn", "autograd", "ops", "parallel", "text"} | LEAVES,
+    "text": set(),
 }
 ALLOWED |= {room: set() for room in LEAVES}
 ALLOWED["commands"] = set(ALLOWED)

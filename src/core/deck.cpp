@@ -14,7 +14,9 @@
 namespace weft {
 namespace {
 
+using Bools = std::vector<bool>;
 using Ints = std::vector<std::int64_t>;
+using Numbers = std::vector<double>;
 using Texts = std::vector<std::string>;
 
 // Where a value came from, as the start of a message: "demo.toml:12: " or "override 'a.b=1': ".
@@ -50,7 +52,9 @@ std::string expected(const Option& o) {
     const char* operator()(std::int64_t*) const { return "a whole number"; }
     const char* operator()(double*) const { return "a number"; }
     const char* operator()(std::string*) const { return "a text in quotes"; }
+    const char* operator()(Bools*) const { return "a list of true and false, as [true, false]"; }
     const char* operator()(Ints*) const { return "a list of whole numbers, as [1, 2]"; }
+    const char* operator()(Numbers*) const { return "a list of numbers, as [0.5, 2]"; }
     const char* operator()(Texts*) const { return "a list of texts, as [\"a\", \"b\"]"; }
   };
   return std::visit(Visitor{}, o.target);
@@ -199,11 +203,20 @@ std::string suggestion(const std::string& key, const std::vector<Option>& table)
   return "weft help deck lists every key";
 }
 
-// The row of a key. Some eighty rows: a search through them costs nothing worth an index.
+// A VAE's shape may stand in [model] too, as in decks that are about one model alone.
+std::string canonical(const std::string& key) {
+  const Texts shape = {"filters", "num_res_blocks", "channel_multipliers", "temporal_downsample",
+                       "num_groups"};
+  const bool of_vae = section_of(key) == "model" &&
+                      std::find(shape.begin(), shape.end(), name_of(key)) != shape.end();
+  return of_vae ? "vae." + name_of(key) : key;
+}
+
+// The row of a key. Some two hundred rows: a search through them costs nothing worth an index.
 const Option& find(const std::string& key, const std::vector<Option>& table,
                    const std::string& where) {
   for (const Option& o : table)
-    if (o.key == key) return o;
+    if (o.key == canonical(key)) return o;
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
@@ -309,6 +322,18 @@ void cross_check(const Deck& d, const std::string& origin) {
          fmt::format("sample.condition_frames = {} leaves nothing to make of sample.frames = {}",
                      d.sample.condition_frames, d.sample.frames),
          "lower sample.condition_frames");
+  const VaeDeck& v = d.vae;
+  demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
+         fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
+                     v.channel_multipliers.size(), v.temporal_downsample.size()),
+         "between two levels there is one: give one less");
+  demand(!v.spatial_channels.empty(), "vae.spatial_channels is empty", "give one or more");
+  demand(v.scale.size() == 4 && v.shift.size() == 4,
+         fmt::format("vae.scale has {} and vae.shift {} numbers", v.scale.size(), v.shift.size()),
+         "give four of each, one a latent channel");
+  demand(d.generate.image_size.empty() || d.generate.image_size.size() == 2,
+         fmt::format("generate.image_size has {} numbers", d.generate.image_size.size()),
+         "give height and width, as [240, 426]");
   demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
 }
 
@@ -319,6 +344,14 @@ std::string value_as_toml(const Option& o) {
     std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
     std::string operator()(const double* v) const { return number(*v); }
     std::string operator()(const std::string* v) const { return quoted(*v); }
+    std::string operator()(const Bools* v) const {
+      return fmt::format("[{}]", fmt::join(*v, ", "));
+    }
+    std::string operator()(const Numbers* v) const {
+      Texts items;
+      for (const double n : *v) items.push_back(number(n));
+      return fmt::format("[{}]", fmt::join(items, ", "));
+    }
     std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
     std::string operator()(const Texts* v) const {
       Texts items;
@@ -336,7 +369,9 @@ std::string type_as_comment(const Option& o) {
     const char* operator()(std::int64_t*) const { return "whole number"; }
     const char* operator()(double*) const { return "number"; }
     const char* operator()(std::string*) const { return "text"; }
+    const char* operator()(Bools*) const { return "list of true and false"; }
     const char* operator()(Ints*) const { return "list of whole numbers"; }
+    const char* operator()(Numbers*) const { return "list of numbers"; }
     const char* operator()(Texts*) const { return "list of texts"; }
   };
   std::string text = std::visit(Visitor{}, o.target);

@@ -112,6 +112,99 @@ struct ParallelDeck {
   std::int64_t check_every = 100;
   double hang_timeout = 0;
 };
+// Shape of Open-Sora's VAE (specs/vae.md 1, 2) and how it is run. The released one is the default.
+struct VaeDeck {
+  std::string weights;
+  std::vector<std::int64_t> spatial_channels = {128, 256, 512, 512};
+  std::int64_t spatial_res_blocks = 2;
+  std::int64_t spatial_groups = 32;
+  std::int64_t filters = 128;
+  std::int64_t num_res_blocks = 4;
+  std::vector<std::int64_t> channel_multipliers = {1, 2, 2, 4};
+  std::vector<bool> temporal_downsample = {false, true, true};
+  std::int64_t num_groups = 32;
+  std::int64_t micro_frame_size = 17;
+  std::int64_t micro_batch_size = 4;
+  std::vector<double> scale = {3.85, 2.32, 2.33, 3.06};
+  std::vector<double> shift = {-0.10, 0.34, 0.27, 0.98};
+  std::string dtype = "f32";
+};
+// What a VAE is trained for (specs/vae.md 4, 5). The defaults are stage 3's.
+struct VaeTrainDeck {
+  bool freeze_spatial = false;
+  bool pixel_loss = true;
+  bool latent_loss = false;
+  bool identity_loss = false;
+  double image_share = 0;
+  bool random_length = true;
+  double perceptual_weight = 0.1;
+  double kl_weight = 1e-6;
+  std::string lpips_weights;
+  std::string discriminator = "none";
+  std::string discriminator_loss = "hinge";
+  double discriminator_weight = 0.5;
+  std::int64_t discriminator_start = 50001;
+  double discriminator_lr = 1e-5;
+};
+// Shape of the T5 v1.1 encoder (specs/t5.md 3) and how it is run. The default is XXL.
+struct T5Deck {
+  std::string weights;
+  std::string tokenizer;
+  std::int64_t d_model = 4096;
+  std::int64_t d_kv = 64;
+  std::int64_t num_heads = 64;
+  std::int64_t d_ff = 10240;
+  std::int64_t num_layers = 24;
+  std::int64_t vocab_size = 32128;
+  std::int64_t max_length = 300;
+  std::string dtype = "f32";
+  bool clean = true;
+  std::vector<double> memory_gib;
+  std::int64_t micro_batch = 4;
+};
+struct EncodeDeck {
+  std::string output = "latents.h5";
+  std::string latents = "moments";
+  std::string dtype = "f16";
+  bool text = true;
+};
+struct GenerateDeck {
+  std::string weights;
+  bool ema = true;
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::int64_t start_index = 0;
+  std::int64_t end_index = 0;
+  std::int64_t num_samples = 1;
+  std::string resolution = "240p";
+  std::string aspect_ratio = "9:16";
+  std::vector<std::int64_t> image_size;
+  std::string num_frames = "2s";
+  double fps = 24;
+  std::int64_t frame_interval = 1;
+  double save_fps = 0;
+  std::int64_t loop = 1;
+  std::int64_t condition_frame_length = 5;
+  double condition_frame_edit = 0;
+  std::int64_t align = 5;
+  std::vector<std::string> references;
+  std::vector<std::string> mask_strategies;
+  double aes = 6.5;
+  double flow = 0;
+  std::string camera_motion;
+  std::string output;
+  std::string sample_name = "sample";
+  bool prompt_as_path = false;
+  std::string watermark;
+  bool share_out = true;
+};
+struct ReconstructDeck {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::int64_t frames = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+};
 struct SamplerDeck {
   std::int64_t steps = 30;
   double cfg_scale = 7.0;
@@ -143,12 +236,19 @@ struct Deck {
   ParallelDeck parallel;
   SamplerDeck sampler;
   SampleDeck sample;
+  VaeDeck vae;
+  VaeTrainDeck vae_train;
+  T5Deck t5;
+  EncodeDeck encode;
+  ReconstructDeck reconstruct;
+  GenerateDeck generate;
 };
 
 // One row of the option table. `target` points into the Deck that the table was made for.
 struct Option {
-  using Target = std::variant<bool*, std::int64_t*, double*, std::string*,
-                              std::vector<std::int64_t>*, std::vector<std::string>*>;
+  using Target =
+      std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<bool>*,
+                   std::vector<std::int64_t>*, std::vector<double>*, std::vector<std::string>*>;
   std::string key;  // "train.lr"
   Target target;
   std::string help;                  // one sentence, with the unit

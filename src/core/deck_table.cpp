@@ -1,41 +1,9 @@
 // The option table: every key of a deck, once. Parsing, --help, the reference page, the default
 // deck and the copy kept with each run are all made from these rows.
-#include <limits>
-
-#include "core/deck.h"
+#include "core/deck_rows.h"
 
 namespace weft {
 namespace {
-
-constexpr double no_limit = 1e300;
-constexpr double many = 9e15;  // whole numbers up to here are exact as double
-// The largest number below 1: for rates and shares that must not reach it.
-constexpr double below_one = 1.0 - std::numeric_limits<double>::epsilon() / 2;
-
-// Rows are added section by section, so that the order of the reference page is the order here.
-class Rows {
- public:
-  void section(std::string name) { section_ = std::move(name); }
-
-  template <class T>
-  void flag(const char* name, T& target, const char* help) {
-    rows_.push_back({section_ + "." + name, &target, help, {}, -no_limit, no_limit});
-  }
-  template <class T>
-  void number(const char* name, T& target, double minimum, double maximum, const char* help) {
-    rows_.push_back({section_ + "." + name, &target, help, {}, minimum, maximum});
-  }
-  template <class T>
-  void text(const char* name, T& target, const char* help, std::vector<std::string> choices = {}) {
-    rows_.push_back(
-        {section_ + "." + name, &target, help, std::move(choices), -no_limit, no_limit});
-  }
-  std::vector<Option> take() { return std::move(rows_); }
-
- private:
-  std::string section_;
-  std::vector<Option> rows_;
-};
 
 void run_and_data(Rows& r, Deck& d) {
   r.section("run");
@@ -98,7 +66,9 @@ void run_and_data(Rows& r, Deck& d) {
 
 void model_and_diffusion(Rows& r, Deck& d) {
   r.section("model");
-  r.text("name", d.model.name, "The model.", {"stdit3"});
+  r.text("name", d.model.name,
+         "The model that is trained or probed; the shape of a VAE is in [vae].",
+         {"stdit3", "vae", "vae_temporal"});
   r.number("in_channels", d.model.in_channels, 1, 4096,
            "Channels of its input: 3 for pixels, 4 for latents of the VAE.");
   r.number("patch_size", d.model.patch_size, 1, 64,
@@ -243,6 +213,9 @@ std::vector<Option> option_table(Deck& deck) {
   run_and_data(rows, deck);
   model_and_diffusion(rows, deck);
   training_and_sampling(rows, deck);
+  vae_rows(rows, deck);
+  text_rows(rows, deck);
+  generation_rows(rows, deck);
   return rows.take();
 }
 

@@ -1,0 +1,33 @@
+// Captions to T5 features, the encoder split over the ranks: each has some of the layers, as many as its free memory takes,
+// and captions go through them in micro-batches, one behind the other.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/deck.h"
+
+namespace weft {
+
+struct EncodedTexts {
+  std::vector<std::int64_t> tokens;        // of each text, its end mark included
+  std::vector<std::size_t> bytes_planned;  // [rank]
+  std::vector<std::size_t> bytes_taken;    // [rank]: weights and the arena's peak
+  std::size_t weight_bytes_read = 0;       // from the files, by all ranks together
+  double seconds = 0;
+};
+
+// Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors file with one tensor a text,
+// named by its place in the list ("0", "1", ...), F32 [tokens, d_model]: what train/text_features.h reads. The same
+// values to 1e-5 at any number of ranks and any placement. All memory that it took is given back before it returns.
+// Exit::usage where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
+// tokenizer that do not fit, and for text that is not UTF-8.
+EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+                          const std::filesystem::path& file, MPI_Comm world);
+
+}  // namespace weft

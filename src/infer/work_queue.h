@@ -1,0 +1,28 @@
+// One queue of items that all ranks take from, by an MPI one-sided counter at rank 0: whoever is free takes the next one.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+
+namespace weft {
+
+class WorkQueue {
+ public:
+  // Collective over `takers`, the ranks that take items (the first of each group, where groups share an item); a rank that
+  // only follows its group passes MPI_COMM_NULL and never calls next(). Items are 0 ... items - 1, in that order.
+  WorkQueue(MPI_Comm takers, std::int64_t items);
+  ~WorkQueue();
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
+
+  // The next item that nobody has taken, or -1 behind the last.
+  std::int64_t next();
+
+ private:
+  std::int64_t items_;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::int64_t* counter_ = nullptr;
+};
+
+}  // namespace weft

@@ -1,0 +1,51 @@
+// The T5 v1.1 encoder (specs/t5.md 3 to 5; transformers' T5EncoderModel): some consecutive layers of it.
+#pragma once
+
+#include <vector>
+
+#include "core/deck.h"
+#include "nn/nn.h"
+
+namespace weft {
+
+// Captions of a micro-batch, packed: caption b has the rows [offsets[b], offsets[b+1]).
+struct PackedTokens {
+  Tensor ids;      // i32 [M]
+  Tensor offsets;  // i32 [B+1]
+  std::int64_t longest = 0;
+};
+
+class T5Encoder {
+ public:
+  // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where last is all. Registers
+  // their parameters (none trainable) under the released names; params().allocate() is the caller's. Every part has the
+  // bias table of block 0.
+  T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last);
+
+  ParameterTable& params() { return params_; }
+
+  // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.
+  Tensor forward(const PackedTokens& in, const Tensor& h);
+
+  // Peak arena bytes of forward() for M tokens in captions of `longest`.
+  std::size_t plan(std::int64_t tokens, std::int64_t longest);
+
+  // Parameters and bytes of one layer, of the embedding, of the norm and bias table: for placements, without a model.
+  struct Sizes {
+    std::size_t layer = 0, embedding = 0, every_part = 0;
+  };
+  static Sizes sizes(const T5Deck& config);
+
+ private:
+  struct Layer {
+    Parameter *norm0, *norm1;
+    Parameter *q, *k, *v, *o, *wi_0, *wi_1, *wo;
+  };
+  T5Deck config_;
+  ParameterTable params_;
+  Parameter *embedding_ = nullptr, *bias_ = nullptr, *final_norm_ = nullptr;
+  std::vector<Layer> layers_;
+  std::int64_t first_, last_;
+};
+
+}  // namespace weft

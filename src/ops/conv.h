@@ -1,0 +1,54 @@
+// Convolutions over channels-last frames, by oneDNN on the CPU and cuDNN on GPUs. Padding, nearest upsampling and the causal
+// front are part of the operation: none of them is ever written to memory.
+#pragma once
+
+#include "ops/dispatch.h"
+
+namespace weft::ops {
+
+// What a convolution does to [N,T,H,W,Cin]. Kernels and the weights' layout are PyTorch's: w [Cout,Cin,kt,kh,kw], or
+// [Cout,Cin,kh,kw] where kt is 1.
+struct Conv {
+  int kt = 1, kh = 1, kw = 1;
+  int stride_t = 1, stride = 1;  // of frames; of rows and columns
+  int front = 0;                 // zero frames before the first; none follow the last (causal)
+  int top = 0, left = 0, bottom = 0, right = 0;  // zero rows and columns
+  bool upsample =
+      false;  // each frame is seen at twice its height and width (nearest), stride 1 then
+
+  // Kernel k x k, padded to keep the size (specs/vae.md 1).
+  static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }
+  // 3x3, stride 2, padded by one row below and one column on the right only (specs/vae.md 1).
+  static Conv down() { return {1, 3, 3, 1, 2, 0, 0, 0, 1, 1, false}; }
+  // same(3) of the frame upsampled to twice its size.
+  static Conv up() { return {1, 3, 3, 1, 1, 0, 1, 1, 1, 1, true}; }
+  // CausalConv3d (specs/vae.md 2): k - 1 zero frames in front, one less with a stride of two.
+  static Conv causal(int k, int stride_t = 1) {
+    return {k, k, k, stride_t, 1, k - 1 + (1 - stride_t), k / 2, k / 2, k / 2, k / 2, false};
+  }
+  // The shape of the result for x [N,T,H,W,Cin].
+  Shape output(const Shape& x, std::int64_t out_channels) const;
+};
+
+// y [N,To,Ho,Wo,Cout] = conv(x) + bias (+ residual, of y's shape and type; it may be y). x, w, y f32 or bf16 alike, bias f32
+// [Cout] or undefined. f32 accumulation. Products of the same shape always take the same path.
+WEFT_OP(conv_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
+                           const Tensor& residual, Conv conv, Tensor& y));
+// dx [N,T,H,W,Cin] (+)= the gradient of x. Gradients of padding are dropped.
+WEFT_OP(conv_backward_input,
+        void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate));
+// dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not wanted).
+WEFT_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
+                                   Tensor& dbias, bool accumulate));
+
+// y [B,T,H,W,C] = x [B,C,T,H,W] and back, of one type.
+WEFT_OP(to_channels_last, void(const Tensor& x, Tensor& y));
+WEFT_OP(to_channels_first, void(const Tensor& x, Tensor& y));
+
+// Depth to time (specs/vae.md 0.9): x [B,T,H,W,2C], y [B,2T-drop,H,W,C]: channel 2c + s of frame t is channel c of frame
+// 2t + s - drop; the first `drop` (0 or 1 ...) frames are dropped.
+WEFT_OP(depth_to_time_forward, void(const Tensor& x, int drop, Tensor& y));
+// dx is written; dropped frames get zero.
+WEFT_OP(depth_to_time_backward, void(const Tensor& dy, int drop, Tensor& dx));
+
+}  // namespace weft::ops
