@@ -19,18 +19,20 @@ class T5Encoder {
  public:
   // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where last is all. Registers
   // their parameters (none trainable) under the released names; params().allocate() is the caller's. Every part has the
-  // bias table of block 0.
+  // bias table of block 0. Matrices and the embedding are bf16_only: where their bf16 copy is there it is read, otherwise
+  // the f32 value; norms and the bias table are always read in f32.
   T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last);
 
   ParameterTable& params() { return params_; }
 
   // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.
+  // All in config.dtype. `h` itself is not written. Ids must lie in [0, vocab_size): nobody looks again.
   Tensor forward(const PackedTokens& in, const Tensor& h);
 
   // Peak arena bytes of forward() for M tokens in captions of `longest`.
   std::size_t plan(std::int64_t tokens, std::int64_t longest);
 
-  // Parameters and bytes of one layer, of the embedding, of the norm and bias table: for placements, without a model.
+  // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for placements, without a model.
   struct Sizes {
     std::size_t layer = 0, embedding = 0, every_part = 0;
   };
