@@ -49,6 +49,39 @@ struct bf16 {
   }
 };
 
+// IEEE binary16. Conversion from float rounds to nearest, ties to even; what is too large becomes
+// infinite.
+struct f16 {
+  std::uint16_t bits = 0;
+
+  f16() = default;
+  explicit f16(float f) {
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
+    const auto sign = static_cast<std::uint16_t>(u >> 16 & 0x8000u);
+    const std::uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) {
+      bits = 0x7e00u;  // NaN
+    } else if (a >= 0x38800000u) {
+      // Normal, or past the largest finite one: 13 bits of mantissa go, and the exponent's bias changes.
+      const std::uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u);
+      bits = static_cast<std::uint16_t>(
+          sign | (rounded >= 0x47800000u ? 0x7c00u : (rounded - 0x38000000u) >> 13));
+    } else {
+      // A multiple of 2^-24: adding 0.5 leaves the rounded multiple in the lowest bits.
+      const float shifted = std::bit_cast<float>(a) + 0.5f;
+      bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) & 0x7ffu));
+    }
+  }
+  explicit operator float() const {
+    const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, a = bits & 0x7fffu;
+    const std::uint32_t magnitude =
+        a >= 0x7c00u  ? 0x7f800000u | (a & 0x3ffu) << 13
+        : a >= 0x400u ? (a << 13) + 0x38000000u
+                      : std::bit_cast<std::uint32_t>(static_cast<float>(a) * 0x1p-24f);
+    return std::bit_cast<float>(sign | magnitude);
+  }
+};
+
 template <class T>
 struct dtype_of;
 template <>
@@ -62,6 +95,10 @@ struct dtype_of<double> {
 template <>
 struct dtype_of<bf16> {
   static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
 };
 template <>
 struct dtype_of<std::int64_t> {

@@ -12,7 +12,8 @@
 
 namespace weft {
 
-// Clips of one shape. Pixels are u8 [T,H,W,3]; given latents are f32 or f16 [C,T,H,W].
+// Clips of one shape. Pixels are u8 [T,H,W,3]; latents are f32 or f16 [C,T,H,W], either as the
+// model sees them, or as the moments of the VAE's posterior, from which they are drawn.
 struct Bucket {
   std::string name;  // "144p-51-0.56": resolution, frames, aspect key
   std::int64_t frames = 0, height = 0, width = 0, channels = 3;
@@ -21,6 +22,17 @@ struct Bucket {
   std::int64_t pixel_frames = 0, pixel_height = 0,
                pixel_width = 0;  // of the footage, also for latents
 
+  // The channels are means, then log variances (clamped, not normalised): a latent of half as many
+  // channels is drawn from them, less shift, over scale.
+  bool moments = false;
+  std::vector<float> scale, shift;  // the VAE's, one a channel of the latent; empty where not told
+
+  // Of the captions' text features; 0 channels: the store has none.
+  std::int64_t text_channels = 0, longest_text = 0;
+  DType text_dtype = DType::f32;  // or f16, bf16
+
+  // Of a clip as the model sees it.
+  std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
   std::size_t clip_bytes() const {
     return static_cast<std::size_t>(frames * height * width * channels) * size_of(dtype);
   }
@@ -39,6 +51,12 @@ class ClipSource {
   // Reads one whole clip (clip_bytes()) into `out`. Safe from several threads at once. Throws
   // Exit::data, naming file, bucket and clip, when it cannot be read or its hash is wrong.
   virtual void read(int bucket, std::int64_t index, std::span<std::byte> out) const = 0;
+
+  // Text features of a clip's caption, its valid tokens alone: their number, 0 where the clip has
+  // no caption or the bucket no features; and the features [tokens, text_channels], converted.
+  // As safe, and as strict, as read().
+  virtual std::int64_t text_tokens(int bucket, std::int64_t index) const { return 0; }
+  virtual std::vector<float> read_text(int bucket, std::int64_t index) const { return {}; }
 };
 
 // `path` is a clip store, or "synthetic:key=value,..." (data/synthetic.h): deterministic moving

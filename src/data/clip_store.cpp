@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <tuple>
@@ -59,25 +60,39 @@ class ClipStore : public ClipSource {
     const auto clip = static_cast<std::size_t>(index);
     const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
     WEFT_ASSERT(out.size() == b.clip_bytes());
-    ClipHash hash;
-    std::size_t done = 0;
-    while (done < out.size()) {
-      const std::size_t want = verify_ ? std::min(piece, out.size() - done) : out.size() - done;
-      const ssize_t got =
-          pread(file_.fd, out.data() + done, want, static_cast<off_t>(stored.offset[clip] + done));
-      if (got < 0 && errno == EINTR) continue;  // a signal came: nothing was read
-      WEFT_CHECK(got > 0, Exit::data, "check the file system; the store may have been replaced",
-                 "cannot read clip {} of bucket {} in {}: {}", index, b.name, path_,
-                 got < 0 ? std::strerror(errno) : "the file ends before the clip does");
-      if (verify_) hash.update(out.data() + done, static_cast<std::size_t>(got));
-      done += static_cast<std::size_t>(got);
+    read_bytes("clip", b, index, stored.offset[clip], stored.xxh3[clip], out);
+  }
+
+  std::int64_t text_tokens(int bucket, std::int64_t index) const override {
+    const auto& offset = at(bucket, index).text_offset;
+    if (offset.empty()) return 0;
+    const auto i = static_cast<std::size_t>(index);
+    return static_cast<std::int64_t>(offset[i + 1] - offset[i]);
+  }
+
+  std::vector<float> read_text(int bucket, std::int64_t index) const override {
+    const StoredBucket& stored = at(bucket, index);
+    const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    const auto values = static_cast<std::size_t>(text_tokens(bucket, index) * b.text_channels);
+    if (values == 0) return {};
+    const std::size_t bytes = size_of(b.text_dtype);
+    std::vector<std::byte> raw(values * bytes);
+    const auto i = static_cast<std::size_t>(index);
+    const auto row = static_cast<std::uint64_t>(b.text_channels) * bytes;
+    read_bytes("caption", b, index, stored.text_begin + stored.text_offset[i] * row,
+               stored.text_xxh3[i], raw);
+    std::vector<float> out(values);
+    if (b.text_dtype == DType::f32) {
+      std::memcpy(out.data(), raw.data(), raw.size());
+      return out;
     }
-    if (!verify_) return;
-    const std::uint64_t found = hash.digest();
-    WEFT_CHECK(found == stored.xxh3[clip], Exit::data,
-               "the file was damaged after it was made: copy it again, or `weft ingest` again",
-               "clip {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
-               index, b.name, path_, found, stored.xxh3[clip], stored.info[clip].source);
+    for (std::size_t k = 0; k < values; ++k) {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, raw.data() + k * 2, 2);
+      out[k] = b.text_dtype == DType::f16 ? static_cast<float>(std::bit_cast<f16>(bits))
+                                          : static_cast<float>(std::bit_cast<bf16>(bits));
+    }
+    return out;
   }
 
  private:
@@ -85,6 +100,34 @@ class ClipStore : public ClipSource {
     WEFT_ASSERT(bucket >= 0 && static_cast<std::size_t>(bucket) < buckets_.size());
     WEFT_ASSERT(index >= 0 && index < buckets_[static_cast<std::size_t>(bucket)].clips);
     return stored_[static_cast<std::size_t>(bucket)];
+  }
+
+  // A clip's bytes, or those of its caption's features (`what`), from one place in the file.
+  void read_bytes(const char* what, const Bucket& b, std::int64_t index, std::uint64_t offset,
+                  std::uint64_t xxh3, std::span<std::byte> out) const {
+    ClipHash hash;
+    std::size_t done = 0;
+    while (done < out.size()) {
+      const std::size_t want = verify_ ? std::min(piece, out.size() - done) : out.size() - done;
+      const ssize_t got =
+          pread(file_.fd, out.data() + done, want, static_cast<off_t>(offset + done));
+      if (got < 0 && errno == EINTR) continue;  // a signal came: nothing was read
+      WEFT_CHECK(
+          got > 0, Exit::data, "check the file system; the store may have been replaced",
+          "cannot read {} {} of bucket {} in {}: {}", what, index, b.name, path_,
+          got < 0 ? std::strerror(errno) : fmt::format("the file ends before the {} does", what));
+      if (verify_) hash.update(out.data() + done, static_cast<std::size_t>(got));
+      done += static_cast<std::size_t>(got);
+    }
+    if (!verify_) return;
+    const std::uint64_t found = hash.digest();
+    WEFT_CHECK(found == xxh3, Exit::data,
+               "the file was damaged after it was made: copy it again, or make it again",
+               "{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})", what,
+               index, b.name, path_, found, xxh3,
+               stored_[static_cast<std::size_t>(&b - buckets_.data())]
+                   .info[static_cast<std::size_t>(index)]
+                   .source);
   }
 
   // Written by the constructor alone, so that reading needs no lock.
@@ -116,9 +159,24 @@ std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verif
   return open_clip_store(path, verify);
 }
 
+namespace {
+
+// "moments: ..." in words, and the VAE's constants.
+std::string latents_text(const Bucket& b) {
+  std::string text = fmt::format("      {} of {}x{}x{} footage",
+                                 b.moments ? "moments (means, log variances)" : "latents",
+                                 b.pixel_frames, b.pixel_height, b.pixel_width);
+  if (!b.scale.empty())
+    text += fmt::format(", {} shift {:g}, scale {:g}", b.moments ? "to be drawn with" : "made with",
+                        fmt::join(b.shift, " "), fmt::join(b.scale, " "));
+  return text + "\n";
+}
+
+}  // namespace
+
 std::string describe_clip_store(const std::string& path) {
   const auto store = open_clip_store(path, true);
-  std::string out = fmt::format("clip store {}, schema version {}\n", path, clip_store_version);
+  std::string out = fmt::format("clip store {}\n", path);
   std::int64_t clips = 0;
   std::uint64_t bytes = 0;
   std::vector<std::byte> clip;
@@ -128,9 +186,12 @@ std::string describe_clip_store(const std::string& path) {
     float slowest = 0, fastest = 0;
     std::string captions;
     int shown = 0;
+    std::int64_t tokens = 0;
     clip.resize(b.clip_bytes());
     for (std::int64_t c = 0; c < b.clips; ++c) {
       store->read(static_cast<int>(i), c, clip);  // throws when damaged
+      tokens += store->text_tokens(static_cast<int>(i), c);
+      store->read_text(static_cast<int>(i), c);
       const ClipInfo info = store->info(static_cast<int>(i), c);
       slowest = c == 0 ? info.fps : std::min(slowest, info.fps);
       fastest = std::max(fastest, info.fps);
@@ -148,6 +209,10 @@ std::string describe_clip_store(const std::string& path) {
                        b.clips, name_of(b.dtype), shape,
                        1e-6 * static_cast<double>(b.clip_bytes()) * static_cast<double>(b.clips),
                        slowest, fastest, captions);
+    if (b.dtype != DType::u8) out += latents_text(b);
+    if (b.text_channels > 0)
+      out += fmt::format("      text features: {} tokens, at most {} a clip, {} [{}]\n", tokens,
+                         b.longest_text, name_of(b.text_dtype), b.text_channels);
     clips += b.clips;
     bytes += b.clip_bytes() * static_cast<std::uint64_t>(b.clips);
   }

@@ -1,10 +1,13 @@
 // The clip store: one HDF5 file of clips by bucket, made by `weft ingest`, readable with h5ls,
 // h5dump and h5py.
 //
-//   /                       attributes format = "weft clips", schema_version = 1
+//   /                       attributes format = "weft clips", schema_version = 2 (1 is read too)
 //   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
-//   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter       (pixels), or
-//   /clips/<bucket>/latents f32 or f16 [N,C,T,H,W], one clip a chunk, no filter (given latents)
+//   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter         (pixels), or
+//   /clips/<bucket>/latents f32 or f16 [N,C,T,H,W], one clip a chunk, no filter (latents)
+//                           attribute kind = "latents" (as the model sees them; the default) or
+//                           "moments" (means, then log variances, not normalised); attributes
+//                           scale, shift f32, one a channel of the latent, required with moments
 //   /clips/<bucket>/fps     f32 [N]; 120 for an image
 //   /clips/<bucket>/source  string [N]: path, first frame and its time
 //   /clips/<bucket>/text    string [N]: the caption, "" = none
@@ -12,6 +15,10 @@
 //   /clips/<bucket>/offset  u64 [N]: where HDF5 put each clip. A shortcut only: HDF5 1.10 finds one
 //                           chunk's address in O(N), so that a big store opens N times faster with
 //                           it. Checked against HDF5 on opening; optional.
+//   /clips/<bucket>/text_features  f32, f16 or u16 (the bits of bf16) [sum of tokens, channels],
+//                           contiguous: the captions' features, valid tokens only; optional
+//   /clips/<bucket>/text_offset    u64 [N+1]: clip i has the rows [offset i, offset i+1)
+//   /clips/<bucket>/text_xxh3      u64 [N]: XXH3-64 (seed 0) of its rows' bytes as stored
 #pragma once
 
 #include <memory>
@@ -22,7 +29,7 @@
 
 namespace weft {
 
-inline constexpr int clip_store_version = 1;
+inline constexpr int clip_store_version = 2, oldest_clip_store_version = 1;
 
 // Whether the file begins as an HDF5 file does. False for a file that cannot be read.
 bool is_hdf5(const std::string& path);
@@ -46,8 +53,10 @@ class ClipStoreWriter {
 
   // Returns the bucket's number for append(); `bucket.clips` is ignored.
   int add_bucket(const Bucket& bucket);
-  // `clip` is one whole clip, Bucket::clip_bytes() of it.
-  void append(int bucket, std::span<const std::byte> clip, const ClipInfo& info);
+  // `clip` is one whole clip, Bucket::clip_bytes() of it; `text` whole rows of its text features, in
+  // the bucket's type, none where it has no caption.
+  void append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
+              std::span<const std::byte> text = {});
   // Writes the tables, closes, fsyncs, renames.
   void commit();
 

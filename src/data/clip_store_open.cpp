@@ -3,6 +3,7 @@
 #include "data/clip_store_open.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -12,7 +13,7 @@
 namespace weft {
 namespace {
 
-constexpr const char* remake = "make the clip store again with `weft ingest`";
+constexpr const char* remake = "make the store again with `weft ingest` or `weft encode`";
 
 // Stores of up to so many clips a bucket ask HDF5 for the place of each one (quadratic in 1.10).
 constexpr std::int64_t ask_for_each = 2048;
@@ -40,9 +41,9 @@ class Opener {
                Exit::data, "data.path must be a file that `weft ingest` made",
                "{} is an HDF5 file, but no clip store", path);
     const std::int64_t version = attribute(top, "/", "schema_version");
-    WEFT_CHECK(version == clip_store_version, Exit::data, remake,
-               "clip store {} has schema version {}, this weft reads {}", path, version,
-               clip_store_version);
+    WEFT_CHECK(version >= oldest_clip_store_version && version <= clip_store_version, Exit::data,
+               remake, "clip store {} has schema version {}, this weft reads {} to {}", path,
+               version, oldest_clip_store_version, clip_store_version);
   }
 
   // Of the buckets, sorted: their order, and with it every sample id, is a matter of the names.
@@ -83,12 +84,19 @@ class Opener {
       stored.info.push_back({fps[i], source[i], text[i]});
     }
     find_clips(group, where, bucket, stored);
+    if (!has(group, "text_features")) return;
+    read_text_shape(group, where, bucket, stored);
+    stored.text_xxh3.resize(n);
+    read_table(group, where, "text_xxh3", H5T_INTEGER, H5T_NATIVE_UINT64, n,
+               stored.text_xxh3.data());
   }
 
  private:
   void check(bool ok, const std::string& where, const std::string& fault) const {
     WEFT_CHECK(ok, Exit::data, remake, "clip store {}: {} {}", path_, where, fault);
   }
+
+  static bool has(hid_t group, const char* name) { return H5Lexists(group, name, H5P_DEFAULT) > 0; }
 
   std::int64_t attribute(hid_t object, const std::string& where, const char* name) {
     std::int64_t value = 0;
@@ -105,6 +113,52 @@ class Opener {
     const std::int64_t value = attribute(object, where, name);
     check(value > 0, where, fmt::format("has {} = {}", name, value));
     return value;
+  }
+
+  // Of `n` finite numbers; none where the attribute is missing.
+  std::vector<float> float_attribute(hid_t object, const std::string& where, const char* name,
+                                     std::int64_t n) {
+    if (H5Aexists(object, name) <= 0) return {};
+    std::vector<float> values(static_cast<std::size_t>(n));
+    const h5::Handle a(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
+    check(a.valid(), where, fmt::format("has an unreadable attribute {}", name));
+    const h5::Handle space(H5Aget_space(a), H5Sclose);
+    const h5::Handle type(H5Aget_type(a), H5Tclose);
+    check(H5Sget_simple_extent_npoints(space) == n && H5Tget_class(type) == H5T_FLOAT &&
+              H5Aread(a, H5T_NATIVE_FLOAT, values.data()) >= 0 &&
+              std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }),
+          where, fmt::format("has an attribute {} that is not {} finite numbers", name, n));
+    return values;
+  }
+
+  // What the latents are, and the VAE's constants.
+  void read_kind(hid_t group, const std::string& where, Bucket& bucket) {
+    if (H5Aexists(group, "kind") > 0) {
+      const h5::Handle a(H5Aopen(group, "kind", H5P_DEFAULT), H5Aclose);
+      const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
+      const h5::Handle space(a.valid() ? H5Aget_space(a) : H5I_INVALID_HID, H5Sclose);
+      check(
+          type.valid() && H5Tis_variable_str(type) > 0 && H5Sget_simple_extent_npoints(space) == 1,
+          where, "has an attribute kind that is not one variable-length string");
+      const h5::Handle memory = h5::string_type();
+      H5Tset_cset(memory, H5Tget_cset(type));
+      char* text = nullptr;
+      check(H5Aread(a, memory, &text) >= 0, where, "has an unreadable attribute kind");
+      const std::string kind = text == nullptr ? "" : text;
+      H5free_memory(text);
+      check(kind == "moments" || kind == "latents", where,
+            fmt::format("holds \"{}\", and not latents or moments", kind));
+      bucket.moments = kind == "moments";
+    }
+    check(!bucket.moments || bucket.channels % 2 == 0, where,
+          fmt::format("has moments of {} channels, an odd number", bucket.channels));
+    bucket.scale = float_attribute(group, where, "scale", bucket.model_channels());
+    bucket.shift = float_attribute(group, where, "shift", bucket.model_channels());
+    check(bucket.scale.empty() == bucket.shift.empty(), where,
+          "has only one of the attributes scale and shift");
+    check(!bucket.moments || !bucket.scale.empty(), where,
+          "has moments, but no attributes scale and shift");
+    for (const float s : bucket.scale) check(s > 0, where, fmt::format("has a scale of {}", s));
   }
 
   h5::Handle open_dataset(hid_t group, const std::string& where, const char* name) {
@@ -173,6 +227,47 @@ class Opener {
           fmt::format("does not store one clip a chunk in {}", name));
     check(H5Pget_nfilters(how) == 0, where,
           fmt::format("stores {} through a filter (compressed?)", name));
+    if (!pixels) read_kind(group, where, bucket);
+  }
+
+  // Type and shape of the text features, which rows are whose, and that they lie inside the file.
+  void read_text_shape(hid_t group, const std::string& where, Bucket& bucket,
+                       StoredBucket& stored) {
+    const h5::Handle rows = open_dataset(group, where, "text_features");
+    const h5::Handle type(H5Dget_type(rows), H5Tclose);
+    const h5::Handle half = h5::half_type();
+    const bool f32 = H5Tequal(type, H5T_IEEE_F32LE) > 0, bf16 = H5Tequal(type, H5T_STD_U16LE) > 0;
+    check(f32 || bf16 || H5Tequal(type, half) > 0, where,
+          "has text_features of another type than little-endian float32, float16 or uint16 (bf16)");
+    bucket.text_dtype = f32 ? DType::f32 : bf16 ? DType::bf16 : DType::f16;
+    const auto dims = dims_of(rows);
+    check(dims.size() == 2 && dims[1] > 0 && dims[1] < (hsize_t{1} << 24), where,
+          "has text_features that are not [tokens, channels]");
+    bucket.text_channels = static_cast<std::int64_t>(dims[1]);
+    const std::uint64_t row = dims[1] * size_of(bucket.text_dtype);
+    check(dims[0] <= bytes_ / row, where,
+          fmt::format("claims {} rows of text_features, more than the file's {} bytes: damaged or "
+                      "truncated",
+                      dims[0], bytes_));
+    const h5::Handle how(H5Dget_create_plist(rows), H5Pclose);
+    check(H5Pget_layout(how) == H5D_CONTIGUOUS && H5Pget_external_count(how) == 0, where,
+          "does not store text_features in one piece");
+    if (dims[0] > 0) {
+      const haddr_t begin = H5Dget_offset(rows);
+      check(begin != HADDR_UNDEF && begin <= bytes_ && dims[0] * row <= bytes_ - begin, where,
+            "has text_features beyond the end of the file: truncated");
+      stored.text_begin = begin;
+    }
+    stored.text_offset.resize(static_cast<std::size_t>(bucket.clips) + 1);
+    read_table(group, where, "text_offset", H5T_INTEGER, H5T_NATIVE_UINT64,
+               stored.text_offset.size(), stored.text_offset.data());
+    const auto& offset = stored.text_offset;
+    check(offset.front() == 0 && offset.back() == dims[0] &&
+              std::is_sorted(offset.begin(), offset.end()),
+          where, "has a table text_offset that does not divide text_features among the clips");
+    for (std::size_t i = 1; i < offset.size(); ++i)
+      bucket.longest_text =
+          std::max(bucket.longest_text, static_cast<std::int64_t>(offset[i] - offset[i - 1]));
   }
 
   // One value a clip into `out`, which holds n. The shape is compared before anything is read, so

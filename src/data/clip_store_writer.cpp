@@ -2,6 +2,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -22,6 +23,21 @@ struct OpenBucket {
   std::vector<float> fps;
   std::vector<std::uint64_t> xxh3;
   std::vector<std::string> source, text;
+  // Text features wait in a file of their own: how many rows there are is known at the end alone.
+  std::string spool_path;
+  int spool = -1;
+  std::vector<std::uint64_t> text_offset{0}, text_xxh3;
+
+  OpenBucket() = default;
+  OpenBucket(const OpenBucket&) = delete;
+  OpenBucket& operator=(const OpenBucket&) = delete;
+  ~OpenBucket() {
+    if (spool >= 0) close(spool);
+    if (!spool_path.empty()) unlink(spool_path.c_str());
+  }
+  std::size_t text_row() const {
+    return static_cast<std::size_t>(bucket.text_channels) * size_of(bucket.text_dtype);
+  }
 };
 
 // A rename is only safe when the bytes are on the disk before the name is.
@@ -55,10 +71,26 @@ struct ClipStoreWriter::State {
     check(a.valid() && H5Awrite(a, H5T_NATIVE_INT64, &value) >= 0, name);
   }
 
-  // One value a clip; `memory` is how the values lie in memory.
+  void write_attribute(hid_t where, const char* name, const char* text) {
+    const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+    const h5::Handle type = h5::string_type();
+    const h5::Handle a(H5Acreate2(where, name, type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+    check(a.valid() && H5Awrite(a, type, &text) >= 0, name);
+  }
+
+  void write_attribute(hid_t where, const char* name, const std::vector<float>& values) {
+    const hsize_t n = values.size();
+    const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
+    const h5::Handle a(H5Acreate2(where, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT),
+                       H5Aclose);
+    check(a.valid() && H5Awrite(a, H5T_NATIVE_FLOAT, values.data()) >= 0, name);
+  }
+
+  // One value a clip, or `n`; `memory` is how the values lie in memory.
   void write_table(const OpenBucket& b, const char* name, hid_t type, hid_t memory,
-                   const void* values) {
-    const h5::Handle space(H5Screate_simple(1, b.dims.data(), nullptr), H5Sclose);
+                   const void* values, hsize_t n = 0) {
+    if (n == 0) n = b.dims[0];
+    const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
     const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_obj_track_times(how, false);
     const h5::Handle d(H5Dcreate2(b.group, name, type, space, H5P_DEFAULT, how, H5P_DEFAULT),
@@ -91,6 +123,56 @@ struct ClipStoreWriter::State {
     write_table(b, "offset", H5T_STD_U64LE, H5T_NATIVE_UINT64, offset.data());
     write_strings(b, "source", b.source);
     write_strings(b, "text", b.text);
+    if (b.bucket.text_channels == 0) return;
+    write_table(b, "text_offset", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.text_offset.data(),
+                b.text_offset.size());
+    write_table(b, "text_xxh3", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.text_xxh3.data());
+    copy_text(b);
+  }
+
+  // From the spool into one contiguous dataset, so that a row's place follows from its number.
+  void copy_text(const OpenBucket& b) {
+    const auto channels = static_cast<hsize_t>(b.bucket.text_channels);
+    const hsize_t rows = b.text_offset.back(), dims[2] = {rows, channels};
+    const h5::Handle half = h5::half_type();
+    const hid_t type = b.bucket.text_dtype == DType::f32    ? H5T_IEEE_F32LE
+                       : b.bucket.text_dtype == DType::bf16 ? H5T_STD_U16LE
+                                                            : static_cast<hid_t>(half);
+    const h5::Handle space(H5Screate_simple(2, dims, nullptr), H5Sclose);
+    const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(how, false);
+    H5Pset_layout(how, H5D_CONTIGUOUS);
+    H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);
+    const h5::Handle d(
+        H5Dcreate2(b.group, "text_features", type, space, H5P_DEFAULT, how, H5P_DEFAULT), H5Dclose);
+    check(d.valid(), "text_features");
+    const hsize_t piece = std::max<hsize_t>(1, (hsize_t{4} << 20) / b.text_row());
+    std::vector<std::byte> buffer(std::min(piece, rows) * b.text_row());
+    for (hsize_t at = 0; at < rows; at += piece) {
+      const hsize_t count[2] = {std::min(piece, rows - at), channels}, from[2] = {at, 0};
+      const std::size_t bytes = count[0] * b.text_row();
+      WEFT_CHECK(pread(b.spool, buffer.data(), bytes, static_cast<off_t>(at * b.text_row())) ==
+                     static_cast<ssize_t>(bytes),
+                 Exit::data, "check the disk", "cannot read {} back: {}", b.spool_path,
+                 std::strerror(errno));
+      const h5::Handle memory(H5Screate_simple(2, count, nullptr), H5Sclose);
+      const h5::Handle file_space(H5Dget_space(d), H5Sclose);
+      check(H5Sselect_hyperslab(file_space, H5S_SELECT_SET, from, nullptr, count, nullptr) >= 0 &&
+                H5Dwrite(d, type, memory, file_space, H5P_DEFAULT, buffer.data()) >= 0,
+            "text_features");
+    }
+  }
+
+  void spool_text(OpenBucket& b, std::span<const std::byte> text) {
+    for (std::size_t done = 0; done < text.size();) {
+      const ssize_t wrote = write(b.spool, text.data() + done, text.size() - done);
+      if (wrote < 0 && errno == EINTR) continue;
+      WEFT_CHECK(wrote > 0, Exit::data, "is the disk full?", "cannot write {}: {}", b.spool_path,
+                 std::strerror(errno));
+      done += static_cast<std::size_t>(wrote);
+    }
+    b.text_offset.push_back(b.text_offset.back() + text.size() / b.text_row());
+    b.text_xxh3.push_back(XXH3_64bits(text.data(), text.size()));
   }
 };
 
@@ -110,11 +192,7 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path) : state_(std::make_uni
   s.check(s.root.valid(), "create /clips");
   const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
   s.write_attribute(top, "schema_version", clip_store_version);
-  const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-  const h5::Handle type = h5::string_type();
-  const h5::Handle a(H5Acreate2(top, "format", type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
-  const char* format = "weft clips";
-  s.check(a.valid() && H5Awrite(a, type, &format) >= 0, "format");
+  s.write_attribute(top, "format", "weft clips");
 }
 
 ClipStoreWriter::~ClipStoreWriter() {
@@ -137,6 +215,9 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   const bool pixels = bucket.dtype == DType::u8;
   WEFT_ASSERT(pixels ? bucket.channels == 3
                      : bucket.dtype == DType::f32 || bucket.dtype == DType::f16);
+  WEFT_ASSERT(bucket.scale.size() == bucket.shift.size() &&
+              (bucket.scale.empty() ? !bucket.moments
+                                    : std::ssize(bucket.scale) == bucket.model_channels()));
   OpenBucket& b = s.buckets.emplace_back();
   b.bucket = bucket;
   if (pixels)
@@ -150,6 +231,17 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   s.write_attribute(b.group, "pixel_frames", bucket.pixel_frames);
   s.write_attribute(b.group, "pixel_height", bucket.pixel_height);
   s.write_attribute(b.group, "pixel_width", bucket.pixel_width);
+  if (!pixels) s.write_attribute(b.group, "kind", bucket.moments ? "moments" : "latents");
+  if (!bucket.scale.empty()) {
+    s.write_attribute(b.group, "scale", bucket.scale);
+    s.write_attribute(b.group, "shift", bucket.shift);
+  }
+  if (bucket.text_channels > 0) {
+    b.spool_path = fmt::format("{}.text{}", s.temporary, s.buckets.size() - 1);
+    b.spool = open(b.spool_path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    WEFT_CHECK(b.spool >= 0, Exit::data, "check the directory's permissions", "cannot make {}: {}",
+               b.spool_path, std::strerror(errno));
+  }
 
   std::vector<hsize_t> chunk = b.dims, limit = b.dims;
   chunk[0] = 1;
@@ -171,11 +263,13 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   return static_cast<int>(s.buckets.size()) - 1;
 }
 
-void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const ClipInfo& info) {
+void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
+                             std::span<const std::byte> text) {
   State& s = *state_;
   const h5::QuietErrors quiet;
   OpenBucket& b = s.buckets.at(static_cast<std::size_t>(bucket));
   WEFT_ASSERT(clip.size() == b.bucket.clip_bytes());
+  WEFT_ASSERT(text.empty() || (b.bucket.text_channels > 0 && text.size() % b.text_row() == 0));
   std::vector<hsize_t> at(b.dims.size(), 0);
   at[0] = b.dims[0]++;
   s.check(H5Dset_extent(b.clips, b.dims.data()) >= 0, "extend bucket " + b.bucket.name);
@@ -186,6 +280,7 @@ void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const 
   b.source.push_back(info.source);
   b.text.push_back(info.text);
   b.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
+  if (b.bucket.text_channels > 0) s.spool_text(b, text);
 }
 
 void ClipStoreWriter::commit() {

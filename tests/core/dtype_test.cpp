@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -46,6 +47,37 @@ TEST(Bf16, EveryValueSurvivesAndErrorsStayWithinHalfASpacing) {
   for (std::uint32_t i = 0; i < 10000; ++i) {
     const float f = p.normal(i);
     ASSERT_LE(std::abs(rounded(f) - f), std::abs(f) * 0x1p-8f);
+  }
+}
+
+TEST(F16, RoundsToNearestEven) {
+  const auto rounded = [](float f) { return static_cast<float>(f16(f)); };
+  EXPECT_EQ(f16(1.0f).bits, 0x3c00);
+  EXPECT_EQ(f16(-2.0f).bits, 0xc000);
+  EXPECT_EQ(rounded(1 + 0x1p-11f), 1.0f) << "a tie goes to even";
+  EXPECT_EQ(rounded(1 + 3 * 0x1p-11f), 1 + 0x1p-9f);
+  EXPECT_EQ(rounded(65519.0f), 65504.0f) << "the largest";
+  EXPECT_EQ(f16(65520.0f).bits, 0x7c00) << "what is too large is infinite";
+  EXPECT_EQ(f16(-INFINITY).bits, 0xfc00);
+  EXPECT_TRUE(std::isnan(rounded(NAN)));
+  EXPECT_EQ(rounded(3 * 0x1p-25f), 0x1p-23f) << "subnormals: a tie goes to even";
+  EXPECT_EQ(rounded(0x1p-25f), 0.0f);
+  EXPECT_EQ(rounded(0x1.ff8p-15f + 0x1p-26f), 0x1.ff8p-15f);
+}
+
+TEST(F16, EveryValueSurvivesAndErrorsStayWithinHalfASpacing) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    f16 h;
+    h.bits = static_cast<std::uint16_t>(bits);
+    const float f = static_cast<float>(h);
+    if (!std::isnan(f)) {
+      ASSERT_EQ(f16(f).bits, bits);
+    }
+  }
+  const Philox p(1, Purpose::noise, 0, 0);
+  for (std::uint32_t i = 0; i < 10000; ++i) {
+    const float f = p.normal(i);
+    ASSERT_LE(std::abs(static_cast<float>(f16(f)) - f), std::max(std::abs(f) * 0x1p-11f, 0x1p-25f));
   }
 }
 
