@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <thread>
 
 namespace weft {
 
@@ -12,6 +13,7 @@ class WorkQueue {
   // Collective over `takers`, the ranks that take items (the first of each group, where groups share an item); a rank that
   // only follows its group passes MPI_COMM_NULL and never calls next(). Items are 0 ... items - 1, in that order.
   WorkQueue(MPI_Comm takers, std::int64_t items);
+  // Collective over the takers: waits for the last of them, except on the way of an exception.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
@@ -21,8 +23,10 @@ class WorkQueue {
 
  private:
   std::int64_t items_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
   std::int64_t* counter_ = nullptr;
+  std::jthread progress_;  // at the counter's owner, where takers are on several hosts
 };
 
 }  // namespace weft

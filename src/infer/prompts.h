@@ -1,0 +1,53 @@
+// Prompts as Open-Sora writes them (specs/inference.md 3; opensora/utils/inference_utils.py at v1.2.0): options as JSON at the
+// end, texts that change from loop to loop, scores in words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/deck.h"
+
+namespace weft {
+
+struct Prompt {
+  std::int64_t index =
+      0;  // its line in the file, or place in generate.prompts, from 0: names and noise follow it
+  std::string text;  // without options; what prompt_as_path names files by
+  struct Segment {
+    std::int64_t from_loop = 0;
+    std::string text;  // with scores
+  };
+  std::vector<Segment> segments;        // the first from loop 0 on
+  std::vector<std::string> references;  // files
+  std::string mask_strategy;
+  // weft's own options, so that one file may ask for clips of many sizes; empty: the deck's.
+  std::string num_frames, resolution, aspect_ratio;
+
+  // What counts in that loop.
+  const std::string& text_of_loop(std::int64_t loop) const;
+};
+
+// generate.prompts, or the lines [start_index, end_index) of generate.prompt_file, each with its place in
+// generate.references and generate.mask_strategies. Exit::data names file and line of a prompt that is empty, not UTF-8,
+// has broken JSON or an unknown option; Exit::usage where there are no prompts, or lists of other lengths.
+//
+// An empty prompt is refused, where the original makes a clip of nothing but the scores: it is nearly always a slip.
+std::vector<Prompt> read_prompts(const GenerateDeck& deck);
+
+// One prompt. `where` names it in messages.
+Prompt parse_prompt(const std::string& line, const std::string& where, const GenerateDeck& deck);
+
+// The scores that the deck asks for behind the text, each unless the text speaks of it already.
+std::string append_scores(const std::string& text, const GenerateDeck& deck);
+
+// Files of a list with semicolons between them; none for "".
+std::vector<std::string> split_references(const std::string& list);
+
+// `text` as the name of a file: no slashes, control characters or leading dots, at most 180 bytes, whole characters.
+std::string file_name_of(const std::string& text);
+
+// Whether the bytes are well-formed UTF-8.
+bool is_utf8(const std::string& text);
+
+}  // namespace weft

@@ -1,0 +1,74 @@
+#include "infer/work_queue.h"
+
+#include <chrono>
+#include <exception>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+void check(int code, const char* call) {
+  WEFT_CHECK(code == MPI_SUCCESS, Exit::hardware, "see MPI's own message above", "{} failed: {}",
+             call, code);
+}
+
+// Whether all of `comm` share this host's memory.
+bool one_host(MPI_Comm comm) {
+  MPI_Comm host;
+  MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  int here = 0, all = 0;
+  MPI_Comm_size(host, &here);
+  MPI_Comm_size(comm, &all);
+  MPI_Comm_free(&host);
+  return here == all;
+}
+
+}  // namespace
+
+WorkQueue::WorkQueue(MPI_Comm takers, std::int64_t items) : items_(items) {
+  if (takers == MPI_COMM_NULL) return;
+  check(MPI_Comm_dup(takers, &comm_), "MPI_Comm_dup");
+  int rank = 0;
+  MPI_Comm_rank(comm_, &rank);
+  const MPI_Aint bytes = rank == 0 ? sizeof(std::int64_t) : 0;
+  check(MPI_Win_allocate(bytes, sizeof(std::int64_t), MPI_INFO_NULL, comm_, &counter_, &window_),
+        "MPI_Win_allocate");
+  if (rank == 0) *counter_ = 0;
+  // The zero is there before anybody asks for it.
+  check(MPI_Barrier(comm_), "MPI_Barrier");
+  check(MPI_Win_lock_all(0, window_), "MPI_Win_lock_all");
+  // Within a host the counter is shared memory. Over a network without remote atomics, MPI at its owner must come to
+  // life for every request, while the owner computes for minutes.
+  if (!one_host(comm_) && rank == 0)
+    progress_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        int found = 0;
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &found, MPI_STATUS_IGNORE);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+}
+
+WorkQueue::~WorkQueue() {
+  if (window_ == MPI_WIN_NULL) return;
+  // An error on its way to main ends the job: nobody waits for the others then.
+  if (std::uncaught_exceptions() > 0) return;
+  MPI_Win_unlock_all(window_);
+  // Collective: the counter lives until the last rank has asked for the last time, and so must what answers for it.
+  MPI_Barrier(comm_);
+  progress_ = std::jthread();
+  MPI_Win_free(&window_);
+  MPI_Comm_free(&comm_);
+}
+
+std::int64_t WorkQueue::next() {
+  WEFT_ASSERT(window_ != MPI_WIN_NULL);
+  const std::int64_t one = 1;
+  std::int64_t taken = 0;
+  check(MPI_Fetch_and_op(&one, &taken, MPI_INT64_T, 0, 0, MPI_SUM, window_), "MPI_Fetch_and_op");
+  check(MPI_Win_flush(0, window_), "MPI_Win_flush");
+  return taken < items_ ? taken : -1;
+}
+
+}  // namespace weft

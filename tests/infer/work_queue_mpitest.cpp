@@ -1,0 +1,73 @@
+// The shared queue: every item is taken once, by whoever asks, and slow ranks take fewer.
+#include "infer/work_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace weft {
+namespace {
+
+// How often each item was taken, by all ranks.
+std::vector<int> take_all(WorkQueue& queue, std::int64_t items, int sleep_ms, int& mine) {
+  std::vector<int> taken(static_cast<std::size_t>(items));
+  for (std::int64_t i; (i = queue.next()) >= 0; ++mine) {
+    ++taken.at(static_cast<std::size_t>(i));
+    std::this_thread::sleep_for(std::chrono::milliseconds(sleep_ms));
+  }
+  return taken;
+}
+
+TEST(WorkQueue, GivesEveryItemToOneRank) {
+  constexpr std::int64_t items = 500;
+  int mine = 0;
+  std::vector<int> taken;
+  {
+    WorkQueue queue(MPI_COMM_WORLD, items);
+    taken = take_all(queue, items, 0, mine);
+    EXPECT_EQ(queue.next(), -1);  // and goes on saying so
+  }
+  MPI_Allreduce(MPI_IN_PLACE, taken.data(), static_cast<int>(items), MPI_INT, MPI_SUM,
+                MPI_COMM_WORLD);
+  EXPECT_EQ(taken, std::vector<int>(items, 1));
+}
+
+TEST(WorkQueue, ASlowRankTakesFewer) {
+  int rank = 0, ranks = 1, mine = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (ranks == 1) GTEST_SKIP();
+  {
+    WorkQueue queue(MPI_COMM_WORLD, 40);
+    MPI_Barrier(MPI_COMM_WORLD);
+    take_all(queue, 40, rank == 0 ? 60 : 3, mine);
+  }
+  int slow = mine;
+  MPI_Bcast(&slow, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  EXPECT_LT(slow, 40 / ranks);
+}
+
+TEST(WorkQueue, OnlyTheTakersTakePart) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm takers;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2 == 0 ? 0 : MPI_UNDEFINED, 0, &takers);
+  int mine = 0;
+  {
+    WorkQueue queue(takers, 9);
+    if (takers != MPI_COMM_NULL) take_all(queue, 9, 0, mine);
+  }
+  MPI_Allreduce(MPI_IN_PLACE, &mine, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT_EQ(mine, 9);
+  if (takers != MPI_COMM_NULL) MPI_Comm_free(&takers);
+}
+
+TEST(WorkQueue, MayBeEmpty) {
+  WorkQueue queue(MPI_COMM_WORLD, 0);
+  EXPECT_EQ(queue.next(), -1);
+}
+
+}  // namespace
+}  // namespace weft
