@@ -128,21 +128,38 @@ void SafetensorsFile::read(const SafetensorEntry& entry, std::span<std::byte> ou
 }
 
 std::vector<float> SafetensorsFile::read_f32(const SafetensorEntry& entry) const {
-  const std::size_t n = (entry.end - entry.begin) / size_of(entry.dtype);
-  std::vector<float> values(n);
-  if (entry.dtype == DType::f32) {
-    read(entry, std::as_writable_bytes(std::span(values)));
-    return values;
-  }
-  WEFT_CHECK(entry.dtype == DType::f16 || entry.dtype == DType::bf16, Exit::data,
-             "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
-             detail::printable(entry.name), format_name(entry.dtype));
-  std::vector<std::uint16_t> raw(n);
-  read(entry, std::as_writable_bytes(std::span(raw)));
-  const bool half = entry.dtype == DType::f16;
-  for (std::size_t i = 0; i < n; ++i)
-    values[i] = half ? half_to_float(raw[i]) : std::bit_cast<float>(std::uint32_t{raw[i]} << 16);
+  std::vector<float> values((entry.end - entry.begin) / size_of(entry.dtype));
+  read_f32(entry, 0, values);
   return values;
+}
+
+void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first,
+                                std::span<std::byte> out) const {
+  WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
+             Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
+             detail::printable(entry.name), format_name(entry.dtype));
+  const std::uint64_t begin =
+      entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
+  WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
+  file_->read(out, data_offset_ + begin);
+}
+
+void SafetensorsFile::read_f32(const SafetensorEntry& entry, std::int64_t first,
+                               std::span<float> out) const {
+  if (size_of(entry.dtype) != 2) return read_part(entry, first, std::as_writable_bytes(out));
+  std::vector<std::uint16_t> raw(out.size());
+  read_part(entry, first, std::as_writable_bytes(std::span(raw)));
+  const bool half = entry.dtype == DType::f16;
+  for (std::size_t i = 0; i < raw.size(); ++i)
+    out[i] = half ? half_to_float(raw[i]) : std::bit_cast<float>(std::uint32_t{raw[i]} << 16);
+}
+
+void SafetensorsFile::read_bf16(const SafetensorEntry& entry, std::int64_t first,
+                                std::span<bf16> out) const {
+  if (entry.dtype == DType::bf16) return read_part(entry, first, std::as_writable_bytes(out));
+  std::vector<float> wide(out.size());
+  read_f32(entry, first, wide);
+  for (std::size_t i = 0; i < wide.size(); ++i) out[i] = bf16(wide[i]);
 }
 
 std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry) const {

@@ -40,10 +40,15 @@ class SafetensorsFile {
   void read(const SafetensorEntry& entry, std::span<std::byte> out) const;
   // Reads a floating tensor (F32, F16, BF16) converted to float. Exit::data if it is not floating.
   std::vector<float> read_f32(const SafetensorEntry& entry) const;
+  // Elements [first, first + out.size()) of one, read alone: as floats, or rounded to bf16.
+  void read_f32(const SafetensorEntry& entry, std::int64_t first, std::span<float> out) const;
+  void read_bf16(const SafetensorEntry& entry, std::int64_t first, std::span<bf16> out) const;
   // Reads an integer or bool tensor (I64, I32, U8, BOOL) converted to int64.
   std::vector<std::int64_t> read_i64(const SafetensorEntry& entry) const;
 
  private:
+  void read_part(const SafetensorEntry& entry, std::int64_t first, std::span<std::byte> out) const;
+
   std::filesystem::path path_;
   std::shared_ptr<const File> file_;  // kept open, so that a replaced file cannot be half read
   std::vector<SafetensorEntry> entries_;

@@ -1,34 +1,134 @@
 #include "models/weights.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "core/deck.h"
 #include "core/error.h"
-#include "formats/safetensors.h"
 
 namespace weft {
+namespace {
 
-void load_weights(const std::filesystem::path& path, ParameterTable& table) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  std::vector<std::string> known;
-  for (const auto& p : table.all()) known.push_back(p->name);
-  for (const SafetensorEntry& e : file.entries()) {
-    if (table.find(e.name) != nullptr) continue;
-    const std::string near = nearest_name(e.name, known);
-    WEFT_CHECK(false, Exit::data,
-               near.empty() ? "check that the deck's [model] is the one these weights belong to"
-                            : "the model's nearest name is \"" + near + "\"",
-               "{}: tensor \"{}\" is no parameter of this model", path.string(), e.name);
+// Elements that are read at a time: 16 MiB of floats.
+constexpr std::int64_t piece = std::int64_t{1} << 22;
+
+const WeightFiles::Tensor* find(const WeightFiles& files, const std::string& name,
+                                const WeightNames& names) {
+  if (const WeightFiles::Tensor* t = files.find(name)) return t;
+  const std::string other = names.other ? names.other(name) : "";
+  return other.empty() ? nullptr : files.find(other);
+}
+
+// A hint that names the nearest of `known`.
+std::string nearest(const std::string& name, const std::vector<std::string>& known,
+                    const char* whose, const std::string& section) {
+  const std::string near = nearest_name(name, known);
+  if (!near.empty()) return fmt::format("{} nearest name is \"{}\"", whose, near);
+  return fmt::format("check that the deck's [{}] is the one these weights belong to", section);
+}
+
+template <class T>
+void set_piece(Tensor& to, std::int64_t first, std::span<const T> values) {
+  Tensor flat = to.view({to.numel()});
+  flat.slice(first, first + static_cast<std::int64_t>(values.size())).set(values);
+}
+
+void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
+  std::vector<float> wide;
+  std::vector<bf16> low;
+  for (std::int64_t first = 0; first < p.shape.numel(); first += piece) {
+    const auto n = static_cast<std::size_t>(std::min(piece, p.shape.numel() - first));
+    low.resize(p.working.defined() ? n : 0);
+    if (!p.value.defined()) {
+      files.read_bf16(from, first, low);
+    } else {
+      wide.resize(n);
+      files.read_f32(from, first, wide);
+      set_piece(p.value, first, std::span<const float>(wide));
+      std::transform(wide.begin(), wide.begin() + std::ptrdiff_t(low.size()), low.begin(),
+                     [](float f) { return bf16(f); });
+    }
+    if (!low.empty()) set_piece(p.working, first, std::span<const bf16>(low));
   }
-  for (const auto& p : table.all()) {
-    const SafetensorEntry& e = file.at(p->name);
-    const Shape shape{std::span<const std::int64_t>(e.shape)};
-    WEFT_CHECK(shape == p->shape, Exit::data,
-               "check hidden_size, depth, num_heads and caption_channels of the deck's [model]",
-               "{}: tensor \"{}\" has shape {}, the model wants {}", path.string(), p->name,
-               shape.str(), p->shape.str());
-    const std::vector<float> values = file.read_f32(e);
-    p->value.set(std::span<const float>(values));
+}
+
+bool begins(const std::string& name, const char* with) { return name.starts_with(with); }
+
+}  // namespace
+
+WeightNames stdit3_weight_names() { return {}; }
+
+WeightNames vae_weight_names() {
+  const auto old_name = [](const std::string& name) -> std::string {
+    constexpr const char* renamed[][2] = {{".to_q.", ".query."},
+                                          {".to_k.", ".key."},
+                                          {".to_v.", ".value."},
+                                          {".to_out.0.", ".proj_attn."}};
+    for (const auto& [now, before] : renamed)
+      if (const std::size_t at = name.find(now); at != name.npos)
+        return std::string(name).replace(at, std::string_view(now).size(), before);
+    return "";
+  };
+  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, old_name};
+}
+
+WeightNames t5_weight_names() {
+  return {"t5",
+          [](const std::string& n) {
+            return begins(n, "decoder.") || begins(n, "lm_head.") ||
+                   n == "encoder.embed_tokens.weight";
+          },
+          [](const std::string& n) {
+            return n == "shared.weight" ? std::string("encoder.embed_tokens.weight") : "";
+          }};
+}
+
+void check_weights(const WeightFiles& files, const ParameterTable& whole,
+                   const WeightNames& names) {
+  const std::string path = files.path().string();
+  std::vector<std::string> known, others, held;
+  for (const auto& p : whole.all()) {
+    known.push_back(p->name);
+    if (names.other) others.push_back(names.other(p->name));
   }
-  table.refresh_working();
+  std::sort(others.begin(), others.end());
+  for (const WeightFiles::Tensor& t : files.tensors()) {
+    const std::string& name = t.entry.name;
+    held.push_back(name);
+    const bool ours = whole.find(name) != nullptr || (names.spare && names.spare(name)) ||
+                      std::binary_search(others.begin(), others.end(), name);
+    WEFT_CHECK(ours, Exit::data, nearest(name, known, "the model's", names.section),
+               "{}: tensor \"{}\" is no parameter of this model", path, name);
+  }
+  for (const auto& p : whole.all()) {
+    const WeightFiles::Tensor* t = find(files, p->name, names);
+    WEFT_CHECK(t != nullptr, Exit::data, nearest(p->name, held, "the file's", names.section),
+               "{} has no tensor \"{}\"", path, p->name);
+    WEFT_CHECK(std::ranges::equal(t->entry.shape, p->shape.dims()), Exit::data,
+               fmt::format("check the sizes in the deck's [{}]", names.section),
+               "{}: tensor \"{}\" has shape [{}], the model wants {}", path, t->entry.name,
+               fmt::join(t->entry.shape, ", "), p->shape.str());
+  }
+}
+
+void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
+                  const std::function<bool(const Parameter&)>& skip) {
+  // In the order of the files, so that disks are read forwards.
+  std::vector<std::pair<const WeightFiles::Tensor*, Parameter*>> reads;
+  for (const auto& p : part.all())
+    if (!skip || !skip(*p)) reads.emplace_back(find(files, p->name, names), p.get());
+  std::sort(reads.begin(), reads.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first->shard, a.first->entry.begin) <
+           std::pair(b.first->shard, b.first->entry.begin);
+  });
+  for (const auto& [from, to] : reads) read_parameter(files, *from, *to);
+}
+
+void load_weights(const std::filesystem::path& path, ParameterTable& table,
+                  const WeightNames& names) {
+  const WeightFiles files = WeightFiles::open(path);
+  check_weights(files, table, names);
+  read_weights(files, table, names);
 }
 
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,

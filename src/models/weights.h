@@ -2,14 +2,39 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <map>
 
+#include "formats/weight_files.h"
 #include "nn/parameters.h"
 
 namespace weft {
 
-// Every parameter of the table must be in the file with its shape, and the file must hold nothing else;
-// otherwise Exit::data names the tensor, both shapes and the nearest name.
-void load_weights(const std::filesystem::path& path, ParameterTable& table);
+// How files of a model differ from its list of parameters.
+struct WeightNames {
+  std::string section = "model";  // of the deck that gives the shapes, for messages
+  // Whether a file may hold that name beside the model's: it is not read.
+  std::function<bool(const std::string&)> spare;
+  // Another name under which files have that parameter, or "".
+  std::function<std::string(const std::string&)> other;
+};
+WeightNames stdit3_weight_names();
+// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k, to_v, to_out.0
+// (specs/vae.md 1).
+WeightNames vae_weight_names();
+// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight (specs/t5.md 5).
+WeightNames t5_weight_names();
+
+// Every parameter of the table must be in the files (a file, an index, a folder: formats/weight_files.h) with its shape, and
+// they must hold nothing else; otherwise Exit::data names the tensor, both shapes and the nearest name. Read piece by piece
+// into place, rounded to bf16 where the table keeps that: nothing more is in memory than the table and a piece.
+void load_weights(const std::filesystem::path& path, ParameterTable& table,
+                  const WeightNames& names = stdit3_weight_names());
+// The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them (it needs no memory),
+// `part` those to read. `skip`, if given, says which of them somebody else reads.
+void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
+void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
+                  const std::function<bool(const Parameter&)>& skip = nullptr);
 
 // Writes all parameters as F32. `values`, if given, replaces the trainable values (flat, such as the EMA).
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,
