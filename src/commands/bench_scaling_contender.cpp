@@ -84,14 +84,14 @@ std::vector<StepMetrics> Contender::run(std::int64_t steps) {
 
 void Contender::settle() {
   if (!trainer_) return;
-  ParameterTable& params = trainer_->model().params();
+  ParameterTable& params = trainer_->params();
   for (const auto& p : params.all()) params.await(*p);
 }
 
 std::vector<float> Contender::weights() {
   std::vector<float> all;
   if (!trainer_) return all;
-  ParameterTable& params = trainer_->model().params();
+  ParameterTable& params = trainer_->params();
   for (const auto& p : params.all()) {
     const Tensor on_host = (p->working.defined() ? p->working : p->value).to_host();
     for (std::int64_t i = 0; i < on_host.numel(); ++i)

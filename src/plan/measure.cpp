@@ -6,10 +6,9 @@
 #include "core/arena.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "diffusion/rectified_flow.h"
 #include "parallel/communicator.h"
-#include "train/batch.h"
 #include "train/optimizer.h"
+#include "train/stdit3_task.h"
 
 namespace weft {
 namespace {
@@ -37,11 +36,17 @@ double now_done() {
 
 // A model with few pairs of blocks, its weights, its gradients.
 struct Piece {
-  Stdit3 model;
-  Piece(ModelDeck deck, std::int64_t depth, double bucket_mib) : model((deck.depth = depth, deck)) {
-    model.params().allocate(static_cast<std::int64_t>(bucket_mib * (1 << 20) / 4),
-                            deck.dtype == "bf16", true);
-    model.params().initialise(1);
+  Deck deck;
+  Stdit3Task task;
+  Piece(const Deck& whole, std::int64_t depth) : deck(whole), task(shortened(deck, depth)) {
+    task.params().allocate(static_cast<std::int64_t>(whole.parallel.bucket_mib * (1 << 20) / 4),
+                           task.bf16(), true);
+    task.params().initialise(1);
+  }
+  static const Deck& shortened(Deck& deck, std::int64_t depth) {
+    deck.model.depth = depth;
+    deck.data.text_features.clear();  // null captions are as long as the longest
+    return deck;
   }
 };
 
@@ -50,11 +55,7 @@ struct Times {
 };
 
 // One micro-batch as the trainer runs it, from the clip's bytes to gradients; medians over `runs`.
-Times time_step(const Deck& deck, Stdit3& model, const Bucket& bucket, std::int64_t clips,
-                MPI_Comm world) {
-  Deck piece = deck;
-  piece.model = model.config();
-  piece.data.text_features.clear();  // null captions are as long as the longest
+Times time_step(TrainingTask& task, const Bucket& bucket, std::int64_t clips, MPI_Comm world) {
   LoadedBatch batch;
   for (std::int64_t i = 0; i < clips; ++i) {
     batch.what.clips.push_back(i);
@@ -64,17 +65,17 @@ Times time_step(const Deck& deck, Stdit3& model, const Bucket& bucket, std::int6
   const Tensor bytes =
       Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
   const auto arena =
-      Arena::reserve(plan_step_memory(piece, model, bucket, clips, 0) + (std::size_t{256} << 20));
+      Arena::reserve(plan_step_memory(task, bucket, clips, 0) + (std::size_t{256} << 20));
   const ArenaScope scope(*arena);
   std::vector<double> forward, backward;
   for (int run = 0; run <= runs; ++run) {
     batch.step = run;
     MPI_Barrier(world);  // all ranks at once: they share caches and memory
-    model.params().begin_step([](int) {});
+    task.params().begin_step([](int) {});
     const double start = now_done();
-    const TrainingBatch b = make_batch(piece, bucket, batch, bytes, nullptr);
+    const TrainingWork work = task.prepare(bucket, batch, bytes, 0);
     Tape tape;
-    flow_loss(tape, model, b.x0, b.eps, b.in, 1.0f);
+    work.parts.front()(tape, 1.0f);
     const double half = now_done();
     tape.backward();
     const double end = now_done();
@@ -86,19 +87,18 @@ Times time_step(const Deck& deck, Stdit3& model, const Bucket& bucket, std::int6
 }
 
 // The update of all of a piece's parameters: seconds an element.
-double time_update(const Deck& deck, Stdit3& model, MPI_Comm world) {
-  OptimizerState state(model.params(), false, 0, 1);
+double time_update(const Deck& deck, ParameterTable& params, MPI_Comm world) {
+  OptimizerState state(params, false, 0, 1);
   Tensor squares = Tensor::persistent({1}, DType::f64);
   std::vector<double> seconds;
   for (int run = 0; run <= runs; ++run) {
     MPI_Barrier(world);
     const double start = now_done();
-    for (int b = 0; b < static_cast<int>(model.params().buckets().size()); ++b)
+    for (int b = 0; b < static_cast<int>(params.buckets().size()); ++b)
       optimizer_step(deck.train, run, squares, state, b);
     if (run > 0) seconds.push_back(now_done() - start);
   }
-  return mean_over_ranks(median(seconds), world) /
-         static_cast<double>(model.params().grads().numel());
+  return mean_over_ranks(median(seconds), world) / static_cast<double>(params.grads().numel());
 }
 
 // Bandwidths of collectives between the ranks.
@@ -147,7 +147,7 @@ LocalMeasurement measure_local(const Deck& deck, std::span<const Bucket> buckets
   MPI_Comm_size(world, &m.machine.ranks_a_node);
   m.machine.name = "local";
   m.machine.device = this_device().kind;
-  Piece one(deck.model, 1, deck.parallel.bucket_mib), two(deck.model, 2, deck.parallel.bucket_mib);
+  Piece one(deck, 1), two(deck, 2);
   const auto depth = static_cast<double>(deck.model.depth);
   double flops = 0, seconds = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
@@ -157,8 +157,8 @@ LocalMeasurement measure_local(const Deck& deck, std::span<const Bucket> buckets
       const std::int64_t batch = std::min(batch_sizes[i], b.clips);
       const MicroBatchShape shape = shape_of(deck.model, b, 1, 0);
       const std::int64_t clips = std::clamp<std::int64_t>(enough_tokens / shape.tokens(), 1, batch);
-      const Times t1 = time_step(deck, one.model, b, clips, world);
-      const Times t2 = time_step(deck, two.model, b, clips, world);
+      const Times t1 = time_step(one.task, b, clips, world);
+      const Times t2 = time_step(two.task, b, clips, world);
       const double scale = static_cast<double>(batch) / static_cast<double>(clips);
       const double pair = t2.forward - t1.forward;
       cost.forward = scale * (t1.forward + (depth - 1) * pair);
@@ -172,7 +172,7 @@ LocalMeasurement measure_local(const Deck& deck, std::span<const Bucket> buckets
     }
     m.costs.push_back(cost);
   }
-  m.optimizer_bandwidth = optimizer_bytes_an_element / time_update(deck, two.model, world);
+  m.optimizer_bandwidth = optimizer_bytes_an_element / time_update(deck, two.task.params(), world);
   measure_collectives(deck, m.machine, world);
   m.machine.memory_bandwidth = m.optimizer_bandwidth;
   m.rates.products = flops / seconds;

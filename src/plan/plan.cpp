@@ -8,6 +8,7 @@
 #include "parallel/rank_device.h"
 #include "plan/measure.h"
 #include "train/batch.h"
+#include "train/stdit3_task.h"
 
 namespace weft {
 namespace {
@@ -61,8 +62,8 @@ Placed place(const Deck& deck, const StepPlanner& planner, const std::vector<Buc
 
 // Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and no more of the model is
 // recomputed than that clip needs.
-void suggest_equal_costs(const Deck& deck, Stdit3& model, std::span<const Bucket> buckets,
-                         std::size_t capacity, DeviceKind device, std::vector<BucketPlan>& plans) {
+void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, std::size_t capacity,
+                         DeviceKind device, std::vector<BucketPlan>& plans) {
   const auto one = [&](std::size_t i) {
     return plans[i].cost.seconds() / static_cast<double>(plans[i].batch);
   };
@@ -74,11 +75,10 @@ void suggest_equal_costs(const Deck& deck, Stdit3& model, std::span<const Bucket
     std::int64_t clips =
         std::clamp<std::int64_t>(std::llround(target / one(i)), 1, buckets[i].clips);
     // Never more than fits with the recomputation that a single clip needs.
-    const double recompute = plan_memory(deck, model, buckets.subspan(i, 1),
-                                         std::vector<std::int64_t>{1}, capacity, device)[0]
-                                 .recompute;
-    while (clips > 1 &&
-           plan_step_memory(deck, model, buckets[i], clips, recompute, device) > capacity)
+    const double recompute =
+        plan_memory(task, buckets.subspan(i, 1), std::vector<std::int64_t>{1}, capacity, device)[0]
+            .recompute;
+    while (clips > 1 && plan_step_memory(task, buckets[i], clips, recompute, device) > capacity)
       clips -= std::max<std::int64_t>(1, clips / 16);
     plans[i].equal_cost_batch = clips;
   }
@@ -148,7 +148,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const std::vector<Bucket>& buckets = source->buckets();
   for (const Bucket& b : buckets) check_bucket_fits(b, deck.model);
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
-  Stdit3 model(deck.model);
+  Stdit3Task task(deck);
+  Stdit3& model = task.model();
   for (const Bucket& b : buckets) model.check_sequence(b.height, b.width, sp);
   // Memory that nobody touches costs nothing: the layout is what counts.
   model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
@@ -187,8 +188,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
                deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
   }
-  const std::vector<StepMemory> memory =
-      plan_memory(deck, model, buckets, sizes, plan.capacity, device);
+  const std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
   for (const StepMemory& m : memory)
     plan.memory.activations = std::max(plan.memory.activations, m.bytes);
   if (device == DeviceKind::cuda)
@@ -242,7 +242,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     bytes += b.share * static_cast<double>(b.batch) *
              (static_cast<double>(buckets[i].clip_bytes()) + caption_bytes);
   }
-  suggest_equal_costs(deck, model, buckets, plan.capacity, device, plan.buckets);
+  suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 
   // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the efficiency.
   const auto planner = [&](std::int64_t count) {

@@ -7,7 +7,6 @@
 
 #include "core/arena.h"
 #include "core/error.h"
-#include "train/batch.h"
 
 namespace weft {
 namespace {
@@ -40,32 +39,23 @@ std::string size_text(std::size_t bytes) {
 
 }  // namespace
 
-std::size_t plan_step_memory(const Deck& deck, Stdit3& model, const Bucket& bucket,
-                             std::int64_t batch_size, double recompute, DeviceKind device,
-                             std::size_t capacity) {
+std::size_t plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                             double recompute, DeviceKind device, std::size_t capacity) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
   clips.what.clips.resize(static_cast<std::size_t>(batch_size));
-  TrainingBatch batch = make_batch(deck, bucket, clips, Tensor(), nullptr);
-  batch.in.recompute = recompute;
-  model.params().begin_step([](int) {});
-  Tape tape;
-  flow_loss(tape, model, batch.x0, batch.eps, batch.in, 1.0f);
-  tape.backward();
+  const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute);
+  task.params().begin_step([](int) {});
+  run_parts(work, task.params(), 1.0f, false, [](const TrainingLoss&) {});
   return arena->peak();
 }
 
-std::vector<StepMemory> plan_memory(const Deck& deck, Stdit3& model,
-                                    std::span<const Bucket> buckets,
+std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device) {
   WEFT_ASSERT(buckets.size() == batch_sizes.size());
-  const std::int64_t blocks = 2 * deck.model.depth;
   const std::size_t usable = capacity - capacity / 32;
-  // Rounded up to whole blocks as the model does it.
-  const auto at_least = static_cast<std::int64_t>(
-      std::ceil(deck.model.recompute * static_cast<double>(blocks) - 1e-9));
   std::vector<StepMemory> plan;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const Bucket& bucket = buckets[i];
@@ -73,15 +63,18 @@ std::vector<StepMemory> plan_memory(const Deck& deck, Stdit3& model,
       plan.emplace_back();
       continue;
     }
-    const std::int64_t batch = std::min(batch_sizes[i], bucket.clips);
+    const std::int64_t batch = std::min(batch_sizes[i], bucket.clips), blocks = task.blocks(bucket);
+    // Rounded up to whole blocks as the model does it.
+    const auto at_least = static_cast<std::int64_t>(
+        std::ceil(task.least_recompute() * static_cast<double>(blocks) - 1e-9));
     const auto bytes = [&](std::int64_t clips, std::int64_t recomputed) {
-      return plan_step_memory(deck, model, bucket, clips, share_of(recomputed, blocks), device);
+      return plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device);
     };
     // Whether the layout fits too, which takes a walk through an arena of that size.
     const auto fits = [&](std::int64_t clips, std::int64_t recomputed) {
       if (bytes(clips, recomputed) > usable) return false;
       try {
-        plan_step_memory(deck, model, bucket, clips, share_of(recomputed, blocks), device, usable);
+        plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
         return true;
       } catch (const Error&) {
         return false;
@@ -96,9 +89,9 @@ std::vector<StepMemory> plan_memory(const Deck& deck, Stdit3& model,
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
       throw Error(
           Exit::usage,
-          fmt::format("{} clips of bucket {} need {} of activations even if every block is "
-                      "recomputed, a rank has {} for them",
-                      batch, bucket.name, size_text(bytes(batch, most)), size_text(capacity)),
+          fmt::format("{} clips of bucket {} need {} of activations{}, a rank has {} for them",
+                      batch, bucket.name, size_text(bytes(batch, most)),
+                      blocks > 0 ? " even if every block is recomputed" : "", size_text(capacity)),
           too_many > 1
               ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
                             "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "

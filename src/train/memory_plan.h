@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/clip_source.h"
-#include "models/stdit3.h"
+#include "train/task.h"
 
 namespace weft {
 
@@ -13,21 +13,21 @@ namespace weft {
 // its blocks recomputed: the step is walked through without computing, so the figure is exact for captions of full length.
 // For the kind of device that is asked for, whether or not it is here. In an arena of `capacity` bytes (0: endless): throws
 // Exit::usage if that gets full, which holes between its blocks can make it before the peak reaches it.
-std::size_t plan_step_memory(const Deck& deck, Stdit3& model, const Bucket& bucket,
-                             std::int64_t batch_size, double recompute,
-                             DeviceKind device = this_device().kind, std::size_t capacity = 0);
+std::size_t plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                             double recompute, DeviceKind device = this_device().kind,
+                             std::size_t capacity = 0);
 
 struct StepMemory {
-  double recompute = 0;   // share of the blocks, for Stdit3Input::recompute
+  double recompute = 0;   // share of the blocks, for TrainingTask::prepare()
   std::size_t bytes = 0;  // peak of the arena
 };
 
-// For each bucket the smallest share of recomputed blocks, in steps of one block and at least model.recompute, with which a
+// For each bucket the smallest share of recomputed blocks, in steps of one block and at least the deck's, with which a
 // micro-batch of batch_sizes[bucket] clips (or as many as there are) fits into an arena of `capacity` bytes: short clips pay
-// nothing for long ones. A 32nd of it stays free, because shorter captions leave other holes than those planned with. Exit::usage for a bucket that does not fit with every block recomputed, with the batch size that does.
+// nothing for long ones. A 32nd of it stays free, because shorter captions leave other holes than those planned with.
+// Exit::usage for a bucket that does not fit with every block recomputed, with the batch size that does.
 // `capacity` must be the same on all ranks, because placements follow the costs of recomputation.
-std::vector<StepMemory> plan_memory(const Deck& deck, Stdit3& model,
-                                    std::span<const Bucket> buckets,
+std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device = this_device().kind);
 

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/version.h"
+#include "ops/dispatch.h"
 
 namespace weft {
 namespace {
@@ -28,7 +29,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }  // namespace
 
 RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
-  ParameterTable& p = trainer.model().params();
+  ParameterTable& p = trainer.params();
   const Communicator& comm = trainer.communicator();
   memory_ = {
       {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0)},
@@ -43,7 +44,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
   for (const Bucket& b : trainer.source().buckets()) clips += b.clips;
   const auto& memory = trainer.memory();
   const auto recomputed = std::count_if(memory.begin(), memory.end(), [&](const StepMemory& m) {
-    return m.recompute > deck.model.recompute;
+    return m.recompute > trainer.task().least_recompute();
   });
   const std::int64_t sp = deck.parallel.sp;
   slowest_.resize(static_cast<std::size_t>(comm.size()));
@@ -56,10 +57,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
                            : fmt::format("{} groups of {} that share clips", comm.size() / sp, sp),
                    trainer.threads(), comm.describe())},
       {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
-      {"model",
-       fmt::format("{}: {} pairs, C = {}, {} heads, {}, {} parameters ({} trained)",
-                   deck.model.name, deck.model.depth, deck.model.hidden_size, deck.model.num_heads,
-                   deck.model.dtype, p.total_elements(), p.trainable_elements())},
+      {"model", fmt::format("{}, {} parameters ({} trained)", trainer.task().describe(),
+                            p.total_elements(), p.trainable_elements())},
       {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
                            trainer.source().buckets().size())},
       {"step", fmt::format("{} micro-batches, placed by {} costs", deck.train.micro_batches,

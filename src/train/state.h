@@ -1,7 +1,8 @@
 // The training state as a checkpoint sees it, and back.
 #pragma once
 
-#include "models/stdit3.h"
+#include "core/deck.h"
+#include "nn/parameters.h"
 #include "train/checkpoint.h"
 #include "train/optimizer.h"
 

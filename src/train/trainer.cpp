@@ -12,10 +12,8 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "models/weights.h"
 #include "ops/checksum.h"
 #include "ops/matmul.h"
-#include "train/batch.h"
 #include "train/state.h"
 
 namespace weft {
@@ -30,8 +28,8 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   for (const std::string& key : changed_keys(before, deck)) {
     const std::string section = key.substr(0, key.find('.'));
     const bool counts = section == "model" || section == "diffusion" || section == "mask" ||
-                        section == "train" || key == "run.seed" || key == "data.path" ||
-                        key == "data.text_features";
+                        section == "train" || section == "vae" || section == "vae_train" ||
+                        key == "run.seed" || key == "data.path" || key == "data.text_features";
     const bool harmless = key == "train.steps" || key == "train.checkpoint_every" ||
                           key == "train.keep" || key == "train.log_every" ||
                           key == "model.recompute";
@@ -72,7 +70,7 @@ Trainer::Trainer(const Deck& deck, MPI_Comm world)
       comm_(make_communicator(world)),
       hosts_(host_names(world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
-      model_(deck.model),
+      task_(make_task(deck_)),
       requests_(deck.run.dir, deck.run.stop_margin) {
   choose_groups();
   open_data();
@@ -86,29 +84,13 @@ void Trainer::choose_groups() {
   sequence_ = nn::make_sequence_group(world_, sp);
   group_ = comm_->rank() / sp;
   groups_ = comm_->size() / sp;
-  model_.set_sequence_group(sequence_.get());
+  task_->share_clips(sequence_.get());
 }
 
 void Trainer::open_data() {
   source_ = open_clip_source(deck_.data.path, deck_.data.verify);
-  WEFT_CHECK(!masks_wanted(deck_.mask) || deck_.model.patch_size[0] == 1, Exit::usage,
-             "use a patch_size of one frame, or no [mask]",
-             "frame masks choose single frames, model.patch_size takes {} together",
-             deck_.model.patch_size[0]);
-  WEFT_CHECK(!deck_.model.skip_y_embedder, Exit::usage, "set model.skip_y_embedder = false",
-             "model.skip_y_embedder = true wants captions that are projected already; training has "
-             "none (weft probe takes them)");
-  std::int64_t clips = 0;
-  for (const Bucket& b : source_->buckets()) {
-    check_bucket_fits(b, deck_.model);
-    if (sequence_) model_.check_sequence(b.height, b.width, sequence_->size());
-    clips += b.clips;
-  }
+  task_->open(source_->buckets());
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
-  if (!deck_.data.text_features.empty())
-    features_ =
-        std::make_unique<TextFeatures>(deck_.data.text_features, clips,
-                                       deck_.model.caption_channels, deck_.model.model_max_length);
 }
 
 void Trainer::start() {
@@ -120,9 +102,8 @@ void Trainer::start() {
   // Nor can a fault to order enter a graph.
   const bool recordable = !sequence_ && std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
-  data_parallel_ =
-      std::make_unique<DataParallel>(deck_.parallel, *comm_, model_.params(),
-                                     [this](std::function<void()> act) { graphs_->aside(act); });
+  data_parallel_ = std::make_unique<DataParallel>(
+      deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); });
   load_state();
   plan_step();
   open_readers();
@@ -136,18 +117,15 @@ void Trainer::set_timeout(double seconds) {
 }
 
 void Trainer::load_state() {
-  ParameterTable& params = model_.params();
-  params.allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
-                  deck_.model.dtype == "bf16", true);
+  ParameterTable& table = params();
+  table.allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
+                 task_->bf16(), true);
   std::optional<Checkpoint> checkpoint;
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_);
-  if (!checkpoint) {
-    params.initialise(static_cast<std::uint64_t>(deck_.run.seed));
-    if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, params);
-  }
+  if (!checkpoint) task_->start_weights();
   data_parallel_->make_state();
   if (!checkpoint) return;
-  restore_state(*checkpoint, params, data_parallel_->state());
+  restore_state(*checkpoint, table, data_parallel_->state());
   data_parallel_->spread_weights();
   done_ = saved_ = checkpoint->info().step;
   const auto costs = checkpoint->info().notes.find("costs");
@@ -160,7 +138,7 @@ void Trainer::load_state() {
 // The memory of a step, and the region that it will live in.
 void Trainer::plan_step() {
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
-  memory_ = plan_memory(deck_, model_, source_->buckets(), batch_sizes_, capacity);
+  memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
   // Placements follow the costs, and these the recomputation: it has to be the same on ranks that share clips unevenly.
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
@@ -208,17 +186,12 @@ void Trainer::open_readers() {
       done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers, horizon);
 }
 
-// Operations of a micro-batch: forward, twice that for the backward, and what is recomputed.
+// Operations of a micro-batch.
 double Trainer::planned_cost(int bucket) const {
   const auto i = static_cast<std::size_t>(bucket);
   const Bucket& b = source_->buckets()[i];
-  const auto& p = deck_.model.patch_size;
-  const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
-  const double forward = model_.forward_flops(ceil_div(b.frames, p[0]),
-                                              ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
-                                              deck_.model.model_max_length);
-  return static_cast<double>(std::min(batch_sizes_[i], b.clips)) * forward *
-         (3 + memory_[i].recompute);
+  return static_cast<double>(std::min(batch_sizes_[i], b.clips)) *
+         task_->cost(b, memory_[i].recompute);
 }
 
 // The group of ranks that takes each micro-batch.
@@ -240,11 +213,11 @@ void Trainer::save() {
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
   last_update_.reset();  // the next step's time starts after the save
   comm_->progress(done_, "save");
-  CheckpointInfo info = describe_state(deck_, model_.params(), done_);
+  CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["costs"] = costs_->to_text();
   saved_ = done_;
   save_stall_ = checkpoints_->save(
-      info, flat_arrays(model_.params(), data_parallel_->state(), comm_->rank(), comm_->size()));
+      info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   comm_->progress(done_, nullptr);
   if (finished_.empty()) return;
   finished_.back().split.checkpoint += save_stall_;

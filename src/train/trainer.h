@@ -10,12 +10,11 @@
 
 #include "core/arena.h"
 #include "data/prefetch.h"
-#include "models/stdit3.h"
+#include "nn/exchange.h"
 #include "observe/metrics.h"
 #include "observe/stragglers.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
-#include "train/batch.h"
 #include "train/checkpoint.h"
 #include "train/clip_staging.h"
 #include "train/cost_table.h"
@@ -24,7 +23,7 @@
 #include "train/step_graphs.h"
 #include "train/step_report.h"
 #include "train/stop.h"
-#include "train/text_features.h"
+#include "train/task.h"
 
 namespace weft {
 
@@ -59,7 +58,8 @@ class Trainer {
 
   bool first_rank() const { return comm_->rank() == 0; }
   int threads() const { return threads_; }
-  Stdit3& model() { return model_; }
+  TrainingTask& task() { return *task_; }
+  ParameterTable& params() { return task_->params(); }
   const ClipSource& source() const { return *source_; }
   const std::vector<StepMemory>& memory() const { return memory_; }  // [bucket]
   std::size_t planned_bytes() const;                                 // of the largest
@@ -104,7 +104,7 @@ class Trainer {
   double planned_cost(int bucket) const;
 
   void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);
-  Tensor forward_backward(const TrainingBatch& batch, float weight);
+  void count_loss(const TrainingLoss& loss);
   unsigned look_at_requests();
   void begin_faults();
   void end_faults(double compute_seconds);
@@ -133,8 +133,7 @@ class Trainer {
   std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;
-  std::unique_ptr<TextFeatures> features_;
-  Stdit3 model_;
+  std::unique_ptr<TrainingTask> task_;
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<DataParallel> data_parallel_;

@@ -13,7 +13,6 @@
 #include "ops/checksum.h"
 #include "ops/loss.h"
 #include "ops/optimizer.h"
-#include "train/batch.h"
 #include "train/trainer.h"
 
 namespace weft {
@@ -53,7 +52,7 @@ void Trainer::begin_faults() {
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
   if (fault::ordered(fault::Kind::flip, done_)) {
     data_parallel_->settle();
-    flip_a_bit(model_.params());
+    flip_a_bit(params());
   }
   data_parallel_->spoil(fault::ordered(fault::Kind::nan, done_).has_value());
 }
@@ -65,14 +64,14 @@ void Trainer::end_faults(double compute_seconds) {
 
 // Of the weights that every rank has: all in f32, or the bf16 copies and what a bf16 model reads in f32.
 void Trainer::checksum_weights() {
-  ParameterTable& params = model_.params();
+  ParameterTable& table = params();
   std::int64_t low = 0;
-  for (const ParameterTable::Bucket& b : params.buckets())
-    if (b.bf16_only && params.working().defined()) low = b.end;
+  for (const ParameterTable::Bucket& b : table.buckets())
+    if (b.bf16_only && table.working().defined()) low = b.end;
   Tensor working = report_->checksum(StepReport::working_low);
   Tensor values = report_->checksum(StepReport::values_low);
-  if (low > 0) ops::checksum(params.working().slice(0, low), working);
-  ops::checksum(params.values(), values);
+  if (low > 0) ops::checksum(table.working().slice(0, low), working);
+  ops::checksum(table.values(), values);
 }
 
 void Trainer::compare_weights(const Issued& step) const {
@@ -142,7 +141,7 @@ void Trainer::explain_non_finite(const Issued& step) {
 // Runs this rank's micro-batches of a step one by one. Empty, or a line for each whose gradient or loss is not finite. The
 // backward goes from the last layer to the first, so the fault entered at the last one, which is named.
 std::string Trainer::find_non_finite(std::int64_t step, float weight) {
-  ParameterTable& params = model_.params();
+  ParameterTable& table = params();
   data_parallel_->settle();
   const Tensor squares = Tensor::empty({1}, DType::f64);
   std::string found;
@@ -159,23 +158,29 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
       source_->read(what.bucket, what.clips[i],
                     std::span(bytes).subspan(i * bucket.clip_bytes(), bucket.clip_bytes()));
     }
-    TrainingBatch batch = make_batch(deck_, bucket, clips, staging_->stage(bytes), features_.get());
+    const TrainingWork work =
+        task_->prepare(bucket, clips, staging_->stage(bytes),
+                       memory_[static_cast<std::size_t>(what.bucket)].recompute);
     staging_->consumed();
-    batch.in.recompute = memory_[static_cast<std::size_t>(what.bucket)].recompute;
-    params.begin_step([](int) {});
-    const Tensor loss = forward_backward(batch, weight);
-    params.finish_step();
+    table.begin_step([](int) {});
+    std::vector<Tensor> losses;
+    run_parts(work, table, weight, false,
+              [&](const TrainingLoss& loss) { losses.push_back(loss.clips); });
+    table.finish_step();
     if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0) data_parallel_->spoil_now();
 
     Tensor total = squares;
     std::vector<std::string> names;
-    for (auto p = params.all().rbegin(); p != params.all().rend(); ++p) {
+    for (auto p = table.all().rbegin(); p != table.all().rend(); ++p) {
       if (!(*p)->trainable) continue;
       ops::sum_of_squares((*p)->grad, total, false);
       if (!finite(total)) names.push_back((*p)->name);
     }
-    ops::sum_of_squares(loss, total, false);
-    const bool loss_too = !finite(total);
+    bool loss_too = false;
+    for (const Tensor& loss : losses) {
+      ops::sum_of_squares(loss, total, false);
+      loss_too = loss_too || !finite(total);
+    }
     if (names.empty() && !loss_too) continue;
     found += fmt::format(
         "\n  {}, samples [{}]: {}{}", name_of_rank(comm_->rank()), fmt::join(what.samples, ", "),

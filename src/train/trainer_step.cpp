@@ -11,7 +11,6 @@
 #include "core/log.h"
 #include "core/trace.h"
 #include "ops/loss.h"
-#include "train/batch.h"
 #include "train/trainer.h"
 
 namespace weft {
@@ -79,7 +78,7 @@ void Trainer::step() {
     step.micro_batches.push_back(std::move(timed));
   }
   end_faults(now_seconds() - start);
-  model_.params().finish_step();
+  params().finish_step();
   blocked_in_compute += take_blocked();
   step.compare_weights =
       deck_.parallel.check_every > 0 && (done_ + 1) % deck_.parallel.check_every == 0;
@@ -125,44 +124,33 @@ void Trainer::step() {
 
 // Forward and backward of one micro-batch; gradients are overwritten by the first of a step and added to by the others.
 void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight) {
-  ParameterTable& params = model_.params();
-  const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(clips.what.bucket)];
-  TrainingBatch batch =
-      make_batch(deck_, bucket, clips, staging_->stage(clips.bytes), features_.get());
+  const auto b = static_cast<std::size_t>(clips.what.bucket);
+  const TrainingWork work = task_->prepare(source_->buckets()[b], clips,
+                                           staging_->stage(clips.bytes), memory_[b].recompute);
   staging_->consumed();
-  batch.in.recompute = memory_[static_cast<std::size_t>(clips.what.bucket)].recompute;
-  params.set_counting(last);
-  const auto work = [&] {
-    const Tensor loss = forward_backward(batch, weight);
-    if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
-    Tensor total = report_->slot(StepReport::loss);
-    ops::add_sum(loss, total);
+  const auto run = [&] {
+    run_parts(work, params(), weight, last, [&](const TrainingLoss& loss) { count_loss(loss); });
   };
   const trace::Scope traced("micro-batch", trace::Lane::compute, clips.index, "micro-batch");
-  graphs_->run(
-      fmt::format("bucket {} clips {} captions {} first {} last {} arriving {} weight {} "
-                  "at {}",
-                  clips.what.bucket, clips.what.clips.size(), batch.in.captions.index.numel(),
-                  first, last, params.any_on_its_way(), weight, batch.x0.raw()),
-      params, work);
+  if (work.key.empty()) {
+    run();
+    return;
+  }
+  graphs_->run(fmt::format("bucket {} clips {} first {} last {} arriving {} weight {} {}",
+                           clips.what.bucket, clips.what.clips.size(), first, last,
+                           params().any_on_its_way(), weight, work.key),
+               params(), run);
 }
 
-// Loss of each clip; gradients of weight * their sum are in the table.
-Tensor Trainer::forward_backward(const TrainingBatch& batch, float weight) {
-  Tape tape;
-  Tensor loss;
-  {
-    const trace::Scope traced("forward", trace::Lane::compute);
-    loss = flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight);
-  }
-  const trace::Scope traced("backward", trace::Lane::compute);
-  tape.backward();
-  return loss;
+void Trainer::count_loss(const TrainingLoss& loss) {
+  if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
+  Tensor total = report_->slot(StepReport::loss);
+  ops::add_sum(loss.clips, total);
 }
 
 // Seconds, since the last call, that the host waited in the midst of compute: for weights, and for tokens of the group.
 double Trainer::take_blocked() {
-  const double in_exchanges = model_.sequence_group().blocked_seconds;
+  const double in_exchanges = task_->blocked_seconds();
   return data_parallel_->take_blocked() + in_exchanges -
          std::exchange(blocked_before_, in_exchanges);
 }

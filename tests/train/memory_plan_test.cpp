@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/synthetic.h"
+#include "train/stdit3_task.h"
 
 namespace weft {
 namespace {
@@ -18,22 +19,22 @@ struct Small {
   Deck deck;
   std::unique_ptr<ClipSource> source = make_synthetic_source(
       "clips=8,frames=2,height=16,width=16,latent=1;clips=8,frames=4,height=32,width=32,latent=1");
-  std::unique_ptr<Stdit3> model;
+  std::unique_ptr<Stdit3Task> task;
   Small() {
     deck.model.hidden_size = 64;
     deck.model.num_heads = 4;
     deck.model.depth = 3;
     deck.model.caption_channels = 16;
     deck.model.model_max_length = 8;
-    model = std::make_unique<Stdit3>(deck.model);
-    model->params().allocate(1 << 20, false, true);
+    task = std::make_unique<Stdit3Task>(deck);
+    task->params().allocate(1 << 20, false, true);
   }
   std::vector<StepMemory> plan(std::size_t capacity, std::vector<std::int64_t> sizes = {2, 2}) {
-    return plan_memory(deck, *model, source->buckets(), sizes, capacity);
+    return plan_memory(*task, source->buckets(), sizes, capacity);
   }
   std::size_t bytes(int bucket, double recompute, std::int64_t clips = 2) {
-    return plan_step_memory(deck, *model, source->buckets()[static_cast<std::size_t>(bucket)],
-                            clips, recompute);
+    return plan_step_memory(*task, source->buckets()[static_cast<std::size_t>(bucket)], clips,
+                            recompute);
   }
 };
 
@@ -70,7 +71,7 @@ TEST(MemoryPlan, AsManyBlocksAsItTakes) {
     EXPECT_EQ(plan[1].bytes, need[static_cast<std::size_t>(taken)]);
     EXPECT_LE(taken, count);
     for (int fewer = 0; fewer < taken; ++fewer)
-      EXPECT_THROW(plan_step_memory(s.deck, *s.model, s.source->buckets()[1], 2, fewer / blocks,
+      EXPECT_THROW(plan_step_memory(*s.task, s.source->buckets()[1], 2, fewer / blocks,
                                     DeviceKind::cpu, capacity - capacity / 32),
                    Error)
           << fewer << " blocks suffice";
@@ -114,8 +115,8 @@ TEST(MemoryPlan, RefusesWhatDoesNotFitAndNamesWhatDoes) {
 // A GPU's step is planned without a GPU: it has no absorbed cross attention, so the figures differ from the CPU's.
 TEST(MemoryPlan, ForADeviceThatIsNotHere) {
   Small s;
-  const auto plan = plan_memory(s.deck, *s.model, s.source->buckets(),
-                                std::vector<std::int64_t>{2, 2}, plenty, DeviceKind::cuda);
+  const auto plan = plan_memory(*s.task, s.source->buckets(), std::vector<std::int64_t>{2, 2},
+                                plenty, DeviceKind::cuda);
   EXPECT_NE(plan[1].bytes, s.bytes(1, 0));
   EXPECT_GT(plan[1].bytes, 0u);
 }

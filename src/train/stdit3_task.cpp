@@ -1,0 +1,70 @@
+#include "train/stdit3_task.h"
+
+#include "core/error.h"
+#include "models/weights.h"
+#include "train/batch.h"
+
+namespace weft {
+
+Stdit3Task::Stdit3Task(const Deck& deck) : deck_(deck), model_(deck.model) {
+  WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
+             "use a patch_size of one frame, or no [mask]",
+             "frame masks choose single frames, model.patch_size takes {} together",
+             deck.model.patch_size[0]);
+  WEFT_CHECK(!deck.model.skip_y_embedder, Exit::usage, "set model.skip_y_embedder = false",
+             "model.skip_y_embedder = true wants captions that are projected already; training has "
+             "none (weft probe takes them)");
+}
+
+std::string Stdit3Task::describe() const {
+  const ModelDeck& m = deck_.model;
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", m.name, m.depth, m.hidden_size,
+                     m.num_heads, m.dtype);
+}
+
+void Stdit3Task::open(std::span<const Bucket> buckets) {
+  std::int64_t clips = 0;
+  for (const Bucket& b : buckets) {
+    check_bucket_fits(b, deck_.model);
+    if (group_) model_.check_sequence(b.height, b.width, group_->size());
+    clips += b.clips;
+  }
+  if (!deck_.data.text_features.empty())
+    features_ =
+        std::make_unique<TextFeatures>(deck_.data.text_features, clips,
+                                       deck_.model.caption_channels, deck_.model.model_max_length);
+}
+
+void Stdit3Task::start_weights() {
+  params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
+  if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, params());
+}
+
+void Stdit3Task::share_clips(Communicator* group) {
+  group_ = group;
+  model_.set_sequence_group(group);
+}
+
+// Forward, twice that for the backward, and what is recomputed.
+double Stdit3Task::cost(const Bucket& b, double recompute) const {
+  const auto& p = deck_.model.patch_size;
+  const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
+  const double forward = model_.forward_flops(ceil_div(b.frames, p[0]),
+                                              ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
+                                              deck_.model.model_max_length);
+  return forward * (3 + recompute);
+}
+
+TrainingWork Stdit3Task::prepare(const Bucket& bucket, const LoadedBatch& clips,
+                                 const Tensor& bytes, double recompute) {
+  TrainingBatch batch = make_batch(deck_, bucket, clips, bytes, features_.get());
+  batch.in.recompute = recompute;
+  TrainingWork work;
+  work.key = fmt::format("captions {} at {}", batch.in.captions.index.numel(), batch.x0.raw());
+  work.parts.push_back([this, batch](Tape& tape, float weight) {
+    return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight), Tensor()};
+  });
+  return work;
+}
+
+}  // namespace weft

@@ -1,0 +1,36 @@
+// Training STDiT3 by rectified flow, on pixels or on latents.
+#pragma once
+
+#include "models/stdit3.h"
+#include "train/task.h"
+#include "train/text_features.h"
+
+namespace weft {
+
+class Stdit3Task : public TrainingTask {
+ public:
+  explicit Stdit3Task(const Deck& deck);
+
+  Stdit3& model() { return model_; }
+
+  ParameterTable& params() override { return model_.params(); }
+  std::string describe() const override;
+  bool bf16() const override { return deck_.model.dtype == "bf16"; }
+  void open(std::span<const Bucket> buckets) override;
+  void start_weights() override;
+  void share_clips(Communicator* group) override;
+  double blocked_seconds() const override { return model_.sequence_group().blocked_seconds; }
+  std::int64_t blocks(const Bucket&) const override { return 2 * deck_.model.depth; }
+  double least_recompute() const override { return deck_.model.recompute; }
+  double cost(const Bucket& bucket, double recompute) const override;
+  TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                       double recompute) override;
+
+ private:
+  const Deck& deck_;
+  Stdit3 model_;
+  Communicator* group_ = nullptr;
+  std::unique_ptr<TextFeatures> features_;
+};
+
+}  // namespace weft

@@ -1,0 +1,75 @@
+// What a training run trains. The trainer (train/trainer.h) knows parameters, micro-batches and losses; the task knows the
+// model behind them: what a step computes, what it costs, and what of it can be computed twice to save memory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "core/deck.h"
+#include "data/prefetch.h"
+#include "nn/parameters.h"
+#include "parallel/communicator.h"
+
+namespace weft {
+
+struct TrainingLoss {
+  Tensor clips;  // f32 [clips], the loss of each
+  Tensor
+      terms;  // f32 [terms of the task], what these are made of, summed over the clips; undefined where there are none
+};
+
+// A micro-batch, ready to be computed: its tensors are made, its draws are drawn.
+struct TrainingWork {
+  // The gradient of weight * (sum of the part's losses) waits in the tape, or is in the table already.
+  using Part = std::function<TrainingLoss(Tape& tape, float weight)>;
+  // Parts run one after the other, each with a backward of its own: memory is that of one. While uses are counted
+  // (nn/parameters.h), they are counted in the last alone.
+  std::vector<Part> parts;
+  // What the work depends on besides bucket and weight (train/step_graphs.h); empty: it is never recorded.
+  std::string key;
+};
+
+class TrainingTask {
+ public:
+  virtual ~TrainingTask() = default;
+
+  virtual ParameterTable& params() = 0;
+  virtual std::string describe() const = 0;  // for the start table
+  virtual bool bf16() const = 0;             // weights and activations
+  // Names of TrainingLoss::terms, for the metrics.
+  virtual std::vector<std::string> terms() const { return {}; }
+
+  // Checks that the buckets fit the model, and opens what else training reads. Exit::usage, Exit::data.
+  virtual void open(std::span<const Bucket> buckets) = 0;
+  // Values to start a new run with, into params() that are allocated: drawn, or from the deck's file.
+  virtual void start_weights() = 0;
+
+  // The ranks that share each clip with this one (null: none). Exit::usage from a task that cannot share.
+  virtual void share_clips(Communicator* group) = 0;
+  // Seconds, since the beginning, that the host waited for them.
+  virtual double blocked_seconds() const { return 0; }
+
+  // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of them that the deck asks for.
+  virtual std::int64_t blocks(const Bucket& bucket) const = 0;
+  virtual double least_recompute() const { return 0; }
+  // Operations of a clip: forward, backward, and the share `recompute` of the blocks again.
+  virtual double cost(const Bucket& bucket, double recompute) const = 0;
+
+  // `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Everything random is a function of (seed, step,
+  // sample id). While planning, `clips` holds nothing but its number of clips and `bytes` is undefined.
+  virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                               double recompute) = 0;
+};
+
+// The task that model.name asks for. `deck` outlives it.
+std::unique_ptr<TrainingTask> make_task(const Deck& deck);
+
+// Forward and backward of all parts. `on_loss` is told each part's losses; `counting`: uses of parameters are counted in the last.
+void run_parts(const TrainingWork& work, ParameterTable& params, float weight, bool counting,
+               const std::function<void(const TrainingLoss&)>& on_loss);
+
+}  // namespace weft
