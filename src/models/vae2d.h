@@ -15,18 +15,23 @@ class SpatialVae {
   SpatialVae(const VaeDeck& config, ParameterTable& params, const std::string& prefix,
              bool trainable = true);
 
-  // x [1,F,H,W,3] of F frames in [-1,1] -> moments [1,F,h,w,8]: mean and log variance, not clamped, not scaled.
+  // x [B,T,H,W,3] in [-1,1], each frame by itself -> moments [B,T,h,w,8]: mean and log variance, not clamped, not scaled;
+  // h = H / pixels_a_latent(), rounded down.
   Var encode(nn::Context c, const Var& x) const;
-  // z [1,F,h,w,4], not scaled -> [1,F,8h,8w,3], not clamped.
+  // z [B,T,h,w,4], not scaled -> [B,T,8h,8w,3], not clamped.
   Var decode(nn::Context c, const Var& z) const;
+
+  // 8 with the released shape.
+  std::int64_t pixels_a_latent() const;
 
   // What latents are multiplied by behind encode and divided by before decode (specs/vae.md 0.1).
   static constexpr float scaling = 0.18215f;
+  static constexpr std::int64_t latent_channels = 4;
 
  private:
   struct ResBlock {
     nn::NormWeights norm1, norm2;
-    nn::ConvWeights conv1, conv2, shortcut;
+    nn::ConvWeights conv1, conv2, shortcut;  // shortcut where the channels change
   };
   struct Attention {
     nn::NormWeights norm;
@@ -46,6 +51,14 @@ class SpatialVae {
     Mid mid;
     std::vector<Level> levels;  // in the order of the forward pass
   };
+
+  // Registration, in the order of the forward pass.
+  class Builder;
+
+  Var res_block(nn::Context c, Var x, const ResBlock& b) const;
+  Var attention(nn::Context c, const Var& x, const Attention& a) const;
+  Var middle(nn::Context c, Var x, const Mid& mid) const;
+
   Side encoder_, decoder_;
   int groups_;
 };
