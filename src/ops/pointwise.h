@@ -19,7 +19,7 @@ WEFT_OP(silu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, bool 
 // y += x, of equal type and size.
 WEFT_OP(add_inplace, void(const Tensor& x, Tensor& y));
 WEFT_OP(fill_zero, void(Tensor& y));
-// Copies with conversion between f32 and bf16 (round to nearest even).
+// Copies with conversion between f32 and bf16 (round to nearest even), or from f16 to f32 (stored latents).
 WEFT_OP(convert, void(const Tensor& x, Tensor& y));
 
 // A rectangle of a token grid: `frames` frames of `tokens` tokens of every sample.

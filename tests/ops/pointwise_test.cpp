@@ -81,6 +81,16 @@ TEST_F(OpTest, AddZeroConvert) {
   for (const double v : to_values(y)) ASSERT_EQ(v, 0.0);
 }
 
+TEST_F(OpTest, EveryHalfNumberIsWidened) {
+  Tensor x = Tensor::empty({1 << 16}, DType::f16), y = poisoned({1 << 16});
+  for (int i = 0; i < 1 << 16; ++i) x.data<f16>()[i].bits = static_cast<std::uint16_t>(i);
+  ops::convert(x, y);
+  for (int i = 0; i < 1 << 16; ++i) {
+    const float want = static_cast<float>(x.data<f16>()[i]), got = y.data<float>()[i];
+    ASSERT_TRUE(got == want || (std::isnan(want) && std::isnan(got))) << i;
+  }
+}
+
 TEST_F(OpTest, AdamWFollowsTheFormulaOverSteps) {
   const std::int64_t n = 20011;
   Vec p = random_values(n, 1), m(p.size(), 0.0), v(p.size(), 0.0), ema = p;

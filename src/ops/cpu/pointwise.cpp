@@ -102,6 +102,14 @@ void fill_zero(Tensor& y) {
 }
 
 void convert(const Tensor& x, Tensor& y) {
+  if (x.dtype() == DType::f16) {
+    const f16* in = x.data<f16>();
+    float* out = y.data<float>();
+    const std::int64_t count = x.numel();
+#pragma omp parallel for schedule(static) if (count > 2 * block)
+    for (std::int64_t i = 0; i < count; ++i) out[i] = _cvtsh_ss(in[i].bits);
+    return;
+  }
   with_type(x.dtype(), [&](auto from) {
     with_type(y.dtype(), [&](auto to) {
       const auto* in = x.data<decltype(from)>();
