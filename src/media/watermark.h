@@ -1,0 +1,26 @@
+// A picture laid over clips.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+class Watermark {
+ public:
+  // A picture file that FFmpeg reads, with or without transparency. Throws Exit::data with FFmpeg's reason.
+  explicit Watermark(const std::string& path);
+
+  // Lays it over the upper left corner of each of `frames` frames rgb [T,H,W,3], a tenth of their height high (at least
+  // 2 pixels), its proportions kept: what the released sampler asks of FFmpeg.
+  void lay_over(std::uint8_t* rgb, std::int64_t frames, std::int64_t height,
+                std::int64_t width) const;
+
+ private:
+  std::string path_;
+  std::vector<std::uint8_t> rgba_;  // [height_, width_, 4]
+  std::int64_t height_ = 0, width_ = 0;
+};
+
+}  // namespace weft
