@@ -1,0 +1,139 @@
+// CPU side of ops/conv.h: which way a convolution goes. bf16 is converted to f32 and back; the kernels are f32 alone.
+#include "ops/conv.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "core/error.h"
+#include "ops/matmul.h"
+
+WEFT_CPU_BEGIN
+#include "ops/cpu/conv_parts.h"
+namespace {
+#include "ops/cpu/simd.h"
+
+// Of a convolution without upsampling.
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
+  Geometry g{x[0], x[1], x[2],       x[3],     x[4],    y[4], y[1],  y[2],     y[3],   c.kt,
+             c.kh, c.kw, c.stride_t, c.stride, c.front, 0,    c.top, c.bottom, c.left, c.right};
+  return g;
+}
+
+// 1x1 kernels are matrix products.
+bool is_linear(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t * c.stride == 1 && !c.upsample &&
+         c.front + c.top + c.left + c.bottom + c.right == 0;
+}
+
+Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
+
+// x in f32: itself, or a copy in this thread's scratch memory.
+template <class Tag>
+const float* as_f32(const Tensor& x) {
+  if (x.dtype() == DType::f32) return x.data<float>();
+  float* to = scratch<Tag>(static_cast<std::size_t>(x.numel()));
+  const bf16* from = x.data<bf16>();
+  constexpr std::int64_t run = 4096;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < x.numel(); i += run)
+    for_vectors(std::min(run, x.numel() - i),
+                [&](std::int64_t at, int n) { store_n(to + i + at, load_n(from + i + at, n), n); });
+  return to;
+}
+
+// A result that is computed in f32 and stored in y's type by finish().
+template <class Tag>
+struct Result {
+  explicit Result(Tensor& t)
+      : tensor(t),
+        f32(t.dtype() == DType::f32 ? t.data<float>()
+                                    : scratch<Tag>(static_cast<std::size_t>(t.numel()))) {}
+  void finish() {
+    if (tensor.dtype() == DType::f32) return;
+    bf16* to = tensor.template data<bf16>();
+    constexpr std::int64_t run = 4096;
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < tensor.numel(); i += run)
+      for_vectors(std::min(run, tensor.numel() - i), [&](std::int64_t at, int n) {
+        store_n(to + i + at, load_n(f32 + i + at, n), n);
+      });
+  }
+  Tensor& tensor;
+  float* f32;
+};
+
+}  // namespace
+
+void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                  Conv conv, Tensor& y) {
+  WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
+  if (is_linear(conv)) {
+    Tensor out = rows(y);
+    linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
+                   residual.defined() ? rows(residual) : residual, out);
+    return;
+  }
+  struct X;
+  struct Weights;
+  struct Y;
+  const float* xs = as_f32<X>(x);
+  const float* ws = as_f32<Weights>(w);
+  Result<Y> out(y);
+  if (residual.defined()) {
+    struct R;
+    const float* r = as_f32<R>(residual);
+    if (r != out.f32) std::memcpy(out.f32, r, static_cast<std::size_t>(y.numel()) * 4);
+  }
+  const float* b = bias.defined() ? bias.data<float>() : nullptr;
+  if (conv.upsample)
+    upsample_forward(x.shape(), w.dim(0), xs, ws, b, residual.defined(), out.f32);
+  else
+    plain_forward(geometry(x.shape(), y.shape(), conv), xs, ws, b, residual.defined(), out.f32);
+  out.finish();
+}
+
+void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
+                         bool accumulate) {
+  if (is_linear(conv)) {
+    Tensor out = rows(dx);
+    linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
+    return;
+  }
+  struct Y;
+  struct Weights;
+  struct X;
+  const float* dys = as_f32<Y>(dy);
+  const float* ws = as_f32<Weights>(w);
+  Result<X> out(dx);
+  if (accumulate && dx.dtype() == DType::bf16) as_f32<X>(dx);
+  if (conv.upsample)
+    upsample_backward_input(dx.shape(), w.dim(0), dys, ws, out.f32, accumulate);
+  else
+    plain_backward_input(geometry(dx.shape(), dy.shape(), conv), dys, ws, out.f32, accumulate);
+  out.finish();
+}
+
+void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
+                          bool accumulate) {
+  if (is_linear(conv)) {
+    Tensor d = dw.view({dw.dim(0), dw.dim(1)});
+    linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
+    return;
+  }
+  if (dbias.defined()) bias_gradient(rows(dy), dbias, accumulate);
+  struct X;
+  struct Y;
+  const float* xs = as_f32<X>(x);
+  const float* dys = as_f32<Y>(dy);
+  if (conv.upsample)
+    upsample_backward_weight(x.shape(), dw.dim(0), xs, dys, dw.data<float>(), accumulate);
+  else
+    direct_backward_weight(geometry(x.shape(), dy.shape(), conv), xs, dys, dw.data<float>(),
+                           accumulate);
+}
+
+WEFT_CPU_END

@@ -1,0 +1,40 @@
+// What the CPU side's convolutions share: a convolution with every padding spelt out, and the ways to compute it. Included
+// inside WEFT_CPU_BEGIN/END.
+
+#pragma once
+
+// x [n,t,h,w,cin] -> y [n,to,ho,wo,cout], weights [cout,cin,kt,kh,kw].
+struct Geometry {
+  std::int64_t n, t, h, w, cin, cout, to, ho, wo;
+  std::int64_t kt, kh, kw, stride_t, stride;
+  std::int64_t front, back, top, bottom, left,
+      right;  // zeros; those after the last may be negative
+  auto operator<=>(const Geometry&) const = default;
+
+  std::int64_t x_numel() const { return n * t * h * w * cin; }
+  std::int64_t y_numel() const { return n * to * ho * wo * cout; }
+  std::int64_t w_numel() const { return cout * cin * kt * kh * kw; }
+  double flops() const { return 2.0 * static_cast<double>(y_numel() * cin * kt * kh * kw); }
+};
+
+// y = conv(x) + bias, or y += conv(x) + bias where `add`. bias may be null.
+void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
+// dx = the gradient of x.
+void direct_backward_input(const Geometry& g, const float* dy, const float* w, float* dx);
+// dw (+)= the gradient of w.
+void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                            bool accumulate);
+
+// The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
+void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                   float* y);
+void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);
+
+// 3x3 of frames x [.., H, W, Cin] seen at twice their size.
+void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,
+                      const float* bias, bool add, float* y);
+void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy, const float* w,
+                             float* dx, bool add);
+void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs, const float* dy,
+                              float* dw, bool accumulate);

@@ -1,0 +1,66 @@
+// The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "core/error.h"
+#include "ops/conv.h"
+
+WEFT_CPU_BEGIN
+#include "ops/cpu/conv_parts.h"
+namespace {
+#include "ops/cpu/simd.h"
+
+// to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c].
+void turn(const Geometry& g, const float* w, float* to) {
+  const std::int64_t k = g.kt * g.kh * g.kw;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < g.cin; ++i)
+    for (std::int64_t o = 0; o < g.cout; ++o)
+      for (std::int64_t a = 0; a < k; ++a)
+        to[(i * g.cout + o) * k + k - 1 - a] = w[(o * g.cin + i) * k + a];
+}
+
+}  // namespace
+
+void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                   float* y) {
+  direct_forward(g, x, w, bias, add, y);
+}
+
+void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
+  if (g.stride_t == 1 && g.stride == 1) {
+    struct Turned;
+    float* turned = scratch<Turned>(static_cast<std::size_t>(g.w_numel()));
+    turn(g, w, turned);
+    Geometry b = g;
+    b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
+    b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
+    b.front = g.kt - 1 - g.front, b.top = g.kh - 1 - g.top, b.left = g.kw - 1 - g.left;
+    // What follows the last is what makes the sizes come out.
+    b.back = b.to + g.kt - 1 - b.t - b.front;
+    b.bottom = b.ho + g.kh - 1 - b.h - b.top;
+    b.right = b.wo + g.kw - 1 - b.w - b.left;
+    plain_forward(b, dy, turned, nullptr, add, dx);
+    return;
+  }
+  if (!add) {
+    direct_backward_input(g, dy, w, dx);
+    return;
+  }
+  // oneDNN's backward only overwrites: a sample at a time through scratch memory.
+  struct Sample;
+  Geometry one = g;
+  one.n = 1;
+  float* sample = scratch<Sample>(static_cast<std::size_t>(one.x_numel()));
+  for (std::int64_t n = 0; n < g.n; ++n) {
+    direct_backward_input(one, dy + n * one.y_numel(), w, sample);
+    float* to = dx + n * one.x_numel();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < one.x_numel(); ++i) to[i] += sample[i];
+  }
+}
+
+WEFT_CPU_END
