@@ -1,0 +1,42 @@
+// T5's tokenizer (specs/t5.md 2): SentencePiece pieces, then </s>.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/deck.h"
+
+namespace sentencepiece {
+class SentencePieceProcessor;
+}
+
+namespace weft {
+
+class Tokenizer {
+ public:
+  static constexpr std::int32_t end_mark = 1;  // </s>
+
+  // Exit::data unless `model` is a SentencePiece model with T5's ids for padding, </s> and unknown: 0, 1, 2.
+  explicit Tokenizer(const std::filesystem::path& model);
+  ~Tokenizer();
+
+  // The pieces of `text` (UTF-8) and </s>, `max_length` ids at most, of which </s> is always the last; "" is </s> alone.
+  // <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text stand for themselves, with the white space around them.
+  std::vector<std::int32_t> encode(const std::string& text, std::int64_t max_length) const;
+
+  // Pieces of the model and the 100 extra ids behind them: every id is below.
+  std::int64_t size() const;
+
+ private:
+  std::vector<std::pair<std::string, std::int32_t>> marks_;
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> model_;
+};
+
+// The tokenizer of the deck: t5.tokenizer, or spiece.model beside t5.weights. Exit::data where there is none, or where it has
+// more ids than t5.vocab_size.
+Tokenizer open_tokenizer(const T5Deck& deck);
+
+}  // namespace weft
