@@ -3,6 +3,7 @@
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "models/stdit3.h"
 #include "models/weights.h"
 #include "train/state.h"
 
