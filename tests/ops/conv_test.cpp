@@ -1,0 +1,199 @@
+#include "ops/conv.h"
+
+#include "reference.h"
+
+namespace weft::test {
+namespace {
+
+using ops::Conv;
+
+struct Case {
+  Shape x;  // [N,T,H,W,Cin]
+  std::int64_t out;
+  Conv conv;
+  DType dtype = DType::f32;
+  bool differences = true;  // small enough for finite differences
+};
+
+Shape weight_shape(const Case& c) {
+  if (c.conv.kt == 1) return {c.out, c.x[4], c.conv.kh, c.conv.kw};
+  return {c.out, c.x[4], c.conv.kt, c.conv.kh, c.conv.kw};
+}
+
+// Calls f(index into y, into x, into w) for every product that the convolution is made of.
+template <class F>
+void for_products(const Case& c, F&& f) {
+  const Conv& v = c.conv;
+  const Shape y = v.output(c.x, c.out);
+  const std::int64_t up = v.upsample ? 2 : 1, Ci = c.x[4];
+  for (std::int64_t n = 0; n < y[0]; ++n)
+    for (std::int64_t t = 0; t < y[1]; ++t)
+      for (std::int64_t h = 0; h < y[2]; ++h)
+        for (std::int64_t w = 0; w < y[3]; ++w)
+          for (int a = 0; a < v.kt; ++a)
+            for (int b = 0; b < v.kh; ++b)
+              for (int d = 0; d < v.kw; ++d) {
+                const std::int64_t ts = t * v.stride_t + a - v.front, hs = h * v.stride + b - v.top,
+                                   ws = w * v.stride + d - v.left;
+                if (ts < 0 || hs < 0 || ws < 0 || ts >= c.x[1] || hs >= up * c.x[2] ||
+                    ws >= up * c.x[3])
+                  continue;
+                const std::int64_t xi =
+                    (((n * c.x[1] + ts) * c.x[2] + hs / up) * c.x[3] + ws / up) * Ci;
+                const std::int64_t yi = (((n * y[1] + t) * y[2] + h) * y[3] + w) * c.out;
+                const std::int64_t taps = v.kt * v.kh * v.kw, tap = (a * v.kh + b) * v.kw + d;
+                for (std::int64_t o = 0; o < c.out; ++o)
+                  for (std::int64_t i = 0; i < Ci; ++i)
+                    f(static_cast<std::size_t>(yi + o), static_cast<std::size_t>(xi + i),
+                      static_cast<std::size_t>((o * Ci + i) * taps + tap));
+              }
+}
+
+Vec convolve(const Case& c, const Vec& x, const Vec& w, const Vec& bias, const Vec& residual) {
+  Vec y = residual;
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] += bias[i % static_cast<std::size_t>(c.out)];
+  for_products(c, [&](std::size_t o, std::size_t i, std::size_t k) { y[o] += x[i] * w[k]; });
+  return y;
+}
+
+class ConvTest : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Arena> arena_ = Arena::reserve(std::size_t{1} << 30);
+  ArenaScope scope_{*arena_};
+};
+
+TEST_P(ConvTest, ForwardAndBackward) {
+  const Case c = GetParam();
+  const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+  const double spread = 1 / std::sqrt(static_cast<double>(ws.numel() / c.out));
+  const Vec x = rounded(random_values(c.x.numel(), 1), c.dtype);
+  const Vec w = rounded(random_values(ws.numel(), 2, spread), c.dtype);
+  const Vec bias = random_values(c.out, 3), zero(static_cast<std::size_t>(ys.numel()));
+  const Vec residual = rounded(random_values(ys.numel(), 4), c.dtype);
+  const Vec g = rounded(random_values(ys.numel(), 5), c.dtype);
+  const Tensor tx = to_tensor(x, c.x, c.dtype), tw = to_tensor(w, ws, c.dtype);
+  const Tensor tb = to_tensor(bias, {c.out}), tg = to_tensor(g, ys, c.dtype);
+  // Winograd's transforms cost some of f32's last bits (src/ops/cpu/winograd.cpp).
+  const double bound = c.dtype == DType::f32 ? 3e-6 : tolerance(c.dtype);
+
+  Tensor y = poisoned(ys, c.dtype);
+  ops::conv_forward(tx, tw, Tensor(), Tensor(), c.conv, y);
+  EXPECT_LT(
+      relative_error(to_values(y), convolve(c, x, w, Vec(static_cast<std::size_t>(c.out)), zero)),
+      bound);
+  const Vec all = convolve(c, x, w, bias, residual);
+  y = poisoned(ys, c.dtype);
+  ops::conv_forward(tx, tw, tb, to_tensor(residual, ys, c.dtype), c.conv, y);
+  EXPECT_LT(relative_error(to_values(y), all), bound);
+  y = to_tensor(residual, ys, c.dtype);  // the residual in place
+  ops::conv_forward(tx, tw, tb, y, c.conv, y);
+  EXPECT_LT(relative_error(to_values(y), all), bound);
+
+  Vec dx(x.size()), dw(w.size()), db(bias.size());
+  for_products(c, [&](std::size_t o, std::size_t i, std::size_t k) {
+    dx[i] += g[o] * w[k];
+    dw[k] += g[o] * x[i];
+  });
+  for (std::size_t i = 0; i < g.size(); ++i) db[i % db.size()] += g[i];
+  Tensor tdx = poisoned(c.x, c.dtype), tdw = poisoned(ws), tdb = poisoned({c.out});
+  ops::conv_backward_input(tg, tw, c.conv, tdx, false);
+  ops::conv_backward_weight(tx, tg, c.conv, tdw, tdb, false);
+  EXPECT_LT(relative_error(to_values(tdx), dx), bound);
+  EXPECT_LT(relative_error(to_values(tdw), dw), 3e-6);
+  EXPECT_LT(relative_error(to_values(tdb), db), 3e-6);
+  if (c.differences) {
+    const auto f = [&](const Vec& at) { return dot(convolve(c, at, w, bias, zero), g); };
+    expect_gradient(f, x, to_values(tdx), 4 * bound);
+    const auto of_w = [&](const Vec& at) { return dot(convolve(c, x, at, bias, zero), g); };
+    expect_gradient(of_w, w, to_values(tdw), 1e-5);
+  }
+
+  // Accumulation adds to what is there; a bias may be absent.
+  const Vec there = rounded(random_values(c.x.numel(), 6), c.dtype);
+  tdx = to_tensor(there, c.x, c.dtype);
+  ops::conv_backward_input(tg, tw, c.conv, tdx, true);
+  for (std::size_t i = 0; i < dx.size(); ++i) dx[i] += there[i];
+  EXPECT_LT(relative_error(to_values(tdx), dx), bound);
+  Tensor none;
+  ops::conv_backward_weight(tx, tg, c.conv, tdw, none, true);
+  ops::conv_backward_weight(tx, tg, c.conv, tdw, tdb, true);
+  for (double& v : dw) v *= 3;
+  for (double& v : db) v *= 2;
+  EXPECT_LT(relative_error(to_values(tdw), dw), 3e-6);
+  EXPECT_LT(relative_error(to_values(tdb), db), 3e-6);
+}
+
+// Sizes that no tile divides, channels of conv_in and conv_out, one pixel; then channels wide enough for every fast path.
+INSTANTIATE_TEST_SUITE_P(
+    Small, ConvTest,
+    testing::Values(Case{{2, 1, 6, 5, 3}, 8, Conv::same(3)},
+                    Case{{1, 2, 4, 7, 6}, 4, Conv::same(1)},
+                    Case{{1, 1, 1, 1, 5}, 3, Conv::same(3)}, Case{{2, 1, 7, 6, 4}, 9, Conv::down()},
+                    Case{{1, 2, 3, 5, 4}, 6, Conv::up()}, Case{{2, 3, 4, 5, 4}, 6, Conv::causal(3)},
+                    Case{{1, 4, 5, 3, 4}, 5, Conv::causal(3, 2)},
+                    Case{{1, 2, 3, 4, 4}, 8, Conv::causal(1)},
+                    Case{{1, 1, 9, 8, 5}, 7, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}},
+                    Case{{2, 1, 6, 5, 8}, 8, Conv::same(3), DType::bf16},
+                    Case{{1, 3, 3, 5, 4}, 6, Conv::causal(3), DType::bf16},
+                    Case{{1, 2, 3, 5, 4}, 6, Conv::up(), DType::bf16}));
+INSTANTIATE_TEST_SUITE_P(
+    Wide, ConvTest,
+    testing::Values(Case{{2, 1, 18, 21, 64}, 64, Conv::same(3), DType::f32, false},
+                    Case{{1, 1, 7, 13, 72}, 80, Conv::same(3), DType::f32, false},
+                    Case{{1, 1, 9, 7, 64}, 64, Conv::up(), DType::f32, false},
+                    Case{{1, 3, 7, 6, 64}, 64, Conv::causal(3), DType::f32, false},
+                    Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false}));
+
+TEST_F(OpTest, ConvOutputShapes) {
+  EXPECT_EQ(Conv::down().output({2, 1, 53, 106, 8}, 16), (Shape{2, 1, 26, 53, 16}));
+  EXPECT_EQ(Conv::up().output({2, 1, 5, 6, 8}, 4), (Shape{2, 1, 10, 12, 4}));
+  EXPECT_EQ(Conv::causal(3).output({1, 17, 5, 6, 8}, 4), (Shape{1, 17, 5, 6, 4}));
+  EXPECT_EQ(Conv::causal(3, 2).output({1, 20, 5, 6, 8}, 4), (Shape{1, 10, 5, 6, 4}));
+  EXPECT_THROW(Conv::down().output({1, 1, 1, 1, 8}, 4), std::exception);
+}
+
+TEST_F(OpTest, ChannelsLastAndBack) {
+  const Shape first{2, 3, 4, 5, 7}, last{2, 4, 5, 7, 3};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Vec x = rounded(random_values(first.numel(), 1), dtype);
+    Tensor y = poisoned(last, dtype), back = poisoned(first, dtype);
+    ops::to_channels_last(to_tensor(x, first, dtype), y);
+    const Vec ys = to_values(y);
+    for (std::size_t b = 0; b < 2; ++b)
+      for (std::size_t c = 0; c < 3; ++c)
+        for (std::size_t p = 0; p < 140; ++p)
+          ASSERT_EQ(ys[(b * 140 + p) * 3 + c], x[(b * 3 + c) * 140 + p]);
+    ops::to_channels_first(y, back);
+    EXPECT_EQ(to_values(back), x);
+  }
+}
+
+TEST_F(OpTest, DepthToTime) {
+  const std::int64_t B = 2, T = 3, P = 6, C = 5;
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int drop : {0, 1, 3}) {
+      const std::int64_t To = 2 * T - drop;
+      const Shape xs{B, T, 2, 3, 2 * C}, ys{B, To, 2, 3, C};
+      const Vec x = rounded(random_values(xs.numel(), 1), dtype);
+      Tensor y = poisoned(ys, dtype), dx = poisoned(xs, dtype);
+      ops::depth_to_time_forward(to_tensor(x, xs, dtype), drop, y);
+      const Vec got = to_values(y), g = rounded(random_values(ys.numel(), 2), dtype);
+      ops::depth_to_time_backward(to_tensor(g, ys, dtype), drop, dx);
+      const Vec back = to_values(dx);
+      for (std::int64_t b = 0; b < B; ++b)
+        for (std::int64_t t = 0; t < 2 * T; ++t)
+          for (std::int64_t p = 0; p < P; ++p)
+            for (std::int64_t c = 0; c < C; ++c) {
+              const auto from =
+                  static_cast<std::size_t>((((b * T) + t / 2) * P + p) * 2 * C + 2 * c + t % 2);
+              const auto to = static_cast<std::size_t>((((b * To) + t - drop) * P + p) * C + c);
+              if (t >= drop) {
+                ASSERT_EQ(got[to], x[from]);
+              }
+              ASSERT_EQ(back[from], t >= drop ? g[to] : 0.0);
+            }
+    }
+}
+
+}  // namespace
+}  // namespace weft::test
