@@ -1,11 +1,8 @@
 #include "formats/safetensors.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "core/deck.h"
@@ -20,12 +17,6 @@ constexpr std::uint64_t longest_header = 100'000'000;
 constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
-
-// The format's own spelling.
-const char* format_name(DType t) {
-  constexpr const char* names[] = {"F32", "BF16", "F16", "I64", "I32", "U8", "BOOL"};
-  return names[static_cast<int>(t)];
-}
 
 // Every byte of the data belongs to exactly one tensor. `entries` are sorted by range.
 void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_bytes,
@@ -137,7 +128,7 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
                                 std::span<std::byte> out) const {
   WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
              Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
-             detail::printable(entry.name), format_name(entry.dtype));
+             detail::printable(entry.name), detail::format_name(entry.dtype));
   const std::uint64_t begin =
       entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
   WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
@@ -168,7 +159,7 @@ std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry
   const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
                      entry.dtype == DType::u8 || entry.dtype == DType::boolean;
   WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
-             path_.string(), detail::printable(entry.name), format_name(entry.dtype));
+             path_.string(), detail::printable(entry.name), detail::format_name(entry.dtype));
   read(entry, raw);
   std::vector<std::int64_t> values(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -187,53 +178,6 @@ std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry
     }
   }
   return values;
-}
-
-void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  // Wide elements first, so that every tensor is aligned for whoever maps the file.
-  std::vector<const SafetensorWrite*> order;
-  for (const SafetensorWrite& t : tensors) order.push_back(&t);
-  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return size_of(a->dtype) > size_of(b->dtype);
-  });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::uint64_t offset = 0;
-  for (const SafetensorWrite* t : order) {
-    std::uint64_t bytes = size_of(t->dtype);
-    for (const std::int64_t n : t->shape) bytes *= static_cast<std::uint64_t>(n);
-    WEFT_ASSERT(bytes == t->bytes.size());
-    WEFT_ASSERT(t->name != "__metadata__" && !header.contains(t->name));
-    header[t->name] = {{"dtype", format_name(t->dtype)},
-                       {"shape", t->shape},
-                       {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  // Padded with spaces to eight bytes, as the format's own writer does.
-  std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  json.resize((json.size() + 7) / 8 * 8, ' ');
-  const std::uint64_t length = json.size();
-
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  ::unlink(temporary.c_str());  // left over from a crash; nobody else writes this name
-  try {
-    File file = File::create(temporary, Exit::data);
-    file.write(std::as_bytes(std::span(&length, 1)), 0);
-    file.write(std::as_bytes(std::span(json)), 8);
-    std::uint64_t at = 8 + length;
-    for (const SafetensorWrite* t : order) {
-      file.write(t->bytes, at);
-      at += t->bytes.size();
-    }
-    file.sync();
-    file.close();
-    rename_file(temporary, path, Exit::data);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  sync_directory(path.parent_path(), Exit::data);
 }
 
 }  // namespace weft

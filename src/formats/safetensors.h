@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,5 +67,28 @@ struct SafetensorWrite {
 // Writes PATH.tmp, fsyncs, renames. Throws Exit::data with path and reason when the disk refuses.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {});
+
+// The same where the tensors come one after the other, in any order: only one needs to be in memory.
+class SafetensorsWriter {
+ public:
+  // Writes the header of PATH.tmp. Of `tensors` the bytes are not looked at.
+  SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  // Removes PATH.tmp unless finish() has been called.
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  // Tensor i of the list, from byte `first` of it on; every byte once.
+  void write(std::size_t i, std::span<const std::byte> bytes, std::uint64_t first = 0);
+  // Fsyncs and renames.
+  void finish();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  std::optional<File> file_;
+  std::vector<std::uint64_t> begin_;  // of each tensor of the list, in the file
+  std::uint64_t missing_ = 0;         // bytes
+};
 
 }  // namespace weft

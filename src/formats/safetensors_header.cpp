@@ -215,6 +215,12 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, const std::str
   return reader.take();
 }
 
+const char* format_name(DType t) {
+  for (const KnownType& known : known_types)
+    if (known.dtype == t) return known.name;
+  throw Error(Exit::internal, "a type that safetensors files do not have", "", __FILE__, __LINE__);
+}
+
 std::string printable(std::string_view name) {
   std::string out;
   for (const char c : name.substr(0, 120)) {

@@ -1,4 +1,4 @@
-// The JSON header of a safetensors file, read without trust. Used by safetensors.cpp alone.
+// The JSON header of a safetensors file, read without trust. Used by the files beside it alone.
 #pragma once
 
 #include <map>
@@ -18,6 +18,9 @@ struct SafetensorsHeader {
 // Reads the header's structure: names, dtypes, shapes, ranges that match the shapes. Whether the
 // ranges tile the file is the caller's to check. Throws Exit::data beginning with `file`.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
+
+// The format's own spelling of a type.
+const char* format_name(DType t);
 
 // A name from a file made fit for a message: control characters escaped, long ones cut.
 std::string printable(std::string_view name);

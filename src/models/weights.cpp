@@ -27,28 +27,18 @@ std::string nearest(const std::string& name, const std::vector<std::string>& kno
   return fmt::format("check that the deck's [{}] is the one these weights belong to", section);
 }
 
-template <class T>
-void set_piece(Tensor& to, std::int64_t first, std::span<const T> values) {
-  Tensor flat = to.view({to.numel()});
-  flat.slice(first, first + static_cast<std::int64_t>(values.size())).set(values);
-}
-
 void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
-  std::vector<float> wide;
-  std::vector<bf16> low;
   for (std::int64_t first = 0; first < p.shape.numel(); first += piece) {
-    const auto n = static_cast<std::size_t>(std::min(piece, p.shape.numel() - first));
-    low.resize(p.working.defined() ? n : 0);
-    if (!p.value.defined()) {
-      files.read_bf16(from, first, low);
+    const std::int64_t n = std::min(piece, p.shape.numel() - first);
+    if (p.value.defined()) {
+      std::vector<float> values(static_cast<std::size_t>(n));
+      files.read_f32(from, first, values);
+      p.set(first, values);
     } else {
-      wide.resize(n);
-      files.read_f32(from, first, wide);
-      set_piece(p.value, first, std::span<const float>(wide));
-      std::transform(wide.begin(), wide.begin() + std::ptrdiff_t(low.size()), low.begin(),
-                     [](float f) { return bf16(f); });
+      std::vector<bf16> values(static_cast<std::size_t>(n));
+      files.read_bf16(from, first, values);
+      p.working.view({p.shape.numel()}).slice(first, first + n).set(std::span<const bf16>(values));
     }
-    if (!low.empty()) set_piece(p.working, first, std::span<const bf16>(low));
   }
 }
 

@@ -22,6 +22,15 @@ std::uint64_t stream_of(const std::string& name) {
 
 }  // namespace
 
+void Parameter::set(std::int64_t first, std::span<const float> values) {
+  const std::int64_t end = first + static_cast<std::int64_t>(values.size());
+  if (value.defined()) value.view({shape.numel()}).slice(first, end).set(values);
+  if (!working.defined()) return;
+  std::vector<bf16> low(values.size());
+  std::transform(values.begin(), values.end(), low.begin(), [](float f) { return bf16(f); });
+  working.view({shape.numel()}).slice(first, end).set(std::span<const bf16>(low));
+}
+
 Tensor& Parameter::grad_to_add() {
   if (!grad_written) ops::fill_zero(grad);
   grad_written = true;
@@ -63,9 +72,10 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
         continue;
       }
       const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
-      if (buckets_.empty() || full || buckets_.back().bf16_only != bf16_only) {
+      if (buckets_.empty() || full || buckets_.back().bf16_only != bf16_only ||
+          buckets_.back().group != p.group) {
         if (!buckets_.empty()) close_bucket();
-        buckets_.push_back(Bucket{at, at, bf16_only});
+        buckets_.push_back(Bucket{at, at, bf16_only, p.group});
       }
       p.offset = at;
       p.bucket = static_cast<int>(buckets_.size()) - 1;
@@ -92,10 +102,40 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   }
 }
 
+void ParameterTable::allocate_for_inference(bool bf16_model) {
+  // Twice over the parameters: their places, then the two flat tensors cut into them.
+  std::int64_t wide_at = 0, low_at = 0;
+  Tensor wide, low;
+  for (const bool placed : {false, true}) {
+    if (placed) {
+      wide = Tensor::persistent({wide_at}, DType::f32);
+      low = Tensor::persistent({low_at}, DType::bf16);
+    }
+    wide_at = low_at = 0;
+    for (const auto& owned : parameters_) {
+      Parameter& p = *owned;
+      const std::int64_t n = p.shape.numel();
+      const bool has_low = bf16_model, has_wide = !bf16_model || !p.bf16_only;
+      if (placed && has_wide) p.value = wide.slice(wide_at, wide_at + n).view(p.shape);
+      if (placed && has_low) p.working = low.slice(low_at, low_at + n).view(p.shape);
+      if (has_wide) wide_at += aligned(n);
+      if (has_low) low_at += aligned(n);
+    }
+  }
+}
+
+std::size_t ParameterTable::inference_bytes(bool bf16_model) const {
+  std::size_t bytes = 0;
+  for (const auto& p : parameters_)
+    bytes += static_cast<std::size_t>(p->shape.numel()) *
+             ((bf16_model ? 2u : 0u) + (!bf16_model || !p->bf16_only ? 4u : 0u));
+  return bytes;
+}
+
 void ParameterTable::initialise(std::uint64_t seed) {
   for (const auto& p : parameters_) {
     const Philox random(seed, Purpose::init, 0, stream_of(p->name));
-    std::vector<float> values(static_cast<std::size_t>(p->value.numel()));
+    std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto e = static_cast<std::uint32_t>(i);
@@ -116,9 +156,8 @@ void ParameterTable::initialise(std::uint64_t seed) {
           break;
       }
     }
-    p->value.set(std::span<const float>(values));
+    p->set(0, values);
   }
-  refresh_working();
 }
 
 void ParameterTable::refresh_working() {
@@ -127,6 +166,12 @@ void ParameterTable::refresh_working() {
   ops::convert(values_, rest);
   for (const auto& p : parameters_)
     if (!p->trainable) ops::convert(p->value, p->working);
+}
+
+int ParameterTable::groups() const {
+  int most = 0;
+  for (const auto& p : parameters_) most = std::max(most, p->group);
+  return most + 1;
 }
 
 std::int64_t ParameterTable::trainable_elements() const {

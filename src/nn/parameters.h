@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct Parameter {
   bool bf16_only = false;   // a bf16 model reads its bf16 copy alone (set by the model)
   std::int64_t offset = 0;  // elements, in the flat space of trainable or of fixed parameters
   int bucket = -1;
+  // Parameters of a group are optimised together: one norm of the gradient, one learning rate. Consecutive, from 0 on.
+  int group = 0;
 
   Tensor value;    // f32
   Tensor working;  // bf16 copy for matrix products; undefined in an f32 model
@@ -34,6 +37,8 @@ struct Parameter {
 
   // The gradient, and whether it already holds a contribution of this step.
   bool grad_written = false;
+  // Overwrites elements [first, first + values.size()) of `value` and `working`, whichever there are.
+  void set(std::int64_t first, std::span<const float> values);
   // A gradient to add to: zeroed at the first contribution of the step.
   Tensor& grad_to_add();
 
@@ -51,6 +56,11 @@ class ParameterTable {
   // `bf16_working` also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   static constexpr std::int64_t bucket_pad = 1 << 16;
+  // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what is bf16_only. There is no flat
+  // space then (values(), working(), fixed() are undefined): Parameter::set and load_weights fill the parameters.
+  void allocate_for_inference(bool bf16_model);
+  // What that takes: the bytes of parameters, without those lost to alignment.
+  std::size_t inference_bytes(bool bf16_model) const;
 
   // Draws every value from Philox keyed by (seed, init, name): the same on every rank.
   void initialise(std::uint64_t seed);
@@ -69,11 +79,13 @@ class ParameterTable {
   struct Bucket {
     std::int64_t begin = 0, end = 0;  // elements of the flat space
     bool bf16_only = false;           // as its parameters
+    int group = 0;                    // likewise
     int pending = 0;
     bool ready = false;
     bool on_its_way = false;  // new weights are coming: to be awaited before the next use
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  int groups() const;  // of parameters, at least 1
 
   // Lets go of the f32 values of buckets that are bf16_only, once somebody else keeps the masters in shards: values() then
   // begins at values_begin(), and such a parameter's `value` is undefined. Needs a bf16 copy.
@@ -92,6 +104,7 @@ class ParameterTable {
   // finish() zeroes gradients that got no contribution and announces the buckets that remain.
   void begin_step(std::function<void(int bucket)> on_ready);
   void set_counting(bool on) { counting_ = on; }
+  bool counting() const { return counting_; }
   void await(const Parameter& p);
   void note_use(Parameter& p);
   void note_done(Parameter& p);

@@ -111,6 +111,33 @@ TEST_F(Safetensors, RoundTripOfEveryType) {
   EXPECT_EQ(file.entries().front().name, "i64") << "wide elements first: all are aligned";
 }
 
+TEST_F(Safetensors, TensorsThatComeOneByOneMakeTheSameFile) {
+  const std::vector<float> f = {1, 2, 3, 4};
+  const std::vector<std::uint8_t> u8 = {5, 6, 7};
+  const std::vector<SafetensorWrite> list = {{"u8", DType::u8, {3}, bytes_of(u8)},
+                                             {"f", DType::f32, {2, 2}, bytes_of(f)},
+                                             {"g", DType::f32, {1}, bytes_of(f).first(4)}};
+  const fs::path whole = dir_ / "whole", pieces = dir_ / "pieces";
+  write_safetensors(whole, list, {{"k", "v"}});
+  {
+    SafetensorsWriter writer(pieces, list, {{"k", "v"}});
+    writer.write(2, list[2].bytes);
+    writer.write(1, list[1].bytes.subspan(4), 4);
+    writer.write(0, list[0].bytes);
+    EXPECT_THROW(writer.finish(), Error) << "four bytes are missing";
+    writer.write(1, list[1].bytes.first(4));
+    EXPECT_FALSE(fs::exists(pieces));
+    writer.finish();
+  }
+  const auto content = [](const fs::path& p) {
+    std::ifstream in(p, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(content(whole), content(pieces));
+  { SafetensorsWriter given_up(dir_ / "half", list); }
+  EXPECT_FALSE(fs::exists(dir_ / "half.tmp"));
+}
+
 TEST_F(Safetensors, MissingTensorSuggestsTheNearest) {
   const std::vector<float> f = {1};
   const std::vector<SafetensorWrite> one = {{"blocks.0.attn.weight", DType::f32, {1}, bytes_of(f)}};

@@ -107,6 +107,80 @@ TEST_F(WeightsTest, HalfPrecisionFilesAreWidened) {
     EXPECT_EQ(bias.data<float>()[i], static_cast<float>(low[static_cast<std::size_t>(i)]));
 }
 
+TEST_F(WeightsTest, AModelThatIsOnlyRunKeepsBf16Alone) {
+  Model saved(tiny_model(), 4);
+  save_weights(path_, saved.net.params());
+  ModelDeck deck = tiny_model();
+  deck.dtype = "bf16";
+  Stdit3 net(deck);
+  net.params().allocate_for_inference(true);
+  load_weights(path_, net.params());
+  int dropped = 0;
+  for (const auto& p : net.params().all()) {
+    const Tensor& exact = saved.net.params().find(p->name)->value;
+    dropped += p->value.defined() ? 0 : 1;
+    if (p->value.defined()) {
+      EXPECT_TRUE(same_bits(p->value, exact)) << p->name;
+    }
+    for (std::int64_t i = 0; i < exact.numel(); ++i)
+      ASSERT_EQ(p->working.data<bf16>()[i].bits, bf16(exact.data<float>()[i]).bits) << p->name;
+  }
+  EXPECT_GT(dropped, 10);
+}
+
+// A model of parameters alone, under names of the VAE and of T5.
+struct Table : ParameterTable {
+  explicit Table(const std::vector<std::string>& names) {
+    for (const std::string& n : names) add(n, {2}, {Init::Kind::constant, 0}, false);
+    allocate_for_inference(false);
+  }
+  float first(const std::string& name) const { return find(name)->value.data<float>()[0]; }
+};
+
+TEST_F(WeightsTest, OldNamesAndSpareTensorsOfReleasedFiles) {
+  const std::vector<std::vector<float>> v = {{1, 1}, {2, 2}, {3, 3}, {4, 4}};
+  const auto write = [&](const std::vector<std::string>& names) {
+    std::vector<SafetensorWrite> list;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      list.push_back({names[i], DType::f32, {2}, std::as_bytes(std::span(v[i]))});
+    write_safetensors(path_, list);
+  };
+  Table vae({"mid.attentions.0.to_q.weight", "mid.attentions.0.to_out.0.bias"});
+  write({"mid.attentions.0.query.weight", "mid.attentions.0.proj_attn.bias", "scale", "shift"});
+  load_weights(path_, vae, vae_weight_names());
+  EXPECT_EQ(vae.first("mid.attentions.0.to_q.weight"), 1);
+  EXPECT_EQ(vae.first("mid.attentions.0.to_out.0.bias"), 2);
+  EXPECT_THROW(load_weights(path_, vae, t5_weight_names()), Error) << "names of another model";
+
+  Table t5({"shared.weight", "encoder.final_layer_norm.weight"});
+  write({"encoder.embed_tokens.weight", "encoder.final_layer_norm.weight", "lm_head.weight",
+         "decoder.block.0.x"});
+  load_weights(path_, t5, t5_weight_names());
+  EXPECT_EQ(t5.first("shared.weight"), 1);
+  write({"encoder.embed_tokens.weight", "encoder.final_layer_norm.weight", "shared.weight"});
+  load_weights(path_, t5, t5_weight_names());
+  EXPECT_EQ(t5.first("shared.weight"), 3) << "the table's own name goes before the other";
+  write({"shared.weight", "encoder.final_layer_norm.weight", "encoder.blok.0"});
+  EXPECT_THROW(load_weights(path_, t5, t5_weight_names()), Error);
+}
+
+TEST_F(WeightsTest, APartReadsItsOwnAndNothingTwice) {
+  const std::vector<float> v = {5, 6};
+  std::vector<SafetensorWrite> list;
+  for (const char* n : {"a", "b", "c"})
+    list.push_back({n, DType::f32, {2}, std::as_bytes(std::span(v))});
+  write_safetensors(path_, list);
+  const Table whole({"a", "b", "c"});
+  Table part({"b", "c"});
+  const WeightFiles files = WeightFiles::open(path_);
+  check_weights(files, whole, {});
+  EXPECT_THROW(check_weights(files, part, {}), Error) << "a is none of its parameters";
+  read_weights(files, part, {}, [](const Parameter& p) { return p.name == "c"; });
+  EXPECT_EQ(part.first("b"), 5);
+  EXPECT_EQ(part.first("c"), 0) << "somebody else's";
+  EXPECT_EQ(files.bytes_read(), 8u);
+}
+
 TEST_F(WeightsTest, AMissingTensorIsNamed) {
   Model model(tiny_model());
   const std::string said = load_changed(model, [](auto& list) {

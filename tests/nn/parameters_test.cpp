@@ -311,5 +311,36 @@ TEST(ParameterInit, WorkingCopyFollows) {
       ASSERT_EQ(p->working.data<bf16>()[i].bits, bf16(p->value.data<float>()[i]).bits) << p->name;
 }
 
+TEST(ParameterInference, KeepsOneFormatOfWhatIsBf16Only) {
+  ParameterTable whole, low, wide;
+  for (ParameterTable* t : {&whole, &low, &wide}) {
+    t->add("matrix", {5, 7}, {Init::Kind::normal, 1.0f}).bf16_only = true;
+    t->add("norm", {9}, {Init::Kind::normal, 1.0f}, false);
+  }
+  whole.allocate(pad, true, false);
+  low.allocate_for_inference(true);
+  wide.allocate_for_inference(false);
+  for (ParameterTable* t : {&whole, &low, &wide}) t->initialise(1);
+  EXPECT_FALSE(low.find("matrix")->value.defined());
+  EXPECT_FALSE(wide.find("matrix")->working.defined());
+  for (const char* name : {"matrix", "norm"}) {
+    EXPECT_TRUE(same_bits(low.find(name)->working, whole.find(name)->working)) << name;
+    EXPECT_TRUE(same_bits(wide.find(name)->value, whole.find(name)->value)) << name;
+  }
+  EXPECT_TRUE(same_bits(low.find("norm")->value, whole.find("norm")->value));
+  EXPECT_EQ(low.inference_bytes(true), 35u * 2 + 9 * 6);
+  EXPECT_EQ(low.inference_bytes(false), 44u * 4);
+}
+
+TEST(ParameterInference, SetOverwritesAPieceOfBothFormats) {
+  ParameterTable table;
+  Parameter& p = table.add("a", {2, 3}, {Init::Kind::constant, 1.0f});
+  table.allocate_for_inference(true);
+  table.initialise(1);
+  p.set(2, std::vector<float>{3.00390625f, 4});
+  EXPECT_EQ(to_values(p.value), (Vec{1, 1, 3.00390625, 4, 1, 1}));
+  EXPECT_EQ(to_values(p.working), (Vec{1, 1, 3, 4, 1, 1}));
+}
+
 }  // namespace
 }  // namespace weft::test
