@@ -22,6 +22,7 @@ class Tokenizer {
   // Exit::data unless `model` is a SentencePiece model with T5's ids for padding, </s> and unknown: 0, 1, 2.
   explicit Tokenizer(const std::filesystem::path& model);
   ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
 
   // The pieces of `text` (UTF-8) and </s>, `max_length` ids at most, of which </s> is always the last; "" is </s> alone.
   // <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text stand for themselves, with the white space around them.

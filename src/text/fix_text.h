@@ -1,0 +1,17 @@
+// What of ftfy.fix_text matters to captions that clean_caption has gone over already.
+#pragma once
+
+#include <string>
+
+namespace weft {
+
+// Covered, in ftfy's order, repeated until nothing changes:
+//   UTF-8 that was read as Latin-1 or Windows-1252 is decoded, the whole text or the sequences in it, where it looks wrong
+//     (a letter with an accent beside a sign, C1 controls ...), a lost no-break space inside such a sequence restored;
+//   C1 controls as Windows-1252; ligatures of Latin letters taken apart; full- and half-width forms to usual ones;
+//   curly quotes straight; line breaks \n; terminal escapes and control characters removed; NFC.
+// Not covered: repair of text read as other encodings (Windows-1250, 1251, 1253, 1254, 1257, ISO 8859-2, Mac Roman,
+//   cp437), lossy sequences with U+FFFD in them, CESU-8, and the finer cases of what ftfy takes for wrong.
+std::string fix_text(const std::string& text);
+
+}  // namespace weft

@@ -1,0 +1,192 @@
+#include "text/mojibake.h"
+
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "text/utf8.h"
+
+namespace weft {
+namespace {
+
+// What Windows-1252 has at 0x80 to 0x9f; the five places that it leaves empty stay C1 controls.
+constexpr char32_t upper_half[32] = {
+    0x20ac, 0x81,   0x201a, 0x0192, 0x201e, 0x2026, 0x2020, 0x2021, 0x02c6, 0x2030, 0x0160,
+    0x2039, 0x0152, 0x8d,   0x017d, 0x8f,   0x90,   0x2018, 0x2019, 0x201c, 0x201d, 0x2022,
+    0x2013, 0x2014, 0x02dc, 0x2122, 0x0161, 0x203a, 0x0153, 0x9d,   0x017e, 0x0178};
+
+std::optional<unsigned char> byte_in_latin1(char32_t c) {
+  if (c < 0x100) return static_cast<unsigned char>(c);
+  return {};
+}
+std::optional<unsigned char> byte_in_windows_1252(char32_t c) {
+  const auto* at = std::find(std::begin(upper_half), std::end(upper_half), c);
+  if (at != std::end(upper_half))
+    return static_cast<unsigned char>(0x80 + (at - std::begin(upper_half)));
+  if (c < 0x80 || (c >= 0xa0 && c < 0x100)) return static_cast<unsigned char>(c);
+  return {};
+}
+
+// Kinds of characters whose neighbourhood tells texts from accidents.
+enum Kind : unsigned {
+  other = 0,
+  strange = 1,   // signs that hardly anybody writes: broken bar, diaeresis by itself, dagger ...
+  law = 2,       // pilcrow, section
+  currency = 4,  // cent, pound, yen, euro
+  opening = 8,   // marks before words: inverted ! and ?, opening quotes, copyright, bullet
+  closing = 16,  // marks behind words: closing quotes, registered, trade mark
+  number = 32,   // superscripts, fractions, mathematical signs
+  small = 64,    // letters with accents
+  capital = 128,
+};
+
+unsigned kind(char32_t c) {
+  const auto in = [c](std::u32string_view set) { return set.find(c) != set.npos; };
+  if (c < 0xa0) return other;
+  if (in(U"¦¤¨¬¯¸ªºƒˆˇ˘˛˜†‡‰�")) return strange;
+  if (in(U"¶§")) return law;
+  if (in(U"¢£¥€")) return currency;
+  if (in(U"¡«¿©‘‚“„•‹")) return opening;
+  if (in(U"®»˝”›™")) return closing;
+  if (in(U"²³¹±¼½¾×µ÷⁄∂∆∏∑√∞∩∫≈≠≡≤≥№")) return number;
+  if ((c >= 0xc0 && c <= 0xd1) || in(U"ØÜÝŒŠŸŽ")) return capital;
+  if ((c >= 0xdf && c <= 0xf1) || in(U"üœšž")) return small;
+  return other;
+}
+
+bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Whether characters stand together as no language puts them.
+bool looks_wrong(std::u32string_view text) {
+  constexpr unsigned any = law | currency | opening | closing | number | small | capital;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char32_t c = text[i];
+    if (c >= 0x80 && c < 0xa0) return true;
+    if (i + 1 == text.size()) break;
+    const unsigned a = kind(c), b = kind(text[i + 1]);
+    if (((any | strange) & a && b == strange) || (a == strange && any & b)) return true;
+    if ((small | closing | currency | number) & a && b == capital) return true;
+    if ((closing | currency | number) & a && b == small) return true;
+    if ((small | closing) & a && b == currency) return true;
+    if (a == capital && ((number | law) & b || text[i + 1] == U'°')) return true;
+    if ((currency | number) & a && b == opening) return true;
+    if ((c == U'œ' || c == U'Œ') && !is_ascii_letter(text[i + 1])) return true;
+    if ((c == U'Ã' || c == U'Â') &&
+        std::u32string_view(U"\u00a0\u00ad·´–—").find(text[i + 1]) != text.npos)
+      return true;
+    if (c == U'à' && std::u32string_view(U"²µ¹¼½¾").find(text[i + 1]) != text.npos) return true;
+    if (i + 2 == text.size()) continue;
+    const char32_t third = text[i + 2];
+    const unsigned d = kind(third);
+    if ((small | capital | currency | closing) & a && b == opening && d == number) return true;
+    if ((small | capital | currency | number | law) & a && b == closing && d == opening)
+      return true;
+    if (((c >= 'a' && c <= 'z') || is_space(c)) && b == capital && d == currency) return true;
+    if (c >= 'a' && c <= 'z' && b == capital && d == opening) return true;
+    const bool letter =
+        is_ascii_letter(third) || third == '_' || (third >= '0' && third <= '9') || third >= 0xc0;
+    if ((small | capital) & a && (opening | closing) & b && letter) return true;
+  }
+  return false;
+}
+
+// The bytes as UTF-8, if they are.
+std::optional<std::u32string> decoded(const std::string& bytes) {
+  std::u32string out;
+  const auto length = static_cast<std::int32_t>(bytes.size());
+  for (std::int32_t i = 0; i < length;) {
+    UChar32 c;
+    U8_NEXT(bytes.data(), i, length, c);
+    if (c < 0) return {};
+    out.push_back(static_cast<char32_t>(c));
+  }
+  return out;
+}
+
+bool is_tail(unsigned char c) { return c >= 0x80 && c < 0xc0; }
+
+// Puts back byte A0 where somebody took the no-break space inside a character for a space.
+std::string with_a0(std::string bytes) {
+  const auto at = [&](std::size_t i) {
+    return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0;
+  };
+  const auto tail = [&](std::size_t i) { return is_tail(at(i)); };
+  const auto plain = [&](std::size_t i) { return tail(i) && at(i) != 0x85 && at(i) != 0xa0; };
+  for (std::size_t i = 0; i + 1 < bytes.size(); ++i) {
+    const unsigned char lead = at(i);
+    if (lead == 0xc3 && at(i + 1) == ' ') {
+      // "à" as a word by itself keeps the space behind it, but in Portuguese it begins some words.
+      const std::string_view rest = std::string_view(bytes).substr(i + 2);
+      const bool joined = rest.starts_with(' ') || rest.starts_with("quele") ||
+                          rest.starts_with("quela") || rest.starts_with("quilo") ||
+                          rest.starts_with("s ");
+      if (!joined) {
+        bytes.insert(i + 1, 1, '\xa0');
+        continue;
+      }
+    }
+    const bool two = lead == 0xc2 || lead == 0xc3 || lead == 0xc5 || lead == 0xce || lead == 0xd0 ||
+                     lead == 0xd9;
+    if (two && at(i + 1) == ' ')
+      bytes[i + 1] = '\xa0';
+    else if ((lead == 0xe2 || lead == 0xe3) && at(i + 1) == ' ' && plain(i + 2))
+      bytes[i + 1] = '\xa0';
+    else if (lead >= 0xe0 && lead <= 0xe3 && plain(i + 1) && at(i + 2) == ' ')
+      bytes[i + 2] = '\xa0';
+    else if (lead == 0xf0 && (at(i + 1) == ' ') + (at(i + 2) == ' ') + (at(i + 3) == ' ') == 1 &&
+             tail(i + 1) + tail(i + 2) + tail(i + 3) == 2)
+      for (std::size_t k = 1; k < 4; ++k)
+        if (at(i + k) == ' ') bytes[i + k] = '\xa0';
+  }
+  return bytes;
+}
+
+// How many characters from `i` on read as one UTF-8 character, in either encoding or both mixed; 0: they do not.
+std::size_t sequence(std::u32string_view text, std::size_t i) {
+  const auto byte = [&](std::size_t k) -> unsigned {
+    if (k >= text.size()) return 0;
+    const auto b = byte_in_windows_1252(text[k]);
+    return b ? *b : byte_in_latin1(text[k]).value_or(0);
+  };
+  const unsigned lead = byte(i);
+  const std::size_t tails = lead >= 0xf0 && lead <= 0xf4   ? 3
+                            : lead >= 0xe0 && lead <= 0xef ? 2
+                            : lead >= 0xc2 && lead <= 0xdf ? 1
+                                                           : 0;
+  for (std::size_t k = 1; k <= tails; ++k)
+    if (!is_tail(static_cast<unsigned char>(byte(i + k))) && text.substr(i + k, 1) != U" ")
+      return 0;
+  return tails > 0 ? tails + 1 : 0;
+}
+
+}  // namespace
+
+char32_t windows_1252(char32_t c) { return c >= 0x80 && c < 0xa0 ? upper_half[c - 0x80] : c; }
+
+std::u32string repair_encoding(const std::u32string& text) {
+  if (!looks_wrong(text)) return text;
+  for (const auto encode : {byte_in_latin1, byte_in_windows_1252}) {
+    std::string bytes;
+    for (const char32_t c : text)
+      if (const auto b = encode(c)) bytes += static_cast<char>(*b);
+    if (bytes.size() != text.size()) continue;
+    if (const auto fixed = decoded(with_a0(bytes))) return *fixed;
+  }
+  // Not the whole text: then sequences in it.
+  std::u32string out;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto before = i > 0 ? byte_in_windows_1252(text[i - 1]) : std::nullopt;
+    std::size_t end = i;
+    if (!before || !is_tail(*before))
+      while (const std::size_t n = sequence(text, end)) end += n;
+    std::u32string part = text.substr(i, std::max<std::size_t>(end - i, 1));
+    if (end > i && part.size() < text.size() && looks_wrong(part))
+      for (std::u32string next; (next = repair_encoding(part)) != part;) part = next;
+    out += part;
+    i += std::max<std::size_t>(end - i, 1);
+  }
+  return out;
+}
+
+}  // namespace weft

@@ -1,0 +1,77 @@
+#include "text/tokenizer.h"
+
+#include <sentencepiece_processor.h>
+
+#include "core/error.h"
+#include "text/utf8.h"
+
+namespace weft {
+
+Tokenizer::Tokenizer(const std::filesystem::path& model)
+    : model_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
+  const auto status = model_->Load(model.string());
+  WEFT_CHECK(status.ok(), Exit::data, "t5.tokenizer names T5's spiece.model",
+             "{} is no SentencePiece model that can be read: {}", model.string(),
+             status.ToString());
+  const bool as_t5 = model_->pad_id() == 0 && model_->eos_id() == end_mark && model_->unk_id() == 2;
+  WEFT_CHECK(as_t5, Exit::data, "t5.tokenizer names T5's spiece.model",
+             "{}: padding, end and unknown have the ids {}, {} and {}; T5's are 0, 1 and 2",
+             model.string(), model_->pad_id(), model_->eos_id(), model_->unk_id());
+  marks_ = {{"<pad>", 0}, {"</s>", end_mark}, {"<unk>", 2}};
+  const int pieces = model_->GetPieceSize();
+  for (int i = 0; i < 100; ++i)
+    marks_.emplace_back("<extra_id_" + std::to_string(i) + ">", pieces + 99 - i);
+}
+
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+
+std::int64_t Tokenizer::size() const { return model_->GetPieceSize() + 100; }
+
+std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
+                                            std::int64_t max_length) const {
+  WEFT_ASSERT(max_length >= 1);
+  std::vector<std::int32_t> ids;
+  const auto add = [&](const std::string& part) {
+    std::vector<int> pieces;
+    const auto status = model_->Encode(part, &pieces);
+    WEFT_ASSERT(status.ok());
+    ids.insert(ids.end(), pieces.begin(), pieces.end());
+  };
+  std::size_t done = 0;
+  for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at + 1))
+    for (const auto& [mark, id] : marks_)
+      if (text.compare(at, mark.size(), mark) == 0) {
+        add(strip(text.substr(done, at - done)));
+        ids.push_back(id);
+        done = at + mark.size();
+        at = done - 1;
+        break;
+      }
+  add(done > 0 ? strip(text.substr(done)) : text);
+  if (static_cast<std::int64_t>(ids.size()) >= max_length)
+    ids.resize(static_cast<std::size_t>(max_length - 1));
+  ids.push_back(end_mark);
+  return ids;
+}
+
+Tokenizer open_tokenizer(const T5Deck& deck) {
+  namespace fs = std::filesystem;
+  fs::path model = deck.tokenizer;
+  if (model.empty()) {
+    const fs::path weights = deck.weights;
+    model = (fs::is_directory(weights) ? weights : weights.parent_path()) / "spiece.model";
+  }
+  WEFT_CHECK(fs::is_regular_file(model), Exit::data,
+             "set t5.tokenizer to T5's spiece.model, which comes with the weights",
+             "there is no tokenizer at {}", model.string());
+  Tokenizer tokenizer(model);
+  WEFT_CHECK(tokenizer.size() <= deck.vocab_size, Exit::data,
+             "t5.tokenizer and t5.weights must belong together; t5.vocab_size is the rows of "
+             "shared.weight",
+             "{} has {} ids, t5.vocab_size is {}", model.string(), tokenizer.size(),
+             deck.vocab_size);
+  return tokenizer;
+}
+
+}  // namespace weft

@@ -1,0 +1,105 @@
+// Cleaning: the vectors of specs/t5.md 6, made with the original, and what its libraries do to HTML and to broken
+// encodings. validation/check_text.py holds thousands of captions to those libraries themselves.
+#include "text/cleaning.h"
+
+#include <gmock/gmock.h>
+
+#include "core/error.h"
+#include "text/fix_text.h"
+#include "text/html.h"
+#include "text/utf8.h"
+
+namespace weft {
+namespace {
+
+TEST(Cleaning, VectorsOfTheOriginal) {
+  const std::pair<const char*, const char*> vectors[] = {
+      {"a beautiful waterfall aesthetic score: 6.5. motion score: 10.0. camera motion: pan left.",
+       "a beautiful waterfall aesthetic score: 6.5. motion score: 10.0. camera motion: pan left."},
+      {"A  Soaring drone footage; captures (the) majestic beauty — of a “cliff”, 4K!",
+       "a soaring drone footage; captures the majestic beauty - of a \"cliff\", 4k!"},
+      {"Café & Bar &amp; Grill &lt;b&gt;bold&lt;/b&gt; 你好 world",
+       "café bar grill bold< b> world"},
+      {"visit https://example.com/x?y=1 now or www.foo.org", "visit ?y=1 now or"},
+      {"this-is-my-cute-cat_in_the_hat", "this is my cute cat in the hat"},
+      {"clip jc6640 and jc6640vc 6640vc231 #123 1234567 10x20 3:45", "clip and 3:45"},
+      {"Hello.World,this/is", "hello. world, this is"},
+      {"\"quoted prompt\"", "quoted prompt"},
+      {"it's the cat's “toy”...", "it's the cat's \"toy\""},
+      {"free shipping download click for more page 12", ""},
+      {"I+am 100% sure; a_b_c_d_e", "i am 100% sure; a b c d e"},
+      {"new\\nline <person> @nick", "new line person"},
+      {"email me a@b.com 192.168.0.1", "email me a"},
+      {"Crème brûlée ½ cup №5 ★ 🔥", "crème brûlée cup №5 ★ 🔥"},
+      {"", ""},
+      {" \t\n ", ""},
+      {"%E4%BD%A0 caf%C3%A9 50%", "café 50%"},
+      {"a photo.jpg of 3x4 and 20×30", "a of and"},
+  };
+  for (const auto& [given, wanted] : vectors) EXPECT_EQ(clean_text(given), wanted) << given;
+}
+
+TEST(Cleaning, LongCaptionsAreCleanedToo) {
+  std::string text;
+  for (int i = 0; i < 20000; ++i) text += "a-b (c) ";
+  const std::string cleaned = clean_text(text);
+  EXPECT_EQ(cleaned.substr(0, 8), "a b c a ");
+  EXPECT_EQ(cleaned.size(), 6 * 20000u - 1);
+}
+
+TEST(Html, IsReadAsPythonReadsIt) {
+  const std::pair<const char*, const char*> pages[] = {
+      {"a <b class='x'>bold</b> move", "a bold move"},
+      {"1 < 2 and 3<4", "1 < 2 and 3<4"},
+      {"a<br/>b<img src=x>c", "abc"},
+      {"a <!-- gone --> b <? gone > c <!doctype html> d", "a  b  c  d"},
+      {"<p>one<script>var x = '<b>';</script> two<style>p {}</style>", "one two"},
+      {"an open <tag and no end", "an open <tag and no end"},
+      {"fish &amp; chips &lt;3 &eacute; &#233; &#xe9; &#150;", "fish & chips <3 é é é –"},
+      {"&copy 2020 &nosuch; &amp", "© 2020 &nosuch &amp"},
+      {"x &", "x &"},
+      {"<![CDATA[kept]]> <div", "kept <div"},
+      {"<>, </>, </ b>, <3", "<>, , , <3"},
+  };
+  for (const auto& [page, text] : pages) EXPECT_EQ(html_text(page), text) << page;
+}
+
+TEST(Html, Unescape) {
+  EXPECT_EQ(html_unescape("&lt;&notit; &notin; &#x80; &#0; &x; & &#; &ampx"),
+            "<¬it; ∉ € \uFFFD &x; & &#; &x");
+}
+
+TEST(FixText, RepairsWhatItSays) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"plain", "plain"},
+      {"âœ” no problems", "✔ no problems"},
+      {"l’humanitÃ©", "l'humanité"},
+      {"schÃ¶n", "schön"},
+      {"he said â€œyesâ€\u009d", "he said \"yes\""},
+      {"voilà le travail", "voilà le travail"},
+      {"the soﬁa ﬀ ĳ", "the sofia ff ij"},
+      {"ＬＯＵＤ　ＮＯＩＳＥＳ", "LOUD NOISES"},
+      {"‘a’ “b”", "'a' \"b\""},
+      {"a\r\nb\rc\u2028d", "a\nb\nc\nd"},
+      {"\x1b[36;44mblue\x1b[0m \x01 \ufeff", "blue  "},
+      {"e\u0301", "é"},
+      {"&lt;tag&gt; &nosuch;", "<tag> &nosuch;"},
+  };
+  for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
+}
+
+TEST(Utf8, NamesTheTextAndTheByte) {
+  EXPECT_NO_THROW(check_utf8("añ 你 🔥", "prompt 3"));
+  for (const std::string bad : {"ab\xff", "ab\xc3", "ab\xed\xa0\x80", "ab\xc0\xaf"}) {
+    try {
+      check_utf8(bad, "prompt 3");
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data);
+      EXPECT_THAT(e.what(), testing::HasSubstr("prompt 3 is not UTF-8: byte 3"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
