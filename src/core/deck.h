@@ -193,7 +193,7 @@ struct GenerateDeck {
   double flow = 0;
   std::string camera_motion;
   std::string output;
-  std::string sample_name = "sample";
+  std::string sample_name;
   bool prompt_as_path = false;
   std::string watermark;
   bool share_out = true;

@@ -107,9 +107,9 @@ void text_rows(Rows& r, Deck& d) {
 void generation_rows(Rows& r, Deck& d) {
   GenerateDeck& g = d.generate;
   r.section("generate");
-  r.text(
-      "weights", g.weights,
-      "STDiT3: safetensors file, index or folder; empty takes the newest checkpoint of run.dir.");
+  r.text("weights", g.weights,
+         "STDiT3: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
+         "the newest checkpoint of run.dir.");
   r.flag("ema", g.ema, "Of a checkpoint, use the moving average of the weights.");
   r.text("prompts", g.prompts, "The prompts; they may end in options as JSON.");
   r.text("prompt_file", g.prompt_file, "Text file with a prompt a line, if prompts is empty.");
@@ -142,7 +142,8 @@ void generation_rows(Rows& r, Deck& d) {
   r.number("flow", g.flow, 0, 1000, "Motion score that prompts ask for; 0 asks for none.");
   r.text("camera_motion", g.camera_motion, "Camera motion that prompts ask for; empty for none.");
   r.text("output", g.output, "Directory of the results; empty is RUN/generated.");
-  r.text("sample_name", g.sample_name, "Beginning of the files' names.");
+  r.text("sample_name", g.sample_name,
+         "Beginning of the files' names; empty is \"sample\", or nothing with prompt_as_path.");
   r.flag("prompt_as_path", g.prompt_as_path, "Name each file by its prompt.");
   r.text("watermark", g.watermark, "Picture to lay over a copy of each clip; empty for none.");
   r.flag("share_out", g.share_out,
