@@ -29,6 +29,9 @@ enum class Purpose : std::uint32_t {
   synthetic,
   sampler,
   posterior,
+  latent,  // drawn from moments while training
+  spatial_posterior,  // of a VAE in training; the temporal one has `posterior`
+  clip_length,
 };
 
 WEFT_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(

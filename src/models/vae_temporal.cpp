@@ -127,7 +127,7 @@ Var TemporalVae::encode(nn::Context c, const Var& in) const {
   return nn::conv(c, x, encoder_.quant, Conv::causal(1));
 }
 
-Var TemporalVae::decode(nn::Context c, const Var& z, std::int64_t frames) const {
+Var TemporalVae::decode(nn::Context c, const Var& z, std::int64_t frames, Var* last_input) const {
   const std::int64_t all = z->value.dim(1) * downsampling_;
   WEFT_ASSERT(frames <= all && all - frames < downsampling_);
   Var x = nn::conv(c, z, decoder_.quant, Conv::causal(1));
@@ -140,6 +140,7 @@ Var TemporalVae::decode(nn::Context c, const Var& z, std::int64_t frames) const 
     x = nn::depth_to_time(c, x);
   }
   x = nn::group_norm(c, x, decoder_.norm, groups_, norm_eps, true);
+  if (last_input != nullptr) *last_input = x;
   x = nn::conv(c, x, decoder_.out, Conv::causal(3));
   // Norms and convolutions have seen them until here: the original drops them last.
   return nn::drop_frames(c, x, all - frames);

@@ -17,8 +17,9 @@ class TemporalVae {
   // x [B,T,h,w,4], the scaled latents of one chunk, any T: zero frames are put in front up to a multiple of
   // downsampling() -> moments [B,latent_frames(T),h,w,8]: mean and log variance, not clamped.
   Var encode(nn::Context c, const Var& x) const;
-  // z [B,t,h,w,4] -> [B,frames,h,w,4]: the first frames, which answer to padding, are dropped.
-  Var decode(nn::Context c, const Var& z, std::int64_t frames) const;
+  // z [B,t,h,w,4] -> [B,frames,h,w,4]: the first frames, which answer to padding, are dropped. `last_input`, if given, gets
+  // the input of the last layer, a Conv::causal(3) whose weight is last_layer().
+  Var decode(nn::Context c, const Var& z, std::int64_t frames, Var* last_input = nullptr) const;
 
   // Frames to a latent frame: 4 in the released model.
   std::int64_t downsampling() const { return downsampling_; }

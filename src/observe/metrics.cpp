@@ -114,6 +114,7 @@ void MetricsWriter::write(const StepMetrics& m) {
       {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
       {"samples", m.samples},
   };
+  for (const auto& [name, value] : m.terms) j["terms"][name] = value;
   if (m.slowest_rank >= 0) {
     j["slowest_rank"] = m.slowest_rank;
     j["spread"] = m.spread;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace weft {
@@ -25,6 +26,7 @@ struct StepMetrics {
   double seconds = 0;
   StepSplit split;
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
+  std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;  // of all ranks, in the order of the step plan
 
   // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank is negative.

@@ -63,6 +63,11 @@ Tensor DataParallel::gradient(int bucket) const {
   return table_.grads().slice(b.begin, b.end);
 }
 
+Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
+  const int group = table_.buckets()[static_cast<std::size_t>(bucket)].group;
+  return squares.slice(group, group + 1);
+}
+
 void DataParallel::reduce(int bucket) {
   auto& ticket = sums_[static_cast<std::size_t>(bucket)];
   ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), wire_)
@@ -79,19 +84,26 @@ double DataParallel::join() {
 }
 
 double DataParallel::norm(const Tensor& reported, Tensor& squares) {
-  ops::carry_non_finite(reported, squares);
-  for (int b = 0; b < static_cast<int>(sums_.size()); ++b)
-    ops::sum_of_squares(state_->gradient(b), squares, true);
+  for (std::int64_t group = 0; group < squares.numel(); ++group) {
+    Tensor of_group = squares.slice(group, group + 1);
+    ops::carry_non_finite(reported, of_group);
+  }
+  for (int b = 0; b < static_cast<int>(sums_.size()); ++b) {
+    Tensor of_group = group_of(b, squares);
+    ops::sum_of_squares(state_->gradient(b), of_group, true);
+  }
   return sharded_ ? comm_.wait(comm_.all_reduce_sum(squares)) : 0;
 }
 
-double DataParallel::update(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares) {
+double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t steps_done,
+                            const Tensor& squares) {
   double blocked = 0;
   // The forward needs the last buckets first.
   for (int b = static_cast<int>(weights_.size()) - 1; b >= 0; --b) {
-    optimizer_step(deck, steps_done, squares, *state_, b);
-    if (!sharded_) continue;
     const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
+    optimizer_step(groups[static_cast<std::size_t>(bucket.group)], steps_done, group_of(b, squares),
+                   *state_, b);
+    if (!sharded_) continue;
     const bool bf16 = bucket.bf16_only && table_.working().defined();
     const std::int64_t first = table_.values_begin();
     auto& ticket = weights_[static_cast<std::size_t>(b)];

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "parallel/communicator.h"
@@ -32,11 +33,13 @@ class DataParallel {
   void begin_step(const Tensor& local);
   // Waits for the sums. Seconds that the host was blocked.
   double join();
-  // `squares` f64 [1] = sum of squares of the summed gradient, the same bits on every rank; NaN if it was not finite before or
-  // anything `reported` f64 by the ranks is not: a GPU may be a step ahead of the host that looks. Seconds blocked.
+  // `squares` f64 [groups] = sums of squares of the summed gradient of each group of parameters, the same bits on every rank;
+  // NaN if it was not finite before or anything `reported` f64 by the ranks is not: a GPU may be a step ahead of the host that
+  // looks. Seconds blocked.
   double norm(const Tensor& reported, Tensor& squares);
-  // The optimizer's step, bucket by bucket, and new weights on their way. Seconds blocked (without overlap).
-  double update(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares);
+  // The optimizer's step, bucket by bucket, with the settings of each group, and new weights on their way. Seconds blocked
+  // (without overlap).
+  double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
   // A fault to order (core/fault.h): from now on, or not, one gradient of this rank becomes NaN before it is sent; or now.
@@ -48,6 +51,7 @@ class DataParallel {
  private:
   int spoiled_bucket() const;
   Tensor gradient(int bucket) const;  // this rank's, or the sum: the whole bucket
+  Tensor group_of(int bucket, const Tensor& squares) const;
   void reduce(int bucket);
   void arrive(int bucket);
 

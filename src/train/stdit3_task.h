@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/stdit3.h"
+#include "train/clip_latents.h"
 #include "train/task.h"
 #include "train/text_features.h"
 
@@ -12,10 +13,14 @@ class Stdit3Task : public TrainingTask {
   explicit Stdit3Task(const Deck& deck);
 
   Stdit3& model() { return model_; }
+  const ClipLatents& latents() const { return latents_; }
+  // Exit::usage unless the model can train on such clips, their tokens shared by `sp` ranks.
+  void check(const Bucket& bucket, int sp) const;
 
   ParameterTable& params() override { return model_.params(); }
   std::string describe() const override;
   bool bf16() const override { return deck_.model.dtype == "bf16"; }
+  std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
   void open(std::span<const Bucket> buckets) override;
   void start_weights() override;
   void share_clips(Communicator* group) override;
@@ -27,10 +32,13 @@ class Stdit3Task : public TrainingTask {
                        double recompute) override;
 
  private:
+  void check_text(const Bucket& bucket, const Bucket& first) const;
+
   const Deck& deck_;
   Stdit3 model_;
   Communicator* group_ = nullptr;
   std::unique_ptr<TextFeatures> features_;
+  ClipLatents latents_;
 };
 
 }  // namespace weft

@@ -26,12 +26,12 @@ double* allocate_host(std::size_t count) {
 
 static_assert(StepReport::used_slots <= StepReport::width);
 
-StepReport::StepReport(Communicator& comm)
+StepReport::StepReport(Communicator& comm, int groups)
     : comm_(comm),
       rows_(Tensor::persistent({static_cast<std::int64_t>(comm.size()) * width}, DType::f64)),
       row_(rows_.slice(comm.rank() * width, (comm.rank() + 1) * width)),
-      norm_(Tensor::persistent({1}, DType::f64)),
-      host_(allocate_host(2 * static_cast<std::size_t>(comm.size() * width + 1)), free_host) {
+      norm_(Tensor::persistent({groups}, DType::f64)),
+      host_(allocate_host(2 * static_cast<std::size_t>(comm.size() * width + groups)), free_host) {
   const Part mine = part_of(0, rows_.numel(), comm.rank(), comm.size());
   WEFT_ASSERT(mine.begin == comm.rank() * width && mine.size() == width);
 }
@@ -54,14 +54,15 @@ Communicator::Ticket StepReport::send(unsigned wish_bits, double busy_seconds, d
 
 StepReport::Rows StepReport::fetch() {
   const auto count = static_cast<std::size_t>(rows_.numel());
-  double* to = host_.get() + static_cast<std::size_t>(turn_) * (count + 1);
+  const auto groups = static_cast<std::size_t>(norm_.numel());
+  double* to = host_.get() + static_cast<std::size_t>(turn_) * (count + groups);
   turn_ = 1 - turn_;
   if (on_cuda()) {
     device_runtime().copy(to, rows_.raw(), rows_.bytes(), Stream::compute);
     device_runtime().copy(to + count, norm_.raw(), norm_.bytes(), Stream::compute);
   } else {
     std::copy_n(rows_.data<double>(), count, to);
-    to[count] = norm_.data<double>()[0];
+    std::copy_n(norm_.data<double>(), groups, to + count);
   }
   return {{to, count}, to + count};
 }

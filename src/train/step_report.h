@@ -14,22 +14,25 @@ class StepReport {
  public:
   // A rank's row. The first slots are written by the device, the others by the host.
   enum Slot {
-    loss,                 // sum over this rank's clips
-    squares,              // of its own gradients, before they are summed over ranks
-    working_low,          // checksum of the weights in bf16, halves (ops/checksum.h)
-    working_high,         //
-    values_low,           // and of those in f32
-    values_high,          //
-    host_slots,           // from here on:
-    wishes = host_slots,  // bits of train/stop.h
+    loss,                    // sum over this rank's clips
+    squares,                 // of its own gradients, before they are summed over ranks
+    working_low,             // checksum of the weights in bf16, halves (ops/checksum.h)
+    working_high,            //
+    values_low,              // and of those in f32
+    values_high,             //
+    terms,                   // what the loss is made of (train/task.h), sums over this rank's clips
+    host_slots = terms + 8,  // from here on:
+    wishes = host_slots,     // bits of train/stop.h
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step
     samples,    // a checksum of the sample ids that it trained on
     used_slots
   };
-  static constexpr int width = part_unit;  // slots a rank: what an all-gather's part holds
+  static constexpr int width =
+      2 * part_unit;  // slots a rank: whole units, as an all-gather cuts them
 
-  explicit StepReport(Communicator& comm);
+  // `groups` of parameters have norms of their own.
+  StepReport(Communicator& comm, int groups);
 
   // Of this rank's row, on the device: f64 [1]; a checksum f64 [2].
   Tensor slot(Slot s) const { return row_.slice(s, s + 1); }
@@ -39,13 +42,13 @@ class StepReport {
   Communicator::Ticket send(unsigned wishes, double busy, double data_wait, double samples);
 
   const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
-  // f64 [1] beside the rows: the gradient's squared norm.
+  // f64 [groups] beside the rows: the gradient's squared norms.
   Tensor& norm() { return norm_; }
   // Brings all rows and the norm to the host: at once on the CPU, behind the compute stream's work on a GPU. The memory is
   // used again two calls later.
   struct Rows {
-    std::span<const double> values;  // [ranks, width]
-    const double* squared_norm = nullptr;
+    std::span<const double> values;        // [ranks, width]
+    const double* squared_norm = nullptr;  // [groups]
     double at(int rank, Slot s) const { return values[static_cast<std::size_t>(rank * width + s)]; }
     double sum(Slot s) const;  // in order of ranks
     int ranks() const { return static_cast<int>(values.size()) / width; }

@@ -42,6 +42,8 @@ class TrainingTask {
   virtual bool bf16() const = 0;             // weights and activations
   // Names of TrainingLoss::terms, for the metrics.
   virtual std::vector<std::string> terms() const { return {}; }
+  // The optimizer's settings for each group of parameters (nn/parameters.h).
+  virtual std::vector<TrainDeck> optimizers() const = 0;
 
   // Checks that the buckets fit the model, and opens what else training reads. Exit::usage, Exit::data.
   virtual void open(std::span<const Bucket> buckets) = 0;
@@ -56,8 +58,12 @@ class TrainingTask {
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of them that the deck asks for.
   virtual std::int64_t blocks(const Bucket& bucket) const = 0;
   virtual double least_recompute() const { return 0; }
-  // Operations of a clip: forward, backward, and the share `recompute` of the blocks again.
+  // Operations of a clip: forward, backward, and the share `recompute` of the blocks again. In any unit.
   virtual double cost(const Bucket& bucket, double recompute) const = 0;
+  // The share of that which the clips of a micro-batch take in that step, on average: less than 1 where some are shortened.
+  virtual double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const {
+    return 1;
+  }
 
   // `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Everything random is a function of (seed, step,
   // sample id). While planning, `clips` holds nothing but its number of clips and `bytes` is undefined.

@@ -104,6 +104,7 @@ void Trainer::start() {
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
   data_parallel_ = std::make_unique<DataParallel>(
       deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); });
+  optimizers_ = task_->optimizers();
   load_state();
   plan_step();
   open_readers();
@@ -148,7 +149,7 @@ void Trainer::plan_step() {
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
-  report_ = std::make_unique<StepReport>(*comm_);
+  report_ = std::make_unique<StepReport>(*comm_, params().groups());
   std::size_t clip_bytes = 0;
   for (std::size_t b = 0; b < memory_.size(); ++b)
     clip_bytes = std::max(clip_bytes, source_->buckets()[b].clip_bytes() *
@@ -194,10 +195,15 @@ double Trainer::planned_cost(int bucket) const {
          task_->cost(b, memory_[i].recompute);
 }
 
+double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
+  return task_->share(source_->buckets()[static_cast<std::size_t>(clips.bucket)], clips, step);
+}
+
 // The group of ranks that takes each micro-batch.
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
   std::vector<double> costs;
-  for (const MicroBatch& m : plan) costs.push_back(costs_->cost(m.bucket, step));
+  for (const MicroBatch& m : plan)
+    costs.push_back(costs_->cost(m.bucket, step) * share_of(m, step));
   return share_out(costs, groups_);
 }
 

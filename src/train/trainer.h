@@ -75,6 +75,7 @@ class Trainer {
   // Seconds of a micro-batch, between marks of the device's progress on a GPU.
   struct Timed {
     int bucket;
+    double share;  // of the bucket's full cost
     double seconds;
     DeviceEvent begin, end;
   };
@@ -102,6 +103,7 @@ class Trainer {
   Work my_work(const std::vector<MicroBatch>& plan, const std::vector<int>& owner) const;
   std::vector<int> owners(const std::vector<MicroBatch>& plan, std::int64_t step) const;
   double planned_cost(int bucket) const;
+  double share_of(const MicroBatch& clips, std::int64_t step) const;
 
   void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);
   void count_loss(const TrainingLoss& loss);
@@ -134,6 +136,7 @@ class Trainer {
   int threads_;
   std::unique_ptr<ClipSource> source_;
   std::unique_ptr<TrainingTask> task_;
+  std::vector<TrainDeck> optimizers_;  // [group of parameters]
   std::unique_ptr<CheckpointWriter> checkpoints_;
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<DataParallel> data_parallel_;

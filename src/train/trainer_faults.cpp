@@ -78,7 +78,7 @@ void Trainer::compare_weights(const Issued& step) const {
   std::map<std::vector<double>, std::vector<int>> versions;
   for (int r = 0; r < step.rows.ranks(); ++r) {
     std::vector<double> sums;
-    for (int s = StepReport::working_low; s < StepReport::host_slots; ++s)
+    for (int s = StepReport::working_low; s < StepReport::terms; ++s)
       sums.push_back(step.rows.at(r, static_cast<StepReport::Slot>(s)));
     versions[sums].push_back(r);
   }

@@ -50,7 +50,8 @@ void Trainer::step() {
     m.samples.insert(m.samples.end(), plan[i].samples.begin(), plan[i].samples.end());
     for (int r = 0; r < comm_->size(); ++r)
       if (r / static_cast<int>(deck_.parallel.sp) == owner[i])
-        step.expected[static_cast<std::size_t>(r)] += costs_->expected(plan[i].bucket, done_);
+        step.expected[static_cast<std::size_t>(r)] +=
+            costs_->expected(plan[i].bucket, done_) * share_of(plan[i], done_);
   }
   step.expected_of_busy = on_cuda() ? last_expected_ : step.expected;
   begin_faults();
@@ -69,7 +70,7 @@ void Trainer::step() {
       trace::add({"wait for clips", trace::Lane::data, now_seconds() - clips.waited_seconds,
                   now_seconds(), clips.index, "micro-batch"});
     comm_->progress(done_, "compute");
-    Timed timed{clips.what.bucket, now_seconds(), mark(), {}};
+    Timed timed{clips.what.bucket, share_of(clips.what, done_), now_seconds(), mark(), {}};
     run_micro_batch(clips, i == 0, i + 1 == mine.size(), weight);
     timed.end = mark();
     const double blocked = take_blocked();
@@ -102,7 +103,7 @@ void Trainer::step() {
   comm_->progress(done_, "optimizer");
   const double before_update = now_seconds();
   const double blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
-                                  data_parallel_->update(deck_.train, done_, report_->norm());
+                                  data_parallel_->update(optimizers_, done_, report_->norm());
   step.rows = report_->fetch();
   step.updated = mark();
   step.blocked_in_compute = blocked_in_compute;
@@ -146,6 +147,10 @@ void Trainer::count_loss(const TrainingLoss& loss) {
   if (sequence_ && sequence_->rank() != 0) return;  // its first rank counts for the group
   Tensor total = report_->slot(StepReport::loss);
   ops::add_sum(loss.clips, total);
+  for (std::int64_t i = 0; loss.terms.defined() && i < loss.terms.numel(); ++i) {
+    Tensor term = report_->slot(static_cast<StepReport::Slot>(StepReport::terms + i));
+    ops::add_sum(loss.terms.slice(i, i + 1), term);
+  }
 }
 
 // Seconds, since the last call, that the host waited in the midst of compute: for weights, and for tokens of the group.
@@ -189,7 +194,7 @@ void Trainer::complete(Issued step) {
     last_expected_ = step.expected;
     for (Timed& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
   }
-  for (const Timed& t : step.micro_batches) costs_->measured(t.bucket, t.seconds);
+  for (const Timed& t : step.micro_batches) costs_->measured(t.bucket, t.seconds / t.share);
   // On a GPU the next step has been placed by now: what was agreed counts from one step later.
   if (!step.cost_sums.empty()) {
     const Tensor sums = cost_sums_.to_host();
@@ -197,6 +202,11 @@ void Trainer::complete(Issued step) {
                   {sums.span<double>().begin(), sums.span<double>().end()});
   }
   m.loss = step.rows.sum(StepReport::loss) / static_cast<double>(m.samples.size());
+  const std::vector<std::string> names = task_->terms();
+  for (std::size_t i = 0; i < names.size(); ++i)
+    m.terms.emplace_back(names[i],
+                         step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) /
+                             static_cast<double>(m.samples.size()));
   m.grad_norm = std::sqrt(*step.rows.squared_norm);
   for (int r = 0; r < step.rows.ranks(); ++r) {
     const auto asked = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));

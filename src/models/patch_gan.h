@@ -1,0 +1,34 @@
+// The PatchGAN discriminator of Open-Sora's VAE training (opensora/models/vae/discriminator.py at v1.2.0, NLayerDiscriminator
+// with three layers, which is pix2pix's and VQGAN's): frame by frame a map of logits, one for each patch of 70x70 pixels.
+// Its BatchNorm normalises by the statistics of the frames that it is given, as in training; running averages, which
+// training does not read, are not kept. Weights start normal with deviation 0.02, BatchNorm's at 1 (there: 1 +- 0.02).
+#pragma once
+
+#include <vector>
+
+#include "nn/conv.h"
+
+namespace weft {
+
+class PatchGan {
+ public:
+  // Registers its parameters behind `prefix`, in group 1 of the table (nn/parameters.h): they have an optimizer of their own.
+  PatchGan(ParameterTable& params, const std::string& prefix);
+
+  // frames [1,F,H,W,3] in [-1,1], H and W at least least_size -> logits [1,F,h,w,1].
+  Var forward(nn::Context c, const Var& frames) const;
+  static constexpr std::int64_t least_size = 24;
+
+  // While it is fixed, a backward sends gradients through it and leaves none in it.
+  void set_trainable(bool on);
+
+ private:
+  struct Layer {
+    nn::ConvWeights conv;
+    nn::NormWeights norm;  // none in the first and the last
+    int stride = 1;
+  };
+  std::vector<Layer> layers_;
+};
+
+}  // namespace weft

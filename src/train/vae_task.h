@@ -1,0 +1,49 @@
+// Training Open-Sora's VAE: the stages of specs/vae.md 5, as [vae_train] puts them together. Clips of pixels are shortened by
+// draws of their own, so each is a part of its micro-batch (train/task.h).
+#pragma once
+
+#include <optional>
+
+#include "train/vae_loss.h"
+
+namespace weft {
+
+class VaeTask : public TrainingTask {
+ public:
+  // Exit::usage where [vae_train] asks for nothing that could be learnt.
+  explicit VaeTask(const Deck& deck);
+
+  VideoVae& model() { return vae_; }
+
+  ParameterTable& params() override { return vae_.params(); }
+  std::string describe() const override;
+  bool bf16() const override { return deck_.vae.dtype == "bf16"; }
+  std::vector<std::string> terms() const override { return VaeLoss::names(); }
+  // The discriminator has a learning rate of its own.
+  std::vector<TrainDeck> optimizers() const override;
+  void open(std::span<const Bucket> buckets) override;
+  // vae.weights may hold the 2D VAE alone: the temporal one then starts at random, as stage 1 does.
+  void start_weights() override;
+  void share_clips(Communicator* group) override;
+  std::int64_t blocks(const Bucket& bucket) const override;
+  double least_recompute() const override { return deck_.model.recompute; }
+  double cost(const Bucket& bucket, double recompute) const override;
+  double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
+  TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                       double recompute) override;
+
+  // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of (seed, step, sample).
+  std::int64_t frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const;
+
+ private:
+  VaeSample make_sample(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                        std::int64_t index);
+
+  const Deck& deck_;
+  VideoVae vae_;
+  std::optional<PatchGan> gan_;
+  std::optional<Lpips> lpips_;
+  std::unique_ptr<VaeLoss> loss_;
+};
+
+}  // namespace weft
