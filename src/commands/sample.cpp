@@ -16,6 +16,7 @@
 #include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
+#include "train/clip_latents.h"
 #include "train/memory_plan.h"
 #include "train/state.h"
 #include "train/text_features.h"
@@ -35,8 +36,8 @@ struct Target {
   ClipSize pixels;
 };
 
-Target choose_target(const Deck& deck, const ClipSource& source) {
-  const Bucket& b = source.buckets().at(0);
+Target choose_target(const Deck& deck, const ClipLatents& latents, const ClipSource& source) {
+  const Bucket b = latents.seen(source.buckets().at(0));
   const SampleDeck& s = deck.sample;
   Target t;
   t.latent = {s.frames > 0 ? s.frames : b.frames, s.height > 0 ? s.height : b.height,
@@ -53,9 +54,10 @@ Target choose_target(const Deck& deck, const ClipSource& source) {
 }
 
 // Copies the first frames of a clip of the data into z, as clean frames to go on from.
-void place_condition(const Deck& deck, const ClipSource& source, const Shape5& shape,
-                     std::int64_t clip, Tensor& z) {
-  const Bucket& b = source.buckets().at(0);
+void place_condition(const Deck& deck, const ClipLatents& latents, const ClipSource& source,
+                     const Shape5& shape, std::int64_t clip, Tensor& z) {
+  const Bucket& stored = source.buckets().at(0);
+  const Bucket b = latents.seen(stored);
   const std::int64_t count = deck.sample.condition_frames;
   WEFT_CHECK(b.height == shape.height && b.width == shape.width && count <= b.frames &&
                  count < shape.frames && clip < b.clips,
@@ -65,19 +67,12 @@ void place_condition(const Deck& deck, const ClipSource& source, const Shape5& s
              "cannot take {} frames of clip {} ({} clips of {}x{}x{}) as the start of {}x{}x{}",
              count, clip, b.clips, b.frames, b.height, b.width, shape.frames, shape.height,
              shape.width);
-  std::vector<std::byte> bytes(b.clip_bytes());
+  std::vector<std::byte> bytes(stored.clip_bytes());
   source.read(0, clip, bytes);
-  const Shape of_clip{b.channels, b.frames, b.height, b.width};
-  Tensor x;
-  if (b.dtype == DType::u8) {
-    x = Tensor::empty(of_clip, DType::f32);
-    ops::frames_to_latent(
-        Tensor::borrow(bytes.data(), {b.frames, b.height, b.width, b.channels}, DType::u8)
-            .to_device(),
-        x);
-  } else {
-    x = Tensor::borrow(bytes.data(), of_clip, DType::f32).to_device();
-  }
+  Tensor x = Tensor::empty({b.channels, b.frames, b.height, b.width}, DType::f32);
+  const Shape size{static_cast<std::int64_t>(bytes.size())};
+  latents.make(stored, Tensor::borrow(bytes.data(), size, DType::u8).to_device(), 0,
+               static_cast<std::uint64_t>(clip), x);
   const std::int64_t frame = b.height * b.width;
   const Tensor from = x.view({x.numel()}), to = z.view({z.numel()});
   for (std::int64_t c = 0; c < b.channels; ++c) {
@@ -159,7 +154,10 @@ int sample(const Deck& deck, MPI_Comm world) {
   const auto group = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
   Stdit3 model(deck.model);
   model.set_sequence_group(group.get());
-  const Target target = choose_target(deck, *source);
+  ClipLatents latents(deck);
+  latents.check(source->buckets().at(0));
+  if (deck.sample.condition_frames > 0) latents.load(std::span(source->buckets()).first(1));
+  const Target target = choose_target(deck, latents, *source);
   const Shape5& s = target.latent;
   model.check_sequence(s.height, s.width, sp);
   load_model(deck, model, world);
@@ -189,7 +187,7 @@ int sample(const Deck& deck, MPI_Comm world) {
     const auto seed = static_cast<std::uint64_t>(deck.run.seed), id = static_cast<std::uint64_t>(i);
     ops::fill_normal(seed, static_cast<int>(Purpose::sampler), 0, id, request.z);
     if (deck.sample.condition_frames > 0) {
-      place_condition(deck, *source, s, deck.sample.condition_clip + i, request.z);
+      place_condition(deck, latents, *source, s, deck.sample.condition_clip + i, request.z);
       request.edit.assign(static_cast<std::size_t>(s.frames), 1.0f);
       std::fill_n(request.edit.begin(), deck.sample.condition_frames, 0.0f);
     }

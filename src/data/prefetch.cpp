@@ -122,6 +122,7 @@ struct Prefetcher::State {
       s.batch.step = step - 1;
       s.batch.index = index;
       s.batch.bytes = {s.pages.data(), what.clips.size() * s.clip_bytes};
+      s.batch.text.assign(bucket.text_channels > 0 ? what.clips.size() : 0, {});
       s.batch.info.clear();
       for (const std::int64_t clip : what.clips)
         s.batch.info.push_back(source.info(what.bucket, clip));
@@ -153,6 +154,8 @@ struct Prefetcher::State {
       try {
         source.read(s.batch.what.bucket, s.batch.what.clips[clip],
                     {s.pages.data() + clip * s.clip_bytes, s.clip_bytes});
+        if (!s.batch.text.empty())
+          s.batch.text[clip] = source.read_text(s.batch.what.bucket, s.batch.what.clips[clip]);
       } catch (...) {
         error = std::current_exception();
       }

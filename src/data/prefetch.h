@@ -13,9 +13,10 @@ struct LoadedBatch {
   std::int64_t step = 0;
   int index = 0;  // of the micro-batch within its step
   MicroBatch what;
-  std::vector<ClipInfo> info;        // one a clip
-  std::span<const std::byte> bytes;  // [B] clips, valid until the next call of next()
-  double waited_seconds = 0;         // how long next() had to wait for it
+  std::vector<ClipInfo> info;            // one a clip
+  std::vector<std::vector<float>> text;  // [B] captions' features, where the bucket has any
+  std::span<const std::byte> bytes;      // [B] clips, valid until the next call of next()
+  double waited_seconds = 0;             // how long next() had to wait for it
 };
 
 class Prefetcher {

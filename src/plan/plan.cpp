@@ -7,7 +7,6 @@
 #include "data/step_plan.h"
 #include "parallel/rank_device.h"
 #include "plan/measure.h"
-#include "train/batch.h"
 #include "train/stdit3_task.h"
 
 namespace weft {
@@ -146,11 +145,20 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   // 1. What there is: buckets, parameters, state.
   const auto source = open_clip_source(deck.data.path, false);
   const std::vector<Bucket>& buckets = source->buckets();
-  for (const Bucket& b : buckets) check_bucket_fits(b, deck.model);
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
   Stdit3Task task(deck);
   Stdit3& model = task.model();
-  for (const Bucket& b : buckets) model.check_sequence(b.height, b.width, sp);
+  std::vector<Bucket> seen;  // by the model
+  bool encodes = false;
+  for (const Bucket& b : buckets) {
+    task.check(b, sp);
+    seen.push_back(task.latents().seen(b));
+    encodes = encodes || task.latents().encodes(b);
+  }
+  WEFT_CHECK(!encodes || !local, Exit::usage,
+             "plan with the store that `weft encode` makes, or describe a machine (--fabric)",
+             "--fabric local measures the model alone, and {} is to be encoded while training",
+             deck.data.path);
   // Memory that nobody touches costs nothing: the layout is what counts.
   model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                           deck.model.dtype == "bf16", true);
@@ -159,6 +167,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.trained = model.params().trainable_elements();
   plan.schedule = bucket_schedule(model.params(), deck.model);
   plan.memory = state_bytes(model.params(), deck, plan.ranks);
+  if (encodes) plan.memory.fixed += task.latents().weight_bytes();
   std::size_t clip_bytes = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clip_bytes = std::max(clip_bytes, buckets[i].clip_bytes() * static_cast<std::size_t>(std::min(
@@ -210,11 +219,10 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     optimizer_bandwidth = rates.bandwidth;
     plan.rates_origin = rates.origin;
     for (std::size_t i = 0; i < buckets.size(); ++i)
-      costs.push_back(
-          micro_batch_cost(deck.model,
-                           shape_of(deck.model, buckets[i], std::min(sizes[i], buckets[i].clips),
-                                    memory[i].recompute),
-                           rates, sp, plan.machine.link_bandwidth));
+      costs.push_back(micro_batch_cost(
+          deck.model,
+          shape_of(deck.model, seen[i], std::min(sizes[i], buckets[i].clips), memory[i].recompute),
+          rates, sp, plan.machine.link_bandwidth));
   }
   plan.machine.memory_bytes = request.memory_gb * 1e9;
   double micro_batches = 0;
@@ -222,7 +230,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     BucketPlan b;
     b.name = buckets[i].name;
     b.batch = std::min(sizes[i], buckets[i].clips);
-    b.tokens = shape_of(deck.model, buckets[i], b.batch, 0).tokens();
+    b.tokens = shape_of(deck.model, seen[i], b.batch, 0).tokens();
     b.memory = memory[i];
     b.cost = costs[i];
     b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);

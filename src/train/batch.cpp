@@ -5,7 +5,6 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "ops/loss.h"
-#include "ops/pointwise.h"
 
 namespace weft {
 namespace {
@@ -18,11 +17,13 @@ bool dropped(std::uint64_t seed, Purpose purpose, std::int64_t step, SampleId sa
   return static_cast<double>(random.uniform(element)) < probability;
 }
 
-void add_captions(const Deck& deck, const LoadedBatch& clips, const TextFeatures* features,
-                  std::int64_t B, Stdit3Input& in) {
+void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
+                  const TextFeatures* features, std::int64_t B, Stdit3Input& in) {
   const ModelDeck& m = deck.model;
   CaptionBatch packed;
-  if (deck.data.text_features.empty()) {
+  const bool stored =
+      bucket.text_channels > 0 && (clips.what.samples.empty() || !clips.text.empty());
+  if (!stored && deck.data.text_features.empty()) {
     in.captions = upload(pack_captions({}, m.model_max_length, B, true), Tensor());
     return;
   }
@@ -31,15 +32,20 @@ void add_captions(const Deck& deck, const LoadedBatch& clips, const TextFeatures
   std::vector<float> y(planning ? 0 : static_cast<std::size_t>(shape.numel()));
   packed.offsets.push_back(0);
   for (std::int64_t b = 0; b < B; ++b) {
-    const SampleId sample = planning ? 0 : clips.what.samples[static_cast<std::size_t>(b)];
-    const std::int64_t length = planning ? m.model_max_length : features->length(sample);
+    const auto clip = static_cast<std::size_t>(b);
+    const SampleId sample = planning ? 0 : clips.what.samples[clip];
+    std::vector<float> read;
+    if (!planning && !stored) read = features->read(sample);
+    const std::vector<float>& rows = stored && !planning ? clips.text[clip] : read;
+    // A clip without a caption has no rows, and gets the null caption.
+    const std::int64_t length =
+        planning || rows.empty() ? m.model_max_length : std::ssize(rows) / m.caption_channels;
     const bool null_caption =
-        !planning && dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::caption_drop,
-                             clips.step, sample, 0, m.class_dropout_prob);
-    if (!planning && !null_caption) {
-      const std::vector<float> rows = features->read(sample);
+        !planning &&
+        (rows.empty() || dropped(static_cast<std::uint64_t>(deck.run.seed), Purpose::caption_drop,
+                                 clips.step, sample, 0, m.class_dropout_prob));
+    if (!null_caption)
       std::copy(rows.begin(), rows.end(), y.begin() + b * m.model_max_length * m.caption_channels);
-    }
     for (std::int64_t l = 0; l < length; ++l)
       packed.index.push_back(
           static_cast<std::int32_t>(null_caption ? -1 - l : b * m.model_max_length + l));
@@ -72,26 +78,18 @@ void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, S
 
 }  // namespace
 
-void check_bucket_fits(const Bucket& bucket, const ModelDeck& model) {
-  WEFT_CHECK(bucket.channels == model.in_channels, Exit::usage,
-             bucket.dtype == DType::u8 ? "training on pixels wants model.in_channels = 3"
-                                       : "set model.in_channels to the latents' channels",
-             "bucket {} has {} channels, model.in_channels = {}", bucket.name, bucket.channels,
-             model.in_channels);
-  WEFT_CHECK(bucket.dtype == DType::u8 || bucket.dtype == DType::f32, Exit::data,
-             "store latents as f32", "bucket {} holds {} latents", bucket.name,
-             name_of(bucket.dtype));
-}
-
 TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
-                         const Tensor& bytes, const TextFeatures* features) {
+                         const Tensor& bytes, const TextFeatures* features,
+                         const ClipLatents& latents) {
   const auto B = static_cast<std::int64_t>(clips.what.clips.size());
   const bool planning = clips.what.samples.empty();
   const auto seed = static_cast<std::uint64_t>(deck.run.seed);
   const auto step = static_cast<std::uint64_t>(clips.step);
   const ClipSize size{static_cast<double>(bucket.pixel_height),
                       static_cast<double>(bucket.pixel_width), bucket.pixel_frames};
-  const Shape shape{B, bucket.channels, bucket.frames, bucket.height, bucket.width};
+  const Bucket seen = latents.seen(bucket);
+  const Shape shape{B, seen.channels, seen.frames, seen.height, seen.width};
+  const Shape one{shape[1], shape[2], shape[3], shape[4]};
   TrainingBatch t;
   t.x0 = Tensor::empty(shape, DType::f32);
   t.eps = Tensor::empty(shape, DType::f32);
@@ -99,29 +97,29 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
   t.in.fps = Tensor::empty({B}, DType::f32);
   t.in.height = size.height;
   t.in.width = size.width;
-  if (masks_wanted(deck.mask)) t.in.x_mask = Tensor::empty({B, bucket.frames}, DType::u8);
-  add_captions(deck, clips, features, B, t.in);
+  if (masks_wanted(deck.mask)) t.in.x_mask = Tensor::empty({B, seen.frames}, DType::u8);
+  add_captions(deck, bucket, clips, features, B, t.in);
   add_drop_path(deck, clips, B, t.in);
-  if (planning) return t;
+  if (planning) {
+    // One clip after the other: what one takes meanwhile, all take.
+    Tensor x0 = t.x0.slice(0, 1).view(one);
+    latents.make(bucket, Tensor(), step, 0, x0);
+    return t;
+  }
 
   std::vector<float> timestep, fps;
   std::vector<std::uint8_t> mask;
   const auto clip_bytes = static_cast<std::int64_t>(bucket.clip_bytes());
   for (std::int64_t b = 0; b < B; ++b) {
     const auto sample = static_cast<std::uint64_t>(clips.what.samples[static_cast<std::size_t>(b)]);
-    const Shape one{shape[1], shape[2], shape[3], shape[4]};
     Tensor x0 = t.x0.slice(b, b + 1).view(one);
     Tensor eps = t.eps.slice(b, b + 1);
-    const Tensor clip = bytes.slice(b * clip_bytes, (b + 1) * clip_bytes);
-    if (bucket.dtype == DType::u8)
-      ops::frames_to_latent(clip.view({shape[2], shape[3], shape[4], shape[1]}), x0);
-    else
-      ops::convert(Tensor::borrow(clip.raw(), one, DType::f32, clip.device()), x0);
+    latents.make(bucket, bytes.slice(b * clip_bytes, (b + 1) * clip_bytes), step, sample, x0);
     ops::fill_normal(seed, static_cast<int>(Purpose::noise), step, sample, eps);
     timestep.push_back(draw_timestep(deck.diffusion, size, seed, step, sample));
     fps.push_back(clips.info[static_cast<std::size_t>(b)].fps);
     if (t.in.x_mask.defined()) {
-      const auto frames = draw_frame_mask(deck.mask, bucket.frames, seed, step, sample);
+      const auto frames = draw_frame_mask(deck.mask, seen.frames, seed, step, sample);
       mask.insert(mask.end(), frames.begin(), frames.end());
     }
   }

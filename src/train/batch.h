@@ -6,6 +6,7 @@
 
 #include "data/prefetch.h"
 #include "diffusion/rectified_flow.h"
+#include "train/clip_latents.h"
 #include "train/text_features.h"
 
 namespace weft {
@@ -15,13 +16,11 @@ struct TrainingBatch {
   Stdit3Input in;  // all but x
 };
 
-// Pixel clips need in_channels = 3, latent clips as many channels as the model; Exit::usage otherwise.
-void check_bucket_fits(const Bucket& bucket, const ModelDeck& model);
-
-// `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Captions come from `features` if the deck names
-// any, else every caption is the null caption. While planning, `clips` holds nothing but its number of clips, `bytes` is
-// undefined and `features` is not asked.
+// `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Captions come with the clips if their bucket has
+// text features, or from `features` if the deck names any, else every caption is the null caption. While planning, `clips`
+// holds nothing but its number of clips, `bytes` is undefined and `features` is not asked.
 TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
-                         const Tensor& bytes, const TextFeatures* features);
+                         const Tensor& bytes, const TextFeatures* features,
+                         const ClipLatents& latents);
 
 }  // namespace weft
