@@ -9,6 +9,7 @@
 #include "commands/bench_read.h"
 #include "commands/bench_scaling.h"
 #include "commands/bench_step.h"
+#include "commands/bench_t5.h"
 #include "commands/doctor.h"
 #include "commands/export_weights.h"
 #include "commands/ingest.h"
@@ -18,6 +19,7 @@
 #include "commands/report.h"
 #include "commands/sample.h"
 #include "commands/simulate.h"
+#include "commands/text.h"
 #include "commands/train.h"
 #include "core/deck.h"
 #include "core/error.h"
@@ -38,6 +40,8 @@ struct Arguments {
   SimulateRequest simulation;
   PlanCommand planning;
   BenchScalingRequest scaling;
+  TextRequest captions;
+  BenchT5Request bench_text;
   std::int64_t readers = 0;
   bool ema = false, json = false, strict = false, trace = false;
   std::string topic;
@@ -156,6 +160,17 @@ Invocation parse_command_line(int argc, char** argv) {
   export_command.add_option("output", a->output, "safetensors file to write")->required();
   export_command.add_flag("--ema", a->ema, "the averaged weights");
 
+  CLI::App& text_command =
+      command("text", "clean, tokenize and encode the captions of a text file, one a line",
+              [=](MPI_Comm w) { return text(load_deck(a->deck, a->overrides), a->captions, w); });
+  text_command.add_option("deck", a->deck, "input deck (TOML), with the [t5] table")->required();
+  text_command.add_option("file", a->captions.file, "text file, a caption a line")->required();
+  text_command.add_option("overrides", a->overrides, "section.key=value");
+  text_command.add_option("--cleaned", a->captions.cleaned, "text file for cleaned captions");
+  text_command.add_option("--tokens", a->captions.tokens, "text file for token ids");
+  text_command.add_option("--features", a->captions.features,
+                          "safetensors file for T5 features (data.text_features)");
+
   CLI::App& doctor_command =
       command("doctor", "examine machine, ranks and devices; say what is wrong and what to do",
               [=](MPI_Comm w) { return doctor(a->doctor, w); });
@@ -225,7 +240,7 @@ Invocation parse_command_line(int argc, char** argv) {
   simulate_command.add_option("--json", sim.json, "file for the results");
   simulate_command.add_option("--plot", sim.plot, "SVG file of the curves");
 
-  CLI::App* bench = app.add_subcommand("bench", "measure: kernels, step, comm, scaling, read");
+  CLI::App* bench = app.add_subcommand("bench", "measure: kernels, step, comm, scaling, t5, read");
   bench->require_subcommand(1);
   CLI::App* bench_step_command =
       bench->add_subcommand("step", "a training step on given weights and inputs");
@@ -272,6 +287,19 @@ Invocation parse_command_line(int argc, char** argv) {
       [=] { chosen->run = [=](MPI_Comm w) { return bench_scaling(deck(), a->scaling, w); }; });
   add_deck(*bench_scaling_command, *a);
   add_scaling(*bench_scaling_command, a->scaling);
+  CLI::App* bench_t5_command = bench->add_subcommand("t5", "the layers of the T5 encoder");
+  bench_t5_command->callback([=] {
+    chosen->run = [=](MPI_Comm w) {
+      return on_first_rank(w, [&] { return bench_t5(deck(), a->bench_text); });
+    };
+  });
+  add_deck(*bench_t5_command, *a);
+  bench_t5_command->add_option("--lengths", a->bench_text.lengths, "tokens of each caption")
+      ->delimiter(',');
+  bench_t5_command->add_option("--rounds", a->bench_text.rounds, "timed passes");
+  bench_t5_command->add_option("--warmup", a->bench_text.warmup, "passes before them");
+  bench_t5_command->add_flag("--paced", a->bench_text.paced,
+                             "before each, wait for a line on stdin");
   CLI::App* bench_read_command =
       bench->add_subcommand("read", "prefetch against plain reads of the same clips");
   bench_read_command->callback([=] {

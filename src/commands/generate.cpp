@@ -1,0 +1,313 @@
+#include "commands/generate.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include "commands/model_source.h"
+#include "core/arena.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "formats/hash.h"
+#include "infer/clip_maker.h"
+#include "infer/clip_writer.h"
+#include "infer/generate_report.h"
+#include "infer/work_queue.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Ranks that make a clip together, and the first ranks of all groups.
+struct Groups {
+  int rank = 0, count = 1, index = 0, size = 1;
+  MPI_Comm group = MPI_COMM_NULL, firsts = MPI_COMM_NULL;
+  bool first = true;
+
+  Groups(MPI_Comm world, int sp) : size(sp) {
+    int ranks = 1;
+    MPI_Comm_rank(world, &rank);
+    MPI_Comm_size(world, &ranks);
+    count = ranks / sp;
+    index = rank / sp;
+    first = rank % sp == 0;
+    if (sp > 1) MPI_Comm_split(world, index, rank, &group);
+    MPI_Comm_split(world, first ? 0 : MPI_UNDEFINED, rank, &firsts);
+  }
+  ~Groups() {
+    if (group != MPI_COMM_NULL) MPI_Comm_free(&group);
+    if (firsts != MPI_COMM_NULL) MPI_Comm_free(&firsts);
+  }
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+};
+
+fs::path output_of(const Deck& deck) {
+  return deck.generate.output.empty() ? fs::path(deck.run.dir) / "generated"
+                                      : fs::path(deck.generate.output);
+}
+
+// Which of the job's clips are to be made, in the order in which they are.
+std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job, MPI_Comm world) {
+  std::vector<char> done(job.items.size(), 0);
+  if (log::rank() == 0) {
+    const fs::path directory = output_of(deck);
+    const auto finished = Manifest::gather(directory);
+    for (std::size_t i = 0; i < done.size(); ++i)
+      done[i] = is_finished(finished, job.items[i].name, job.items[i].key, directory) ? 1 : 0;
+  }
+  MPI_Bcast(done.data(), static_cast<int>(done.size()), MPI_CHAR, 0, world);
+  std::vector<std::int64_t> order = job.longest_first();
+  // Dealt out beforehand, the clips stay in their order, as a range of prompts a process.
+  if (!deck.generate.share_out) std::sort(order.begin(), order.end());
+  std::erase_if(order, [&](std::int64_t i) { return done[static_cast<std::size_t>(i)] != 0; });
+  return order;
+}
+
+// Fits the VAE's micro-batch to the arena and returns the bytes that the job's clips are planned to take of it.
+std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
+                       const std::vector<std::int64_t>& order, std::size_t capacity) {
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> seen;
+  std::size_t planned = 0;
+  const std::int64_t wanted = vae.micro_batch();
+  std::int64_t fitting = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    const PixelSize& p = item.pixels;
+    if (!seen.emplace(p.frames, p.height, p.width).second) continue;
+    model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
+    const std::size_t sampling = plan_sampling(deck, model, item);
+    WEFT_CHECK(sampling <= capacity, Exit::usage,
+               "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
+               "rank more memory (memory.arena_gib)",
+               "a clip of {}x{}x{} needs {:.2f} GiB for its steps, this rank has {:.2f}", p.frames,
+               p.height, p.width, static_cast<double>(sampling) / (1ull << 30),
+               static_cast<double>(capacity) / (1ull << 30));
+    planned = std::max(planned, sampling);
+    fitting = std::min(fitting, vae.fit_micro_batch(p.frames, p.height, p.width, capacity));
+  }
+  // As many as asked for, unless memory is short.
+  if (wanted > 0 && fitting < wanted && !seen.empty()) {
+    const std::int64_t longest = [&] {
+      std::int64_t frames = 0;
+      for (const auto& size : seen) frames = std::max(frames, std::get<0>(size));
+      return frames;
+    }();
+    if (fitting < std::min(longest, wanted))
+      log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}",
+                static_cast<double>(capacity) / (1ull << 30), fitting, wanted);
+  }
+  if (!seen.empty()) vae.set_micro_batch(fitting);
+  for (const auto& [frames, height, width] : seen)
+    planned = std::max({planned, vae.plan_decode(frames, height, width, fitting),
+                        vae.plan_encode(frames, height, width, fitting)});
+  return planned;
+}
+
+// The place in `order` of the clip that this group makes next; -1: none.
+class Source {
+ public:
+  Source(const Deck& deck, const Groups& groups, std::int64_t items)
+      : groups_(groups),
+        queue_(deck.generate.share_out ? groups.firsts : MPI_COMM_NULL, items),
+        shared_(deck.generate.share_out) {
+    at_ = items * groups.index / groups.count;
+    end_ = items * (groups.index + 1) / groups.count;
+  }
+  std::int64_t next() {
+    std::int64_t place = -1;
+    if (groups_.first && stop_signal() == 0)
+      place = shared_ ? queue_.next() : at_ < end_ ? at_++ : -1;
+    if (groups_.size > 1) MPI_Bcast(&place, 1, MPI_INT64_T, 0, groups_.group);
+    return place;
+  }
+
+ private:
+  const Groups& groups_;
+  WorkQueue queue_;
+  bool shared_;
+  std::int64_t at_ = 0, end_ = 0;
+};
+
+// Failures of one clip that leave this rank able to make others. What fails in the middle of a group's exchanges does not.
+bool may_go_on(const Error& e, const Groups& groups) {
+  return e.code() == Exit::data || e.code() == Exit::non_finite ||
+         (e.code() == Exit::usage && groups.size == 1);
+}
+
+// Clip after clip, until there are none.
+GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
+                         const std::vector<std::int64_t>& order, const Groups& groups,
+                         ClipMaker& maker, ClipWriter& writer, MPI_Comm world,
+                         std::vector<std::string>& failures) {
+  GenerateShare mine;
+  const double fps = deck.generate.save_fps > 0
+                         ? deck.generate.save_fps
+                         : deck.generate.fps / static_cast<double>(deck.generate.frame_interval);
+  {
+    Source source(deck, groups, static_cast<std::int64_t>(order.size()));
+    MPI_Barrier(world);
+    const double start = now_seconds();
+    for (std::int64_t place; (place = source.next()) >= 0;) {
+      const ClipItem& item =
+          job.items[static_cast<std::size_t>(order[static_cast<std::size_t>(place)])];
+      const double begin = now_seconds();
+      try {
+        ClipPixels pixels = maker.make(item);
+        if (groups.first && pixels.frames > 0) {
+          MadeClip clip;
+          clip.fps = fps;
+          FinishedClip& r = clip.record;
+          r.name = item.name;
+          r.key = item.key;
+          r.prompt = job.prompts[static_cast<std::size_t>(item.prompt)].text;
+          r.seed = deck.run.seed;
+          r.frames = pixels.frames;
+          r.height = pixels.height;
+          r.width = pixels.width;
+          r.seconds = now_seconds() - begin;
+          r.pixels = to_hex(hash128(std::as_bytes(std::span(pixels.rgb))));
+          r.rank = groups.rank;
+          clip.rgb = std::move(pixels.rgb);
+          writer.write(std::move(clip));
+          ++mine.clips;
+        }
+      } catch (const Error& e) {
+        if (!may_go_on(e, groups)) throw;
+        if (groups.first) {
+          failures.push_back(fmt::format("{}: {}", item.name, e.what()));
+          log::warn("clip {} failed: {} ({})", item.name, e.what(), e.hint());
+        }
+      }
+      mine.last_end = now_seconds() - start;
+      mine.busy += now_seconds() - begin;
+    }
+    mine.stopped = stop_signal() != 0 ? 1 : 0;
+  }
+  for (const std::string& failure : writer.finish()) {
+    failures.push_back(failure);
+    log::warn("clip {}", failure);
+    --mine.clips;
+  }
+  mine.failed = static_cast<std::int64_t>(failures.size());
+  mine.encode = maker.times().encode;
+  mine.sample = maker.times().sample;
+  mine.decode = maker.times().decode;
+  mine.write = writer.busy_seconds();
+  mine.write_wait = writer.waited_seconds();
+  return mine;
+}
+
+int end(const Deck& deck, GenerateReport& report) {
+  if (log::rank() == 0) {
+    Manifest::gather(output_of(deck));
+    report.print();
+    report.write(output_of(deck));
+  }
+  std::int64_t failed = 0;
+  bool stopped = false;
+  for (const GenerateShare& r : report.ranks) {
+    failed += r.failed;
+    stopped = stopped || r.stopped > 0;
+  }
+  if (failed > 0) {
+    Error e(Exit::data, fmt::format("{} of {} clips failed", failed, report.wanted),
+            "see the lines above; the same command makes only what is missing");
+    if (log::rank() == 0) log::tell(e);
+    return static_cast<int>(Exit::data);
+  }
+  if (stopped && report.made() + report.finished_before < report.wanted) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int generate(const Deck& deck, MPI_Comm world) {
+  // 1. What is to be made. Nothing is loaded before all of it is known to be in order.
+  watch_stop_signals();
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  Stdit3 model(deck.model);
+  VideoVae vae(deck.vae);
+  WEFT_CHECK(deck.model.in_channels == TemporalVae::latent_channels, Exit::usage,
+             "weft sample makes clips with models of pixels",
+             "model.in_channels = {}, the VAE's latents have {}", deck.model.in_channels,
+             TemporalVae::latent_channels);
+  const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
+                                 deck.generate.ema, world);
+  const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
+  const GenerateJob job =
+      plan_generate_job(deck, model, vae,
+                        model_source.identity() + "; " + vae_source.identity() + "; " +
+                            (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
+  std::shared_ptr<const Watermark> watermark;
+  if (!deck.generate.watermark.empty())
+    watermark = std::make_shared<Watermark>(deck.generate.watermark);
+  const std::vector<std::int64_t> order = missing_items(deck, job, world);
+  const auto wanted = static_cast<std::int64_t>(job.items.size());
+  const auto missing = static_cast<std::int64_t>(order.size());
+  log::info("generate  {} clips of {} prompts into {}{}", wanted, job.prompts.size(),
+            output_of(deck).string(),
+            missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
+
+  // 2. All texts through T5, whose memory is given back.
+  GenerateStages stages;
+  const double begin = now_seconds();
+  const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world);
+  stages.text = now_seconds() - begin;
+
+  // 3. The other models, on every rank.
+  GenerateShare mine;
+  std::vector<std::string> failures;
+  std::unique_ptr<Arena> arena;
+  const int sp = static_cast<int>(deck.parallel.sp);
+  const auto exchange = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
+  const Groups groups(world, sp);
+  if (missing > 0) {
+    model.set_sequence_group(exchange.get());
+    model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
+    if (groups.first) vae_source.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+    log::info("weights   {}; VAE {}", model_source.describe(), vae_source.describe());
+    const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
+    const std::size_t capacity =
+        device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+    const std::size_t planned = fit_memory(deck, job, model, vae, order, capacity);
+    arena = Arena::reserve(capacity);
+    const ArenaScope scope(*arena);
+    stages.load = now_seconds() - begin - stages.text;
+
+    // 4. Clips, whoever is free the next one.
+    ClipMaker maker(deck, job, model, vae, features, groups.group);
+    ClipWriter writer(output_of(deck), watermark, groups.rank);
+    mine = make_clips(deck, job, order, groups, maker, writer, world, failures);
+    mine.arena_planned = static_cast<double>(planned);
+    mine.arena_peak = static_cast<double>(arena->peak());
+    mine.arena_capacity = static_cast<double>(capacity);
+    mine.weights = static_cast<double>(
+        model.params().inference_bytes(deck.model.dtype == "bf16") +
+        (groups.first ? vae.params().inference_bytes(deck.vae.dtype == "bf16") : 0));
+    mine.resident = static_cast<double>(resident_bytes());
+    mine.micro_batch = static_cast<double>(vae.micro_batch());
+    stages.clips = now_seconds() - begin - stages.text - stages.load;
+  }
+
+  // 5. What it took.
+  GenerateReport report = gather_report(mine, failures, world);
+  report.stages = stages;
+  report.wanted = wanted;
+  report.finished_before = wanted - missing;
+  report.ranks_a_clip = sp;
+  report.share_out = deck.generate.share_out;
+  return end(deck, report);
+}
+
+}  // namespace weft

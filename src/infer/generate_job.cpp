@@ -1,0 +1,176 @@
+#include "infer/generate_job.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "formats/hash.h"
+#include "infer/references.h"
+
+namespace weft {
+namespace {
+
+std::string or_else(const std::string& own, const std::string& of_deck) {
+  return own.empty() ? of_deck : own;
+}
+
+// Operations of the 2D decoder for one frame, by its convolutions: the larger part of decoding.
+double decoder_flops(const VaeDeck& vae, double height, double width) {
+  double flops = 0, pixels = height * width;
+  for (const std::int64_t c : vae.spatial_channels) {
+    const auto channels = static_cast<double>(c);
+    flops +=
+        2 * 9 * channels * channels * pixels * 2 * static_cast<double>(vae.spatial_res_blocks + 1);
+    pixels /= 4;
+  }
+  return flops;
+}
+
+// What of the deck decides pixels, beside the item's own.
+nlohmann::json settings(const Deck& d, const std::string& weights) {
+  const GenerateDeck& g = d.generate;
+  return {{"weights", weights},
+          {"seed", d.run.seed},
+          {"fps", g.fps},
+          {"save_fps", g.save_fps},
+          {"frame_interval", g.frame_interval},
+          {"loop", g.loop},
+          {"condition", {g.condition_frame_length, g.condition_frame_edit}},
+          {"align", g.align},
+          {"watermark", g.watermark},
+          {"steps", d.sampler.steps},
+          {"cfg_scale", d.sampler.cfg_scale},
+          {"transform", {d.sampler.use_timestep_transform, d.diffusion.fix_short_clips}},
+          {"discrete", d.diffusion.use_discrete_timesteps},
+          {"model", {d.model.dtype, d.model.hidden_size, d.model.depth, d.model.num_heads}},
+          {"vae", {d.vae.dtype, d.vae.scale, d.vae.shift, d.vae.micro_frame_size}},
+          {"clean", d.t5.clean}};
+}
+
+std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p) {
+  nlohmann::json j = common;
+  for (const Prompt::Segment& s : p.segments) j["texts"].push_back({s.from_loop, s.text});
+  j["index"] = {p.index, item.sample};
+  j["size"] = {item.pixels.frames, item.pixels.height, item.pixels.width};
+  j["mask"] = p.mask_strategy;
+  for (const std::string& file : p.references) j["references"].push_back(file_identity(file));
+  return to_hex(hash128(std::string_view(j.dump())));
+}
+
+std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample) {
+  std::string name =
+      g.prompt_as_path
+          ? file_name_of(g.sample_name + p.text)
+          : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
+  if (g.num_samples != 1) name += fmt::format("-{}", sample);
+  return name;
+}
+
+LoopLengths loop_lengths(const GenerateDeck& g, const VideoVae& vae) {
+  LoopLengths l;
+  if (g.loop == 1) return l;
+  const std::int64_t chunk = vae.config().micro_frame_size;
+  WEFT_CHECK(chunk > 0, Exit::usage, "set vae.micro_frame_size = 17",
+             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
+  const std::int64_t latents = vae.latent_frames(chunk);
+  WEFT_CHECK(g.condition_frame_length % latents == 0, Exit::usage,
+             fmt::format("choose a multiple of {}, the latent frames of {} frames", latents, chunk),
+             "generate.condition_frame_length = {}", g.condition_frame_length);
+  l.condition_latents = g.condition_frame_length;
+  l.condition_frames = g.condition_frame_length / latents * chunk;
+  return l;
+}
+
+}  // namespace
+
+std::uint64_t ClipItem::noise_id(const std::vector<Prompt>& prompts) const {
+  const auto index = static_cast<std::uint64_t>(prompts[static_cast<std::size_t>(prompt)].index);
+  return index | (static_cast<std::uint64_t>(sample) << 32);
+}
+
+std::int64_t GenerateJob::total_frames(const ClipItem& item, const GenerateDeck& deck) const {
+  return item.pixels.frames + (deck.loop - 1) * (item.pixels.frames - loops.condition_frames);
+}
+
+std::vector<std::int64_t> GenerateJob::longest_first() const {
+  std::vector<std::int64_t> order(items.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return items[static_cast<std::size_t>(a)].cost > items[static_cast<std::size_t>(b)].cost;
+  });
+  return order;
+}
+
+GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const VideoVae& vae,
+                              const std::string& weights) {
+  const GenerateDeck& g = deck.generate;
+  GenerateJob job;
+  job.prompts = read_prompts(g);
+  job.loops = loop_lengths(g, vae);
+  const nlohmann::json common = settings(deck, weights);
+  std::map<std::string, std::int64_t> text_places;
+  std::set<std::string> names;
+  std::set<std::pair<std::int64_t, std::int64_t>> cut_sizes;
+  for (std::size_t i = 0; i < job.prompts.size(); ++i) {
+    const Prompt& p = job.prompts[i];
+    const std::string where = fmt::format("prompt {}", p.index);
+    ClipItem item;
+    item.prompt = static_cast<std::int64_t>(i);
+    item.pixels =
+        clip_size(g, or_else(p.num_frames, g.num_frames), or_else(p.resolution, g.resolution),
+                  or_else(p.aspect_ratio, g.aspect_ratio));
+    item.latent_frames = vae.latent_frames(item.pixels.frames);
+    const std::int64_t rate = vae.pixels_a_latent();
+    item.latent_height = item.pixels.height / rate;
+    item.latent_width = item.pixels.width / rate;
+    WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
+               fmt::format("ask for {} pixels or more each way", rate),
+               "{}: a clip of {}x{} pixels", where, item.pixels.height, item.pixels.width);
+    if (item.pixels.height % rate != 0 || item.pixels.width % rate != 0)
+      cut_sizes.emplace(item.pixels.height, item.pixels.width);
+    WEFT_CHECK(g.loop == 1 || item.pixels.frames > job.loops.condition_frames, Exit::usage,
+               "ask for more frames, or a smaller generate.condition_frame_length",
+               "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
+               item.pixels.frames);
+    item.masks = parse_mask_strategy(p.mask_strategy, where);
+    check_references(p.references, where);
+    for (std::int64_t loop = 0; loop < g.loop; ++loop) {
+      const auto [place, is_new] =
+          text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
+      if (is_new) job.texts.push_back(place->first);
+      item.texts.push_back(place->second);
+    }
+    const double tokens =
+        static_cast<double>((item.latent_height + 1) / 2 * ((item.latent_width + 1) / 2));
+    item.cost = static_cast<double>(g.loop) *
+                (2.0 * static_cast<double>(deck.sampler.steps) *
+                     model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
+                                         deck.model.model_max_length) +
+                 static_cast<double>(item.pixels.frames) *
+                     decoder_flops(deck.vae, static_cast<double>(item.pixels.height),
+                                   static_cast<double>(item.pixels.width)));
+    for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
+      item.name = item_name(g, p, item.sample);
+      // Prompts that are alike, or were cut to the same name.
+      if (!names.insert(item.name).second) {
+        item.name += fmt::format("_{:04d}", p.index);
+        names.insert(item.name);
+      }
+      item.key = item_key(common, item, p);
+      job.items.push_back(item);
+    }
+  }
+  for (const auto& [height, width] : cut_sizes)
+    if (log::rank() == 0)
+      log::warn("{}x{} is no multiple of {}: the clips come out {}x{}", height, width,
+                vae.pixels_a_latent(), height / vae.pixels_a_latent() * vae.pixels_a_latent(),
+                width / vae.pixels_a_latent() * vae.pixels_a_latent());
+  return job;
+}
+
+}  // namespace weft

@@ -1,0 +1,51 @@
+// Which clips are finished: OUT/generated.jsonl, one JSON object a clip.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace weft {
+
+struct FinishedClip {
+  std::string name;  // without directory and ending
+  std::string file;  // name in the directory
+  std::string key;   // ClipItem::key
+  std::string prompt;
+  std::int64_t seed = 0, frames = 0, height = 0, width = 0;
+  double seconds = 0;       // from the first step until decoded
+  std::uint64_t bytes = 0;  // of the file
+  std::string pixels;       // XXH3-128 of the pixels [T,H,W,3] before they were compressed
+  int rank = 0;
+};
+
+class Manifest {
+ public:
+  // One rank, while nobody writes. Gathers the parts that ranks have left, also those of a job that was killed, into
+  // OUT/generated.jsonl, the newest line of a name counting, and removes the parts and half-written clips. Lines that
+  // are cut off are dropped. Exit::data where the directory cannot be written.
+  static std::map<std::string, FinishedClip> gather(const std::filesystem::path& directory);
+
+  // This rank's part, made with its first line: no two ranks append to one file, which network file systems mix up.
+  Manifest(std::filesystem::path directory, int rank);
+  ~Manifest();
+  Manifest(const Manifest&) = delete;
+  Manifest& operator=(const Manifest&) = delete;
+
+  // Appends a line and sees it to the disk. Thread-safe.
+  void add(const FinishedClip& clip);
+
+ private:
+  std::filesystem::path path_;
+  std::FILE* file_ = nullptr;
+  std::mutex mutex_;
+};
+
+// Whether the clip is there as its line says: of that key, its file with that many bytes.
+bool is_finished(const std::map<std::string, FinishedClip>& finished, const std::string& name,
+                 const std::string& key, const std::filesystem::path& directory);
+
+}  // namespace weft

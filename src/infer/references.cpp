@@ -1,0 +1,97 @@
+#include "infer/references.h"
+
+#include <filesystem>
+#include <set>
+#include <span>
+
+#include "core/error.h"
+#include "formats/file.h"
+#include "media/bicubic.h"
+#include "media/video_reader.h"
+
+namespace weft {
+namespace {
+
+LatentReference encode(std::int64_t count, std::int64_t height, std::int64_t width, VideoVae& vae,
+                       const VideoVae::Noise& noise, const VideoVae::FrameSource& source) {
+  const Tensor moments = vae.encode_moments(count, height, width, source, &noise);
+  const Tensor latent = vae.draw_latent(moments, &noise).to_host();
+  LatentReference reference;
+  reference.frames = latent.dim(2);
+  const auto values = latent.span<float>();
+  reference.values.assign(values.begin(), values.end());
+  return reference;
+}
+
+bool is_made(const std::string& file) { return file.starts_with("lavfi:"); }
+
+}  // namespace
+
+void check_references(const std::vector<std::string>& files, const std::string& where) {
+  for (const std::string& file : files) {
+    if (is_made(file)) continue;
+    WEFT_CHECK(file.find("://") == std::string::npos, Exit::data,
+               "download it first, and name the file", "{}: reference {} is an address", where,
+               file);
+    WEFT_CHECK(std::filesystem::exists(file), Exit::data,
+               "check reference_path or generate.references; paths begin where weft is started",
+               "{}: there is no reference file \"{}\"", where, file);
+    File::open(file, Exit::data);  // may it be read?
+  }
+}
+
+std::string file_identity(const std::string& file) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(file, none);
+  const auto time = std::filesystem::last_write_time(file, none).time_since_epoch().count();
+  return none
+             ? file
+             : fmt::format("{} {} {}", std::filesystem::path(file).filename().string(), size, time);
+}
+
+std::string folder_identity(const std::string& path) {
+  std::error_code none;
+  if (!std::filesystem::is_directory(path, none)) return file_identity(path);
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path))
+    files.insert(file_identity(entry.path().string()));
+  return fmt::format("{}", fmt::join(files, "; "));
+}
+
+LatentReference encode_reference(const std::string& file, std::int64_t height, std::int64_t width,
+                                 VideoVae& vae, const VideoVae::Noise& noise) {
+  std::vector<std::uint8_t> rgb;
+  std::int64_t count = 1;
+  VideoReader reader(file);
+  if (reader.is_image()) {
+    const VideoFrame* frame = reader.next();
+    WEFT_CHECK(frame != nullptr, Exit::data, "check the file", "picture {} is empty", file);
+    rgb = cover_bicubic(*frame, height, width);
+  } else {
+    Footage clip = read_frames(file, 0, height, width);
+    count = clip.frames;
+    rgb = std::move(clip.rgb);
+  }
+  const std::int64_t frame_size = height * width * 3;
+  std::vector<float> values;
+  return encode(count, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
+    values.resize(static_cast<std::size_t>(n * frame_size));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] =
+          static_cast<float>(rgb[static_cast<std::size_t>(first * frame_size) + i]) / 127.5f - 1.0f;
+    return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
+  });
+}
+
+LatentReference encode_frames(const std::vector<float>& frames, std::int64_t count,
+                              std::int64_t height, std::int64_t width, VideoVae& vae,
+                              const VideoVae::Noise& noise) {
+  const std::int64_t frame_size = height * width * 3;
+  return encode(count, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
+    return Tensor::from_host(std::span(frames).subspan(static_cast<std::size_t>(first * frame_size),
+                                                       static_cast<std::size_t>(n * frame_size)),
+                             {n, height, width, 3});
+  });
+}
+
+}  // namespace weft
