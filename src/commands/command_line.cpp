@@ -12,6 +12,7 @@
 #include "commands/bench_t5.h"
 #include "commands/doctor.h"
 #include "commands/export_weights.h"
+#include "commands/generate.h"
 #include "commands/ingest.h"
 #include "commands/inspect.h"
 #include "commands/plan.h"
@@ -138,6 +139,10 @@ Invocation parse_command_line(int argc, char** argv) {
   train_command.add_flag("--trace", a->trace, "write RUN/trace.json, for Perfetto");
   add_deck(command("sample", "make clips with a trained model",
                    [=](MPI_Comm w) { return sample(deck(), w); }),
+           *a);
+
+  add_deck(command("generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks",
+                   [=](MPI_Comm w) { return generate(deck(), w); }),
            *a);
 
   CLI::App& report_command =

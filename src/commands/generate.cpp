@@ -75,8 +75,13 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, 
                        const std::vector<std::int64_t>& order, std::size_t capacity) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> seen;
   std::size_t planned = 0;
-  const std::int64_t wanted = vae.micro_batch();
-  std::int64_t fitting = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
+  const auto wanted = [&](std::int64_t frames) {
+    const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
+    return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
+  };
+  std::int64_t most = 0, fitting = any;
   for (const std::int64_t i : order) {
     const ClipItem& item = job.items[static_cast<std::size_t>(i)];
     const PixelSize& p = item.pixels;
@@ -90,20 +95,16 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, 
                p.height, p.width, static_cast<double>(sampling) / (1ull << 30),
                static_cast<double>(capacity) / (1ull << 30));
     planned = std::max(planned, sampling);
-    fitting = std::min(fitting, vae.fit_micro_batch(p.frames, p.height, p.width, capacity));
+    most = std::max(most, wanted(p.frames));
+    const std::int64_t fits = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
+    if (fits < wanted(p.frames)) fitting = std::min(fitting, fits);
   }
-  // As many as asked for, unless memory is short.
-  if (wanted > 0 && fitting < wanted && !seen.empty()) {
-    const std::int64_t longest = [&] {
-      std::int64_t frames = 0;
-      for (const auto& size : seen) frames = std::max(frames, std::get<0>(size));
-      return frames;
-    }();
-    if (fitting < std::min(longest, wanted))
-      log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}",
-                static_cast<double>(capacity) / (1ull << 30), fitting, wanted);
-  }
-  if (!seen.empty()) vae.set_micro_batch(fitting);
+  if (seen.empty()) return 0;
+  if (fitting < most)
+    log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
+              static_cast<double>(capacity) / (1ull << 30), fitting, most);
+  fitting = std::min(fitting, most);
+  vae.set_micro_batch(fitting);
   for (const auto& [frames, height, width] : seen)
     planned = std::max({planned, vae.plan_decode(frames, height, width, fitting),
                         vae.plan_encode(frames, height, width, fitting)});
@@ -208,7 +209,8 @@ int end(const Deck& deck, GenerateReport& report) {
   if (log::rank() == 0) {
     Manifest::gather(output_of(deck));
     report.print();
-    report.write(output_of(deck));
+    // A job that found everything done leaves the report of the one that did it.
+    if (report.made() > 0 || !report.failures.empty()) report.write(output_of(deck));
   }
   std::int64_t failed = 0;
   bool stopped = false;

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-constexpr double gib = 1ull << 30;
+constexpr double mib = 1ull << 20;
 
 static_assert(std::is_trivially_copyable_v<GenerateShare>);
 
@@ -69,15 +69,15 @@ std::int64_t GenerateReport::made() const {
 void GenerateReport::print() const {
   if (made() > 0 || !failures.empty()) {
     log::info(
-        "rank  clips  busy%  encode s  sample s  decode s  write s  arena GiB peak/planned/there  "
+        "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/there  "
         "frames at once");
     const std::vector<double> shares = busy_shares();
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const GenerateShare& s = ranks[r];
       log::info(
-          "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.3f}/{:.3f}/{:.3f}  {}", r,
-          s.clips, 100 * shares[r], s.encode, s.sample, s.decode, s.write, s.arena_peak / gib,
-          s.arena_planned / gib, s.arena_capacity / gib, static_cast<std::int64_t>(s.micro_batch));
+          "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  {}", r,
+          s.clips, 100 * shares[r], s.encode, s.sample, s.decode, s.write, s.arena_peak / mib,
+          s.arena_planned / mib, s.arena_capacity / mib, static_cast<std::int64_t>(s.micro_batch));
     }
   }
   log::info("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s", stages.text, stages.load,
