@@ -26,6 +26,12 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate);
 
+// 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms (winograd.cpp). `up` is 1 where x
+// is seen at twice its height and width.
+bool winograd_fits(const Geometry& g);
+void winograd_forward(const Geometry& g, int up, const float* x, const float* w, const float* bias,
+                      bool add, float* y);
+
 // The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);

@@ -27,7 +27,10 @@ void turn(const Geometry& g, const float* w, float* to) {
 
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
-  direct_forward(g, x, w, bias, add, y);
+  if (winograd_fits(g))
+    winograd_forward(g, 0, x, w, bias, add, y);
+  else
+    direct_forward(g, x, w, bias, add, y);
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {

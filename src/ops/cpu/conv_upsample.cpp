@@ -50,6 +50,12 @@ struct Phase;
 
 void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,
                       const float* bias, bool add, float* y) {
+  const Geometry whole{x[0], x[1], x[2], x[3], x[4], cout, x[1], 2 * x[2], 2 * x[3], 1,
+                       3,    3,    1,    1,    0,    0,    1,    1,        1,        1};
+  if (winograd_fits(whole)) {
+    winograd_forward(whole, 1, xs, w, bias, add, y);
+    return;
+  }
   const std::int64_t pairs = cout * x[4];
   for (int p = 0; p < 2; ++p)
     for (int q = 0; q < 2; ++q) {
