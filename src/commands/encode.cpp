@@ -1,0 +1,209 @@
+#include "commands/encode.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include "commands/model_source.h"
+#include "core/arena.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "data/clip_store.h"
+#include "infer/encode_clips.h"
+#include "infer/prompt_features.h"
+#include "infer/references.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Captions without repetition, and which of them each clip has (-1: none).
+struct Texts {
+  std::vector<std::string> all;
+  std::vector<std::int64_t> of_sample;
+};
+
+Texts list_texts(const ClipSource& source) {
+  Texts texts;
+  std::map<std::string, std::int64_t> known;
+  for (std::size_t b = 0; b < source.buckets().size(); ++b)
+    for (std::int64_t i = 0; i < source.buckets()[b].clips; ++i) {
+      const std::string text = source.info(static_cast<int>(b), i).text;
+      if (text.empty()) {
+        texts.of_sample.push_back(-1);
+        continue;
+      }
+      const auto [place, added] = known.emplace(text, std::ssize(texts.all));
+      if (added) texts.all.push_back(text);
+      texts.of_sample.push_back(place->second);
+    }
+  return texts;
+}
+
+// All that decides the latents, a line each. Features of captions are told apart by infer/prompt_features.h.
+std::string describe_job(const Deck& deck, const std::string& vae) {
+  std::string job = fmt::format(
+      "seed {}\nclips {}\nvae {}\n", deck.run.seed,
+      deck.data.path.starts_with("synthetic:") ? deck.data.path : file_identity(deck.data.path),
+      vae);
+  // The deck's own words for the rest.
+  std::istringstream deck_text(to_toml(deck));
+  std::string section;
+  for (std::string line; std::getline(deck_text, line);) {
+    if (line.starts_with("[")) section = line;
+    const bool counts = (section == "[vae]" && !line.starts_with("weights") &&
+                         !line.starts_with("micro_batch_size")) ||
+                        line.starts_with("latents = ");
+    if (counts && line.find('=') != std::string::npos) job += line + "\n";
+  }
+  return job + "stored as " + deck.encode.dtype + "\n";
+}
+
+std::vector<std::byte> text_bytes(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  if (dtype == DType::f32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const f16 h(values[i]);
+    WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
+               "a text feature of {} is too large for f16", values[i]);
+    std::memcpy(bytes.data() + 2 * i, &h, 2);
+  }
+  return bytes;
+}
+
+// The parts in the order of the footage's store, so that sample ids stay what they are.
+std::uint64_t merge(const Deck& deck, const ClipSource& source, const std::vector<Bucket>& stored,
+                    const Texts& texts, const PromptFeatures& features, EncodeParts& parts) {
+  parts.find_all();
+  ClipStoreWriter writer(deck.encode.output);
+  std::uint64_t bytes = 0;
+  std::int64_t sample = 0;
+  std::vector<std::byte> clip;
+  for (std::size_t b = 0; b < stored.size(); ++b) {
+    const int bucket = writer.add_bucket(stored[b]);
+    clip.resize(stored[b].clip_bytes());
+    for (std::int64_t i = 0; i < stored[b].clips; ++i, ++sample) {
+      parts.read(sample, clip);
+      const std::int64_t text = texts.of_sample[static_cast<std::size_t>(sample)];
+      std::vector<std::byte> rows;
+      if (stored[b].text_channels > 0 && text >= 0)
+        rows = text_bytes(features.read(text).values, stored[b].text_dtype);
+      writer.append(bucket, clip, source.info(static_cast<int>(b), i), rows);
+      bytes += clip.size() + rows.size();
+    }
+  }
+  writer.commit();
+  return bytes;
+}
+
+// What each rank did, and how busy it was until the last clip.
+void print_shares(const EncodeTimes& mine, double seconds, MPI_Comm world) {
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  const std::array<double, 4> numbers = {static_cast<double>(mine.clips),
+                                         static_cast<double>(mine.frames), mine.busy, mine.waited};
+  std::vector<double> all(4 * static_cast<std::size_t>(ranks));
+  MPI_Gather(numbers.data(), 4, MPI_DOUBLE, all.data(), 4, MPI_DOUBLE, 0, world);
+  if (log::rank() != 0) return;
+  double clips = 0, frames = 0;
+  for (std::size_t r = 0; r < all.size(); r += 4) {
+    clips += all[r];
+    frames += all[r + 1];
+    log::info("rank {:<4} {} clips, busy {:.1f} %, waited for clips to be read {:.1f} %", r / 4,
+              all[r], 100 * all[r + 2] / seconds, 100 * all[r + 3] / seconds);
+  }
+  log::info("{} clips, {} frames in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s", clips, frames,
+            seconds, clips / seconds, frames / seconds);
+}
+
+}  // namespace
+
+int encode(const Deck& deck, MPI_Comm world) {
+  // 1. What there is to do.
+  watch_stop_signals();
+  WEFT_CHECK(!deck.encode.output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
+             "encode.output is empty");
+  WEFT_CHECK(deck.encode.output != deck.data.path, Exit::usage, "name another file",
+             "encode.output is data.path itself: {}", deck.data.path);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  VideoVae vae(deck.vae);
+  const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
+                            world);
+  const Texts texts = list_texts(*source);
+  const auto samples = std::ssize(texts.of_sample);
+  const bool wants_text = deck.encode.text && !texts.all.empty();
+  if (wants_text && deck.t5.weights.empty() && log::rank() == 0)
+    log::warn("t5.weights is empty: the {} captions are kept as text, without features",
+              texts.all.size());
+  const bool with_text = wants_text && !deck.t5.weights.empty();
+  std::vector<Bucket> stored;
+  for (const Bucket& b : source->buckets())
+    stored.push_back(encoded_bucket(b, deck.encode, vae, with_text ? deck.t5.d_model : 0));
+  EncodeParts parts(deck.encode.output + ".parts", describe_job(deck, weights.identity()), samples,
+                    world);
+  std::int64_t made = 0;
+  for (std::int64_t i = 0; i < samples; ++i) made += parts.made(i) ? 1 : 0;
+  log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
+            deck.encode.output, deck.encode.latents, deck.encode.dtype,
+            made > 0 ? fmt::format(", {} made before", made) : "");
+
+  // 2. Captions through T5, whose memory is given back.
+  Deck for_text = deck;  // the features' shape is the encoder's own here
+  for_text.model.caption_channels = deck.t5.d_model;
+  for_text.model.model_max_length = deck.t5.max_length;
+  const PromptFeatures features(for_text, texts.all, parts.folder(), with_text, world);
+
+  // 3. Clips through the VAE, whoever is free the next one.
+  EncodeTimes mine;
+  const double begin = now_seconds();
+  if (made < samples) {
+    weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+    log::info("weights   {}", weights.describe());
+    const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
+    const std::size_t capacity =
+        device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+    const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
+    const auto arena = Arena::reserve(capacity);
+    const ArenaScope scope(*arena);
+    mine = encode_clips(
+        deck, *source, vae, parts, [] { return stop_signal() != 0; }, world);
+    log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
+              static_cast<double>(arena->peak()) / (1 << 20),
+              static_cast<double>(planned) / (1 << 20), vae.micro_batch());
+  }
+  int stopped = stop_signal() != 0 ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &stopped, 1, MPI_INT, MPI_MAX, world);
+  if (made < samples) print_shares(mine, now_seconds() - begin, world);
+  if (stopped != 0) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
+
+  // 4. One store, on rank 0; then the parts are done with.
+  MPI_Barrier(world);  // every part is written
+  if (log::rank() == 0) {
+    const std::uint64_t bytes = merge(deck, *source, stored, texts, features, parts);
+    std::error_code kept;
+    fs::remove_all(parts.folder(), kept);
+    log::info("{} clips, {:.1f} MB in {}", samples, 1e-6 * static_cast<double>(bytes),
+              deck.encode.output);
+  }
+  MPI_Barrier(world);  // the store is there when any rank says so
+  return 0;
+}
+
+}  // namespace weft
