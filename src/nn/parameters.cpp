@@ -222,7 +222,7 @@ bool ParameterTable::any_on_its_way() const {
 }
 
 void ParameterTable::await(const Parameter& p) {
-  if (!p.trainable) return;
+  if (!p.trainable || p.bucket < 0) return;  // not laid out in buckets: a model that is only run
   Bucket& b = buckets_[static_cast<std::size_t>(p.bucket)];
   if (!b.on_its_way) return;
   b.on_its_way = false;
