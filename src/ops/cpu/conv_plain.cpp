@@ -34,7 +34,9 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  if (g.stride_t == 1 && g.stride == 1) {
+  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left to oneDNN.
+  const bool turns = g.front < g.kt && g.top < g.kh && g.left < g.kw;
+  if (g.stride_t == 1 && g.stride == 1 && turns) {
     struct Turned;
     float* turned = scratch<Turned>(static_cast<std::size_t>(g.w_numel()));
     turn(g, w, turned);
