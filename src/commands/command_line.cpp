@@ -11,6 +11,7 @@
 #include "commands/bench_step.h"
 #include "commands/bench_t5.h"
 #include "commands/doctor.h"
+#include "commands/encode.h"
 #include "commands/export_weights.h"
 #include "commands/generate.h"
 #include "commands/ingest.h"
@@ -141,6 +142,9 @@ Invocation parse_command_line(int argc, char** argv) {
                    [=](MPI_Comm w) { return sample(deck(), w); }),
            *a);
 
+  add_deck(command("encode", "turn a clip store of pixels into one of latents and text features",
+                   [=](MPI_Comm w) { return encode(deck(), w); }),
+           *a);
   add_deck(command("generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks",
                    [=](MPI_Comm w) { return generate(deck(), w); }),
            *a);
