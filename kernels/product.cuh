@@ -27,6 +27,8 @@ struct Product {
   DType in, out;  // of A and B, of C and D: both f32, both bf16, or bf16 in and f32 out
   Epilogue epilogue = Epilogue::none;
   bool add = false;  // C is added; it may be D
+  // Elements from row to row as stored, of A, of B, of C and D; 0: as many as a row has.
+  std::int64_t a_row = 0, b_row = 0, d_row = 0;
   auto operator<=>(const Product&) const = default;
 };
 

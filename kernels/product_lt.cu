@@ -113,11 +113,12 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
   LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
-// Describes a stored row-major matrix to the library, for which it is the transpose.
-cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns) {
+// Describes a stored row-major matrix to the library, for which it is the transpose. `row`: elements from row to row, or 0.
+cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
+                              std::int64_t row) {
   cublasLtMatrixLayout_t l = nullptr;
   LT_CHECK(cublasLtMatrixLayoutCreate(&l, type_of(type), static_cast<std::uint64_t>(columns),
-                                      static_cast<std::uint64_t>(rows), columns));
+                                      static_cast<std::uint64_t>(rows), row > 0 ? row : columns));
   return l;
 }
 
@@ -136,9 +137,11 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
   point(plan, vector, aux);
   if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns);
-  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner) : layout(p.in, p.inner, p.columns);
-  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows) : layout(p.in, p.rows, p.inner);
-  plan.d = layout(p.out, p.rows, p.columns);
+  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner, p.b_row)
+                          : layout(p.in, p.inner, p.columns, p.b_row);
+  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows, p.a_row)
+                          : layout(p.in, p.rows, p.inner, p.a_row);
+  plan.d = layout(p.out, p.rows, p.columns, p.d_row);
 
   cublasLtMatmulPreference_t wanted = nullptr;
   LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
@@ -179,7 +182,8 @@ int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const std::string name = key.text();
   if (plan.options < 2 || !must_measure(name))
     return choose(name, plan.options, [](int) { return false; });
-  const std::size_t bytes = static_cast<std::size_t>(p.rows * p.columns) * size_of(p.out);
+  const std::size_t bytes =
+      static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
   const bool writes_aux = p.epilogue == Epilogue::gelu_bias_aux;
   const bool writes_vector = p.epilogue == Epilogue::bias_gradient;
   const std::size_t aux_bytes = writes_aux ? bytes : 0;
@@ -205,7 +209,11 @@ std::string describe(const Product& p) {
   return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
          (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
          std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)) +
-         epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "");
+         epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "") +
+         (p.a_row + p.b_row + p.d_row > 0
+              ? " rows " + std::to_string(p.a_row) + "," + std::to_string(p.b_row) + "," +
+                    std::to_string(p.d_row)
+              : "");
 }
 
 bool product_lt(const Product& p, const Operands& x) {

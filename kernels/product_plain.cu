@@ -34,7 +34,8 @@ __device__ void load_tile(const T* from, View v, std::int64_t first, std::int64_
 template <class In, class Out>
 __global__ void __launch_bounds__(256, 4)
     product_kernel(const In* a, View va, const In* b, View vb, const float* bias, const Out* c,
-                   Out* d, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+                   Out* d, std::int64_t d_row, std::int64_t rows, std::int64_t columns,
+                   std::int64_t inner) {
   float* as = shared_memory<float>();
   float* bs = as + slab * tile_stride;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * tile;
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(256, 4)
       if (row >= rows || column >= columns) continue;
       float s = sum[i][j];
       if (bias != nullptr) s += bias[column];
-      if (c != nullptr) s += to_float(c[row * columns + column]);
-      d[row * columns + column] = from_float<Out>(s);
+      if (c != nullptr) s += to_float(c[row * d_row + column]);
+      d[row * d_row + column] = from_float<Out>(s);
     }
 }
 
@@ -149,13 +150,16 @@ __global__ void round_vector_kernel(const float* x, __nv_bfloat16* y, std::int64
 
 template <class In, class Out>
 void product_plain_as(const Product& p, const Operands& x) {
-  const View a = p.a_transposed ? View{1, p.rows} : View{p.inner, 1};
-  const View b = p.b_transposed ? View{1, p.inner} : View{p.columns, 1};
+  const auto stored = [](std::int64_t row, std::int64_t length) { return row > 0 ? row : length; };
+  const View a =
+      p.a_transposed ? View{1, stored(p.a_row, p.rows)} : View{stored(p.a_row, p.inner), 1};
+  const View b =
+      p.b_transposed ? View{1, stored(p.b_row, p.inner)} : View{stored(p.b_row, p.columns), 1};
   launch(product_kernel<In, Out>, dim3(blocks_for(p.rows, tile), blocks_for(p.columns, tile)),
          dim3(256), 2 * slab * tile_stride * sizeof(float), static_cast<const In*>(x.a), a,
          static_cast<const In*>(x.b), b, p.epilogue == Epilogue::bias ? x.vector : nullptr,
-         static_cast<const Out*>(p.add ? x.c : nullptr), static_cast<Out*>(x.d), p.rows, p.columns,
-         p.inner);
+         static_cast<const Out*>(p.add ? x.c : nullptr), static_cast<Out*>(x.d),
+         stored(p.d_row, p.columns), p.rows, p.columns, p.inner);
 }
 
 }  // namespace
