@@ -20,7 +20,8 @@ namespace {
 std::vector<KernelCase> all_cases(CaseSize size) {
   std::vector<KernelCase> all;
   for (const auto make : {norm_cases, attention_cases, temporal_cases, matmul_cases,
-                          pointwise_cases, wire_cases, embed_cases, loss_cases, optimizer_cases}) {
+                          pointwise_cases, wire_cases, embed_cases, loss_cases, optimizer_cases,
+                          conv_cases, vae_cases, text_cases, vae_loss_cases}) {
     std::vector<KernelCase> some = make(size);
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }

@@ -42,6 +42,10 @@ std::vector<KernelCase> wire_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);
 std::vector<KernelCase> loss_cases(CaseSize size);
 std::vector<KernelCase> optimizer_cases(CaseSize size);
+std::vector<KernelCase> conv_cases(CaseSize size);
+std::vector<KernelCase> vae_cases(CaseSize size);
+std::vector<KernelCase> text_cases(CaseSize size);
+std::vector<KernelCase> vae_loss_cases(CaseSize size);
 
 // Host tensor of the type, normal with the given deviation, a function of `seed`.
 Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation = 1.0f,
