@@ -221,6 +221,7 @@ def main():
         run("strip", str(bundle.put(a.cuda, "libexec/weft-cuda")))
         (root / "libexec/cuda-libraries").write_text(
             "".join(s + "\n" for s in dynamic(a.cuda, "NEEDED") if CUDA.match(s)))
+        (root / "libexec/cuda-libraries-on-demand").write_text("libcudnn.so.9\n")
     for program in [p for p in bundle.files if p.startswith("libexec/weft-")]:
         bundle.drop_unused(program, "libmpi_cxx.so.40")
     carry_mpi(bundle)

@@ -77,6 +77,12 @@ class Scripts(Folder):
         self.assertIn("cuda train a b", done.stdout)
         self.assertIn(f"path={self.dir}/mpi/lib:{self.dir}/{packages}/cu13/lib:{self.dir}/{packages}/nccl/lib\n", done.stdout)
 
+    def test_libraries_on_demand_are_added_where_there_are_any(self):
+        (self.dir / "libexec/cuda-libraries-on-demand").write_text("libweft_c.so.3\nlibweft_nowhere.so.4\n")
+        self.libraries(("here", "libweft_a.so.1"), ("here", "libweft_b.so.2"), ("there", "libweft_c.so.3"))
+        done = self.run_weft(WEFT_SIDE="cuda", LD_LIBRARY_PATH=f"{self.dir}/here", WEFT_CUDA_LIBS=f"{self.dir}/there")
+        self.assertIn(f"path={self.dir}/mpi/lib:{self.dir}/here:{self.dir}/there\n", done.stdout)
+
     def test_libraries_that_the_loader_finds_need_nothing(self):
         self.libraries(("here", "libweft_a.so.1"), ("here", "libweft_b.so.2"))
         done = self.run_weft(WEFT_SIDE="cuda", LD_LIBRARY_PATH=f"{self.dir}/here")

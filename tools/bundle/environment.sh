@@ -81,12 +81,18 @@ choose_side() {
     fi
   done <"$WEFT_BUNDLE/libexec/cuda-libraries"
   if [ -z "$missing" ]; then
+    # cuDNN is loaded with the first convolution: jobs without any do without it.
+    if [ -e "$WEFT_BUNDLE/libexec/cuda-libraries-on-demand" ]; then
+      while read -r library; do
+        if d=$(find_cuda_library "$library") && [ -n "$d" ]; then added=$added:$d; fi
+      done <"$WEFT_BUNDLE/libexec/cuda-libraries-on-demand"
+    fi
     LD_LIBRARY_PATH=$LD_LIBRARY_PATH$added
     export LD_LIBRARY_PATH
     side=cuda
     return 0
   fi
-  hint="HINT: load the site's CUDA and NCCL modules, or pip install nvidia-cublas nvidia-nccl-cu13, or name a folder: WEFT_CUDA_LIBS=DIR"
+  hint="HINT: load the site's CUDA and NCCL modules, or pip install nvidia-cublas nvidia-nccl-cu13 nvidia-cudnn-cu13, or name a folder: WEFT_CUDA_LIBS=DIR"
   if [ "$side" = cuda ]; then
     echo "ERROR: WEFT_SIDE=cuda, but these libraries are not found:$missing" >&2
     echo "$hint" >&2
