@@ -1,43 +1,18 @@
 #include "commands/probe.h"
 
 #include "commands/probe_case.h"
+#include "commands/probe_vae.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "diffusion/rectified_flow.h"
-#include "formats/safetensors.h"
 #include "models/weights.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 
 namespace weft {
-namespace {
-
-// Results by name, written at the end.
-class Outputs {
- public:
-  void add(const std::string& name, const Tensor& t) { tensors_.emplace_back(name, t.to_host()); }
-  void write(const std::string& path) const {
-    std::vector<SafetensorWrite> list;
-    for (const auto& [name, t] : tensors_)
-      list.push_back({name,
-                      t.dtype(),
-                      {t.shape().dims().begin(), t.shape().dims().end()},
-                      std::as_bytes(t.span<float>())});
-    write_safetensors(path, list);
-  }
-
- private:
-  std::vector<std::pair<std::string, Tensor>> tensors_;
-};
-
-void add_parameter_grads(ParameterTable& table, Outputs& out) {
-  for (const auto& p : table.all())
-    if (p->trainable) out.add("grad." + p->name, p->grad);
-}
-
-}  // namespace
 
 int probe(Deck deck, const ProbeRequest& request) {
+  if (deck.model.name != "stdit3") return probe_vae(std::move(deck), request);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
   Stdit3 model(deck.model);
@@ -46,7 +21,7 @@ int probe(Deck deck, const ProbeRequest& request) {
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
-  Outputs outputs;
+  ProbeOutputs outputs;
   ProbeCase c = read_case(inputs, deck.model);
   const std::int64_t B = c.x.dim(0);
   Tape tape(request.backward ? Tape::Mode::record : Tape::Mode::infer);
@@ -64,7 +39,7 @@ int probe(Deck deck, const ProbeRequest& request) {
       model.params().finish_step();
       outputs.add("grad.x", x->grad);
       outputs.add("grad.y", zeroed_grad(y));
-      add_parameter_grads(model.params(), outputs);
+      outputs.add_gradients(model.params());
     }
   } else if (request.what == "loss") {
     c.in.timestep = inputs.f32("timestep", {B});
@@ -73,7 +48,7 @@ int probe(Deck deck, const ProbeRequest& request) {
     if (request.backward) {
       tape.backward();
       model.params().finish_step();
-      add_parameter_grads(model.params(), outputs);
+      outputs.add_gradients(model.params());
     }
   } else {
     SampleRequest s;

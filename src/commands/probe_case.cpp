@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 
@@ -19,6 +20,30 @@ Tensor ProbeInputs::f32(const std::string& name, const Shape& wanted) const {
 std::vector<float> ProbeInputs::numbers(const std::string& name, std::int64_t count) const {
   const Tensor t = f32(name, {count}).to_host();
   return {t.span<float>().begin(), t.span<float>().end()};
+}
+
+void ProbeOutputs::add(const std::string& name, const Tensor& t) {
+  Tensor values = t;
+  if (t.dtype() != DType::f32) {
+    values = Tensor::empty(t.shape(), DType::f32);
+    ops::convert(t, values);
+  }
+  tensors_.emplace_back(name, values.to_host());
+}
+
+void ProbeOutputs::add_gradients(const ParameterTable& table) {
+  for (const auto& p : table.all())
+    if (p->trainable) add("grad." + p->name, p->grad);
+}
+
+void ProbeOutputs::write(const std::string& path) const {
+  std::vector<SafetensorWrite> list;
+  for (const auto& [name, t] : tensors_)
+    list.push_back({name,
+                    t.dtype(),
+                    {t.shape().dims().begin(), t.shape().dims().end()},
+                    std::as_bytes(t.span<float>())});
+  write_safetensors(path, list);
 }
 
 ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model) {

@@ -1,4 +1,5 @@
-// The inputs of `weft probe` and `weft bench step`: a safetensors file, checked against the model (docs/probe.md).
+// Inputs and outputs of `weft probe`, the inputs also of `weft bench step`: safetensors files, checked against the model
+// (docs/probe.md).
 #pragma once
 
 #include "diffusion/rectified_flow.h"
@@ -25,6 +26,18 @@ class ProbeInputs {
 
  private:
   SafetensorsFile file_;
+};
+
+// Results by name, written as F32 at the end.
+class ProbeOutputs {
+ public:
+  void add(const std::string& name, const Tensor& t);
+  // grad.NAME of every trainable parameter.
+  void add_gradients(const ParameterTable& table);
+  void write(const std::string& path) const;
+
+ private:
+  std::vector<std::pair<std::string, Tensor>> tensors_;
 };
 
 // x, y, captions, fps, size and frame mask of one batch; in.timestep is the caller's.

@@ -112,11 +112,9 @@ Var TemporalVae::res_block(nn::Context c, Var x, const ResBlock& b) const {
 }
 
 Var TemporalVae::encode(nn::Context c, const Var& in) const {
-  // Zero frames up to a multiple are more of the front that the first convolution pads with anyway.
-  Conv first = Conv::causal(3);
-  const std::int64_t frames = in->value.dim(1);
-  first.front += static_cast<int>(latent_frames(frames) * downsampling_ - frames);
-  Var x = nn::conv(c, in, encoder_.in, first);
+  const std::int64_t frames = in->value.dim(1), all = latent_frames(frames) * downsampling_;
+  Var x = nn::pad_frames(c, in, all - frames);
+  x = nn::conv(c, x, encoder_.in, Conv::causal(3));
   for (const Level& level : encoder_.levels) {
     for (const ResBlock& b : level.blocks) x = res_block(c, std::move(x), b);
     if (level.resample.weight != nullptr) x = nn::conv(c, x, level.resample, Conv::causal(3, 2));

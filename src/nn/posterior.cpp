@@ -1,5 +1,7 @@
 #include "nn/posterior.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "ops/pointwise.h"
 
@@ -48,25 +50,40 @@ Var channel_affine(Context c, const Var& x, const Tensor& affine) {
   return out;
 }
 
-Var drop_frames(Context c, const Var& x, std::int64_t first) {
-  if (first == 0) return x;
-  const Shape& s = x->value.shape();
-  const std::int64_t pixels = s[2] * s[3], kept = s[1] - first;
-  const Shape all{s[0], s[1], pixels, s[4]}, part{s[0], kept, pixels, s[4]};
-  Tensor y = Tensor::empty({s[0], kept, s[2], s[3], s[4]}, x->value.dtype());
-  Tensor tokens = y.view(part);
-  ops::copy_tokens(x->value.view(all), {kept, pixels, first}, tokens);
-  const Var out = make_var(y, x->needs_grad);
+namespace {
+
+// The last frames of x [B,T,H,W,C], `frames` of them; where that is more than T, zeros come first.
+Tensor last_frames(const Tensor& x, std::int64_t frames) {
+  const Shape& s = x.shape();
+  const std::int64_t pixels = s[2] * s[3], kept = std::min(frames, s[1]);
+  Tensor y = Tensor::empty({s[0], frames, s[2], s[3], s[4]}, x.dtype());
+  if (frames > kept) ops::fill_zero(y);
+  Tensor to = y.view({s[0], frames, pixels, s[4]});
+  ops::copy_tokens(x.view({s[0], s[1], pixels, s[4]}),
+                   {kept, pixels, s[1] - kept, 0, frames - kept, 0}, to);
+  return y;
+}
+
+Var with_last_frames(Context c, const Var& x, std::int64_t frames) {
+  const std::int64_t before = x->value.dim(1);
+  if (frames == before) return x;
+  const Var out = make_var(last_frames(x->value, frames), x->needs_grad);
   if (c.tape.recording() && x->needs_grad)
-    c.tape.record([x, out, all, part, kept, pixels, first] {
+    c.tape.record([x, out, before] {
       const Tensor dy = std::move(out->grad);
-      Tensor dx = Tensor::empty(x->value.shape(), x->value.dtype());
-      ops::fill_zero(dx);
-      Tensor grid = dx.view(all);
-      ops::copy_tokens(dy.view(part), {kept, pixels, 0, 0, first}, grid);
-      give_grad(x, dx);
+      give_grad(x, last_frames(dy, before));
     });
   return out;
+}
+
+}  // namespace
+
+Var drop_frames(Context c, const Var& x, std::int64_t first) {
+  return with_last_frames(c, x, x->value.dim(1) - first);
+}
+
+Var pad_frames(Context c, const Var& x, std::int64_t count) {
+  return with_last_frames(c, x, x->value.dim(1) + count);
 }
 
 }  // namespace weft::nn

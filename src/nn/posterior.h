@@ -18,5 +18,7 @@ Var channel_affine(Context c, const Var& x, const Tensor& affine);
 
 // Frames [first, T) of x [B,T,H,W,C].
 Var drop_frames(Context c, const Var& x, std::int64_t first);
+// `count` frames of zeros and x behind them: [B,count+T,H,W,C].
+Var pad_frames(Context c, const Var& x, std::int64_t count);
 
 }  // namespace weft::nn
