@@ -17,17 +17,24 @@ namespace weft {
 struct EncodedTexts {
   std::vector<std::int64_t> tokens;        // of each text, its end mark included
   std::vector<std::size_t> bytes_planned;  // [rank]
-  std::vector<std::size_t> bytes_taken;    // [rank]: weights and the arena's peak
-  std::size_t weight_bytes_read = 0;       // from the files, by all ranks together
+  std::vector<std::size_t>
+      bytes_taken;  // [rank]: weights and the arena's peak; on the CPU also messages
+  std::vector<std::size_t> limits;    // [rank]: what it was allowed
+  std::size_t weight_bytes_read = 0;  // from the files, by all ranks together
   double seconds = 0;
 };
 
 // Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors file with one tensor a text,
 // named by its place in the list ("0", "1", ...), F32 [tokens, d_model]: what train/text_features.h reads. The same
 // values to 1e-5 at any number of ranks and any placement. All memory that it took is given back before it returns.
+// `texts` counts on rank 0 alone; every rank gets the whole answer. No arena needs to be current.
 // Exit::usage where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
 // tokenizer that do not fit, and for text that is not UTF-8.
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
                           const std::filesystem::path& file, MPI_Comm world);
+
+// The same behind the tokenizer: the ids of each text, 1 to t5.max_length of them.
+EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+                           const std::filesystem::path& file, MPI_Comm world);
 
 }  // namespace weft

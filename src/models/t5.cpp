@@ -127,14 +127,15 @@ std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
 
 T5Encoder::Sizes T5Encoder::sizes(const T5Deck& c) {
   const std::size_t size = c.dtype == "bf16" ? 2 : 4;
+  const std::size_t both = c.dtype == "bf16" ? 6 : 4;  // what a bf16 model keeps in f32 too
   const auto bytes = [](std::int64_t elements, std::size_t each) {
     return static_cast<std::size_t>(elements) * each;
   };
   Sizes s;
   s.layer = bytes(4 * c.d_model * c.num_heads * c.d_kv + 3 * c.d_model * c.d_ff, size) +
-            bytes(2 * c.d_model, 4);
+            bytes(2 * c.d_model, both);
   s.embedding = bytes(c.vocab_size * c.d_model, size);
-  s.every_part = bytes(buckets * c.num_heads + c.d_model, 4);
+  s.every_part = bytes(buckets * c.num_heads + c.d_model, both);
   return s;
 }
 

@@ -1,0 +1,59 @@
+// What a rank does while captions pass through the text encoder: takes activations in, computes its layers, gives them on; and
+// rank 0 writes the features as they come out.
+#pragma once
+
+#include <mpi.h>
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "formats/safetensors.h"
+#include "infer/t5_job.h"
+#include "infer/t5_pipeline.h"
+#include "models/t5.h"
+
+namespace weft {
+
+// The features file, F32 [tokens, channels] for each text, as micro-batches are done.
+class FeatureFile {
+ public:
+  FeatureFile(const std::filesystem::path& file, const std::vector<std::int64_t>& tokens,
+              std::int64_t channels);
+
+  // Rows of a micro-batch, text behind text: bf16 where `low`, else f32.
+  void write(const CaptionBatch& batch, std::span<const std::byte> rows, bool low);
+  void finish() { writer_->finish(); }
+
+ private:
+  std::int64_t channels_;
+  const std::vector<std::int64_t>& tokens_;
+  std::optional<SafetensorsWriter> writer_;
+};
+
+class Passage {
+ public:
+  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations.
+  Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
+          MPI_Comm comm);
+
+  // All micro-batches. `ids` of all texts, at the first part; `tokens` of each, everywhere.
+  void run(const std::vector<std::vector<std::int32_t>>& ids,
+           const std::vector<std::int64_t>& tokens);
+
+ private:
+  void step(const CaptionBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+            const std::vector<std::int64_t>& tokens);
+  void take_results();
+  void take_result();
+
+  const T5Job& job_;
+  T5Encoder* part_;
+  FeatureFile* file_;
+  bool low_;
+  std::int64_t width_;
+  std::optional<RowStream> in_, out_, results_;
+  std::size_t written_ = 0;  // micro-batches
+};
+
+}  // namespace weft

@@ -1,0 +1,99 @@
+#include "infer/t5_pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+// Short beside a layer's work, long beside what a look at MPI costs: the core is needed for computing.
+constexpr auto nap = std::chrono::microseconds(200);
+
+}  // namespace
+
+MessageProgress::MessageProgress(MPI_Comm comm) {
+  int provided = 0;
+  MPI_Query_thread(&provided);
+  if (provided != MPI_THREAD_MULTIPLE) return;
+  thread_ = std::thread([this, comm] {
+    constexpr int nobody = 99;  // a tag that no message has: any look moves the others on
+    while (!stop_) {
+      int flag = 0;
+      MPI_Iprobe(MPI_ANY_SOURCE, nobody, comm, &flag, MPI_STATUS_IGNORE);
+      std::this_thread::sleep_for(nap);
+    }
+  });
+}
+
+MessageProgress::~MessageProgress() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+RowStream::RowStream(MPI_Comm comm, int peer, int tag, std::vector<std::int64_t> rows,
+                     std::size_t row_bytes)
+    : comm_(comm), peer_(peer), tag_(tag), rows_(std::move(rows)), row_bytes_(row_bytes) {
+  // By rows: counts of bytes would not fit MPI's int.
+  MPI_Type_contiguous(static_cast<int>(row_bytes), MPI_BYTE, &row_);
+  MPI_Type_commit(&row_);
+  const std::int64_t most = rows_.empty() ? 0 : *std::max_element(rows_.begin(), rows_.end());
+  for (auto& b : buffers_) b.resize(static_cast<std::size_t>(most) * row_bytes);
+}
+
+RowStream::~RowStream() {
+  for (MPI_Request& r : requests_)
+    if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
+  MPI_Type_free(&row_);
+}
+
+std::span<std::byte> RowStream::buffer(std::size_t i) {
+  return std::span(buffers_[i % 2]).first(static_cast<std::size_t>(rows_.at(i)) * row_bytes_);
+}
+
+void RowStream::wait(MPI_Request& request, const std::function<void()>& meanwhile) {
+  for (int done = 0;;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) return;
+    if (meanwhile) meanwhile();
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+std::span<std::byte> RowStream::next_buffer(const std::function<void()>& meanwhile) {
+  wait(requests_[begun_ % 2], meanwhile);
+  return buffer(begun_);
+}
+
+void RowStream::send() {
+  MPI_Isend(buffer(begun_).data(), static_cast<int>(rows_[begun_]), row_, peer_, tag_, comm_,
+            &requests_[begun_ % 2]);
+  ++begun_;
+}
+
+void RowStream::drain(const std::function<void()>& meanwhile) {
+  for (MPI_Request& r : requests_) wait(r, meanwhile);
+}
+
+void RowStream::begin() {
+  if (begun_ == rows_.size()) return;
+  WEFT_ASSERT(begun_ < taken_ + 2);
+  MPI_Irecv(buffer(begun_).data(), static_cast<int>(rows_[begun_]), row_, peer_, tag_, comm_,
+            &requests_[begun_ % 2]);
+  ++begun_;
+}
+
+bool RowStream::has_come() {
+  if (taken_ == begun_) return false;
+  int done = 0;
+  MPI_Test(&requests_[taken_ % 2], &done, MPI_STATUS_IGNORE);
+  return done != 0;
+}
+
+std::span<const std::byte> RowStream::take(const std::function<void()>& meanwhile) {
+  wait(requests_[taken_ % 2], meanwhile);
+  return buffer(taken_++);
+}
+
+}  // namespace weft
