@@ -26,14 +26,14 @@ int bench_t5(const Deck& deck, const BenchT5Request& request) {
   t5.params().initialise(static_cast<std::uint64_t>(deck.run.seed));
 
   std::vector<std::int32_t> offsets{0};
-  PackedTokens in;
-  for (const std::int64_t n : request.lengths) {
+  for (const std::int64_t n : request.lengths)
     offsets.push_back(offsets.back() + static_cast<std::int32_t>(n));
-    in.longest = std::max(in.longest, n);
-  }
   const std::int64_t tokens = offsets.back();
-  const auto arena = Arena::reserve(2 * t5.plan(tokens, in.longest) + (1 << 20));
+  const std::int64_t longest = *std::max_element(request.lengths.begin(), request.lengths.end());
+  const auto arena = Arena::reserve(2 * t5.plan(tokens, longest) + (1 << 20));
   const ArenaScope scope(*arena);
+  PackedTokens in;
+  in.longest = longest;
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i < tokens; ++i)
     ids.push_back(static_cast<std::int32_t>((i * 7919 + 3) % deck.t5.vocab_size));
