@@ -70,9 +70,9 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   return order;
 }
 
-// Fits the VAE's micro-batch to the arena and returns the bytes that the job's clips are planned to take of it.
+// Fits the VAE's micro-batch to the arena, where this rank `decodes`, and returns the bytes that the job's clips are planned to take of it.
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
-                       const std::vector<std::int64_t>& order, std::size_t capacity) {
+                       const std::vector<std::int64_t>& order, std::size_t capacity, bool decodes) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> seen;
   std::size_t planned = 0;
   constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
@@ -95,11 +95,12 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, 
                p.height, p.width, static_cast<double>(sampling) / (1ull << 30),
                static_cast<double>(capacity) / (1ull << 30));
     planned = std::max(planned, sampling);
+    if (!decodes) continue;
     most = std::max(most, wanted(p.frames));
     const std::int64_t fits = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
     if (fits < wanted(p.frames)) fitting = std::min(fitting, fits);
   }
-  if (seen.empty()) return 0;
+  if (seen.empty() || !decodes) return planned;
   if (fitting < most)
     log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
               static_cast<double>(capacity) / (1ull << 30), fitting, most);
@@ -282,7 +283,7 @@ int generate(const Deck& deck, MPI_Comm world) {
     const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
     const std::size_t capacity =
         device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
-    const std::size_t planned = fit_memory(deck, job, model, vae, order, capacity);
+    const std::size_t planned = fit_memory(deck, job, model, vae, order, capacity, groups.first);
     arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);
     stages.load = now_seconds() - begin - stages.text;

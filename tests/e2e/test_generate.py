@@ -1,0 +1,165 @@
+"""weft generate on tiny models: the same pixels at any rank count, restarts, what fails, and bad input."""
+
+import json
+import os
+import signal
+import time
+import unittest
+
+from harness import WeftTest, write_safetensors
+from tiny_models import TINY_GENERATE_DECK, write_t5
+
+
+class Generate(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(TINY_GENERATE_DECK)
+        write_t5(self.dir / "t5")
+
+    def generate(self, *overrides, ranks=0, expect=0, text=True, prompts=("a cat", "a dog")):
+        (self.dir / "prompts.txt").write_text("\n".join(prompts) + "\n")
+        return self.weft("generate", "deck.toml", *self.options(*overrides, text=text), ranks=ranks,
+                         expect=expect)
+
+    def options(self, *overrides, text=True):
+        return ["generate.prompt_file=prompts.txt", *(["t5.weights=t5"] if text else []), *overrides]
+
+    def clips(self, output="out"):
+        """{name: line of the manifest}"""
+        lines = (self.dir / output / "generated.jsonl").read_text().splitlines()
+        return {line["name"]: line for line in map(json.loads, lines)}
+
+    def pixels(self, output="out"):
+        return {name: line["pixels"] for name, line in self.clips(output).items()}
+
+    def report(self, output="out"):
+        return json.loads((self.dir / output / "generate_report.json").read_text())
+
+    def test_same_pixels_at_any_rank_count(self):
+        prompts = ["a cat", "a dog", "|0|rain|1|sun", "a bird {\"num_frames\": 1}",
+                   "a fish {\"num_frames\": 34}"]
+        loops = ["generate.loop=2", "generate.condition_frame_length=0"]
+        self.generate(*loops, prompts=prompts)
+        one = self.pixels()
+        self.assertEqual(len(set(one.values())), 5)
+        # Other prompts are other clips, not only other noise.
+        self.generate(*loops, "generate.output=null", text=False, prompts=prompts)
+        self.assertTrue(all(one[name] != other for name, other in self.pixels("null").items()))
+        self.generate(*loops, "generate.output=out2", ranks=2, prompts=prompts)
+        self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3,
+                      prompts=prompts)
+        self.generate(*loops, "generate.output=sp", "parallel.sp=2", ranks=2, prompts=prompts)
+        for output in ("out2", "out3"):
+            self.assertEqual(self.pixels(output), one, output)
+        self.assertEqual(self.pixels("sp").keys(), one.keys())
+        ranks = self.report("out2")["ranks"]
+        self.assertEqual(sum(r["clips"] for r in ranks), 5)
+        for r in ranks:
+            self.assertGreater(r["clips"], 0)
+            self.assertLessEqual(r["arena_peak_bytes"], r["arena_planned_bytes"])
+        # A slice of the file with more samples makes the same clips again.
+        self.generate(*loops, "generate.output=slice", "generate.start_index=1", "generate.end_index=2",
+                      "generate.num_samples=2", text=False, prompts=prompts)
+        slice_, whole = self.pixels("slice"), self.pixels("null")
+        self.assertEqual(slice_["sample_0001-0"], whole["sample_0001"])
+        self.assertNotEqual(slice_["sample_0001-1"], whole["sample_0001"])
+
+    def test_killed_and_restarted(self):
+        prompts = [f"prompt {i}" for i in range(8)]
+        many = ["sampler.steps=40"]
+        self.generate(*many, "generate.output=whole", ranks=2, prompts=prompts)
+        job = self.start("generate", "deck.toml", *self.options(*many), ranks=2)
+        until = time.monotonic() + 60
+        while not any((self.dir / "out").glob("sample_*.mp4")) and time.monotonic() < until:
+            time.sleep(0.005)
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        self.assertNotEqual(job.wait(), 0)
+        self.assert_gone(job, 5)
+        kept = {p.name: p.stat().st_mtime_ns for p in (self.dir / "out").glob("sample_*.mp4")}
+        self.assertLess(len(kept), 8)
+        again = self.generate(*many, ranks=3, prompts=prompts)
+        report = self.report()
+        self.assertGreaterEqual(report["finished_before"], 1)
+        self.assertEqual(report["made"] + report["finished_before"], 8)
+        self.assertIn("encoded before", again.err)
+        self.assertEqual(self.pixels(), self.pixels("whole"))
+        names = sorted(os.listdir(self.dir / "out"))
+        self.assertEqual([n for n in names if "rank" in n or "partial" in n], [])
+        # Finished clips stay as they are, but one whose line was lost with the rank may be made again.
+        touched = [n for n, t in kept.items() if (self.dir / "out" / n).stat().st_mtime_ns != t]
+        self.assertLessEqual(len(touched), 2)
+        done = self.generate(*many, prompts=prompts)
+        self.assertIn("0 made, 8 finished before", done.err)
+        # A clip that is gone, and another seed: made anew.
+        os.remove(self.dir / "out" / "sample_0003.mp4")
+        self.assertIn("1 made, 7 finished before", self.generate(*many, prompts=prompts).err)
+
+    def test_a_clip_that_fails_leaves_the_others(self):
+        (self.dir / "broken.png").write_bytes(b"no picture")
+        prompts = ["a cat {\"num_frames\": 1}",
+                   "a dog {\"reference_path\": \"broken.png\", \"mask_strategy\": \"0\"}", "a bird"]
+        job = self.generate(ranks=2, expect=3, prompts=prompts)
+        self.assertIn("1 of 3 clips failed", job.err)
+        self.assertIn("broken.png", job.err)
+        self.assertEqual(sorted(self.clips()), ["sample_0000", "sample_0002"])
+        # With a picture in its place only that clip is made. It begins with the picture: its latent is not noise.
+        os.replace(self.dir / "out" / "sample_0000.png", self.dir / "broken.png")
+        self.assertIn("2 made, 1 finished before", self.generate(prompts=prompts).err)
+
+    def test_references_loops_and_watermark(self):
+        self.generate("generate.num_frames=1", "generate.output=pictures")
+        prompts = ["a cat {\"reference_path\": \"pictures/sample_0000.png\", \"mask_strategy\": \"0\"}",
+                   "|0|a dog|1|a fox"]
+        base = ["generate.num_frames=34", "generate.loop=2"]
+        self.generate(*base, "generate.watermark=pictures/sample_0001.png", "generate.fps=12",
+                      prompts=prompts)
+        clips = self.clips()
+        self.assertEqual([c["frames"] for c in clips.values()], [51, 51])  # 34 + 34 - 17
+        self.assertEqual(clips["sample_0000"]["height"], 32)
+        self.assertTrue((self.dir / "out" / "sample_0001_watermark.mp4").exists())
+        # References, what the second loop goes on from and its text each change the clip.
+        for output, overrides, changed in (
+                ("plain", base, ["sample_0000"]),
+                ("edit", [*base, "generate.condition_frame_edit=0.5"], ["sample_0000", "sample_0001"])):
+            self.generate(*overrides, "generate.fps=12", f"generate.output={output}",
+                          prompts=["a cat", prompts[1]] if output == "plain" else prompts)
+            pixels = self.pixels(output)
+            self.assertEqual([n for n in pixels if pixels[n] != clips[n]["pixels"]], changed)
+        self.generate("generate.prompt_as_path=true", "generate.num_frames=1", "generate.output=named",
+                      prompts=["a/cat", "a dog"])
+        self.assertEqual(sorted(self.clips("named")), ["a dog", "a_cat"])
+
+    def test_less_memory_takes_fewer_frames_at_once(self):
+        self.generate()
+        whole = self.report()["ranks"][0]
+        job = self.generate("generate.output=less",
+                            f"memory.arena_gib={whole['arena_planned_bytes'] * 0.8 / 2**30}")
+        self.assertIn("frames at once instead of 4", job.err)
+        less = self.report("less")["ranks"][0]
+        self.assertLess(less["micro_batch"], whole["micro_batch"])
+        self.assertLessEqual(less["arena_peak_bytes"], less["arena_capacity_bytes"])
+        self.assertEqual(self.pixels("less"), self.pixels())
+
+    def test_bad_input(self):
+        def refused(code, *said, prompts=("a cat",), overrides=(), text=False):
+            self.refused(self.generate(*overrides, expect=None, text=text, prompts=prompts), code, *said)
+
+        refused(3, "prompts.txt:2", "broken JSON", prompts=["a", "a cat {\"mask_strategy\": "])
+        refused(3, "prompts.txt:1", "mask_strategie", "mask_strategy", prompts=["a {\"mask_strategie\": \"0\"}"])
+        refused(3, "prompts.txt:2", "the prompt is empty", prompts=["a", "", "b"])
+        refused(3, "no reference file", "cat.png",
+                prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
+        refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
+        self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
+                     3, "prompts.txt:1", "not UTF-8")
+        zero = ("F32", (1,), b"\0\0\0\0")
+        write_safetensors(self.dir / "extra.safetensors", {"x_embedder.proj.weigth": zero})
+        refused(3, "x_embedder.proj.weigth", overrides=["generate.weights=extra.safetensors"])
+        odd = self.generate("generate.image_size=[35, 50]", "generate.num_frames=1", text=False)
+        self.assertIn("35x50 is no multiple of 8: the clips come out 32x48", odd.err)
+        self.assertEqual({(c["height"], c["width"]) for c in self.clips().values()}, {(32, 48)})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,106 @@
+"""The smallest T5 and tokenizer that weft reads, written byte by byte: the tests of generation and encoding need some."""
+
+import math
+import pathlib
+import random
+import struct
+
+from harness import write_safetensors
+
+# Beside them: a STDiT3 and a VAE that weft draws at random (generate.weights, vae.weights = "random:SEED").
+TINY_GENERATE_DECK = """
+[run]
+dir = "run"
+seed = 7
+threads = 1
+[model]
+in_channels = 4
+hidden_size = 32
+depth = 2
+num_heads = 2
+caption_channels = 16
+model_max_length = 24
+[vae]
+weights = "random:2"
+spatial_channels = [8, 8, 16, 16]
+spatial_res_blocks = 1
+spatial_groups = 4
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 1, 2, 2]
+num_groups = 4
+[t5]
+d_model = 16
+d_kv = 8
+num_heads = 2
+d_ff = 32
+num_layers = 2
+vocab_size = 144
+max_length = 24
+[sampler]
+steps = 4
+[generate]
+weights = "random:1"
+image_size = [32, 48]
+num_frames = "17"
+aes = 0
+output = "out"
+"""
+
+
+def _varint(n):
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
+
+
+def _field(number, value):
+    """A protobuf field: bytes, text, a float or a whole number."""
+    if isinstance(value, float):
+        return _varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    value = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def write_tokenizer(path):
+    """A SentencePiece Unigram model of single letters, with T5's ids for padding (0), end (1) and unknown (2)."""
+    control, unknown, normal = 3, 2, 1
+    pieces = [("<pad>", control), ("</s>", control), ("<unk>", unknown)]
+    pieces += [(piece, normal) for piece in ["\u2581", *"abcdefghijklmnopqrstuvwxyz0123456789.,:"]]
+    model = b"".join(_field(1, _field(1, piece) + _field(2, -float(i)) + _field(3, kind))
+                     for i, (piece, kind) in enumerate(pieces))
+    trainer = _field(3, 1) + _field(40, 2) + _field(41, 0x7FFFFFFF) + _field(42, 1) + _field(43, 0)
+    # Minus one as bos id, as T5 has it: ten bytes of a 64-bit two's complement.
+    trainer = trainer.replace(_field(41, 0x7FFFFFFF), _varint(41 << 3) + b"\xff" * 9 + b"\x01")
+    normalizer = _field(1, "identity") + _field(3, 1) + _field(4, 1) + _field(5, 1)
+    pathlib.Path(path).write_bytes(model + _field(2, trainer) + _field(3, normalizer))
+
+
+def write_t5(folder, seed=3):
+    """FOLDER/model.safetensors and FOLDER/spiece.model, for the [t5] table above."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True)
+    draw, tensors = random.Random(seed), {}
+
+    def add(name, shape, deviation):
+        count = math.prod(shape)
+        values = [draw.gauss(0, deviation) for _ in range(count)] if deviation else [1.0] * count
+        tensors[name] = ("F32", shape, struct.pack(f"<{count}f", *values))
+
+    add("shared.weight", (144, 16), 1.0)  # 43 pieces, 100 extra ids, and one that none uses
+    for i in range(2):
+        block = f"encoder.block.{i}.layer."
+        for name, shape in (("q", (16, 16)), ("k", (16, 16)), ("v", (16, 16)), ("o", (16, 16))):
+            add(f"{block}0.SelfAttention.{name}.weight", shape, 0.2)
+        if i == 0:
+            add(f"{block}0.SelfAttention.relative_attention_bias.weight", (32, 2), 0.5)
+        add(f"{block}0.layer_norm.weight", (16,), 0)
+        for name, shape in (("wi_0", (32, 16)), ("wi_1", (32, 16)), ("wo", (16, 32))):
+            add(f"{block}1.DenseReluDense.{name}.weight", shape, 0.2)
+        add(f"{block}1.layer_norm.weight", (16,), 0)
+    add("encoder.final_layer_norm.weight", (16,), 0)
+    write_safetensors(folder / "model.safetensors", tensors)
+    write_tokenizer(folder / "spiece.model")
