@@ -177,6 +177,7 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
           r.pixels = to_hex(hash128(std::as_bytes(std::span(pixels.rgb))));
           r.rank = groups.rank;
           clip.rgb = std::move(pixels.rgb);
+          clip.tensors = std::move(pixels.tensors);
           writer.write(std::move(clip));
           ++mine.clips;
         }

@@ -196,6 +196,7 @@ struct GenerateDeck {
   std::string sample_name;
   bool prompt_as_path = false;
   std::string watermark;
+  bool tensors = false;
   bool share_out = true;
 };
 struct ReconstructDeck {

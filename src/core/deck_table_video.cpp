@@ -146,6 +146,9 @@ void generation_rows(Rows& r, Deck& d) {
          "Beginning of the files' names; empty is \"sample\", or nothing with prompt_as_path.");
   r.flag("prompt_as_path", g.prompt_as_path, "Name each file by its prompt.");
   r.text("watermark", g.watermark, "Picture to lay over a copy of each clip; empty for none.");
+  r.flag(
+      "tensors", g.tensors,
+      "Beside each clip also its latents and its frames before they are rounded, as safetensors.");
   r.flag("share_out", g.share_out,
          "Ranks take prompts from a shared queue; false deals them out beforehand (to measure what "
          "the queue gains).");

@@ -156,6 +156,12 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
   const bool goes_on = loop + 1 < deck_.generate.loop && job_.loops.condition_latents > 0;
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
   last_frames.clear();
+  if (deck_.generate.tensors) {
+    const Tensor on_host = z.to_host();
+    const auto values = on_host.span<float>();
+    clip.tensors.latents.emplace_back(values.begin(), values.end());
+    clip.tensors.latent_shape = {z.dim(1), z.dim(2), z.dim(3), z.dim(4)};
+  }
   vae_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& on_device) {
     const Tensor frames = on_device.to_host();
     clip.height = frames.dim(1);
@@ -165,6 +171,9 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
     const std::int64_t count = frames.dim(0), size = clip.height * clip.width * 3;
     const std::int64_t skip = std::clamp<std::int64_t>(dropped - number, 0, count);
     clip.frames += count - skip;
+    if (deck_.generate.tensors)
+      clip.tensors.frames.insert(clip.tensors.frames.end(), values.begin() + skip * size,
+                                 values.end());
     for (std::int64_t i = skip * size; i < count * size; ++i) {
       const float v = values[static_cast<std::size_t>(i)];
       WEFT_CHECK(std::isfinite(v), Exit::non_finite,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "infer/clip_writer.h"
 #include "infer/generate_job.h"
 #include "infer/prompt_features.h"
 #include "infer/references.h"
@@ -21,6 +22,7 @@ struct ClipTimes {
 struct ClipPixels {
   std::vector<std::uint8_t> rgb;
   std::int64_t frames = 0, height = 0, width = 0;
+  ClipTensors tensors;  // with generate.tensors
 };
 
 class ClipMaker {

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "formats/file.h"
+#include "formats/safetensors.h"
 #include "media/writers.h"
 
 namespace weft {
@@ -84,12 +85,25 @@ void ClipWriter::put_file(const std::string& file, const MadeClip& clip) {
   rename_file(hidden, directory_ / file, Exit::data);
 }
 
+void ClipWriter::put_tensors(const MadeClip& clip) {
+  const ClipTensors& t = clip.tensors;
+  std::vector<SafetensorWrite> tensors;
+  for (std::size_t i = 0; i < t.latents.size(); ++i)
+    tensors.push_back({fmt::format("latent_{}", i), DType::f32, t.latent_shape,
+                       std::as_bytes(std::span(t.latents[i]))});
+  const FinishedClip& r = clip.record;
+  tensors.push_back(
+      {"frames", DType::f32, {r.frames, r.height, r.width, 3}, std::as_bytes(std::span(t.frames))});
+  write_safetensors(directory_ / (r.name + ".safetensors"), tensors);
+}
+
 void ClipWriter::put(MadeClip& clip) {
   FinishedClip& r = clip.record;
   const std::string ending = r.frames == 1 ? ".png" : ".mp4";
   r.file = r.name + ending;
   put_file(r.file, clip);
   r.bytes = fs::file_size(directory_ / r.file);
+  if (!clip.tensors.frames.empty()) put_tensors(clip);
   if (watermark_) {
     watermark_->lay_over(clip.rgb.data(), r.frames, r.height, r.width);
     put_file(r.name + "_watermark" + ending, clip);

@@ -14,9 +14,17 @@
 
 namespace weft {
 
+// What a clip was before it was rounded.
+struct ClipTensors {
+  std::vector<std::vector<float>> latents;  // [loop], each [C,T,h,w] of latent_shape
+  std::vector<std::int64_t> latent_shape;
+  std::vector<float> frames;  // [frames, height, width, 3]
+};
+
 struct MadeClip {
   std::vector<std::uint8_t> rgb;  // [frames, height, width, 3]
   double fps = 24;
+  ClipTensors tensors;  // written as NAME.safetensors where there are any
   FinishedClip record;  // file and bytes are filled in when it is written
 };
 
@@ -42,6 +50,7 @@ class ClipWriter {
   void run();
   void put(MadeClip& clip);
   void put_file(const std::string& file, const MadeClip& clip);
+  void put_tensors(const MadeClip& clip);
 
   std::filesystem::path directory_;
   std::shared_ptr<const Watermark> watermark_;

@@ -43,6 +43,7 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"condition", {g.condition_frame_length, g.condition_frame_edit}},
           {"align", g.align},
           {"watermark", g.watermark},
+          {"tensors", g.tensors},
           {"steps", d.sampler.steps},
           {"cfg_scale", d.sampler.cfg_scale},
           {"transform", {d.sampler.use_timestep_transform, d.diffusion.fix_short_clips}},
