@@ -15,8 +15,10 @@ constexpr std::int64_t piece = std::int64_t{1} << 22;
 const WeightFiles::Tensor* find(const WeightFiles& files, const std::string& name,
                                 const WeightNames& names) {
   if (const WeightFiles::Tensor* t = files.find(name)) return t;
-  const std::string other = names.other ? names.other(name) : "";
-  return other.empty() ? nullptr : files.find(other);
+  if (names.others)
+    for (const std::string& other : names.others(name))
+      if (const WeightFiles::Tensor* t = files.find(other)) return t;
+  return nullptr;
 }
 
 // A hint that names the nearest of `known`.
@@ -49,17 +51,23 @@ bool begins(const std::string& name, const char* with) { return name.starts_with
 WeightNames stdit3_weight_names() { return {}; }
 
 WeightNames vae_weight_names() {
-  const auto old_name = [](const std::string& name) -> std::string {
+  const auto others = [](const std::string& name) {
     constexpr const char* renamed[][2] = {{".to_q.", ".query."},
                                           {".to_k.", ".key."},
                                           {".to_v.", ".value."},
                                           {".to_out.0.", ".proj_attn."}};
+    std::vector<std::string> names;
     for (const auto& [now, before] : renamed)
       if (const std::size_t at = name.find(now); at != name.npos)
-        return std::string(name).replace(at, std::string_view(now).size(), before);
-    return "";
+        names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
+    constexpr std::string_view wrapped = "spatial_vae.module.";
+    if (name.starts_with(wrapped)) {
+      names.push_back(name.substr(wrapped.size()));
+      if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
+    }
+    return names;
   };
-  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, old_name};
+  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, others};
 }
 
 WeightNames t5_weight_names() {
@@ -69,7 +77,9 @@ WeightNames t5_weight_names() {
                    n == "encoder.embed_tokens.weight";
           },
           [](const std::string& n) {
-            return n == "shared.weight" ? std::string("encoder.embed_tokens.weight") : "";
+            std::vector<std::string> names;
+            if (n == "shared.weight") names.push_back("encoder.embed_tokens.weight");
+            return names;
           }};
 }
 
@@ -79,7 +89,8 @@ void check_weights(const WeightFiles& files, const ParameterTable& whole,
   std::vector<std::string> known, others, held;
   for (const auto& p : whole.all()) {
     known.push_back(p->name);
-    if (names.other) others.push_back(names.other(p->name));
+    if (names.others)
+      for (std::string& other : names.others(p->name)) others.push_back(std::move(other));
   }
   std::sort(others.begin(), others.end());
   for (const WeightFiles::Tensor& t : files.tensors()) {

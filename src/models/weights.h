@@ -15,12 +15,12 @@ struct WeightNames {
   std::string section = "model";  // of the deck that gives the shapes, for messages
   // Whether a file may hold that name beside the model's: it is not read.
   std::function<bool(const std::string&)> spare;
-  // Another name under which files have that parameter, or "".
-  std::function<std::string(const std::string&)> other;
+  // Other names under which files have that parameter.
+  std::function<std::vector<std::string>(const std::string&)> others;
 };
 WeightNames stdit3_weight_names();
-// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k, to_v, to_out.0
-// (specs/vae.md 1).
+// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k, to_v, to_out.0; a 2D VAE by
+// itself has its names without "spatial_vae.module." (specs/vae.md 1).
 WeightNames vae_weight_names();
 // decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight (specs/t5.md 5).
 WeightNames t5_weight_names();

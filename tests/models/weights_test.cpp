@@ -152,6 +152,12 @@ TEST_F(WeightsTest, OldNamesAndSpareTensorsOfReleasedFiles) {
   EXPECT_EQ(vae.first("mid.attentions.0.to_out.0.bias"), 2);
   EXPECT_THROW(load_weights(path_, vae, t5_weight_names()), Error) << "names of another model";
 
+  Table spatial({"spatial_vae.module.mid.to_k.bias", "spatial_vae.module.conv_in.bias"});
+  write({"mid.key.bias", "conv_in.bias"});
+  load_weights(path_, spatial, vae_weight_names());
+  EXPECT_EQ(spatial.first("spatial_vae.module.mid.to_k.bias"), 1);
+  EXPECT_EQ(spatial.first("spatial_vae.module.conv_in.bias"), 2);
+
   Table t5({"shared.weight", "encoder.final_layer_norm.weight"});
   write({"encoder.embed_tokens.weight", "encoder.final_layer_norm.weight", "lm_head.weight",
          "decoder.block.0.x"});
