@@ -44,6 +44,7 @@ struct Arguments {
   BenchScalingRequest scaling;
   TextRequest captions;
   BenchT5Request bench_text;
+  ExportRequest exported;
   std::int64_t readers = 0;
   bool ema = false, json = false, strict = false, trace = false;
   std::string topic;
@@ -162,12 +163,17 @@ Invocation parse_command_line(int argc, char** argv) {
   inspect_command.add_option("file", a->file, "file or checkpoint directory")->required();
 
   CLI::App& export_command = command(
-      "export", "write a run's weights as safetensors under the released names", [=](MPI_Comm w) {
-        return on_first_rank(w, [&] { return export_weights(a->file, a->output, a->ema); });
-      });
-  export_command.add_option("run", a->file, "run or checkpoint directory")->required();
-  export_command.add_option("output", a->output, "safetensors file to write")->required();
-  export_command.add_flag("--ema", a->ema, "the averaged weights");
+      "export", "write a run's weights as safetensors under the released names",
+      [=](MPI_Comm w) { return on_first_rank(w, [&] { return export_weights(a->exported); }); });
+  export_command.add_option("run", a->exported.run, "run or checkpoint directory")->required();
+  export_command.add_option("output", a->exported.output, "safetensors file to write")->required();
+  export_command.add_flag("--ema", a->exported.ema, "the averaged weights");
+  export_command.add_option("--dtype", a->exported.dtype, "number format (f32)")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  export_command
+      .add_option("--shard-size", a->exported.shard_size,
+                  "GB of a file; more make shards with an index (else one file)")
+      ->check(CLI::NonNegativeNumber);
 
   CLI::App& text_command =
       command("text", "clean, tokenize and encode the captions of a text file, one a line",

@@ -4,33 +4,63 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "models/stdit3.h"
+#include "models/video_vae.h"
 #include "models/weights.h"
 #include "train/state.h"
 
 namespace weft {
+namespace {
 
-int export_weights(const std::string& run, const std::string& output, bool ema) {
-  namespace fs = std::filesystem;
-  std::optional<Checkpoint> checkpoint;
-  if (fs::exists(fs::path(run) / "manifest.json"))
-    checkpoint = Checkpoint::open(run);
-  else
-    checkpoint = Checkpoint::newest(run, MPI_COMM_SELF);
-  WEFT_CHECK(checkpoint.has_value(), Exit::checkpoint, "name a run directory or a step_N in it",
+namespace fs = std::filesystem;
+
+Checkpoint open_checkpoint(const std::string& run) {
+  if (fs::exists(fs::path(run) / "manifest.json")) return Checkpoint::open(run);
+  std::optional<Checkpoint> newest = Checkpoint::newest(run, MPI_COMM_SELF);
+  WEFT_CHECK(newest.has_value(), Exit::checkpoint, "name a run directory or a step_N in it",
              "{} holds no checkpoint", run);
+  return *newest;
+}
+
+DType dtype_named(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : name == "f16" ? DType::f16 : DType::f32;
+}
+
+std::vector<float> as_floats(const std::vector<double>& values) {
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+int export_weights(const ExportRequest& request) {
+  const std::string ending = ".safetensors";
+  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
+             "name the output NAME.safetensors: shards and index are named after it",
+             "{} does not end in {}", request.output, ending);
+  const Checkpoint checkpoint = open_checkpoint(request.run);
   const Deck deck =
-      parse_deck(checkpoint->info().deck, checkpoint->dir().string() + "/manifest.json", {});
+      parse_deck(checkpoint.info().deck, checkpoint.dir().string() + "/manifest.json", {});
   const auto arena = Arena::reserve(std::size_t{1} << 32);
   const ArenaScope scope(*arena);
-  Stdit3 model(deck.model);
-  model.params().allocate(1 << 22, false, false);
-  if (ema)
-    restore_ema(*checkpoint, model.params());
+  SaveWeights how;
+  how.dtype = dtype_named(request.dtype);
+  how.shard_bytes = static_cast<std::uint64_t>(request.shard_size * 1e9);
+  std::optional<Stdit3> model;
+  std::optional<VideoVae> vae;
+  if (deck.model.name == "vae") {
+    vae.emplace(deck.vae, deck.vae_train.freeze_spatial);
+    how.buffers = {{"scale", as_floats(deck.vae.scale)}, {"shift", as_floats(deck.vae.shift)}};
+  } else {
+    model.emplace(deck.model);
+  }
+  ParameterTable& params = vae ? vae->params() : model->params();
+  params.allocate(1 << 22, false, false);
+  if (request.ema)
+    restore_ema(checkpoint, params);
   else
-    restore_state(*checkpoint, model.params());
-  save_weights(output, model.params());
-  log::info("{} tensors of step {} ({}) in {}", model.params().all().size(),
-            checkpoint->info().step, ema ? "EMA" : "weights", output);
+    restore_state(checkpoint, params);
+  save_weights(request.output, params, how);
+  log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
+            checkpoint.info().step, request.ema ? "EMA" : "weights", request.dtype, request.output);
   return 0;
 }
 

@@ -5,7 +5,15 @@
 
 namespace weft {
 
-// `run` is a run directory (its newest usable checkpoint) or one checkpoint directory. `ema`: the averaged weights.
-int export_weights(const std::string& run, const std::string& output, bool ema);
+struct ExportRequest {
+  std::string run;     // a run directory (its newest usable checkpoint) or one checkpoint directory
+  std::string output;  // NAME.safetensors
+  bool ema = false;    // the averaged weights
+  std::string dtype = "f32";
+  double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
+};
+
+// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the discriminator).
+int export_weights(const ExportRequest& request);
 
 }  // namespace weft

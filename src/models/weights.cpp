@@ -104,7 +104,7 @@ void check_weights(const WeightFiles& files, const ParameterTable& whole,
   for (const auto& p : whole.all()) {
     const WeightFiles::Tensor* t = find(files, p->name, names);
     WEFT_CHECK(t != nullptr, Exit::data, nearest(p->name, held, "the file's", names.section),
-               "{} has no tensor \"{}\"", path, p->name);
+               "{} has no tensor {}", path, p->name);
     WEFT_CHECK(std::ranges::equal(t->entry.shape, p->shape.dims()), Exit::data,
                fmt::format("check the sizes in the deck's [{}]", names.section),
                "{}: tensor \"{}\" has shape [{}], the model wants {}", path, t->entry.name,
@@ -130,24 +130,6 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table,
   const WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
-}
-
-void save_weights(const std::filesystem::path& path, const ParameterTable& table,
-                  const Tensor& values) {
-  std::vector<SafetensorWrite> tensors;
-  std::vector<Tensor> on_host;
-  for (const auto& p : table.all()) {
-    SafetensorWrite w;
-    w.name = p->name;
-    w.shape.assign(p->shape.dims().begin(), p->shape.dims().end());
-    const bool replaced = values.defined() && p->trainable;
-    const Tensor flat = p->value.view({p->shape.numel()});
-    on_host.push_back(
-        (replaced ? values.slice(p->offset, p->offset + p->shape.numel()) : flat).to_host());
-    w.bytes = std::as_bytes(on_host.back().span<float>());
-    tensors.push_back(w);
-  }
-  write_safetensors(path, tensors, {{"format", "pt"}, {"producer", "weft"}});
 }
 
 }  // namespace weft

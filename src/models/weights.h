@@ -36,8 +36,20 @@ void check_weights(const WeightFiles& files, const ParameterTable& whole, const 
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);
 
-// Writes all parameters as F32. `values`, if given, replaces the trainable values (flat, such as the EMA).
+// How weights are written.
+struct SaveWeights {
+  DType dtype = DType::f32;  // or bf16, f16
+  std::uint64_t shard_bytes =
+      0;  // 0: one file; otherwise shards of at most that (or of one tensor) and their index
+  Tensor values = {};  // in place of the trainable values: flat, such as the EMA
+  std::function<bool(const Parameter&)> skip = nullptr;  // what is left out
+  std::map<std::string, std::vector<float>> buffers =
+      {};  // [1,n,1,1,1] each: what released files hold beside parameters
+};
+
+// Writes the parameters to `path`; of a model in shards, path + ".index.json" is written last and names them
+// (NAME-00001-of-00003.safetensors). Memory: one tensor.
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,
-                  const Tensor& values = Tensor());
+                  const SaveWeights& how = {});
 
 }  // namespace weft

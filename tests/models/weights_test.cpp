@@ -73,7 +73,7 @@ TEST_F(WeightsTest, OtherValuesReplaceTheTrainableOnes) {
   Model model(tiny_model(), 4), loaded(tiny_model(), 5);
   Tensor ema = Tensor::persistent(model.net.params().values().shape(), DType::f32);
   for (std::int64_t i = 0; i < ema.numel(); ++i) ema.data<float>()[i] = static_cast<float>(i);
-  save_weights(path_, model.net.params(), ema);
+  save_weights(path_, model.net.params(), {.values = ema});
   load_weights(path_, loaded.net.params());
   for (const auto& p : model.net.params().all()) {
     const Tensor& got = loaded.net.params().find(p->name)->value;
@@ -81,6 +81,45 @@ TEST_F(WeightsTest, OtherValuesReplaceTheTrainableOnes) {
       EXPECT_EQ(got.data<float>()[1], static_cast<float>(p->offset + 1)) << p->name;
     else
       EXPECT_TRUE(same_bits(got, p->value)) << p->name;
+  }
+}
+
+TEST_F(WeightsTest, ShardsWithTheirIndexLoadAsOneFileDoes) {
+  Model saved(tiny_model(), 4), loaded(tiny_model(), 5);
+  save_weights(path_, saved.net.params(), {.shard_bytes = 20000});
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "no file beside the shards";
+  const auto last = [&] {
+    std::filesystem::path greatest;
+    for (const auto& e : std::filesystem::directory_iterator(dir_))
+      if (e.path().extension() == ".safetensors") greatest = std::max(greatest, e.path());
+    return greatest;
+  }();
+  const std::string of = last.stem().string().substr(last.stem().string().size() - 5);
+  EXPECT_EQ(last.filename(), "w-" + of + "-of-" + of + ".safetensors");
+  load_weights(dir_, loaded.net.params());
+  for (const auto& p : saved.net.params().all())
+    EXPECT_TRUE(same_bits(p->value, loaded.net.params().find(p->name)->value)) << p->name;
+}
+
+TEST_F(WeightsTest, OtherFormatsAreRoundedOnceAndBuffersAdded) {
+  Model model(tiny_model(), 4);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    SaveWeights how;
+    how.dtype = dtype;
+    how.buffers["scale"] = {3.85f, 2.32f};
+    how.skip = [](const Parameter& p) { return p.name == "t_block.1.bias"; };
+    save_weights(path_, model.net.params(), how);
+    const SafetensorsFile file = SafetensorsFile::open(path_);
+    EXPECT_EQ(file.entries().size(), model.net.params().all().size());
+    EXPECT_EQ(file.find("t_block.1.bias"), nullptr);
+    EXPECT_EQ(file.at("scale").shape, (std::vector<std::int64_t>{1, 2, 1, 1, 1}));
+    const Tensor& exact = model.net.params().find("t_block.1.weight")->value;
+    const std::vector<float> got = file.read_f32(file.at("t_block.1.weight"));
+    EXPECT_EQ(file.at("t_block.1.weight").dtype, dtype);
+    for (std::int64_t i = 0; i < exact.numel(); ++i) {
+      const float v = exact.data<float>()[i];
+      ASSERT_EQ(got[std::size_t(i)], dtype == DType::bf16 ? float(bf16(v)) : float(f16(v)));
+    }
   }
 }
 
