@@ -18,6 +18,7 @@
 #include "commands/inspect.h"
 #include "commands/plan.h"
 #include "commands/probe.h"
+#include "commands/reconstruct.h"
 #include "commands/report.h"
 #include "commands/sample.h"
 #include "commands/simulate.h"
@@ -150,6 +151,10 @@ Invocation parse_command_line(int argc, char** argv) {
                    [=](MPI_Comm w) { return generate(deck(), w); }),
            *a);
 
+  add_deck(command("reconstruct", "send footage through the VAE and back: PSNR, SSIM, statistics",
+                   [=](MPI_Comm w) { return reconstruct(deck(), w); }),
+           *a);
+
   CLI::App& report_command =
       command("report", "write RUN/report.html: loss, time of every rank, memory, scaling, samples",
               [=](MPI_Comm w) { return on_first_rank(w, [&] { return report(a->runs); }); });
@@ -217,6 +222,8 @@ Invocation parse_command_line(int argc, char** argv) {
               [=](MPI_Comm w) { return plan(deck(), a->planning, w); });
   add_deck(plan_command, *a);
   PlanRequest& planned = a->planning.request;
+  plan_command.add_option("--job", a->planning.job, "train, encode or generate")
+      ->check(CLI::IsMember({"train", "encode", "generate"}));
   plan_command.add_option("--gpus", planned.gpus, "ranks (default: those it runs on)");
   plan_command.add_option("--memory", planned.memory_gb, "GB of a rank's device");
   plan_command.add_option("--fabric", planned.fabric,
