@@ -132,8 +132,8 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
   if (conv.upsample)
     upsample_backward_weight(x.shape(), dw.dim(0), xs, dys, dw.data<float>(), accumulate);
   else
-    direct_backward_weight(geometry(x.shape(), dy.shape(), conv), xs, dys, dw.data<float>(),
-                           accumulate);
+    plain_backward_weight(geometry(x.shape(), dy.shape(), conv), xs, dys, dw.data<float>(),
+                          accumulate);
 }
 
 WEFT_CPU_END

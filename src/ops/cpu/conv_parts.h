@@ -27,15 +27,21 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
                             bool accumulate);
 
 // 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms (winograd.cpp). `up` is 1 where x
-// is seen at twice its height and width.
+// is seen at twice its height and width; `fold` is 1 where y gets the sums of the result's 2x2 blocks (without bias).
 bool winograd_fits(const Geometry& g);
-void winograd_forward(const Geometry& g, int up, const float* x, const float* w, const float* bias,
-                      bool add, float* y);
+void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
+                      const float* bias, bool add, float* y);
+void winograd_backward_weight(const Geometry& g, int up, const float* x, const float* dy, float* dw,
+                              bool accumulate);
 
 // The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);
+void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                           bool accumulate);
+// to = w [out,in,kt,kh,kw] with out and in swapped and the kernel turned round.
+void turn_weights(const Geometry& g, const float* w, float* to);
 
 // 3x3 of frames x [.., H, W, Cin] seen at twice their size.
 void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,

@@ -12,9 +12,10 @@ WEFT_CPU_BEGIN
 #include "ops/cpu/conv_parts.h"
 namespace {
 #include "ops/cpu/simd.h"
+}  // namespace
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c].
-void turn(const Geometry& g, const float* w, float* to) {
+void turn_weights(const Geometry& g, const float* w, float* to) {
   const std::int64_t k = g.kt * g.kh * g.kw;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < g.cin; ++i)
@@ -23,12 +24,10 @@ void turn(const Geometry& g, const float* w, float* to) {
         to[(i * g.cout + o) * k + k - 1 - a] = w[(o * g.cin + i) * k + a];
 }
 
-}  // namespace
-
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
   if (winograd_fits(g))
-    winograd_forward(g, 0, x, w, bias, add, y);
+    winograd_forward(g, 0, 0, x, w, bias, add, y);
   else
     direct_forward(g, x, w, bias, add, y);
 }
@@ -39,7 +38,7 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
   if (g.stride_t == 1 && g.stride == 1 && turns) {
     struct Turned;
     float* turned = scratch<Turned>(static_cast<std::size_t>(g.w_numel()));
-    turn(g, w, turned);
+    turn_weights(g, w, turned);
     Geometry b = g;
     b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
     b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
@@ -66,6 +65,14 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < one.x_numel(); ++i) to[i] += sample[i];
   }
+}
+
+void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                           bool accumulate) {
+  if (winograd_fits(g))
+    winograd_backward_weight(g, 0, x, dy, dw, accumulate);
+  else
+    direct_backward_weight(g, x, dy, dw, accumulate);
 }
 
 WEFT_CPU_END

@@ -23,6 +23,12 @@ Geometry phase_geometry(const Shape& x, std::int64_t cout, int p, int q) {
   return {1, 1, x[2], x[3], x[4], cout, 1, x[2], x[3], 1, 2, 2, 1, 1, 0, 0, 1 - p, p, 1 - q, q};
 }
 
+// The 3x3 over the large frame, of which winograd.cpp takes its small one.
+Geometry whole(const Shape& x, std::int64_t cout) {
+  return {x[0], x[1], x[2], x[3], x[4], cout, x[1], 2 * x[2], 2 * x[3], 1,
+          3,    3,    1,    1,    0,    0,    1,    1,        1,        1};
+}
+
 // sums [cout,cin,2,2] of w [cout,cin,3,3].
 void sum_weights(std::int64_t pairs, const float* w, int p, int q, float* sums) {
 #pragma omp parallel for schedule(static)
@@ -50,10 +56,8 @@ struct Phase;
 
 void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,
                       const float* bias, bool add, float* y) {
-  const Geometry whole{x[0], x[1], x[2], x[3], x[4], cout, x[1], 2 * x[2], 2 * x[3], 1,
-                       3,    3,    1,    1,    0,    0,    1,    1,        1,        1};
-  if (winograd_fits(whole)) {
-    winograd_forward(whole, 1, xs, w, bias, add, y);
+  if (const Geometry g = whole(x, cout); winograd_fits(g)) {
+    winograd_forward(g, 1, 0, xs, w, bias, add, y);
     return;
   }
   const std::int64_t pairs = cout * x[4];
@@ -76,6 +80,15 @@ void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const 
 
 void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy, const float* w,
                              float* dx, bool add) {
+  Geometry back = whole(x, cout);
+  std::swap(back.cin, back.cout);
+  if (winograd_fits(back)) {
+    float* turned = scratch<Sums>(static_cast<std::size_t>(back.w_numel()));
+    turn_weights(whole(x, cout), w, turned);
+    back.h = back.ho, back.w = back.wo;
+    winograd_forward(back, 0, 1, dy, turned, nullptr, add, dx);
+    return;
+  }
   const std::int64_t pairs = cout * x[4];
   for (int p = 0; p < 2; ++p)
     for (int q = 0; q < 2; ++q) {
@@ -95,6 +108,10 @@ void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy,
 
 void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs, const float* dy,
                               float* dw, bool accumulate) {
+  if (const Geometry g = whole(x, cout); winograd_fits(g)) {
+    winograd_backward_weight(g, 1, xs, dy, dw, accumulate);
+    return;
+  }
   const std::int64_t pairs = cout * x[4];
   if (!accumulate) std::fill_n(dw, pairs * 9, 0.0f);
   for (int p = 0; p < 2; ++p)

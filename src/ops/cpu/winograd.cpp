@@ -16,54 +16,7 @@ WEFT_CPU_BEGIN
 #include "ops/cpu/conv_parts.h"
 namespace {
 #include "ops/cpu/gemm_tile.h"
-#include "ops/cpu/winograd_transforms.h"
-
-std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
-
-// The tiles of a result, and what follows from the channels. `up`: rows and columns of x are seen twice.
-struct Plan {
-  Geometry g;
-  int up;
-  std::int64_t rows, columns;  // of tiles in a frame
-  std::int64_t depth;          // kt * cin, of the products
-  std::int64_t outs;           // cout in whole vectors
-  std::int64_t in_stride, out_stride;
-  std::int64_t tiles, block, blocks;
-};
-
-// Tiles that a thread works on at a time: many, so that weights are read seldom; few enough to share them out evenly.
-Plan plan(const Geometry& g, int up) {
-  Plan p;
-  p.g = g;
-  p.up = up;
-  p.rows = (g.ho + tile_out - 1) / tile_out;
-  p.columns = (g.wo + tile_out - 1) / tile_out;
-  p.depth = g.kt * g.cin;
-  p.outs = padded(g.cout);
-  p.in_stride = padded_stride(p.depth);
-  p.out_stride = padded_stride(p.outs);
-  p.tiles = g.n * g.to * p.rows * p.columns;
-  const std::int64_t threads = omp_get_max_threads();
-  const std::int64_t most =
-      std::clamp<std::int64_t>(400000 / (tile_points * (p.in_stride + p.out_stride)), 48, 96);
-  const std::int64_t rounds = (p.tiles + most * threads - 1) / (most * threads);
-  p.block = std::min(p.tiles, (p.tiles + rounds * threads - 1) / (rounds * threads));
-  p.blocks = (p.tiles + p.block - 1) / p.block;
-  return p;
-}
-
-struct Place {
-  std::int64_t sample, t, row, column;  // of a tile's first result
-};
-Place place(const Plan& p, std::int64_t tile) {
-  Place q;
-  q.column = tile % p.columns * tile_out;
-  q.row = tile / p.columns % p.rows * tile_out;
-  const std::int64_t frame = tile / (p.rows * p.columns);
-  q.t = frame % p.g.to;
-  q.sample = frame / p.g.to;
-  return q;
-}
+#include "ops/cpu/winograd_tiles.h"
 
 // Panels of columns, as wide as a register tile; each [depth][width].
 constexpr std::int64_t panel_width = widest_tile * W;
@@ -94,37 +47,6 @@ float* transform_weights(const Plan& p, const float* w) {
   return to;
 }
 
-// Inputs of tiles [first, first + count) transformed: [36][count][in_stride].
-void transform_inputs(const Plan& p, const float* x, std::int64_t first, std::int64_t count,
-                      float* to) {
-  const Geometry& g = p.g;
-  const std::int64_t height = g.h << p.up, width = g.w << p.up, apart = count * p.in_stride;
-  for (std::int64_t tile = 0; tile < count; ++tile) {
-    const Place q = place(p, first + tile);
-    for (std::int64_t a = 0; a < g.kt; ++a) {
-      float* at = to + tile * p.in_stride + a * g.cin;
-      const std::int64_t t = q.t * g.stride_t + a - g.front;
-      const bool outside = t < 0 || t >= g.t;
-      const float* frame = x + (q.sample * g.t + t) * g.h * g.w * g.cin;
-      // Null where there is only padding.
-      const float* from[tile_points];
-      for (int i = 0; i < tile_in; ++i)
-        for (int j = 0; j < tile_in; ++j) {
-          const std::int64_t h = q.row + i - g.top, w = q.column + j - g.left;
-          from[i * tile_in + j] = outside || h < 0 || w < 0 || h >= height || w >= width
-                                      ? nullptr
-                                      : frame + ((h >> p.up) * g.w + (w >> p.up)) * g.cin;
-        }
-      for_vectors(g.cin, [&](std::int64_t c, int n) {
-        vf in[tile_points], out[tile_points];
-        for (int k = 0; k < tile_points; ++k) in[k] = from[k] ? load_n(from[k] + c, n) : vf{};
-        both_ways<tile_in, tile_in>(in, out, input_line);
-        for (int k = 0; k < tile_points; ++k) store_n(at + k * apart + c, out[k], n);
-      });
-    }
-  }
-}
-
 // y of tiles [first, first + count) from their products [36][count][out_stride].
 void transform_outputs(const Plan& p, const float* products, const float* bias, bool add,
                        std::int64_t first, std::int64_t count, float* y) {
@@ -134,20 +56,47 @@ void transform_outputs(const Plan& p, const float* products, const float* bias, 
     const Place q = place(p, first + tile);
     const std::int64_t rows = std::min<std::int64_t>(tile_out, g.ho - q.row);
     const std::int64_t columns = std::min<std::int64_t>(tile_out, g.wo - q.column);
-    float* to = y + (((q.sample * g.to + q.t) * g.ho + q.row) * g.wo + q.column) * g.cout;
+    const std::int64_t out_height = g.ho >> p.fold, out_width = g.wo >> p.fold;
+    float* to = y + (((q.sample * g.to + q.t) * out_height + (q.row >> p.fold)) * out_width +
+                     (q.column >> p.fold)) *
+                        g.cout;
     for_vectors(g.cout, [&](std::int64_t c, int n) {
       vf in[tile_points], out[tile_out * tile_out];
       for (int k = 0; k < tile_points; ++k)
         in[k] = load(products + k * apart + tile * p.out_stride + c);
       both_ways<tile_in, tile_out>(in, out, output_line);
       const vf b = bias ? load_n(bias + c, n) : vf{};
-      for (std::int64_t i = 0; i < rows; ++i)
-        for (std::int64_t j = 0; j < columns; ++j) {
-          float* at = to + (i * g.wo + j) * g.cout + c;
-          const vf v = out[i * tile_out + j] + b;
-          store_n(at, add ? v + load_n(at, n) : v, n);
+      for (std::int64_t i = 0; i < rows; i += 1 + p.fold)
+        for (std::int64_t j = 0; j < columns; j += 1 + p.fold) {
+          float* at = to + ((i >> p.fold) * out_width + (j >> p.fold)) * g.cout + c;
+          const vf* o = out + i * tile_out + j;
+          vf v = p.fold ? o[0] + o[1] + o[tile_out] + o[tile_out + 1] : o[0] + b;
+          if (add) v += load_n(at, n);
+          store_n(at, v, n);
         }
     });
+  }
+}
+
+// out [count, outs] = in [count, depth] times the weights of one point. Weights stay in the first-level cache over the rows
+// in pieces, and the piece after is fetched meanwhile: they come from far, once for every block of tiles.
+void multiply(const Plan& p, std::int64_t count, const float* in, const float* weights,
+              float* out) {
+  constexpr std::int64_t piece = 128, rows = 24, line = 16;
+  for (std::int64_t o = 0; o < p.outs; o += panel_width) {
+    const std::int64_t width = std::min(panel_width, p.outs - o);
+    for (std::int64_t k = 0; k < p.depth; k += piece) {
+      const std::int64_t deep = std::min(piece, p.depth - k);
+      const float* b = weights + o * p.depth + k * width;
+      const float* ahead = b + deep * width;
+      const std::int64_t share = deep * width * rows / count / line * line + line;
+      for (std::int64_t r = 0; r < count; r += rows) {
+        for (std::int64_t f = 0; f < share; f += line) __builtin_prefetch(ahead + f, 0, 2);
+        ahead += share;
+        small_gemm(std::min(rows, count - r), width, deep, in + r * p.in_stride + k, p.in_stride, 1,
+                   b, width, out + r * p.out_stride + o, p.out_stride, k > 0);
+      }
+    }
   }
 }
 
@@ -157,10 +106,10 @@ bool winograd_fits(const Geometry& g) {
   return g.kh == 3 && g.kw == 3 && g.stride == 1 && g.cin >= 32 && g.cout >= 16;
 }
 
-void winograd_forward(const Geometry& g, int up, const float* x, const float* w, const float* bias,
-                      bool add, float* y) {
+void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
+                      const float* bias, bool add, float* y) {
   detail::add_flops(g.flops());
-  const Plan p = plan(g, up);
+  const Plan p = plan(g, up, fold);
   const float* weights = transform_weights(p, w);
 #pragma omp parallel for schedule(dynamic, 1)
   for (std::int64_t k = 0; k < p.blocks; ++k) {
@@ -169,14 +118,10 @@ void winograd_forward(const Geometry& g, int up, const float* x, const float* w,
     const std::int64_t first = k * p.block, count = std::min(p.block, p.tiles - first);
     float* in = scratch<Inputs>(static_cast<std::size_t>(tile_points * p.block * p.in_stride));
     float* out = scratch<Products>(static_cast<std::size_t>(tile_points * p.block * p.out_stride));
-    transform_inputs(p, x, first, count, in);
+    transform_inputs(p, x, first, count, count * p.in_stride, in);
     for (int point = 0; point < tile_points; ++point)
-      for (std::int64_t o = 0; o < p.outs; o += panel_width) {
-        const std::int64_t width = std::min(panel_width, p.outs - o);
-        small_gemm(count, width, p.depth, in + point * count * p.in_stride, p.in_stride, 1,
-                   weights + (point * p.outs + o) * p.depth, width,
-                   out + point * count * p.out_stride + o, p.out_stride, false);
-      }
+      multiply(p, count, in + point * count * p.in_stride, weights + point * p.outs * p.depth,
+               out + point * count * p.out_stride);
     transform_outputs(p, out, bias, add, first, count, y);
   }
 }
