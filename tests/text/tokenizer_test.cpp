@@ -1,0 +1,85 @@
+// What of the tokenizer needs no model of a real size; validation/check_text.py trains one and compares 1,000 lines.
+#include "text/tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <sentencepiece_trainer.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TokenizerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::temp_directory_path() / ("weft_tokenizer_test_" + std::to_string(::getpid()));
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  // A model of a few pieces; `ids` are its --pad_id and so on.
+  fs::path model(const std::string& name, const std::string& ids) {
+    std::ofstream text(dir_ / "text.txt");
+    for (int i = 0; i < 30; ++i) text << "a cat and a dog\nthe dog and the cat\n";
+    text.close();
+    const auto status = sentencepiece::SentencePieceTrainer::Train(
+        "--input=" + (dir_ / "text.txt").string() + " --model_prefix=" + (dir_ / name).string() +
+        " --vocab_size=30 --hard_vocab_limit=false --minloglevel=3 " + ids);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return dir_ / (name + ".model");
+  }
+  std::string refused(const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data);
+      return std::string(e.what()) + " | " + e.hint();
+    }
+    return "";
+  }
+
+  const std::string t5_ids_ = "--pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1";
+  fs::path dir_;
+};
+
+TEST_F(TokenizerTest, PiecesEndMarkAndLength) {
+  const Tokenizer t(model("spiece", t5_ids_));
+  using testing::ElementsAre;
+  EXPECT_THAT(t.encode("", 300), ElementsAre(1));
+  const auto cat = t.encode("the cat", 300);
+  EXPECT_EQ(cat.back(), Tokenizer::end_mark);
+  EXPECT_GT(cat.size(), 1u);
+  EXPECT_EQ(t.encode("  the   cat ", 300), cat) << "spaces are single, and none at the ends";
+  const auto unknown = t.encode("𓀀𓀁", 300);  // neighbours that nobody knows are one
+  EXPECT_EQ(std::count(unknown.begin(), unknown.end(), 2), 1);
+  EXPECT_THAT(t.encode("the cat and the dog", 3), ElementsAre(cat[0], cat[1], 1));
+  EXPECT_THAT(t.encode("the cat", 1), ElementsAre(1));
+  const auto last = static_cast<std::int32_t>(t.size()) - 1;
+  EXPECT_THAT(t.encode("<extra_id_0><extra_id_99>", 9), ElementsAre(last, last - 99, 1));
+  auto with_mark = t.encode("the cat <extra_id_7> the cat", 300);
+  EXPECT_EQ(with_mark.size(), 2 * cat.size());
+  EXPECT_EQ(with_mark[cat.size() - 1], last - 7);
+}
+
+TEST_F(TokenizerTest, SaysWhatDoesNotFit) {
+  using testing::HasSubstr;
+  std::ofstream(dir_ / "text") << "no model";
+  EXPECT_THAT(refused([&] { Tokenizer t(dir_ / "text"); }), HasSubstr("no SentencePiece model"));
+  EXPECT_THAT(refused([&] { Tokenizer t(model("other", "--pad_id=3")); }),
+              HasSubstr("T5's are 0, 1 and 2"));
+  T5Deck deck;
+  deck.weights = (dir_ / "t5.safetensors").string();
+  EXPECT_THAT(refused([&] { open_tokenizer(deck); }), HasSubstr("spiece.model"));
+  model("spiece", t5_ids_);
+  EXPECT_EQ(refused([&] { open_tokenizer(deck); }), "");  // found beside the weights
+  deck.vocab_size = 100;
+  EXPECT_THAT(refused([&] { open_tokenizer(deck); }), HasSubstr("t5.vocab_size is 100"));
+}
+
+}  // namespace
+}  // namespace weft
