@@ -76,3 +76,20 @@ train() {
     stop_here 75 "Slurm does not requeue this job. HINT: a chain of jobs (docs/slurm.md), or submit with RUN=$RUN"
   exit 75
 }
+
+# A command that keeps what it has made and goes on with it, `weft encode` or `weft generate`: 0 ends the job, 75 queues it
+# again, all else ends it with weft's code.
+until_done() {
+  local code again=${SLURM_RESTART_COUNT:-0} command=$1
+  shift
+  run_weft "$command" "$DECK" "$@"
+  code=$?
+  say "weft $command ended with $code"
+  [ "$code" -eq 75 ] || exit "$code"
+  [ "$again" -lt "${MAX_RESTARTS:-200}" ] ||
+    stop_here 75 "started again $again times already: not queued again. HINT: MAX_RESTARTS sets how often"
+  say "queued again"
+  scontrol requeue "$SLURM_JOB_ID" ||
+    stop_here 75 "Slurm does not requeue this job. HINT: submit it again, it goes on where it was"
+  exit 75
+}

@@ -1,0 +1,89 @@
+"""weft encode and training from what it makes."""
+
+import time
+import unittest
+
+import harness
+
+VAE = """
+[vae]
+spatial_channels = [8, 8, 8, 8]
+spatial_res_blocks = 1
+spatial_groups = 4
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 1, 1, 1]
+num_groups = 4
+"""
+
+
+class Encode(harness.WeftTest):
+    def setUp(self):
+        super().setUp()
+        deck = self.dir / "deck.toml"
+        deck.write_text(deck.read_text().replace("in_channels = 3", "in_channels = 4") + VAE)
+
+    def encode(self, output, *overrides, ranks=2, expect=0):
+        return self.weft("encode", "deck.toml", "data.path=clips.h5", f"encode.output={output}",
+                         "encode.text=false", *overrides, ranks=ranks, expect=expect)
+
+    def test_latents_are_the_same_at_any_rank_count_and_after_a_kill(self):
+        self.ingest(seconds=30, frames=3)
+        self.encode("one.h5", "vae.weights=random:1", ranks=1)
+        one = (self.dir / "one.h5").read_bytes()
+        said = self.weft("inspect", "one.h5", ranks=0).out
+        self.assertIn("moments (means, log variances) of 3x32x32 footage", said)
+        self.assertIn("every hash verified", said)
+        self.assertFalse((self.dir / "one.h5.parts").exists())
+
+        # Killed in the middle, with a torn line at the end of a journal: the rest is made, nothing twice.
+        job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5",
+                         "encode.text=false", "vae.weights=random:1", ranks=2)
+        parts = self.dir / "two.h5.parts"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and job.process.poll() is None:
+            lines = [len(j.read_bytes().splitlines()) for j in parts.glob("*.journal")]
+            if sum(lines) >= 3:
+                break
+            time.sleep(0.002)
+        job.kill()
+        job.process.wait()
+        journals = sorted(parts.glob("*.journal"))
+        made = sum(len(j.read_bytes().splitlines()) for j in journals)
+        self.assertGreaterEqual(made, 3)
+        self.assertFalse((self.dir / "two.h5").exists(), "the kill came too late to test anything")
+        with open(journals[0], "ab") as journal:
+            journal.write(b"9 1")
+        self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None), 2, "another job",
+                     "random:1", "random:2")
+        again = self.encode("two.h5", "vae.weights=random:1", ranks=3)
+        self.assertIn(f"{made} made before", again.err)
+        self.assertEqual((self.dir / "two.h5").read_bytes(), one)
+
+    def test_training_from_latents_is_training_with_the_vae_in_the_loop(self):
+        self.ingest(seconds=6, frames=3)
+        # The VAE's file comes from a training of one step.
+        self.weft("train", "deck.toml", "model.name=vae", "data.path=clips.h5", "run.dir=vae",
+                  "train.steps=1", "train.batch_size=1", "train.micro_batches=2")
+        self.weft("export", "vae", "vae.safetensors", ranks=0)
+        vae = "vae.weights=vae.safetensors"
+        self.encode("latents.h5", vae, "encode.dtype=f32")
+        common = ("train.steps=6", "train.batch_size=2", "train.micro_batches=2")
+        self.train("online", "data.path=clips.h5", vae, *common)
+        self.train("stored", "data.path=latents.h5", *common)
+        self.assert_close(self.losses("stored"), self.losses("online"), 1e-4)
+        self.assertGreater(max(self.losses("stored")) - min(self.losses("stored")), 0.01)
+        # Half numbers are near, and a drawn sample trains as well.
+        self.encode("half.h5", vae)
+        self.train("half", "data.path=half.h5", *common)
+        self.assert_close(self.losses("half"), self.losses("online"), 1e-2)
+        self.encode("drawn.h5", vae, "encode.latents=sampled")
+        self.train("drawn", "data.path=drawn.h5", *common)
+
+        self.refused(self.encode("x.h5", vae, "data.path=latents.h5", expect=None), 2,
+                     "latents already")
+        self.refused(self.train("pixels", "data.path=clips.h5", expect=None), 2, "3 channels")
+
+
+if __name__ == "__main__":
+    unittest.main()
