@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""PyTorch weights to safetensors, which weft reads.
+
+    convert_weights.py INPUT OUTPUT [--dtype keep|f32|bf16|f16] [--key KEY] [--prefix PREFIX]
+
+INPUT: a file (.bin, .pt, .pth, .ckpt), an index (pytorch_model.bin.index.json), or a folder that holds one of them: a model of
+Hugging Face in shards (DeepFloyd's T5 encoder), Open-Sora's checkpoint directory (its model/ shards are taken; name ema.pt
+itself for the average). OUTPUT: NAME.safetensors, or a folder, where the name is model.safetensors. One shard becomes one
+file; more become NAME-00001-of-0000N.safetensors and NAME.safetensors.index.json, written last.
+
+Files are unpickled with weights_only=True: nothing in them is run. They are mapped, so one tensor is in memory at a time.
+
+Names become the released ones: "module." in front of all names goes, as do the wrappers "state_dict", "model", "ema", "params"
+around them (--key names another); old attention names query, key, value, proj_attn become to_q, to_k, to_v, to_out.0 and their
+1x1 convolutions matrices; a second name of T5's embedding is left out. --prefix puts something in front of all names.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import struct
+import sys
+
+import torch
+
+TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+         torch.uint8: "U8", torch.bool: "BOOL"}
+WANTED = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+WRAPPERS = ("state_dict", "model", "ema", "params", "params_ema", "module")
+OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def shards_of(path):
+    """The files that `path` means, and the names that the index promises (or None)."""
+    if path.is_dir():
+        folder = path / "model" if (path / "model").is_dir() else path
+        indices = sorted(folder.glob("*.bin.index.json"))
+        files = sorted(f for f in folder.iterdir() if f.suffix in ENDINGS)
+        among = indices or files
+        if len(among) != 1:
+            sys.exit(f"{folder} holds {len(among)} sets of PyTorch weights: name the one that is meant "
+                     f"({', '.join(f.name for f in among) or 'none ends in ' + ', '.join(ENDINGS)})")
+        path = among[0]
+    if not path.is_file():
+        sys.exit(f"{path}: no such file")
+    if not path.name.endswith(".index.json"):
+        return [path], None
+    names = json.loads(path.read_text())["weight_map"]
+    for shard in sorted(set(names.values())):
+        if "/" in shard or not (path.parent / shard).is_file():
+            sys.exit(f"{path} names {shard}, which is not beside it")
+    return [path.parent / shard for shard in sorted(set(names.values()))], names
+
+
+def unpickled(path):
+    """What a file holds, mapped where its format allows: files from before PyTorch 1.6 are read whole."""
+    for mapped in (True, False):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except Exception as e:  # noqa: BLE001 whatever the unpickler meets
+            if mapped and "mmap" in str(e):
+                continue
+            # What PyTorch advises here is to run what the file says: not with files of others.
+            reason = str(e).split("WeightsUnpickler error: ")[-1].strip().splitlines()[0]
+            sys.exit(f"{path} is no file of weights, damaged, or holds more than weights: {reason}")
+    raise AssertionError
+
+
+def load(path, key):
+    """{name: tensor} of one file."""
+    content = unpickled(path)
+    if key:
+        if not isinstance(content, dict) or key not in content:
+            sys.exit(f"{path} has no key {key}")
+        content = content[key]
+    while isinstance(content, dict) and not any(torch.is_tensor(v) for v in content.values()):
+        inner = [k for k in WRAPPERS if isinstance(content.get(k), dict)]
+        if len(inner) != 1:
+            sys.exit(f"{path} holds no tensors but the keys {', '.join(map(str, content))}: choose one with --key")
+        content = content[inner[0]]
+    if not isinstance(content, dict):
+        sys.exit(f"{path} holds {type(content).__name__}, not a table of names and tensors")
+    for name in [n for n, v in content.items() if not torch.is_tensor(v)]:
+        print(f"{path.name}: {name} is no tensor and is left out")
+        del content[name]
+    if content and all(name.startswith("module.") for name in content):
+        content = {name[len("module."):]: v for name, v in content.items()}
+    return content
+
+
+def renamed(tensors, prefix, names):
+    """Released names; `names`: of the whole model."""
+    out = {}
+    for name, t in tensors.items():
+        if name == "encoder.embed_tokens.weight" and "shared.weight" in names:
+            continue
+        match = re.fullmatch(r"(.*attentions\.\d+)\.(query|key|value|proj_attn)\.(weight|bias)", name)
+        if match:
+            name = f"{match[1]}.{OLD_ATTENTION[match[2]]}.{match[3]}"
+            if t.dim() == 4:
+                t = t[:, :, 0, 0]
+        if prefix + name in out:
+            sys.exit(f"{prefix + name} comes out of two tensors")
+        out[prefix + name] = t
+    return out
+
+
+def target_type(t, wanted):
+    if not t.dtype.is_floating_point:
+        return t.dtype
+    return WANTED.get(wanted, torch.float32 if t.dtype == torch.float64 else t.dtype)
+
+
+def write(path, tensors, wanted):
+    """One safetensors file, tensor by tensor; it appears under its name when it is complete. Its bytes of data."""
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    order = sorted(tensors, key=lambda n: (-target_type(tensors[n], wanted).itemsize, n))
+    for name in order:
+        t, kind = tensors[name], target_type(tensors[name], wanted)
+        if kind not in TYPES:
+            sys.exit(f"{name} has type {kind}, which weft does not read")
+        size = t.numel() * kind.itemsize
+        header[name] = {"dtype": TYPES[kind], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = pathlib.Path(f"{path}.part")
+    with open(partial, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            t = tensors[name].detach().to(target_type(tensors[name], wanted)).contiguous()
+            f.write(t.reshape(-1).view(torch.uint8).numpy().data)
+        f.flush()
+        os.fsync(f.fileno())
+    partial.rename(path)
+    return offset
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("input", type=pathlib.Path)
+    parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--dtype", choices=["keep", *WANTED], default="keep")
+    parser.add_argument("--key", help="of the dictionary in the file that holds the weights")
+    parser.add_argument("--prefix", default="", help="put in front of all names")
+    args = parser.parse_args()
+    out = args.output if args.output.suffix == ".safetensors" else args.output / "model.safetensors"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shards, promised = shards_of(args.input)
+    total, weight_map = 0, {}
+    for i, shard in enumerate(shards):
+        tensors = load(shard, args.key)
+        if promised is not None:
+            lost = [n for n, s in promised.items() if s == shard.name and n not in tensors]
+            if lost:
+                sys.exit(f"{shard} lacks {lost[0]}, which the index says is there")
+        tensors = renamed(tensors, args.prefix, promised or tensors)
+        path = out if len(shards) == 1 else out.with_name(f"{out.stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
+        twice = next((n for n in tensors if n in weight_map), None)
+        if twice:
+            sys.exit(f"{twice} is in {weight_map[twice]} and in {shard.name}")
+        total += write(path, tensors, args.dtype)
+        weight_map |= {name: path.name for name in tensors}
+        print(f"{shard} -> {path}: {len(tensors)} tensors")
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        path = out.with_name(out.name + ".index.json")
+        path.write_text(json.dumps(index, indent=2) + "\n")
+    print(f"{len(weight_map)} tensors, {total / 1e9:.3f} GB")
+
+
+if __name__ == "__main__":
+    main()
