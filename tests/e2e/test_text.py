@@ -1,0 +1,26 @@
+"""weft text: captions of a file, cleaned; and what it says about files and decks that do not fit."""
+
+import unittest
+
+from harness import WeftTest
+
+
+class Text(WeftTest):
+    def test_cleans_every_line(self):
+        (self.dir / "in.txt").write_text("A  “Drone” shot — of www.foo.org\r\n\ncafé <b>bar</b> &amp; more\n", "utf-8")
+        self.weft("text", "deck.toml", "in.txt", "--cleaned", "out.txt", ranks=1)
+        self.assertEqual((self.dir / "out.txt").read_text("utf-8"), 'a "drone" shot - of\n\ncafé bar more\n')
+
+    def test_refuses_what_does_not_fit(self):
+        (self.dir / "in.txt").write_bytes(b"fine\ncaf\xe9\n")
+        self.refused(self.weft("text", "deck.toml", "in.txt", "--cleaned", "out.txt", ranks=2, expect=None), 3,
+                     "in.txt, line 2", "byte 4 is 0xe9")
+        (self.dir / "in.txt").write_text("fine\n")
+        self.refused(self.weft("text", "deck.toml", "in.txt", ranks=1, expect=None), 2, "nothing is asked for")
+        self.refused(self.weft("text", "deck.toml", "missing.txt", "--cleaned", "o", ranks=1, expect=None), 3, "missing.txt")
+        self.refused(self.weft("text", "deck.toml", "in.txt", "--tokens", "o", "t5.tokenizer=none.model", ranks=1,
+                               expect=None), 3, "none.model")
+
+
+if __name__ == "__main__":
+    unittest.main()
