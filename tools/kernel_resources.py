@@ -15,7 +15,7 @@ import sys
 
 # Kernels that a training step lives in. Helpers that run once a step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
-       r"convert", r"add"]
+       r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
 BEGIN, END = "<!-- ptxas table: tools/kernel_resources.py --markdown writes it -->", "<!-- end of ptxas table -->"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")

@@ -157,10 +157,10 @@ void add_posterior(std::vector<KernelCase>& cases, ops::Channels channels, DType
 std::vector<KernelCase> vae_cases(CaseSize size) {
   std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
-    for (const Size& s : {Size{4, 480 * 856, 128, 32}, Size{4, 240 * 428, 256, 32},
+    for (const Size& s : {Size{1, 480 * 856, 128, 32}, Size{1, 240 * 428, 256, 32},
                           Size{4, 60 * 107, 512, 32}, Size{1, 17 * 60 * 107, 128, 32}})
       add_group_norm(cases, s, DType::bf16, true, false, 0.5f);
-    add_group_norm(cases, {4, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
+    add_group_norm(cases, {1, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
     for (const DType dtype : {DType::f32, DType::bf16})
       add_wide_attention(cases, 1, 60 * 107, 512, dtype);
     return cases;

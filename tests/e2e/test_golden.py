@@ -21,6 +21,9 @@ TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
 # weights alone, all else in float64, moves gradients of these cases by 1.6e-2, rounding the blocks' outputs alone those of
 # the norm weights by 1.1e-2; PyTorch under autocast is 2.5e-2 off here, with bf16 weights 1.9e-1.
 NORM_WEIGHT_TOLERANCE = {"f32": 1e-4, "bf16": 3.5e-2}[DTYPE]
+# A projection on one random direction is such a sum, too: in bf16 2.7e-2 off on the CPU side, 4.2e-2 where convolutions take a
+# rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
+PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
 
 
 def floats(tensor):
@@ -62,7 +65,8 @@ class Golden(WeftTest):
         wanted = read_safetensors(expected)
         if any(name.startswith("grad_norm.") for name in wanted):
             # Gradients by their length and one projection, which only the cases' own script can draw.
-            verdict = subprocess.run([sys.executable, GOLDEN / "compare.py", expected, out, "--tolerance", str(TOLERANCE)],
+            verdict = subprocess.run([sys.executable, GOLDEN / "compare.py", expected, out, "--tolerance",
+                                      str(PROJECTION_TOLERANCE)],
                                      capture_output=True, text=True)
             self.assertEqual(verdict.returncode, 0, verdict.stdout + verdict.stderr)
             return

@@ -34,13 +34,13 @@ part() {  # name, time limit in seconds, command ...
 }
 
 part doctor 60 "$weft" doctor
-part kernels_small 120 "$weft" bench kernels --size small --check-only --device cuda --json "$out/kernels_small.json"
-part kernels 200 "$weft" bench kernels --size real --device cuda --json "$out/kernels.json"
+part kernels_small 200 "$weft" bench kernels --size small --check-only --device cuda --json "$out/kernels_small.json"
+part kernels 500 "$weft" bench kernels --size real --device cuda --json "$out/kernels.json"
 part attention_sm80 60 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size real --filter attention --device cuda \
   --json "$out/attention_sm80.json"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
-    part "sanitizer_$tool" 200 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    part "sanitizer_$tool" 400 compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$weft" bench kernels --size small --check-only --device cuda
   done
 else
