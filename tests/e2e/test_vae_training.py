@@ -1,0 +1,93 @@
+"""weft train of a VAE: it learns, two ranks agree with one, a restart is exact, and what cannot be is refused."""
+
+import unittest
+
+from harness import WeftTest
+
+DECK = """
+[run]
+dir = "run"
+seed = 7
+threads = 1
+[data]
+path = "synthetic:clips=12,frames=5,height=24,width=24"
+[model]
+name = "vae"
+[vae]
+spatial_channels = [8, 8]
+spatial_res_blocks = 1
+spatial_groups = 2
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 2]
+temporal_downsample = [true]
+num_groups = 2
+micro_batch_size = 2
+[train]
+steps = 6
+batch_size = 1
+micro_batches = 2
+lr = 2e-3
+grad_clip = 100.0
+checkpoint_every = 3
+[parallel]
+deterministic = true
+"""
+ADVERSARIAL = ("vae_train.discriminator=patchgan", "vae_train.discriminator_start=1", "vae_train.freeze_spatial=true")
+LATENTS = ("vae_train.pixel_loss=false", "vae_train.latent_loss=true", "vae_train.identity_loss=true",
+           "vae_train.image_share=0.5", "vae_train.random_length=false")
+
+
+class VaeTraining(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "vae.toml").write_text(DECK)
+
+    def vae(self, run, *options, ranks=1, expect=0):
+        return self.weft("train", "vae.toml", f"run.dir={run}", *options, ranks=ranks, expect=expect)
+
+    def test_pixels_of_two_ranks_and_a_restart(self):
+        self.vae("one", "train.steps=16")
+        losses = self.losses("one")
+        self.assertLess(sum(losses[-4:]) / 4, 0.8 * losses[0])
+        terms = self.metrics("one")[-1]["terms"]
+        self.assertAlmostEqual(sum(v for t, v in terms.items() if t != "discriminator"), losses[-1], delta=1e-4 * losses[-1])
+        self.assertGreater(terms["pixel"], 0)
+        self.assertEqual(terms["latent"], 0)
+        self.vae("two", ranks=2)
+        self.assertEqual(self.samples("two"), self.samples("one")[:6])
+        self.assert_close(self.losses("two"), losses[:6], 1e-4)
+        self.vae("parts", "train.steps=4", ranks=2)
+        self.assertIn("going on from", self.vae("parts", ranks=2).err)
+        self.assert_same_run("two", "parts")
+
+    def test_the_discriminator_is_in_the_checkpoint(self):
+        self.vae("whole", *ADVERSARIAL)
+        terms = [m["terms"] for m in self.metrics("whole")]
+        self.assertEqual(terms[0]["discriminator"], 0)
+        self.assertNotEqual(terms[1]["discriminator"], terms[-1]["discriminator"])
+        self.assertNotEqual(terms[-1]["adversarial"], 0)
+        self.vae("parts", "train.steps=3", *ADVERSARIAL)
+        self.vae("parts", *ADVERSARIAL)
+        self.assertEqual(self.losses("whole"), self.losses("parts"))
+        self.assertEqual(terms, [m["terms"] for m in self.metrics("parts")])
+
+    def test_latents(self):
+        self.vae("run", *LATENTS, "train.steps=4")
+        terms = [m["terms"] for m in self.metrics("run")]
+        self.assertTrue(all(t["latent"] > 0 and t["pixel"] == 0 for t in terms))
+        self.assertTrue(any(t["identity"] > 0 for t in terms))
+
+    def test_what_cannot_be_is_refused(self):
+        for options, what in ((("vae_train.pixel_loss=false",), "learns nothing"),
+                              (("data.path=synthetic:clips=4,frames=5,height=25,width=24",), "25x24 pixels"),
+                              (("data.path=synthetic:clips=4,frames=5,height=8,width=8,latent=1",), "holds latents"),
+                              (("model.weights=a.safetensors",), "vae.weights"),
+                              (("model.name=vae_temporal",), "no task")):
+            job = self.vae("refused", *options, ranks=0, expect=2)
+            self.assertIn(what, job.err)
+        self.assertIn("parallel.sp", self.vae("refused", "parallel.sp=2", ranks=2, expect=2).err)
+
+
+if __name__ == "__main__":
+    unittest.main()
