@@ -1,5 +1,6 @@
 // CPU side of wide_attention of ops/group_norm.h. A head of hundreds of channels makes the products large: they go through
-// sgemm, a tile of queries against all keys at a time. f32 reads q, k and v where they lie; bf16 is converted a frame at a
+// sgemm, a tile of queries against all keys at a time, each thread on products of its own (sgemm's own threads wait for each
+// other at every call). What a thread takes is cut by the sizes alone, so that the sums do not depend on the threads. f32 reads q, k and v where they lie; bf16 is converted a frame at a
 // time. sgemm must not be interrupted by a signal handler (train/stop.cpp).
 #include <immintrin.h>
 
@@ -16,7 +17,8 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-constexpr std::int64_t query_tile = 128;
+constexpr std::int64_t query_tile = 128;  // forward: of a thread; backward: parts of a tile
+constexpr std::int64_t parts = 4, key_tile = 256;
 
 // C [m,n] (+)= alpha op(A) op(B), rows of the given strides.
 void product(bool at, bool bt, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
@@ -61,6 +63,19 @@ void store_back(const float* from, std::int64_t n, T* to) {
   if constexpr (!std::is_same_v<T, float>) convert(from, n, to);
 }
 
+// One query: s, its scores, become probabilities; ds, gradients of those, become gradients of the scores times `factor`.
+void softmax_gradient(const float* out, const float* dout, std::int64_t C, float lse, float factor,
+                      std::int64_t P, float* s, float* ds) {
+  vf dots{};
+  for_vectors(C, [&](std::int64_t i, int n) { dots += load_n(dout + i, n) * load_n(out + i, n); });
+  const float dot = hsum(dots);
+  for_vectors(P, [&](std::int64_t i, int n) {
+    const vf p = vexp(load_n(s + i, n) - lse);
+    store_n(s + i, p, n);
+    store_n(ds + i, p * (load_n(ds + i, n) - dot) * factor, n);
+  });
+}
+
 struct Scores;
 struct Gradients;
 struct Qkv;
@@ -73,17 +88,18 @@ struct Dqkv;
 void wide_attention_forward(const Tensor& qkv, Tensor& out, Tensor& lse) {
   const std::int64_t N = qkv.dim(0), P = qkv.dim(1), C = qkv.dim(-1);
   const float factor = 1.0f / std::sqrt(static_cast<float>(C));
+  detail::add_flops(4.0 * static_cast<double>(N * P) * static_cast<double>(P * C));
   with_type(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
     for (std::int64_t f = 0; f < N; ++f) {
       const float* in = read<Qkv>(qkv.data<T>() + f * P * 3 * C, P * 3 * C);
       float* o = write<Out>(out.data<T>() + f * P * C, P * C);
+#pragma omp parallel for schedule(dynamic, 1)
       for (std::int64_t first = 0; first < P; first += query_tile) {
         const std::int64_t rows = std::min(query_tile, P - first);
         float* scores = scratch<Scores>(static_cast<std::size_t>(query_tile * P));
         product(false, true, rows, P, C, factor, in + first * 3 * C, 3 * C, in + C, 3 * C, 0.0f,
                 scores, P);
-#pragma omp parallel for schedule(static)
         for (std::int64_t r = 0; r < rows; ++r) {
           float* row = scores + r * P;
           vf top = splat(-3.0e38f);
@@ -114,6 +130,7 @@ void wide_attention_backward(const Tensor& qkv, const Tensor& out, const Tensor&
                              const Tensor& dout, Tensor& dqkv) {
   const std::int64_t N = qkv.dim(0), P = qkv.dim(1), C = qkv.dim(-1);
   const float factor = 1.0f / std::sqrt(static_cast<float>(C));
+  detail::add_flops(10.0 * static_cast<double>(N * P) * static_cast<double>(P * C));
   with_type(qkv.dtype(), [&](auto type) {
     using T = decltype(type);
     for (std::int64_t f = 0; f < N; ++f) {
@@ -121,34 +138,36 @@ void wide_attention_backward(const Tensor& qkv, const Tensor& out, const Tensor&
       const float* o = read<Out>(out.data<T>() + f * P * C, P * C);
       const float* dout32 = read<Dout>(dout.data<T>() + f * P * C, P * C);
       float* d = write<Dqkv>(dqkv.data<T>() + f * P * 3 * C, P * 3 * C);
-      for (std::int64_t first = 0; first < P; first += query_tile) {
-        const std::int64_t rows = std::min(query_tile, P - first);
-        float* scores = scratch<Scores>(static_cast<std::size_t>(query_tile * P));
-        float* gradients = scratch<Gradients>(static_cast<std::size_t>(query_tile * P));
+      const std::int64_t tile = std::min(P, parts * query_tile);
+      float* scores = scratch<Scores>(static_cast<std::size_t>(tile * P));
+      float* gradients = scratch<Gradients>(static_cast<std::size_t>(tile * P));
+#pragma omp parallel
+      for (std::int64_t first = 0; first < P; first += tile) {
+        const std::int64_t rows = std::min(tile, P - first);
         const float *q = in + first * 3 * C, *g = dout32 + first * C;
-        product(false, true, rows, P, C, factor, q, 3 * C, in + C, 3 * C, 0.0f, scores, P);
-        product(false, true, rows, P, C, 1.0f, g, C, in + 2 * C, 3 * C, 0.0f, gradients, P);
         // scores become probabilities, gradients those of the scores.
-#pragma omp parallel for schedule(static)
-        for (std::int64_t r = 0; r < rows; ++r) {
-          const float sum = lse.data<float>()[f * P + first + r];
-          vf dots{};
-          for_vectors(C, [&](std::int64_t i, int n) {
-            dots += load_n(g + r * C + i, n) * load_n(o + (first + r) * C + i, n);
-          });
-          const float dot = hsum(dots);
-          for_vectors(P, [&](std::int64_t i, int n) {
-            const vf p = vexp(load_n(scores + r * P + i, n) - sum);
-            store_n(scores + r * P + i, p, n);
-            store_n(gradients + r * P + i, p * (load_n(gradients + r * P + i, n) - dot) * factor,
-                    n);
-          });
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t from = 0; from < rows; from += query_tile) {
+          const std::int64_t n = std::min(query_tile, rows - from);
+          float *s = scores + from * P, *ds = gradients + from * P;
+          product(false, true, n, P, C, factor, q + from * 3 * C, 3 * C, in + C, 3 * C, 0.0f, s, P);
+          product(false, true, n, P, C, 1.0f, g + from * C, C, in + 2 * C, 3 * C, 0.0f, ds, P);
+          for (std::int64_t r = 0; r < n; ++r) {
+            const std::int64_t row = first + from + r;
+            softmax_gradient(o + row * C, dout32 + row * C, C, lse.data<float>()[f * P + row],
+                             factor, P, s + r * P, ds + r * P);
+          }
+          product(false, false, n, C, P, 1.0f, ds, P, in + C, 3 * C, 0.0f,
+                  d + (first + from) * 3 * C, 3 * C);
         }
         const float more = first > 0 ? 1.0f : 0.0f;
-        product(true, false, P, C, rows, 1.0f, scores, P, g, C, more, d + 2 * C, 3 * C);
-        product(true, false, P, C, rows, 1.0f, gradients, P, q, 3 * C, more, d + C, 3 * C);
-        product(false, false, rows, C, P, 1.0f, gradients, P, in + C, 3 * C, 0.0f,
-                d + first * 3 * C, 3 * C);
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t k = 0; k < P; k += key_tile) {
+          const std::int64_t n = std::min(key_tile, P - k);
+          float* to = d + k * 3 * C;
+          product(true, false, n, C, rows, 1.0f, scores + k, P, g, C, more, to + 2 * C, 3 * C);
+          product(true, false, n, C, rows, 1.0f, gradients + k, P, q, 3 * C, more, to + C, 3 * C);
+        }
       }
       store_back(d, P * 3 * C, dqkv.data<T>() + f * P * 3 * C);
     }

@@ -17,8 +17,12 @@ namespace {
 #include "ops/cpu/gemm_tile.h"
 #include "ops/cpu/winograd_tiles.h"
 
-// Tiles whose products are added at a time: many, so that the sums are read and written seldom.
-constexpr std::int64_t chunk = 192;
+// Tiles whose products are added at a time: many, so that the sums are read and written seldom and threads wait for each
+// other seldom, within 64 MiB of transformed values.
+std::int64_t chunk_of(const Plan& p) {
+  return std::clamp<std::int64_t>((16 << 20) / (tile_points * (p.in_stride + p.out_stride)), 192,
+                                  2048);
+}
 // Tiles that a thread transforms at a time, and inputs that it multiplies.
 constexpr std::int64_t share = 8, inputs_share = 96;
 
@@ -71,6 +75,7 @@ void winograd_backward_weight(const Geometry& g, int up, const float* x, const f
   struct Inputs;
   struct Gradients;
   struct Sums;
+  const std::int64_t chunk = std::min(p.tiles, chunk_of(p));
   const std::int64_t in_apart = chunk * p.in_stride, out_apart = chunk * p.out_stride;
   float* inputs = scratch<Inputs>(static_cast<std::size_t>(tile_points * in_apart));
   float* gradients = scratch<Gradients>(static_cast<std::size_t>(tile_points * out_apart));
