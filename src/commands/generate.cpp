@@ -1,9 +1,6 @@
 #include "commands/generate.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
-#include <tuple>
 
 #include "commands/model_source.h"
 #include "core/arena.h"
@@ -13,6 +10,7 @@
 #include "formats/hash.h"
 #include "infer/clip_maker.h"
 #include "infer/clip_writer.h"
+#include "infer/generate_memory.h"
 #include "infer/generate_report.h"
 #include "infer/work_queue.h"
 #include "parallel/rank_device.h"
@@ -68,48 +66,6 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   if (!deck.generate.share_out) std::sort(order.begin(), order.end());
   std::erase_if(order, [&](std::int64_t i) { return done[static_cast<std::size_t>(i)] != 0; });
   return order;
-}
-
-// Fits the VAE's micro-batch to the arena, where this rank `decodes`, and returns the bytes that the job's clips are planned to take of it.
-std::size_t fit_memory(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
-                       const std::vector<std::int64_t>& order, std::size_t capacity, bool decodes) {
-  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> seen;
-  std::size_t planned = 0;
-  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
-  // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
-  const auto wanted = [&](std::int64_t frames) {
-    const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
-    return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
-  };
-  std::int64_t most = 0, fitting = any;
-  for (const std::int64_t i : order) {
-    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
-    const PixelSize& p = item.pixels;
-    if (!seen.emplace(p.frames, p.height, p.width).second) continue;
-    model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
-    const std::size_t sampling = plan_sampling(deck, model, item);
-    WEFT_CHECK(sampling <= capacity, Exit::usage,
-               "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
-               "rank more memory (memory.arena_gib)",
-               "a clip of {}x{}x{} needs {:.2f} GiB for its steps, this rank has {:.2f}", p.frames,
-               p.height, p.width, static_cast<double>(sampling) / (1ull << 30),
-               static_cast<double>(capacity) / (1ull << 30));
-    planned = std::max(planned, sampling);
-    if (!decodes) continue;
-    most = std::max(most, wanted(p.frames));
-    const std::int64_t fits = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
-    if (fits < wanted(p.frames)) fitting = std::min(fitting, fits);
-  }
-  if (seen.empty() || !decodes) return planned;
-  if (fitting < most)
-    log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
-              static_cast<double>(capacity) / (1ull << 30), fitting, most);
-  fitting = std::min(fitting, most);
-  vae.set_micro_batch(fitting);
-  for (const auto& [frames, height, width] : seen)
-    planned = std::max({planned, vae.plan_decode(frames, height, width, fitting),
-                        vae.plan_encode(frames, height, width, fitting)});
-  return planned;
 }
 
 // The place in `order` of the clip that this group makes next; -1: none.
@@ -284,7 +240,7 @@ int generate(const Deck& deck, MPI_Comm world) {
     const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
     const std::size_t capacity =
         device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
-    const std::size_t planned = fit_memory(deck, job, model, vae, order, capacity, groups.first);
+    const std::size_t planned = fit_memory(deck, job, order, model, vae, capacity, groups.first);
     arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);
     stages.load = now_seconds() - begin - stages.text;
@@ -311,6 +267,8 @@ int generate(const Deck& deck, MPI_Comm world) {
   report.finished_before = wanted - missing;
   report.ranks_a_clip = sp;
   report.share_out = deck.generate.share_out;
+  report.text_planned = features.encoded().bytes_planned;
+  report.text_taken = features.encoded().bytes_taken;
   return end(deck, report);
 }
 

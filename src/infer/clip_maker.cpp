@@ -16,20 +16,6 @@
 namespace weft {
 namespace {
 
-// What the model is asked for, but for the starting noise and the prompt.
-SampleRequest make_request(const Deck& deck, const ClipItem& item) {
-  SampleRequest r;
-  r.fps = {item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.generate.fps)};
-  r.size.height = static_cast<double>(item.pixels.height);
-  r.size.width = static_cast<double>(item.pixels.width);
-  r.size.num_frames = item.pixels.frames;
-  return r;
-}
-
-Shape latent_shape(const Deck& deck, const ClipItem& item) {
-  return {1, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
-}
-
 // Latent frames of a reference into z [1,C,T,h,w].
 void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z,
                  const std::string& name) {
@@ -49,6 +35,19 @@ void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z
 }
 
 }  // namespace
+
+SampleRequest make_request(const Deck& deck, const ClipItem& item) {
+  SampleRequest r;
+  r.fps = {item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.generate.fps)};
+  r.size.height = static_cast<double>(item.pixels.height);
+  r.size.width = static_cast<double>(item.pixels.width);
+  r.size.num_frames = item.pixels.frames;
+  return r;
+}
+
+Shape latent_shape(const Deck& deck, const ClipItem& item) {
+  return {1, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
+}
 
 ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
                      const PromptFeatures& features, MPI_Comm group)
@@ -217,22 +216,6 @@ ClipPixels ClipMaker::make(const ClipItem& item) {
   }
   if (failure) std::rethrow_exception(failure);
   return clip;
-}
-
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item) {
-  const auto arena = Arena::planning();
-  const ArenaScope scope(*arena);
-  SampleRequest request = make_request(deck, item);
-  request.z = Tensor::empty(latent_shape(deck, item), DType::f32);
-  const std::int64_t rows = deck.model.model_max_length;
-  if (!deck.t5.weights.empty())
-    request.y = Tensor::empty({1, rows, deck.model.caption_channels}, DType::f32);
-  request.captions = pack_captions({}, rows, 1, deck.t5.weights.empty());
-  request.edit.assign(static_cast<std::size_t>(item.latent_frames), 1.0f);
-  SamplerDeck sampler = deck.sampler;
-  sampler.steps = 1;
-  flow_sample(model, sampler, deck.diffusion, request);
-  return arena->peak();
 }
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "diffusion/rectified_flow.h"
 #include "infer/clip_writer.h"
 #include "infer/generate_job.h"
 #include "infer/prompt_features.h"
@@ -61,7 +62,9 @@ class ClipMaker {
   ClipTimes times_;
 };
 
-// Peak arena bytes of sampling that item, walked through without computing.
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item);
+// What the model is asked for, but for the starting noise and the prompt.
+SampleRequest make_request(const Deck& deck, const ClipItem& item);
+// [1,C,T,h,w]
+Shape latent_shape(const Deck& deck, const ClipItem& item);
 
 }  // namespace weft

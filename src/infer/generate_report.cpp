@@ -97,6 +97,8 @@ void GenerateReport::write(const std::filesystem::path& directory) const {
       {"ranks_a_clip", ranks_a_clip},
       {"share_out", share_out},
       {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
+  if (!text_taken.empty())
+    j["text"] = {{"bytes_planned", text_planned}, {"bytes_taken", text_taken}};
   const std::vector<double> shares = busy_shares();
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const GenerateShare& s = ranks[r];

@@ -32,6 +32,8 @@ struct GenerateReport {
   std::vector<GenerateShare> ranks;
   std::vector<std::string> failures;  // "NAME: why", of all ranks
   GenerateStages stages;
+  std::vector<std::size_t> text_planned,
+      text_taken;  // [rank], bytes of T5; empty where it did not run
   std::int64_t wanted = 0, finished_before = 0;
   int ranks_a_clip = 1;
   bool share_out = true;

@@ -1,0 +1,73 @@
+#include "infer/generate_memory.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include "core/arena.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "infer/clip_maker.h"
+
+namespace weft {
+
+std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item) {
+  const auto arena = Arena::planning();
+  const ArenaScope scope(*arena);
+  SampleRequest request = make_request(deck, item);
+  request.z = Tensor::empty(latent_shape(deck, item), DType::f32);
+  const std::int64_t rows = deck.model.model_max_length;
+  if (!deck.t5.weights.empty())
+    request.y = Tensor::empty({1, rows, deck.model.caption_channels}, DType::f32);
+  request.captions = pack_captions({}, rows, 1, deck.t5.weights.empty());
+  request.edit.assign(static_cast<std::size_t>(item.latent_frames), 1.0f);
+  SamplerDeck sampler = deck.sampler;
+  sampler.steps = 1;
+  flow_sample(model, sampler, deck.diffusion, request);
+  return arena->peak();
+}
+
+std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
+                       const std::vector<std::int64_t>& order, Stdit3& model, VideoVae& vae,
+                       std::size_t capacity, bool decodes) {
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> seen;
+  std::size_t planned = 0;
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
+  const auto wanted = [&](std::int64_t frames) {
+    const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
+    return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
+  };
+  std::int64_t most = 0, fitting = any;
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    const PixelSize& p = item.pixels;
+    if (!seen.emplace(p.frames, p.height, p.width).second) continue;
+    model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
+    const std::size_t sampling = plan_sampling(deck, model, item);
+    WEFT_CHECK(sampling <= capacity, Exit::usage,
+               "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
+               "rank more memory (memory.arena_gib)",
+               "a clip of {}x{}x{} needs {:.2f} GiB for its steps, this rank has {:.2f}", p.frames,
+               p.height, p.width, static_cast<double>(sampling) / (1ull << 30),
+               static_cast<double>(capacity) / (1ull << 30));
+    planned = std::max(planned, sampling);
+    if (!decodes) continue;
+    most = std::max(most, wanted(p.frames));
+    const std::int64_t fits = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
+    if (fits < wanted(p.frames)) fitting = std::min(fitting, fits);
+  }
+  if (seen.empty() || !decodes) return planned;
+  if (fitting < most)
+    log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
+              static_cast<double>(capacity) / (1ull << 30), fitting, most);
+  fitting = std::min(fitting, most);
+  vae.set_micro_batch(fitting);
+  for (const auto& [frames, height, width] : seen)
+    planned = std::max({planned, vae.plan_decode(frames, height, width, fitting),
+                        vae.plan_encode(frames, height, width, fitting)});
+  return planned;
+}
+
+}  // namespace weft

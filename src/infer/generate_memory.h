@@ -1,0 +1,21 @@
+// What the clips of a job take of a rank's arena, and how the VAE is made to fit.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "infer/generate_job.h"
+
+namespace weft {
+
+// Peak arena bytes of sampling that item, walked through without computing.
+std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item);
+
+// Fits the VAE's micro-batch to an arena of `capacity` bytes, where this rank `decodes`: vae.micro_batch_size frames (0: a
+// chunk) or, with a warning, as many as there is memory for. Returns the bytes that the job's items `order` are planned to
+// take at most. Exit::usage where the steps of one need more, or a size has no tokens for every rank of parallel.sp.
+std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
+                       const std::vector<std::int64_t>& order, Stdit3& model, VideoVae& vae,
+                       std::size_t capacity, bool decodes);
+
+}  // namespace weft

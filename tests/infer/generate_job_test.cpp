@@ -1,0 +1,137 @@
+// What a job is to make, and what of it is finished.
+#include "infer/generate_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/error.h"
+#include "infer/clip_writer.h"
+#include "infer/manifest.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+Deck small() {
+  return parse_deck(R"([model]
+hidden_size = 32
+depth = 1
+num_heads = 2
+caption_channels = 8
+model_max_length = 4
+[vae]
+spatial_channels = [4, 4, 4, 4]
+spatial_groups = 2
+filters = 4
+num_groups = 2
+[generate]
+aes = 0
+prompts = ["a cat", "a dog {\"num_frames\": 34}", "a cat {\"num_frames\": 1, \"resolution\": \"144p\"}"]
+image_size = []
+num_frames = "17"
+)",
+                    "deck", {});
+}
+
+GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
+  return plan_generate_job(deck, Stdit3(deck.model), VideoVae(deck.vae), weights);
+}
+
+TEST(GenerateJob, ListsClipsLongestFirst) {
+  Deck deck = small();
+  deck.generate.num_samples = 2;
+  const GenerateJob job = job_of(deck);
+  ASSERT_EQ(job.items.size(), 6u);
+  EXPECT_EQ(job.texts, (std::vector<std::string>{"a cat", "a dog"}));
+  EXPECT_EQ(job.items[3].name, "sample_0001-1");
+  EXPECT_EQ(job.items[3].latent_frames, 10);
+  EXPECT_EQ(job.items[3].latent_height, 30);
+  EXPECT_EQ(job.items[3].latent_width, 53);
+  EXPECT_EQ(job.items[4].pixels, (PixelSize{1, 144, 256}));
+  EXPECT_EQ(job.longest_first(), (std::vector<std::int64_t>{2, 3, 0, 1, 4, 5}));
+}
+
+TEST(GenerateJob, NoiseFollowsPromptAndSampleAlone) {
+  Deck deck = small();
+  const GenerateJob one = job_of(deck);
+  deck.generate.num_samples = 3;
+  const GenerateJob three = job_of(deck);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(one.items[i].noise_id(one.prompts), three.items[3 * i].noise_id(three.prompts));
+  EXPECT_NE(three.items[0].noise_id(three.prompts), three.items[1].noise_id(three.prompts));
+}
+
+TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
+  const Deck deck = small();
+  const GenerateJob job = job_of(deck);
+  EXPECT_EQ(job.items[0].key, job_of(deck).items[0].key);
+  EXPECT_NE(job.items[0].key, job.items[2].key);
+  EXPECT_NE(job.items[0].key, job_of(deck, "others").items[0].key);
+  for (const char* change : {"run.seed=1", "sampler.steps=3", "generate.fps=8", "generate.aes=5"}) {
+    const Deck other = parse_deck(to_toml(deck), "deck", {change});
+    EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
+  }
+  Deck same = deck;
+  same.run.threads = 3;
+  same.parallel.sp = 2;
+  same.vae.micro_batch_size = 1;
+  EXPECT_EQ(job.items[0].key, job_of(same).items[0].key);
+}
+
+TEST(GenerateJob, LoopsMustFit) {
+  Deck deck = small();
+  deck.generate.prompts = {"a cat"};
+  deck.generate.num_frames = "34";
+  deck.generate.loop = 3;
+  const GenerateJob job = job_of(deck);
+  EXPECT_EQ(job.loops.condition_frames, 17);
+  EXPECT_EQ(job.total_frames(job.items[0], deck.generate), 68);
+  deck.generate.condition_frame_length = 4;
+  EXPECT_THROW(job_of(deck), Error);
+  deck.generate.condition_frame_length = 10;
+  EXPECT_THROW(job_of(deck), Error);  // nothing new in a loop
+}
+
+TEST(ClipWriter, FinishedClipsHaveALineAndAFile) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("weft_clip_writer_" + std::to_string(::getpid()));
+  Manifest::gather(dir);
+  const auto clip = [](const std::string& name, std::int64_t frames) {
+    MadeClip c;
+    c.record.name = name;
+    c.record.key = "k";
+    c.record.frames = frames;
+    c.record.height = c.record.width = 16;
+    c.rgb.assign(static_cast<std::size_t>(frames * 16 * 16 * 3), 100);
+    return c;
+  };
+  {
+    ClipWriter writer(dir, nullptr, 3);
+    for (const char* name : {"a", "b", "c"}) writer.write(clip(name, 2));
+    writer.write(clip("picture", 1));
+    writer.write(clip("not/there", 1));
+    EXPECT_THAT(writer.finish(), ::testing::ElementsAre(::testing::HasSubstr("not/there: ")));
+  }
+  // As a job that was killed leaves it: a line cut off, a file half written.
+  std::ofstream(dir / "generated.rank3.jsonl", std::ios::app) << R"({"name":"d","fi)";
+  std::ofstream(dir / ".d.mp4.partial") << "x";
+  const auto finished = Manifest::gather(dir);
+  EXPECT_EQ(finished.size(), 4u);
+  EXPECT_TRUE(is_finished(finished, "picture", "k", dir));
+  EXPECT_EQ(finished.at("picture").file, "picture.png");
+  EXPECT_FALSE(is_finished(finished, "a", "another", dir));
+  EXPECT_FALSE(is_finished(finished, "d", "k", dir));
+  fs::resize_file(dir / "b.mp4", 10);
+  EXPECT_FALSE(is_finished(finished, "b", "k", dir));
+  EXPECT_FALSE(fs::exists(dir / ".d.mp4.partial"));
+  EXPECT_FALSE(fs::exists(dir / "generated.rank3.jsonl"));
+  EXPECT_EQ(Manifest::gather(dir).size(), 4u);
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace weft
