@@ -1,5 +1,6 @@
 #include "models/t5.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -111,18 +112,29 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
 }
 
 std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
-  const auto arena = Arena::planning();
-  const ArenaScope scope(*arena);
-  PackedTokens in;
-  in.ids = Tensor::empty({tokens}, DType::i32);
-  in.offsets = Tensor::empty({tokens + 1}, DType::i32);  // as many captions as there can be
-  in.longest = longest;
-  Tensor h;
-  if (first_ > 0)
-    h = Tensor::empty({tokens, config_.d_model},
-                      config_.dtype == "bf16" ? DType::bf16 : DType::f32);
-  forward(in, h);
-  return arena->peak();
+  // Bytes used at the peak of an arena of that size; 0: of an endless one.
+  const auto peak = [&](std::size_t capacity) {
+    const auto arena = Arena::planning(this_device().kind, capacity);
+    const ArenaScope scope(*arena);
+    PackedTokens in;
+    in.ids = Tensor::empty({tokens}, DType::i32);
+    in.offsets = Tensor::empty({tokens + 1}, DType::i32);  // as many captions as there can be
+    in.longest = longest;
+    Tensor h;
+    if (first_ > 0)
+      h = Tensor::empty({tokens, config_.d_model},
+                        config_.dtype == "bf16" ? DType::bf16 : DType::f32);
+    forward(in, h);
+    return arena->peak();
+  };
+  // Holes between blocks need room beyond the peak: the first size that all goes into.
+  std::size_t capacity = peak(0);
+  while (true) try {
+      peak(capacity);
+      return capacity;
+    } catch (const Error&) {
+      capacity += std::max(capacity / 16, Arena::alignment) / Arena::alignment * Arena::alignment;
+    }
 }
 
 T5Encoder::Sizes T5Encoder::sizes(const T5Deck& c) {

@@ -29,7 +29,7 @@ class T5Encoder {
   // All in config.dtype. `h` itself is not written. Ids must lie in [0, vocab_size): nobody looks again.
   Tensor forward(const PackedTokens& in, const Tensor& h);
 
-  // Peak arena bytes of forward() for M tokens in captions of `longest`.
+  // Bytes of an arena that forward() and its input go into, for M tokens in captions of `longest`.
   std::size_t plan(std::int64_t tokens, std::int64_t longest);
 
   // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for placements, without a model.

@@ -156,7 +156,7 @@ TEST_F(T5Test, PlansWhatItTakesAndCountsItsWeights) {
   T5Encoder t5(d, 1, d.num_layers);
   const std::size_t planned = t5.plan(12, 8);
   start(t5, false);
-  const auto arena = Arena::reserve(std::size_t{1} << 26);
+  const auto arena = Arena::reserve(planned);
   const ArenaScope scope(*arena);
   {
     const PackedTokens in = packed();
@@ -164,9 +164,9 @@ TEST_F(T5Test, PlansWhatItTakesAndCountsItsWeights) {
     for (float& x : h.span<float>()) x = 1;
     t5.forward(in, h);
   }
-  // The plan allows for as many captions as tokens, which moves the peak by no more than a block.
+  // The plan allows for as many captions as tokens, and for holes between blocks.
   EXPECT_GE(planned, arena->peak());
-  EXPECT_LE(planned, arena->peak() + 1024);
+  EXPECT_LE(planned, arena->peak() * 3 / 2);
   EXPECT_EQ(T5Encoder::sizes(d).layer * 2 + T5Encoder::sizes(d).every_part,
             static_cast<std::size_t>(t5.params().total_elements()) * 4);
   // specs/t5.md 3: all of XXL.
