@@ -10,8 +10,8 @@
 #include "core/error.h"
 #include "core/version.h"
 #include "data/clip_source.h"
-#include "infer/clip_maker.h"
 #include "infer/encode_clips.h"
+#include "infer/generate_memory.h"
 #include "infer/t5_placement.h"
 #include "models/t5.h"
 

@@ -34,7 +34,7 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
 }
 
 // Peak arena bytes of any part with such a batch. Later batches are shorter, and leave other holes than the one planned with.
-std::size_t arena_bytes(const T5Deck& config, const CaptionBatch& b) {
+std::size_t arena_bytes(const T5Deck& config, const TextBatch& b) {
   std::size_t most = T5Encoder(config, 0, config.num_layers).plan(b.tokens, b.longest);
   if (config.num_layers > 1)
     most = std::max(most, T5Encoder(config, 1, config.num_layers).plan(b.tokens, b.longest));
@@ -43,13 +43,13 @@ std::size_t arena_bytes(const T5Deck& config, const CaptionBatch& b) {
 
 }  // namespace
 
-std::vector<CaptionBatch> batch_captions(const std::vector<std::int64_t>& tokens,
-                                         std::int64_t captions) {
+std::vector<TextBatch> batch_captions(const std::vector<std::int64_t>& tokens,
+                                      std::int64_t captions) {
   std::vector<std::size_t> order(tokens.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return tokens[a] > tokens[b]; });
-  std::vector<CaptionBatch> batches;
+  std::vector<TextBatch> batches;
   for (const std::size_t i : order) {
     if (batches.empty() || static_cast<std::int64_t>(batches.back().texts.size()) == captions)
       batches.push_back({{}, 0, tokens[i]});

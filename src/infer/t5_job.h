@@ -10,18 +10,18 @@
 
 namespace weft {
 
-struct CaptionBatch {
+struct TextBatch {
   std::vector<std::size_t> texts;  // by their places in the list
   std::int64_t tokens = 0, longest = 0;
 };
 
 // Captions of like length together, longest first, `captions` to a batch: the parts of the encoder work evenly, and the first
 // batch takes the most memory.
-std::vector<CaptionBatch> batch_captions(const std::vector<std::int64_t>& tokens,
-                                         std::int64_t captions);
+std::vector<TextBatch> batch_captions(const std::vector<std::int64_t>& tokens,
+                                      std::int64_t captions);
 
 struct T5Job {
-  std::vector<CaptionBatch> batches;
+  std::vector<TextBatch> batches;
   T5Placement placement;
   std::vector<std::size_t> limits;  // [rank] bytes
   std::size_t arena = 0;            // bytes of each part's arena

@@ -15,7 +15,7 @@ FeatureFile::FeatureFile(const std::filesystem::path& file, const std::vector<st
   writer_.emplace(file, list, std::map<std::string, std::string>{{"producer", "weft"}});
 }
 
-void FeatureFile::write(const CaptionBatch& batch, std::span<const std::byte> rows, bool low) {
+void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows, bool low) {
   const std::byte* from = rows.data();
   for (const std::size_t text : batch.texts) {
     const auto n = static_cast<std::size_t>(tokens_[text] * channels_);
@@ -40,7 +40,7 @@ Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, Featur
   MPI_Comm_rank(comm, &rank);
   const std::size_t row = static_cast<std::size_t>(width_) * (low_ ? 2 : 4);
   std::vector<std::int64_t> rows;
-  for (const CaptionBatch& b : job.batches) rows.push_back(b.tokens);
+  for (const TextBatch& b : job.batches) rows.push_back(b.tokens);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].rank != rank) continue;
     if (i > 0) in_.emplace(comm, parts[i - 1].rank, onward, rows, row);
@@ -58,13 +58,13 @@ void Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
   if (part_ != nullptr)
-    for (const CaptionBatch& b : job_.batches) step(b, ids, tokens);
+    for (const TextBatch& b : job_.batches) step(b, ids, tokens);
   if (out_) out_->drain([this] { take_results(); });
   while (results_ && !results_->done()) take_result();
   if (file_ != nullptr) file_->finish();
 }
 
-void Passage::step(const CaptionBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+void Passage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
                    const std::vector<std::int64_t>& tokens) {
   const auto meanwhile = [this] { take_results(); };
   PackedTokens packed;

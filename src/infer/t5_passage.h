@@ -22,7 +22,7 @@ class FeatureFile {
               std::int64_t channels);
 
   // Rows of a micro-batch, text behind text: bf16 where `low`, else f32.
-  void write(const CaptionBatch& batch, std::span<const std::byte> rows, bool low);
+  void write(const TextBatch& batch, std::span<const std::byte> rows, bool low);
   void finish() { writer_->finish(); }
 
  private:
@@ -42,7 +42,7 @@ class Passage {
            const std::vector<std::int64_t>& tokens);
 
  private:
-  void step(const CaptionBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+  void step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
             const std::vector<std::int64_t>& tokens);
   void take_results();
   void take_result();

@@ -50,7 +50,7 @@ TEST(T5Placement, XxlOnFourDevicesOf16GB) {
   T5Deck xxl;
   // What a device of 16 GB has free: a CUDA context and a 16th are gone.
   const std::vector<std::size_t> devices(4, 14 * gib);
-  CaptionBatch batch;
+  TextBatch batch;
   batch.longest = xxl.max_length;
   batch.tokens = xxl.micro_batch * xxl.max_length;
   for (const char* dtype : {"bf16", "f32"}) {
@@ -101,7 +101,7 @@ TEST(T5Placement, SaysHowMuchIsMissing) {
 }
 
 TEST(CaptionBatches, AreSortedByLengthAndHoldEachCaptionOnce) {
-  const std::vector<CaptionBatch> b = batch_captions({3, 9, 1, 9, 4}, 2);
+  const std::vector<TextBatch> b = batch_captions({3, 9, 1, 9, 4}, 2);
   ASSERT_EQ(b.size(), 3u);
   EXPECT_EQ(b[0].texts, (std::vector<std::size_t>{1, 3}));
   EXPECT_EQ(b[0].tokens, 18);
