@@ -56,7 +56,7 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   std::vector<char> done(job.items.size(), 0);
   if (log::rank() == 0) {
     const fs::path directory = output_of(deck);
-    const auto finished = Manifest::gather(directory);
+    const auto finished = ClipManifest::gather(directory);
     for (std::size_t i = 0; i < done.size(); ++i)
       done[i] = is_finished(finished, job.items[i].name, job.items[i].key, directory) ? 1 : 0;
   }
@@ -165,7 +165,7 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
 
 int end(const Deck& deck, GenerateReport& report) {
   if (log::rank() == 0) {
-    Manifest::gather(output_of(deck));
+    ClipManifest::gather(output_of(deck));
     report.print();
     // A job that found everything done leaves the report of the one that did it.
     if (report.made() > 0 || !report.failures.empty()) report.write(output_of(deck));

@@ -54,7 +54,7 @@ class ClipWriter {
 
   std::filesystem::path directory_;
   std::shared_ptr<const Watermark> watermark_;
-  Manifest manifest_;
+  ClipManifest manifest_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<MadeClip> waiting_;

@@ -60,7 +60,7 @@ void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips
 
 }  // namespace
 
-std::map<std::string, FinishedClip> Manifest::gather(const fs::path& directory) {
+std::map<std::string, FinishedClip> ClipManifest::gather(const fs::path& directory) {
   std::map<std::string, FinishedClip> clips;
   std::error_code failed;
   fs::create_directories(directory, failed);
@@ -86,14 +86,14 @@ std::map<std::string, FinishedClip> Manifest::gather(const fs::path& directory) 
   return clips;
 }
 
-Manifest::Manifest(fs::path directory, int rank)
+ClipManifest::ClipManifest(fs::path directory, int rank)
     : path_(std::move(directory) / fmt::format("{}{}.jsonl", part_prefix, rank)) {}
 
-Manifest::~Manifest() {
+ClipManifest::~ClipManifest() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-void Manifest::add(const FinishedClip& clip) {
+void ClipManifest::add(const FinishedClip& clip) {
   const std::lock_guard lock(mutex_);
   if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "a");
   if (file_ == nullptr) fail(path_, std::strerror(errno));

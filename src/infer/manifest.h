@@ -22,7 +22,7 @@ struct FinishedClip {
   int rank = 0;
 };
 
-class Manifest {
+class ClipManifest {
  public:
   // One rank, while nobody writes. Gathers the parts that ranks have left, also those of a job that was killed, into
   // OUT/generated.jsonl, the newest line of a name counting, and removes the parts and half-written clips. Lines that
@@ -30,10 +30,10 @@ class Manifest {
   static std::map<std::string, FinishedClip> gather(const std::filesystem::path& directory);
 
   // This rank's part, made with its first line: no two ranks append to one file, which network file systems mix up.
-  Manifest(std::filesystem::path directory, int rank);
-  ~Manifest();
-  Manifest(const Manifest&) = delete;
-  Manifest& operator=(const Manifest&) = delete;
+  ClipManifest(std::filesystem::path directory, int rank);
+  ~ClipManifest();
+  ClipManifest(const ClipManifest&) = delete;
+  ClipManifest& operator=(const ClipManifest&) = delete;
 
   // Appends a line and sees it to the disk. Thread-safe.
   void add(const FinishedClip& clip);

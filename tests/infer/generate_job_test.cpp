@@ -99,7 +99,7 @@ TEST(GenerateJob, LoopsMustFit) {
 TEST(ClipWriter, FinishedClipsHaveALineAndAFile) {
   const fs::path dir =
       fs::temp_directory_path() / ("weft_clip_writer_" + std::to_string(::getpid()));
-  Manifest::gather(dir);
+  ClipManifest::gather(dir);
   const auto clip = [](const std::string& name, std::int64_t frames) {
     MadeClip c;
     c.record.name = name;
@@ -119,7 +119,7 @@ TEST(ClipWriter, FinishedClipsHaveALineAndAFile) {
   // As a job that was killed leaves it: a line cut off, a file half written.
   std::ofstream(dir / "generated.rank3.jsonl", std::ios::app) << R"({"name":"d","fi)";
   std::ofstream(dir / ".d.mp4.partial") << "x";
-  const auto finished = Manifest::gather(dir);
+  const auto finished = ClipManifest::gather(dir);
   EXPECT_EQ(finished.size(), 4u);
   EXPECT_TRUE(is_finished(finished, "picture", "k", dir));
   EXPECT_EQ(finished.at("picture").file, "picture.png");
@@ -129,7 +129,7 @@ TEST(ClipWriter, FinishedClipsHaveALineAndAFile) {
   EXPECT_FALSE(is_finished(finished, "b", "k", dir));
   EXPECT_FALSE(fs::exists(dir / ".d.mp4.partial"));
   EXPECT_FALSE(fs::exists(dir / "generated.rank3.jsonl"));
-  EXPECT_EQ(Manifest::gather(dir).size(), 4u);
+  EXPECT_EQ(ClipManifest::gather(dir).size(), 4u);
   fs::remove_all(dir);
 }
 
