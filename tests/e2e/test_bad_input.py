@@ -225,6 +225,29 @@ class Weights(WeftTest):
         self.refuse("final_layer.linear.bais", name, inspect=False)
         self.assertEqual(read_safetensors(path)[name], good[name])
 
+    def test_shards_that_are_cut_or_missing(self):
+        self.train("made", "train.steps=1")
+        (self.dir / "m").mkdir()
+        self.weft("export", "made", "m/model.safetensors", "--shard-size", "0.00002", ranks=0)
+        one = self.exported("made")
+        shards = sorted((self.dir / "m").glob("model-*.safetensors"))
+        self.assertGreater(len(shards), 2)
+        self.assertEqual({n: t for shard in shards for n, t in read_safetensors(shard).items()}, one)
+        self.train("again", "train.steps=1", "model.weights=m")
+
+        def refused(*said):
+            job = self.weft("train", "deck.toml", "model.weights=m", expect=None)
+            self.refused(job, DATA, *said)
+
+        whole = shards[1].read_bytes()
+        shards[1].write_bytes(whole[:-1])
+        refused(shards[1].name, "but the file has")
+        shards[1].unlink()
+        refused("model.safetensors.index.json", shards[1].name, "not there")
+        shards[1].write_bytes(whole)
+        (self.dir / "m" / "model.safetensors.index.json").unlink()
+        refused("sets of weights", shards[0].name)
+
     def test_missing_file(self):
         self.refuse("No such file", inspect=False)
 
