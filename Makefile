@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: run test test-slurm build bench bundle deps format check-format check-includes clean help
 
-run: ## footage -> clip store -> train on 2 ranks, stopped and gone on -> clip and report (VIDEO=path: your footage)
+run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
 
 test: ## every test; the last line is the summary of ctest

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# The whole story in a few minutes: footage -> clip store -> training on two ranks -> stopped by a signal half-way ->
-# gone on -> a sampled clip and a report. `make run` calls this; VIDEO=path trains on footage of your own.
+# The whole story in a few minutes, on two ranks: footage -> clip store -> a VAE trained for a minute -> latents and text
+# features -> STDiT3 trained, stopped by a signal half-way, gone on -> clips generated from prompts -> report. `make run` calls
+# this; VIDEO=path trains on footage of your own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 deck=inputs/demo.toml
+vae_deck=inputs/demo_vae.toml
 run=runs/demo
 store=.data/demo.h5
+latents=.data/demo_latents.h5
+t5=.data/demo_t5
 weft=build/weft
 ranks=2
 stopped_early=75 # weft's exit code for "stopped as asked, resubmit"
@@ -66,13 +70,13 @@ footage() {
 }
 
 steps_done() { # lines of metrics.jsonl: one a step
-  if [ -f "$run/metrics.jsonl" ]; then wc -l <"$run/metrics.jsonl"; else echo 0; fi
+  if [ -f "$run/stdit/metrics.jsonl" ]; then wc -l <"$run/stdit/metrics.jsonl"; else echo 0; fi
 }
 
 # Trains in the background and sends SIGUSR1 to mpirun, which hands it to the ranks, once half of the steps are done.
 train_and_stop() {
   local half=$1 code=0
-  mpirun -n "$ranks" "$weft" train "$deck" run.dir="$run" data.path="$store" &
+  mpirun -n "$ranks" "$weft" train "$deck" &
   local pid=$!
   trap 'kill "$pid" 2>/dev/null || true' EXIT
   while kill -0 "$pid" 2>/dev/null && [ "$(steps_done)" -lt "$half" ]; do sleep 0.2; done
@@ -93,39 +97,68 @@ steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "step
 say "footage"
 mkdir -p .data runs
 video=$(footage)
-echo "training on $video"
+echo "training on $video, and on a test picture of FFmpeg's"
+test_picture=.data/testsrc2.mp4
+[ -s "$test_picture" ] || ffmpeg -v error -y -f lavfi -i testsrc2=size=256x192:rate=10:duration=40 "$test_picture"
+# Two captions, so that a prompt can make a difference.
+list=.data/demo.jsonl
+python3 - "$video" "$test_picture" "${VIDEO:+a scene of my own}" >"$list" <<'END'
+import json, os, sys
+video, picture, mine = sys.argv[1:]
+known = "a test picture" if video.startswith("lavfi:") else "people walk over a square"
+path = video if video.startswith("lavfi:") else os.path.abspath(video)
+for path, text in ((path, mine or known), (os.path.abspath(picture), "a test picture with moving colours")):
+    print(json.dumps({"path": path, "text": text}))
+END
+prompts=$(python3 -c 'import json, sys; print(json.dumps([json.loads(line)["text"] for line in open(sys.argv[1])]))' "$list")
 # Every demo starts from nothing; the one before stays beside it once.
 rm -rf "$run.before"
 [ ! -e "$run" ] || mv "$run" "$run.before"
-rm -f "$store"
+rm -rf "$store" "$latents" "$latents.parts"
 timed "footage"
 
 say "ingest: footage -> clip store $store"
-mpirun -n "$ranks" "$weft" ingest "$deck" "ingest.inputs=[\"$video\"]" ingest.output="$store"
+mpirun -n "$ranks" "$weft" ingest "$deck" "ingest.inputs=[\"$list\"]" ingest.output="$store"
 timed "ingest"
 
-say "train on $ranks ranks: $steps steps, stopped by SIGUSR1 after half of them"
+say "train a small VAE on the clips, for about a minute"
+mpirun -n "$ranks" "$weft" train "$vae_deck"
+timed "VAE"
+
+say "encode: clips -> latents, captions -> text features"
+# No T5 can be downloaded here. This one is random and knows letters alone: it tells captions apart and understands nothing.
+python3 -B -c 'import sys; sys.path.insert(0, "tests/e2e"); import tiny_models; tiny_models.write_t5(sys.argv[1])' "$t5"
+echo "the text encoder is a stand-in for T5: two layers of random numbers, letters for tokens"
+mpirun -n "$ranks" "$weft" encode "$deck" data.path="$store"
+"$weft" inspect "$latents" | tee "$run/latents.txt"
+# The new VAE's latents have a mean and a deviation of their own, which encode has measured.
+normal=$(sed -n 's/.*shift \([^,]*\), scale \(.*\)$/vae.shift=[\1] vae.scale=[\2]/p' "$run/latents.txt" | head -n 1 |
+  sed 's/\([0-9]\) \(-\{0,1\}[0-9]\)/\1,\2/g; s/\([0-9]\) \(-\{0,1\}[0-9]\)/\1,\2/g')
+[ -n "$normal" ] || die "$latents says no scale and shift"
+timed "encode"
+
+say "train STDiT3 on $ranks ranks: $steps steps, stopped by SIGUSR1 after half of them"
 train_and_stop $((steps / 2))
 timed "first half"
 
 say "train again: goes on from the checkpoint"
-mpirun -n "$ranks" "$weft" train "$deck" run.dir="$run" data.path="$store"
+mpirun -n "$ranks" "$weft" train "$deck"
 timed "second half"
 
-say "sample a clip from the moving average of the weights"
-mpirun -n 1 "$weft" sample "$deck" run.dir="$run" data.path="$store"
-timed "sample"
+say "generate: prompts -> clips, from the moving average of the weights"
+# shellcheck disable=SC2086 # two words
+mpirun -n "$ranks" "$weft" generate "$deck" "generate.prompts=$prompts" $normal
+timed "generate"
 
 say "report"
-"$weft" report "$run"
+"$weft" report "$run/stdit"
 timed "report"
 
 newest() { find "$run" -type f -name "$1" -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2-; }
 clip=$(newest '*.mp4')
-sheet=$(newest '*.png')
 report=$(newest '*.html')
-for result in "$clip" "$sheet" "$report"; do
-  [ -s "$result" ] || die "a result is missing: clip '$clip', contact sheet '$sheet', report '$report'"
+for result in "$clip" "$report"; do
+  [ -s "$result" ] || die "a result is missing: clip '$clip', report '$report'"
 done
 say "done in $SECONDS s"
-printf '  clip           %s\n  contact sheet  %s\n  report         %s\n' "$clip" "$sheet" "$report"
+printf '  clips   %s\n  report  %s\n' "$(dirname "$clip")" "$report"

@@ -83,10 +83,54 @@ std::vector<std::byte> text_bytes(const std::vector<float>& values, DType dtype)
   return bytes;
 }
 
+// Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
+// (specs/vae.md 3). A drawn latent varies by its posterior's variance too.
+void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
+  const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
+  std::vector<double> sum(C), squares(C);
+  double count = 0;  // of a channel
+  std::int64_t sample = 0;
+  std::vector<std::byte> clip;
+  for (const Bucket& b : stored) {
+    const auto positions = static_cast<std::size_t>(b.frames * b.height * b.width);
+    clip.resize(b.clip_bytes());
+    const auto value = [&](std::size_t i) {
+      if (b.dtype == DType::f16) {
+        f16 h;
+        std::memcpy(&h, clip.data() + 2 * i, 2);
+        return static_cast<float>(h);
+      }
+      float f = 0;
+      std::memcpy(&f, clip.data() + 4 * i, 4);
+      return f;
+    };
+    for (std::int64_t n = 0; n < b.clips; ++n, ++sample) {
+      parts.read(sample, clip);
+      for (std::size_t c = 0; c < C; ++c)
+        for (std::size_t i = 0; i < positions; ++i) {
+          const double mean = value(c * positions + i);
+          sum[c] += mean;
+          squares[c] += mean * mean + std::exp(value((C + c) * positions + i));
+        }
+      count += static_cast<double>(positions);
+    }
+  }
+  std::vector<float> scale, shift;
+  for (std::size_t c = 0; c < C; ++c) {
+    const double mean = sum[c] / count, variance = squares[c] / count - mean * mean;
+    shift.push_back(static_cast<float>(mean));
+    scale.push_back(static_cast<float>(std::sqrt(std::max(variance, 1e-12))));
+  }
+  for (Bucket& b : stored) b.scale = scale, b.shift = shift;
+  log::info("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}]: give them to `weft generate` too",
+            fmt::join(shift, ","), fmt::join(scale, ","));
+}
+
 // The parts in the order of the footage's store, so that sample ids stay what they are.
-std::uint64_t merge(const Deck& deck, const ClipSource& source, const std::vector<Bucket>& stored,
+std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
                     const Texts& texts, const PromptFeatures& features, EncodeParts& parts) {
   parts.find_all();
+  if (deck.vae.scale.empty()) measure(stored, parts);
   ClipStoreWriter writer(deck.encode.output);
   std::uint64_t bytes = 0;
   std::int64_t sample = 0;
@@ -137,10 +181,16 @@ int encode(const Deck& deck, MPI_Comm world) {
              "encode.output is empty");
   WEFT_CHECK(deck.encode.output != deck.data.path, Exit::usage, "name another file",
              "encode.output is data.path itself: {}", deck.data.path);
+  const bool measured = deck.vae.scale.empty() && deck.vae.shift.empty();
+  WEFT_CHECK(!measured || deck.encode.latents == "moments", Exit::usage,
+             "set encode.latents = \"moments\"",
+             "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
-  VideoVae vae(deck.vae);
+  VaeDeck shape = deck.vae;
+  if (measured) shape.scale.assign(4, 1), shape.shift.assign(4, 0);  // until the clips are known
+  VideoVae vae(shape);
   const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
                             world);
   const Texts texts = list_texts(*source);

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "commands/plan_jobs.h"
 #include "core/error.h"
 #include "core/version.h"
 
@@ -169,6 +170,11 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
 int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
   int rank = 0;
   MPI_Comm_rank(world, &rank);
+  if (command.job != "train") {
+    int ranks = 1;
+    MPI_Comm_size(world, &ranks);
+    return rank == 0 ? plan_job(deck, command.request, command.job, command.json, ranks) : 0;
+  }
   // A described machine is one rank's business, a measured one everybody's.
   if (rank != 0 && command.request.fabric != "local") return 0;
   const Plan p = make_plan(deck, command.request, world);

@@ -12,7 +12,8 @@ namespace weft {
 
 struct PlanCommand {
   PlanRequest request;
-  std::string json;  // file for everything that was found
+  std::string json;           // file for everything that was found
+  std::string job = "train";  // or encode, generate (commands/plan_jobs.h)
 };
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
