@@ -53,6 +53,7 @@ bool convolve(const Convolution& c, const ConvolutionOperands&) {
 namespace {
 
 constexpr std::int64_t workspace_limit = 256 << 20;
+constexpr std::size_t least_workspace = 32 << 20;  // enough for all of the VAE in bf16
 constexpr int proposals = 32;
 
 // The library's functions. It is loaded with the first convolution: a job without any needs no cuDNN.
@@ -130,13 +131,12 @@ struct Library {
     check(cudnn().create(&handle), "cudnnCreate", __LINE__);
     check(cudnn().set_stream(handle, cuda_stream(Stream::compute)), "cudnnSetStream", __LINE__);
   }
-  // Grows with the first meeting of a shape, never in the steady state.
+  // Grows with the first meeting of a shape, never in the steady state. What was handed out stays: recorded graphs of
+  // other shapes point to it.
   void* space(std::size_t bytes) {
     if (bytes > workspace_bytes) {
-      device_runtime().synchronize();
-      if (workspace != nullptr) device_runtime().free(workspace);
-      workspace = device_runtime().allocate(bytes, false);
-      workspace_bytes = bytes;
+      workspace_bytes = std::max(bytes, least_workspace);
+      workspace = device_runtime().allocate(workspace_bytes, false);
     }
     return workspace;
   }
@@ -428,7 +428,8 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
   const std::array<const void*, 5> pointers{at.x, at.w, at.y, at.bias, at.residual};
   Key key{c, {}};
   for (std::size_t i = 0; i < pointers.size(); ++i) key.alignments[i] = alignment_of(pointers[i]);
-  static std::map<Key, Plan> plans;
+  // Never destroyed: when the process ends the library may be gone before it.
+  static auto& plans = *new std::map<Key, Plan>;
   auto it = plans.find(key);
   if (it == plans.end()) it = plans.emplace(key, make_plan(key)).first;
   const Plan& plan = it->second;
