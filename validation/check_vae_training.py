@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Does `weft train` of a VAE take the steps that PyTorch takes?
+
+    check_vae_training.py [--weft build/weft] [--tolerance 1e-4] [--only "stage 3"] [--json FILE]
+
+A tiny VAE (diffusers' AutoencoderKL and the temporal one), a VGG16 for LPIPS from the reference package `lpips` and, in the
+last cases, a PatchGAN, all with random weights. Footage is cut by `weft ingest`; one step of four clips is trained by the real
+binary in each of the stages of specs/vae.md 5. Losses are those of its metrics, gradients those of the first moments in its
+checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample): Philox
+is written out below. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
+loss's terms. Exit status 0 if all are below the tolerance.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import lpips
+import numpy as np
+import torch
+
+import safetensors_io
+import vae_torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+SEED = 8  # of draws far from all kinks: an activation whose sign rounding turns moves a gradient by 1e-4
+SHAPE = {"channels": [8, 16], "blocks": 1, "groups": 4}
+TEMPORAL = {"filters": 8, "blocks": 1, "multipliers": [1, 2, 2, 4], "halves": [False, True, True], "groups": 4}
+DEFAULTS = {"freeze_spatial": False, "pixel_loss": True, "latent_loss": False, "identity_loss": False, "image_share": 0.0,
+            "random_length": True, "perceptual_weight": 0.1, "kl_weight": 1e-6, "discriminator": "none",
+            "discriminator_loss": "hinge", "discriminator_weight": 0.5, "discriminator_start": 0,
+            "discriminator_lr": 0}
+STAGES = {
+    "stage 1": {"freeze_spatial": True, "pixel_loss": False, "latent_loss": True, "identity_loss": True, "image_share": 0.5,
+                "random_length": False},
+    "stage 2": {"pixel_loss": False, "latent_loss": True, "image_share": 0.5, "random_length": False},
+    "stage 3": {"kl_weight": 0.1},  # enough to be seen beside the other terms
+    "hinge": {"discriminator": "patchgan"},
+    "vanilla, latents too": {"discriminator": "patchgan", "discriminator_loss": "vanilla", "latent_loss": True},
+    "non-saturating, frozen": {"discriminator": "patchgan", "discriminator_loss": "non-saturating", "freeze_spatial": True},
+}
+
+
+def purposes():
+    """Numbers of the random streams, as src/core/philox.h counts them."""
+    text = (HERE.parent / "src/core/philox.h").read_text()
+    names = re.sub(r"//.*", "", re.search(r"enum class Purpose[^{]*{(.*?)}", text, re.S).group(1))
+    return {n.split("=")[0].strip(): i + 1 for i, n in enumerate(names.strip().strip(",").split(","))}
+
+
+def philox(purpose, step, sample, count):
+    """Words of Philox4x32-10, `count` of them."""
+    blocks = -(-count // 4)
+    c = [np.arange(blocks, dtype=np.uint64), np.full(blocks, (purpose << 24) | step, np.uint64),
+         np.full(blocks, sample, np.uint64), np.zeros(blocks, np.uint64)]
+    key, low = [SEED, 0], np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(key[0]), p1 & low,
+             (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(key[1]), p0 & low]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.stack(c, 1).reshape(-1)
+
+
+def unit(words):
+    return (words >> np.uint64(8)).astype(np.float64) * 2.0 ** -24
+
+
+def normals(purpose, step, sample, shape):
+    """Box-Muller on pairs of words; `shape` is channels last, the result [.., T, h, w] behind the channels."""
+    count = int(np.prod(shape))
+    words = philox(purpose, step, sample, count).reshape(-1, 2)
+    radius = np.sqrt(-2 * np.log(((words[:, 0] >> np.uint64(8)).astype(np.float64) + 0.5) * 2.0 ** -24))
+    angle = 2 * np.pi * unit(words[:, 1])
+    flat = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:count]
+    return torch.tensor(flat.reshape(shape))
+
+
+def run(command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"exit code {done.returncode}: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def first_moments(where):
+    """exp_avg of a checkpoint that one rank wrote, by tensor (docs/checkpoints.md)."""
+    manifest = json.loads((where / "manifest.json").read_text())
+    flat = np.fromfile(where / "shard_0000.bin", "<f4")
+    begin = 0
+    for array in manifest["arrays"]:
+        if array["name"] == "exp_avg":
+            break
+        begin += array["elements"]
+    return {t["name"]: flat[begin + t["offset"]:begin + t["offset"] + int(np.prod(t["shape"]))].reshape(t["shape"])
+            for t in manifest["tensors"]}
+
+
+def toml(value):
+    return json.dumps(value)
+
+
+def weft_step(weft, where, settings, store):
+    """One step: its metrics, and the gradients."""
+    deck = f"""
+[run]
+dir = "{where / 'run'}"
+seed = {SEED}
+resume = false
+[data]
+path = "{store}"
+[model]
+name = "vae"
+[vae]
+weights = "{where / 'vae.safetensors'}"
+spatial_channels = {SHAPE['channels']}
+spatial_res_blocks = {SHAPE['blocks']}
+spatial_groups = {SHAPE['groups']}
+filters = {TEMPORAL['filters']}
+num_res_blocks = {TEMPORAL['blocks']}
+channel_multipliers = {TEMPORAL['multipliers']}
+temporal_downsample = {toml(TEMPORAL['halves'])}
+num_groups = {TEMPORAL['groups']}
+micro_batch_size = 2
+[vae_train]
+lpips_weights = "{where / 'lpips.safetensors'}"
+""" + "".join(f"{k} = {toml(v)}\n" for k, v in settings.items()) + """
+[train]
+steps = 1
+batch_size = 4
+lr = 0
+grad_clip = 0
+"""
+    (where / "deck.toml").write_text(deck)
+    run([weft, "train", where / "deck.toml"])
+    metrics = json.loads((where / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    moments = first_moments(where / "run" / "step_1")
+    return metrics, {n: m.astype(np.float64) / 0.1 for n, m in moments.items()}
+
+
+def clips_of(store):
+    with h5py.File(store) as f:
+        (bucket,) = f["clips"].values()
+        return bucket["frames"][:]
+
+
+def torch_step(parts, settings, clips, samples):
+    """The mean loss of the clips, its terms and gradients."""
+    streams, total, terms = purposes(), 0.0, {}
+    two_d, temporal, _, critic = parts
+    for p in [*two_d.parameters(), *temporal.parameters(), *(critic.parameters() if critic else [])]:
+        p.grad = None
+    scale = 2 ** (len(SHAPE["channels"]) - 1)
+    for sample in samples:
+        words = unit(philox(streams["clip_length"], 0, sample, 2)), philox(streams["clip_length"], 0, sample, 2)
+        frames = clips.shape[1]
+        if words[0][0] < settings["image_share"]:
+            frames = 1
+        elif settings["random_length"]:
+            frames = 1 + int(words[1][1]) * frames // 2 ** 32
+        h, w = clips.shape[2] // scale, clips.shape[3] // scale
+        noise = [normals(streams["spatial_posterior"], 0, sample, (frames, h, w, 4)).permute(0, 3, 1, 2),
+                 normals(streams["posterior"], 0, sample,
+                         (1, -(-frames // temporal.factor), h, w, 4)).permute(0, 4, 1, 2, 3)]
+        dtype = next(temporal.parameters()).dtype
+        x = (torch.tensor(clips[sample][:frames]).double().permute(3, 0, 1, 2)[None] / 127.5 - 1).to(dtype)
+        noise = [eps.to(dtype) for eps in noise]
+        loss, of_clip, critics = vae_torch.losses(parts, x, noise, settings)
+        saved = [p.grad.clone() if p.grad is not None else None for p in critic.parameters()] if critic else []
+        (loss / len(samples)).backward()
+        if critic:  # the generator's loss teaches the discriminator nothing
+            for p, grad in zip(critic.parameters(), saved):
+                p.grad = grad
+            (critics / len(samples)).backward()
+            of_clip["discriminator"] = critics
+        total += float(loss.detach()) / len(samples)
+        for name, value in of_clip.items():
+            terms[name] = terms.get(name, 0.0) + float(value.detach()) / len(samples)
+    grads = {}
+    for prefix, model in (("spatial_vae.module.", two_d), ("temporal_vae.", temporal), ("discriminator.", critic)):
+        for name, p in model.named_parameters() if model else []:
+            grads[prefix + name] = np.zeros(p.shape) if p.grad is None else p.grad.double().numpy()
+    return total, terms, grads
+
+
+def difference(ours, theirs, names):
+    square = sum(np.square(ours[n] - theirs[n]).sum() for n in names)
+    norm = sum(np.square(theirs[n]).sum() for n in names)
+    return float(np.sqrt(square / norm))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weft", default=str(HERE.parent / "build/weft"))
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--json")
+    parser.add_argument("--only", help="one case by name")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    two_d, temporal = vae_torch.spatial(**SHAPE), vae_torch.Temporal(**TEMPORAL)
+    judge = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False).eval().requires_grad_(False)
+    for lin in judge.lins:
+        lin.model[1].weight.data.abs_()
+    results = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        where = pathlib.Path(scratch)
+        names = {"spatial_vae.module." + n: p for n, p in two_d.named_parameters()}
+        names.update({"temporal_vae." + n: p for n, p in temporal.named_parameters()})
+        safetensors_io.save(where / "vae.safetensors", {n: p.detach().numpy() for n, p in names.items()})
+        safetensors_io.save(where / "lpips.safetensors", {n: p.numpy() for n, p in judge.state_dict().items()})
+        store = where / "clips.h5"
+        (where / "ingest.toml").write_text(f"""
+[ingest]
+inputs = ["lavfi:testsrc2=size=64x64:rate=10:duration=4"]
+output = "{store}"
+frames = [5]
+height = 32
+width = 32
+""")
+        run([options.weft, "ingest", where / "ingest.toml"])
+        clips = clips_of(store)
+        for name, changes in STAGES.items():
+            if options.only and name != options.only:
+                continue
+            settings = {**DEFAULTS, **changes}
+            metrics, ours = weft_step(options.weft, where, settings, store)
+            critic = None
+            if settings["discriminator"] != "none":
+                critic = vae_torch.patch_gan()
+                start = export_discriminator(where / "run" / "step_1")
+                critic.load_state_dict({n: torch.tensor(v) for n, v in start.items()}, strict=False)
+            parts = (two_d, temporal, judge, critic)
+            _, _, single = torch_step([p and p.float() for p in parts], settings, clips, metrics["samples"])
+            loss, terms, theirs = torch_step([p and p.double() for p in parts], settings, clips, metrics["samples"])
+            row = {"loss": abs(metrics["loss"] / loss - 1),
+                   "terms": max(abs(metrics["terms"][t] - v) / abs(v) for t, v in terms.items() if v != 0)}
+            vae = [n for n in ours if not n.startswith("discriminator.")]
+            row["gradients"] = difference(ours, theirs, vae)
+            row["PyTorch's own in f32"] = difference(single, theirs, vae)
+            if critic:
+                row["disc. f32 PyTorch"] = difference(single, theirs, [n for n in ours if n not in vae])
+                row["discriminator"] = difference(ours, theirs, [n for n in ours if n not in vae])
+            results[name] = row
+            print(f"{name}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
+                  + ", ".join(f"{k} {v:.1e}" for k, v in row.items()), flush=True)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+    return 0 if all(v < options.tolerance for row in results.values() for v in row.values()) else 1
+
+
+def export_discriminator(where):
+    """The discriminator's weights in a checkpoint, which a step with learning rate 0 left as they were."""
+    manifest = json.loads((where / "manifest.json").read_text())
+    flat = np.fromfile(where / "shard_0000.bin", "<f4")
+    assert manifest["arrays"][0]["name"] == "master"
+    prefix = "discriminator."
+    return {t["name"][len(prefix):]: flat[t["offset"]:t["offset"] + int(np.prod(t["shape"]))].reshape(t["shape"])
+            for t in manifest["tensors"] if t["name"].startswith(prefix)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
