@@ -123,7 +123,8 @@ TEST_P(ConvTest, ForwardAndBackward) {
   EXPECT_LT(relative_error(to_values(tdb), db), 3e-6);
 }
 
-// Sizes that no tile divides, channels of conv_in and conv_out, one pixel; then channels wide enough for every fast path.
+// Sizes that no tile divides, more zeros in front than a kernel is long (clips of few frames), channels of conv_in and
+// conv_out, one pixel; then channels wide enough for every fast path.
 INSTANTIATE_TEST_SUITE_P(
     Small, ConvTest,
     testing::Values(Case{{2, 1, 6, 5, 3}, 8, Conv::same(3)},
@@ -132,17 +133,21 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 2, 3, 5, 4}, 6, Conv::up()}, Case{{2, 3, 4, 5, 4}, 6, Conv::causal(3)},
                     Case{{1, 4, 5, 3, 4}, 5, Conv::causal(3, 2)},
                     Case{{1, 2, 3, 4, 4}, 8, Conv::causal(1)},
+                    Case{{1, 1, 3, 4, 4}, 6, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}},
                     Case{{1, 1, 9, 8, 5}, 7, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}},
                     Case{{2, 1, 6, 5, 8}, 8, Conv::same(3), DType::bf16},
                     Case{{1, 3, 3, 5, 4}, 6, Conv::causal(3), DType::bf16},
                     Case{{1, 2, 3, 5, 4}, 6, Conv::up(), DType::bf16}));
 INSTANTIATE_TEST_SUITE_P(
     Wide, ConvTest,
-    testing::Values(Case{{2, 1, 18, 21, 64}, 64, Conv::same(3), DType::f32, false},
-                    Case{{1, 1, 7, 13, 72}, 80, Conv::same(3), DType::f32, false},
-                    Case{{1, 1, 9, 7, 64}, 64, Conv::up(), DType::f32, false},
-                    Case{{1, 3, 7, 6, 64}, 64, Conv::causal(3), DType::f32, false},
-                    Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false}));
+    testing::Values(
+        Case{{2, 1, 18, 21, 64}, 64, Conv::same(3), DType::f32, false},
+        Case{{1, 1, 7, 13, 72}, 80, Conv::same(3), DType::f32, false},
+        Case{{1, 1, 9, 7, 64}, 64, Conv::up(), DType::f32, false},
+        Case{{1, 3, 7, 6, 64}, 64, Conv::causal(3), DType::f32, false},
+        Case{{1, 1, 5, 6, 32}, 48, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}, DType::f32, false},
+        Case{{1, 4, 6, 5, 32}, 20, Conv::causal(3, 2), DType::f32, false},
+        Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false}));
 
 TEST_F(OpTest, ConvOutputShapes) {
   EXPECT_EQ(Conv::down().output({2, 1, 53, 106, 8}, 16), (Shape{2, 1, 26, 53, 16}));
