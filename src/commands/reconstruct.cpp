@@ -103,6 +103,10 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
   const double start = now_seconds();
   const Footage f = read_footage(path, deck.reconstruct, vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
+  const std::int64_t chunk = deck.vae.micro_frame_size > 0 ? deck.vae.micro_frame_size : f.frames;
+  if (at_once < std::min({deck.vae.micro_batch_size, chunk, f.frames}))
+    log::warn("{:.3f} GiB are there: the VAE takes {} frames of {} at once instead of {}",
+              gib(capacity), at_once, path, deck.vae.micro_batch_size);
   vae.set_micro_batch(at_once);
   const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once),
                                        vae.plan_decode(f.frames, f.height, f.width, at_once));

@@ -1,0 +1,63 @@
+"""`weft reconstruct` on a tiny VAE with random weights: footage in, both sides and figures out, at any rank count."""
+
+import json
+import unittest
+
+from harness import WeftTest
+
+DECK = """
+[run]
+dir = "run"
+threads = 1
+[model]
+name = "vae"
+[vae]
+weights = "random:7"
+spatial_channels = [8, 16]
+spatial_res_blocks = 1
+spatial_groups = 4
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 1, 2]
+temporal_downsample = [true, true]
+num_groups = 4
+micro_frame_size = 5
+[reconstruct]
+inputs = ["lavfi:testsrc2=duration=1:rate=12:size=32x25", "lavfi:smptebars=duration=1:rate=1:size=24x16"]
+"""
+
+
+class Reconstruct(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "vae.toml").write_text(DECK)
+
+    def results(self, ranks, *overrides):
+        self.weft("reconstruct", "vae.toml", *overrides, ranks=ranks)
+        return json.loads((self.dir / "run/reconstructed/reconstruct.json").read_text())
+
+    def test_figures_do_not_depend_on_the_ranks(self):
+        one, two = self.results(1), self.results(2)
+        self.assertEqual(one["latent"], two["latent"])
+        for a, b in zip(one["clips"], two["clips"]):
+            for key in ("output", "frames", "height", "width", "latent_frames", "psnr", "ssim"):
+                self.assertEqual(a[key], b[key], key)
+            self.assertEqual(a["planned_bytes"], a["peak_bytes"])
+        # 12 frames are chunks of 5, 5 and 2; an odd row is cut off.
+        clip, picture = one["clips"]
+        self.assertEqual([clip["frames"], clip["latent_frames"], clip["height"]], [12, 5, 24])
+        self.assertTrue((self.dir / clip["output"]).suffix == ".mp4" and (self.dir / clip["output"]).exists())
+        self.assertTrue((self.dir / picture["output"]).suffix == ".png" and (self.dir / picture["output"]).exists())
+        self.assertEqual(len(one["latent"]["mean"]), 4)
+
+    def test_bad_input(self):
+        self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=[]", ranks=1, expect=None), 2,
+                     "reconstruct.inputs")
+        self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['nowhere.mp4']", ranks=2, expect=None), 3,
+                     "nowhere.mp4")
+        self.refused(self.weft("reconstruct", "vae.toml", "memory.arena_gib=0.0001", ranks=1, expect=None), 2,
+                     "the VAE needs")
+
+
+if __name__ == "__main__":
+    unittest.main()
