@@ -35,7 +35,7 @@ DEFAULTS = {"freeze_spatial": False, "pixel_loss": True, "latent_loss": False, "
             "discriminator_loss": "hinge", "discriminator_weight": 0.5, "discriminator_start": 0,
             "discriminator_lr": 0}
 STAGES = {
-    "stage 1": {"freeze_spatial": True, "pixel_loss": False, "latent_loss": True, "identity_loss": True, "image_share": 0.5,
+    "stage 1": {"freeze_spatial": True, "pixel_loss": False, "latent_loss": True, "identity_loss": True, "image_share": 0.7,
                 "random_length": False},
     "stage 2": {"pixel_loss": False, "latent_loss": True, "image_share": 0.5, "random_length": False},
     "stage 3": {"kl_weight": 0.1},  # enough to be seen beside the other terms
