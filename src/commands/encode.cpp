@@ -188,9 +188,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
-  VaeDeck shape = deck.vae;
-  if (measured) shape.scale.assign(4, 1), shape.shift.assign(4, 0);  // until the clips are known
-  VideoVae vae(shape);
+  VideoVae vae(deck.vae);
   const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
                             world);
   const Texts texts = list_texts(*source);

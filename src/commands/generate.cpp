@@ -202,6 +202,9 @@ int generate(const Deck& deck, MPI_Comm world) {
              "weft sample makes clips with models of pixels",
              "model.in_channels = {}, the VAE's latents have {}", deck.model.in_channels,
              TemporalVae::latent_channels);
+  WEFT_CHECK(!deck.vae.scale.empty(), Exit::usage,
+             "weft inspect on the store of latents tells what `weft encode` measured",
+             "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
   const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);

@@ -328,9 +328,9 @@ void cross_check(const Deck& d, const std::string& origin) {
                      v.channel_multipliers.size(), v.temporal_downsample.size()),
          "between two levels there is one: give one less");
   demand(!v.spatial_channels.empty(), "vae.spatial_channels is empty", "give one or more");
-  demand(v.scale.size() == 4 && v.shift.size() == 4,
+  demand((v.scale.size() == 4 && v.shift.size() == 4) || (v.scale.empty() && v.shift.empty()),
          fmt::format("vae.scale has {} and vae.shift {} numbers", v.scale.size(), v.shift.size()),
-         "give four of each, one a latent channel");
+         "give four of each, one a latent channel, or none for `weft encode` to measure them");
   demand(d.generate.image_size.empty() || d.generate.image_size.size() == 2,
          fmt::format("generate.image_size has {} numbers", d.generate.image_size.size()),
          "give height and width, as [240, 426]");

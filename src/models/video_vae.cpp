@@ -69,8 +69,9 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
   up.fill(SpatialVae::scaling);
   down.fill(1.0f / SpatialVae::scaling);
   for (std::size_t c = 0; c < up.size(); ++c) {
-    back[c] = as_stored(config.scale[c], activation_dtype());
-    more[c] = as_stored(config.shift[c], activation_dtype());
+    // Not known yet: latents as they are.
+    back[c] = config.scale.empty() ? 1.0f : as_stored(config.scale[c], activation_dtype());
+    more[c] = config.shift.empty() ? 0.0f : as_stored(config.shift[c], activation_dtype());
     by[c] = 1.0f / back[c];
     less[c] = -more[c] / back[c];
   }
