@@ -216,7 +216,12 @@ def main():
              "options": {"num_frames": 34, "reference_path": file, "mask_strategy": "0"}}],
             "loop = 2\ncondition_frame_edit = 0.5\n")
     if a.json:
-        a.json.write_text(json.dumps({"ranks": a.ranks, "torch": torch.__version__, **results}, indent=2) + "\n")
+        def output(*command):
+            return subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False).stdout.strip()
+
+        cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+        a.json.write_text(json.dumps({"commit": output("git", "rev-parse", "--short", "HEAD"), "date": output("date", "-I"),
+                                      "cpu": f"{len(cpu)} x {cpu[0]}", "ranks": a.ranks, "torch": torch.__version__, **results}, indent=2) + "\n")
     return 0 if all(max([*r["latents"], r["frames"]]) <= a.tolerance for r in results.values()) else 1
 
 

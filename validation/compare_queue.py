@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What does the shared queue of `weft generate` gain over a static split, and do two ranks halve the time?
 
-    compare_queue.py [--weft build/weft] [--ranks 2] [--rounds 3] [--width 96] [--json FILE] [--mpiexec mpirun]
+    compare_queue.py [--weft build/weft] [--ranks 2] [--rounds 3] [--width 64] [--json FILE] [--mpiexec mpirun]
 
 24 prompts of mixed lengths (1 to 102 frames, in no order), models with random weights, one thread a rank. Each round runs one
 rank, all ranks by the queue, and all ranks by the original's way: each process has a range of the prompts (generate.share_out =
@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--mpiexec", default="mpirun")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--width", type=int, default=96, help="of the clips in pixels; their height is 9/16 of it")
+    parser.add_argument("--width", type=int, default=64, help="of the clips in pixels; their height is 9/16 of it")
     parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
     parser.add_argument("--json", type=pathlib.Path)
     a = parser.parse_args()
