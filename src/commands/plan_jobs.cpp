@@ -227,7 +227,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   }
   fmt::print("  {:<16} {:>6} {:>12} {:>12} {:>12} {:>14}\n", "clip", "clips", "sampling", "VAE",
              "frames/time", "sampling time");
-  double seconds = 0;
+  double seconds = 0, longest = 0;
   for (const auto& [shape, p] : sizes) {
     WEFT_CHECK(
         p.sampling <= capacity && p.vae.micro_batch > 0, Exit::usage,
@@ -239,6 +239,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                p.clips, gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
                p.vae.micro_batch, p.seconds);
     seconds += p.seconds * static_cast<double>(p.clips * deck.generate.loop);
+    longest = std::max(longest, p.seconds * static_cast<double>(deck.generate.loop));
     j["clips"].push_back({{"size", size_name(shape)},
                           {"clips", p.clips},
                           {"sampling", p.sampling},
@@ -247,10 +248,10 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                           {"sampling_seconds", p.seconds}});
   }
   fmt::print(
-      "  {:.1f} s of sampling for each of {} groups, shared evenly ({}); the VAE's time is not "
+      "  at least {:.1f} s of sampling on {} groups of ranks ({}); the VAE's time is not "
       "predicted: no rates of convolutions are known\n",
-      seconds * sp / ranks, ranks / sp, rates.origin);
-  j["sampling_seconds"] = seconds * sp / ranks;
+      std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
+  j["sampling_seconds"] = std::max(longest, seconds * sp / ranks);
 }
 
 }  // namespace

@@ -98,5 +98,26 @@ class Plan(WeftTest):
                 capacity = 0.8 * planned / 2**30 if ranks == 2 else 0
 
 
+    def test_generation_and_encoding_are_planned(self):
+        deck = REPOSITORY / "inputs" / "generate_720p.toml"
+        machine = ("--job", "generate", "--gpus", "4", "--memory", "16")
+        text, plan = self.plan(deck, *machine)
+        # T5-XXL in bf16 over four devices of 16 GB, layers in order, none left out.
+        self.assertEqual(plan["t5"][0]["first"], 0)
+        self.assertEqual(plan["t5"][-1]["last"], 24)
+        self.assertAlmostEqual(sum(p["weights"] for p in plan["t5"]) / 9.5246e9, 1, delta=0.001)
+        self.assertEqual(plan["clips"][0]["size"], "51x720x1280")
+        taken = sum(plan["memory"][k] for k in ("STDiT3 weights", "VAE weights"))
+        self.assertLess(taken + max(plan["clips"][0]["sampling"], plan["clips"][0]["vae"]), 16e9)
+        self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "1", "--memory", "6",
+                               ranks=0, expect=None), USAGE, "T5", "missing")
+        self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "4", "--memory", "10",
+                               "generate.num_frames=408", ranks=0, expect=None), USAGE, "408x720x1280", "num_frames")
+        deck = REPOSITORY / "inputs" / "encode.toml"
+        clips = "data.path=synthetic:clips=2,frames=51,height=144,width=256"
+        _, plan = self.plan(deck, clips, "--job", "encode", "--gpus", "4", "--memory", "16")
+        self.assertEqual(plan["buckets"][0]["clip_bytes"], 2 * 8 * 15 * 18 * 32)
+
+
 if __name__ == "__main__":
     unittest.main()
