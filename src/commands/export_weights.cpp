@@ -47,13 +47,13 @@ int export_weights(const ExportRequest& request) {
   std::optional<Stdit3> model;
   std::optional<VideoVae> vae;
   if (deck.model.name == "vae") {
-    vae.emplace(deck.vae, deck.vae_train.freeze_spatial);
+    vae.emplace(deck.vae);
     how.buffers = {{"scale", as_floats(deck.vae.scale)}, {"shift", as_floats(deck.vae.shift)}};
   } else {
     model.emplace(deck.model);
   }
   ParameterTable& params = vae ? vae->params() : model->params();
-  params.allocate(1 << 22, false, false);
+  params.allocate_for_inference(false);
   if (request.ema)
     restore_ema(checkpoint, params);
   else

@@ -29,9 +29,8 @@ void draw(ParameterTable& table, std::uint64_t seed) {
     const Philox random(seed, Purpose::init, 1, number);
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>(deviation) * random.normal(static_cast<std::uint32_t>(i));
-    p->value.set(std::span<const float>(values));
+    p->set(0, values);
   }
-  table.refresh_working();
 }
 
 }  // namespace
@@ -71,18 +70,15 @@ std::string ModelSource::describe() const {
 }
 
 void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf16) const {
-  constexpr std::int64_t bucket = 1 << 22;
+  table.allocate_for_inference(bf16);
   if (weights_.starts_with(random_prefix)) {
-    table.allocate(bucket, bf16, false);
     draw(table, std::stoull(weights_.substr(std::string(random_prefix).size())));
   } else if (checkpoint_) {
-    table.allocate(bucket, bf16, false);
     if (ema_)
       restore_ema(*checkpoint_, table);
     else
       restore_state(*checkpoint_, table);
   } else {
-    table.allocate_for_inference(bf16);
     load_weights(weights_, table, names);
   }
 }

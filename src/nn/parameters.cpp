@@ -55,8 +55,22 @@ Parameter* ParameterTable::find(const std::string& name) const {
   return nullptr;
 }
 
+std::int64_t ParameterTable::lay_out_fixed(
+    const std::function<bool(const Parameter&)>& fixed,
+    const std::function<void(Parameter&, std::int64_t)>& place) const {
+  std::int64_t at = 0;
+  for (const bool bf16_only : {true, false})
+    for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
+      Parameter& p = **it;
+      if (p.bf16_only != bf16_only || !fixed(p)) continue;
+      place(p, at);
+      at += aligned(p.shape.numel());
+    }
+  return at;
+}
+
 void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients) {
-  std::int64_t at = 0, fixed_at = 0;
+  std::int64_t at = 0;
   buckets_.clear();
   const auto close_bucket = [&] {
     at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
@@ -65,12 +79,7 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   for (const bool bf16_only : {true, false})
     for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
       Parameter& p = **it;
-      if (p.bf16_only != bf16_only) continue;
-      if (!p.trainable) {
-        p.offset = fixed_at;
-        fixed_at += aligned(p.shape.numel());
-        continue;
-      }
+      if (p.bf16_only != bf16_only || !p.trainable) continue;
       const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
       if (buckets_.empty() || full || buckets_.back().bf16_only != bf16_only ||
           buckets_.back().group != p.group) {
@@ -88,7 +97,10 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
   values_ = Tensor::persistent({at}, DType::f32);
   if (gradients) grads_ = Tensor::persistent({at}, DType::f32);
   if (bf16_working) working_ = Tensor::persistent({at}, DType::bf16);
-  fixed_ = Tensor::persistent({fixed_at}, DType::f32);
+  const std::int64_t fixed =
+      lay_out_fixed([](const Parameter& p) { return !p.trainable; },
+                    [](Parameter& p, std::int64_t offset) { p.offset = offset; });
+  fixed_ = Tensor::persistent({fixed}, DType::f32);
   for (const auto& owned : parameters_) {
     Parameter& p = *owned;
     const std::int64_t end = p.offset + p.shape.numel();

@@ -57,10 +57,16 @@ class ParameterTable {
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   static constexpr std::int64_t bucket_pad = 1 << 16;
   // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what is bf16_only. There is no flat
-  // space then (values(), working(), fixed() are undefined): Parameter::set and load_weights fill the parameters.
+  // space then (values(), working(), fixed() are undefined): Parameter::set, load_weights and restore_state fill the parameters.
   void allocate_for_inference(bool bf16_model);
   // What that takes: the bytes of parameters, without those lost to alignment.
   std::size_t inference_bytes(bool bf16_model) const;
+
+  // Where the flat space of those parameters that are `fixed` has each of them, told to `place`: the same as in fixed(), for
+  // whatever is said to be fixed. Elements of the space.
+  std::int64_t lay_out_fixed(
+      const std::function<bool(const Parameter&)>& fixed,
+      const std::function<void(Parameter&, std::int64_t offset)>& place) const;
 
   // Draws every value from Philox keyed by (seed, init, name): the same on every rank.
   void initialise(std::uint64_t seed);

@@ -1,6 +1,7 @@
 #include "train/state.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/error.h"
 #include "core/version.h"
@@ -8,7 +9,8 @@
 namespace weft {
 namespace {
 
-const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
+// Null where the checkpoint has no trained tensor of that name.
+const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
   for (const TensorRange& r : c.info().tensors)
     if (r.name == p.name) {
       const Shape shape{std::span<const std::int64_t>(r.shape)};
@@ -17,12 +19,18 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
                  "run.resume = false and another run.dir",
                  "{}: tensor {} has shape {}, the deck's model wants {}", c.dir().string(), p.name,
                  shape.str(), p.shape.str());
-      return r;
+      return &r;
     }
-  throw Error(Exit::checkpoint, fmt::format("{} has no tensor {}", c.dir().string(), p.name),
-              "continue with the [model] table that the run was started with, or set run.resume = "
-              "false and another run.dir",
-              __FILE__, __LINE__);
+  return nullptr;
+}
+
+const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
+  const TensorRange* range = find_range(c, p);
+  WEFT_CHECK(range != nullptr, Exit::checkpoint,
+             "continue with the [model] table that the run was started with, or set run.resume = "
+             "false and another run.dir",
+             "{} has no tensor {}", c.dir().string(), p.name);
+  return *range;
 }
 
 // Elements of `array` from `offset` on, as many as `to` has, which may live on a GPU.
@@ -52,16 +60,6 @@ void read_trainable(const Checkpoint& c, const std::string& array, ParameterTabl
   }
 }
 
-// As above, into the table's values.
-void read_values(const Checkpoint& c, const std::string& array, ParameterTable& table) {
-  read_trainable(
-      c, array, table,
-      [&](int) {
-        return Part{0, table.values().numel()};
-      },
-      [&](int) { return table.values(); });
-}
-
 void read_fixed(const Checkpoint& c, ParameterTable& table) {
   const auto it = c.arrays().find("fixed");
   WEFT_CHECK(it != c.arrays().end() && it->second == table.fixed().numel(), Exit::checkpoint,
@@ -69,6 +67,36 @@ void read_fixed(const Checkpoint& c, ParameterTable& table) {
              "{}: its parameters that are not trained do not fit the deck's model",
              c.dir().string());
   read_into(c, "fixed", 0, table.fixed());
+}
+
+// Weights alone, a piece at a time, into whatever formats the table keeps. What the run did not train is what the checkpoint
+// has no name for, whether this table would train it or not.
+void read_weights(const Checkpoint& c, const std::string& array, ParameterTable& table) {
+  std::map<const Parameter*, std::int64_t> fixed;
+  const Parameter* first_fixed = nullptr;  // the last to be placed
+  const std::int64_t length = table.lay_out_fixed(
+      [&](const Parameter& p) { return find_range(c, p) == nullptr; },
+      [&](Parameter& p, std::int64_t offset) { fixed[first_fixed = &p] = offset; });
+  const auto stored = c.arrays().find("fixed");
+  const std::int64_t there = stored == c.arrays().end() ? 0 : stored->second;
+  WEFT_CHECK(length == there, Exit::checkpoint,
+             "use the [model] and [vae] tables that the run was started with",
+             "{} has {}: the deck's model has {} elements more than it names, and its run left {} "
+             "untrained",
+             c.dir().string(),
+             first_fixed != nullptr ? "no tensor " + first_fixed->name : "tensors of another model",
+             length, there);
+  constexpr std::int64_t piece = std::int64_t{1} << 20;
+  for (const auto& p : table.all()) {
+    const auto place = fixed.find(p.get());
+    const bool trained = place == fixed.end();
+    const std::int64_t offset = trained ? range_of(c, *p).offset : place->second;
+    for (std::int64_t at = 0; at < p->shape.numel(); at += piece) {
+      std::vector<float> values(static_cast<std::size_t>(std::min(piece, p->shape.numel() - at)));
+      c.read(trained ? array : "fixed", offset + at, values);
+      p->set(at, values);
+    }
+  }
 }
 
 }  // namespace
@@ -112,9 +140,7 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table) {
-  read_values(checkpoint, "master", table);
-  read_fixed(checkpoint, table);
-  table.refresh_working();
+  read_weights(checkpoint, "master", table);
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state) {
@@ -132,9 +158,7 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
 }
 
 void restore_ema(const Checkpoint& checkpoint, ParameterTable& table) {
-  read_values(checkpoint, "ema", table);
-  read_fixed(checkpoint, table);
-  table.refresh_working();
+  read_weights(checkpoint, "ema", table);
 }
 
 }  // namespace weft

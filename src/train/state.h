@@ -15,11 +15,12 @@ CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int6
 std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& state, int rank,
                                    int ranks);
 
-// Reads the weights of a checkpoint into the table. Tensors are found by their released names, so the layout may differ.
+// Reads the weights of a checkpoint into the table, which may be one that is only run (allocate_for_inference). Tensors are
+// found by their released names, so the layout may differ, and so may what is trained (vae_train.freeze_spatial).
 // Exit::checkpoint names the first tensor that does not fit.
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table);
-// The same for the masters, moments and EMA that this rank holds, and for what is not trained. Weights that other ranks hold
-// are to be spread afterwards (DataParallel::spread_weights).
+// To go on training: masters, moments and EMA that this rank holds, and what is not trained, which must be the same as in the
+// run. Weights that other ranks hold are to be spread afterwards (DataParallel::spread_weights).
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state);
 
 // As above, but the weights are the EMA's.

@@ -1,8 +1,9 @@
 """weft train of a VAE: it learns, two ranks agree with one, a restart is exact, and what cannot be is refused."""
 
+import json
 import unittest
 
-from harness import WeftTest
+from harness import WeftTest, read_safetensors, write_safetensors
 
 DECK = """
 [run]
@@ -77,6 +78,31 @@ class VaeTraining(WeftTest):
         terms = [m["terms"] for m in self.metrics("run")]
         self.assertTrue(all(t["latent"] > 0 and t["pixel"] == 0 for t in terms))
         self.assertTrue(any(t["identity"] > 0 for t in terms))
+
+    def test_a_frozen_2d_vae_starts_from_its_own_file_and_is_found_again(self):
+        def tensors(run, name):
+            self.weft("export", run, name, ranks=0)
+            return read_safetensors(self.dir / name)
+
+        # Weights of the 2D VAE alone, under the names that it has by itself; the temporal one starts at random.
+        self.vae("first", "train.steps=1")
+        prefix = "spatial_vae.module."
+        spatial = {name.removeprefix(prefix): (d, shape, bytes(v)) for name, (d, shape, v) in
+                   tensors("first", "first.safetensors").items() if name.startswith(prefix)}
+        write_safetensors(self.dir / "2d.safetensors", spatial)
+        stage1 = ("vae.weights=2d.safetensors", "vae_train.freeze_spatial=true", "train.steps=1", "run.seed=8")
+        self.assertIn("holds the 2D VAE alone", self.vae("stage1", *stage1).err)
+        # A run that froze it is found by commands whose deck does not say so, and so is what export makes of it.
+        trained = tensors("stage1", "stage1.safetensors")
+        self.assertEqual({name: bytes(trained[prefix + name][2]) for name in spatial},
+                         {name: v for name, (_, _, v) in spatial.items()})
+        self.assertTrue(any(name.startswith("temporal_vae.") and any(bytes(v)) for name, (_, _, v) in trained.items()))
+        figures = []
+        for i, weights in enumerate(("stage1", "stage1.safetensors")):
+            self.weft("reconstruct", "vae.toml", f"vae.weights={weights}", f"reconstruct.output=out{i}", "generate.ema=false",
+                      "reconstruct.inputs=['lavfi:testsrc2=duration=1:rate=5:size=24x24']")
+            figures.append(json.loads((self.dir / f"out{i}/reconstruct.json").read_text())["latent"])
+        self.assertEqual(*figures)
 
     def test_what_cannot_be_is_refused(self):
         for options, what in ((("vae_train.pixel_loss=false",), "learns nothing"),
