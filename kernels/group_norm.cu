@@ -374,8 +374,9 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
         const Tensor sums = add_chunks(partial, g);
         launch(gradient_means_kernel, dim3(blocks_for(g.N * g.groups, threads)), dim3(threads), 0,
                data<float>(sums), data<float>(gamma), g, data<float>(means));
-        launch(weight_gradients_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
-               data<float>(sums), g, data<float>(dgamma), data<float>(dbeta));
+        if (dgamma.defined())
+          launch(weight_gradients_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
+                 data<float>(sums), g, data<float>(dgamma), data<float>(dbeta));
         launch(group_norm_backward_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), 0,
                data<T>(x), data<T>(dy), data<float>(stats), data<float>(means), data<float>(gamma),
                data<float>(beta), g, data<T>(dx), accumulate);

@@ -26,18 +26,20 @@ Var frames_together(nn::Context c, const Var& x, std::int64_t batch) {
 Var side_by_side(nn::Context c, const std::vector<Var>& parts) {
   const Shape s = parts[0]->value.shape();
   const std::int64_t rows = s[0] * s[1], count = std::ssize(parts);
-  const Shape all{rows, 1, count, s[2]}, one{rows, 1, 1, s[2]};
+  // Rows as frames of `count` tokens: one strided copy each.
+  const Shape all{1, rows, count, s[2]}, one{1, rows, 1, s[2]};
   Tensor y = Tensor::empty({s[0], s[1], count, s[2]}, parts[0]->value.dtype());
   Tensor grid = y.view(all);
   for (std::int64_t i = 0; i < count; ++i)
-    ops::copy_tokens(parts[static_cast<std::size_t>(i)]->value.view(one), {1, 1, 0, 0, 0, i}, grid);
+    ops::copy_tokens(parts[static_cast<std::size_t>(i)]->value.view(one), {rows, 1, 0, 0, 0, i},
+                     grid);
   const Var out = make_var(y);
   if (c.tape.recording())
-    c.tape.record([parts, out, all, one, s] {
+    c.tape.record([parts, out, all, one, rows, s] {
       const Tensor dy = std::move(out->grad);
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        Tensor part = Tensor::empty(s, dy.dtype()), rows_of_part = part.view(one);
-        ops::copy_tokens(dy.view(all), {1, 1, 0, static_cast<std::int64_t>(i)}, rows_of_part);
+        Tensor part = Tensor::empty(s, dy.dtype()), as_grid = part.view(one);
+        ops::copy_tokens(dy.view(all), {rows, 1, 0, static_cast<std::int64_t>(i)}, as_grid);
         give_grad(parts[i], part);
       }
     });

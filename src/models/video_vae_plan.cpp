@@ -56,7 +56,8 @@ std::size_t VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std:
 
 std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
                                        std::size_t capacity) {
-  const std::size_t usable = capacity - capacity / 32;
+  // 0 would be an arena without end.
+  const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
   // Two chunks are as long as any clip to the arena; only the latent grows, and that is counted.
   const auto fits = [&](std::int64_t n) {
     try {

@@ -11,7 +11,7 @@ namespace weft::ops {
 // sums that do not cancel.
 WEFT_OP(group_norm_forward, void(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                                  int groups, float eps, bool silu, Tensor& y, Tensor& stats));
-// dx (+)=, dgamma, dbeta f32 [C] += . SiLU's argument is made again from x. dx may be dy where it does not accumulate.
+// dx (+)=, dgamma, dbeta f32 [C] += (both undefined: not wanted). SiLU's argument is made again from x. dx may be dy where it does not accumulate.
 WEFT_OP(group_norm_backward, void(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                                   const Tensor& stats, int groups, bool silu, const Tensor& dy,
                                   Tensor& dx, bool accumulate, Tensor& dgamma, Tensor& dbeta));

@@ -42,6 +42,10 @@ void ClipLatents::check(const Bucket& bucket) const {
                   "training"
                 : "training on pixels wants model.in_channels = 3",
       "bucket {} has {} channels, model.in_channels = {}", bucket.name, has, channels);
+  WEFT_CHECK(!encodes(bucket) || !deck_.vae.scale.empty(), Exit::usage,
+             "take the values that weft encode or weft reconstruct prints, or train on what weft "
+             "encode stores",
+             "vae.scale is empty: latents that are encoded while training cannot be normalised");
 }
 
 void ClipLatents::load(std::span<const Bucket> buckets) {

@@ -155,6 +155,8 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
     clips.what = what;
     for (std::size_t i = 0; i < what.clips.size(); ++i) {
       clips.info.push_back(source_->info(what.bucket, what.clips[i]));
+      if (bucket.text_channels > 0)
+        clips.text.push_back(source_->read_text(what.bucket, what.clips[i]));
       source_->read(what.bucket, what.clips[i],
                     std::span(bytes).subspan(i * bucket.clip_bytes(), bucket.clip_bytes()));
     }

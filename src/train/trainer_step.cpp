@@ -207,7 +207,10 @@ void Trainer::complete(Issued step) {
     m.terms.emplace_back(names[i],
                          step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) /
                              static_cast<double>(m.samples.size()));
+  // The model's own; that of another group (a discriminator) where it is not finite.
   m.grad_norm = std::sqrt(*step.rows.squared_norm);
+  for (int g = 1; g < params().groups(); ++g)
+    if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
   for (int r = 0; r < step.rows.ranks(); ++r) {
     const auto asked = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));
     wishes_ |= asked;

@@ -31,6 +31,11 @@ bool is_linear(const Conv& c) {
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
+// bf16 goes one by one, so that the copies in f32 are of a frame and not of a whole micro-batch.
+bool one_by_one(const Tensor& x, const Conv& c) {
+  return x.dtype() == DType::bf16 && x.dim(0) > 1 && !is_linear(c);
+}
+
 // x in f32: itself, or a copy in this thread's scratch memory.
 template <class Tag>
 const float* as_f32(const Tensor& x) {
@@ -71,6 +76,14 @@ struct Result {
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
   WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
+  if (one_by_one(x, conv)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n) {
+      Tensor out = y.slice(n, n + 1);
+      conv_forward(x.slice(n, n + 1), w, bias,
+                   residual.defined() ? residual.slice(n, n + 1) : residual, conv, out);
+    }
+    return;
+  }
   if (is_linear(conv)) {
     Tensor out = rows(y);
     linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
@@ -98,6 +111,13 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
 
 void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
                          bool accumulate) {
+  if (one_by_one(dx, conv)) {
+    for (std::int64_t n = 0; n < dx.dim(0); ++n) {
+      Tensor out = dx.slice(n, n + 1);
+      conv_backward_input(dy.slice(n, n + 1), w, conv, out, accumulate);
+    }
+    return;
+  }
   if (is_linear(conv)) {
     Tensor out = rows(dx);
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
@@ -119,6 +139,12 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
+  if (one_by_one(x, conv)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n)
+      conv_backward_weight(x.slice(n, n + 1), dy.slice(n, n + 1), conv, dw, dbias,
+                           accumulate || n > 0);
+    return;
+  }
   if (is_linear(conv)) {
     Tensor d = dw.view({dw.dim(0), dw.dim(1)});
     linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
