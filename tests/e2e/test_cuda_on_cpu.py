@@ -9,6 +9,8 @@ import unittest
 from unittest import mock
 
 from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
+from test_vae_training import ADVERSARIAL
+from test_vae_training import DECK as VAE
 
 SMOKE = REPOSITORY / "inputs" / "smoke.toml"
 
@@ -119,6 +121,18 @@ class Steps(WeftTest):
             job = self.train("bad", "device.kind=cuda", f"model.weights={weights}", ranks=1, expect=None)
         # A GPU's threads one after another, twice, for the step is run again.
         self.refused(job, 5, "step 1", "samples", seconds=60)
+
+
+class Vae(WeftTest):
+    def test_a_vae_trains_against_a_discriminator(self):
+        # Frozen and trained parts, both groups of parameters, on a clip small enough for threads one after another.
+        (self.dir / "vae.toml").write_text(VAE)
+        options = (*ADVERSARIAL, "train.steps=2", "train.micro_batches=1",
+                   "data.path=synthetic:clips=12,frames=2,height=24,width=24")
+        self.weft("train", "vae.toml", "run.dir=cpu", "device.kind=cpu", *options, ranks=1)
+        with emulate(1):
+            self.weft("train", "vae.toml", "run.dir=cuda", "device.kind=cuda", *options, ranks=1, timeout=240)
+        self.assert_close(self.losses("cuda"), self.losses("cpu"), 1e-3)
 
 
 class Smoke(WeftTest):
