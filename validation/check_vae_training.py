@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Does `weft train` of a VAE take the steps that PyTorch takes?
 
-    check_vae_training.py [--weft build/weft] [--tolerance 1e-4] [--only "stage 3"] [--json FILE]
+    check_vae_training.py [--weft build/weft] [--seeds 5,6,7,8,9] [--tolerance 1e-4] [--only "stage 3"] [--json FILE]
 
 A tiny VAE (diffusers' AutoencoderKL and the temporal one), a VGG16 for LPIPS from the reference package `lpips` and, in the
 last cases, a PatchGAN, all with random weights. Footage is cut by `weft ingest`; one step of four clips is trained by the real
 binary in each of the stages of specs/vae.md 5. Losses are those of its metrics, gradients those of the first moments in its
 checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample): Philox
 is written out below. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
-loss's terms. Exit status 0 if all are below the tolerance.
+loss's terms, one a seed. |x|, the identity loss, ReLU and hinge have kinks: where rounding puts an element on the other side of
+one, its gradient is another, in PyTorch's f32 as in ours, and with it what lies before. Losses are to be within the tolerance
+with every seed; gradients in the median of the seeds, and all of them are printed. Exit status 0 if so.
 """
 import argparse
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,7 @@ import safetensors_io
 import vae_torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-SEED = 8  # of draws far from all kinks: an activation whose sign rounding turns moves a gradient by 1e-4
+SEED = 8  # of the draws: each of --seeds in turn
 SHAPE = {"channels": [8, 16], "blocks": 1, "groups": 4}
 TEMPORAL = {"filters": 8, "blocks": 1, "multipliers": [1, 2, 2, 4], "halves": [False, True, True], "groups": 4}
 DEFAULTS = {"freeze_spatial": False, "pixel_loss": True, "latent_loss": False, "identity_loss": False, "image_share": 0.0,
@@ -193,12 +196,15 @@ def difference(ours, theirs, names):
 
 
 def main():
+    global SEED
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weft", default=str(HERE.parent / "build/weft"))
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--json")
     parser.add_argument("--only", help="one case by name")
+    parser.add_argument("--seeds", default="5,6,7,8,9")
     options = parser.parse_args()
+    seeds = [int(s) for s in options.seeds.split(",")]
     torch.manual_seed(1)
     two_d, temporal = vae_torch.spatial(**SHAPE), vae_torch.Temporal(**TEMPORAL)
     judge = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False).eval().requires_grad_(False)
@@ -226,29 +232,37 @@ width = 32
             if options.only and name != options.only:
                 continue
             settings = {**DEFAULTS, **changes}
-            metrics, ours = weft_step(options.weft, where, settings, store)
-            critic = None
-            if settings["discriminator"] != "none":
-                critic = vae_torch.patch_gan()
-                start = export_discriminator(where / "run" / "step_1")
-                critic.load_state_dict({n: torch.tensor(v) for n, v in start.items()}, strict=False)
-            parts = (two_d, temporal, judge, critic)
-            _, _, single = torch_step([p and p.float() for p in parts], settings, clips, metrics["samples"])
-            loss, terms, theirs = torch_step([p and p.double() for p in parts], settings, clips, metrics["samples"])
-            row = {"loss": abs(metrics["loss"] / loss - 1),
-                   "terms": max(abs(metrics["terms"][t] - v) / abs(v) for t, v in terms.items() if v != 0)}
-            vae = [n for n in ours if not n.startswith("discriminator.")]
-            row["gradients"] = difference(ours, theirs, vae)
-            row["PyTorch's own in f32"] = difference(single, theirs, vae)
-            if critic:
-                row["disc. f32 PyTorch"] = difference(single, theirs, [n for n in ours if n not in vae])
-                row["discriminator"] = difference(ours, theirs, [n for n in ours if n not in vae])
-            results[name] = row
-            print(f"{name}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
-                  + ", ".join(f"{k} {v:.1e}" for k, v in row.items()), flush=True)
+            results[name] = of_seed = []
+            for SEED in seeds:
+                metrics, ours = weft_step(options.weft, where, settings, store)
+                critic = None
+                if settings["discriminator"] != "none":
+                    critic = vae_torch.patch_gan()
+                    start = export_discriminator(where / "run" / "step_1")
+                    critic.load_state_dict({n: torch.tensor(v) for n, v in start.items()}, strict=False)
+                parts = (two_d, temporal, judge, critic)
+                _, _, single = torch_step([p and p.float() for p in parts], settings, clips, metrics["samples"])
+                loss, terms, theirs = torch_step([p and p.double() for p in parts], settings, clips, metrics["samples"])
+                row = {"loss": abs(metrics["loss"] / loss - 1),
+                       "terms": max(abs(metrics["terms"][t] - v) / abs(v) for t, v in terms.items() if v != 0)}
+                vae = [n for n in ours if not n.startswith("discriminator.")]
+                row["gradients"] = difference(ours, theirs, vae)
+                row["PyTorch's own in f32"] = difference(single, theirs, vae)
+                if critic:
+                    row["disc. f32 PyTorch"] = difference(single, theirs, [n for n in ours if n not in vae])
+                    row["discriminator"] = difference(ours, theirs, [n for n in ours if n not in vae])
+                of_seed.append(row)
+                print(f"{name}, seed {SEED}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
+                      + ", ".join(f"{k} {v:.1e}" for k, v in row.items()), flush=True)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
-    return 0 if all(v < options.tolerance for row in results.values() for v in row.values()) else 1
+    good = True
+    for name, rows in results.items():
+        middle = {k: statistics.median(row[k] for row in rows) for k in rows[0]}
+        worst = max(max(row["loss"], row["terms"]) for row in rows)
+        print(f"{name}, median of {len(rows)} seeds: " + ", ".join(f"{k} {v:.1e}" for k, v in middle.items()))
+        good = good and worst < options.tolerance and all(v < options.tolerance for v in middle.values())
+    return 0 if good else 1
 
 
 def export_discriminator(where):
