@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "commands/model_source.h"
@@ -14,10 +16,11 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "formats/file.h"
 #include "infer/encode_clips.h"
 #include "infer/prompt_features.h"
-#include "infer/references.h"
 #include "parallel/rank_device.h"
+#include "text/utf8.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
 
@@ -32,6 +35,7 @@ struct Texts {
   std::vector<std::int64_t> of_sample;
 };
 
+// Rank 0 alone. Exit::data for a caption that is not UTF-8.
 Texts list_texts(const ClipSource& source) {
   Texts texts;
   std::map<std::string, std::int64_t> known;
@@ -42,6 +46,8 @@ Texts list_texts(const ClipSource& source) {
         texts.of_sample.push_back(-1);
         continue;
       }
+      check_utf8(text,
+                 fmt::format("the caption of clip {} of bucket {}", i, source.buckets()[b].name));
       const auto [place, added] = known.emplace(text, std::ssize(texts.all));
       if (added) texts.all.push_back(text);
       texts.of_sample.push_back(place->second);
@@ -66,21 +72,6 @@ std::string describe_job(const Deck& deck, const std::string& vae) {
     if (counts && line.find('=') != std::string::npos) job += line + "\n";
   }
   return job + "stored as " + deck.encode.dtype + "\n";
-}
-
-std::vector<std::byte> text_bytes(const std::vector<float>& values, DType dtype) {
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
-  if (dtype == DType::f32) {
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    return bytes;
-  }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const f16 h(values[i]);
-    WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
-               "a text feature of {} is too large for f16", values[i]);
-    std::memcpy(bytes.data() + 2 * i, &h, 2);
-  }
-  return bytes;
 }
 
 // Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
@@ -128,10 +119,11 @@ void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
 
 // The parts in the order of the footage's store, so that sample ids stay what they are.
 std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
-                    const Texts& texts, const PromptFeatures& features, EncodeParts& parts) {
+                    const Texts& texts, const PromptFeatures& features, EncodeParts& parts,
+                    const std::string& made_by) {
   parts.find_all();
   if (deck.vae.scale.empty()) measure(stored, parts);
-  ClipStoreWriter writer(deck.encode.output);
+  ClipStoreWriter writer(deck.encode.output, made_by);
   std::uint64_t bytes = 0;
   std::int64_t sample = 0;
   std::vector<std::byte> clip;
@@ -140,16 +132,45 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
     clip.resize(stored[b].clip_bytes());
     for (std::int64_t i = 0; i < stored[b].clips; ++i, ++sample) {
       parts.read(sample, clip);
-      const std::int64_t text = texts.of_sample[static_cast<std::size_t>(sample)];
       std::vector<std::byte> rows;
-      if (stored[b].text_channels > 0 && text >= 0)
-        rows = text_bytes(features.read(text).values, stored[b].text_dtype);
+      if (stored[b].text_channels > 0) {
+        const std::int64_t text = texts.of_sample[static_cast<std::size_t>(sample)];
+        if (text >= 0)
+          rows =
+              stored_values(features.read(text).values, stored[b].text_dtype,
+                            fmt::format("the caption of clip {} of bucket {}", i, stored[b].name));
+      }
       writer.append(bucket, clip, source.info(static_cast<int>(b), i), rows);
       bytes += clip.size() + rows.size();
     }
   }
   writer.commit();
   return bytes;
+}
+
+// The store is there: what it was made of is not needed, but no harm either.
+void remove_parts(const fs::path& folder) {
+  std::error_code failed;
+  fs::remove_all(folder, failed);
+  if (failed) log::warn("cannot remove {}: {}", folder.string(), failed.message());
+}
+
+// Collective. Whether the output is there already, of this very job.
+bool is_made(const std::string& output, const std::string& made_by, const fs::path& folder,
+             const std::string& job, MPI_Comm world) {
+  int made = log::rank() == 0 && stored_made_by(output) == made_by ? 1 : 0;
+  MPI_Bcast(&made, 1, MPI_INT, 0, world);
+  if (made != 0 && log::rank() == 0) {
+    log::info(
+        "{} is made already, of the same clips and with the same settings: remove it to make it "
+        "anew",
+        output);
+    // A kill may have come between the store's last step and this.
+    std::stringstream of_parts;
+    of_parts << std::ifstream(folder / "job").rdbuf();
+    if (of_parts.str() == job) remove_parts(folder);
+  }
+  return made != 0;
 }
 
 // What each rank did, and how busy it was until the last clip.
@@ -179,8 +200,11 @@ int encode(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   WEFT_CHECK(!deck.encode.output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
              "encode.output is empty");
-  WEFT_CHECK(deck.encode.output != deck.data.path, Exit::usage, "name another file",
-             "encode.output is data.path itself: {}", deck.data.path);
+  std::error_code not_there;
+  WEFT_CHECK(deck.encode.output != deck.data.path &&
+                 !fs::equivalent(deck.encode.output, deck.data.path, not_there),
+             Exit::usage, "name another file", "encode.output is data.path itself: {}",
+             deck.encode.output);
   const bool measured = deck.vae.scale.empty() && deck.vae.shift.empty();
   WEFT_CHECK(!measured || deck.encode.latents == "moments", Exit::usage,
              "set encode.latents = \"moments\"",
@@ -191,18 +215,24 @@ int encode(const Deck& deck, MPI_Comm world) {
   VideoVae vae(deck.vae);
   const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
                             world);
-  const Texts texts = list_texts(*source);
-  const auto samples = std::ssize(texts.of_sample);
-  const bool wants_text = deck.encode.text && !texts.all.empty();
-  if (wants_text && deck.t5.weights.empty() && log::rank() == 0)
-    log::warn("t5.weights is empty: the {} captions are kept as text, without features",
-              texts.all.size());
-  const bool with_text = wants_text && !deck.t5.weights.empty();
+  std::int64_t samples = 0;
+  for (const Bucket& b : source->buckets()) samples += b.clips;
+  Texts texts;
+  if (deck.encode.text && log::rank() == 0) texts = list_texts(*source);
+  auto captions = static_cast<long long>(texts.all.size());
+  MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
+  if (captions > 0 && deck.t5.weights.empty() && log::rank() == 0)
+    log::warn("t5.weights is empty: the {} captions are kept as text, without features", captions);
+  const bool with_text = captions > 0 && !deck.t5.weights.empty();
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
     stored.push_back(encoded_bucket(b, deck.encode, vae, with_text ? deck.t5.d_model : 0));
-  EncodeParts parts(deck.encode.output + ".parts", describe_job(deck, weights.identity()), samples,
-                    world);
+  const fs::path folder = deck.encode.output + ".parts";
+  const std::string job = describe_job(deck, weights.identity());
+  const std::string made_by =
+      job + (with_text ? describe_text_encoder(deck.t5) : "no features") + "\n";
+  if (is_made(deck.encode.output, made_by, folder, job, world)) return 0;
+  EncodeParts parts(folder, job, samples, world);
   std::int64_t made = 0;
   for (std::int64_t i = 0; i < samples; ++i) made += parts.made(i) ? 1 : 0;
   log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
@@ -213,7 +243,13 @@ int encode(const Deck& deck, MPI_Comm world) {
   Deck for_text = deck;  // the features' shape is the encoder's own here
   for_text.model.caption_channels = deck.t5.d_model;
   for_text.model.model_max_length = deck.t5.max_length;
-  const PromptFeatures features(for_text, texts.all, parts.folder(), with_text, world);
+  const auto stop = [] { return stop_signal() != 0; };
+  std::optional<PromptFeatures> features;
+  features.emplace(for_text, texts.all, parts.folder(), with_text, world, stop);
+  if (features->encoded().stopped) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
 
   // 3. Clips through the VAE, whoever is free the next one.
   EncodeTimes mine;
@@ -227,8 +263,7 @@ int encode(const Deck& deck, MPI_Comm world) {
     const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
     const auto arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);
-    mine = encode_clips(
-        deck, *source, vae, parts, [] { return stop_signal() != 0; }, world);
+    mine = encode_clips(deck, *source, vae, parts, stop, world);
     log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
               static_cast<double>(arena->peak()) / (1 << 20),
               static_cast<double>(planned) / (1 << 20), vae.micro_batch());
@@ -242,11 +277,13 @@ int encode(const Deck& deck, MPI_Comm world) {
   }
 
   // 4. One store, on rank 0; then the parts are done with.
-  MPI_Barrier(world);  // every part is written
+  parts.finish();
+  if (log::rank() != 0) features.reset();
+  MPI_Barrier(world);  // every part is on the disk, and nobody else has a file of them open
   if (log::rank() == 0) {
-    const std::uint64_t bytes = merge(deck, *source, stored, texts, features, parts);
-    std::error_code kept;
-    fs::remove_all(parts.folder(), kept);
+    const std::uint64_t bytes = merge(deck, *source, stored, texts, *features, parts, made_by);
+    features.reset();
+    remove_parts(folder);
     log::info("{} clips, {:.1f} MB in {}", samples, 1e-6 * static_cast<double>(bytes),
               deck.encode.output);
   }

@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "formats/file.h"
 #include "formats/hash.h"
 #include "infer/clip_maker.h"
 #include "infer/clip_writer.h"

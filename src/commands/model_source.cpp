@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "infer/references.h"
+#include "formats/file.h"
 #include "train/state.h"
 
 namespace weft {

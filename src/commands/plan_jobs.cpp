@@ -12,6 +12,7 @@
 #include "data/clip_source.h"
 #include "infer/encode_clips.h"
 #include "infer/generate_memory.h"
+#include "infer/t5_job.h"
 #include "infer/t5_placement.h"
 #include "models/t5.h"
 
@@ -35,9 +36,7 @@ struct TextPlan {
 TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
   const T5Deck& t5 = deck.t5;
   TextPlan plan;
-  T5Encoder one(t5, 0, 1);
-  one.params().allocate_for_inference(t5.dtype == "bf16");  // laid out, never touched
-  plan.work = one.plan(t5.micro_batch * t5.max_length, t5.max_length);
+  plan.work = t5_arena_bytes(t5, t5.micro_batch * t5.max_length, t5.max_length);
   const auto place = [&](int count) {
     const std::vector<std::size_t> memory(static_cast<std::size_t>(count), usable(request));
     return place_t5(t5, memory, plan.work);
@@ -74,17 +73,18 @@ struct VaePlan {
   std::size_t bytes = 0;
 };
 
-// The largest micro-batch, up to the deck's, with which the clip fits; 0: none does.
+// As a run chooses the micro-batch; 0: the clip does not fit frame by frame.
 VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode) {
   const auto [frames, height, width] = shape;
   VaePlan plan;
-  plan.micro_batch = vae.config().micro_batch_size > 0 ? vae.config().micro_batch_size : frames;
-  for (; plan.micro_batch > 0; plan.micro_batch /= 2) {
-    plan.bytes = vae.plan_encode(frames, height, width, plan.micro_batch);
-    if (decode)
-      plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, plan.micro_batch));
-    if (plan.bytes <= capacity) break;
+  try {
+    plan.micro_batch = vae.fit_micro_batch(frames, height, width, capacity, decode);
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
   }
+  const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
+  plan.bytes = vae.plan_encode(frames, height, width, at_once);
+  if (decode) plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once));
   return plan;
 }
 

@@ -1,7 +1,8 @@
 // The clip store: one HDF5 file of clips by bucket, made by `weft ingest`, readable with h5ls,
 // h5dump and h5py.
 //
-//   /                       attributes format = "weft clips", schema_version = 2 (1 is read too)
+//   /                       attributes format = "weft clips", schema_version = 2 (1 is read too);
+//                           made_by, optional: what `weft encode` made it of, a line each
 //   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
 //   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter         (pixels), or
 //   /clips/<bucket>/latents f32 or f16 [N,C,T,H,W], one clip a chunk, no filter (latents)
@@ -43,12 +44,16 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 // whole file: throws Exit::data, naming the clip, when a hash is wrong.
 std::string describe_clip_store(const std::string& path);
 
+// The store's attribute made_by; "" where there is none, or no store.
+std::string stored_made_by(const std::string& path);
+
 // Writes a store to PATH.tmp; commit() makes it PATH. Without commit nothing is left behind.
 // Memory does not grow with the clips' bytes. Throws Exit::data when the disk is full or the
 // directory cannot be written.
 class ClipStoreWriter {
  public:
-  explicit ClipStoreWriter(const std::string& path);
+  // `made_by`, if not empty, is kept for stored_made_by().
+  explicit ClipStoreWriter(const std::string& path, const std::string& made_by = "");
   ~ClipStoreWriter();
 
   // Returns the bucket's number for append(); `bucket.clips` is ignored.

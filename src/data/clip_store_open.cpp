@@ -356,6 +356,25 @@ class Opener {
 
 }  // namespace
 
+std::string stored_made_by(const std::string& path) {
+  if (!is_hdf5(path)) return "";
+  const h5::QuietErrors quiet;
+  const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+  if (!file.valid() || H5Aexists(file, "made_by") <= 0) return "";
+  const h5::Handle a(H5Aopen(file, "made_by", H5P_DEFAULT), H5Aclose);
+  const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
+  const h5::Handle space(a.valid() ? H5Aget_space(a) : H5I_INVALID_HID, H5Sclose);
+  if (!type.valid() || H5Tis_variable_str(type) <= 0 || H5Sget_simple_extent_npoints(space) != 1)
+    return "";
+  const h5::Handle memory = h5::string_type();
+  H5Tset_cset(memory, H5Tget_cset(type));
+  char* text = nullptr;
+  if (H5Aread(a, memory, &text) < 0 || text == nullptr) return "";
+  const std::string made_by = text;
+  H5free_memory(text);
+  return made_by;
+}
+
 std::pair<std::vector<Bucket>, std::vector<StoredBucket>> open_checked(const std::string& path,
                                                                        std::uint64_t bytes) {
   const h5::QuietErrors quiet;

@@ -176,7 +176,8 @@ struct ClipStoreWriter::State {
   }
 };
 
-ClipStoreWriter::ClipStoreWriter(const std::string& path) : state_(std::make_unique<State>()) {
+ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& made_by)
+    : state_(std::make_unique<State>()) {
   State& s = *state_;
   const h5::QuietErrors quiet;
   s.path = path;
@@ -193,6 +194,7 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path) : state_(std::make_uni
   const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
   s.write_attribute(top, "schema_version", clip_store_version);
   s.write_attribute(top, "format", "weft clips");
+  if (!made_by.empty()) s.write_attribute(top, "made_by", made_by.c_str());
 }
 
 ClipStoreWriter::~ClipStoreWriter() {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <utility>
 
 namespace weft {
@@ -155,6 +156,27 @@ void sync_directory(const std::filesystem::path& dir, Exit code) {
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code) {
   if (std::rename(from.c_str(), to.c_str()) != 0)
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
+}
+
+std::string file_identity(const std::string& file) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(file, none);
+  const auto time = std::filesystem::last_write_time(file, none).time_since_epoch().count();
+  return none
+             ? file
+             : fmt::format("{} {} {}", std::filesystem::path(file).filename().string(), size, time);
+}
+
+std::string folder_identity(const std::string& path) {
+  std::error_code none;
+  std::filesystem::path folder = path;
+  // An index stands for its shards, which may be written anew beside it.
+  if (path.ends_with(".json")) folder = std::filesystem::absolute(folder).parent_path();
+  if (!std::filesystem::is_directory(folder, none)) return file_identity(path);
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files.insert(file_identity(entry.path().string()));
+  return fmt::format("{}", fmt::join(files, "; "));
 }
 
 }  // namespace weft

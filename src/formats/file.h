@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 #include "core/error.h"
 
@@ -47,6 +48,11 @@ class File {
   int fd_ = -1;
   Exit code_ = Exit::data;
 };
+
+// What tells one version of a file from another: name, size and time of its last change.
+std::string file_identity(const std::string& file);
+// The same of a file, or of all files in a folder.
+std::string folder_identity(const std::string& path);
 
 // Makes entries of a directory (new files, renames) survive a power cut.
 void sync_directory(const std::filesystem::path& dir, Exit code);

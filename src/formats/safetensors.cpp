@@ -12,8 +12,6 @@
 namespace weft {
 namespace {
 
-// The limit of the format's own implementation: more is an attack or an accident.
-constexpr std::uint64_t longest_header = 100'000'000;
 constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
@@ -63,8 +61,9 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
              size);
   std::uint64_t length = 0;
   f.file_->read(std::as_writable_bytes(std::span(&length, 1)), 0);
-  WEFT_CHECK(length <= longest_header, Exit::data, damaged,
-             "{}: a header of {} bytes; the format allows {}", name, length, longest_header);
+  WEFT_CHECK(length <= detail::longest_header, Exit::data, damaged,
+             "{}: a header of {} bytes; the format allows {}", name, length,
+             detail::longest_header);
   WEFT_CHECK(length <= size - 8, Exit::data, damaged,
              "{}: a header of {} bytes in a file of {} bytes", name, length, size);
   f.data_offset_ = 8 + length;

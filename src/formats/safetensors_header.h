@@ -1,6 +1,7 @@
 // The JSON header of a safetensors file, read without trust. Used by the files beside it alone.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -9,6 +10,9 @@
 #include "formats/safetensors.h"
 
 namespace weft::detail {
+
+// Bytes: the limit of the format's own implementation; more is an attack or an accident.
+inline constexpr std::uint64_t longest_header = 100'000'000;
 
 struct SafetensorsHeader {
   std::vector<SafetensorEntry> entries;  // in the order of the header, ranges as written there

@@ -37,6 +37,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   // Padded with spaces to eight bytes, as the format's own writer does.
   std::string json = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
+  WEFT_CHECK(
+      json.size() <= detail::longest_header, Exit::data,
+      "write fewer tensors to a file (about a million fit)",
+      "{}: the names and shapes of {} tensors take {} bytes, a safetensors file has room for {}",
+      path_.string(), tensors.size(), json.size(), detail::longest_header);
   const std::uint64_t length = json.size();
   for (std::uint64_t& b : begin_) b += 8 + length;
 

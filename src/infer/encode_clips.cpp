@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -44,26 +45,6 @@ struct Ahead {
   std::future<std::vector<std::byte>> pixels;
 };
 
-std::vector<std::byte> to_bytes(const Tensor& latent, DType dtype, const std::string& what) {
-  const Tensor host = latent.to_host();
-  const auto values = host.span<float>();
-  for (const float v : values)
-    WEFT_CHECK(std::isfinite(v), Exit::non_finite, "look at the VAE's weights and at the footage",
-               "{} does not encode to finite numbers", what);
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
-  if (dtype == DType::f32) {
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    return bytes;
-  }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const f16 h(values[i]);
-    WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
-               "{} encodes to {}, which f16 cannot hold", what, values[i]);
-    std::memcpy(bytes.data() + 2 * i, &h, 2);
-  }
-  return bytes;
-}
-
 }  // namespace
 
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
@@ -95,32 +76,39 @@ Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoV
 std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes;
   for (const Bucket& b : buckets) sizes.emplace(b.frames, b.height, b.width);
-  const std::size_t usable = capacity - capacity / 32;
-  const auto most = [&](std::int64_t micro_batch) {
-    std::size_t bytes = 0;
-    for (const auto& [frames, height, width] : sizes)
-      bytes = std::max(bytes, vae.plan_encode(frames, height, width, micro_batch));
-    return bytes;
-  };
-  const std::int64_t wanted = vae.micro_batch();
-  std::int64_t longest = 1;
-  for (const auto& size : sizes) longest = std::max(longest, std::get<0>(size));
-  std::int64_t at_once = wanted > 0 ? wanted : longest;
-  std::size_t bytes = most(at_once);
-  while (bytes > usable && at_once > 1) {
-    at_once /= 2;
-    bytes = most(at_once);
+  const std::int64_t wanted = vae.config().micro_batch_size;
+  std::int64_t at_once = std::numeric_limits<std::int64_t>::max(), most = 0;
+  for (const auto& [frames, height, width] : sizes) {
+    at_once = std::min(at_once, vae.fit_micro_batch(frames, height, width, capacity, false));
+    most = std::max(most, vae.chunk_frames(frames));
   }
-  WEFT_CHECK(bytes <= usable, Exit::usage,
-             "give the rank more memory (memory.arena_gib, fewer ranks a host), or ingest smaller "
-             "clips",
-             "encoding the largest clip takes {:.2f} GiB, frame by frame; a rank has {:.2f}",
-             static_cast<double>(bytes) / (1ull << 30),
-             static_cast<double>(capacity) / (1ull << 30));
-  if (wanted > 0 && at_once < wanted)
+  if (wanted > 0 && at_once < std::min(wanted, most))
     log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}",
               static_cast<double>(capacity) / (1ull << 30), at_once, wanted);
   vae.set_micro_batch(at_once);
+  std::size_t bytes = 0;
+  for (const auto& [frames, height, width] : sizes)
+    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once));
+  return bytes;
+}
+
+std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
+                                     const std::string& what) {
+  for (const float v : values)
+    WEFT_CHECK(std::isfinite(v), Exit::non_finite,
+               "look at the encoder's weights and at what it is given",
+               "{} does not encode to finite numbers", what);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  if (dtype == DType::f32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const f16 h(values[i]);
+    WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
+               "{} encodes to {}, which f16 cannot hold", what, values[i]);
+    std::memcpy(bytes.data() + 2 * i, &h, 2);
+  }
   return bytes;
 }
 
@@ -132,7 +120,8 @@ EncodeTimes encode_clips(const Deck& deck, const ClipSource& source, VideoVae& v
   WorkQueue queue(world, count);
   const auto take = [&] {
     Ahead ahead;
-    ahead.place = stop() ? -1 : queue.next();
+    if (stop()) queue.close();  // for all ranks: a signal may reach one alone
+    ahead.place = queue.next();
     if (ahead.place < 0) return ahead;
     const Item item = items[static_cast<std::size_t>(ahead.place)];
     ahead.pixels = std::async(std::launch::async, [&source, &buckets, item] {
@@ -170,8 +159,10 @@ EncodeTimes encode_clips(const Deck& deck, const ClipSource& source, VideoVae& v
       const Tensor stored =
           deck.encode.latents == "moments" ? moments : vae.draw_latent(moments, &noise);
       const DType dtype = deck.encode.dtype == "f16" ? DType::f16 : DType::f32;
-      parts.append(item.sample, to_bytes(stored, dtype,
-                                         fmt::format("clip {} of bucket {}", item.index, b.name)));
+      const Tensor values = stored.to_host();
+      parts.append(item.sample,
+                   stored_values(values.span<float>(), dtype,
+                                 fmt::format("clip {} of bucket {}", item.index, b.name)));
     }
     const double end = now_seconds();
     times.waited += began - asked;

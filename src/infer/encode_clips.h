@@ -4,6 +4,9 @@
 #include <mpi.h>
 
 #include <functional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "core/deck.h"
 #include "data/clip_source.h"
@@ -18,6 +21,11 @@ Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoV
 
 // Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `vae`. Exit::usage where nothing fits.
 std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity);
+
+// Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data where f16 cannot hold it:
+// "`what` encodes to ...".
+std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
+                                     const std::string& what);
 
 struct EncodeTimes {
   std::int64_t clips = 0, frames = 0;

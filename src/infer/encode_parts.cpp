@@ -42,6 +42,15 @@ void write_all(int fd, std::span<const std::byte> bytes, const fs::path& path) {
   }
 }
 
+// A file system that is reached over a network tells late what it could not write.
+void flush_and_close(int& fd, const fs::path& path) {
+  if (fd < 0) return;
+  const bool synced = fsync(fd) == 0, closed = close(fd) == 0;
+  fd = -1;
+  WEFT_CHECK(synced && closed, Exit::data, "is the disk full? what is made so far is kept",
+             "cannot write {}: {}", path.string(), std::strerror(errno));
+}
+
 fs::path data_of(fs::path journal) { return journal.replace_extension(".data"); }
 
 }  // namespace
@@ -137,11 +146,17 @@ bool EncodeParts::whole(const Place& place, std::vector<std::byte>& buffer) cons
 
 void EncodeParts::append(std::int64_t sample, std::span<const std::byte> clip) {
   const fs::path data = folder_ / (stem_ + ".data"), journal = folder_ / (stem_ + ".journal");
-  if (data_ < 0) data_ = create(data), journal_ = create(journal);
+  // The journal first: starts are counted by journals, so that one without clips is passed over too.
+  if (data_ < 0) journal_ = create(journal), data_ = create(data);
   write_all(data_, clip, data);
   const std::string line = fmt::format("{} {} {} {}\n", sample, end_, clip.size(), hash_of(clip));
   write_all(journal_, std::as_bytes(std::span(line)), journal);
   end_ += clip.size();
+}
+
+void EncodeParts::finish() {
+  flush_and_close(data_, folder_ / (stem_ + ".data"));
+  flush_and_close(journal_, folder_ / (stem_ + ".journal"));
 }
 
 void EncodeParts::find_all() { places_ = read_journals(); }

@@ -32,6 +32,9 @@ class EncodeParts {
   // Appends a clip to this rank's part.
   void append(std::int64_t sample, std::span<const std::byte> clip);
 
+  // This rank's part is whole and on the disk: every rank calls it before rank 0 looks for clips of all.
+  void finish();
+
   // Rank 0, after all have finished: a clip's bytes from whichever part has them. Exit::data if they are damaged.
   void find_all();
   void read(std::int64_t sample, std::span<std::byte> clip) const;

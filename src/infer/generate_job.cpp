@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "formats/file.h"
 #include "formats/hash.h"
 #include "infer/references.h"
 

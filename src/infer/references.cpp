@@ -1,7 +1,6 @@
 #include "infer/references.h"
 
 #include <filesystem>
-#include <set>
 #include <span>
 
 #include "core/error.h"
@@ -38,24 +37,6 @@ void check_references(const std::vector<std::string>& files, const std::string& 
                "{}: there is no reference file \"{}\"", where, file);
     File::open(file, Exit::data);  // may it be read?
   }
-}
-
-std::string file_identity(const std::string& file) {
-  std::error_code none;
-  const auto size = std::filesystem::file_size(file, none);
-  const auto time = std::filesystem::last_write_time(file, none).time_since_epoch().count();
-  return none
-             ? file
-             : fmt::format("{} {} {}", std::filesystem::path(file).filename().string(), size, time);
-}
-
-std::string folder_identity(const std::string& path) {
-  std::error_code none;
-  if (!std::filesystem::is_directory(path, none)) return file_identity(path);
-  std::set<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(path))
-    files.insert(file_identity(entry.path().string()));
-  return fmt::format("{}", fmt::join(files, "; "));
 }
 
 LatentReference encode_reference(const std::string& file, std::int64_t height, std::int64_t width,

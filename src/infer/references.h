@@ -18,11 +18,6 @@ struct LatentReference {
 // Exit::data, beginning with `where`, for a file that is not there or cannot be read. Nothing is decoded.
 void check_references(const std::vector<std::string>& files, const std::string& where);
 
-// What tells one version of a file from another: name, size and time of its last change.
-std::string file_identity(const std::string& file);
-// The same of a file, or of all files in a folder.
-std::string folder_identity(const std::string& path);
-
 // Reads a picture (bicubic, as media/bicubic.h) or all frames of a video (bilinear, as media/resize.h), sized to cover
 // height x width, and encodes it: a draw from the posterior. In the current arena. Exit::data with FFmpeg's reason.
 LatentReference encode_reference(const std::string& file, std::int64_t height, std::int64_t width,

@@ -33,15 +33,14 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
   return {all.begin(), all.end()};
 }
 
-// Peak arena bytes of any part with such a batch. Later batches are shorter, and leave other holes than the one planned with.
-std::size_t arena_bytes(const T5Deck& config, const TextBatch& b) {
-  std::size_t most = T5Encoder(config, 0, config.num_layers).plan(b.tokens, b.longest);
+}  // namespace
+
+std::size_t t5_arena_bytes(const T5Deck& config, std::int64_t tokens, std::int64_t longest) {
+  std::size_t most = T5Encoder(config, 0, config.num_layers).plan(tokens, longest);
   if (config.num_layers > 1)
-    most = std::max(most, T5Encoder(config, 1, config.num_layers).plan(b.tokens, b.longest));
+    most = std::max(most, T5Encoder(config, 1, config.num_layers).plan(tokens, longest));
   return most + most / 32 + 64 * Arena::alignment;
 }
-
-}  // namespace
 
 std::vector<TextBatch> batch_captions(const std::vector<std::int64_t>& tokens,
                                       std::int64_t captions) {
@@ -67,7 +66,8 @@ T5Job plan_t5(const T5Deck& config, const std::vector<std::int64_t>& tokens, MPI
   std::int64_t captions = config.micro_batch;
   for (;; captions = (captions + 1) / 2) {
     job.batches = batch_captions(tokens, captions);
-    job.arena = arena_bytes(config, job.batches.front());
+    job.captions = captions;
+    job.arena = t5_arena_bytes(config, job.batches.front().tokens, job.batches.front().longest);
     // In, out, and on rank 0 the results.
     job.messages = on_cuda() ? 0 : 3 * RowStream::bytes(job.batches.front().tokens, row);
     job.placement = place_t5(config, job.limits, job.arena + job.messages);

@@ -22,12 +22,16 @@ std::vector<TextBatch> batch_captions(const std::vector<std::int64_t>& tokens,
 
 struct T5Job {
   std::vector<TextBatch> batches;
+  std::int64_t captions = 0;  // to a batch
   T5Placement placement;
   std::vector<std::size_t> limits;  // [rank] bytes
   std::size_t arena = 0;            // bytes of each part's arena
   std::size_t messages =
       0;  // bytes of each part's messages, which count where the device is the host
 };
+
+// Arena bytes of any part, with room for the holes that later, shorter batches leave.
+std::size_t t5_arena_bytes(const T5Deck& config, std::int64_t tokens, std::int64_t longest);
 
 // Collective. `tokens` of each text, on all ranks. Takes smaller micro-batches than t5.micro_batch where there is no room for
 // those, and says so; Exit::usage where even one caption at a time is too much.

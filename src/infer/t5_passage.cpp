@@ -6,13 +6,14 @@
 
 namespace weft {
 
-FeatureFile::FeatureFile(const std::filesystem::path& file, const std::vector<std::int64_t>& tokens,
-                         std::int64_t channels)
-    : channels_(channels), tokens_(tokens) {
+FeatureFile::FeatureFile(const std::filesystem::path& file, std::vector<std::int64_t> tokens,
+                         std::int64_t channels, std::map<std::string, std::string> metadata)
+    : channels_(channels), tokens_(std::move(tokens)) {
   std::vector<SafetensorWrite> list;
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    list.push_back({std::to_string(i), DType::f32, {tokens[i], channels}, {}});
-  writer_.emplace(file, list, std::map<std::string, std::string>{{"producer", "weft"}});
+  for (std::size_t i = 0; i < tokens_.size(); ++i)
+    list.push_back({std::to_string(i), DType::f32, {tokens_[i], channels}, {}});
+  metadata["producer"] = "weft";
+  writer_.emplace(file, list, metadata);
 }
 
 void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows, bool low) {

@@ -5,7 +5,9 @@
 #include <mpi.h>
 
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "formats/safetensors.h"
@@ -18,8 +20,8 @@ namespace weft {
 // The features file, F32 [tokens, channels] for each text, as micro-batches are done.
 class FeatureFile {
  public:
-  FeatureFile(const std::filesystem::path& file, const std::vector<std::int64_t>& tokens,
-              std::int64_t channels);
+  FeatureFile(const std::filesystem::path& file, std::vector<std::int64_t> tokens,
+              std::int64_t channels, std::map<std::string, std::string> metadata);
 
   // Rows of a micro-batch, text behind text: bf16 where `low`, else f32.
   void write(const TextBatch& batch, std::span<const std::byte> rows, bool low);
@@ -27,7 +29,7 @@ class FeatureFile {
 
  private:
   std::int64_t channels_;
-  const std::vector<std::int64_t>& tokens_;
+  std::vector<std::int64_t> tokens_;
   std::optional<SafetensorsWriter> writer_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 
 #include "core/error.h"
 
@@ -43,6 +44,11 @@ RowStream::RowStream(MPI_Comm comm, int peer, int tag, std::vector<std::int64_t>
 }
 
 RowStream::~RowStream() {
+  // On the way of an error messages may be under way still, and nobody waits for them: their memory stays.
+  if (std::uncaught_exceptions() > 0) {
+    for (auto& b : buffers_) new std::vector<std::byte>(std::move(b));
+    return;
+  }
   for (MPI_Request& r : requests_)
     if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
   MPI_Type_free(&row_);

@@ -3,11 +3,13 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "core/arena.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "infer/t5_job.h"
 #include "infer/t5_passage.h"
 #include "infer/t5_pipeline.h"
@@ -15,12 +17,15 @@
 #include "models/weights.h"
 #include "text/cleaning.h"
 #include "text/tokenizer.h"
+#include "text/utf8.h"
 
 namespace weft {
 namespace {
 
 constexpr const char* bias_table =
     "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+
+constexpr double progress_seconds = 10;
 
 int rank_in(MPI_Comm comm) {
   int rank = 0;
@@ -31,7 +36,10 @@ int rank_in(MPI_Comm comm) {
 // The communicator's own copy, so that our messages meet nobody else's.
 struct OwnComm {
   explicit OwnComm(MPI_Comm from) { MPI_Comm_dup(from, &comm); }
-  ~OwnComm() { MPI_Comm_free(&comm); }
+  ~OwnComm() {
+    // Collective: on the way of an error nobody would answer.
+    if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
+  }
   MPI_Comm comm;
 };
 
@@ -85,13 +93,13 @@ std::vector<std::int64_t> share_lengths(const T5Deck& config,
 
 // The ids from rank 0 to the rank of the first part, if that is another.
 std::vector<std::vector<std::int32_t>> ids_at(int first,
-                                              const std::vector<std::vector<std::int32_t>>& ids,
+                                              std::span<const std::vector<std::int32_t>> ids,
                                               const std::vector<std::int64_t>& tokens,
                                               MPI_Comm comm) {
   constexpr int tag = 3;
   const int rank = rank_in(comm);
   std::vector<std::vector<std::int32_t>> here;
-  if (rank == 0 && first == 0) here = ids;
+  if (rank == 0 && first == 0) here.assign(ids.begin(), ids.end());
   if (first == 0) return here;
   if (rank == 0)
     for (const auto& text : ids)
@@ -102,6 +110,23 @@ std::vector<std::vector<std::int32_t>> ids_at(int first,
     MPI_Recv(here.back().data(), static_cast<int>(n), MPI_INT32_T, 0, tag, comm, MPI_STATUS_IGNORE);
   }
   return here;
+}
+
+// Where rank 0's files end, on all ranks.
+std::vector<std::size_t> share_ends(const std::vector<TextFile>& files, MPI_Comm comm) {
+  auto count = static_cast<long long>(files.size());
+  MPI_Bcast(&count, 1, MPI_LONG_LONG, 0, comm);
+  std::vector<unsigned long long> ends(static_cast<std::size_t>(count));
+  if (rank_in(comm) == 0)
+    for (std::size_t i = 0; i < files.size(); ++i) ends[i] = files[i].end;
+  MPI_Bcast(ends.data(), static_cast<int>(count), MPI_UNSIGNED_LONG_LONG, 0, comm);
+  return {ends.begin(), ends.end()};
+}
+
+bool any_rank(bool mine, MPI_Comm comm) {
+  int all = mine ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MAX, comm);
+  return all != 0;
 }
 
 std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
@@ -116,7 +141,8 @@ std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
 }  // namespace
 
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
-                           const std::filesystem::path& file, MPI_Comm world) {
+                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                           MPI_Comm world) {
   const T5Deck& config = deck.t5;
   WEFT_CHECK(!config.weights.empty(), Exit::usage,
              "name the encoder's weights with t5.weights=PATH",
@@ -127,16 +153,24 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
   const int rank = rank_in(comm);
   EncodedTexts done;
   done.tokens = share_lengths(config, ids, comm);
+  const std::vector<std::size_t> ends = share_ends(files, comm);
+  WEFT_ASSERT(!ends.empty() && ends.back() == done.tokens.size());
   if (done.tokens.empty()) {
-    if (rank == 0) write_safetensors(file, {});
+    if (rank == 0)
+      for (const TextFile& f : files) write_safetensors(f.path, {}, f.metadata);
     MPI_Barrier(comm);
     return done;
   }
-  const T5Job job = plan_t5(config, done.tokens, comm);
+  T5Job job = plan_t5(config, done.tokens, comm);
   done.limits = job.limits;
+  std::vector<std::int64_t> tokens;  // of the texts of a file
   std::optional<FeatureFile> features;
-  if (rank == 0) features.emplace(file, done.tokens, config.d_model);
-  const auto here = ids_at(job.placement.parts.front().rank, ids, done.tokens, comm);
+  const auto begin_file = [&](std::size_t f) {
+    const auto from = done.tokens.begin() + (f == 0 ? 0 : static_cast<std::ptrdiff_t>(ends[f - 1]));
+    tokens.assign(from, done.tokens.begin() + static_cast<std::ptrdiff_t>(ends[f]));
+    if (rank == 0) features.emplace(files[f].path, tokens, config.d_model, files[f].metadata);
+  };
+  begin_file(0);  // a folder that cannot be written is found out now
   std::size_t planned = 0, taken = 0, read = 0;
   {
     std::unique_ptr<T5Encoder> part;
@@ -150,8 +184,25 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
     {
       const ArenaScope scope(*arena);
       const MessageProgress progress(comm);
-      Passage passage(config, job, part.get(), features ? &*features : nullptr, comm);
-      passage.run(here, done.tokens);
+      double told = now_seconds();
+      for (std::size_t f = 0; f < ends.size(); ++f) {
+        if (f > 0) begin_file(f);
+        const std::size_t first = f == 0 ? 0 : ends[f - 1];
+        const auto here = ids_at(job.placement.parts.front().rank,
+                                 rank == 0 ? std::span(ids).subspan(first, tokens.size())
+                                           : std::span<const std::vector<std::int32_t>>(),
+                                 tokens, comm);
+        // No batch of a part of the texts takes more than the first of all, which memory is planned by.
+        job.batches = batch_captions(tokens, job.captions);
+        Passage passage(config, job, part.get(), features ? &*features : nullptr, comm);
+        passage.run(here, tokens);
+        if (f + 1 == ends.size()) break;
+        done.stopped = any_rank(stop && stop(), comm);
+        if (done.stopped) break;
+        if (now_seconds() - told < progress_seconds) continue;
+        told = now_seconds();
+        log::info("text      {} of {} texts", ends[f], ends.back());
+      }
     }
     if (part)
       taken = part->params().inference_bytes(config.dtype == "bf16") + arena->peak() + job.messages;
@@ -165,15 +216,28 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
   return done;  // the gathering was a meeting: the file is there for all ranks
 }
 
+EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+                           const std::filesystem::path& file, MPI_Comm world) {
+  return encode_tokens(deck, ids, {{file, ids.size(), {}}}, {}, world);
+}
+
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
-                          const std::filesystem::path& file, MPI_Comm world) {
+                          const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                          MPI_Comm world) {
   std::vector<std::vector<std::int32_t>> ids;
   if (rank_in(world) == 0) {
     const Tokenizer tokenizer = open_tokenizer(deck.t5);
-    for (const std::string& text : texts)
+    for (const std::string& text : texts) {
+      check_utf8(text, fmt::format("text {}", ids.size()));
       ids.push_back(tokenizer.encode(deck.t5.clean ? clean_text(text) : text, deck.t5.max_length));
+    }
   }
-  return encode_tokens(deck, ids, file, world);
+  return encode_tokens(deck, ids, files, stop, world);
+}
+
+EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+                          const std::filesystem::path& file, MPI_Comm world) {
+  return encode_texts(deck, texts, {{file, texts.size(), {}}}, {}, world);
 }
 
 }  // namespace weft

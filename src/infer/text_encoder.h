@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +24,14 @@ struct EncodedTexts {
   std::vector<std::size_t> limits;    // [rank]: what it was allowed
   std::size_t weight_bytes_read = 0;  // from the files, by all ranks together
   double seconds = 0;
+  bool stopped = false;  // some files are missing
+};
+
+// A file of features, of the texts behind those of the file before and before `end`.
+struct TextFile {
+  std::filesystem::path path;
+  std::size_t end = 0;
+  std::map<std::string, std::string> metadata;
 };
 
 // Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors file with one tensor a text,
@@ -33,8 +43,17 @@ struct EncodedTexts {
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
                           const std::filesystem::path& file, MPI_Comm world);
 
+// The same into several files, each written when its texts are done; names count from "0" in each. `files` counts on rank 0
+// alone. `stop`, if given, is asked on every rank between files, and ends the work where any says so.
+EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+                          const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                          MPI_Comm world);
+
 // The same behind the tokenizer: the ids of each text, 1 to t5.max_length of them.
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::filesystem::path& file, MPI_Comm world);
+EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                           MPI_Comm world);
 
 }  // namespace weft

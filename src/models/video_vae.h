@@ -61,10 +61,10 @@ class VideoVae {
   void set_micro_batch(std::int64_t frames) { micro_batch_ = frames; }
   std::int64_t micro_batch() const { return micro_batch_; }
   // The greatest number of frames up to vae.micro_batch_size (0: up to a chunk) with which encoding and decoding a clip
-  // of that size fit into `capacity` bytes, a 32nd of it left free. Exit::usage, with what one frame needs, where not even
-  // that fits.
+  // of that size (without `decode_too`: encoding alone) fit into `capacity` bytes, a 32nd of it left free. Exit::usage, with
+  // what one frame needs, where not even that fits.
   std::int64_t fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
-                               std::size_t capacity);
+                               std::size_t capacity, bool decode_too = true);
 
   // Channel factors and terms f32 [2,4] for ops::channel_affine_*: 2D latents times SpatialVae::scaling, and back; temporal
   // latents to what STDiT3 sees, and back (specs/vae.md 0.1, 3). Rounded as the bf16 buffers of a bf16 model are.
@@ -73,9 +73,10 @@ class VideoVae {
   const Tensor& normalised() const { return normalised_; }
   const Tensor& denormalised() const { return denormalised_; }
 
- private:
   // Frames that the temporal VAE takes at once, of a clip of `frames`.
   std::int64_t chunk_frames(std::int64_t frames) const;
+
+ private:
   // `from` as activations: in the model's type.
   Tensor as_activations(const Tensor& from) const;
   // Latents of a chunk's frames, scaled: [1,count,h,w,4].

@@ -55,14 +55,14 @@ std::size_t VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std:
 }
 
 std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                       std::size_t capacity) {
+                                       std::size_t capacity, bool decode_too) {
   // 0 would be an arena without end.
   const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
   // Two chunks are as long as any clip to the arena; only the latent grows, and that is counted.
   const auto fits = [&](std::int64_t n) {
     try {
       plan_encode(frames, height, width, n, usable);
-      plan_decode(frames, height, width, n, usable);
+      if (decode_too) plan_decode(frames, height, width, n, usable);
       return true;
     } catch (const Error& e) {
       if (e.code() != Exit::usage) throw;
@@ -80,8 +80,8 @@ std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height,
       most = middle - 1;
   }
   if (low == 0) {
-    const std::size_t need =
-        std::max(plan_encode(frames, height, width, 1), plan_decode(frames, height, width, 1));
+    std::size_t need = plan_encode(frames, height, width, 1);
+    if (decode_too) need = std::max(need, plan_decode(frames, height, width, 1));
     throw Error(Exit::usage,
                 fmt::format("the VAE needs {:.2f} GiB for a clip of {} frames of {}x{} even frame "
                             "by frame, a rank has {:.2f} GiB for it",

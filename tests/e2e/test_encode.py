@@ -1,9 +1,16 @@
 """weft encode and training from what it makes."""
 
+import json
+import math
+import os
+import re
+import struct
+import subprocess
 import time
 import unittest
 
 import harness
+import tiny_models
 
 VAE = """
 [vae]
@@ -59,6 +66,51 @@ class Encode(harness.WeftTest):
         again = self.encode("two.h5", "vae.weights=random:1", ranks=3)
         self.assertIn(f"{made} made before", again.err)
         self.assertEqual((self.dir / "two.h5").read_bytes(), one)
+        # Once more: nothing to do, but for other settings.
+        again = self.encode("two.h5", "vae.weights=random:1", ranks=1)
+        self.assertIn("two.h5 is made already", again.err)
+        self.assertNotIn("frames/s", again.err)
+        os.link(self.dir / "clips.h5", self.dir / "other_name.h5")
+        self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,
+                     "data.path itself")
+
+    def test_captions_and_measured_constants(self):
+        tiny_models.write_t5(self.dir / "t5")
+        (self.dir / "deck.toml").write_text(tiny_models.TINY_GENERATE_DECK)
+        captions = ["a cat", "", "two dogs, running", "a cat"]
+        (self.dir / "list.jsonl").write_text("".join(json.dumps(
+            {"path": f"lavfi:testsrc2=duration=0.6:size=64x64:rate=10:alpha={i}", "text": text}) + "\n"
+            for i, text in enumerate(captions)))
+        self.weft("ingest", "deck.toml", "ingest.inputs=['list.jsonl']", "ingest.output=clips.h5",
+                  "ingest.frames=[3]", "ingest.height=32", "ingest.width=32")
+        job = self.weft("encode", "deck.toml", "data.path=clips.h5", "encode.output=latents.h5",
+                        "encode.dtype=f32", "t5.weights=t5", "vae.scale=[]", "vae.shift=[]")
+        self.assertIn("measured  vae.shift=[", job.err)
+        said = self.weft("inspect", "latents.h5", ranks=0).out
+        shift, scale = ([float(x) for x in re.search(name + r"=\[([^]]*)", job.err)[1].split(",")]
+                        for name in ("vae.shift", "vae.scale"))
+        self.assertIn("to be drawn with shift", said)
+        # Rows of all clips lie one behind the other, in their order.
+        (self.dir / "captions.txt").write_text("a cat\ntwo dogs, running\n")
+        self.weft("text", "deck.toml", "captions.txt", "t5.weights=t5", "--features=features")
+        rows = {text: value[2] for text, value in zip(
+            ("a cat", "two dogs, running"), map(harness.read_safetensors(self.dir / "features").get, "01"))}
+        self.assertEqual(len(rows["a cat"]), 7 * 16 * 4)  # letters, word marks, the end
+        expected = b"".join(2 * rows.get(text, b"") for text in captions)
+        self.assertEqual((self.dir / "latents.h5").read_bytes().count(expected), 1)
+        # The constants are mean and deviation of latents drawn from all posteriors.
+        subprocess.run(["h5dump", "-d", "/clips/32x32-3/latents", "-b", "LE", "-o", "raw", "latents.h5"],
+                       cwd=self.dir, check=True, capture_output=True)
+        raw = (self.dir / "raw").read_bytes()
+        values = struct.unpack(f"<{len(raw) // 4}f", raw)
+        self.assertEqual(len(values), 8 * 8 * 16)
+        for c in range(4):
+            channel = [(values[(clip * 8 + c) * 16 + i], values[(clip * 8 + 4 + c) * 16 + i])
+                       for clip in range(8) for i in range(16)]
+            mean = sum(m for m, _ in channel) / 128
+            variance = sum(m * m + math.exp(v) for m, v in channel) / 128 - mean * mean
+            self.assertAlmostEqual(shift[c], mean, delta=1e-3)
+            self.assertAlmostEqual(scale[c], math.sqrt(variance), delta=1e-3)
 
     def test_training_from_latents_is_training_with_the_vae_in_the_loop(self):
         self.ingest(seconds=6, frames=3)

@@ -239,6 +239,40 @@ TEST_F(TextEncoder, GivesItsMemoryBack) {
   EXPECT_LT(after, before + (3u << 20)) << "of " << taken;
 }
 
+TEST_F(TextEncoder, WritesSeveralFilesAndStopsBetweenThem) {
+  write_weights();
+  encode();
+  const std::vector<TextFile> files = {
+      {dir_ / "a", 3, {{"key", "k"}}}, {dir_ / "b", 4, {}}, {dir_ / "c", ids_.size(), {}}};
+  const auto encode_files = [&](const std::function<bool()>& stop) {
+    // Only rank 0 knows texts and files.
+    return rank_ == 0 ? encode_tokens(deck_, ids_, files, stop, MPI_COMM_WORLD)
+                      : encode_tokens(deck_, decltype(ids_){}, std::vector<TextFile>{}, stop,
+                                      MPI_COMM_WORLD);
+  };
+  // The last rank alone is asked to stop, when two files are there.
+  int asked = 0;
+  EXPECT_TRUE(encode_files([&] { return ++asked == 2 && rank_ == ranks_ - 1; }).stopped);
+  EXPECT_TRUE(fs::exists(dir_ / "b"));
+  EXPECT_FALSE(fs::exists(dir_ / "c"));
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_FALSE(encode_files({}).stopped);
+  const SafetensorsFile whole = SafetensorsFile::open(dir_ / "f");
+  std::size_t first = 0;
+  for (const TextFile& f : files) {
+    const SafetensorsFile part = SafetensorsFile::open(f.path);
+    EXPECT_EQ(part.entries().size(), f.end - first);
+    for (std::size_t i = first; i < f.end; ++i) {
+      const auto got = part.read_f32(part.at(std::to_string(i - first)));
+      const auto expected = whole.read_f32(whole.at(std::to_string(i)));
+      ASSERT_EQ(got.size(), expected.size());
+      for (std::size_t j = 0; j < got.size(); ++j) EXPECT_NEAR(got[j], expected[j], 2e-5);
+    }
+    first = f.end;
+  }
+  EXPECT_EQ(SafetensorsFile::open(dir_ / "a").metadata().at("key"), "k");
+}
+
 TEST_F(TextEncoder, NoTextsMakeAnEmptyFile) {
   write_weights();
   ids_.clear();
