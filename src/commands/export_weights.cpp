@@ -48,7 +48,9 @@ int export_weights(const ExportRequest& request) {
   std::optional<VideoVae> vae;
   if (deck.model.name == "vae") {
     vae.emplace(deck.vae);
-    how.buffers = {{"scale", as_floats(deck.vae.scale)}, {"shift", as_floats(deck.vae.shift)}};
+    // A VAE whose latents are not measured yet has none.
+    if (!deck.vae.scale.empty())
+      how.buffers = {{"scale", as_floats(deck.vae.scale)}, {"shift", as_floats(deck.vae.shift)}};
   } else {
     model.emplace(deck.model);
   }

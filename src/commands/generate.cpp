@@ -1,6 +1,11 @@
 #include "commands/generate.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "commands/model_source.h"
 #include "core/arena.h"
@@ -40,6 +45,8 @@ struct Groups {
     MPI_Comm_split(world, first ? 0 : MPI_UNDEFINED, rank, &firsts);
   }
   ~Groups() {
+    // Collective: an error on its way to main ends the job, and nobody waits for the others then.
+    if (std::uncaught_exceptions() > 0) return;
     if (group != MPI_COMM_NULL) MPI_Comm_free(&group);
     if (firsts != MPI_COMM_NULL) MPI_Comm_free(&firsts);
   }
@@ -50,6 +57,12 @@ struct Groups {
 fs::path output_of(const Deck& deck) {
   return deck.generate.output.empty() ? fs::path(deck.run.dir) / "generated"
                                       : fs::path(deck.generate.output);
+}
+
+// Rank 0's keys for all: times of files, which are in them, may differ from node to node where each has its own copy.
+void agree_on_keys(GenerateJob& job, MPI_Comm world) {
+  for (ClipItem& item : job.items)
+    MPI_Bcast(item.key.data(), static_cast<int>(item.key.size()), MPI_CHAR, 0, world);
 }
 
 // Which of the job's clips are to be made, in the order in which they are.
@@ -69,29 +82,57 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   return order;
 }
 
-// The place in `order` of the clip that this group makes next; -1: none.
+// The place in `order` of the clip that this group makes next; -1: none. A request to stop, whichever rank it comes to,
+// closes the queue for all of them: by a signal, the file OUTPUT/stop or the end of the Slurm job coming near.
 class Source {
  public:
   Source(const Deck& deck, const Groups& groups, std::int64_t items)
       : groups_(groups),
-        queue_(deck.generate.share_out ? groups.firsts : MPI_COMM_NULL, items),
-        shared_(deck.generate.share_out) {
+        queue_(groups.firsts, items),
+        shared_(deck.generate.share_out),
+        requests_(output_of(deck), deck.run.stop_margin) {
     at_ = items * groups.index / groups.count;
     end_ = items * (groups.index + 1) / groups.count;
+    // A clip takes minutes: in a thread of its own, the others hear before the next of theirs.
+    if (groups.first) watch_ = std::jthread([this](const std::stop_token& end) { watch(end); });
   }
   std::int64_t next() {
     std::int64_t place = -1;
-    if (groups_.first && stop_signal() == 0)
-      place = shared_ ? queue_.next() : at_ < end_ ? at_++ : -1;
+    if (groups_.first) {
+      // Clips dealt out beforehand need leave from the queue too.
+      place = queue_.next();
+      if (!shared_ && place >= 0) place = at_ < end_ ? at_++ : -1;
+    }
     if (groups_.size > 1) MPI_Bcast(&place, 1, MPI_INT64_T, 0, groups_.group);
     return place;
   }
+  // What a clip has taken: the job must last as long for another one.
+  void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
+  bool asked_to_stop() const { return asked_; }
 
  private:
+  void watch(const std::stop_token& end) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    while (!end.stop_requested()) {
+      if ((requests_.look(longest_, 0) & wish::stop) != 0) {
+        asked_ = true;
+        queue_.close();
+        return;
+      }
+      ended.wait_for(lock, end, std::chrono::milliseconds(100), [] { return false; });
+    }
+  }
+
   const Groups& groups_;
   WorkQueue queue_;
   bool shared_;
   std::int64_t at_ = 0, end_ = 0;
+  Requests requests_;
+  std::atomic<double> longest_ = 0;
+  std::atomic<bool> asked_ = false;
+  std::jthread watch_;  // ends before the queue does
 };
 
 // Failures of one clip that leave this rank able to make others. What fails in the middle of a group's exchanges does not.
@@ -147,8 +188,9 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
       }
       mine.last_end = now_seconds() - start;
       mine.busy += now_seconds() - begin;
+      source.took(now_seconds() - begin);
     }
-    mine.stopped = stop_signal() != 0 ? 1 : 0;
+    mine.stopped = source.asked_to_stop() ? 1 : 0;
   }
   for (const std::string& failure : writer.finish()) {
     failures.push_back(failure);
@@ -209,10 +251,12 @@ int generate(const Deck& deck, MPI_Comm world) {
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
   const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
-  const GenerateJob job =
+  GenerateJob job =
       plan_generate_job(deck, model, vae,
                         model_source.identity() + "; " + vae_source.identity() + "; " +
                             (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
+  agree_on_keys(job, world);
+  vae_source.compare_scale(deck.vae);
   std::shared_ptr<const Watermark> watermark;
   if (!deck.generate.watermark.empty())
     watermark = std::make_shared<Watermark>(deck.generate.watermark);
@@ -226,7 +270,12 @@ int generate(const Deck& deck, MPI_Comm world) {
   // 2. All texts through T5, whose memory is given back.
   GenerateStages stages;
   const double begin = now_seconds();
-  const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world);
+  const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world,
+                                [] { return stop_signal() != 0; });
+  if (features.encoded().stopped) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
   stages.text = now_seconds() - begin;
 
   // 3. The other models, on every rank.
@@ -241,9 +290,7 @@ int generate(const Deck& deck, MPI_Comm world) {
     model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
     if (groups.first) vae_source.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
     log::info("weights   {}; VAE {}", model_source.describe(), vae_source.describe());
-    const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
-    const std::size_t capacity =
-        device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+    const std::size_t capacity = arena_capacity(deck.memory, device);
     const std::size_t planned = fit_memory(deck, job, order, model, vae, capacity, groups.first);
     arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "formats/file.h"
 #include "train/state.h"
@@ -67,6 +68,12 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
 std::string ModelSource::describe() const {
   if (!checkpoint_) return weights_;
   return fmt::format("{} of {}", ema_ ? "EMA" : "weights", checkpoint_->dir().string());
+}
+
+void ModelSource::compare_scale(const VaeDeck& deck) const {
+  if (log::rank() != 0 || checkpoint_ || weights_.starts_with(random_prefix)) return;
+  const std::string other = other_scale(WeightFiles::open(weights_), deck);
+  if (!other.empty()) log::warn("{}: the deck's is used", other);
 }
 
 void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf16) const {

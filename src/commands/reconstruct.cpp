@@ -16,6 +16,7 @@
 #include "media/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
+#include "models/pixels.h"
 #include "models/video_vae.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
@@ -57,14 +58,6 @@ Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>(from[i]) * (1.0f / 127.5f) - 1.0f;
   return Tensor::from_host(std::span<const float>(values), {count, f.height, f.width, 3});
-}
-
-void from_model(const Tensor& frames, std::uint8_t* to) {
-  const Tensor on_host = frames.to_host();
-  const std::span<const float> values = on_host.span<float>();
-#pragma omp parallel for schedule(static)
-  for (std::size_t i = 0; i < values.size(); ++i)
-    to[i] = static_cast<std::uint8_t>((std::clamp(values[i], -1.0f, 1.0f) + 1.0f) * 127.5f + 0.5f);
 }
 
 // Sums over the values of each channel of the latent, as the posterior gave it, before shift and scale.
@@ -125,7 +118,13 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
   const std::int64_t frame = f.height * f.width * 3;
   std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
   vae.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
-    from_model(frames, again.data() + first * frame);
+    const Tensor on_host = frames.to_host();
+    const std::span<const float> values = on_host.span<float>();
+    const auto bytes =
+        std::span(again).subspan(static_cast<std::size_t>(first * frame), values.size());
+    const std::int64_t bad = round_to_pixels(values, bytes);
+    WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+               "{}: frame {} is not finite when decoded", path, first + bad / frame);
   });
   const double decoded = now_seconds();
 
@@ -162,7 +161,8 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
 json gather(const json& mine, MPI_Comm world) {
   int ranks = 1;
   MPI_Comm_size(world, &ranks);
-  const std::string text = mine.dump();
+  // Names of files need not be UTF-8.
+  const std::string text = mine.dump(-1, ' ', false, json::error_handler_t::replace);
   const int bytes = static_cast<int>(text.size());
   std::vector<int> counts(static_cast<std::size_t>(ranks)), places(counts.size());
   MPI_Gather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, world);
@@ -252,17 +252,19 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   VideoVae vae(deck.vae);
   const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
                             world);
+  weights.compare_scale(deck.vae);
   weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
             gib(vae.params().inference_bytes(deck.vae.dtype == "bf16")));
   const fs::path out =
       r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
-  fs::create_directories(out);
+  std::error_code failed;
+  fs::create_directories(out, failed);
+  WEFT_CHECK(!failed, Exit::data, "choose another reconstruct.output, or check its permissions",
+             "cannot make the directory {}: {}", out.string(), failed.message());
 
   // 2. Clips, whoever is free the next one.
-  const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
-  const std::size_t capacity =
-      device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+  const std::size_t capacity = arena_capacity(deck.memory, device);
   const auto arena = Arena::reserve(capacity);
   json mine = json::array();
   {

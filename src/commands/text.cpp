@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "infer/text_encoder.h"
+#include "parallel/rank_device.h"
 #include "text/cleaning.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
@@ -58,6 +59,8 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
     if (tokenizer) write_lines(request.tokens, tokens);
   }
   if (!request.features.empty()) {
+    const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+    set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
     const EncodedTexts done = encode_texts(deck, captions, request.features, world);
     std::int64_t tokens = 0;
     for (const std::int64_t n : done.tokens) tokens += n;

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/philox.h"
 #include "diffusion/rectified_flow.h"
+#include "models/pixels.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
 
@@ -57,6 +58,15 @@ ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, Vi
   MPI_Comm_size(group_, &ranks_);
 }
 
+void ClipMaker::share_text() {
+  if (ranks_ == 1) return;
+  std::int64_t sizes[2] = {text_.tokens, static_cast<std::int64_t>(text_.values.size())};
+  MPI_Bcast(sizes, 2, MPI_INT64_T, 0, group_);
+  text_.tokens = sizes[0];
+  text_.values.resize(static_cast<std::size_t>(sizes[1]));
+  MPI_Bcast(text_.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
+}
+
 void ClipMaker::share_reference(LatentReference& reference) {
   if (ranks_ == 1) return;
   std::int64_t sizes[2] = {reference.frames, static_cast<std::int64_t>(reference.values.size())};
@@ -66,14 +76,16 @@ void ClipMaker::share_reference(LatentReference& reference) {
   MPI_Bcast(reference.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
 }
 
-bool ClipMaker::add_references(const ClipItem& item, std::int64_t loop,
-                               const std::vector<float>& last_frames) {
+bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
+                        const std::vector<float>& last_frames) {
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   const std::size_t before = references_.size();
   const bool again = loop > 0 && job_.loops.condition_latents > 0;
   references_.resize(before + (loop == 0 ? prompt.references.size() : again ? 1 : 0));
   std::exception_ptr failure;
-  if (first() && references_.size() > before) try {
+  if (first()) try {
+      if (!features_.null_captions())
+        text_ = features_.read(item.texts[static_cast<std::size_t>(loop)]);
       const double begin = now_seconds();
       for (std::size_t i = before; i < references_.size(); ++i) {
         // A draw of its own for every reference of every clip.
@@ -95,6 +107,7 @@ bool ClipMaker::add_references(const ClipItem& item, std::int64_t loop,
   if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
   if (failure) std::rethrow_exception(failure);
   if (good == 0) return false;
+  share_text();
   for (std::size_t i = before; i < references_.size(); ++i) share_reference(references_[i]);
   if (again)
     masks_.push_back({loop, static_cast<std::int64_t>(before), -job_.loops.condition_latents, 0,
@@ -125,10 +138,9 @@ Tensor ClipMaker::sample(const ClipItem& item, std::int64_t loop) {
   if (features_.null_captions()) {
     request.captions = pack_captions({}, deck_.model.model_max_length, 1, true);
   } else {
-    const TextRows rows = features_.read(item.texts[static_cast<std::size_t>(loop)]);
-    request.y = Tensor::from_host(std::span<const float>(rows.values),
-                                  {1, rows.tokens, deck_.model.caption_channels});
-    request.captions = pack_captions({}, rows.tokens, 1, false);
+    request.y = Tensor::from_host(std::span<const float>(text_.values),
+                                  {1, text_.tokens, deck_.model.caption_channels});
+    request.captions = pack_captions({}, text_.tokens, 1, false);
   }
   double told = begin;
   request.progress = [&](int step, int steps) {
@@ -166,6 +178,9 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
     clip.height = frames.dim(1);
     clip.width = frames.dim(2);
     const auto values = frames.span<float>();
+    if (goes_on && last_frames.empty())
+      last_frames.reserve(
+          static_cast<std::size_t>(item.pixels.frames * frames.numel() / frames.dim(0)));
     if (goes_on) last_frames.insert(last_frames.end(), values.begin(), values.end());
     const std::int64_t count = frames.dim(0), size = clip.height * clip.width * 3;
     const std::int64_t skip = std::clamp<std::int64_t>(dropped - number, 0, count);
@@ -173,14 +188,14 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
     if (deck_.generate.tensors)
       clip.tensors.frames.insert(clip.tensors.frames.end(), values.begin() + skip * size,
                                  values.end());
-    for (std::int64_t i = skip * size; i < count * size; ++i) {
-      const float v = values[static_cast<std::size_t>(i)];
-      WEFT_CHECK(std::isfinite(v), Exit::non_finite,
-                 "check the VAE's weights, and try vae.dtype = \"f32\"",
-                 "frame {} of loop {} is not finite", number + i / size, loop);
-      const float unit = (std::clamp(v, -1.0f, 1.0f) + 1.0f) / 2.0f;
-      clip.rgb.push_back(static_cast<std::uint8_t>(unit * 255.0f + 0.5f));
-    }
+    const std::span<const float> kept = values.subspan(static_cast<std::size_t>(skip * size));
+    const std::size_t at = clip.rgb.size();
+    if (at == 0)
+      clip.rgb.reserve(static_cast<std::size_t>(job_.total_frames(item, deck_.generate) * size));
+    clip.rgb.resize(at + kept.size());
+    const std::int64_t bad = round_to_pixels(kept, std::span(clip.rgb).subspan(at));
+    WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+               "frame {} of loop {} is not finite", number + skip + bad / size, loop);
   });
   times_.decode += now_seconds() - begin;
 }
@@ -192,12 +207,13 @@ ClipPixels ClipMaker::make(const ClipItem& item) {
   masks_ = item.masks;
   std::exception_ptr failure;
   for (std::int64_t loop = 0; loop < deck_.generate.loop; ++loop) {
-    if (failure) {  // the others of the group wait for word of the references
+    if (failure) {  // the others of the group wait for word of what the loop begins with
       int good = 0;
       if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
       break;
     }
-    if (!add_references(item, loop, last_frames)) return {};
+    if (!prepare(item, loop, last_frames)) return {};
+    last_frames = {};  // a whole clip of floats: not while the next one is sampled
     const Tensor z = [&]() -> Tensor {
       try {
         return sample(item, loop);

@@ -41,9 +41,10 @@ class ClipMaker {
   const ClipTimes& times() const { return times_; }
 
  private:
-  // References of a loop, on every rank of the group. False where the first rank has failed.
-  bool add_references(const ClipItem& item, std::int64_t loop,
-                      const std::vector<float>& last_frames);
+  // Text and references of a loop, which the first rank reads alone, on every rank of the group: what fails at one of them
+  // alone would leave the others waiting. False where the first rank has failed.
+  bool prepare(const ClipItem& item, std::int64_t loop, const std::vector<float>& last_frames);
+  void share_text();
   void share_reference(LatentReference& reference);
   Tensor sample(const ClipItem& item, std::int64_t loop);
   void decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipPixels& clip,
@@ -59,6 +60,7 @@ class ClipMaker {
   int rank_ = 0, ranks_ = 1;
   std::vector<LatentReference> references_;  // of the clip in hand
   std::vector<MaskGroup> masks_;
+  TextRows text_;  // of the loop in hand
   ClipTimes times_;
 };
 

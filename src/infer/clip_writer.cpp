@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_waiting = 2;
+constexpr std::size_t most_waiting = 1;
 
 }  // namespace
 

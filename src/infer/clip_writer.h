@@ -37,8 +37,8 @@ class ClipWriter {
   ClipWriter(const ClipWriter&) = delete;
   ClipWriter& operator=(const ClipWriter&) = delete;
 
-  // MP4, or PNG for a single frame, under a hidden name until it is whole; then its line in the manifest. Waits while two
-  // clips are waiting, so that slow disks do not fill the memory.
+  // MP4, or PNG for a single frame, under a hidden name until it is whole; then its line in the manifest. Waits while one
+  // clip is waiting behind that in work, so that slow disks do not fill the memory.
   void write(MadeClip clip);
   // Waits until all are written. The messages of those that could not be, "NAME: why".
   std::vector<std::string> finish();

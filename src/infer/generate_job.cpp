@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -32,6 +33,31 @@ double decoder_flops(const VaeDeck& vae, double height, double width) {
   return flops;
 }
 
+// The deck's own words for the models and how they are asked, a line a key, without what changes no pixel: the files of
+// weights are told apart by themselves, and the rest is for training or for memory.
+std::string model_settings(const Deck& deck) {
+  const std::map<std::string, std::set<std::string>> beside = {
+      {"[model]",
+       {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
+        "freeze_y_embedder", "recompute"}},
+      {"[vae]", {"weights", "micro_batch_size"}},
+      {"[t5]", {"weights", "tokenizer", "memory_gib", "micro_batch"}},
+      {"[sampler]", {}},
+      {"[diffusion]",
+       {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
+        "transform_scale"}}};
+  std::istringstream text(to_toml(deck));
+  std::string section, settings;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("[")) section = line;
+    const auto known = beside.find(section);
+    const auto equals = line.find(" = ");
+    if (known == beside.end() || equals == std::string::npos) continue;
+    if (!known->second.contains(line.substr(0, equals))) settings += section + line + "\n";
+  }
+  return settings;
+}
+
 // What of the deck decides pixels, beside the item's own.
 nlohmann::json settings(const Deck& d, const std::string& weights) {
   const GenerateDeck& g = d.generate;
@@ -45,13 +71,55 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"align", g.align},
           {"watermark", g.watermark},
           {"tensors", g.tensors},
-          {"steps", d.sampler.steps},
-          {"cfg_scale", d.sampler.cfg_scale},
-          {"transform", {d.sampler.use_timestep_transform, d.diffusion.fix_short_clips}},
-          {"discrete", d.diffusion.use_discrete_timesteps},
-          {"model", {d.model.dtype, d.model.hidden_size, d.model.depth, d.model.num_heads}},
-          {"vae", {d.vae.dtype, d.vae.scale, d.vae.shift, d.vae.micro_frame_size}},
-          {"clean", d.t5.clean}};
+          {"models", model_settings(d)},
+          {"tokenizer", d.t5.tokenizer.empty() ? "" : file_identity(d.t5.tokenizer)}};
+}
+
+std::string place_of(const GenerateDeck& g, const Prompt& p) {
+  return g.prompts.empty() ? fmt::format("{}:{}", g.prompt_file, p.index + 1)
+                           : fmt::format("generate.prompts[{}]", p.index);
+}
+
+PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
+  try {
+    return clip_size(g, or_else(p.num_frames, g.num_frames), or_else(p.resolution, g.resolution),
+                     or_else(p.aspect_ratio, g.aspect_ratio));
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("{}: {}", where, e.what()), e.hint(), __FILE__, __LINE__);
+  }
+}
+
+// Every group that a loop will use asks for a reference that is there by then: each loop adds what the next goes on from.
+void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
+                 const LoopLengths& loops, const std::string& where) {
+  for (const MaskGroup& group : item.masks) {
+    if (group.loop < 0 || group.loop >= g.loop) continue;
+    const std::int64_t there = static_cast<std::int64_t>(p.references.size()) +
+                               (loops.condition_latents > 0 ? group.loop : 0);
+    WEFT_CHECK(group.reference >= 0 && group.reference < there, Exit::data,
+               "references are counted from 0, in the order of their list",
+               "{}: the mask strategy asks for reference {}, there are {}", where, group.reference,
+               there);
+  }
+}
+
+// What was asked for and changes nothing, a line each.
+void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
+  if (log::rank() != 0) return;
+  const auto first = [&](auto&& unused) {
+    const auto p = std::find_if(prompts.begin(), prompts.end(), unused);
+    return p == prompts.end() ? std::string() : place_of(g, *p);
+  };
+  const std::string references =
+      first([](const Prompt& p) { return !p.references.empty() && p.mask_strategy.empty(); });
+  if (!references.empty())
+    log::warn("{}: references without a mask_strategy are not used; \"0\" begins with the first",
+              references);
+  const std::string sizes = first([&](const Prompt& p) {
+    return !g.image_size.empty() && (!p.resolution.empty() || !p.aspect_ratio.empty());
+  });
+  if (!sizes.empty())
+    log::warn("{}: resolution and aspect_ratio are not used, generate.image_size is set", sizes);
 }
 
 std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p) {
@@ -114,18 +182,17 @@ GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const Video
   GenerateJob job;
   job.prompts = read_prompts(g);
   job.loops = loop_lengths(g, vae);
+  warn_of_unused(g, job.prompts);
   const nlohmann::json common = settings(deck, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;
   std::set<std::pair<std::int64_t, std::int64_t>> cut_sizes;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
     const Prompt& p = job.prompts[i];
-    const std::string where = fmt::format("prompt {}", p.index);
+    const std::string where = place_of(g, p);
     ClipItem item;
     item.prompt = static_cast<std::int64_t>(i);
-    item.pixels =
-        clip_size(g, or_else(p.num_frames, g.num_frames), or_else(p.resolution, g.resolution),
-                  or_else(p.aspect_ratio, g.aspect_ratio));
+    item.pixels = size_of_prompt(g, p, where);
     item.latent_frames = vae.latent_frames(item.pixels.frames);
     const std::int64_t rate = vae.pixels_a_latent();
     item.latent_height = item.pixels.height / rate;
@@ -141,6 +208,7 @@ GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const Video
                item.pixels.frames);
     item.masks = parse_mask_strategy(p.mask_strategy, where);
     check_references(p.references, where);
+    check_masks(item, p, g, job.loops, where);
     for (std::int64_t loop = 0; loop < g.loop; ++loop) {
       const auto [place, is_new] =
           text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
@@ -159,10 +227,10 @@ GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const Video
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
       item.name = item_name(g, p, item.sample);
       // Prompts that are alike, or were cut to the same name.
-      if (!names.insert(item.name).second) {
-        item.name += fmt::format("_{:04d}", p.index);
-        names.insert(item.name);
-      }
+      const std::string wanted = item.name;
+      for (int again = 0; !names.insert(item.name).second; ++again)
+        item.name = wanted + fmt::format("_{:04d}", p.index) +
+                    (again > 0 ? fmt::format("_{}", again) : std::string());
       item.key = item_key(common, item, p);
       job.items.push_back(item);
     }

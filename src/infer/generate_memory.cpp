@@ -12,8 +12,9 @@
 
 namespace weft {
 
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item) {
-  const auto arena = Arena::planning();
+std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item,
+                          std::size_t capacity) {
+  const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
   SampleRequest request = make_request(deck, item);
   request.z = Tensor::empty(latent_shape(deck, item), DType::f32);
@@ -39,6 +40,17 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
     const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
     return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
   };
+  // Whether the layout fits too: holes between blocks count, and shorter texts leave others than those planned with.
+  const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
+  const auto fits = [&](const ClipItem& item, std::size_t bytes) {
+    try {
+      plan_sampling(deck, model, item, bytes);
+      return true;
+    } catch (const Error& e) {
+      if (e.code() != Exit::usage) throw;
+      return false;
+    }
+  };
   std::int64_t most = 0, fitting = any;
   for (const std::int64_t i : order) {
     const ClipItem& item = job.items[static_cast<std::size_t>(i)];
@@ -46,7 +58,7 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
     if (!seen.emplace(p.frames, p.height, p.width).second) continue;
     model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
     const std::size_t sampling = plan_sampling(deck, model, item);
-    WEFT_CHECK(sampling <= capacity, Exit::usage,
+    WEFT_CHECK(sampling <= usable && fits(item, usable), Exit::usage,
                "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
                "rank more memory (memory.arena_gib)",
                "a clip of {}x{}x{} needs {:.2f} GiB for its steps, this rank has {:.2f}", p.frames,

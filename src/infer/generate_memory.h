@@ -8,8 +8,10 @@
 
 namespace weft {
 
-// Peak arena bytes of sampling that item, walked through without computing.
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item);
+// Peak arena bytes of sampling that item, walked through without computing. In an arena of `capacity` bytes (0: endless):
+// throws Exit::usage if that gets full.
+std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item,
+                          std::size_t capacity = 0);
 
 // Fits the VAE's micro-batch to an arena of `capacity` bytes, where this rank `decodes`: vae.micro_batch_size frames (0: a
 // chunk) or, with a warning, as many as there is memory for. Returns the bytes that the job's items `order` are planned to

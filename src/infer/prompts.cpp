@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "text/utf8.h"
 
 namespace weft {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 const std::vector<std::string> options = {"reference_path", "mask_strategy", "num_frames",
                                           "resolution", "aspect_ratio"};
 
-std::string strip(const std::string& s) {
+std::string trim(const std::string& s) {
   constexpr const char* blanks = " \t\r\n\f\v";
   const auto first = s.find_first_not_of(blanks);
   if (first == std::string::npos) return "";
@@ -22,7 +23,7 @@ std::string strip(const std::string& s) {
 }
 
 bool whole_number(const std::string& s, std::int64_t& value) {
-  const std::string t = strip(s);
+  const std::string t = trim(s);
   const auto [end, failed] = std::from_chars(t.data(), t.data() + t.size(), value);
   return failed == std::errc() && end == t.data() + t.size() && !t.empty();
 }
@@ -80,7 +81,7 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
              "{}: loop {} has no text", where, parts.back());
   std::vector<Prompt::Segment> segments;
   for (std::size_t i = 0; i < parts.size(); i += 2) {
-    Prompt::Segment s{0, strip(parts[i + 1])};
+    Prompt::Segment s{0, trim(parts[i + 1])};
     WEFT_CHECK(whole_number(parts[i], s.from_loop), Exit::data,
                "texts for loops are written |0|first text|2|text from loop 2 on",
                "{}: \"{}\" is no number of a loop", where, parts[i]);
@@ -133,16 +134,16 @@ std::string append_scores(const std::string& text, const GenerateDeck& deck) {
 std::vector<std::string> split_references(const std::string& list) {
   std::vector<std::string> files;
   std::istringstream in(list);
-  for (std::string file; std::getline(in, file, ';');) files.push_back(strip(file));
+  for (std::string file; std::getline(in, file, ';');) files.push_back(trim(file));
   return files;
 }
 
 Prompt parse_prompt(const std::string& line, const std::string& where, const GenerateDeck& deck) {
-  WEFT_CHECK(is_utf8(line), Exit::data, "save the prompts as UTF-8", "{}: not UTF-8", where);
-  const std::string whole = strip(line);
+  check_utf8(line, where);
+  const std::string whole = trim(line);
   const auto brace = whole.find('{');
   Prompt p;
-  p.text = strip(whole.substr(0, brace));
+  p.text = trim(whole.substr(0, brace));
   WEFT_CHECK(!p.text.empty(), Exit::data, "write a text, or take the line out",
              "{}: the prompt is empty", where);
   if (brace != std::string::npos) {
@@ -212,31 +213,7 @@ std::string file_name_of(const std::string& text) {
     while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
     name.resize(end);
   }
-  return strip(name);
-}
-
-bool is_utf8(const std::string& text) {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  for (std::size_t i = 0; i < text.size();) {
-    const unsigned first = byte(i);
-    const int more = first < 0x80                     ? 0
-                     : first >= 0xC2 && first < 0xE0  ? 1
-                     : (first & 0xF0) == 0xE0         ? 2
-                     : first >= 0xF0 && first <= 0xF4 ? 3
-                                                      : -1;
-    if (more < 0) return false;
-    for (int k = 1; k <= more; ++k)
-      if ((byte(i + static_cast<std::size_t>(k)) & 0xC0) != 0x80) return false;
-    // Too long a form, half of a UTF-16 pair, or beyond Unicode.
-    const unsigned second = byte(i + 1);
-    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
-        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90))
-      return false;
-    i += static_cast<std::size_t>(more) + 1;
-  }
-  return true;
+  return trim(name);
 }
 
 }  // namespace weft

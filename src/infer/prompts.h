@@ -47,7 +47,4 @@ std::vector<std::string> split_references(const std::string& list);
 // `text` as the name of a file: no slashes, control characters or leading dots, at most 180 bytes, whole characters.
 std::string file_name_of(const std::string& text);
 
-// Whether the bytes are well-formed UTF-8.
-bool is_utf8(const std::string& text);
-
 }  // namespace weft

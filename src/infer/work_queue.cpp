@@ -62,13 +62,20 @@ WorkQueue::~WorkQueue() {
   MPI_Comm_free(&comm_);
 }
 
-std::int64_t WorkQueue::next() {
+std::int64_t WorkQueue::add(std::int64_t count) {
   WEFT_ASSERT(window_ != MPI_WIN_NULL);
-  const std::int64_t one = 1;
-  std::int64_t taken = 0;
-  check(MPI_Fetch_and_op(&one, &taken, MPI_INT64_T, 0, 0, MPI_SUM, window_), "MPI_Fetch_and_op");
+  const std::lock_guard lock(mutex_);
+  std::int64_t before = 0;
+  check(MPI_Fetch_and_op(&count, &before, MPI_INT64_T, 0, 0, MPI_SUM, window_), "MPI_Fetch_and_op");
   check(MPI_Win_flush(0, window_), "MPI_Win_flush");
+  return before;
+}
+
+std::int64_t WorkQueue::next() {
+  const std::int64_t taken = add(1);
   return taken < items_ ? taken : -1;
 }
+
+void WorkQueue::close() { add(items_); }
 
 }  // namespace weft

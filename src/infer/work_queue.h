@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <mutex>
 #include <thread>
 
 namespace weft {
@@ -20,9 +21,15 @@ class WorkQueue {
 
   // The next item that nobody has taken, or -1 behind the last.
   std::int64_t next();
+  // Nobody gets an item any more, this rank or another, whatever is left. Any taker, any thread, more than once.
+  void close();
 
  private:
+  // Adds to the counter: its value before.
+  std::int64_t add(std::int64_t count);
+
   std::int64_t items_;
+  std::mutex mutex_;  // of this rank's use of the window
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
   std::int64_t* counter_ = nullptr;

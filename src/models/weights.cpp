@@ -1,6 +1,8 @@
 #include "models/weights.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "core/deck.h"
@@ -130,6 +132,26 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table,
   const WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
+}
+
+std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
+  const std::pair<const char*, const std::vector<double>*> both[] = {{"scale", &deck.scale},
+                                                                     {"shift", &deck.shift}};
+  for (const auto& [name, ours] : both) {
+    const WeightFiles::Tensor* held = files.find(name);
+    if (held == nullptr || ours->empty()) continue;
+    std::int64_t count = 1;
+    for (const std::int64_t n : held->entry.shape) count *= n;
+    std::vector<float> theirs(static_cast<std::size_t>(count));
+    files.read_f32(*held, 0, theirs);
+    // Files of bf16 have them rounded.
+    const bool alike = std::ranges::equal(
+        theirs, *ours, [](double a, double b) { return std::abs(a - b) <= std::abs(b) / 128; });
+    if (!alike)
+      return fmt::format("{} has {} [{:.4g}], the deck's vae.{} is [{}]", files.path().string(),
+                         name, fmt::join(theirs, ", "), name, fmt::join(*ours, ", "));
+  }
+  return "";
 }
 
 }  // namespace weft

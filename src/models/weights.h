@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 
+#include "core/deck.h"
 #include "formats/weight_files.h"
 #include "nn/parameters.h"
 
@@ -35,6 +36,10 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table,
 void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);
+
+// What "scale" or "shift" of these files has that the deck's vae.scale and vae.shift have not, in words; empty where they
+// agree, or where either side has none.
+std::string other_scale(const WeightFiles& files, const VaeDeck& deck);
 
 // How weights are written.
 struct SaveWeights {

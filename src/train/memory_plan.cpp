@@ -121,4 +121,9 @@ std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
   return total / static_cast<std::size_t>(ranks_on_host);
 }
 
+std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device) {
+  const std::size_t there = arena_capacity(deck, device.host_ranks);
+  return device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+}
+
 }  // namespace weft

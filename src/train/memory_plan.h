@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "data/clip_source.h"
+#include "parallel/rank_device.h"
 #include "train/task.h"
 
 namespace weft {
@@ -33,5 +34,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 
 // The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks.
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host);
+// The same where ranks may share a GPU: each gets its part of what is free on it.
+std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
 
 }  // namespace weft

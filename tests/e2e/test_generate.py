@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import struct
 import time
 import unittest
 
-from harness import WeftTest, write_safetensors
+from harness import WeftTest, read_safetensors, write_safetensors
 from tiny_models import TINY_GENERATE_DECK, write_t5
 
 
@@ -35,11 +36,22 @@ class Generate(WeftTest):
     def report(self, output="out"):
         return json.loads((self.dir / output / "generate_report.json").read_text())
 
+    def assert_same_frames(self, one, other):
+        """Tensors that differ by the order of sums alone."""
+        a, b = read_safetensors(self.dir / one), read_safetensors(self.dir / other)
+        self.assertEqual(a.keys(), b.keys())
+        for name, (dtype, shape, values) in a.items():
+            self.assertEqual((dtype, shape), b[name][:2], name)
+            x, y = (struct.unpack(f"<{len(v) // 4}f", v) for v in (values, b[name][2]))
+            largest = max(abs(v) for v in x)
+            self.assertGreater(largest, 0)
+            self.assertLess(max(abs(p - q) for p, q in zip(x, y)), 1e-4 * largest, f"{other} {name}")
+
     def test_same_pixels_at_any_rank_count(self):
         prompts = ["a cat", "a dog", "|0|rain|1|sun", "a bird {\"num_frames\": 1}",
                    "a fish {\"num_frames\": 34}"]
         loops = ["generate.loop=2", "generate.condition_frame_length=0"]
-        self.generate(*loops, prompts=prompts)
+        self.generate(*loops, "generate.tensors=true", prompts=prompts)
         one = self.pixels()
         self.assertEqual(len(set(one.values())), 5)
         # Other prompts are other clips, not only other noise.
@@ -48,10 +60,13 @@ class Generate(WeftTest):
         self.generate(*loops, "generate.output=out2", ranks=2, prompts=prompts)
         self.generate(*loops, "generate.output=out3", "generate.share_out=false", ranks=3,
                       prompts=prompts)
-        self.generate(*loops, "generate.output=sp", "parallel.sp=2", ranks=2, prompts=prompts)
+        self.generate(*loops, "generate.output=sp", "parallel.sp=2", "generate.tensors=true", ranks=2,
+                      prompts=prompts)
         for output in ("out2", "out3"):
             self.assertEqual(self.pixels(output), one, output)
         self.assertEqual(self.pixels("sp").keys(), one.keys())
+        for name in one:
+            self.assert_same_frames(f"out/{name}.safetensors", f"sp/{name}.safetensors")
         ranks = self.report("out2")["ranks"]
         self.assertEqual(sum(r["clips"] for r in ranks), 5)
         for r in ranks:
@@ -93,6 +108,24 @@ class Generate(WeftTest):
         # A clip that is gone, and another seed: made anew.
         os.remove(self.dir / "out" / "sample_0003.mp4")
         self.assertIn("1 made, 7 finished before", self.generate(*many, prompts=prompts).err)
+
+    def test_one_word_stops_all_ranks(self):
+        prompts = [f"prompt {i}" for i in range(40)]
+        (self.dir / "prompts.txt").write_text("\n".join(prompts) + "\n")
+        slow = ["sampler.steps=200", "generate.num_frames=1"]
+        for ask in ("signal", "file"):
+            output = f"generate.output={ask}"
+            job = self.start("generate", "deck.toml", *self.options(*slow, output, text=False), ranks=2)
+            until = time.monotonic() + 60
+            while not any((self.dir / ask).glob("sample_*.png")) and time.monotonic() < until:
+                time.sleep(0.005)
+            if ask == "signal":
+                os.kill(job.ranks()[1], signal.SIGUSR1)
+            else:
+                (self.dir / ask / "stop").touch()
+            self.assertEqual(job.wait(), 75, job.err_so_far())
+            self.assertLess(self.report(ask)["made"], 40)
+            self.assertEqual((self.dir / ask / "stopped").exists(), ask == "file")
 
     def test_a_clip_that_fails_leaves_the_others(self):
         (self.dir / "broken.png").write_bytes(b"no picture")
@@ -150,6 +183,8 @@ class Generate(WeftTest):
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        refused(3, "prompts.txt:2: the mask strategy asks for reference 0",
+                prompts=["a", "a cat {\"mask_strategy\": \"0\"}"])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
         self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
                      3, "prompts.txt:1", "not UTF-8")

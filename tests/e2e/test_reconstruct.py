@@ -1,6 +1,7 @@
 """`weft reconstruct` on a tiny VAE with random weights: footage in, both sides and figures out, at any rank count."""
 
 import json
+import os
 import unittest
 
 from harness import WeftTest
@@ -50,11 +51,20 @@ class Reconstruct(WeftTest):
         self.assertTrue((self.dir / picture["output"]).suffix == ".png" and (self.dir / picture["output"]).exists())
         self.assertEqual(len(one["latent"]["mean"]), 4)
 
+    def test_any_file_name(self):
+        picture = self.results(1, "reconstruct.inputs=['lavfi:smptebars=duration=1:rate=1:size=24x16']")["clips"][0]
+        (self.dir / "pictures").mkdir()
+        os.rename(self.dir / picture["output"], os.fsencode(self.dir) + b"/pictures/caf\xe9.png")
+        self.assertEqual(self.results(1, "reconstruct.inputs=['pictures/*.png']")["clips"][0]["input"],
+                         "pictures/caf\ufffd.png")
+
     def test_bad_input(self):
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=[]", ranks=1, expect=None), 2,
                      "reconstruct.inputs")
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['nowhere.mp4']", ranks=2, expect=None), 3,
                      "nowhere.mp4")
+        self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.output=vae.toml", ranks=2, expect=None), 3,
+                     "cannot make the directory vae.toml")
         self.refused(self.weft("reconstruct", "vae.toml", "memory.arena_gib=0.0001", ranks=1, expect=None), 2,
                      "the VAE needs")
 

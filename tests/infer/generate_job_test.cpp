@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <set>
 
 #include "core/error.h"
 #include "infer/clip_writer.h"
@@ -71,7 +72,11 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
   EXPECT_EQ(job.items[0].key, job_of(deck).items[0].key);
   EXPECT_NE(job.items[0].key, job.items[2].key);
   EXPECT_NE(job.items[0].key, job_of(deck, "others").items[0].key);
-  for (const char* change : {"run.seed=1", "sampler.steps=3", "generate.fps=8", "generate.aes=5"}) {
+  for (const char* change :
+       {"run.seed=1", "sampler.steps=3", "generate.fps=8", "generate.aes=5",
+        "model.input_sq_size=256", "model.qk_norm=false", "vae.num_groups=4",
+        "vae.spatial_groups=4", "vae.scale=[1,1,1,2]", "t5.max_length=3", "t5.dtype=bf16",
+        "t5.tokenizer=another", "diffusion.fix_short_clips=false"}) {
     const Deck other = parse_deck(to_toml(deck), "deck", {change});
     EXPECT_NE(job.items[0].key, job_of(other).items[0].key) << change;
   }
@@ -79,7 +84,39 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
   same.run.threads = 3;
   same.parallel.sp = 2;
   same.vae.micro_batch_size = 1;
+  same.t5.micro_batch = 1;
+  same.model.recompute = 1;
+  same.diffusion.loc = 1;
   EXPECT_EQ(job.items[0].key, job_of(same).items[0].key);
+}
+
+TEST(GenerateJob, ErrorsNameThePrompt) {
+  const auto error_of = [](const char* prompt) {
+    Deck deck = small();
+    deck.generate.prompts = {"a cat", prompt};
+    try {
+      job_of(deck);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(error_of(R"(a dog {"aspect_ratio": "7:7"})"),
+              ::testing::HasSubstr("generate.prompts[1]: unknown aspect ratio \"7:7\""));
+  EXPECT_THAT(error_of(R"(a dog {"mask_strategy": "0"})"),
+              ::testing::HasSubstr("generate.prompts[1]: the mask strategy asks for reference 0"));
+  EXPECT_EQ(error_of(R"(a dog {"mask_strategy": "1"})"), "");  // there is no loop 1
+}
+
+TEST(GenerateJob, NamesAreUnlike) {
+  Deck deck = small();
+  deck.generate.prompt_as_path = true;
+  deck.generate.num_samples = 1;
+  // The second and third prompt collide with each other, and then with what the first is called.
+  deck.generate.prompts = {"a_0002", "a", "a", "a/0002", "a_0002"};
+  std::set<std::string> names;
+  for (const ClipItem& item : job_of(deck).items) names.insert(item.name);
+  EXPECT_EQ(names.size(), 5u);
 }
 
 TEST(GenerateJob, LoopsMustFit) {

@@ -59,7 +59,7 @@ TEST(Prompts, RefusesWhatIsBroken) {
   EXPECT_THAT(refused("a {} {}"), HasSubstr("more than one \"{\""));
   EXPECT_THAT(refused(" \t"), HasSubstr("3: p.txt:3: the prompt is empty"));
   EXPECT_THAT(refused("{\"mask_strategy\": \"0\"}"), HasSubstr("the prompt is empty"));
-  EXPECT_THAT(refused("caf\xE9"), HasSubstr("p.txt:3: not UTF-8"));
+  EXPECT_THAT(refused("caf\xE9"), HasSubstr("p.txt:3 is not UTF-8"));
 }
 
 TEST(Prompts, ChangesTextsFromLoopToLoop) {
@@ -133,10 +133,13 @@ TEST(Prompts, MakesNamesOfFiles) {
 }
 
 TEST(Prompts, KnowsUtf8) {
-  EXPECT_TRUE(is_utf8("caf\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x90\x88"));
+  EXPECT_EQ(parse_prompt("caf\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x90\x88", "p:1", plain()).text,
+            "caf\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x90\x88");
   for (const char* bad : {"\x80", "\xC3", "\xC0\xAF", "\xE0\x80\x80", "\xED\xA0\x80",
                           "\xF4\x90\x80\x80", "\xFF", "\xE4\xB8"})
-    EXPECT_FALSE(is_utf8(bad)) << bad;
+    EXPECT_THAT(error_of([&] { parse_prompt(bad, "p:1", plain()); }),
+                HasSubstr("3: p:1 is not UTF-8"))
+        << bad;
 }
 
 }  // namespace

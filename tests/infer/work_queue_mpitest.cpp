@@ -64,6 +64,21 @@ TEST(WorkQueue, OnlyTheTakersTakePart) {
   if (takers != MPI_COMM_NULL) MPI_Comm_free(&takers);
 }
 
+TEST(WorkQueue, OneRankClosesItForAll) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  WorkQueue queue(MPI_COMM_WORLD, 1000);
+  EXPECT_GE(queue.next(), 0);
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == ranks - 1) {
+    std::jthread([&] { queue.close(); }).join();
+    queue.close();
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_EQ(queue.next(), -1);
+}
+
 TEST(WorkQueue, MayBeEmpty) {
   WorkQueue queue(MPI_COMM_WORLD, 0);
   EXPECT_EQ(queue.next(), -1);
