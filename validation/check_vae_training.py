@@ -10,13 +10,13 @@ checkpoint. PyTorch computes the same in f64 with the same draws, which are func
 is written out below. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
 loss's terms, one a seed. |x|, the identity loss, ReLU and hinge have kinks: where rounding puts an element on the other side of
 one, its gradient is another, in PyTorch's f32 as in ours, and with it what lies before. Losses are to be within the tolerance
-with every seed; gradients in the median of the seeds, and all of them are printed. Exit status 0 if so.
+with every seed. A wrong formula is wrong with every seed, a kink is chance: gradients are to be within it with two seeds at
+least, and within 1e-2 with all. Everything is printed, with the error of PyTorch's own f32 beside it. Exit status 0 if so.
 """
 import argparse
 import json
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +26,7 @@ import lpips
 import numpy as np
 import torch
 
+import compare_step
 import safetensors_io
 import vae_torch
 
@@ -255,13 +256,17 @@ width = 32
                 print(f"{name}, seed {SEED}: {len(metrics['samples'])} clips, terms {', '.join(t for t, v in terms.items() if v)}; "
                       + ", ".join(f"{k} {v:.1e}" for k, v in row.items()), flush=True)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+        about = compare_step.provenance(argparse.Namespace(threads=2, rounds=1, warmup=0, steps=1))
+        about = {key: about[key] for key in ("date", "commit", "uncommitted_changes", "hardware", "versions")}
+        about |= {"tolerance": options.tolerance, "seeds": seeds, "cases": results}
+        pathlib.Path(options.json).write_text(json.dumps(about, indent=1) + "\n")
     good = True
     for name, rows in results.items():
-        middle = {k: statistics.median(row[k] for row in rows) for k in rows[0]}
-        worst = max(max(row["loss"], row["terms"]) for row in rows)
-        print(f"{name}, median of {len(rows)} seeds: " + ", ".join(f"{k} {v:.1e}" for k, v in middle.items()))
-        good = good and worst < options.tolerance and all(v < options.tolerance for v in middle.values())
+        exact = all(row[k] < options.tolerance for row in rows for k in ("loss", "terms"))
+        gradients = [max(row["gradients"], row.get("discriminator", 0)) for row in rows]
+        within = sum(g < options.tolerance for g in gradients)
+        print(f"{name}: gradients within {options.tolerance} with {within} of {len(rows)} seeds, worst {max(gradients):.1e}")
+        good = good and exact and within >= min(2, len(rows)) and max(gradients) < 1e-2
     return 0 if good else 1
 
 
