@@ -213,7 +213,8 @@ ClipPixels ClipMaker::make(const ClipItem& item) {
       break;
     }
     if (!prepare(item, loop, last_frames)) return {};
-    last_frames = {};  // a whole clip of floats: not while the next one is sampled
+    last_frames =
+        std::vector<float>();  // a whole clip of floats: not while the next one is sampled
     const Tensor z = [&]() -> Tensor {
       try {
         return sample(item, loop);

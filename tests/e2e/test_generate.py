@@ -110,7 +110,7 @@ class Generate(WeftTest):
     def test_one_word_stops_all_ranks(self):
         prompts = [f"prompt {i}" for i in range(40)]
         (self.dir / "prompts.txt").write_text("\n".join(prompts) + "\n")
-        slow = ["sampler.steps=200", "generate.num_frames=1"]
+        slow = ["sampler.steps=120", "generate.num_frames=1"]
         for ask in ("signal", "file"):
             output = f"generate.output={ask}"
             job = self.start("generate", "deck.toml", *self.options(*slow, output, text=False), ranks=2)
