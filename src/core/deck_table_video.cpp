@@ -27,9 +27,10 @@ void vae_rows(Rows& r, Deck& d) {
            "Frames that the temporal VAE takes at once, each chunk by itself; 0 takes all.");
   r.number("micro_batch_size", d.vae.micro_batch_size, 0, 100000,
            "Frames that the 2D VAE takes at once; 0 takes as many as memory allows.");
-  r.number("scale", d.vae.scale, 1e-6, 1e6,
-           "Deviation of each latent channel, which is divided by; empty, with shift: `weft encode` "
-           "measures both.");
+  r.number(
+      "scale", d.vae.scale, 1e-6, 1e6,
+      "Deviation of each latent channel, which is divided by; empty, with shift: `weft encode` "
+      "measures both.");
   r.number("shift", d.vae.shift, -1e6, 1e6, "Mean of each latent channel, which is subtracted.");
   r.text("dtype", d.vae.dtype, "Number format of its weights and activations.", {"f32", "bf16"});
 

@@ -29,7 +29,7 @@ enum class Purpose : std::uint32_t {
   synthetic,
   sampler,
   posterior,
-  latent,  // drawn from moments while training
+  latent,             // drawn from moments while training
   spatial_posterior,  // of a VAE in training; the temporal one has `posterior`
   clip_length,
 };

@@ -27,7 +27,7 @@ struct StepMetrics {
   StepSplit split;
   std::size_t resident_bytes = 0, arena_peak_bytes = 0;
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
-  std::vector<std::int64_t> samples;  // of all ranks, in the order of the step plan
+  std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan
 
   // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank is negative.
   int slowest_rank = -1;
