@@ -1,101 +1,15 @@
 #include "data/clip_store.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
 
-#include "core/error.h"
-#include "data/hdf5.h"
-#include "data/synthetic.h"
+#include "clip_store_fixture.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
-namespace fs = std::filesystem;
-
-class ClipStoreTest : public testing::Test {
- protected:
-  void SetUp() override {
-    dir_ =
-        fs::temp_directory_path() / ("weft_clip_store_" + std::to_string(getpid()) + "_" +
-                                     testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    path_ = (dir_ / "clips.h5").string();
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
-  // Copies every clip of a synthetic source into a store.
-  void write(const std::string& spec) {
-    source_ = make_synthetic_source(spec);
-    ClipStoreWriter writer(path_);
-    for (std::size_t b = 0; b < source_->buckets().size(); ++b) {
-      const Bucket& bucket = source_->buckets()[b];
-      const int id = writer.add_bucket(bucket);
-      std::vector<std::byte> clip(bucket.clip_bytes());
-      for (std::int64_t i = 0; i < bucket.clips; ++i) {
-        source_->read(static_cast<int>(b), i, clip);
-        writer.append(id, clip, source_->info(static_cast<int>(b), i));
-      }
-    }
-    writer.commit();
-  }
-
-  // Opens with read access and runs `change` on the file, as HDF5 sees it.
-  template <class F>
-  void edit(F change) {
-    const h5::Handle file(H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-    ASSERT_TRUE(file.valid());
-    change(static_cast<hid_t>(file));
-  }
-
-  void expect_refused(const std::string& what) {
-    try {
-      open_clip_store(path_, true);
-      FAIL() << "the store was accepted; expected: " << what;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Exit::data);
-      EXPECT_THAT(e.what(), HasSubstr(what));
-      EXPECT_THAT(e.what(), HasSubstr(path_));
-      EXPECT_FALSE(e.hint().empty());
-    }
-  }
-
-  std::string run(const std::string& command) {
-    std::string out;
-    FILE* p = popen((command + " 2>&1").c_str(), "r");
-    char line[512];
-    while (fgets(line, sizeof line, p) != nullptr) out += line;
-    const int status = pclose(p);
-    EXPECT_EQ(WEXITSTATUS(status), 0) << command << "\n" << out;
-    return out;
-  }
-
-  fs::path dir_;
-  std::string path_;
-  std::unique_ptr<ClipSource> source_;
-};
-
-// A dataset of `dims` in /clips/<bucket>/<name>, chunked by `chunk`, in place of the one there.
-void replace_dataset(hid_t file, const std::string& name, hid_t type, std::vector<hsize_t> dims,
-                     std::vector<hsize_t> chunk) {
-  H5Ldelete(file, name.c_str(), H5P_DEFAULT);
-  const h5::Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr),
-                         H5Sclose);
-  const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  if (!chunk.empty()) H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
-  const h5::Handle d(H5Dcreate2(file, name.c_str(), type, space, H5P_DEFAULT, how, H5P_DEFAULT),
-                     H5Dclose);
-  ASSERT_TRUE(d.valid());
-}
 
 const std::string small = "clips=5,frames=3,height=8,width=12";
 const std::string small_name = "synthetic-3-8x12";
@@ -133,171 +47,6 @@ TEST_F(ClipStoreTest, RoundTrip) {
   }
 }
 
-TEST_F(ClipStoreTest, HalfLatents) {
-  Bucket b;
-  b.name = "latent";
-  b.frames = 2;
-  b.height = b.width = 3;
-  b.channels = 4;
-  b.dtype = DType::f16;
-  b.pixel_frames = 5;
-  b.pixel_height = b.pixel_width = 24;
-  std::vector<std::byte> clip(b.clip_bytes(), std::byte{0x3c}), got(b.clip_bytes());
-  ClipStoreWriter writer(path_);
-  writer.append(writer.add_bucket(b), clip, {24, "made up", ""});
-  writer.commit();
-  const auto store = open_clip_store(path_, true);
-  EXPECT_EQ(store->buckets()[0].dtype, DType::f16);
-  EXPECT_EQ(store->buckets()[0].channels, 4);
-  store->read(0, 0, got);
-  EXPECT_EQ(got, clip);
-}
-
-// Two clips of moments with captions of 2 and 0 rows; the values of each row are its number.
-Bucket moments_bucket(DType text_dtype) {
-  Bucket b;
-  b.name = "moments";
-  b.frames = 2;
-  b.height = b.width = 3;
-  b.channels = 4;
-  b.dtype = DType::f32;
-  b.pixel_frames = 5;
-  b.pixel_height = b.pixel_width = 24;
-  b.moments = true;
-  b.scale = {3.5f, 2.0f};
-  b.shift = {-0.25f, 0.5f};
-  b.text_channels = 3;
-  b.text_dtype = text_dtype;
-  return b;
-}
-
-template <class T>
-void write_moments(const std::string& path) {
-  const Bucket b = moments_bucket(dtype_of<T>::value);
-  ClipStoreWriter writer(path);
-  const int id = writer.add_bucket(b);
-  const std::vector<std::byte> clip(b.clip_bytes());
-  const std::vector<T> rows = {T(0.5f), T(-2.0f), T(1e-3f), T(4.0f), T(0.0f), T(7.25f)};
-  writer.append(id, clip, {24, "a", "a caption"}, std::as_bytes(std::span(rows)));
-  writer.append(id, clip, {24, "b", ""});
-  writer.commit();
-}
-
-TEST_F(ClipStoreTest, MomentsAndTextFeatures) {
-  const std::vector<float> want = {0.5f, -2.0f, 1e-3f, 4.0f, 0.0f, 7.25f};
-  const auto check = [&](DType dtype, float tolerance) {
-    EXPECT_EQ(std::distance(fs::directory_iterator(dir_), {}), 1) << "only the store is left";
-    const auto store = open_clip_store(path_, true);
-    const Bucket& b = store->buckets()[0];
-    EXPECT_TRUE(b.moments);
-    EXPECT_EQ(b.channels, 4);
-    EXPECT_EQ(b.model_channels(), 2);
-    EXPECT_EQ(b.scale, (std::vector<float>{3.5f, 2.0f}));
-    EXPECT_EQ(b.shift, (std::vector<float>{-0.25f, 0.5f}));
-    EXPECT_EQ(b.text_channels, 3);
-    EXPECT_EQ(b.text_dtype, dtype);
-    EXPECT_EQ(b.longest_text, 2);
-    EXPECT_EQ(store->text_tokens(0, 0), 2);
-    EXPECT_EQ(store->text_tokens(0, 1), 0);
-    EXPECT_TRUE(store->read_text(0, 1).empty());
-    const std::vector<float> got = store->read_text(0, 0);
-    ASSERT_EQ(got.size(), want.size());
-    for (std::size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i], want[i], tolerance * std::abs(want[i]));
-  };
-  write_moments<float>(path_);
-  check(DType::f32, 0);
-  const std::string text = describe_clip_store(path_);
-  EXPECT_THAT(text, HasSubstr("moments (means, log variances) of 5x24x24 footage"));
-  EXPECT_THAT(text, HasSubstr("shift -0.25 0.5, scale 3.5 2"));
-  EXPECT_THAT(text, HasSubstr("2 tokens, at most 2 a clip, f32 [3]"));
-  write_moments<f16>(path_);
-  check(DType::f16, 0x1p-11f);
-  write_moments<bf16>(path_);
-  check(DType::bf16, 0x1p-8f);
-}
-
-TEST_F(ClipStoreTest, BadTextFeatures) {
-  const auto offsets = [&](std::array<std::uint64_t, 3> values) {
-    write_moments<float>(path_);
-    edit([&](hid_t f) {
-      const h5::Handle d(H5Dopen2(f, "clips/moments/text_offset", H5P_DEFAULT), H5Dclose);
-      H5Dwrite(d, H5T_NATIVE_UINT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
-    });
-    expect_refused("does not divide text_features");
-  };
-  offsets({0, 3, 2});
-  offsets({0, 2, 3});
-  offsets({1, 2, 2});
-  const auto rows = [&](hid_t type, std::vector<hsize_t> dims, std::vector<hsize_t> chunk,
-                        const char* what) {
-    write_moments<float>(path_);
-    edit([&](hid_t f) { replace_dataset(f, "clips/moments/text_features", type, dims, chunk); });
-    expect_refused(what);
-  };
-  rows(H5T_IEEE_F64LE, {2, 3}, {}, "another type than little-endian float32");
-  rows(H5T_IEEE_F32LE, {2, 3, 1}, {}, "not [tokens, channels]");
-  rows(H5T_IEEE_F32LE, {2, 3}, {1, 3}, "in one piece");
-  rows(H5T_IEEE_F32LE, {1 << 30, 3}, {}, "more than the file");
-  rows(H5T_IEEE_F32LE, {2, 3}, {}, "beyond the end");
-  for (const char* name : {"text_offset", "text_xxh3"}) {
-    write_moments<float>(path_);
-    edit([&](hid_t f) {
-      H5Ldelete(f, (std::string("clips/moments/") + name).c_str(), H5P_DEFAULT);
-    });
-    expect_refused(std::string("no dataset ") + name);
-  }
-}
-
-TEST_F(ClipStoreTest, FlippedBitInACaption) {
-  write_moments<float>(path_);
-  edit([](hid_t f) {
-    const h5::Handle d(H5Dopen2(f, "clips/moments/text_features", H5P_DEFAULT), H5Dclose);
-    const std::vector<float> other = {0.5f, -2.0f, 1e-3f, 4.0f, 0.0f, 7.5f};
-    H5Dwrite(d, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, other.data());
-  });
-  try {
-    open_clip_store(path_, true)->read_text(0, 0);
-    FAIL() << "a damaged caption was accepted";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Exit::data);
-    EXPECT_THAT(e.what(), HasSubstr("caption 0 of bucket moments"));
-  }
-  EXPECT_EQ(open_clip_store(path_, false)->read_text(0, 0)[5], 7.5f);
-}
-
-TEST_F(ClipStoreTest, BadMoments) {
-  const auto bucket = [&](auto change, const char* what) {
-    write_moments<float>(path_);
-    edit([&](hid_t f) {
-      const h5::Handle group(H5Gopen2(f, "clips/moments", H5P_DEFAULT), H5Gclose);
-      change(static_cast<hid_t>(group));
-    });
-    expect_refused(what);
-  };
-  const auto put = [](hid_t group, const char* name, std::vector<float> values) {
-    H5Adelete(group, name);
-    const hsize_t n = values.size();
-    const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
-    const h5::Handle a(H5Acreate2(group, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT),
-                       H5Aclose);
-    H5Awrite(a, H5T_NATIVE_FLOAT, values.data());
-  };
-  bucket([](hid_t g) { H5Adelete(g, "shift"); }, "only one of the attributes");
-  bucket([](hid_t g) { H5Adelete(g, "shift"), H5Adelete(g, "scale"); }, "no attributes scale");
-  bucket([&](hid_t g) { put(g, "scale", {1, 2, 3}); }, "not 2 finite numbers");
-  bucket([&](hid_t g) { put(g, "scale", {1, 0}); }, "scale of 0");
-  bucket([&](hid_t g) { put(g, "shift", {1, NAN}); }, "not 2 finite numbers");
-  bucket(
-      [](hid_t g) {
-        const h5::Handle a(H5Aopen(g, "kind", H5P_DEFAULT), H5Aclose);
-        const h5::Handle type = h5::string_type();
-        const char* other = "pictures";
-        H5Awrite(a, type, &other);
-      },
-      "\"pictures\"");
-}
-
 // What `weft ingest` wrote before there was version 2.
 TEST_F(ClipStoreTest, VersionOne) {
   write(small);
@@ -308,12 +57,6 @@ TEST_F(ClipStoreTest, VersionOne) {
     H5Awrite(a, H5T_NATIVE_INT64, &version);
   });
   EXPECT_EQ(open_clip_store(path_, true)->buckets()[0].clips, 5);
-}
-
-TEST_F(ClipStoreTest, NothingIsLeftWithoutCommit) {
-  { ClipStoreWriter(path_).add_bucket(moments_bucket(DType::f16)); }
-  { ClipStoreWriter writer(path_); }
-  EXPECT_TRUE(fs::is_empty(dir_));
 }
 
 TEST_F(ClipStoreTest, ReadsWellInHdf5sTools) {
