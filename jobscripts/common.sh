@@ -86,6 +86,8 @@ until_done() {
   code=$?
   say "weft $command ended with $code"
   [ "$code" -eq 75 ] || exit "$code"
+  # OUTPUT, if it is set, is the deck's generate.output: a file `stop` there is somebody's wish.
+  [ -z "${OUTPUT:-}" ] || [ ! -e "$OUTPUT/stopped" ] || stop_here 75 "stopped by the file $OUTPUT/stop: not queued again"
   [ "$again" -lt "${MAX_RESTARTS:-200}" ] ||
     stop_here 75 "started again $again times already: not queued again. HINT: MAX_RESTARTS sets how often"
   say "queued again"

@@ -257,9 +257,8 @@ int encode(const Deck& deck, MPI_Comm world) {
   if (made < samples) {
     weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
     log::info("weights   {}", weights.describe());
-    const std::size_t there = arena_capacity(deck.memory, device.host_ranks);
-    const std::size_t capacity =
-        device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+    if (!deck.vae.scale.empty()) weights.compare_scale(deck.vae);
+    const std::size_t capacity = arena_capacity(deck.memory, device);
     const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
     const auto arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);

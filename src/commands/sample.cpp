@@ -161,9 +161,7 @@ int sample(const Deck& deck, MPI_Comm world) {
   const Shape5& s = target.latent;
   model.check_sequence(s.height, s.width, sp);
   load_model(deck, model, world);
-  const std::size_t capacity = arena_capacity(deck.memory, device.host_ranks);
-  arena = Arena::reserve(device.shared ? capacity / static_cast<std::size_t>(device.host_ranks)
-                                       : capacity);
+  arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
   std::unique_ptr<TextFeatures> features;
   if (!deck.data.text_features.empty())
