@@ -37,7 +37,7 @@ spatial_groups = 8
 filters = 16
 num_groups = 8
 [sampler]
-steps = 10
+steps = STEPS
 [generate]
 weights = "random:1"
 """
@@ -67,6 +67,7 @@ def main():
     parser.add_argument("--mpiexec", default="mpirun")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30, help="of the sampler; Open-Sora's own number unless said")
     parser.add_argument("--width", type=int, default=64, help="of the clips in pixels; their height is 9/16 of it")
     parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
     parser.add_argument("--json", type=pathlib.Path)
@@ -75,7 +76,7 @@ def main():
     for r in range(a.rounds):
         with tempfile.TemporaryDirectory() as folder:
             where = pathlib.Path(folder)
-            (where / "deck.toml").write_text(DECK)
+            (where / "deck.toml").write_text(DECK.replace("STEPS", str(a.steps)))
             (where / "prompts.txt").write_text(
                 "".join(f'prompt {i} {{"num_frames": {n}}}\n' for i, n in enumerate(LENGTHS)))
             for name, ranks, overrides in (("one", 1, []), ("queue", a.ranks, []),
@@ -98,7 +99,7 @@ def main():
 
         cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
         about = {"commit": output("git", "rev-parse", "--short", "HEAD"), "date": output("date", "-I"),
-                 "cpu": f"{len(cpu)} x {cpu[0]}", "note": a.note}
+                 "cpu": f"{len(cpu)} x {cpu[0]}", "note": a.note, "steps": a.steps}
         a.json.write_text(json.dumps({**about, **summary, "rounds": runs}, indent=2) + "\n")
     wanted = 1.9 if a.ranks == 2 else 0.95 * a.ranks
     return 0 if same and busy["queue"] >= 0.95 and summary["speedup_queue"] >= wanted else 1

@@ -58,7 +58,9 @@ class Equality(WeftTest):
         reference = self.reference()
         for zero in (0, 1):
             for ranks in (1, 2, 3, 4):
-                for bucket in (ALL, SMALL):
+                # Every pair of options; all three together where ranks come out even and where they do not.
+                one = (SMALL, ALL)[zero] if ranks == 1 else (ALL, SMALL)[zero]
+                for bucket in (ALL, SMALL) if ranks in (2, 3) else (one,):
                     with self.subTest(zero=zero, ranks=ranks, bucket=bucket):
                         run = f"z{zero}r{ranks}{len(bucket)}"
                         self.run_of(run, f"parallel.zero={zero}", bucket, ranks=ranks)
@@ -80,7 +82,7 @@ class Equality(WeftTest):
         for name, overrides in (("plain", []), ("recomputed", ["model.recompute=0.6"]),
                                 ("masked", ["mask.image_head=0.5", "model.drop_path=0.2"])):
             reference = self.reference(name, *overrides)
-            for ranks, sp, zero in ((2, 2, 1), (3, 3, 0), (3, 3, 1), (4, 2, 1)):
+            for ranks, sp, zero in ((2, 2, 1), (3, 3, 0), (3, 3, 1), (4, 2, 1))[:4 if name == "plain" else 2]:
                 with self.subTest(name, ranks=ranks, sp=sp, zero=zero):
                     run = f"{name}r{ranks}s{sp}z{zero}"
                     self.run_of(run, f"parallel.sp={sp}", f"parallel.zero={zero}",
