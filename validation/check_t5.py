@@ -18,6 +18,7 @@ import tempfile
 import torch
 
 import captions
+import compare_step
 import safetensors_io
 import t5_cases
 
@@ -70,7 +71,10 @@ def main():
             results["real_layer"] = check(a.weft, where, "real layer", t5_cases.REAL_LAYER, texts[:4] + texts[-3:], tokenizer,
                                           a.ranks)
     if a.json:
-        a.json.write_text(json.dumps(results, indent=2) + "\n")
+        about = compare_step.provenance(argparse.Namespace(threads=2, rounds=1, warmup=0, steps=1))
+        about = {key: about[key] for key in ("date", "commit", "uncommitted_changes", "hardware", "versions")}
+        about |= {"ranks": a.ranks, "tolerance": a.tolerance, "cases": results}
+        a.json.write_text(json.dumps(about, indent=1) + "\n")
     return 0 if all(r["worst_caption"] <= a.tolerance for r in results.values()) else 1
 
 
