@@ -122,6 +122,17 @@ void execute(const Primitive& p, std::unordered_map<int, memory> args) {
   stream().wait();
 }
 
+// Of either backward.
+template <class Backward>
+typename Backward::primitive_desc backward_desc(const Layout& l) {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return {{dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.before, l.after},
+          attributes,
+          engine(),
+          forward_desc(l, false, false)};
+}
+
 }  // namespace
 
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -148,11 +159,7 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
   const Layout l = layout(g);
   auto [it, fresh] = made.try_emplace(g);
   if (fresh) {
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::convolution_backward_data::primitive_desc chosen(
-        {dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.before, l.after},
-        attributes, engine(), forward_desc(l, false, false));
+    const auto chosen = backward_desc<dnnl::convolution_backward_data>(l);
     it->second = finish(chosen, chosen.weights_desc(), l.w, false);
     it->second.run = dnnl::convolution_backward_data(chosen);
   }
@@ -169,11 +176,7 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
   const Layout l = layout(g);
   auto [it, fresh] = made.try_emplace(g);
   if (fresh) {
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::convolution_backward_weights::primitive_desc chosen(
-        {dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.before, l.after},
-        attributes, engine(), forward_desc(l, false, false));
+    const auto chosen = backward_desc<dnnl::convolution_backward_weights>(l);
     it->second = finish(chosen, chosen.diff_weights_desc(), l.w, true);
     it->second.run = dnnl::convolution_backward_weights(chosen);
   }
