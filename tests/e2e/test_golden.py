@@ -6,6 +6,7 @@ import array
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import unittest
@@ -15,9 +16,18 @@ from harness import REPOSITORY, WeftTest, read_safetensors
 GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 DTYPE = os.environ.get("WEFT_TEST_DTYPE", "f32")
-# Draws weights and projections: one with numpy, where the tests' own has none.
-VALIDATION_PYTHON = REPOSITORY / ".venv-validation" / "bin" / "python"
-PYTHON = os.environ.get("PYTHON", VALIDATION_PYTHON if VALIDATION_PYTHON.exists() else sys.executable)
+
+
+def python_with_numpy():
+    """Draws weights and projections. Debian's own has numpy (tools/debian-packages.txt), another python3 in PATH perhaps not."""
+    known = (os.environ.get("PYTHON"), REPOSITORY / ".venv-validation/bin/python", sys.executable, "/usr/bin/python3")
+    for python in known:
+        if python and shutil.which(python) and subprocess.run([python, "-c", "import numpy"], capture_output=True).returncode == 0:
+            return python
+    return sys.executable
+
+
+PYTHON = python_with_numpy()
 # Relative, in the L2 norm, of every tensor.
 TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
 # In bf16 the gradients of q/k norm weights, small sums of large terms of either sign, are let through further. Rounding the
