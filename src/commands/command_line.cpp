@@ -116,8 +116,11 @@ Invocation parse_command_line(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Run on several ranks with: mpirun -n N weft COMMAND ...\n"
-      "Exit codes: 0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 75 stopped early "
-      "(state saved: submit again).\n`weft help deck` prints every deck key with its meaning.");
+      "Exit codes: 0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware "
+      "suspected,\n"
+      "7 no progress, 70 a bug of weft's, 75 stopped early (state saved: submit again); "
+      "docs/errors.md.\n"
+      "`weft help deck` prints every deck key with its meaning.");
   const auto command = [&](const char* name, const char* help,
                            std::function<int(MPI_Comm)> run) -> CLI::App& {
     CLI::App* sub = app.add_subcommand(name, help);
