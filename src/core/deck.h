@@ -23,6 +23,7 @@ struct DeviceDeck {
   std::string kind = "auto";
   bool share = false;
   bool graphs = true;
+  bool tf32 = false;
 };
 struct MemoryDeck {
   double arena_gib = 0;
@@ -145,6 +146,8 @@ struct VaeTrainDeck {
   double discriminator_weight = 0.5;
   std::int64_t discriminator_start = 50001;
   double discriminator_lr = 1e-5;
+  double lecam_weight = 0;
+  double gradient_penalty_weight = 0;
 };
 // Shape of the T5 v1.1 encoder (specs/t5.md 3) and how it is run. The default is XXL.
 struct T5Deck {
@@ -173,6 +176,7 @@ struct GenerateDeck {
   bool ema = true;
   std::vector<std::string> prompts;
   std::string prompt_file;
+  std::string refine;
   std::int64_t start_index = 0;
   std::int64_t end_index = 0;
   std::int64_t num_samples = 1;

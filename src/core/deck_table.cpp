@@ -25,6 +25,9 @@ void run_and_data(Rows& r, Deck& d) {
          "Let several ranks use one GPU; they then reduce through the host (for tests).");
   r.flag("graphs", d.device.graphs,
          "On GPUs, record the work of a micro-batch once for each shape and replay it.");
+  r.flag("tf32", d.device.tf32,
+         "On GPUs, let products and convolutions in f32 round their factors to TF32, as PyTorch's "
+         "convolutions do.");
 
   r.section("memory");
   r.number("arena_gib", d.memory.arena_gib, 0, 1e6,

@@ -62,6 +62,10 @@ void vae_rows(Rows& r, Deck& d) {
            "First step with the adversarial loss.");
   r.number("discriminator_lr", d.vae_train.discriminator_lr, 0, 1e3,
            "Learning rate of the discriminator.");
+  r.number("lecam_weight", d.vae_train.lecam_weight, 0, 1e6,
+           "Factor of the LeCam regularisation of the discriminator; 0 leaves it out.");
+  r.number("gradient_penalty_weight", d.vae_train.gradient_penalty_weight, 0, 1e6,
+           "Factor of the discriminator's gradient penalty; 0 leaves it out.");
 
   r.section("reconstruct");
   r.text("inputs", d.reconstruct.inputs,
@@ -115,6 +119,9 @@ void generation_rows(Rows& r, Deck& d) {
   r.flag("ema", g.ema, "Of a checkpoint, use the moving average of the weights.");
   r.text("prompts", g.prompts, "The prompts; they may end in options as JSON.");
   r.text("prompt_file", g.prompt_file, "Text file with a prompt a line, if prompts is empty.");
+  r.text("refine", g.refine,
+         "Shell command that rewrites the texts before T5: a line in, a line out, in the same "
+         "order; empty takes them as they are.");
   r.number("start_index", g.start_index, 0, many, "First line of prompt_file to take.");
   r.number("end_index", g.end_index, 0, many, "Line of prompt_file to end before; 0 takes all.");
   r.number("num_samples", g.num_samples, 1, 1e6, "Clips of each prompt.");
