@@ -104,14 +104,14 @@ class Faults(WeftTest):
             return self.train("run", *overrides, ranks=ranks, expect=expect)
 
     def test_a_slow_rank_is_reported_and_the_run_goes_on(self):
-        job = self.faulty("slow:1:20:0.2", "train.steps=60", "model.hidden_size=64",
-                          "train.checkpoint_every=0",
-                          "data.path=synthetic:clips=24,frames=3,height=32,width=32")
-        found = re.search(r"WARN: step (\d+): rank 1 on \S+ is slow", job.err)
-        self.assertIsNotNone(found, job.err)
-        # Not before 20 on a quiet host; on a busy one a rank may be slow on its own account.
-        self.assertLessEqual(int(found[1]), 20 + 20 + 1, job.err)
-        self.assertEqual(len(self.metrics("run")), 60)
+        """Five times as slow, which is beyond what a busy host does to a rank by itself. That 20 % are seen, and nothing
+        where nothing is, is a matter of the noise: tests/observe/stragglers_test.cpp has it drawn."""
+        job = self.faulty("slow:1:20:4", "train.steps=40", "model.hidden_size=64",
+                          "train.checkpoint_every=0")
+        # A host may have had rank 1 reported before step 20 already: what counts is what holds in the end.
+        news = re.findall(r"step \d+: rank 1 on \S+ is (slow|as fast as the others again)", job.err)
+        self.assertEqual(news[-1:], ["slow"], job.err)
+        self.assertEqual(len(self.metrics("run")), 40)
 
     def test_a_flipped_bit_names_its_rank(self):
         job = self.faulty("flip:2:7", "parallel.zero=0", "parallel.check_every=2", ranks=4, expect=6)
