@@ -16,6 +16,10 @@ import unittest
 from cluster import GRACE, Cluster
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
+from test_vae_training import DECK as VAE_DECK  # noqa: E402
+from tiny_models import TINY_GENERATE_DECK, write_t5  # noqa: E402
+
 WEFT = pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve()
 
 # Long enough to be disturbed, short enough to wait for.
@@ -232,6 +236,38 @@ class JobScripts(unittest.TestCase):
         self.assertTrue(clips)
         self.show(f"job {job}: RUN/save saved at once, RUN/stop ended it with exit {facts['ExitCode']} and no requeue; "
                   f"job {sample} sampled from it")
+
+    def test_a_vae_latents_and_clips(self):
+        """Three jobs beside each other, two tasks each: a VAE stage, encode, and generate, which is stopped and queued again."""
+        (self.site / "generate.toml").write_text(TINY_GENERATE_DECK)
+        (self.site / "vae.toml").write_text(VAE_DECK)
+        write_t5(self.site / "t5")
+        prompts = [f'prompt {i} {{"num_frames": 1}}' for i in range(20)] + ["a cat"]
+        (self.site / "prompts.txt").write_text("\n".join(prompts) + "\n")
+        shape = ("--ntasks-per-node=2", "--cpus-per-task=1")
+        vae = self.sbatch("train_vae", "train.steps=2", deck="vae.toml", options=shape)
+        encode = self.sbatch("encode", "data.path=synthetic:clips=4,frames=17,height=32,width=32", "encode.text=false",
+                             deck="generate.toml", options=shape)
+        generate = self.sbatch("generate", "generate.prompt_file=prompts.txt", "t5.weights=t5", "sampler.steps=60",
+                               deck="generate.toml", options=shape, OUTPUT="out")
+        out = self.site / "out"
+        self.until("a clip", lambda: any(out.glob("sample_*.*")))
+        cluster.run("scancel", "--signal=USR1", generate)
+        facts = self.finish(generate)
+        self.assertEqual(facts["Restarts"], "1", self.output())
+        self.assertIn("weft generate ended with 75", self.output())
+        lines = [json.loads(line) for line in (out / "generated.jsonl").read_text().splitlines()]
+        self.assertEqual(len({line["name"] for line in lines}), len(prompts))
+        self.assertEqual((len(list(out.glob("*.png"))), len(list(out.glob("*.mp4")))), (20, 1))
+        before = json.loads((out / "generate_report.json").read_text())["finished_before"]
+        self.assertGreater(before, 0)
+        self.finish(vae)
+        self.assertEqual(self.steps(f"runs/weft-vae-{vae}"), 2)
+        self.finish(encode)
+        self.assertIn("weft encode ended with 0", self.output())
+        self.assertTrue((self.site / "latents.h5").exists())
+        self.show(f"job {vae}: two steps of a VAE; job {encode}: 4 clips encoded; job {generate}: stopped by SIGUSR1 after "
+                  f"{before} of {len(prompts)} clips, queued again, Restarts={facts['Restarts']}, all made")
 
     def test_a_wrong_deck_ends_the_job(self):
         job = self.sbatch("train_1node", "train.stepps=3", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
