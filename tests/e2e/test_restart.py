@@ -20,8 +20,8 @@ class Kill(WeftTest):
             self.wait_for_steps(job, "killed", steps)
             time.sleep(moments.uniform(0, 0.03))  # anywhere in a step, or in a save
             job.kill()
-            job.wait(10)
-            self.assert_gone(job, 5)
+            job.wait()
+            self.assert_gone(job)
         self.train("killed")
 
     def test_sigkill_of_all_ranks_at_random_moments(self):
@@ -38,7 +38,7 @@ class Kill(WeftTest):
                          "train.checkpoint_every=0")
         self.wait_for_steps(job, "killed", 2)
         job.kill()
-        job.wait(10)
+        job.wait()
         self.train("killed", "train.steps=6", "train.checkpoint_every=0")
         self.assert_same_run("whole", "killed")
 
@@ -71,26 +71,29 @@ class RankCounts(WeftTest):
 
 
 class Stop(WeftTest):
-    STEPS = "train.steps=60"
+    def begin(self):
+        """A run that does not end by itself."""
+        return self.start("train", "deck.toml", "run.dir=stopped", "train.steps=100000")
 
-    def stopped(self, send):
-        """Starts a run, calls send(job) after some steps, checks that it stopped as promised; then
-        goes on and compares with a run that nobody stopped."""
-        self.train("whole", self.STEPS)
-        job = self.start("train", "deck.toml", "run.dir=stopped", self.STEPS)
-        self.wait_for_steps(job, "stopped", 7)
-        asked = time.monotonic()
-        send(job)
-        self.assertEqual(job.wait(30), 75, job.err)
-        self.assertLess(time.monotonic() - asked, 10)
-        self.assert_gone(job, 0.5)
+    def goes_on(self, job):
+        """The job ended as promised; it goes on like a run that nobody stopped."""
+        self.assertEqual(job.wait(), 75, job.err)
+        self.assert_gone(job)
         done = len(self.metrics("stopped"))
-        self.assertGreaterEqual(done, 7)
-        self.assertLess(done, 60)
         self.assertEqual(self.latest("stopped"), f"step_{done}")
         self.assertIn(f"stopped on request after step {done}", job.err)
-        self.assertIn(f"{done} of 60 steps done", self.train("stopped", self.STEPS).err)
+        steps = f"train.steps={done + 5}"
+        self.assertIn(f"{done} of {done + 5} steps done", self.train("stopped", steps).err)
+        self.train("whole", steps)
         self.assert_same_run("whole", "stopped")
+
+    def stopped(self, send):
+        """Starts a run and calls send(job) after some steps."""
+        job = self.begin()
+        self.wait_for_steps(job, "stopped", 7)
+        send(job)
+        self.goes_on(job)
+        self.assertGreaterEqual(len(self.metrics("whole")), 12)
 
     def test_sigterm_to_one_rank(self):
         self.stopped(lambda job: os.kill(job.ranks()[1], signal.SIGTERM))
@@ -100,15 +103,12 @@ class Stop(WeftTest):
 
     def test_sigterm_during_start_up(self):
         """As soon as weft runs a request to stop is honoured: exit 75, and the same command goes on."""
-        job = self.start("train", "deck.toml", "run.dir=run", self.STEPS)
-        until = time.monotonic() + 30
-        while not (self.dir / "run" / "lock").exists() and time.monotonic() < until:
+        job = self.begin()
+        until = time.monotonic() + 60
+        while not (self.dir / "stopped" / "lock").exists() and time.monotonic() < until:
             time.sleep(0.001)  # the lock is taken before anything is loaded
         os.kill(job.ranks()[1], signal.SIGTERM)
-        self.assertEqual(job.wait(30), 75, job.err)
-        self.assertIn("steps done", self.train("run", self.STEPS).err)
-        self.train("whole", self.STEPS)
-        self.assert_same_run("whole", "run")
+        self.goes_on(job)
 
     def test_computing_threads_never_take_a_stop_signal(self):
         # oneDNN's sgemm keeps data where a handler's stack frame would go: one thread, which computes nothing, takes them.
@@ -118,32 +118,41 @@ class Stop(WeftTest):
         wanted = sum(1 << (s - 1) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
         blocked = {}
         for thread in os.listdir(f"/proc/{rank}/task"):
-            with open(f"/proc/{rank}/task/{thread}/status") as f:
-                mask = next(line.split()[1] for line in f if line.startswith("SigBlk:"))
+            try:
+                with open(f"/proc/{rank}/task/{thread}/status") as f:
+                    mask = next(line.split()[1] for line in f if line.startswith("SigBlk:"))
+            except OSError:
+                continue  # a writer of a checkpoint that has ended
             blocked[int(thread)] = int(mask, 16) & wanted == wanted
         self.assertTrue(blocked[rank], "the thread that computes takes stop signals")
         self.assertIn(False, blocked.values(), "no thread takes stop signals")
 
+    @staticmethod
+    def computed(process):
+        """Seconds of processor time: what a crowded host does not stretch."""
+        with open(f"/proc/{process}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def test_a_second_sigterm_ends_at_once(self):
-        # Steps of seconds: the first signal alone could not end the job so soon.
+        # Steps of an hour: the first signal alone could not end the job.
         job = self.start("train", "deck.toml", "run.dir=run", "model.hidden_size=384",
-                         "model.depth=6", "model.num_heads=6", "train.micro_batches=32",
-                         "data.path=synthetic:clips=64,frames=5,height=64,width=64",
+                         "model.depth=6", "model.num_heads=6", "train.micro_batches=10000",
+                         "data.path=synthetic:clips=20000,frames=5,height=64,width=64",
                          "train.checkpoint_every=0")
         until = time.monotonic() + 60
         while "\nkernels" not in job.err_so_far() and time.monotonic() < until:
             time.sleep(0.05)
-        time.sleep(1.5)  # handlers are in place, the first step is under way
         rank = job.ranks()[0]
-        asked = time.monotonic()
+        planned = self.computed(rank)
+        while self.computed(rank) < planned + 1:  # the first step is under way
+            time.sleep(0.05)
         os.kill(rank, signal.SIGTERM)
         time.sleep(0.5)
         self.assertIsNone(job.process.poll(), "the first signal must finish the step")
         os.kill(rank, signal.SIGTERM)
-        code = job.wait(15)
-        self.assertLess(time.monotonic() - asked, 5)
-        self.assertEqual(code, 64 + signal.SIGTERM, job.err)
-        self.assert_gone(job, 5)
+        self.assertEqual(job.wait(60), 64 + signal.SIGTERM, job.err)
+        self.assert_gone(job)
         self.assertFalse((self.dir / "run" / "latest").exists())
 
 
