@@ -213,6 +213,14 @@ class WeftTest(unittest.TestCase):
                 self.fail(f"no {steps} steps in {timeout} s\n{job.err_so_far()}")
             time.sleep(0.003)
 
+    def wait_for_a_save(self, job, run, timeout=60):
+        """Until there is a checkpoint: saves are written beside the steps."""
+        until = time.monotonic() + timeout
+        while not (self.dir / run / "latest").exists():
+            self.assertIsNone(job.process.poll(), f"no checkpoint\n{job.err_so_far()}")
+            self.assertLess(time.monotonic(), until, f"no checkpoint\n{job.err_so_far()}")
+            time.sleep(0.003)
+
     def latest(self, run):
         return os.readlink(self.dir / run / "latest")
 
