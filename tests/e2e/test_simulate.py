@@ -68,9 +68,16 @@ class Simulate(WeftTest):
         local = ("--fabric", "local", "--cores", "2", "--costs", self.dir / "run", "--cv", "0")
         _, cases = self.simulate("--gpus", "1,2,4", *local, deck="deck.toml")
         one, two, four = (r["step_seconds"] for r in cases[0]["results"])
-        self.assertLess(two, 0.75 * one)
-        self.assertGreater(four, 0.85 * two)  # four ranks share two cores
         self.assertTrue(cases[0]["costs"].startswith("given in"))
+        # Of the run's own figures, whatever they are: four micro-batches on one rank, two on each of two, and four ranks
+        # that share two cores.
+        bucket, optimizer = cases[0]["buckets"][0], cases[0]["optimizer_seconds"]
+        batch = bucket["forward_seconds"] + bucket["backward_seconds"]
+        self.assertGreater(batch, 0)
+        self.assertEqual(optimizer, sorted(m["split"]["optimizer"] for m in self.metrics("run")[5:])[2])
+        self.assertGreaterEqual(one, 4 * batch + optimizer)
+        self.assertAlmostEqual(two, one - 2 * batch - optimizer / 2, delta=0.25 * batch)
+        self.assertGreater(four, two - 0.25 * batch - optimizer / 2)
 
     def test_costs_from_a_file(self):
         costs = self.dir / "costs.json"

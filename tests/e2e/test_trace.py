@@ -4,6 +4,7 @@ What is checked is what Perfetto needs: https://ui.perfetto.dev opens the file a
 """
 
 import json
+import statistics
 import time
 import unittest
 
@@ -56,7 +57,8 @@ class Trace(WeftTest):
         for rank, name in processes.items():
             self.assertRegex(name, rf"^rank {rank} on \S+$")
         self.assertEqual(list(errors), list(range(ranks)), "in the order of ranks")
-        self.assertLess(max(errors.values()), 20e6, "ranks of one host, if crowded")
+        self.clock_error = max(errors.values()) * 1e-3  # in microseconds, as times are
+        self.assertLess(self.clock_error, 1e6, "a rank that was asked many times answered once in time")
         for (rank, thread), events in spans.items():
             self.check_nesting(events, f"rank {rank}, {thread}")
         self.assertEqual(document["otherData"]["ranks"], str(ranks))
@@ -97,12 +99,10 @@ class Trace(WeftTest):
         for step in range(12):
             begin = max(s[step]["ts"] for s in steps)
             end = min(s[step]["ts"] + s[step]["dur"] for s in steps)
-            self.assertLess(begin, end, f"step {step}")
-        # The steps of the trace are those of the metrics.
-        seconds = [m["seconds"] for m in self.metrics("run")]
-        for step in range(12):
-            traced = steps[0][step]["dur"] * 1e-6
-            self.assertLessEqual(abs(traced - seconds[step]), 0.2 * seconds[step] + 0.005, f"step {step}")
+            self.assertLess(begin, end + 2 * self.clock_error, f"step {step}")
+        # The steps of the trace are those of the metrics; between the two looks at the clock the host may do something else.
+        off = [abs(steps[0][m["step"]]["dur"] * 1e-6 / m["seconds"] - 1) for m in self.metrics("run")]
+        self.assertLess(statistics.median(off), 0.2, off)
 
     def test_four_ranks(self):
         self.train("run", "run.trace=true", "train.steps=3", ranks=4)
@@ -117,8 +117,7 @@ class Trace(WeftTest):
                          "train.checkpoint_every=0")
         run = self.dir / "run"
         deadline = time.monotonic() + 60
-        while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self.wait_for_steps(job, "run", 1)
         (run / "dump_trace").touch()
         while not (run / "trace.json").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -126,7 +125,7 @@ class Trace(WeftTest):
         self.assertFalse((run / "dump_trace").exists(), "the request is taken away")
         self.read("run", 2)
         (run / "stop").touch()
-        self.assertEqual(job.wait(60), 75)
+        self.assertEqual(job.wait(), 75)
         self.assertFalse((run / "trace.json.tmp").exists())
 
 
