@@ -75,11 +75,6 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"tokenizer", d.t5.tokenizer.empty() ? "" : file_identity(d.t5.tokenizer)}};
 }
 
-std::string place_of(const GenerateDeck& g, const Prompt& p) {
-  return g.prompts.empty() ? fmt::format("{}:{}", g.prompt_file, p.index + 1)
-                           : fmt::format("generate.prompts[{}]", p.index);
-}
-
 PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
   try {
     return clip_size(g, or_else(p.num_frames, g.num_frames), or_else(p.resolution, g.resolution),
@@ -176,11 +171,11 @@ std::vector<std::int64_t> GenerateJob::longest_first() const {
   return order;
 }
 
-GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const VideoVae& vae,
-                              const std::string& weights) {
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
+                              const VideoVae& vae, const std::string& weights) {
   const GenerateDeck& g = deck.generate;
   GenerateJob job;
-  job.prompts = read_prompts(g);
+  job.prompts = std::move(prompts);
   job.loops = loop_lengths(g, vae);
   warn_of_unused(g, job.prompts);
   const nlohmann::json common = settings(deck, weights);

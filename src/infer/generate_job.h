@@ -49,9 +49,9 @@ struct GenerateJob {
   std::vector<std::int64_t> longest_first() const;
 };
 
-// Reads and checks everything that the deck asks for, but for weights. `weights` stands for the weights in the keys.
-// Exit::usage or Exit::data as infer/prompts.h, sizes.h and mask_strategy.h say; reference files must be there.
-GenerateJob plan_generate_job(const Deck& deck, const Stdit3& model, const VideoVae& vae,
-                              const std::string& weights);
+// Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for the weights in the keys.
+// Exit::usage or Exit::data as infer/sizes.h and mask_strategy.h say; reference files must be there.
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
+                              const VideoVae& vae, const std::string& weights);
 
 }  // namespace weft

@@ -153,15 +153,18 @@ Prompt parse_prompt(const std::string& line, const std::string& where, const Gen
     read_options(whole.substr(brace), where, p);
   }
   p.segments = split_segments(p.text, where, deck.loop);
-  for (Prompt::Segment& s : p.segments) {
+  for (const Prompt::Segment& s : p.segments)
     WEFT_CHECK(!s.text.empty(), Exit::data, "write a text for it",
                "{}: the text of loop {} is empty", where, s.from_loop);
-    s.text = append_scores(s.text, deck);
-  }
   return p;
 }
 
-std::vector<Prompt> read_prompts(const GenerateDeck& deck) {
+std::string place_of(const GenerateDeck& deck, const Prompt& prompt) {
+  return deck.prompts.empty() ? fmt::format("{}:{}", deck.prompt_file, prompt.index + 1)
+                              : fmt::format("generate.prompts[{}]", prompt.index);
+}
+
+std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine) {
   WEFT_CHECK(!deck.prompts.empty() || !deck.prompt_file.empty(), Exit::usage,
              "set generate.prompts = [\"a cat\"] or generate.prompt_file = \"prompts.txt\"",
              "no prompts");
@@ -186,9 +189,9 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck) {
   std::vector<Prompt> prompts;
   for (std::int64_t i = begin; i < end; ++i) {
     const auto at = static_cast<std::size_t>(i - begin);
-    const std::string where = listed ? fmt::format("generate.prompts[{}]", i)
-                                     : fmt::format("{}:{}", deck.prompt_file, i + 1);
-    Prompt p = parse_prompt(lines[static_cast<std::size_t>(i)], where, deck);
+    Prompt p;
+    p.index = i;
+    p = parse_prompt(lines[static_cast<std::size_t>(i)], place_of(deck, p), deck);
     p.index = i;
     // The prompt's own options go before the deck's lists.
     if (p.references.empty() && !deck.references.empty())
@@ -197,6 +200,13 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck) {
       p.mask_strategy = deck.mask_strategies[at];
     prompts.push_back(p);
   }
+  std::vector<std::string> texts;
+  for (const Prompt& p : prompts)
+    for (const Prompt::Segment& s : p.segments) texts.push_back(s.text);
+  if (refine) texts = refine(texts);
+  auto text = texts.begin();
+  for (Prompt& p : prompts)
+    for (Prompt::Segment& s : p.segments) s.text = append_scores(*text++, deck);
   return prompts;
 }
 

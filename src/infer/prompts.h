@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,15 @@ struct Prompt {
 // has broken JSON or an unknown option; Exit::usage where there are no prompts, or lists of other lengths.
 //
 // An empty prompt is refused, where the original makes a clip of nothing but the scores: it is nearly always a slip.
-std::vector<Prompt> read_prompts(const GenerateDeck& deck);
+//
+// `refine`, where it is given, gets the texts of all segments and returns what to take instead, before scores are added.
+using RefineTexts = std::function<std::vector<std::string>(const std::vector<std::string>&)>;
+std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine = {});
 
-// One prompt. `where` names it in messages.
+// Where the user wrote it, for messages.
+std::string place_of(const GenerateDeck& deck, const Prompt& prompt);
+
+// One prompt, still without scores. `where` names it in messages.
 Prompt parse_prompt(const std::string& line, const std::string& where, const GenerateDeck& deck);
 
 // The scores that the deck asks for behind the text, each unless the text speaks of it already.

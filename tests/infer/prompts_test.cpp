@@ -85,9 +85,25 @@ TEST(Prompts, AppendsScoresThatAreNotThere) {
             "a cat aesthetic score: 6.5. motion score: 10.0. camera motion: pan left.");
   EXPECT_EQ(append_scores("a cat, motion score: 3", d),
             "a cat, motion score: 3 aesthetic score: 6.5. camera motion: pan left.");
-  const Prompt p = parse_prompt("|0|a|1|b", "", d);
+  d.prompts = {"|0|a|1|b"};
+  const Prompt p = read_prompts(d).at(0);
   EXPECT_THAT(p.text_of_loop(1), ::testing::StartsWith("b aesthetic score: 6.5."));
   EXPECT_EQ(p.text, "|0|a|1|b");
+}
+
+TEST(Prompts, TextsAreRefinedBeforeScores) {
+  GenerateDeck d = plain();
+  d.aes = 6.5;
+  d.prompts = {"a cat", "|0|a|1|b"};
+  std::vector<std::string> seen;
+  const auto prompts = read_prompts(d, [&](const std::vector<std::string>& texts) {
+    seen = texts;
+    return std::vector<std::string>{"one", "two", "three"};
+  });
+  EXPECT_THAT(seen, ElementsAre("a cat", "a", "b"));
+  EXPECT_EQ(prompts[0].text, "a cat") << "names of files stay";
+  EXPECT_EQ(prompts[0].text_of_loop(0), "one aesthetic score: 6.5.");
+  EXPECT_EQ(prompts[1].text_of_loop(1), "three aesthetic score: 6.5.");
 }
 
 TEST(Prompts, ReadsASliceOfAFile) {
