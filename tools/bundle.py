@@ -19,6 +19,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from bundle_icu import make_data  # noqa: E402
 from bundle_stand_ins import defined_symbols, make_stand_in, run, wanted_symbols
 
 # Never carried: they must fit the kernel, the driver or the loader of the machine.
@@ -36,7 +37,9 @@ CARRIED = re.compile(
     # asked as soon as FFmpeg lists its codecs, or guesses the format of any file
     r"|aom|vpx|x265|openmpt|mpg123|vorbisfile|vorbis|ogg|gme"
     # or opens every stream of a broadcast to see what it is
-    r"|zvbi|png16)[-.]")
+    r"|zvbi|png16"
+    # T5's prompts: cleaning and tokenizer
+    r"|sentencepiece|icuuc|icudata|pcre2-8|gumbo)[-.]")
 # Open MPI's own plugins, less OpenSHMEM, tracing, retired fabrics and other launchers' stubs.
 PLUGINS_LEFT_OUT = re.compile(r"mca_(atomic|memheap|scoll|spml|sshmem)_|monitoring|mca_btl_openib|mca_mtl_psm\.|_flux|_jsm"
                               r"|mca_vprotocol|_simulator|libompi_dbg")
@@ -113,6 +116,10 @@ class Bundle:
             for soname in carried:
                 if soname not in self.known:
                     fail(f"{soname} is needed, but the loader does not find it here")
+                if soname.startswith("libicudata.so"):
+                    make_data(soname, self.known[soname], self.root / "lib" / soname)
+                    self.files["lib/" + soname] = os.path.realpath(self.known[soname])
+                    continue
                 self.put(self.known[soname], ("mpi/lib/" if mpi.match(soname) else "lib/") + soname)
         for soname in sorted(missing):
             if soname not in self.known:

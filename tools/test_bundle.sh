@@ -13,13 +13,18 @@ if [ ! -x "$root/bin/sh" ]; then
   debootstrap --variant=minbase "${SUITE:-bookworm}" "$root" "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
     { tail -n 5 "$root.log" >&2; exit 1; }
 fi
-for library in libmpi.so.40 libhdf5_serial.so.103 libavcodec.so.59 libdnnl.so.2; do
+for library in libmpi.so.40 libhdf5_serial.so.103 libavcodec.so.59 libdnnl.so.2 libsentencepiece.so.0 libicuuc.so.72; do
   ! compgen -G "$root/usr/lib/*/$library" >/dev/null ||
     { echo "test_bundle: $root has $library, so this would prove nothing" >&2; exit 1; }
 done
 rm -rf "$root/opt/any where" "$root/home/tester"
 mkdir -p "$root/opt/any where" "$root/home/tester" "$root/sys" "$root/proc" "$root/dev/shm"
-chown 4321:4321 "$root/home/tester"
+# The smallest models that weft generate takes, from its tests.
+(cd tests/e2e && python3 -B -c 'import pathlib, sys, tiny_models
+home = pathlib.Path(sys.argv[1])
+(home / "generate.toml").write_text(tiny_models.TINY_GENERATE_DECK)
+tiny_models.write_t5(home / "t5")' "$root/home/tester")
+chown -R 4321:4321 "$root/home/tester"
 tar -C "$root/opt/any where" -xf "$archive"
 cat >"$root/home/tester/steps.sh" <<'STEPS'
 set -eu
@@ -41,6 +46,13 @@ ls runs/smoke/samples/sample_0000.mp4
 quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft ingest "$bundle/inputs/smoke.toml" 'ingest.inputs=["runs/smoke/samples/sample_0000.mp4"]' \
   ingest.output=again.h5 'ingest.frames=[5]' ingest.height=32 ingest.width=32
 quiet "$bundle/bin/weft" inspect again.h5
+step "cleans captions, full-width letters and accents apart among them, and prompts become a clip"
+printf 'Ａ  cafe\314\201 ﬁsh\n' >captions.txt
+quiet "$bundle/bin/weft" text "$bundle/inputs/smoke.toml" captions.txt --cleaned cleaned.txt
+[ "$(cat cleaned.txt)" = "a café fish" ]
+quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft generate generate.toml t5.weights=t5 \
+  'generate.prompts=["a cat", "a dog {\"num_frames\": 1}"]'
+ls out/sample_0000.mp4 out/sample_0001.png
 step "goes on from its checkpoint through a link"
 ln -sf "$bundle/bin/weft" weft
 quiet "$bundle/bin/mpirun" --oversubscribe -n 2 ./weft train "$bundle/inputs/smoke.toml" train.steps=22
