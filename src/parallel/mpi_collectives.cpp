@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::array<const char*, 4> kind_names = {"all-reduce", "reduce-scatter", "all-gather",
                                                    "all-to-all"};
-// Boxes that a rank fills before those of the others must be here: all that there are, unless what was summed travels too.
-constexpr std::int64_t far_ahead = 4, sums_behind = 3;
 // Up to here everybody sends everything to everybody: one way instead of two.
 constexpr std::size_t small_bytes = std::size_t{64} << 10;
 constexpr std::int64_t sum_block = 4096;  // elements: all terms of a block stay in the first cache
@@ -79,7 +77,7 @@ bool MpiCollectives::reduce(const MpiOperation& o) {
   for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
   const std::int64_t pieces = rounds_for(longest, piece);
   const bool gathers = o.kind == CollectiveKind::all_reduce;
-  const std::int64_t behind = std::min(pieces, sums_behind);
+  const std::int64_t behind = std::min(pieces, boxes_.depth() - 1);
   const auto fill = [&](std::int64_t k) {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
@@ -101,7 +99,8 @@ bool MpiCollectives::reduce(const MpiOperation& o) {
         return false;
     return true;
   };
-  return run_rounds(gathers ? pieces + behind : pieces, gathers ? behind : far_ahead, fill, take);
+  return run_rounds(gathers ? pieces + behind : pieces, gathers ? behind : boxes_.depth(), fill,
+                    take);
 }
 
 bool MpiCollectives::reduce_small(const MpiOperation& o) {
@@ -124,7 +123,7 @@ bool MpiCollectives::gather(const MpiOperation& o) {
   std::int64_t longest = 0;
   for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
   return run_rounds(
-      rounds_for(longest, piece), far_ahead,
+      rounds_for(longest, piece), boxes_.depth(),
       [&](std::int64_t k) {
         const Part where = piece_of(part(rank_), k, piece);
         if (!pack(o, o.to, where, boxes_.for_all())) return false;
@@ -161,7 +160,7 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
   }
   const std::int64_t most = *std::max_element(o.from_counts.begin(), o.from_counts.end());
   return run_rounds(
-      rounds_for(most, piece), far_ahead,
+      rounds_for(most, piece), boxes_.depth(),
       [&](std::int64_t k) {
         for (int r = 0; r < size_; ++r) {
           if (r == rank_) continue;
@@ -190,7 +189,7 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
       });
 }
 
-// Fills boxes as far ahead as it may, and takes those of the others as they come.
+// Fills boxes up to `ahead` before those of the others are here, and takes those of the others as they come.
 bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const Step& fill,
                                 const Step& take) {
   label_.rounds = static_cast<std::uint64_t>(rounds);

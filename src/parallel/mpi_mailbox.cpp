@@ -21,6 +21,10 @@ namespace {
 // A rank's boxes stay in a core's cache from their writing to their reading.
 constexpr std::size_t wanted_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_room = std::size_t{256} << 10, least_room = std::size_t{16} << 10;
+constexpr std::uint64_t least_depth = 4;
+// To other hosts: Open MPI sends up to 64 KiB over TCP at once. A longer message first asks the receiver, and each answer would
+// wait for a thread that sleeps between its looks.
+constexpr std::size_t most_message = std::size_t{60} << 10;
 constexpr int tag_all = 1, tag_each = 2;
 // A wake that was lost would cost this much, and an end that was not announced.
 constexpr long longest_sleep_ns = 100'000'000;
@@ -50,17 +54,16 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
   MPI_Comm_size(comm_, &size_);
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   const auto places = static_cast<std::size_t>(size_);
-  room_ = std::clamp(wanted_bytes / places, least_room, most_room) / 64 * 64;
   peers_.resize(places);
-  sends_.resize(depth);
   open_window();
+  sends_.resize(depth_);
   for (int r = 0; r < size_; ++r) {
     Peer& p = peers_[static_cast<std::size_t>(r)];
     if (r == rank_ || p.control != nullptr) continue;
     messages_ = true;
-    p.inbox.resize(inbox_bytes() * depth);
-    p.requests.resize(2 * depth, MPI_REQUEST_NULL);
-    for (std::uint64_t k = 0; k < depth; ++k) receive(r, k);
+    p.inbox.resize(inbox_bytes() * depth_);
+    p.requests.resize(2 * depth_, MPI_REQUEST_NULL);
+    for (std::uint64_t k = 0; k < depth_; ++k) receive(r, k);
   }
 }
 
@@ -84,8 +87,13 @@ void Mailboxes::open_window() {
   MPI_CHECK(MPI_Comm_rank(node, &place));
   std::vector<int> ranks(static_cast<std::size_t>(here));
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
+  // As many bytes under way in either case; and the same on every rank, for either all have ranks elsewhere or none has.
+  const std::size_t room =
+      std::clamp(wanted_bytes / static_cast<std::size_t>(size_), least_room, most_room);
+  room_ = (here == size_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
+  depth_ = least_depth * std::max<std::uint64_t>(1, room / room_);
   const std::size_t head = sizeof(Control) + 64 * static_cast<std::size_t>(here);
-  mapped_bytes_ = head + depth * box_bytes();
+  mapped_bytes_ = head + depth_ * box_bytes();
   static std::atomic<int> made = 0;
   using Name = std::array<char, 64>;
   Name name{};
@@ -170,11 +178,11 @@ void Mailboxes::close(bool orderly) {
 }
 
 bool Mailboxes::vacant() {
-  if (posted_ < depth) return true;
+  if (posted_ < depth_) return true;
   for (Peer& p : peers_)
-    if (p.control != nullptr && p.read_by_them->load(std::memory_order_acquire) + depth <= posted_)
+    if (p.control != nullptr && p.read_by_them->load(std::memory_order_acquire) + depth_ <= posted_)
       return false;
-  auto& sends = sends_[posted_ % depth];
+  auto& sends = sends_[posted_ % depth_];
   if (sends.empty()) return true;
   int done = 0;
   MPI_CHECK(MPI_Testall(static_cast<int>(sends.size()), sends.data(), &done, MPI_STATUSES_IGNORE));
@@ -184,7 +192,7 @@ bool Mailboxes::vacant() {
 
 void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& bytes_each) {
   if (messages_) {
-    auto& sends = sends_[posted_ % depth];
+    auto& sends = sends_[posted_ % depth_];
     for (int k = 1; k < size_; ++k) {
       const int peer = (rank_ + k) % size_;  // not everybody to the same rank at once
       const auto at = static_cast<std::size_t>(peer);
@@ -202,7 +210,7 @@ void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& byte
 
 void Mailboxes::receive(int peer, std::uint64_t number) {
   Peer& p = peers_[static_cast<std::size_t>(peer)];
-  const std::uint64_t at = number % depth;
+  const std::uint64_t at = number % depth_;
   std::byte* to = p.inbox.data() + inbox_bytes() * at;
   MPI_CHECK(MPI_Irecv(to, static_cast<int>(label_bytes + room_), MPI_BYTE, peer, tag_all, comm_,
                       &p.requests[2 * at]));
@@ -214,13 +222,13 @@ bool Mailboxes::arrived(int peer) {
   Peer& p = peers_[static_cast<std::size_t>(peer)];
   if (p.control != nullptr) return p.control->posted.load(std::memory_order_acquire) > p.taken;
   int done = 0;
-  MPI_CHECK(MPI_Testall(2, &p.requests[2 * (p.taken % depth)], &done, MPI_STATUSES_IGNORE));
+  MPI_CHECK(MPI_Testall(2, &p.requests[2 * (p.taken % depth_)], &done, MPI_STATUSES_IGNORE));
   return done != 0;
 }
 
 const std::byte* Mailboxes::box_of(const Peer& p) const {
-  return p.control != nullptr ? p.boxes + box_bytes() * (p.taken % depth)
-                              : p.inbox.data() + inbox_bytes() * (p.taken % depth);
+  return p.control != nullptr ? p.boxes + box_bytes() * (p.taken % depth_)
+                              : p.inbox.data() + inbox_bytes() * (p.taken % depth_);
 }
 const BoxLabel& Mailboxes::label(int peer) const {
   return *reinterpret_cast<const BoxLabel*>(box_of(peers_[static_cast<std::size_t>(peer)]));
@@ -238,7 +246,7 @@ void Mailboxes::release(int peer) {
   Peer& p = peers_[static_cast<std::size_t>(peer)];
   const std::uint64_t number = p.taken++;
   if (p.control == nullptr) {
-    receive(peer, number + depth);
+    receive(peer, number + depth_);
     return;
   }
   p.read_by_me->store(p.taken, std::memory_order_release);

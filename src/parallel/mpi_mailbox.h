@@ -21,7 +21,7 @@ struct BoxLabel {
   std::uint64_t rounds = 0;  // boxes that the writer fills for it
 };
 
-// All calls from one thread, but for interrupt(). Memory is bounded: `depth` boxes a rank, and as many again for each rank
+// All calls from one thread, but for interrupt(). Memory is bounded: depth() boxes a rank, and as many again for each rank
 // of another host.
 class Mailboxes {
  public:
@@ -32,6 +32,8 @@ class Mailboxes {
 
   // A box holds `room()` bytes for all ranks, and as many for each.
   std::size_t room() const { return room_; }
+  // Boxes of a rank that may be under way at once.
+  std::int64_t depth() const { return static_cast<std::int64_t>(depth_); }
 
   // The next box of this rank: whether it may be filled, its places (64-byte aligned), and its sending.
   bool vacant();
@@ -56,7 +58,6 @@ class Mailboxes {
 
  private:
   static constexpr std::size_t label_bytes = 64;
-  static constexpr std::uint64_t depth = 4;
 
   // Of each rank, at the head of its part of the window.
   struct alignas(64) Control {
@@ -80,7 +81,7 @@ class Mailboxes {
     return label_bytes + room_ * static_cast<std::size_t>(size_ + 1);
   }
   std::size_t inbox_bytes() const { return label_bytes + 2 * room_; }
-  std::byte* own_box() { return boxes_ + box_bytes() * (posted_ % depth); }
+  std::byte* own_box() { return boxes_ + box_bytes() * (posted_ % depth_); }
   const std::byte* box_of(const Peer& p) const;
   void open_window();
   std::byte* map(const char* name, bool fresh);
@@ -91,6 +92,7 @@ class Mailboxes {
   const std::atomic<bool>& stop_;
   int rank_ = 0, size_ = 1;
   std::size_t room_ = 0;
+  std::uint64_t depth_ = 0;
   std::vector<void*> maps_;  // shared memory of the ranks of this host
   std::size_t mapped_bytes_ = 0;
   std::vector<Peer> peers_;  // of all ranks, this one's own unused
