@@ -10,9 +10,12 @@
 //   fill_normal             4 n written; some 60 instructions an element (10 rounds of Philox and Box-Muller for 4), which is
 //                           more than the writing
 //   frames_to_latent        15 a pixel; bytes come through shared memory, so that both sides move 16 bytes a lane
+//   frames_to_pixels        5 a value
 //   guided_euler_step       16 n
 // Scratch: velocity_loss_forward takes 8 bytes for each 4096 values of a frame, at least 8 a frame and channel.
 #include "ops/loss.h"
+
+#include <cfloat>
 
 #include "core/philox.h"
 #include "launch.cuh"
@@ -288,6 +291,36 @@ __global__ void rgb_kernel(const std::uint8_t* frames, std::int64_t pixels, bool
   }
 }
 
+constexpr int values_a_block = threads * 16;
+
+// Values of a frame to 256 levels; a block has a piece of one frame.
+template <int pack>
+__global__ void pixels_kernel(const float* frames, int size, int pieces, std::uint8_t* pixels,
+                              int* bad) {
+  const int frame = static_cast<int>(blockIdx.x) / pieces;
+  const int begin = static_cast<int>(blockIdx.x) % pieces * values_a_block;
+  const int end = min(begin + values_a_block, size);
+  const float* from = frames + static_cast<std::int64_t>(frame) * size;
+  std::uint8_t* to = pixels + static_cast<std::int64_t>(frame) * size;
+  int wrong = 0;
+  for (int i = begin + pack * static_cast<int>(threadIdx.x); i < end; i += pack * threads) {
+    const Floats<pack> x = load<pack>(from + i);
+    std::uint32_t levels = 0;
+#pragma unroll
+    for (int j = 0; j < pack; ++j) {
+      const bool finite = fabsf(x.v[j]) <= FLT_MAX;
+      const float unit = (fminf(fmaxf(finite ? x.v[j] : -1.0f, -1.0f), 1.0f) + 1.0f) / 2.0f;
+      levels |= static_cast<std::uint32_t>(unit * 255.0f + 0.5f) << (8 * j);
+      wrong += finite ? 0 : 1;
+    }
+    if constexpr (pack == 4)
+      *reinterpret_cast<std::uint32_t*>(to + i) = levels;
+    else
+      to[i] = static_cast<std::uint8_t>(levels);
+  }
+  if (wrong > 0) atomicAdd(bad + frame, wrong);
+}
+
 // Any number of channels and any alignment.
 __global__ void channels_kernel(const std::uint8_t* frames, std::int64_t pixels, int C, float* x0) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -395,6 +428,21 @@ void frames_to_latent(const Tensor& frames, Tensor& x0) {
   else
     launch(channels_kernel, dim3(blocks_for(pixels, threads)), dim3(threads), 0, from, pixels,
            static_cast<int>(C), to);
+}
+
+void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
+  const std::int64_t count = bad.numel();
+  const int size = static_cast<int>(frames.numel() / count);
+  const int pieces = (size + values_a_block - 1) / values_a_block;
+  const float* from = data<float>(frames);
+  std::uint8_t* to = data<std::uint8_t>(pixels);
+  by_pack(
+      size,
+      [&]<int pack>() {
+        launch(pixels_kernel<pack>, dim3(static_cast<unsigned>(count * pieces)), dim3(threads), 0,
+               from, size, pieces, to, data<int>(bad));
+      },
+      from, to);
 }
 
 void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act,

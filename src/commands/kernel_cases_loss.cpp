@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "commands/kernel_cases.h"
 #include "core/philox.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {
@@ -148,6 +151,27 @@ void add_frames(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, st
   cases.push_back(std::move(c));
 }
 
+// Values on both sides of [-1,1], at its ends and not finite, `offset` floats into their tensor.
+void add_pixels(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t offset) {
+  KernelCase c = make("frames_to_pixels",
+                      fmt::format("T{} {}x{}{}", T, H, W, offset == 0 ? "" : " misaligned"),
+                      5.0 * static_cast<double>(T * H * W * 3));
+  c.tolerance = 0;
+  const std::int64_t n = T * H * W * 3;
+  Tensor frames = random_tensor({n + offset}, DType::f32, 11);
+  float* x = frames.data<float>() + offset;
+  x[0] = -1.0f, x[n / 2] = 1.0f, x[n - 1] = INFINITY;
+  if (n > 100) x[50] = -INFINITY, x[99] = NAN;
+  c.inputs = {frames};
+  c.run = [=](Tensors& in) {
+    Tensor pixels = Tensor::empty({T, H, W, 3}, DType::u8), bad = Tensor::empty({T}, DType::i32);
+    ops::fill_zero(bad);
+    ops::frames_to_pixels(in[0].slice(offset, n + offset).view({T, H, W, 3}), pixels, bad);
+    return Tensors{pixels, bad};
+  };
+  cases.push_back(std::move(c));
+}
+
 }  // namespace
 
 std::vector<KernelCase> loss_cases(CaseSize size) {
@@ -169,12 +193,17 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
     add_frames(cases, 2, 19, 29, 3, 0);  // planes that are not aligned
     add_frames(cases, 2, 8, 8, 3, 5);
     add_frames(cases, 2, 8, 9, 4, 0);
+    add_pixels(cases, 1, 1, 1, 0);
+    add_pixels(cases, 3, 20, 36, 0);
+    add_pixels(cases, 2, 19, 29, 0);  // frames of 1653: one value an access
+    add_pixels(cases, 2, 40, 52, 1);  // more than a block a frame
   } else {
     add_flow(cases, {2, 4, 15, 60, 106}, 8, Mask::some);
     add_flow(cases, {8, 4, 4, 32, 32}, 8, Mask::none);
     add_add_sum(cases, 8);
     add_fill_normal(cases, std::int64_t{4} * 15 * 60 * 106, 0);
     add_frames(cases, 51, 480, 848, 3, 0);
+    add_pixels(cases, 4, 720, 1280, 0);
   }
   return cases;
 }

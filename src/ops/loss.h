@@ -25,6 +25,9 @@ WEFT_OP(fill_normal, void(std::uint64_t seed, int purpose, std::uint64_t step, s
 
 // x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
 WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
+// And back for people to look at: pixels u8 [T,H,W,3] = (frames f32 in [-1,1], clamped) to 256 levels, halves up
+// (inference.md 6); 0 where a value is not finite, and bad i32 [T] += how many of the frame's are not.
+WEFT_OP(frames_to_pixels, void(const Tensor& frames, Tensor& pixels, Tensor& bad));
 
 // z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32 [2B,Co,T,H,W] (conditional
 // half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined: all).

@@ -112,6 +112,28 @@ TEST_F(OpTest, FramesBecomeLatentsInMinusOneToOne) {
               1e-6);  // channel 1, third pixel: element 2*3+1
 }
 
+// Every level, its borders, beyond the ends, and what is not finite.
+TEST_F(OpTest, FramesBecomePixels) {
+  Vec values;
+  std::vector<int> wanted;
+  for (int level = 0; level < 256; ++level)
+    for (const double off : {-0.49, 0.0, 0.49}) {
+      values.push_back(std::clamp((level + off) / 255, -0.01, 1.01) * 2 - 1);
+      wanted.push_back(level);
+    }
+  values.insert(values.end(), {-7, 7, 1e30, -1e30, INFINITY, -INFINITY, NAN, 1.0});
+  wanted.insert(wanted.end(), {0, 255, 255, 0, 0, 0, 0, 255});
+  // The last frame has what is not finite; 776 = 8 * 97 values.
+  const std::int64_t n = std::ssize(values);
+  Tensor pixels = Tensor::empty({2, n / 2, 1, 1}, DType::u8);
+  Tensor bad = to_tensor({0, 2}, {2}, DType::i32);
+  ops::frames_to_pixels(to_tensor(values, {2, n / 2, 1, 1}), pixels, bad);
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    EXPECT_EQ(pixels.data<std::uint8_t>()[i], wanted[i]) << values[i];
+  EXPECT_EQ(bad.data<std::int32_t>()[0], 0);
+  EXPECT_EQ(bad.data<std::int32_t>()[1], 5);
+}
+
 TEST_F(OpTest, GuidedEulerStep) {
   const Shape z_shape{1, 2, 2, 1, 2}, o_shape{2, 4, 2, 1, 2};
   const Vec z = random_values(8, 1), out = random_values(32, 2);

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -119,6 +120,24 @@ void frames_to_latent(const Tensor& frames, Tensor& x0) {
   for (std::int64_t i = 0; i < pixels; ++i)
     for (std::int64_t c = 0; c < C; ++c)
       out[c * pixels + i] = static_cast<float>(in[i * C + c]) * (1.0f / 127.5f) - 1.0f;
+}
+
+void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
+  const std::int64_t count = bad.numel(), size = frames.numel() / count;
+  for (std::int64_t t = 0; t < count; ++t) {
+    const float* in = frames.data<float>() + t * size;
+    std::uint8_t* out = pixels.data<std::uint8_t>() + t * size;
+    std::int32_t wrong = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : wrong)
+    for (std::int64_t i = 0; i < size; ++i) {
+      const bool finite = std::isfinite(in[i]);
+      const float x = finite ? in[i] : -1.0f;
+      const float unit = ((x < -1.0f ? -1.0f : x > 1.0f ? 1.0f : x) + 1.0f) / 2.0f;
+      out[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(unit * 255.0f + 0.5f));
+      wrong += finite ? 0 : 1;
+    }
+    bad.data<std::int32_t>()[t] += wrong;
+  }
 }
 
 void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act,
