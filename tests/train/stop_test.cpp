@@ -93,12 +93,17 @@ TEST_F(RequestsTest, StopStaysAndIsToldOnce) {
 }
 
 TEST_F(RequestsTest, FilesAreLookedAtTwiceASecondAtMost) {
-  Requests requests(dir_, 120);
-  EXPECT_EQ(requests.look(0, 0), 0u);
-  touch("save");
-  EXPECT_EQ(requests.look(0, 0), 0u);
-  next_look();
-  EXPECT_EQ(requests.look(0, 0), wish::save);
+  // Between two looks the host may do something else for half a second, but not each time.
+  bool early = true;
+  for (int k = 0; k < 10 && early; ++k) {
+    Requests requests(dir_, 120);
+    EXPECT_EQ(requests.look(0, 0), 0u);
+    touch("save");
+    early = requests.look(0, 0) != 0;
+    next_look();
+    EXPECT_EQ(requests.look(0, 0), early ? 0u : wish::save);
+  }
+  EXPECT_FALSE(early);
 }
 
 TEST_F(RequestsTest, OtherRanksLeaveFilesAndClockAlone) {
