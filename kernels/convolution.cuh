@@ -14,7 +14,8 @@ namespace weft::kernels {
 enum class Pass { forward, backward_input, backward_weight };
 
 // x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin], y [N,(To,)Ho,Wo,Cout], all of one type, in memory in this order. Zeros before
-// and after a dimension may differ in number. Accumulates in f32; f32 operands are not rounded (no TF32).
+// and after a dimension may differ in number. Accumulates in f32; f32 operands are rounded to
+// TF32 where core/tf32.h allows that, else not at all.
 struct Convolution {
   Pass pass = Pass::forward;
   DType type = DType::f32;

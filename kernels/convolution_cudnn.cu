@@ -3,9 +3,10 @@
 //
 // A convolution is a graph of one node, or of three with residual and bias behind it, whose engine is the first that the
 // library's own model of time (heuristics, mode A, then its fall-backs) proposes and that passes three tests: it repeats its
-// bits, it does not round f32 to TF32, and its workspace stays below a limit. The graph interface and not the older one
-// because zeros before and after a dimension may differ there: a causal convolution and the down-sampling one, padded on one
-// side alone, run as they are. What the library fuses it takes in the operands' type: the bias is rounded to bf16 there.
+// bits, it rounds f32 to TF32 only where device.tf32 allows that, and its workspace stays below a limit. The graph interface
+// and not the older one because zeros before and after a dimension may differ there: a causal convolution and the
+// down-sampling one, padded on one side alone, run as they are. What the library fuses it takes in the operands' type: the
+// bias is rounded to bf16 there.
 #ifdef WEFT_CUDNN
 #include <cudnn.h>
 #endif
@@ -19,6 +20,7 @@
 
 #include "convolution.cuh"
 #include "core/device_cuda.h"
+#include "core/tf32.h"
 #include "launch.cuh"
 
 namespace weft::kernels {
@@ -206,6 +208,7 @@ std::int64_t alignment_of(const void* p) {
 struct Key {
   Convolution convolution;
   std::array<std::int64_t, 5> alignments;  // of x, w, y, bias, residual
+  bool tf32;                               // f32 may be rounded to it
   auto operator<=>(const Key&) const = default;
 };
 
@@ -355,7 +358,7 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
 }
 
 // Whether an engine repeats its bits and computes as exactly as weft promises.
-bool is_welcome(const Descriptor& config, DType type) {
+bool is_welcome(const Descriptor& config, const Key& key) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw = engine.raw();
   if (config.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw, 1) != 1)
@@ -368,13 +371,14 @@ bool is_welcome(const Descriptor& config, DType type) {
            n == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION ||
            n == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 ||
            n == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13 ||
-           (type == DType::f32 && (n == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
-                                   n == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS));
+           (key.convolution.type == DType::f32 &&
+            (n == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS ||
+             (n == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && !key.tf32)));
   });
 }
 
 // Takes the first engine of the library's list that is welcome, small enough and can be had.
-bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, DType type, Plan& plan) {
+bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, const Key& key, Plan& plan) {
   Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
@@ -387,7 +391,7 @@ bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, DType type, Pl
                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), proposals);
   for (std::int64_t i = 0; i < std::min<std::int64_t>(found, proposals); ++i) {
     Descriptor& config = configs[static_cast<std::size_t>(i)];
-    if (!is_welcome(config, type)) continue;
+    if (!is_welcome(config, key)) continue;
     Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     check(cudnn().set_attribute(made.raw(), CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
                                 &library().handle),
@@ -415,8 +419,8 @@ Plan make_plan(const Key& key) {
                               &library().handle),
         "graph's handle", __LINE__);
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), raw.size());
-  if (graph.try_finalize() && !choose(graph, CUDNN_HEUR_MODE_A, key.convolution.type, plan))
-    choose(graph, CUDNN_HEUR_MODE_FALLBACK, key.convolution.type, plan);
+  if (graph.try_finalize() && !choose(graph, CUDNN_HEUR_MODE_A, key, plan))
+    choose(graph, CUDNN_HEUR_MODE_FALLBACK, key, plan);
   std::move(nodes.begin(), nodes.end(), std::back_inserter(plan.parts));
   plan.parts.push_back(std::move(graph));
   return plan;
@@ -426,7 +430,7 @@ Plan make_plan(const Key& key) {
 
 bool convolve(const Convolution& c, const ConvolutionOperands& at) {
   const std::array<const void*, 5> pointers{at.x, at.w, at.y, at.bias, at.residual};
-  Key key{c, {}};
+  Key key{c, {}, c.type == DType::f32 && tf32_allowed()};
   for (std::size_t i = 0; i < pointers.size(); ++i) key.alignments[i] = alignment_of(pointers[i]);
   // Never destroyed: when the process ends the library may be gone before it.
   static auto& plans = *new std::map<Key, Plan>;

@@ -42,8 +42,8 @@ struct Operands {
   void* aux;      // [rows, columns] of D's type, or null
 };
 
-// False where the library has no algorithm for it; then nothing has happened. Accumulates in f32; f32 operands are not
-// rounded (no TF32). A bias is rounded to bf16 where D is bf16: the library takes no other.
+// False where the library has no algorithm for it; then nothing has happened. Accumulates in f32; f32 operands are
+// rounded to TF32 where core/tf32.h allows that, else not at all. A bias is rounded to bf16 where D is bf16: the library takes no other.
 bool product_lt(const Product& p, const Operands& x);
 
 // Any sizes and addresses; epilogue none or bias. About a tenth of the FFMA rate: the last resort.

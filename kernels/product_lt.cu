@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/device_cuda.h"
+#include "core/tf32.h"
 #include "launch.cuh"
 #include "product.cuh"
 #include "tuning.cuh"
@@ -82,13 +83,14 @@ struct Key {
   Product product;
   bool in_place;                          // C is D
   std::uint32_t a, b, c, d, vector, aux;  // alignments
+  bool tf32;                              // f32 may be rounded to it
   auto operator<=>(const Key&) const = default;
 
   std::string text() const {
     std::string t = describe(product) + (in_place ? " in place aligned" : " aligned");
     for (const std::uint32_t alignment : {a, b, c, d, vector, aux})
       t += ' ' + std::to_string(alignment);
-    return t;
+    return tf32 ? t + " tf32" : t;
   }
 };
 
@@ -131,7 +133,8 @@ void point(const Plan& plan, const void* vector, const void* aux) {
 Plan make_plan(const Key& key, const void* vector, const void* aux) {
   const Product& p = key.product;
   Plan plan;
-  LT_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  LT_CHECK(cublasLtMatmulDescCreate(
+      &plan.operation, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
@@ -231,7 +234,8 @@ bool product_lt(const Product& p, const Operands& x) {
                 alignment_of(p.add ? x.c : x.d),
                 alignment_of(x.d),
                 alignment_of(vector),
-                alignment_of(x.aux)};
+                alignment_of(x.aux),
+                p.in == DType::f32 && tf32_allowed()};
   static std::map<Key, Plan> plans;
   auto it = plans.find(key);
   if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;

@@ -26,6 +26,7 @@
 #include "commands/train.h"
 #include "core/deck.h"
 #include "core/error.h"
+#include "core/tf32.h"
 #include "core/version.h"
 
 namespace weft {
@@ -55,6 +56,12 @@ int on_first_rank(MPI_Comm world, const std::function<int()>& f) {
   int rank = 0;
   MPI_Comm_rank(world, &rank);
   return rank == 0 ? f() : 0;
+}
+
+Deck read_deck(const std::string& path, const std::vector<std::string>& overrides) {
+  Deck deck = load_deck(path, overrides);
+  allow_tf32(deck.device.tf32);
+  return deck;
 }
 
 void add_deck(CLI::App& command, Arguments& a) {
@@ -127,7 +134,7 @@ Invocation parse_command_line(int argc, char** argv) {
     sub->callback([chosen, run] { chosen->run = run; });
     return *sub;
   };
-  const auto deck = [a] { return load_deck(a->deck, a->overrides); };
+  const auto deck = [a] { return read_deck(a->deck, a->overrides); };
 
   CLI::App& ingest_command =
       command("ingest", "cut videos into a clip store (HDF5)", [=](MPI_Comm w) {
@@ -185,7 +192,7 @@ Invocation parse_command_line(int argc, char** argv) {
 
   CLI::App& text_command =
       command("text", "clean, tokenize and encode the captions of a text file, one a line",
-              [=](MPI_Comm w) { return text(load_deck(a->deck, a->overrides), a->captions, w); });
+              [=](MPI_Comm w) { return text(deck(), a->captions, w); });
   text_command.add_option("deck", a->deck, "input deck (TOML), with the [t5] table")->required();
   text_command.add_option("file", a->captions.file, "text file, a caption a line")->required();
   text_command.add_option("overrides", a->overrides, "section.key=value");
@@ -206,7 +213,7 @@ Invocation parse_command_line(int argc, char** argv) {
         std::vector<std::string> set = a->overrides;
         if (!a->device.empty()) set.push_back("device.kind=" + a->device);
         if (!a->dtype.empty()) set.push_back("model.dtype=" + a->dtype);
-        return on_first_rank(w, [&] { return probe(load_deck(a->deck, set), a->probe); });
+        return on_first_rank(w, [&] { return probe(read_deck(a->deck, set), a->probe); });
       });
   probe_command.add_option("what", a->probe.what, "forward, loss or sample")
       ->required()

@@ -5,9 +5,9 @@
 #include <dnnl.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "cuda_bf16.h"
+#include "matmul.h"
 #include "random.h"
 
 namespace emulation {
@@ -23,9 +23,6 @@ void set(const ConvTensor& t, void* data, std::int64_t i, float v) {
   else
     static_cast<float*>(data)[i] = v;
 }
-
-// The 19 leading bits, as the tensor cores read f32.
-float tf32(float v) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & 0xffffe000u); }
 
 // Calls f(position, offset) for all positions of space of a tensor's sample; position counts row-major.
 template <class F>

@@ -81,7 +81,8 @@ cublasStatus_t check(const Product& p, cublasComputeType_t compute, cudaDataType
   const bool bf16 = p.a.type == CUDA_R_16BF && (p.d.type == CUDA_R_16BF || p.d.type == CUDA_R_32F);
   if (p.a.type != p.b.type || p.c.type != p.d.type || p.c.order != p.d.order || (!f32 && !bf16) ||
       scale != CUDA_R_32F ||
-      (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC))
+      (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC &&
+       (compute != CUBLAS_COMPUTE_32F_FAST_TF32 || !f32)))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.bias_type != p.d.type && emulation::has_vector(p.epilogue))
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -290,6 +291,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   Product p = product_of(*desc, a_layout, b_layout, c_layout, d_layout);
   if (const cublasStatus_t s = check(p, desc->compute, desc->scale); s != CUBLAS_STATUS_SUCCESS)
     return s;
+  p.rounds_inputs = desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
   std::memcpy(&p.alpha, alpha, sizeof p.alpha);
   std::memcpy(&p.beta, beta, sizeof p.beta);
   if (!on_device(a, extent(p.a)) || !on_device(b, extent(p.b)) || !on_device(d, extent(p.d)) ||

@@ -41,11 +41,13 @@ struct View {
 };
 
 // op(matrix) as dense columns.
-std::vector<float> dense(View v, bool transposed, std::size_t rows, std::size_t columns) {
+std::vector<float> dense(View v, bool transposed, std::size_t rows, std::size_t columns,
+                         bool rounds) {
   if (transposed) std::swap(v.row_stride, v.column_stride);
   std::vector<float> out(rows * columns);
   for (std::size_t j = 0; j < columns; ++j)
-    for (std::size_t i = 0; i < rows; ++i) out[j * rows + i] = v.get(i, j);
+    for (std::size_t i = 0; i < rows; ++i)
+      out[j * rows + i] = rounds ? tf32(v.get(i, j)) : v.get(i, j);
   return out;
 }
 
@@ -60,8 +62,8 @@ float gelu_slope(float x) {
 
 void multiply(const Product& p, const void* a, const void* b, const void* c, void* d) {
   const std::size_t m = p.d.rows, n = p.d.columns, k = p.transposed_a ? p.a.rows : p.a.columns;
-  const std::vector<float> left = dense(View(a, p.a), p.transposed_a, m, k);
-  const std::vector<float> right = dense(View(b, p.b), p.transposed_b, k, n);
+  const std::vector<float> left = dense(View(a, p.a), p.transposed_a, m, k, p.rounds_inputs);
+  const std::vector<float> right = dense(View(b, p.b), p.transposed_b, k, n, p.rounds_inputs);
   std::vector<float> product(m * n);
   const auto at = [](std::size_t x) { return static_cast<dnnl_dim_t>(x); };
   // oneDNN counts in rows: its row-major B^T A^T is the column-major A B.

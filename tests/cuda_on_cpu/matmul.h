@@ -1,9 +1,17 @@
 // One product as cuBLASLt describes it.
 #pragma once
 
+#include <bit>
+#include <cstdint>
+
 #include "cublasLt.h"
 
 namespace emulation {
+
+// As the stand-in's tensor cores take f32: the mantissa cut to 10 bits.
+inline float tf32(float v) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & 0xffffe000u);
+}
 
 struct MatrixLayout {
   cudaDataType_t type;
@@ -23,6 +31,7 @@ struct Product {
   cudaDataType_t bias_type = CUDA_R_32F;
   bool bias_type_given = false;  // else it is D's
   float alpha = 1, beta = 0;
+  bool rounds_inputs = false;  // f32 to TF32
 };
 
 inline bool has_aux(cublasLtEpilogue_t e) { return (e & 128) != 0; }

@@ -4,6 +4,7 @@ agreement with the CPU side says that the order and the extents are right, too."
 
 import math
 import os
+import re
 import struct
 import unittest
 from unittest import mock
@@ -11,6 +12,7 @@ from unittest import mock
 from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
 from test_vae_training import ADVERSARIAL
 from test_vae_training import DECK as VAE
+from tiny_models import TINY_GENERATE_DECK, write_t5
 
 SMOKE = REPOSITORY / "inputs" / "smoke.toml"
 
@@ -116,15 +118,72 @@ class Steps(WeftTest):
 
 
 class Vae(WeftTest):
-    def test_a_vae_trains_against_a_discriminator(self):
-        # Frozen and trained parts, both groups of parameters, on a clip small enough for threads one after another.
+    """Clips small enough for threads one after another."""
+
+    def agree(self, *options):
         (self.dir / "vae.toml").write_text(VAE)
-        options = (*ADVERSARIAL, "train.steps=2", "train.micro_batches=1",
-                   "data.path=synthetic:clips=12,frames=2,height=24,width=24")
+        options = (*options, "train.steps=2", "train.micro_batches=1", "data.path=synthetic:clips=12,frames=2,height=24,width=24")
         self.weft("train", "vae.toml", "run.dir=cpu", "device.kind=cpu", *options, ranks=1)
         with emulate(1):
             self.weft("train", "vae.toml", "run.dir=cuda", "device.kind=cuda", *options, ranks=1, timeout=240)
         self.assert_close(self.losses("cuda"), self.losses("cpu"), 1e-3)
+
+    def test_a_vae_trains_with_its_spatial_part(self):
+        self.agree()
+
+    def test_a_vae_trains_against_a_discriminator(self):
+        # Frozen and trained parts, both groups of parameters.
+        self.agree(*ADVERSARIAL)
+
+
+class Video(WeftTest):
+    """Prompts to clips and clips to latents, on two ranks of one GPU and on the CPU."""
+
+    OPTIONS = ("t5.weights=t5", "vae.spatial_channels=[8, 8]", "vae.channel_multipliers=[1, 2]",
+               "vae.temporal_downsample=[true]")
+
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(TINY_GENERATE_DECK)
+        write_t5(self.dir / "t5")
+
+    def on(self, kind, command, *options):
+        with emulate(1):
+            return self.weft(command, "deck.toml", f"device.kind={kind}", "device.share=true", *self.OPTIONS, *options,
+                             timeout=240)
+
+    def test_prompts_become_the_clips_of_the_cpu(self):
+        # T5's layers on two ranks, the queue, sampling, decoding.
+        for kind in "cpu", "cuda":
+            self.on(kind, "generate", f"generate.output={kind}", "generate.tensors=true", "generate.image_size=[16, 16]",
+                    "generate.num_frames=2", "sampler.steps=2", 'generate.prompts=["a cat", "two dogs, running"]')
+        for i in range(2):
+            name = f"sample_{i:04}"
+            self.assertTrue((self.dir / "cuda" / f"{name}.mp4").exists())
+            cpu, cuda = (read_safetensors(self.dir / kind / f"{name}.safetensors") for kind in ("cpu", "cuda"))
+            self.assertEqual(cpu.keys(), cuda.keys())
+            for tensor in cpu:
+                self.assert_close_values(cuda[tensor][2], cpu[tensor][2], 1e-4)
+
+    def test_clips_become_the_latents_of_the_cpu(self):
+        def constants(kind, output, *options):
+            job = self.on(kind, "encode", f"encode.output={output}", "encode.text=false", "encode.dtype=f32", "vae.scale=[]",
+                          "vae.shift=[]", "data.path=synthetic:clips=3,frames=4,height=16,width=16", *options)
+            return [float(x) for name in ("vae.shift", "vae.scale")
+                    for x in re.search(name + r"=\[([^]]*)", job.err)[1].split(",")]
+
+        cpu, cuda = constants("cpu", "cpu.h5"), constants("cuda", "cuda.h5")
+        self.assert_close(cuda, cpu, 1e-4)
+        # Convolutions whose factors have 10 bits: near, but not as near.
+        rounded = constants("cuda", "tf32.h5", "device.tf32=true")
+        self.assert_close(rounded, cpu, 1e-2)
+        self.assertNotEqual(rounded, cuda)
+
+    def assert_close_values(self, one, other, relative):
+        one, other = (struct.unpack(f"<{len(v) // 4}f", v) for v in (one, other))
+        largest = max(map(abs, other))
+        self.assertGreater(largest, 0)
+        self.assertLess(max(abs(a - b) for a, b in zip(one, other, strict=True)), relative * largest)
 
 
 class Smoke(WeftTest):

@@ -14,6 +14,7 @@
 #include "core/arena.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/tf32.h"
 #include "ops/matmul.h"
 #include "product.cuh"
 #include "tuning.cuh"
@@ -119,6 +120,36 @@ TEST_F(Products, ThePlainKernelTakesEveryLayoutAndSize) {
                       << kernels::describe(p) << " at " << i << ", " << j;
                 }
             }
+}
+
+TEST_F(Products, RoundTheirFactorsToTf32OnlyWhereThatIsAllowed) {
+  const std::int64_t m = 16, n = 8, k = 32;
+  auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+  for (float& x : a) x += 1e-5f;  // more than TF32 holds
+  const Tensor ta = on_device(a, {m, k}, DType::f32), tb = on_device(b, {k, n}, DType::f32);
+  const auto product = [&] {
+    Tensor td = Tensor::empty({m, n}, DType::f32);
+    EXPECT_TRUE(kernels::product_lt({m, n, k, false, false, DType::f32, DType::f32},
+                                    {ta.raw(), tb.raw(), nullptr, td.raw(), nullptr, nullptr}));
+    return on_host(td);
+  };
+  double largest = 0, off = 0, off_rounded = 0;
+  const auto exact = product();
+  allow_tf32(true);
+  const auto rounded = product();
+  allow_tf32(false);
+  EXPECT_EQ(product(), exact);
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (std::int64_t l = 0; l < k; ++l) sum += double{a[i * k + l]} * b[l * n + j];
+      largest = std::max(largest, std::abs(sum));
+      off = std::max(off, std::abs(exact[i * n + j] - sum));
+      off_rounded = std::max(off_rounded, std::abs(rounded[i * n + j] - sum));
+    }
+  EXPECT_LT(off, 1e-6 * largest);
+  EXPECT_GT(off_rounded, 1e-6 * largest);
+  EXPECT_LT(off_rounded, 1e-3 * largest);
 }
 
 // Work of a known cost: `mebibytes` of zeros.
