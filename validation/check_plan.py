@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`weft plan --fabric local` against real runs: step time and memory of three decks on CPU ranks.
+"""`weft plan --fabric local` against real runs: step time and memory of five decks on CPU ranks, two of them a VAE's.
 
     python3 validation/check_plan.py --weft build/weft --json validation/results/plan_cpu_DATE.json
 
@@ -51,6 +51,33 @@ DECKS = {
                              "clips=30,latent=1,frames=10,height=12,width=20", width=192, depth=3,
                         heads=6, batch=2, micro_batches=8, bucket_mib=2, steps=16),
 }
+VAE_DECK = """
+[run]
+dir = "run"
+resume = false
+threads = 1
+[data]
+path = "synthetic:clips=32,frames=17,height=64,width=64"
+[model]
+name = "vae"
+[vae]
+spatial_channels = [32, 64, 64, 64]
+filters = 32
+channel_multipliers = [1, 2, 2, 4]
+num_res_blocks = 2
+micro_batch_size = 4
+[vae_train]
+random_length = false
+[train]
+steps = 12
+micro_batches = 2
+checkpoint_every = 0
+[parallel]
+bucket_mib = 4
+"""
+DECKS = {name: DECK.format(**deck) for name, deck in DECKS.items()} | {
+    "VAE, pixels": VAE_DECK,
+    "VAE, critic": VAE_DECK.replace("random_length", 'discriminator = "patchgan"\nrandom_length')}
 
 
 def run(weft, ranks, arguments, cwd):
@@ -68,7 +95,7 @@ def compare(weft, deck, ranks, rounds):
     planned, measured, step_medians = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        (folder / "deck.toml").write_text(DECK.format(**deck))
+        (folder / "deck.toml").write_text(deck)
         for _ in range(rounds):
             run(weft, ranks, ["plan", "deck.toml", "--fabric", "local", "--json", "plan.json"],
                 folder)

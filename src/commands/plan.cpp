@@ -48,7 +48,7 @@ void print_memory(const Plan& p) {
 
 void print_buckets(const Plan& p) {
   fmt::print("\n{:<22} {:>5} {:>8} {:>10} {:>9} {:>10} {:>8} {:>7} {:>11}\n", "bucket", "clips",
-             "tokens", "memory", "recompute", "time", "TFLOP/s", "share", "equal cost");
+             p.unit, "memory", "recompute", "time", "TFLOP/s", "share", "equal cost");
   for (const BucketPlan& b : p.buckets) {
     if (b.batch == 0) continue;
     fmt::print("{:<22} {:>5} {:>8} {:>10} {:>8.0f}% {:>10} {:>8.3g} {:>6.1f}% {:>11}\n", b.name,
@@ -71,10 +71,10 @@ void print_step(const Plan& p, const Deck& deck) {
   const StepTime& t = p.step;
   const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
   fmt::print(
-      "\nstep of {} micro-batches on {} ranks: {} ({:.3g} TFLOP/s a rank, {:.3g} tokens/s in "
+      "\nstep of {} micro-batches on {} ranks: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
       "all)\n",
       deck.train.micro_batches, p.ranks, time_text(p.seconds),
-      p.flops_a_step / p.seconds / p.ranks * 1e-12, p.tokens_a_step / p.seconds);
+      p.flops_a_step / p.seconds / p.ranks * 1e-12, p.tokens_a_step / p.seconds, p.unit);
   fmt::print(
       "  compute               {:>10}  {:.1f} % (of it {:.1f} % of the step waiting for the "
       "slowest)\n",
@@ -180,8 +180,8 @@ int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
   const Plan p = make_plan(deck, command.request, world);
   if (rank != 0) return 0;
 
-  fmt::print("{}\n{} pairs of blocks, C = {}, {}: {} parameters, {} trained\n", version_line(),
-             deck.model.depth, deck.model.hidden_size, deck.model.dtype, p.parameters, p.trained);
+  fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
+             p.trained);
   fmt::print("{} ranks, fabric {}\nrates: {}\n", p.ranks, p.machine.name, p.rates_origin);
   print_memory(p);
   print_buckets(p);

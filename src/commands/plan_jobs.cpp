@@ -15,6 +15,7 @@
 #include "infer/t5_job.h"
 #include "infer/t5_placement.h"
 #include "models/t5.h"
+#include "plan/op_times.h"
 
 namespace weft {
 namespace {
@@ -71,10 +72,12 @@ using ClipShape = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // fram
 struct VaePlan {
   std::int64_t micro_batch = 0;
   std::size_t bytes = 0;
+  double encoding = 0, decoding = 0;  // seconds a clip
 };
 
 // As a run chooses the micro-batch; 0: the clip does not fit frame by frame.
-VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode) {
+VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode,
+                const Rates& rates) {
   const auto [frames, height, width] = shape;
   VaePlan plan;
   try {
@@ -83,8 +86,15 @@ VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, boo
     if (e.code() != Exit::usage) throw;
   }
   const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
-  plan.bytes = vae.plan_encode(frames, height, width, at_once);
-  if (decode) plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once));
+  {
+    const OpTimes times(rates);
+    plan.bytes = vae.plan_encode(frames, height, width, at_once);
+    plan.encoding = times.seconds();
+  }
+  if (!decode) return plan;
+  const OpTimes times(rates);
+  plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once));
+  plan.decoding = times.seconds();
   return plan;
 }
 
@@ -125,7 +135,7 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
   ClipPlan plan;
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
   plan.sampling = plan_sampling(deck, model, item);
-  plan.vae = fit_vae(vae, plan.shape, capacity, true);
+  plan.vae = fit_vae(vae, plan.shape, capacity, true, rates);
   MicroBatchShape shape;
   const auto& patch = deck.model.patch_size;
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
@@ -139,7 +149,8 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
   return plan;
 }
 
-void plan_encode_job(const Deck& deck, const PlanRequest& request, nlohmann::ordered_json& j) {
+void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
+                     nlohmann::ordered_json& j) {
   const auto source = open_clip_source(deck.data.path, false);
   VideoVae vae(deck.vae);
   vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
@@ -149,28 +160,36 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, nlohmann::ord
              "the VAE's weights alone take {:.2f} GB of {:.1f}", gb(static_cast<double>(weights)),
              request.memory_gb);
   const std::size_t capacity = usable(request) - weights;
+  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
   fmt::print("\nencoding, every rank\n");
   row(j, "VAE weights", weights, deck.vae.dtype);
-  fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14}\n", "bucket", "clips", "memory", "frames/time",
-             "bytes stored");
+  fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
+             "frames/time", "bytes stored", "time a clip");
   std::string largest;  // that fits
+  double seconds = 0;
   for (const Bucket& b : source->buckets()) {
     const Bucket stored = encoded_bucket(b, deck.encode, vae, 0);
-    const VaePlan plan = fit_vae(vae, {b.frames, b.height, b.width}, capacity, false);
+    const VaePlan plan = fit_vae(vae, {b.frames, b.height, b.width}, capacity, false, rates);
     WEFT_CHECK(plan.micro_batch > 0, Exit::usage,
                largest.empty() ? "give ranks more memory, or ingest at a lower resolution"
                                : fmt::format("{} still fits", largest),
                "encoding bucket {} takes {:.2f} GB, frame by frame; a rank has {:.2f} for it",
                b.name, gb(static_cast<double>(plan.bytes)), gb(static_cast<double>(capacity)));
     largest = b.name;
-    fmt::print("  {:<20} {:>6} {:>7.3f} GB {:>12} {:>14}\n", b.name, b.clips,
-               gb(static_cast<double>(plan.bytes)), plan.micro_batch, stored.clip_bytes());
+    fmt::print("  {:<20} {:>6} {:>7.3f} GB {:>12} {:>14} {:>10.3f} s\n", b.name, b.clips,
+               gb(static_cast<double>(plan.bytes)), plan.micro_batch, stored.clip_bytes(),
+               plan.encoding);
+    seconds += plan.encoding * static_cast<double>(b.clips) / ranks;
     j["buckets"].push_back({{"name", b.name},
                             {"clips", b.clips},
                             {"memory", plan.bytes},
                             {"micro_batch", plan.micro_batch},
-                            {"clip_bytes", stored.clip_bytes()}});
+                            {"clip_bytes", stored.clip_bytes()},
+                            {"seconds", plan.encoding}});
   }
+  fmt::print("  {:.1f} s for all clips on {} ranks, without reading and writing ({})\n", seconds,
+             ranks, rates.origin);
+  j["seconds"] = seconds;
 }
 
 // The longest of the usual lengths at which the deck's clips fit, for the hint.
@@ -225,8 +244,8 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
       sizes[shape] = plan_clip(deck, model, vae, item, capacity, rates, machine.link_bandwidth);
     ++sizes[shape].clips;
   }
-  fmt::print("  {:<16} {:>6} {:>12} {:>12} {:>12} {:>14}\n", "clip", "clips", "sampling", "VAE",
-             "frames/time", "sampling time");
+  fmt::print("  {:<16} {:>6} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "clip", "clips", "sampling",
+             "VAE", "frames/time", "sampling time", "decoding time");
   double seconds = 0, longest = 0;
   for (const auto& [shape, p] : sizes) {
     WEFT_CHECK(
@@ -235,23 +254,23 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
         "a clip of {} takes {:.2f} GB to sample and {:.2f} to decode; a rank has {:.2f} for it",
         size_name(shape), gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
         gb(static_cast<double>(capacity)));
-    fmt::print("  {:<16} {:>6} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s\n", size_name(shape),
-               p.clips, gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
-               p.vae.micro_batch, p.seconds);
-    seconds += p.seconds * static_cast<double>(p.clips * deck.generate.loop);
-    longest = std::max(longest, p.seconds * static_cast<double>(deck.generate.loop));
+    fmt::print("  {:<16} {:>6} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
+               size_name(shape), p.clips, gb(static_cast<double>(p.sampling)),
+               gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
+    const double a_clip = (p.seconds + p.vae.decoding) * static_cast<double>(deck.generate.loop);
+    seconds += a_clip * static_cast<double>(p.clips);
+    longest = std::max(longest, a_clip);
     j["clips"].push_back({{"size", size_name(shape)},
                           {"clips", p.clips},
                           {"sampling", p.sampling},
                           {"vae", p.vae.bytes},
                           {"micro_batch", p.vae.micro_batch},
-                          {"sampling_seconds", p.seconds}});
+                          {"sampling_seconds", p.seconds},
+                          {"decoding_seconds", p.vae.decoding}});
   }
-  fmt::print(
-      "  at least {:.1f} s of sampling on {} groups of ranks ({}); the VAE's time is not "
-      "predicted: no rates of convolutions are known\n",
-      std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
-  j["sampling_seconds"] = std::max(longest, seconds * sp / ranks);
+  fmt::print("  at least {:.1f} s of sampling and decoding on {} groups of ranks ({})\n",
+             std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
+  j["seconds"] = std::max(longest, seconds * sp / ranks);
 }
 
 }  // namespace
@@ -273,7 +292,7 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   const bool text = !deck.t5.weights.empty() && (job == "generate" || deck.encode.text);
   if (text) print_text(deck, plan_text(deck, request, ranks), j);
   if (job == "encode")
-    plan_encode_job(deck, request, j);
+    plan_encode_job(deck, request, ranks, j);
   else
     plan_generate(deck, request, ranks, j);
   if (json.empty()) return 0;

@@ -20,7 +20,7 @@ constexpr std::array<float, 3> mean{-.030f, -.088f, -.188f}, deviation{.458f, .4
 
 }  // namespace
 
-Lpips::Lpips(const std::filesystem::path& weights, bool bf16) {
+Lpips::Lpips(bool bf16) {
   const Init zero{Init::Kind::constant, 0};
   std::int64_t in = 3;
   for (std::size_t k = 0; k < slices.size(); ++k) {
@@ -39,12 +39,6 @@ Lpips::Lpips(const std::filesystem::path& weights, bool bf16) {
         &params_.add(fmt::format("lin{}.model.1.weight", k), {1, channels, 1, 1}, zero, false);
   }
   params_.allocate(1, bf16, false);
-  WeightNames names;
-  names.section = "vae_train";
-  names.spare = [](const std::string& name) {
-    return name.starts_with("scaling_layer.") || name.starts_with("lins.");
-  };
-  load_weights(weights, params_, names);
   std::array<float, 6> affine{};
   for (std::size_t c = 0; c < 3; ++c) {
     affine[c] = 1.0f / deviation[c];
@@ -52,6 +46,21 @@ Lpips::Lpips(const std::filesystem::path& weights, bool bf16) {
   }
   scaling_ = Tensor::persistent({2, 3}, DType::f32);
   scaling_.set(std::span<const float>(affine));
+}
+
+void Lpips::load(const std::filesystem::path& weights) {
+  WeightNames names;
+  names.section = "vae_train";
+  names.spare = [](const std::string& name) {
+    return name.starts_with("scaling_layer.") || name.starts_with("lins.");
+  };
+  load_weights(weights, params_, names);
+}
+
+std::size_t Lpips::weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& p : params_.all()) bytes += p->value.bytes() + p->working.bytes();
+  return bytes;
 }
 
 std::vector<Var> Lpips::features(nn::Context c, const Var& frames) const {

@@ -27,6 +27,7 @@ DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute)
 namespace detail {
 
 Profile* active_profile = nullptr;
+OpWatch* op_watch = nullptr;
 
 Timer::Timer(const char* name)
     : entry_(&(*active_profile)[name]), start_(now_seconds()), begin_(mark()) {
@@ -61,6 +62,8 @@ void set_profile(Profile* profile) {
   on_device.clear();
   detail::active_profile = profile;
 }
+
+void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }
 
 bool cpu_is_v4() {
   static const bool v4 = [] {

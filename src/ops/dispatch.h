@@ -8,8 +8,10 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/arena.h"
 #include "core/tensor.h"
@@ -24,8 +26,17 @@ struct OpTime {
 using Profile = std::map<std::string, OpTime>;
 void set_profile(Profile* profile);  // null: off
 
+// Told of every operation that a planning arena skips: its name and its tensors, which have shapes and types but no values.
+class OpWatch {
+ public:
+  virtual ~OpWatch() = default;
+  virtual void met(const std::string& name, std::span<const Tensor> tensors) = 0;
+};
+void set_op_watch(OpWatch* watch);  // null: nobody
+
 namespace detail {
 extern Profile* active_profile;
+extern OpWatch* op_watch;
 // Adds the time until its end to the active profile.
 class Timer {
  public:
@@ -39,6 +50,17 @@ class Timer {
 };
 // Operations of the matrix products run by the current operation.
 void add_flops(double flops);
+
+// Those of an operation's arguments that are tensors.
+template <class... Args>
+std::vector<Tensor> tensors_of(const Args&... args) {
+  std::vector<Tensor> tensors;
+  const auto keep = [&](const auto& arg) {
+    if constexpr (std::is_convertible_v<decltype(arg), const Tensor&>) tensors.push_back(arg);
+  };
+  (keep(args), ...);
+  return tensors;
+}
 
 // The device of the first tensor that is given.
 template <class First, class... Rest>
@@ -68,7 +90,10 @@ class Op<R(A...)> {
 
   // The side is that of the first tensor. A planning arena follows sizes only: nothing runs.
   R operator()(A... args) const {
-    if (Arena::has_current() && Arena::current().is_planning()) return R();
+    if (Arena::has_current() && Arena::current().is_planning()) {
+      if (detail::op_watch != nullptr) detail::op_watch->met(name_, detail::tensors_of(args...));
+      return R();
+    }
     std::optional<detail::Timer> timer;
     if (detail::active_profile != nullptr) timer.emplace(name_);
     if (detail::device_of(args...) == DeviceKind::cuda) {

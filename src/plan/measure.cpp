@@ -7,14 +7,13 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "parallel/communicator.h"
+#include "train/memory_plan.h"
 #include "train/optimizer.h"
-#include "train/stdit3_task.h"
 
 namespace weft {
 namespace {
 
-constexpr int runs = 5;                        // timed, after one that is not
-constexpr std::int64_t enough_tokens = 16384;  // of a measured micro-batch, if one clip has less
+constexpr int runs = 5;  // timed, after one that is not
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -32,58 +31,6 @@ double mean_over_ranks(double value, MPI_Comm world) {
 double now_done() {
   if (on_cuda()) device_runtime().synchronize();
   return now_seconds();
-}
-
-// A model with few pairs of blocks, its weights, its gradients.
-struct Piece {
-  Deck deck;
-  Stdit3Task task;
-  Piece(const Deck& whole, std::int64_t depth) : deck(whole), task(shortened(deck, depth)) {
-    task.params().allocate(static_cast<std::int64_t>(whole.parallel.bucket_mib * (1 << 20) / 4),
-                           task.bf16(), true);
-    task.params().initialise(1);
-  }
-  static const Deck& shortened(Deck& deck, std::int64_t depth) {
-    deck.model.depth = depth;
-    deck.data.text_features.clear();  // null captions are as long as the longest
-    return deck;
-  }
-};
-
-struct Times {
-  double forward = 0, backward = 0;
-};
-
-// One micro-batch as the trainer runs it, from the clip's bytes to gradients; medians over `runs`.
-Times time_step(TrainingTask& task, const Bucket& bucket, std::int64_t clips, MPI_Comm world) {
-  LoadedBatch batch;
-  for (std::int64_t i = 0; i < clips; ++i) {
-    batch.what.clips.push_back(i);
-    batch.what.samples.push_back(i);
-  }
-  batch.info.resize(static_cast<std::size_t>(clips));
-  const Tensor bytes =
-      Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
-  const auto arena =
-      Arena::reserve(plan_step_memory(task, bucket, clips, 0) + (std::size_t{256} << 20));
-  const ArenaScope scope(*arena);
-  std::vector<double> forward, backward;
-  for (int run = 0; run <= runs; ++run) {
-    batch.step = run;
-    MPI_Barrier(world);  // all ranks at once: they share caches and memory
-    task.params().begin_step([](int) {});
-    const double start = now_done();
-    const TrainingWork work = task.prepare(bucket, batch, bytes, 0);
-    Tape tape;
-    work.parts.front()(tape, 1.0f);
-    const double half = now_done();
-    tape.backward();
-    const double end = now_done();
-    if (run == 0) continue;
-    forward.push_back(half - start);
-    backward.push_back(end - half);
-  }
-  return {mean_over_ranks(median(forward), world), mean_over_ranks(median(backward), world)};
 }
 
 // The update of all of a piece's parameters: seconds an element.
@@ -140,47 +87,64 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
 
 }  // namespace
 
-LocalMeasurement measure_local(const Deck& deck, std::span<const Bucket> buckets,
-                               std::span<const std::int64_t> batch_sizes,
-                               std::span<const StepMemory> memory, MPI_Comm world) {
+void allocate_for_measuring(TrainingTask& task, const Deck& deck) {
+  task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                         task.bf16(), true);
+  task.params().initialise(1);
+}
+
+MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
+                               MPI_Comm world) {
+  LoadedBatch batch;
+  for (std::int64_t i = 0; i < clips; ++i) {
+    batch.what.clips.push_back(i);
+    batch.what.samples.push_back(i);
+  }
+  batch.info.resize(static_cast<std::size_t>(clips));
+  const Tensor bytes =
+      Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
+  const auto arena =
+      Arena::reserve(plan_step_memory(task, bucket, clips, 0) + (std::size_t{256} << 20));
+  const ArenaScope scope(*arena);
+  std::vector<double> forward, backward;
+  for (int run = 0; run <= runs; ++run) {
+    batch.step = run;
+    MPI_Barrier(world);  // all ranks at once: they share caches and memory
+    task.params().begin_step([](int) {});
+    const double start = now_done();
+    const TrainingWork work = task.prepare(bucket, batch, bytes, 0);
+    Tape tape;
+    work.parts.front()(tape, 1.0f);
+    const double half = now_done();
+    tape.backward();
+    const double end = now_done();
+    if (run == 0) continue;
+    forward.push_back(half - start);
+    backward.push_back(end - half);
+  }
+  return {mean_over_ranks(median(forward), world), mean_over_ranks(median(backward), world)};
+}
+
+LocalMeasurement measure_local(const Deck& deck, ParameterTable& params,
+                               std::vector<MicroBatchCost> costs, const std::string& how,
+                               MPI_Comm world) {
   LocalMeasurement m;
   MPI_Comm_size(world, &m.machine.ranks_a_node);
   m.machine.name = "local";
   m.machine.device = this_device().kind;
-  Piece one(deck, 1), two(deck, 2);
-  const auto depth = static_cast<double>(deck.model.depth);
   double flops = 0, seconds = 0;
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    const Bucket& b = buckets[i];
-    MicroBatchCost cost;
-    if (b.clips > 0) {
-      const std::int64_t batch = std::min(batch_sizes[i], b.clips);
-      const MicroBatchShape shape = shape_of(deck.model, b, 1, 0);
-      const std::int64_t clips = std::clamp<std::int64_t>(enough_tokens / shape.tokens(), 1, batch);
-      const Times t1 = time_step(one.task, b, clips, world);
-      const Times t2 = time_step(two.task, b, clips, world);
-      const double scale = static_cast<double>(batch) / static_cast<double>(clips);
-      const double pair = t2.forward - t1.forward;
-      cost.forward = scale * (t1.forward + (depth - 1) * pair);
-      cost.backward = scale * (t1.backward + (depth - 1) * (t2.backward - t1.backward));
-      cost.again = scale * depth * pair * memory[i].recompute;
-      MicroBatchShape whole = shape;
-      whole.clips = batch;
-      cost.flops = micro_batch_cost(deck.model, whole, h200_targets()).flops;
-      flops += cost.flops;
-      seconds += cost.forward + cost.backward;
-    }
-    m.costs.push_back(cost);
+  for (const MicroBatchCost& c : costs) {
+    flops += c.flops;
+    seconds += c.forward + c.backward;
   }
-  m.optimizer_bandwidth = optimizer_bytes_an_element / time_update(deck, two.task.params(), world);
+  m.costs = std::move(costs);
+  m.optimizer_bandwidth = optimizer_bytes_an_element / time_update(deck, params, world);
   measure_collectives(deck, m.machine, world);
   m.machine.memory_bandwidth = m.optimizer_bandwidth;
   m.rates.products = flops / seconds;
   m.rates.bandwidth = m.optimizer_bandwidth;
-  m.rates.origin = fmt::format(
-      "measured on {} ranks of this host: one and two pairs of blocks at each bucket's shape, "
-      "medians of {} runs",
-      m.machine.ranks_a_node, runs);
+  m.rates.origin = fmt::format("measured on {} ranks of this host: {}, medians of {} runs",
+                               m.machine.ranks_a_node, how, runs);
   return m;
 }
 

@@ -6,8 +6,7 @@
 #include "core/error.h"
 #include "data/step_plan.h"
 #include "parallel/rank_device.h"
-#include "plan/measure.h"
-#include "train/stdit3_task.h"
+#include "plan/planned_model.h"
 
 namespace weft {
 namespace {
@@ -22,26 +21,34 @@ double gib(double bytes) { return bytes / (1ull << 30); }
 struct Placed {
   StepTime slowest;              // means over the steps
   double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
+  double share = 0;  // of a micro-batch's full cost that it takes on average (TrainingTask::share)
 };
-Placed place(const Deck& deck, const StepPlanner& planner, const std::vector<BucketPlan>& buckets,
+// `source`: the buckets as the data has them.
+Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> source,
+             const StepPlanner& planner, const std::vector<BucketPlan>& buckets,
              const std::vector<BucketSchedule>& schedule, const CommModel& comm,
              double optimizer_bandwidth) {
   const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
+    std::vector<MicroBatchCost> work;
     std::vector<double> costs;
-    const std::vector<MicroBatch> work = planner.plan(s);
-    for (const MicroBatch& m : work)
-      costs.push_back(buckets[static_cast<std::size_t>(m.bucket)].cost.seconds());
+    const std::vector<MicroBatch> micro_batches = planner.plan(s);
+    for (const MicroBatch& m : micro_batches) {
+      const auto b = static_cast<std::size_t>(m.bucket);
+      const double share = task.share(source[b], m, s);
+      placed.share += share / static_cast<double>(micro_batches.size()) / sampled_steps;
+      work.push_back(buckets[b].cost.part(share));
+      costs.push_back(work.back().seconds());
+    }
     const std::vector<int> owner = share_out(costs, groups);
     std::vector<std::vector<MicroBatchCost>> of_group(static_cast<std::size_t>(groups));
     for (std::size_t i = 0; i < work.size(); ++i)
-      of_group[static_cast<std::size_t>(owner[i])].push_back(
-          buckets[static_cast<std::size_t>(work[i].bucket)].cost);
+      of_group[static_cast<std::size_t>(owner[i])].push_back(work[i]);
     StepTime worst;
     for (const auto& mine : of_group) {
-      const StepTime t = step_time(mine, schedule, comm, deck.parallel, deck.model.dtype == "bf16",
-                                   optimizer_bandwidth);
+      const StepTime t =
+          step_time(mine, schedule, comm, deck.parallel, task.bf16(), optimizer_bandwidth);
       if (t.seconds() > worst.seconds()) worst = t;
       placed.busy += t.compute / groups;
     }
@@ -85,8 +92,7 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
 
 }  // namespace
 
-MemoryKinds state_bytes(const ParameterTable& table, const Deck& deck, int ranks) {
-  const bool sharded = deck.parallel.zero == 1, bf16 = deck.model.dtype == "bf16";
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks) {
   std::size_t all = 0, bf16_only = 0, own = 0, own_bf16_only = 0, fixed = 0;
   for (const ParameterTable::Bucket& b : table.buckets()) {
     const auto elements = static_cast<std::size_t>(b.end - b.begin);
@@ -130,10 +136,6 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   WEFT_CHECK(plan.ranks >= 1 && plan.ranks % sp == 0, Exit::usage,
              "choose parallel.sp so that it divides the ranks",
              "parallel.sp = {} does not divide {} ranks", sp, plan.ranks);
-  // A measured micro-batch is one rank's own: what sharing its tokens takes is not measured.
-  WEFT_CHECK(!local || sp == 1, Exit::usage,
-             "describe the machine (--fabric), or plan without parallel.sp",
-             "--fabric local with parallel.sp = {}", sp);
   RankDevice place_here;
   if (local) {
     place_here = choose_device(deck.device.kind, deck.device.share, world);
@@ -146,28 +148,19 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const auto source = open_clip_source(deck.data.path, false);
   const std::vector<Bucket>& buckets = source->buckets();
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
-  Stdit3Task task(deck);
-  Stdit3& model = task.model();
-  std::vector<Bucket> seen;  // by the model
-  bool encodes = false;
-  for (const Bucket& b : buckets) {
-    task.check(b, sp);
-    seen.push_back(task.latents().seen(b));
-    encodes = encodes || task.latents().encodes(b);
-  }
-  WEFT_CHECK(!encodes || !local, Exit::usage,
-             "plan with the store that `weft encode` makes, or describe a machine (--fabric)",
-             "--fabric local measures the model alone, and {} is to be encoded while training",
-             deck.data.path);
+  const std::unique_ptr<PlannedModel> model = planned_model(deck);
+  TrainingTask& task = model->task();
+  model->check(buckets, local);
+  plan.model = task.describe();
+  plan.unit = model->unit();
   // Memory that nobody touches costs nothing: the layout is what counts.
-  model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
-                          deck.model.dtype == "bf16", true);
-  if (sp > 1) model.plan_sequence_group(sp - 1, sp);  // the last rank has the largest share
-  plan.parameters = model.params().total_elements();
-  plan.trained = model.params().trainable_elements();
-  plan.schedule = bucket_schedule(model.params(), deck.model);
-  plan.memory = state_bytes(model.params(), deck, plan.ranks);
-  if (encodes) plan.memory.fixed += task.latents().weight_bytes();
+  task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                         task.bf16(), true);
+  plan.parameters = task.params().total_elements();
+  plan.trained = task.params().trainable_elements();
+  plan.schedule = model->schedule(buckets);
+  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks);
+  plan.memory.fixed += model->other_weights();
   std::size_t clip_bytes = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clip_bytes = std::max(clip_bytes, buckets[i].clip_bytes() * static_cast<std::size_t>(std::min(
@@ -197,8 +190,10 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
                deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
   }
-  const std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
-  for (const StepMemory& m : memory)
+  PlannedWork work{buckets, {}, plan_memory(task, buckets, sizes, plan.capacity, device)};
+  for (std::size_t i = 0; i < buckets.size(); ++i)
+    work.clips.push_back(std::min(sizes[i], buckets[i].clips));
+  for (const StepMemory& m : work.memory)
     plan.memory.activations = std::max(plan.memory.activations, m.bytes);
   if (device == DeviceKind::cuda)
     plan.memory.reserve = static_cast<std::size_t>(
@@ -209,7 +204,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   std::vector<MicroBatchCost> costs;
   double optimizer_bandwidth = 0;
   if (local) {
-    LocalMeasurement m = measure_local(deck, buckets, sizes, memory, world);
+    LocalMeasurement m = model->measure(work, world);
     plan.machine = m.machine;
     costs = m.costs;
     optimizer_bandwidth = m.optimizer_bandwidth;
@@ -218,37 +213,29 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
     optimizer_bandwidth = rates.bandwidth;
     plan.rates_origin = rates.origin;
-    for (std::size_t i = 0; i < buckets.size(); ++i)
-      costs.push_back(micro_batch_cost(
-          deck.model,
-          shape_of(deck.model, seen[i], std::min(sizes[i], buckets[i].clips), memory[i].recompute),
-          rates, sp, plan.machine.link_bandwidth));
+    costs = model->costs(work, rates, plan.machine.link_bandwidth);
   }
   plan.machine.memory_bytes = request.memory_gb * 1e9;
   double micro_batches = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     BucketPlan b;
     b.name = buckets[i].name;
-    b.batch = std::min(sizes[i], buckets[i].clips);
-    b.tokens = shape_of(deck.model, seen[i], b.batch, 0).tokens();
-    b.memory = memory[i];
+    b.batch = work.clips[i];
+    b.tokens = model->units(buckets[i], b.batch);
+    b.memory = work.memory[i];
     b.cost = costs[i];
     b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
     micro_batches += b.share;
     plan.buckets.push_back(b);
   }
   double tokens = 0, flops = 0, bytes = 0;  // of the mean micro-batch
-  const double caption_bytes =
-      deck.data.text_features.empty()
-          ? 0
-          : 2.0 * static_cast<double>(deck.model.model_max_length * deck.model.caption_channels);
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     BucketPlan& b = plan.buckets[i];
     b.share /= micro_batches;
     tokens += b.share * static_cast<double>(b.tokens);
     flops += b.share * b.cost.flops * sp;
     bytes += b.share * static_cast<double>(b.batch) *
-             (static_cast<double>(buckets[i].clip_bytes()) + caption_bytes);
+             (static_cast<double>(buckets[i].clip_bytes()) + model->bytes_beside_clip());
   }
   suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 
@@ -257,21 +244,21 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     return StepPlanner(buckets, sizes, count, static_cast<std::uint64_t>(deck.run.seed));
   };
   CommModel comm{plan.ranks, plan.machine};
-  const Placed full = place(deck, planner(deck.train.micro_batches), plan.buckets, plan.schedule,
-                            comm, optimizer_bandwidth);
+  const Placed full = place(deck, task, buckets, planner(deck.train.micro_batches), plan.buckets,
+                            plan.schedule, comm, optimizer_bandwidth);
   plan.step = full.slowest;
   plan.seconds = full.seconds;
   plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
-  plan.tokens_a_step = tokens * static_cast<double>(deck.train.micro_batches);
-  plan.flops_a_step = flops * static_cast<double>(deck.train.micro_batches);
+  plan.tokens_a_step = full.share * tokens * static_cast<double>(deck.train.micro_batches);
+  plan.flops_a_step = full.share * flops * static_cast<double>(deck.train.micro_batches);
   const double a_group = static_cast<double>(deck.train.micro_batches) * sp / plan.ranks;
   double alone = 0;
   for (int ranks = sp; ranks <= plan.ranks;
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
     CommModel fewer{ranks, plan.machine};
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p =
-        place(deck, planner(count), plan.buckets, plan.schedule, fewer, optimizer_bandwidth);
+    const Placed p = place(deck, task, buckets, planner(count), plan.buckets, plan.schedule, fewer,
+                           optimizer_bandwidth);
     const double throughput = p.busy / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);
@@ -285,9 +272,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     for (const BucketSchedule& b : plan.schedule) {
       const auto elements = static_cast<double>(b.elements);
       const double there = wire * elements;
-      const double back = deck.parallel.zero == 0                     ? there
-                          : deck.model.dtype == "bf16" && b.bf16_only ? 2 * elements
-                                                                      : 4 * elements;
+      const double back = deck.parallel.zero == 0      ? there
+                          : task.bf16() && b.bf16_only ? 2 * elements
+                                                       : 4 * elements;
       seconds += comm.reduce_scatter(there) + comm.all_gather(back);
       sent += comm.bytes_sent(there) + comm.bytes_sent(back);
     }

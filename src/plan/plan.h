@@ -38,11 +38,11 @@ struct MemoryKinds {
   std::size_t total() const { return state() + activations + staging + reserve; }
 };
 // The state's part of it, as the trainer lays it out (train/optimizer.h), on the rank with most of it.
-MemoryKinds state_bytes(const ParameterTable& table, const Deck& deck, int ranks);
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks);
 
 struct BucketPlan {
   std::string name;
-  std::int64_t batch = 0, tokens = 0;  // of a micro-batch
+  std::int64_t batch = 0, tokens = 0;  // of a micro-batch; tokens of STDiT3, latents of the VAE
   StepMemory memory;
   MicroBatchCost cost;
   double share = 0;                   // of all micro-batches
@@ -51,6 +51,7 @@ struct BucketPlan {
 
 struct Plan {
   Machine machine;
+  std::string model, unit;  // what trains, and what its work is counted in
   std::string rates_origin;
   int ranks = 1;
   std::int64_t parameters = 0, trained = 0;

@@ -24,10 +24,12 @@ struct Rates {
   double bandwidth = 0;           // operations that memory bounds, B/s
   double gaps = 0;                // share added for launches and gaps
   std::string origin;             // where the figures come from: said in every report
+  double convolutions = 0;        // FLOP/s of the VAE's (plan/op_times.h); 0: not known
 };
 // Targets for an H200 (performance study B4, B9), not measurements.
 Rates h200_targets();
-// Rates from a JSON file with the names above as keys ("origin" may be left out). Exit::usage if it is not that.
+// Rates from a JSON file with the names above as keys ("origin" may be left out, and "convolutions" where
+// nothing is planned that has any). Exit::usage if it is not that.
 Rates read_rates(const std::string& file);
 
 // A micro-batch of one bucket: B clips of T frames of S tokens with L caption rows each.
@@ -49,6 +51,9 @@ struct MicroBatchCost {
   double exchange = 0;  // in exchanges of sequence parallelism, forward and backward together
   double flops = 0;     // of the model on this rank: 3 times the forward, nothing counted twice
   double seconds() const { return forward + backward + again + exchange; }
+  MicroBatchCost part(double share) const {
+    return {share * forward, share * backward, share * again, share * exchange, share * flops};
+  }
 };
 // By the formulas: for each operation the larger of FLOPs over their rate and bytes over the bandwidth.
 MicroBatchCost micro_batch_cost(const ModelDeck& model, const MicroBatchShape& shape,

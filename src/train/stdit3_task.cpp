@@ -8,8 +8,7 @@ namespace weft {
 
 Stdit3Task::Stdit3Task(const Deck& deck) : deck_(deck), model_(deck.model), latents_(deck) {
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
-             "weft plan --job encode tells what a VAE takes to run, and weft train prints at its "
-             "start what a step of one takes",
+             "weft plan tells what training a VAE takes, with --job encode what running one does",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
   WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
              "use a patch_size of one frame, or no [mask]",

@@ -44,7 +44,7 @@ std::vector<TrainDeck> VaeTask::optimizers() const {
   return all;
 }
 
-void VaeTask::open(std::span<const Bucket> buckets) {
+void VaeTask::check(std::span<const Bucket> buckets) {
   const VaeTrainDeck& v = deck_.vae_train;
   const bool pixels = v.pixel_loss || gan_;
   const bool perceptual = pixels && v.perceptual_weight > 0 && !v.lpips_weights.empty();
@@ -63,11 +63,16 @@ void VaeTask::open(std::span<const Bucket> buckets) {
                "bucket {} has frames of {}x{} pixels, too small for {}", b.name, b.height, b.width,
                gan_ ? "the discriminator" : "LPIPS");
   }
-  if (perceptual) lpips_.emplace(v.lpips_weights, bf16());
+  if (perceptual) lpips_.emplace(bf16());
   if (pixels && v.perceptual_weight > 0 && !perceptual && log::rank() == 0)
     log::warn("vae_train.lpips_weights names no file: the VAE trains without LPIPS");
   loss_ =
       std::make_unique<VaeLoss>(deck_, vae_, lpips_ ? &*lpips_ : nullptr, gan_ ? &*gan_ : nullptr);
+}
+
+void VaeTask::open(std::span<const Bucket> buckets) {
+  check(buckets);
+  if (lpips_) lpips_->load(deck_.vae_train.lpips_weights);
 }
 
 void VaeTask::start_weights() {

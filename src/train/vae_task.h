@@ -21,6 +21,8 @@ class VaeTask : public TrainingTask {
   std::vector<std::string> terms() const override { return VaeLoss::names(); }
   // The discriminator has a learning rate of its own.
   std::vector<TrainDeck> optimizers() const override;
+  // Checks the buckets and lays out what the losses need; reads no file.
+  void check(std::span<const Bucket> buckets);
   void open(std::span<const Bucket> buckets) override;
   // vae.weights may hold the 2D VAE alone: the temporal one then starts at random, as stage 1 does.
   void start_weights() override;
@@ -31,6 +33,11 @@ class VaeTask : public TrainingTask {
   double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute) override;
+
+  // Frames of a clip that the 2D VAE and LPIPS take at once.
+  std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }
+  // Of LPIPS's network, which stands in no table of params(); 0 where it is not used.
+  std::size_t lpips_bytes() const { return lpips_ ? lpips_->weight_bytes() : 0; }
 
   // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of (seed, step, sample).
   std::int64_t frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const;

@@ -6,6 +6,31 @@ import unittest
 from harness import REPOSITORY, WeftTest
 
 USAGE = 2
+VAE_DECK = """
+[run]
+threads = 1
+resume = false
+[data]
+path = "synthetic:clips=4,frames=6,height=32,width=32"
+[model]
+name = "vae"
+[vae]
+spatial_channels = [8, 8]
+spatial_res_blocks = 1
+spatial_groups = 2
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 2]
+temporal_downsample = [true]
+num_groups = 2
+micro_batch_size = 2
+[vae_train]
+random_length = false
+[train]
+steps = 2
+micro_batches = 2
+checkpoint_every = 0
+"""
 
 
 class Plan(WeftTest):
@@ -97,6 +122,31 @@ class Plan(WeftTest):
                 self.assertAlmostEqual(planned / peak, 1, delta=0.03)
                 capacity = 0.8 * planned / 2**30 if ranks == 2 else 0
 
+    def test_a_vae_in_training(self):
+        """Stage 3 on the released shape; what a run's arena holds, discriminator included, to the byte."""
+        data = "data.path=synthetic:clips=24,frames=33,height=256,width=256"
+        machine = ("--gpus", "24", "--memory", "141")
+        stage3 = REPOSITORY / "inputs" / "vae_stage3.toml"
+        text, plan = self.plan(stage3, data, *machine)
+        self.assertIn("temporal C = 128", text)
+        self.assertAlmostEqual(plan["parameters"]["trained"] / 393.34e6, 1, delta=0.001)
+        self.assertAlmostEqual(plan["memory"]["gradients"] / (4 * 393.34e6), 1, delta=0.01)
+        # VGG16's 14.7e6 weights, in f32 and bf16.
+        self.assertAlmostEqual(plan["memory"]["fixed"] / (6 * 14.72e6), 1, delta=0.01)
+        shares = [b["ready"] for b in plan["gradient_buckets"]]
+        self.assertEqual(shares, sorted(shares))
+        _, frozen = self.plan(REPOSITORY / "inputs" / "vae_stage1.toml", data, *machine)
+        self.assertLess(3 * frozen["step"]["flops"], plan["step"]["flops"])
+        self.refused(self.weft("plan", stage3, data, "--gpus", "24", "--memory", "6", ranks=0,
+                               expect=None), USAGE, "bucket synthetic-33-256x256", "not even one clip fits")
+
+        (self.dir / "vae.toml").write_text(VAE_DECK)
+        for critic in ("none", "patchgan"):
+            options = [f"vae_train.discriminator={critic}", f"run.dir={critic}"]
+            _, plan = self.plan("vae.toml", *options, "--fabric", "local")
+            self.weft("train", "vae.toml", *options, expect=0)
+            peak = max(m["memory"]["arena_peak_bytes"] for m in self.metrics(critic))
+            self.assertEqual(plan["memory"]["activations"], peak)
 
     def test_generation_and_encoding_are_planned(self):
         deck = REPOSITORY / "inputs" / "generate_720p.toml"
@@ -108,6 +158,7 @@ class Plan(WeftTest):
         self.assertAlmostEqual(sum(p["weights"] for p in plan["t5"]) / 9.5246e9, 1, delta=0.001)
         self.assertEqual(plan["clips"][0]["size"], "51x720x1280")
         taken = sum(plan["memory"][k] for k in ("STDiT3 weights", "VAE weights"))
+        self.assertGreater(plan["clips"][0]["decoding_seconds"], 0)
         self.assertLess(taken + max(plan["clips"][0]["sampling"], plan["clips"][0]["vae"]), 16e9)
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "1", "--memory", "6",
                                ranks=0, expect=None), USAGE, "T5", "missing")
@@ -117,6 +168,7 @@ class Plan(WeftTest):
         clips = "data.path=synthetic:clips=2,frames=51,height=144,width=256"
         _, plan = self.plan(deck, clips, "--job", "encode", "--gpus", "4", "--memory", "16")
         self.assertEqual(plan["buckets"][0]["clip_bytes"], 2 * 8 * 15 * 18 * 32)
+        self.assertGreater(plan["seconds"], 0)
 
 
 if __name__ == "__main__":
