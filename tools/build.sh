@@ -12,7 +12,8 @@ fail() {
 }
 generator=()
 if [ ! -f build/CMakeCache.txt ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release >"$log" 2>&1 || fail "CMake stopped"
+cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+  -DWEFT_CUDA_ARCHITECTURES="${WEFT_CUDA_ARCHITECTURES:-}" >"$log" 2>&1 || fail "CMake stopped"
 cores=$(nproc)
 echo "build: Release in build/ on $cores cores (a first build takes some minutes; output in $log)"
 # From the failing command's own output on, which ninja repeats: the first error is what one wants to read.
