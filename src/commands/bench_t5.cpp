@@ -24,6 +24,7 @@ int bench_t5(const Deck& deck, const BenchT5Request& request) {
   T5Encoder t5(deck.t5, 0, deck.t5.num_layers);
   t5.params().allocate(1, deck.t5.dtype == "bf16", false);
   t5.params().initialise(static_cast<std::uint64_t>(deck.run.seed));
+  t5.pack_weights();
 
   std::vector<std::int32_t> offsets{0};
   for (const std::int64_t n : request.lengths)

@@ -57,6 +57,7 @@ std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job,
       return p.name == bias_table && rank_in(comm) != first;
     });
     bytes = files.bytes_read();
+    part->pack_weights();
   }
   Parameter* table = part == nullptr ? nullptr : part->params().find(bias_table);
   std::vector<float> bias(static_cast<std::size_t>(32 * config.num_heads));

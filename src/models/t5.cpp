@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "ops/matmul.h"
+#include "ops/packed.h"
 #include "ops/text.h"
 
 namespace weft {
@@ -17,19 +19,6 @@ Init normal(double deviation) { return {Init::Kind::normal, static_cast<float>(d
 
 // A weight as it is computed with: the bf16 copy where the model has one.
 const Tensor& weight(const Parameter* p) { return p->working.defined() ? p->working : p->value; }
-
-// y [M,out] = x w^T (+ residual).
-Tensor product(const Tensor& x, const Parameter* w, const Tensor& residual = Tensor()) {
-  Tensor y = Tensor::empty({x.dim(0), w->shape[0]}, x.dtype());
-  ops::linear_forward(x, weight(w), Tensor(), residual, y);
-  return y;
-}
-
-// Part i of y [parts,M,out] = x w^T.
-void product_into(const Tensor& x, const Parameter* w, Tensor& y, std::int64_t i) {
-  Tensor part = y.slice(i, i + 1).view({x.dim(0), w->shape[0]});
-  ops::linear_forward(x, weight(w), Tensor(), Tensor(), part);
-}
 
 Tensor rms_norm(const Tensor& x, const Parameter* w) {
   Tensor y = Tensor::empty(x.shape(), x.dtype());
@@ -76,6 +65,48 @@ T5Encoder::T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last
   if (last == config.num_layers) final_norm_ = norm("encoder.final_layer_norm.weight");
 }
 
+bool T5Encoder::packs() const {
+  return config_.dtype != "bf16" && this_device().kind == DeviceKind::cpu;
+}
+
+void T5Encoder::pack_weights() {
+  if (packed_ || !packs()) return;
+  for (const Layer& l : layers_)
+    for (Parameter* p : {l.q, l.k, l.v, l.o, l.wi_0, l.wi_1, l.wo}) ops::pack_weight(p->value);
+  packed_ = true;
+}
+
+// x [M,in] as products read it.
+Tensor T5Encoder::operand(const Tensor& x) const {
+  if (!packed_) return x;
+  Tensor rows = Tensor::empty({ops::packed_rows(x.dim(0)), x.dim(1)}, x.dtype());
+  ops::pack_rows(x, rows);
+  return rows;
+}
+
+// y [M,out] = x w^T (+ residual), x being an operand().
+void T5Encoder::product(const Tensor& x, const Parameter* w, const Tensor& residual,
+                        Tensor& y) const {
+  if (packed_)
+    ops::packed_linear_forward(x, w->value, Tensor(), residual, y);
+  else
+    ops::linear_forward(x, weight(w), Tensor(), residual, y);
+}
+
+// The first M rows of part i of y [parts,rows,...] = x w^T.
+void T5Encoder::product_into(const Tensor& x, const Parameter* w, std::int64_t M, Tensor& y,
+                             std::int64_t i) const {
+  Tensor part = y.slice(i, i + 1).view({y.dim(1), w->shape[0]}).slice(0, M);
+  product(x, w, Tensor(), part);
+}
+
+// h + x w^T.
+Tensor T5Encoder::added(const Tensor& h, const Tensor& x, const Parameter* w) const {
+  Tensor y = Tensor::empty(h.shape(), h.dtype());
+  product(x, w, h, y);
+  return y;
+}
+
 Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
   const std::int64_t M = in.ids.numel(), H = config_.num_heads, D = config_.d_kv;
   const DType dtype = config_.dtype == "bf16" ? DType::bf16 : DType::f32;
@@ -87,31 +118,40 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
   }
   WEFT_ASSERT(h.dtype() == dtype && h.dim(0) == M);
   for (const Layer& l : layers_) {
-    Tensor x = rms_norm(h, l.norm0);
+    Tensor x = operand(rms_norm(h, l.norm0));
     Tensor qkv = Tensor::empty({3, M, H, D}, dtype);
-    product_into(x, l.q, qkv, 0);
-    product_into(x, l.k, qkv, 1);
-    product_into(x, l.v, qkv, 2);
+    product_into(x, l.q, M, qkv, 0);
+    product_into(x, l.k, M, qkv, 1);
+    product_into(x, l.v, M, qkv, 2);
     x.release();
     Tensor attended = Tensor::empty({M, H * D}, dtype);
     ops::relative_attention_forward(qkv, bias_->value, in.offsets, in.longest, attended);
     qkv.release();
-    h = product(attended, l.o, h);
+    attended = operand(attended);
+    h = added(h, attended, l.o);
     attended.release();
 
-    x = rms_norm(h, l.norm1);
-    Tensor gu = Tensor::empty({2, M, config_.d_ff}, dtype);
-    product_into(x, l.wi_0, gu, 0);
-    product_into(x, l.wi_1, gu, 1);
+    x = operand(rms_norm(h, l.norm1));
+    // Where rows are packed, both parts have room for that: the second takes the rows of the first once the two are one.
+    const std::int64_t rows = packed_ ? ops::packed_rows(M) : M;
+    Tensor gu = Tensor::empty({2, rows, config_.d_ff}, dtype);
+    product_into(x, l.wi_0, M, gu, 0);
+    product_into(x, l.wi_1, M, gu, 1);
     x.release();
-    Tensor gated = gu.slice(0, 1).view({M, config_.d_ff});
+    Tensor gated = gu.slice(0, 1).view({rows, config_.d_ff});
     ops::gated_gelu_forward(gu, gated);
-    h = product(gated, l.wo, h);
+    if (packed_) {
+      Tensor second = gu.slice(1, 2).view(gated.shape());
+      ops::pack_rows(gated.slice(0, M), second);
+      gated = second;
+    }
+    h = added(h, gated, l.wo);
   }
   return final_norm_ ? rms_norm(h, final_norm_) : h;
 }
 
 std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
+  const bool packed_now = std::exchange(packed_, packs());  // as it will run
   // Bytes used at the peak of an arena of that size; 0: of an endless one.
   const auto peak = [&](std::size_t capacity) {
     const auto arena = Arena::planning(this_device().kind, capacity);
@@ -131,6 +171,7 @@ std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
   std::size_t capacity = peak(0);
   while (true) try {
       peak(capacity);
+      packed_ = packed_now;
       return capacity;
     } catch (const Error&) {
       capacity += std::max(capacity / 16, Arena::alignment) / Arena::alignment * Arena::alignment;

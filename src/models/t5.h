@@ -25,6 +25,10 @@ class T5Encoder {
 
   ParameterTable& params() { return params_; }
 
+  // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put in their places into the order
+  // that products read (ops/packed.h); their `value` then is no [out,in] any more. Elsewhere nothing happens.
+  void pack_weights();
+
   // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.
   // All in config.dtype. `h` itself is not written. Ids must lie in [0, vocab_size): nobody looks again.
   Tensor forward(const PackedTokens& in, const Tensor& h);
@@ -43,7 +47,15 @@ class T5Encoder {
     Parameter *norm0, *norm1;
     Parameter *q, *k, *v, *o, *wi_0, *wi_1, *wo;
   };
+  bool packs() const;
+  Tensor operand(const Tensor& x) const;
+  void product(const Tensor& x, const Parameter* w, const Tensor& residual, Tensor& y) const;
+  void product_into(const Tensor& x, const Parameter* w, std::int64_t M, Tensor& y,
+                    std::int64_t i) const;
+  Tensor added(const Tensor& h, const Tensor& x, const Parameter* w) const;
+
   T5Deck config_;
+  bool packed_ = false;
   ParameterTable params_;
   Parameter *embedding_ = nullptr, *bias_ = nullptr, *final_norm_ = nullptr;
   std::vector<Layer> layers_;

@@ -119,6 +119,8 @@ TEST_F(T5Test, MatchesTheFormulasCaptionByCaption) {
     wanted.insert(wanted.end(), one.begin(), one.end());
   }
   EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5);
+  t5.pack_weights();
+  EXPECT_LT(relative_error(to_values(t5.forward(packed(), Tensor())), wanted), 1e-5);
 }
 
 TEST_F(T5Test, PartsOfTheLayersGiveTheSameBits) {
@@ -156,6 +158,8 @@ TEST_F(T5Test, PlansWhatItTakesAndCountsItsWeights) {
   T5Encoder t5(d, 1, d.num_layers);
   const std::size_t planned = t5.plan(12, 8);
   start(t5, false);
+  t5.pack_weights();
+  EXPECT_EQ(t5.plan(12, 8), planned);
   const auto arena = Arena::reserve(planned);
   const ArenaScope scope(*arena);
   {
