@@ -46,30 +46,26 @@ void move_channels(const Tensor& x, std::int64_t C, std::int64_t P, Tensor& y) {
   }
 }
 
-// [B,T,P,2C] and [B,2T-drop,P,C]; an element of the first a thread.
+// [frames,P,2C] and [2 frames,P,C]; an element of the first a thread.
 template <class T, bool forward>
-__global__ void depth_to_time_kernel(const T* from, T* to, std::int64_t frames, std::int64_t P,
-                                     std::int64_t C, int drop, std::int64_t count) {
+__global__ void depth_to_time_kernel(const T* from, T* to, std::int64_t P, std::int64_t C,
+                                     std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t channel = i % (2 * C), p = i / (2 * C) % P, t = i / (2 * C) / P % frames,
-                     b = i / (2 * C) / P / frames;
-  const std::int64_t frame = 2 * t + channel % 2 - drop;
-  const std::int64_t at = ((b * (2 * frames - drop) + frame) * P + p) * C + channel / 2;
-  if constexpr (forward) {
-    if (frame >= 0) to[at] = from[i];
-  } else {
-    to[i] = frame >= 0 ? from[at] : from_float<T>(0.0f);
-  }
+  const std::int64_t channel = i % (2 * C), p = i / (2 * C) % P, t = i / (2 * C) / P;
+  const std::int64_t at = ((2 * t + channel % 2) * P + p) * C + channel / 2;
+  if constexpr (forward)
+    to[at] = from[i];
+  else
+    to[i] = from[at];
 }
 
 // `deep` [B,T,H,W,2C] has the many channels.
 template <bool forward>
-void depth_to_time(const Tensor& deep, const Tensor& from, int drop, Tensor& to) {
+void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
   by_type(deep, [&]<class T>() {
     launch(depth_to_time_kernel<T, forward>, dim3(blocks_for(deep.numel(), threads)), dim3(threads),
-           0, data<T>(from), data<T>(to), deep.dim(1), deep.dim(2) * deep.dim(3), deep.dim(4) / 2,
-           drop, deep.numel());
+           0, data<T>(from), data<T>(to), deep.dim(2) * deep.dim(3), deep.dim(4) / 2, deep.numel());
   });
 }
 
@@ -90,11 +86,7 @@ void to_channels_first(const Tensor& x, Tensor& y) {
   move_channels<false>(x, C, x.numel() / x.dim(0) / C, y);
 }
 
-void depth_to_time_forward(const Tensor& x, int drop, Tensor& y) {
-  depth_to_time<true>(x, x, drop, y);
-}
-void depth_to_time_backward(const Tensor& dy, int drop, Tensor& dx) {
-  depth_to_time<false>(dx, dy, drop, dx);
-}
+void depth_to_time_forward(const Tensor& x, Tensor& y) { depth_to_time<true>(x, x, y); }
+void depth_to_time_backward(const Tensor& dy, Tensor& dx) { depth_to_time<false>(dx, dy, dx); }
 
 }  // namespace weft::ops::cuda

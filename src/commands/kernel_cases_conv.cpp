@@ -114,13 +114,11 @@ void add_layouts(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
          [](const Tensor& a, Tensor& b) { ops::to_channels_last(a, b); });
   layout("to_channels_first", last, x,
          [](const Tensor& a, Tensor& b) { ops::to_channels_first(a, b); });
-  for (const int drop : {0, 1}) {
-    const Shape deep{B, T, H, W, 2 * C}, shallow{B, 2 * T - drop, H, W, C};
-    layout("depth_to_time_forward", deep, shallow,
-           [=](const Tensor& a, Tensor& b) { ops::depth_to_time_forward(a, drop, b); });
-    layout("depth_to_time_backward", shallow, deep,
-           [=](const Tensor& a, Tensor& b) { ops::depth_to_time_backward(a, drop, b); });
-  }
+  const Shape deep{B, T, H, W, 2 * C}, shallow{B, 2 * T, H, W, C};
+  layout("depth_to_time_forward", deep, shallow,
+         [](const Tensor& a, Tensor& b) { ops::depth_to_time_forward(a, b); });
+  layout("depth_to_time_backward", shallow, deep,
+         [](const Tensor& a, Tensor& b) { ops::depth_to_time_backward(a, b); });
 }
 
 }  // namespace

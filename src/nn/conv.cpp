@@ -94,12 +94,12 @@ Var wide_attention(Context c, const Var& qkv) {
   return out;
 }
 
-Var depth_to_time(Context c, const Var& x, int drop) {
+Var depth_to_time(Context c, const Var& x) {
   const Shape& s = x->value.shape();
-  Tensor y = Tensor::empty({s[0], 2 * s[1] - drop, s[2], s[3], s[4] / 2}, x->value.dtype());
-  ops::depth_to_time_forward(x->value, drop, y);
-  return rearranged(
-      c, x, y, [drop](const Tensor& dy, Tensor& dx) { ops::depth_to_time_backward(dy, drop, dx); });
+  Tensor y = Tensor::empty({s[0], 2 * s[1], s[2], s[3], s[4] / 2}, x->value.dtype());
+  ops::depth_to_time_forward(x->value, y);
+  return rearranged(c, x, y,
+                    [](const Tensor& dy, Tensor& dx) { ops::depth_to_time_backward(dy, dx); });
 }
 
 Var channels_last(Context c, const Var& x) {

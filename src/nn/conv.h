@@ -24,8 +24,8 @@ Var group_norm(Context c, const Var& x, const NormWeights& w, int groups, float 
 // qkv [N,P,3,C] -> [N,P,C], one head (ops/group_norm.h).
 Var wide_attention(Context c, const Var& qkv);
 
-// [B,T,H,W,2C] -> [B,2T-drop,H,W,C].
-Var depth_to_time(Context c, const Var& x, int drop = 0);
+// [B,T,H,W,2C] -> [B,2T,H,W,C].
+Var depth_to_time(Context c, const Var& x);
 
 // [B,C,T,H,W] -> [B,T,H,W,C] and back.
 Var channels_last(Context c, const Var& x);

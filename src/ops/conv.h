@@ -45,10 +45,9 @@ WEFT_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv,
 WEFT_OP(to_channels_last, void(const Tensor& x, Tensor& y));
 WEFT_OP(to_channels_first, void(const Tensor& x, Tensor& y));
 
-// Depth to time (specs/vae.md 0.9): x [B,T,H,W,2C], y [B,2T-drop,H,W,C]: channel 2c + s of frame t is channel c of frame
-// 2t + s - drop; the first `drop` (0 or 1 ...) frames are dropped.
-WEFT_OP(depth_to_time_forward, void(const Tensor& x, int drop, Tensor& y));
-// dx is written; dropped frames get zero.
-WEFT_OP(depth_to_time_backward, void(const Tensor& dy, int drop, Tensor& dx));
+// Depth to time (specs/vae.md 0.9): x [B,T,H,W,2C], y [B,2T,H,W,C]: channel 2c + s of frame t is channel c of frame 2t + s.
+WEFT_OP(depth_to_time_forward, void(const Tensor& x, Tensor& y));
+// dx is written.
+WEFT_OP(depth_to_time_backward, void(const Tensor& dy, Tensor& dx));
 
 }  // namespace weft::ops

@@ -70,8 +70,7 @@ TEST_F(NnConvTest, CausalWithDepthToTime) {
   check(
       [&](nn::Context c, const Var& x) {
         const Var h = nn::conv(c, nn::channels_last(c, x), half, Conv::causal(3, 2));
-        return nn::channels_first(c,
-                                  nn::depth_to_time(c, nn::conv(c, h, grow, Conv::causal(3)), 1));
+        return nn::channels_first(c, nn::depth_to_time(c, nn::conv(c, h, grow, Conv::causal(3))));
       },
       to_tensor(random_values(4 * 4 * 3 * 5, 1), {1, 4, 4, 3, 5}));
 }

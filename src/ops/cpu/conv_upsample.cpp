@@ -52,6 +52,26 @@ void for_phase(const Geometry& g, int p, int q, F&& f) {
 struct Sums;
 struct Phase;
 
+// Calls f(g, p, q, sums, phase) for each phase, with room for its weights and for its pixels of one frame.
+template <class F>
+void each_phase(const Shape& x, std::int64_t cout, F&& f) {
+  for (int p = 0; p < 2; ++p)
+    for (int q = 0; q < 2; ++q) {
+      const Geometry g = phase_geometry(x, cout, p, q);
+      float* sums = scratch<Sums>(static_cast<std::size_t>(cout * x[4] * 4));
+      float* phase = scratch<Phase>(static_cast<std::size_t>(g.y_numel()));
+      f(g, p, q, sums, phase);
+    }
+}
+
+// A phase of the large frame number `f`.
+void take_phase(const Geometry& g, int p, int q, const float* frames, std::int64_t f,
+                float* phase) {
+  const float* from = frames + f * 4 * g.y_numel();
+  for_phase(g, p, q,
+            [&](std::int64_t to, std::int64_t at) { std::copy_n(from + at, g.cout, phase + to); });
+}
+
 }  // namespace
 
 void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,
@@ -60,22 +80,17 @@ void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const 
     winograd_forward(g, 1, 0, xs, w, bias, add, y);
     return;
   }
-  const std::int64_t pairs = cout * x[4];
-  for (int p = 0; p < 2; ++p)
-    for (int q = 0; q < 2; ++q) {
-      const Geometry g = phase_geometry(x, cout, p, q);
-      float* sums = scratch<Sums>(static_cast<std::size_t>(pairs * 4));
-      sum_weights(pairs, w, p, q, sums);
-      float* phase = scratch<Phase>(static_cast<std::size_t>(g.y_numel()));
-      for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
-        plain_forward(g, xs + f * g.x_numel(), sums, bias, false, phase);
-        float* to = y + f * 4 * g.y_numel();
-        for_phase(g, p, q, [&](std::int64_t from, std::int64_t at) {
-          for (std::int64_t c = 0; c < cout; ++c)
-            to[at + c] = add ? to[at + c] + phase[from + c] : phase[from + c];
-        });
-      }
+  each_phase(x, cout, [&](const Geometry& g, int p, int q, float* sums, float* phase) {
+    sum_weights(cout * x[4], w, p, q, sums);
+    for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
+      plain_forward(g, xs + f * g.x_numel(), sums, bias, false, phase);
+      float* to = y + f * 4 * g.y_numel();
+      for_phase(g, p, q, [&](std::int64_t from, std::int64_t at) {
+        for (std::int64_t c = 0; c < cout; ++c)
+          to[at + c] = add ? to[at + c] + phase[from + c] : phase[from + c];
+      });
     }
+  });
 }
 
 void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy, const float* w,
@@ -89,21 +104,13 @@ void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy,
     winograd_forward(back, 0, 1, dy, turned, nullptr, add, dx);
     return;
   }
-  const std::int64_t pairs = cout * x[4];
-  for (int p = 0; p < 2; ++p)
-    for (int q = 0; q < 2; ++q) {
-      const Geometry g = phase_geometry(x, cout, p, q);
-      float* sums = scratch<Sums>(static_cast<std::size_t>(pairs * 4));
-      sum_weights(pairs, w, p, q, sums);
-      float* phase = scratch<Phase>(static_cast<std::size_t>(g.y_numel()));
-      for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
-        const float* from = dy + f * 4 * g.y_numel();
-        for_phase(g, p, q, [&](std::int64_t to, std::int64_t at) {
-          std::copy_n(from + at, cout, phase + to);
-        });
-        plain_backward_input(g, phase, sums, dx + f * g.x_numel(), add || p + q > 0);
-      }
+  each_phase(x, cout, [&](const Geometry& g, int p, int q, float* sums, float* phase) {
+    sum_weights(cout * x[4], w, p, q, sums);
+    for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
+      take_phase(g, p, q, dy, f, phase);
+      plain_backward_input(g, phase, sums, dx + f * g.x_numel(), add || p + q > 0);
     }
+  });
 }
 
 void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs, const float* dy,
@@ -114,24 +121,17 @@ void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs
   }
   const std::int64_t pairs = cout * x[4];
   if (!accumulate) std::fill_n(dw, pairs * 9, 0.0f);
-  for (int p = 0; p < 2; ++p)
-    for (int q = 0; q < 2; ++q) {
-      const Geometry g = phase_geometry(x, cout, p, q);
-      float* sums = scratch<Sums>(static_cast<std::size_t>(pairs * 4));
-      float* phase = scratch<Phase>(static_cast<std::size_t>(g.y_numel()));
-      for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
-        const float* from = dy + f * 4 * g.y_numel();
-        for_phase(g, p, q, [&](std::int64_t to, std::int64_t at) {
-          std::copy_n(from + at, cout, phase + to);
-        });
-        direct_backward_weight(g, xs + f * g.x_numel(), phase, sums, f > 0);
-      }
-#pragma omp parallel for schedule(static)
-      for (std::int64_t i = 0; i < pairs; ++i)
-        for (int a = 0; a < 3; ++a)
-          for (int b = 0; b < 3; ++b)
-            dw[i * 9 + a * 3 + b] += sums[i * 4 + row_of(p, a) * 2 + row_of(q, b)];
+  each_phase(x, cout, [&](const Geometry& g, int p, int q, float* sums, float* phase) {
+    for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
+      take_phase(g, p, q, dy, f, phase);
+      direct_backward_weight(g, xs + f * g.x_numel(), phase, sums, f > 0);
     }
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < pairs; ++i)
+      for (int a = 0; a < 3; ++a)
+        for (int b = 0; b < 3; ++b)
+          dw[i * 9 + a * 3 + b] += sums[i * 4 + row_of(p, a) * 2 + row_of(q, b)];
+  });
 }
 
 WEFT_CPU_END

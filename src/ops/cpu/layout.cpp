@@ -50,41 +50,35 @@ void to_channels_first(const Tensor& x, Tensor& y) {
   });
 }
 
-void depth_to_time_forward(const Tensor& x, int drop, Tensor& y) {
-  const std::int64_t B = x.dim(0), T = x.dim(1), P = x.dim(2) * x.dim(3), C = y.dim(-1);
-  const std::int64_t To = y.dim(1);
-  WEFT_ASSERT(To == 2 * T - drop && x.dim(-1) == 2 * C);
+void depth_to_time_forward(const Tensor& x, Tensor& y) {
+  const std::int64_t frames = y.dim(0) * y.dim(1), P = x.dim(2) * x.dim(3), C = y.dim(-1);
+  WEFT_ASSERT(y.dim(1) == 2 * x.dim(1) && x.dim(-1) == 2 * C);
   with_width(x, [&](auto type) {
     using E = decltype(type);
     const E* xs = static_cast<const E*>(x.raw());
     E* ys = static_cast<E*>(y.raw());
-#pragma omp parallel for schedule(static) collapse(2)
-    for (std::int64_t b = 0; b < B; ++b)
-      for (std::int64_t t = 0; t < To; ++t) {
-        const E* from = xs + (b * T + (t + drop) / 2) * P * 2 * C + (t + drop) % 2;
-        E* to = ys + (b * To + t) * P * C;
-        for (std::int64_t i = 0; i < P * C; ++i) to[i] = from[2 * i];
-      }
+#pragma omp parallel for schedule(static)
+    for (std::int64_t t = 0; t < frames; ++t) {
+      const E* from = xs + t / 2 * P * 2 * C + t % 2;
+      E* to = ys + t * P * C;
+      for (std::int64_t i = 0; i < P * C; ++i) to[i] = from[2 * i];
+    }
   });
 }
 
-void depth_to_time_backward(const Tensor& dy, int drop, Tensor& dx) {
-  const std::int64_t B = dx.dim(0), T = dx.dim(1), P = dx.dim(2) * dx.dim(3), C = dy.dim(-1);
-  const std::int64_t To = dy.dim(1);
-  WEFT_ASSERT(To == 2 * T - drop && dx.dim(-1) == 2 * C);
+void depth_to_time_backward(const Tensor& dy, Tensor& dx) {
+  const std::int64_t frames = dy.dim(0) * dy.dim(1), P = dx.dim(2) * dx.dim(3), C = dy.dim(-1);
+  WEFT_ASSERT(dy.dim(1) == 2 * dx.dim(1) && dx.dim(-1) == 2 * C);
   with_width(dy, [&](auto type) {
     using E = decltype(type);
     const E* from = static_cast<const E*>(dy.raw());
     E* to = static_cast<E*>(dx.raw());
-#pragma omp parallel for schedule(static) collapse(2)
-    for (std::int64_t b = 0; b < B; ++b)
-      for (std::int64_t t = 0; t < T; ++t)
-        for (std::int64_t s = 0; s < 2; ++s) {
-          const std::int64_t frame = 2 * t + s - drop;
-          const E* in = frame >= 0 ? from + (b * To + frame) * P * C : nullptr;
-          E* out = to + (b * T + t) * P * 2 * C + s;
-          for (std::int64_t i = 0; i < P * C; ++i) out[2 * i] = in ? in[i] : E(0);
-        }
+#pragma omp parallel for schedule(static)
+    for (std::int64_t t = 0; t < frames; ++t) {
+      const E* in = from + t * P * C;
+      E* out = to + t / 2 * P * 2 * C + t % 2;
+      for (std::int64_t i = 0; i < P * C; ++i) out[2 * i] = in[i];
+    }
   });
 }
 
