@@ -64,27 +64,26 @@ __device__ __forceinline__ Place place(const Grid& g) {
   return p;
 }
 
-// partial [N,chunks,2,C] = sums over the block's lines of a and b.
-template <int V>
-__device__ __forceinline__ void store_sums(const Grid& g, const Place& p, const float (&a)[V],
-                                           const float (&b)[V], float* partial) {
-  float* const shared = shared_memory<float>();  // [lines][2][width V]
+// partial [N,chunks,K,C] = sums over the block's lines of the K values.
+template <int K, int V>
+__device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
+                                           const float (&values)[K][V], float* partial) {
+  float* const shared = shared_memory<float>();  // [lines][K][width V]
   const int channels = g.width * V;
   if (p.line < p.step) {
-    float* const to = shared + 2 * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
+    float* const to = shared + K * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
 #pragma unroll
-    for (int k = 0; k < V; ++k) {
-      to[k] = a[k];
-      to[channels + k] = b[k];
-    }
+    for (int j = 0; j < K; ++j)
+#pragma unroll
+      for (int k = 0; k < V; ++k) to[j * channels + k] = values[j][k];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * channels; i += threads) {
+  for (int i = threadIdx.x; i < K * channels; i += threads) {
     float sum = 0.0f;
-    for (int line = 0; line < p.step; ++line) sum += shared[2 * line * channels + i];
+    for (int line = 0; line < p.step; ++line) sum += shared[K * line * channels + i];
     const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * channels + i % channels;
     if (c < g.C)
-      partial[(static_cast<std::int64_t>(blockIdx.x) * 2 + i / channels) * g.C + c] = sum;
+      partial[(static_cast<std::int64_t>(blockIdx.x) * K + i / channels) * g.C + c] = sum;
   }
 }
 
@@ -92,7 +91,7 @@ __device__ __forceinline__ void store_sums(const Grid& g, const Place& p, const 
 template <class T, int V>
 __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, float* partial) {
   const Place p = place(g);
-  float sum[V] = {}, squares[V] = {};
+  float sums[2][V] = {};
   if (p.active) {
     float base[V];
     unpack(load_vec<V>(x, p.sample * g.P * g.packs + p.pack), base);
@@ -103,15 +102,15 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, fl
 #pragma unroll
       for (int k = 0; k < V; ++k) {
         const float d = v[k] - base[k];
-        sum[k] += d;
-        squares[k] += d * d;
+        sums[0][k] += d;
+        sums[1][k] += d * d;
       }
     }
   }
-  store_sums(g, p, sum, squares, partial);
+  store_sums(g, p, sums, partial);
 }
 
-// sums [N,2,C] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32 columns.
+// sums [N,columns] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32 columns.
 __global__ void __launch_bounds__(32 * sum_warps)
     add_chunks_kernel(const float* partial, std::int64_t chunks, std::int64_t columns,
                       float* sums) {
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(threads)
     gradient_sums_kernel(const T* x, const T* dy, const float* stats, const float* gamma,
                          const float* beta, Grid g, float* partial) {
   const Place p = place(g);
-  float sum[V] = {}, product[V] = {};
+  float sums[2][V] = {};
   if (p.active) {
     const Channels<V> with(g, p, stats, gamma, beta);
 #pragma unroll 2
@@ -226,12 +225,12 @@ __global__ void __launch_bounds__(threads)
       for (int k = 0; k < V; ++k) {
         const float h = (v[k] - with.mean[k]) * with.rstd[k];
         const float b = behind<silu>(d[k], h, with.gamma[k], with.beta[k]);
-        sum[k] += b;
-        product[k] += b * h;
+        sums[0][k] += b;
+        sums[1][k] += b * h;
       }
     }
   }
-  store_sums(g, p, sum, product, partial);
+  store_sums(g, p, sums, partial);
 }
 
 // means [N,groups,2] over a group of g gamma and of g gamma times the normalised x.
@@ -295,20 +294,92 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// What batch_norm_tangent_backward sums a channel, with h the normalised x: a, b, a b, a h, b h.
+constexpr int tangent_sums = 5;
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    tangent_sums_kernel(const T* x, const T* dyt, const T* tangent, const float* stats, Grid g,
+                        float* partial) {
+  const Place p = place(g);
+  float sums[tangent_sums][V] = {};
+  if (p.active)
+    for (std::int64_t r = p.row; r < p.last; r += p.step) {
+      const std::int64_t at = r * g.packs + p.pack;
+      float v[V], a[V], b[V];
+      unpack(load_vec<V>(x, at), v);
+      unpack(load_vec<V>(dyt, at), a);
+      unpack(load_vec<V>(tangent, at), b);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const float* const s = stats + 2 * (static_cast<std::int64_t>(p.pack) * V + k);
+        const float h = (v[k] - s[0]) * s[1];
+        sums[0][k] += a[k];
+        sums[1][k] += b[k];
+        sums[2][k] += a[k] * b[k];
+        sums[3][k] += a[k] * h;
+        sums[4][k] += b[k] * h;
+      }
+    }
+  store_sums(g, p, sums, partial);
+}
+
+// linear [4,C]: what dx is of h, a, b and 1 (the formula stands at the CPU side).
+__global__ void tangent_factors_kernel(const float* sums, const float* stats, const float* gamma,
+                                       Grid g, float* linear, float* dgamma) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (c >= g.C) return;
+  const double n = static_cast<double>(g.P), rstd = stats[2 * c + 1];
+  const double a = sums[c] / n, b = sums[g.C + c] / n, p = sums[3 * g.C + c] / n,
+               q = sums[4 * g.C + c] / n;
+  const double r = sums[2 * g.C + c] / n - a * b - p * q, scale = -gamma[c] * rstd * rstd;
+  linear[c] = static_cast<float>(scale * (r - 2.0 * p * q));
+  linear[g.C + c] = static_cast<float>(scale * q);
+  linear[2 * g.C + c] = static_cast<float>(scale * p);
+  linear[3 * g.C + c] = static_cast<float>(-scale * (q * a + p * b));
+  if (dgamma != nullptr) dgamma[c] += static_cast<float>(n * rstd * r);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    tangent_backward_kernel(const T* x, const T* dyt, const T* tangent, const float* stats,
+                            const float* linear, Grid g, T* dx, bool accumulate) {
+  const Place p = place(g);
+  if (!p.active) return;
+  for (std::int64_t r = p.row; r < p.last; r += p.step) {
+    const std::int64_t at = r * g.packs + p.pack;
+    float v[V], a[V], b[V], old[V] = {};
+    unpack(load_vec<V>(x, at), v);
+    unpack(load_vec<V>(dyt, at), a);
+    unpack(load_vec<V>(tangent, at), b);
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), old);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
+      const float h = (v[k] - stats[2 * c]) * stats[2 * c + 1];
+      v[k] = old[k] + linear[c] * h + linear[g.C + c] * a[k] + linear[2 * g.C + c] * b[k] +
+             linear[3 * g.C + c];
+    }
+    store_vec<V>(dx, at, pack<T, V>(v));
+  }
+}
+
 // The first stage's launch: blocks of chunks by tiles of channels.
 dim3 blocks_of(const Grid& g) {
   return {static_cast<unsigned>(g.N * g.chunks), blocks_for(g.packs, g.width)};
 }
 template <int V>
-std::size_t shared_of(const Grid& g) {
-  return sizeof(float) * 2 * V * static_cast<std::size_t>(threads / g.width * g.width);
+std::size_t shared_of(const Grid& g, int values = 2) {
+  return sizeof(float) * static_cast<std::size_t>(values) * V *
+         static_cast<std::size_t>(threads / g.width * g.width);
 }
 
+// partial [N * chunks, values, C].
 Tensor add_chunks(const Tensor& partial, const Grid& g) {
-  const Tensor sums = Tensor::empty({g.N, 2, g.C}, DType::f32);
-  launch(add_chunks_kernel, dim3(blocks_for(2 * g.C, 32), static_cast<unsigned>(g.N)),
+  const std::int64_t columns = partial.dim(1) * g.C;
+  const Tensor sums = Tensor::empty({g.N, partial.dim(1), g.C}, DType::f32);
+  launch(add_chunks_kernel, dim3(blocks_for(columns, 32), static_cast<unsigned>(g.N)),
          dim3(32 * sum_warps), 32 * sum_warps * sizeof(float), data<float>(partial), g.chunks,
-         2 * g.C, data<float>(sums));
+         columns, data<float>(sums));
   return sums;
 }
 
@@ -382,6 +453,31 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
                data<float>(beta), g, data<T>(dx), accumulate);
       },
       x, dy, dx);
+}
+
+void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Tensor& stats,
+                                 const Tensor& tangent, const Tensor& dyt, Tensor& dx,
+                                 bool accumulate, Tensor& dgamma) {
+  if (x.numel() == 0) return;
+  WEFT_ASSERT(x.dim(0) == 1);
+  by_instance(
+      false,
+      [&]<class T, int V, bool>() {
+        const Grid g = grid_of<V>(x, static_cast<int>(x.dim(-1)));
+        const Tensor partial = Tensor::empty({g.chunks, tangent_sums, g.C}, DType::f32);
+        const Tensor linear = Tensor::empty({4, g.C}, DType::f32);
+        launch(tangent_sums_kernel<T, V>, blocks_of(g), dim3(threads),
+               shared_of<V>(g, tangent_sums), data<T>(x), data<T>(dyt), data<T>(tangent),
+               data<float>(stats), g, data<float>(partial));
+        const Tensor sums = add_chunks(partial, g);
+        launch(tangent_factors_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
+               data<float>(sums), data<float>(stats), data<float>(gamma), g, data<float>(linear),
+               data_or_null<float>(dgamma));
+        launch(tangent_backward_kernel<T, V>, blocks_of(g), dim3(threads), 0, data<T>(x),
+               data<T>(dyt), data<T>(tangent), data<float>(stats), data<float>(linear), g,
+               data<T>(dx), accumulate);
+      },
+      x, tangent, dyt, dx);
 }
 
 }  // namespace weft::ops::cuda

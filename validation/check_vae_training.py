@@ -7,7 +7,8 @@ A tiny VAE (diffusers' AutoencoderKL and the temporal one), a VGG16 for LPIPS fr
 last cases, a PatchGAN, all with random weights. Footage is cut by `weft ingest`; one step of four clips is trained by the real
 binary in each of the stages of specs/vae.md 5. Losses are those of its metrics, gradients those of the first moments in its
 checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample): Philox
-is written out below. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
+is written out below. With LeCam two steps are trained (lr = 0), for its averages come from the
+first. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the
 loss's terms, one a seed. |x|, the identity loss, ReLU and hinge have kinks: where rounding puts an element on the other side of
 one, its gradient is another, in PyTorch's f32 as in ours, and with it what lies before. Losses are to be within the tolerance
 with every seed. A wrong formula is wrong with every seed, a kink is chance: gradients are to be within it with two seeds at
@@ -32,12 +33,13 @@ import vae_torch
 
 HERE = pathlib.Path(__file__).resolve().parent
 SEED = 8  # of the draws: each of --seeds in turn
+STEPS_OF_LECAM = 2  # its running averages are 0 in the first
 SHAPE = {"channels": [8, 16], "blocks": 1, "groups": 4}
 TEMPORAL = {"filters": 8, "blocks": 1, "multipliers": [1, 2, 2, 4], "halves": [False, True, True], "groups": 4}
 DEFAULTS = {"freeze_spatial": False, "pixel_loss": True, "latent_loss": False, "identity_loss": False, "image_share": 0.0,
             "random_length": True, "perceptual_weight": 0.1, "kl_weight": 1e-6, "discriminator": "none",
             "discriminator_loss": "hinge", "discriminator_weight": 0.5, "discriminator_start": 0,
-            "discriminator_lr": 0}
+            "discriminator_lr": 0, "lecam_weight": 0.0, "gradient_penalty_weight": 0.0}
 STAGES = {
     "stage 1": {"freeze_spatial": True, "pixel_loss": False, "latent_loss": True, "identity_loss": True, "image_share": 0.7,
                 "random_length": False},
@@ -46,6 +48,8 @@ STAGES = {
     "hinge": {"discriminator": "patchgan"},
     "vanilla, latents too": {"discriminator": "patchgan", "discriminator_loss": "vanilla", "latent_loss": True},
     "non-saturating, frozen": {"discriminator": "patchgan", "discriminator_loss": "non-saturating", "freeze_spatial": True},
+    "LeCam": {"discriminator": "patchgan", "lecam_weight": 300.0},  # enough to be seen beside hinge
+    "gradient penalty": {"discriminator": "patchgan", "gradient_penalty_weight": 10.0},
 }
 
 
@@ -107,8 +111,13 @@ def toml(value):
     return json.dumps(value)
 
 
-def weft_step(weft, where, settings, store):
-    """One step: its metrics, and the gradients."""
+def steps_of(settings):
+    return STEPS_OF_LECAM if settings["lecam_weight"] else 1
+
+
+def weft_steps(weft, where, settings, store):
+    """Metrics of the steps, and their gradients in one sum: each weighs 0.9 of the one after it, as in Adam's first moment."""
+    steps = steps_of(settings)
     deck = f"""
 [run]
 dir = "{where / 'run'}"
@@ -133,15 +142,14 @@ micro_batch_size = 2
 lpips_weights = "{where / 'lpips.safetensors'}"
 """ + "".join(f"{k} = {toml(v)}\n" for k, v in settings.items()) + """
 [train]
-steps = 1
 batch_size = 4
 lr = 0
 grad_clip = 0
-"""
+""" + f"steps = {steps}\n"
     (where / "deck.toml").write_text(deck)
     run([weft, "train", where / "deck.toml"])
-    metrics = json.loads((where / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    moments = first_moments(where / "run" / "step_1")
+    metrics = [json.loads(line) for line in (where / "run" / "metrics.jsonl").read_text().splitlines()[-steps:]]
+    moments = first_moments(where / "run" / f"step_{steps}")
     return metrics, {n: m.astype(np.float64) / 0.1 for n, m in moments.items()}
 
 
@@ -151,7 +159,17 @@ def clips_of(store):
         return bucket["frames"][:]
 
 
-def torch_step(parts, settings, clips, samples):
+def torch_steps(parts, settings, clips, samples):
+    """Of the last step the clips' mean loss and its terms; the gradients of all, summed as weft_steps has them."""
+    averages, total = (0.0, 0.0), {}
+    for step, of_step in enumerate(samples):
+        loss, terms, grads = torch_step(parts, {**settings, "averages": averages}, clips, of_step, step)
+        averages = tuple(0.999 * a + 0.001 * terms.get(n, 0.0) for a, n in zip(averages, ("logit_real", "logit_made")))
+        total = {n: g + 0.9 * total.get(n, 0.0) for n, g in grads.items()}
+    return loss, terms, total
+
+
+def torch_step(parts, settings, clips, samples, step):
     """The mean loss of the clips, its terms and gradients."""
     streams, total, terms = purposes(), 0.0, {}
     two_d, temporal, _, critic = parts
@@ -159,27 +177,27 @@ def torch_step(parts, settings, clips, samples):
         p.grad = None
     scale = 2 ** (len(SHAPE["channels"]) - 1)
     for sample in samples:
-        words = unit(philox(streams["clip_length"], 0, sample, 2)), philox(streams["clip_length"], 0, sample, 2)
+        words = unit(philox(streams["clip_length"], step, sample, 2)), philox(streams["clip_length"], step, sample, 2)
         frames = clips.shape[1]
         if words[0][0] < settings["image_share"]:
             frames = 1
         elif settings["random_length"]:
             frames = 1 + int(words[1][1]) * frames // 2 ** 32
         h, w = clips.shape[2] // scale, clips.shape[3] // scale
-        noise = [normals(streams["spatial_posterior"], 0, sample, (frames, h, w, 4)).permute(0, 3, 1, 2),
-                 normals(streams["posterior"], 0, sample,
+        noise = [normals(streams["spatial_posterior"], step, sample, (frames, h, w, 4)).permute(0, 3, 1, 2),
+                 normals(streams["posterior"], step, sample,
                          (1, -(-frames // temporal.factor), h, w, 4)).permute(0, 4, 1, 2, 3)]
         dtype = next(temporal.parameters()).dtype
         x = (torch.tensor(clips[sample][:frames]).double().permute(3, 0, 1, 2)[None] / 127.5 - 1).to(dtype)
         noise = [eps.to(dtype) for eps in noise]
-        loss, of_clip, critics = vae_torch.losses(parts, x, noise, settings)
+        loss, of_clip, of_critic = vae_torch.losses(parts, x, noise, settings)
         saved = [p.grad.clone() if p.grad is not None else None for p in critic.parameters()] if critic else []
         (loss / len(samples)).backward()
         if critic:  # the generator's loss teaches the discriminator nothing
             for p, grad in zip(critic.parameters(), saved):
                 p.grad = grad
-            (critics / len(samples)).backward()
-            of_clip["discriminator"] = critics
+            (of_critic[0] / len(samples)).backward()
+            of_clip.update(of_critic[1])
         total += float(loss.detach()) / len(samples)
         for name, value in of_clip.items():
             terms[name] = terms.get(name, 0.0) + float(value.detach()) / len(samples)
@@ -235,15 +253,16 @@ width = 32
             settings = {**DEFAULTS, **changes}
             results[name] = of_seed = []
             for SEED in seeds:
-                metrics, ours = weft_step(options.weft, where, settings, store)
+                steps, ours = weft_steps(options.weft, where, settings, store)
+                metrics, samples = steps[-1], [s["samples"] for s in steps]
                 critic = None
                 if settings["discriminator"] != "none":
                     critic = vae_torch.patch_gan()
-                    start = export_discriminator(where / "run" / "step_1")
+                    start = export_discriminator(where / "run" / f"step_{len(steps)}")
                     critic.load_state_dict({n: torch.tensor(v) for n, v in start.items()}, strict=False)
                 parts = (two_d, temporal, judge, critic)
-                _, _, single = torch_step([p and p.float() for p in parts], settings, clips, metrics["samples"])
-                loss, terms, theirs = torch_step([p and p.double() for p in parts], settings, clips, metrics["samples"])
+                _, _, single = torch_steps([p and p.float() for p in parts], settings, clips, samples)
+                loss, terms, theirs = torch_steps([p and p.double() for p in parts], settings, clips, samples)
                 row = {"loss": abs(metrics["loss"] / loss - 1),
                        "terms": max(abs(metrics["terms"][t] - v) / abs(v) for t, v in terms.items() if v != 0)}
                 vae = [n for n in ours if not n.startswith("discriminator.")]

@@ -130,7 +130,7 @@ def draw(moments, eps):
 
 
 def losses(parts, x, noise, settings):
-    """The loss of a clip x [1,3,T,H,W] and its terms; the discriminator's loss is one that is not in the sum."""
+    """The loss of a clip x [1,3,T,H,W] and its terms; and the discriminator's, which is not in the sum, and its terms."""
     two_d, temporal, lpips, critic = parts
     frames = x.shape[2]
     flat = x[0].transpose(0, 1)  # [T,3,H,W]
@@ -169,4 +169,14 @@ def losses(parts, x, noise, settings):
             critics = 0.5 * (F.relu(1 - real).mean() + F.relu(1 + fake).mean())
         else:
             critics = 0.5 * (F.softplus(-real).mean() + F.softplus(fake).mean())
+        extra = {"discriminator": critics, "logit_real": real.mean(), "logit_made": fake.mean()}
+        if settings["lecam_weight"]:
+            of_real, of_made = settings["averages"]
+            extra["lecam"] = settings["lecam_weight"] * (F.relu(real.mean() - of_made).square()
+                                                         + F.relu(of_real - fake.mean()).square())
+        if settings["gradient_penalty_weight"]:
+            at = flat.detach().requires_grad_()
+            slopes = torch.autograd.grad(critic.main(at).sum(), at, create_graph=True)[0].flatten(1).norm(dim=1)
+            extra["gradient_penalty"] = settings["gradient_penalty_weight"] * (slopes - 1).square().mean()
+        critics = sum(v for name, v in extra.items() if not name.startswith("logit")), extra
     return sum(terms.values()), terms, critics

@@ -66,6 +66,28 @@ void add_group_norm(std::vector<KernelCase>& cases, const Size& s, DType dtype, 
   cases.push_back(std::move(backward));
 }
 
+void add_batch_norm_tangent(std::vector<KernelCase>& cases, std::int64_t P, std::int64_t C,
+                            DType dtype) {
+  const Shape shape{1, P, C};
+  auto c = make("batch_norm_tangent_backward", fmt::format("P{} C{}", P, C), dtype,
+                8 * static_cast<double>(P * C));
+  if (dtype == DType::f32) c.tolerance = 1e-4;  // its terms are larger than their sum
+  c.inputs = {random_tensor(shape, dtype, 1, 2.0f, 1.0f),
+              random_tensor({C}, DType::f32, 2, 0.5f, 1.0f),
+              random_tensor({C}, DType::f32, 3, 0.5f),
+              random_tensor(shape, dtype, 4),
+              random_tensor(shape, dtype, 5),
+              random_tensor(shape, dtype, 6),
+              random_tensor({C}, DType::f32, 7)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(shape, dtype), stats = Tensor::empty({1, C, 2}, DType::f32);
+    ops::group_norm_forward(in[0], in[1], in[2], static_cast<int>(C), 1e-5f, false, y, stats);
+    ops::batch_norm_tangent_backward(in[0], in[1], stats, in[3], in[4], in[5], true, in[6]);
+    return std::vector<Tensor>{in[5], in[6]};
+  };
+  cases.push_back(std::move(c));
+}
+
 void add_wide_attention(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t P,
                         std::int64_t C, DType dtype) {
   const std::string text = fmt::format("N{} P{} C{}", N, P, C);
@@ -178,6 +200,8 @@ std::vector<KernelCase> vae_cases(CaseSize size) {
     add_wide_attention(cases, 1, 1, 8, dtype);
     add_wide_attention(cases, 2, 33, 16, dtype);
     add_wide_attention(cases, 1, 40, 6, dtype);
+    add_batch_norm_tangent(cases, 131, 12, dtype);
+    add_batch_norm_tangent(cases, 7, 6, dtype);
   }
   for (const auto channels : {ops::Channels::first, ops::Channels::last})
     for (const DType dtype : {DType::f32, DType::bf16})

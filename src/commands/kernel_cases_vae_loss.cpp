@@ -1,4 +1,4 @@
-// Cases of ops/vae_loss.h (kernels/vae_loss.cu and pooling.cu beside src/ops/cpu/vae_loss.cpp).
+// Cases of ops/vae_loss.h and ops/critic.h (kernels/vae_loss.cu, pooling.cu and critic.cu beside their twins in src/ops/cpu).
 #include "ops/vae_loss.h"
 
 #include <fmt/format.h>
@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "commands/kernel_cases.h"
+#include "ops/critic.h"
 
 namespace weft {
 namespace {
@@ -135,6 +136,34 @@ void add_pieces(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
     });
 }
 
+void add_critic(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  const std::int64_t n = x.numel();
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
+    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  };
+  add("gradient_penalty", 3 * n, {random_tensor(x, dtype, 1), loss_so_far()},
+      [=](std::vector<Tensor>& in) {
+        Tensor norms = Tensor::empty({x[1]}, DType::f32);
+        ops::gradient_penalty_forward(in[0], 0.5f, norms, in[1]);
+        ops::gradient_penalty_backward(in[0], norms, 0.5f, in[0]);
+        return std::vector<Tensor>{norms, in[1], in[0]};
+      });
+  if (dtype != DType::f32) return;
+  for (const float sign : {1.0f, -1.0f})
+    add("lecam", 4, {loss_so_far(), random_tensor({1}, DType::f32, 2), loss_so_far()},
+        [=](std::vector<Tensor>& in) {
+          Tensor slope = Tensor::empty({1}, DType::f32);
+          ops::lecam(in[0], in[1], sign, 2.0f, in[2], slope);
+          return std::vector<Tensor>{in[2], slope};
+        });
+  Tensor rows = Tensor::host({15}, DType::f64);
+  for (int i = 0; i < 15; ++i) rows.data<double>()[i] = 0.1 * i;
+  add("running_average", 5, {rows, random_tensor({2}, DType::f32, 3)}, [](std::vector<Tensor>& in) {
+    ops::running_average(in[0], 5, 2, 0.25f, 0.9f, in[1]);
+    return std::vector<Tensor>{in[1]};
+  });
+}
+
 }  // namespace
 
 std::vector<KernelCase> vae_loss_cases(CaseSize size) {
@@ -143,6 +172,7 @@ std::vector<KernelCase> vae_loss_cases(CaseSize size) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_pieces(cases, {1, 4, 256, 256, 64}, DType::bf16);
+    add_critic(cases, {1, 17, 256, 256, 3}, DType::bf16);
     return cases;
   }
   // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
@@ -150,6 +180,7 @@ std::vector<KernelCase> vae_loss_cases(CaseSize size) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
     add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
     add_pieces(cases, {1, 2, 5, 4, 3}, dtype);
+    add_critic(cases, {1, 3, 20, 13, 3}, dtype);
   }
   return cases;
 }

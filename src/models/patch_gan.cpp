@@ -12,6 +12,11 @@ constexpr int kernel = 4;
 constexpr float slope = 0.2f, norm_eps = 1e-5f, deviation = 0.02f;
 constexpr std::int64_t filters = 64;
 
+// BatchNorm in training: a group for each channel, over all frames.
+Var batch_norm(nn::Context c, const Var& x, const nn::NormWeights& w, float eps) {
+  return nn::group_norm(c, x, w, static_cast<int>(x->value.dim(-1)), eps, false);
+}
+
 }  // namespace
 
 PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) {
@@ -48,19 +53,23 @@ PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) {
   layer(1, 1, false, true);
 }
 
-Var PatchGan::forward(nn::Context c, const Var& frames) const {
-  Var x = frames;
+template <class X>
+X PatchGan::through_layers(nn::Context c, X x) const {
   for (const Layer& l : layers_) {
     ops::Conv geometry = ops::Conv::same(kernel);
     geometry.stride = l.stride;
     geometry.top = geometry.left = geometry.bottom = geometry.right = 1;
     x = nn::conv(c, x, l.conv, geometry);
-    // BatchNorm in training: a group for each channel, over all frames.
-    if (l.norm.weight != nullptr)
-      x = nn::group_norm(c, x, l.norm, static_cast<int>(x->value.dim(-1)), norm_eps, false);
+    if (l.norm.weight != nullptr) x = batch_norm(c, x, l.norm, norm_eps);
     if (&l != &layers_.back()) x = nn::leaky_relu(c, x, slope);
   }
   return x;
+}
+
+Var PatchGan::forward(nn::Context c, const Var& frames) const { return through_layers(c, frames); }
+
+nn::Dual PatchGan::forward(nn::Context c, const nn::Dual& frames) const {
+  return through_layers(c, frames);
 }
 
 void PatchGan::set_trainable(bool on) {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "nn/conv.h"
+#include "nn/dual.h"
 
 namespace weft {
 
@@ -17,6 +17,8 @@ class PatchGan {
 
   // frames [1,F,H,W,3] in [-1,1], H and W at least least_size -> logits [1,F,h,w,1].
   Var forward(nn::Context c, const Var& frames) const;
+  // The same with the logits' tangents along a direction at the frames.
+  nn::Dual forward(nn::Context c, const nn::Dual& frames) const;
   static constexpr std::int64_t least_size = 24;
 
   // While it is fixed, a backward sends gradients through it and leaves none in it.
@@ -28,6 +30,9 @@ class PatchGan {
     nn::NormWeights norm;  // none in the first and the last
     int stride = 1;
   };
+  template <class X>
+  X through_layers(nn::Context c, X x) const;
+
   std::vector<Layer> layers_;
 };
 

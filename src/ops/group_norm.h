@@ -16,6 +16,14 @@ WEFT_OP(group_norm_backward, void(const Tensor& x, const Tensor& gamma, const Te
                                   const Tensor& stats, int groups, bool silu, const Tensor& dy,
                                   Tensor& dx, bool accumulate, Tensor& dgamma, Tensor& dbeta));
 
+// Groups of one channel, one sample (a BatchNorm in training), differentiated twice. The tangent of y along that of x is what
+// group_norm_backward makes of it as `dy`, for that map is its own transpose: yt = gamma / sigma (xt - mean(xt) - xhat mean(xhat xt)).
+// Here, given dyt, its gradient by x and gamma: dx (+)=, dgamma f32 [C] +=. That by xt is the same map again.
+// x, tangent, dyt, dx [1, ..., C] of one type; stats as the forward wrote them. dx is none of the others.
+WEFT_OP(batch_norm_tangent_backward,
+        void(const Tensor& x, const Tensor& gamma, const Tensor& stats, const Tensor& tangent,
+             const Tensor& dyt, Tensor& dx, bool accumulate, Tensor& dgamma));
+
 // Attention of all P positions of a frame to each other with a single wide head (specs/vae.md 1, mid block):
 // out = softmax(q k^T / sqrt(C)) v, qkv [N,P,3,C], out [N,P,C], lse f32 [N,P]. Memory beyond that: a tile of scores.
 WEFT_OP(wide_attention_forward, void(const Tensor& qkv, Tensor& out, Tensor& lse));

@@ -21,7 +21,7 @@ class StepReport {
     values_low,              // and of those in f32
     values_high,             //
     terms,                   // what the loss is made of (train/task.h), sums over this rank's clips
-    host_slots = terms + 8,  // from here on:
+    host_slots = terms + 12,  // from here on:
     wishes = host_slots,     // bits of train/stop.h
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step

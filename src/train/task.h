@@ -16,6 +16,8 @@
 
 namespace weft {
 
+class StepReport;
+
 struct TrainingLoss {
   Tensor clips;  // f32 [clips], the loss of each
   Tensor
@@ -69,6 +71,13 @@ class TrainingTask {
   // sample id). While planning, `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                                double recompute) = 0;
+
+  // After each step of `clips` clips, once all ranks' terms are in `report`'s rows; on a GPU only work for it may be issued.
+  virtual void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) {}
+  // What a restart needs beside parameters and optimizer, alike on all ranks, for the checkpoint; empty: nothing. set_state()
+  // comes after open().
+  virtual std::string state() const { return {}; }
+  virtual void set_state(const std::string& text) {}
 };
 
 // The task that model.name asks for. `deck` outlives it.

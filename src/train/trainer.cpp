@@ -131,6 +131,8 @@ void Trainer::load_state() {
   done_ = saved_ = checkpoint->info().step;
   const auto costs = checkpoint->info().notes.find("costs");
   if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
+  const auto of_task = checkpoint->info().notes.find("task");
+  if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
   log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
             deck_.train.steps);
@@ -221,6 +223,7 @@ void Trainer::save() {
   comm_->progress(done_, "save");
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["costs"] = costs_->to_text();
+  if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saved_ = done_;
   save_stall_ = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));

@@ -104,6 +104,7 @@ void Trainer::step() {
   const double before_update = now_seconds();
   const double blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
                                   data_parallel_->update(optimizers_, done_, report_->norm());
+  task_->end_step(*report_, done_, static_cast<std::int64_t>(m.samples.size()));
   step.rows = report_->fetch();
   step.updated = mark();
   step.blocked_in_compute = blocked_in_compute;

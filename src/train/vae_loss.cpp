@@ -41,7 +41,9 @@ struct VaeLoss::Step {
 };
 
 std::vector<std::string> VaeLoss::names() {
-  return {"pixel", "perceptual", "kl", "latent", "identity", "adversarial", "discriminator"};
+  return {"pixel",       "perceptual",    "kl",    "latent",           "identity",
+          "adversarial", "discriminator", "lecam", "gradient_penalty", "logit_real",
+          "logit_made"};
 }
 
 VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
@@ -52,7 +54,9 @@ VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
       frozen_(deck.vae_train.freeze_spatial),
       group_(deck.vae.micro_batch_size),
       in_(factors(SpatialVae::scaling)),
-      out_(factors(1.0f / SpatialVae::scaling)) {}
+      out_(factors(1.0f / SpatialVae::scaling)) {
+  if (gan != nullptr) critic_.emplace(deck_, *gan, vae.params());
+}
 
 std::int64_t VaeLoss::group(std::int64_t frames) const {
   return group_ > 0 ? std::min(group_, frames) : frames;
@@ -139,25 +143,12 @@ void VaeLoss::set_spatial_trainable(bool on) const {
 // The discriminator's step, and what it thinks of the frames `made`: the generator's loss, and its gradient at the pixels.
 Tensor VaeLoss::critic_gradient(const Step& s, const Tensor& made, Tensor& loss) const {
   using ops::GanLoss;
-  const bool hinge = deck_.discriminator_loss == "hinge";
-  const GanLoss of_critic = hinge ? GanLoss::hinge : GanLoss::logistic;
   // As VQGAN has it for both of its losses; the non-saturating one is MAGVIT's.
   const GanLoss of_maker =
       deck_.discriminator_loss == "non-saturating" ? GanLoss::logistic : GanLoss::linear;
-  // First the pass that waits for new weights.
-  {
-    Tape tape;
-    Tensor sum = s.of(discriminator);
-    for (const bool real : {true, false}) {
-      const Var logits =
-          gan_->forward({tape, vae_.params()}, make_var(real ? s.in.frames : made, false));
-      const float sign = real ? -1 : 1;
-      ops::gan_loss_forward(logits->value, of_critic, sign, 0.5f, sum);
-      const auto [d, accumulate] = grad_target(logits);
-      ops::gan_loss_backward(logits->value, of_critic, sign, 0.5f * s.weight, d, accumulate);
-    }
-    tape.backward();
-  }
+  critic_->learn(s.in.frames, made, s.weight,
+                 {s.of(discriminator), s.of(lecam), s.of(gradient_penalty), s.of(logit_real),
+                  s.of(logit_made)});
   gan_->set_trainable(false);
   const Var y = make_var(made);
   {

@@ -3,9 +3,11 @@
 // memory does not grow with the clip, and nothing is computed twice for that.
 #pragma once
 
+#include <optional>
+
 #include "models/lpips.h"
-#include "models/patch_gan.h"
 #include "models/video_vae.h"
+#include "train/critic_loss.h"
 #include "train/task.h"
 
 namespace weft {
@@ -25,12 +27,28 @@ class VaeLoss {
   // `lpips` and `gan` may be null.
   VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan);
 
-  enum Term { pixel, perceptual, kl, latent, identity, adversarial, discriminator, terms };
+  enum Term {
+    pixel,
+    perceptual,
+    kl,
+    latent,
+    identity,
+    adversarial,
+    discriminator,
+    lecam,
+    gradient_penalty,
+    logit_real,
+    logit_made,
+    terms
+  };
   static std::vector<std::string> names();
 
   // The loss of the clip, which is the sum of its terms but for the discriminator's, and these. The temporal VAE's gradient
   // waits in the tape; the discriminator's and, where it trains, the 2D decoder's are in the table already.
   TrainingLoss operator()(Tape& tape, const VaeSample& in, float weight) const;
+
+  // Of the discriminator; null where there is none.
+  CriticLoss* critic() { return critic_ ? &*critic_ : nullptr; }
 
   // Frames in a group, and groups of a clip.
   std::int64_t group(std::int64_t frames) const;
@@ -51,6 +69,7 @@ class VaeLoss {
   VideoVae& vae_;
   Lpips* lpips_;
   PatchGan* gan_;
+  std::optional<CriticLoss> critic_;
   bool frozen_;
   std::int64_t group_;
   Tensor in_, out_;  // f32 [2,4]: latents times 0.18215, and back

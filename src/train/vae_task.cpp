@@ -1,14 +1,18 @@
 #include "train/vae_task.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "models/pixels.h"
 #include "models/weights.h"
+#include "ops/critic.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
+#include "train/step_report.h"
 
 namespace weft {
 namespace {
@@ -24,6 +28,10 @@ VaeTask::VaeTask(const Deck& deck) : deck_(deck), vae_(deck.vae, deck.vae_train.
              "a VAE that trains neither for pixels nor for latents learns nothing");
   WEFT_CHECK(deck.model.weights.empty(), Exit::usage, "name the file in vae.weights",
              "model.weights = \"{}\" is for STDiT3, and model.name is \"vae\"", deck.model.weights);
+  WEFT_CHECK(v.discriminator != "none" || (v.lecam_weight == 0 && v.gradient_penalty_weight == 0),
+             Exit::usage, "set vae_train.discriminator = \"patchgan\"",
+             "vae_train.lecam_weight and gradient_penalty_weight belong to a discriminator, and "
+             "there is none");
   if (v.discriminator != "none") gan_.emplace(vae_.params(), critic_prefix);
   loss_ = std::make_unique<VaeLoss>(deck, vae_, nullptr, gan_ ? &*gan_ : nullptr);
 }
@@ -166,6 +174,29 @@ TrainingWork VaeTask::prepare(const Bucket& bucket, const LoadedBatch& clips, co
         [this, sample](Tape& tape, float weight) { return (*loss_)(tape, sample, weight); });
   }
   return work;
+}
+
+void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t clips) {
+  if (!gan_ || deck_.vae_train.lecam_weight == 0 || step < deck_.vae_train.discriminator_start)
+    return;
+  constexpr int first = StepReport::terms + static_cast<int>(VaeLoss::logit_real);
+  static_assert(int{VaeLoss::terms} <= StepReport::host_slots - StepReport::terms);
+  ops::running_average(report.rows(), StepReport::width, first, 1.0f / static_cast<float>(clips),
+                       CriticLoss::decay, loss_->critic()->averages());
+}
+
+std::string VaeTask::state() const {
+  if (!gan_ || deck_.vae_train.lecam_weight == 0) return {};
+  const Tensor averages = loss_->critic()->averages().to_host();
+  return fmt::format("lecam {:a} {:a}", averages.data<float>()[0], averages.data<float>()[1]);
+}
+
+void VaeTask::set_state(const std::string& text) {
+  std::array<float, 2> averages{};
+  WEFT_CHECK(std::sscanf(text.c_str(), "lecam %a %a", &averages[0], &averages[1]) == 2,
+             Exit::checkpoint, "this is a bug in weft, please report it with the log",
+             "the checkpoint's state of the task reads \"{}\"", text);
+  if (gan_) loss_->critic()->averages().set(std::span<const float>(averages));
 }
 
 }  // namespace weft

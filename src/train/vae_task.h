@@ -39,6 +39,11 @@ class VaeTask : public TrainingTask {
   // Of LPIPS's network, which stands in no table of params(); 0 where it is not used.
   std::size_t lpips_bytes() const { return lpips_ ? lpips_->weight_bytes() : 0; }
 
+  // LeCam's running averages follow the steps, and are the task's state.
+  void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;
+  std::string state() const override;
+  void set_state(const std::string& text) override;
+
   // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of (seed, step, sample).
   std::int64_t frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const;
 

@@ -34,7 +34,8 @@ checkpoint_every = 3
 [parallel]
 deterministic = true
 """
-ADVERSARIAL = ("vae_train.discriminator=patchgan", "vae_train.discriminator_start=1", "vae_train.freeze_spatial=true")
+ADVERSARIAL = ("vae_train.discriminator=patchgan", "vae_train.discriminator_start=1", "vae_train.freeze_spatial=true",
+               "vae_train.lecam_weight=10", "vae_train.gradient_penalty_weight=1")
 LATENTS = ("vae_train.pixel_loss=false", "vae_train.latent_loss=true", "vae_train.identity_loss=true",
            "vae_train.image_share=0.5", "vae_train.random_length=false")
 
@@ -62,12 +63,22 @@ class VaeTraining(WeftTest):
         self.assertIn("going on from", self.vae("parts", ranks=2).err)
         self.assert_same_run("two", "parts")
 
-    def test_the_discriminator_is_in_the_checkpoint(self):
+    def test_the_discriminator_and_its_averages_are_in_the_checkpoint(self):
         self.vae("whole", *ADVERSARIAL)
         terms = [m["terms"] for m in self.metrics("whole")]
         self.assertEqual(terms[0]["discriminator"], 0)
         self.assertNotEqual(terms[1]["discriminator"], terms[-1]["discriminator"])
-        self.assertNotEqual(terms[-1]["adversarial"], 0)
+        for name in ("adversarial", "lecam", "gradient_penalty", "logit_real", "logit_made"):
+            self.assertEqual(terms[0][name], 0)
+            self.assertNotEqual(terms[-1][name], 0, name)
+        # The averages' effect on what comes is small, but the runs below are compared to the bit.
+        notes = json.loads((self.dir / "whole/step_6/manifest.json").read_text())["notes"]
+        expected = [0.0, 0.0]
+        for m in terms[1:]:
+            expected = [0.999 * a + 0.001 * m[n] for a, n in zip(expected, ("logit_real", "logit_made"))]
+        word, *averages = notes["task"].split()
+        self.assertEqual(word, "lecam")
+        self.assert_close([float.fromhex(a) for a in averages], expected, 1e-4)
         self.vae("parts", "train.steps=3", *ADVERSARIAL)
         self.vae("parts", *ADVERSARIAL)
         self.assertEqual(self.losses("whole"), self.losses("parts"))
@@ -109,6 +120,7 @@ class VaeTraining(WeftTest):
                               (("data.path=synthetic:clips=4,frames=5,height=25,width=24",), "25x24 pixels"),
                               (("data.path=synthetic:clips=4,frames=5,height=8,width=8,latent=1",), "holds latents"),
                               (("model.weights=a.safetensors",), "vae.weights"),
+                              (("vae_train.lecam_weight=1",), "there is none"),
                               (("model.name=vae_temporal",), "no task")):
             job = self.vae("refused", *options, ranks=0, expect=2)
             self.assertIn(what, job.err)

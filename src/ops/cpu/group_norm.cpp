@@ -228,4 +228,69 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
   });
 }
 
+// With a = dyt, b = xt, means over the positions, p = mean(a xhat), q = mean(b xhat) and
+// r = mean(a b) - mean(a) mean(b) - p q, per channel:
+//   dx = -gamma / sigma^2 (r xhat + q (a - mean(a) - p xhat) + p (b - mean(b) - q xhat)), dgamma = positions / sigma r.
+void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Tensor& stats,
+                                 const Tensor& tangent, const Tensor& dyt, Tensor& dx,
+                                 bool accumulate, Tensor& dgamma) {
+  const Sizes s = sizes_of(x, static_cast<int>(x.dim(-1)));
+  WEFT_ASSERT(s.N == 1);
+  constexpr std::int64_t kinds = 5;  // sums of a, b, a b, a (x - mean), b (x - mean)
+  struct Partials;
+  float* partial = scratch<Partials>(static_cast<std::size_t>(s.chunks * kinds * s.C));
+  const float *ga = gamma.data<float>(), *st = stats.data<float>();
+  std::vector<float> means(static_cast<std::size_t>(s.C));
+  for (std::int64_t c = 0; c < s.C; ++c) means[static_cast<std::size_t>(c)] = st[2 * c];
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *xs = x.data<T>(), *as = dyt.data<T>(), *bs = tangent.data<T>();
+    T* ds = dx.data<T>();
+    for_chunks(s, [&](std::int64_t, std::int64_t first, std::int64_t rows, std::int64_t chunk) {
+      for_vectors(s.C, [&](std::int64_t i, int width) {
+        const vf mean = load_n(means.data() + i, width);
+        vf sums[kinds] = {};
+        for (std::int64_t r = first; r < first + rows; ++r) {
+          const std::int64_t at = r * s.C + i;
+          const vf v = load_n(xs + at, width) - mean;
+          const vf a = load_n(as + at, width), b = load_n(bs + at, width);
+          sums[0] += a, sums[1] += b, sums[2] += a * b, sums[3] += a * v, sums[4] += b * v;
+        }
+        for (std::int64_t k = 0; k < kinds; ++k)
+          store_n(partial + (chunk * kinds + k) * s.C + i, sums[k], width);
+      });
+    });
+    // dx = of_x x + of_a a + of_b b + rest per channel.
+    std::vector<float> linear(static_cast<std::size_t>(4 * s.C));
+    const double count = static_cast<double>(s.P);
+    for (std::int64_t c = 0; c < s.C; ++c) {
+      double sums[kinds] = {};
+      for (std::int64_t chunk = 0; chunk < s.chunks; ++chunk)
+        for (std::int64_t k = 0; k < kinds; ++k)
+          sums[k] += static_cast<double>(partial[(chunk * kinds + k) * s.C + c]) / count;
+      const double mean = st[2 * c], rstd = st[2 * c + 1];
+      const double p = sums[3] * rstd, q = sums[4] * rstd, r = sums[2] - sums[0] * sums[1] - p * q;
+      const double scale = -ga[c] * rstd * rstd, of_x = scale * (r - 2 * p * q) * rstd;
+      float* to = linear.data() + c;
+      to[0] = static_cast<float>(of_x);
+      to[s.C] = static_cast<float>(scale * q);
+      to[2 * s.C] = static_cast<float>(scale * p);
+      to[3 * s.C] = static_cast<float>(-of_x * mean - scale * (q * sums[0] + p * sums[1]));
+      if (dgamma.defined()) dgamma.data<float>()[c] += static_cast<float>(count * rstd * r);
+    }
+    for_chunks(s, [&](std::int64_t, std::int64_t first, std::int64_t rows, std::int64_t) {
+      for (std::int64_t row = first; row < first + rows; ++row)
+        for_vectors(s.C, [&](std::int64_t i, int width) {
+          const std::int64_t at = row * s.C + i;
+          const float* of = linear.data() + i;
+          vf d = load_n(of, width) * load_n(xs + at, width) +
+                 load_n(of + s.C, width) * load_n(as + at, width) +
+                 load_n(of + 2 * s.C, width) * load_n(bs + at, width) + load_n(of + 3 * s.C, width);
+          if (accumulate) d += load_n(ds + at, width);
+          store_n(ds + at, d, width);
+        });
+    });
+  });
+}
+
 WEFT_CPU_END
