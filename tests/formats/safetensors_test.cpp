@@ -280,6 +280,20 @@ TEST_F(Safetensors, RefusesEveryTruncationOfAGoodFile) {
   }
 }
 
+TEST_F(Safetensors, WritesNoHeaderThatItWouldNotRead) {
+  const std::vector<SafetensorWrite> long_name = {
+      {std::string(100'000'000, 'a'), DType::f32, {0}, {}}};
+  try {
+    write_safetensors(dir_ / "t.safetensors", long_name);
+    ADD_FAILURE() << "written";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_THAT(e.what(), HasSubstr("the names and shapes of 1 tensors take 1000000"));
+    EXPECT_THAT(e.what(), HasSubstr("has room for 100000000"));
+  }
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
 TEST_F(Safetensors, FullDiskLeavesTheOldFileAndNoTemporary) {
   const std::vector<float> f(100000, 1.0f);
   const std::vector<SafetensorWrite> small = {{"w", DType::f32, {4}, bytes_of(f).first(16)}};

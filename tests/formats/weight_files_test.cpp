@@ -170,6 +170,8 @@ TEST_F(WeightFilesTest, RefusesIndicesThatAreNone) {
               HasSubstr("tensor a occurs twice"));
   EXPECT_THAT(refused_index(std::string("{}\0", 3)), HasSubstr("zero byte"));
   EXPECT_THAT(refused_index(std::string(3'000'000, '[')), HasSubstr("not JSON"));
+  fs::resize_file(dir_ / "model.safetensors.index.json", 100'000'001);  // zeros that take no room
+  EXPECT_THAT(refusal(dir_ / "model.safetensors.index.json"), HasSubstr("too long for an index"));
 }
 
 }  // namespace
