@@ -1,12 +1,9 @@
 #include "commands/generate.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <exception>
-#include <mutex>
-#include <thread>
 
+#include "commands/clip_queue.h"
+#include "commands/lost_ranks.h"
 #include "commands/model_source.h"
 #include "core/arena.h"
 #include "core/clock.h"
@@ -18,7 +15,7 @@
 #include "infer/clip_writer.h"
 #include "infer/generate_memory.h"
 #include "infer/generate_report.h"
-#include "infer/work_queue.h"
+#include "infer/prompt_sources.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
@@ -27,32 +24,6 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Ranks that make a clip together, and the first ranks of all groups.
-struct Groups {
-  int rank = 0, count = 1, index = 0, size = 1;
-  MPI_Comm group = MPI_COMM_NULL, firsts = MPI_COMM_NULL;
-  bool first = true;
-
-  Groups(MPI_Comm world, int sp) : size(sp) {
-    int ranks = 1;
-    MPI_Comm_rank(world, &rank);
-    MPI_Comm_size(world, &ranks);
-    count = ranks / sp;
-    index = rank / sp;
-    first = rank % sp == 0;
-    if (sp > 1) MPI_Comm_split(world, index, rank, &group);
-    MPI_Comm_split(world, first ? 0 : MPI_UNDEFINED, rank, &firsts);
-  }
-  ~Groups() {
-    // Collective: an error on its way to main ends the job, and nobody waits for the others then.
-    if (std::uncaught_exceptions() > 0) return;
-    if (group != MPI_COMM_NULL) MPI_Comm_free(&group);
-    if (firsts != MPI_COMM_NULL) MPI_Comm_free(&firsts);
-  }
-  Groups(const Groups&) = delete;
-  Groups& operator=(const Groups&) = delete;
-};
 
 fs::path output_of(const Deck& deck) {
   return deck.generate.output.empty() ? fs::path(deck.run.dir) / "generated"
@@ -82,123 +53,76 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   return order;
 }
 
-// The place in `order` of the clip that this group makes next; -1: none. A request to stop, whichever rank it comes to,
-// closes the queue for all of them: by a signal, the file OUTPUT/stop or the end of the Slurm job coming near.
-class Source {
- public:
-  Source(const Deck& deck, const Groups& groups, std::int64_t items)
-      : groups_(groups),
-        queue_(groups.firsts, items),
-        shared_(deck.generate.share_out),
-        requests_(output_of(deck), deck.run.stop_margin) {
-    at_ = items * groups.index / groups.count;
-    end_ = items * (groups.index + 1) / groups.count;
-    // A clip takes minutes: in a thread of its own, the others hear before the next of theirs.
-    if (groups.first) watch_ = std::jthread([this](const std::stop_token& end) { watch(end); });
-  }
-  std::int64_t next() {
-    std::int64_t place = -1;
-    if (groups_.first) {
-      // Clips dealt out beforehand need leave from the queue too, one for each.
-      if (shared_)
-        place = queue_.next();
-      else if (at_ < end_ && queue_.next() >= 0)
-        place = at_++;
-    }
-    if (groups_.size > 1) MPI_Bcast(&place, 1, MPI_INT64_T, 0, groups_.group);
-    return place;
-  }
-  // What a clip has taken: the job must last as long for another one.
-  void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
-  bool asked_to_stop() const { return asked_; }
-
- private:
-  void watch(const std::stop_token& end) {
-    std::mutex mutex;
-    std::unique_lock lock(mutex);
-    std::condition_variable_any ended;
-    while (!end.stop_requested()) {
-      if ((requests_.look(longest_, 0) & wish::stop) != 0) {
-        asked_ = true;
-        queue_.close();
-        return;
-      }
-      ended.wait_for(lock, end, std::chrono::milliseconds(100), [] { return false; });
-    }
-  }
-
-  const Groups& groups_;
-  WorkQueue queue_;
-  bool shared_;
-  std::int64_t at_ = 0, end_ = 0;
-  Requests requests_;
-  std::atomic<double> longest_ = 0;
-  std::atomic<bool> asked_ = false;
-  std::jthread watch_;  // ends before the queue does
-};
-
 // Failures of one clip that leave this rank able to make others. What fails in the middle of a group's exchanges does not.
-bool may_go_on(const Error& e, const Groups& groups) {
+bool may_go_on(const Error& e, const ClipGroups& groups) {
   return e.code() == Exit::data || e.code() == Exit::non_finite ||
          (e.code() == Exit::usage && groups.size == 1);
 }
 
 // Clip after clip, until there are none.
-GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
-                         const std::vector<std::int64_t>& order, const Groups& groups,
+GenerateShare make_clips(const Deck& deck, const GenerateJob& job, const OrderedClips& clips,
+                         const ClipGroups& groups, ClipQueue& queue, RankRoll& roll,
                          ClipMaker& maker, ClipWriter& writer, MPI_Comm world,
                          std::vector<std::string>& failures) {
   GenerateShare mine;
   const double fps = deck.generate.save_fps > 0
                          ? deck.generate.save_fps
                          : deck.generate.fps / static_cast<double>(deck.generate.frame_interval);
-  {
-    Source source(deck, groups, static_cast<std::int64_t>(order.size()));
-    MPI_Barrier(world);
-    const double start = now_seconds();
-    for (std::int64_t place; (place = source.next()) >= 0;) {
-      const ClipItem& item =
-          job.items[static_cast<std::size_t>(order[static_cast<std::size_t>(place)])];
-      const double begin = now_seconds();
-      try {
-        ClipPixels pixels = maker.make(item);
-        if (groups.first && pixels.frames > 0) {
-          MadeClip clip;
-          clip.fps = fps;
-          FinishedClip& r = clip.record;
-          r.name = item.name;
-          r.key = item.key;
-          r.prompt = job.prompts[static_cast<std::size_t>(item.prompt)].text;
-          r.seed = deck.run.seed;
-          r.frames = pixels.frames;
-          r.height = pixels.height;
-          r.width = pixels.width;
-          r.seconds = now_seconds() - begin;
-          r.pixels = to_hex(hash128(std::as_bytes(std::span(pixels.rgb))));
-          r.rank = groups.rank;
-          clip.rgb = std::move(pixels.rgb);
-          clip.tensors = std::move(pixels.tensors);
-          writer.write(std::move(clip));
-          ++mine.clips;
-        }
-      } catch (const Error& e) {
-        if (!may_go_on(e, groups)) throw;
-        if (groups.first) {
-          failures.push_back(fmt::format("{}: {}", item.name, e.what()));
-          log::warn("clip {} failed: {} ({})", item.name, e.what(), e.hint());
-        }
-      }
-      mine.last_end = now_seconds() - start;
-      mine.busy += now_seconds() - begin;
-      source.took(now_seconds() - begin);
+  const auto written = [&] {
+    for (const std::string& failure : writer.finish()) {
+      failures.push_back(failure);
+      log::warn("clip {}", failure);
+      --mine.clips;
     }
-    mine.stopped = source.asked_to_stop() ? 1 : 0;
+  };
+  MPI_Barrier(world);
+  // From here on each group is on its own.
+  roll.watch(groups.mates(), [&](int rank) { leave_group(roll, rank); });
+  const double start = now_seconds();
+  for (;;) {
+    std::int64_t place = queue.next();
+    if (place < 0) {
+      written();
+      if ((place = queue.leftover()) < 0) break;
+      if (groups.first)
+        log::warn("{} was in the hands of a rank that is lost: made here", clips.item(place).name);
+    }
+    const ClipItem& item = clips.item(place);
+    const double begin = now_seconds();
+    try {
+      ClipPixels pixels = maker.make(item);
+      if (groups.first && pixels.frames > 0) {
+        MadeClip clip;
+        clip.fps = fps;
+        FinishedClip& r = clip.record;
+        r.name = item.name;
+        r.key = item.key;
+        r.prompt = job.prompts[static_cast<std::size_t>(item.prompt)].text;
+        r.seed = deck.run.seed;
+        r.frames = pixels.frames;
+        r.height = pixels.height;
+        r.width = pixels.width;
+        r.seconds = now_seconds() - begin;
+        r.pixels = to_hex(hash128(std::as_bytes(std::span(pixels.rgb))));
+        r.rank = groups.rank;
+        clip.rgb = std::move(pixels.rgb);
+        clip.tensors = std::move(pixels.tensors);
+        writer.write(std::move(clip));
+        ++mine.clips;
+      }
+    } catch (const Error& e) {
+      if (!may_go_on(e, groups)) throw;
+      if (groups.first) {
+        failures.push_back(fmt::format("{}: {}", item.name, e.what()));
+        roll.note_failed(place, failures.back());
+        log::warn("clip {} failed: {} ({})", item.name, e.what(), e.hint());
+      }
+    }
+    mine.last_end = now_seconds() - start;
+    mine.busy += now_seconds() - begin;
+    queue.took(now_seconds() - begin);
   }
-  for (const std::string& failure : writer.finish()) {
-    failures.push_back(failure);
-    log::warn("clip {}", failure);
-    --mine.clips;
-  }
+  mine.stopped = queue.asked_to_stop() ? 1 : 0;
   mine.failed = static_cast<std::int64_t>(failures.size());
   mine.encode = maker.times().encode;
   mine.sample = maker.times().sample;
@@ -208,35 +132,29 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job,
   return mine;
 }
 
-int end(const Deck& deck, GenerateReport& report) {
-  if (log::rank() == 0) {
+int end(const Deck& deck, const GenerateReport& report, bool speaks) {
+  if (speaks) {
     ClipManifest::gather(output_of(deck));
     report.print();
     // A job that found everything done leaves the report of the one that did it.
     if (report.made() > 0 || !report.failures.empty()) report.write(output_of(deck));
   }
-  std::int64_t failed = 0;
-  bool stopped = false;
-  for (const GenerateShare& r : report.ranks) {
-    failed += r.failed;
-    stopped = stopped || r.stopped > 0;
-  }
-  if (failed > 0) {
-    Error e(Exit::data, fmt::format("{} of {} clips failed", failed, report.wanted),
+  const bool stopped = std::any_of(report.ranks.begin(), report.ranks.end(),
+                                   [](const GenerateShare& r) { return r.stopped > 0; });
+  if (!report.failures.empty()) {
+    Error e(Exit::data, fmt::format("{} of {} clips failed", report.failures.size(), report.wanted),
             "see the lines above; the same command makes only what is missing");
-    if (log::rank() == 0) log::tell(e);
+    if (speaks) log::tell(e);
     return static_cast<int>(Exit::data);
   }
   if (stopped && report.made() + report.finished_before < report.wanted) {
-    log::info("stopped on request: run the same command to go on");
+    if (speaks) log::write_info("stopped on request: run the same command to go on");
     return static_cast<int>(Exit::stopped);
   }
   return 0;
 }
 
-}  // namespace
-
-int generate(const Deck& deck, MPI_Comm world) {
+int make_all(const Deck& deck, MPI_Comm world) {
   // 1. What is to be made. Nothing is loaded before all of it is known to be in order.
   watch_stop_signals();
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
@@ -253,8 +171,11 @@ int generate(const Deck& deck, MPI_Comm world) {
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
   const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
+  std::vector<Prompt> prompts =
+      read_prompts(deck.generate, refine_by(deck.generate.refine, output_of(deck), world));
+  fetch_references(prompts, deck.generate, output_of(deck), world);
   GenerateJob job =
-      plan_generate_job(deck, model, vae,
+      plan_generate_job(deck, std::move(prompts), model, vae,
                         model_source.identity() + "; " + vae_source.identity() + "; " +
                             (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
   agree_on_keys(job, world);
@@ -269,11 +190,15 @@ int generate(const Deck& deck, MPI_Comm world) {
             output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
+  RankRoll roll(output_of(deck) / ".ranks", world);
+  roll.watch(roll.neighbour(), [&](int rank) { end_for_lost(roll, rank, world); });
+
   // 2. All texts through T5, whose memory is given back.
   GenerateStages stages;
   const double begin = now_seconds();
+  Requests requests(output_of(deck), deck.run.stop_margin);
   const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world,
-                                [] { return stop_signal() != 0; });
+                                [&] { return (requests.look(0, 0) & wish::stop) != 0; });
   if (features.encoded().stopped) {
     log::info("stopped on request: run the same command to go on");
     return static_cast<int>(Exit::stopped);
@@ -286,7 +211,10 @@ int generate(const Deck& deck, MPI_Comm world) {
   std::unique_ptr<Arena> arena;
   const int sp = static_cast<int>(deck.parallel.sp);
   const auto exchange = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
-  const Groups groups(world, sp);
+  const ClipGroups groups(world, sp);
+  OrderedClips clips(output_of(deck), job, order);
+  const auto finished = [&](int rank, std::int64_t place) { return clips.finished(rank, place); };
+  std::unique_ptr<ClipQueue> queue;
   if (missing > 0) {
     model.set_sequence_group(exchange.get());
     model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
@@ -301,7 +229,8 @@ int generate(const Deck& deck, MPI_Comm world) {
     // 4. Clips, whoever is free the next one.
     ClipMaker maker(deck, job, model, vae, features, groups.group);
     ClipWriter writer(output_of(deck), watermark, groups.rank);
-    mine = make_clips(deck, job, order, groups, maker, writer, world, failures);
+    queue = std::make_unique<ClipQueue>(deck, output_of(deck), groups, roll, missing, finished);
+    mine = make_clips(deck, job, clips, groups, *queue, roll, maker, writer, world, failures);
     mine.arena_planned = static_cast<double>(planned);
     mine.arena_peak = static_cast<double>(arena->peak());
     mine.arena_capacity = static_cast<double>(capacity);
@@ -314,7 +243,11 @@ int generate(const Deck& deck, MPI_Comm world) {
   }
 
   // 5. What it took.
-  GenerateReport report = gather_report(mine, failures, world);
+  roll.note_end(last_word(mine, failures));
+  roll.wait_for_ends();
+  GenerateReport report =
+      read_report(roll, finished, [&](std::int64_t place) { return clips.item(place).name; });
+  if (!report.lost.empty()) count_left(report, roll, clips);
   report.stages = stages;
   report.wanted = wanted;
   report.finished_before = wanted - missing;
@@ -322,7 +255,24 @@ int generate(const Deck& deck, MPI_Comm world) {
   report.share_out = deck.generate.share_out;
   report.text_planned = features.encoded().bytes_planned;
   report.text_taken = features.encoded().bytes_taken;
-  return end(deck, report);
+  const bool speaks = report.speaker == roll.rank();
+  const int code = end(deck, report, speaks);
+  // MPI would wait for those that are lost, also for one that is lost only now.
+  if (!report.lost.empty()) leave_job(code, speaks, world);
+  roll.watch(roll.neighbour(), [=](int) { leave_job(code, speaks, world); });
+  return code;
+}
+
+}  // namespace
+
+int generate(const Deck& deck, MPI_Comm world) {
+  const int code = make_all(deck, world);
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  if (code == 0 || ranks == 1 || exit_codes_pass()) return code;
+  Error e(static_cast<Exit>(code), "");
+  e.set_told();
+  throw e;
 }
 
 }  // namespace weft

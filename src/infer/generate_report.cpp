@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
-#include <type_traits>
 
 #include "core/log.h"
 
@@ -13,42 +11,57 @@ namespace {
 
 constexpr double mib = 1ull << 20;
 
-static_assert(std::is_trivially_copyable_v<GenerateShare>);
+// Whichever rank speaks for all: rank 0 may be lost.
+template <class... A>
+void say(fmt::format_string<A...> f, A&&... a) {
+  log::write_info(fmt::format(f, std::forward<A>(a)...));
+}
 
-// Every rank's lines, on rank 0.
-std::vector<std::string> gather_lines(const std::vector<std::string>& mine, MPI_Comm world) {
-  std::string text;
-  for (std::string line : mine) {
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    text += line + "\n";
+LostRank enter_lost(GenerateReport& report, const RankState& state, int rank,
+                    const std::function<bool(int, std::int64_t)>& finished,
+                    const std::function<std::string(std::int64_t)>& name) {
+  LostRank lost{rank, state.host, {}};
+  GenerateShare& share = report.ranks[static_cast<std::size_t>(rank)];
+  share.failed = std::ssize(state.failures);
+  report.failures.insert(report.failures.end(), state.failures.begin(), state.failures.end());
+  for (const std::int64_t place : state.taken) {
+    if (finished(rank, place))
+      ++share.clips;
+    else if (!state.failed.contains(place))
+      lost.in_hand.push_back(name(place));
   }
-  int rank = 0, ranks = 1;
-  MPI_Comm_rank(world, &rank);
-  MPI_Comm_size(world, &ranks);
-  const int bytes = static_cast<int>(text.size());
-  std::vector<int> sizes(static_cast<std::size_t>(ranks)), offsets(sizes.size() + 1);
-  MPI_Gather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, world);
-  for (std::size_t r = 0; r < sizes.size(); ++r) offsets[r + 1] = offsets[r] + sizes[r];
-  std::string all(static_cast<std::size_t>(rank == 0 ? offsets.back() : 0), ' ');
-  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
-              world);
-  if (rank != 0) return mine;
-  std::vector<std::string> lines;
-  std::istringstream in(all);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
+  return lost;
 }
 
 }  // namespace
 
-GenerateReport gather_report(const GenerateShare& mine, const std::vector<std::string>& failures,
-                             MPI_Comm world) {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateShare, clips, failed, busy, last_end, encode, sample,
+                                   decode, write, write_wait, arena_planned, arena_peak,
+                                   arena_capacity, weights, resident, micro_batch, stopped)
+
+std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures) {
+  return nlohmann::json{{"share", mine}, {"failures", failures}}.dump(
+      -1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+GenerateReport read_report(const RankRoll& roll,
+                           const std::function<bool(int, std::int64_t)>& finished,
+                           const std::function<std::string(std::int64_t)>& name) {
   GenerateReport report;
-  int ranks = 1;
-  MPI_Comm_size(world, &ranks);
-  report.ranks.resize(static_cast<std::size_t>(ranks));
-  MPI_Allgather(&mine, sizeof mine, MPI_BYTE, report.ranks.data(), sizeof mine, MPI_BYTE, world);
-  report.failures = gather_lines(failures, world);
+  report.ranks.resize(static_cast<std::size_t>(roll.ranks()));
+  for (int r = 0; r < roll.ranks(); ++r) {
+    const RankState state = roll.state(r);
+    // Those that have said their last word may be gone by now: all ranks judge alike.
+    if (state.end.empty()) {
+      report.lost.push_back(enter_lost(report, state, r, finished, name));
+      continue;
+    }
+    if (report.speaker < 0) report.speaker = r;
+    const auto word = nlohmann::json::parse(state.end);
+    word.at("share").get_to(report.ranks[static_cast<std::size_t>(r)]);
+    for (const auto& failure : word.at("failures"))
+      report.failures.push_back(failure.get<std::string>());
+  }
   return report;
 }
 
@@ -68,24 +81,25 @@ std::int64_t GenerateReport::made() const {
 
 void GenerateReport::print() const {
   if (made() > 0 || !failures.empty()) {
-    log::info(
-        "rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/there  "
+    say("rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/there  "
         "frames at once");
     const std::vector<double> shares = busy_shares();
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const GenerateShare& s = ranks[r];
-      log::info(
-          "{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  {}", r,
+      say("{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  {}", r,
           s.clips, 100 * shares[r], s.encode, s.sample, s.decode, s.write, s.arena_peak / mib,
           s.arena_planned / mib, s.arena_capacity / mib, static_cast<std::int64_t>(s.micro_batch));
     }
   }
-  log::info("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s", stages.text, stages.load,
-            stages.clips);
-  log::info("clips     {} made, {} finished before, {} failed, of {}", made(), finished_before,
-            failures.size(), wanted);
-  for (const std::string& failure : failures) log::info("failed    {}", failure);
-  for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
+  say("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s", stages.text, stages.load,
+      stages.clips);
+  say("clips     {} made, {} finished before, {} failed, of {}", made(), finished_before,
+      failures.size(), wanted);
+  for (const LostRank& l : lost)
+    say("lost      rank {} on {}, with {} in hand", l.rank, l.host,
+        l.in_hand.empty() ? "nothing" : fmt::format("{}", fmt::join(l.in_hand, ", ")));
+  for (const std::string& failure : failures) say("failed    {}", failure);
+  for (const std::string& warning : log::warnings()) say("warned    {}", warning);
 }
 
 void GenerateReport::write(const std::filesystem::path& directory) const {
@@ -99,6 +113,8 @@ void GenerateReport::write(const std::filesystem::path& directory) const {
       {"seconds", {{"text", stages.text}, {"load", stages.load}, {"clips", stages.clips}}}};
   if (!text_taken.empty())
     j["text"] = {{"bytes_planned", text_planned}, {"bytes_taken", text_taken}};
+  for (const LostRank& l : lost)
+    j["lost"].push_back({{"rank", l.rank}, {"host", l.host}, {"in_hand", l.in_hand}});
   const std::vector<double> shares = busy_shares();
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const GenerateShare& s = ranks[r];

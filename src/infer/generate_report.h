@@ -1,16 +1,17 @@
 // What a generation took, rank by rank: for the end of the log and for OUT/generate_report.json.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "infer/rank_roll.h"
+
 namespace weft {
 
-// Of one rank; numbers alone, so that it travels as it is.
+// Of one rank.
 struct GenerateShare {
   std::int64_t clips = 0, failed = 0;
   double busy = 0;      // seconds at work on clips
@@ -28,9 +29,18 @@ struct GenerateStages {
   double text = 0, load = 0, clips = 0;
 };
 
+// A rank whose process went away.
+struct LostRank {
+  int rank = 0;
+  std::string host;
+  std::vector<std::string> in_hand;  // names of clips; whoever was free made them
+};
+
 struct GenerateReport {
-  std::vector<GenerateShare> ranks;
+  std::vector<GenerateShare> ranks;   // of those that are lost: clips and failures alone
   std::vector<std::string> failures;  // "NAME: why", of all ranks
+  std::vector<LostRank> lost;
+  int speaker = -1;  // the first rank that is not lost
   GenerateStages stages;
   std::vector<std::size_t> text_planned,
       text_taken;  // [rank], bytes of T5; empty where it did not run
@@ -45,8 +55,12 @@ struct GenerateReport {
   void write(const std::filesystem::path& directory) const;
 };
 
-// Collective: what every rank has to say, on rank 0 (elsewhere only the sums are right, failures are this rank's).
-GenerateReport gather_report(const GenerateShare& mine, const std::vector<std::string>& failures,
-                             MPI_Comm world);
+// A rank's last word for its file on the roll: its share and what failed there.
+std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures);
+// What all ranks have had to say when they are at their end. Lost ones are entered with what of their clips `finished`
+// knows; `name` is that of the clip at a place. Alike on every rank.
+GenerateReport read_report(const RankRoll& roll,
+                           const std::function<bool(int rank, std::int64_t place)>& finished,
+                           const std::function<std::string(std::int64_t place)>& name);
 
 }  // namespace weft

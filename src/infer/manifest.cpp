@@ -52,6 +52,10 @@ void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips
   }
 }
 
+fs::path part_of(const fs::path& directory, int rank) {
+  return directory / fmt::format("{}{}.jsonl", part_prefix, rank);
+}
+
 [[noreturn]] void fail(const fs::path& path, const std::string& reason) {
   throw Error(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
               "is the disk full, or the directory not writable? see generate.output", __FILE__,
@@ -86,8 +90,13 @@ std::map<std::string, FinishedClip> ClipManifest::gather(const fs::path& directo
   return clips;
 }
 
-ClipManifest::ClipManifest(fs::path directory, int rank)
-    : path_(std::move(directory) / fmt::format("{}{}.jsonl", part_prefix, rank)) {}
+std::map<std::string, FinishedClip> ClipManifest::of_rank(const fs::path& directory, int rank) {
+  std::map<std::string, FinishedClip> clips;
+  read_lines(part_of(directory, rank), clips);
+  return clips;
+}
+
+ClipManifest::ClipManifest(fs::path directory, int rank) : path_(part_of(directory, rank)) {}
 
 ClipManifest::~ClipManifest() {
   if (file_ != nullptr) std::fclose(file_);

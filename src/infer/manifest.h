@@ -29,6 +29,10 @@ class ClipManifest {
   // are cut off are dropped. Exit::data where the directory cannot be written.
   static std::map<std::string, FinishedClip> gather(const std::filesystem::path& directory);
 
+  // What a rank has added to its part since, also while others write.
+  static std::map<std::string, FinishedClip> of_rank(const std::filesystem::path& directory,
+                                                     int rank);
+
   // This rank's part, made with its first line: no two ranks append to one file, which network file systems mix up.
   ClipManifest(std::filesystem::path directory, int rank);
   ~ClipManifest();

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -26,14 +27,27 @@ bool one_host(MPI_Comm comm) {
 
 }  // namespace
 
-WorkQueue::WorkQueue(MPI_Comm takers, std::int64_t items) : items_(items) {
+WorkQueue::WorkQueue(MPI_Comm takers, std::int64_t items, std::function<bool()> owner_lost)
+    : items_(items), owner_lost_(std::move(owner_lost)) {
   if (takers == MPI_COMM_NULL) return;
   check(MPI_Comm_dup(takers, &comm_), "MPI_Comm_dup");
   int rank = 0;
   MPI_Comm_rank(comm_, &rank);
   const MPI_Aint bytes = rank == 0 ? sizeof(std::int64_t) : 0;
-  check(MPI_Win_allocate(bytes, sizeof(std::int64_t), MPI_INFO_NULL, comm_, &counter_, &window_),
-        "MPI_Win_allocate");
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  const bool there = MPI_Win_allocate(bytes, sizeof(std::int64_t), MPI_INFO_NULL, comm_, &counter_,
+                                      &window_) == MPI_SUCCESS;
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_ARE_FATAL);
+  if (!there) {
+    window_ = MPI_WIN_NULL;
+    works_ = false;
+    WEFT_CHECK(owner_lost_ != nullptr, Exit::usage,
+               "Open MPI 4.1 has it within a host and over InfiniBand and the like (UCX, verbs)",
+               "MPI has no one-sided memory between these hosts");
+    if (rank == 0)
+      log::info("queue     MPI has no one-sided memory between these hosts: by files instead");
+    return;
+  }
   if (rank == 0) *counter_ = 0;
   // The zero is there before anybody asks for it.
   check(MPI_Barrier(comm_), "MPI_Barrier");
@@ -51,24 +65,35 @@ WorkQueue::WorkQueue(MPI_Comm takers, std::int64_t items) : items_(items) {
 }
 
 WorkQueue::~WorkQueue() {
-  if (window_ == MPI_WIN_NULL) return;
+  if (comm_ == MPI_COMM_NULL) return;
   // An error on its way to main ends the job: nobody waits for the others then.
   if (std::uncaught_exceptions() > 0) return;
-  MPI_Win_unlock_all(window_);
+  if (window_ != MPI_WIN_NULL) MPI_Win_unlock_all(window_);
   // Collective: the counter lives until the last rank has asked for the last time, and so must what answers for it.
   MPI_Barrier(comm_);
   progress_ = std::jthread();
-  MPI_Win_free(&window_);
+  if (window_ != MPI_WIN_NULL) MPI_Win_free(&window_);
   MPI_Comm_free(&comm_);
 }
 
 std::int64_t WorkQueue::add(std::int64_t count) {
-  WEFT_ASSERT(window_ != MPI_WIN_NULL);
+  WEFT_ASSERT(comm_ != MPI_COMM_NULL);
   const std::lock_guard lock(mutex_);
-  std::int64_t before = 0;
-  check(MPI_Fetch_and_op(&count, &before, MPI_INT64_T, 0, 0, MPI_SUM, window_), "MPI_Fetch_and_op");
-  check(MPI_Win_flush(0, window_), "MPI_Win_flush");
-  return before;
+  if (!works_) return items_;
+  // Members: should the owner be gone, MPI keeps them for ever.
+  added_ = count;
+  MPI_Request request;
+  check(MPI_Rget_accumulate(&added_, 1, MPI_INT64_T, &before_, 1, MPI_INT64_T, 0, 0, 1, MPI_INT64_T,
+                            MPI_SUM, window_, &request),
+        "MPI_Rget_accumulate");
+  for (int done = 0, asked = 1;; ++asked) {
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done != 0) return before_;
+    if (asked % 1000 == 0 && owner_lost_ && owner_lost_()) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  works_ = false;
+  return items_;
 }
 
 std::int64_t WorkQueue::next() {

@@ -25,6 +25,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "parallel/end_job.h"
 
 namespace weft {
 namespace {
@@ -69,18 +70,6 @@ Error hang_error(const std::string& what, const std::string& hint) {
 void tell(const Error& e) {
   log::error("ERROR: {}", e.what());
   if (!e.hint().empty()) log::error("HINT: {}", e.hint());
-}
-
-// Ends all ranks; this one also where MPI cannot.
-[[noreturn]] void end_job(MPI_Comm comm, Exit code) {
-  // MPI_Abort may wait for a daemon that is gone.
-  static int status;
-  status = static_cast<int>(code);
-  std::signal(SIGALRM, [](int) { _exit(status); });
-  alarm(2);
-  std::fflush(nullptr);
-  MPI_Abort(comm, status);
-  _exit(status);
 }
 
 }  // namespace

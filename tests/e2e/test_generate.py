@@ -7,6 +7,7 @@ import signal
 import struct
 import time
 import unittest
+from unittest import mock
 
 from harness import WeftTest, read_safetensors, write_safetensors
 from tiny_models import TINY_GENERATE_DECK, write_t5
@@ -112,6 +113,55 @@ class Generate(WeftTest):
         os.remove(self.dir / "out" / "sample_0003.mp4")
         self.assertIn("1 made, 7 finished before", self.generate(*many, prompts=prompts).err)
 
+    # mpirun that lets the others go on; its own exit code then is that of the lost rank.
+    bears_losses = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}
+
+    def lose(self, victim, ranks, *overrides):
+        """A job that loses a rank as soon as it has a clip in hand: the report, and who was lost."""
+        # With parallel.sp the first rank of the victim's group takes the clips.
+        taker = victim // 2 * 2 if "parallel.sp=2" in overrides else victim
+        roll = self.dir / "out" / ".ranks" / str(taker)
+        code = 0
+        while code == 0:  # until the kill does not come too late
+            shutil.rmtree(self.dir / "out", ignore_errors=True)
+            with mock.patch.dict(os.environ, self.bears_losses):
+                job = self.start("generate", "deck.toml", *self.options(*overrides), ranks=ranks)
+            while job.process.poll() is None and not (roll.exists() and "take" in roll.read_text()):
+                time.sleep(0.005)
+            for rank in job.ranks()[victim:victim + 1]:
+                os.kill(rank, signal.SIGKILL)
+            code = job.wait()
+        self.assertEqual(code, 128 + signal.SIGKILL, job.err_so_far())
+        self.assert_gone(job)
+        report = self.report()
+        for lost in report["lost"]:
+            self.assertIn(f"lost      rank {lost['rank']} on", job.err)
+            for name in lost["in_hand"]:
+                self.assertIn(f"{name} was in the hands of a rank that is lost", job.err)
+        return report, [lost["rank"] for lost in report["lost"]]
+
+    def test_a_lost_rank_leaves_its_clip_to_the_others(self):
+        prompts = [f"prompt {i}" for i in range(6)]
+        many = ["sampler.steps=40", "generate.num_frames=1"]
+        self.generate(*many, "generate.output=whole", ranks=2, prompts=prompts)
+        for victim in (1, 0):  # the queue's counter is rank 0's
+            report, lost = self.lose(victim, 3, *many)
+            self.assertEqual(lost, [victim])
+            self.assertEqual((report["made"], report["failures"]), (6, []))
+            self.assertIn("0 made, 6 finished before", self.generate(*many, prompts=prompts).err)
+            self.assertEqual(self.pixels(), self.pixels("whole"))
+            self.assertFalse((self.dir / "out" / ".ranks").exists())
+        # A group ends with any of its ranks.
+        report, lost = self.lose(3, 4, *many, "parallel.sp=2")
+        self.assertEqual(lost, [2, 3])
+        self.assertEqual((report["made"], report["failures"]), (6, []))
+
+    def test_exit_codes_where_losses_are_borne(self):
+        (self.dir / "broken.png").write_bytes(b"no picture")
+        prompts = ["a cat", "a dog {\"reference_path\": \"broken.png\", \"mask_strategy\": \"0\"}"]
+        with mock.patch.dict(os.environ, self.bears_losses):
+            self.generate("generate.num_frames=1", text=False, ranks=2, expect=3, prompts=prompts)
+
     def test_one_word_stops_all_ranks(self):
         prompts = [f"prompt {i}" for i in range(40)]
         (self.dir / "prompts.txt").write_text("\n".join(prompts) + "\n")
@@ -138,6 +188,9 @@ class Generate(WeftTest):
         self.assertIn("1 of 3 clips failed", job.err)
         self.assertIn("broken.png", job.err)
         self.assertEqual(sorted(self.clips()), ["sample_0000", "sample_0002"])
+        # The same where groups of ranks share a clip: each group goes on in step.
+        self.generate("generate.output=sp", "parallel.sp=2", ranks=4, expect=3, prompts=prompts)
+        self.assertEqual(sorted(self.clips("sp")), ["sample_0000", "sample_0002"])
         # With a picture in its place only that clip is made. It begins with the picture: its latent is not noise.
         os.replace(self.dir / "out" / "sample_0000.png", self.dir / "broken.png")
         self.assertIn("2 made, 1 finished before", self.generate(prompts=prompts).err)
