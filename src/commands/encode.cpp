@@ -243,7 +243,8 @@ int encode(const Deck& deck, MPI_Comm world) {
   Deck for_text = deck;  // the features' shape is the encoder's own here
   for_text.model.caption_channels = deck.t5.d_model;
   for_text.model.model_max_length = deck.t5.max_length;
-  const auto stop = [] { return stop_signal() != 0; };
+  Requests requests(parts.folder(), deck.run.stop_margin);
+  const auto stop = [&] { return (requests.look(0, 0) & wish::stop) != 0; };
   std::optional<PromptFeatures> features;
   features.emplace(for_text, texts.all, parts.folder(), with_text, world, stop);
   if (features->encoded().stopped) {
@@ -267,7 +268,7 @@ int encode(const Deck& deck, MPI_Comm world) {
               static_cast<double>(arena->peak()) / (1 << 20),
               static_cast<double>(planned) / (1 << 20), vae.micro_batch());
   }
-  int stopped = stop_signal() != 0 ? 1 : 0;
+  int stopped = stop() ? 1 : 0;
   MPI_Allreduce(MPI_IN_PLACE, &stopped, 1, MPI_INT, MPI_MAX, world);
   if (made < samples) print_shares(mine, now_seconds() - begin, world);
   if (stopped != 0) {

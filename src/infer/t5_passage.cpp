@@ -33,8 +33,13 @@ void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows,
 }
 
 Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-                 MPI_Comm comm)
-    : job_(job), part_(part), file_(file), low_(config.dtype == "bf16"), width_(config.d_model) {
+                 StopVote& vote, MPI_Comm comm)
+    : job_(job),
+      part_(part),
+      file_(file),
+      vote_(vote),
+      low_(config.dtype == "bf16"),
+      width_(config.d_model) {
   constexpr int onward = 1, result = 2;
   const std::vector<T5Part>& parts = job.placement.parts;
   int rank = 0;
@@ -58,16 +63,22 @@ void Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
                   const std::vector<std::int64_t>& tokens) {
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
+  bool all = true;
   if (part_ != nullptr)
-    for (const TextBatch& b : job_.batches) step(b, ids, tokens);
-  if (out_) out_->drain([this] { take_results(); });
+    for (const TextBatch& b : job_.batches)
+      if (!(all = step(b, ids, tokens))) break;
+  if (!all && out_) out_->send_end([this] { meanwhile(); });
+  if (out_) out_->drain([this] { meanwhile(); });
   while (results_ && !results_->done()) take_result();
-  if (file_ != nullptr) file_->finish();
+  if (results_) all = written_ == job_.batches.size();
+  if (file_ != nullptr && all) file_->finish();
 }
 
-void Passage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+// One micro-batch; false: there is none any more.
+bool Passage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
                    const std::vector<std::int64_t>& tokens) {
-  const auto meanwhile = [this] { take_results(); };
+  const auto look = [this] { meanwhile(); };
+  if (vote_.poll() && !in_) return false;
   PackedTokens packed;
   std::vector<std::int32_t> offsets{0}, all;
   for (const std::size_t text : batch.texts) {
@@ -83,28 +94,39 @@ void Passage::step(const TextBatch& batch, const std::vector<std::vector<std::in
   Tensor h;
   if (in_) {
     in_->begin();  // the next one, on its way while this one is worked on
+    const std::span<const std::byte> rows = in_->take(look);
+    if (rows.empty()) return false;
     h = Tensor::empty({batch.tokens, width_}, low_ ? DType::bf16 : DType::f32);
-    h.set(in_->take(meanwhile));
+    h.set(rows);
   }
   const Tensor y = part_->forward(packed, h);
   h.release();
   const Tensor host = y.to_host();
   const std::span<const std::byte> rows{static_cast<const std::byte*>(host.raw()), host.bytes()};
   if (out_) {
-    std::copy(rows.begin(), rows.end(), out_->next_buffer(meanwhile).begin());
+    std::copy(rows.begin(), rows.end(), out_->next_buffer(look).begin());
     out_->send();
   } else {
     file_->write(batch, rows, low_);
   }
   take_results();
+  return true;
+}
+
+// While this rank waits for others.
+void Passage::meanwhile() {
+  vote_.poll();
+  take_results();
 }
 
 void Passage::take_results() {
-  while (results_ && results_->has_come()) take_result();
+  while (results_ && !results_->done() && results_->has_come()) take_result();
 }
 
 void Passage::take_result() {
-  file_->write(job_.batches[written_++], results_->take(nullptr), low_);
+  const std::span<const std::byte> rows = results_->take([this] { vote_.poll(); });
+  if (rows.empty()) return;
+  file_->write(job_.batches[written_++], rows, low_);
   results_->begin();
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "formats/safetensors.h"
+#include "infer/stop_vote.h"
 #include "infer/t5_job.h"
 #include "infer/t5_pipeline.h"
 #include "models/t5.h"
@@ -35,23 +36,27 @@ class FeatureFile {
 
 class Passage {
  public:
-  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations.
+  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations. `vote` is looked at
+  // between micro-batches: where it says stop, the first part begins no other, and tells the parts behind it.
   Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-          MPI_Comm comm);
+          StopVote& vote, MPI_Comm comm);
 
-  // All micro-batches. `ids` of all texts, at the first part; `tokens` of each, everywhere.
+  // All micro-batches, or those before the vote ends it: the file is not finished then. `ids` of all texts, at the first part;
+  // `tokens` of each, everywhere.
   void run(const std::vector<std::vector<std::int32_t>>& ids,
            const std::vector<std::int64_t>& tokens);
 
  private:
-  void step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+  bool step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
             const std::vector<std::int64_t>& tokens);
+  void meanwhile();
   void take_results();
   void take_result();
 
   const T5Job& job_;
   T5Encoder* part_;
   FeatureFile* file_;
+  StopVote& vote_;
   bool low_;
   std::int64_t width_;
   std::optional<RowStream> in_, out_, results_;

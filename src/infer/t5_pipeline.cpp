@@ -58,17 +58,25 @@ std::span<std::byte> RowStream::buffer(std::size_t i) {
   return std::span(buffers_[i % 2]).first(static_cast<std::size_t>(rows_.at(i)) * row_bytes_);
 }
 
-void RowStream::wait(MPI_Request& request, const std::function<void()>& meanwhile) {
-  for (int done = 0;;) {
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done) return;
+bool RowStream::test(std::size_t slot) {
+  MPI_Request& request = requests_[slot];
+  if (request == MPI_REQUEST_NULL) return true;
+  int done = 0;
+  MPI_Status status;
+  MPI_Test(&request, &done, &status);
+  if (done) MPI_Get_count(&status, row_, &came_[slot]);
+  return done != 0;
+}
+
+void RowStream::wait(std::size_t slot, const std::function<void()>& meanwhile) {
+  while (!test(slot)) {
     if (meanwhile) meanwhile();
     std::this_thread::sleep_for(nap);
   }
 }
 
 std::span<std::byte> RowStream::next_buffer(const std::function<void()>& meanwhile) {
-  wait(requests_[begun_ % 2], meanwhile);
+  wait(begun_ % 2, meanwhile);
   return buffer(begun_);
 }
 
@@ -78,28 +86,36 @@ void RowStream::send() {
   ++begun_;
 }
 
+void RowStream::send_end(const std::function<void()>& meanwhile) {
+  wait(begun_ % 2, meanwhile);
+  MPI_Isend(nullptr, 0, row_, peer_, tag_, comm_, &requests_[begun_ % 2]);
+}
+
 void RowStream::drain(const std::function<void()>& meanwhile) {
-  for (MPI_Request& r : requests_) wait(r, meanwhile);
+  for (std::size_t slot : {0, 1}) wait(slot, meanwhile);
 }
 
 void RowStream::begin() {
-  if (begun_ == rows_.size()) return;
+  if (begun_ == rows_.size() || ended_) return;
   WEFT_ASSERT(begun_ < taken_ + 2);
   MPI_Irecv(buffer(begun_).data(), static_cast<int>(rows_[begun_]), row_, peer_, tag_, comm_,
             &requests_[begun_ % 2]);
   ++begun_;
 }
 
-bool RowStream::has_come() {
-  if (taken_ == begun_) return false;
-  int done = 0;
-  MPI_Test(&requests_[taken_ % 2], &done, MPI_STATUS_IGNORE);
-  return done != 0;
-}
+bool RowStream::has_come() { return taken_ != begun_ && test(taken_ % 2); }
 
 std::span<const std::byte> RowStream::take(const std::function<void()>& meanwhile) {
-  wait(requests_[taken_ % 2], meanwhile);
-  return buffer(taken_++);
+  const std::size_t slot = taken_ % 2;
+  wait(slot, meanwhile);
+  if (came_[slot] > 0) return buffer(taken_++);
+  // Nothing will come into the other buffer.
+  ended_ = true;
+  MPI_Request& other = requests_[1 - slot];
+  if (other == MPI_REQUEST_NULL) return {};
+  MPI_Cancel(&other);
+  MPI_Wait(&other, MPI_STATUS_IGNORE);
+  return {};
 }
 
 }  // namespace weft

@@ -27,7 +27,8 @@ class MessageProgress {
   std::thread thread_;
 };
 
-// One direction between two ranks: messages of whole rows, in order, two under way at most.
+// One direction between two ranks: messages of whole rows, in order, two under way at most. Either all of them come, or a
+// message without rows ends them early.
 class RowStream {
  public:
   // rows[i]: rows of message i, each of row_bytes. `peer` sends or receives them under `tag`.
@@ -40,14 +41,16 @@ class RowStream {
   // Sending: a buffer for the next message, once its last one has left; then off with it.
   std::span<std::byte> next_buffer(const std::function<void()>& meanwhile);
   void send();
+  // There will be no more.
+  void send_end(const std::function<void()>& meanwhile);
 
-  // Receiving: begins to take the next message; whether the oldest has come; waits for it. The buffer is good until two more
-  // have been begun.
+  // Receiving: begins to take the next message; whether the oldest has come; waits for it: empty if it is the end. The buffer
+  // is good until two more have been begun.
   void begin();
   bool has_come();
   std::span<const std::byte> take(const std::function<void()>& meanwhile);
 
-  bool done() const { return taken_ == rows_.size(); }
+  bool done() const { return taken_ == rows_.size() || ended_; }
   // Until everything sent has left.
   void drain(const std::function<void()>& meanwhile);
 
@@ -57,7 +60,8 @@ class RowStream {
   }
 
  private:
-  void wait(MPI_Request& request, const std::function<void()>& meanwhile);
+  bool test(std::size_t slot);
+  void wait(std::size_t slot, const std::function<void()>& meanwhile);
   std::span<std::byte> buffer(std::size_t i);
 
   MPI_Comm comm_;
@@ -67,7 +71,9 @@ class RowStream {
   MPI_Datatype row_;
   std::array<std::vector<std::byte>, 2> buffers_;
   std::array<MPI_Request, 2> requests_{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+  std::array<int, 2> came_{};          // rows
   std::size_t begun_ = 0, taken_ = 0;  // messages
+  bool ended_ = false;
 };
 
 }  // namespace weft

@@ -124,12 +124,6 @@ std::vector<std::size_t> share_ends(const std::vector<TextFile>& files, MPI_Comm
   return {ends.begin(), ends.end()};
 }
 
-bool any_rank(bool mine, MPI_Comm comm) {
-  int all = mine ? 1 : 0;
-  MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MAX, comm);
-  return all != 0;
-}
-
 std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
   int ranks = 1;
   MPI_Comm_size(comm, &ranks);
@@ -195,11 +189,11 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
                                  tokens, comm);
         // No batch of a part of the texts takes more than the first of all, which memory is planned by.
         job.batches = batch_captions(tokens, job.captions);
-        Passage passage(config, job, part.get(), features ? &*features : nullptr, comm);
+        StopVote vote(stop, comm);
+        Passage passage(config, job, part.get(), features ? &*features : nullptr, vote, comm);
         passage.run(here, tokens);
-        if (f + 1 == ends.size()) break;
-        done.stopped = any_rank(stop && stop(), comm);
-        if (done.stopped) break;
+        done.stopped = vote.finish();
+        if (done.stopped || f + 1 == ends.size()) break;
         if (now_seconds() - told < progress_seconds) continue;
         told = now_seconds();
         log::info("text      {} of {} texts", ends[f], ends.back());

@@ -24,7 +24,7 @@ struct EncodedTexts {
   std::vector<std::size_t> limits;    // [rank]: what it was allowed
   std::size_t weight_bytes_read = 0;  // from the files, by all ranks together
   double seconds = 0;
-  bool stopped = false;  // some files are missing
+  bool stopped = false;  // on request: files may be missing
 };
 
 // A file of features, of the texts behind those of the file before and before `end`.
@@ -44,7 +44,8 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
                           const std::filesystem::path& file, MPI_Comm world);
 
 // The same into several files, each written when its texts are done; names count from "0" in each. `files` counts on rank 0
-// alone. `stop`, if given, is asked on every rank between files, and ends the work where any says so.
+// alone. `stop`, if given, is asked on every rank between micro-batches. Where any says so, those under way are ended, and
+// the file that they belong to is not written: those before it are there.
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world);

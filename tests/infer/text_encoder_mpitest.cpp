@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "../ops/reference.h"
 #include "core/arena.h"
@@ -239,7 +241,7 @@ TEST_F(TextEncoder, GivesItsMemoryBack) {
   EXPECT_LT(after, before + (3u << 20)) << "of " << taken;
 }
 
-TEST_F(TextEncoder, WritesSeveralFilesAndStopsBetweenThem) {
+TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
   write_weights();
   encode();
   const std::vector<TextFile> files = {
@@ -250,10 +252,9 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsBetweenThem) {
                       : encode_tokens(deck_, decltype(ids_){}, std::vector<TextFile>{}, stop,
                                       MPI_COMM_WORLD);
   };
-  // The last rank alone is asked to stop, when two files are there.
-  int asked = 0;
-  EXPECT_TRUE(encode_files([&] { return ++asked == 2 && rank_ == ranks_ - 1; }).stopped);
-  EXPECT_TRUE(fs::exists(dir_ / "b"));
+  // The last rank alone is asked to stop, when a file is there: all know by the end of the next one.
+  EXPECT_TRUE(encode_files([&] { return rank_ == ranks_ - 1 && fs::exists(dir_ / "a"); }).stopped);
+  EXPECT_TRUE(fs::exists(dir_ / "a"));
   EXPECT_FALSE(fs::exists(dir_ / "c"));
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_FALSE(encode_files({}).stopped);
@@ -271,6 +272,34 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsBetweenThem) {
     first = f.end;
   }
   EXPECT_EQ(SafetensorsFile::open(dir_ / "a").metadata().at("key"), "k");
+}
+
+// A file that would take twenty seconds: the first rank dawdles between micro-batches, and the last one is asked to stop.
+TEST_F(TextEncoder, StopsBetweenMicroBatches) {
+  deck_.t5.num_layers = 4;
+  deck_.t5.micro_batch = 1;
+  write_weights();
+  ids_.assign(1000, {5, 17, 1});
+  const auto begin = std::chrono::steady_clock::now();
+  const EncodedTexts done = encode_tokens(
+      deck_, rank_ == 0 ? ids_ : decltype(ids_){},
+      rank_ == 0 ? std::vector<TextFile>{{dir_ / "f", ids_.size(), {}}} : std::vector<TextFile>{},
+      [&] {
+        if (rank_ == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        return rank_ == ranks_ - 1;
+      },
+      MPI_COMM_WORLD);
+  EXPECT_TRUE(done.stopped);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+  EXPECT_EQ(done.tokens.size(), ids_.size());
+  MPI_Barrier(MPI_COMM_WORLD);  // rank 0 gives the file up on its way out
+  EXPECT_FALSE(fs::exists(dir_ / "f"));
+  EXPECT_FALSE(fs::exists(dir_ / "f.tmp"));
+  MPI_Barrier(MPI_COMM_WORLD);
+  // All of it once nobody asks.
+  ids_.resize(4);
+  EXPECT_FALSE(encode().stopped);
+  EXPECT_TRUE(fs::exists(dir_ / "f"));
 }
 
 TEST_F(TextEncoder, NoTextsMakeAnEmptyFile) {
