@@ -157,7 +157,7 @@ class Checkpoints(WeftTest):
         self.refused(second, CHECKPOINT, "busy is in use by another job", "process")
         self.assertIsNone(first.process.poll(), "the first job must not notice")
         first.kill()
-        first.wait(10)
+        first.wait()
         self.train("busy", "train.steps=1")  # the lock died with its job
 
     def test_run_directory_that_cannot_be_made(self):

@@ -114,7 +114,7 @@ class Steps(WeftTest):
         with emulate(1):
             job = self.train("bad", "device.kind=cuda", f"model.weights={weights}", ranks=1, expect=None)
         # A GPU's threads one after another, twice, for the step is run again.
-        self.refused(job, 5, "step 1", "samples", seconds=60)
+        self.refused(job, 5, "step 1", "samples")
 
 
 class Vae(WeftTest):
