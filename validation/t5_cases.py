@@ -59,4 +59,4 @@ def encode_padded(model, ids, length):
         batch[i, :len(one)] = torch.tensor(one)
         mask[i, :len(one)] = 1
     with torch.no_grad():
-        return model(input_ids=batch, attention_mask=mask).last_hidden_state
+        return model(input_ids=batch.to(model.device), attention_mask=mask.to(model.device)).last_hidden_state

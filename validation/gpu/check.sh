@@ -5,15 +5,35 @@
 #
 # 1 doctor, 2 every kernel against the CPU side, also under compute-sanitizer, 3 kernels timed, both attention paths,
 # 4 golden cases (in the folder GOLDEN), 5 NCCL with one rank and with several on one GPU, 6 smoke deck: losses of GPU and
-# CPU side by side, 7 training steps of STDiT3-XL/2 beside PyTorch in the same run. Nothing stops at a failure: every part
-# writes its JSON and log to OUT, OUT/summary.txt has one line a part. Exit status 1 if any part failed. PARTS=REGEX runs the
-# parts whose names match, such as PARTS='golden|comm'.
+# CPU side by side, 7 training steps of STDiT3-XL/2 beside PyTorch in the same run, 8 VAE and T5: tests against the CPU, encode
+# and decode beside diffusers with cuDNN, a layer beside transformers, VAE training steps, clips of 480p end to end. Nothing
+# stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part. Exit status 1 if any
+# part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
+#   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
+# Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers.
+# REHEARSE=1 runs every part on small sizes, with PyTorch on the CPU, to find mistakes without a GPU; WEFT is then the program
+# on the stand-in for CUDA: REHEARSE=1 WEFT_EMULATION_DEVICES=1 validation/gpu/check.sh OUT build/weft_cuda_on_cpu
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 weft=${2:-build/weft}
 python=${PYTHON:-python3}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+if [ -n "${REHEARSE:-}" ]; then
+  size=small model=inputs/smoke.toml shapes="1x2x4x4" captions=8 torch_device=cpu torch_options="--no-compile"
+  vae_sizes="5x16"
+  vae_small=("vae.spatial_channels=[32, 32, 32, 32]" vae.filters=32 vae.spatial_res_blocks=1 vae.num_res_blocks=1)
+  smoke_small=("data.path=synthetic:clips=64,frames=5,height=16,width=16" train.steps=4)
+  t5_small=(--small --lengths "5,9") rounds=1 steps=2
+  train_small=("${vae_small[@]}" "data.path=synthetic:clips=4,frames=5,height=16,width=16")
+  generate_small=("${vae_small[@]}" model.hidden_size=32 model.depth=1 model.num_heads=2 "generate.image_size=[16, 16]"
+    generate.num_frames=5 sampler.steps=2)
+else
+  size=real model=validation/gpu/xl2.toml shapes="1x15x60x106 16x4x32x32" captions=300 torch_device=cuda torch_options=""
+  vae_sizes="17x256 51x512" smoke_small=() vae_small=() t5_small=() rounds=5 steps=10
+  train_small=("data.path=synthetic:clips=8,frames=17,height=256,width=256")
+  generate_small=()
+fi
 mpirun=$(dirname "$weft")/mpirun
 [ -x "$mpirun" ] || mpirun=mpirun
 summary=$out/summary.txt
@@ -35,8 +55,8 @@ part() {  # name, time limit in seconds, command ...
 
 part doctor 60 "$weft" doctor
 part kernels_small 200 "$weft" bench kernels --size small --check-only --device cuda --json "$out/kernels_small.json"
-part kernels 500 "$weft" bench kernels --size real --device cuda --json "$out/kernels.json"
-part attention_sm80 60 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size real --filter attention --device cuda \
+part kernels 500 "$weft" bench kernels --size "$size" --device cuda --json "$out/kernels.json"
+part attention_sm80 60 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size "$size" --filter attention --device cuda \
   --json "$out/attention_sm80.json"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
@@ -59,20 +79,53 @@ part comm_2_nccl 90 "$mpirun" --oversubscribe -n 1 env NCCL_HOSTID=a WEFT_COMM=n
 part comm_2_staged 90 "$mpirun" --oversubscribe -n 2 "$weft" bench comm --device cuda --share --mib 16
 
 for device in cpu cuda; do
-  part "smoke_$device" 120 "$weft" train inputs/smoke.toml device.kind=$device "run.dir=$out/run_$device" run.resume=false
+  part "smoke_$device" 120 "$weft" train inputs/smoke.toml device.kind=$device "run.dir=$out/run_$device" run.resume=false \
+    "${smoke_small[@]}"
 done
 part smoke_losses 10 "$python" validation/gpu/same_losses.py "$out/run_cpu/metrics.jsonl" "$out/run_cuda/metrics.jsonl" 1e-4
 rm -rf "$out/run_cpu" "$out/run_cuda"
 
-for shape in 1x15x60x106 16x4x32x32; do
-  part "step_weft_$shape" 120 "$weft" bench step validation/gpu/xl2.toml device.kind=cuda --shape $shape --steps 10 --warmup 4 \
-    --json "$out/step_weft_$shape.json"
-  part "step_torch_$shape" 240 "$python" validation/gpu/torch_step.py validation/gpu/xl2.toml --shape $shape --steps 10 \
-    --json "$out/step_torch_$shape.json"
-  part "step_weft_again_$shape" 120 "$weft" bench step validation/gpu/xl2.toml device.kind=cuda --shape $shape --steps 10 \
-    --warmup 4 --json "$out/step_weft_again_$shape.json"
+for shape in $shapes; do
+  part "step_weft_$shape" 120 "$weft" bench step "$model" device.kind=cuda --shape "$shape" --captions "$captions" \
+    --steps "$steps" --warmup 4 --json "$out/step_weft_$shape.json"
+  # shellcheck disable=SC2086
+  part "step_torch_$shape" 240 "$python" validation/gpu/torch_step.py "$model" --shape "$shape" --steps "$steps" \
+    --captions "$captions" --device $torch_device $torch_options --json "$out/step_torch_$shape.json"
+  part "step_weft_again_$shape" 120 "$weft" bench step "$model" device.kind=cuda --shape "$shape" --captions "$captions" \
+    --steps "$steps" --warmup 4 --json "$out/step_weft_again_$shape.json"
 done
-part step_profile 120 "$weft" bench step validation/gpu/xl2.toml device.kind=cuda --shape 1x15x60x106 --steps 3 --warmup 2 --profile
+part step_profile 120 "$weft" bench step "$model" device.kind=cuda --shape "${shapes%% *}" \
+  --captions "$captions" --steps 3 --warmup 2 --profile
+
+# VAE and T5. What the tests say of small models, GPU against CPU, then speed at the released sizes.
+part video_tests 400 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" \
+  "$python" -B tests/e2e/test_cuda_on_cpu.py -v Vae Video
+for clip in $vae_sizes; do
+  for kind in "bf16" "f32" "f32 --tf32"; do
+    name=vae_${clip}_${kind// --/_}
+    # shellcheck disable=SC2086
+    part "$name" 300 "$python" validation/compare_vae.py --weft "$weft" --device cuda --torch-device $torch_device --dtype $kind \
+      --frames "${clip%x*}" --size "${clip#*x}" --rounds $rounds --json "$out/$name.json" --small "${vae_small[@]}"
+  done
+done
+for kind in "bf16" "f32" "f32 --tf32"; do
+  name=t5_${kind// --/_}
+  # shellcheck disable=SC2086
+  part "$name" 120 "$python" validation/compare_t5.py --weft "$weft" --device cuda --torch-device $torch_device --dtype $kind \
+    --rounds $rounds --json "$out/$name.json" "${t5_small[@]}"
+done
+for stage in 1 2 3; do
+  part "vae_train_$stage" 200 "$weft" train inputs/vae_stage$stage.toml device.kind=cuda "run.dir=$out/vae_$stage" \
+    run.resume=false vae.weights= vae_train.lpips_weights= train.steps=$((steps / 2)) train.micro_batches=1 \
+    train.checkpoint_every=0 "${train_small[@]}"
+  [ ! -f "$out/vae_$stage/metrics.jsonl" ] || cp "$out/vae_$stage/metrics.jsonl" "$out/vae_train_$stage.jsonl"
+  rm -rf "$out/vae_$stage"
+done
+# STDiT3-XL/2 and the VAE with random weights; without T5, whose weights are 19 GB: null captions, which cost as much.
+part generate_480p 500 "$weft" generate inputs/generate_480p.toml device.kind=cuda generate.weights=random:1 vae.weights=random:2 \
+  t5.weights= "generate.output=$out/clips" "${generate_small[@]}"
+[ ! -f "$out/clips/generate_report.json" ] || cp "$out/clips/generate_report.json" "$out/generate_480p.json"
+rm -rf "$out/clips"
 
 cat "$summary"
 exit $failed

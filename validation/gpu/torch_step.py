@@ -2,17 +2,18 @@
 """What a user would run instead, on the same GPU: the STDiT3 of stdit3.py in PyTorch, SDPA, torch.compile, fused AdamW.
 
     torch_step.py DECK.toml --shape 1x15x60x106 [--captions 300] [--steps 10] [--warmup 5] [--precision bf16|autocast]
-                  [--no-compile] --json FILE
+                  [--no-compile] [--device cuda|cpu] --json FILE
 
 The same noise shapes and model as `weft bench step DECK.toml --shape ...`; weights and inputs are random on both sides
 (agreement of the numbers is the business of check_golden.py and of weft probe). `bf16` keeps the weights themselves in bf16, which
 is the fastest that PyTorch offers and leaves out the float32 master weights that weft keeps; `autocast` has them. Timed
-with CUDA events: forward, backward, gradient norm and clipping, AdamW.
+with CUDA events: forward, backward, gradient norm and clipping, AdamW. `--device cpu` is for rehearsals.
 """
 import argparse
 import json
 import pathlib
 import sys
+import time
 import tomllib
 
 import torch
@@ -61,19 +62,27 @@ def main():
         optimizer.step()
         return loss
 
-    seconds, losses = [], []
-    for i in range(args.warmup + args.steps):
+    def timed():
+        if args.device != "cuda":
+            began = time.perf_counter()
+            return step(), time.perf_counter() - began
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         loss = step()
         end.record()
         end.synchronize()
+        return loss, begin.elapsed_time(end) * 1e-3
+
+    seconds, losses = [], []
+    for i in range(args.warmup + args.steps):
+        loss, took = timed()
         if i >= args.warmup:
-            seconds.append(begin.elapsed_time(end) * 1e-3)
+            seconds.append(took)
         losses.append(float(loss.detach()))
-    result = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "precision": args.precision,
-              "compiled": not args.no_compile, "shape": args.shape, "seconds": seconds, "loss": losses,
-              "peak_bytes": torch.cuda.max_memory_allocated()}
+    cuda = args.device == "cuda"
+    result = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu",
+              "precision": args.precision, "compiled": not args.no_compile, "shape": args.shape, "seconds": seconds,
+              "loss": losses, "peak_bytes": torch.cuda.max_memory_allocated() if cuda else 0}
     pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"torch {args.precision}{'' if args.no_compile else ' compiled'}: median "
           f"{sorted(seconds)[len(seconds) // 2]:.4f} s, peak {result['peak_bytes'] / 2**30:.1f} GiB")
