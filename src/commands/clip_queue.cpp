@@ -102,6 +102,7 @@ std::int64_t ClipQueue::take_over(const std::vector<RankState>& states,
     if (!p.open || p.losses >= most_losses) continue;
     // Said before it is done: others that find it claimed wait for this rank.
     roll_.note_taken(place);
+    from_lost_ = p.losses > 0;
     if (roll_.claim(fmt::format("{}.{}", place, p.losses))) return place;
     roll_.note_dropped(place);
     roll_.note_idle();

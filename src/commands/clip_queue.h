@@ -46,6 +46,8 @@ class ClipQueue {
   // After that, with nothing in hand: a place that a lost rank has left unmade, or -1 when all other groups have nothing in
   // hand either. Waits for them.
   std::int64_t leftover();
+  // Whether leftover()'s last place was in the hands of a rank that is lost, and not only left.
+  bool from_lost() const { return from_lost_; }
   // What a clip has taken: the job must last as long for another one.
   void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
   bool asked_to_stop() const { return asked_; }
@@ -60,7 +62,7 @@ class ClipQueue {
   std::int64_t items_;
   std::function<bool(int, std::int64_t)> finished_;
   WorkQueue queue_;
-  bool shared_;
+  bool shared_, from_lost_ = false;
   std::int64_t at_ = 0, end_ = 0;
   Requests requests_;
   std::atomic<double> longest_ = 0;

@@ -84,7 +84,7 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job, const Ordered
     if (place < 0) {
       written();
       if ((place = queue.leftover()) < 0) break;
-      if (groups.first)
+      if (queue.from_lost())
         log::warn("{} was in the hands of a rank that is lost: made here", clips.item(place).name);
     }
     const ClipItem& item = clips.item(place);
