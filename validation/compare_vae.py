@@ -4,13 +4,13 @@
     compare_vae.py [--weft build/weft] [--frames 17] [--size 128] [--rounds 3] [--threads 2] [--require 1.2] [--json FILE]
                    [--device cpu|cuda] [--dtype f32|bf16] [--tf32]
 
-Both have the released shape, random weights, one number format, micro-batches of four frames and chunks of 17. PyTorch runs in inference mode
-with channels_last (2D) and channels_last_3d (temporal) weights and frames, after one round that does not count. A round of
-weft is a process of its own, in which the first of two equal clips does not count. On a GPU PyTorch's convolutions are cuDNN's; with --tf32 both sides may round f32
-to TF32, else neither does; there only the sum of encode and decode
-counts, for weft's encoding may still run when it is done asking. The two sides take turns, so that what else
-the machine does falls on both; medians count. That they compute the same is check_vae.py's question. Exit status 1, with
---require, if weft is not that many times as fast.
+Both have the released shape, random weights, one number format, micro-batches of four frames and chunks of 17.
+PyTorch runs in inference mode with channels_last (2D) and channels_last_3d (temporal) weights and frames, after one
+round that does not count. A round of weft is a process of its own, in which the first of two equal clips does not
+count. On a GPU PyTorch's convolutions are cuDNN's; with --tf32 both sides may round f32 to TF32, else neither does;
+there only the sum of encode and decode counts, for weft's encoding may still run when it is done asking. The two
+sides take turns, so that what else the machine does falls on both; medians count. That they compute the same is
+check_vae.py's question. Exit status 1, with --require, if weft is not that many times as fast.
 """
 import argparse
 import json
