@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "formats/file.h"
-#include "formats/hash.h"
 #include "infer/clip_maker.h"
 #include "infer/clip_writer.h"
 #include "infer/generate_memory.h"
@@ -60,14 +59,10 @@ bool may_go_on(const Error& e, const ClipGroups& groups) {
 }
 
 // Clip after clip, until there are none.
-GenerateShare make_clips(const Deck& deck, const GenerateJob& job, const OrderedClips& clips,
-                         const ClipGroups& groups, ClipQueue& queue, RankRoll& roll,
-                         ClipMaker& maker, ClipWriter& writer, MPI_Comm world,
+GenerateShare make_clips(const ClipGroups& groups, const OrderedClips& clips, ClipQueue& queue,
+                         RankRoll& roll, ClipMaker& maker, ClipWriter& writer, MPI_Comm world,
                          std::vector<std::string>& failures) {
   GenerateShare mine;
-  const double fps = deck.generate.save_fps > 0
-                         ? deck.generate.save_fps
-                         : deck.generate.fps / static_cast<double>(deck.generate.frame_interval);
   const auto written = [&] {
     for (const std::string& failure : writer.finish()) {
       failures.push_back(failure);
@@ -90,26 +85,7 @@ GenerateShare make_clips(const Deck& deck, const GenerateJob& job, const Ordered
     const ClipItem& item = clips.item(place);
     const double begin = now_seconds();
     try {
-      ClipPixels pixels = maker.make(item);
-      if (groups.first && pixels.frames > 0) {
-        MadeClip clip;
-        clip.fps = fps;
-        FinishedClip& r = clip.record;
-        r.name = item.name;
-        r.key = item.key;
-        r.prompt = job.prompts[static_cast<std::size_t>(item.prompt)].text;
-        r.seed = deck.run.seed;
-        r.frames = pixels.frames;
-        r.height = pixels.height;
-        r.width = pixels.width;
-        r.seconds = now_seconds() - begin;
-        r.pixels = to_hex(hash128(std::as_bytes(std::span(pixels.rgb))));
-        r.rank = groups.rank;
-        clip.rgb = std::move(pixels.rgb);
-        clip.tensors = std::move(pixels.tensors);
-        writer.write(std::move(clip));
-        ++mine.clips;
-      }
+      if (maker.make(item, writer)) ++mine.clips;
     } catch (const Error& e) {
       if (!may_go_on(e, groups)) throw;
       if (groups.first) {
@@ -228,9 +204,12 @@ int make_all(const Deck& deck, MPI_Comm world) {
 
     // 4. Clips, whoever is free the next one.
     ClipMaker maker(deck, job, model, vae, features, groups.group);
-    ClipWriter writer(output_of(deck), watermark, groups.rank);
+    const FramePlan frames = groups.first ? plan_frames(deck, job, order, vae) : FramePlan();
+    ClipWriter writer(output_of(deck), watermark, groups.rank, frames.piece);
     queue = std::make_unique<ClipQueue>(deck, output_of(deck), groups, roll, missing, finished);
-    mine = make_clips(deck, job, clips, groups, *queue, roll, maker, writer, world, failures);
+    mine = make_clips(groups, clips, *queue, roll, maker, writer, world, failures);
+    mine.frames_planned = static_cast<double>(frames.bytes);
+    mine.frames_peak = static_cast<double>(FrameMemory::peak());
     mine.arena_planned = static_cast<double>(planned);
     mine.arena_peak = static_cast<double>(arena->peak());
     mine.arena_capacity = static_cast<double>(capacity);

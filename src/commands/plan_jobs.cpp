@@ -198,7 +198,8 @@ std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, st
   for (const char* frames : {"408", "204", "102", "51", "1"}) {
     Deck shorter = deck;
     shorter.generate.num_frames = frames;
-    const GenerateJob job = plan_generate_job(shorter, model, vae, "");
+    const GenerateJob job =
+        plan_generate_job(shorter, read_prompts(shorter.generate), model, vae, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
       const ClipPlan p = plan_clip(shorter, model, vae, item, capacity, rates, 1);
@@ -224,7 +225,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   VideoVae vae(deck.vae);
   model.params().allocate_for_inference(deck.model.dtype == "bf16");
   vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
-  const GenerateJob job = plan_generate_job(deck, model, vae, "");
+  const GenerateJob job = plan_generate_job(deck, read_prompts(deck.generate), model, vae, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
   if (sp > 1) model.plan_sequence_group(sp - 1, sp);
   const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
@@ -268,6 +269,11 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                           {"sampling_seconds", p.seconds},
                           {"decoding_seconds", p.vae.decoding}});
   }
+  std::int64_t at_once = 1;
+  for (const auto& [shape, p] : sizes) at_once = std::max(at_once, p.vae.micro_batch);
+  vae.set_micro_batch(at_once);
+  row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), vae).bytes,
+      "between VAE and encoder, whatever the clips' lengths");
   fmt::print("  at least {:.1f} s of sampling and decoding on {} groups of ranks ({})\n",
              std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
   j["seconds"] = std::max(longest, seconds * sp / ranks);

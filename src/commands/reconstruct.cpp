@@ -118,13 +118,11 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
   const std::int64_t frame = f.height * f.width * 3;
   std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
   vae.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
-    const Tensor on_host = frames.to_host();
-    const std::span<const float> values = on_host.span<float>();
-    const auto bytes =
-        std::span(again).subspan(static_cast<std::size_t>(first * frame), values.size());
-    const std::int64_t bad = round_to_pixels(values, bytes);
+    const std::int64_t bad =
+        pixels_of(frames, std::span(again).subspan(static_cast<std::size_t>(first * frame),
+                                                   static_cast<std::size_t>(frames.numel())));
     WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
-               "{}: frame {} is not finite when decoded", path, first + bad / frame);
+               "{}: frame {} is not finite when decoded", path, first + bad);
   });
   const double decoded = now_seconds();
 

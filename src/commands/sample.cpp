@@ -94,6 +94,18 @@ std::vector<std::uint8_t> to_frames(const Tensor& latent) {
   return frames;
 }
 
+// The frames that the contact sheet shows of a clip, evenly spaced: the rest of it need not be kept.
+constexpr std::int64_t columns = 8;
+std::vector<std::uint8_t> shown_of(const std::vector<std::uint8_t>& frames, const Shape5& s) {
+  const std::int64_t count = std::min(columns, s.frames), size = s.height * s.width * 3;
+  std::vector<std::uint8_t> shown;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const auto first = frames.begin() + (count == 1 ? 0 : k * (s.frames - 1) / (count - 1)) * size;
+    shown.insert(shown.end(), first, first + size);
+  }
+  return shown;
+}
+
 // All clips at rank 0 in order, from the ranks that made them; nothing elsewhere. Clips go round the groups of `sp` ranks,
 // and the first rank of a group has its clips.
 std::vector<std::vector<std::uint8_t>> gather_clips(
@@ -102,7 +114,7 @@ std::vector<std::vector<std::uint8_t>> gather_clips(
   int rank = 0, ranks = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
-  const auto bytes = static_cast<int>(s.frames * s.height * s.width * 3);
+  const auto bytes = static_cast<int>(std::min(columns, s.frames) * s.height * s.width * 3);
   std::vector<std::vector<std::uint8_t>> all;
   const int groups = ranks / sp;
   if (rank != 0)
@@ -123,7 +135,7 @@ std::vector<std::vector<std::uint8_t>> gather_clips(
 }
 
 void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
-  model.params().allocate(1 << 22, deck.model.dtype == "bf16", false);
+  model.params().allocate_for_inference(deck.model.dtype == "bf16");
   if (!deck.sample.weights.empty()) {
     load_weights(deck.sample.weights, model.params());
     return;
@@ -137,6 +149,35 @@ void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
   else
     restore_state(*checkpoint, model.params());
   log::info("weights   {} of {}", deck.sample.ema ? "EMA" : "weights", checkpoint->dir().string());
+}
+
+// A clip of that size, but for its noise, prompt and condition; captions of `rows` rows.
+SampleRequest make_request(const Deck& deck, const Target& target, std::int64_t rows) {
+  const Shape5& s = target.latent;
+  SampleRequest r;
+  r.z = Tensor::empty({1, deck.model.in_channels, s.frames, s.height, s.width}, DType::f32);
+  r.captions = pack_captions({}, rows, 1, deck.data.text_features.empty());
+  r.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps)};
+  r.size = target.pixels;
+  if (deck.sample.condition_frames > 0) {
+    r.edit.assign(static_cast<std::size_t>(s.frames), 1.0f);
+    std::fill_n(r.edit.begin(), deck.sample.condition_frames, 0.0f);
+  }
+  return r;
+}
+
+// Peak arena bytes of a clip's steps with captions of full length, walked through without computing.
+std::size_t plan_steps(const Deck& deck, const Target& target, Stdit3& model) {
+  const auto plan = Arena::planning();
+  const ArenaScope scope(*plan);
+  const std::int64_t rows = deck.model.model_max_length;
+  SampleRequest request = make_request(deck, target, rows);
+  if (!deck.data.text_features.empty())
+    request.y = Tensor::empty({1, rows, deck.model.caption_channels}, DType::f32);
+  SamplerDeck sampler = deck.sampler;
+  sampler.steps = 1;
+  flow_sample(model, sampler, deck.diffusion, request);
+  return plan->peak();
 }
 
 }  // namespace
@@ -161,6 +202,8 @@ int sample(const Deck& deck, MPI_Comm world) {
   const Shape5& s = target.latent;
   model.check_sequence(s.height, s.width, sp);
   load_model(deck, model, world);
+  const std::size_t planned = plan_steps(deck, target, model);
+  std::size_t taken = 0;
   arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
   std::unique_ptr<TextFeatures> features;
@@ -175,34 +218,28 @@ int sample(const Deck& deck, MPI_Comm world) {
   WEFT_CHECK(!failed, Exit::usage, "name a directory that can be written with sample.output",
              "cannot make {}: {}", out.string(), failed.message());
   const bool pixels = deck.model.in_channels == 3;
-  std::vector<std::vector<std::uint8_t>> made;  // this rank's clips, for the contact sheet
+  std::vector<std::vector<std::uint8_t>> made;  // of this rank's clips, for the contact sheet
 
   // A group makes its clips together, and its first rank writes them.
   const bool writes = rank % sp == 0;
   for (std::int64_t i = rank / sp; i < deck.sample.clips; i += ranks / sp) {
-    SampleRequest request;
-    request.z = Tensor::empty({1, deck.model.in_channels, s.frames, s.height, s.width}, DType::f32);
+    const std::int64_t rows = features ? features->length(i) : deck.model.model_max_length;
+    SampleRequest request = make_request(deck, target, rows);
     const auto seed = static_cast<std::uint64_t>(deck.run.seed), id = static_cast<std::uint64_t>(i);
     ops::fill_normal(seed, static_cast<int>(Purpose::sampler), 0, id, request.z);
-    if (deck.sample.condition_frames > 0) {
+    if (deck.sample.condition_frames > 0)
       place_condition(deck, latents, *source, s, deck.sample.condition_clip + i, request.z);
-      request.edit.assign(static_cast<std::size_t>(s.frames), 1.0f);
-      std::fill_n(request.edit.begin(), deck.sample.condition_frames, 0.0f);
-    }
-    std::int64_t length = deck.model.model_max_length;
     if (features) {
-      const std::vector<float> rows = features->read(i);
-      length = features->length(i);
+      const std::vector<float> values = features->read(i);
       request.y =
-          Tensor::from_host(std::span<const float>(rows), {1, length, deck.model.caption_channels});
+          Tensor::from_host(std::span<const float>(values), {1, rows, deck.model.caption_channels});
     }
-    request.captions = pack_captions({}, length, 1, !features);
-    request.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps)};
-    request.size = target.pixels;
     request.progress = [&](int step, int steps) {
       if (step == steps || step % 10 == 0) log::info("clip {}: step {}/{}", i, step, steps);
     };
+    arena->reset_peak();
     const Tensor z = flow_sample(model, deck.sampler, deck.diffusion, request);
+    taken = std::max(taken, arena->peak());
     if (!writes) continue;
 
     const std::string name = fmt::format("sample_{:04d}", i);
@@ -222,13 +259,16 @@ int sample(const Deck& deck, MPI_Comm world) {
     else
       write_mp4(file.string(), {frames.data(), s.frames, s.height, s.width}, deck.sample.fps);
     log::info("clip      {}", file.string());
-    made.push_back(frames);
+    made.push_back(shown_of(frames, s));
   }
+  log::info("memory    weights {} bytes; a clip's steps {} of {} planned",
+            model.params().inference_bytes(deck.model.dtype == "bf16"), taken, planned);
   const auto shown = gather_clips(made, deck.sample.clips, s, sp, world);
   if (!shown.empty()) {
     std::vector<ClipView> views;
-    for (const auto& frames : shown) views.push_back({frames.data(), s.frames, s.height, s.width});
-    const Image sheet = contact_sheet(views);
+    for (const auto& frames : shown)
+      views.push_back({frames.data(), std::min(columns, s.frames), s.height, s.width});
+    const Image sheet = contact_sheet(views, static_cast<int>(columns));
     write_png((out / "contact_sheet.png").string(), sheet.height, sheet.width, sheet.rgb);
     log::info("sheet     {}", (out / "contact_sheet.png").string());
   }

@@ -17,19 +17,20 @@
 namespace weft {
 namespace {
 
-// Latent frames of a reference into z [1,C,T,h,w].
+// Latent frames of a reference, counted in all of it, into z [1,C,T,h,w].
 void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z,
                  const std::string& name) {
   const std::int64_t channels = z.dim(1), frame = z.dim(3) * z.dim(4);
   WEFT_CHECK(
-      static_cast<std::int64_t>(reference.values.size()) == channels * reference.frames * frame,
+      static_cast<std::int64_t>(reference.values.size()) == channels * reference.latents * frame,
       Exit::internal, "this is a bug in weft, please report it with the log",
       "{}: a reference of {} values for frames of {}", name, reference.values.size(), frame);
   const Tensor from = Tensor::from_host(std::span<const float>(reference.values),
                                         {static_cast<std::int64_t>(reference.values.size())});
   const Tensor to = z.view({z.numel()});
   for (std::int64_t c = 0; c < channels; ++c) {
-    const std::int64_t first = c * reference.frames + p.from, target = c * z.dim(2) + p.to;
+    const std::int64_t first = c * reference.latents + p.from - reference.first,
+                       target = c * z.dim(2) + p.to;
     Tensor part = to.slice(target * frame, (target + p.length) * frame);
     ops::convert(from.slice(first * frame, (first + p.length) * frame), part);
   }
@@ -48,6 +49,28 @@ SampleRequest make_request(const Deck& deck, const ClipItem& item) {
 
 Shape latent_shape(const Deck& deck, const ClipItem& item) {
   return {1, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
+}
+
+std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
+  std::vector<MaskGroup> masks = item.masks;
+  const auto given = static_cast<std::int64_t>(
+      job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
+  const std::int64_t length = job.loops.condition_latents;
+  for (std::int64_t loop = 1; loop < deck.generate.loop && length > 0; ++loop)
+    masks.push_back(
+        {loop, given + loop - 1, -length, 0, length, deck.generate.condition_frame_edit});
+  return masks;
+}
+
+VideoVae::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const VideoVae& vae,
+                                  const ClipItem& item, std::int64_t loop) {
+  if (job.loops.condition_latents == 0 || loop + 1 >= deck.generate.loop) return {};
+  const auto given = static_cast<std::int64_t>(
+      job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
+  const LatentRange taken =
+      frames_taken(all_masks(deck, job, item), deck.generate.loop, given + loop, item.latent_frames,
+                   item.latent_frames, deck.generate.align, item.name);
+  return vae.part_with(item.pixels.frames, taken.first, taken.last);
 }
 
 ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
@@ -69,15 +92,43 @@ void ClipMaker::share_text() {
 
 void ClipMaker::share_reference(LatentReference& reference) {
   if (ranks_ == 1) return;
-  std::int64_t sizes[2] = {reference.frames, static_cast<std::int64_t>(reference.values.size())};
-  MPI_Bcast(sizes, 2, MPI_INT64_T, 0, group_);
+  std::int64_t sizes[] = {reference.frames, reference.first, reference.latents,
+                          static_cast<std::int64_t>(reference.values.size())};
+  MPI_Bcast(sizes, 4, MPI_INT64_T, 0, group_);
   reference.frames = sizes[0];
-  reference.values.resize(static_cast<std::size_t>(sizes[1]));
-  MPI_Bcast(reference.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
+  reference.first = sizes[1];
+  reference.latents = sizes[2];
+  reference.values.resize(static_cast<std::size_t>(sizes[3]));
+  MPI_Bcast(reference.values.data(), static_cast<int>(sizes[3]), MPI_FLOAT, 0, group_);
+}
+
+LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::size_t i,
+                                  const FrameVector<float>& last_frames) {
+  // A draw of its own for every reference of every clip.
+  const VideoVae::Noise noise{
+      static_cast<std::uint64_t>(deck_.run.seed),
+      item.noise_id(job_.prompts) + (static_cast<std::uint64_t>(i + 1) << 48)};
+  if (loop > 0) {
+    const std::int64_t side = vae_.pixels_a_latent();
+    return encode_frames(last_frames, part_to_go_on_from(deck_, job_, vae_, item, loop - 1),
+                         item.latent_height * side, item.latent_width * side, vae_, noise);
+  }
+  const auto number = static_cast<std::int64_t>(i);
+  const auto uses = [&](const MaskGroup& g) {
+    return g.reference == number && g.loop >= 0 && g.loop < deck_.generate.loop;
+  };
+  if (std::none_of(masks_.begin(), masks_.end(), uses)) return {};
+  const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
+  return encode_reference(prompt.references[i], item.pixels.height, item.pixels.width, vae_, noise,
+                          [&](std::int64_t latents) {
+                            return frames_taken(masks_, deck_.generate.loop, number, latents,
+                                                item.latent_frames, deck_.generate.align,
+                                                item.name);
+                          });
 }
 
 bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
-                        const std::vector<float>& last_frames) {
+                        const FrameVector<float>& last_frames) {
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   const std::size_t before = references_.size();
   const bool again = loop > 0 && job_.loops.condition_latents > 0;
@@ -87,18 +138,8 @@ bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
       if (!features_.null_captions())
         text_ = features_.read(item.texts[static_cast<std::size_t>(loop)]);
       const double begin = now_seconds();
-      for (std::size_t i = before; i < references_.size(); ++i) {
-        // A draw of its own for every reference of every clip.
-        const VideoVae::Noise noise{
-            static_cast<std::uint64_t>(deck_.run.seed),
-            item.noise_id(job_.prompts) + (static_cast<std::uint64_t>(i + 1) << 48)};
-        const std::int64_t side = vae_.pixels_a_latent();
-        references_[i] =
-            loop == 0 ? encode_reference(prompt.references[i], item.pixels.height,
-                                         item.pixels.width, vae_, noise)
-                      : encode_frames(last_frames, item.pixels.frames, item.latent_height * side,
-                                      item.latent_width * side, vae_, noise);
-      }
+      for (std::size_t i = before; i < references_.size(); ++i)
+        references_[i] = encode(item, loop, i, last_frames);
       times_.encode += now_seconds() - begin;
     } catch (...) {
       failure = std::current_exception();
@@ -109,9 +150,6 @@ bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
   if (good == 0) return false;
   share_text();
   for (std::size_t i = before; i < references_.size(); ++i) share_reference(references_[i]);
-  if (again)
-    masks_.push_back({loop, static_cast<std::int64_t>(before), -job_.loops.condition_latents, 0,
-                      job_.loops.condition_latents, deck_.generate.condition_frame_edit});
   return true;
 }
 
@@ -161,78 +199,100 @@ Tensor ClipMaker::sample(const ClipItem& item, std::int64_t loop) {
   return z;
 }
 
-void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipPixels& clip,
-                       std::vector<float>& last_frames) {
+void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
+                       ClipTensors* tensors, FrameVector<float>& last_frames) {
   const double begin = now_seconds();
-  const bool goes_on = loop + 1 < deck_.generate.loop && job_.loops.condition_latents > 0;
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
-  last_frames.clear();
-  if (deck_.generate.tensors) {
-    const Tensor on_host = z.to_host();
-    const auto values = on_host.span<float>();
-    clip.tensors.latents.emplace_back(values.begin(), values.end());
-    clip.tensors.latent_shape = {z.dim(1), z.dim(2), z.dim(3), z.dim(4)};
-  }
-  vae_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& on_device) {
-    const Tensor frames = on_device.to_host();
-    clip.height = frames.dim(1);
-    clip.width = frames.dim(2);
-    const auto values = frames.span<float>();
-    if (goes_on && last_frames.empty())
-      last_frames.reserve(
-          static_cast<std::size_t>(item.pixels.frames * frames.numel() / frames.dim(0)));
-    if (goes_on) last_frames.insert(last_frames.end(), values.begin(), values.end());
-    const std::int64_t count = frames.dim(0), size = clip.height * clip.width * 3;
+  const VideoVae::Part kept = part_to_go_on_from(deck_, job_, vae_, item, loop);
+  if (tensors != nullptr) tensors->add_latent(loop, z);
+  vae_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& frames) {
+    const std::int64_t count = frames.dim(0), size = frames.numel() / count;
+    const std::int64_t from = std::clamp<std::int64_t>(kept.first_frame - number, 0, count);
+    const std::int64_t to =
+        std::clamp<std::int64_t>(kept.first_frame + kept.frames - number, from, count);
+    if (to > from) {
+      last_frames.reserve(static_cast<std::size_t>(kept.frames * size));
+      const Tensor on_host = frames.slice(from, to).to_host();
+      const auto values = on_host.span<float>();
+      last_frames.insert(last_frames.end(), values.begin(), values.end());
+    }
     const std::int64_t skip = std::clamp<std::int64_t>(dropped - number, 0, count);
-    clip.frames += count - skip;
-    if (deck_.generate.tensors)
-      clip.tensors.frames.insert(clip.tensors.frames.end(), values.begin() + skip * size,
-                                 values.end());
-    const std::span<const float> kept = values.subspan(static_cast<std::size_t>(skip * size));
-    const std::size_t at = clip.rgb.size();
-    if (at == 0)
-      clip.rgb.reserve(static_cast<std::size_t>(job_.total_frames(item, deck_.generate) * size));
-    clip.rgb.resize(at + kept.size());
-    const std::int64_t bad = round_to_pixels(kept, std::span(clip.rgb).subspan(at));
-    WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
-               "frame {} of loop {} is not finite", number + skip + bad / size, loop);
+    if (skip == count) return;
+    const Tensor shown = frames.slice(skip, count);
+    if (tensors != nullptr) tensors->add_frames(shown);
+    writer.add(count - skip, [&](std::span<std::uint8_t> pixels) {
+      const std::int64_t bad = pixels_of(shown, pixels);
+      WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+                 "frame {} of loop {} is not finite", number + skip + bad, loop);
+    });
   });
   times_.decode += now_seconds() - begin;
 }
 
-ClipPixels ClipMaker::make(const ClipItem& item) {
-  ClipPixels clip;
-  std::vector<float> last_frames;  // of the loop before, as decoded
+void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
+                      std::optional<ClipTensors>& tensors) {
+  const GenerateDeck& g = deck_.generate;
+  FinishedClip clip;
+  clip.name = item.name;
+  clip.key = item.key;
+  clip.prompt = job_.prompts[static_cast<std::size_t>(item.prompt)].text;
+  clip.seed = deck_.run.seed;
+  clip.frames = job_.total_frames(item, g);
+  clip.height = item.latent_height * vae_.pixels_a_latent();
+  clip.width = item.latent_width * vae_.pixels_a_latent();
+  if (g.tensors)
+    tensors.emplace(writer.directory() / (item.name + ".safetensors"), g.loop,
+                    latent_shape(deck_, item), clip.frames, clip.height, clip.width);
+  writer.begin(std::move(clip),
+               g.save_fps > 0 ? g.save_fps : g.fps / static_cast<double>(g.frame_interval));
+}
+
+bool ClipMaker::make(const ClipItem& item, ClipWriter& writer) {
+  const double start = now_seconds();
+  std::optional<ClipTensors> tensors;
+  FrameVector<float> last_frames;  // of the loop before, what the next one goes on from, as decoded
   references_.clear();
-  masks_ = item.masks;
-  std::exception_ptr failure;
-  for (std::int64_t loop = 0; loop < deck_.generate.loop; ++loop) {
-    if (failure) {  // the others of the group wait for word of what the loop begins with
-      int good = 0;
-      if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
-      break;
-    }
-    if (!prepare(item, loop, last_frames)) return {};
-    last_frames =
-        std::vector<float>();  // a whole clip of floats: not while the next one is sampled
-    const Tensor z = [&]() -> Tensor {
-      try {
-        return sample(item, loop);
-      } catch (const Error& e) {
-        if (e.code() != Exit::non_finite) throw;  // that all of the group have alike
-        failure = std::current_exception();
-        return {};
+  masks_ = all_masks(deck_, job_, item);
+  bool begun = false;
+  try {
+    std::exception_ptr failure;
+    for (std::int64_t loop = 0; loop < deck_.generate.loop; ++loop) {
+      if (failure) {  // the others of the group wait for word of what the loop begins with
+        int good = 0;
+        if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
+        break;
       }
-    }();
-    if (!first() || failure) continue;
-    try {
-      decode(item, loop, z, clip, last_frames);
-    } catch (const Error&) {
-      failure = std::current_exception();
+      if (!prepare(item, loop, last_frames)) return false;
+      last_frames = FrameVector<float>();  // not while the next loop is sampled
+      const Tensor z = [&]() -> Tensor {
+        try {
+          return sample(item, loop);
+        } catch (const Error& e) {
+          if (e.code() != Exit::non_finite) throw;  // that all of the group have alike
+          failure = std::current_exception();
+          return {};
+        }
+      }();
+      if (!first() || failure) continue;
+      try {
+        if (loop == 0) {
+          begun = true;
+          begin(item, writer, tensors);
+        }
+        decode(item, loop, z, writer, tensors ? &*tensors : nullptr, last_frames);
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
     }
+    if (failure) std::rethrow_exception(failure);
+    if (!first()) return false;
+    if (tensors) tensors->finish();
+  } catch (...) {
+    if (begun) writer.drop();
+    throw;
   }
-  if (failure) std::rethrow_exception(failure);
-  return clip;
+  writer.end(now_seconds() - start);
+  return true;
 }
 
 }  // namespace weft

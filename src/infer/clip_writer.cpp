@@ -1,12 +1,13 @@
 #include "infer/clip_writer.h"
 
+#include <optional>
 #include <utility>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "formats/file.h"
-#include "formats/safetensors.h"
+#include "formats/hash.h"
 #include "media/writers.h"
 
 namespace weft {
@@ -14,15 +15,60 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_waiting = 1;
+// A PNG or an MP4 under a hidden name, which is removed with it unless it was finished.
+class HiddenFile {
+ public:
+  HiddenFile(const fs::path& directory, const std::string& name, const FinishedClip& clip,
+             double fps)
+      : hidden_(directory / ("." + name + ".partial")), path_(directory / name) {
+    if (clip.frames > 1) video_.emplace(hidden_.string(), clip.height, clip.width, fps);
+  }
+  ~HiddenFile() {
+    std::error_code none;
+    if (!done_) fs::remove(hidden_, none);
+  }
+  HiddenFile(const HiddenFile&) = delete;
+  HiddenFile& operator=(const HiddenFile&) = delete;
+
+  void add(const ClipView& frames) {
+    if (video_)
+      video_->add(frames);
+    else
+      write_png(hidden_.string(), frames.height, frames.width,
+                {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
+  }
+  void finish() {
+    if (video_) video_->finish();
+    rename_file(hidden_, path_, Exit::data);
+    done_ = true;
+  }
+
+ private:
+  fs::path hidden_, path_;
+  std::optional<Mp4Writer> video_;
+  bool done_ = false;
+};
 
 }  // namespace
 
-ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank)
+struct ClipWriter::Files {
+  FinishedClip clip;
+  std::optional<HiddenFile> plain, marked;
+  Hasher pixels;
+  std::int64_t frames = 0;  // so far
+  std::string failure;      // what comes after it is not looked at
+};
+
+ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank,
+                       std::size_t piece_bytes)
     : directory_(std::move(directory)),
       watermark_(std::move(watermark)),
+      rank_(rank),
       manifest_(directory_, rank),
-      thread_([this] { run(); }) {}
+      memory_(pieces) {
+  for (auto& piece : memory_) piece.resize(piece_bytes);
+  thread_ = std::thread([this] { run(); });
+}
 
 ClipWriter::~ClipWriter() {
   {
@@ -33,14 +79,39 @@ ClipWriter::~ClipWriter() {
   thread_.join();
 }
 
-void ClipWriter::write(MadeClip clip) {
-  const double begin = now_seconds();
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return waiting_.size() < most_waiting; });
-  waited_ += now_seconds() - begin;
-  waiting_.push_back(std::move(clip));
+void ClipWriter::tell(Event event) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(event));
   changed_.notify_all();
 }
+
+void ClipWriter::begin(FinishedClip clip, double fps) {
+  frame_bytes_ = clip.height * clip.width * 3;
+  clip.file = clip.name + (clip.frames == 1 ? ".png" : ".mp4");
+  clip.rank = rank_;
+  tell(Begin{std::move(clip), fps});
+}
+
+void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill) {
+  const auto bytes = static_cast<std::size_t>(count * frame_bytes_);
+  WEFT_ASSERT(count > 0 && bytes <= memory_[next_].size());
+  {
+    const double begin = now_seconds();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return in_use_ < pieces; });
+    waited_ += now_seconds() - begin;
+  }
+  fill(std::span(memory_[next_]).first(bytes));
+  {
+    const std::lock_guard lock(mutex_);
+    ++in_use_;
+  }
+  tell(Piece{next_, count});
+  next_ = (next_ + 1) % pieces;
+}
+
+void ClipWriter::end(double seconds) { tell(End{seconds}); }
+void ClipWriter::drop() { tell(Drop{}); }
 
 std::vector<std::string> ClipWriter::finish() {
   std::unique_lock lock(mutex_);
@@ -50,68 +121,70 @@ std::vector<std::string> ClipWriter::finish() {
 
 void ClipWriter::run() {
   for (;;) {
-    MadeClip clip;
+    Event event;
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      clip = std::move(waiting_.front());
+      if (waiting_.empty()) break;
+      event = std::move(waiting_.front());
       waiting_.pop_front();
       working_ = true;
     }
-    changed_.notify_all();
     const double begin = now_seconds();
-    std::string failure;
-    try {
-      put(clip);
-    } catch (const std::exception& e) {
-      failure = fmt::format("{}: {}", clip.record.name, e.what());
+    if (std::holds_alternative<Begin>(event)) {
+      files_ = std::make_unique<Files>();
+      files_->clip = std::get<Begin>(event).clip;
     }
+    try {
+      if (files_ && files_->failure.empty()) take(event);
+    } catch (const std::exception& e) {
+      files_->failure = fmt::format("{}: {}", files_->clip.name, e.what());
+      files_->plain.reset();  // what a full disk has room for again
+      files_->marked.reset();
+    }
+    const bool ended = std::holds_alternative<End>(event);
+    std::string failure = ended && files_ ? files_->failure : "";
+    if (ended || std::holds_alternative<Drop>(event)) files_.reset();
     const std::lock_guard lock(mutex_);
+    if (std::holds_alternative<Piece>(event)) --in_use_;
+    if (!failure.empty()) failures_.push_back(std::move(failure));
     busy_ += now_seconds() - begin;
     working_ = false;
-    if (!failure.empty()) failures_.push_back(failure);
     changed_.notify_all();
   }
+  files_.reset();
 }
 
-void ClipWriter::put_file(const std::string& file, const MadeClip& clip) {
-  const fs::path hidden = directory_ / ("." + file + ".partial");
-  const FinishedClip& r = clip.record;
-  if (r.frames == 1)
-    write_png(hidden.string(), r.height, r.width, clip.rgb);
-  else
-    write_mp4(hidden.string(), {clip.rgb.data(), r.frames, r.height, r.width}, clip.fps);
-  rename_file(hidden, directory_ / file, Exit::data);
-}
-
-void ClipWriter::put_tensors(const MadeClip& clip) {
-  const ClipTensors& t = clip.tensors;
-  std::vector<SafetensorWrite> tensors;
-  for (std::size_t i = 0; i < t.latents.size(); ++i)
-    tensors.push_back({fmt::format("latent_{}", i), DType::f32, t.latent_shape,
-                       std::as_bytes(std::span(t.latents[i]))});
-  const FinishedClip& r = clip.record;
-  tensors.push_back(
-      {"frames", DType::f32, {r.frames, r.height, r.width, 3}, std::as_bytes(std::span(t.frames))});
-  write_safetensors(directory_ / (r.name + ".safetensors"), tensors);
-}
-
-void ClipWriter::put(MadeClip& clip) {
-  FinishedClip& r = clip.record;
-  const std::string ending = r.frames == 1 ? ".png" : ".mp4";
-  r.file = r.name + ending;
-  put_file(r.file, clip);
-  r.bytes = fs::file_size(directory_ / r.file);
-  if (!clip.tensors.frames.empty()) put_tensors(clip);
-  if (watermark_) {
-    watermark_->lay_over(clip.rgb.data(), r.frames, r.height, r.width);
-    put_file(r.name + "_watermark" + ending, clip);
+void ClipWriter::take(const Event& event) {
+  Files& f = *files_;
+  FinishedClip& c = f.clip;
+  if (const Begin* begin = std::get_if<Begin>(&event)) {
+    f.plain.emplace(directory_, c.file, c, begin->fps);
+    if (watermark_)
+      f.marked.emplace(directory_, c.name + "_watermark" + fs::path(c.file).extension().string(), c,
+                       begin->fps);
+  } else if (const Piece* piece = std::get_if<Piece>(&event)) {
+    std::uint8_t* rgb = memory_[piece->place].data();
+    f.pixels.add(std::as_bytes(
+        std::span(rgb, static_cast<std::size_t>(piece->frames * c.height * c.width * 3))));
+    f.plain->add({rgb, piece->frames, c.height, c.width});
+    if (f.marked) {
+      watermark_->lay_over(rgb, piece->frames, c.height, c.width);
+      f.marked->add({rgb, piece->frames, c.height, c.width});
+    }
+    f.frames += piece->frames;
+  } else if (const End* end = std::get_if<End>(&event)) {
+    WEFT_ASSERT(f.frames == c.frames);
+    f.plain->finish();
+    c.bytes = fs::file_size(directory_ / c.file);
+    if (f.marked) f.marked->finish();
+    c.pixels = to_hex(f.pixels.value());
+    c.seconds = end->seconds;
+    manifest_.add(c);
+    log::write_info(fmt::format("clip      {}  {}x{}x{}  {:.1f} s  rank {}",
+                                (directory_ / c.file).string(), c.frames, c.height, c.width,
+                                c.seconds, c.rank));
   }
-  manifest_.add(r);
-  log::write_info(fmt::format("clip      {}  {}x{}x{}  {:.1f} s  rank {}",
-                              (directory_ / r.file).string(), r.frames, r.height, r.width,
-                              r.seconds, r.rank));
 }
 
 }  // namespace weft

@@ -82,4 +82,32 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
   return planned;
 }
 
+FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
+                      const std::vector<std::int64_t>& order, const VideoVae& vae) {
+  FramePlan plan;
+  std::size_t beside = 0;
+  const std::int64_t side = vae.pixels_a_latent();
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    const PixelSize& p = item.pixels;
+    const auto frame =
+        static_cast<std::size_t>(3 * side * item.latent_height * side * item.latent_width);
+    const auto at_once = [&](std::int64_t frames) {
+      const std::int64_t chunk = vae.chunk_frames(frames);
+      return vae.micro_batch() > 0 ? std::min(chunk, vae.micro_batch()) : chunk;
+    };
+    plan.piece = std::max(plan.piece, static_cast<std::size_t>(at_once(p.frames)) * frame);
+    if (!job.prompts[static_cast<std::size_t>(item.prompt)].references.empty())
+      beside = std::max(beside, reference_bytes(at_once(std::numeric_limits<std::int32_t>::max()),
+                                                p.height, p.width));
+    for (std::int64_t loop = 0; loop + 1 < deck.generate.loop; ++loop) try {
+        const VideoVae::Part part = part_to_go_on_from(deck, job, vae, item, loop);
+        beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
+      } catch (const Error&) {  // a mask that does not fit: the clip will fail, and say so
+      }
+  }
+  plan.bytes = ClipWriter::pieces * plan.piece + beside;
+  return plan;
+}
+
 }  // namespace weft

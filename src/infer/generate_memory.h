@@ -20,4 +20,14 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
                        const std::vector<std::int64_t>& order, Stdit3& model, VideoVae& vae,
                        std::size_t capacity, bool decodes);
 
+// What a rank that decodes has of those items' frames in host memory at most, whatever their lengths (infer/frame_memory.h):
+// the pieces on their way into files, and beside them either what a loop goes on from or a piece of a reference. For the VAE's
+// micro-batch as it is set. FFmpeg's own frames, some dozens, are not counted.
+struct FramePlan {
+  std::size_t piece = 0;  // bytes of the largest one (ClipWriter)
+  std::size_t bytes = 0;  // of all
+};
+FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
+                      const std::vector<std::int64_t>& order, const VideoVae& vae);
+
 }  // namespace weft

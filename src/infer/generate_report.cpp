@@ -37,7 +37,8 @@ LostRank enter_lost(GenerateReport& report, const RankState& state, int rank,
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateShare, clips, failed, busy, last_end, encode, sample,
                                    decode, write, write_wait, arena_planned, arena_peak,
-                                   arena_capacity, weights, resident, micro_batch, stopped)
+                                   arena_capacity, frames_planned, frames_peak, weights, resident,
+                                   micro_batch, stopped)
 
 std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures) {
   return nlohmann::json{{"share", mine}, {"failures", failures}}.dump(
@@ -82,13 +83,15 @@ std::int64_t GenerateReport::made() const {
 void GenerateReport::print() const {
   if (made() > 0 || !failures.empty()) {
     say("rank  clips  busy%  encode s  sample s  decode s  write s  arena MiB peak/planned/there  "
-        "frames at once");
+        "frames MiB peak/planned  frames at once");
     const std::vector<double> shares = busy_shares();
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const GenerateShare& s = ranks[r];
-      say("{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  {}", r,
-          s.clips, 100 * shares[r], s.encode, s.sample, s.decode, s.write, s.arena_peak / mib,
-          s.arena_planned / mib, s.arena_capacity / mib, static_cast<std::int64_t>(s.micro_batch));
+      say("{:4}  {:5}  {:5.1f}  {:8.1f}  {:8.1f}  {:8.1f}  {:7.1f}  {:8.1f}/{:.1f}/{:.0f}  "
+          "{:.2f}/{:.2f}  {}",
+          r, s.clips, 100 * shares[r], s.encode, s.sample, s.decode, s.write, s.arena_peak / mib,
+          s.arena_planned / mib, s.arena_capacity / mib, s.frames_peak / mib,
+          s.frames_planned / mib, static_cast<std::int64_t>(s.micro_batch));
     }
   }
   say("stages    text {:.1f} s, weights {:.1f} s, clips {:.1f} s", stages.text, stages.load,
@@ -132,6 +135,8 @@ void GenerateReport::write(const std::filesystem::path& directory) const {
                           {"arena_planned_bytes", s.arena_planned},
                           {"arena_peak_bytes", s.arena_peak},
                           {"arena_capacity_bytes", s.arena_capacity},
+                          {"frames_planned_bytes", s.frames_planned},
+                          {"frames_peak_bytes", s.frames_peak},
                           {"resident_bytes", s.resident},
                           {"micro_batch", s.micro_batch}});
   }

@@ -62,6 +62,30 @@ std::int64_t snap(std::int64_t position, std::int64_t align, std::int64_t frames
   return t * align;
 }
 
+namespace {
+
+// A group in a clip of `frames`, of a reference of `given`.
+Placement place(const MaskGroup& g, std::int64_t given, std::int64_t frames, std::int64_t align,
+                const std::string& where) {
+  Placement p{g.reference, g.reference_start, g.target_start, 0, g.edit};
+  if (p.from < 0) p.from += given;
+  if (p.to < 0) p.to += frames;
+  const bool inside = p.from >= 0 && p.to >= 0;
+  if (inside) {
+    p.from = snap(p.from, align, given);
+    p.to = snap(p.to, align, frames);
+    p.length = std::min({g.length, frames - p.to, given - p.from});
+  }
+  WEFT_CHECK(inside && p.length >= 1, Exit::data,
+             "starts count latent frames (5 to 17 frames), from the end where they are negative",
+             "{}: the mask strategy places latent frame {} of reference {}, which has {}, at {} "
+             "of a clip of {}",
+             where, g.reference_start, g.reference, given, g.target_start, frames);
+  return p;
+}
+
+}  // namespace
+
 std::vector<Placement> place_references(const std::vector<MaskGroup>& groups, std::int64_t loop,
                                         std::int64_t frames,
                                         const std::vector<std::int64_t>& references,
@@ -74,23 +98,23 @@ std::vector<Placement> place_references(const std::vector<MaskGroup>& groups, st
                "{}: the mask strategy asks for reference {}, there are {}", where, g.reference,
                references.size());
     const std::int64_t given = references[static_cast<std::size_t>(g.reference)];
-    Placement p{g.reference, g.reference_start, g.target_start, 0, g.edit};
-    if (p.from < 0) p.from += given;
-    if (p.to < 0) p.to += frames;
-    const bool inside = p.from >= 0 && p.to >= 0;
-    if (inside) {
-      p.from = snap(p.from, align, given);
-      p.to = snap(p.to, align, frames);
-      p.length = std::min({g.length, frames - p.to, given - p.from});
-    }
-    WEFT_CHECK(inside && p.length >= 1, Exit::data,
-               "starts count latent frames (5 to 17 frames), from the end where they are negative",
-               "{}: the mask strategy places latent frame {} of reference {}, which has {}, at {} "
-               "of a clip of {}",
-               where, g.reference_start, g.reference, given, g.target_start, frames);
-    placements.push_back(p);
+    placements.push_back(place(g, given, frames, align, where));
   }
   return placements;
+}
+
+LatentRange frames_taken(const std::vector<MaskGroup>& groups, std::int64_t loops,
+                         std::int64_t reference, std::int64_t given, std::int64_t frames,
+                         std::int64_t align, const std::string& where) {
+  LatentRange range;
+  for (const MaskGroup& g : groups) {
+    if (g.reference != reference || g.loop < 0 || g.loop >= loops) continue;
+    const Placement p = place(g, given, frames, align, where);
+    const bool none = range.last == 0;
+    range.first = none ? p.from : std::min(range.first, p.from);
+    range.last = std::max(range.last, p.from + p.length);
+  }
+  return range;
 }
 
 std::vector<float> edit_ratios(const std::vector<Placement>& placements, std::int64_t frames) {

@@ -31,6 +31,15 @@ std::vector<Placement> place_references(const std::vector<MaskGroup>& groups, st
                                         const std::vector<std::int64_t>& references,
                                         std::int64_t align, const std::string& where);
 
+// The latent frames [first, last) of a reference of `given` that groups of loops 0 to `loops` - 1 take, as above; {0, 0} where
+// none does.
+struct LatentRange {
+  std::int64_t first = 0, last = 0;
+};
+LatentRange frames_taken(const std::vector<MaskGroup>& groups, std::int64_t loops,
+                         std::int64_t reference, std::int64_t given, std::int64_t frames,
+                         std::int64_t align, const std::string& where);
+
 // The multiple of `align` that `position` of `frames` snaps to: the nearest, ties down, and never up to where no whole
 // chunk of `align` frames is left.
 std::int64_t snap(std::int64_t position, std::int64_t align, std::int64_t frames);

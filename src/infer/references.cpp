@@ -1,25 +1,70 @@
 #include "infer/references.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <span>
 
 #include "core/error.h"
 #include "formats/file.h"
 #include "media/bicubic.h"
+#include "media/resize.h"
 #include "media/video_reader.h"
 
 namespace weft {
 namespace {
 
-LatentReference encode(std::int64_t count, std::int64_t height, std::int64_t width, VideoVae& vae,
-                       const VideoVae::Noise& noise, const VideoVae::FrameSource& source) {
-  const Tensor moments = vae.encode_moments(count, height, width, source, &noise);
-  const Tensor latent = vae.draw_latent(moments, &noise).to_host();
-  LatentReference reference;
-  reference.frames = latent.dim(2);
+LatentReference encode(const VideoVae::Part& part, std::int64_t height, std::int64_t width,
+                       VideoVae& vae, const VideoVae::Noise& noise,
+                       const VideoVae::FrameSource& source) {
+  const Tensor moments = vae.encode_moments(part, height, width, source, &noise);
+  const Tensor latent = vae.draw_latent(part, moments, &noise).to_host();
   const auto values = latent.span<float>();
-  reference.values.assign(values.begin(), values.end());
-  return reference;
+  return {{values.begin(), values.end()},
+          vae.latent_frames(part.clip_frames),
+          part.first_latent,
+          part.latents};
+}
+
+// Frames of a file one after the other, sized to cover height x width: u8 [height, width, 3] each.
+class SizedFrames {
+ public:
+  SizedFrames(const std::string& file, std::int64_t height, std::int64_t width)
+      : file_(file), reader_(file), height_(height), width_(width) {}
+
+  // The frame of that number, greater than the last one's; valid until the next call.
+  std::span<const std::uint8_t> at(std::int64_t number) {
+    const VideoFrame* frame = nullptr;
+    do frame = reader_.next();
+    while (frame != nullptr && frame->index < number);
+    WEFT_CHECK(frame != nullptr, Exit::data, "check the file", "{} has no frame {}", file_, number);
+    if (reader_.is_image()) {
+      const auto picture = cover_bicubic(*frame, height_, width_);
+      rgb_.assign(picture.begin(), picture.end());
+    } else {
+      rgb_.resize(static_cast<std::size_t>(height_ * width_ * 3));
+      resize_(*frame, height_, width_, rgb_.data());
+    }
+    return rgb_;
+  }
+
+ private:
+  std::string file_;
+  VideoReader reader_;
+  std::int64_t height_, width_;
+  CoverResize resize_;
+  FrameVector<std::uint8_t> rgb_;
+};
+
+// As many as next() gives: what a container says is not always so.
+std::int64_t count_frames(const std::string& file) {
+  VideoReader reader(file);
+  std::int64_t count = 0;
+  while (reader.next() != nullptr) {
+    ++count;
+    if (reader.is_image()) break;
+  }
+  WEFT_CHECK(count > 0, Exit::data, "check the file", "{} has no frame", file);
+  return count;
 }
 
 bool is_made(const std::string& file) { return file.starts_with("lavfi:"); }
@@ -30,8 +75,8 @@ void check_references(const std::vector<std::string>& files, const std::string& 
   for (const std::string& file : files) {
     if (is_made(file)) continue;
     WEFT_CHECK(file.find("://") == std::string::npos, Exit::data,
-               "download it first, and name the file", "{}: reference {} is an address", where,
-               file);
+               "weft generate fetches http, https and ftp addresses; otherwise name a file",
+               "{}: reference {} is an address", where, file);
     WEFT_CHECK(std::filesystem::exists(file), Exit::data,
                "check reference_path or generate.references; paths begin where weft is started",
                "{}: there is no reference file \"{}\"", where, file);
@@ -40,39 +85,40 @@ void check_references(const std::vector<std::string>& files, const std::string& 
 }
 
 LatentReference encode_reference(const std::string& file, std::int64_t height, std::int64_t width,
-                                 VideoVae& vae, const VideoVae::Noise& noise) {
-  std::vector<std::uint8_t> rgb;
-  std::int64_t count = 1;
-  VideoReader reader(file);
-  if (reader.is_image()) {
-    const VideoFrame* frame = reader.next();
-    WEFT_CHECK(frame != nullptr, Exit::data, "check the file", "picture {} is empty", file);
-    rgb = cover_bicubic(*frame, height, width);
-  } else {
-    Footage clip = read_frames(file, 0, height, width);
-    count = clip.frames;
-    rgb = std::move(clip.rgb);
-  }
+                                 VideoVae& vae, const VideoVae::Noise& noise,
+                                 const TakenFrames& taken) {
+  const std::int64_t count = count_frames(file), latents = vae.latent_frames(count);
+  const LatentRange range = taken(latents);
+  SizedFrames frames(file, height, width);
   const std::int64_t frame_size = height * width * 3;
-  std::vector<float> values;
-  return encode(count, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
-    values.resize(static_cast<std::size_t>(n * frame_size));
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] =
-          static_cast<float>(rgb[static_cast<std::size_t>(first * frame_size) + i]) / 127.5f - 1.0f;
-    return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
-  });
+  FrameVector<float> values;
+  return encode(vae.part_with(count, range.first, range.last), height, width, vae, noise,
+                [&](std::int64_t first, std::int64_t n) {
+                  values.resize(static_cast<std::size_t>(n * frame_size));
+                  for (std::int64_t t = 0; t < n; ++t)
+                    std::ranges::transform(
+                        frames.at(first + t), values.begin() + t * frame_size,
+                        [](std::uint8_t v) { return static_cast<float>(v) / 127.5f - 1.0f; });
+                  return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
+                });
 }
 
-LatentReference encode_frames(const std::vector<float>& frames, std::int64_t count,
+LatentReference encode_frames(const FrameVector<float>& frames, const VideoVae::Part& part,
                               std::int64_t height, std::int64_t width, VideoVae& vae,
                               const VideoVae::Noise& noise) {
   const std::int64_t frame_size = height * width * 3;
-  return encode(count, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
-    return Tensor::from_host(std::span(frames).subspan(static_cast<std::size_t>(first * frame_size),
-                                                       static_cast<std::size_t>(n * frame_size)),
-                             {n, height, width, 3});
+  return encode(part, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
+    const std::int64_t begin = (first - part.first_frame) * frame_size;
+    return Tensor::from_host(
+        std::span<const float>(frames).subspan(static_cast<std::size_t>(begin),
+                                               static_cast<std::size_t>(n * frame_size)),
+        {n, height, width, 3});
   });
+}
+
+std::size_t reference_bytes(std::int64_t at_once, std::int64_t height, std::int64_t width) {
+  return static_cast<std::size_t>(height * width * 3) *
+         (static_cast<std::size_t>(at_once) * sizeof(float) + 1);
 }
 
 }  // namespace weft

@@ -24,128 +24,145 @@ int check(const std::string& path, int code) {
   return code;
 }
 
-// An MP4 file while it is written; closes what is open on every way out.
-class Mp4 {
- public:
-  explicit Mp4(const std::string& path) : path_(path) {
-    check(path, avformat_alloc_output_context2(&format_, nullptr, "mp4", path.c_str()));
-  }
-  ~Mp4() {
-    if (format_->pb != nullptr) avio_closep(&format_->pb);
-    avformat_free_context(format_);
-    if (!done_) std::remove(path_.c_str());
-  }
-  Mp4(const Mp4&) = delete;
-  Mp4& operator=(const Mp4&) = delete;
+// Chroma needs even sizes.
+std::int64_t even(std::int64_t size) { return (size + 1) / 2 * 2; }
 
-  void start(std::int64_t height, std::int64_t width, AVRational rate) {
-    const AVCodec* codec = avcodec_find_encoder_by_name("libx264");
-    const bool x264 = codec != nullptr;
-    if (!x264) codec = avcodec_find_encoder(AV_CODEC_ID_MPEG4);
-    WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with libx264",
-               "cannot write {}: FFmpeg has no MP4 encoder", path_);
-    encoder_.reset(avcodec_alloc_context3(codec));
-    encoder_->width = static_cast<int>(width);
-    encoder_->height = static_cast<int>(height);
-    encoder_->pix_fmt = AV_PIX_FMT_YUV420P;
-    encoder_->time_base = av_inv_q(rate);
-    encoder_->framerate = rate;
-    // What swscale makes of RGB by default; players would guess BT.709 for large pictures.
-    encoder_->colorspace = AVCOL_SPC_SMPTE170M;
-    encoder_->color_range = AVCOL_RANGE_MPEG;
-    if ((format_->oformat->flags & AVFMT_GLOBALHEADER) != 0)
-      encoder_->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
-    if (x264) {
-      av_opt_set(encoder_->priv_data, "preset", "medium", 0);
-      av_opt_set(encoder_->priv_data, "crf", "12", 0);
-    } else {
-      encoder_->flags |= AV_CODEC_FLAG_QSCALE;
-      encoder_->global_quality = 2 * FF_QP2LAMBDA;
-    }
-    check(path_, avcodec_open2(encoder_.get(), codec, nullptr));
-    stream_ = avformat_new_stream(format_, nullptr);
-    WEFT_ASSERT(stream_ != nullptr);
-    stream_->time_base = encoder_->time_base;
-    stream_->avg_frame_rate = rate;
-    check(path_, avcodec_parameters_from_context(stream_->codecpar, encoder_.get()));
-    check(path_, avio_open(&format_->pb, path_.c_str(), AVIO_FLAG_WRITE));
-    check(path_, avformat_write_header(format_, nullptr));
-  }
-
-  // nullptr ends the stream.
-  void encode(const AVFrame* frame) {
-    check(path_, avcodec_send_frame(encoder_.get(), frame));
-    for (;;) {
-      const int got = avcodec_receive_packet(encoder_.get(), packet_.get());
-      if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
-      check(path_, got);
-      packet_->duration = 1;  // without it the last frame would last no time
-      av_packet_rescale_ts(packet_.get(), encoder_->time_base, stream_->time_base);
-      packet_->stream_index = stream_->index;
-      check(path_, av_interleaved_write_frame(format_, packet_.get()));
-    }
-  }
-
-  void finish() {
-    encode(nullptr);
-    check(path_, av_write_trailer(format_));
-    check(path_, avio_closep(&format_->pb));
-    done_ = true;
-  }
-
- private:
-  std::string path_;
-  AVFormatContext* format_ = nullptr;
-  AVStream* stream_ = nullptr;
-  ff::Ptr<AVCodecContext> encoder_;
-  ff::Ptr<AVPacket> packet_{av_packet_alloc()};
-  bool done_ = false;
-};
-
-// Frame t with the last row and column repeated up to even sizes.
-void pad_frame(const ClipView& clip, std::int64_t t, std::int64_t height, std::int64_t width,
+// A frame [height, width, 3] with its last row and column repeated up to even sizes.
+void pad_frame(const std::uint8_t* from, std::int64_t height, std::int64_t width,
                std::vector<std::uint8_t>& out) {
-  const std::uint8_t* from = clip.rgb + t * clip.height * clip.width * 3;
-  out.resize(static_cast<std::size_t>(height * width * 3));
-  for (std::int64_t y = 0; y < height; ++y) {
-    const std::uint8_t* row = from + std::min(y, clip.height - 1) * clip.width * 3;
-    std::uint8_t* to = out.data() + y * width * 3;
-    std::memcpy(to, row, static_cast<std::size_t>(clip.width * 3));
-    if (width > clip.width) std::memcpy(to + clip.width * 3, row + (clip.width - 1) * 3, 3);
+  const std::int64_t to_width = even(width);
+  out.resize(static_cast<std::size_t>(even(height) * to_width * 3));
+  for (std::int64_t y = 0; y < even(height); ++y) {
+    const std::uint8_t* row = from + std::min(y, height - 1) * width * 3;
+    std::uint8_t* to = out.data() + y * to_width * 3;
+    std::memcpy(to, row, static_cast<std::size_t>(width * 3));
+    if (to_width > width) std::memcpy(to + width * 3, row + (width - 1) * 3, 3);
   }
 }
 
 }  // namespace
 
-void write_mp4(const std::string& path, const ClipView& clip, double fps) {
-  ff::quiet();
-  WEFT_ASSERT(clip.frames > 0 && clip.height > 0 && clip.width > 0);
-  WEFT_CHECK(fps > 0 && fps <= 1000, Exit::usage, "choose 1 to 1000 frames a second",
-             "cannot write {} at {} frames a second", path, fps);
-  const std::int64_t height = (clip.height + 1) / 2 * 2, width = (clip.width + 1) / 2 * 2;
-  Mp4 file(path);
-  file.start(height, width, av_d2q(fps, 100000));
+// An MP4 file while it is written; closes what is open on every way out.
+struct Mp4Writer::State {
+  explicit State(const std::string& file) : path(file) {
+    check(path, avformat_alloc_output_context2(&format, nullptr, "mp4", path.c_str()));
+  }
+  ~State() {
+    if (format->pb != nullptr) avio_closep(&format->pb);
+    avformat_free_context(format);
+    if (!done) std::remove(path.c_str());
+  }
 
-  const ff::Ptr<SwsContext> convert(
-      sws_getContext(static_cast<int>(width), static_cast<int>(height), AV_PIX_FMT_RGB24,
-                     static_cast<int>(width), static_cast<int>(height), AV_PIX_FMT_YUV420P,
-                     SWS_BILINEAR | SWS_ACCURATE_RND, nullptr, nullptr, nullptr));
-  WEFT_ASSERT(convert != nullptr);
-  std::vector<std::uint8_t> padded;
-  for (std::int64_t t = 0; t < clip.frames; ++t) {
-    pad_frame(clip, t, height, width, padded);
+  void start(std::int64_t clip_height, std::int64_t clip_width, AVRational rate) {
+    height = clip_height;
+    width = clip_width;
+    const AVCodec* codec = avcodec_find_encoder_by_name("libx264");
+    const bool x264 = codec != nullptr;
+    if (!x264) codec = avcodec_find_encoder(AV_CODEC_ID_MPEG4);
+    WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with libx264",
+               "cannot write {}: FFmpeg has no MP4 encoder", path);
+    encoder.reset(avcodec_alloc_context3(codec));
+    encoder->width = static_cast<int>(even(width));
+    encoder->height = static_cast<int>(even(height));
+    encoder->pix_fmt = AV_PIX_FMT_YUV420P;
+    encoder->time_base = av_inv_q(rate);
+    encoder->framerate = rate;
+    // What swscale makes of RGB by default; players would guess BT.709 for large pictures.
+    encoder->colorspace = AVCOL_SPC_SMPTE170M;
+    encoder->color_range = AVCOL_RANGE_MPEG;
+    if ((format->oformat->flags & AVFMT_GLOBALHEADER) != 0)
+      encoder->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
+    if (x264) {
+      av_opt_set(encoder->priv_data, "preset", "medium", 0);
+      av_opt_set(encoder->priv_data, "crf", "12", 0);
+    } else {
+      encoder->flags |= AV_CODEC_FLAG_QSCALE;
+      encoder->global_quality = 2 * FF_QP2LAMBDA;
+    }
+    check(path, avcodec_open2(encoder.get(), codec, nullptr));
+    convert.reset(sws_getContext(encoder->width, encoder->height, AV_PIX_FMT_RGB24, encoder->width,
+                                 encoder->height, AV_PIX_FMT_YUV420P,
+                                 SWS_BILINEAR | SWS_ACCURATE_RND, nullptr, nullptr, nullptr));
+    WEFT_ASSERT(convert != nullptr);
+    stream = avformat_new_stream(format, nullptr);
+    WEFT_ASSERT(stream != nullptr);
+    stream->time_base = encoder->time_base;
+    stream->avg_frame_rate = rate;
+    check(path, avcodec_parameters_from_context(stream->codecpar, encoder.get()));
+    check(path, avio_open(&format->pb, path.c_str(), AVIO_FLAG_WRITE));
+    check(path, avformat_write_header(format, nullptr));
+  }
+
+  // nullptr ends the stream.
+  void encode(const AVFrame* frame) {
+    check(path, avcodec_send_frame(encoder.get(), frame));
+    for (;;) {
+      const int got = avcodec_receive_packet(encoder.get(), packet.get());
+      if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
+      check(path, got);
+      packet->duration = 1;  // without it the last frame would last no time
+      av_packet_rescale_ts(packet.get(), encoder->time_base, stream->time_base);
+      packet->stream_index = stream->index;
+      check(path, av_interleaved_write_frame(format, packet.get()));
+    }
+  }
+
+  // A frame [height, width, 3].
+  void add(const std::uint8_t* rgb) {
+    pad_frame(rgb, height, width, padded);
     const ff::Ptr<AVFrame> frame(av_frame_alloc());
     frame->format = AV_PIX_FMT_YUV420P;
-    frame->width = static_cast<int>(width);
-    frame->height = static_cast<int>(height);
-    frame->pts = t;
+    frame->width = encoder->width;
+    frame->height = encoder->height;
+    frame->pts = frames++;
     check(path, av_frame_get_buffer(frame.get(), 0));
     const std::uint8_t* const planes[] = {padded.data()};
-    const int strides[] = {static_cast<int>(width * 3)};
-    sws_scale(convert.get(), planes, strides, 0, static_cast<int>(height), frame->data,
-              frame->linesize);
-    file.encode(frame.get());
+    const int strides[] = {encoder->width * 3};
+    sws_scale(convert.get(), planes, strides, 0, encoder->height, frame->data, frame->linesize);
+    encode(frame.get());
   }
+
+  void finish() {
+    encode(nullptr);
+    check(path, av_write_trailer(format));
+    check(path, avio_closep(&format->pb));
+    done = true;
+  }
+
+  std::string path;
+  AVFormatContext* format = nullptr;
+  AVStream* stream = nullptr;
+  ff::Ptr<AVCodecContext> encoder;
+  ff::Ptr<SwsContext> convert;
+  ff::Ptr<AVPacket> packet{av_packet_alloc()};
+  std::vector<std::uint8_t> padded;
+  std::int64_t height = 0, width = 0, frames = 0;
+  bool done = false;
+};
+
+Mp4Writer::Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width, double fps) {
+  ff::quiet();
+  WEFT_ASSERT(height > 0 && width > 0);
+  WEFT_CHECK(fps > 0 && fps <= 1000, Exit::usage, "choose 1 to 1000 frames a second",
+             "cannot write {} at {} frames a second", path, fps);
+  state_ = std::make_unique<State>(path);
+  state_->start(height, width, av_d2q(fps, 100000));
+}
+Mp4Writer::~Mp4Writer() = default;
+
+void Mp4Writer::add(const ClipView& clip) {
+  WEFT_ASSERT(clip.height == state_->height && clip.width == state_->width);
+  for (std::int64_t t = 0; t < clip.frames; ++t)
+    state_->add(clip.rgb + t * clip.height * clip.width * 3);
+}
+void Mp4Writer::finish() {
+  WEFT_ASSERT(state_->frames > 0);
+  state_->finish();
+}
+
+void write_mp4(const std::string& path, const ClipView& clip, double fps) {
+  Mp4Writer file(path, clip.height, clip.width, fps);
+  file.add(clip);
   file.finish();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +15,29 @@ struct ClipView {
   std::int64_t frames = 0, height = 0, width = 0;
 };
 
-// H.264 (libx264, nearly lossless) where FFmpeg has it, otherwise MPEG-4 part 2; yuv420p, so that
+// An MP4 that grows while its frames are made, in memory that does not depend on its length (the encoder looks some dozens of
+// frames ahead). H.264 (libx264, nearly lossless) where FFmpeg has it, otherwise MPEG-4 part 2; yuv420p, so that
 // every player shows it. Chroma needs even sizes: an odd height or width grows by one, repeating
-// its last row or column. fps > 0. Throws Exit::data with FFmpeg's reason; nothing is left then.
+// its last row or column. Throws Exit::data with FFmpeg's reason; what is not finished is removed.
+class Mp4Writer {
+ public:
+  // 0 < fps <= 1000, otherwise Exit::usage.
+  Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width, double fps);
+  ~Mp4Writer();
+  Mp4Writer(const Mp4Writer&) = delete;
+  Mp4Writer& operator=(const Mp4Writer&) = delete;
+
+  // The next frames, of the size that was said.
+  void add(const ClipView& frames);
+  // After one frame or more: the file is whole.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A clip that is there already.
 void write_mp4(const std::string& path, const ClipView& clip, double fps);
 
 // `rgb` is [height, width, 3]. Throws Exit::data.

@@ -1,11 +1,10 @@
 #include "models/pixels.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
+#include "core/device.h"
+#include "core/error.h"
 #include "ops/conv.h"
 #include "ops/loss.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 
@@ -22,20 +21,19 @@ Tensor pixel_frames(const Tensor& clip, std::int64_t first, std::int64_t count, 
   return frames.view({count, height, width, 3});
 }
 
-std::int64_t round_to_pixels(std::span<const float> values, std::span<std::uint8_t> pixels) {
-  constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
-  std::int64_t bad = none;
-#pragma omp parallel for schedule(static) reduction(min : bad)
-  for (std::int64_t i = 0; i < std::ssize(values); ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (!std::isfinite(values[at])) {
-      bad = std::min(bad, i);
-      continue;
-    }
-    const float unit = (std::clamp(values[at], -1.0f, 1.0f) + 1.0f) / 2.0f;
-    pixels[at] = static_cast<std::uint8_t>(unit * 255.0f + 0.5f);
-  }
-  return bad == none ? -1 : bad;
+std::int64_t pixels_of(const Tensor& frames, std::span<std::uint8_t> pixels) {
+  WEFT_ASSERT(pixels.size() == static_cast<std::size_t>(frames.numel()));
+  const bool gpu = frames.device() == DeviceKind::cuda;
+  Tensor rounded = gpu ? Tensor::empty(frames.shape(), DType::u8)
+                       : Tensor::borrow(pixels.data(), frames.shape(), DType::u8);
+  Tensor bad = Tensor::empty({frames.dim(0)}, DType::i32);
+  ops::fill_zero(bad);
+  ops::frames_to_pixels(frames, rounded, bad);
+  if (gpu) device_runtime().download(pixels.data(), rounded.raw(), pixels.size());
+  const Tensor counts = bad.to_host();
+  for (std::int64_t t = 0; t < bad.numel(); ++t)
+    if (counts.data<std::int32_t>()[t] > 0) return t;
+  return -1;
 }
 
 }  // namespace weft

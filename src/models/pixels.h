@@ -13,7 +13,8 @@ namespace weft {
 Tensor pixel_frames(const Tensor& clip, std::int64_t first, std::int64_t count, std::int64_t height,
                     std::int64_t width);
 
-// And back: values in [-1,1], clamped, to 256 levels. Where one of them is not finite, the first such place; otherwise -1.
-std::int64_t round_to_pixels(std::span<const float> values, std::span<std::uint8_t> pixels);
+// And back: frames f32 [count,H,W,3] as a VAE decodes them to `pixels` in host memory, converted on their device
+// (ops::frames_to_pixels). The first frame that has a value which is not finite; otherwise -1.
+std::int64_t pixels_of(const Tensor& frames, std::span<std::uint8_t> pixels);
 
 }  // namespace weft

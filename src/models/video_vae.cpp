@@ -127,16 +127,26 @@ Var VideoVae::encode_frames(std::int64_t first, std::int64_t count, std::int64_t
   return make_var(latents.view({1, count, h, w, C}), false);
 }
 
-Tensor VideoVae::encode_moments(std::int64_t frames, std::int64_t height, std::int64_t width,
+VideoVae::Part VideoVae::part_with(std::int64_t frames, std::int64_t first,
+                                   std::int64_t last) const {
+  WEFT_ASSERT(0 <= first && first < last && last <= latent_frames(frames));
+  const std::int64_t chunk = chunk_frames(frames), latents = temporal_->latent_frames(chunk);
+  Part part{frames, first / latents * chunk, 0, first / latents * latents, 0};
+  part.frames = std::min(frames, (last + latents - 1) / latents * chunk) - part.first_frame;
+  part.latents = latent_frames(part.first_frame + part.frames) - part.first_latent;
+  return part;
+}
+
+Tensor VideoVae::encode_moments(const Part& part, std::int64_t height, std::int64_t width,
                                 const FrameSource& source, const Noise* noise) {
   const std::int64_t h = height / pixels_a_latent(), w = width / pixels_a_latent();
-  WEFT_CHECK(frames > 0 && h > 0 && w > 0, Exit::data,
+  WEFT_CHECK(part.frames > 0 && h > 0 && w > 0, Exit::data,
              fmt::format("the VAE takes frames of at least {0}x{0}", pixels_a_latent()),
-             "cannot encode {} frames of {}x{}", frames, height, width);
-  Tensor all = Tensor::empty({1, 2 * C, latent_frames(frames), h, w}, DType::f32);
-  const std::int64_t chunk = chunk_frames(frames);
-  for (std::int64_t first = 0, at = 0; first < frames; first += chunk) {
-    const std::int64_t count = std::min(chunk, frames - first);
+             "cannot encode {} frames of {}x{}", part.frames, height, width);
+  Tensor all = Tensor::empty({1, 2 * C, part.latents, h, w}, DType::f32);
+  const std::int64_t chunk = chunk_frames(part.clip_frames), end = part.first_frame + part.frames;
+  for (std::int64_t first = part.first_frame, at = 0; first < end; first += chunk) {
+    const std::int64_t count = std::min(chunk, end - first);
     Tape tape(Tape::Mode::infer);
     const nn::Context c{tape, params_};
     const Var z = encode_frames(first, count, h, w, source, noise);
@@ -149,12 +159,26 @@ Tensor VideoVae::encode_moments(std::int64_t frames, std::int64_t height, std::i
 }
 
 Tensor VideoVae::draw_latent(const Tensor& moments, const Noise* noise) {
+  Part all;
+  all.latents = moments.dim(2);
+  return draw_latent(all, moments, noise);
+}
+
+Tensor VideoVae::draw_latent(const Part& part, const Tensor& moments, const Noise* noise) {
   const Shape& s = moments.shape();
-  WEFT_ASSERT(s.rank() == 5 && s[1] == 2 * C);
+  WEFT_ASSERT(s.rank() == 5 && s[1] == 2 * C && s[2] == part.latents);
   Tensor z = Tensor::empty({s[0], C, s[2], s[3], s[4]}, DType::f32), eps;
   if (noise != nullptr) {
-    eps = Tensor::empty(z.shape(), DType::f32);
+    // Elements are numbered over the whole clip.
+    const std::int64_t frames =
+        part.clip_frames > 0 ? latent_frames(part.clip_frames) : part.latents;
+    eps = Tensor::empty({s[0], C, frames, s[3], s[4]}, DType::f32);
     draw_noise(*noise, 0, eps);
+    if (frames > part.latents) {
+      Tensor here = Tensor::empty(z.shape(), DType::f32);
+      copy_frames(eps, part.first_latent, part.latents, here, 0);
+      eps = here;
+    }
   }
   ops::posterior_draw_forward(moments, eps, normalised_, Channels::first, z);
   return z;

@@ -27,6 +27,15 @@ class VideoVae {
   // Pixels of one side of the latent's: 8 with the released shape.
   std::int64_t pixels_a_latent() const { return spatial_->pixels_a_latent(); }
 
+  // Whole chunks of a clip of `clip_frames`: pixel frames [first_frame, first_frame + frames), which are the latent frames
+  // [first_latent, first_latent + latents). Chunks know nothing of each other, so a part is coded as it is within the clip.
+  struct Part {
+    std::int64_t clip_frames = 0, first_frame = 0, frames = 0, first_latent = 0, latents = 0;
+  };
+  Part whole(std::int64_t frames) const { return {frames, 0, frames, 0, latent_frames(frames)}; }
+  // The chunks that hold latent frames [first, last) of a clip, 0 <= first < last <= latent_frames(frames).
+  Part part_with(std::int64_t frames, std::int64_t first, std::int64_t last) const;
+
   // Where the noise of the two posteriors comes from; the same (seed, sample) gives the same latents at any rank count and
   // micro-batch size. Null in its place takes the means. Streams of Philox with Purpose::posterior: step 0 for the
   // temporal posterior, [4,Tl,h,w] in that order; step 1 + t for pixel frame t, [h,w,4] in that order.
@@ -39,10 +48,17 @@ class VideoVae {
   // Moments of the temporal posterior f32 [1,8,Tl,h,w] (mean, clamped log variance), not normalised, in the current arena.
   // H and W need not be multiples of 8: what is left over is cut off by the model (specs/vae.md 0.7).
   Tensor encode_moments(std::int64_t frames, std::int64_t height, std::int64_t width,
+                        const FrameSource& source, const Noise* noise) {
+    return encode_moments(whole(frames), height, width, source, noise);
+  }
+  // The same of a part: the source is asked for its frames alone, in order, by their numbers in the clip.
+  Tensor encode_moments(const Part& part, std::int64_t height, std::int64_t width,
                         const FrameSource& source, const Noise* noise);
   // From moments [1,8,Tl,h,w] to the latent that STDiT3 sees, f32 [1,4,Tl,h,w]: drawn (null: the mean), less shift, over
   // scale.
   Tensor draw_latent(const Tensor& moments, const Noise* noise);
+  // Moments of a part, drawn with the noise that they get within the clip.
+  Tensor draw_latent(const Part& part, const Tensor& moments, const Noise* noise);
 
   // Decoded frames f32 [count,H,W,3], in order, not clamped; `first` is the number of the first. While planning they hold
   // no values.

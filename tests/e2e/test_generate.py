@@ -1,16 +1,24 @@
 """weft generate on tiny models: the same pixels at any rank count, restarts, what fails, and bad input."""
 
+import functools
+import http.server
 import json
 import os
 import shutil
 import signal
 import struct
+import threading
 import time
 import unittest
 from unittest import mock
 
 from harness import WeftTest, read_safetensors, write_safetensors
 from tiny_models import TINY_GENERATE_DECK, write_t5
+
+
+class QuietFiles(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
 
 
 class Generate(WeftTest):
@@ -215,6 +223,31 @@ class Generate(WeftTest):
             pixels = self.pixels(output)
             self.assertEqual([n for n in pixels if pixels[n] != clips[n]["pixels"]], changed)
 
+    def test_texts_are_refined_and_references_fetched(self):
+        self.generate("generate.num_frames=1", "generate.output=pictures", text=False, prompts=["a cat"])
+        files = functools.partial(QuietFiles, directory=self.dir / "pictures")
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            address = f"http://127.0.0.1:{server.server_port}"
+            prompt = "a dog {\"reference_path\": \"%s\", \"mask_strategy\": \"0\"}"
+            ask = ["generate.refine=echo once >> runs.txt; tr a-z A-Z", "generate.output=fetched"]
+            there = [prompt % f"{address}/sample_0000.png"]
+            self.generate(*ask, ranks=2, prompts=there)
+            self.refused(self.generate(expect=None, prompts=[prompt % f"{address}/none.png"]), 3,
+                         "prompts.txt:1", "none.png", "404")
+            server.shutdown()
+        # The same from files; and what was fetched and refined once serves a job that goes on.
+        self.generate("generate.output=local", prompts=["A DOG " + prompt[6:] % "pictures/sample_0000.png"])
+        self.assertEqual(self.pixels("fetched"), self.pixels("local"))
+        (self.dir / "fetched" / "sample_0000.mp4").unlink()
+        self.generate(*ask, prompts=there)
+        self.assertEqual(self.pixels("fetched"), self.pixels("local"))
+        self.assertEqual((self.dir / "runs.txt").read_text(), "once\n")
+        for command, said in (("cat; echo more", "printed 2 lines for 1 texts"), ("exit 3", "with code 3"),
+                              ("echo", "is empty")):
+            self.refused(self.generate("generate.output=bad", f"generate.refine={command}", expect=None), 3,
+                         "generate.refine", said)
+
     def test_less_memory_takes_fewer_frames_at_once(self):
         self.generate()
         whole = self.report()["ranks"][0]
@@ -225,6 +258,19 @@ class Generate(WeftTest):
         self.assertLess(less["micro_batch"], whole["micro_batch"])
         self.assertLessEqual(less["arena_peak_bytes"], less["arena_capacity_bytes"])
         self.assertEqual(self.pixels("less"), self.pixels())
+
+    def test_frames_in_host_memory_do_not_grow_with_the_clip(self):
+        peaks = []
+        for chunks in (2, 4):
+            output = f"generate.output=out{chunks}"
+            self.generate("generate.loop=2", f"generate.num_frames={17 * chunks}", output, text=False,
+                          prompts=["a cat"])
+            rank = self.report(f"out{chunks}")["ranks"][0]
+            self.assertEqual(rank["frames_peak_bytes"], rank["frames_planned_bytes"])
+            peaks.append(rank["frames_peak_bytes"])
+        frame = 3 * 32 * 48
+        # Four pieces of four frames on their way, and the 17 that the second loop goes on from in f32.
+        self.assertEqual(peaks, 2 * [4 * 4 * frame + 17 * frame * 4])
 
     def test_bad_input(self):
         def refused(code, *said, prompts=("a cat",), overrides=(), text=False):

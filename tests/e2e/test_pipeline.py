@@ -1,6 +1,7 @@
 """From footage to a clip: ingest, train, sample, report, inspect, export, and the weights back in."""
 
 import json
+import re
 import struct
 import unittest
 
@@ -28,6 +29,8 @@ class Pipeline(WeftTest):
 
         few = ("run.dir=run", data, "sampler.steps=4")
         job = self.weft("sample", "deck.toml", *few, "sample.clips=3")
+        taken, planned = re.search(r"steps (\d+) of (\d+) planned", job.err).groups()
+        self.assertEqual(taken, planned)
         samples = self.dir / "run" / "samples"
         for i in range(3):
             self.assertIn(b"ftyp", (samples / f"sample_{i:04d}.mp4").read_bytes()[:16])

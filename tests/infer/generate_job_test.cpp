@@ -3,19 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <set>
 
 #include "core/error.h"
-#include "infer/clip_writer.h"
-#include "infer/manifest.h"
 
 namespace weft {
 namespace {
-
-namespace fs = std::filesystem;
 
 Deck small() {
   return parse_deck(R"([model]
@@ -39,7 +33,8 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
-  return plan_generate_job(deck, Stdit3(deck.model), VideoVae(deck.vae), weights);
+  return plan_generate_job(deck, read_prompts(deck.generate), Stdit3(deck.model),
+                           VideoVae(deck.vae), weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
@@ -131,43 +126,6 @@ TEST(GenerateJob, LoopsMustFit) {
   EXPECT_THROW(job_of(deck), Error);
   deck.generate.condition_frame_length = 10;
   EXPECT_THROW(job_of(deck), Error);  // nothing new in a loop
-}
-
-TEST(ClipWriter, FinishedClipsHaveALineAndAFile) {
-  const fs::path dir =
-      fs::temp_directory_path() / ("weft_clip_writer_" + std::to_string(::getpid()));
-  ClipManifest::gather(dir);
-  const auto clip = [](const std::string& name, std::int64_t frames) {
-    MadeClip c;
-    c.record.name = name;
-    c.record.key = "k";
-    c.record.frames = frames;
-    c.record.height = c.record.width = 16;
-    c.rgb.assign(static_cast<std::size_t>(frames * 16 * 16 * 3), 100);
-    return c;
-  };
-  {
-    ClipWriter writer(dir, nullptr, 3);
-    for (const char* name : {"a", "b", "c"}) writer.write(clip(name, 2));
-    writer.write(clip("picture", 1));
-    writer.write(clip("not/there", 1));
-    EXPECT_THAT(writer.finish(), ::testing::ElementsAre(::testing::HasSubstr("not/there: ")));
-  }
-  // As a job that was killed leaves it: a line cut off, a file half written.
-  std::ofstream(dir / "generated.rank3.jsonl", std::ios::app) << R"({"name":"d","fi)";
-  std::ofstream(dir / ".d.mp4.partial") << "x";
-  const auto finished = ClipManifest::gather(dir);
-  EXPECT_EQ(finished.size(), 4u);
-  EXPECT_TRUE(is_finished(finished, "picture", "k", dir));
-  EXPECT_EQ(finished.at("picture").file, "picture.png");
-  EXPECT_FALSE(is_finished(finished, "a", "another", dir));
-  EXPECT_FALSE(is_finished(finished, "d", "k", dir));
-  fs::resize_file(dir / "b.mp4", 10);
-  EXPECT_FALSE(is_finished(finished, "b", "k", dir));
-  EXPECT_FALSE(fs::exists(dir / ".d.mp4.partial"));
-  EXPECT_FALSE(fs::exists(dir / "generated.rank3.jsonl"));
-  EXPECT_EQ(ClipManifest::gather(dir).size(), 4u);
-  fs::remove_all(dir);
 }
 
 }  // namespace

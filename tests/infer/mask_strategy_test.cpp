@@ -53,6 +53,21 @@ TEST(MaskStrategy, EditRatios) {
   EXPECT_EQ(edit_ratios({}, 3), (std::vector<float>{1, 1, 1}));
 }
 
+TEST(MaskStrategy, FramesThatAreTaken) {
+  const auto taken = [](const std::string& text, std::int64_t reference, std::int64_t align) {
+    const LatentRange r =
+        frames_taken(parse_mask_strategy(text, "p"), 2, reference, 12, 15, align, "p");
+    return std::pair(r.first, r.last);
+  };
+  EXPECT_EQ(taken("0,0,-5,0,5", 0, 0), std::pair(std::int64_t{7}, std::int64_t{12}));
+  EXPECT_EQ(taken("0,0,-5,0,5", 0, 5), std::pair(std::int64_t{5}, std::int64_t{10}));
+  // All groups of the loops that there are, of this reference alone.
+  EXPECT_EQ(taken("0,1,9,0,1;1,1,2,0,2;2,1,0;0,0,11", 1, 0),
+            std::pair(std::int64_t{2}, std::int64_t{10}));
+  EXPECT_EQ(taken("0,1;2,0", 0, 5), std::pair(std::int64_t{0}, std::int64_t{0}));
+  EXPECT_THROW(taken("0,0,0,20", 0, 0), Error);
+}
+
 TEST(MaskStrategy, SnapsToChunks) {
   const std::int64_t expected[] = {0, 0, 0, 5, 5, 5, 5, 5, 10, 10, 10, 10, 10, 10, 10};
   for (std::int64_t v = 0; v < 15; ++v) EXPECT_EQ(snap(v, 5, 15), expected[v]) << v;

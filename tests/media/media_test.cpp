@@ -105,6 +105,26 @@ TEST_F(MediaTest, Mp4RoundTrip) {
   EXPECT_GT(psnr(made.rgb, back.rgb), 38);
 }
 
+TEST_F(MediaTest, AnMp4GrowsPieceByPiece) {
+  const Footage made = read_frames(bars, 12);
+  write_mp4(file("whole.mp4"), view(made), 10);
+  {
+    Mp4Writer writer(file("pieces.mp4"), made.height, made.width, 10);
+    const std::int64_t frame = made.height * made.width * 3;
+    for (const auto& [first, count] : {std::pair(0, 5), {5, 1}, {6, 6}})
+      writer.add({made.rgb.data() + first * frame, count, made.height, made.width});
+    writer.finish();
+    Mp4Writer unfinished(file("unfinished.mp4"), made.height, made.width, 10);
+    unfinished.add(view(made));
+  }
+  EXPECT_FALSE(fs::exists(file("unfinished.mp4")));
+  const auto bytes = [&](const char* name) {
+    std::ifstream in(file(name), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(bytes("pieces.mp4"), bytes("whole.mp4"));
+}
+
 TEST_F(MediaTest, Mp4KeepsColours) {
   const Footage made = read_frames("lavfi:color=c=0xC04020:size=32x32:rate=5:duration=1");
   write_mp4(file("clip.mp4"), view(made), 5);

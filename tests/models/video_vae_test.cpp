@@ -34,6 +34,27 @@ TEST_F(VideoVaeTest, ChunksAreClipsOfTheirOwn) {
   EXPECT_EQ(encode(whole.vae, clip).dim(2), 3);
 }
 
+TEST_F(VideoVaeTest, PartsAreThoseOfTheWhole) {
+  TinyVae tiny;
+  const Clip clip{12, 6, 8};
+  const VideoVae::Noise noise{11, 5};
+  const Tensor moments = encode(tiny.vae, clip, &noise);
+  const Tensor latent = tiny.vae.draw_latent(moments, &noise);
+  for (const auto& [first, last, frame, frames] : std::vector<std::array<std::int64_t, 4>>{
+           {0, 1, 0, 5}, {1, 3, 0, 10}, {3, 5, 5, 7}, {4, 5, 10, 2}}) {
+    const VideoVae::Part part = tiny.vae.part_with(12, first, last);
+    EXPECT_EQ(part.first_frame, frame);
+    EXPECT_EQ(part.frames, frames);
+    const Tensor here = tiny.vae.encode_moments(
+        part, 6, 8, [&](std::int64_t f, std::int64_t n) { return clip(f, n); }, &noise);
+    const std::int64_t end = part.first_latent + part.latents;
+    EXPECT_TRUE(same_bits(here, frames_of(moments, part.first_latent, end))) << first;
+    EXPECT_TRUE(same_bits(tiny.vae.draw_latent(part, here, &noise),
+                          frames_of(latent, part.first_latent, end)))
+        << first;
+  }
+}
+
 TEST_F(VideoVaeTest, MomentsAndLatentsAreTheModels) {
   TinyVae tiny;
   const Clip clip{3, 4, 4};
