@@ -31,7 +31,6 @@ class Hang(WeftTest):
         self.assert_gone(job)
         print(f"{self.id().split('.')[-1]}: {seconds:.1f} s", flush=True)
         self.assertLess(seconds, PROMISE, job.err)
-        self.assertGreater(seconds, 0.9 * LIMIT if "did not end" in job.err else 0)
         self.assertEqual(job.err.count("ERROR:"), 1, job.err)
         self.assertEqual(job.err.count("HINT:"), 1, job.err)
         lines = job.err.splitlines()
