@@ -1,20 +1,18 @@
 #include "media/download.h"
 
 #include <array>
-#include <cstdio>
 #include <filesystem>
 
 #include "core/error.h"
-#include "formats/file.h"
 #include "media/ffmpeg.h"
 
 namespace weft {
 namespace {
 
-// Closes the connection on every way out.
-struct Connection {
+// Closes what is open on every way out.
+struct Stream {
   AVIOContext* io = nullptr;
-  ~Connection() { avio_closep(&io); }
+  ~Stream() { avio_closep(&io); }
 };
 
 }  // namespace
@@ -29,35 +27,33 @@ void download(const std::string& address, const std::string& path) {
     WEFT_CHECK(code >= 0, Exit::data,
                "can this node reach the address? Compute nodes often cannot: download it before, "
                "and name the file",
-               "cannot fetch {}: {}", address, ff::reason(code));
-    return code;
+               "cannot fetch {} into {}: {}", address, path, ff::reason(code));
   };
-  Connection from;
-  AVDictionary* options = nullptr;
-  av_dict_set(&options, "rw_timeout", "30000000", 0);  // microseconds
-  const int opened = avio_open2(&from.io, address.c_str(), AVIO_FLAG_READ, nullptr, &options);
-  av_dict_free(&options);
-  check(opened);
-  const std::int64_t promised = avio_size(from.io);
-  const std::string part = path + ".part";
-  std::remove(part.c_str());
+  const std::filesystem::path part = path + ".part";
   try {
-    File file = File::create(part, Exit::data);
-    std::array<std::uint8_t, 1 << 16> block;
-    std::uint64_t written = 0;
+    Stream from, to;
+    AVDictionary* options = nullptr;
+    av_dict_set(&options, "rw_timeout", "30000000", 0);  // microseconds
+    const int opened = avio_open2(&from.io, address.c_str(), AVIO_FLAG_READ, nullptr, &options);
+    av_dict_free(&options);
+    check(opened);
+    check(avio_open(&to.io, part.c_str(), AVIO_FLAG_WRITE));
+    const std::int64_t promised = avio_size(from.io);
+    std::array<unsigned char, 1 << 16> block;
+    std::int64_t written = 0;
     for (int n = 0; (n = avio_read(from.io, block.data(), block.size())) != AVERROR_EOF;) {
       check(n);
-      file.write(std::as_bytes(std::span(block.data(), static_cast<std::size_t>(n))), written);
-      written += static_cast<std::uint64_t>(n);
+      avio_write(to.io, block.data(), n);
+      written += n;
     }
-    WEFT_CHECK(written > 0 && (promised <= 0 || written == static_cast<std::uint64_t>(promised)),
-               Exit::data, "start the job again", "cannot fetch {}: {} of {} bytes came", address,
-               written, promised);
-    file.sync();
-    file.close();
-    rename_file(part, path, Exit::data);
+    WEFT_CHECK(written > 0 && (promised <= 0 || written == promised), Exit::data,
+               "start the job again", "cannot fetch {}: {} of {} bytes came", address, written,
+               promised);
+    check(avio_closep(&to.io));  // what could not be written is told here
+    std::filesystem::rename(part, path);
   } catch (...) {
-    std::remove(part.c_str());
+    std::error_code none;
+    std::filesystem::remove(part, none);
     throw;
   }
 }
