@@ -49,7 +49,9 @@ void download(const std::string& address, const std::string& path) {
     WEFT_CHECK(written > 0 && (promised <= 0 || written == promised), Exit::data,
                "start the job again", "cannot fetch {}: {} of {} bytes came", address, written,
                promised);
-    check(avio_closep(&to.io));  // what could not be written is told here
+    avio_flush(to.io);
+    check(to.io->error);
+    check(avio_closep(&to.io));
     std::filesystem::rename(part, path);
   } catch (...) {
     std::error_code none;
