@@ -20,9 +20,9 @@ struct GenerateShare {
   double write = 0, write_wait = 0;  // the writing thread at work; clips that waited for it
   double arena_planned = 0, arena_peak = 0, arena_capacity = 0;  // bytes
   double frames_planned = 0, frames_peak = 0;  // bytes of clips' frames in host memory
-  double weights = 0, resident = 0;  // bytes: of the models; of the process on its host
-  double micro_batch = 0;            // frames that the VAE takes at once
-  double stopped = 0;                // 1: asked to stop
+  double weights = 0, resident = 0;            // bytes: of the models; of the process on its host
+  double micro_batch = 0;                      // frames that the VAE takes at once
+  double stopped = 0;                          // 1: asked to stop
 };
 
 // Seconds of the stages over the whole batch, as rank 0 saw them.

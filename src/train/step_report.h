@@ -14,15 +14,15 @@ class StepReport {
  public:
   // A rank's row. The first slots are written by the device, the others by the host.
   enum Slot {
-    loss,                    // sum over this rank's clips
-    squares,                 // of its own gradients, before they are summed over ranks
-    working_low,             // checksum of the weights in bf16, halves (ops/checksum.h)
-    working_high,            //
-    values_low,              // and of those in f32
-    values_high,             //
-    terms,                   // what the loss is made of (train/task.h), sums over this rank's clips
+    loss,          // sum over this rank's clips
+    squares,       // of its own gradients, before they are summed over ranks
+    working_low,   // checksum of the weights in bf16, halves (ops/checksum.h)
+    working_high,  //
+    values_low,    // and of those in f32
+    values_high,   //
+    terms,         // what the loss is made of (train/task.h), sums over this rank's clips
     host_slots = terms + 12,  // from here on:
-    wishes = host_slots,     // bits of train/stop.h
+    wishes = host_slots,      // bits of train/stop.h
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step
     samples,    // a checksum of the sample ids that it trained on
