@@ -67,8 +67,8 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
     planned = std::max(planned, sampling);
     if (!decodes) continue;
     most = std::max(most, wanted(p.frames));
-    const std::int64_t fits = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
-    if (fits < wanted(p.frames)) fitting = std::min(fitting, fits);
+    const std::int64_t frames = vae.fit_micro_batch(p.frames, p.height, p.width, capacity);
+    if (frames < wanted(p.frames)) fitting = std::min(fitting, frames);
   }
   if (seen.empty() || !decodes) return planned;
   if (fitting < most)
