@@ -80,14 +80,17 @@ train() {
 # A command that keeps what it has made and goes on with it, `weft encode` or `weft generate`: 0 ends the job, 75 queues it
 # again, all else ends it with weft's code.
 until_done() {
-  local code again=${SLURM_RESTART_COUNT:-0} command=$1
+  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder
   shift
   run_weft "$command" "$DECK" "$@"
   code=$?
   say "weft $command ended with $code"
-  [ "$code" -eq 75 ] || exit "$code"
-  # OUTPUT, if it is set, is the deck's generate.output: a file `stop` there is somebody's wish.
-  [ -z "${OUTPUT:-}" ] || [ ! -e "$OUTPUT/stopped" ] || stop_here 75 "stopped by the file $OUTPUT/stop: not queued again"
+  # 137: a rank of `generate` was lost. The others made what they could; another start makes the rest, or finds all done.
+  [ "$code" -eq 75 ] || { [ "$command" = generate ] && [ "$code" -eq 137 ]; } || exit "$code"
+  # OUTPUT, if it is set, is the deck's generate.output or encode.output: a file `stop` there is somebody's wish.
+  for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
+    [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
+  done
   [ "$again" -lt "${MAX_RESTARTS:-200}" ] ||
     stop_here 75 "started again $again times already: not queued again. HINT: MAX_RESTARTS sets how often"
   say "queued again"

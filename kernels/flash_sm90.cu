@@ -341,11 +341,16 @@ bool flash_sm90_takes(const FlashShape& shape) {
         choice == nullptr || std::strcmp(choice, "sm80") == 0 || std::strcmp(choice, "sm90") == 0,
         Exit::usage, "set it to sm80 or sm90, or leave it unset",
         "WEFT_ATTENTION={} names no attention kernels", choice);
+#ifdef WEFT_WITHOUT_SM90A  // built without WEFT_CUDA_ARCHITECTURES=90a: on any GPU these kernels are empty
+    const bool hopper = false;
+#else
     const bool hopper = cuda_properties().major == 9 && cuda_properties().minor == 0;
+#endif
     WEFT_CHECK(hopper || choice == nullptr || std::strcmp(choice, "sm90") != 0, Exit::usage,
-               "leave it unset on other GPUs",
-               "WEFT_ATTENTION=sm90 on a GPU of compute capability {}.{}", cuda_properties().major,
-               cuda_properties().minor);
+               "leave it unset on other GPUs, or build with WEFT_CUDA_ARCHITECTURES=90a",
+               "WEFT_ATTENTION=sm90 on a GPU of compute capability {}.{}, or in a program built "
+               "without sm_90a",
+               cuda_properties().major, cuda_properties().minor);
     return hopper && (choice == nullptr || std::strcmp(choice, "sm90") == 0);
   }();
   return allowed && shape.key_offsets == nullptr && shape.inner == 1 && shape.D >= 64 &&

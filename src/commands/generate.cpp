@@ -147,8 +147,9 @@ int make_all(const Deck& deck, MPI_Comm world) {
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
   const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
-  std::vector<Prompt> prompts =
-      read_prompts(deck.generate, refine_by(deck.generate.refine, output_of(deck), world));
+  std::vector<Prompt> prompts = read_prompts(
+      deck.generate,
+      refine_by(deck.generate.refine, output_of(deck), world, [] { return stop_signal() != 0; }));
   fetch_references(prompts, deck.generate, output_of(deck), world);
   GenerateJob job =
       plan_generate_job(deck, std::move(prompts), model, vae,
@@ -226,7 +227,8 @@ int make_all(const Deck& deck, MPI_Comm world) {
   roll.wait_for_ends();
   GenerateReport report =
       read_report(roll, finished, [&](std::int64_t place) { return clips.item(place).name; });
-  if (!report.lost.empty()) count_left(report, roll, clips);
+  const bool speaks = report.speaker == roll.rank();
+  if (speaks && !report.lost.empty()) count_left(report, roll, clips);
   report.stages = stages;
   report.wanted = wanted;
   report.finished_before = wanted - missing;
@@ -234,8 +236,12 @@ int make_all(const Deck& deck, MPI_Comm world) {
   report.share_out = deck.generate.share_out;
   report.text_planned = features.encoded().bytes_planned;
   report.text_taken = features.encoded().bytes_taken;
-  const bool speaks = report.speaker == roll.rank();
   const int code = end(deck, report, speaks);
+  // The launcher may end the job with the first that leaves: the others wait for the one that speaks.
+  if (speaks) roll.note_told();
+  while (!speaks && !roll.lost(report.speaker) &&
+         (!report.lost.empty() || !roll.state(report.speaker).told))
+    roll.pause();
   // MPI would wait for those that are lost, also for one that is lost only now.
   if (!report.lost.empty()) leave_job(code, speaks, world);
   roll.watch(roll.neighbour(), [=](int) { leave_job(code, speaks, world); });

@@ -1,13 +1,19 @@
 #include "infer/prompt_sources.h"
 
+#include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -35,7 +41,8 @@ std::string content_of(const fs::path& path) {
 
 void write_whole(const fs::path& path, const std::string& content) {
   const fs::path part = path.string() + ".part";
-  fs::remove(part);
+  std::error_code none;
+  fs::remove(part, none);
   File file = File::create(part, Exit::data);
   file.write(std::as_bytes(std::span(content)), 0);
   file.sync();
@@ -43,11 +50,21 @@ void write_whole(const fs::path& path, const std::string& content) {
   rename_file(part, path, Exit::data);
 }
 
-// What the same command made of texts before.
+void make_folder(const fs::path& path) {
+  std::error_code failed;
+  fs::create_directories(path, failed);
+  WEFT_CHECK(!failed, Exit::data, "check generate.output", "cannot make the folder {}: {}",
+             path.string(), failed.message());
+}
+
+// What the same command made of texts before; nothing where the file is not what was written here.
 Texts texts_of(const fs::path& path, const std::string& command) {
-  const auto j = nlohmann::json::parse(content_of(path), nullptr, false);
-  if (!j.is_object() || j.value("command", "") != command || !j.contains("texts")) return {};
-  return j["texts"].get<Texts>();
+  try {
+    const auto j = nlohmann::json::parse(content_of(path));
+    if (j.at("command") == command) return j.at("texts").get<Texts>();
+  } catch (const nlohmann::json::exception&) {
+  }
+  return {};
 }
 
 // One line a text, as the command must get and give them.
@@ -57,8 +74,36 @@ std::string line_of(std::string text) {
   return text + "\n";
 }
 
+// The exit code of a shell's command, which is ended with all that it started when `stop` says so.
+int run_shell(const std::string& command, const std::function<bool()>& stop) {
+  posix_spawnattr_t how;
+  posix_spawnattr_init(&how);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&how, &none);  // this thread's blocks what stops a job
+  posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  const char* const arguments[] = {"sh", "-c", command.c_str(), nullptr};
+  pid_t shell = 0;
+  const int failed =
+      posix_spawn(&shell, "/bin/sh", nullptr, &how, const_cast<char* const*>(arguments), environ);
+  posix_spawnattr_destroy(&how);
+  WEFT_CHECK(failed == 0, Exit::data, "is /bin/sh there?", "generate.refine cannot be started: {}",
+             std::strerror(failed));
+  int status = 0;
+  while (waitpid(shell, &status, WNOHANG) == 0) {
+    if (stop()) {
+      kill(-shell, SIGTERM);
+      waitpid(shell, &status, 0);
+      throw Error(Exit::stopped, "stopped on request while generate.refine was at work",
+                  "run the same command to go on", __FILE__, __LINE__);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 void run_command(const std::string& command, const std::vector<std::string>& texts,
-                 const fs::path& output, Texts& known) {
+                 const fs::path& output, const std::function<bool()>& stop, Texts& known) {
   const fs::path in = output / "refine_in.txt", out = output / "refine_out.txt";
   std::string lines;
   for (const std::string& text : texts) lines += line_of(text);
@@ -66,10 +111,9 @@ void run_command(const std::string& command, const std::vector<std::string>& tex
   // Paths go through the environment: no quoting can go wrong.
   setenv("WEFT_REFINE_IN", in.c_str(), 1);
   setenv("WEFT_REFINE_OUT", out.c_str(), 1);
-  const int status =
-      std::system(("{ " + command + "\n} < \"$WEFT_REFINE_IN\" > \"$WEFT_REFINE_OUT\"").c_str());
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  WEFT_CHECK(status == 0, Exit::data, no_command, "generate.refine \"{}\" ended with code {}",
+  const int code =
+      run_shell("{ " + command + "\n} < \"$WEFT_REFINE_IN\" > \"$WEFT_REFINE_OUT\"", stop);
+  WEFT_CHECK(code == 0, Exit::data, no_command, "generate.refine \"{}\" ended with code {}",
              command, code);
   std::istringstream made(content_of(out));
   std::vector<std::string> refined;
@@ -84,8 +128,9 @@ void run_command(const std::string& command, const std::vector<std::string>& tex
                "{} is empty, for the text \"{}\"", where, texts[i]);
     known[texts[i]] = refined[i];
   }
-  fs::remove(in);
-  fs::remove(out);
+  std::error_code left;  // of no harm
+  fs::remove(in, left);
+  fs::remove(out, left);
 }
 
 void share(std::string& text, MPI_Comm world) {
@@ -106,7 +151,8 @@ std::string name_of_address(const std::string& address) {
 
 }  // namespace
 
-RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Comm world) {
+RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Comm world,
+                      const std::function<bool()>& stop) {
   if (command.empty()) return {};
   return [=](const std::vector<std::string>& texts) {
     const fs::path path = output / "refined_texts.json";
@@ -119,8 +165,8 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
       std::sort(wanted.begin(), wanted.end());
       wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
       if (!wanted.empty()) {
-        fs::create_directories(output);
-        run_command(command, wanted, output, refined);
+        make_folder(output);
+        run_command(command, wanted, output, stop, refined);
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
         write_whole(path, j.dump(1));
       }
@@ -145,7 +191,7 @@ void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
       any = true;
       const fs::path file = output / "references" / name_of_address(reference);
       if (log::rank() == 0 && !fs::exists(file)) {
-        fs::create_directories(file.parent_path());
+        make_folder(file.parent_path());
         try {
           download(reference, file);
         } catch (const Error& e) {

@@ -12,10 +12,10 @@ namespace weft {
 
 // For read_prompts: /bin/sh runs `command` on rank 0, with all texts that OUTPUT/refined_texts.json does not have yet, a line
 // each, on its standard input; it prints as many lines. Exit::data names the command where it fails, prints another
-// number of lines, an empty one or one that is not UTF-8. Collective, as the function that it returns. An empty
-// `command` changes nothing.
+// number of lines, an empty one or one that is not UTF-8; Exit::stopped where `stop` ended it. Collective, as the function
+// that it returns. An empty `command` changes nothing.
 RefineTexts refine_by(const std::string& command, const std::filesystem::path& output,
-                      MPI_Comm world);
+                      MPI_Comm world, const std::function<bool()>& stop);
 
 // References at an address (media/download.h) become files in OUTPUT/references, which rank 0 fetches unless they are there.
 // Exit::data, beginning with the prompt's place. Collective.

@@ -52,7 +52,10 @@ void download(const std::string& address, const std::string& path) {
     avio_flush(to.io);
     check(to.io->error);
     check(avio_closep(&to.io));
-    std::filesystem::rename(part, path);
+    std::error_code failed;
+    std::filesystem::rename(part, path, failed);
+    WEFT_CHECK(!failed, Exit::data, "check the folder", "cannot write {}: {}", path,
+               failed.message());
   } catch (...) {
     std::error_code none;
     std::filesystem::remove(part, none);
