@@ -87,7 +87,8 @@ void Mailboxes::open_window() {
   MPI_CHECK(MPI_Comm_rank(node, &place));
   std::vector<int> ranks(static_cast<std::size_t>(here));
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
-  // As many bytes under way in either case; and the same on every rank, for either all have ranks elsewhere or none has.
+  // Smaller boxes to other hosts are more, without more bytes under way: half as many at the least, with 9 ranks, and 94 % with
+  // up to 4. The same on every rank, for either all have ranks elsewhere or none has.
   const std::size_t room =
       std::clamp(wanted_bytes / static_cast<std::size_t>(size_), least_room, most_room);
   room_ = (here == size_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
