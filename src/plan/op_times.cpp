@@ -25,7 +25,7 @@ double operations_of(const std::string& name, std::span<const Tensor> t) {
   if (name == "linear_forward") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
   if (name == "linear_backward_input") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
   if (name == "linear_backward_weight") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(-1));
-  // qkv [F,P,3C] -> out [F,P,C].
+  // qkv [N,P,3,C] -> out [N,P,C].
   if (name == "wide_attention_forward") return 4 * numel(t[1]) * static_cast<double>(t[1].dim(1));
   if (name == "wide_attention_backward") return 10 * numel(t[1]) * static_cast<double>(t[1].dim(1));
   return 0;

@@ -1,0 +1,95 @@
+// Operations of single calls in an arena without memory, against counts by hand.
+#include "plan/op_times.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/conv.h"
+#include "ops/group_norm.h"
+#include "ops/matmul.h"
+
+namespace weft {
+namespace {
+
+using ops::Conv;
+
+class OpTimesTest : public testing::Test {
+ protected:
+  static Tensor tensor(const Shape& shape) { return Tensor::empty(shape, DType::f32); }
+
+  // Compute at other rates each, and memory that nothing waits for.
+  Rates rates_{1e3, 1e4, 1e5, 1e30, 0.5, "round figures", 1e6};
+  std::unique_ptr<Arena> arena_ = Arena::planning();
+  ArenaScope scope_{*arena_};
+  Tensor none_;
+};
+
+// FLOPs of what `call` does and the rate that they are to run at.
+template <class Call>
+void expect_flops(const Rates& rates, double flops, double rate, const Call& call) {
+  OpTimes times(rates);
+  call();
+  EXPECT_DOUBLE_EQ(times.flops(), flops);
+  EXPECT_NEAR(times.seconds(), 1.5 * flops / rate, 1e-9 * flops / rate);
+}
+
+TEST_F(OpTimesTest, Convolutions) {
+  // 48 positions, 9 places of a kernel, 3 channels to 5.
+  const double plain = 2.0 * 48 * 9 * 3 * 5;
+  Tensor x = tensor({1, 2, 4, 6, 3}), w = tensor({5, 3, 3, 3}), y = tensor({1, 2, 4, 6, 5});
+  Tensor bias = tensor({5});
+  const double rate = rates_.convolutions;
+  expect_flops(rates_, plain, rate,
+               [&] { ops::conv_forward(x, w, bias, none_, Conv::same(3), y); });
+  expect_flops(rates_, plain, rate,
+               [&] { ops::conv_backward_input(y, w, Conv::same(3), x, false); });
+  expect_flops(rates_, plain, rate,
+               [&] { ops::conv_backward_weight(x, y, Conv::same(3), w, bias, false); });
+  // Of stride 2: a quarter of the positions.
+  Tensor less = tensor({1, 2, 2, 3, 5});
+  expect_flops(rates_, plain / 4, rate,
+               [&] { ops::conv_forward(x, w, bias, none_, Conv::down(), less); });
+}
+
+TEST_F(OpTimesTest, UpsampledConvolutions) {
+  // 192 positions; of the 3 x 3 places under each, 2 x 2 see different pixels.
+  const double up = 2.0 * 192 * 4 * 3 * 5;
+  Tensor x = tensor({1, 2, 4, 6, 3}), w = tensor({5, 3, 3, 3}), y = tensor({1, 2, 8, 12, 5});
+  Tensor bias = tensor({5});
+  const double rate = rates_.convolutions;
+  expect_flops(rates_, up, rate, [&] { ops::conv_forward(x, w, bias, none_, Conv::up(), y); });
+  expect_flops(rates_, up, rate, [&] { ops::conv_backward_input(y, w, Conv::up(), x, false); });
+  expect_flops(rates_, up, rate,
+               [&] { ops::conv_backward_weight(x, y, Conv::up(), w, bias, false); });
+}
+
+TEST_F(OpTimesTest, LinearLayers) {
+  const double product = 2.0 * 7 * 3 * 5;
+  Tensor x = tensor({7, 3}), w = tensor({5, 3}), bias = tensor({5}), y = tensor({7, 5});
+  const double rate = rates_.products;
+  expect_flops(rates_, product, rate, [&] { ops::linear_forward(x, w, bias, none_, y); });
+  expect_flops(rates_, product, rate, [&] { ops::linear_backward_input(y, w, x, false); });
+  expect_flops(rates_, product, rate, [&] { ops::linear_backward_weight(y, x, w, bias, false); });
+}
+
+TEST_F(OpTimesTest, WideAttention) {
+  // 2 frames, 6 x 6 pairs of positions, 4 channels; two products forward, five backward.
+  const double product = 2.0 * 2 * 36 * 4;
+  Tensor qkv = tensor({2, 6, 3, 4}), out = tensor({2, 6, 4}), lse = tensor({2, 6});
+  expect_flops(rates_, 2 * product, rates_.attention_forward,
+               [&] { ops::wide_attention_forward(qkv, out, lse); });
+  expect_flops(rates_, 5 * product, rates_.attention_backward,
+               [&] { ops::wide_attention_backward(qkv, out, lse, out, qkv); });
+}
+
+TEST_F(OpTimesTest, WhatMemoryBounds) {
+  rates_.bandwidth = 10;
+  Tensor x = tensor({1, 4, 2, 3, 2}), y = tensor({1, 2, 3, 2, 4});
+  OpTimes times(rates_);
+  ops::to_channels_last(x, y);
+  EXPECT_EQ(times.flops(), 0);
+  EXPECT_DOUBLE_EQ(times.seconds(), 1.5 * 2 * 48 * 4 / 10);
+  EXPECT_EQ(arena_->used(), 2 * Arena::alignment);
+}
+
+}  // namespace
+}  // namespace weft
