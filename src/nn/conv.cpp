@@ -42,6 +42,9 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
     const Tensor dy = std::move(out->grad);
     if (w.weight->trainable) {
       Tensor none;
+      // One of the two may have been used without the other (nn/dual.cpp).
+      if (w.bias && w.bias->grad_written != w.weight->grad_written)
+        w.weight->grad_to_add(), w.bias->grad_to_add();
       ops::conv_backward_weight(x->value, dy, geometry, w.weight->grad,
                                 w.bias ? w.bias->grad : none, w.weight->grad_written);
       w.weight->grad_written = true;

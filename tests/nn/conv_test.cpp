@@ -26,6 +26,7 @@ class NnConvTest : public OpTest {
   void check(const Function& f, const Tensor& x) {
     table_.allocate(1 << 16, false, true);
     randomise(table_, 3);
+    std::fill_n(table_.grads().data<float>(), table_.grads().numel(), 7.0f);  // an earlier step's
     table_.begin_step([](int) {});
     Tape tape;
     const Var in = make_var(x);
@@ -83,6 +84,16 @@ TEST_F(NnConvTest, WideAttention) {
                                   nn::view(c, nn::conv(c, x, qkv, Conv::same(1)), {2, 12, 3, 8}));
       },
       to_tensor(random_values(2 * 12 * 8, 1), {2, 1, 3, 4, 8}));
+}
+
+// The backward meets the weight without its bias first.
+TEST_F(NnConvTest, WeightUsedAlsoWithoutItsBias) {
+  const nn::ConvWeights both = add_conv("both", {4, 4, 3, 3}), alone{both.weight, nullptr};
+  check(
+      [&](nn::Context c, const Var& x) {
+        return nn::conv(c, nn::conv(c, x, both, Conv::same(3)), alone, Conv::same(3));
+      },
+      to_tensor(random_values(2 * 4 * 5 * 4, 1), {2, 1, 4, 5, 4}));
 }
 
 // Weights that do not learn get no gradient; the input's still comes through.
