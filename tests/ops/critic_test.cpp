@@ -34,6 +34,14 @@ TEST_F(OpTest, RunningAverages) {
   ops::running_average(rows, 4, 1, 0.5f, 0.9f, average);
   EXPECT_NEAR(to_values(average)[0], 0.9 + 0.1 * 0.5 * (1 + 5 + 9), 1e-6);
   EXPECT_NEAR(to_values(average)[1], -1.8 + 0.1 * 0.5 * (2 + 6 + 10), 1e-6);
+  // A sum that is not finite changes nothing, and the other average all the same.
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    rows.data<double>()[5] = bad;
+    average = to_tensor({1, -2}, {2});
+    ops::running_average(rows, 4, 1, 0.5f, 0.9f, average);
+    EXPECT_EQ(to_values(average)[0], 1);
+    EXPECT_NEAR(to_values(average)[1], -1.8 + 0.1 * 0.5 * (2 + 6 + 10), 1e-6);
+  }
 }
 
 TEST_F(OpTest, NormsOfGradientsAreToBeOne) {
