@@ -24,7 +24,8 @@ struct Piece {
     VaeTrainDeck& v = deck.vae_train;
     v.image_share = 0;
     v.random_length = false;
-    v.discriminator_start = deck.train.steps > v.discriminator_start ? 0 : deck.train.steps;
+    v.discriminator_start =
+        deck.train.steps > v.discriminator_start ? 0 : std::numeric_limits<std::int64_t>::max();
     return deck;
   }
 };
@@ -143,6 +144,7 @@ class PlannedVae : public PlannedModel {
     params.finish_step();
     for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
     params.set_arrival({});
+    params.begin_step([](int) {});
     w.flops = times.flops();
     if (schedule == nullptr) return w;
     for (std::size_t b = 0; b < schedule->size(); ++b) {
