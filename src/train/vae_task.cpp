@@ -72,15 +72,17 @@ void VaeTask::check(std::span<const Bucket> buckets) {
                gan_ ? "the discriminator" : "LPIPS");
   }
   if (perceptual) lpips_.emplace(bf16());
-  if (pixels && v.perceptual_weight > 0 && !perceptual && log::rank() == 0)
-    log::warn("vae_train.lpips_weights names no file: the VAE trains without LPIPS");
   loss_ =
       std::make_unique<VaeLoss>(deck_, vae_, lpips_ ? &*lpips_ : nullptr, gan_ ? &*gan_ : nullptr);
 }
 
 void VaeTask::open(std::span<const Bucket> buckets) {
   check(buckets);
-  if (lpips_) lpips_->load(deck_.vae_train.lpips_weights);
+  const VaeTrainDeck& v = deck_.vae_train;
+  if (lpips_)
+    lpips_->load(v.lpips_weights);
+  else if ((v.pixel_loss || gan_) && v.perceptual_weight > 0 && log::rank() == 0)
+    log::warn("vae_train.lpips_weights names no file: the VAE trains without LPIPS");
 }
 
 void VaeTask::start_weights() {
