@@ -77,7 +77,8 @@ bucket_mib = 4
 """
 DECKS = {name: DECK.format(**deck) for name, deck in DECKS.items()} | {
     "VAE, pixels": VAE_DECK,
-    "VAE, critic": VAE_DECK.replace("random_length", 'discriminator = "patchgan"\nrandom_length')}
+    "VAE, critic": VAE_DECK.replace(
+        "random_length", 'discriminator = "patchgan"\ndiscriminator_start = 0\nrandom_length')}
 
 
 def run(weft, ranks, arguments, cwd):

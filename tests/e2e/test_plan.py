@@ -123,7 +123,7 @@ class Plan(WeftTest):
                 capacity = 0.8 * planned / 2**30 if ranks == 2 else 0
 
     def test_a_vae_in_training(self):
-        """Stage 3 on the released shape; what a run's arena holds, discriminator included, to the byte."""
+        """Stage 3 on the released shape; what a run's arena holds, the discriminator's steps included, to the byte."""
         data = "data.path=synthetic:clips=24,frames=33,height=256,width=256"
         machine = ("--gpus", "24", "--memory", "141")
         stage3 = REPOSITORY / "inputs" / "vae_stage3.toml"
@@ -141,12 +141,17 @@ class Plan(WeftTest):
                                expect=None), USAGE, "bucket synthetic-33-256x256", "not even one clip fits")
 
         (self.dir / "vae.toml").write_text(VAE_DECK)
-        for critic in ("none", "patchgan"):
-            options = [f"vae_train.discriminator={critic}", f"run.dir={critic}"]
+        learning = ["vae_train.discriminator_start=0", "vae_train.lecam_weight=0.1",
+                    "vae_train.gradient_penalty_weight=0.1"]
+        for critic, more in (("none", []), ("patchgan", learning)):
+            options = [f"vae_train.discriminator={critic}", f"run.dir={critic}", *more]
             _, plan = self.plan("vae.toml", *options, "--fabric", "local")
             self.weft("train", "vae.toml", *options, expect=0)
             peak = max(m["memory"]["arena_peak_bytes"] for m in self.metrics(critic))
             self.assertEqual(plan["memory"]["activations"], peak)
+            terms = self.metrics(critic)[-1]["terms"]
+            for term in ("discriminator", "lecam", "gradient_penalty"):
+                self.assertEqual(terms[term] > 0, critic != "none", term)
 
     def test_generation_and_encoding_are_planned(self):
         deck = REPOSITORY / "inputs" / "generate_720p.toml"
