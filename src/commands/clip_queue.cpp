@@ -56,16 +56,16 @@ std::int64_t ClipQueue::share(std::int64_t place) const {
 }
 
 std::int64_t ClipQueue::next() {
-  std::int64_t place = -1;
-  if (groups_.first) {
+  if (!groups_.first) return share(-1);
+  for (;;) {
     // Clips dealt out beforehand need leave from the queue too, one for each.
+    std::int64_t place = -1;
     if (shared_)
       place = queue_.next();
     else if (at_ < end_ && queue_.next() >= 0)
       place = at_++;
-    if (place >= 0) roll_.note_taken(place);
+    if (place < 0 || take(place, 0)) return share(place);
   }
-  return share(place);
 }
 
 std::int64_t ClipQueue::leftover() {
@@ -75,10 +75,10 @@ std::int64_t ClipQueue::leftover() {
     // In this order: what a rank that is known to be lost has said does not change any more.
     std::vector<bool> lost;
     for (int r = 0; r < roll_.ranks(); ++r) lost.push_back(roll_.lost(r));
-    std::vector<RankState> states;
+    std::vector<RollEntry> states;
     for (int r = 0; r < roll_.ranks(); ++r) states.push_back(roll_.state(r));
     const bool stopped = asked_ || std::any_of(states.begin(), states.end(),
-                                               [](const RankState& s) { return s.stopped; });
+                                               [](const RollEntry& s) { return s.stopped; });
     if (const std::int64_t place = stopped ? -1 : take_over(states, lost); place >= 0)
       return share(place);
     if (!idle) roll_.note_idle();
@@ -93,18 +93,24 @@ std::int64_t ClipQueue::leftover() {
   }
 }
 
-std::int64_t ClipQueue::take_over(const std::vector<RankState>& states,
+// Said before it is done: others that find it claimed wait for this rank, and should it be lost in between, the clip
+// is known to have been in its hands. Where another rank was lost, one that was through may have been first.
+bool ClipQueue::take(std::int64_t place, int losses) {
+  roll_.note_taken(place);
+  if (roll_.claim(fmt::format("{}.{}", place, losses))) return true;
+  roll_.note_dropped(place);
+  return false;
+}
+
+std::int64_t ClipQueue::take_over(const std::vector<RollEntry>& states,
                                   const std::vector<bool>& lost) {
   const std::vector<LeftPlace> places =
       left_places(states, lost, items_, queue_.works(), finished_);
   for (std::int64_t place = 0; place < items_; ++place) {
     const LeftPlace& p = places[static_cast<std::size_t>(place)];
     if (!p.open || p.losses >= most_losses) continue;
-    // Said before it is done: others that find it claimed wait for this rank.
-    roll_.note_taken(place);
     from_lost_ = p.losses > 0;
-    if (roll_.claim(fmt::format("{}.{}", place, p.losses))) return place;
-    roll_.note_dropped(place);
+    if (take(place, p.losses)) return place;
     roll_.note_idle();
   }
   return -1;

@@ -55,7 +55,8 @@ class ClipQueue {
  private:
   void watch(const std::stop_token& end);
   std::int64_t share(std::int64_t place) const;
-  std::int64_t take_over(const std::vector<RankState>& states, const std::vector<bool>& lost);
+  bool take(std::int64_t place, int losses);
+  std::int64_t take_over(const std::vector<RollEntry>& states, const std::vector<bool>& lost);
 
   const ClipGroups& groups_;
   RankRoll& roll_;

@@ -53,11 +53,11 @@ bool exit_codes_pass() {
 }
 
 void count_left(GenerateReport& report, const RankRoll& roll, OrderedClips& clips) {
-  std::vector<RankState> states;
+  std::vector<RollEntry> states;
   std::vector<bool> lost(static_cast<std::size_t>(roll.ranks()), false);
   for (const LostRank& l : report.lost) lost[static_cast<std::size_t>(l.rank)] = true;
   for (int r = 0; r < roll.ranks(); ++r) states.push_back(roll.state(r));
-  if (std::any_of(states.begin(), states.end(), [](const RankState& s) { return s.stopped; }))
+  if (std::any_of(states.begin(), states.end(), [](const RollEntry& s) { return s.stopped; }))
     return;
   const auto left =
       left_places(states, lost, clips.count(), true,

@@ -17,12 +17,13 @@ void say(fmt::format_string<A...> f, A&&... a) {
   log::write_info(fmt::format(f, std::forward<A>(a)...));
 }
 
-LostRank enter_lost(GenerateReport& report, const RankState& state, int rank,
+LostRank enter_lost(GenerateReport& report, const RollEntry& state, int rank,
                     const std::function<bool(int, std::int64_t)>& finished,
                     const std::function<std::string(std::int64_t)>& name) {
   LostRank lost{rank, state.host, {}};
   GenerateShare& share = report.ranks[static_cast<std::size_t>(rank)];
   share.failed = std::ssize(state.failures);
+  share.stopped = state.stopped ? 1 : 0;
   report.failures.insert(report.failures.end(), state.failures.begin(), state.failures.end());
   for (const std::int64_t place : state.taken) {
     if (finished(rank, place))
@@ -51,7 +52,7 @@ GenerateReport read_report(const RankRoll& roll,
   GenerateReport report;
   report.ranks.resize(static_cast<std::size_t>(roll.ranks()));
   for (int r = 0; r < roll.ranks(); ++r) {
-    const RankState state = roll.state(r);
+    const RollEntry state = roll.state(r);
     // Those that have said their last word may be gone by now: all ranks judge alike.
     if (state.end.empty()) {
       report.lost.push_back(enter_lost(report, state, r, finished, name));

@@ -59,7 +59,8 @@ struct GenerateReport {
 // A rank's last word for its file on the roll: its share and what failed there.
 std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures);
 // What all ranks have had to say when they are at their end. Lost ones are entered with what of their clips `finished`
-// knows; `name` is that of the clip at a place. Alike on every rank.
+// knows; `name` is that of the clip at a place. Alike on every rank, but for what lost ones have finished: the speaker gathers
+// their manifests, and only it is sure to find them.
 GenerateReport read_report(const RankRoll& roll,
                            const std::function<bool(int rank, std::int64_t place)>& finished,
                            const std::function<std::string(std::int64_t place)>& name);

@@ -48,8 +48,12 @@ RankRoll::RankRoll(fs::path directory, MPI_Comm world)
   int good = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 1 : 0;
   MPI_Barrier(world_);
   // Ranks go from node to node: somewhere in the ring one looks at another node's.
-  for (const int other : neighbour())
+  for (const int other : neighbour()) {
+    WEFT_CHECK(!state(other).host.empty(), Exit::data,
+               "generate.output must be a directory that all ranks share",
+               "cannot read {}, which rank {} has written", file(other).string(), other);
     if (!locked(other)) good = 0;
+  }
   MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, world_);
   seen_by_all_ = good == 1;
   if (!seen_by_all_ && rank_ == 0)
@@ -84,8 +88,11 @@ RankRoll::RankRoll(fs::path directory, MPI_Comm world)
 }
 
 RankRoll::~RankRoll() {
-  // An error on its way to main ends the job: the file stays locked until then.
-  if (std::uncaught_exceptions() > 0) return;
+  // An error on its way to main ends the job, with its own exit code: this rank is not lost.
+  if (std::uncaught_exceptions() > 0) {
+    note("left");
+    return;
+  }
   // The watch goes on until all are here; those that are through first say so.
   MPI_Barrier(world_);
   thread_ = std::jthread();
@@ -122,8 +129,8 @@ bool RankRoll::lost(int rank) {
   return true;
 }
 
-RankState RankRoll::state(int rank) const {
-  RankState s;
+RollEntry RankRoll::state(int rank) const {
+  RollEntry s;
   std::ifstream in(file(rank));
   for (std::string line; std::getline(in, line);) {
     if (in.eof()) break;  // half a line
@@ -142,6 +149,7 @@ RankState RankRoll::state(int rank) const {
     if (word == "host") s.host = rest;
     if (word == "end") s.end = rest;
     if (word == "stop") s.stopped = true;
+    if (word == "told") s.told = true;
     if (word == "idle" || word == "take") s.idle = word == "idle";
   }
   return s;
@@ -153,6 +161,8 @@ void RankRoll::note(const std::string& line) {
   text += '\n';
   if (::write(fd_, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     log::warn("cannot write {}: {}", file(rank_).string(), std::strerror(errno));
+  // Over NFS others see what has reached the server.
+  fdatasync(fd_);
 }
 
 void RankRoll::note_taken(std::int64_t place) { note(fmt::format("take {}", place)); }
@@ -162,10 +172,13 @@ void RankRoll::note_failed(std::int64_t place, const std::string& why) {
 }
 void RankRoll::note_idle() { note("idle"); }
 void RankRoll::note_stopped() { note("stop"); }
+void RankRoll::note_told() { note("told"); }
 void RankRoll::note_end(const std::string& last_word) { note("end " + last_word); }
 
 bool RankRoll::claim(const std::string& what) {
   const int fd = ::open((directory_ / what).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  WEFT_CHECK(fd >= 0 || errno == EEXIST, Exit::data, "is the disk full? see generate.output",
+             "cannot write {}: {}", (directory_ / what).string(), std::strerror(errno));
   if (fd >= 0) ::close(fd);
   return fd >= 0;
 }
@@ -190,7 +203,7 @@ void RankRoll::pause() const {
   std::this_thread::sleep_for(std::chrono::milliseconds(std::clamp(ranks_ * ranks_ / 4, 20, 5000)));
 }
 
-std::vector<LeftPlace> left_places(const std::vector<RankState>& states,
+std::vector<LeftPlace> left_places(const std::vector<RollEntry>& states,
                                    const std::vector<bool>& lost, std::int64_t items, bool queued,
                                    const std::function<bool(int, std::int64_t)>& finished) {
   // A lost rank may have taken one without saying so any more; where none is lost, the queue has given out all.

@@ -18,21 +18,22 @@
 namespace weft {
 
 // What a rank's file says.
-struct RankState {
+struct RollEntry {
   std::vector<std::int64_t> taken;  // places in the job's order, those in hand and those finished
   std::set<std::int64_t> failed;    // of these
   std::vector<std::string> failures;
   std::string host, end;  // where it runs; its last word (note_end), empty before
   bool idle = false;      // has nothing in hand, and found nothing to take
   bool stopped = false;   // was asked to stop
+  bool told = false;      // has spoken for all (note_told)
 };
 
 class RankRoll {
  public:
-  // Collective. Makes DIR anew. Where ranks do not see each other's locks (Exit::data where they cannot even write), a
-  // warning: a rank that is lost then is not noticed.
+  // Collective. Makes DIR anew: Exit::data where ranks cannot write there, or do not share it. Where they do not see each
+  // other's locks, a warning: a rank that is lost then is not noticed.
   RankRoll(std::filesystem::path directory, MPI_Comm world);
-  // Collective, unless on the way of an exception. Removes DIR.
+  // Collective, unless on the way of an exception, which is no loss to others either. Removes DIR.
   ~RankRoll();
   RankRoll(const RankRoll&) = delete;
   RankRoll& operator=(const RankRoll&) = delete;
@@ -41,7 +42,7 @@ class RankRoll {
   int ranks() const { return ranks_; }
   // Whether that rank's process has gone without having left by the destructor. Once lost is lost. Thread-safe.
   bool lost(int rank);
-  RankState state(int rank) const;
+  RollEntry state(int rank) const;
 
   // A line each in this rank's file. Thread-safe.
   void note_taken(std::int64_t place);
@@ -50,7 +51,8 @@ class RankRoll {
   void note_idle();
   void note_stopped();
   void note_end(const std::string& last_word);  // no line breaks
-  // True for one rank alone of all that claim `what`, a file name.
+  void note_told();                             // what is to be said for all is said and written
+  // True for one rank alone of all that claim `what`, a file name. Exit::data where it cannot be written.
   bool claim(const std::string& what);
 
   // From now on a thread looks every second whether one of `others` is lost, and calls `then` with it, once. Empty: no more.
@@ -88,7 +90,7 @@ constexpr int most_losses = 2;
 // The same for all places 0 ... items - 1, from all ranks' states. `queued`: a queue has given them all out. `finished`:
 // whether a rank that is lost has finished the clip at that place.
 std::vector<LeftPlace> left_places(
-    const std::vector<RankState>& states, const std::vector<bool>& lost, std::int64_t items,
+    const std::vector<RollEntry>& states, const std::vector<bool>& lost, std::int64_t items,
     bool queued, const std::function<bool(int rank, std::int64_t place)>& finished);
 
 }  // namespace weft
