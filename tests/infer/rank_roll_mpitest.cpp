@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <filesystem>
+
+#include "commands/clip_queue.h"
+#include "core/error.h"
 
 namespace weft {
 namespace {
@@ -33,7 +37,7 @@ TEST(RankRoll, EveryRankReadsWhatEachHasSaid) {
     if (roll.rank() == 0) roll.note_idle();
     MPI_Barrier(MPI_COMM_WORLD);
     for (int r = 0; r < roll.ranks(); ++r) {
-      const RankState s = roll.state(r);
+      const RollEntry s = roll.state(r);
       EXPECT_EQ(s.taken, std::vector<std::int64_t>{10 + r});
       EXPECT_TRUE(s.failed.contains(10 + r));
       EXPECT_EQ(s.failures, std::vector<std::string>{"a clip: two lines"});
@@ -50,11 +54,119 @@ TEST(RankRoll, EveryRankReadsWhatEachHasSaid) {
   }
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_FALSE(fs::exists(folder));
+  MPI_Barrier(MPI_COMM_WORLD);  // before the next test makes it again
+}
+
+// Collective: nobody makes it again before it is gone.
+void remove_shared(const fs::path& folder) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == 0) fs::remove_all(folder);
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// As if this process were gone: the others find its lock lifted.
+void unlock(const fs::path& file) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (fs::read_symlink(entry.path(), gone) == file)
+      flock(std::stoi(entry.path().filename()), LOCK_UN);
+  }
+}
+
+TEST(RankRoll, AnErrorOnItsWayIsNoLoss) {
+  const fs::path folder = shared_folder();
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  const int last = ranks - 1;
+  if (rank == last) {
+    try {
+      const RankRoll roll(folder, MPI_COMM_WORLD);
+      throw 1;
+    } catch (int) {
+    }
+    unlock(folder / std::to_string(last));
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);  // the others' destructors
+  } else {
+    RankRoll roll(folder, MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    EXPECT_FALSE(roll.lost(last));
+  }
+  remove_shared(folder);
+}
+
+TEST(RankRoll, FoldersThatAreNotSharedAreRefused) {
+  const fs::path folder = shared_folder();
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (ranks == 1) GTEST_SKIP() << "one rank shares with nobody";
+  const fs::path mine = folder / fmt::format("host{}", rank);
+  for (int r = 0; r < ranks && rank == 0; ++r)
+    fs::create_directories(folder / fmt::format("host{}", r));
+  MPI_Barrier(MPI_COMM_WORLD);
+  try {
+    const RankRoll roll(mine, MPI_COMM_WORLD);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_NE(std::string(e.hint()).find("all ranks share"), std::string::npos) << e.hint();
+  }
+  remove_shared(folder);
+}
+
+// The last rank is lost with its first clip in hand, rank 0 is slow, and those between are through before it goes on:
+// rank 1 takes one of what is left, which may be rank 0's. Every clip is made once.
+TEST(ClipQueue, GivesEveryClipOnceWhenARankIsLost) {
+  const fs::path folder = shared_folder();
+  for (const bool share_out : {false, true}) {
+    RankRoll roll(folder / ".ranks", MPI_COMM_WORLD);
+    const int last = roll.ranks() - 1;
+    if (last == 0) GTEST_SKIP() << "nobody would be left";
+    const std::int64_t items = 3 * roll.ranks();
+    Deck deck;
+    deck.generate.share_out = share_out;
+    const ClipGroups groups(MPI_COMM_WORLD, 1);
+    ClipQueue queue(deck, folder, groups, roll, items, [](int, std::int64_t) { return false; });
+    std::vector<int> made(static_cast<std::size_t>(items), 0);
+    const auto make = [&](std::int64_t place) {
+      if (place >= 0) ++made[static_cast<std::size_t>(place)];
+      return place >= 0;
+    };
+    const auto make_all = [&](auto next) {
+      while (make(next())) continue;
+    };
+    const bool lost = roll.rank() == last, slow = roll.rank() == 0;
+    if (slow) make(queue.next());
+    if (lost) {
+      EXPECT_GE(queue.next(), 0);
+      unlock(folder / ".ranks" / std::to_string(last));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    EXPECT_EQ(roll.lost(last), !lost);
+    if (!slow && !lost) {
+      make_all([&] { return queue.next(); });
+      if (roll.rank() == 1) make(queue.leftover());
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!lost) {
+      make_all([&] { return queue.next(); });
+      make_all([&] { return queue.leftover(); });
+    }
+    MPI_Allreduce(MPI_IN_PLACE, made.data(), static_cast<int>(items), MPI_INT, MPI_SUM,
+                  MPI_COMM_WORLD);
+    EXPECT_EQ(made, std::vector<int>(static_cast<std::size_t>(items), 1))
+        << (share_out ? "one queue" : "dealt out");
+  }
+  remove_shared(folder);
 }
 
 // Three ranks, of which rank 1 is lost: it had finished 1, failed in 3 and had 4 in hand.
 std::vector<LeftPlace> left(bool lost_too) {
-  std::vector<RankState> states(3);
+  std::vector<RollEntry> states(3);
   states[0].taken = {0, 5};
   states[1].taken = {1, 3, 4};
   states[1].failed = {3};
@@ -80,7 +192,7 @@ TEST(LeftPlaces, AreThoseThatNobodyHasInHandFinishedOrFailed) {
 }
 
 TEST(LeftPlaces, AreNoneWhileAllAreThereAndAQueueHasGivenThemOut) {
-  const std::vector<RankState> states(2);
+  const std::vector<RollEntry> states(2);
   const auto never = [](int, std::int64_t) { return false; };
   for (const bool queued : {true, false})
     for (const LeftPlace& p : left_places(states, {false, false}, 3, queued, never))
