@@ -8,7 +8,7 @@
 //
 // Operations 2 numel(y) Cin kt kh kw (of the upsampled one 4/9 of that), traffic x, w and y once: from 128 channels on the
 // tensor cores are the limit (1152 products an element of y). Scratch inside an operation: weights in the library's order,
-// phases of at most 128 MiB, the bias in bf16; and the library's workspace, outside the arena, at most 256 MiB.
+// phases of at most 128 MiB, the bias in bf16, and 256 MiB for the library's workspace. ops/conv.cpp plans the same blocks.
 #include "ops/conv.h"
 
 #include <algorithm>
@@ -24,12 +24,6 @@ namespace weft::ops::cuda {
 namespace {
 
 using namespace kernels;
-
-#ifdef WEFT_CUDA_ON_CPU
-constexpr std::int64_t phase_scratch = 8 << 10;  // so that small cases have bands
-#else
-constexpr std::int64_t phase_scratch = 128 << 20;
-#endif
 
 bool is_product(const Conv& k) {
   return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && !k.upsample &&
@@ -111,7 +105,7 @@ void upsampled_forward(const Tensor& x, const Tensor& w, const Tensor& bias, con
   const Tensor weights = Tensor::empty({4, out, 2, 2, in}, w.dtype());
   phase_weights(w, out, in, weights);
   const std::int64_t row = (W + 1) * 4 * out,
-                     limit = phase_scratch / static_cast<std::int64_t>(size_of(x.dtype()));
+                     limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(x.dtype()));
   const std::int64_t rows = std::clamp<std::int64_t>(limit / row - 1, 1, H);
   const std::int64_t frames =
       rows < H ? 1 : std::clamp<std::int64_t>(limit / ((H + 1) * row), 1, F);
@@ -136,7 +130,7 @@ template <class F>
 void by_phases(const Tensor& dy, std::int64_t frames_in_all, std::int64_t H, std::int64_t W,
                F&& f) {
   const std::int64_t out = dy.dim(4), frame = (H + 1) * (W + 1) * 4 * out;
-  const std::int64_t limit = phase_scratch / static_cast<std::int64_t>(size_of(dy.dtype()));
+  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(dy.dtype()));
   const std::int64_t frames = std::clamp<std::int64_t>(limit / frame, 1, frames_in_all);
   const Tensor phases = Tensor::empty({frames, H + 1, W + 1, 4, out}, dy.dtype());
   for (std::int64_t first = 0; first < frames_in_all; first += frames) {

@@ -22,6 +22,7 @@
 #include "core/device_cuda.h"
 #include "core/tf32.h"
 #include "launch.cuh"
+#include "ops/conv.h"
 
 namespace weft::kernels {
 
@@ -54,8 +55,6 @@ bool convolve(const Convolution& c, const ConvolutionOperands&) {
 #else
 namespace {
 
-constexpr std::int64_t workspace_limit = 256 << 20;
-constexpr std::size_t least_workspace = 32 << 20;  // enough for all of the VAE in bf16
 constexpr int proposals = 32;
 
 // The library's functions. It is loaded with the first convolution: a job without any needs no cuDNN.
@@ -126,21 +125,10 @@ void check(cudnnStatus_t status, const std::string& what, int line) {
 // One a process: the compute stream runs one convolution at a time.
 struct Library {
   cudnnHandle_t handle = nullptr;
-  void* workspace = nullptr;
-  std::size_t workspace_bytes = 0;
 
   Library() {
     check(cudnn().create(&handle), "cudnnCreate", __LINE__);
     check(cudnn().set_stream(handle, cuda_stream(Stream::compute)), "cudnnSetStream", __LINE__);
-  }
-  // Grows with the first meeting of a shape, never in the steady state. What was handed out stays: recorded graphs of
-  // other shapes point to it.
-  void* space(std::size_t bytes) {
-    if (bytes > workspace_bytes) {
-      workspace_bytes = std::max(bytes, least_workspace);
-      workspace = device_runtime().allocate(workspace_bytes, false);
-    }
-    return workspace;
   }
 };
 
@@ -216,7 +204,6 @@ struct Key {
 struct Plan {
   std::vector<Descriptor> parts;
   std::vector<Descriptor> plan;  // none: the library cannot
-  std::size_t workspace = 0;
 };
 
 std::vector<std::int64_t> spatial_of(const Convolution& c,
@@ -400,8 +387,7 @@ bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, const Key& key
     if (!made.try_finalize()) continue;
     std::int64_t bytes = 0;
     made.get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &bytes, 1);
-    if (bytes > workspace_limit) continue;
-    plan.workspace = static_cast<std::size_t>(bytes);
+    if (bytes > ops::conv_scratch.workspace) continue;
     plan.plan.push_back(std::move(made));
     plan.parts.push_back(std::move(config));
     return true;
@@ -447,12 +433,13 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
       used.push_back(ids[i]);
       addresses.push_back(pointers[i]);
     }
-  void* const workspace = library().space(plan.workspace);
+  // Whole whatever the engine takes of it: a plan made without the library knows no more than the limit.
+  const Tensor workspace = Tensor::empty({ops::conv_scratch.workspace / 4}, DType::f32);
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, used);
   pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses.data(),
            addresses.size());
-  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace.raw());
   pack.finalize("operands");
   check(cudnn().execute(library().handle, plan.plan.front().raw(), pack.raw()), describe(c),
         __LINE__);

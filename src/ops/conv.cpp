@@ -1,8 +1,12 @@
 #include "ops/conv.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace weft::ops {
+
+ConvScratch conv_scratch;
 
 Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
   WEFT_ASSERT(x.rank() == 5);
@@ -16,3 +20,77 @@ Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
 }
 
 }  // namespace weft::ops
+
+// The blocks that kernels/conv.cu takes, in its order.
+namespace weft::ops::cuda_plan {
+namespace {
+
+// A product of rows takes nothing of the arena.
+bool is_product(const Conv& k) {
+  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && !k.upsample &&
+         k.front + k.top + k.left + k.bottom + k.right == 0;
+}
+
+Tensor phase_weights(const Tensor& w, std::int64_t out, std::int64_t in) {
+  return Tensor::empty({4, out, 2, 2, in}, w.dtype());
+}
+
+Tensor workspace() { return Tensor::empty({conv_scratch.workspace / 4}, DType::f32); }
+
+// Phases of whole frames, for the backward.
+Tensor phases(const Tensor& dy, std::int64_t frames, std::int64_t H, std::int64_t W) {
+  const std::int64_t frame = (H + 1) * (W + 1) * 4 * dy.dim(4);
+  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(dy.dtype()));
+  return Tensor::empty({std::clamp<std::int64_t>(limit / frame, 1, frames), frame}, dy.dtype());
+}
+
+}  // namespace
+
+void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                  Conv conv, Tensor& y) {
+  if (y.numel() == 0 || is_product(conv)) return;
+  if (conv.upsample) {
+    const std::int64_t H = x.dim(2), row = (x.dim(3) + 1) * 4 * y.dim(4);
+    const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(x.dtype()));
+    const std::int64_t rows = std::clamp<std::int64_t>(limit / row - 1, 1, H);
+    const std::int64_t frames =
+        rows < H ? 1 : std::clamp<std::int64_t>(limit / ((H + 1) * row), 1, x.dim(0) * x.dim(1));
+    const Tensor weights = phase_weights(w, y.dim(4), x.dim(4));
+    const Tensor bands = Tensor::empty({frames, rows + 1, row}, x.dtype());
+    workspace();
+    return;
+  }
+  const Tensor weights = Tensor::empty({w.numel()}, w.dtype());
+  const bool in_place = residual.defined() && residual.raw() == y.raw();
+  const Tensor rounded = bias.defined() && !in_place && x.dtype() != DType::f32
+                             ? Tensor::empty(bias.shape(), x.dtype())
+                             : Tensor();
+  const Tensor sums = in_place ? Tensor::empty(y.shape(), y.dtype()) : Tensor();
+  workspace();
+}
+
+void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool) {
+  if (dy.numel() == 0 || dx.numel() == 0 || is_product(conv)) return;
+  if (!conv.upsample) {
+    const Tensor weights = Tensor::empty({w.numel()}, w.dtype());
+    workspace();
+    return;
+  }
+  const Tensor weights = phase_weights(w, dy.dim(4), dx.dim(4));
+  const Tensor some = phases(dy, dx.dim(0) * dx.dim(1), dx.dim(2), dx.dim(3));
+  workspace();
+}
+
+void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor&, bool) {
+  if (is_product(conv)) return;
+  if (!conv.upsample) {
+    const Tensor weights = Tensor::empty({dw.numel()}, x.dtype());
+    workspace();
+    return;
+  }
+  const Tensor weights = phase_weights(x, dy.dim(4), x.dim(4));
+  const Tensor some = phases(dy, x.dim(0) * x.dim(1), x.dim(2), x.dim(3));
+  workspace();
+}
+
+}  // namespace weft::ops::cuda_plan

@@ -2,7 +2,7 @@
 // front are part of the operation: none of them is ever written to memory.
 #pragma once
 
-#include "ops/dispatch.h"
+#include "ops/scratch.h"
 
 namespace weft::ops {
 
@@ -30,16 +30,23 @@ struct Conv {
   Shape output(const Shape& x, std::int64_t out_channels) const;
 };
 
+// Bytes that a convolution on a GPU takes of the arena at most: for the phases of an upsampled one, which it makes of its frames
+// a band at a time, and, always, for cuDNN's workspace. The stand-in for a GPU sets less.
+struct ConvScratch {
+  std::int64_t phases = 128 << 20, workspace = 256 << 20;
+};
+extern ConvScratch conv_scratch;
+
 // y [N,To,Ho,Wo,Cout] = conv(x) + bias (+ residual, of y's shape and type; it may be y). x, w, y f32 or bf16 alike, bias f32
 // [Cout] or undefined. f32 accumulation. Products of the same shape always take the same path.
-WEFT_OP(conv_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
-                           const Tensor& residual, Conv conv, Tensor& y));
+WEFT_SCRATCH_OP(conv_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
+                                   const Tensor& residual, Conv conv, Tensor& y));
 // dx [N,T,H,W,Cin] (+)= the gradient of x. Gradients of padding are dropped.
-WEFT_OP(conv_backward_input,
-        void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate));
+WEFT_SCRATCH_OP(conv_backward_input,
+                void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate));
 // dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not wanted).
-WEFT_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
-                                   Tensor& dbias, bool accumulate));
+WEFT_SCRATCH_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
+                                           Tensor& dbias, bool accumulate));
 
 // y [B,T,H,W,C] = x [B,C,T,H,W] and back, of one type.
 WEFT_OP(to_channels_last, void(const Tensor& x, Tensor& y));

@@ -1,5 +1,7 @@
 #include "ops/conv.h"
 
+#include <algorithm>
+
 #include "reference.h"
 
 namespace weft::test {
@@ -121,6 +123,38 @@ TEST_P(ConvTest, ForwardAndBackward) {
   for (double& v : db) v *= 2;
   EXPECT_LT(relative_error(to_values(tdw), dw), 3e-6);
   EXPECT_LT(relative_error(to_values(tdb), db), 3e-6);
+}
+
+// What the operations take inside themselves is part of the plan.
+TEST_P(ConvTest, PlannedPeakIsReal) {
+  const Case c = GetParam();
+  const auto peak = [&](Arena& arena) {
+    const ArenaScope scope(arena);
+    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+    Tensor x = Tensor::empty(c.x, c.dtype), y = Tensor::empty(ys, c.dtype);
+    const Tensor w = Tensor::empty(ws, c.dtype), bias = Tensor::empty({c.out}, DType::f32);
+    Tensor dw = Tensor::empty(ws, DType::f32), none;
+    std::vector<std::size_t> peaks;
+    const auto note = [&] {
+      peaks.push_back(arena.peak() - arena.used());
+      arena.reset_peak();
+    };
+    arena.reset_peak();
+    ops::conv_forward(x, w, bias, y, c.conv, y);
+    note();
+    for (const bool accumulate : {false, true}) {
+      ops::conv_backward_input(y, w, c.conv, x, accumulate);
+      note();
+      ops::conv_backward_weight(x, y, c.conv, dw, none, accumulate);
+      note();
+    }
+    return peaks;
+  };
+  const auto planning = Arena::planning();
+  const std::vector<std::size_t> planned = peak(*planning);
+  EXPECT_EQ(planned, peak(*arena_));
+  const bool is_product = c.conv.kt * c.conv.kh * c.conv.kw == 1;  // those take nothing
+  EXPECT_EQ(*std::max_element(planned.begin(), planned.end()) > 0, !is_product);
 }
 
 // Sizes that no tile divides, more zeros in front than a kernel is long (clips of few frames), channels of conv_in and

@@ -36,39 +36,44 @@ bool one_by_one(const Tensor& x, const Conv& c) {
   return x.dtype() == DType::bf16 && x.dim(0) > 1 && !is_linear(c);
 }
 
-// x in f32: itself, or a copy in this thread's scratch memory.
-template <class Tag>
-const float* as_f32(const Tensor& x) {
-  if (x.dtype() == DType::f32) return x.data<float>();
-  float* to = scratch<Tag>(static_cast<std::size_t>(x.numel()));
+// to, f32, = x in bf16.
+void to_f32(const Tensor& x, const Tensor& copy) {
+  if (planning()) return;
+  float* to = copy.data<float>();
   const bf16* from = x.data<bf16>();
   constexpr std::int64_t run = 4096;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < x.numel(); i += run)
     for_vectors(std::min(run, x.numel() - i),
                 [&](std::int64_t at, int n) { store_n(to + i + at, load_n(from + i + at, n), n); });
-  return to;
+}
+
+// x in f32: itself, or a copy in the arena.
+Tensor as_f32(const Tensor& x) {
+  if (x.dtype() == DType::f32) return x;
+  Tensor copy = Tensor::empty(x.shape(), DType::f32);
+  to_f32(x, copy);
+  return copy;
 }
 
 // A result that is computed in f32 and stored in y's type by finish().
-template <class Tag>
 struct Result {
   explicit Result(Tensor& t)
-      : tensor(t),
-        f32(t.dtype() == DType::f32 ? t.data<float>()
-                                    : scratch<Tag>(static_cast<std::size_t>(t.numel()))) {}
+      : tensor(t), copy(t.dtype() == DType::f32 ? t : Tensor::empty(t.shape(), DType::f32)) {}
+  float* f32() const { return copy.data<float>(); }
   void finish() {
-    if (tensor.dtype() == DType::f32) return;
+    if (tensor.dtype() == DType::f32 || planning()) return;
+    const float* from = f32();
     bf16* to = tensor.template data<bf16>();
     constexpr std::int64_t run = 4096;
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < tensor.numel(); i += run)
       for_vectors(std::min(run, tensor.numel() - i), [&](std::int64_t at, int n) {
-        store_n(to + i + at, load_n(f32 + i + at, n), n);
+        store_n(to + i + at, load_n(from + i + at, n), n);
       });
   }
   Tensor& tensor;
-  float* f32;
+  Tensor copy;
 };
 
 }  // namespace
@@ -85,27 +90,26 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
     return;
   }
   if (is_linear(conv)) {
+    if (planning()) return;
     Tensor out = rows(y);
     linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
                    residual.defined() ? rows(residual) : residual, out);
     return;
   }
-  struct X;
-  struct Weights;
-  struct Y;
-  const float* xs = as_f32<X>(x);
-  const float* ws = as_f32<Weights>(w);
-  Result<Y> out(y);
+  const Tensor xs = as_f32(x), ws = as_f32(w);
+  Result out(y);
   if (residual.defined()) {
-    struct R;
-    const float* r = as_f32<R>(residual);
-    if (r != out.f32) std::memcpy(out.f32, r, static_cast<std::size_t>(y.numel()) * 4);
+    const Tensor r = as_f32(residual);
+    if (r.raw() != out.copy.raw() && !planning())
+      std::memcpy(out.f32(), r.raw(), static_cast<std::size_t>(y.numel()) * 4);
   }
   const float* b = bias.defined() ? bias.data<float>() : nullptr;
   if (conv.upsample)
-    upsample_forward(x.shape(), w.dim(0), xs, ws, b, residual.defined(), out.f32);
+    upsample_forward(x.shape(), w.dim(0), xs.data<float>(), ws.data<float>(), b, residual.defined(),
+                     out.f32());
   else
-    plain_forward(geometry(x.shape(), y.shape(), conv), xs, ws, b, residual.defined(), out.f32);
+    plain_forward(geometry(x.shape(), y.shape(), conv), xs.data<float>(), ws.data<float>(), b,
+                  residual.defined(), out.f32());
   out.finish();
 }
 
@@ -119,21 +123,20 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
     return;
   }
   if (is_linear(conv)) {
+    if (planning()) return;
     Tensor out = rows(dx);
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
     return;
   }
-  struct Y;
-  struct Weights;
-  struct X;
-  const float* dys = as_f32<Y>(dy);
-  const float* ws = as_f32<Weights>(w);
-  Result<X> out(dx);
-  if (accumulate && dx.dtype() == DType::bf16) as_f32<X>(dx);
+  const Tensor dys = as_f32(dy), ws = as_f32(w);
+  Result out(dx);
+  if (accumulate && dx.dtype() == DType::bf16) to_f32(dx, out.copy);
   if (conv.upsample)
-    upsample_backward_input(dx.shape(), w.dim(0), dys, ws, out.f32, accumulate);
+    upsample_backward_input(dx.shape(), w.dim(0), dys.data<float>(), ws.data<float>(), out.f32(),
+                            accumulate);
   else
-    plain_backward_input(geometry(dx.shape(), dy.shape(), conv), dys, ws, out.f32, accumulate);
+    plain_backward_input(geometry(dx.shape(), dy.shape(), conv), dys.data<float>(),
+                         ws.data<float>(), out.f32(), accumulate);
   out.finish();
 }
 
@@ -146,20 +149,19 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     return;
   }
   if (is_linear(conv)) {
+    if (planning()) return;
     Tensor d = dw.view({dw.dim(0), dw.dim(1)});
     linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
     return;
   }
-  if (dbias.defined()) bias_gradient(rows(dy), dbias, accumulate);
-  struct X;
-  struct Y;
-  const float* xs = as_f32<X>(x);
-  const float* dys = as_f32<Y>(dy);
+  if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
+  const Tensor xs = as_f32(x), dys = as_f32(dy);
   if (conv.upsample)
-    upsample_backward_weight(x.shape(), dw.dim(0), xs, dys, dw.data<float>(), accumulate);
+    upsample_backward_weight(x.shape(), dw.dim(0), xs.data<float>(), dys.data<float>(),
+                             dw.data<float>(), accumulate);
   else
-    plain_backward_weight(geometry(x.shape(), dy.shape(), conv), xs, dys, dw.data<float>(),
-                          accumulate);
+    plain_backward_weight(geometry(x.shape(), dy.shape(), conv), xs.data<float>(),
+                          dys.data<float>(), dw.data<float>(), accumulate);
 }
 
 WEFT_CPU_END

@@ -98,26 +98,32 @@ Primitive finish(const Desc& chosen, const memory::desc& weights, const memory::
   return p;
 }
 
-struct Packed;
-struct Scratchpad;
-
 memory at(const memory::desc& d, const float* p) {
   return memory(d, engine(), const_cast<float*>(p));
 }
 
+// What a call takes of the arena: weights in the kernel's layout where that is not ours, and the kernel's own scratch.
+struct Room {
+  explicit Room(const Primitive& p)
+      : packed(p.reorders ? of(p.weights) : Tensor()), scratchpad(of(p.scratchpad)) {}
+  static Tensor of(const memory::desc& d) {
+    return d.get_size() > 0 ? floats(static_cast<std::int64_t>(d.get_size() / 4 + 1)) : Tensor();
+  }
+  Tensor packed, scratchpad;
+};
+
 // The weights in the kernel's layout.
-memory packed(const Primitive& p, const Layout& l, const float* w) {
+memory in_layout(const Primitive& p, const Layout& l, const float* w, const Room& room) {
   memory ours = at(l.w, w);
   if (!p.reorders) return ours;
-  memory theirs = at(p.weights, scratch<Packed>(p.weights.get_size() / 4 + 1));
+  memory theirs = at(p.weights, room.packed.data<float>());
   p.reorder.execute(stream(), ours, theirs);
   return theirs;
 }
 
-void execute(const Primitive& p, std::unordered_map<int, memory> args) {
-  if (p.scratchpad.get_size() > 0)
-    args.emplace(DNNL_ARG_SCRATCHPAD,
-                 at(p.scratchpad, scratch<Scratchpad>(p.scratchpad.get_size() / 4 + 1)));
+void execute(const Primitive& p, const Room& room, std::unordered_map<int, memory> args) {
+  if (room.scratchpad.defined())
+    args.emplace(DNNL_ARG_SCRATCHPAD, at(p.scratchpad, room.scratchpad.data<float>()));
   p.run.execute(stream(), args);
   stream().wait();
 }
@@ -147,10 +153,13 @@ void direct_forward(const Geometry& g, const float* x, const float* w, const flo
     it->second.run = dnnl::convolution_forward(chosen);
   }
   const Primitive& p = it->second;
-  std::unordered_map<int, memory> args{
-      {DNNL_ARG_SRC, at(l.x, x)}, {DNNL_ARG_WEIGHTS, packed(p, l, w)}, {DNNL_ARG_DST, at(l.y, y)}};
+  const Room room(p);
+  if (planning()) return;
+  std::unordered_map<int, memory> args{{DNNL_ARG_SRC, at(l.x, x)},
+                                       {DNNL_ARG_WEIGHTS, in_layout(p, l, w, room)},
+                                       {DNNL_ARG_DST, at(l.y, y)}};
   if (bias) args.emplace(DNNL_ARG_BIAS, at(l.bias, bias));
-  execute(p, std::move(args));
+  execute(p, room, std::move(args));
 }
 
 void direct_backward_input(const Geometry& g, const float* dy, const float* w, float* dx) {
@@ -164,9 +173,12 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
     it->second.run = dnnl::convolution_backward_data(chosen);
   }
   const Primitive& p = it->second;
-  execute(p, {{DNNL_ARG_DIFF_DST, at(l.y, dy)},
-              {DNNL_ARG_WEIGHTS, packed(p, l, w)},
-              {DNNL_ARG_DIFF_SRC, at(l.x, dx)}});
+  const Room room(p);
+  if (planning()) return;
+  execute(p, room,
+          {{DNNL_ARG_DIFF_DST, at(l.y, dy)},
+           {DNNL_ARG_WEIGHTS, in_layout(p, l, w, room)},
+           {DNNL_ARG_DIFF_SRC, at(l.x, dx)}});
 }
 
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
@@ -181,13 +193,15 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
     it->second.run = dnnl::convolution_backward_weights(chosen);
   }
   const Primitive& p = it->second;
-  struct Ours;
-  float* ours = accumulate ? scratch<Ours>(static_cast<std::size_t>(g.w_numel())) : dw;
-  memory gradient =
-      at(p.weights, p.reorders ? scratch<Packed>(p.weights.get_size() / 4 + 1) : ours);
-  execute(p, {{DNNL_ARG_SRC, at(l.x, x)},
-              {DNNL_ARG_DIFF_DST, at(l.y, dy)},
-              {DNNL_ARG_DIFF_WEIGHTS, gradient}});
+  const Room room(p);
+  const Tensor summand = accumulate ? floats(g.w_numel()) : Tensor();
+  if (planning()) return;
+  float* ours = accumulate ? summand.data<float>() : dw;
+  memory gradient = at(p.weights, p.reorders ? room.packed.data<float>() : ours);
+  execute(p, room,
+          {{DNNL_ARG_SRC, at(l.x, x)},
+           {DNNL_ARG_DIFF_DST, at(l.y, dy)},
+           {DNNL_ARG_DIFF_WEIGHTS, gradient}});
   if (p.reorders) {
     memory plain = at(l.w, ours);
     p.reorder.execute(stream(), gradient, plain);

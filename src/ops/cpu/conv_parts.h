@@ -3,6 +3,9 @@
 
 #pragma once
 
+// Floats of the arena until the operation's end; while planning they are taken too, and nothing may be written.
+static inline Tensor floats(std::int64_t n) { return Tensor::empty({n}, DType::f32); }
+
 // x [n,t,h,w,cin] -> y [n,to,ho,wo,cout], weights [cout,cin,kt,kh,kw].
 struct Geometry {
   std::int64_t n, t, h, w, cin, cout, to, ho, wo;

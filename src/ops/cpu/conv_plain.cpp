@@ -16,6 +16,7 @@ namespace {
 
 // to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c].
 void turn_weights(const Geometry& g, const float* w, float* to) {
+  if (planning()) return;
   const std::int64_t k = g.kt * g.kh * g.kw;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < g.cin; ++i)
@@ -37,7 +38,7 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
     rest.n = 1, rest.to = g.to - skip, rest.front = g.front - skip * g.stride_t;
     for (std::int64_t n = 0; n < g.n; ++n) {
       float* to = y + n * g.to * plane;
-      for (std::int64_t i = 0; i < skip * plane; ++i)
+      for (std::int64_t i = 0; i < (planning() ? 0 : skip * plane); ++i)
         to[i] = (add ? to[i] : 0.0f) + (bias ? bias[i % g.cout] : 0.0f);
       direct_forward(rest, x + n * rest.x_numel(), w, bias, add, to + skip * plane);
     }
@@ -48,9 +49,8 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
   // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left to oneDNN.
   const bool turns = g.front < g.kt && g.top < g.kh && g.left < g.kw;
   if (g.stride_t == 1 && g.stride == 1 && turns) {
-    struct Turned;
-    float* turned = scratch<Turned>(static_cast<std::size_t>(g.w_numel()));
-    turn_weights(g, w, turned);
+    const Tensor turned = floats(g.w_numel());
+    turn_weights(g, w, turned.data<float>());
     Geometry b = g;
     b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
     b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
@@ -59,7 +59,7 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
     b.back = b.to + g.kt - 1 - b.t - b.front;
     b.bottom = b.ho + g.kh - 1 - b.h - b.top;
     b.right = b.wo + g.kw - 1 - b.w - b.left;
-    plain_forward(b, dy, turned, nullptr, add, dx);
+    plain_forward(b, dy, turned.data<float>(), nullptr, add, dx);
     return;
   }
   if (!add) {
@@ -67,12 +67,13 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
     return;
   }
   // oneDNN's backward only overwrites: a sample at a time through scratch memory.
-  struct Sample;
   Geometry one = g;
   one.n = 1;
-  float* sample = scratch<Sample>(static_cast<std::size_t>(one.x_numel()));
+  const Tensor scratch = floats(one.x_numel());
+  float* sample = scratch.data<float>();
   for (std::int64_t n = 0; n < g.n; ++n) {
     direct_backward_input(one, dy + n * one.y_numel(), w, sample);
+    if (planning()) continue;
     float* to = dx + n * one.x_numel();
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < one.x_numel(); ++i) to[i] += sample[i];

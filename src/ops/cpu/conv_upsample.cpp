@@ -31,6 +31,7 @@ Geometry whole(const Shape& x, std::int64_t cout) {
 
 // sums [cout,cin,2,2] of w [cout,cin,3,3].
 void sum_weights(std::int64_t pairs, const float* w, int p, int q, float* sums) {
+  if (planning()) return;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < pairs; ++i) {
     float s[4] = {};
@@ -43,14 +44,12 @@ void sum_weights(std::int64_t pairs, const float* w, int p, int q, float* sums) 
 // Every pixel (i, j) of a phase [h,w,c] to or from pixel (2i + p, 2j + q) of a frame [2h,2w,c].
 template <class F>
 void for_phase(const Geometry& g, int p, int q, F&& f) {
+  if (planning()) return;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < g.h; ++i)
     for (std::int64_t j = 0; j < g.w; ++j)
       f((i * g.w + j) * g.cout, ((2 * i + p) * 2 * g.w + 2 * j + q) * g.cout);
 }
-
-struct Sums;
-struct Phase;
 
 // Calls f(g, p, q, sums, phase) for each phase, with room for its weights and for its pixels of one frame.
 template <class F>
@@ -58,9 +57,8 @@ void each_phase(const Shape& x, std::int64_t cout, F&& f) {
   for (int p = 0; p < 2; ++p)
     for (int q = 0; q < 2; ++q) {
       const Geometry g = phase_geometry(x, cout, p, q);
-      float* sums = scratch<Sums>(static_cast<std::size_t>(cout * x[4] * 4));
-      float* phase = scratch<Phase>(static_cast<std::size_t>(g.y_numel()));
-      f(g, p, q, sums, phase);
+      const Tensor sums = floats(cout * x[4] * 4), phase = floats(g.y_numel());
+      f(g, p, q, sums.data<float>(), phase.data<float>());
     }
 }
 
@@ -98,10 +96,10 @@ void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy,
   Geometry back = whole(x, cout);
   std::swap(back.cin, back.cout);
   if (winograd_fits(back)) {
-    float* turned = scratch<Sums>(static_cast<std::size_t>(back.w_numel()));
-    turn_weights(whole(x, cout), w, turned);
+    const Tensor turned = floats(back.w_numel());
+    turn_weights(whole(x, cout), w, turned.data<float>());
     back.h = back.ho, back.w = back.wo;
-    winograd_forward(back, 0, 1, dy, turned, nullptr, add, dx);
+    winograd_forward(back, 0, 1, dy, turned.data<float>(), nullptr, add, dx);
     return;
   }
   each_phase(x, cout, [&](const Geometry& g, int p, int q, float* sums, float* phase) {
@@ -120,12 +118,13 @@ void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs
     return;
   }
   const std::int64_t pairs = cout * x[4];
-  if (!accumulate) std::fill_n(dw, pairs * 9, 0.0f);
+  if (!accumulate && !planning()) std::fill_n(dw, pairs * 9, 0.0f);
   each_phase(x, cout, [&](const Geometry& g, int p, int q, float* sums, float* phase) {
     for (std::int64_t f = 0; f < x[0] * x[1]; ++f) {
       take_phase(g, p, q, dy, f, phase);
       direct_backward_weight(g, xs + f * g.x_numel(), phase, sums, f > 0);
     }
+    if (planning()) return;
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < pairs; ++i)
       for (int a = 0; a < 3; ++a)

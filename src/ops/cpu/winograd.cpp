@@ -22,11 +22,9 @@ namespace {
 constexpr std::int64_t panel_width = widest_tile * W;
 
 // Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3].
-struct Weights;
-float* transform_weights(const Plan& p, const float* w) {
+void transform_weights(const Plan& p, const float* w, float* to) {
   const Geometry& g = p.g;
   const std::int64_t vectors = p.outs / W, taps = g.kt * 9;
-  float* to = scratch<Weights>(static_cast<std::size_t>(tile_points * p.outs * p.depth));
 #pragma omp parallel for schedule(static) collapse(2)
   for (std::int64_t v = 0; v < vectors; ++v)
     for (std::int64_t i = 0; i < g.cin; ++i) {
@@ -44,7 +42,6 @@ float* transform_weights(const Plan& p, const float* w) {
         for (int k = 0; k < tile_points; ++k) store(at + k * p.depth * p.outs, out[k]);
       }
     }
-  return to;
 }
 
 // y of tiles [first, first + count) from their products [36][count][out_stride].
@@ -110,14 +107,20 @@ void winograd_forward(const Geometry& g, int up, int fold, const float* x, const
                       const float* bias, bool add, float* y) {
   detail::add_flops(g.flops());
   const Plan p = plan(g, up, fold);
-  const float* weights = transform_weights(p, w);
-#pragma omp parallel for schedule(dynamic, 1)
+  const Tensor transformed = floats(tile_points * p.outs * p.depth);
+  // Inputs and products of a block, for each thread.
+  const int threads = static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), p.blocks));
+  const std::int64_t inputs = tile_points * p.block * p.in_stride,
+                     products = tile_points * p.block * p.out_stride;
+  const Tensor between = floats(threads * (inputs + products));
+  if (planning()) return;
+  transform_weights(p, w, transformed.data<float>());
+  const float* weights = transformed.data<float>();
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (std::int64_t k = 0; k < p.blocks; ++k) {
-    struct Inputs;
-    struct Products;
     const std::int64_t first = k * p.block, count = std::min(p.block, p.tiles - first);
-    float* in = scratch<Inputs>(static_cast<std::size_t>(tile_points * p.block * p.in_stride));
-    float* out = scratch<Products>(static_cast<std::size_t>(tile_points * p.block * p.out_stride));
+    float* in = between.data<float>() + omp_get_thread_num() * (inputs + products);
+    float* out = in + inputs;
     transform_inputs(p, x, first, count, count * p.in_stride, in);
     for (int point = 0; point < tile_points; ++point)
       multiply(p, count, in + point * count * p.in_stride, weights + point * p.outs * p.depth,

@@ -72,14 +72,14 @@ void winograd_backward_weight(const Geometry& g, int up, const float* x, const f
                               bool accumulate) {
   detail::add_flops(g.flops());
   const Plan p = plan(g, up, 0);
-  struct Inputs;
-  struct Gradients;
-  struct Sums;
   const std::int64_t chunk = std::min(p.tiles, chunk_of(p));
   const std::int64_t in_apart = chunk * p.in_stride, out_apart = chunk * p.out_stride;
-  float* inputs = scratch<Inputs>(static_cast<std::size_t>(tile_points * in_apart));
-  float* gradients = scratch<Gradients>(static_cast<std::size_t>(tile_points * out_apart));
-  float* sums = scratch<Sums>(static_cast<std::size_t>(tile_points * p.depth * p.outs));
+  const Tensor of_inputs = floats(tile_points * in_apart),
+               of_gradients = floats(tile_points * out_apart),
+               of_sums = floats(tile_points * p.depth * p.outs);
+  if (planning()) return;
+  float *inputs = of_inputs.data<float>(), *gradients = of_gradients.data<float>(),
+        *sums = of_sums.data<float>();
   for (std::int64_t first = 0; first < p.tiles; first += chunk) {
     const std::int64_t count = std::min(chunk, p.tiles - first);
 #pragma omp parallel

@@ -2,10 +2,12 @@
 // though all of them lie in one allocation.
 #include "core/arena.h"
 #include "emulation.h"
+#include "ops/conv.h"
 
 namespace {
 
 [[maybe_unused]] const bool watching = [] {
+  weft::ops::conv_scratch = {8 << 10, 64 << 10};  // so that small cases have bands
   weft::arena_watch = {emulation::arena_block, emulation::arena_block_bytes};
   return true;
 }();

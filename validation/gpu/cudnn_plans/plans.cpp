@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "convolution.cuh"
+#include "core/arena.h"
 #include "core/device.h"
 #include "core/error.h"
 
@@ -82,6 +83,8 @@ std::int64_t& number(const char* name) {
 int main() {
   constexpr const char* passes[] = {"forward", "backward input", "backward weight"};
   int without = 0;
+  const auto arena = Arena::planning(DeviceKind::cuda);  // of the workspace, which nothing touches
+  const ArenaScope scope(*arena);
   const char* separator = "";
   fmt::print("[");
   for (const Layer& l : layers)

@@ -16,8 +16,8 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/before"
 g++ -O1 -shared -fPIC "$here/without_gpu.cpp" -I"$cuda/include" -ldl -o "$work/before/libcudnn.so.9"
 g++ -std=c++20 -O1 "$here/plans.cpp" -Isrc -Ikernels -I"$cuda/include" \
-  "$build/CMakeFiles/weft_cuda_side.dir/kernels/convolution_cudnn.cu.o" "$build/libweft_core.a" -lfmt -lgomp -lpthread \
-  -ltomlplusplus -L"$cuda/lib64" -lcudart_static -ldl -lrt -o "$work/plans"
+  "$build/CMakeFiles/weft_cuda_side.dir/kernels/convolution_cudnn.cu.o" "$build/libweft_ops.a" "$build/libweft_core.a" \
+  -lfmt -lgomp -lpthread -ltomlplusplus -L"$cuda/lib64" -lcudart_static -ldl -lrt -o "$work/plans"
 status=0
 WEFT_REAL_CUDNN=$(realpath "$cuda/lib64/libcudnn.so.9") WEFT_DEVICE_JSON=$here/h200.json \
   LD_LIBRARY_PATH=$work/before:$cuda/lib64 "$work/plans" >"$work/plans.json" || status=$?
