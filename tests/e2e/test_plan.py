@@ -4,6 +4,7 @@ import json
 import unittest
 
 from harness import REPOSITORY, WeftTest
+from tiny_models import TINY_VAE
 
 USAGE = 2
 VAE_DECK = """
@@ -12,19 +13,7 @@ threads = 1
 resume = false
 [data]
 path = "synthetic:clips=4,frames=6,height=32,width=32"
-[model]
-name = "vae"
-[vae]
-spatial_channels = [8, 8]
-spatial_res_blocks = 1
-spatial_groups = 2
-filters = 8
-num_res_blocks = 1
-channel_multipliers = [1, 2]
-temporal_downsample = [true]
-num_groups = 2
-micro_batch_size = 2
-[vae_train]
+""" + TINY_VAE + """[vae_train]
 random_length = false
 [train]
 steps = 2

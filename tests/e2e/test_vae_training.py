@@ -4,6 +4,7 @@ import json
 import unittest
 
 from harness import WeftTest, read_safetensors, write_safetensors
+from tiny_models import TINY_VAE
 
 DECK = """
 [run]
@@ -12,19 +13,7 @@ seed = 7
 threads = 1
 [data]
 path = "synthetic:clips=12,frames=5,height=24,width=24"
-[model]
-name = "vae"
-[vae]
-spatial_channels = [8, 8]
-spatial_res_blocks = 1
-spatial_groups = 2
-filters = 8
-num_res_blocks = 1
-channel_multipliers = [1, 2]
-temporal_downsample = [true]
-num_groups = 2
-micro_batch_size = 2
-[train]
+""" + TINY_VAE + """[train]
 steps = 6
 batch_size = 1
 micro_batches = 2

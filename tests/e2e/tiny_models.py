@@ -7,6 +7,20 @@ import struct
 
 from harness import write_safetensors
 
+# The sections of a deck that trains a VAE.
+TINY_VAE = """[model]
+name = "vae"
+[vae]
+spatial_channels = [8, 8]
+spatial_res_blocks = 1
+spatial_groups = 2
+filters = 8
+num_res_blocks = 1
+channel_multipliers = [1, 2]
+temporal_downsample = [true]
+num_groups = 2
+micro_batch_size = 2
+"""
 # Beside them: a STDiT3 and a VAE that weft draws at random (generate.weights, vae.weights = "random:SEED").
 TINY_GENERATE_DECK = """
 [run]
