@@ -63,12 +63,14 @@ class FullDisk(WeftTest):
                 except OSError:
                     pass
 
-    EVERY = 20
-
     def begin(self, run):
-        """A run that has saved and does not end by itself."""
+        """A run that saves only when asked, has done so, and does not end by itself: no clock decides what it saves.
+
+        Its shards are larger than all lines of metrics that it writes until a test is done."""
         job = self.start("train", "deck.toml", f"run.dir={run}", "train.steps=100000",
-                         f"train.checkpoint_every={self.EVERY}")
+                         "train.checkpoint_every=0", "model.hidden_size=64")
+        self.until(job, lambda: (self.dir / run / "metrics.jsonl").exists(), "it begins")
+        (self.dir / run / "save").touch()
         self.wait_for_a_save(job, run)
         return job
 
@@ -82,49 +84,57 @@ class FullDisk(WeftTest):
     def saved(self, run):
         return int(self.latest(run).removeprefix("step_"))
 
-    def until_a_save_fails(self, job, run):
-        """The step of the first save that failed, and that of the newest checkpoint, which is the one before."""
-        self.until(job, lambda: "was not saved" in job.err_so_far(), "a save that fails")
-        failed = int(re.search(r"ERROR: checkpoint \S*step_(\d+) .*was not saved", job.err_so_far())[1])
-        self.assertEqual(self.saved(run), failed - self.EVERY)
-        return failed, failed - self.EVERY
+    @staticmethod
+    def failed(err):
+        """The steps of the saves that failed."""
+        return [int(step) for step in re.findall(r"ERROR: checkpoint \S*step_(\d+) .*was not saved", err)]
+
+    def ask_for_a_save_that_fails(self, job, run):
+        before = len(self.failed(job.err_so_far()))
+        (self.dir / run / "save").touch()
+        self.until(job, lambda: len(self.failed(job.err_so_far())) > before, "a save that fails")
 
     def test_full_for_a_while(self):
         """The run goes on, the older checkpoint stays, later saves succeed, nothing is lost."""
-        disk = self.small_disk(12)
+        disk = self.small_disk(40)
         job = self.begin("disk/run")
+        kept = self.saved("disk/run")
         self.fill(disk)
-        failed, kept = self.until_a_save_fails(job, "disk/run")
+        self.ask_for_a_save_that_fails(job, "disk/run")
+        self.assertEqual(self.saved("disk/run"), kept)
         (disk / "filler").unlink()
-        self.until(job, lambda: self.saved("disk/run") > failed, "later saves must succeed")
+        (disk / "run" / "save").touch()
+        self.until(job, lambda: self.saved("disk/run") > kept, "later saves must succeed")
         (disk / "run" / "stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
         errors = [line for line in job.err.splitlines() if "ERROR:" in line]
-        for error in errors:
-            self.assertIn("No space left on device", error)
-        self.assertLess(kept, failed)
+        self.assertEqual(len(errors), 1, job.err)
+        self.assertIn("No space left on device", errors[0])
         shutil.copytree(disk / "run", self.dir / "copied", symlinks=True)
-        self.train("whole", f"train.steps={self.saved('copied')}")
+        self.train("whole", "model.hidden_size=64", f"train.steps={self.saved('copied')}")
         self.assert_same_run("whole", "copied")
 
     def test_no_save_succeeds_any_more(self):
         """Exit 4 at the end, the older checkpoint loads. By a limit on file sizes: needs no rights."""
         job = self.begin("run")
+        kept = self.saved("run")
         for pid in job.ranks():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
-        failed, kept = self.until_a_save_fails(job, "run")
-        self.until(job, lambda: f"step_{failed + self.EVERY} " in job.err_so_far(), "every save is tried")
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+        for _ in range(2):
+            self.ask_for_a_save_that_fails(job, "run")
         (self.dir / "run" / "stop").touch()
         self.assertEqual(job.wait(), 4, job.err)
         done = len(self.metrics("run"))
-        for said in (f"step_{failed}", f"step_{failed + self.EVERY}", f"(step {done})", "File too large",
-                     "could not be written", "HINT:"):
+        failed = self.failed(job.err)
+        self.assertEqual(len(failed), 3, job.err)
+        self.assertEqual(failed[-1], done)
+        for said in (f"(step {done})", "File too large", "could not be written", "HINT:"):
             self.assertIn(said, job.err)
         self.assertEqual(self.saved("run"), kept)
         self.assertNotIn(f"step_{done}", os.listdir(self.dir / "run"))
-        steps = f"train.steps={done}"
-        self.assertIn(f"{kept} of {done} steps done", self.train("run", steps).err)
-        self.train("whole", steps)
+        steps = ("model.hidden_size=64", f"train.steps={done}")
+        self.assertIn(f"{kept} of {done} steps done", self.train("run", *steps).err)
+        self.train("whole", *steps)
         self.assert_same_run("whole", "run")
 
 
