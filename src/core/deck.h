@@ -176,10 +176,12 @@ struct GenerateDeck {
   bool ema = true;
   std::vector<std::string> prompts;
   std::string prompt_file;
+  std::string prompt_generator;
   std::string refine;
   std::int64_t start_index = 0;
   std::int64_t end_index = 0;
   std::int64_t num_samples = 1;
+  std::int64_t batch_size = 1;
   std::string resolution = "240p";
   std::string aspect_ratio = "9:16";
   std::vector<std::int64_t> image_size;
