@@ -14,14 +14,44 @@
 
 namespace weft {
 
-const ClipItem& OrderedClips::item(std::int64_t place) const {
-  return job_.items[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])];
+const ClipBatch& OrderedClips::batch(std::int64_t place) const {
+  return batches_[static_cast<std::size_t>(place)];
 }
 
-bool OrderedClips::finished(int lost_rank, std::int64_t place) {
-  const auto [part, is_new] = parts_.try_emplace(lost_rank);
-  if (is_new) part->second = ClipManifest::of_rank(output_, lost_rank);
-  return is_finished(part->second, item(place).name, item(place).key, output_);
+const std::string& OrderedClips::name(std::int64_t clip) const {
+  return job_.items[static_cast<std::size_t>(clip)].name;
+}
+
+const OrderedClips::Word& OrderedClips::word_of(int lost_rank) {
+  const auto [word, is_new] = words_.try_emplace(lost_rank);
+  if (is_new)
+    word->second = {ClipManifest::of_rank(output_, lost_rank), roll_.state(lost_rank).settled};
+  return word->second;
+}
+
+bool OrderedClips::finished(int lost_rank, std::int64_t clip) {
+  const ClipItem& item = job_.items[static_cast<std::size_t>(clip)];
+  return is_finished(word_of(lost_rank).finished, item.name, item.key, output_);
+}
+
+TakenClips OrderedClips::taken(int lost_rank, std::int64_t place) {
+  TakenClips clips;
+  for (const std::int64_t clip : batch(place))
+    if (finished(lost_rank, clip))
+      ++clips.finished;
+    else if (!word_of(lost_rank).settled.contains(clip))
+      clips.in_hand.push_back(name(clip));
+  return clips;
+}
+
+ClipBatch OrderedClips::left(std::int64_t place) {
+  ClipBatch clips = batch(place);
+  for (int rank = 0; rank < roll_.ranks(); ++rank)
+    if (roll_.lost(rank))
+      std::erase_if(clips, [&](std::int64_t clip) {
+        return finished(rank, clip) || word_of(rank).settled.contains(clip);
+      });
+  return clips;
 }
 
 void end_for_lost(const RankRoll& roll, int rank, MPI_Comm world) {
@@ -47,6 +77,13 @@ void leave_job(int code, bool speaks, MPI_Comm world) {
   _exit(0);
 }
 
+void bound_finalize(int code) {
+  static int status;
+  status = code;
+  std::signal(SIGALRM, [](int) { _exit(status); });
+  alarm(30);
+}
+
 bool exit_codes_pass() {
   const char* set = std::getenv("OMPI_MCA_orte_abort_on_non_zero_status");
   return set == nullptr || (std::string_view(set) != "0" && std::string_view(set) != "false");
@@ -61,11 +98,12 @@ void count_left(GenerateReport& report, const RankRoll& roll, OrderedClips& clip
     return;
   const auto left =
       left_places(states, lost, clips.count(), true,
-                  [&](int rank, std::int64_t place) { return clips.finished(rank, place); });
+                  [&](int rank, std::int64_t place) { return clips.settled(rank, place); });
   for (std::int64_t p = 0; p < clips.count(); ++p)
     if (const LeftPlace& place = left[static_cast<std::size_t>(p)]; place.open)
-      report.failures.push_back(fmt::format("{}: {} ranks were lost that had it in hand",
-                                            clips.item(p).name, place.losses));
+      for (const std::int64_t clip : clips.left(p))
+        report.failures.push_back(fmt::format("{}: {} ranks were lost that had it in hand",
+                                              clips.name(clip), place.losses));
 }
 
 }  // namespace weft

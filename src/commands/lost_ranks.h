@@ -6,9 +6,11 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "infer/clip_batches.h"
 #include "infer/generate_job.h"
 #include "infer/generate_report.h"
 #include "infer/manifest.h"
@@ -16,22 +18,36 @@
 
 namespace weft {
 
-// The clips that are to be made, by their places in the order, and which of them lost ranks have finished.
+// The batches that are to be made, by their places in the order, and what of them lost ranks have settled: finished, or
+// failed at.
 class OrderedClips {
  public:
-  OrderedClips(std::filesystem::path output, const GenerateJob& job,
-               const std::vector<std::int64_t>& order)
-      : output_(std::move(output)), job_(job), order_(order) {}
-  std::int64_t count() const { return static_cast<std::int64_t>(order_.size()); }
-  const ClipItem& item(std::int64_t place) const;
-  // By a lost rank's part of the manifest, read once: it does not change any more.
-  bool finished(int lost_rank, std::int64_t place);
+  OrderedClips(std::filesystem::path output, const GenerateJob& job, RankRoll& roll)
+      : output_(std::move(output)), job_(job), roll_(roll) {}
+  void set_batches(std::vector<ClipBatch> batches) { batches_ = std::move(batches); }
+  std::int64_t count() const { return std::ssize(batches_); }
+  const ClipBatch& batch(std::int64_t place) const;
+  const std::string& name(std::int64_t clip) const;
+  // What a lost rank has done of a place that it took, by its part of the manifest and its file on the roll, read once: they do
+  // not change any more.
+  TakenClips taken(int lost_rank, std::int64_t place);
+  bool settled(int lost_rank, std::int64_t place) { return taken(lost_rank, place).in_hand.empty(); }
+  // The clips of a place that no lost rank has settled.
+  ClipBatch left(std::int64_t place);
 
  private:
+  struct Word {
+    std::map<std::string, FinishedClip> finished;
+    std::set<std::int64_t> settled;
+  };
+  const Word& word_of(int lost_rank);
+  bool finished(int lost_rank, std::int64_t clip);
+
   std::filesystem::path output_;
   const GenerateJob& job_;
-  const std::vector<std::int64_t>& order_;
-  std::map<int, std::map<std::string, FinishedClip>> parts_;
+  RankRoll& roll_;
+  std::vector<ClipBatch> batches_;
+  std::map<int, Word> words_;
 };
 
 // A rank was lost while all work together: ends the job with Exit::hang.
@@ -40,6 +56,9 @@ void end_for_lost(const RankRoll& roll, int rank, MPI_Comm world);
 void leave_group(const RankRoll& roll, int rank);
 // Ends this rank without MPI, which would wait for those that are lost. The one that `speaks` for all passes the code on.
 [[noreturn]] void leave_job(int code, bool speaks, MPI_Comm world);
+// To be called when only MPI_Finalize is to come, by all ranks at about the same time: this process ends with `code` at the
+// latest half a minute later. MPI_Finalize waits for ever for a rank that is lost only now.
+void bound_finalize(int code);
 // Whether the launcher takes exit codes from ranks that end by themselves. mpirun that bears losses takes them from
 // MPI_Abort alone.
 bool exit_codes_pass();

@@ -160,7 +160,7 @@ void Watchdog::check() {
 }
 
 void Watchdog::run() {
-  double quiet_until = 0;
+  double quiet_until = 0, last = now_seconds();
   for (;;) {
     serve();
     if (!failed_) {
@@ -170,7 +170,10 @@ void Watchdog::run() {
       } catch (...) {
         fail(std::current_exception());
       }
-      const double limit = timeout_;
+      const double limit = timeout_, allowed = stalled_beyond(1);
+      // A process that was itself stopped for a while must not blame the others, who may have left over it.
+      if (now_seconds() - last > period(timeout_).count() + std::max(0.5, limit / 4))
+        quiet_until = now_seconds() + limit;
       std::string suspicion;
       {
         const std::lock_guard lock(mutex_);
@@ -182,21 +185,16 @@ void Watchdog::run() {
         alarm_.reset();
       else if (o && o->seconds > limit)
         report(fmt::format("{} did not end within {:g} s", o->name, limit));
-      else if (const double allowed = stalled_beyond(1); !o && allowed > 0)
+      else if (!o && allowed > 0)
         report(fmt::format("no progress for {:g} s", allowed));
       else if (alarm_)
         collect(*alarm_);
     } else {
       end_if_unheard();
     }
-    const double before = now_seconds();
-    {
-      std::unique_lock lock(mutex_);
-      if (wake_.wait_for(lock, period(timeout_), [&] { return ending_; })) return;
-    }
-    // A process that was itself stopped for a while must not blame the others, who may have left over it.
-    if (now_seconds() - before > period(timeout_).count() + std::max(0.5, timeout_ / 4))
-      quiet_until = now_seconds() + timeout_;
+    last = now_seconds();
+    std::unique_lock lock(mutex_);
+    if (wake_.wait_for(lock, period(timeout_), [&] { return ending_; })) return;
   }
 }
 
