@@ -153,7 +153,7 @@ class Cluster:
                                              stdout=log, stderr=log, start_new_session=True))
         log.close()
 
-    def _wait(self, what, condition, seconds=30):
+    def _wait(self, what, condition, seconds=180):
         until = time.monotonic() + seconds
         while not condition():
             dead = [d.args[0] for d in self.daemons if d.poll() is not None]
