@@ -80,14 +80,24 @@ train() {
 # A command that keeps what it has made and goes on with it, `weft encode` or `weft generate`: 0 ends the job, 75 queues it
 # again, all else ends it with weft's code.
 until_done() {
-  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder
+  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
   shift
+  # OUTPUT is generate.output or encode.output; where the deck alone has it, the environment may.
+  for word in "$@"; do
+    case $word in "$command.output="*) OUTPUT=${word#*=} ;; esac
+  done
+  before=$(clips_made)
   run_weft "$command" "$DECK" "$@"
   code=$?
   say "weft $command ended with $code"
   # 137: a rank of `generate` was lost. The others made what they could; another start makes the rest, or finds all done.
-  [ "$code" -eq 75 ] || { [ "$command" = generate ] && [ "$code" -eq 137 ]; } || exit "$code"
-  # OUTPUT, if it is set, is the deck's generate.output or encode.output: a file `stop` there is somebody's wish.
+  if [ "$command" = generate ] && [ "$code" -eq 137 ]; then
+    [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "$again" -eq 0 ] ||
+      stop_here 137 "a rank was lost, and again no clip made: not queued again. HINT: too little memory? the node's log tells"
+  elif [ "$code" -ne 75 ]; then
+    exit "$code"
+  fi
+  # A file `stop` in OUTPUT is somebody's wish.
   for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
     [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
   done
@@ -98,3 +108,6 @@ until_done() {
     stop_here 75 "Slurm does not requeue this job. HINT: submit it again, it goes on where it was"
   exit 75
 }
+
+# What changes with each clip that `weft generate` has made.
+clips_made() { cksum "${OUTPUT:-}/generated.jsonl" 2>/dev/null; }

@@ -52,7 +52,8 @@ PreemptMode=REQUEUE
 {nodes}
 PartitionName=normal Nodes={usual} Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} State=UP
 PartitionName=urgent Nodes={usual} PriorityTier=2 PreemptMode=OFF State=UP
-PartitionName=large Nodes=ALL State=UP
+PartitionName=large Nodes={large} State=UP
+PartitionName=spare Nodes={spare} State=UP
 """
 
 
@@ -102,9 +103,10 @@ def clear(directory):
 
 
 class Cluster:
-    """`nodes` nodes, each with 96 cores and 8 GPUs on paper; partition `normal` has `usual` of them."""
+    """`nodes` nodes, each with 96 cores and 8 GPUs on paper: the partitions `normal` and `large` have the first `usual` and
+    `large` of them, `spare` those after them, to be lost."""
 
-    def __init__(self, nodes=16, usual=2):
+    def __init__(self, nodes=18, usual=2, large=16):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="weft_slurm_"))
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMIX_"))}
@@ -115,18 +117,19 @@ class Cluster:
         self.daemons = []
         atexit.register(self.stop)  # also after Ctrl-C
         try:
-            self._start(nodes, usual)
+            self._start(nodes, usual, large)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, nodes, usual):
+    def _start(self, nodes, usual, large):
         host = socket.gethostname().split(".")[0]
         ports = free_ports(1 + nodes)
         lines = [f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[i]} CPUs=96 Gres=gpu:8"
                  for i in range(1, nodes + 1)]
         (self.dir / "slurm.conf").write_text(CONFIGURATION.format(
-            host=host, ports=ports, dir=self.dir, nodes="\n".join(lines), usual=f"n[1-{usual}]", grace=GRACE))
+            host=host, ports=ports, dir=self.dir, nodes="\n".join(lines), usual=f"n[1-{usual}]", large=f"n[1-{large}]",
+            spare=f"n[{large + 1}-{nodes}]", grace=GRACE))
         (self.dir / "gpu").mkdir()
         for i in range(8):
             (self.dir / "gpu" / str(i)).touch()
@@ -144,7 +147,7 @@ class Cluster:
             (self.dir / f"n{i}").mkdir()
             self._daemon("unshare", "--mount", "sh", "-c",
                          f"mount -t tmpfs tmpfs /dev/shm && exec slurmd -D -N n{i}")
-        self._wait("the nodes", lambda: self.run("sinfo", "-h", "-N", "-p", "large", "-o", "%t", check=False)
+        self._wait("the nodes", lambda: self.run("sinfo", "-h", "-N", "-p", "large,spare", "-o", "%t", check=False)
                    .split() == ["idle"] * nodes)
 
     def _daemon(self, *command):
@@ -180,6 +183,32 @@ class Cluster:
         """What `scontrol show job` says, as {name: value}."""
         text = self.run("scontrol", "show", "job", "-o", str(job_id), check=False)
         return dict(item.split("=", 1) for item in text.split() if "=" in item)
+
+    def task(self, job_id, rank):
+        """The process of that rank of a job with one step; None if it is not there."""
+        marks = {f"{MARK}={self.dir}".encode(), f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_PROCID={rank}".encode()}
+        for entry in os.listdir("/proc"):
+            try:
+                # The batch script and srun have a number in their environments too.
+                if entry.isdigit() and pathlib.Path(f"/proc/{entry}/comm").read_text() == "weft\n" and \
+                        marks <= set(pathlib.Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")):
+                    return int(entry)
+            except OSError:
+                continue  # it ended
+        return None
+
+    def lose_node_of(self, task):
+        """What a power cut does to the node of that process: slurmd, slurmstepd and it are gone, and say nothing. Slurm is told
+        in place of the 300 seconds after which it would see. Returns the node's name."""
+        variables = pathlib.Path(f"/proc/{task}/environ").read_text().split("\0")
+        node = next(v.split("=", 1)[1] for v in variables if v.startswith("SLURMD_NODENAME="))
+        daemon = next(d for d in self.daemons if d.args[-1].endswith(f"slurmd -D -N {node}"))
+        status = pathlib.Path(f"/proc/{task}/status").read_text()
+        parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+        for pid in daemon.pid, int(parent), task:
+            os.kill(pid, signal.SIGKILL)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+        return node
 
     def accounting(self, job_id):
         """The records of the job that Slurm has written, one a start that has ended: [{name: value}]."""

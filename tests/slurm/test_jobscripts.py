@@ -283,6 +283,58 @@ class JobScripts(unittest.TestCase):
         self.show(f"job {vae}: two steps of a VAE; job {encode}: 4 clips encoded; job {generate}: stopped by SIGUSR1 after "
                   f"{before} clips, queued again, Restarts={facts['Restarts']}, went on until out/stop; job {rest} made the rest")
 
+    def lose(self, take_away, partition, prompts):
+        """A job of two nodes, whose rank 1 take_away(process) takes away while it makes clips: its id, the clips' folder."""
+        for attempt in range(20):
+            out = self.site / f"{partition}{attempt}"
+            job = self.sbatch("generate", f"generate.prompt_file={prompts}", f"generate.output={out.name}",
+                              "generate.num_frames=1", "sampler.steps=240", deck="generate.toml", partition=partition,
+                              options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
+            roll = out / ".ranks" / "1"
+            self.until("a clip in the hands of rank 1", lambda: cluster.job(job).get("JobState") == "COMPLETED" or
+                       (roll.exists() and "take" in roll.read_text()))
+            try:
+                task = cluster.task(job, 1)
+                os.kill(task, signal.SIGSTOP)  # so that it does not end while one looks
+                if not {"idle", "end"} & set(roll.read_text().split()):
+                    take_away(task)
+                    return job, out
+                os.kill(task, signal.SIGCONT)
+            except (TypeError, OSError):
+                pass  # it has ended: the next is looked at sooner
+            self.finish(job)
+        self.fail("rank 1 was always done before it could be taken away")
+
+    def test_a_lost_rank_and_a_lost_node(self):
+        """Two jobs of one prompt file: in each, the rank that is left makes all clips."""
+        (self.site / "generate.toml").write_text(TINY_GENERATE_DECK)
+        (self.site / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(8)))
+        killed, by_kill = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "prompts.txt")
+        nodes = []
+        cut_off, by_node = self.lose(lambda task: nodes.append(cluster.lose_node_of(task)), "spare", "prompts.txt")
+        pixels = []
+        for job, out in (killed, by_kill), (cut_off, by_node):
+            facts = self.finish(job)
+            report = json.loads((out / "generate_report.json").read_text())
+            self.assertEqual([lost["rank"] for lost in report["lost"]], [1])
+            self.assertEqual((report["made"], report["failures"]), (8, []))
+            lines = [json.loads(line) for line in (out / "generated.jsonl").read_text().splitlines()]
+            pixels.append({line["name"]: line["pixels"] for line in lines})
+            # srun passes on that a task was killed, and the script asks for another start, which finds all clips made; of
+            # tasks that are gone with their node it says nothing.
+            self.assertEqual(facts["Restarts"], "1" if job == killed else "0", self.output())
+        self.assertEqual(len(pixels[0]), 8)
+        self.assertEqual(pixels[0], pixels[1])
+        said = [(self.site / f"weft-generate-{job}.out").read_text() for job in (killed, cut_off)]
+        self.assertIn("weft generate ended with 137", said[0])
+        self.assertIn("clips     0 made, 8 finished before", said[0])
+        self.assertIn(f"Node failure on {nodes[0]}", said[1])
+        for text in said:
+            self.assertIn("lost      rank 1 on", text)
+            self.assertIn("weft generate ended with 0", text)
+        self.show(f"job {killed}: SIGKILL of rank 1 in the middle, all 8 clips by rank 0, exit 137, queued again, exit 0; job "
+                  f"{cut_off}: node {nodes[0]} gone with rank 1, the same 8 clips, exit 0, not queued again")
+
     def test_a_wrong_deck_ends_the_job(self):
         job = self.sbatch("train_1node", "train.stepps=3", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
         facts = self.finish(job, "FAILED", "2:0")
@@ -320,18 +372,23 @@ mkdir -p "$run"; old=$(readlink "$run/latest"); old=${old#step_}
 ln -sfn "step_$((${old:-0} + 1))" "$run/latest"
 exit 75
 """)
-        for program in (stuck, crawling):
+        losing = self.site / "losing"
+        losing.write_text("#!/bin/sh\nkill -9 $$\n")
+        for program in (stuck, crawling, losing):
             program.chmod(0o755)
         shape = ("--ntasks-per-node=1", "--cpus-per-task=1")
         one = self.sbatch("train_1node", options=shape, WEFT="./stuck")
         other = self.sbatch("train_1node", options=shape, WEFT="./crawling", MAX_RESTARTS="1")
+        third = self.sbatch("generate", "generate.output=out", options=shape, WEFT="./losing")
+        self.assertEqual(self.finish(third, "FAILED", "137:0")["Restarts"], "1")
+        self.assertIn("a rank was lost, and again no clip made: not queued again", self.output())
         self.assertEqual(self.finish(one, "FAILED", "75:0")["Restarts"], "0")
         self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")
         self.assertIn("started again 1 times already", self.output())
         self.assertEqual(os.readlink(self.site / f"runs/weft-1node-{other}" / "latest"), "step_2")
         self.show(f"jobs that always end with 75: {one} makes no progress and is not requeued, {other} was requeued as "
-                  f"often as MAX_RESTARTS allows")
+                  f"often as MAX_RESTARTS allows; {third} twice loses its ranks without a clip: exit 137")
 
     def test_the_large_job_is_accepted(self):
         said = cluster.run("sbatch", "--test-only", "--partition=large", "jobscripts/train_16nodes.sbatch", cwd=self.site)
