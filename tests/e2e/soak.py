@@ -40,7 +40,7 @@ def main(steps, checkpoints, overrides):
             time.sleep(0.05)
             if not metrics.exists():
                 continue
-            ranks = ranks or job.ranks()
+            ranks = ranks or [pid for _, pid in sorted(job.ranks().items())]
             with open(metrics, "rb") as f:
                 f.seek(at)
                 new = f.read()

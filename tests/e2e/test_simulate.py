@@ -66,24 +66,27 @@ class Simulate(WeftTest):
         # Costs are agreed on after the fourth step at the earliest.
         self.train("run", "train.steps=10", ranks=1)
         local = ("--fabric", "local", "--cores", "2", "--costs", self.dir / "run", "--cv", "0")
-        _, cases = self.simulate("--gpus", "1,2,4", *local, deck="deck.toml")
-        one, two, four = (r["step_seconds"] for r in cases[0]["results"])
+        _, cases = self.simulate("--gpus", "1", *local, deck="deck.toml")
+        one = cases[0]["results"][0]["step_seconds"]
         self.assertTrue(cases[0]["costs"].startswith("given in"))
-        # Of the run's own figures, whatever they are: four micro-batches on one rank, two on each of two, and four ranks
-        # that share two cores.
+        # Of the run's own figures, whatever they are.
         bucket, optimizer = cases[0]["buckets"][0], cases[0]["optimizer_seconds"]
         batch = bucket["forward_seconds"] + bucket["backward_seconds"]
         self.assertGreater(batch, 0)
         self.assertEqual(optimizer, sorted(m["split"]["optimizer"] for m in self.metrics("run")[5:])[2])
         self.assertGreaterEqual(one, 4 * batch + optimizer)
-        self.assertAlmostEqual(two, one - 2 * batch - optimizer / 2, delta=0.25 * batch)
-        self.assertGreater(four, two - 0.25 * batch - optimizer / 2)
 
     def test_costs_from_a_file(self):
         costs = self.dir / "costs.json"
         costs.write_text(json.dumps({"seconds": {"synthetic-3-16x16": 0.5}, "optimizer": 0.25}))
-        _, cases = self.simulate("--gpus", "1", "--fabric", "local", "--costs", costs, "--cv", "0", deck="deck.toml")
-        self.assertAlmostEqual(cases[0]["results"][0]["step_seconds"], 4 * 0.5 + 0.25, places=6)
+        _, cases = self.simulate("--gpus", "1,2,4", "--fabric", "local", "--cores", "2", "--costs", costs, "--cv", "0",
+                                 deck="deck.toml")
+        one, two, four = (r["step_seconds"] for r in cases[0]["results"])
+        self.assertAlmostEqual(one, 4 * 0.5 + 0.25, places=6)
+        # Two micro-batches on each of two ranks, half of the optimizer's state, and milliseconds to exchange gradients; four
+        # ranks share two cores.
+        self.assertAlmostEqual(two, 2 * 0.5 + 0.25 / 2, delta=0.01)
+        self.assertGreater(four, two - 0.25 / 2)
 
     def refuse(self, *said, arguments):
         self.refused(self.weft("simulate", *arguments, ranks=0, expect=None), USAGE, *said)
