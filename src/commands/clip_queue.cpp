@@ -34,19 +34,27 @@ std::vector<int> ClipGroups::mates() const {
   return ranks;
 }
 
+void ClipGroups::share(std::vector<std::int64_t>& numbers) const {
+  if (size == 1) return;
+  std::int64_t count = std::ssize(numbers);
+  MPI_Bcast(&count, 1, MPI_INT64_T, 0, group);
+  numbers.resize(static_cast<std::size_t>(count));
+  MPI_Bcast(numbers.data(), static_cast<int>(count), MPI_INT64_T, 0, group);
+}
+
 ClipQueue::ClipQueue(const Deck& deck, const std::filesystem::path& output,
                      const ClipGroups& groups, RankRoll& roll, std::int64_t items,
-                     std::function<bool(int, std::int64_t)> finished)
+                     std::function<bool(int, std::int64_t)> settled)
     : groups_(groups),
       roll_(roll),
       items_(items),
-      finished_(std::move(finished)),
+      settled_(std::move(settled)),
       queue_(groups.firsts, items, [&roll, &groups] { return roll.lost(0); }),
       shared_(deck.generate.share_out),
       requests_(output, deck.run.stop_margin) {
   at_ = items * groups.index / groups.count;
   end_ = items * (groups.index + 1) / groups.count;
-  // A clip takes minutes: in a thread of its own, the others hear before the next of theirs.
+  // A batch takes minutes: in a thread of its own, the others hear before the next of theirs.
   if (groups.first) watch_ = std::jthread([this](const std::stop_token& end) { watch(end); });
 }
 
@@ -58,7 +66,7 @@ std::int64_t ClipQueue::share(std::int64_t place) const {
 std::int64_t ClipQueue::next() {
   if (!groups_.first) return share(-1);
   for (;;) {
-    // Clips dealt out beforehand need leave from the queue too, one for each.
+    // Batches dealt out beforehand need leave from the queue too, one for each.
     std::int64_t place = -1;
     if (shared_)
       place = queue_.next();
@@ -93,7 +101,7 @@ std::int64_t ClipQueue::leftover() {
   }
 }
 
-// Said before it is done: others that find it claimed wait for this rank, and should it be lost in between, the clip
+// Said before it is done: others that find it claimed wait for this rank, and should it be lost in between, the batch
 // is known to have been in its hands. Where another rank was lost, one that was through may have been first.
 bool ClipQueue::take(std::int64_t place, int losses) {
   roll_.note_taken(place);
@@ -104,8 +112,7 @@ bool ClipQueue::take(std::int64_t place, int losses) {
 
 std::int64_t ClipQueue::take_over(const std::vector<RollEntry>& states,
                                   const std::vector<bool>& lost) {
-  const std::vector<LeftPlace> places =
-      left_places(states, lost, items_, queue_.works(), finished_);
+  const std::vector<LeftPlace> places = left_places(states, lost, items_, queue_.works(), settled_);
   for (std::int64_t place = 0; place < items_; ++place) {
     const LeftPlace& p = places[static_cast<std::size_t>(place)];
     if (!p.open || p.losses >= most_losses) continue;

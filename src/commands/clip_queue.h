@@ -1,4 +1,4 @@
-// Where the ranks of `weft generate` get their clips: groups of ranks, the shared queue, and what lost ranks leave behind.
+// Where the ranks of `weft generate` get their batches of clips: groups of ranks, the shared queue, and what lost ranks leave behind.
 #pragma once
 
 #include <mpi.h>
@@ -16,7 +16,7 @@
 
 namespace weft {
 
-// Ranks that make a clip together, and the first ranks of all groups.
+// Ranks that make clips together, and the first ranks of all groups.
 struct ClipGroups {
   int rank = 0, count = 1, index = 0, size = 1;
   MPI_Comm group = MPI_COMM_NULL, firsts = MPI_COMM_NULL;
@@ -30,16 +30,19 @@ struct ClipGroups {
 
   // The other ranks of this one's group.
   std::vector<int> mates() const;
+  // The first rank's numbers on all of its group.
+  void share(std::vector<std::int64_t>& numbers) const;
 };
 
-// Which clip this group makes next. A request to stop, whichever rank it comes to, closes the queue for all of them: by a
+// Which batch this group makes next. A request to stop, whichever rank it comes to, closes the queue for all of them: by a
 // signal, the file OUTPUT/stop or the end of the Slurm job coming near.
 class ClipQueue {
  public:
-  // `finished`: whether a rank that is lost has finished the clip at that place of the order, whose length is `items`.
+  // `settled`: whether a rank that is lost has finished or failed all clips of that place of the order, whose length is
+  // `items`.
   ClipQueue(const Deck& deck, const std::filesystem::path& output, const ClipGroups& groups,
             RankRoll& roll, std::int64_t items,
-            std::function<bool(int rank, std::int64_t place)> finished);
+            std::function<bool(int rank, std::int64_t place)> settled);
 
   // A place in the order from the queue, or -1: there are no more. Alike on all ranks of the group.
   std::int64_t next();
@@ -48,7 +51,7 @@ class ClipQueue {
   std::int64_t leftover();
   // Whether leftover()'s last place was in the hands of a rank that is lost, and not only left.
   bool from_lost() const { return from_lost_; }
-  // What a clip has taken: the job must last as long for another one.
+  // What a batch has taken: the job must last as long for another one.
   void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
   bool asked_to_stop() const { return asked_; }
 
@@ -61,7 +64,7 @@ class ClipQueue {
   const ClipGroups& groups_;
   RankRoll& roll_;
   std::int64_t items_;
-  std::function<bool(int, std::int64_t)> finished_;
+  std::function<bool(int, std::int64_t)> settled_;
   WorkQueue queue_;
   bool shared_, from_lost_ = false;
   std::int64_t at_ = 0, end_ = 0;

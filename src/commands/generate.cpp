@@ -58,8 +58,24 @@ bool may_go_on(const Error& e, const ClipGroups& groups) {
          (e.code() == Exit::usage && groups.size == 1);
 }
 
-// Clip after clip, until there are none.
-GenerateShare make_clips(const ClipGroups& groups, const OrderedClips& clips, ClipQueue& queue,
+// Of a batch that a lost rank has left, the clips that are to be made here.
+ClipBatch left_of(std::int64_t place, const ClipGroups& groups, OrderedClips& clips,
+                  const ClipQueue& queue, RankRoll& roll) {
+  ClipBatch left;
+  if (groups.first) {
+    left = clips.left(place);
+    for (const std::int64_t clip : clips.batch(place))
+      if (std::find(left.begin(), left.end(), clip) == left.end()) roll.note_settled(clip);
+    for (const std::int64_t clip : left)
+      if (queue.from_lost())
+        log::warn("{} was in the hands of a rank that is lost: made here", clips.name(clip));
+  }
+  groups.share(left);
+  return left;
+}
+
+// Batch after batch, until there are none.
+GenerateShare make_clips(const ClipGroups& groups, OrderedClips& clips, ClipQueue& queue,
                          RankRoll& roll, ClipMaker& maker, ClipWriter& writer, MPI_Comm world,
                          std::vector<std::string>& failures) {
   GenerateShare mine;
@@ -74,25 +90,28 @@ GenerateShare make_clips(const ClipGroups& groups, const OrderedClips& clips, Cl
   // From here on each group is on its own.
   roll.watch(groups.mates(), [&](int rank) { leave_group(roll, rank); });
   const double start = now_seconds();
+  const auto failed = [&](std::int64_t clip, const Error& e) {
+    if (!may_go_on(e, groups)) throw;
+    if (!groups.first) return;
+    failures.push_back(fmt::format("{}: {}", clips.name(clip), e.what()));
+    roll.note_failed(clip, failures.back());
+    log::warn("clip {} failed: {} ({})", clips.name(clip), e.what(), e.hint());
+  };
   for (;;) {
     std::int64_t place = queue.next();
-    if (place < 0) {
+    const bool left = place < 0;
+    if (left) {
       written();
       if ((place = queue.leftover()) < 0) break;
-      if (queue.from_lost())
-        log::warn("{} was in the hands of a rank that is lost: made here", clips.item(place).name);
     }
-    const ClipItem& item = clips.item(place);
+    ClipBatch batch = clips.batch(place);
+    if (left) batch = left_of(place, groups, clips, queue, roll);
     const double begin = now_seconds();
     try {
-      if (maker.make(item, writer)) ++mine.clips;
+      mine.clips += maker.make(batch, writer, failed);
+      if (groups.first) ++mine.batches[std::to_string(batch.size())];
     } catch (const Error& e) {
-      if (!may_go_on(e, groups)) throw;
-      if (groups.first) {
-        failures.push_back(fmt::format("{}: {}", item.name, e.what()));
-        roll.note_failed(place, failures.back());
-        log::warn("clip {} failed: {} ({})", item.name, e.what(), e.hint());
-      }
+      for (const std::int64_t clip : batch) failed(clip, e);
     }
     mine.last_end = now_seconds() - start;
     mine.busy += now_seconds() - begin;
@@ -189,8 +208,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   const int sp = static_cast<int>(deck.parallel.sp);
   const auto exchange = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
   const ClipGroups groups(world, sp);
-  OrderedClips clips(output_of(deck), job, order);
-  const auto finished = [&](int rank, std::int64_t place) { return clips.finished(rank, place); };
+  OrderedClips clips(output_of(deck), job, roll);
   std::unique_ptr<ClipQueue> queue;
   if (missing > 0) {
     model.set_sequence_group(exchange.get());
@@ -198,16 +216,22 @@ int make_all(const Deck& deck, MPI_Comm world) {
     if (groups.first) vae_source.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
     log::info("weights   {}; VAE {}", model_source.describe(), vae_source.describe());
     const std::size_t capacity = arena_capacity(deck.memory, device);
-    const std::size_t planned = fit_memory(deck, job, order, model, vae, capacity, groups.first);
+    BatchLimits limits = limit_batches(deck, job, order, groups.count);
+    fit_batches(deck, job, order, model, capacity, limits, world);
+    const std::size_t planned =
+        fit_memory(deck, job, order, limits, model, vae, capacity, groups.first);
+    clips.set_batches(make_batches(deck, job, order, limits));
     arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);
     stages.load = now_seconds() - begin - stages.text;
 
-    // 4. Clips, whoever is free the next one.
+    // 4. Clips, whoever is free the next batch.
     ClipMaker maker(deck, job, model, vae, features, groups.group);
     const FramePlan frames = groups.first ? plan_frames(deck, job, order, vae) : FramePlan();
     ClipWriter writer(output_of(deck), watermark, groups.rank, frames.piece);
-    queue = std::make_unique<ClipQueue>(deck, output_of(deck), groups, roll, missing, finished);
+    queue = std::make_unique<ClipQueue>(
+        deck, output_of(deck), groups, roll, clips.count(),
+        [&](int rank, std::int64_t place) { return clips.settled(rank, place); });
     mine = make_clips(groups, clips, *queue, roll, maker, writer, world, failures);
     mine.frames_planned = static_cast<double>(frames.bytes);
     mine.frames_peak = static_cast<double>(FrameMemory::peak());
@@ -226,7 +250,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   roll.note_end(last_word(mine, failures));
   roll.wait_for_ends();
   GenerateReport report =
-      read_report(roll, finished, [&](std::int64_t place) { return clips.item(place).name; });
+      read_report(roll, [&](int rank, std::int64_t place) { return clips.taken(rank, place); });
   const bool speaks = report.speaker == roll.rank();
   if (speaks && !report.lost.empty()) count_left(report, roll, clips);
   report.stages = stages;

@@ -31,7 +31,9 @@ class OrderedClips {
   // What a lost rank has done of a place that it took, by its part of the manifest and its file on the roll, read once: they do
   // not change any more.
   TakenClips taken(int lost_rank, std::int64_t place);
-  bool settled(int lost_rank, std::int64_t place) { return taken(lost_rank, place).in_hand.empty(); }
+  bool settled(int lost_rank, std::int64_t place) {
+    return taken(lost_rank, place).in_hand.empty();
+  }
   // The clips of a place that no lost rank has settled.
   ClipBatch left(std::int64_t place);
 

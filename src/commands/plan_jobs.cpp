@@ -121,31 +121,35 @@ void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& 
   j["t5_seconds_a_caption"] = text.seconds_a_caption;
 }
 
-// One rank's clips of that size: sampling, then decoding.
+// One rank's clips of that size: sampling, so many together, then decoding.
 struct ClipPlan {
   ClipShape shape;
-  std::int64_t clips = 0;
+  std::int64_t clips = 0, together = 1;
   std::size_t sampling = 0;
   VaePlan vae;
-  double seconds = 0;  // of sampling
+  double seconds = 0;  // of sampling one
 };
 
 ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipItem& item,
-                   std::size_t capacity, const Rates& rates, double link) {
+                   std::int64_t limit, std::size_t capacity, const Rates& rates, double link) {
   ClipPlan plan;
+  plan.together = fit_batch(deck, model, item, limit, capacity);
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
-  plan.sampling = plan_sampling(deck, model, item);
-  plan.vae = fit_vae(vae, plan.shape, capacity, true, rates);
+  plan.sampling = plan_sampling(deck, model, item, plan.together);
+  const std::size_t waiting = bytes_of_waiting(deck, item, plan.together);
+  plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
+  plan.vae.bytes += waiting;
   MicroBatchShape shape;
   const auto& patch = deck.model.patch_size;
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  shape.clips = 2;  // with and without the caption
+  shape.clips = 2 * plan.together;  // with and without the caption
   shape.T = ceil_div(item.latent_frames, patch[0]);
   shape.S = ceil_div(item.latent_height, patch[1]) * ceil_div(item.latent_width, patch[2]);
   shape.L = deck.model.model_max_length;
   const MicroBatchCost cost =
       micro_batch_cost(deck.model, shape, rates, static_cast<int>(deck.parallel.sp), link);
-  plan.seconds = static_cast<double>(deck.sampler.steps) * (cost.forward + cost.exchange / 3);
+  plan.seconds = static_cast<double>(deck.sampler.steps) * (cost.forward + cost.exchange / 3) /
+                 static_cast<double>(plan.together);
   return plan;
 }
 
@@ -202,7 +206,7 @@ std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, st
         plan_generate_job(shorter, read_prompts(shorter.generate), model, vae, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
-      const ClipPlan p = plan_clip(shorter, model, vae, item, capacity, rates, 1);
+      const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
       fits = fits && p.sampling <= capacity && p.vae.micro_batch > 0;
     }
     if (fits)
@@ -238,15 +242,17 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
   row(j, "STDiT3 weights", stdit, deck.model.dtype);
   row(j, "VAE weights", coder, deck.vae.dtype);
+  const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;
   for (const ClipItem& item : job.items) {
     const ClipShape shape{item.pixels.frames, item.pixels.height, item.pixels.width};
     if (!sizes.contains(shape))
-      sizes[shape] = plan_clip(deck, model, vae, item, capacity, rates, machine.link_bandwidth);
+      sizes[shape] = plan_clip(deck, model, vae, item, limits.at(item.pixels), capacity, rates,
+                               machine.link_bandwidth);
     ++sizes[shape].clips;
   }
-  fmt::print("  {:<16} {:>6} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "clip", "clips", "sampling",
-             "VAE", "frames/time", "sampling time", "decoding time");
+  fmt::print("  {:<16} {:>6} {:>9} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "clip", "clips",
+             "together", "sampling", "VAE", "frames/time", "sampling time", "decoding time");
   double seconds = 0, longest = 0;
   for (const auto& [shape, p] : sizes) {
     WEFT_CHECK(
@@ -255,14 +261,15 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
         "a clip of {} takes {:.2f} GB to sample and {:.2f} to decode; a rank has {:.2f} for it",
         size_name(shape), gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
         gb(static_cast<double>(capacity)));
-    fmt::print("  {:<16} {:>6} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
-               size_name(shape), p.clips, gb(static_cast<double>(p.sampling)),
+    fmt::print("  {:<16} {:>6} {:>9} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
+               size_name(shape), p.clips, p.together, gb(static_cast<double>(p.sampling)),
                gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
     const double a_clip = (p.seconds + p.vae.decoding) * static_cast<double>(deck.generate.loop);
     seconds += a_clip * static_cast<double>(p.clips);
     longest = std::max(longest, a_clip);
     j["clips"].push_back({{"size", size_name(shape)},
                           {"clips", p.clips},
+                          {"together", p.together},
                           {"sampling", p.sampling},
                           {"vae", p.vae.bytes},
                           {"micro_batch", p.vae.micro_batch},

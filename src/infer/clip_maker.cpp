@@ -38,17 +38,18 @@ void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z
 
 }  // namespace
 
-SampleRequest make_request(const Deck& deck, const ClipItem& item) {
+SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips) {
   SampleRequest r;
-  r.fps = {item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.generate.fps)};
+  r.fps.assign(static_cast<std::size_t>(clips),
+               item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.generate.fps));
   r.size.height = static_cast<double>(item.pixels.height);
   r.size.width = static_cast<double>(item.pixels.width);
   r.size.num_frames = item.pixels.frames;
   return r;
 }
 
-Shape latent_shape(const Deck& deck, const ClipItem& item) {
-  return {1, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
+Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips) {
+  return {clips, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
 }
 
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
@@ -81,13 +82,13 @@ ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, Vi
   MPI_Comm_size(group_, &ranks_);
 }
 
-void ClipMaker::share_text() {
+void ClipMaker::share_text(TextRows& text) {
   if (ranks_ == 1) return;
-  std::int64_t sizes[2] = {text_.tokens, static_cast<std::int64_t>(text_.values.size())};
+  std::int64_t sizes[2] = {text.tokens, static_cast<std::int64_t>(text.values.size())};
   MPI_Bcast(sizes, 2, MPI_INT64_T, 0, group_);
-  text_.tokens = sizes[0];
-  text_.values.resize(static_cast<std::size_t>(sizes[1]));
-  MPI_Bcast(text_.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
+  text.tokens = sizes[0];
+  text.values.resize(static_cast<std::size_t>(sizes[1]));
+  MPI_Bcast(text.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
 }
 
 void ClipMaker::share_reference(LatentReference& reference) {
@@ -127,16 +128,19 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
                           });
 }
 
-bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
+bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
                         const FrameVector<float>& last_frames) {
+  // Where there are more, none has references.
+  const ClipItem& item = item_of(batch.front());
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   const std::size_t before = references_.size();
   const bool again = loop > 0 && job_.loops.condition_latents > 0;
   references_.resize(before + (loop == 0 ? prompt.references.size() : again ? 1 : 0));
+  texts_.assign(batch.size(), TextRows());
   std::exception_ptr failure;
   if (first()) try {
-      if (!features_.null_captions())
-        text_ = features_.read(item.texts[static_cast<std::size_t>(loop)]);
+      for (std::size_t b = 0; b < batch.size() && !features_.null_captions(); ++b)
+        texts_[b] = features_.read(item_of(batch[b]).texts[static_cast<std::size_t>(loop)]);
       const double begin = now_seconds();
       for (std::size_t i = before; i < references_.size(); ++i)
         references_[i] = encode(item, loop, i, last_frames);
@@ -148,19 +152,44 @@ bool ClipMaker::prepare(const ClipItem& item, std::int64_t loop,
   if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
   if (failure) std::rethrow_exception(failure);
   if (good == 0) return false;
-  share_text();
+  for (TextRows& text : texts_) share_text(text);
   for (std::size_t i = before; i < references_.size(); ++i) share_reference(references_[i]);
   return true;
 }
 
-Tensor ClipMaker::sample(const ClipItem& item, std::int64_t loop) {
+// Only real tokens: texts of other lengths end in rows that no caption has.
+void ClipMaker::add_captions(std::int64_t clips, SampleRequest& request) const {
+  if (features_.null_captions()) {
+    request.captions = pack_captions({}, deck_.model.model_max_length, clips, true);
+    return;
+  }
+  std::int64_t longest = 0;
+  for (const TextRows& text : texts_) longest = std::max(longest, text.tokens);
+  const std::int64_t channels = deck_.model.caption_channels;
+  std::vector<float> values(static_cast<std::size_t>(clips * longest * channels));
+  std::vector<std::int64_t> mask(static_cast<std::size_t>(clips * longest));
+  for (std::int64_t b = 0; b < clips; ++b) {
+    const TextRows& text = texts_[static_cast<std::size_t>(b)];
+    std::copy(text.values.begin(), text.values.end(), values.begin() + b * longest * channels);
+    std::fill_n(mask.begin() + b * longest, text.tokens, 1);
+  }
+  request.y = Tensor::from_host(std::span<const float>(values), {clips, longest, channels});
+  request.captions = pack_captions(mask, longest, clips, false);
+}
+
+Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   const double begin = now_seconds();
   const auto seed = static_cast<std::uint64_t>(deck_.run.seed);
+  const auto clips = std::ssize(batch);
+  const ClipItem& item = item_of(batch.front());
   const std::uint64_t id = item.noise_id(job_.prompts);
-  SampleRequest request = make_request(deck_, item);
-  request.z = Tensor::empty(latent_shape(deck_, item), DType::f32);
-  ops::fill_normal(seed, static_cast<int>(Purpose::sampler), static_cast<std::uint64_t>(loop), id,
-                   request.z);
+  SampleRequest request = make_request(deck_, item, clips);
+  request.z = Tensor::empty(latent_shape(deck_, item, clips), DType::f32);
+  for (std::int64_t b = 0; b < clips; ++b) {
+    Tensor noise = request.z.slice(b, b + 1);
+    ops::fill_normal(seed, static_cast<int>(Purpose::sampler), static_cast<std::uint64_t>(loop),
+                     item_of(batch[static_cast<std::size_t>(b)]).noise_id(job_.prompts), noise);
+  }
   std::vector<std::int64_t> lengths;
   for (const LatentReference& r : references_) lengths.push_back(r.frames);
   const auto placements =
@@ -173,38 +202,29 @@ Tensor ClipMaker::sample(const ClipItem& item, std::int64_t loop) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
                      static_cast<std::uint64_t>(loop * deck_.sampler.steps + step), id, noise);
   };
-  if (features_.null_captions()) {
-    request.captions = pack_captions({}, deck_.model.model_max_length, 1, true);
-  } else {
-    request.y = Tensor::from_host(std::span<const float>(text_.values),
-                                  {1, text_.tokens, deck_.model.caption_channels});
-    request.captions = pack_captions({}, text_.tokens, 1, false);
-  }
+  add_captions(clips, request);
   double told = begin;
   request.progress = [&](int step, int steps) {
     if (step < steps && now_seconds() - told < 10) return;
     if (step == steps && told == begin) return;  // short ones need no line
     told = now_seconds();
-    log::info("sample    {}: loop {}, step {}/{}, {:.0f} s", item.name, loop, step, steps,
+    log::info("sample    {}{}: loop {}, step {}/{}, {:.0f} s", item.name,
+              clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, step, steps,
               told - begin);
   };
   const Tensor z = flow_sample(model_, deck_.sampler, deck_.diffusion, request);
-  const Tensor on_host = z.to_host();  // waits, and the clock is right
+  z.to_host();  // waits, and the clock is right
   times_.sample += now_seconds() - begin;
-  if (first())
-    for (const float v : on_host.span<float>())
-      WEFT_CHECK(std::isfinite(v), Exit::non_finite,
-                 "check the weights, and try model.dtype = \"f32\"",
-                 "the latent of loop {} is not finite", loop);
   return z;
 }
 
 void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
-                       ClipTensors* tensors, FrameVector<float>& last_frames) {
+                       InHand& clip) {
   const double begin = now_seconds();
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
   const VideoVae::Part kept = part_to_go_on_from(deck_, job_, vae_, item, loop);
-  if (tensors != nullptr) tensors->add_latent(loop, z);
+  FrameVector<float>& last_frames = clip.last_frames;
+  if (clip.tensors) clip.tensors->add_latent(loop, z);
   vae_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& frames) {
     const std::int64_t count = frames.dim(0), size = frames.numel() / count;
     const std::int64_t from = std::clamp<std::int64_t>(kept.first_frame - number, 0, count);
@@ -219,7 +239,7 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
     const std::int64_t skip = std::clamp<std::int64_t>(dropped - number, 0, count);
     if (skip == count) return;
     const Tensor shown = frames.slice(skip, count);
-    if (tensors != nullptr) tensors->add_frames(shown);
+    if (clip.tensors) clip.tensors->add_frames(shown);
     writer.add(count - skip, [&](std::span<std::uint8_t> pixels) {
       const std::int64_t bad = pixels_of(shown, pixels);
       WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
@@ -242,57 +262,69 @@ void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
   clip.width = item.latent_width * vae_.pixels_a_latent();
   if (g.tensors)
     tensors.emplace(writer.directory() / (item.name + ".safetensors"), g.loop,
-                    latent_shape(deck_, item), clip.frames, clip.height, clip.width);
+                    latent_shape(deck_, item, 1), clip.frames, clip.height, clip.width);
   writer.begin(std::move(clip),
                g.save_fps > 0 ? g.save_fps : g.fps / static_cast<double>(g.frame_interval));
 }
 
-bool ClipMaker::make(const ClipItem& item, ClipWriter& writer) {
+void ClipMaker::finish_loop(const ClipItem& item, std::int64_t loop, const Tensor& z,
+                            ClipWriter& writer, InHand& clip) {
   const double start = now_seconds();
-  std::optional<ClipTensors> tensors;
-  FrameVector<float> last_frames;  // of the loop before, what the next one goes on from, as decoded
+  const Tensor on_host = z.to_host();
+  for (const float v : on_host.span<float>())
+    WEFT_CHECK(std::isfinite(v), Exit::non_finite,
+               "check the weights, and try model.dtype = \"f32\"",
+               "the latent of loop {} is not finite", loop);
+  if (loop == 0) {
+    clip.begun = true;
+    begin(item, writer, clip.tensors);
+  }
+  decode(item, loop, z, writer, clip);
+  clip.seconds += now_seconds() - start;
+  if (loop + 1 < deck_.generate.loop) return;
+  if (clip.tensors) clip.tensors->finish();
+  writer.end(clip.seconds);
+}
+
+std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const Failed& failed) {
+  std::int64_t made = 0;
+  std::optional<InHand> clip(std::in_place);
   references_.clear();
-  masks_ = all_masks(deck_, job_, item);
-  bool begun = false;
+  masks_ = all_masks(deck_, job_, item_of(batch.front()));
+  const std::int64_t loops = deck_.generate.loop;
+  bool good = true;  // of the clip with more loops, which is alone
   try {
-    std::exception_ptr failure;
-    for (std::int64_t loop = 0; loop < deck_.generate.loop; ++loop) {
-      if (failure) {  // the others of the group wait for word of what the loop begins with
-        int good = 0;
-        if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
+    for (std::int64_t loop = 0; loop < loops; ++loop) {
+      if (!good) {  // the others of the group wait for word of what the loop begins with
+        int none = 0;
+        if (ranks_ > 1) MPI_Bcast(&none, 1, MPI_INT, 0, group_);
         break;
       }
-      if (!prepare(item, loop, last_frames)) return false;
-      last_frames = FrameVector<float>();  // not while the next loop is sampled
-      const Tensor z = [&]() -> Tensor {
+      const double start = now_seconds();
+      if (!prepare(batch, loop, clip->last_frames)) return 0;
+      clip->last_frames = FrameVector<float>();  // not while the next loop is sampled
+      const Tensor z = sample(batch, loop);
+      const double share = (now_seconds() - start) / static_cast<double>(batch.size());
+      for (std::int64_t b = 0; b < std::ssize(batch) && first(); ++b) {
+        const std::int64_t number = batch[static_cast<std::size_t>(b)];
+        if (loop == 0) clip.emplace();
+        clip->seconds += share;
         try {
-          return sample(item, loop);
+          finish_loop(item_of(number), loop, z.slice(b, b + 1), writer, *clip);
+          if (loop + 1 == loops) ++made;
         } catch (const Error& e) {
-          if (e.code() != Exit::non_finite) throw;  // that all of the group have alike
-          failure = std::current_exception();
-          return {};
+          if (clip->begun) writer.drop();
+          clip.emplace();
+          good = false;
+          failed(number, e);
         }
-      }();
-      if (!first() || failure) continue;
-      try {
-        if (loop == 0) {
-          begun = true;
-          begin(item, writer, tensors);
-        }
-        decode(item, loop, z, writer, tensors ? &*tensors : nullptr, last_frames);
-      } catch (const Error&) {
-        failure = std::current_exception();
       }
     }
-    if (failure) std::rethrow_exception(failure);
-    if (!first()) return false;
-    if (tensors) tensors->finish();
   } catch (...) {
-    if (begun) writer.drop();
+    if (clip->begun) writer.drop();
     throw;
   }
-  writer.end(now_seconds() - start);
-  return true;
+  return made;
 }
 
 }  // namespace weft

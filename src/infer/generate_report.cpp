@@ -18,18 +18,16 @@ void say(fmt::format_string<A...> f, A&&... a) {
 }
 
 LostRank enter_lost(GenerateReport& report, const RollEntry& state, int rank,
-                    const std::function<bool(int, std::int64_t)>& finished,
-                    const std::function<std::string(std::int64_t)>& name) {
+                    const std::function<TakenClips(int, std::int64_t)>& taken) {
   LostRank lost{rank, state.host, {}};
   GenerateShare& share = report.ranks[static_cast<std::size_t>(rank)];
   share.failed = std::ssize(state.failures);
   share.stopped = state.stopped ? 1 : 0;
   report.failures.insert(report.failures.end(), state.failures.begin(), state.failures.end());
   for (const std::int64_t place : state.taken) {
-    if (finished(rank, place))
-      ++share.clips;
-    else if (!state.failed.contains(place))
-      lost.in_hand.push_back(name(place));
+    const TakenClips clips = taken(rank, place);
+    share.clips += clips.finished;
+    lost.in_hand.insert(lost.in_hand.end(), clips.in_hand.begin(), clips.in_hand.end());
   }
   return lost;
 }
@@ -39,7 +37,7 @@ LostRank enter_lost(GenerateReport& report, const RollEntry& state, int rank,
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateShare, clips, failed, busy, last_end, encode, sample,
                                    decode, write, write_wait, arena_planned, arena_peak,
                                    arena_capacity, frames_planned, frames_peak, weights, resident,
-                                   micro_batch, stopped)
+                                   micro_batch, stopped, batches)
 
 std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures) {
   return nlohmann::json{{"share", mine}, {"failures", failures}}.dump(
@@ -47,15 +45,14 @@ std::string last_word(const GenerateShare& mine, const std::vector<std::string>&
 }
 
 GenerateReport read_report(const RankRoll& roll,
-                           const std::function<bool(int, std::int64_t)>& finished,
-                           const std::function<std::string(std::int64_t)>& name) {
+                           const std::function<TakenClips(int, std::int64_t)>& taken) {
   GenerateReport report;
   report.ranks.resize(static_cast<std::size_t>(roll.ranks()));
   for (int r = 0; r < roll.ranks(); ++r) {
     const RollEntry state = roll.state(r);
     // Those that have said their last word may be gone by now: all ranks judge alike.
     if (state.end.empty()) {
-      report.lost.push_back(enter_lost(report, state, r, finished, name));
+      report.lost.push_back(enter_lost(report, state, r, taken));
       continue;
     }
     if (report.speaker < 0) report.speaker = r;
@@ -139,7 +136,8 @@ void GenerateReport::write(const std::filesystem::path& directory) const {
                           {"frames_planned_bytes", s.frames_planned},
                           {"frames_peak_bytes", s.frames_peak},
                           {"resident_bytes", s.resident},
-                          {"micro_batch", s.micro_batch}});
+                          {"micro_batch", s.micro_batch},
+                          {"batches", s.batches}});
   }
   std::ofstream out(directory / "generate_report.json");
   out << j.dump(2) << "\n";

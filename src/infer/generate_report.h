@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,15 +20,23 @@ struct GenerateShare {
   double encode = 0, sample = 0, decode = 0;  // parts of busy: references, steps, pictures
   double write = 0, write_wait = 0;  // the writing thread at work; clips that waited for it
   double arena_planned = 0, arena_peak = 0, arena_capacity = 0;  // bytes
-  double frames_planned = 0, frames_peak = 0;  // bytes of clips' frames in host memory
-  double weights = 0, resident = 0;            // bytes: of the models; of the process on its host
-  double micro_batch = 0;                      // frames that the VAE takes at once
-  double stopped = 0;                          // 1: asked to stop
+  double frames_planned = 0, frames_peak = 0;   // bytes of clips' frames in host memory
+  double weights = 0, resident = 0;             // bytes: of the models; of the process on its host
+  double micro_batch = 0;                       // frames that the VAE takes at once
+  double stopped = 0;                           // 1: asked to stop
+  std::map<std::string, std::int64_t> batches;  // clips sampled together: how often
 };
 
 // Seconds of the stages over the whole batch, as rank 0 saw them.
 struct GenerateStages {
   double text = 0, load = 0, clips = 0;
+};
+
+// Of a place in the order that a lost rank took: how many of its clips that one has finished, and the names of those that it
+// has neither finished nor failed at.
+struct TakenClips {
+  std::int64_t finished = 0;
+  std::vector<std::string> in_hand;
 };
 
 // A rank whose process went away.
@@ -58,11 +67,9 @@ struct GenerateReport {
 
 // A rank's last word for its file on the roll: its share and what failed there.
 std::string last_word(const GenerateShare& mine, const std::vector<std::string>& failures);
-// What all ranks have had to say when they are at their end. Lost ones are entered with what of their clips `finished`
-// knows; `name` is that of the clip at a place. Alike on every rank, but for what lost ones have finished: the speaker gathers
-// their manifests, and only it is sure to find them.
+// What all ranks have had to say when they are at their end. Lost ones are entered with what `taken` knows. Alike on every rank,
+// but for what lost ones have finished: the speaker gathers their manifests, and only it is sure to find them.
 GenerateReport read_report(const RankRoll& roll,
-                           const std::function<bool(int rank, std::int64_t place)>& finished,
-                           const std::function<std::string(std::int64_t place)>& name);
+                           const std::function<TakenClips(int rank, std::int64_t place)>& taken);
 
 }  // namespace weft

@@ -26,7 +26,7 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-using Texts = std::map<std::string, std::string>;  // as written, as rewritten
+using Texts = std::map<std::string, std::string>;  // as written (key_of), as rewritten
 
 constexpr const char* no_command =
     "check generate.refine; the command sees a text a line and prints "
@@ -102,11 +102,12 @@ int run_shell(const std::string& command, const std::function<bool()>& stop) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-void run_command(const std::string& command, const std::vector<std::string>& texts,
-                 const fs::path& output, const std::function<bool()>& stop, Texts& known) {
+// `wanted`: texts as written under their keys in `known`.
+void run_command(const std::string& command, const Texts& wanted, const fs::path& output,
+                 const std::function<bool()>& stop, Texts& known) {
   const fs::path in = output / "refine_in.txt", out = output / "refine_out.txt";
   std::string lines;
-  for (const std::string& text : texts) lines += line_of(text);
+  for (const auto& [key, text] : wanted) lines += line_of(text);
   write_whole(in, lines);
   // Paths go through the environment: no quoting can go wrong.
   setenv("WEFT_REFINE_IN", in.c_str(), 1);
@@ -118,19 +119,26 @@ void run_command(const std::string& command, const std::vector<std::string>& tex
   std::istringstream made(content_of(out));
   std::vector<std::string> refined;
   for (std::string line; std::getline(made, line);) refined.push_back(line);
-  WEFT_CHECK(refined.size() == texts.size(), Exit::data, no_command,
+  WEFT_CHECK(refined.size() == wanted.size(), Exit::data, no_command,
              "generate.refine \"{}\" printed {} lines for {} texts", command, refined.size(),
-             texts.size());
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::string where = fmt::format("line {} of generate.refine", i + 1);
-    check_utf8(refined[i], where);
-    WEFT_CHECK(refined[i].find_first_not_of(" \t\r") != std::string::npos, Exit::data, no_command,
-               "{} is empty, for the text \"{}\"", where, texts[i]);
-    known[texts[i]] = refined[i];
+             wanted.size());
+  std::size_t i = 0;
+  for (const auto& [key, text] : wanted) {
+    const std::string& line = refined[i++];
+    const std::string where = fmt::format("line {} of generate.refine", i);
+    check_utf8(line, where);
+    WEFT_CHECK(line.find_first_not_of(" \t\r") != std::string::npos, Exit::data, no_command,
+               "{} is empty, for the text \"{}\"", where, text);
+    known[key] = line;
   }
   std::error_code left;  // of no harm
   fs::remove(in, left);
   fs::remove(out, left);
+}
+
+std::string key_of(const std::string& text, const std::vector<std::int64_t>& numbers,
+                   std::size_t i) {
+  return numbers.empty() ? text : fmt::format("{}:\n{}", numbers[i], text);
 }
 
 void share(std::string& text, MPI_Comm world) {
@@ -154,16 +162,15 @@ std::string name_of_address(const std::string& address) {
 RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Comm world,
                       const std::function<bool()>& stop) {
   if (command.empty()) return {};
-  return [=](const std::vector<std::string>& texts) {
+  return [=](const std::vector<std::string>& texts, const std::vector<std::int64_t>& numbers) {
     const fs::path path = output / "refined_texts.json";
     std::string known;
     if (log::rank() == 0) {
       Texts refined = texts_of(path, command);
-      std::vector<std::string> wanted;
-      for (const std::string& text : texts)
-        if (!refined.contains(text)) wanted.push_back(text);
-      std::sort(wanted.begin(), wanted.end());
-      wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+      Texts wanted;
+      for (std::size_t i = 0; i < texts.size(); ++i)
+        if (const std::string key = key_of(texts[i], numbers, i); !refined.contains(key))
+          wanted.emplace(key, texts[i]);
       if (!wanted.empty()) {
         make_folder(output);
         run_command(command, wanted, output, stop, refined);
@@ -177,7 +184,8 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
     share(known, world);
     const Texts refined = nlohmann::json::parse(known).get<Texts>();
     std::vector<std::string> result;
-    for (const std::string& text : texts) result.push_back(refined.at(text));
+    for (std::size_t i = 0; i < texts.size(); ++i)
+      result.push_back(refined.at(key_of(texts[i], numbers, i)));
     return result;
   };
 }

@@ -10,8 +10,8 @@
 
 namespace weft {
 
-// For read_prompts: /bin/sh runs `command` on rank 0, with all texts that OUTPUT/refined_texts.json does not have yet, a line
-// each, on its standard input; it prints as many lines. Exit::data names the command where it fails, prints another
+// For read_prompts: /bin/sh runs `command` on rank 0, with all texts, or texts of a number, that OUTPUT/refined_texts.json
+// does not have yet, a line each, on its standard input; it prints as many lines. Exit::data names the command where it fails, prints another
 // number of lines, an empty one or one that is not UTF-8; Exit::stopped where `stop` ended it. Collective, as the function
 // that it returns. An empty `command` changes nothing.
 RefineTexts refine_by(const std::string& command, const std::filesystem::path& output,

@@ -160,18 +160,30 @@ Prompt parse_prompt(const std::string& line, const std::string& where, const Gen
 }
 
 std::string place_of(const GenerateDeck& deck, const Prompt& prompt) {
+  if (!deck.prompt_generator.empty()) return "generate.prompt_generator";
   return deck.prompts.empty() ? fmt::format("{}:{}", deck.prompt_file, prompt.index + 1)
                               : fmt::format("generate.prompts[{}]", prompt.index);
 }
 
 std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine) {
-  WEFT_CHECK(!deck.prompts.empty() || !deck.prompt_file.empty(), Exit::usage,
+  const bool listed = !deck.prompts.empty(), generated = !deck.prompt_generator.empty();
+  WEFT_CHECK(listed || generated || !deck.prompt_file.empty(), Exit::usage,
              "set generate.prompts = [\"a cat\"] or generate.prompt_file = \"prompts.txt\"",
              "no prompts");
-  const bool listed = !deck.prompts.empty();
-  const std::vector<std::string> lines = listed ? deck.prompts : read_lines(deck.prompt_file);
+  std::vector<std::string> lines;
+  if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file);
   std::int64_t begin = 0, end = static_cast<std::int64_t>(lines.size());
-  if (!listed) {
+  if (generated) {
+    WEFT_CHECK(!listed && deck.prompt_file.empty(), Exit::usage, "leave one of the two empty",
+               "generate.prompt_generator and generate.{} are both given",
+               listed ? "prompts" : "prompt_file");
+    begin = deck.start_index;
+    end = deck.end_index;
+    WEFT_CHECK(begin < end, Exit::usage,
+               "set generate.end_index: a prompt is made for each number from generate.start_index "
+               "up to it",
+               "generate.prompt_generator from number {} to {} makes no prompt", begin, end);
+  } else if (!listed) {
     begin = deck.start_index;
     if (deck.end_index > 0) end = std::min(end, deck.end_index);
     WEFT_CHECK(begin < end, Exit::usage, "check generate.start_index and end_index",
@@ -191,7 +203,8 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
     const auto at = static_cast<std::size_t>(i - begin);
     Prompt p;
     p.index = i;
-    p = parse_prompt(lines[static_cast<std::size_t>(i)], place_of(deck, p), deck);
+    p = parse_prompt(generated ? deck.prompt_generator : lines[static_cast<std::size_t>(i)],
+                     place_of(deck, p), deck);
     p.index = i;
     // The prompt's own options go before the deck's lists.
     if (p.references.empty() && !deck.references.empty())
@@ -201,9 +214,13 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
     prompts.push_back(p);
   }
   std::vector<std::string> texts;
+  std::vector<std::int64_t> numbers;
   for (const Prompt& p : prompts)
-    for (const Prompt::Segment& s : p.segments) texts.push_back(s.text);
-  if (refine) texts = refine(texts);
+    for (const Prompt::Segment& s : p.segments) {
+      texts.push_back(s.text);
+      if (generated) numbers.push_back(p.index);
+    }
+  if (refine) texts = refine(texts, numbers);
   auto text = texts.begin();
   for (Prompt& p : prompts)
     for (Prompt::Segment& s : p.segments) s.text = append_scores(*text++, deck);

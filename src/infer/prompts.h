@@ -29,14 +29,17 @@ struct Prompt {
   const std::string& text_of_loop(std::int64_t loop) const;
 };
 
-// generate.prompts, or the lines [start_index, end_index) of generate.prompt_file, each with its place in
-// generate.references and generate.mask_strategies. Exit::data names file and line of a prompt that is empty, not UTF-8,
-// has broken JSON or an unknown option; Exit::usage where there are no prompts, or lists of other lengths.
+// generate.prompts, or the lines [start_index, end_index) of generate.prompt_file, or generate.prompt_generator for each number
+// in [start_index, end_index), each with its place in generate.references and generate.mask_strategies. Exit::data names
+// file and line of a prompt that is empty, not UTF-8, has broken JSON or an unknown option; Exit::usage where there are no
+// prompts, or lists of other lengths.
 //
 // An empty prompt is refused, where the original makes a clip of nothing but the scores: it is nearly always a slip.
 //
-// `refine`, where it is given, gets the texts of all segments and returns what to take instead, before scores are added.
-using RefineTexts = std::function<std::vector<std::string>(const std::vector<std::string>&)>;
+// `refine`, where it is given, gets the texts of all segments and returns what to take instead, before scores are added. The
+// same text is refined once, but for prompt_generator, where `numbers` has the prompt's number of each and is not empty.
+using RefineTexts = std::function<std::vector<std::string>(
+    const std::vector<std::string>& texts, const std::vector<std::int64_t>& numbers)>;
 std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine = {});
 
 // Where the user wrote it, for messages.

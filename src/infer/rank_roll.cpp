@@ -137,15 +137,14 @@ RollEntry RankRoll::state(int rank) const {
     std::istringstream words(line);
     std::string word, rest;
     words >> word >> std::ws;
-    std::int64_t place = -1;
-    if (word == "take" || word == "drop" || word == "fail") words >> place >> std::ws;
+    std::int64_t number = -1;
+    if (word == "take" || word == "drop" || word == "fail" || word == "settled")
+      words >> number >> std::ws;
     std::getline(words, rest);
-    if (word == "take") s.taken.push_back(place);
-    if (word == "drop") std::erase(s.taken, place);
-    if (word == "fail") {
-      s.failed.insert(place);
-      s.failures.push_back(rest);
-    }
+    if (word == "take") s.taken.push_back(number);
+    if (word == "drop") std::erase(s.taken, number);
+    if (word == "fail" || word == "settled") s.settled.insert(number);
+    if (word == "fail") s.failures.push_back(rest);
     if (word == "host") s.host = rest;
     if (word == "end") s.end = rest;
     if (word == "stop") s.stopped = true;
@@ -167,9 +166,10 @@ void RankRoll::note(const std::string& line) {
 
 void RankRoll::note_taken(std::int64_t place) { note(fmt::format("take {}", place)); }
 void RankRoll::note_dropped(std::int64_t place) { note(fmt::format("drop {}", place)); }
-void RankRoll::note_failed(std::int64_t place, const std::string& why) {
-  note(fmt::format("fail {} {}", place, why));
+void RankRoll::note_failed(std::int64_t clip, const std::string& why) {
+  note(fmt::format("fail {} {}", clip, why));
 }
+void RankRoll::note_settled(std::int64_t clip) { note(fmt::format("settled {}", clip)); }
 void RankRoll::note_idle() { note("idle"); }
 void RankRoll::note_stopped() { note("stop"); }
 void RankRoll::note_told() { note("told"); }
@@ -205,14 +205,14 @@ void RankRoll::pause() const {
 
 std::vector<LeftPlace> left_places(const std::vector<RollEntry>& states,
                                    const std::vector<bool>& lost, std::int64_t items, bool queued,
-                                   const std::function<bool(int, std::int64_t)>& finished) {
+                                   const std::function<bool(int, std::int64_t)>& settled) {
   // A lost rank may have taken one without saying so any more; where none is lost, the queue has given out all.
   const bool any = !queued || std::find(lost.begin(), lost.end(), true) != lost.end();
   std::vector<LeftPlace> places(static_cast<std::size_t>(items), {0, any});
   for (std::size_t r = 0; r < states.size(); ++r)
     for (const std::int64_t place : states[r].taken) {
       LeftPlace& p = places.at(static_cast<std::size_t>(place));
-      if (lost[r] && !states[r].failed.contains(place) && !finished(static_cast<int>(r), place))
+      if (lost[r] && !settled(static_cast<int>(r), place))
         ++p.losses;
       else
         p.open = false;

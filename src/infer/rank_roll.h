@@ -1,4 +1,4 @@
-// Which ranks of a job are there, and which clips each has in hand: a file a rank, DIR/N, that its rank keeps locked for as
+// Which ranks of a job are there, and which batches of clips each has in hand: a file a rank, DIR/N, that its rank keeps locked for as
 // long as it lives and to which it adds a line for all that it does. The kernel lifts the lock when the process is gone,
 // however it went (a network file system does when its node is gone), so nobody judges by a clock. Stands beside MPI,
 // which cannot go on with a rank that is gone: what is asked here is answered by files alone.
@@ -20,7 +20,8 @@ namespace weft {
 // What a rank's file says.
 struct RollEntry {
   std::vector<std::int64_t> taken;  // places in the job's order, those in hand and those finished
-  std::set<std::int64_t> failed;    // of these
+  std::set<std::int64_t>
+      settled;  // clips that it failed at, or found settled by a rank that was lost
   std::vector<std::string> failures;
   std::string host, end;  // where it runs; its last word (note_end), empty before
   bool idle = false;      // has nothing in hand, and found nothing to take
@@ -47,7 +48,8 @@ class RankRoll {
   // A line each in this rank's file. Thread-safe.
   void note_taken(std::int64_t place);
   void note_dropped(std::int64_t place);  // somebody else has it
-  void note_failed(std::int64_t place, const std::string& why);
+  void note_failed(std::int64_t clip, const std::string& why);
+  void note_settled(std::int64_t clip);  // by a rank that was lost: not to be made here
   void note_idle();
   void note_stopped();
   void note_end(const std::string& last_word);  // no line breaks
@@ -80,17 +82,17 @@ class RankRoll {
   std::jthread thread_;
 };
 
-// How many ranks have been lost with that place in hand, and whether it is still to be made: by nobody who is there, finished
-// nor failed. Two are enough: the clip may be what they were lost by.
+// How many ranks have been lost with that place in hand, and whether it is still to be made: by nobody who is there, nor
+// settled. Two are enough: a clip may be what they were lost by.
 struct LeftPlace {
   int losses = 0;
   bool open = false;
 };
 constexpr int most_losses = 2;
-// The same for all places 0 ... items - 1, from all ranks' states. `queued`: a queue has given them all out. `finished`:
-// whether a rank that is lost has finished the clip at that place.
+// The same for all places 0 ... items - 1, from all ranks' states. `queued`: a queue has given them all out. `settled`:
+// whether a rank that is lost has finished or failed all clips of that place.
 std::vector<LeftPlace> left_places(
     const std::vector<RollEntry>& states, const std::vector<bool>& lost, std::int64_t items,
-    bool queued, const std::function<bool(int rank, std::int64_t place)>& finished);
+    bool queued, const std::function<bool(int rank, std::int64_t place)>& settled);
 
 }  // namespace weft

@@ -1,6 +1,7 @@
 // How large a clip is to be: Open-Sora's names for sizes and lengths (specs/inference.md 2).
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -10,7 +11,7 @@ namespace weft {
 
 struct PixelSize {
   std::int64_t frames = 1, height = 0, width = 0;
-  bool operator==(const PixelSize&) const = default;
+  auto operator<=>(const PixelSize&) const = default;
 };
 
 // The key of data/aspect.h's tables for an aspect ratio H:W as Open-Sora writes it: "9:16" -> "0.56". Exit::usage names

@@ -1,4 +1,4 @@
-// What a job is to make, and what of it is finished.
+// What a job is to make, what of it is finished, and which clips are sampled together.
 #include "infer/generate_job.h"
 
 #include <gmock/gmock.h>
@@ -7,6 +7,8 @@
 #include <set>
 
 #include "core/error.h"
+#include "infer/clip_batches.h"
+#include "infer/generate_memory.h"
 
 namespace weft {
 namespace {
@@ -112,6 +114,54 @@ TEST(GenerateJob, NamesAreUnlike) {
   std::set<std::string> names;
   for (const ClipItem& item : job_of(deck).items) names.insert(item.name);
   EXPECT_EQ(names.size(), 5u);
+}
+
+TEST(ClipBatches, AreOfOneSizeAndLeaveWorkForAllGroups) {
+  Deck deck = small();
+  const std::string picture = " {\"num_frames\": 1}";
+  deck.generate.prompts = {"a" + picture, "b",           "c {\"mask_strategy\": \"1\"}",
+                           "d" + picture, "e",           "f",
+                           "g",           "h" + picture, "i"};
+  deck.generate.batch_size = 4;
+  const GenerateJob job = job_of(deck);
+  const auto batches = [&](int groups) {
+    const auto order = job.longest_first();
+    return make_batches(deck, job, order, limit_batches(deck, job, order, groups));
+  };
+  // Item 2 has a mask: alone, though of the same size.
+  EXPECT_EQ(batches(1), (std::vector<ClipBatch>{{1, 4, 5, 6}, {2}, {8}, {0, 3, 7}}));
+  EXPECT_EQ(batches(2), (std::vector<ClipBatch>{{1, 4, 5}, {6, 8}, {2}, {0, 3}, {7}}));
+  EXPECT_EQ(batches(3).size(), 7u);
+  deck.generate.batch_size = 1;
+  std::vector<std::int64_t> alone;
+  for (const ClipBatch& batch : batches(1)) alone.push_back(batch.at(0));
+  EXPECT_EQ(alone, job.longest_first());
+  deck.generate.batch_size = 4;
+  deck.generate.loop = 2;
+  EXPECT_EQ(batches(1).size(), 9u);
+  deck.generate.loop = 1;
+  // Those that are finished need no place, and what is dealt out stays in its order.
+  deck.generate.share_out = false;
+  const std::vector<std::int64_t> missing = {0, 1, 3, 8};
+  EXPECT_EQ(make_batches(deck, job, missing, limit_batches(deck, job, missing, 1)),
+            (std::vector<ClipBatch>{{0, 3}, {1, 8}}));
+}
+
+TEST(ClipBatches, AreAsLargeAsTheMemory) {
+  const Deck deck = small();
+  const GenerateJob job = job_of(deck);
+  Stdit3 model(deck.model);
+  model.params().allocate_for_inference(false);
+  const auto bytes = [&](std::int64_t clips) {
+    return plan_sampling(deck, model, job.items[0], clips);
+  };
+  const auto fitting = [&](std::size_t capacity) {
+    return fit_batch(deck, model, job.items[0], 8, capacity);
+  };
+  EXPECT_EQ(fitting(1), 1);
+  EXPECT_EQ(fitting(bytes(3)), 2);  // a 32nd stays free
+  EXPECT_EQ(fitting(bytes(4)), 3);
+  EXPECT_EQ(fitting(2 * bytes(8)), 8);
 }
 
 TEST(GenerateJob, LoopsMustFit) {

@@ -96,14 +96,45 @@ TEST(Prompts, TextsAreRefinedBeforeScores) {
   d.aes = 6.5;
   d.prompts = {"a cat", "|0|a|1|b"};
   std::vector<std::string> seen;
-  const auto prompts = read_prompts(d, [&](const std::vector<std::string>& texts) {
+  std::vector<std::int64_t> numbers;
+  const auto refine = [&](const std::vector<std::string>& texts,
+                          const std::vector<std::int64_t>& of_texts) {
     seen = texts;
+    numbers = of_texts;
     return std::vector<std::string>{"one", "two", "three"};
-  });
+  };
+  const auto prompts = read_prompts(d, refine);
   EXPECT_THAT(seen, ElementsAre("a cat", "a", "b"));
+  EXPECT_TRUE(numbers.empty());
   EXPECT_EQ(prompts[0].text, "a cat") << "names of files stay";
   EXPECT_EQ(prompts[0].text_of_loop(0), "one aesthetic score: 6.5.");
   EXPECT_EQ(prompts[1].text_of_loop(1), "three aesthetic score: 6.5.");
+  // One text for many numbers is refined for each.
+  d.prompts.clear();
+  d.prompt_generator = "a dog {\"num_frames\": 1}";
+  d.start_index = 7;
+  d.end_index = 10;
+  const auto dogs = read_prompts(d, refine);
+  EXPECT_THAT(seen, ElementsAre("a dog", "a dog", "a dog"));
+  EXPECT_THAT(numbers, ElementsAre(7, 8, 9));
+  ASSERT_EQ(dogs.size(), 3u);
+  EXPECT_EQ(dogs[2].index, 9);
+  EXPECT_EQ(dogs[2].text_of_loop(0), "three aesthetic score: 6.5.");
+  EXPECT_EQ(dogs[2].num_frames, "1");
+}
+
+TEST(Prompts, AGeneratorEndsAndIsAlone) {
+  GenerateDeck d = plain();
+  d.prompt_generator = "a dog";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: generate.prompt_generator from"));
+  d.end_index = 2;
+  EXPECT_EQ(read_prompts(d).size(), 2u);
+  d.prompts = {"a cat"};
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("generate.prompts are both given"));
+  d.prompts.clear();
+  d.prompt_generator = " {}";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }),
+              HasSubstr("3: generate.prompt_generator: the prompt is empty"));
 }
 
 TEST(Prompts, ReadsASliceOfAFile) {

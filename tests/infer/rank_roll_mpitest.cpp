@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "commands/clip_queue.h"
+#include "commands/lost_ranks.h"
 #include "core/error.h"
 
 namespace weft {
@@ -34,12 +36,13 @@ TEST(RankRoll, EveryRankReadsWhatEachHasSaid) {
     roll.note_taken(3);
     roll.note_dropped(3);
     roll.note_failed(10 + roll.rank(), "a clip: two\nlines");
+    roll.note_settled(20 + roll.rank());
     if (roll.rank() == 0) roll.note_idle();
     MPI_Barrier(MPI_COMM_WORLD);
     for (int r = 0; r < roll.ranks(); ++r) {
       const RollEntry s = roll.state(r);
       EXPECT_EQ(s.taken, std::vector<std::int64_t>{10 + r});
-      EXPECT_TRUE(s.failed.contains(10 + r));
+      EXPECT_EQ(s.settled, (std::set<std::int64_t>{10 + r, 20 + r}));
       EXPECT_EQ(s.failures, std::vector<std::string>{"a clip: two lines"});
       EXPECT_EQ(s.idle, r == 0);
       EXPECT_FALSE(s.stopped || s.host.empty());
@@ -164,15 +167,53 @@ TEST(ClipQueue, GivesEveryClipOnceWhenARankIsLost) {
   remove_shared(folder);
 }
 
-// Three ranks, of which rank 1 is lost: it had finished 1, failed in 3 and had 4 in hand.
+// The last rank is lost in the middle of a batch: it had finished its second clip, failed at the third, and found the fourth
+// settled by one lost before. Another makes the rest.
+TEST(OrderedClips, OfABatchThatIsLeftWhatIsNotSettledIsMade) {
+  const fs::path folder = shared_folder();
+  {
+    RankRoll roll(folder / ".ranks", MPI_COMM_WORLD);
+    const int last = roll.ranks() - 1;
+    if (last == 0) GTEST_SKIP() << "nobody would be left";
+    GenerateJob job;
+    job.items.resize(6);
+    for (std::size_t i = 0; i < job.items.size(); ++i) job.items[i].name = fmt::format("clip{}", i);
+    OrderedClips clips(folder, job, roll);
+    clips.set_batches({{1, 2, 3, 4, 5}, {0}});
+    if (roll.rank() == last) {
+      roll.note_taken(0);
+      roll.note_settled(4);
+      ClipManifest manifest(folder, last);
+      FinishedClip clip;
+      clip.name = clip.file = "clip2";
+      std::ofstream(folder / clip.file);
+      manifest.add(clip);
+      roll.note_failed(3, "not finite");
+      unlock(folder / ".ranks" / std::to_string(last));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (roll.rank() != last) {
+      const TakenClips taken = clips.taken(last, 0);
+      EXPECT_EQ(taken.finished, 1);
+      EXPECT_EQ(taken.in_hand, (std::vector<std::string>{"clip1", "clip5"}));
+      EXPECT_FALSE(clips.settled(last, 0));
+      EXPECT_EQ(clips.left(0), (ClipBatch{1, 5}));
+      EXPECT_EQ(clips.left(1), (ClipBatch{0}));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  remove_shared(folder);
+}
+
+// Three ranks, of which rank 1 is lost: it had finished 1, failed at 3 and had 4 in hand.
 std::vector<LeftPlace> left(bool lost_too) {
   std::vector<RollEntry> states(3);
   states[0].taken = {0, 5};
   states[1].taken = {1, 3, 4};
-  states[1].failed = {3};
   states[2].taken = {2, 4};
-  return left_places(states, {false, true, lost_too}, 7, true,
-                     [](int rank, std::int64_t place) { return rank == 1 && place == 1; });
+  return left_places(states, {false, true, lost_too}, 7, true, [](int rank, std::int64_t place) {
+    return rank == 1 && (place == 1 || place == 3);
+  });
 }
 
 TEST(LeftPlaces, AreThoseThatNobodyHasInHandFinishedOrFailed) {
