@@ -1,5 +1,6 @@
 """weft generate on tiny models: the same pixels at any rank count, restarts, what fails, and bad input."""
 
+import collections
 import contextlib
 import functools
 import http.server
@@ -47,7 +48,7 @@ class Generate(WeftTest):
     def report(self, output="out"):
         return json.loads((self.dir / output / "generate_report.json").read_text())
 
-    def assert_same_frames(self, one, other):
+    def assert_same_frames(self, one, other, limit=1e-4):
         """Tensors that differ by the order of sums alone."""
         a, b = read_safetensors(self.dir / one), read_safetensors(self.dir / other)
         self.assertEqual(a.keys(), b.keys())
@@ -56,7 +57,7 @@ class Generate(WeftTest):
             x, y = (struct.unpack(f"<{len(v) // 4}f", v) for v in (values, b[name][2]))
             largest = max(abs(v) for v in x)
             self.assertGreater(largest, 0)
-            self.assertLess(max(abs(p - q) for p, q in zip(x, y)), 1e-4 * largest, f"{other} {name}")
+            self.assertLess(max(abs(p - q) for p, q in zip(x, y)), limit * largest, f"{other} {name}")
 
     def test_same_pixels_at_any_rank_count(self):
         prompts = ["a cat", "a dog", "|0|rain|1|sun", "a bird {\"num_frames\": 1}",
@@ -89,6 +90,37 @@ class Generate(WeftTest):
         slice_, whole = self.pixels("slice"), self.pixels("null")
         self.assertEqual(slice_["sample_0001-0"], whole["sample_0001"])
         self.assertNotEqual(slice_["sample_0001-1"], whole["sample_0001"])
+
+    def test_clips_that_are_sampled_together(self):
+        long = " {\"num_frames\": 17}"
+        prompts = ["a cat" + long, "a dog on a roof", "rain", "a fox in the long grass" + long, "a bird", "sun",
+                   "a fish" + long, "a tree"]
+        settings = ["generate.num_frames=1", "generate.tensors=true"]
+        self.generate(*settings, "generate.output=alone", prompts=prompts)
+        self.assertEqual(self.report("alone")["ranks"][0]["batches"], {"1": 8})
+        settings += ["generate.batch_size=3"]
+        self.generate(*settings, ranks=2, prompts=prompts)
+        # Three clips for two ranks are two and one, five pictures three and two.
+        taken = collections.Counter()
+        for rank in self.report()["ranks"]:
+            taken.update(rank["batches"])
+            self.assertLessEqual(rank["arena_peak_bytes"], rank["arena_planned_bytes"])
+        self.assertEqual(taken, {"1": 1, "2": 2, "3": 1})
+        for name in self.clips():
+            self.assert_same_frames(f"alone/{name}.safetensors", f"out/{name}.safetensors", 1e-5)
+        # One text is spoilt: of its batch that clip alone fails, and alone it is made when the text is good again.
+        features = self.dir / "out" / "text_features.safetensors"
+        good = features.read_bytes()
+        dog = read_safetensors(features)["1"][2]
+        features.write_bytes(good.replace(dog, b"\xff" * len(dog)))
+        for name in ("sample_0001", "sample_0002", "sample_0004"):
+            os.remove(self.dir / "out" / f"{name}.png")
+        self.assertIn("sample_0001: the latent of loop 0 is not finite",
+                      self.generate(*settings, expect=3, prompts=prompts).err)
+        self.assertEqual(self.report()["ranks"][0]["batches"], {"3": 1})
+        features.write_bytes(good)
+        self.assertIn("1 made, 7 finished before", self.generate(*settings, prompts=prompts).err)
+        self.assert_same_frames("alone/sample_0001.safetensors", "out/sample_0001.safetensors", 1e-5)
 
     def test_killed_and_restarted(self):
         prompts = [f"prompt {i}" for i in range(8)]
@@ -161,7 +193,7 @@ class Generate(WeftTest):
             self.assertEqual(self.pixels(), self.pixels("whole"))
             self.assertFalse((self.dir / "out" / ".ranks").exists())
         # A group ends with any of its ranks.
-        report, lost = self.lose(3, 4, *many, "parallel.sp=2")
+        report, lost = self.lose(3, 4, *many, "parallel.sp=2", "generate.batch_size=2")
         self.assertEqual(lost, [2, 3])
         self.assertEqual((report["made"], report["failures"]), (6, []))
 
@@ -244,6 +276,16 @@ class Generate(WeftTest):
         self.generate(*ask, prompts=there)
         self.assertEqual(self.pixels("fetched"), self.pixels("local"))
         self.assertEqual((self.dir / "runs.txt").read_text(), "once\n")
+        # One text for many numbers: each is asked for once, and keeps its answer in another slice.
+        count = ["generate.prompt_generator=a cat", "generate.refine=cat -n", "generate.num_frames=1",
+                 "generate.output=counted"]
+        for first, last, made in ((2, 4, 2), (3, 5, 1)):
+            job = self.weft("generate", "deck.toml", *count, f"generate.start_index={first}",
+                            f"generate.end_index={last}", ranks=0)
+            self.assertIn(f"{made} made, {2 - made} finished before", job.err)
+        self.assertEqual(sorted(self.clips("counted")), ["sample_0002", "sample_0003", "sample_0004"])
+        texts = json.loads((self.dir / "counted" / "refined_texts.json").read_text())["texts"]
+        self.assertEqual([int(t.split()[0]) for t in texts.values()], [1, 2, 1])
         for command, said in (("cat; echo more", "printed 2 lines for 1 texts"), ("exit 3", "with code 3"),
                               ("echo", "is empty")):
             self.refused(self.generate("generate.output=bad", f"generate.refine={command}", expect=None,
