@@ -190,7 +190,7 @@ class Cluster:
         for entry in os.listdir("/proc"):
             try:
                 # The batch script and srun have a number in their environments too.
-                if entry.isdigit() and pathlib.Path(f"/proc/{entry}/comm").read_text() == "weft\n" and \
+                if entry.isdigit() and pathlib.Path(f"/proc/{entry}/comm").read_text().startswith("weft") and \
                         marks <= set(pathlib.Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")):
                     return int(entry)
             except OSError:
