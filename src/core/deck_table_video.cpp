@@ -118,7 +118,7 @@ void generation_rows(Rows& r, Deck& d) {
          "the newest checkpoint of run.dir.");
   r.flag("ema", g.ema, "Of a checkpoint, use the moving average of the weights.");
   r.text("prompts", g.prompts, "The prompts; they may end in options as JSON.");
-  r.text("prompt_file", g.prompt_file, "Text file with a prompt a line, if prompts is empty.");
+  r.text("prompt_file", g.prompt_file, "Text file with a prompt a line, instead of prompts.");
   r.text("prompt_generator", g.prompt_generator,
          "One prompt for every number from start_index up to end_index, instead of prompts and "
          "prompt_file.");

@@ -101,6 +101,8 @@ void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
 // What was asked for and changes nothing, a line each.
 void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
   if (log::rank() != 0) return;
+  if (!g.prompts.empty() && !g.prompt_file.empty())
+    log::warn("generate.prompts is not used, generate.prompt_file is set");
   const auto first = [&](auto&& unused) {
     const auto p = std::find_if(prompts.begin(), prompts.end(), unused);
     return p == prompts.end() ? std::string() : place_of(g, *p);

@@ -161,20 +161,20 @@ Prompt parse_prompt(const std::string& line, const std::string& where, const Gen
 
 std::string place_of(const GenerateDeck& deck, const Prompt& prompt) {
   if (!deck.prompt_generator.empty()) return "generate.prompt_generator";
-  return deck.prompts.empty() ? fmt::format("{}:{}", deck.prompt_file, prompt.index + 1)
-                              : fmt::format("generate.prompts[{}]", prompt.index);
+  return deck.prompt_file.empty() ? fmt::format("generate.prompts[{}]", prompt.index)
+                                  : fmt::format("{}:{}", deck.prompt_file, prompt.index + 1);
 }
 
 std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine) {
-  const bool listed = !deck.prompts.empty(), generated = !deck.prompt_generator.empty();
-  WEFT_CHECK(listed || generated || !deck.prompt_file.empty(), Exit::usage,
+  const bool generated = !deck.prompt_generator.empty(), listed = deck.prompt_file.empty();
+  WEFT_CHECK(generated || !listed || !deck.prompts.empty(), Exit::usage,
              "set generate.prompts = [\"a cat\"] or generate.prompt_file = \"prompts.txt\"",
              "no prompts");
   std::vector<std::string> lines;
   if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file);
   std::int64_t begin = 0, end = static_cast<std::int64_t>(lines.size());
   if (generated) {
-    WEFT_CHECK(!listed && deck.prompt_file.empty(), Exit::usage, "leave one of the two empty",
+    WEFT_CHECK(listed && deck.prompts.empty(), Exit::usage, "leave one of the two empty",
                "generate.prompt_generator and generate.{} are both given",
                listed ? "prompts" : "prompt_file");
     begin = deck.start_index;

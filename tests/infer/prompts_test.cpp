@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -139,11 +140,11 @@ TEST(Prompts, AGeneratorEndsAndIsAlone) {
 
 TEST(Prompts, ReadsASliceOfAFile) {
   const auto path =
-      std::filesystem::temp_directory_path() /
-      fmt::format("weft_prompts_{}.txt", ::testing::UnitTest::GetInstance()->random_seed());
+      std::filesystem::temp_directory_path() / fmt::format("weft_prompts_{}.txt", getpid());
   std::ofstream(path) << "\xEF\xBB\xBF"
                          "first\r\nsecond {\"mask_strategy\": \"0\"}\n\nfourth";
   GenerateDeck d = plain();
+  d.prompts = {"of the deck"};  // the file goes before it
   d.prompt_file = path.string();
   d.end_index = 2;
   d.references = {"x.png", "y.png;z.png"};
