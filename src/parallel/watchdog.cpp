@@ -5,7 +5,7 @@
 //
 // From the moment a rank is stuck for longer than the limit, the job ends within ten seconds:
 //   collector 0 does not answer     2.6 s   patience()
-//   late ranks do not answer        1.5 s   grace()
+//   late ranks do not answer        1.5 s   grace(), unless tests ask for more (WEFT_COMM_GRACE)
 //   the verdict finds no listener   2.5 s   last_resort_seconds
 // and what mpirun or srun takes to end the ranks, about a second.
 #include "parallel/watchdog.h"
@@ -36,14 +36,18 @@ constexpr double last_resort_seconds = 2.5, last_resort_when_seen_seconds = 6;
 // After another failure: told by this thread, and at last ended by it.
 constexpr double patience_with_busy_rank_seconds = 60;
 
-double choose_timeout(double wanted) {
-  const char* text = std::getenv("WEFT_COMM_TIMEOUT");
-  if (text == nullptr) return wanted > 0 ? wanted : (on_cuda() ? 600 : 3600);
+std::optional<double> seconds_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return std::nullopt;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   WEFT_CHECK(end != text && *end == '\0' && seconds > 0, Exit::usage,
-             "give seconds, such as WEFT_COMM_TIMEOUT=600", "WEFT_COMM_TIMEOUT = \"{}\"", text);
+             fmt::format("give seconds, such as {}=600", variable), "{} = \"{}\"", variable, text);
   return seconds;
+}
+
+double choose_timeout(double wanted) {
+  return seconds_in("WEFT_COMM_TIMEOUT").value_or(wanted > 0 ? wanted : (on_cuda() ? 600 : 3600));
 }
 
 // Storage that is busy is no hang: a save may take so many times the limit.
@@ -77,6 +81,7 @@ void tell(const Error& e) {
 Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
     : fixed_timeout_(std::getenv("WEFT_COMM_TIMEOUT") != nullptr),
       timeout_(choose_timeout(timeout_seconds)),
+      fixed_grace_(seconds_in("WEFT_COMM_GRACE")),
       look_(std::move(look)),
       stop_(std::move(stop)) {
   MPI_Comm_dup(world, &comm_);
@@ -336,7 +341,7 @@ void Watchdog::collect(const std::string& complaint) {
         return failed_ || std::all_of(answers_.begin(), answers_.end(),
                                       [](const RankState& a) { return a.answers; });
       },
-      grace(timeout_));
+      fixed_grace_.value_or(grace(timeout_)));
   if (failed_) return;  // another collector was faster
   const std::string what = hang_report(complaint, answers_, names_);
   const std::string hint =

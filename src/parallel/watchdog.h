@@ -79,6 +79,8 @@ class Watchdog {
   int rank_ = 0, size_ = 1;
   bool fixed_timeout_;  // by the environment
   std::atomic<double> timeout_;
+  // For tests: seconds to wait for answers, where a host that stands still would look like a rank that does not answer.
+  std::optional<double> fixed_grace_;
   Look look_;
   Stop stop_;
   std::vector<RankName> names_;
