@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <string>
 #include <thread>
@@ -87,17 +89,22 @@ TEST(Trace, ThreadsLoseNothing) {
   EXPECT_EQ(seen.size(), static_cast<std::size_t>(threads * each));
 }
 
-// What a span costs: printed, and bounded so generously that only a change of kind can break it.
+// What a span costs: printed, and bounded so generously that only a change of kind can break it. The least of many batches,
+// since the host may stand still in some.
 TEST(Trace, ASpanIsCheap) {
   const auto scopes = [](int n) {
-    const double begin = now_seconds();
-    for (int i = 0; i < n; ++i) const Scope scope("cost", Lane::compute, i, "n");
-    return (now_seconds() - begin) / n;
+    double least = std::numeric_limits<double>::infinity();
+    for (int batch = 0; batch < 20; ++batch) {
+      const double begin = now_seconds();
+      for (int i = 0; i < n; ++i) const Scope scope("cost", Lane::compute, i, "n");
+      least = std::min(least, (now_seconds() - begin) / n);
+    }
+    return least;
   };
   stop();
-  const double off = scopes(1000000);
+  const double off = scopes(50000);
   start(1 << 12);
-  const double on = scopes(100000);
+  const double on = scopes(5000);
   stop();
   RecordProperty("nanoseconds_off", std::to_string(off * 1e9));
   RecordProperty("nanoseconds_on", std::to_string(on * 1e9));

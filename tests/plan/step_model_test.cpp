@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
@@ -201,7 +203,7 @@ TEST(Variation, ExpectedMaximum) {
 }
 
 TEST(Rates, FromAFile) {
-  const std::string path = testing::TempDir() + "weft_rates.json";
+  const std::string path = testing::TempDir() + fmt::format("weft_rates_{}.json", getpid());
   std::ofstream(path)
       << R"({"products": 7e14, "attention_forward": 4e14, "attention_backward": 3e14,
                             "bandwidth": 4e12, "gaps": 0.02})";
@@ -212,7 +214,8 @@ TEST(Rates, FromAFile) {
     std::ofstream(path) << bad;
     EXPECT_THROW(read_rates(path), Error);
   }
-  EXPECT_THROW(read_rates(path + ".missing"), Error);
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_rates(path), Error) << "missing";
   EXPECT_THAT(h200_targets().origin, HasSubstr("not measured"));
 }
 

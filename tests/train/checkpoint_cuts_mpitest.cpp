@@ -1,7 +1,6 @@
 // Arrays in stretches: who writes what, restarts at other rank counts and other cuts, thousands of stretches, and
 // checkpoints of format 1, which knew no stretches.
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -182,7 +181,6 @@ TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
     }
     arrays.push_back(std::move(array));
   }
-  const auto start = std::chrono::steady_clock::now();
   {
     CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
     writer.save(info(1), arrays);
@@ -202,8 +200,6 @@ TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
         wrong += piece[static_cast<std::size_t>(i - begin)] != value(0, a, i);
     }
   EXPECT_EQ(wrong, 0);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(took.count(), 60) << "less than one where nothing else runs";
   on_root([&] { EXPECT_LT(fs::file_size(run / "step_1" / "manifest.json"), 8000u); });
 }
 

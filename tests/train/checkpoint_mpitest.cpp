@@ -143,14 +143,17 @@ TEST_F(CheckpointTest, SavingAStepAgainReplacesIt) {
 }
 
 TEST_F(CheckpointTest, OneSaveAtATimeAndEachSeesItsOwnCut) {
-  // Makes every save slower than the interval between two calls; the first is not written before its call has returned.
-  static std::atomic<bool> returned, waited;
-  returned = waited = false;
+  // No save is written before the next is called for, and half a second more.
+  static std::atomic<int> called, written;
+  static std::atomic<bool> waited;
+  called = written = 0;
+  waited = false;
   checkpoint::at_site = [](const char* site) {
     if (std::string_view(site) != "shard") return;
-    for (int i = 0; i < 6000 && !returned; ++i)
+    const int next = std::min(++written + 1, 3);
+    for (int i = 0; i < 6000 && called < next; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    waited = waited || !returned;
+    waited = waited || called < next;
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
   };
   const auto start = std::chrono::steady_clock::now();
@@ -160,8 +163,8 @@ TEST_F(CheckpointTest, OneSaveAtATimeAndEachSeesItsOwnCut) {
     State s;
     for (const std::int64_t step : {1, 2, 3}) {
       fill(s, step);
+      ++called;
       stalled += writer.save(info(step), s.arrays());
-      returned = true;
       fill(s, 1000 + step);
     }
     EXPECT_TRUE(writer.wait());

@@ -200,7 +200,7 @@ TEST_F(RequestsTest, ASignalIsARequestToStop) {
     Requests requests(dir_, 120);
     if (requests.look(0, 0) != 0) _exit(1);
     kill(getpid(), SIGUSR1);
-    for (int i = 0; i < 500 && stop_signal() == 0; ++i) usleep(10000);
+    for (int i = 0; i < 6000 && stop_signal() == 0; ++i) usleep(10000);
     _exit(requests.look(0, 0) == wish::stop && requests.look(0, 0) == wish::stop ? 0 : 2);
   }
   close(lines[1]);
