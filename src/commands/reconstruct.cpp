@@ -114,6 +114,7 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
   const std::size_t encode_peak = arena.peak();
   const Tensor latent = vae.draw_latent(moments, &noise);
   moments.release();
+  latent.to_host();  // waits, and the clock is right
   const double encoded = now_seconds();
   const std::int64_t frame = f.height * f.width * 3;
   std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
