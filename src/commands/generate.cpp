@@ -278,10 +278,7 @@ int generate(const Deck& deck, MPI_Comm world) {
   const int code = make_all(deck, world);
   int ranks = 1;
   MPI_Comm_size(world, &ranks);
-  if (code == 0 || ranks == 1 || exit_codes_pass()) {
-    bound_finalize(code);
-    return code;
-  }
+  if (code == 0 || ranks == 1 || exit_codes_pass()) return code;
   Error e(static_cast<Exit>(code), "");
   e.set_told();
   throw e;

@@ -77,13 +77,6 @@ void leave_job(int code, bool speaks, MPI_Comm world) {
   _exit(0);
 }
 
-void bound_finalize(int code) {
-  static int status;
-  status = code;
-  std::signal(SIGALRM, [](int) { _exit(status); });
-  alarm(30);
-}
-
 bool exit_codes_pass() {
   const char* set = std::getenv("OMPI_MCA_orte_abort_on_non_zero_status");
   return set == nullptr || (std::string_view(set) != "0" && std::string_view(set) != "false");

@@ -58,9 +58,6 @@ void end_for_lost(const RankRoll& roll, int rank, MPI_Comm world);
 void leave_group(const RankRoll& roll, int rank);
 // Ends this rank without MPI, which would wait for those that are lost. The one that `speaks` for all passes the code on.
 [[noreturn]] void leave_job(int code, bool speaks, MPI_Comm world);
-// To be called when only MPI_Finalize is to come, by all ranks at about the same time: this process ends with `code` at the
-// latest half a minute later. MPI_Finalize waits for ever for a rank that is lost only now.
-void bound_finalize(int code);
 // Whether the launcher takes exit codes from ranks that end by themselves. mpirun that bears losses takes them from
 // MPI_Abort alone.
 bool exit_codes_pass();
