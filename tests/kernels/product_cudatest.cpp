@@ -170,12 +170,16 @@ TEST_F(Products, WithoutATableTheFirstOptionIsTakenUnmeasured) {
 }
 
 TEST_F(Products, TheFasterOptionIsKeptInTheTableAndFoundAgain) {
-  kernels::set_matmul_tuning(table_);
   Tensor t = Tensor::empty({1 << 18}, DType::f32);
-  EXPECT_TRUE(kernels::must_measure("work"));
   // Option 0 costs fifty times option 1; option 2 would cost nothing but cannot run.
   const auto run = [&](int option) { return option < 2 && spend(t, option == 0 ? 50 : 1); };
-  EXPECT_EQ(kernels::choose("work", 3, run), 1);
+  // The host may stand still whenever the faster one is measured, but not in ten tries.
+  for (int k = 0, chosen = 0; k < 10 && chosen != 1; ++k) {
+    std::filesystem::remove(table_);
+    start_again();
+    EXPECT_TRUE(kernels::must_measure("work"));
+    chosen = kernels::choose("work", 3, run);
+  }
   ASSERT_EQ(lines().size(), 1u);
   EXPECT_NE(lines()[0].find("\twork\t1\t"), std::string::npos) << lines()[0];
 
