@@ -153,11 +153,12 @@ class Video(WeftTest):
                              timeout=240)
 
     def test_prompts_become_the_clips_of_the_cpu(self):
-        # T5's layers on two ranks, the queue, sampling, decoding.
-        for kind in "cpu", "cuda":
+        # T5's layers on two ranks, the queue, sampling, of two clips together, decoding.
+        for kind, together in ("cpu", 1), ("cuda", 2):
             self.on(kind, "generate", f"generate.output={kind}", "generate.tensors=true", "generate.image_size=[16, 16]",
-                    "generate.num_frames=2", "sampler.steps=2", 'generate.prompts=["a cat", "two dogs, running"]')
-        for i in range(2):
+                    "generate.num_frames=2", "sampler.steps=2", f"generate.batch_size={together}",
+                    'generate.prompts=["a cat", "two dogs, running", "rain"]')
+        for i in range(3):
             name = f"sample_{i:04}"
             self.assertTrue((self.dir / "cuda" / f"{name}.mp4").exists())
             cpu, cuda = (read_safetensors(self.dir / kind / f"{name}.safetensors") for kind in ("cpu", "cuda"))

@@ -154,6 +154,13 @@ class Plan(WeftTest):
         taken = sum(plan["memory"][k] for k in ("STDiT3 weights", "VAE weights"))
         self.assertGreater(plan["clips"][0]["decoding_seconds"], 0)
         self.assertLess(taken + max(plan["clips"][0]["sampling"], plan["clips"][0]["vae"]), 16e9)
+        # As many together as there is memory for, fewer than the ten that each of four ranks would have.
+        _, plan = self.plan(deck, *machine, "t5.weights=", "generate.batch_size=32", "generate.prompts=[]",
+                            "generate.prompt_generator=a cat", "generate.end_index=40")
+        together = plan["clips"][0]
+        self.assertEqual(together["clips"], 40)
+        self.assertIn(together["together"], range(2, 10))
+        self.assertLess(taken + max(together["sampling"], together["vae"]), 16e9)
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "1", "--memory", "6",
                                ranks=0, expect=None), USAGE, "T5", "missing")
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "4", "--memory", "10",
