@@ -5,7 +5,8 @@
 
 24 prompts of mixed lengths (1 to 102 frames, in no order), models with random weights, one thread a rank. Each round runs one
 rank, all ranks by the queue, and all ranks by the original's way: each process has a range of the prompts (generate.share_out =
-false). Time is that from the first clip's start until the last clip is made, as OUT/generate_report.json has it; medians over
+false); then as many jobs of one rank as there are ranks at the same time, which know nothing of each other: what the cores give
+beside each other is the most that any sharing of work can gain ("limit"). Time is that from the first clip's start until the last clip is made, as OUT/generate_report.json has it; medians over
 the rounds count. The pixels of all runs are compared. Exit status 0 if both ranks are busy for 95 % of the time until the last
 clip, the speed-up over one rank is 1.9 for two (95 % of the ranks otherwise), and all pixels are the same.
 """
@@ -43,15 +44,20 @@ weights = "random:1"
 """
 
 
-def generate(a, where, name, ranks, *overrides):
+def start(a, where, name, ranks, *overrides):
     env = dict(os.environ, OMP_NUM_THREADS="1")
     command = [str(a.weft), "generate", str(where / "deck.toml"), f"generate.prompt_file={where / 'prompts.txt'}",
                f"generate.image_size=[{a.width * 9 // 16 // 8 * 8}, {a.width}]", f"generate.output={where / name}", *overrides]
     if ranks > 1:
         command = [*a.mpiexec.split(), "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit code {done.returncode}: {' '.join(command)}\n{done.stdout}{done.stderr}")
+    return name, command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def result_of(where, started):
+    name, command, job = started
+    said, _ = job.communicate()
+    if job.returncode != 0:
+        sys.exit(f"exit code {job.returncode}: {' '.join(command)}\n{said}")
     report = json.loads((where / name / "generate_report.json").read_text())
     pixels = {}
     for line in (where / name / "generated.jsonl").read_text().splitlines():
@@ -72,7 +78,7 @@ def main():
     parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
     parser.add_argument("--json", type=pathlib.Path)
     a = parser.parse_args()
-    runs, all_pixels = {"one": [], "queue": [], "static": []}, []
+    runs, all_pixels = {"one": [], "queue": [], "static": [], "beside": []}, []
     for r in range(a.rounds):
         with tempfile.TemporaryDirectory() as folder:
             where = pathlib.Path(folder)
@@ -81,17 +87,21 @@ def main():
                 "".join(f'prompt {i} {{"num_frames": {n}}}\n' for i, n in enumerate(LENGTHS)))
             for name, ranks, overrides in (("one", 1, []), ("queue", a.ranks, []),
                                            ("static", a.ranks, ["generate.share_out=false"])):
-                result, pixels = generate(a, where, name, ranks, *overrides)
+                result, pixels = result_of(where, start(a, where, name, ranks, *overrides))
                 runs[name].append(result)
                 all_pixels.append(pixels)
                 print(f"round {r}, {name}: {result['seconds']:.2f} s, busy "
                       f"{', '.join(f'{100 * b:.1f} %' for b in result['busy'])}, clips {result['clips']}", flush=True)
+            jobs = [start(a, where, f"beside{i}", 1) for i in range(a.ranks)]
+            beside = [result_of(where, job)[0]["seconds"] for job in jobs]
+            runs["beside"].append({"seconds": statistics.harmonic_mean(beside), "each": beside})
+            print(f"round {r}, jobs beside each other: {', '.join(f'{s:.2f} s' for s in beside)}", flush=True)
     seconds = {name: statistics.median(x["seconds"] for x in of) for name, of in runs.items()}
-    busy = {name: statistics.median(min(x["busy"]) for x in of) for name, of in runs.items()}
+    busy = {name: statistics.median(min(x["busy"]) for x in of) for name, of in runs.items() if name != "beside"}
     same = all(p == all_pixels[0] for p in all_pixels)
     summary = {"clips": len(LENGTHS), "ranks": a.ranks, "width": a.width, "seconds": seconds, "least_busy": busy,
                "speedup_queue": seconds["one"] / seconds["queue"], "speedup_static": seconds["one"] / seconds["static"],
-               "same_pixels": same}
+               "limit": a.ranks * seconds["one"] / seconds["beside"], "same_pixels": same}
     print(json.dumps(summary, indent=2))
     if a.json:
         def output(*command):

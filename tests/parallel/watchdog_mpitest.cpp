@@ -110,7 +110,7 @@ TEST_F(WatchdogTest, KeepsStillWithoutAnyWord) {
 
 // Moves that go on for longer than the limit, which is so long that a rank may stand still for seconds by itself.
 TEST_F(WatchdogTest, KeepsStillWhileThingsMove) {
-  constexpr double patient = 3 * limit;
+  constexpr double patient = 2.5 * limit;
   const auto go_on = [&](const std::function<void(int)>& move) {
     const double start = now_seconds();
     for (int i = 1; now_seconds() - start < 1.1 * patient; ++i) {
