@@ -82,9 +82,15 @@ train() {
 until_done() {
   local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
   shift
-  # OUTPUT is generate.output or encode.output; where the deck alone has it, the environment may.
+  # OUTPUT is generate.output or encode.output, which may stand in quotes; if only the deck sets it, the environment may, too.
   for word in "$@"; do
-    case $word in "$command.output="*) OUTPUT=${word#*=} ;; esac
+    case $word in
+      "$command.output="*)
+        OUTPUT=${word#*=}
+        OUTPUT=${OUTPUT#[\"\']}
+        OUTPUT=${OUTPUT%[\"\']}
+        ;;
+    esac
   done
   before=$(clips_made)
   run_weft "$command" "$DECK" "$@"
@@ -93,7 +99,8 @@ until_done() {
   # 137: a rank of `generate` was lost. The others made what they could; another start makes the rest, or finds all done.
   if [ "$command" = generate ] && [ "$code" -eq 137 ]; then
     [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "$again" -eq 0 ] ||
-      stop_here 137 "a rank was lost, and again no clip made: not queued again. HINT: too little memory? the node's log tells"
+      stop_here 137 "a rank was lost in a start after the first, and no clip made: not queued again. HINT: too little memory?" \
+        "the node's log tells"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi
@@ -109,5 +116,5 @@ until_done() {
   exit 75
 }
 
-# What changes with each clip that `weft generate` has made.
-clips_made() { cksum "${OUTPUT:-}/generated.jsonl" 2>/dev/null; }
+# What changes with each clip that `weft generate` has made; where no rank is left to gather their lines, they lie in parts.
+clips_made() { cat "${OUTPUT:-}"/generated.jsonl "${OUTPUT:-}"/generated.rank*.jsonl 2>/dev/null | sort | cksum; }

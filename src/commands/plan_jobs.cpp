@@ -266,7 +266,8 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
     const double a_clip = (p.seconds + p.vae.decoding) * static_cast<double>(deck.generate.loop);
     seconds += a_clip * static_cast<double>(p.clips);
-    longest = std::max(longest, a_clip);
+    // What a group takes at least: a batch.
+    longest = std::max(longest, a_clip * static_cast<double>(std::min(p.together, p.clips)));
     j["clips"].push_back({{"size", size_name(shape)},
                           {"clips", p.clips},
                           {"together", p.together},

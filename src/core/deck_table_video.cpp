@@ -120,15 +120,14 @@ void generation_rows(Rows& r, Deck& d) {
   r.text("prompts", g.prompts, "The prompts; they may end in options as JSON.");
   r.text("prompt_file", g.prompt_file, "Text file with a prompt a line, instead of prompts.");
   r.text("prompt_generator", g.prompt_generator,
-         "One prompt for every number from start_index up to end_index, instead of prompts and "
+         "One prompt for every number from start_index up to end_index, instead of prompts or "
          "prompt_file.");
   r.text("refine", g.refine,
          "Shell command that rewrites the texts before T5: a line in, a line out, in the same "
          "order; empty takes them as they are.");
-  r.number("start_index", g.start_index, 0, many,
-           "First line of prompt_file, or number of prompt_generator, to take.");
+  r.number("start_index", g.start_index, 0, many, "First of the prompts, counted from 0, to take.");
   r.number("end_index", g.end_index, 0, many,
-           "Line, or number, to end before; 0 takes all lines of prompt_file.");
+           "Prompt to end before; 0 takes all, but for prompt_generator, which has no last one.");
   r.number("num_samples", g.num_samples, 1, 1e6, "Clips of each prompt.");
   r.number("batch_size", g.batch_size, 1, 64,
            "Clips of one size that a rank, or a group of parallel.sp, samples together; those with "

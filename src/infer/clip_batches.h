@@ -18,7 +18,7 @@ using ClipBatch = std::vector<std::int64_t>;
 // Clips of a size that go together at most.
 using BatchLimits = std::map<PixelSize, std::int64_t>;
 
-// For all sizes among the items `order`: generate.batch_size, but no more than leave work for each of `groups`.
+// For all sizes among the items `order`: generate.batch_size, but no more than each of `groups` has on average, rounded up.
 BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
                           const std::vector<std::int64_t>& order, int groups);
 

@@ -101,8 +101,9 @@ void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
 // What was asked for and changes nothing, a line each.
 void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
   if (log::rank() != 0) return;
-  if (!g.prompts.empty() && !g.prompt_file.empty())
-    log::warn("generate.prompts is not used, generate.prompt_file is set");
+  if (!g.prompts.empty() && (!g.prompt_file.empty() || !g.prompt_generator.empty()))
+    log::warn("generate.prompts is not used, generate.{} is set",
+              g.prompt_file.empty() ? "prompt_generator" : "prompt_file");
   const auto first = [&](auto&& unused) {
     const auto p = std::find_if(prompts.begin(), prompts.end(), unused);
     return p == prompts.end() ? std::string() : place_of(g, *p);
@@ -134,6 +135,8 @@ std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sampl
       g.prompt_as_path
           ? file_name_of(g.sample_name + p.text)
           : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
+  // Its prompts all have one text.
+  if (g.prompt_as_path && !g.prompt_generator.empty()) name += fmt::format("_{:04d}", p.index);
   if (g.num_samples != 1) name += fmt::format("-{}", sample);
   return name;
 }

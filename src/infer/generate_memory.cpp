@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "core/arena.h"
@@ -104,7 +105,7 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
   };
   const std::size_t usable = usable_bytes(capacity);
   std::int64_t most = 0, fitting = any;
-  std::size_t waiting = 0;
+  std::map<PixelSize, std::size_t> waiting_of;
   for (const std::int64_t i : order) {
     const ClipItem& item = job.items[static_cast<std::size_t>(i)];
     const PixelSize& p = item.pixels;
@@ -121,7 +122,8 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
     planned = std::max(planned, clips == 1 ? sampling : plan_sampling(deck, model, item, clips));
     if (!decodes) continue;
     most = std::max(most, wanted(p.frames));
-    waiting = std::max(waiting, bytes_of_waiting(deck, item, clips));
+    const std::size_t waiting = bytes_of_waiting(deck, item, clips);
+    waiting_of[p] = waiting;
     const std::int64_t frames =
         vae.fit_micro_batch(p.frames, p.height, p.width, capacity - waiting);
     if (frames < wanted(p.frames)) fitting = std::min(fitting, frames);
@@ -133,8 +135,9 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
   fitting = std::min(fitting, most);
   vae.set_micro_batch(fitting);
   for (const PixelSize& p : seen)
-    planned = std::max({planned, vae.plan_decode(p.frames, p.height, p.width, fitting) + waiting,
-                        vae.plan_encode(p.frames, p.height, p.width, fitting)});
+    planned =
+        std::max({planned, vae.plan_decode(p.frames, p.height, p.width, fitting) + waiting_of[p],
+                  vae.plan_encode(p.frames, p.height, p.width, fitting)});
   return planned;
 }
 

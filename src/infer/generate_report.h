@@ -27,7 +27,7 @@ struct GenerateShare {
   std::map<std::string, std::int64_t> batches;  // clips sampled together: how often
 };
 
-// Seconds of the stages over the whole batch, as rank 0 saw them.
+// Seconds of the stages of the whole job, as rank 0 saw them.
 struct GenerateStages {
   double text = 0, load = 0, clips = 0;
 };

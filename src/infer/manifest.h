@@ -16,7 +16,7 @@ struct FinishedClip {
   std::string key;   // ClipItem::key
   std::string prompt;
   std::int64_t seed = 0, frames = 0, height = 0, width = 0;
-  double seconds = 0;       // from the first step until decoded
+  double seconds = 0;       // its share of the batch's steps, and its decoding
   std::uint64_t bytes = 0;  // of the file
   std::string pixels;       // XXH3-128 of the pixels [T,H,W,3] before they were compressed
   int rank = 0;

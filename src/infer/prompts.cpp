@@ -172,24 +172,24 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
              "no prompts");
   std::vector<std::string> lines;
   if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file);
-  std::int64_t begin = 0, end = static_cast<std::int64_t>(lines.size());
+  std::int64_t end = static_cast<std::int64_t>(lines.size());
   if (generated) {
-    WEFT_CHECK(listed && deck.prompts.empty(), Exit::usage, "leave one of the two empty",
-               "generate.prompt_generator and generate.{} are both given",
-               listed ? "prompts" : "prompt_file");
-    begin = deck.start_index;
+    WEFT_CHECK(listed, Exit::usage, "leave one of the two empty",
+               "generate.prompt_generator and generate.prompt_file are both given");
     end = deck.end_index;
-    WEFT_CHECK(begin < end, Exit::usage,
+    constexpr std::int64_t many = 1'000'000, last = std::int64_t{1} << 32;  // of ClipItem::noise_id
+    WEFT_CHECK(deck.start_index < end && end - deck.start_index <= many && end <= last, Exit::usage,
                "set generate.end_index: a prompt is made for each number from generate.start_index "
-               "up to it",
-               "generate.prompt_generator from number {} to {} makes no prompt", begin, end);
-  } else if (!listed) {
-    begin = deck.start_index;
-    if (deck.end_index > 0) end = std::min(end, deck.end_index);
-    WEFT_CHECK(begin < end, Exit::usage, "check generate.start_index and end_index",
-               "no prompts: lines {} to {} of {}, which has {}", begin, deck.end_index,
-               deck.prompt_file, lines.size());
+               "up to it, a million a job at most",
+               "generate.prompt_generator from number {} to {} makes no job", deck.start_index,
+               end);
+  } else if (deck.end_index > 0) {
+    end = std::min(end, deck.end_index);
   }
+  const std::int64_t begin = deck.start_index;
+  WEFT_CHECK(begin < end, Exit::usage, "check generate.start_index and end_index",
+             "no prompts: numbers {} to {} of {}, which has {}", begin, deck.end_index,
+             listed ? "generate.prompts" : deck.prompt_file, lines.size());
   const auto count = static_cast<std::size_t>(end - begin);
   const auto check_list = [&](const std::vector<std::string>& list, const char* key) {
     WEFT_CHECK(list.empty() || list.size() == count, Exit::usage,

@@ -47,6 +47,13 @@ checkpoint_every = 5
 """
 
 
+def threads_of(process):
+    try:
+        return os.listdir(f"/proc/{process}/task")
+    except OSError:
+        return []
+
+
 class Job:
     """One run of weft. `ranks=0` starts the binary without mpiexec."""
 
@@ -101,17 +108,17 @@ class Job:
         for entry in os.listdir("/proc"):
             if not entry.isdigit():
                 continue
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as f:
-                    if wanted not in f.read().split(b"\0"):
-                        continue
-                with open(f"/proc/{entry}/stat") as f:
-                    zombie = f.read().rsplit(")", 1)[1].split()[0] == "Z"
-                # Threads of a killed process may live a moment longer than its first, and hold its locks.
-                if not zombie or len(os.listdir(f"/proc/{entry}/task")) > 1:
+            # Threads of a killed process may live a moment longer than its first, and hold its locks; what has ended has no
+            # environment any more.
+            for thread in threads_of(entry):
+                try:
+                    with open(f"/proc/{entry}/task/{thread}/environ", "rb") as f:
+                        mine = wanted in f.read().split(b"\0")
+                except OSError:
+                    continue  # it ended, or is another user's
+                if mine:
                     found.append(int(entry))
-            except OSError:
-                continue  # it ended, or is another user's
+                break
         return found
 
     def ranks(self):

@@ -244,6 +244,7 @@ class Generate(WeftTest):
             until = time.monotonic() + 60
             while not any((self.dir / ask).glob("sample_*.png")) and time.monotonic() < until and job.process.poll() is None:
                 time.sleep(0.005)
+            self.assertTrue(any((self.dir / ask).glob("sample_*.png")), job.err_so_far())
             if ask == "signal":
                 os.kill(job.ranks()[1], signal.SIGUSR1)
             else:

@@ -116,7 +116,7 @@ TEST(GenerateJob, NamesAreUnlike) {
   EXPECT_EQ(names.size(), 5u);
 }
 
-TEST(ClipBatches, AreOfOneSizeAndLeaveWorkForAllGroups) {
+TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
   Deck deck = small();
   const std::string picture = " {\"num_frames\": 1}";
   deck.generate.prompts = {"a" + picture, "b",           "c {\"mask_strategy\": \"1\"}",

@@ -130,9 +130,15 @@ TEST(Prompts, AGeneratorEndsAndIsAlone) {
   EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: generate.prompt_generator from"));
   d.end_index = 2;
   EXPECT_EQ(read_prompts(d).size(), 2u);
+  // It goes before a list, and not together with a file.
   d.prompts = {"a cat"};
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("generate.prompts are both given"));
-  d.prompts.clear();
+  EXPECT_EQ(read_prompts(d).front().text, "a dog");
+  d.prompt_file = "prompts.txt";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("generate.prompt_file are both given"));
+  d.prompt_file.clear();
+  d.end_index = 1'000'001;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: generate.prompt_generator from"));
+  d.end_index = 2;
   d.prompt_generator = " {}";
   EXPECT_THAT(error_of([&] { read_prompts(d); }),
               HasSubstr("3: generate.prompt_generator: the prompt is empty"));
@@ -162,10 +168,15 @@ TEST(Prompts, ReadsASliceOfAFile) {
   d.start_index = 3;
   EXPECT_EQ(read_prompts(d).at(0).index, 3);
   d.start_index = 4;
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts: lines 4"));
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts: numbers 4 to"));
   d.start_index = 3;
   d.mask_strategies = {"", ""};
   EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("has 2 entries for 1 prompts"));
+  GenerateDeck list = plain();
+  list.prompts = {"one", "two", "three"};
+  list.start_index = 1;
+  EXPECT_EQ(read_prompts(list).size(), 2u);
+  EXPECT_EQ(read_prompts(list).front().text, "two");
   d.prompt_file += ".not";
   EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot read prompt file"));
   EXPECT_THAT(error_of([] { read_prompts(GenerateDeck()); }), HasSubstr("2: no prompts"));
