@@ -1,4 +1,5 @@
-// Where the ranks of `weft generate` get their batches of clips: groups of ranks, the shared queue, and what lost ranks leave behind.
+// Where the ranks of `weft generate` get their batches of clips: groups of ranks, the shared queue, and what lost ranks
+// leave behind.
 #pragma once
 
 #include <mpi.h>

@@ -27,7 +27,8 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
 
 // Fits the VAE's micro-batch to an arena of `capacity` bytes, where this rank `decodes`: vae.micro_batch_size frames (0: a
 // chunk) or, with a warning, as many as there is memory for. Returns the bytes that the job's items `order`, in batches up
-// to `limits`, are planned to take at most. Exit::usage where the steps of one need more, or a size has no tokens for every rank of parallel.sp.
+// to `limits`, are planned to take at most. Exit::usage where the steps of one need more, or a size has no tokens for every
+// rank of parallel.sp.
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
                        const std::vector<std::int64_t>& order, const BatchLimits& limits,
                        Stdit3& model, VideoVae& vae, std::size_t capacity, bool decodes);

@@ -29,8 +29,8 @@ struct Prompt {
   const std::string& text_of_loop(std::int64_t loop) const;
 };
 
-// The lines [start_index, end_index) of generate.prompt_file, or generate.prompts, or generate.prompt_generator for each number
-// in [start_index, end_index), each with its place in generate.references and generate.mask_strategies. Exit::data names
+// The prompts [start_index, end_index) of generate.prompt_file or generate.prompts, or generate.prompt_generator for each
+// number in [start_index, end_index), each with its place in generate.references and generate.mask_strategies. Exit::data names
 // file and line of a prompt that is empty, not UTF-8, has broken JSON or an unknown option; Exit::usage where there are no
 // prompts, or lists of other lengths.
 //

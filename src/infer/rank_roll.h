@@ -1,7 +1,7 @@
-// Which ranks of a job are there, and which batches of clips each has in hand: a file a rank, DIR/N, that its rank keeps locked for as
-// long as it lives and to which it adds a line for all that it does. The kernel lifts the lock when the process is gone,
-// however it went (a network file system does when its node is gone), so nobody judges by a clock. Stands beside MPI,
-// which cannot go on with a rank that is gone: what is asked here is answered by files alone.
+// Which ranks of a job are there, and which batches of clips each has in hand: a file a rank, DIR/N, that its rank keeps
+// locked for as long as it lives and to which it adds a line for all that it does. The kernel lifts the lock when the process
+// is gone, however it went (a network file system does when its node is gone), so nobody judges by a clock. Stands beside
+// MPI, which cannot go on with a rank that is gone: what is asked here is answered by files alone.
 #pragma once
 
 #include <mpi.h>
