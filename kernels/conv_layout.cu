@@ -1,5 +1,5 @@
 // Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv*.cpp, cases
-// src/commands/kernel_cases_conv.cpp. Not yet run on a GPU.
+// src/commands/kernel_cases_conv.cpp.
 //
 // Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16, three microseconds each way
 // beside a convolution of milliseconds, so they are put in order for every call and no copy of them can grow stale.

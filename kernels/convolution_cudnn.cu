@@ -1,5 +1,5 @@
-// Convolutions by cuDNN 9's graph interface. CPU twin src/ops/cpu/conv*.cpp, cases src/commands/kernel_cases_conv.cpp. Not
-// yet run on a GPU; which engines the library offers for the VAE's shapes on an H200 it told without one (docs/gpu.md).
+// Convolutions by cuDNN 9's graph interface. CPU twin src/ops/cpu/conv*.cpp, cases src/commands/kernel_cases_conv.cpp.
+// Which engines the library offers for the VAE's shapes on an H200 it told without one (docs/gpu.md).
 //
 // A convolution is a graph of one node, or of three with residual and bias behind it, whose engine is the first that the
 // library's own model of time (heuristics, mode A, then its fall-backs) proposes and that passes three tests: it repeats its
@@ -303,8 +303,9 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
   std::vector<Descriptor> nodes;
   const Names name = names_of(c.pass);
   Descriptor& node = nodes.emplace_back(name.type);
-  node.set(name.alpha, CUDNN_TYPE_DOUBLE, 1.0);
-  node.set(name.beta, CUDNN_TYPE_DOUBLE, c.accumulate ? 1.0 : 0.0);
+  // In the type of the computation: cuDNN takes doubles too, without a word, and reads half of one as a float. 1.0 is then 0.
+  node.set(name.alpha, CUDNN_TYPE_FLOAT, 1.0f);
+  node.set(name.beta, CUDNN_TYPE_FLOAT, c.accumulate ? 1.0f : 0.0f);
   node.set(name.convolution, shape);
   node.set(name.w, w);
   node.set(name.x, x);

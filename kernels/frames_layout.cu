@@ -1,5 +1,5 @@
 // CUDA side of ops/conv.h's layouts: channels first and last, depth to time. CPU twin src/ops/cpu/layout.cpp, cases
-// src/commands/kernel_cases_conv.cpp. Not yet run on a GPU.
+// src/commands/kernel_cases_conv.cpp.
 //
 // Bound by memory, every element read and written once. Channels first and last happen to pixels (3 channels) and latents
 // (4): a thread takes a position, so that each channel's plane is read in whole lines, and the lines of the other side are

@@ -1,5 +1,5 @@
 // Gated residual and modulation of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases:
-// src/commands/kernel_cases_norm.cpp. Not yet run on a GPU.
+// src/commands/kernel_cases_norm.cpp.
 //
 // Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes), f32 twice that:
 //   gate_residual_forward    x, p in, y out      6912 bytes

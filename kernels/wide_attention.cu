@@ -1,5 +1,5 @@
 // Attention with a single head of hundreds of channels (ops/group_norm.h). CPU twin src/ops/cpu/wide_attention.cpp, cases
-// src/commands/kernel_cases_conv.cpp. Not yet run on a GPU.
+// src/commands/kernel_cases_conv.cpp.
 //
 // The head is too wide for the registers of a flash kernel: a row of 512 f32 for each of 64 queries is a multiprocessor's
 // whole register file. So the scores pass through memory, a tile of queries against all keys at a time, between products of

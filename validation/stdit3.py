@@ -101,17 +101,19 @@ class Rope(nn.Module):
         self.freqs = nn.Parameter(1.0 / 10000.0**exponent, requires_grad=False)
 
     def rotation(self, frames, dtype):
-        """[T,1,1,D/2] complex: exp(i * position * freq)."""
+        """Cosine and sine of position * freq, [T,1,1,D/2] each."""
         angle = torch.outer(torch.arange(frames, device=self.freqs.device, dtype=self.freqs.dtype), self.freqs)
-        angle = angle.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        return torch.polar(torch.ones_like(angle), angle)[:, None, None, :]
+        angle = angle.to(torch.float64 if dtype == torch.float64 else torch.float32)[:, None, None, :]
+        return angle.cos(), angle.sin()
 
 
 def rotate(x, rotation):
     """Turns the pairs (2i, 2i+1) of x [B,T,S,H,D] by the angle of their frame."""
+    # Not in complex numbers, for which torch.compile makes no kernels.
+    cos, sin = rotation
     wide = x if x.dtype == torch.float64 else x.float()
-    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+    even, odd = wide.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
 
 
 class SelfAttention(nn.Module):

@@ -27,7 +27,7 @@ struct Descriptor {
   cudnnBackendDescriptorType_t type{};
   bool final = false;
   std::map<int, std::vector<std::int64_t>> numbers;  // also enums, booleans, handles and addresses
-  std::map<int, double> reals;
+  std::map<int, float> reals;
   std::map<int, std::vector<std::shared_ptr<const Descriptor>>> parts;
   std::shared_ptr<const ConvGraph> graph;  // of what is made from an operation graph
   Engine engine = Engine::sound;
@@ -188,8 +188,10 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
                                        const void* values) {
   Descriptor& d = of(descriptor);
   if (d.final || count < 0 || (count > 0 && values == nullptr)) return CUDNN_STATUS_BAD_PARAM;
-  if (type == CUDNN_TYPE_DOUBLE) {
-    std::memcpy(&d.reals[name], values, sizeof(double));
+  // The library takes a factor as double too where it computes in float, and then reads half of it: cuDNN 9.14 on an H100
+  // made zeros of every convolution whose alpha was the double 1.0.
+  if (type == CUDNN_TYPE_FLOAT || type == CUDNN_TYPE_DOUBLE) {
+    std::memcpy(&d.reals[name], values, sizeof(float));
     return CUDNN_STATUS_SUCCESS;
   }
   if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {

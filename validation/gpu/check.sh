@@ -10,7 +10,7 @@
 # stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part. Exit status 1 if any
 # part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
 #   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
-# Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers.
+# Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers, beautifulsoup4, ftfy.
 # REHEARSE=1 runs every part on small sizes, with PyTorch on the CPU, to find mistakes without a GPU; WEFT is then the program
 # on the stand-in for CUDA: REHEARSE=1 WEFT_EMULATION_DEVICES=1 validation/gpu/check.sh OUT build/weft_cuda_on_cpu
 set -uo pipefail
@@ -58,7 +58,7 @@ part() {  # name, time limit in seconds, command ...
 part doctor 60 "$weft" doctor
 part kernels_small 200 "$weft" bench kernels --size small --check-only --device cuda --json "$out/kernels_small.json"
 part kernels 500 "$weft" bench kernels --size "$size" --device cuda --json "$out/kernels.json"
-part attention_sm80 60 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size "$size" --filter attention --device cuda \
+part attention_sm80 200 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size "$size" --filter attention --device cuda \
   --json "$out/attention_sm80.json"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
