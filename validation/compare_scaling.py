@@ -44,8 +44,7 @@ TRAIN = {"lr": 1e-4, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "
 SHAPES = {"uniform": [([16, 16, 16], 16)],
           "mixed": [([16, 24, 24], 3), ([4, 32, 32], 4), ([8, 16, 16], 4), ([1, 32, 32], 5)]}
 MICRO_BATCHES = {"uniform": 3, "mixed": 4}
-# Placements of clips follow measured costs from about the eighth step on.
-WARMUP = {"uniform": 2, "mixed": 10}
+WARMUP = {"uniform": 2, "mixed": 2}
 BUCKET_MIB = 4
 TINY_MODEL = MODEL | {"hidden_size": 32, "depth": 1, "num_heads": 2}
 

@@ -16,7 +16,7 @@ struct BenchScalingRequest {
       "weak";  // weak: train.micro_batches a rank; strong: train.micro_batches over all ranks
   std::string mix = "mixed";  // mixed: the deck's buckets; uniform: the largest of them alone
   int steps = 6, rounds = 3;  // timed steps a round at the greatest rank count
-  int warmup = 10;  // and before: placements follow measured costs from about the eighth step on
+  int warmup = 3;  // and before: memory is touched, caches fill
   bool no_overlap = false;  // measure also parallel.overlap = false
   bool paced = false;  // wait for a line on stdin before each round: others are measured in turn
   std::string json, plot;  // files, "" = not wanted

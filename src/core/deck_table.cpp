@@ -174,9 +174,8 @@ void training_and_sampling(Rows& r, Deck& d) {
          "Send gradients under the backward and weights under the next forward; false waits for "
          "each at once (to measure what overlapping gains).");
   r.flag("deterministic", d.parallel.deterministic,
-         "Nothing measured decides: micro-batches are placed by the planner's costs, and matrix "
-         "products on GPUs take the library's first algorithm, so that two runs on as many ranks "
-         "repeat their bits.");
+         "On GPUs: matrix products take the library's first algorithm instead of the measured "
+         "fastest, so that two runs repeat their bits there too. On CPUs they do so anyway.");
   r.number("check_every", d.parallel.check_every, 0, many,
            "Steps between two comparisons of the weights of all ranks; 0 never compares.");
   r.number("hang_timeout", d.parallel.hang_timeout, 0, 1e6,

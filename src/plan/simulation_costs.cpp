@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/error.h"
 #include "plan/simulation_job.h"
@@ -34,28 +33,9 @@ std::vector<double> agreed_seconds(const fs::path& run, std::size_t buckets) {
   const auto note = newest.info().notes.find("costs");
   WEFT_CHECK(note != newest.info().notes.end(), Exit::checkpoint, "train a little with this weft",
              "--costs {}: {} notes no costs", run.string(), newest.dir().string());
-  // The table compares its planner's estimates with ours; here the measured seconds alone count, so its own are handed back.
-  std::istringstream text(note->second);
-  std::string title;
-  std::size_t count = 0;
-  std::getline(text, title);
-  text >> count;
-  WEFT_CHECK(count == buckets, Exit::usage, "simulate the deck that the run was made with",
-             "--costs {}: the run has {} buckets, the deck's data has {}", run.string(), count,
-             buckets);
-  std::vector<double> planned(count);
-  for (double& p : planned) text >> p;
-  CostTable table(
-      static_cast<int>(count), [&](int b) { return planned[static_cast<std::size_t>(b)]; }, false,
-      0);
+  CostTable table{std::vector<CostTable::Planned>(buckets)};
   table.from_text(note->second);
-  std::vector<double> seconds;
-  for (std::size_t b = 0; b < count; ++b) {
-    const double c = table.cost(static_cast<int>(b), std::int64_t{1} << 60);
-    // Never measured at all: the planner's estimate is no time.
-    seconds.push_back(c == planned[b] ? 0 : c);
-  }
-  return seconds;
+  return table.seconds();
 }
 
 // Medians over a run's steps, the first ones left out: caches and the costs themselves settle there.

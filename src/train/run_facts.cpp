@@ -61,8 +61,11 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
                             p.total_elements(), p.trainable_elements())},
       {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
                            trainer.source().buckets().size())},
-      {"step", fmt::format("{} micro-batches, placed by {} costs", deck.train.micro_batches,
-                           deck.parallel.deterministic ? "planned" : "measured")},
+      {"step", fmt::format("{} micro-batches; {}", deck.train.micro_batches,
+                           on_cuda() && !deck.parallel.deterministic
+                               ? "restarts repeat their bits, another run does not (matrix "
+                                 "products are tuned; parallel.deterministic)"
+                               : "runs and restarts on as many ranks repeat their bits")},
       {"gradients",
        fmt::format("{} buckets, {} on the wire{}{}", p.buckets().size(), deck.parallel.wire,
                    trainer.state().sharded() ? ", optimizer state in shards" : "",

@@ -169,9 +169,9 @@ std::size_t Trainer::planned_bytes() const {
 // The order of the samples, who takes which, and the readers that run ahead of it.
 void Trainer::open_readers() {
   const auto buckets = static_cast<int>(source_->buckets().size());
-  const std::int64_t horizon = deck_.data.prefetch;
-  costs_ = std::make_unique<CostTable>(
-      buckets, [this](int b) { return planned_cost(b); }, deck_.parallel.deterministic, horizon);
+  std::vector<CostTable::Planned> planned;
+  for (int b = 0; b < buckets; ++b) planned.push_back(planned_cost(b));
+  costs_ = std::make_unique<CostTable>(std::move(planned));
   if (!saved_costs_.empty()) costs_->from_text(saved_costs_);
   cost_sums_ = Tensor::persistent({2 * buckets}, DType::f64);
   stragglers_ = std::make_unique<StragglerWatch>(comm_->size());
@@ -186,15 +186,16 @@ void Trainer::open_readers() {
         const std::vector<MicroBatch> plan = planner_->plan(s);
         return my_work(plan, owners(plan, s));
       },
-      done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers, horizon);
+      done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers,
+      deck_.data.prefetch);
 }
 
 // Operations of a micro-batch.
-double Trainer::planned_cost(int bucket) const {
+CostTable::Planned Trainer::planned_cost(int bucket) const {
   const auto i = static_cast<std::size_t>(bucket);
   const Bucket& b = source_->buckets()[i];
-  return static_cast<double>(std::min(batch_sizes_[i], b.clips)) *
-         task_->cost(b, memory_[i].recompute);
+  const std::int64_t clips = std::min(batch_sizes_[i], b.clips);
+  return {clips, static_cast<double>(clips) * task_->cost(b, memory_[i].recompute)};
 }
 
 double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
@@ -205,7 +206,7 @@ double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
   std::vector<double> costs;
   for (const MicroBatch& m : plan)
-    costs.push_back(costs_->cost(m.bucket, step) * share_of(m, step));
+    costs.push_back(costs_->cost(m.bucket) * share_of(m, step));
   return share_out(costs, groups_);
 }
 

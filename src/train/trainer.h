@@ -102,7 +102,7 @@ class Trainer {
 
   Work my_work(const std::vector<MicroBatch>& plan, const std::vector<int>& owner) const;
   std::vector<int> owners(const std::vector<MicroBatch>& plan, std::int64_t step) const;
-  double planned_cost(int bucket) const;
+  CostTable::Planned planned_cost(int bucket) const;
   double share_of(const MicroBatch& clips, std::int64_t step) const;
 
   void run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight);

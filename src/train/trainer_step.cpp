@@ -51,7 +51,7 @@ void Trainer::step() {
     for (int r = 0; r < comm_->size(); ++r)
       if (r / static_cast<int>(deck_.parallel.sp) == owner[i])
         step.expected[static_cast<std::size_t>(r)] +=
-            costs_->expected(plan[i].bucket, done_) * share_of(plan[i], done_);
+            costs_->expected(plan[i].bucket) * share_of(plan[i], done_);
   }
   step.expected_of_busy = on_cuda() ? last_expected_ : step.expected;
   begin_faults();
@@ -196,11 +196,9 @@ void Trainer::complete(Issued step) {
     for (Timed& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
   }
   for (const Timed& t : step.micro_batches) costs_->measured(t.bucket, t.seconds / t.share);
-  // On a GPU the next step has been placed by now: what was agreed counts from one step later.
   if (!step.cost_sums.empty()) {
     const Tensor sums = cost_sums_.to_host();
-    costs_->agree(m.step + (on_cuda() ? 1 : 0),
-                  {sums.span<double>().begin(), sums.span<double>().end()});
+    costs_->agree({sums.span<double>().begin(), sums.span<double>().end()});
   }
   m.loss = step.rows.sum(StepReport::loss) / static_cast<double>(m.samples.size());
   const std::vector<std::string> names = task_->terms();

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Do runs repeat their bits? Undisturbed runs of a deck, and runs that are killed at random moments and started again until
+they are done, compared by the hash of the state that they end with (docs/parallel.md).
+
+    check_exact.py [--weft build/weft] [--runs 10] [--ranks 1 2 3] [--seed 1] [--json FILE]
+
+Three decks: STDiT3 with one bucket, STDiT3 with three, a VAE with a discriminator and clips of random length. Exit status 1
+if any two runs of a deck on as many ranks differ.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "e2e"))
+from tiny_models import TINY_VAE  # noqa: E402
+
+STDIT3 = """
+[run]
+seed = 5
+threads = 1
+[model]
+name = "stdit3"
+in_channels = 3
+hidden_size = 64
+depth = 2
+num_heads = 2
+caption_channels = 32
+model_max_length = 8
+[train]
+steps = 24
+micro_batches = 6
+checkpoint_every = 4
+lr = 1e-3
+[data]
+path = "synthetic:"""
+DECKS = {
+    "STDiT3, one bucket": STDIT3 + 'clips=24,frames=4,height=32,width=32"\n',
+    "STDiT3, three buckets": STDIT3 + 'clips=12,frames=4,height=32,width=32;clips=12,frames=1,height=48,width=32;'
+                                      'clips=12,frames=6,height=24,width=40"\n',
+    "VAE, discriminator, random lengths": """
+[run]
+seed = 7
+threads = 1
+[data]
+path = "synthetic:clips=12,frames=9,height=32,width=32"
+""" + TINY_VAE + """[train]
+steps = 16
+batch_size = 1
+micro_batches = 6
+lr = 1e-3
+checkpoint_every = 3
+""",
+}
+VAE_OPTIONS = ["vae_train.discriminator=patchgan", "vae_train.discriminator_start=1", "vae_train.random_length=true",
+               "vae_train.lecam_weight=10", "vae_train.image_share=0.2"]
+
+
+def command(weft, deck, run, ranks, options):
+    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(weft), "train", str(deck),
+            f"run.dir={run}", *options]
+
+
+def train(weft, deck, run, ranks, options, kill_after=None):
+    """True when the run is done; all its ranks are killed after so many seconds."""
+    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    job = subprocess.Popen(command(weft, deck, run, ranks, options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                           text=True, env=environment, start_new_session=True)
+    try:
+        _, err = job.communicate(timeout=kill_after)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        # mpirun starts ranks in process groups of their own.
+        subprocess.run(["pkill", "-KILL", "-f", f"run.dir={run}"], check=False)
+        job.communicate()
+        return False
+    if job.returncode != 0:
+        sys.exit(f"{' '.join(job.args)} ended with {job.returncode}:\n{err}")
+    return True
+
+
+def state_hash(run):
+    return json.loads((run / "latest" / "manifest.json").read_text(encoding="utf-8"))["state_hash"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weft", default="build/weft", type=pathlib.Path)
+    parser.add_argument("--runs", default=10, type=int)
+    parser.add_argument("--ranks", nargs="+", default=[1, 2, 3], type=int)
+    parser.add_argument("--seed", default=1, type=int)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    weft = args.weft.resolve()
+    rng = random.Random(args.seed)
+    rows, failed = [], False
+    for name, text in DECKS.items():
+        options = VAE_OPTIONS if name.startswith("VAE") else []
+        for ranks in args.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                folder = pathlib.Path(folder)
+                deck = folder / "deck.toml"
+                deck.write_text(text, encoding="utf-8")
+                undisturbed, restarted, kills, longest = [], [], 0, 0.0
+                for i in range(args.runs):
+                    began = time.monotonic()
+                    train(weft, deck, folder / f"run{i}", ranks, options)
+                    longest = max(longest, time.monotonic() - began)
+                    undisturbed.append(state_hash(folder / f"run{i}"))
+                for i in range(args.runs):
+                    run = folder / f"killed{i}"
+                    for _ in range(rng.randint(1, 3)):
+                        kills += not train(weft, deck, run, ranks, options, rng.uniform(0.2, 1.0) * longest)
+                    train(weft, deck, run, ranks, options)
+                    restarted.append(state_hash(run))
+                ends = set(undisturbed + restarted)
+                failed = failed or len(ends) != 1
+                rows.append({"deck": name, "ranks": ranks, "undisturbed": len(undisturbed), "restarted": len(restarted),
+                             "kills": kills, "different_ends": len(ends)})
+                print(f"{name}, {ranks} ranks: {len(undisturbed)} undisturbed and {len(restarted)} restarted runs "
+                      f"({kills} kills): {'the same bits' if len(ends) == 1 else f'{len(ends)} DIFFERENT ENDS'}", flush=True)
+    if args.json:
+        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        args.json.write_text(json.dumps({"weft": version, "processor": platform.processor() or platform.machine(),
+                                         "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
