@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/json.h"
+#include "formats/file.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -42,7 +42,7 @@ std::string option_text(const nlohmann::json& value, const std::string& key,
 void read_options(const std::string& json, const std::string& where, Prompt& p) {
   nlohmann::json j;
   try {
-    j = nlohmann::json::parse(json);
+    j = parse_json(json);
   } catch (const nlohmann::json::exception& e) {
     // The library's number of the error is of no use to anybody.
     const std::string said = e.what();
@@ -98,13 +98,12 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
   return segments;
 }
 
-std::vector<std::string> read_lines(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  WEFT_CHECK(bool(in), Exit::data, "check generate.prompt_file", "cannot read prompt file {}",
-             path);
+std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
+  std::istringstream in(read_whole(path,
+                                   static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                   Exit::data, "split it, or raise media.max_list_mib"));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
-  WEFT_CHECK(!in.bad(), Exit::data, "check the file system", "cannot read prompt file {}", path);
   if (!lines.empty() && lines.front().starts_with("\xEF\xBB\xBF"))  // an editor's mark
     lines.front().erase(0, 3);
   return lines;
@@ -165,13 +164,14 @@ std::string place_of(const GenerateDeck& deck, const Prompt& prompt) {
                                   : fmt::format("{}:{}", deck.prompt_file, prompt.index + 1);
 }
 
-std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine) {
+std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine,
+                                 const MediaDeck& limits) {
   const bool generated = !deck.prompt_generator.empty(), listed = deck.prompt_file.empty();
   WEFT_CHECK(generated || !listed || !deck.prompts.empty(), Exit::usage,
              "set generate.prompts = [\"a cat\"] or generate.prompt_file = \"prompts.txt\"",
              "no prompts");
   std::vector<std::string> lines;
-  if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file);
+  if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file, limits);
   std::int64_t end = static_cast<std::int64_t>(lines.size());
   if (generated) {
     WEFT_CHECK(listed, Exit::usage, "leave one of the two empty",
@@ -191,6 +191,10 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
              "no prompts: numbers {} to {} of {}, which has {}", begin, deck.end_index,
              listed ? "generate.prompts" : deck.prompt_file, lines.size());
   const auto count = static_cast<std::size_t>(end - begin);
+  WEFT_CHECK(end - begin <= deck.max_clips / deck.num_samples, Exit::usage,
+             "take a slice by generate.start_index and end_index, or raise generate.max_clips",
+             "{} prompts of {} samples are more clips than generate.max_clips = {}", count,
+             deck.num_samples, deck.max_clips);
   const auto check_list = [&](const std::vector<std::string>& list, const char* key) {
     WEFT_CHECK(list.empty() || list.size() == count, Exit::usage,
                "one entry a prompt, \"\" for none", "{} has {} entries for {} prompts", key,
@@ -207,8 +211,10 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
                      place_of(deck, p), deck);
     p.index = i;
     // The prompt's own options go before the deck's lists.
-    if (p.references.empty() && !deck.references.empty())
+    if (p.references.empty() && !deck.references.empty()) {
       p.references = split_references(deck.references[at]);
+      p.named_by = MediaTrust::deck;
+    }
     if (p.mask_strategy.empty() && !deck.mask_strategies.empty())
       p.mask_strategy = deck.mask_strategies[at];
     prompts.push_back(p);

@@ -90,9 +90,10 @@ class Encode(harness.WeftTest):
         tiny_models.write_t5(self.dir / "t5")
         (self.dir / "deck.toml").write_text(tiny_models.TINY_GENERATE_DECK)
         captions = ["a cat", "", "two dogs, running", "a cat"]
-        (self.dir / "list.jsonl").write_text("".join(json.dumps(
-            {"path": f"lavfi:testsrc2=duration=0.6:size=64x64:rate=10:alpha={i}", "text": text}) + "\n"
-            for i, text in enumerate(captions)))
+        for i in range(len(captions)):
+            harness.make_video(self.dir / f"{i}.mp4", f"testsrc2=duration=0.6:size=64x64:rate=10,hue=h={30 * i}")
+        (self.dir / "list.jsonl").write_text("".join(
+            json.dumps({"path": f"{i}.mp4", "text": text}) + "\n" for i, text in enumerate(captions)))
         self.weft("ingest", "deck.toml", "ingest.inputs=['list.jsonl']", "ingest.output=clips.h5",
                   "ingest.frames=[3]", "ingest.height=32", "ingest.width=32")
         job = self.weft("encode", "deck.toml", "data.path=clips.h5", "encode.output=latents.h5",

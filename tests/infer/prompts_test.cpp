@@ -61,6 +61,42 @@ TEST(Prompts, RefusesWhatIsBroken) {
   EXPECT_THAT(refused(" \t"), HasSubstr("3: p.txt:3: the prompt is empty"));
   EXPECT_THAT(refused("{\"mask_strategy\": \"0\"}"), HasSubstr("the prompt is empty"));
   EXPECT_THAT(refused("caf\xE9"), HasSubstr("p.txt:3 is not UTF-8"));
+  // Deep enough to end the stack of whoever walks through it.
+  const std::string deep = std::string(50'000, '[') + std::string(50'000, ']');
+  EXPECT_THAT(refused("a {\"num_frames\": " + deep + "}"), HasSubstr("nested deeper than 64"));
+}
+
+TEST(Prompts, OnlyTheDeckIsTrustedWithItsReferences) {
+  GenerateDeck d = plain();
+  d.prompts = {"a {\"reference_path\": \"p.png\"}", "b"};
+  d.references = {"x.png", "y.png"};
+  const auto prompts = read_prompts(d);
+  EXPECT_THAT(prompts[0].references, ElementsAre("p.png"));
+  EXPECT_EQ(prompts[0].named_by, MediaTrust::untrusted);
+  EXPECT_THAT(prompts[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(prompts[1].named_by, MediaTrust::deck);
+}
+
+TEST(Prompts, HaveLimits) {
+  GenerateDeck d = plain();
+  d.prompts = {"a", "b", "c"};
+  d.num_samples = 4;
+  d.max_clips = 12;
+  EXPECT_EQ(read_prompts(d).size(), 3u);
+  d.max_clips = 11;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }),
+              HasSubstr("2: 3 prompts of 4 samples are more clips than generate.max_clips = 11"));
+  d.prompt_file = "/dev/zero";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: /dev/zero is a pipe or device"));
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_long_{}.txt", getpid());
+  std::ofstream(path) << std::string(2 << 20, 'a');
+  d.prompt_file = path.string();
+  MediaDeck limits;
+  limits.max_list_mib = 1;
+  EXPECT_THAT(error_of([&] { read_prompts(d, {}, limits); }),
+              HasSubstr("has 2.000 MiB, 1.000 are allowed (split it"));
+  std::filesystem::remove(path);
 }
 
 TEST(Prompts, ChangesTextsFromLoopToLoop) {
@@ -178,7 +214,7 @@ TEST(Prompts, ReadsASliceOfAFile) {
   EXPECT_EQ(read_prompts(list).size(), 2u);
   EXPECT_EQ(read_prompts(list).front().text, "two");
   d.prompt_file += ".not";
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot read prompt file"));
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot open"));
   EXPECT_THAT(error_of([] { read_prompts(GenerateDeck()); }), HasSubstr("2: no prompts"));
   std::filesystem::remove(path);
 }
