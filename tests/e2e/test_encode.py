@@ -145,6 +145,22 @@ class Encode(harness.WeftTest):
         self.encode("drawn.h5", vae, "encode.latents=sampled")
         self.train("drawn", "data.path=drawn.h5", *common)
 
+        # The released constants are not this VAE's: what was measured goes along where the store is named.
+        self.assertIn("WARN: scale and shift are those of the released VAE",
+                      self.weft("export", "vae", "again.safetensors", ranks=0).err)
+        job = self.encode("measured.h5", vae, "vae.scale=[]", "vae.shift=[]")
+        job_export = self.weft("export", "vae", "own.safetensors", "--latents=measured.h5", ranks=0)
+        self.assertNotIn("WARN", job_export.err)
+        exported = harness.read_safetensors(self.dir / "own.safetensors")
+        for name in ("scale", "shift"):
+            said = [float(x) for x in re.search(rf"vae\.{name}=\[([^]]*)", job.err)[1].split(",")]
+            for a, b in zip(struct.unpack("<4f", exported[name][2]), said):
+                self.assertAlmostEqual(a, b, delta=1e-3 * max(1, abs(b)))
+        self.refused(self.weft("export", "vae", "x.safetensors", "--latents=clips.h5", ranks=0, expect=None), 3,
+                     "clips.h5 tells no scale and shift")
+        self.refused(self.weft("export", "stored", "x.safetensors", "--latents=measured.h5", ranks=0, expect=None), 2,
+                     "--latents is for VAEs")
+
         self.refused(self.encode("x.h5", vae, "data.path=latents.h5", expect=None), 2,
                      "latents already")
         self.refused(self.train("pixels", "data.path=clips.h5", expect=None), 2, "3 channels")
