@@ -15,15 +15,8 @@ namespace {
 const std::vector<std::string> options = {"reference_path", "mask_strategy", "num_frames",
                                           "resolution", "aspect_ratio"};
 
-std::string trim(const std::string& s) {
-  constexpr const char* blanks = " \t\r\n\f\v";
-  const auto first = s.find_first_not_of(blanks);
-  if (first == std::string::npos) return "";
-  return s.substr(first, s.find_last_not_of(blanks) - first + 1);
-}
-
 bool whole_number(const std::string& s, std::int64_t& value) {
-  const std::string t = trim(s);
+  const std::string t = strip(s);
   const auto [end, failed] = std::from_chars(t.data(), t.data() + t.size(), value);
   return failed == std::errc() && end == t.data() + t.size() && !t.empty();
 }
@@ -63,6 +56,9 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
     const std::string text = option_text(value, key, where);
     if (key == "reference_path") p.references = split_references(text);
     if (key == "mask_strategy") p.mask_strategy = text;
+    // An empty text goes before the deck's too, null does not.
+    if (key == "reference_path") p.own_references = !value.is_null();
+    if (key == "mask_strategy") p.own_mask = !value.is_null();
     if (key == "num_frames") p.num_frames = text;
     if (key == "resolution") p.resolution = text;
     if (key == "aspect_ratio") p.aspect_ratio = text;
@@ -81,7 +77,7 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
              "{}: loop {} has no text", where, parts.back());
   std::vector<Prompt::Segment> segments;
   for (std::size_t i = 0; i < parts.size(); i += 2) {
-    Prompt::Segment s{0, trim(parts[i + 1])};
+    Prompt::Segment s{0, strip(parts[i + 1])};
     WEFT_CHECK(whole_number(parts[i], s.from_loop), Exit::data,
                "texts for loops are written |0|first text|2|text from loop 2 on",
                "{}: \"{}\" is no number of a loop", where, parts[i]);
@@ -99,9 +95,12 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
 }
 
 std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
-  std::istringstream in(read_whole(path,
-                                   static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
-                                   Exit::data, "split it, or raise media.max_list_mib"));
+  std::string text = read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                Exit::data, "split it, or raise media.max_list_mib");
+  // Lines end in \n, \r\n or \r, as Python reads them.
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == '\r') text[i] = text.substr(i + 1, 1) == "\n" ? ' ' : '\n';
+  std::istringstream in(std::move(text));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   if (!lines.empty() && lines.front().starts_with("\xEF\xBB\xBF"))  // an editor's mark
@@ -133,16 +132,16 @@ std::string append_scores(const std::string& text, const GenerateDeck& deck) {
 std::vector<std::string> split_references(const std::string& list) {
   std::vector<std::string> files;
   std::istringstream in(list);
-  for (std::string file; std::getline(in, file, ';');) files.push_back(trim(file));
+  for (std::string file; std::getline(in, file, ';');) files.push_back(strip(file));
   return files;
 }
 
 Prompt parse_prompt(const std::string& line, const std::string& where, const GenerateDeck& deck) {
   check_utf8(line, where);
-  const std::string whole = trim(line);
+  const std::string whole = strip(line);
   const auto brace = whole.find('{');
   Prompt p;
-  p.text = trim(whole.substr(0, brace));
+  p.text = strip(whole.substr(0, brace));
   WEFT_CHECK(!p.text.empty(), Exit::data, "write a text, or take the line out",
              "{}: the prompt is empty", where);
   if (brace != std::string::npos) {
@@ -211,12 +210,11 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
                      place_of(deck, p), deck);
     p.index = i;
     // The prompt's own options go before the deck's lists.
-    if (p.references.empty() && !deck.references.empty()) {
+    if (!p.own_references && !deck.references.empty()) {
       p.references = split_references(deck.references[at]);
       p.named_by = MediaTrust::deck;
     }
-    if (p.mask_strategy.empty() && !deck.mask_strategies.empty())
-      p.mask_strategy = deck.mask_strategies[at];
+    if (!p.own_mask && !deck.mask_strategies.empty()) p.mask_strategy = deck.mask_strategies[at];
     prompts.push_back(p);
   }
   std::vector<std::string> texts;
@@ -246,7 +244,7 @@ std::string file_name_of(const std::string& text) {
     while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
     name.resize(end);
   }
-  return trim(name);
+  return strip(name);
 }
 
 }  // namespace weft

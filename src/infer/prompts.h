@@ -25,6 +25,7 @@ struct Prompt {
   MediaTrust named_by =
       MediaTrust::untrusted;  // who named them: the prompt, or generate.references
   std::string mask_strategy;
+  bool own_references = false, own_mask = false;  // the prompt's, not the deck's
   // weft's own options, so that one file may ask for clips of many sizes; empty: the deck's.
   std::string num_frames, resolution, aspect_ratio;
 

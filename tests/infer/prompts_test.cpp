@@ -46,6 +46,7 @@ TEST(Prompts, TakesOptionsFromJson) {
   EXPECT_EQ(p.text_of_loop(3), "a cat");
   EXPECT_THAT(p.references, ElementsAre("a.png", "b.mp4"));
   EXPECT_EQ(p.mask_strategy, "0;0,1,0,-1,1");
+  EXPECT_EQ(parse_prompt("\u3000a cat\u00a0", "", plain()).text, "a cat");  // Unicode's blanks too
   EXPECT_EQ(parse_prompt("a {\"num_frames\": 17}", "", plain()).num_frames, "17");
   EXPECT_EQ(parse_prompt("a {\"num_frames\": \"4s\"}", "", plain()).num_frames, "4s");
   EXPECT_TRUE(parse_prompt("a {\"mask_strategy\": null}", "", plain()).mask_strategy.empty());
@@ -75,6 +76,27 @@ TEST(Prompts, OnlyTheDeckIsTrustedWithItsReferences) {
   EXPECT_EQ(prompts[0].named_by, MediaTrust::untrusted);
   EXPECT_THAT(prompts[1].references, ElementsAre("y.png"));
   EXPECT_EQ(prompts[1].named_by, MediaTrust::deck);
+  // Nothing, said by the prompt, goes before the deck's list, as in the original.
+  d.mask_strategies = {"0", "0"};
+  d.prompts = {"a {\"reference_path\": \"\", \"mask_strategy\": \"\"}",
+               "b {\"reference_path\": null, \"mask_strategy\": null}"};
+  const auto again = read_prompts(d);
+  EXPECT_TRUE(again[0].references.empty());
+  EXPECT_EQ(again[0].mask_strategy, "");
+  EXPECT_THAT(again[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(again[1].mask_strategy, "0");
+}
+
+TEST(Prompts, LinesEndAsPythonReadsThem) {
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_lines_{}.txt", getpid());
+  std::ofstream(path, std::ios::binary) << "one\rtwo\r\nthree\nfour\r";
+  GenerateDeck d = plain();
+  d.prompt_file = path.string();
+  std::vector<std::string> texts;
+  for (const Prompt& p : read_prompts(d)) texts.push_back(p.text);
+  EXPECT_THAT(texts, ElementsAre("one", "two", "three", "four"));
+  std::filesystem::remove(path);
 }
 
 TEST(Prompts, HaveLimits) {
