@@ -223,16 +223,17 @@ class UntrustedTest(WeftTest):
             self.assertTrue(fetched[0].is_file() and not fetched[0].is_symlink())
 
     def test_a_stop_ends_a_download(self):
-        with Server(self.dir) as server:
-            (self.dir / "prompts.txt").write_text(
-                "x " + json.dumps({"reference_path": f"{server.address}/endless.slow", "mask_strategy": "0"}) + "\n")
-            job = self.start("generate", "deck.toml", "generate.prompt_file=prompts.txt", ranks=0)
-            self.assertTrue(server.sent.wait(120), job.err_so_far())
-            job.process.send_signal(signal.SIGTERM)
-            self.assertEqual(job.wait(), 75, job.err)
-            self.assertIn("stopped on request while", job.err)
-            self.assertEqual(list((self.dir / "out" / "references").iterdir()), [])
-            self.assert_gone(job)
+        for ranks in (0, 2):
+            with Server(self.dir) as server:
+                (self.dir / "prompts.txt").write_text("x " + json.dumps(
+                    {"reference_path": f"{server.address}/endless.slow", "mask_strategy": "0"}) + "\n")
+                job = self.start("generate", "deck.toml", "generate.prompt_file=prompts.txt", ranks=ranks)
+                self.assertTrue(server.sent.wait(120), job.err_so_far())
+                os.kill(job.ranks()[0] if ranks else job.process.pid, signal.SIGTERM)
+                self.assertEqual(job.wait(), 75, job.err)
+                self.assertIn("stopped on request while", job.err)
+                self.assertEqual(list((self.dir / "out" / "references").iterdir()), [])
+                self.assert_gone(job)
 
 
 if __name__ == "__main__":

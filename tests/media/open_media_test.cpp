@@ -105,25 +105,6 @@ TEST_F(OpenMediaTest, FormatsThatNameOtherFilesAreRefused) {
   EXPECT_THAT(read_file("concat.mp4"), HasSubstr("of the kind \"concat\""));
 }
 
-// An MP4 whose track lies in another file by its data reference ("dref").
-TEST_F(OpenMediaTest, ADataReferenceIsNotFollowed) {
-  const auto box = [](const std::string& kind, const std::string& content) {
-    const auto size = static_cast<std::uint32_t>(8 + content.size());
-    std::string out;
-    for (int shift = 24; shift >= 0; shift -= 8) out += static_cast<char>(size >> shift & 255);
-    return out + kind + content;
-  };
-  std::ifstream in("clip.mp4", std::ios::binary);
-  std::string mp4{std::istreambuf_iterator<char>(in), {}};
-  // "url " with flag 1 (in this file) becomes one with a location, by writing over it.
-  const std::string own = box("url ", std::string("\0\0\0\1", 4));
-  const auto at = mp4.find(own);
-  ASSERT_NE(at, std::string::npos);
-  mp4[at + own.size() - 1] = 0;
-  write("elsewhere.mp4", mp4);
-  EXPECT_THAT(read_file("elsewhere.mp4"), testing::Not(HasSubstr("13 frames")));
-}
-
 TEST_F(OpenMediaTest, OnlyRegularFiles) {
   ASSERT_EQ(mkfifo("fifo.mp4", 0600), 0);
   fs::create_symlink("/dev/zero", "zero.mp4");
