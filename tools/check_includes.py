@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-LEAVES = {"data", "media", "formats", "observe"}  # stand on core alone
+LEAVES = {"data", "media", "formats", "observe"}  # stand on core alone, media on formats too
 ALLOWED = {
     "core": set(),
     "ops": set(),
@@ -24,6 +24,7 @@ ALLOWED = {
     "text": set(),
 }
 ALLOWED |= {room: set() for room in LEAVES}
+ALLOWED["media"] = {"formats"}
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["main.cpp"] = {"commands"}
 

@@ -65,7 +65,9 @@ footage() {
   else
     echo "WARN: vtest.avi (Debian package opencv-doc) cannot be fetched: training on FFmpeg's own test picture instead." \
       "VIDEO=path gives real footage." >&2
-    echo "lavfi:testsrc2=size=768x576:rate=10:duration=60"
+    [ -s .data/testsrc2_large.mp4 ] ||
+      ffmpeg -v error -y -f lavfi -i testsrc2=size=768x576:rate=10:duration=60 .data/testsrc2_large.mp4
+    echo .data/testsrc2_large.mp4
   fi
 }
 
@@ -105,9 +107,8 @@ list=.data/demo.jsonl
 python3 - "$video" "$test_picture" "${VIDEO:+a scene of my own}" >"$list" <<'END'
 import json, os, sys
 video, picture, mine = sys.argv[1:]
-known = "a test picture" if video.startswith("lavfi:") else "people walk over a square"
-path = video if video.startswith("lavfi:") else os.path.abspath(video)
-for path, text in ((path, mine or known), (os.path.abspath(picture), "a test picture with moving colours")):
+known = "a test picture" if "testsrc2" in video else "people walk over a square"
+for path, text in ((os.path.abspath(video), mine or known), (os.path.abspath(picture), "a test picture with moving colours")):
     print(json.dumps({"path": path, "text": text}))
 END
 prompts=$(python3 -c 'import json, sys; print(json.dumps([json.loads(line)["text"] for line in open(sys.argv[1])]))' "$list")
@@ -135,6 +136,7 @@ mpirun -n "$ranks" "$weft" encode "$deck" data.path="$store"
 normal=$(sed -n 's/.*shift \([^,]*\), scale \(.*\)$/vae.shift=[\1] vae.scale=[\2]/p' "$run/latents.txt" | head -n 1 |
   sed 's/\([0-9]\) \(-\{0,1\}[0-9]\)/\1,\2/g; s/\([0-9]\) \(-\{0,1\}[0-9]\)/\1,\2/g')
 [ -n "$normal" ] || die "$latents says no scale and shift"
+"$weft" export "$run/vae" "$run/vae.safetensors" --ema --latents "$latents"
 timed "encode"
 
 say "train STDiT3 on $ranks ranks: $steps steps, stopped by SIGUSR1 after half of them"

@@ -190,6 +190,10 @@ Invocation parse_command_line(int argc, char** argv) {
                   "GB of a file; more make shards with an index (else one file)")
       ->check(CLI::NonNegativeNumber);
 
+  export_command.add_option(
+      "--latents", a->exported.latents,
+      "of a VAE: the store of latents whose measured scale and shift go along");
+
   CLI::App& text_command =
       command("text", "clean, tokenize and encode the captions of a text file, one a line",
               [=](MPI_Comm w) { return text(deck(), a->captions, w); });

@@ -21,6 +21,7 @@ extern "C" {
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/version.h"
 #include "ops/dispatch.h"
 
@@ -247,8 +248,8 @@ std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
               world);
   std::vector<RankFacts> facts;
   for (std::size_t i = 0; rank == 0 && i < sizes.size(); ++i)
-    facts.push_back(nlohmann::json::parse(all.substr(static_cast<std::size_t>(offsets[i]),
-                                                     static_cast<std::size_t>(sizes[i])))
+    facts.push_back(parse_json(all.substr(static_cast<std::size_t>(offsets[i]),
+                                          static_cast<std::size_t>(sizes[i])))
                         .get<RankFacts>());
   return facts;
 }

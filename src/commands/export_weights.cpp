@@ -1,8 +1,11 @@
 #include "commands/export_weights.h"
 
+#include <map>
+
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/clip_store.h"
 #include "models/stdit3.h"
 #include "models/video_vae.h"
 #include "models/weights.h"
@@ -29,6 +32,27 @@ std::vector<float> as_floats(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
+// The scale and shift that exported weights of a VAE carry.
+std::map<std::string, std::vector<float>> constants(const ExportRequest& request,
+                                                    const VaeDeck& vae) {
+  std::vector<float> scale = as_floats(vae.scale), shift = as_floats(vae.shift);
+  if (!request.latents.empty()) {
+    const auto store = open_clip_store(request.latents, false);
+    const Bucket& bucket = store->buckets().at(0);
+    WEFT_CHECK(!bucket.scale.empty(), Exit::data,
+               "name a store of latents that `weft encode` made with this VAE",
+               "{} tells no scale and shift", request.latents);
+    scale = bucket.scale, shift = bucket.shift;
+  } else if (!scale.empty() && vae.weights.empty() && vae.scale == VaeDeck().scale) {
+    log::warn(
+        "scale and shift are those of the released VAE, and this one was trained anew: --latents "
+        "STORE takes what `weft encode` measured with vae.scale = []");
+  }
+  // A VAE whose latents are not measured yet has none.
+  if (scale.empty()) return {};
+  return {{"scale", scale}, {"shift", shift}};
+}
+
 }  // namespace
 
 int export_weights(const ExportRequest& request) {
@@ -48,10 +72,10 @@ int export_weights(const ExportRequest& request) {
   std::optional<VideoVae> vae;
   if (deck.model.name == "vae") {
     vae.emplace(deck.vae);
-    // A VAE whose latents are not measured yet has none.
-    if (!deck.vae.scale.empty())
-      how.buffers = {{"scale", as_floats(deck.vae.scale)}, {"shift", as_floats(deck.vae.shift)}};
+    how.buffers = constants(request, deck.vae);
   } else {
+    WEFT_CHECK(request.latents.empty(), Exit::usage, "leave --latents out",
+               "--latents is for VAEs, {} is a run of {}", request.run, deck.model.name);
     model.emplace(deck.model);
   }
   ParameterTable& params = vae ? vae->params() : model->params();

@@ -11,9 +11,11 @@ struct ExportRequest {
   bool ema = false;    // the averaged weights
   std::string dtype = "f32";
   double shard_size = 0;  // GB (10^9 bytes) of a shard; 0: one file
+  std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
 };
 
-// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the discriminator).
+// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the discriminator). They are those of
+// `latents`, where encode has measured them, otherwise those of the run's deck, and left out where that has none.
 int export_weights(const ExportRequest& request);
 
 }  // namespace weft

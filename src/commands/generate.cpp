@@ -166,10 +166,11 @@ int make_all(const Deck& deck, MPI_Comm world) {
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
   const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
+  const auto asked_to_stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts = read_prompts(
-      deck.generate,
-      refine_by(deck.generate.refine, output_of(deck), world, [] { return stop_signal() != 0; }));
-  fetch_references(prompts, deck.generate, output_of(deck), world);
+      deck.generate, refine_by(deck.generate.refine, output_of(deck), world, asked_to_stop),
+      deck.media);
+  fetch_references(prompts, deck.generate, {deck.media, asked_to_stop}, output_of(deck), world);
   GenerateJob job =
       plan_generate_job(deck, std::move(prompts), model, vae,
                         model_source.identity() + "; " + vae_source.identity() + "; " +
@@ -178,7 +179,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   vae_source.compare_scale(deck.vae);
   std::shared_ptr<const Watermark> watermark;
   if (!deck.generate.watermark.empty())
-    watermark = std::make_shared<Watermark>(deck.generate.watermark);
+    watermark = std::make_shared<Watermark>(deck.generate.watermark, deck.media);
   const std::vector<std::int64_t> order = missing_items(deck, job, world);
   const auto wanted = static_cast<std::int64_t>(job.items.size());
   const auto missing = static_cast<std::int64_t>(order.size());

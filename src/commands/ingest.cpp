@@ -92,7 +92,7 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
     };
     if (enough()) break;
     const CutResult cut = cut_video(
-        inputs[i], deck.ingest, threads,
+        inputs[i], deck.ingest, {deck.media, {}}, threads,
         [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
           if (!part) part = std::make_unique<BucketedWriter>(part_path(deck.ingest.output, rank));
           part->append(bucket, clip, info);
@@ -108,18 +108,18 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
     if (!cut.broken.empty()) {
       ++share.broken;
       if (cut.frames == 0)
-        log::warn("skipped {}: {}", inputs[i].path, cut.broken);
+        log::warn("skipped {}: {}", inputs[i].media.path, cut.broken);
       else
         log::warn("{} breaks after frame {}, {} whole clips before that are kept: {}",
-                  inputs[i].path, cut.frames, cut.clips, cut.broken);
+                  inputs[i].media.path, cut.frames, cut.clips, cut.broken);
     } else if (cut.damaged > 0) {
       // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
       ++share.broken;
       log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} clips are kept",
-                inputs[i].path, cut.damaged, cut.frames, cut.clips);
+                inputs[i].media.path, cut.damaged, cut.frames, cut.clips);
     } else if (!cut.unused.empty()) {
       ++share.unused;
-      log::warn("no clip from {}: {}", inputs[i].path, cut.unused);
+      log::warn("no clip from {}: {}", inputs[i].media.path, cut.unused);
     }
   }
   if (part) part->commit();
@@ -258,7 +258,7 @@ int ingest(const Deck& deck, MPI_Comm comm) {
 
   // 1. What there is to do; every rank lists it for itself.
   check_deck(deck.ingest);
-  const std::vector<IngestInput> inputs = expand_inputs(deck.ingest.inputs);
+  const std::vector<IngestInput> inputs = expand_inputs(deck.ingest.inputs, deck.media);
   WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video");
   log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, deck.ingest.output);

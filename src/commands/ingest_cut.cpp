@@ -115,7 +115,7 @@ class Cutter {
     info.fps = frames == 1
                    ? 120.0f
                    : static_cast<float>(reader_.fps() / static_cast<double>(deck_.frame_interval));
-    info.source = fmt::format("{} frame {} at {:.3f} s", input_.path, start_, first->seconds);
+    info.source = fmt::format("{} frame {} at {:.3f} s", input_.media.path, start_, first->seconds);
     info.text = input_.text;
     ++clips_;
     const bool more = take_(b, clip_, info);
@@ -147,7 +147,7 @@ class Cutter {
 }  // namespace
 
 CutResult cut_video(
-    const IngestInput& input, const IngestDeck& deck, int threads,
+    const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
     const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
     const std::function<void(std::int64_t frames)>& tick) {
   CutResult result;
@@ -156,7 +156,7 @@ CutResult cut_video(
   // Only the video's own faults are caught, never those of `take` (a full disk is no broken video).
   const auto next = [&]() -> const VideoFrame* {
     try {
-      if (!reader) reader.emplace(input.path, VideoReaderOptions{deck.fps, threads});
+      if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, access});
       const VideoFrame* frame = reader->next();
       result.damaged = reader->damaged();
       return frame;

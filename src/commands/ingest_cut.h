@@ -25,7 +25,7 @@ struct CutResult {
 // called with the number of frames so far, after each. Faults of the video are reported in the
 // result, faults of `take` are thrown. Memory: the frames of the longest clip, at the clip's size.
 CutResult cut_video(
-    const IngestInput& input, const IngestDeck& deck, int threads,
+    const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
     const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
     const std::function<void(std::int64_t frames)>& tick);
 

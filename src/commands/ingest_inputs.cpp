@@ -3,30 +3,25 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/json.h"
+#include "formats/file.h"
 
 namespace weft {
 namespace {
 
 constexpr const char* list_hint = "a list has the columns path and, if there are captions, text";
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  WEFT_CHECK(in.good(), Exit::data, "check ingest.inputs", "cannot open list {}: {}", path,
-             std::strerror(errno));
-  return {std::istreambuf_iterator<char>(in), {}};
+std::string slurp(const std::string& path, const MediaDeck& limits) {
+  return read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)), Exit::data,
+                    "split the list, or raise media.max_list_mib");
 }
 
 // A path in a list is relative to the list, so that a folder can be moved as a whole.
 std::string beside(const std::string& list, const std::string& path) {
-  if (path.starts_with("lavfi:") || path.starts_with("/")) return path;
+  if (is_source_graph(path) || path.starts_with("/")) return path;
   return (std::filesystem::path(list).parent_path() / path).string();
 }
 
@@ -78,8 +73,8 @@ std::vector<CsvRow> parse_csv(const std::string& path, const std::string& text) 
   return rows;
 }
 
-void read_csv(const std::string& path, std::vector<IngestInput>& out) {
-  const auto rows = parse_csv(path, slurp(path));
+void read_csv(const std::string& path, const MediaDeck& limits, std::vector<IngestInput>& out) {
+  const auto rows = parse_csv(path, slurp(path, limits));
   WEFT_CHECK(!rows.empty(), Exit::data, list_hint, "list {} is empty", path);
   const auto& header = rows[0].fields;
   const auto column = [&](const char* name) {
@@ -93,13 +88,13 @@ void read_csv(const std::string& path, std::vector<IngestInput>& out) {
     WEFT_CHECK(fields.size() == header.size(), Exit::data, list_hint,
                "list {}, line {}: {} columns, the first line has {}", path, rows[r].line,
                fields.size(), header.size());
-    out.push_back({beside(path, fields[path_column]),
-                   text_column < fields.size() ? fields[text_column] : ""});
+    out.emplace_back(MediaSource{beside(path, fields[path_column]), MediaTrust::untrusted},
+                     text_column < fields.size() ? fields[text_column] : std::string());
   }
 }
 
-void read_jsonl(const std::string& path, std::vector<IngestInput>& out) {
-  const std::string text = slurp(path);
+void read_jsonl(const std::string& path, const MediaDeck& limits, std::vector<IngestInput>& out) {
+  const std::string text = slurp(path, limits);
   std::size_t line = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -107,7 +102,7 @@ void read_jsonl(const std::string& path, std::vector<IngestInput>& out) {
     at = end + 1;
     ++line;
     if (one.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const auto object = nlohmann::json::parse(one, nullptr, false);
+    const auto object = try_parse_json(one);
     WEFT_CHECK(object.is_object() && object.contains("path") && object["path"].is_string(),
                Exit::data, list_hint, "list {}, line {}: not a JSON object with a string `path`",
                path, line);
@@ -115,8 +110,9 @@ void read_jsonl(const std::string& path, std::vector<IngestInput>& out) {
     const bool has = caption != object.end() && !caption->is_null();
     WEFT_CHECK(!has || caption->is_string(), Exit::data, list_hint,
                "list {}, line {}: `text` is not a string", path, line);
-    out.push_back(
-        {beside(path, object["path"].get<std::string>()), has ? caption->get<std::string>() : ""});
+    out.emplace_back(
+        MediaSource{beside(path, object["path"].get<std::string>()), MediaTrust::untrusted},
+        has ? caption->get<std::string>() : std::string());
   }
 }
 
@@ -124,7 +120,7 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
   glob_t found{};
   const int status = glob(pattern.c_str(), 0, nullptr, &found);  // sorted
   for (std::size_t i = 0; status == 0 && i < found.gl_pathc; ++i)
-    out.push_back({found.gl_pathv[i], ""});
+    out.emplace_back(MediaSource{found.gl_pathv[i], MediaTrust::deck}, std::string());
   globfree(&found);
   WEFT_CHECK(status == 0, Exit::data, "check ingest.inputs, and the directory weft was started in",
              "no file matches {}", pattern);
@@ -132,19 +128,20 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
 
 }  // namespace
 
-std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs) {
+std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
+                                       const MediaDeck& limits) {
   std::vector<IngestInput> out;
   for (const std::string& input : inputs) {
-    if (input.starts_with("lavfi:"))
-      out.push_back({input, ""});
+    if (is_source_graph(input))
+      out.emplace_back(MediaSource{input, MediaTrust::deck}, std::string());
     else if (input.ends_with(".csv"))
-      read_csv(input, out);
+      read_csv(input, limits, out);
     else if (input.ends_with(".jsonl"))
-      read_jsonl(input, out);
+      read_jsonl(input, limits, out);
     else if (input.find_first_of("*?[") != std::string::npos && !std::filesystem::exists(input))
       expand_glob(input, out);
     else
-      out.push_back({input, ""});
+      out.emplace_back(MediaSource{input, MediaTrust::deck}, std::string());
   }
   return out;
 }

@@ -4,14 +4,20 @@
 #include <string>
 #include <vector>
 
+#include "core/deck.h"
+#include "media/media_source.h"
+
 namespace weft {
 
 struct IngestInput {
-  std::string path, text;  // text: the caption, "" = none
+  MediaSource media;
+  std::string text;  // the caption, "" = none
 };
 
 // Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept.
-// Throws Exit::data for a glob without a match and a list that cannot be read, naming its line.
-std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs);
+// What a list names is not trusted: files alone. Throws Exit::data for a glob without a match and a list that cannot be read,
+// naming its line, or is larger than limits.max_list_mib.
+std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
+                                       const MediaDeck& limits);
 
 }  // namespace weft

@@ -203,7 +203,7 @@ std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, st
     Deck shorter = deck;
     shorter.generate.num_frames = frames;
     const GenerateJob job =
-        plan_generate_job(shorter, read_prompts(shorter.generate), model, vae, "");
+        plan_generate_job(shorter, read_prompts(shorter.generate, {}, deck.media), model, vae, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
       const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
@@ -229,7 +229,8 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   VideoVae vae(deck.vae);
   model.params().allocate_for_inference(deck.model.dtype == "bf16");
   vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
-  const GenerateJob job = plan_generate_job(deck, read_prompts(deck.generate), model, vae, "");
+  const GenerateJob job =
+      plan_generate_job(deck, read_prompts(deck.generate, {}, deck.media), model, vae, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
   if (sp > 1) model.plan_sequence_group(sp - 1, sp);
   const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");

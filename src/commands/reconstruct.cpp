@@ -11,6 +11,7 @@
 #include "core/arena.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "infer/work_queue.h"
 #include "media/quality.h"
@@ -33,8 +34,10 @@ double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30)
 
 // The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is compared and
 // written lies in host memory whole, a byte a value.
-Footage read_footage(const std::string& path, const ReconstructDeck& deck, std::int64_t side) {
-  Footage f = read_frames(path, deck.frames, deck.height, deck.width);
+Footage read_footage(const MediaSource& source, const MediaDeck& limits,
+                     const ReconstructDeck& deck, std::int64_t side) {
+  const std::string& path = source.path;
+  Footage f = read_frames(source, deck.frames, deck.height, deck.width, {.access = {limits, {}}});
   const std::int64_t height = f.height / side * side, width = f.width / side * side;
   WEFT_CHECK(height > 0 && width > 0, Exit::data,
              fmt::format("the VAE takes frames of at least {0}x{0}", side), "{}: frames of {}x{}",
@@ -91,10 +94,11 @@ void write_both(const fs::path& file, const Footage& f, const std::vector<std::u
 }
 
 // One input through the VAE and back.
-json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int64_t item,
+json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int64_t item,
              std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
-  const Footage f = read_footage(path, deck.reconstruct, vae.pixels_a_latent());
+  const std::string& path = from.path;
+  const Footage f = read_footage(from, deck.media, deck.reconstruct, vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
   const std::int64_t chunk = deck.vae.micro_frame_size > 0 ? deck.vae.micro_frame_size : f.frames;
   if (at_once < std::min({deck.vae.micro_batch_size, chunk, f.frames}))
@@ -132,7 +136,7 @@ json through(VideoVae& vae, const Deck& deck, const std::string& path, std::int6
     psnrs += psnr(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
     ssims += ssim(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
   }
-  const std::string stem = path.starts_with("lavfi:") ? "lavfi" : fs::path(path).stem().string();
+  const std::string stem = is_source_graph(path) ? "lavfi" : fs::path(path).stem().string();
   const fs::path file =
       out / fmt::format("{:04d}_{}{}", item, stem, f.frames == 1 ? ".png" : ".mp4");
   write_both(file, f, again);
@@ -172,7 +176,7 @@ json gather(const json& mine, MPI_Comm world) {
   json clips = json::array();
   if (log::rank() != 0) return clips;
   for (std::size_t r = 0; r < counts.size(); ++r)
-    for (json& clip : json::parse(
+    for (json& clip : parse_json(
              all.substr(static_cast<std::size_t>(places[r]), static_cast<std::size_t>(counts[r]))))
       clips.push_back(std::move(clip));
   std::sort(clips.begin(), clips.end(),
@@ -247,7 +251,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
              "reconstruct.height = {} but reconstruct.width = {}", r.height, r.width);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  const std::vector<IngestInput> inputs = expand_inputs(r.inputs);
+  const std::vector<IngestInput> inputs = expand_inputs(r.inputs, deck.media);
   VideoVae vae(deck.vae);
   const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
                             world);
@@ -271,7 +275,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     WorkQueue queue(world, std::ssize(inputs));
     for (std::int64_t i; (i = queue.next()) >= 0;)
       mine.push_back(
-          through(vae, deck, inputs[static_cast<std::size_t>(i)].path, i, capacity, out));
+          through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
   }
 
   // 3. What came out.

@@ -2,9 +2,11 @@
 
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "formats/file.h"
 #include "infer/text_encoder.h"
 #include "parallel/rank_device.h"
 #include "text/cleaning.h"
@@ -14,10 +16,10 @@
 namespace weft {
 namespace {
 
-std::vector<std::string> read_lines(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  WEFT_CHECK(file.is_open(), Exit::data, "name a text file with a caption a line", "cannot read {}",
-             path);
+std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
+  std::istringstream file(read_whole(path,
+                                     static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                     Exit::data, "split it, or raise media.max_list_mib"));
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) {
     if (line.ends_with('\r')) line.pop_back();
@@ -44,7 +46,7 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   WEFT_CHECK(!request.cleaned.empty() || !request.tokens.empty() || !request.features.empty(),
              Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
              "weft text {}: nothing is asked for", request.file);
-  const std::vector<std::string> captions = read_lines(request.file);
+  const std::vector<std::string> captions = read_lines(request.file, deck.media);
   if (log::rank() == 0 && (!request.cleaned.empty() || !request.tokens.empty())) {
     std::optional<Tokenizer> tokenizer;
     if (!request.tokens.empty()) tokenizer.emplace(open_tokenizer(deck.t5));

@@ -28,6 +28,16 @@ struct DeviceDeck {
 struct MemoryDeck {
   double arena_gib = 0;
 };
+// Limits of all media that is read, and of lists and prompts in files (docs/security.md).
+struct MediaDeck {
+  double max_gib = 64;
+  double max_hours = 24;
+  std::int64_t max_frames = 1'000'000;
+  double max_megapixels = 100;
+  double timeout = 3600;
+  double max_list_mib = 256;
+  double max_download_mib = 1024;
+};
 struct IngestDeck {
   std::vector<std::string> inputs;
   std::string output = "clips.h5";
@@ -181,6 +191,7 @@ struct GenerateDeck {
   std::int64_t start_index = 0;
   std::int64_t end_index = 0;
   std::int64_t num_samples = 1;
+  std::int64_t max_clips = 1'000'000;
   std::int64_t batch_size = 1;
   std::string resolution = "240p";
   std::string aspect_ratio = "9:16";
@@ -234,6 +245,7 @@ struct Deck {
   RunDeck run;
   DeviceDeck device;
   MemoryDeck memory;
+  MediaDeck media;
   IngestDeck ingest;
   DataDeck data;
   ModelDeck model;

@@ -34,6 +34,21 @@ void run_and_data(Rows& r, Deck& d) {
            "Memory for the activations of a step in GiB a rank; 0 reserves what the host has for "
            "each rank and touches what a step needs.");
 
+  r.section("media");
+  r.number("max_gib", d.media.max_gib, 0, 1e6,
+           "Largest video or picture file that is read, in GiB.");
+  r.number("max_hours", d.media.max_hours, 0, 1e6, "Longest video, in hours.");
+  r.number("max_frames", d.media.max_frames, 1, many, "Most frames of a video.");
+  r.number("max_megapixels", d.media.max_megapixels, 1e-6, 2000,
+           "Largest frame: height times width in millions of pixels.");
+  r.number(
+      "timeout", d.media.timeout, 0, 1e9,
+      "Seconds that reading and decoding one file, or fetching it, may take; 0 sets no limit.");
+  r.number("max_list_mib", d.media.max_list_mib, 0, 1e6,
+           "Largest list of footage or file of prompts, in MiB.");
+  r.number("max_download_mib", d.media.max_download_mib, 0, 1e9,
+           "Largest file fetched from an address that a prompt names, in MiB; 0 fetches none.");
+
   r.section("ingest");
   r.text("inputs", d.ingest.inputs,
          "Footage: video files, globs, .csv or .jsonl lists, or lavfi:SOURCE.");

@@ -129,6 +129,8 @@ void generation_rows(Rows& r, Deck& d) {
   r.number("end_index", g.end_index, 0, many,
            "Prompt to end before; 0 takes all, but for prompt_generator, which has no last one.");
   r.number("num_samples", g.num_samples, 1, 1e6, "Clips of each prompt.");
+  r.number("max_clips", g.max_clips, 1, many,
+           "Most clips of a job: prompts times num_samples; more are refused.");
   r.number("batch_size", g.batch_size, 1, 64,
            "Clips of one size that a rank, or a group of parallel.sp, samples together; those with "
            "references, masks or loops stay alone.");

@@ -81,6 +81,10 @@ Captions upload(const CaptionBatch& batch, const Tensor& y) {
   return c;
 }
 
+bool is_active(float edit, double tau) {
+  return edit >= 1.0f || edit * 1000.0f >= static_cast<float>(tau);
+}
+
 Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request) {
   Tensor z = request.z;
@@ -139,10 +143,7 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
       std::vector<std::uint8_t> joins(seen.size()), active_frames(seen.size());
       bool any = false;
       for (std::size_t f = 0; f < seen.size(); ++f) {
-        // Frames to generate are active from the start, also where rounding puts the first tau above 1000.
-        const double until = 1000.0 * static_cast<double>(request.edit[f]);
-        const bool active =
-            request.edit[f] >= 1.0f || until >= tau(i, static_cast<std::int64_t>(f) / T);
+        const bool active = is_active(request.edit[f], tau(i, static_cast<std::int64_t>(f) / T));
         active_frames[f] = active;
         joins[f] = active && !seen[f];
         any = any || joins[f];

@@ -61,6 +61,10 @@ struct SampleRequest {
   std::function<void(int step, int steps)> progress;
 };
 
+// Whether a frame of that edit ratio is denoised at tau. In f32, as the original compares: 0.7 then reaches 700, which
+// 1000 times the f32 nearest to 0.7 does not. Frames to generate (1) always are, also where rounding puts the first tau above 1000.
+bool is_active(float edit, double tau);
+
 // Euler steps with classifier-free guidance from tau = 1000 to 0 (section 4). Returns z, denoised in place.
 Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request);

@@ -158,6 +158,17 @@ void rename_file(const std::filesystem::path& from, const std::filesystem::path&
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
 }
 
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
+                       const std::string& hint) {
+  const File file = File::open(path, code);
+  const std::uint64_t size = file.size();
+  WEFT_CHECK(size <= most, code, hint, "{} has {:.3f} MiB, {:.3f} are allowed", path.string(),
+             static_cast<double>(size) / (1 << 20), static_cast<double>(most) / (1 << 20));
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
 std::string file_identity(const std::string& file) {
   std::error_code none;
   const auto size = std::filesystem::file_size(file, none);

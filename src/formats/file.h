@@ -49,6 +49,10 @@ class File {
   Exit code_ = Exit::data;
 };
 
+// All of a regular file, of `most` bytes or fewer: Error(code) with `hint` where it has more.
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
+                       const std::string& hint);
+
 // What tells one version of a file from another: name, size and time of its last change.
 std::string file_identity(const std::string& file);
 // The same of a file, or of all files in a folder.

@@ -120,12 +120,12 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
   };
   if (std::none_of(masks_.begin(), masks_.end(), uses)) return {};
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
-  return encode_reference(prompt.references[i], item.pixels.height, item.pixels.width, vae_, noise,
-                          [&](std::int64_t latents) {
-                            return frames_taken(masks_, deck_.generate.loop, number, latents,
-                                                item.latent_frames, deck_.generate.align,
-                                                item.name);
-                          });
+  return encode_reference(
+      {prompt.references[i], prompt.named_by}, {deck_.media, {}}, item.pixels.height,
+      item.pixels.width, vae_, noise, [&](std::int64_t latents) {
+        return frames_taken(masks_, deck_.generate.loop, number, latents, item.latent_frames,
+                            deck_.generate.align, item.name);
+      });
 }
 
 bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,

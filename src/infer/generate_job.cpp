@@ -207,7 +207,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
                "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
                item.pixels.frames);
     item.masks = parse_mask_strategy(p.mask_strategy, where);
-    check_references(p.references, where);
+    check_references(p.references, p.named_by, where);
     check_masks(item, p, g, job.loops, where);
     for (std::int64_t loop = 0; loop < g.loop; ++loop) {
       const auto [place, is_new] =

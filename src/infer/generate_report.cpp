@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "core/log.h"
 
 namespace weft {
@@ -56,7 +57,7 @@ GenerateReport read_report(const RankRoll& roll,
       continue;
     }
     if (report.speaker < 0) report.speaker = r;
-    const auto word = nlohmann::json::parse(state.end);
+    const auto word = parse_json(state.end);
     word.at("share").get_to(report.ranks[static_cast<std::size_t>(r)]);
     for (const auto& failure : word.at("failures"))
       report.failures.push_back(failure.get<std::string>());

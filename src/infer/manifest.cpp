@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "formats/file.h"
 
 namespace weft {
@@ -31,7 +32,7 @@ void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
     try {
-      const auto j = nlohmann::json::parse(line);
+      const auto j = parse_json(line);
       FinishedClip c;
       j.at("name").get_to(c.name);
       j.at("file").get_to(c.file);

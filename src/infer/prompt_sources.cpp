@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "formats/file.h"
 #include "formats/hash.h"
@@ -60,7 +61,7 @@ void make_folder(const fs::path& path) {
 // What the same command made of texts before; nothing where the file is not what was written here.
 Texts texts_of(const fs::path& path, const std::string& command) {
   try {
-    const auto j = nlohmann::json::parse(content_of(path));
+    const auto j = parse_json(content_of(path));
     if (j.at("command") == command) return j.at("texts").get<Texts>();
   } catch (const nlohmann::json::exception&) {
   }
@@ -182,7 +183,7 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
       known = nlohmann::json(refined).dump();
     }
     share(known, world);
-    const Texts refined = nlohmann::json::parse(known).get<Texts>();
+    const Texts refined = parse_json(known).get<Texts>();
     std::vector<std::string> result;
     for (std::size_t i = 0; i < texts.size(); ++i)
       result.push_back(refined.at(key_of(texts[i], numbers, i)));
@@ -191,17 +192,18 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
 }
 
 void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
-                      const fs::path& output, MPI_Comm world) {
+                      const MediaAccess& access, const fs::path& output, MPI_Comm world) {
   bool any = false;
   for (Prompt& p : prompts) {
     for (std::string& reference : p.references) {
       if (!is_address(reference)) continue;
       any = true;
       const fs::path file = output / "references" / name_of_address(reference);
-      if (log::rank() == 0 && !fs::exists(file)) {
+      std::error_code none;
+      if (log::rank() == 0 && !fs::is_regular_file(fs::symlink_status(file, none))) {
         make_folder(file.parent_path());
         try {
-          download(reference, file);
+          download(reference, file, access);
         } catch (const Error& e) {
           throw Error(e.code(), fmt::format("{}: {}", place_of(deck, p), e.what()), e.hint(),
                       __FILE__, __LINE__);

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "infer/prompts.h"
+#include "media/media_source.h"
 
 namespace weft {
 
@@ -18,8 +19,9 @@ RefineTexts refine_by(const std::string& command, const std::filesystem::path& o
                       MPI_Comm world, const std::function<bool()>& stop);
 
 // References at an address (media/download.h) become files in OUTPUT/references, which rank 0 fetches unless they are there.
-// Exit::data, beginning with the prompt's place. Collective.
+// Exit::data, beginning with the prompt's place; Exit::stopped where access.stop said so. Collective.
 void fetch_references(std::vector<Prompt>& prompts, const GenerateDeck& deck,
-                      const std::filesystem::path& output, MPI_Comm world);
+                      const MediaAccess& access, const std::filesystem::path& output,
+                      MPI_Comm world);
 
 }  // namespace weft

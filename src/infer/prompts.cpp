@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/json.h"
+#include "formats/file.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -15,15 +15,8 @@ namespace {
 const std::vector<std::string> options = {"reference_path", "mask_strategy", "num_frames",
                                           "resolution", "aspect_ratio"};
 
-std::string trim(const std::string& s) {
-  constexpr const char* blanks = " \t\r\n\f\v";
-  const auto first = s.find_first_not_of(blanks);
-  if (first == std::string::npos) return "";
-  return s.substr(first, s.find_last_not_of(blanks) - first + 1);
-}
-
 bool whole_number(const std::string& s, std::int64_t& value) {
-  const std::string t = trim(s);
+  const std::string t = strip(s);
   const auto [end, failed] = std::from_chars(t.data(), t.data() + t.size(), value);
   return failed == std::errc() && end == t.data() + t.size() && !t.empty();
 }
@@ -42,7 +35,7 @@ std::string option_text(const nlohmann::json& value, const std::string& key,
 void read_options(const std::string& json, const std::string& where, Prompt& p) {
   nlohmann::json j;
   try {
-    j = nlohmann::json::parse(json);
+    j = parse_json(json);
   } catch (const nlohmann::json::exception& e) {
     // The library's number of the error is of no use to anybody.
     const std::string said = e.what();
@@ -63,6 +56,9 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
     const std::string text = option_text(value, key, where);
     if (key == "reference_path") p.references = split_references(text);
     if (key == "mask_strategy") p.mask_strategy = text;
+    // An empty text goes before the deck's too, null does not.
+    if (key == "reference_path") p.own_references = !value.is_null();
+    if (key == "mask_strategy") p.own_mask = !value.is_null();
     if (key == "num_frames") p.num_frames = text;
     if (key == "resolution") p.resolution = text;
     if (key == "aspect_ratio") p.aspect_ratio = text;
@@ -81,7 +77,7 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
              "{}: loop {} has no text", where, parts.back());
   std::vector<Prompt::Segment> segments;
   for (std::size_t i = 0; i < parts.size(); i += 2) {
-    Prompt::Segment s{0, trim(parts[i + 1])};
+    Prompt::Segment s{0, strip(parts[i + 1])};
     WEFT_CHECK(whole_number(parts[i], s.from_loop), Exit::data,
                "texts for loops are written |0|first text|2|text from loop 2 on",
                "{}: \"{}\" is no number of a loop", where, parts[i]);
@@ -98,13 +94,15 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
   return segments;
 }
 
-std::vector<std::string> read_lines(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  WEFT_CHECK(bool(in), Exit::data, "check generate.prompt_file", "cannot read prompt file {}",
-             path);
+std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
+  std::string text = read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                Exit::data, "split it, or raise media.max_list_mib");
+  // Lines end in \n, \r\n or \r, as Python reads them.
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == '\r') text[i] = text.substr(i + 1, 1) == "\n" ? ' ' : '\n';
+  std::istringstream in(std::move(text));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
-  WEFT_CHECK(!in.bad(), Exit::data, "check the file system", "cannot read prompt file {}", path);
   if (!lines.empty() && lines.front().starts_with("\xEF\xBB\xBF"))  // an editor's mark
     lines.front().erase(0, 3);
   return lines;
@@ -134,16 +132,16 @@ std::string append_scores(const std::string& text, const GenerateDeck& deck) {
 std::vector<std::string> split_references(const std::string& list) {
   std::vector<std::string> files;
   std::istringstream in(list);
-  for (std::string file; std::getline(in, file, ';');) files.push_back(trim(file));
+  for (std::string file; std::getline(in, file, ';');) files.push_back(strip(file));
   return files;
 }
 
 Prompt parse_prompt(const std::string& line, const std::string& where, const GenerateDeck& deck) {
   check_utf8(line, where);
-  const std::string whole = trim(line);
+  const std::string whole = strip(line);
   const auto brace = whole.find('{');
   Prompt p;
-  p.text = trim(whole.substr(0, brace));
+  p.text = strip(whole.substr(0, brace));
   WEFT_CHECK(!p.text.empty(), Exit::data, "write a text, or take the line out",
              "{}: the prompt is empty", where);
   if (brace != std::string::npos) {
@@ -165,13 +163,14 @@ std::string place_of(const GenerateDeck& deck, const Prompt& prompt) {
                                   : fmt::format("{}:{}", deck.prompt_file, prompt.index + 1);
 }
 
-std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine) {
+std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine,
+                                 const MediaDeck& limits) {
   const bool generated = !deck.prompt_generator.empty(), listed = deck.prompt_file.empty();
   WEFT_CHECK(generated || !listed || !deck.prompts.empty(), Exit::usage,
              "set generate.prompts = [\"a cat\"] or generate.prompt_file = \"prompts.txt\"",
              "no prompts");
   std::vector<std::string> lines;
-  if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file);
+  if (!generated) lines = listed ? deck.prompts : read_lines(deck.prompt_file, limits);
   std::int64_t end = static_cast<std::int64_t>(lines.size());
   if (generated) {
     WEFT_CHECK(listed, Exit::usage, "leave one of the two empty",
@@ -191,6 +190,10 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
              "no prompts: numbers {} to {} of {}, which has {}", begin, deck.end_index,
              listed ? "generate.prompts" : deck.prompt_file, lines.size());
   const auto count = static_cast<std::size_t>(end - begin);
+  WEFT_CHECK(end - begin <= deck.max_clips / deck.num_samples, Exit::usage,
+             "take a slice by generate.start_index and end_index, or raise generate.max_clips",
+             "{} prompts of {} samples are more clips than generate.max_clips = {}", count,
+             deck.num_samples, deck.max_clips);
   const auto check_list = [&](const std::vector<std::string>& list, const char* key) {
     WEFT_CHECK(list.empty() || list.size() == count, Exit::usage,
                "one entry a prompt, \"\" for none", "{} has {} entries for {} prompts", key,
@@ -207,10 +210,11 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
                      place_of(deck, p), deck);
     p.index = i;
     // The prompt's own options go before the deck's lists.
-    if (p.references.empty() && !deck.references.empty())
+    if (!p.own_references && !deck.references.empty()) {
       p.references = split_references(deck.references[at]);
-    if (p.mask_strategy.empty() && !deck.mask_strategies.empty())
-      p.mask_strategy = deck.mask_strategies[at];
+      p.named_by = MediaTrust::deck;
+    }
+    if (!p.own_mask && !deck.mask_strategies.empty()) p.mask_strategy = deck.mask_strategies[at];
     prompts.push_back(p);
   }
   std::vector<std::string> texts;
@@ -240,7 +244,7 @@ std::string file_name_of(const std::string& text) {
     while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
     name.resize(end);
   }
-  return trim(name);
+  return strip(name);
 }
 
 }  // namespace weft

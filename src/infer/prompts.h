@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/deck.h"
+#include "media/media_source.h"
 
 namespace weft {
 
@@ -21,7 +22,10 @@ struct Prompt {
   };
   std::vector<Segment> segments;        // the first from loop 0 on
   std::vector<std::string> references;  // files
+  MediaTrust named_by =
+      MediaTrust::untrusted;  // who named them: the prompt, or generate.references
   std::string mask_strategy;
+  bool own_references = false, own_mask = false;  // the prompt's, not the deck's
   // weft's own options, so that one file may ask for clips of many sizes; empty: the deck's.
   std::string num_frames, resolution, aspect_ratio;
 
@@ -32,7 +36,7 @@ struct Prompt {
 // The prompts [start_index, end_index) of generate.prompt_file or generate.prompts, or generate.prompt_generator for each
 // number in [start_index, end_index), each with its place in generate.references and generate.mask_strategies. Exit::data names
 // file and line of a prompt that is empty, not UTF-8, has broken JSON or an unknown option; Exit::usage where there are no
-// prompts, or lists of other lengths.
+// prompts, lists of other lengths, or more than generate.max_clips clips; Exit::data for a file larger than limits.max_list_mib.
 //
 // An empty prompt is refused, where the original makes a clip of nothing but the scores: it is nearly always a slip.
 //
@@ -40,7 +44,8 @@ struct Prompt {
 // same text is refined once, but for prompt_generator, where `numbers` has the prompt's number of each and is not empty.
 using RefineTexts = std::function<std::vector<std::string>(
     const std::vector<std::string>& texts, const std::vector<std::int64_t>& numbers)>;
-std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine = {});
+std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& refine = {},
+                                 const MediaDeck& limits = {});
 
 // Where the user wrote it, for messages.
 std::string place_of(const GenerateDeck& deck, const Prompt& prompt);

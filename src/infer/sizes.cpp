@@ -41,9 +41,10 @@ std::string aspect_key(const std::string& ratio) {
 }
 
 std::int64_t frame_count(const std::string& text) {
-  const std::string first = text.substr(0, text.find('/'));
+  // A name, or both of a length with a slash between them.
   for (const auto& [name, frames] : lengths)
-    if (name == first) return frames;
+    for (const auto& [other, same] : lengths)
+      if (text == name || (same == frames && text == name + "/" + other)) return frames;
   std::int64_t frames = 0;
   const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), frames);
   WEFT_CHECK(

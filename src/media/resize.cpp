@@ -2,23 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <type_traits>
 
 namespace weft {
 
 std::vector<CoverResize::Tap> CoverResize::taps(std::int64_t in, std::int64_t scaled,
                                                 std::int64_t out) {
   std::vector<Tap> list(static_cast<std::size_t>(out));
-  const double ratio = static_cast<double>(in) / static_cast<double>(scaled);
+  const float ratio = static_cast<float>(in) / static_cast<float>(scaled);
   const std::int64_t first = (scaled - out) / 2;
   for (std::int64_t i = 0; i < out; ++i) {
     // Half-pixel centres; beyond the first centre the edge sample repeats.
-    const double at = std::max(0.0, (static_cast<double>(first + i) + 0.5) * ratio - 0.5);
+    const float at = std::max(0.0f, (static_cast<float>(first + i) + 0.5f) * ratio - 0.5f);
     const auto low = std::min(static_cast<std::int64_t>(at), in - 1);
     Tap& tap = list[static_cast<std::size_t>(i)];
     tap.low = static_cast<std::int32_t>(low);
     tap.high = static_cast<std::int32_t>(std::min(low + 1, in - 1));
-    tap.weight = static_cast<float>(at - static_cast<double>(low));
+    tap.weight = at - static_cast<float>(low);
   }
   return list;
 }
@@ -45,19 +45,19 @@ void CoverResize::prepare(const VideoFrame& frame, std::int64_t height, std::int
   in_width_ = frame.width;
 }
 
-void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
-                             std::uint8_t* out) {
+template <class T>
+void CoverResize::cover(const VideoFrame& frame, std::int64_t height, std::int64_t width, T* out) {
   // Footage that was made for the bucket passes through untouched.
   if (frame.height == height && frame.width == width) {
     for (std::int64_t y = 0; y < height; ++y)
-      std::memcpy(out + y * width * 3, frame.rgb + y * frame.stride,
-                  static_cast<std::size_t>(width * 3));
+      std::copy_n(frame.rgb + y * frame.stride, width * 3, out + y * width * 3);
     return;
   }
   if (frame.height != in_height_ || frame.width != in_width_ ||
       rows_.size() != static_cast<std::size_t>(height) ||
       columns_.size() != static_cast<std::size_t>(width))
     prepare(frame, height, width);
+  constexpr float half = std::is_integral_v<T> ? 0.5f : 0.0f;  // to round
   for (const Tap& row : rows_) {
     const std::uint8_t* upper = frame.rgb + row.low * frame.stride;
     const std::uint8_t* lower = frame.rgb + row.high * frame.stride;
@@ -67,10 +67,20 @@ void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::
         const float ll = lower[column.low + c], lr = lower[column.high + c];
         const float u = ul + (ur - ul) * column.weight;
         const float l = ll + (lr - ll) * column.weight;
-        *out++ = static_cast<std::uint8_t>(u + (l - u) * row.weight + 0.5f);
+        *out++ = static_cast<T>(u + (l - u) * row.weight + half);
       }
     }
   }
+}
+
+void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
+                             std::uint8_t* out) {
+  cover(frame, height, width, out);
+}
+
+void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
+                             float* out) {
+  cover(frame, height, width, out);
 }
 
 }  // namespace weft

@@ -13,13 +13,15 @@ namespace weft {
 // (round(h*W/w), W); the crop begins at half the excess, rounded down. Bilinear with half-pixel
 // centres (align_corners false) and WITHOUT antialiasing. That is why this is our own code:
 // swscale and avfilter widen the kernel when they shrink, which trains on softer pictures than the
-// released weights saw. The result is rounded to the nearest of 256 levels, because clips are
-// stored as u8, where the original goes on in f32: a difference of at most half a level.
+// released weights saw. Positions and weights are f32, as PyTorch's interpolate has them.
 class CoverResize {
  public:
-  // `out` is [height, width, 3]. The tables are kept for frames of the same size.
+  // `out` is [height, width, 3], rounded to the nearest of 256 levels, as clips are stored, where the original goes on
+  // in f32: a difference of at most half a level. The tables are kept for frames of the same size.
   void operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
                   std::uint8_t* out);
+  // The same unrounded, 0 to 255.
+  void operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width, float* out);
 
  private:
   struct Tap {
@@ -28,6 +30,8 @@ class CoverResize {
   };
   static std::vector<Tap> taps(std::int64_t in, std::int64_t scaled, std::int64_t out);
   void prepare(const VideoFrame& frame, std::int64_t height, std::int64_t width);
+  template <class T>
+  void cover(const VideoFrame& frame, std::int64_t height, std::int64_t width, T* out);
 
   std::int64_t in_height_ = 0, in_width_ = 0;
   std::vector<Tap> rows_, columns_;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "media/ffmpeg.h"
+#include "media/open_media.h"
 #include "media/resize.h"
 
 extern "C" {
@@ -22,8 +23,8 @@ namespace weft {
 struct VideoReader::State {
   std::string path;
   VideoReaderOptions options;
-  AVFormatContext* format = nullptr;
-  AVStream* stream = nullptr;
+  ff::OpenMedia media;
+  AVStream* stream;
   ff::Ptr<AVCodecContext> decoder;
   ff::Ptr<AVPacket> packet{av_packet_alloc()};
   ff::Ptr<AVFrame> decoded{av_frame_alloc()}, delivered{av_frame_alloc()};
@@ -35,41 +36,17 @@ struct VideoReader::State {
   int quarter_turns = 0;  // clockwise
   double fps = 24, first_seconds = 0;
   std::int64_t packets = 0, delivered_frames = 0, damaged = 0;
-  bool image = false, all_frames = false;
+  bool all_frames = false;
 
-  ~State() { avformat_close_input(&format); }
+  [[noreturn]] void fail(const std::string& what, int code) { media.fail(what, code); }
+  int check(int code, const char* what) { return media.check(code, what); }
 
-  [[noreturn]] void fail(const std::string& what, int code) const {
-    throw Error(Exit::data, fmt::format("cannot {} video {}: {}", what, path, ff::reason(code)),
-                "try to play it with ffplay; leave it out, or convert it", __FILE__, __LINE__);
-  }
-  int check(int code, const char* what) const {
-    if (code < 0) fail(what, code);
-    return code;
-  }
-
-  void open() {
-    const std::string lavfi = "lavfi:";
-    const bool made = path.starts_with(lavfi);
-    const AVInputFormat* kind = made ? av_find_input_format("lavfi") : nullptr;
-    const std::string url = made ? path.substr(lavfi.size()) : path;
-    check(avformat_open_input(&format, url.c_str(), kind, nullptr), "open");
-    check(avformat_find_stream_info(format, nullptr), "understand");
-    const AVCodec* codec = nullptr;
-    const int index = av_find_best_stream(format, AVMEDIA_TYPE_VIDEO, -1, -1, &codec, 0);
-    check(index, "find a picture stream in");
-    stream = format->streams[index];
-    for (unsigned i = 0; i < format->nb_streams; ++i)  // sound is not even demuxed
-      if (static_cast<int>(i) != index) format->streams[i]->discard = AVDISCARD_ALL;
-
-    decoder.reset(avcodec_alloc_context3(codec));
-    check(avcodec_parameters_to_context(decoder.get(), stream->codecpar), "decode");
-    decoder->thread_count = std::max(1, options.threads);
-    decoder->pkt_timebase = stream->time_base;
-    check(avcodec_open2(decoder.get(), codec, nullptr), "decode");
-
-    const std::string name = format->iformat->name;
-    image = name == "image2" || (name.size() > 5 && name.ends_with("_pipe"));
+  State(const MediaSource& from, VideoReaderOptions how)
+      : path(from.path),
+        options(std::move(how)),
+        media(from, options.access),
+        stream(media.stream()),
+        decoder(media.open_decoder(options.threads)) {
     AVRational rate = stream->avg_frame_rate;
     if (rate.num <= 0 || rate.den <= 0) rate = stream->r_frame_rate;
     if (rate.num > 0 && rate.den > 0) fps = av_q2d(rate);
@@ -127,7 +104,7 @@ struct VideoReader::State {
   // Gives the decoder the next packet of our stream, or tells it that there is none.
   void feed() {
     for (;;) {
-      const int got = av_read_frame(format, packet.get());
+      const int got = av_read_frame(media.format(), packet.get());
       if (got == AVERROR_EOF) {
         check(avcodec_send_packet(decoder.get(), nullptr), "decode");
         // A file that was cut off often just ends. Edit lists leave out a few frames; not a tenth.
@@ -161,6 +138,7 @@ struct VideoReader::State {
       return;
     }
     check(got, "decode");
+    media.check_size(decoded->height, decoded->width);
     decoded->pts = decoded->best_effort_timestamp;
     if (decoded->decode_error_flags != 0 || (decoded->flags & AV_FRAME_FLAG_CORRUPT) != 0)
       ++damaged;
@@ -171,8 +149,10 @@ struct VideoReader::State {
   }
 
   const VideoFrame* next() {
+    const ff::OpenMedia::Work work(media);
     av_frame_unref(delivered.get());
     for (;;) {
+      media.check_budget();
       if (graph != nullptr) {
         const int got = av_buffersink_get_frame(sink, delivered.get());
         if (got >= 0) break;
@@ -194,24 +174,32 @@ struct VideoReader::State {
       if (frame.index == 0) first_seconds = seconds;
       frame.seconds = seconds - first_seconds;
     }
+    check_length();
     return &frame;
+  }
+
+  // What a container says of its length need not be so, and a graph may have no end.
+  void check_length() const {
+    const MediaDeck& limits = options.access.limits;
+    const char* hint = path.starts_with("lavfi:")
+                           ? "give the source a duration, as lavfi:testsrc2=duration=4"
+                           : "cut it, or raise media.max_frames or media.max_hours";
+    WEFT_CHECK(delivered_frames <= limits.max_frames, Exit::data, hint,
+               "video {} has more frames than media.max_frames = {}", path, limits.max_frames);
+    WEFT_CHECK(frame.seconds <= limits.max_hours * 3600, Exit::data, hint,
+               "video {} goes on behind media.max_hours = {}", path, limits.max_hours);
   }
 };
 
-VideoReader::VideoReader(const std::string& path, const VideoReaderOptions& options)
-    : state_(std::make_unique<State>()) {
-  ff::quiet();
-  state_->path = path;
-  state_->options = options;
-  state_->open();
-}
+VideoReader::VideoReader(const MediaSource& source, VideoReaderOptions options)
+    : state_(std::make_unique<State>(source, std::move(options))) {}
 
 VideoReader::~VideoReader() = default;
 
 const VideoFrame* VideoReader::next() { return state_->next(); }
 double VideoReader::fps() const { return state_->fps; }
 std::int64_t VideoReader::damaged() const { return state_->damaged; }
-bool VideoReader::is_image() const { return state_->image; }
+bool VideoReader::is_image() const { return state_->media.is_image(); }
 
 std::int64_t VideoReader::height() const {
   const auto* p = state_->stream->codecpar;
@@ -224,19 +212,19 @@ std::int64_t VideoReader::width() const {
 
 std::int64_t VideoReader::frames() const {
   const State& s = *state_;
-  if (s.image) return 1;
+  if (s.media.is_image()) return 1;
   if (s.stream->nb_frames > 0 && s.options.fps == 0) return s.stream->nb_frames;
   if (s.stream->duration > 0)
     return std::llround(static_cast<double>(s.stream->duration) * av_q2d(s.stream->time_base) *
                         s.fps);
-  if (s.format->duration > 0)
-    return std::llround(static_cast<double>(s.format->duration) / AV_TIME_BASE * s.fps);
+  if (s.media.format()->duration > 0)
+    return std::llround(static_cast<double>(s.media.format()->duration) / AV_TIME_BASE * s.fps);
   return 0;
 }
 
-Footage read_frames(const std::string& path, std::int64_t max_frames, std::int64_t height,
-                    std::int64_t width) {
-  VideoReader reader(path);
+Footage read_frames(const MediaSource& source, std::int64_t max_frames, std::int64_t height,
+                    std::int64_t width, VideoReaderOptions options) {
+  VideoReader reader(source, std::move(options));
   Footage clip;
   clip.fps = reader.fps();
   CoverResize resize;
@@ -252,7 +240,7 @@ Footage read_frames(const std::string& path, std::int64_t max_frames, std::int64
     resize(*f, clip.height, clip.width, clip.rgb.data() + clip.rgb.size() - bytes);
     ++clip.frames;
   }
-  WEFT_CHECK(clip.frames > 0, Exit::data, "leave it out", "video {} has no frame", path);
+  WEFT_CHECK(clip.frames > 0, Exit::data, "leave it out", "video {} has no frame", source.path);
   return clip;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "media/media_source.h"
+
 namespace weft {
 
 // One frame, RGB, 8 bits. Row y begins at rgb + y * stride.
@@ -20,15 +22,17 @@ struct VideoFrame {
 struct VideoReaderOptions {
   double fps = 0;   // resample to so many frames a second by dropping or repeating; 0: as they are
   int threads = 1;  // of the decoder
+  MediaAccess access = {};
 };
 
-// `path` is any file that FFmpeg reads (an image is a video of one frame), or "lavfi:GRAPH", one of
-// FFmpeg's own sources, such as "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a
+// A file of a format that holds its pictures itself (an image is a video of one frame), or, from a deck alone, "lavfi:GRAPH", one
+// of FFmpeg's own sources, such as "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a
 // phone noted in the file is applied. Throws Exit::data with FFmpeg's reason when it cannot be
-// opened or decoded, or ends before nine tenths of the frames that its container promises.
+// opened or decoded, goes beyond the limits of the deck's [media], or ends before nine tenths of the frames that its container
+// promises; Exit::stopped when a stop was asked for.
 class VideoReader {
  public:
-  explicit VideoReader(const std::string& path, const VideoReaderOptions& options = {});
+  explicit VideoReader(const MediaSource& source, VideoReaderOptions options = {});
   ~VideoReader();
 
   // The next frame, or nullptr after the last. Valid until the next call.
@@ -55,7 +59,7 @@ struct Footage {
 
 // The first `max_frames` frames (0 = all), resized and cropped to height x width as
 // media/resize.h does (0 = as they are). Throws as VideoReader does, and when there is no frame.
-Footage read_frames(const std::string& path, std::int64_t max_frames = 0, std::int64_t height = 0,
-                    std::int64_t width = 0);
+Footage read_frames(const MediaSource& source, std::int64_t max_frames = 0, std::int64_t height = 0,
+                    std::int64_t width = 0, VideoReaderOptions options = {});
 
 }  // namespace weft

@@ -5,19 +5,10 @@
 
 #include "core/error.h"
 #include "media/ffmpeg.h"
+#include "media/open_media.h"
 
 namespace weft {
 namespace {
-
-struct Input {
-  AVFormatContext* format = nullptr;
-  ~Input() { avformat_close_input(&format); }
-};
-
-void check(const std::string& path, int code) {
-  WEFT_CHECK(code >= 0, Exit::data, "name a picture that FFmpeg reads, such as a PNG",
-             "cannot read watermark {}: {}", path, ff::reason(code));
-}
 
 // To [to_height, to_width, 4] bytes of red, green, blue and alpha.
 std::vector<std::uint8_t> scale(const std::uint8_t* const* planes, const int* strides,
@@ -42,26 +33,20 @@ std::vector<std::uint8_t> scale(const std::uint8_t* const* planes, const int* st
 
 }  // namespace
 
-Watermark::Watermark(const std::string& path) : path_(path) {
-  ff::quiet();
-  Input in;
-  check(path, avformat_open_input(&in.format, path.c_str(), nullptr, nullptr));
-  check(path, avformat_find_stream_info(in.format, nullptr));
-  const AVCodec* codec = nullptr;
-  const int stream = av_find_best_stream(in.format, AVMEDIA_TYPE_VIDEO, -1, -1, &codec, 0);
-  check(path, stream);
-  const ff::Ptr<AVCodecContext> decoder(avcodec_alloc_context3(codec));
-  check(path, avcodec_parameters_to_context(decoder.get(), in.format->streams[stream]->codecpar));
-  check(path, avcodec_open2(decoder.get(), codec, nullptr));
+Watermark::Watermark(const std::string& path, const MediaDeck& limits) {
+  ff::OpenMedia media({path, MediaTrust::deck}, {limits, {}});
+  const ff::Ptr<AVCodecContext> decoder = media.open_decoder(1);
+  const ff::OpenMedia::Work work(media);
   const ff::Ptr<AVPacket> packet(av_packet_alloc());
   const ff::Ptr<AVFrame> frame(av_frame_alloc());
   do {
     av_packet_unref(packet.get());
-    check(path, av_read_frame(in.format, packet.get()));
-  } while (packet->stream_index != stream);
-  check(path, avcodec_send_packet(decoder.get(), packet.get()));
-  check(path, avcodec_send_packet(decoder.get(), nullptr));
-  check(path, avcodec_receive_frame(decoder.get(), frame.get()));
+    media.check(av_read_frame(media.format(), packet.get()), "read");
+  } while (packet->stream_index != media.stream()->index);
+  media.check(avcodec_send_packet(decoder.get(), packet.get()), "decode");
+  media.check(avcodec_send_packet(decoder.get(), nullptr), "decode");
+  media.check(avcodec_receive_frame(decoder.get(), frame.get()), "decode");
+  media.check_size(frame->height, frame->width);
   height_ = frame->height;
   width_ = frame->width;
   rgba_ = scale(frame->data, frame->linesize, static_cast<AVPixelFormat>(frame->format), height_,

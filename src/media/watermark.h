@@ -5,12 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "core/deck.h"
+
 namespace weft {
 
 class Watermark {
  public:
-  // A picture file that FFmpeg reads, with or without transparency. Throws Exit::data with FFmpeg's reason.
-  explicit Watermark(const std::string& path);
+  // A picture file, with or without transparency. Throws Exit::data, as VideoReader does.
+  explicit Watermark(const std::string& path, const MediaDeck& limits = {});
 
   // Lays it over the upper left corner of each of `frames` frames rgb [T,H,W,3], a tenth of their height high (at least
   // 2 pixels), its proportions kept: what the released sampler asks of FFmpeg.
@@ -18,7 +20,6 @@ class Watermark {
                 std::int64_t width) const;
 
  private:
-  std::string path_;
   std::vector<std::uint8_t> rgba_;  // [height_, width_, 4]
   std::int64_t height_ = 0, width_ = 0;
 };

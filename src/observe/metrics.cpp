@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/log.h"
 
 namespace weft {
@@ -25,7 +26,7 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
   const std::filesystem::path kept = path.string() + ".tmp";
   std::ofstream out(kept, std::ios::trunc);
   for (std::string line; std::getline(in, line);) {
-    const auto j = nlohmann::json::parse(line, nullptr, false);
+    const auto j = try_parse_json(line);
     if (j.is_object() && j.contains("step") && j["step"].is_number_integer() &&
         j["step"].get<std::int64_t>() < first_step)
       out << line << '\n';

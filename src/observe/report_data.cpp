@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace weft::report_page {
 namespace {
@@ -113,7 +114,7 @@ void load_metrics(Run& run) {
   std::size_t complete = 0;
   for (std::string line; std::getline(in, line);) {
     const bool torn = in.eof();  // no line end: a crash cut it short, or it is being written
-    json j = json::parse(line, nullptr, false);
+    json j = try_parse_json(line);
     const auto step = j.is_object() ? j.find("step") : j.end();
     if (!j.is_object() || step == j.end() || !step->is_number_integer()) {
       if (!torn && !line.empty()) ++run.broken_lines;
@@ -138,7 +139,7 @@ void load_metrics(Run& run) {
 
 // Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
-  const auto j = nlohmann::ordered_json::parse(read_all(run.dir / "run.json"), nullptr, false);
+  const auto j = try_parse_json<nlohmann::ordered_json>(read_all(run.dir / "run.json"));
   if (!j.is_object()) return;
   for (const auto& [key, value] : j.items()) {
     if (key == "memory_plan" && value.is_object()) {
@@ -212,7 +213,7 @@ Scaling load_scaling(const fs::path& file) {
   const char* hint = "give a file that weft bench scaling --json has written";
   std::error_code ec;
   WEFT_CHECK(fs::is_regular_file(file, ec), Exit::data, hint, "cannot open {}", file.string());
-  const json j = json::parse(read_all(file), nullptr, false);
+  const json j = try_parse_json(read_all(file));
   const auto points = j.is_object() ? j.find("points") : j.end();
   WEFT_CHECK(j.is_object() && points != j.end() && points->is_array(), Exit::data, hint,
              "{} has no list of points", file.string());

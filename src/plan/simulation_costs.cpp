@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "plan/simulation_job.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
@@ -45,7 +46,7 @@ void add_medians(const fs::path& run, bool sharded, StepCosts& costs) {
   std::size_t ranks = 1;
   constexpr std::int64_t settling = 5;
   for (std::string line; std::getline(in, line);) {
-    const nlohmann::json j = nlohmann::json::parse(line, nullptr, false);
+    const nlohmann::json j = try_parse_json(line);
     if (j.is_discarded() || !j.contains("split") || j.value("step", std::int64_t{0}) < settling)
       continue;
     double parts = 0;
@@ -67,7 +68,7 @@ std::vector<double> seconds_of_file(const fs::path& file, std::span<const weft::
              "--costs {} cannot be read", file.string());
   std::vector<double> seconds;
   try {
-    const nlohmann::json j = nlohmann::json::parse(in);
+    const nlohmann::json j = parse_json(std::string(std::istreambuf_iterator<char>(in), {}));
     costs.optimizer = j.value("optimizer", 0.0);
     costs.host = j.value("host", 0.0);
     const nlohmann::json& of = j.at("seconds");

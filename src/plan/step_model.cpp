@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace weft {
 namespace {
@@ -97,7 +98,7 @@ Rates read_rates(const std::string& file) {
   WEFT_CHECK(in.good(), Exit::usage, "name a file that exists", "--rates {} cannot be read", file);
   Rates rates;
   try {
-    const nlohmann::json json = nlohmann::json::parse(in);
+    const nlohmann::json json = parse_json(std::string(std::istreambuf_iterator<char>(in), {}));
     rates.products = json.at("products").get<double>();
     rates.attention_forward = json.at("attention_forward").get<double>();
     rates.attention_backward = json.at("attention_backward").get<double>();

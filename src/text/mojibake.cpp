@@ -1,5 +1,6 @@
 #include "text/mojibake.h"
 
+#include <unicode/uchar.h>
 #include <unicode/utf8.h>
 
 #include <algorithm>
@@ -39,20 +40,32 @@ enum Kind : unsigned {
   number = 32,   // superscripts, fractions, mathematical signs
   small = 64,    // letters with accents
   capital = 128,
+  small_elsewhere = 256,  // letters of Greek and Cyrillic
+  capital_elsewhere = 512,
 };
 
 unsigned kind(char32_t c) {
   const auto in = [c](std::u32string_view set) { return set.find(c) != set.npos; };
   if (c < 0xa0) return other;
-  if (in(U"¦¤¨¬¯¸ªºƒˆˇ˘˛˜†‡‰�")) return strange;
+  if (in(U"¦¤¨¬¯¸ªºƒˆˇ˘˛˜†‡‰⌐◊�")) return strange;
   if (in(U"¶§")) return law;
-  if (in(U"¢£¥€")) return currency;
-  if (in(U"¡«¿©‘‚“„•‹")) return opening;
+  if (in(U"¢£¥€₧")) return currency;
+  if (in(U"¡«¿©‘‚“„•‹΄΅")) return opening;
   if (in(U"®»˝”›™")) return closing;
   if (in(U"²³¹±¼½¾×µ÷⁄∂∆∏∑√∞∩∫≈≠≡≤≥№")) return number;
-  if ((c >= 0xc0 && c <= 0xd1) || in(U"ØÜÝŒŠŸŽ")) return capital;
-  if ((c >= 0xdf && c <= 0xf1) || in(U"üœšž")) return small;
+  if ((c >= 0xc0 && c <= 0xd1) || in(U"ØÜÝŒŠŸŽĂĀĄĆČĎĐĘĚĒĖĞĢİĪĶĹĽŁĻŃŇŅŘŚŞŢŤŮŰŹŻҐ")) return capital;
+  if ((c >= 0xdf && c <= 0xf1) || in(U"üœšžăąāćčďđęěēėğģįīķĺľłļŕśşťźżґﬁﬂ")) return small;
+  if ((c >= 0x3b1 && c <= 0x3c9) || (c >= 0x430 && c <= 0x45f) || in(U"άέήίΰ"))
+    return small_elsewhere;
+  if ((c >= 0x391 && c <= 0x3a9) || (c >= 0x401 && c <= 0x42f) || in(U"ÞΆΈΉΊΌΎΏΪΫ"))
+    return capital_elsewhere;
   return other;
+}
+
+// As \w of a regular expression.
+bool is_word(char32_t c) {
+  const auto u = static_cast<UChar32>(c);
+  return c == '_' || u_isalpha(u) || u_getNumericValue(u) != U_NO_NUMERIC_VALUE;
 }
 
 bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -60,22 +73,32 @@ bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' &&
 // Whether characters stand together as no language puts them.
 bool looks_wrong(std::u32string_view text) {
   constexpr unsigned any = law | currency | opening | closing | number | small | capital;
+  const auto in = [](char32_t c, std::u32string_view set) { return set.find(c) != set.npos; };
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char32_t c = text[i];
     if (c >= 0x80 && c < 0xa0) return true;
     if (i + 1 == text.size()) break;
+    const char32_t second = text[i + 1];
     const unsigned a = kind(c), b = kind(text[i + 1]);
     if (((any | strange) & a && b == strange) || (a == strange && any & b)) return true;
-    if ((small | closing | currency | number) & a && b == capital) return true;
+    if ((small | small_elsewhere | closing | currency | number) & a && b == capital) return true;
     if ((closing | currency | number) & a && b == small) return true;
     if ((small | closing) & a && b == currency) return true;
-    if (a == capital && ((number | law) & b || text[i + 1] == U'°')) return true;
+    if (a == capital && ((number | law) & b || second == U'°')) return true;
     if ((currency | number) & a && b == opening) return true;
-    if ((c == U'œ' || c == U'Œ') && !is_ascii_letter(text[i + 1])) return true;
-    if ((c == U'Ã' || c == U'Â') &&
-        std::u32string_view(U"\u00a0\u00ad·´–—").find(text[i + 1]) != text.npos)
+    if ((c == U'œ' || c == U'Œ') && !is_ascii_letter(second)) return true;
+    // What Windows-1252 makes of the leads C2, C3, CE and D0, and more of the kind.
+    if (in(c, U"ÂÃÎÐ") && (in(second, U"€œŠš¢£Ÿž\u00a0\u00ad®©°·»–—´") || (opening | closing) & b))
       return true;
-    if (c == U'à' && std::u32string_view(U"²µ¹¼½¾").find(text[i + 1]) != text.npos) return true;
+    if (c == U'Ã' && second == U'¡') return true;
+    if (c == U'×' && in(second, U"²³")) return true;
+    if (c == U'à' && in(second, U"²µ¹¼½¾")) return true;
+    // A lead whose tail, a no-break space, has become a space.
+    if (in(c, U"ÂÃ") && second == ' ') {
+      const auto before = [&](std::size_t k) { return i >= k ? text[i - k] : U'\0'; };
+      const auto ends = [](char32_t l) { return l >= 'a' && l <= 'z'; };
+      if (i == 0 || ends(before(1)) || (is_space(before(1)) && ends(before(2)))) return true;
+    }
     if (i + 2 == text.size()) continue;
     const char32_t third = text[i + 2];
     const unsigned d = kind(third);
@@ -84,9 +107,19 @@ bool looks_wrong(std::u32string_view text) {
       return true;
     if (((c >= 'a' && c <= 'z') || is_space(c)) && b == capital && d == currency) return true;
     if (c >= 'a' && c <= 'z' && b == capital && d == opening) return true;
-    const bool letter =
-        is_ascii_letter(third) || third == '_' || (third >= '0' && third <= '9') || third >= 0xc0;
-    if ((small | capital) & a && (opening | closing) & b && letter) return true;
+    if ((small | capital) & a && (opening | closing) & b && is_word(third)) return true;
+    if (is_ascii_letter(c) && (small_elsewhere | capital_elsewhere) & b && d == strange)
+      return true;
+    if (((c >= 'a' && c <= 'z') || in(c, U".,?!") || a == closing) && second == U'Â' &&
+        (third == ' ' || (opening | closing) & d))
+      return true;
+    // Arabic: two such pairs.
+    const auto pair = [&](std::size_t k) {
+      return k + 1 < text.size() && in(text[k], U"ØÙ") &&
+             (in(text[k + 1], U"\u00a0\u00ad·´–—―…’ŸŠ®°µ»") ||
+              (currency | strange | number | opening) & kind(text[k + 1]));
+    };
+    if (pair(i) && pair(i + 2)) return true;
   }
   return false;
 }
@@ -142,21 +175,32 @@ std::string with_a0(std::string bytes) {
   return bytes;
 }
 
-// How many characters from `i` on read as one UTF-8 character, in either encoding or both mixed; 0: they do not.
+// What the leads of UTF-8 sequences, of 2, 3 and 4 bytes, and their tails become when read as Latin-1, Windows-1250 to 1257 or
+// Latin-2. Only the first and Windows-1252 are repaired here, but where a sequence begins and ends is seen by all.
+constexpr std::u32string_view
+    leads_of_2 =
+        U"ĂÂÄĀÅÃÆĆČÇĎĐÉĚÊËĖÈĒĘÐĞĢÍÎÏİÌĪĶĹĻŁŃŇŅÑÓÔÖŐÒŌØÕŘŚŠŞŢÞÚÛÜŰÙŪŲŮÝŹŽŻß×ΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩΪ"
+        U"Ϋάέήί"
+        U"ВГДЕЖЗИЙКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯ",
+    leads_of_3 = U"áăâäàāąåãæćčçďéěêëėèēęģíîïìīįķĺļŕźΰαβγδεζηθικλμνξοабвгдежзийклмноп",
+    leads_of_4 = U"đðğóšπσру", tails_between_words = U"–—―‘’‚“”„•…",
+    more_tails = U"ĄÆĽŁØŖŚŠŞŤŸŹŽŻŒąæƒľłøŗśšşťźžżœˆˇ˘˛˜˝΄΅ΆΈΉΊΌΎΏёђѓєѕіїјљњћќўџҐґ†‡‰‹›€№™";
+
+bool may_be_tail(char32_t c) {
+  return (c >= 0x80 && c < 0xc0) || (c >= 0x401 && c <= 0x40f && c != 0x40d) ||
+         more_tails.find(c) != more_tails.npos;
+}
+
+// How many characters from `i` on look like one UTF-8 sequence; 0: they do not.
 std::size_t sequence(std::u32string_view text, std::size_t i) {
-  const auto byte = [&](std::size_t k) -> unsigned {
-    if (k >= text.size()) return 0;
-    const auto b = byte_in_windows_1252(text[k]);
-    return b ? *b : byte_in_latin1(text[k]).value_or(0);
-  };
-  const unsigned lead = byte(i);
-  const std::size_t tails = lead >= 0xf0 && lead <= 0xf4   ? 3
-                            : lead >= 0xe0 && lead <= 0xef ? 2
-                            : lead >= 0xc2 && lead <= 0xdf ? 1
-                                                           : 0;
-  for (std::size_t k = 1; k <= tails; ++k)
-    if (!is_tail(static_cast<unsigned char>(byte(i + k))) && text.substr(i + k, 1) != U" ")
+  if (i >= text.size()) return 0;
+  const auto in = [&](std::u32string_view set) { return set.find(text[i]) != set.npos; };
+  const std::size_t tails = in(leads_of_2) ? 1 : in(leads_of_3) ? 2 : in(leads_of_4) ? 3 : 0;
+  for (std::size_t k = 1; k <= tails; ++k) {
+    const char32_t c = i + k < text.size() ? text[i + k] : U'\0';
+    if (!may_be_tail(c) && c != ' ' && tails_between_words.find(c) == tails_between_words.npos)
       return 0;
+  }
   return tails > 0 ? tails + 1 : 0;
 }
 
@@ -176,9 +220,8 @@ std::u32string repair_encoding(const std::u32string& text) {
   // Not the whole text: then sequences in it.
   std::u32string out;
   for (std::size_t i = 0; i < text.size();) {
-    const auto before = i > 0 ? byte_in_windows_1252(text[i - 1]) : std::nullopt;
     std::size_t end = i;
-    if (!before || !is_tail(*before))
+    if (i == 0 || !may_be_tail(text[i - 1]))
       while (const std::size_t n = sequence(text, end)) end += n;
     std::u32string part = text.substr(i, std::max<std::size_t>(end - i, 1));
     if (end > i && part.size() < text.size() && looks_wrong(part))
@@ -186,6 +229,8 @@ std::u32string repair_encoding(const std::u32string& text) {
     out += part;
     i += std::max<std::size_t>(end - i, 1);
   }
+  // C1 controls were meant to be Windows-1252; what then stands there is looked at again.
+  if (out == text) std::ranges::transform(out, out.begin(), windows_1252);
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -276,7 +277,7 @@ Manifest manifest_from_text(const std::string& text, const std::string& where) {
     refuse(where, text.ends_with(tail_end) ? "damaged: it does not match its own hash"
                                            : "cut off or damaged: its end is missing");
   try {
-    const ordered_json j = ordered_json::parse(text);
+    const ordered_json j = parse_json<ordered_json>(text);
     const std::string found = j.at("schema").get<std::string>();
     if (found != schema && found != schema_1)
       throw Error(Exit::checkpoint,

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -98,7 +99,7 @@ TEST_F(IngestTest, PixelsTimesAndRates) {
   deck_.ingest.width = 32;
   EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
   if (rank_ != 0) return;
-  const Footage whole = read_frames(video, 0, 24, 32);
+  const Footage whole = read_frames({video, MediaTrust::deck}, 0, 24, 32);
   const auto store = open_clip_store(deck_.ingest.output, true);
   const Bucket& b = store->buckets().at(0);
   ASSERT_EQ(b.clips, 8);  // windows of 8 frames at 0, 3 ... 21
@@ -186,18 +187,21 @@ TEST_F(IngestTest, Lists) {
                                  << "{\"path\": \"x.mp4\", \"text\": null}\n";
   std::ofstream(file("v1.avi")).flush();
   std::ofstream(file("v2.avi")).flush();
-  const auto list = expand_inputs({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"});
+  const auto list =
+      expand_inputs({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"}, {});
   ASSERT_EQ(list.size(), 7u);
-  EXPECT_EQ(list[0].path, file("one.mp4"));
+  EXPECT_EQ(list[0].media.path, file("one.mp4"));
   EXPECT_EQ(list[0].text, "a street, \"busy\"\nat noon");
-  EXPECT_EQ(list[1].path, "/two.mp4");
+  EXPECT_EQ(list[1].media.path, "/two.mp4");
   EXPECT_EQ(list[1].text, "");
-  EXPECT_EQ(list[2].path, "lavfi:testsrc");
+  EXPECT_EQ(list[2].media.path, "lavfi:testsrc");
   EXPECT_EQ(list[2].text, "bars");
-  EXPECT_EQ(list[3].path, file("x.mp4"));
-  EXPECT_EQ(list[4].path, file("v1.avi"));
-  EXPECT_EQ(list[5].path, file("v2.avi"));
-  EXPECT_EQ(list[6].path, "plain.mp4");
+  EXPECT_EQ(list[3].media.path, file("x.mp4"));
+  EXPECT_EQ(list[4].media.path, file("v1.avi"));
+  EXPECT_EQ(list[5].media.path, file("v2.avi"));
+  EXPECT_EQ(list[6].media.path, "plain.mp4");
+  for (std::size_t i = 0; i < list.size(); ++i)  // what a list names is not what the deck names
+    EXPECT_EQ(list[i].media.trust, i < 4 ? MediaTrust::untrusted : MediaTrust::deck) << i;
 }
 
 TEST_F(IngestTest, BadLists) {
@@ -205,19 +209,27 @@ TEST_F(IngestTest, BadLists) {
   const auto refused = [&](const std::string& name, const std::string& text) -> std::string {
     if (!text.empty()) std::ofstream(file(name)) << text;
     try {
-      expand_inputs({file(name)});
+      expand_inputs({file(name)}, {});
       return "accepted";
     } catch (const Error& e) {
       return e.code() == Exit::data ? e.what() : "wrong code";
     }
   };
-  EXPECT_THAT(refused("none.csv", ""), HasSubstr("cannot open list"));
+  EXPECT_THAT(refused("none.csv", ""), HasSubstr("cannot open"));
   EXPECT_THAT(refused("none*.mp4", ""), HasSubstr("no file matches"));
   EXPECT_THAT(refused("a.csv", "file,text\nx,y\n"), HasSubstr("no column named path"));
   EXPECT_THAT(refused("b.csv", "path,text\nx\n"), HasSubstr("line 2: 1 columns"));
   EXPECT_THAT(refused("c.csv", "path\n\"x\n"), HasSubstr("line 2 never ends"));
   EXPECT_THAT(refused("d.jsonl", "{\"path\": \"x\"}\n{\"path\": 3}\n"), HasSubstr("line 2"));
   EXPECT_THAT(refused("e.jsonl", "path,text\n"), HasSubstr("line 1"));
+  const std::string deep(50'000, '[');
+  EXPECT_THAT(refused("f.jsonl", "{\"path\": " + deep + "\n"), HasSubstr("line 1"));
+  ASSERT_EQ(mkfifo(file("g.jsonl").c_str(), 0600), 0);
+  EXPECT_THAT(refused("g.jsonl", ""), HasSubstr("not a file"));
+  MediaDeck small;
+  small.max_list_mib = 1e-6;
+  std::ofstream(file("h.jsonl")) << "{\"path\": \"x\"}\n";
+  EXPECT_THROW(expand_inputs({file("h.jsonl")}, small), Error);
 }
 
 }  // namespace

@@ -264,6 +264,12 @@ class WeftTest(unittest.TestCase):
                          f"ingest.height={size}", f"ingest.width={size}")
 
 
+def make_video(path, source):
+    """A video of one of FFmpeg's own sources."""
+    subprocess.run(["ffmpeg", "-v", "error", "-y", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", str(path)],
+                   check=True, stdin=subprocess.DEVNULL)
+
+
 def read_safetensors(path):
     data = pathlib.Path(path).read_bytes()
     length = struct.unpack("<Q", data[:8])[0]

@@ -90,9 +90,10 @@ class Encode(harness.WeftTest):
         tiny_models.write_t5(self.dir / "t5")
         (self.dir / "deck.toml").write_text(tiny_models.TINY_GENERATE_DECK)
         captions = ["a cat", "", "two dogs, running", "a cat"]
-        (self.dir / "list.jsonl").write_text("".join(json.dumps(
-            {"path": f"lavfi:testsrc2=duration=0.6:size=64x64:rate=10:alpha={i}", "text": text}) + "\n"
-            for i, text in enumerate(captions)))
+        for i in range(len(captions)):
+            harness.make_video(self.dir / f"{i}.mp4", f"testsrc2=duration=0.6:size=64x64:rate=10,hue=h={30 * i}")
+        (self.dir / "list.jsonl").write_text("".join(
+            json.dumps({"path": f"{i}.mp4", "text": text}) + "\n" for i, text in enumerate(captions)))
         self.weft("ingest", "deck.toml", "ingest.inputs=['list.jsonl']", "ingest.output=clips.h5",
                   "ingest.frames=[3]", "ingest.height=32", "ingest.width=32")
         job = self.weft("encode", "deck.toml", "data.path=clips.h5", "encode.output=latents.h5",
@@ -143,6 +144,22 @@ class Encode(harness.WeftTest):
         self.assert_close(self.losses("half"), self.losses("online"), 1e-2)
         self.encode("drawn.h5", vae, "encode.latents=sampled")
         self.train("drawn", "data.path=drawn.h5", *common)
+
+        # The released constants are not this VAE's: what was measured goes along where the store is named.
+        self.assertIn("WARN: scale and shift are those of the released VAE",
+                      self.weft("export", "vae", "again.safetensors", ranks=0).err)
+        job = self.encode("measured.h5", vae, "vae.scale=[]", "vae.shift=[]")
+        job_export = self.weft("export", "vae", "own.safetensors", "--latents=measured.h5", ranks=0)
+        self.assertNotIn("WARN", job_export.err)
+        exported = harness.read_safetensors(self.dir / "own.safetensors")
+        for name in ("scale", "shift"):
+            said = [float(x) for x in re.search(rf"vae\.{name}=\[([^]]*)", job.err)[1].split(",")]
+            for a, b in zip(struct.unpack("<4f", exported[name][2]), said):
+                self.assertAlmostEqual(a, b, delta=1e-3 * max(1, abs(b)))
+        self.refused(self.weft("export", "vae", "x.safetensors", "--latents=clips.h5", ranks=0, expect=None), 3,
+                     "clips.h5 tells no scale and shift")
+        self.refused(self.weft("export", "stored", "x.safetensors", "--latents=measured.h5", ranks=0, expect=None), 2,
+                     "--latents is for VAEs")
 
         self.refused(self.encode("x.h5", vae, "data.path=latents.h5", expect=None), 2,
                      "latents already")

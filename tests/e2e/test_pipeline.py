@@ -5,7 +5,7 @@ import re
 import struct
 import unittest
 
-from harness import WeftTest, read_safetensors
+from harness import WeftTest, make_video, read_safetensors
 
 
 def png_size(path):
@@ -86,8 +86,8 @@ class Pipeline(WeftTest):
 
     def test_broken_video_is_skipped_named_and_counted(self):
         (self.dir / "broken.mp4").write_bytes(b"no video at all" * 100)
-        rows = [{"path": "broken.mp4", "text": "nothing"},
-                {"path": "lavfi:testsrc2=duration=1:size=64x64:rate=10", "text": "a test picture"}]
+        make_video(self.dir / "good.mp4", "testsrc2=duration=1:size=64x64:rate=10")
+        rows = [{"path": "broken.mp4", "text": "nothing"}, {"path": "good.mp4", "text": "a test picture"}]
         (self.dir / "list.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         arguments = ("ingest", "deck.toml", "ingest.inputs=list.jsonl", "ingest.frames=[3]",
                      "ingest.height=32", "ingest.width=32", "ingest.output=clips.h5")

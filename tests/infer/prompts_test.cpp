@@ -46,6 +46,7 @@ TEST(Prompts, TakesOptionsFromJson) {
   EXPECT_EQ(p.text_of_loop(3), "a cat");
   EXPECT_THAT(p.references, ElementsAre("a.png", "b.mp4"));
   EXPECT_EQ(p.mask_strategy, "0;0,1,0,-1,1");
+  EXPECT_EQ(parse_prompt("\u3000a cat\u00a0", "", plain()).text, "a cat");  // Unicode's blanks too
   EXPECT_EQ(parse_prompt("a {\"num_frames\": 17}", "", plain()).num_frames, "17");
   EXPECT_EQ(parse_prompt("a {\"num_frames\": \"4s\"}", "", plain()).num_frames, "4s");
   EXPECT_TRUE(parse_prompt("a {\"mask_strategy\": null}", "", plain()).mask_strategy.empty());
@@ -61,6 +62,63 @@ TEST(Prompts, RefusesWhatIsBroken) {
   EXPECT_THAT(refused(" \t"), HasSubstr("3: p.txt:3: the prompt is empty"));
   EXPECT_THAT(refused("{\"mask_strategy\": \"0\"}"), HasSubstr("the prompt is empty"));
   EXPECT_THAT(refused("caf\xE9"), HasSubstr("p.txt:3 is not UTF-8"));
+  // Deep enough to end the stack of whoever walks through it.
+  const std::string deep = std::string(50'000, '[') + std::string(50'000, ']');
+  EXPECT_THAT(refused("a {\"num_frames\": " + deep + "}"), HasSubstr("nested deeper than 64"));
+}
+
+TEST(Prompts, OnlyTheDeckIsTrustedWithItsReferences) {
+  GenerateDeck d = plain();
+  d.prompts = {"a {\"reference_path\": \"p.png\"}", "b"};
+  d.references = {"x.png", "y.png"};
+  const auto prompts = read_prompts(d);
+  EXPECT_THAT(prompts[0].references, ElementsAre("p.png"));
+  EXPECT_EQ(prompts[0].named_by, MediaTrust::untrusted);
+  EXPECT_THAT(prompts[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(prompts[1].named_by, MediaTrust::deck);
+  // Nothing, said by the prompt, goes before the deck's list, as in the original.
+  d.mask_strategies = {"0", "0"};
+  d.prompts = {"a {\"reference_path\": \"\", \"mask_strategy\": \"\"}",
+               "b {\"reference_path\": null, \"mask_strategy\": null}"};
+  const auto again = read_prompts(d);
+  EXPECT_TRUE(again[0].references.empty());
+  EXPECT_EQ(again[0].mask_strategy, "");
+  EXPECT_THAT(again[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(again[1].mask_strategy, "0");
+}
+
+TEST(Prompts, LinesEndAsPythonReadsThem) {
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_lines_{}.txt", getpid());
+  std::ofstream(path, std::ios::binary) << "one\rtwo\r\nthree\nfour\r";
+  GenerateDeck d = plain();
+  d.prompt_file = path.string();
+  std::vector<std::string> texts;
+  for (const Prompt& p : read_prompts(d)) texts.push_back(p.text);
+  EXPECT_THAT(texts, ElementsAre("one", "two", "three", "four"));
+  std::filesystem::remove(path);
+}
+
+TEST(Prompts, HaveLimits) {
+  GenerateDeck d = plain();
+  d.prompts = {"a", "b", "c"};
+  d.num_samples = 4;
+  d.max_clips = 12;
+  EXPECT_EQ(read_prompts(d).size(), 3u);
+  d.max_clips = 11;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }),
+              HasSubstr("2: 3 prompts of 4 samples are more clips than generate.max_clips = 11"));
+  d.prompt_file = "/dev/zero";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: /dev/zero is a pipe or device"));
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_long_{}.txt", getpid());
+  std::ofstream(path) << std::string(2 << 20, 'a');
+  d.prompt_file = path.string();
+  MediaDeck limits;
+  limits.max_list_mib = 1;
+  EXPECT_THAT(error_of([&] { read_prompts(d, {}, limits); }),
+              HasSubstr("has 2.000 MiB, 1.000 are allowed (split it"));
+  std::filesystem::remove(path);
 }
 
 TEST(Prompts, ChangesTextsFromLoopToLoop) {
@@ -178,7 +236,7 @@ TEST(Prompts, ReadsASliceOfAFile) {
   EXPECT_EQ(read_prompts(list).size(), 2u);
   EXPECT_EQ(read_prompts(list).front().text, "two");
   d.prompt_file += ".not";
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot read prompt file"));
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot open"));
   EXPECT_THAT(error_of([] { read_prompts(GenerateDeck()); }), HasSubstr("2: no prompts"));
   std::filesystem::remove(path);
 }

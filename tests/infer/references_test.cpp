@@ -13,10 +13,11 @@ const std::string video = "lavfi:testsrc2=duration=1:rate=22:size=24x16";
 constexpr VideoVae::Noise noise{3, 8};
 
 LatentReference take(VideoVae& vae, const std::string& file, LatentRange range) {
-  return encode_reference(file, 16, 20, vae, noise, [&](std::int64_t latents) {
-    EXPECT_EQ(latents, vae.latent_frames(22));
-    return range;
-  });
+  return encode_reference({file, MediaTrust::deck}, {}, 16, 20, vae, noise,
+                          [&](std::int64_t latents) {
+                            EXPECT_EQ(latents, vae.latent_frames(22));
+                            return range;
+                          });
 }
 
 TEST_F(ReferencesTest, APartIsThatOfTheWhole) {
@@ -42,10 +43,11 @@ TEST_F(ReferencesTest, MemoryDoesNotGrowWithTheVideo) {
   TinyVae tiny;
   for (const char* seconds : {"1", "4"}) {
     FrameMemory::reset_peak();
-    encode_reference(fmt::format("lavfi:testsrc2=duration={}:rate=10:size=24x16", seconds), 16, 20,
-                     tiny.vae, noise, [](std::int64_t latents) {
-                       return LatentRange{0, latents};
-                     });
+    encode_reference(
+        {fmt::format("lavfi:testsrc2=duration={}:rate=10:size=24x16", seconds), MediaTrust::deck},
+        {}, 16, 20, tiny.vae, noise, [](std::int64_t latents) {
+          return LatentRange{0, latents};
+        });
     EXPECT_EQ(FrameMemory::peak(), reference_bytes(tiny.vae.micro_batch(), 16, 20)) << seconds;
   }
   EXPECT_EQ(FrameMemory::now(), 0u);

@@ -45,10 +45,11 @@ TEST(Sizes, RefusesOthers) {
 
 TEST(Sizes, CountsFrames) {
   const std::vector<std::pair<const char*, int>> known = {
-      {"1", 1},    {"16", 16},  {"1x", 51},   {"2s", 51},       {"4s", 102},
-      {"2x", 102}, {"8s", 204}, {"16s", 408}, {"16x/32s", 816}, {"32s", 816}};
+      {"1", 1},    {"16", 16},   {"1x", 51},       {"2s", 51},    {"4s", 102}, {"2x", 102},
+      {"8s", 204}, {"16s", 408}, {"16x/32s", 816}, {"2s/1x", 51}, {"32s", 816}};
   for (const auto& [text, frames] : known) EXPECT_EQ(frame_count(text), frames) << text;
-  for (const char* bad : {"", "0", "-3", "3s", "two", "1.5", "51f"})
+  for (const char* bad :
+       {"", "0", "-3", "3s", "two", "1.5", "51f", "2x/junk", "2x/", "/2x", "2x/2s", "2x/4s/4s"})
     EXPECT_THROW(frame_count(bad), Error) << bad;
 }
 

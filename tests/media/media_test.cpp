@@ -46,7 +46,7 @@ double psnr(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>&
 
 void expect_broken(const std::string& path, const std::string& what) {
   try {
-    VideoReader reader(path);
+    VideoReader reader({path, MediaTrust::deck});
     while (reader.next() != nullptr) {
     }
     FAIL() << path << " was accepted";
@@ -58,7 +58,7 @@ void expect_broken(const std::string& path, const std::string& what) {
 }
 
 TEST_F(MediaTest, ReadsAMadeSource) {
-  VideoReader reader(bars);
+  VideoReader reader({bars, MediaTrust::deck});
   EXPECT_EQ(reader.height(), 48);
   EXPECT_EQ(reader.width(), 64);
   EXPECT_DOUBLE_EQ(reader.fps(), 12);
@@ -75,14 +75,15 @@ TEST_F(MediaTest, ReadsAMadeSource) {
 }
 
 TEST_F(MediaTest, ColoursAreRight) {
-  const Footage red = read_frames("lavfi:color=c=red:size=32x32:rate=5:duration=1", 1);
+  const Footage red =
+      read_frames({"lavfi:color=c=red:size=32x32:rate=5:duration=1", MediaTrust::deck}, 1);
   EXPECT_NEAR(red.rgb[0], 255, 3);
   EXPECT_NEAR(red.rgb[1], 0, 3);
   EXPECT_NEAR(red.rgb[2], 0, 3);
 }
 
 TEST_F(MediaTest, ResamplesToAFrameRate) {
-  VideoReader reader(bars, {.fps = 6, .threads = 1});
+  VideoReader reader({bars, MediaTrust::deck}, {.fps = 6});
   EXPECT_DOUBLE_EQ(reader.fps(), 6);
   std::int64_t n = 0;
   while (reader.next() != nullptr) ++n;
@@ -93,20 +94,21 @@ TEST_F(MediaTest, ResamplesToAFrameRate) {
 // that moves shows the codec alone.
 TEST_F(MediaTest, Mp4RoundTrip) {
   const Footage made = read_frames(
-      "lavfi:gradients=size=96x64:rate=10:duration=1.2:c0=0x202020:c1=0xE0E0E0:n=2:seed=3");
+      {"lavfi:gradients=size=96x64:rate=10:duration=1.2:c0=0x202020:c1=0xE0E0E0:n=2:seed=3",
+       MediaTrust::deck});
   ASSERT_EQ(made.frames, 12);
   write_mp4(file("clip.mp4"), view(made), 10);
-  VideoReader reader(file("clip.mp4"));
+  VideoReader reader({file("clip.mp4"), MediaTrust::untrusted});
   EXPECT_NEAR(reader.fps(), 10, 0.01);
   EXPECT_EQ(reader.frames(), 12);
-  const Footage back = read_frames(file("clip.mp4"));
+  const Footage back = read_frames({file("clip.mp4"), MediaTrust::untrusted});
   ASSERT_EQ(back.frames, 12);
   ASSERT_EQ(back.rgb.size(), made.rgb.size());
   EXPECT_GT(psnr(made.rgb, back.rgb), 38);
 }
 
 TEST_F(MediaTest, AnMp4GrowsPieceByPiece) {
-  const Footage made = read_frames(bars, 12);
+  const Footage made = read_frames({bars, MediaTrust::deck}, 12);
   write_mp4(file("whole.mp4"), view(made), 10);
   {
     Mp4Writer writer(file("pieces.mp4"), made.height, made.width, 10);
@@ -126,17 +128,18 @@ TEST_F(MediaTest, AnMp4GrowsPieceByPiece) {
 }
 
 TEST_F(MediaTest, Mp4KeepsColours) {
-  const Footage made = read_frames("lavfi:color=c=0xC04020:size=32x32:rate=5:duration=1");
+  const Footage made =
+      read_frames({"lavfi:color=c=0xC04020:size=32x32:rate=5:duration=1", MediaTrust::deck});
   write_mp4(file("clip.mp4"), view(made), 5);
-  const Footage back = read_frames(file("clip.mp4"), 1);
+  const Footage back = read_frames({file("clip.mp4"), MediaTrust::untrusted}, 1);
   for (int c = 0; c < 3; ++c)
     EXPECT_NEAR(back.rgb[static_cast<std::size_t>(c)], made.rgb[static_cast<std::size_t>(c)], 4);
 }
 
 TEST_F(MediaTest, OddSizesGrowByOne) {
-  const Footage made = read_frames(bars, 3, 33, 45);
+  const Footage made = read_frames({bars, MediaTrust::deck}, 3, 33, 45);
   write_mp4(file("odd.mp4"), view(made), 23.976);
-  const Footage back = read_frames(file("odd.mp4"));
+  const Footage back = read_frames({file("odd.mp4"), MediaTrust::untrusted});
   EXPECT_EQ(back.frames, 3);
   EXPECT_EQ(back.height, 34);
   EXPECT_EQ(back.width, 46);
@@ -144,18 +147,18 @@ TEST_F(MediaTest, OddSizesGrowByOne) {
 }
 
 TEST_F(MediaTest, OneFrame) {
-  const Footage made = read_frames(bars, 1);
+  const Footage made = read_frames({bars, MediaTrust::deck}, 1);
   write_mp4(file("one.mp4"), view(made), 24);
-  EXPECT_EQ(read_frames(file("one.mp4")).frames, 1);
+  EXPECT_EQ(read_frames({file("one.mp4"), MediaTrust::untrusted}).frames, 1);
 }
 
 TEST_F(MediaTest, PngRoundTripIsExact) {
-  const Footage made = read_frames(bars, 1);
+  const Footage made = read_frames({bars, MediaTrust::deck}, 1);
   write_png(file("a.png"), made.height, made.width, made.rgb);
-  VideoReader reader(file("a.png"));
+  VideoReader reader({file("a.png"), MediaTrust::untrusted});
   EXPECT_TRUE(reader.is_image());
   EXPECT_EQ(reader.frames(), 1);
-  const Footage back = read_frames(file("a.png"));
+  const Footage back = read_frames({file("a.png"), MediaTrust::untrusted});
   EXPECT_EQ(back.frames, 1);
   EXPECT_EQ(back.rgb, made.rgb);
 }
@@ -166,18 +169,18 @@ TEST_F(MediaTest, BrokenVideos) {
   expect_broken(file("text.mp4"), "cannot");
   std::ofstream(file("empty.avi")).flush();
   expect_broken(file("empty.avi"), "cannot");
-  expect_broken("lavfi:nosuchfilter=1", "cannot open");
+  expect_broken("lavfi:nosuchfilter=1", "is not allowed");
 }
 
 // An MP4 keeps its index at the end: without it nothing can be read.
 TEST_F(MediaTest, TruncatedMp4) {
-  write_mp4(file("clip.mp4"), view(read_frames(bars)), 12);
+  write_mp4(file("clip.mp4"), view(read_frames({bars, MediaTrust::deck})), 12);
   fs::resize_file(file("clip.mp4"), fs::file_size(file("clip.mp4")) / 2);
   expect_broken(file("clip.mp4"), "cannot open");
 }
 
 TEST_F(MediaTest, UnwritableResults) {
-  const Footage made = read_frames(bars, 1);
+  const Footage made = read_frames({bars, MediaTrust::deck}, 1);
   EXPECT_THROW(write_mp4(file("no/such/dir.mp4"), view(made), 24), Error);
   EXPECT_THROW(write_png(file("no/such/dir.png"), made.height, made.width, made.rgb), Error);
   EXPECT_THROW(write_mp4(file("a.mp4"), view(made), 0), Error);
@@ -211,6 +214,23 @@ TEST(CoverResizeTest, KnownValues) {
   resize(frame_of(square, 2, 2), 4, 4, out.data());
   const int expected[] = {0, 25, 75, 100};
   for (int x = 0; x < 4; ++x) EXPECT_EQ(out[static_cast<std::size_t>(x * 3)], expected[x]);
+}
+
+// References of a clip go on unrounded.
+TEST(CoverResizeTest, FloatsAreNotRounded) {
+  std::vector<std::uint8_t> noise(5 * 7 * 3);
+  for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<std::uint8_t>(i * 37);
+  CoverResize resize;
+  std::vector<std::uint8_t> bytes(4 * 4 * 3);
+  std::vector<float> floats(bytes.size());
+  resize(frame_of(noise, 5, 7), 4, 4, bytes.data());
+  resize(frame_of(noise, 5, 7), 4, 4, floats.data());
+  int between = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    EXPECT_EQ(bytes[i], static_cast<std::uint8_t>(floats[i] + 0.5f)) << i;
+    between += floats[i] != std::floor(floats[i]);
+  }
+  EXPECT_GT(between, 30);
 }
 
 // Without antialiasing a picture shrunk 4 times is made of every fourth pair of pixels.

@@ -88,6 +88,45 @@ TEST(FixText, RepairsWhatItSays) {
   for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
 }
 
+// What ftfy 6.3.1 makes of them.
+TEST(FixText, RepairsPartsAndTextsReadTwice) {
+  const std::vector<std::pair<std::string, std::string>> texts = {
+      {"z\u00e2\xc2\x80"
+       "\u00e2\xc2\x82"
+       " y",
+       "z\u00e2\u20ac\u00e2' y"},
+      {"z\u00e2\xc2\x80"
+       "\u00e2\xc2\x82"
+       "y",
+       "z\u00e2\u20ac\u00e2'y"},
+      {"\u00c3\xc2\x83"
+       " a\u00c3\u00a7\u00c3\u00a3o",
+       "\u00e0 a\u00e7\u00e3o"},
+      {"\u00c3\xc2\x83"
+       "\u00c2\xc2\x83"
+       "\u00c3\xc2\x82"
+       "\u00c2\u00a9",
+       "\u00e9"},
+      {"\u00c3\u0192\u00c6\u2019 \u00c3\u00a2\u00c5\u201c\u00e2\u20ac\u0153", "\u00e0 \u2713"},
+      {"caf\u00c3\u00a9\u00e2\u00c3\u00a0 x", "caf\u00e9\u00e2\u00e0 x"},
+      {"r\u00c3\u00a9sum\u00c3\u00a9 \u00e2 x", "r\u00e9sum\u00e9 \u00e2 x"},
+      {"\u00c2\u00a33 5\u00e2\u201a\u00ac\u00a0cat the \u2713",
+       "\u00a33 5\u20ac\u00a0cat the \u2713"},
+      {"la \u2713 r\u00c3\u00a9sum\u00c3\u00a9", "la \u2713 r\u00e9sum\u00e9"},
+      {"\u00ce\u00a2 \u00c2\u00ae \u00c5\u00a1", "\u03a2 \u00ae \u0161"},
+      {"\u00ce\u201a", "\u0382"},
+      {"\u00f1and\u00fa \u00ce\u201d \u201cquoted\u201d", "\u00f1and\u00fa \u0394 \"quoted\""},
+      {"voil\u00c3 le travail \u2713", "voil\u00e0 le travail \u2713"},
+      {"caf\u00e9 \u03c0 \u00bd", "caf\u00e9 \u03c0 \u00bd"},
+      {"\u0394 \u00e2\u20ac\u0153quoted\u00e2\u20ac\xc2\x9d"
+       "",
+       "\u0394 \u00e2\u20ac\u0153quoted\""},
+      {"Fran\u00e7ois \u00e0 5 \u20ac", "Fran\u00e7ois \u00e0 5 \u20ac"},
+      {"\u00d8\u00a7\u00d9\u201e\u00d8\u00b9 \u2713", "\u0627\u0644\u0639 \u2713"},
+  };
+  for (const auto& [given, wanted] : texts) EXPECT_EQ(fix_text(given), wanted) << given;
+}
+
 TEST(Utf8, NamesTheTextAndTheByte) {
   EXPECT_NO_THROW(check_utf8("añ 你 🔥", "prompt 3"));
   for (const std::string bad : {"ab\xff", "ab\xc3", "ab\xed\xa0\x80", "ab\xc0\xaf"}) {

@@ -1,0 +1,54 @@
+// JSON from outside: how deep it may nest.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+// Nobody writes deeper; nlohmann's dump, copies and comparisons recurse, and enough brackets end the stack.
+inline constexpr int deepest_json = 64;
+
+// Whether no bracket of `text` lies deeper. Strings are told apart as JSON does up to its first fault, where a parser stops.
+inline bool is_shallow_json(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > deepest_json) return false;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return true;
+}
+
+struct JsonTooDeep : nlohmann::json::exception {
+  JsonTooDeep() : exception(0, "[json.exception] nested deeper than 64 brackets") {}
+};
+
+// As Json::parse; throws JsonTooDeep, which is a nlohmann::json::exception too, before anything is parsed. What a user, a file or
+// another program gives goes through here.
+template <class Json = nlohmann::json>
+Json parse_json(std::string_view text) {
+  if (!is_shallow_json(text)) throw JsonTooDeep();
+  return Json::parse(text);
+}
+
+// The same without exceptions: what is broken or too deep is_discarded().
+template <class Json = nlohmann::json>
+Json try_parse_json(std::string_view text) {
+  if (!is_shallow_json(text)) return Json(Json::value_t::discarded);
+  return Json::parse(text, nullptr, false);
+}
+
+}  // namespace weft

@@ -1,0 +1,237 @@
+#include "media/open_media.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "formats/file.h"
+#include "media/source_graph.h"
+
+extern "C" {
+#include <libavutil/avstring.h>
+}
+
+namespace weft::ff {
+namespace {
+
+// Demuxers of footage and pictures. What names other files is not among them (hls, dash, concat, image2 with its patterns, sdp,
+// svg, subtitles, devices), nor what nobody keeps footage in.
+constexpr const char* formats =
+    "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,ogg,mxf,asf,nut,ivf,obu,dv,yuv4mpegpipe,h264,hevc,"
+    "m4v,"
+    "mjpeg,gif,apng,png_pipe,jpeg_pipe,jpegxl_pipe,jpegls_pipe,j2k_pipe,webp_pipe,bmp_pipe,tiff_"
+    "pipe,"
+    "qoi_pipe,dpx_pipe,exr_pipe,pam_pipe,pbm_pipe,pgm_pipe,ppm_pipe";
+
+constexpr const char* size_hint = "leave it out, make it smaller, or raise media.max_megapixels";
+constexpr const char* general_hint = "try to play it with ffplay; leave it out, or convert it";
+
+// FFmpeg's demuxers open other files through this.
+int refuse_to_open(AVFormatContext* context, AVIOContext** io, const char*, int, AVDictionary**) {
+  *io = nullptr;
+  av_log(context, AV_LOG_ERROR, "it names another file, which is not opened\n");
+  return AVERROR(EPERM);
+}
+
+}  // namespace
+
+// A regular file as FFmpeg's bytes.
+struct OpenMedia::Bytes {
+  Bytes(OpenMedia& owner, File opened) : media(owner), file(std::move(opened)), size(file.size()) {
+    constexpr int block = 1 << 16;
+    auto* buffer = static_cast<unsigned char*>(av_malloc(block));
+    io = avio_alloc_context(buffer, block, 0, this, read, nullptr, seek);
+    WEFT_ASSERT(io != nullptr);
+  }
+  ~Bytes() {
+    av_freep(&io->buffer);
+    avio_context_free(&io);
+  }
+
+  static int read(void* opaque, std::uint8_t* out, int wanted) {
+    auto& b = *static_cast<Bytes*>(opaque);
+    if (b.media.is_over()) return AVERROR_EXIT;
+    const auto count = static_cast<std::size_t>(
+        std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), b.size - b.at));
+    if (count == 0) return AVERROR_EOF;
+    try {
+      b.file.read(std::as_writable_bytes(std::span(out, count)), b.at);
+    } catch (const Error& e) {
+      av_log(nullptr, AV_LOG_ERROR, "%s\n", e.what());
+      return AVERROR(EIO);
+    }
+    b.at += count;
+    return static_cast<int>(count);
+  }
+  static std::int64_t seek(void* opaque, std::int64_t offset, int whence) {
+    auto& b = *static_cast<Bytes*>(opaque);
+    const auto size = static_cast<std::int64_t>(b.size);
+    whence &= ~AVSEEK_FORCE;
+    if (whence == AVSEEK_SIZE) return size;
+    const std::int64_t from = whence == SEEK_SET   ? 0
+                              : whence == SEEK_CUR ? static_cast<std::int64_t>(b.at)
+                                                   : size;
+    if (offset < -from || offset > size - from) return AVERROR(EINVAL);
+    b.at = static_cast<std::uint64_t>(from + offset);
+    return from + offset;
+  }
+
+  OpenMedia& media;
+  File file;
+  std::uint64_t size = 0, at = 0;
+  AVIOContext* io = nullptr;
+};
+
+OpenMedia::Work::Work(OpenMedia& media) : media_(media) { media_.since_ = now_seconds(); }
+OpenMedia::Work::~Work() { media_.spent_ += now_seconds() - media_.since_; }
+
+OpenMedia::OpenMedia(const MediaSource& source, const MediaAccess& access)
+    : source_(source), access_(access) {
+  quiet();
+  const Work work(*this);
+  format_ = avformat_alloc_context();
+  WEFT_ASSERT(format_ != nullptr);
+  format_->interrupt_callback = {
+      [](void* media) { return static_cast<OpenMedia*>(media)->is_over() ? 1 : 0; }, this};
+  format_->io_open = refuse_to_open;
+  try {
+    if (is_source_graph(source_.path))
+      open_graph();
+    else
+      open_file();
+    check_streams();
+  } catch (...) {
+    avformat_close_input(&format_);
+    throw;
+  }
+}
+
+OpenMedia::~OpenMedia() { avformat_close_input(&format_); }
+
+AVDictionary* OpenMedia::options() const {
+  AVDictionary* o = nullptr;
+  av_dict_set(&o, "protocol_whitelist", "file", 0);
+  av_dict_set(&o, "format_whitelist", is_source_graph(source_.path) ? "lavfi" : formats, 0);
+  av_dict_set(&o, "max_streams", "64", 0);
+  return o;
+}
+
+void OpenMedia::open_file() {
+  File file = File::open(source_.path, Exit::data);
+  const double gib = static_cast<double>(file.size()) / (1ull << 30);
+  WEFT_CHECK(gib <= access_.limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
+             "{} has {:.3f} GiB, media.max_gib = {}", source_.path, gib, access_.limits.max_gib);
+  bytes_ = std::make_unique<Bytes>(*this, std::move(file));
+  const AVInputFormat* kind = nullptr;
+  check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
+  WEFT_CHECK(av_match_list(kind->name, formats, ',') > 0, Exit::data,
+             "convert it to a file of pictures alone, such as mp4, mkv or png",
+             "cannot open video {}: it is of the kind \"{}\", which weft does not read",
+             source_.path, kind->name);
+  format_->pb = bytes_->io;
+  AVDictionary* o = options();
+  // A name would be read as a protocol, and beside it others would be looked for.
+  const int opened = avformat_open_input(&format_, "", kind, &o);
+  av_dict_free(&o);
+  check(opened, "open");
+}
+
+void OpenMedia::open_graph() {
+  WEFT_CHECK(source_.trust == MediaTrust::deck, Exit::data,
+             "name a file; decks and the command line alone may ask for FFmpeg's sources",
+             "{} may not be named by a prompt or a list", source_.path);
+  const std::string graph = source_.path.substr(source_.path.find(':') + 1);
+  check_source_graph(graph);
+  AVDictionary* o = options();
+  const int opened =
+      avformat_open_input(&format_, graph.c_str(), av_find_input_format("lavfi"), &o);
+  av_dict_free(&o);
+  check(opened, "open");
+}
+
+void OpenMedia::check_streams() {
+  const MediaDeck& limits = access_.limits;
+  // FFmpeg decodes the first frames to understand a stream.
+  std::vector<AVDictionary*> each(format_->nb_streams);
+  for (unsigned i = 0; i < format_->nb_streams; ++i) {
+    const AVCodecParameters& p = *format_->streams[i]->codecpar;
+    check_size(p.height, p.width);
+    av_dict_set_int(&each[i], "max_pixels", most_pixels(), 0);
+  }
+  const int understood = avformat_find_stream_info(format_, each.empty() ? nullptr : each.data());
+  for (AVDictionary*& o : each) av_dict_free(&o);
+  check(understood, "understand");
+  const int index = av_find_best_stream(format_, AVMEDIA_TYPE_VIDEO, -1, -1, &codec_, 0);
+  check(index, "find a picture stream in");
+  stream_ = format_->streams[index];
+  for (unsigned i = 0; i < format_->nb_streams; ++i)  // sound is not even demuxed
+    if (static_cast<int>(i) != index) format_->streams[i]->discard = AVDISCARD_ALL;
+  check_size(stream_->codecpar->height, stream_->codecpar->width);
+  // A drawing may name other files.
+  WEFT_CHECK(codec_->id != AV_CODEC_ID_SVG, Exit::data, general_hint,
+             "cannot open video {}: SVG is not read", source_.path);
+  const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
+  WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || seconds <= limits.max_hours * 3600, Exit::data,
+             "cut it, or raise media.max_hours", "video {} has {:.2f} hours, media.max_hours = {}",
+             source_.path, seconds / 3600, limits.max_hours);
+}
+
+bool OpenMedia::is_image() const {
+  return std::string_view(format_->iformat->name).ends_with("_pipe");
+}
+
+Ptr<AVCodecContext> OpenMedia::open_decoder(int threads) {
+  const Work work(*this);
+  Ptr<AVCodecContext> decoder(avcodec_alloc_context3(codec_));
+  WEFT_ASSERT(decoder != nullptr);
+  check(avcodec_parameters_to_context(decoder.get(), stream_->codecpar), "decode");
+  decoder->thread_count = std::max(1, threads);
+  decoder->pkt_timebase = stream_->time_base;
+  decoder->max_pixels = most_pixels();
+  check(avcodec_open2(decoder.get(), codec_, nullptr), "decode");
+  return decoder;
+}
+
+void OpenMedia::check_size(std::int64_t height, std::int64_t width) const {
+  const double most = access_.limits.max_megapixels;
+  WEFT_CHECK(height * width <= std::llround(most * 1e6), Exit::data, size_hint,
+             "video {} has frames of {}x{} pixels, media.max_megapixels = {}", source_.path, height,
+             width, most);
+}
+
+// With room for whole macroblocks: this one guards memory, check_size is exact.
+std::int64_t OpenMedia::most_pixels() const {
+  return std::llround(access_.limits.max_megapixels * 1e6 * 1.25) + (1 << 16);
+}
+
+bool OpenMedia::is_over() {
+  const double limit = access_.limits.timeout;
+  late_ = late_ || (limit > 0 && spent_ + now_seconds() - since_ > limit);
+  stopped_ = stopped_ || (access_.stop && access_.stop());
+  return late_ || stopped_;
+}
+
+void OpenMedia::check_budget() {
+  if (!is_over()) return;
+  WEFT_CHECK(!stopped_, Exit::stopped, "run the same command to go on",
+             "stopped on request while {} was read", source_.path);
+  throw Error(Exit::data,
+              fmt::format("video {} takes longer to read than media.timeout = {} s", source_.path,
+                          access_.limits.timeout),
+              "leave it out, convert it, or raise media.timeout", __FILE__, __LINE__);
+}
+
+void OpenMedia::fail(const std::string& what, int code) {
+  if (late_ || stopped_) check_budget();
+  const std::string why = reason(code);
+  WEFT_CHECK(why.find("max pixel count") == std::string::npos, Exit::data, size_hint,
+             "cannot {} video {}, media.max_megapixels = {}: {}", what, source_.path,
+             access_.limits.max_megapixels, why);
+  throw Error(Exit::data, fmt::format("cannot {} video {}: {}", what, source_.path, why),
+              general_hint, __FILE__, __LINE__);
+}
+
+}  // namespace weft::ff

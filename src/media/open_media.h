@@ -1,0 +1,75 @@
+// The one door through which media comes in. For the files of this room only.
+//
+// Media is not trusted: FFmpeg knows formats that name other files and addresses (playlists, concat, HLS, SDP), names that are
+// protocols (concat:, subfile,,:), and graphs that read and write files. Here a name is only ever a file's: weft opens it itself, a
+// regular file, and hands FFmpeg its bytes. Of formats those pass that hold pictures in themselves; FFmpeg can open
+// nothing else for them.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "media/ffmpeg.h"
+#include "media/media_source.h"
+
+namespace weft::ff {
+
+class OpenMedia {
+ public:
+  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming it: not a regular file, a format that is
+  // not read, larger than access.limits allows, a source graph from somebody who may not ask for one, or FFmpeg's reason.
+  OpenMedia(const MediaSource& source, const MediaAccess& access);
+  ~OpenMedia();
+  OpenMedia(const OpenMedia&) = delete;
+  OpenMedia& operator=(const OpenMedia&) = delete;
+
+  AVFormatContext* format() const { return format_; }
+  AVStream* stream() const { return stream_; }
+  bool is_image() const;  // a still picture
+
+  // Opened, with the limit of pixels.
+  Ptr<AVCodecContext> open_decoder(int threads);
+
+  // Time counts against limits.timeout while one of these lives, not while others use what was read.
+  class Work {
+   public:
+    explicit Work(OpenMedia& media);
+    ~Work();
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+   private:
+    OpenMedia& media_;
+  };
+  // Throws if frames of that size are too large.
+  void check_size(std::int64_t height, std::int64_t width) const;
+  // Throws if the time is up or a stop was asked for (Exit::stopped).
+  void check_budget();
+  // As check_budget; otherwise "cannot WHAT video PATH" with FFmpeg's reason.
+  [[noreturn]] void fail(const std::string& what, int code);
+  int check(int code, const char* what) {
+    if (code < 0) fail(what, code);
+    return code;
+  }
+
+ private:
+  struct Bytes;
+  bool is_over();  // of the budget; called by FFmpeg too
+  void open_file();
+  void open_graph();
+  void check_streams();
+  AVDictionary* options() const;
+  std::int64_t most_pixels() const;  // of a decoder
+
+  MediaSource source_;
+  MediaAccess access_;
+  std::unique_ptr<Bytes> bytes_;
+  AVFormatContext* format_ = nullptr;
+  AVStream* stream_ = nullptr;
+  const AVCodec* codec_ = nullptr;
+  double spent_ = 0, since_ = 0;  // seconds; since when work goes on
+  bool late_ = false, stopped_ = false;
+};
+
+}  // namespace weft::ff
