@@ -5,9 +5,10 @@ import re
 import os
 import shutil
 import struct
+import subprocess
 import unittest
 
-from harness import WeftTest, read_safetensors, safetensors_bytes, write_safetensors
+from harness import REPOSITORY, WeftTest, read_safetensors, safetensors_bytes, write_safetensors
 
 USAGE, DATA, CHECKPOINT, NON_FINITE = 2, 3, 4, 5
 
@@ -51,6 +52,10 @@ class Decks(WeftTest):
         self.refuse("heigth", 'did you mean "height"?',
                     arguments=("deck.toml", "data.path=synthetic:heigth=16"))
 
+    def test_a_synthetic_source_of_nothing(self):
+        self.refuse('"synthetic:;" describes no clips', "HINT: write for example",
+                    arguments=("deck.toml", "data.path=synthetic:;"))
+
     def test_channels_that_do_not_fit_the_data(self):
         self.refuse("model.in_channels = 4", arguments=("deck.toml", "model.in_channels=4"))
 
@@ -84,6 +89,38 @@ class ClipStores(WeftTest):
             with self.subTest(share=share):
                 (self.dir / "cut.h5").write_bytes(whole[:int(share * len(whole))])
                 self.refuse("cut.h5", "truncated")
+
+    def test_a_store_that_crashes_hdf5(self):
+        """Texts of variable length lie in a heap; a size in it that is wrong is followed out of the file's memory."""
+        store = bytearray((REPOSITORY / "tests/data/clips_v2.h5").read_bytes())
+        first = store.index(b"GCOL") + 16  # the heap's objects: number, count, size, bytes
+        size = int.from_bytes(store[first + 8:first + 16], "little")
+        second = first + 16 + (size + 7) // 8 * 8
+        store[second + 8:second + 16] = (1 << 20).to_bytes(8, "little")
+        (self.dir / "heap.h5").write_bytes(store)
+        said = "clip store heap.h5 is damaged: reading its structure crashed the HDF5 library"
+        self.refused(self.weft("train", "deck.toml", "data.path=heap.h5", expect=None), DATA, said)
+        self.refused(self.weft("inspect", "heap.h5", ranks=0, expect=None), DATA, said)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root mounts a small disk")
+    def test_a_full_disk_ends_ingest_with_its_message(self):
+        disk = self.dir / "disk"
+        disk.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk],
+                          capture_output=True).returncode != 0:
+            self.skipTest("this container may not mount")
+        try:
+            for ranks in (0, 1, 2):
+                with self.subTest(ranks=ranks):
+                    job = self.weft("ingest", "deck.toml",
+                                    "ingest.inputs=['lavfi:testsrc2=duration=8:size=64x64:rate=10']",
+                                    "ingest.output=disk/clips.h5", "ingest.frames=[3]",
+                                    "ingest.height=32", "ingest.width=32", ranks=ranks, expect=None)
+                    self.refused(job, DATA, "cannot write clip store disk/clips.h5",
+                                 "No space left on device")
+                    self.assertEqual(os.listdir(disk), [])
+        finally:
+            subprocess.run(["umount", disk], check=True)
 
     def test_flipped_byte_is_found_while_training(self):
         self.ingest()
