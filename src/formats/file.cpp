@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace weft {
 namespace {
@@ -156,6 +157,21 @@ void sync_directory(const std::filesystem::path& dir, Exit code) {
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code) {
   if (std::rename(from.c_str(), to.c_str()) != 0)
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
+}
+
+FileHash hash_of_file(const std::filesystem::path& path) {
+  const File file = File::open(path, Exit::data);
+  FileHash found{file.size(), {}};
+  Hasher hasher;
+  std::vector<std::byte> piece(1 << 20);
+  for (std::uint64_t at = 0; at < found.bytes; at += piece.size()) {
+    const auto n =
+        static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), found.bytes - at));
+    file.read(std::span(piece).first(n), at);
+    hasher.add(std::span(piece).first(n));
+  }
+  found.hash = hasher.value();
+  return found;
 }
 
 std::string file_identity(const std::string& file) {

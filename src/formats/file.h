@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "formats/hash.h"
 
 namespace weft {
 
@@ -48,6 +49,13 @@ class File {
   int fd_ = -1;
   Exit code_ = Exit::data;
 };
+
+struct FileHash {
+  std::uint64_t bytes = 0;
+  Hash128 hash;
+};
+// Of a file's content, which is read. Throws Exit::data.
+FileHash hash_of_file(const std::filesystem::path& path);
 
 // What tells one version of a file from another: name, size and time of its last change.
 std::string file_identity(const std::string& file);

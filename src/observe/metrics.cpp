@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/seal.h"
 
 namespace weft {
 namespace {
@@ -24,14 +25,19 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
   if (!in) return;
   const std::filesystem::path kept = path.string() + ".tmp";
   std::ofstream out(kept, std::ios::trunc);
+  std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
+    ++number;
     const auto j = nlohmann::json::parse(line, nullptr, false);
-    if (j.is_object() && j.contains("step") && j["step"].is_number_integer() &&
-        j["step"].get<std::int64_t>() < first_step)
-      out << line << '\n';
+    const bool whole =
+        j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line);
+    if (!whole && !is_cut_off(line, in.eof()))
+      log::warn("{}, line {} is damaged: it is left out", path.string(), number);
+    if (whole && j["step"].get<std::int64_t>() < first_step) out << line << '\n';
   }
   out.close();
-  WEFT_CHECK(bool(out), Exit::usage, "free space under run.dir", "cannot write {}", kept.string());
+  WEFT_CHECK(bool(out), Exit::checkpoint, "free space under run.dir", "cannot write {}",
+             kept.string());
   std::filesystem::rename(kept, path);
 }
 
@@ -64,8 +70,8 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t 
     : path_(run_dir / "metrics.jsonl") {
   drop_lines_from(path_, first_step);
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  WEFT_CHECK(file_ >= 0, Exit::usage, "check that run.dir can be written", "cannot open {}: {}",
-             path_.string(), std::strerror(errno));
+  WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
+             "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -122,7 +128,7 @@ void MetricsWriter::write(const StepMetrics& m) {
     j["rank_wait"] = of_ranks(m.rank_wait);
     if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
   }
-  pending_ += j.dump() + '\n';
+  pending_ += seal_json(j.dump()) + '\n';
   flush();
 }
 

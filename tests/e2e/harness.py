@@ -274,6 +274,15 @@ def read_safetensors(path):
             for name, e in header.items()}
 
 
+def without_hashes(data):
+    """A safetensors file's bytes without weft's hashes, as other programs write it."""
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    texts = header.get("__metadata__", {})
+    header["__metadata__"] = {k: v for k, v in texts.items() if not k.startswith("xxh3")}
+    return safetensors_bytes(header, data[8 + length:])
+
+
 def safetensors_bytes(header, data):
     """A file with any header, right or wrong."""
     text = json.dumps(header).encode()
