@@ -1,6 +1,7 @@
 // weft: one binary, `mpirun -n N weft COMMAND DECK.toml [section.key=value ...]`.
 #include <mpi.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -28,6 +29,8 @@ int main(int argc, char** argv) {
   if (const auto code = weft::run_as_child(argc, argv)) return *code;
   // A request to stop that comes from now on is heeded once the command is known.
   weft::hold_stop_signals();
+  // A limit on file sizes is an error of write(), not the death of the job.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which takes a third of the time
   // of a short command. Other MPIs do not read it.

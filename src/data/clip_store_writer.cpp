@@ -38,6 +38,12 @@ struct OpenBucket {
   }
 };
 
+h5::Handle new_group(hid_t where, const std::string& name) {
+  const h5::Handle how(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
+  H5Pset_obj_track_times(how, false);
+  return {H5Gcreate2(where, name.c_str(), H5P_DEFAULT, how, H5P_DEFAULT), H5Gclose};
+}
+
 // A rename is only safe when the bytes are on the disk before the name is.
 void sync(const std::filesystem::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -214,9 +220,11 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& mad
   H5Pset_file_locking(access, true, true);  // where the file system knows locks
   // The first format with checksums over its structure; HDF5 reads it since 1.10 (2016).
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
-  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose};
+  const h5::Handle top_group(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+  H5Pset_obj_track_times(top_group, false);  // the same clips make the same file, byte by byte
+  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, top_group, access), H5Fclose};
   s.check(s.file.valid(), "create");
-  s.root = {H5Gcreate2(s.file, "clips", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose};
+  s.root = new_group(s.file, "clips");
   s.check(s.root.valid(), "create /clips");
   const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
   s.write_attribute(top, "schema_version", clip_store_version);
@@ -255,8 +263,7 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   else
     b.dims = {0, size(bucket.channels), size(bucket.frames), size(bucket.height),
               size(bucket.width)};
-  b.group = {H5Gcreate2(s.root, bucket.name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-             H5Gclose};
+  b.group = new_group(s.root, bucket.name);
   s.check(b.group.valid(), "create bucket " + bucket.name);
   s.write_attribute(b.group, "pixel_frames", bucket.pixel_frames);
   s.write_attribute(b.group, "pixel_height", bucket.pixel_height);
@@ -283,7 +290,7 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   const h5::Handle space(
       H5Screate_simple(static_cast<int>(b.dims.size()), b.dims.data(), limit.data()), H5Sclose);
   const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(how, false);  // the same clips make the same file, byte by byte
+  H5Pset_obj_track_times(how, false);
   H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
   H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);  // every chunk is written whole
   b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,

@@ -38,7 +38,10 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
   out.close();
   WEFT_CHECK(bool(out), Exit::checkpoint, "free space under run.dir", "cannot write {}",
              kept.string());
-  std::filesystem::rename(kept, path);
+  std::error_code failed;
+  std::filesystem::rename(kept, path, failed);
+  WEFT_CHECK(!failed, Exit::checkpoint, "check that run.dir can be written",
+             "cannot rename {} to {}: {}", kept.string(), path.string(), failed.message());
 }
 
 // Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone. Microseconds are

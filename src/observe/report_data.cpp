@@ -147,7 +147,7 @@ void load_facts(Run& run) {
         if (bytes.is_number()) run.memory_plan.emplace_back(kind, bytes.get<double>());
       continue;  // a picture of its own
     }
-    if (key == "xxh3") continue;  // the text's own hash
+    if (key == "xxh3" || key == "id") continue;  // for weft itself
     run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
 }

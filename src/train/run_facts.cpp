@@ -35,7 +35,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
+RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(trainer.run_id()) {
   ParameterTable& p = trainer.params();
   const Communicator& comm = trainer.communicator();
   memory_ = {
@@ -91,7 +91,7 @@ void RunFacts::print() const {
 
 void RunFacts::write(const std::filesystem::path& run_dir) const {
   write_text(run_dir / "deck.toml", seal_text(to_toml(deck_)));
-  nlohmann::ordered_json j;
+  nlohmann::ordered_json j = {{"id", id_}};
   for (const auto& [name, value] : rows_) j[name] = value;
   for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
   write_text(run_dir / "run.json", seal_json(j.dump(2)) + "\n");

@@ -91,6 +91,22 @@ TEST_F(ClipStoreDamage, NoTextsOfVariableLength) {
   EXPECT_THAT(run("h5dump -H " + path_), testing::Not(HasSubstr("H5T_VARIABLE")));
 }
 
+// HDF5 keeps the second in which an object was made unless told not to.
+TEST_F(ClipStoreDamage, SameClipsMakeTheSameFileAtAnyTime) {
+  write_anew();
+  const std::string first = content(path_);
+  write_anew();
+  EXPECT_EQ(content(path_), first);
+  edit([](hid_t f) {
+    for (const char* name : {"/", "/clips", "/clips/moments", "/clips/moments/latents",
+                             "/clips/moments/text_features", "/clips/moments/captions"}) {
+      H5O_info_t info;
+      ASSERT_GE(H5Oget_info_by_name2(f, name, &info, H5O_INFO_TIME, H5P_DEFAULT), 0);
+      EXPECT_EQ(info.ctime + info.mtime + info.atime + info.btime, 0) << name;
+    }
+  });
+}
+
 // Each value of each table, and each attribute: changed as somebody would with HDF5's own tools.
 TEST_F(ClipStoreDamage, TablesAreHashed) {
   const auto changed = [&](const char* table, auto value) {

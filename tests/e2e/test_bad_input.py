@@ -3,6 +3,7 @@
 import json
 import re
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -182,6 +183,45 @@ class Checkpoints(WeftTest):
         self.refused(self.weft("export", "run", "w.safetensors", ranks=0, expect=None), CHECKPOINT,
                      "step_10")
         self.refused(self.weft("sample", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
+
+    def test_a_checkpoint_of_another_run(self):
+        self.train("other", "train.steps=15", "run.seed=8")
+        shutil.copytree(self.dir / "other" / "step_15", self.dir / "run" / "step_15")
+        (self.dir / "run" / "latest").unlink()
+        (self.dir / "run" / "latest").symlink_to("step_15")
+        job = self.train("run")
+        self.assertRegex(job.err, r"WARN: checkpoint run/step_15 is not usable: run/step_15 is of another run")
+        self.assertIn("10 of 20 steps done", job.err)
+
+    def test_a_run_that_has_moved_and_one_without_its_file(self):
+        os.rename(self.dir / "run", self.dir / "moved")
+        self.assertIn("10 of 12 steps done", self.train("moved", "train.steps=12").err)
+        identity = json.loads((self.dir / "moved" / "run.json").read_text())["id"]
+        (self.dir / "moved" / "run.json").unlink()
+        self.assertIn("12 of 14 steps done", self.train("moved", "train.steps=14").err)
+        self.assertEqual(json.loads((self.dir / "moved" / "run.json").read_text())["id"], identity)
+
+    def test_run_files_that_cannot_be_written(self):
+        for name in ("deck.toml", "run.json", "metrics.jsonl"):
+            with self.subTest(name=name):
+                shutil.rmtree(self.dir / "new", ignore_errors=True)
+                (self.dir / "new" / name).mkdir(parents=True)
+                self.refused(self.train("new", expect=None), CHECKPOINT, f"new/{name}")
+
+    def test_limits_are_found_before_the_first_step(self):
+        def tight(what, limit):
+            return lambda: resource.setrlimit(what, (limit, limit))
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                # More than what MPI writes for itself.
+                job = self.weft("train", "deck.toml", "run.dir=new", "model.hidden_size=384", ranks=ranks,
+                                expect=None, preexec=tight(resource.RLIMIT_FSIZE, 20_000_000))
+                self.refused(job, CHECKPOINT, "new/shard_0000.bin will have", "ulimit -f")
+                self.assertNotIn("step      1/", job.err)
+        job = self.weft("train", "deck.toml", "run.dir=new", ranks=0, expect=None,
+                        preexec=tight(resource.RLIMIT_NOFILE, 24))
+        self.refused(job, CHECKPOINT, "ulimit -n")
 
     def test_another_model(self):
         job = self.train("run", "model.hidden_size=64", expect=None)

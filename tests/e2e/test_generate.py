@@ -360,6 +360,9 @@ class Generate(WeftTest):
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        refused(2, "cannot be the name of a file: it holds a slash", overrides=["generate.sample_name=a/b"])
+        refused(2, "cannot be the name of a file: it is too long",
+                overrides=["generate.sample_name=" + "a" * 225])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
         self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
                      3, "prompts.txt:1", "not UTF-8")
