@@ -1,12 +1,14 @@
 // weft: one binary, `mpirun -n N weft COMMAND DECK.toml [section.key=value ...]`.
 #include <mpi.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
 #include "commands/command_line.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/stop_signals.h"
 
 namespace {
 
@@ -24,6 +26,11 @@ int end_with(weft::Error& e, int size) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (const auto code = weft::run_as_child(argc, argv)) return *code;
+  // A request to stop that comes from now on is heeded once the command is known.
+  weft::hold_stop_signals();
+  // A limit on file sizes is an error of write(), not the death of the job.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which takes a third of the time
   // of a short command. Other MPIs do not read it.
@@ -38,6 +45,7 @@ int main(int argc, char** argv) {
   try {
     // Step 2: the command line.
     const weft::Invocation invocation = weft::parse_command_line(argc, argv);
+    if (!invocation.heeds_stops) weft::release_stop_signals();
     // Step 3: the job.
     code = invocation.run(MPI_COMM_WORLD);
   } catch (weft::Error& e) {

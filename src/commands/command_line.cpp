@@ -28,6 +28,7 @@
 #include "core/error.h"
 #include "core/tf32.h"
 #include "core/version.h"
+#include "data/clip_store_child.h"
 
 namespace weft {
 namespace {
@@ -115,6 +116,8 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
+std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_reader(argc, argv); }
+
 Invocation parse_command_line(int argc, char** argv) {
   const auto a = std::make_shared<Arguments>();
   const auto chosen = std::make_shared<Invocation>();
@@ -128,12 +131,13 @@ Invocation parse_command_line(int argc, char** argv) {
       "7 no progress, 70 a bug of weft's, 75 stopped early (state saved: submit again); "
       "docs/errors.md.\n"
       "`weft help deck` prints every deck key with its meaning.");
-  const auto command = [&](const char* name, const char* help,
-                           std::function<int(MPI_Comm)> run) -> CLI::App& {
+  const auto command = [&](const char* name, const char* help, std::function<int(MPI_Comm)> run,
+                           bool heeds_stops = false) -> CLI::App& {
     CLI::App* sub = app.add_subcommand(name, help);
-    sub->callback([chosen, run] { chosen->run = run; });
+    sub->callback([=] { *chosen = {run, heeds_stops}; });
     return *sub;
   };
+  constexpr bool heeds_stops = true;
   const auto deck = [a] { return read_deck(a->deck, a->overrides); };
 
   CLI::App& ingest_command =
@@ -143,22 +147,26 @@ Invocation parse_command_line(int argc, char** argv) {
       });
   add_deck(ingest_command, *a);
   ingest_command.add_flag("--strict", a->strict, "exit code 3 if any video breaks");
-  CLI::App& train_command =
-      command("train", "train; goes on from RUN/latest if there is one", [=](MPI_Comm w) {
+  CLI::App& train_command = command(
+      "train", "train; goes on from RUN/latest if there is one",
+      [=](MPI_Comm w) {
         if (a->trace) a->overrides.push_back("run.trace=true");
         return train(deck(), w);
-      });
+      },
+      heeds_stops);
   add_deck(train_command, *a);
   train_command.add_flag("--trace", a->trace, "write RUN/trace.json, for Perfetto");
   add_deck(command("sample", "make clips with a trained model",
                    [=](MPI_Comm w) { return sample(deck(), w); }),
            *a);
 
-  add_deck(command("encode", "turn a clip store of pixels into one of latents and text features",
-                   [=](MPI_Comm w) { return encode(deck(), w); }),
+  add_deck(command(
+               "encode", "turn a clip store of pixels into one of latents and text features",
+               [=](MPI_Comm w) { return encode(deck(), w); }, heeds_stops),
            *a);
-  add_deck(command("generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks",
-                   [=](MPI_Comm w) { return generate(deck(), w); }),
+  add_deck(command(
+               "generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks",
+               [=](MPI_Comm w) { return generate(deck(), w); }, heeds_stops),
            *a);
 
   add_deck(command("reconstruct", "send footage through the VAE and back: PSNR, SSIM, statistics",

@@ -50,7 +50,7 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
   return text;
 }
 
-// The format has no hashes: reading every value is what can be verified, and shows NaN besides.
+// Reads every value, which compares the hashes where the file has them, and shows NaN besides.
 void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   std::uint64_t bytes = 0;
@@ -73,6 +73,8 @@ void inspect_safetensors(const std::string& path) {
   for (const SafetensorEntry& e : file.entries())
     fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
                widest_shape, name_of(e.dtype), values_text(file, e));
+  fmt::print("  {}\n", file.hashed() ? "every tensor matches its hash"
+                                     : "no hashes: weft did not write this file");
 }
 
 // A run directory: every checkpoint in a line, then the newest sound one in full.

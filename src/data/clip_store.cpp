@@ -10,10 +10,12 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <tuple>
+#include <filesystem>
+#include <utility>
 
 #include "core/error.h"
-#include "data/clip_store_open.h"
+#include "core/log.h"
+#include "data/clip_store_child.h"
 #include "data/hash.h"
 #include "data/synthetic.h"
 
@@ -46,7 +48,10 @@ class ClipStore : public ClipSource {
     file_.bytes = static_cast<std::uint64_t>(status.st_size);
     WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
                "{} is not an HDF5 file, so it is no clip store", path);
-    std::tie(buckets_, stored_) = open_checked(path, file_.bytes);
+    StoreFacts facts = read_store(path, file_.bytes);
+    for (const std::string& warning : facts.warnings) log::warn("{}", warning);
+    buckets_ = std::move(facts.buckets);
+    stored_ = std::move(facts.stored);
   }
 
   const std::vector<Bucket>& buckets() const override { return buckets_; }
@@ -147,6 +152,17 @@ bool is_hdf5(const std::string& path) {
   const bool same = pread(fd, begin, 8, 0) == 8 && std::memcmp(begin, h5_magic, 8) == 0;
   close(fd);
   return same;
+}
+
+std::string stored_made_by(const std::string& path) {
+  if (!is_hdf5(path)) return "";
+  std::error_code none;
+  try {
+    return read_store(path, std::filesystem::file_size(path, none)).made_by;
+  } catch (const Error& e) {
+    log::warn("{}", e.what());
+    return "";
+  }
 }
 
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify) {

@@ -1,7 +1,7 @@
 // The clip store: one HDF5 file of clips by bucket, made by `weft ingest`, readable with h5ls,
 // h5dump and h5py.
 //
-//   /                       attributes format = "weft clips", schema_version = 2 (1 is read too);
+//   /                       attributes format = "weft clips", schema_version = 3 (1, 2 are read too);
 //                           made_by, optional: what `weft encode` made it of, a line each
 //   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
 //   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter         (pixels), or
@@ -10,8 +10,11 @@
 //                           "moments" (means, then log variances, not normalised); attributes
 //                           scale, shift f32, one a channel of the latent, required with moments
 //   /clips/<bucket>/fps     f32 [N]; 120 for an image
-//   /clips/<bucket>/source  string [N]: path, first frame and its time
-//   /clips/<bucket>/text    string [N]: the caption, "" = none
+//   /clips/<bucket>/sources u8 [bytes]: of each clip path, first frame and its time, one behind the
+//                           other, UTF-8; sources_end u64 [N]: where each of them ends
+//   /clips/<bucket>/captions u8 [bytes]: the captions likewise, "" = none; captions_end u64 [N].
+//                           Versions 1 and 2 had string [N] source and text instead, of variable
+//                           length: HDF5 keeps those in a heap without checksums
 //   /clips/<bucket>/xxh3    u64 [N]: XXH3-64 (seed 0) of the clip's bytes as stored
 //   /clips/<bucket>/offset  u64 [N]: where HDF5 put each clip. A shortcut only: HDF5 1.10 finds one
 //                           chunk's address in O(N), so that a big store opens N times faster with
@@ -20,6 +23,9 @@
 //                           contiguous: the captions' features, valid tokens only; optional
 //   /clips/<bucket>/text_offset    u64 [N+1]: clip i has the rows [offset i, offset i+1)
 //   /clips/<bucket>/text_xxh3      u64 [N]: XXH3-64 (seed 0) of its rows' bytes as stored
+//                           attribute tables_xxh3 u64 of the bucket: XXH3-64 of all that is said
+//                           above but the places of bytes (clip_store_open.h). HDF5 itself keeps
+//                           checksums of a store's structure (its format of version 1.10)
 #pragma once
 
 #include <memory>
@@ -30,13 +36,15 @@
 
 namespace weft {
 
-inline constexpr int clip_store_version = 2, oldest_clip_store_version = 1;
+inline constexpr int clip_store_version = 3, oldest_clip_store_version = 1;
+inline constexpr int first_hashed_tables = 3;  // the first version with hashes of its tables
 
 // Whether the file begins as an HDF5 file does. False for a file that cannot be read.
 bool is_hdf5(const std::string& path);
 
 // Opens and checks everything but the clips' bytes: schema, ranks, types, one clip a chunk, every
-// clip inside the file. Clips are then read with pread, without HDF5 and its lock. Throws
+// clip inside the file, the tables' hashes; HDF5 does so in a process that may die
+// (clip_store_child.h). Clips are then read with pread, without HDF5 and its lock. Throws
 // Exit::data with one message that names file, bucket and fault.
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify);
 
@@ -44,7 +52,7 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 // whole file: throws Exit::data, naming the clip, when a hash is wrong.
 std::string describe_clip_store(const std::string& path);
 
-// The store's attribute made_by; "" where there is none, or no store.
+// The store's attribute made_by; "" where there is none, or no store. Damage is a WARN.
 std::string stored_made_by(const std::string& path);
 
 // Writes a store to PATH.tmp; commit() makes it PATH. Without commit nothing is left behind.

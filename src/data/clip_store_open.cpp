@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/log.h"
 #include "data/clip_store.h"
+#include "data/hash.h"
 #include "data/hdf5.h"
 
 namespace weft {
@@ -23,7 +23,8 @@ constexpr std::int64_t spot_checks = 64;
 // Everything that opening does, with the file's name at hand for its messages.
 class Opener {
  public:
-  Opener(const std::string& path, std::uint64_t bytes) : path_(path), bytes_(bytes) {
+  Opener(const std::string& path, std::uint64_t bytes, const std::function<void()>& alive)
+      : path_(path), bytes_(bytes), alive_(alive) {
     const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_file_locking(access, false, true);  // many jobs read one store
     file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
@@ -40,10 +41,15 @@ class Opener {
     WEFT_CHECK(H5Aexists(top, "schema_version") > 0 && H5Lexists(file_, "clips", H5P_DEFAULT) > 0,
                Exit::data, "data.path must be a file that `weft ingest` made",
                "{} is an HDF5 file, but no clip store", path);
-    const std::int64_t version = attribute(top, "/", "schema_version");
-    WEFT_CHECK(version >= oldest_clip_store_version && version <= clip_store_version, Exit::data,
+    version_ = attribute(top, "/", "schema_version");
+    WEFT_CHECK(version_ >= oldest_clip_store_version && version_ <= clip_store_version, Exit::data,
                remake, "clip store {} has schema version {}, this weft reads {} to {}", path,
-               version, oldest_clip_store_version, clip_store_version);
+               version_, oldest_clip_store_version, clip_store_version);
+  }
+
+  std::string made_by() {
+    const h5::Handle top(H5Gopen2(file_, "/", H5P_DEFAULT), H5Gclose);
+    return H5Aexists(top, "made_by") > 0 ? text_attribute(top, "/", "made_by") : "";
   }
 
   // Of the buckets, sorted: their order, and with it every sample id, is a matter of the names.
@@ -77,19 +83,30 @@ class Opener {
     stored.xxh3.resize(n);
     read_table(group, where, "fps", H5T_FLOAT, H5T_NATIVE_FLOAT, n, fps.data());
     read_table(group, where, "xxh3", H5T_INTEGER, H5T_NATIVE_UINT64, n, stored.xxh3.data());
-    const auto source = read_strings(group, where, "source", n);
-    const auto text = read_strings(group, where, "text", n);
+    const bool packed = version_ >= first_hashed_tables;
+    auto source =
+        packed ? read_texts(group, where, "sources", n) : read_strings(group, where, "source", n);
+    auto text =
+        packed ? read_texts(group, where, "captions", n) : read_strings(group, where, "text", n);
     for (std::size_t i = 0; i < n; ++i) {
       check(fps[i] > 0 && fps[i] < 1e6f, where, fmt::format("clip {} has fps {}", i, fps[i]));
-      stored.info.push_back({fps[i], source[i], text[i]});
+      stored.info.push_back({fps[i], std::move(source[i]), std::move(text[i])});
     }
     find_clips(group, where, bucket, stored);
-    if (!has(group, "text_features")) return;
-    read_text_shape(group, where, bucket, stored);
-    stored.text_xxh3.resize(n);
-    read_table(group, where, "text_xxh3", H5T_INTEGER, H5T_NATIVE_UINT64, n,
-               stored.text_xxh3.data());
+    if (has(group, "text_features")) {
+      read_text_shape(group, where, bucket, stored);
+      stored.text_xxh3.resize(n);
+      read_table(group, where, "text_xxh3", H5T_INTEGER, H5T_NATIVE_UINT64, n,
+                 stored.text_xxh3.data());
+    }
+    if (!packed) return;
+    const auto want = static_cast<std::uint64_t>(attribute(group, where, "tables_xxh3"));
+    const std::uint64_t found = hash_of_tables(bucket, stored);
+    check(found == want, where,
+          fmt::format("has damaged tables: their XXH3 is {:016x}, expected {:016x}", found, want));
   }
+
+  std::vector<std::string> warnings;
 
  private:
   void check(bool ok, const std::string& where, const std::string& fault) const {
@@ -115,6 +132,33 @@ class Opener {
     return value;
   }
 
+  // Of fixed length, or of variable length as version 2 had them.
+  std::string text_attribute(hid_t object, const std::string& where, const char* name) {
+    const h5::Handle a(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
+    const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
+    const h5::Handle space(a.valid() ? H5Aget_space(a) : H5I_INVALID_HID, H5Sclose);
+    check(type.valid() && H5Tget_class(type) == H5T_STRING &&
+              H5Sget_simple_extent_npoints(space) == 1,
+          where, fmt::format("has an attribute {} that is not one text", name));
+    const auto refuse = [&](bool ok) {
+      check(ok, where, fmt::format("has an unreadable attribute {}", name));
+    };
+    if (H5Tis_variable_str(type) > 0) {
+      const h5::Handle memory = h5::string_type();
+      H5Tset_cset(memory, H5Tget_cset(type));
+      char* text = nullptr;
+      refuse(H5Aread(a, memory, &text) >= 0);
+      const std::string value = text == nullptr ? "" : text;
+      H5free_memory(text);
+      return value;
+    }
+    refuse(H5Tget_size(type) <= bytes_);
+    std::string value(H5Tget_size(type), '\0');
+    refuse(H5Aread(a, type, value.data()) >= 0);
+    value.resize(std::min(value.size(), value.find('\0')));
+    return value;
+  }
+
   // Of `n` finite numbers; none where the attribute is missing.
   std::vector<float> float_attribute(hid_t object, const std::string& where, const char* name,
                                      std::int64_t n) {
@@ -134,18 +178,7 @@ class Opener {
   // What the latents are, and the VAE's constants.
   void read_kind(hid_t group, const std::string& where, Bucket& bucket) {
     if (H5Aexists(group, "kind") > 0) {
-      const h5::Handle a(H5Aopen(group, "kind", H5P_DEFAULT), H5Aclose);
-      const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
-      const h5::Handle space(a.valid() ? H5Aget_space(a) : H5I_INVALID_HID, H5Sclose);
-      check(
-          type.valid() && H5Tis_variable_str(type) > 0 && H5Sget_simple_extent_npoints(space) == 1,
-          where, "has an attribute kind that is not one variable-length string");
-      const h5::Handle memory = h5::string_type();
-      H5Tset_cset(memory, H5Tget_cset(type));
-      char* text = nullptr;
-      check(H5Aread(a, memory, &text) >= 0, where, "has an unreadable attribute kind");
-      const std::string kind = text == nullptr ? "" : text;
-      H5free_memory(text);
+      const std::string kind = text_attribute(group, where, "kind");
       check(kind == "moments" || kind == "latents", where,
             fmt::format("holds \"{}\", and not latents or moments", kind));
       bucket.moments = kind == "moments";
@@ -274,6 +307,7 @@ class Opener {
   // that a table of another length cannot run over.
   void read_table(hid_t group, const std::string& where, const char* name, H5T_class_t kind,
                   hid_t memory, std::size_t n, void* out) {
+    alive_();
     const h5::Handle d = open_dataset(group, where, name);
     const auto dims = dims_of(d);
     check(dims.size() == 1 && dims[0] == n, where,
@@ -302,9 +336,29 @@ class Opener {
     return out;
   }
 
+  // One text a clip, from one array of bytes and the places where each of them ends.
+  std::vector<std::string> read_texts(hid_t group, const std::string& where, const char* name,
+                                      std::size_t n) {
+    std::vector<std::uint64_t> ends(n);
+    read_table(group, where, (std::string(name) + "_end").c_str(), H5T_INTEGER, H5T_NATIVE_UINT64,
+               n, ends.data());
+    check(std::is_sorted(ends.begin(), ends.end()) && ends.back() <= bytes_, where,
+          fmt::format("has a table {}_end that does not divide {}", name, name));
+    std::string all(ends.back(), '\0');
+    read_table(group, where, name, H5T_INTEGER, H5T_NATIVE_UINT8, all.size(), all.data());
+    std::vector<std::string> out;
+    std::uint64_t begin = 0;
+    for (const std::uint64_t end : ends) {
+      out.push_back(all.substr(begin, end - begin));
+      begin = end;
+    }
+    return out;
+  }
+
   // Where HDF5 keeps a clip. A chunk of another size than the clip's would mean a filter or damage.
   std::uint64_t ask(hid_t clips, std::int64_t index, std::size_t clip_bytes,
                     const std::string& where) {
+    alive_();
     const hsize_t at[5] = {static_cast<hsize_t>(index), 0, 0, 0, 0};
     unsigned filters = 0;
     haddr_t address = HADDR_UNDEF;
@@ -335,10 +389,10 @@ class Opener {
       }
       if (!known)
         // Right either way, but somebody should know why the job starts slowly.
-        log::warn(
-            "clip store {}: {} has stale offsets (was it repacked?); asking HDF5 for the "
-            "place of each of its {} clips, which takes longer",
-            path_, where, bucket.clips);
+        warnings.push_back(
+            fmt::format("clip store {}: {} has stale offsets (was it repacked?); asking HDF5 for "
+                        "the place of each of its {} clips, which takes longer",
+                        path_, where, bucket.clips));
     }
     for (std::int64_t i = 0; i < bucket.clips; ++i) {
       std::uint64_t& offset = stored.offset[static_cast<std::size_t>(i)];
@@ -351,41 +405,54 @@ class Opener {
 
   std::string path_;
   std::uint64_t bytes_;
+  std::function<void()> alive_;
+  std::int64_t version_ = 0;
   h5::Handle file_;
 };
 
 }  // namespace
 
-std::string stored_made_by(const std::string& path) {
-  if (!is_hdf5(path)) return "";
-  const h5::QuietErrors quiet;
-  const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
-  if (!file.valid() || H5Aexists(file, "made_by") <= 0) return "";
-  const h5::Handle a(H5Aopen(file, "made_by", H5P_DEFAULT), H5Aclose);
-  const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
-  const h5::Handle space(a.valid() ? H5Aget_space(a) : H5I_INVALID_HID, H5Sclose);
-  if (!type.valid() || H5Tis_variable_str(type) <= 0 || H5Sget_simple_extent_npoints(space) != 1)
-    return "";
-  const h5::Handle memory = h5::string_type();
-  H5Tset_cset(memory, H5Tget_cset(type));
-  char* text = nullptr;
-  if (H5Aread(a, memory, &text) < 0 || text == nullptr) return "";
-  const std::string made_by = text;
-  H5free_memory(text);
-  return made_by;
+std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored) {
+  ClipHash hash;
+  const auto add = [&hash](const void* from, std::size_t bytes) {
+    hash.update(static_cast<const std::byte*>(from), bytes);
+  };
+  const auto number = [&add](auto value) { add(&value, sizeof value); };
+  const auto field = [&]<class T>(const T& value) {
+    if constexpr (std::is_same_v<T, DType> || std::is_same_v<T, bool>) {
+      number(static_cast<std::uint64_t>(value));
+    } else if constexpr (std::is_same_v<T, std::vector<ClipInfo>>) {
+      for (const ClipInfo& info : value) {
+        number(info.fps);
+        for (const std::string& text : {info.source, info.text}) {
+          number(static_cast<std::uint64_t>(text.size()));
+          add(text.data(), text.size());
+        }
+      }
+    } else if constexpr (std::is_arithmetic_v<T>) {
+      number(value);
+    } else {
+      number(static_cast<std::uint64_t>(value.size()));
+      add(value.data(), value.size() * sizeof(typename T::value_type));
+    }
+  };
+  each_hashed_field(field, bucket, stored);
+  return hash.digest();
 }
 
-std::pair<std::vector<Bucket>, std::vector<StoredBucket>> open_checked(const std::string& path,
-                                                                       std::uint64_t bytes) {
+StoreFacts open_checked(const std::string& path, std::uint64_t bytes,
+                        const std::function<void()>& alive) {
   const h5::QuietErrors quiet;
-  Opener opener(path, bytes);
-  std::pair<std::vector<Bucket>, std::vector<StoredBucket>> found;
+  Opener opener(path, bytes, alive);
+  StoreFacts facts;
+  facts.made_by = opener.made_by();
   for (const std::string& name : opener.names()) {
-    found.first.emplace_back();
-    found.second.emplace_back();
-    opener.read(name, found.first.back(), found.second.back());
+    facts.buckets.emplace_back();
+    facts.stored.emplace_back();
+    opener.read(name, facts.buckets.back(), facts.stored.back());
   }
-  return found;
+  facts.warnings = std::move(opener.warnings);
+  return facts;
 }
 
 }  // namespace weft

@@ -1,9 +1,9 @@
-// What opening a clip store finds out through HDF5, for clip_store.cpp alone.
+// What opening a clip store finds out through HDF5, for the clip_store_*.cpp alone.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "data/clip_source.h"
@@ -20,9 +20,31 @@ struct StoredBucket {
   std::uint64_t text_begin = 0;
 };
 
-// Checks a store of `bytes` bytes as open_clip_store promises and closes it again. Buckets are in
-// the order of their names.
-std::pair<std::vector<Bucket>, std::vector<StoredBucket>> open_checked(const std::string& path,
-                                                                       std::uint64_t bytes);
+// Everything but the clips' bytes. Buckets are in the order of their names.
+struct StoreFacts {
+  std::string made_by;  // the attribute, "" where there is none
+  std::vector<Bucket> buckets;
+  std::vector<StoredBucket> stored;
+  std::vector<std::string> warnings;
+};
+
+// Calls `f` on each field that a bucket's hash covers, always in the same order. Where HDF5 put the
+// bytes is not among them: h5repack may move them.
+template <class F, class B, class S>
+void each_hashed_field(F&& f, B& bucket, S& stored) {
+  f(bucket.name), f(bucket.frames), f(bucket.height), f(bucket.width), f(bucket.channels);
+  f(bucket.dtype), f(bucket.clips), f(bucket.pixel_frames), f(bucket.pixel_height);
+  f(bucket.pixel_width), f(bucket.moments), f(bucket.scale), f(bucket.shift);
+  f(bucket.text_channels), f(bucket.longest_text), f(bucket.text_dtype);
+  f(stored.xxh3), f(stored.info), f(stored.text_offset), f(stored.text_xxh3);
+}
+
+// XXH3-64 over these fields.
+std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored);
+
+// Checks a store of `bytes` bytes as open_clip_store promises and closes it again. Damage may crash
+// the HDF5 library: clip_store_child.h. `alive` is called between one call of HDF5 and the next.
+StoreFacts open_checked(
+    const std::string& path, std::uint64_t bytes, const std::function<void()>& alive = [] {});
 
 }  // namespace weft

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "data/clip_store.h"
+#include "data/clip_store_open.h"
 #include "data/hdf5.h"
 
 namespace weft {
@@ -20,13 +21,10 @@ struct OpenBucket {
   Bucket bucket;
   h5::Handle group, clips;
   std::vector<hsize_t> dims;  // of the dataset; dims[0] counts the clips so far
-  std::vector<float> fps;
-  std::vector<std::uint64_t> xxh3;
-  std::vector<std::string> source, text;
+  StoredBucket stored;
   // Text features wait in a file of their own: how many rows there are is known at the end alone.
   std::string spool_path;
   int spool = -1;
-  std::vector<std::uint64_t> text_offset{0}, text_xxh3;
 
   OpenBucket() = default;
   OpenBucket(const OpenBucket&) = delete;
@@ -39,6 +37,12 @@ struct OpenBucket {
     return static_cast<std::size_t>(bucket.text_channels) * size_of(bucket.text_dtype);
   }
 };
+
+h5::Handle new_group(hid_t where, const std::string& name) {
+  const h5::Handle how(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
+  H5Pset_obj_track_times(how, false);
+  return {H5Gcreate2(where, name.c_str(), H5P_DEFAULT, how, H5P_DEFAULT), H5Gclose};
+}
 
 // A rename is only safe when the bytes are on the disk before the name is.
 void sync(const std::filesystem::path& path) {
@@ -71,11 +75,11 @@ struct ClipStoreWriter::State {
     check(a.valid() && H5Awrite(a, H5T_NATIVE_INT64, &value) >= 0, name);
   }
 
-  void write_attribute(hid_t where, const char* name, const char* text) {
+  void write_attribute(hid_t where, const char* name, const std::string& text) {
     const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-    const h5::Handle type = h5::string_type();
+    const h5::Handle type = h5::string_type(text.size() + 1);
     const h5::Handle a(H5Acreate2(where, name, type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
-    check(a.valid() && H5Awrite(a, type, &text) >= 0, name);
+    check(a.valid() && H5Awrite(a, type, text.c_str()) >= 0, name);
   }
 
   void write_attribute(hid_t where, const char* name, const std::vector<float>& values) {
@@ -86,10 +90,9 @@ struct ClipStoreWriter::State {
     check(a.valid() && H5Awrite(a, H5T_NATIVE_FLOAT, values.data()) >= 0, name);
   }
 
-  // One value a clip, or `n`; `memory` is how the values lie in memory.
+  // `n` values; `memory` is how they lie in memory.
   void write_table(const OpenBucket& b, const char* name, hid_t type, hid_t memory,
-                   const void* values, hsize_t n = 0) {
-    if (n == 0) n = b.dims[0];
+                   const void* values, hsize_t n) {
     const h5::Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose);
     const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_obj_track_times(how, false);
@@ -98,17 +101,27 @@ struct ClipStoreWriter::State {
     check(d.valid() && H5Dwrite(d, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) >= 0, name);
   }
 
-  void write_strings(const OpenBucket& b, const char* name, const std::vector<std::string>& text) {
-    std::vector<const char*> pointers;
-    for (const std::string& s : text) pointers.push_back(s.c_str());
-    const h5::Handle type = h5::string_type();
-    write_table(b, name, type, type, pointers.data());
+  void write_table(const OpenBucket& b, const char* name,
+                   const std::vector<std::uint64_t>& values) {
+    write_table(b, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.data(), values.size());
   }
 
-  void write_tables(const OpenBucket& b) {
+  // `of` picks a text of each clip.
+  template <class F>
+  void write_texts(const OpenBucket& b, const std::string& name, F of) {
+    std::string all;
+    std::vector<std::uint64_t> ends;
+    for (const ClipInfo& info : b.stored.info) {
+      all += of(info);
+      ends.push_back(all.size());
+    }
+    write_table(b, name.c_str(), H5T_STD_U8LE, H5T_NATIVE_UINT8, all.data(), all.size());
+    write_table(b, (name + "_end").c_str(), ends);
+  }
+
+  void write_tables(OpenBucket& b) {
     // Asking is quadratic in HDF5 1.10 (half a second for 10,000 clips), and done here once instead
     // of at every opening.
-    std::vector<std::uint64_t> offset;
     std::vector<hsize_t> at(b.dims.size(), 0);
     for (; at[0] < b.dims[0]; ++at[0]) {
       unsigned filters = 0;
@@ -116,24 +129,42 @@ struct ClipStoreWriter::State {
       hsize_t size = 0;
       check(H5Dget_chunk_info_by_coord(b.clips, at.data(), &filters, &address, &size) >= 0,
             "offset");
-      offset.push_back(address);
+      b.stored.offset.push_back(address);
     }
-    write_table(b, "fps", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, b.fps.data());
-    write_table(b, "xxh3", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.xxh3.data());
-    write_table(b, "offset", H5T_STD_U64LE, H5T_NATIVE_UINT64, offset.data());
-    write_strings(b, "source", b.source);
-    write_strings(b, "text", b.text);
+    std::vector<float> fps;
+    for (const ClipInfo& info : b.stored.info) fps.push_back(info.fps);
+    write_table(b, "fps", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, fps.data(), fps.size());
+    write_table(b, "xxh3", b.stored.xxh3);
+    write_table(b, "offset", b.stored.offset);
+    write_texts(b, "sources", [](const ClipInfo& info) { return info.source; });
+    write_texts(b, "captions", [](const ClipInfo& info) { return info.text; });
+    b.bucket.clips = std::ssize(b.stored.info);
+    b.bucket.longest_text = 0;
+    // What a reader does not find in the file, it does not hash.
+    if (b.bucket.dtype == DType::u8) {
+      b.bucket.moments = false;
+      b.bucket.scale.clear(), b.bucket.shift.clear();
+    }
+    if (b.bucket.text_channels == 0) {
+      b.stored.text_offset.clear();
+      b.bucket.text_dtype = Bucket().text_dtype;
+    }
+    const auto& rows = b.stored.text_offset;
+    for (std::size_t i = 1; i < rows.size(); ++i)
+      b.bucket.longest_text =
+          std::max(b.bucket.longest_text, static_cast<std::int64_t>(rows[i] - rows[i - 1]));
+    write_attribute(b.group, "tables_xxh3",
+                    static_cast<std::int64_t>(hash_of_tables(b.bucket, b.stored)));
     if (b.bucket.text_channels == 0) return;
-    write_table(b, "text_offset", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.text_offset.data(),
-                b.text_offset.size());
-    write_table(b, "text_xxh3", H5T_STD_U64LE, H5T_NATIVE_UINT64, b.text_xxh3.data());
+    write_table(b, "text_offset", b.stored.text_offset);
+    write_table(b, "text_xxh3", b.stored.text_xxh3);
     copy_text(b);
   }
 
   // From the spool into one contiguous dataset, so that a row's place follows from its number.
   void copy_text(const OpenBucket& b) {
     const auto channels = static_cast<hsize_t>(b.bucket.text_channels);
-    const hsize_t rows = b.text_offset.back(), dims[2] = {rows, channels};
+    const hsize_t rows = b.stored.text_offset.back(), dims[2] = {rows, channels};
     const h5::Handle half = h5::half_type();
     const hid_t type = b.bucket.text_dtype == DType::f32    ? H5T_IEEE_F32LE
                        : b.bucket.text_dtype == DType::bf16 ? H5T_STD_U16LE
@@ -171,8 +202,8 @@ struct ClipStoreWriter::State {
                  std::strerror(errno));
       done += static_cast<std::size_t>(wrote);
     }
-    b.text_offset.push_back(b.text_offset.back() + text.size() / b.text_row());
-    b.text_xxh3.push_back(XXH3_64bits(text.data(), text.size()));
+    b.stored.text_offset.push_back(b.stored.text_offset.back() + text.size() / b.text_row());
+    b.stored.text_xxh3.push_back(XXH3_64bits(text.data(), text.size()));
   }
 };
 
@@ -187,14 +218,18 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& mad
   // more, so that at most a fifth of the file is padding.
   H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
   H5Pset_file_locking(access, true, true);  // where the file system knows locks
-  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose};
+  // The first format with checksums over its structure; HDF5 reads it since 1.10 (2016).
+  H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
+  const h5::Handle top_group(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+  H5Pset_obj_track_times(top_group, false);  // the same clips make the same file, byte by byte
+  s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, top_group, access), H5Fclose};
   s.check(s.file.valid(), "create");
-  s.root = {H5Gcreate2(s.file, "clips", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose};
+  s.root = new_group(s.file, "clips");
   s.check(s.root.valid(), "create /clips");
   const h5::Handle top(H5Gopen2(s.file, "/", H5P_DEFAULT), H5Gclose);
   s.write_attribute(top, "schema_version", clip_store_version);
   s.write_attribute(top, "format", "weft clips");
-  if (!made_by.empty()) s.write_attribute(top, "made_by", made_by.c_str());
+  if (!made_by.empty()) s.write_attribute(top, "made_by", made_by);
 }
 
 ClipStoreWriter::~ClipStoreWriter() {
@@ -222,13 +257,13 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
                                     : std::ssize(bucket.scale) == bucket.model_channels()));
   OpenBucket& b = s.buckets.emplace_back();
   b.bucket = bucket;
+  b.stored.text_offset = {0};
   if (pixels)
     b.dims = {0, size(bucket.frames), size(bucket.height), size(bucket.width), 3};
   else
     b.dims = {0, size(bucket.channels), size(bucket.frames), size(bucket.height),
               size(bucket.width)};
-  b.group = {H5Gcreate2(s.root, bucket.name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-             H5Gclose};
+  b.group = new_group(s.root, bucket.name);
   s.check(b.group.valid(), "create bucket " + bucket.name);
   s.write_attribute(b.group, "pixel_frames", bucket.pixel_frames);
   s.write_attribute(b.group, "pixel_height", bucket.pixel_height);
@@ -255,7 +290,7 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   const h5::Handle space(
       H5Screate_simple(static_cast<int>(b.dims.size()), b.dims.data(), limit.data()), H5Sclose);
   const h5::Handle how(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(how, false);  // the same clips make the same file, byte by byte
+  H5Pset_obj_track_times(how, false);
   H5Pset_chunk(how, static_cast<int>(chunk.size()), chunk.data());
   H5Pset_fill_time(how, H5D_FILL_TIME_NEVER);  // every chunk is written whole
   b.clips = {H5Dcreate2(b.group, pixels ? "frames" : "latents", type, space, H5P_DEFAULT, how,
@@ -278,10 +313,8 @@ void ClipStoreWriter::append(int bucket, std::span<const std::byte> clip, const 
   // Straight to the file: no conversion, no chunk cache.
   s.check(H5Dwrite_chunk(b.clips, H5P_DEFAULT, 0, at.data(), clip.size(), clip.data()) >= 0,
           "write a clip of bucket " + b.bucket.name);
-  b.fps.push_back(info.fps);
-  b.source.push_back(info.source);
-  b.text.push_back(info.text);
-  b.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
+  b.stored.info.push_back(info);
+  b.stored.xxh3.push_back(XXH3_64bits(clip.data(), clip.size()));
   if (b.bucket.text_channels > 0) s.spool_text(b, text);
 }
 

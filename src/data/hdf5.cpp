@@ -30,9 +30,9 @@ Handle half_type() {
   return {t, H5Tclose};
 }
 
-Handle string_type() {
+Handle string_type(std::size_t bytes) {
   const hid_t t = H5Tcopy(H5T_C_S1);
-  H5Tset_size(t, H5T_VARIABLE);
+  H5Tset_size(t, bytes);
   H5Tset_cset(t, H5T_CSET_UTF8);
   return {t, H5Tclose};
 }

@@ -44,6 +44,8 @@ class Handle {
 class QuietErrors {
  public:
   QuietErrors() {
+    // At exit HDF5 would close what is open, and dies in it when a full disk kept it from closing.
+    H5dont_atexit();
     H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }
@@ -60,7 +62,7 @@ class QuietErrors {
 std::string last_error();
 
 // Types as they lie in the file: little-endian, whatever the host.
-Handle half_type();    // IEEE binary16, as h5py's float16
-Handle string_type();  // variable length, UTF-8
+Handle half_type();                                    // IEEE binary16, as h5py's float16
+Handle string_type(std::size_t bytes = H5T_VARIABLE);  // UTF-8, of variable or that length
 
 }  // namespace weft::h5

@@ -189,6 +189,7 @@ class SyntheticSource : public ClipSource {
       first_.push_back(first);
       first += part.clips;
     }
+    WEFT_CHECK(!buckets_.empty(), Exit::usage, hint, "\"synthetic:{}\" describes no clips", spec);
   }
 
   const std::vector<Bucket>& buckets() const override { return buckets_; }

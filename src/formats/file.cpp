@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace weft {
 namespace {
@@ -167,6 +168,21 @@ std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Ex
   std::string text(static_cast<std::size_t>(size), '\0');
   file.read(std::as_writable_bytes(std::span(text)), 0);
   return text;
+}
+
+FileHash hash_of_file(const std::filesystem::path& path) {
+  const File file = File::open(path, Exit::data);
+  FileHash found{file.size(), {}};
+  Hasher hasher;
+  std::vector<std::byte> piece(1 << 20);
+  for (std::uint64_t at = 0; at < found.bytes; at += piece.size()) {
+    const auto n =
+        static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), found.bytes - at));
+    file.read(std::span(piece).first(n), at);
+    hasher.add(std::span(piece).first(n));
+  }
+  found.hash = hasher.value();
+  return found;
 }
 
 std::string file_identity(const std::string& file) {

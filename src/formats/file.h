@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "formats/hash.h"
 
 namespace weft {
 
@@ -52,6 +53,13 @@ class File {
 // All of a regular file, of `most` bytes or fewer: Error(code) with `hint` where it has more.
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
                        const std::string& hint);
+
+struct FileHash {
+  std::uint64_t bytes = 0;
+  Hash128 hash;
+};
+// Of a file's content, which is read. Throws Exit::data.
+FileHash hash_of_file(const std::filesystem::path& path);
 
 // What tells one version of a file from another: name, size and time of its last change.
 std::string file_identity(const std::string& file);

@@ -14,6 +14,9 @@ namespace {
 
 constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
 
+constexpr const char* rewritten =
+    "copy or export it again; a program that changed it must leave out the metadata \"xxh3...\"";
+
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
 
 // Every byte of the data belongs to exactly one tensor. `entries` are sorted by range.
@@ -54,6 +57,7 @@ float half_to_float(std::uint16_t h) {
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   SafetensorsFile f;
   f.path_ = path;
+  f.pieces_ = std::make_shared<Pieces>();
   f.file_ = std::make_shared<const File>(File::open(path, Exit::data));
   const std::string name = path.string();
   const std::uint64_t size = f.file_->size();
@@ -91,7 +95,57 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
              detail::printable(name_at(*twin)));
   check_tiling(f.entries_, size - f.data_offset_, name);
+  f.take_hashes(json);
   return f;
+}
+
+// From the metadata to the entries.
+void SafetensorsFile::take_hashes(const std::string& json) {
+  const std::string name = path_.string();
+  std::size_t tensors = 0;
+  std::optional<std::string> of_header;
+  for (auto it = metadata_.begin(); it != metadata_.end();) {
+    if (!it->first.starts_with(detail::hash_key)) {
+      ++it;
+      continue;
+    }
+    const std::string tensor = it->first.substr(detail::hash_key.size());
+    const std::optional<Hash128> hash = hash_from_hex(it->second);
+    WEFT_CHECK(hash, Exit::data, damaged, "{}: the metadata {} is no XXH3-128: {}", name,
+               detail::printable(it->first), detail::printable(it->second));
+    if (tensor.empty()) {
+      of_header = it->second;
+    } else if (tensor[0] == ':') {
+      const SafetensorEntry* entry = find(tensor.substr(1));
+      WEFT_CHECK(entry != nullptr, Exit::data, damaged, "{}: a hash of tensor {}, which it has not",
+                 name, detail::printable(tensor.substr(1)));
+      entries_[static_cast<std::size_t>(entry - entries_.data())].hash = hash;
+      ++tensors;
+    } else {
+      ++it;
+      continue;
+    }
+    it = metadata_.erase(it);
+  }
+  hashed_ = of_header.has_value();
+  if (!hashed_ && tensors == 0) return;
+  WEFT_CHECK(hashed_ && tensors == entries_.size(), Exit::data, rewritten,
+             "{}: the header is damaged: {} tensors, hashes of {}{}", name, entries_.size(),
+             tensors, hashed_ ? "" : ", none of the header");
+  std::string zeros = json;
+  const std::string here = detail::header_hash_json(*of_header);
+  const std::size_t at = zeros.find(here);
+  if (at != zeros.npos)
+    zeros.replace(at, here.size(), detail::header_hash_json(std::string(32, '0')));
+  const std::string found = to_hex(hash128(zeros));
+  WEFT_CHECK(at != zeros.npos && found == *of_header, Exit::data, rewritten,
+             "{}: the header is damaged: its XXH3-128 is {}, expected {}", name, found, *of_header);
+}
+
+void SafetensorsFile::compare(const SafetensorEntry& entry, const Hash128& found) const {
+  WEFT_CHECK(found == *entry.hash, Exit::data, rewritten,
+             "{}: tensor {} is damaged: its XXH3-128 is {}, expected {}", path_.string(),
+             detail::printable(entry.name), to_hex(found), to_hex(*entry.hash));
 }
 
 const SafetensorEntry* SafetensorsFile::find(const std::string& name) const {
@@ -115,6 +169,7 @@ const SafetensorEntry& SafetensorsFile::at(const std::string& name) const {
 void SafetensorsFile::read(const SafetensorEntry& entry, std::span<std::byte> out) const {
   WEFT_ASSERT(out.size() == entry.end - entry.begin);
   file_->read(out, data_offset_ + entry.begin);
+  if (entry.hash) compare(entry, hash128(out));
 }
 
 std::vector<float> SafetensorsFile::read_f32(const SafetensorEntry& entry) const {
@@ -131,7 +186,17 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
   const std::uint64_t begin =
       entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
   WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
+  if (out.size() == entry.end - entry.begin) return read(entry, out);
   file_->read(out, data_offset_ + begin);
+  if (!entry.hash) return;
+  if (begin == entry.begin) {
+    pieces_->begin = pieces_->next = begin;
+    pieces_->hasher.reset();
+  }
+  if (pieces_->begin != entry.begin || pieces_->next != begin) return;
+  pieces_->hasher.add(out);
+  pieces_->next += out.size();
+  if (pieces_->next == entry.end) compare(entry, pieces_->hasher.value());
 }
 
 void SafetensorsFile::read_f32(const SafetensorEntry& entry, std::int64_t first,

@@ -14,6 +14,13 @@ namespace weft::detail {
 // Bytes: the limit of the format's own implementation; more is an attack or an accident.
 inline constexpr std::uint64_t longest_header = 100'000'000;
 
+// Metadata keys of hashes begin so: "xxh3" of the header, "xxh3:NAME" of tensor NAME.
+inline constexpr std::string_view hash_key = "xxh3";
+// The header's hash as it stands in the JSON that weft writes.
+inline std::string header_hash_json(const std::string& digits) {
+  return "\"" + std::string(hash_key) + "\":\"" + digits + "\"";
+}
+
 struct SafetensorsHeader {
   std::vector<SafetensorEntry> entries;  // in the order of the header, ranges as written there
   std::map<std::string, std::string> metadata;

@@ -160,9 +160,10 @@ void ClipWriter::take(const Event& event) {
   FinishedClip& c = f.clip;
   if (const Begin* begin = std::get_if<Begin>(&event)) {
     f.plain.emplace(directory_, c.file, c, begin->fps);
-    if (watermark_)
-      f.marked.emplace(directory_, c.name + "_watermark" + fs::path(c.file).extension().string(), c,
-                       begin->fps);
+    if (watermark_) {
+      c.marked = c.name + "_watermark" + fs::path(c.file).extension().string();
+      f.marked.emplace(directory_, c.marked, c, begin->fps);
+    }
   } else if (const Piece* piece = std::get_if<Piece>(&event)) {
     std::uint8_t* rgb = memory_[piece->place].data();
     f.pixels.add(std::as_bytes(
@@ -176,8 +177,16 @@ void ClipWriter::take(const Event& event) {
   } else if (const End* end = std::get_if<End>(&event)) {
     WEFT_ASSERT(f.frames == c.frames);
     f.plain->finish();
-    c.bytes = fs::file_size(directory_ / c.file);
     if (f.marked) f.marked->finish();
+    // Read back: the encoder goes back to the file's head at the end.
+    const FileHash plain = hash_of_file(directory_ / c.file);
+    c.bytes = plain.bytes;
+    c.xxh3 = to_hex(plain.hash);
+    if (f.marked) {
+      const FileHash marked = hash_of_file(directory_ / c.marked);
+      c.marked_bytes = marked.bytes;
+      c.marked_xxh3 = to_hex(marked.hash);
+    }
     c.pixels = to_hex(f.pixels.value());
     c.seconds = end->seconds;
     manifest_.add(c);

@@ -1,6 +1,7 @@
 #include "infer/generate_job.h"
 
 #include <algorithm>
+#include <climits>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -231,6 +232,11 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
       for (int again = 0; !names.insert(item.name).second; ++again)
         item.name = wanted + fmt::format("_{:04d}", p.index) +
                     (again > 0 ? fmt::format("_{}", again) : std::string());
+      // "." before and "_watermark.safetensors.partial" behind it are the longest.
+      WEFT_CHECK(item.name.find('/') == item.name.npos && item.name.size() + 31 <= NAME_MAX,
+                 Exit::usage, "choose another generate.sample_name",
+                 "\"{}\" cannot be the name of a file: {}", item.name,
+                 item.name.size() + 31 > NAME_MAX ? "it is too long" : "it holds a slash");
       item.key = item_key(common, item, p);
       job.items.push_back(item);
     }

@@ -10,6 +10,8 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
+#include "core/seal.h"
 #include "formats/file.h"
 
 namespace weft {
@@ -21,16 +23,25 @@ constexpr const char* whole_name = "generated.jsonl";
 constexpr const char* part_prefix = "generated.rank";
 
 std::string to_line(const FinishedClip& c) {
-  const nlohmann::ordered_json j = {
-      {"name", c.name},     {"file", c.file},     {"prompt", c.prompt}, {"seed", c.seed},
-      {"frames", c.frames}, {"height", c.height}, {"width", c.width},   {"seconds", c.seconds},
-      {"bytes", c.bytes},   {"pixels", c.pixels}, {"rank", c.rank},     {"key", c.key}};
-  return j.dump() + "\n";
+  nlohmann::ordered_json j = {{"name", c.name},     {"file", c.file},       {"prompt", c.prompt},
+                              {"seed", c.seed},     {"frames", c.frames},   {"height", c.height},
+                              {"width", c.width},   {"seconds", c.seconds}, {"bytes", c.bytes},
+                              {"pixels", c.pixels}, {"rank", c.rank},       {"key", c.key}};
+  j["file_xxh3"] = c.xxh3;
+  if (!c.marked.empty()) {
+    j["marked"] = c.marked;
+    j["marked_bytes"] = c.marked_bytes;
+    j["marked_xxh3"] = c.marked_xxh3;
+  }
+  return seal_json(j.dump()) + "\n";
 }
 
 void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips) {
   std::ifstream in(path);
+  std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
+    ++number;
+    bool whole = seal_holds(line);
     try {
       const auto j = parse_json(line);
       FinishedClip c;
@@ -46,10 +57,16 @@ void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips
       j.at("pixels").get_to(c.pixels);
       j.at("rank").get_to(c.rank);
       j.at("key").get_to(c.key);
-      clips[c.name] = c;
+      c.xxh3 = j.value("file_xxh3", "");
+      c.marked = j.value("marked", "");
+      c.marked_bytes = j.value("marked_bytes", std::uint64_t{0});
+      c.marked_xxh3 = j.value("marked_xxh3", "");
+      if (whole) clips[c.name] = c;
     } catch (const nlohmann::json::exception&) {
-      // The last line of a job that was killed; its clip is made again.
+      whole = false;
     }
+    if (!whole && !is_cut_off(line, in.eof()))
+      log::warn("{}, line {} is damaged: its clip is made again", path.string(), number);
   }
 }
 
@@ -61,6 +78,24 @@ fs::path part_of(const fs::path& directory, int rank) {
   throw Error(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
               "is the disk full, or the directory not writable? see generate.output", __FILE__,
               __LINE__);
+}
+
+bool is_whole(const fs::path& file, std::uint64_t bytes, const std::string& xxh3) {
+  std::error_code gone;
+  if (!fs::exists(file, gone)) return false;
+  std::string fault;
+  try {
+    const FileHash found = hash_of_file(file);
+    if (found.bytes != bytes)
+      fault = fmt::format("it has {} bytes, not {}", found.bytes, bytes);
+    else if (!xxh3.empty() && to_hex(found.hash) != xxh3)
+      fault = fmt::format("its XXH3-128 is {}, not {}", to_hex(found.hash), xxh3);
+  } catch (const Error& e) {
+    fault = e.what();
+  }
+  if (!fault.empty())
+    log::warn("{} is damaged or was changed: {}; it is made again", file.string(), fault);
+  return fault.empty();
 }
 
 }  // namespace
@@ -117,9 +152,9 @@ bool is_finished(const std::map<std::string, FinishedClip>& finished, const std:
                  const std::string& key, const fs::path& directory) {
   const auto found = finished.find(name);
   if (found == finished.end() || found->second.key != key) return false;
-  std::error_code gone;
-  const auto bytes = fs::file_size(directory / found->second.file, gone);
-  return !gone && bytes == found->second.bytes;
+  const FinishedClip& c = found->second;
+  return is_whole(directory / c.file, c.bytes, c.xxh3) &&
+         (c.marked.empty() || is_whole(directory / c.marked, c.marked_bytes, c.marked_xxh3));
 }
 
 }  // namespace weft

@@ -18,15 +18,19 @@ struct FinishedClip {
   std::int64_t seed = 0, frames = 0, height = 0, width = 0;
   double seconds = 0;       // its share of the batch's steps, and its decoding
   std::uint64_t bytes = 0;  // of the file
-  std::string pixels;       // XXH3-128 of the pixels [T,H,W,3] before they were compressed
+  std::string xxh3;         // XXH3-128 of its bytes; "" in a manifest of an older weft
+  std::string marked;       // the copy with the watermark, a name in the directory; "" without one
+  std::uint64_t marked_bytes = 0;
+  std::string marked_xxh3;
+  std::string pixels;  // XXH3-128 of the pixels [T,H,W,3] before they were compressed
   int rank = 0;
 };
 
 class ClipManifest {
  public:
   // One rank, while nobody writes. Gathers the parts that ranks have left, also those of a job that was killed, into
-  // OUT/generated.jsonl, the newest line of a name counting, and removes the parts and half-written clips. Lines that
-  // are cut off are dropped. Exit::data where the directory cannot be written.
+  // OUT/generated.jsonl, the newest line of a name counting, and removes the parts and half-written clips. A last line that is
+  // cut off is dropped, and so is a damaged one, with a WARN. Exit::data where the directory cannot be written.
   static std::map<std::string, FinishedClip> gather(const std::filesystem::path& directory);
 
   // What a rank has added to its part since, also while others write.
@@ -48,7 +52,8 @@ class ClipManifest {
   std::mutex mutex_;
 };
 
-// Whether the clip is there as its line says: of that key, its file with that many bytes.
+// Whether the clip is there as its line says: of that key, its files with those bytes, which are read. A file that is
+// there but damaged is a WARN.
 bool is_finished(const std::map<std::string, FinishedClip>& finished, const std::string& name,
                  const std::string& key, const std::filesystem::path& directory);
 

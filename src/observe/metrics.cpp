@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/seal.h"
 
 namespace weft {
 namespace {
@@ -25,15 +26,23 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
   if (!in) return;
   const std::filesystem::path kept = path.string() + ".tmp";
   std::ofstream out(kept, std::ios::trunc);
+  std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
+    ++number;
     const auto j = try_parse_json(line);
-    if (j.is_object() && j.contains("step") && j["step"].is_number_integer() &&
-        j["step"].get<std::int64_t>() < first_step)
-      out << line << '\n';
+    const bool whole =
+        j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line);
+    if (!whole && !is_cut_off(line, in.eof()))
+      log::warn("{}, line {} is damaged: it is left out", path.string(), number);
+    if (whole && j["step"].get<std::int64_t>() < first_step) out << line << '\n';
   }
   out.close();
-  WEFT_CHECK(bool(out), Exit::usage, "free space under run.dir", "cannot write {}", kept.string());
-  std::filesystem::rename(kept, path);
+  WEFT_CHECK(bool(out), Exit::checkpoint, "free space under run.dir", "cannot write {}",
+             kept.string());
+  std::error_code failed;
+  std::filesystem::rename(kept, path, failed);
+  WEFT_CHECK(!failed, Exit::checkpoint, "check that run.dir can be written",
+             "cannot rename {} to {}: {}", kept.string(), path.string(), failed.message());
 }
 
 // Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone. Microseconds are
@@ -65,8 +74,8 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t 
     : path_(run_dir / "metrics.jsonl") {
   drop_lines_from(path_, first_step);
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  WEFT_CHECK(file_ >= 0, Exit::usage, "check that run.dir can be written", "cannot open {}: {}",
-             path_.string(), std::strerror(errno));
+  WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
+             "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -123,7 +132,7 @@ void MetricsWriter::write(const StepMetrics& m) {
     j["rank_wait"] = of_ranks(m.rank_wait);
     if (!m.rank_data_wait.empty()) j["rank_data_wait"] = of_ranks(m.rank_data_wait);
   }
-  pending_ += j.dump() + '\n';
+  pending_ += seal_json(j.dump()) + '\n';
   flush();
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/seal.h"
 
 namespace weft::report_page {
 namespace {
@@ -116,8 +117,8 @@ void load_metrics(Run& run) {
     const bool torn = in.eof();  // no line end: a crash cut it short, or it is being written
     json j = try_parse_json(line);
     const auto step = j.is_object() ? j.find("step") : j.end();
-    if (!j.is_object() || step == j.end() || !step->is_number_integer()) {
-      if (!torn && !line.empty()) ++run.broken_lines;
+    if (!j.is_object() || step == j.end() || !step->is_number_integer() || !seal_holds(line)) {
+      if (!is_cut_off(line, torn) && !line.empty()) ++run.broken_lines;
       continue;
     }
     ++complete;
@@ -147,6 +148,7 @@ void load_facts(Run& run) {
         if (bytes.is_number()) run.memory_plan.emplace_back(kind, bytes.get<double>());
       continue;  // a picture of its own
     }
+    if (key == "xxh3" || key == "id") continue;  // for weft itself
     run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
 }

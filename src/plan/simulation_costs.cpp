@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/seal.h"
 #include "plan/simulation_job.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
@@ -47,7 +48,8 @@ void add_medians(const fs::path& run, bool sharded, StepCosts& costs) {
   constexpr std::int64_t settling = 5;
   for (std::string line; std::getline(in, line);) {
     const nlohmann::json j = try_parse_json(line);
-    if (j.is_discarded() || !j.contains("split") || j.value("step", std::int64_t{0}) < settling)
+    if (j.is_discarded() || !seal_holds(line) || !j.contains("split") ||
+        j.value("step", std::int64_t{0}) < settling)
       continue;
     double parts = 0;
     for (const auto& [name, seconds] : j["split"].items()) parts += seconds.get<double>();

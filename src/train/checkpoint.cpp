@@ -100,6 +100,15 @@ void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) 
   }
 }
 
+// A checkpoint that somebody copied into the directory of another run would pass for its state.
+void check_run(const CheckpointInfo& info, const fs::path& dir, const std::string& run) {
+  const auto note = info.notes.find("run");
+  if (run.empty() || note == info.notes.end() || note->second == run) return;
+  refuse(fmt::format("{} is of another run ({}) than {} ({})", dir.string(), note->second,
+                     (dir.parent_path() / "run.json").string(), run),
+         "to go on from it all the same, remove run.json");
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   const double b = static_cast<double>(bytes);
   if (bytes < 1000) return fmt::format("{} B", bytes);
@@ -193,7 +202,8 @@ struct Checkpoint::Loader {
   }
 };
 
-std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_dir, MPI_Comm comm) {
+std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_dir, MPI_Comm comm,
+                                             const std::string& run) {
   MPI_Comm own = MPI_COMM_NULL;
   MPI_Comm_dup(comm, &own);
   struct Free {
@@ -244,6 +254,7 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
       Manifest m;
       o = agree(own, attempt([&] {
                   m = manifest_from_text(text, (dir / manifest_name).string());
+                  if (rank == 0) check_run(m.info, dir, run);
                   verify_blocks(m, dir, rank, size);
                 }));
       if (o.ok()) {

@@ -60,6 +60,9 @@ class CheckpointWriter {
   // naming path, bytes and reason; the older checkpoints stay and the run goes on: returns false. Three
   // failures in a row throw Exit::checkpoint at the next save().
   bool wait();
+  // Collective. That there is room for a checkpoint of these arrays now: this rank's shard within the limit of a file's
+  // size (ulimit -f), all shards in the free space of the file system. Exit::checkpoint if not.
+  void check_room(std::span<const FlatArray> arrays);
   // Seconds that the longest save so far took from the cut until it was verified; 0 before the first.
   double longest_save() const;
 
@@ -71,9 +74,10 @@ class CheckpointWriter {
 class Checkpoint {
  public:
   // Collective. Finds the newest usable checkpoint of a run: `latest` first, then older ones. Every damaged one is
-  // named in a WARN line (file, block, tensor). nullopt when the run has never saved any;
+  // named in a WARN line (file, block, tensor), and so is one of another run than `run` (notes["run"]; "": any). nullopt when the run has never saved any;
   // Exit::checkpoint when there are some and none is usable.
-  static std::optional<Checkpoint> newest(const std::filesystem::path& run_dir, MPI_Comm comm);
+  static std::optional<Checkpoint> newest(const std::filesystem::path& run_dir, MPI_Comm comm,
+                                          const std::string& run = "");
   // Opens one checkpoint directory and verifies every byte of it; throws Exit::checkpoint. Not collective.
   static Checkpoint open(const std::filesystem::path& dir);
 

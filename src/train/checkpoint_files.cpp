@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -100,9 +102,30 @@ std::optional<std::string> read_latest(const fs::path& run_dir) {
   return fs::read_symlink(latest, ec).string();
 }
 
+// Saves, clips and logs need a few files more than are open by now.
+static void probe_open_files() {
+  constexpr int wanted = 32;
+  std::vector<int> opened;
+  int reason = 0;
+  while (reason == 0 && std::ssize(opened) < wanted) {
+    const int fd = ::dup(STDERR_FILENO);
+    if (fd >= 0)
+      opened.push_back(fd);
+    else
+      reason = errno;
+  }
+  for (const int fd : opened) ::close(fd);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  WEFT_CHECK(reason != EMFILE, Exit::checkpoint, "raise ulimit -n",
+             "a process may open {} files here (ulimit -n), and this one needs {} more than that",
+             limit.rlim_cur, wanted - std::ssize(opened));
+}
+
 // Writing and syncing a page finds full disks, quotas, read-only mounts and file size limits now,
 // not when the first hours of training are to be saved.
 void probe_directory(const fs::path& run_dir, int rank) {
+  probe_open_files();
   std::error_code ec;
   fs::create_directories(run_dir, ec);
   if (ec)
@@ -122,6 +145,25 @@ void probe_directory(const fs::path& run_dir, int rank) {
     throw;
   }
   ::unlink(probe.c_str());
+}
+
+void check_file_size(const fs::path& shard, std::uint64_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  WEFT_CHECK(bytes <= limit.rlim_cur, Exit::checkpoint,
+             "ulimit -f unlimited, or more ranks, which write less each",
+             "{} will have {} bytes, a file of this process may have {} (ulimit -f)",
+             shard.string(), bytes, limit.rlim_cur);
+}
+
+void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
+  struct statvfs disk {};
+  // Some network file systems do not tell.
+  if (::statvfs(run_dir.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
+  const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  WEFT_CHECK(bytes <= free, Exit::checkpoint, "free some space or choose another run.dir",
+             "a checkpoint of {} takes {} bytes, its file system has {} left", run_dir.string(),
+             bytes, free);
 }
 
 void clear_remains(const fs::path& run_dir) {

@@ -331,6 +331,21 @@ double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatAr
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+void CheckpointWriter::check_room(std::span<const FlatArray> arrays) {
+  const State& s = *state_;
+  const Layout layout = layout_of(arrays);
+  const Outcome o = agree(s.comm, attempt([&] {
+                            const ShardTable mine = shard_of(layout, s.rank, s.ranks);
+                            check_file_size(s.run_dir / mine.file, mine.bytes);
+                            if (s.rank != 0) return;
+                            std::uint64_t all = 0;
+                            for (int r = 0; r < s.ranks; ++r)
+                              all += shard_of(layout, r, s.ranks).bytes;
+                            check_free_space(s.run_dir, all);
+                          }));
+  o.raise();
+}
+
 double CheckpointWriter::longest_save() const { return state_->longest; }
 
 bool CheckpointWriter::wait() {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/seal.h"
 #include "core/version.h"
 #include "ops/dispatch.h"
 
@@ -18,17 +20,22 @@ std::string mib(double bytes) {
                             : fmt::format("{:.1f} MiB", bytes / (1 << 20));
 }
 
+// `text` is sealed. What stood there before is of the last start.
 void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::stringstream before;
+  before << std::ifstream(path).rdbuf();
+  if (!seal_holds(before.str()))
+    log::warn("{} was damaged, or changed by hand: it is written anew", path.string());
   std::ofstream out(path, std::ios::trunc);
   out << text;
   out.close();
-  WEFT_CHECK(bool(out), Exit::usage, "check that run.dir can be written and is not full",
+  WEFT_CHECK(bool(out), Exit::checkpoint, "check that run.dir can be written and is not full",
              "cannot write {}", path.string());
 }
 
 }  // namespace
 
-RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck) {
+RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(trainer.run_id()) {
   ParameterTable& p = trainer.params();
   const Communicator& comm = trainer.communicator();
   memory_ = {
@@ -86,11 +93,11 @@ void RunFacts::print() const {
 }
 
 void RunFacts::write(const std::filesystem::path& run_dir) const {
-  write_text(run_dir / "deck.toml", to_toml(deck_));
-  nlohmann::ordered_json j;
+  write_text(run_dir / "deck.toml", seal_text(to_toml(deck_)));
+  nlohmann::ordered_json j = {{"id", id_}};
   for (const auto& [name, value] : rows_) j[name] = value;
   for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
-  write_text(run_dir / "run.json", j.dump(2) + "\n");
+  write_text(run_dir / "run.json", seal_json(j.dump(2)) + "\n");
 }
 
 void RunFacts::count(const StepMetrics& m) {

@@ -23,6 +23,7 @@ class RunFacts {
  private:
   const Deck& deck_;
   std::vector<std::pair<std::string, std::string>> rows_;
+  std::string id_;  // of the run
   // The plan of a rank's memory in bytes by kind, in the order of the table.
   std::vector<std::pair<std::string, std::size_t>> memory_;
   std::vector<double> seconds_;

@@ -13,13 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <string>
 #include <thread>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/stop_signals.h"
 
 namespace weft {
 namespace {
@@ -40,18 +40,14 @@ void watch_stop_signals() {
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  sigset_t watched;
-  sigemptyset(&watched);
-  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
-    sigaction(signal, &action, nullptr);
-    sigaddset(&watched, signal);
-  }
+  for (const int signal : stop_signals) sigaction(signal, &action, nullptr);
   // A thread of their own takes the signals; this one and all that it starts never see them. oneDNN 2.6's sgemm keeps
   // data below the stack's red zone, which a handler on a computing thread would overwrite.
+  hold_stop_signals();
   std::thread([] {
+    release_stop_signals();
     for (;;) pause();
   }).detach();
-  pthread_sigmask(SIG_BLOCK, &watched, nullptr);
 }
 
 int stop_signal() { return received; }

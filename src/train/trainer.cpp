@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "ops/checksum.h"
 #include "ops/matmul.h"
+#include "train/run_id.h"
 #include "train/state.h"
 
 namespace weft {
@@ -122,9 +123,18 @@ void Trainer::load_state() {
   table.allocate(static_cast<std::int64_t>(deck_.parallel.bucket_mib * (1 << 20) / 4),
                  task_->bf16(), true);
   std::optional<Checkpoint> checkpoint;
-  if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_);
+  if (first_rank()) run_id_ = stored_run_id(deck_.run.dir);
+  if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
   if (!checkpoint) task_->start_weights();
   data_parallel_->make_state();
+  checkpoints_->check_room(
+      flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
+  // A run without run.json is the one that its newest checkpoint tells of.
+  if (checkpoint && run_id_.empty()) {
+    const auto id = checkpoint->info().notes.find("run");
+    if (id != checkpoint->info().notes.end()) run_id_ = id->second;
+  }
+  if (run_id_.empty()) run_id_ = new_run_id();
   if (!checkpoint) return;
   restore_state(*checkpoint, table, data_parallel_->state());
   data_parallel_->spread_weights();
@@ -223,6 +233,7 @@ void Trainer::save() {
   last_update_.reset();  // the next step's time starts after the save
   comm_->progress(done_, "save");
   CheckpointInfo info = describe_state(deck_, params(), done_);
+  info.notes["run"] = run_id_;
   info.notes["costs"] = costs_->to_text();
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saved_ = done_;

@@ -52,6 +52,8 @@ class Trainer {
 
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
   bool saved() const { return saved_ == done_; }
+  // Rank 0's: train/run_id.h.
+  const std::string& run_id() const { return run_id_; }
   // What some rank was asked for before the end of a step that has ended (bits of train/stop.h): all ranks agree. Each
   // request is told once, but for `stop`, which stays.
   unsigned take_requests();
@@ -146,6 +148,7 @@ class Trainer {
   std::vector<StepMemory> memory_;         // [bucket]
   std::unique_ptr<CostTable> costs_;
   std::string saved_costs_;  // of the checkpoint
+  std::string run_id_;       // on rank 0
   Tensor cost_sums_;         // f64 [2 buckets]
   std::unique_ptr<StepPlanner> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;

@@ -21,6 +21,7 @@ import uuid
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 WEFT = str(pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve())
 MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
+SHIM = os.environ.get("WEFT_SHIM_LIBRARY", str(pathlib.Path(WEFT).parent / "tests/shim/libweft_shim.so"))
 MARK = "WEFT_E2E_JOB"
 
 # The smallest model with all parts: a step takes milliseconds, so that what is tested dominates.
@@ -55,14 +56,16 @@ def threads_of(process):
 
 
 class Job:
-    """One run of weft. `ranks=0` starts the binary without mpiexec."""
+    """One run of weft. `ranks=0` starts the binary without mpiexec. `shim`: faults to order (tests/shim/shim.cpp)."""
 
-    def __init__(self, arguments, ranks, cwd, preexec=None):
+    def __init__(self, arguments, ranks, cwd, preexec=None, shim=None):
         self.mark = uuid.uuid4().hex
         environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(cwd),
                            OMPI_MCA_mpi_yield_when_idle="1",
                            OMPI_MCA_btl_vader_single_copy_mechanism="none")
         environment[MARK] = self.mark
+        if shim:
+            environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=shim)
         command = [WEFT, *map(str, arguments)]
         if ranks:
             command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
@@ -157,14 +160,14 @@ class WeftTest(unittest.TestCase):
             job.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def start(self, *arguments, ranks=2, preexec=None):
-        job = Job(arguments, ranks, self.dir, preexec)
+    def start(self, *arguments, ranks=2, preexec=None, shim=None):
+        job = Job(arguments, ranks, self.dir, preexec, shim)
         self.jobs.append(job)
         return job
 
-    def weft(self, *arguments, ranks=2, expect=0, timeout=300, preexec=None):
+    def weft(self, *arguments, ranks=2, expect=0, timeout=300, preexec=None, shim=None):
         """Runs weft to its end and checks the exit code (None: any)."""
-        job = self.start(*arguments, ranks=ranks, preexec=preexec)
+        job = self.start(*arguments, ranks=ranks, preexec=preexec, shim=shim)
         code = job.wait(timeout)
         if expect is not None:
             self.assertEqual(code, expect, f"weft {' '.join(map(str, arguments))}\n{job.err}")
@@ -278,6 +281,15 @@ def read_safetensors(path):
     return {name: (e["dtype"], tuple(e["shape"]),
                    data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]])
             for name, e in header.items()}
+
+
+def without_hashes(data):
+    """A safetensors file's bytes without weft's hashes, as other programs write it."""
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    texts = header.get("__metadata__", {})
+    header["__metadata__"] = {k: v for k, v in texts.items() if not k.startswith("xxh3")}
+    return safetensors_bytes(header, data[8 + length:])
 
 
 def safetensors_bytes(header, data):

@@ -3,11 +3,13 @@
 import json
 import re
 import os
+import resource
 import shutil
 import struct
+import subprocess
 import unittest
 
-from harness import WeftTest, read_safetensors, safetensors_bytes, write_safetensors
+from harness import REPOSITORY, WeftTest, read_safetensors, safetensors_bytes, write_safetensors
 
 USAGE, DATA, CHECKPOINT, NON_FINITE = 2, 3, 4, 5
 
@@ -51,6 +53,10 @@ class Decks(WeftTest):
         self.refuse("heigth", 'did you mean "height"?',
                     arguments=("deck.toml", "data.path=synthetic:heigth=16"))
 
+    def test_a_synthetic_source_of_nothing(self):
+        self.refuse('"synthetic:;" describes no clips', "HINT: write for example",
+                    arguments=("deck.toml", "data.path=synthetic:;"))
+
     def test_channels_that_do_not_fit_the_data(self):
         self.refuse("model.in_channels = 4", arguments=("deck.toml", "model.in_channels=4"))
 
@@ -84,6 +90,38 @@ class ClipStores(WeftTest):
             with self.subTest(share=share):
                 (self.dir / "cut.h5").write_bytes(whole[:int(share * len(whole))])
                 self.refuse("cut.h5", "truncated")
+
+    def test_a_store_that_crashes_hdf5(self):
+        """Texts of variable length lie in a heap; a size in it that is wrong is followed out of the file's memory."""
+        store = bytearray((REPOSITORY / "tests/data/clips_v2.h5").read_bytes())
+        first = store.index(b"GCOL") + 16  # the heap's objects: number, count, size, bytes
+        size = int.from_bytes(store[first + 8:first + 16], "little")
+        second = first + 16 + (size + 7) // 8 * 8
+        store[second + 8:second + 16] = (1 << 20).to_bytes(8, "little")
+        (self.dir / "heap.h5").write_bytes(store)
+        said = "clip store heap.h5 is damaged: reading its structure crashed the HDF5 library"
+        self.refused(self.weft("train", "deck.toml", "data.path=heap.h5", expect=None), DATA, said)
+        self.refused(self.weft("inspect", "heap.h5", ranks=0, expect=None), DATA, said)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root mounts a small disk")
+    def test_a_full_disk_ends_ingest_with_its_message(self):
+        disk = self.dir / "disk"
+        disk.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk],
+                          capture_output=True).returncode != 0:
+            self.skipTest("this container may not mount")
+        try:
+            for ranks in (0, 1, 2):
+                with self.subTest(ranks=ranks):
+                    job = self.weft("ingest", "deck.toml",
+                                    "ingest.inputs=['lavfi:testsrc2=duration=8:size=64x64:rate=10']",
+                                    "ingest.output=disk/clips.h5", "ingest.frames=[3]",
+                                    "ingest.height=32", "ingest.width=32", ranks=ranks, expect=None)
+                    self.refused(job, DATA, "cannot write clip store disk/clips.h5",
+                                 "No space left on device")
+                    self.assertEqual(os.listdir(disk), [])
+        finally:
+            subprocess.run(["umount", disk], check=True)
 
     def test_flipped_byte_is_found_while_training(self):
         self.ingest()
@@ -145,6 +183,45 @@ class Checkpoints(WeftTest):
         self.refused(self.weft("export", "run", "w.safetensors", ranks=0, expect=None), CHECKPOINT,
                      "step_10")
         self.refused(self.weft("sample", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
+
+    def test_a_checkpoint_of_another_run(self):
+        self.train("other", "train.steps=15", "run.seed=8")
+        shutil.copytree(self.dir / "other" / "step_15", self.dir / "run" / "step_15")
+        (self.dir / "run" / "latest").unlink()
+        (self.dir / "run" / "latest").symlink_to("step_15")
+        job = self.train("run")
+        self.assertRegex(job.err, r"WARN: checkpoint run/step_15 is not usable: run/step_15 is of another run")
+        self.assertIn("10 of 20 steps done", job.err)
+
+    def test_a_run_that_has_moved_and_one_without_its_file(self):
+        os.rename(self.dir / "run", self.dir / "moved")
+        self.assertIn("10 of 12 steps done", self.train("moved", "train.steps=12").err)
+        identity = json.loads((self.dir / "moved" / "run.json").read_text())["id"]
+        (self.dir / "moved" / "run.json").unlink()
+        self.assertIn("12 of 14 steps done", self.train("moved", "train.steps=14").err)
+        self.assertEqual(json.loads((self.dir / "moved" / "run.json").read_text())["id"], identity)
+
+    def test_run_files_that_cannot_be_written(self):
+        for name in ("deck.toml", "run.json", "metrics.jsonl"):
+            with self.subTest(name=name):
+                shutil.rmtree(self.dir / "new", ignore_errors=True)
+                (self.dir / "new" / name).mkdir(parents=True)
+                self.refused(self.train("new", expect=None), CHECKPOINT, f"new/{name}")
+
+    def test_limits_are_found_before_the_first_step(self):
+        def tight(what, limit):
+            return lambda: resource.setrlimit(what, (limit, limit))
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                # More than what MPI writes for itself.
+                job = self.weft("train", "deck.toml", "run.dir=new", "model.hidden_size=384", ranks=ranks,
+                                expect=None, preexec=tight(resource.RLIMIT_FSIZE, 20_000_000))
+                self.refused(job, CHECKPOINT, "new/shard_0000.bin will have", "ulimit -f")
+                self.assertNotIn("step      1/", job.err)
+        job = self.weft("train", "deck.toml", "run.dir=new", ranks=0, expect=None,
+                        preexec=tight(resource.RLIMIT_NOFILE, 24))
+        self.refused(job, CHECKPOINT, "ulimit -n")
 
     def test_another_model(self):
         job = self.train("run", "model.hidden_size=64", expect=None)

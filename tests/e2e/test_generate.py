@@ -14,7 +14,7 @@ import time
 import unittest
 from unittest import mock
 
-from harness import WeftTest, read_safetensors, write_safetensors
+from harness import WeftTest, read_safetensors, without_hashes, write_safetensors
 from tiny_models import TINY_GENERATE_DECK, write_t5
 
 
@@ -113,12 +113,17 @@ class Generate(WeftTest):
         features = self.dir / "out" / "text_features.safetensors"
         good = features.read_bytes()
         dog = read_safetensors(features)["1"][2]
-        features.write_bytes(good.replace(dog, b"\xff" * len(dog)))
+        spoilt = good.replace(dog, b"\xff" * len(dog))
+        features.write_bytes(without_hashes(spoilt))
         for name in ("sample_0001", "sample_0002", "sample_0004"):
             os.remove(self.dir / "out" / f"{name}.png")
         self.assertIn("sample_0001: the latent of loop 0 is not finite",
                       self.generate(*settings, expect=3, prompts=prompts).err)
         self.assertEqual(self.report()["ranks"][0]["batches"], {"3": 1})
+        # With the hashes that weft writes, no clip is made of it.
+        features.write_bytes(spoilt)
+        self.assertRegex(self.generate(*settings, expect=3, prompts=prompts).err,
+                         r"text_features.safetensors: tensor 1 is damaged: its XXH3-128 is")
         features.write_bytes(good)
         self.assertIn("1 made, 7 finished before", self.generate(*settings, prompts=prompts).err)
         self.assert_same_frames("alone/sample_0001.safetensors", "out/sample_0001.safetensors", 1e-5)
@@ -355,6 +360,9 @@ class Generate(WeftTest):
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        refused(2, "cannot be the name of a file: it holds a slash", overrides=["generate.sample_name=a/b"])
+        refused(2, "cannot be the name of a file: it is too long",
+                overrides=["generate.sample_name=" + "a" * 225])
         (self.dir / "prompts.txt").write_bytes(b"caf\xe9\n")
         self.refused(self.weft("generate", "deck.toml", *self.options(text=False), ranks=2, expect=None),
                      3, "prompts.txt:1", "not UTF-8")

@@ -114,6 +114,12 @@ class FullDisk(WeftTest):
         self.train("whole", "model.hidden_size=64", f"train.steps={self.saved('copied')}")
         self.assert_same_run("whole", "copied")
 
+    def test_too_small_for_one_checkpoint(self):
+        """Known before the first step."""
+        self.small_disk(2)
+        job = self.train("disk/run", "model.hidden_size=64", expect=None)
+        self.refused(job, 4, "a checkpoint of disk/run takes", "its file system has")
+
     def test_no_save_succeeds_any_more(self):
         """Exit 4 at the end, the older checkpoint loads. By a limit on file sizes: needs no rights."""
         job = self.begin("run")

@@ -112,6 +112,18 @@ class Stop(WeftTest):
         os.kill(job.ranks()[1], signal.SIGTERM)
         self.goes_on(job)
 
+    def test_a_signal_while_mpi_starts(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            with self.subTest(signal=number):
+                # Heeded: one step, saved.
+                run = f"run{int(number)}"
+                job = self.weft("train", "deck.toml", f"run.dir={run}", ranks=0, expect=75,
+                                shim=f"init_signal={int(number)}")
+                self.assertEqual(self.latest(run), f"step_{len(self.metrics(run))}")
+                self.assertIn(f"asked to stop by {number.name}", job.err)
+                # A command that saves nothing ends by it.
+                self.weft("help", "deck", ranks=0, expect=-number, shim=f"init_signal={int(number)}")
+
     def test_computing_threads_never_take_a_stop_signal(self):
         # oneDNN's sgemm keeps data where a handler's stack frame would go: one thread, which computes nothing, takes them.
         job = self.start("train", "deck.toml", "run.dir=run", "train.steps=100000", ranks=1)

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <random>
 
 #include "core/error.h"
 #include "formats/hash.h"
@@ -84,6 +87,55 @@ TEST_F(ClipWriterTest, FinishedClipsHaveALineAndAFile) {
   EXPECT_FALSE(fs::exists(dir_ / ".d.mp4.partial"));
   EXPECT_FALSE(fs::exists(dir_ / "generated.rank3.jsonl"));
   EXPECT_EQ(ClipManifest::gather(dir_).size(), 4u);
+}
+
+// Each bit of a finished clip's file, of its copy with the watermark and of its line.
+// WEFT_FLIPS=1000 for more flips than the usual number.
+TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
+  {
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    write(writer, "a", 5);
+    write(writer, "b", 5);
+    EXPECT_THAT(writer.finish(), ElementsAre());
+  }
+  const auto content = [](const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  ClipManifest::gather(dir_);
+  const auto untouched = ClipManifest::gather(dir_);
+  const char* asked = std::getenv("WEFT_FLIPS");
+  const int flips = asked != nullptr ? std::atoi(asked) : 60;
+  std::mt19937 random(5);
+  int remade = 0;
+  for (int i = 0; i < flips; ++i) {
+    const fs::path path = dir_ / (i % 2 == 0 ? "a.mp4" : "generated.jsonl");
+    const std::string good = content(path);
+    std::string bad = good;
+    const std::size_t at = random() % bad.size();
+    const int bit = static_cast<int>(random() % 8);
+    bad[at] = static_cast<char>(bad[at] ^ 1 << bit);
+    std::ofstream(path, std::ios::binary) << bad;
+    testing::internal::CaptureStderr();
+    const auto found = ClipManifest::gather(dir_);
+    const bool a = is_finished(found, "a", "k", dir_), b = is_finished(found, "b", "k", dir_);
+    const std::string said = testing::internal::GetCapturedStderr();
+    std::ofstream(path, std::ios::binary) << good;
+    if (a && b) {  // of the letters of "xxh3" alone
+      EXPECT_EQ(i % 2, 1) << "byte " << at;
+      for (const char* name : {"a", "b"}) {
+        EXPECT_EQ(found.at(name).xxh3, untouched.at(name).xxh3) << "byte " << at;
+        EXPECT_EQ(found.at(name).seed, untouched.at(name).seed) << "byte " << at;
+        EXPECT_EQ(found.at(name).pixels, untouched.at(name).pixels) << "byte " << at;
+      }
+      continue;
+    }
+    ++remade;
+    EXPECT_THAT(said, HasSubstr(path.string())) << "byte " << at << " bit " << bit;
+  }
+  EXPECT_GE(remade, flips * 9 / 10);
+  std::printf("%d flips of clips and manifests: %d named, %d without effect\n", flips, remade,
+              flips - remade);
 }
 
 // Pieces are one clip: its pixels' hash is that of all of them, and the memory is that of the pieces whatever its length.
