@@ -57,6 +57,7 @@ struct DataDeck {
   std::int64_t readers = 0;
   std::int64_t prefetch = 4;
   bool verify = true;
+  double max_damaged = 0;
 };
 struct ModelDeck {
   std::string name = "stdit3";
@@ -112,6 +113,8 @@ struct TrainDeck {
   std::int64_t checkpoint_every = 200;
   std::int64_t keep = 2;
   std::int64_t log_every = 1;
+  std::string loss_spike = "warn";
+  double spike_deviations = 10;
 };
 struct ParallelDeck {
   std::int64_t zero = 1;

@@ -80,6 +80,9 @@ void run_and_data(Rows& r, Deck& d) {
            "Threads a rank reads clips with; 0 chooses from the cores it has.");
   r.number("prefetch", d.data.prefetch, 1, 1024, "Micro-batches a rank reads ahead.");
   r.flag("verify", d.data.verify, "Check the hash of every clip that is read.");
+  r.number("max_damaged", d.data.max_damaged, 0, 1,
+           "Share of the clips that may be damaged: each is replaced by the next whole one of its "
+           "bucket, the same in every run. 0 ends the job at the first.");
 }
 
 void model_and_diffusion(Rows& r, Deck& d) {
@@ -174,6 +177,13 @@ void training_and_sampling(Rows& r, Deck& d) {
            "Steps between two checkpoints; 0 saves at the end alone.");
   r.number("keep", d.train.keep, 2, 1e6, "Checkpoints that are kept, at least two.");
   r.number("log_every", d.train.log_every, 1, many, "Steps between two lines of the log.");
+  r.text("loss_spike", d.train.loss_spike,
+         "What a loss or a gradient norm does that leaps far above those of the last 64 steps: a "
+         "warning, the end of the job (exit code 5) with the checkpoint from before it, or "
+         "nothing.",
+         {"warn", "stop", "ignore"});
+  r.number("spike_deviations", d.train.spike_deviations, 1, 1e6,
+           "How far above the median of the last steps a leap is, in robust standard deviations.");
 
   r.section("parallel");
   r.number("zero", d.parallel.zero, 0, 1,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/error.h"
 
 namespace weft {
 
@@ -43,13 +44,19 @@ struct ClipInfo {
   std::string source, text;  // where the clip was cut from; its caption ("" = none)
 };
 
+// A clip whose hash is wrong: what is stored is not what was written. Other faults of reading may pass, this one stays.
+struct DamagedClip : Error {
+  using Error::Error;
+};
+
 class ClipSource {
  public:
   virtual ~ClipSource() = default;
   virtual const std::vector<Bucket>& buckets() const = 0;
   virtual ClipInfo info(int bucket, std::int64_t index) const = 0;
   // Reads one whole clip (clip_bytes()) into `out`. Safe from several threads at once. Throws
-  // Exit::data, naming file, bucket and clip, when it cannot be read or its hash is wrong.
+  // Exit::data, naming file, bucket and clip, when it cannot be read; DamagedClip when its hash is
+  // wrong.
   virtual void read(int bucket, std::int64_t index, std::span<std::byte> out) const = 0;
 
   // Text features of a clip's caption, its valid tokens alone: their number, 0 where the clip has

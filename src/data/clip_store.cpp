@@ -126,13 +126,16 @@ class ClipStore : public ClipSource {
     }
     if (!verify_) return;
     const std::uint64_t found = hash.digest();
-    WEFT_CHECK(found == xxh3, Exit::data,
-               "the file was damaged after it was made: copy it again, or make it again",
-               "{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})", what,
-               index, b.name, path_, found, xxh3,
-               stored_[static_cast<std::size_t>(&b - buckets_.data())]
-                   .info[static_cast<std::size_t>(index)]
-                   .source);
+    if (found == xxh3) return;
+    const auto& stored = stored_[static_cast<std::size_t>(&b - buckets_.data())];
+    throw DamagedClip(
+        Exit::data,
+        fmt::format("{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
+                    what, index, b.name, path_, found, xxh3,
+                    stored.info[static_cast<std::size_t>(index)].source),
+        "the file was damaged after it was made: copy it again, or make it again; or let "
+        "data.max_damaged skip such clips",
+        __FILE__, __LINE__);
   }
 
   // Written by the constructor alone, so that reading needs no lock.

@@ -13,10 +13,12 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -71,6 +73,8 @@ struct Prefetcher::State {
   std::deque<std::pair<int, MicroBatch>> planned;  // of `step - 1`, not in a slot yet
   std::size_t most_clips = 0;                      // in a micro-batch so far
   std::size_t largest_clip = 0;                    // bytes, over all buckets
+  double max_damaged;
+  std::set<std::pair<int, std::int64_t>> damaged;  // (bucket, clip), met here
 
   std::deque<Slot> slots;
   // Slots are filled and delivered round and round: these count micro-batches since the start.
@@ -85,13 +89,14 @@ struct Prefetcher::State {
   std::vector<std::thread> readers;
 
   State(const ClipSource& s, std::function<Work(std::int64_t)> w, std::int64_t first,
-        std::int64_t last, std::int64_t ahead)
+        std::int64_t last, std::int64_t ahead, double most_damaged)
       : source(s),
         next_work(std::move(w)),
         step(first),
         last_step(last),
         begun(first),
-        horizon(ahead) {
+        horizon(ahead),
+        max_damaged(most_damaged) {
     for (const Bucket& b : source.buckets()) largest_clip = std::max(largest_clip, b.clip_bytes());
   }
 
@@ -135,6 +140,48 @@ struct Prefetcher::State {
     }
   }
 
+  // Reads a clip, or the next whole one of its bucket. What is damaged stays so: every run, restart
+  // and rank puts the same clip in its place.
+  void read_clip(Slot& s, std::size_t clip) {
+    MicroBatch& what = s.batch.what;
+    const std::int64_t clips = source.buckets()[static_cast<std::size_t>(what.bucket)].clips;
+    for (std::int64_t tries = 0;; ++tries) {
+      const std::int64_t index = what.clips[clip];
+      try {
+        source.read(what.bucket, index, {s.pages.data() + clip * s.clip_bytes, s.clip_bytes});
+        if (!s.batch.text.empty()) s.batch.text[clip] = source.read_text(what.bucket, index);
+        if (tries > 0) s.batch.info[clip] = source.info(what.bucket, index);
+        return;
+      } catch (const DamagedClip& e) {
+        note_damage(what.bucket, index, e);
+        if (tries + 1 == clips) throw;
+      }
+      what.clips[clip] = (index + 1) % clips;
+      what.samples[clip] += what.clips[clip] - index;
+    }
+  }
+
+  // Throws when that are too many.
+  void note_damage(int bucket, std::int64_t index, const DamagedClip& e) {
+    std::size_t found = 0;
+    {
+      std::lock_guard lock(mutex);
+      if (!damaged.emplace(bucket, index).second) return;
+      found = damaged.size();
+    }
+    std::int64_t clips = 0;
+    for (const Bucket& b : source.buckets()) clips += b.clips;
+    if (static_cast<double>(found) > max_damaged * static_cast<double>(clips)) {
+      if (max_damaged == 0) throw e;
+      throw DamagedClip(Exit::data,
+                        fmt::format("{}; this rank has met {} damaged clips of {}, and "
+                                    "data.max_damaged = {}",
+                                    e.what(), found, clips, max_damaged),
+                        e.hint(), e.file(), e.line());
+    }
+    log::warn("{}: the next whole clip of the bucket is taken for it", e.what());
+  }
+
   void read_clips() {
     // Signals to stop are the main thread's business.
     sigset_t all;
@@ -152,10 +199,7 @@ struct Prefetcher::State {
       // An error waits in its slot: the batches before it are still good and come first.
       std::exception_ptr error;
       try {
-        source.read(s.batch.what.bucket, s.batch.what.clips[clip],
-                    {s.pages.data() + clip * s.clip_bytes, s.clip_bytes});
-        if (!s.batch.text.empty())
-          s.batch.text[clip] = source.read_text(s.batch.what.bucket, s.batch.what.clips[clip]);
+        read_clip(s, clip);
       } catch (...) {
         error = std::current_exception();
       }
@@ -168,9 +212,9 @@ struct Prefetcher::State {
 
 Prefetcher::Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
                        std::int64_t first_step, std::int64_t last_step, int slots, int readers,
-                       std::int64_t horizon)
-    : state_(
-          std::make_unique<State>(source, std::move(next_work), first_step, last_step, horizon)) {
+                       std::int64_t horizon, double max_damaged)
+    : state_(std::make_unique<State>(source, std::move(next_work), first_step, last_step, horizon,
+                                     max_damaged)) {
   WEFT_ASSERT(horizon >= 0);
   WEFT_CHECK(slots >= 1, Exit::usage, "set data.prefetch to 1 or more (4 is a good value)",
              "a prefetch ring of {} slots", slots);

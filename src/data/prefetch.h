@@ -26,11 +26,14 @@ class Prefetcher {
   // by begin_step() and by next(): on the caller's thread, never on a reader's. What it throws comes
   // out there. It is asked for steps up to `horizon` after the one that has begun, and no further:
   // placements may follow costs that the steps before it have measured (train/cost_table.h).
+  // `max_damaged` is data.max_damaged: up to that share of the clips, a damaged one is replaced by
+  // the next whole one of its bucket, which `what`, `info` and `text` then tell of; a WARN names
+  // it. One more, or a bucket without any whole clip, and next() throws DamagedClip.
   // Memory: `slots` times the largest micro-batch, and pages that no clip has reached cost nothing.
   using Work = std::vector<std::pair<int, MicroBatch>>;
   Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,
              std::int64_t first_step, std::int64_t last_step, int slots, int readers,
-             std::int64_t horizon);
+             std::int64_t horizon, double max_damaged = 0);
   ~Prefetcher();  // stops the readers, whatever they do
 
   // The caller is in `step` now: called in order, also for steps in which this rank has no work.

@@ -2,10 +2,10 @@
 
 #include <array>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
 
+#include "core/json.h"
 #include "core/seal.h"
 #include "formats/hash.h"
 
@@ -14,7 +14,7 @@ namespace weft {
 std::string stored_run_id(const std::filesystem::path& run_dir) {
   std::stringstream text;
   text << std::ifstream(run_dir / "run.json").rdbuf();
-  const auto j = nlohmann::json::parse(text.str(), nullptr, false);
+  const auto j = try_parse_json(text.str());
   if (!j.is_object() || !seal_holds(text.str())) return "";
   const auto id = j.find("id");
   return id != j.end() && id->is_string() ? id->get<std::string>() : "";

@@ -72,6 +72,8 @@ Trainer::Trainer(const Deck& deck, MPI_Comm world)
       hosts_(host_names(world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
       task_(make_task(deck_)),
+      loss_spikes_(deck.train.spike_deviations),
+      norm_spikes_(deck.train.spike_deviations),
       requests_(deck.run.dir, deck.run.stop_margin) {
   choose_groups();
   open_data();
@@ -197,7 +199,7 @@ void Trainer::open_readers() {
         return my_work(plan, owners(plan, s));
       },
       done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers,
-      deck_.data.prefetch);
+      deck_.data.prefetch, deck_.data.max_damaged);
 }
 
 // Operations of a micro-batch.

@@ -12,6 +12,7 @@
 #include "data/prefetch.h"
 #include "nn/exchange.h"
 #include "observe/metrics.h"
+#include "observe/spikes.h"
 #include "observe/stragglers.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
@@ -117,6 +118,7 @@ class Trainer {
 
   void complete(Issued step);
   void look_at_ranks(Issued& step);
+  void look_for_spikes(const StepMetrics& m);
   void compare_weights(const Issued& step) const;
   [[noreturn]] void explain_non_finite(const Issued& step);
   std::string find_non_finite(std::int64_t step, float weight);
@@ -153,6 +155,7 @@ class Trainer {
   std::unique_ptr<StepPlanner> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<StragglerWatch> stragglers_;
+  SpikeWatch loss_spikes_, norm_spikes_;
   Requests requests_;
   unsigned wishes_ = 0;
   std::int64_t done_ = 0;    // steps

@@ -1,4 +1,6 @@
 // One step, and what comes of it.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -217,10 +219,31 @@ void Trainer::complete(Issued step) {
   }
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   if (step.compare_weights) compare_weights(step);
+  look_for_spikes(m);
   look_at_ranks(step);
   watch_time(m.seconds);
   comm_->progress(m.step, "log");
   finished_.push_back(m);
+}
+
+// Every rank sees the same figures and decides alike. The step has changed the weights by now, but no checkpoint has it yet.
+void Trainer::look_for_spikes(const StepMetrics& m) {
+  const std::pair<const char*, std::optional<SpikeWatch::Spike>> found[] = {
+      {"loss", loss_spikes_.step(m.loss)}, {"gradient norm", norm_spikes_.step(m.grad_norm)}};
+  if (deck_.train.loss_spike == "ignore") return;
+  for (const auto& [name, spike] : found) {
+    if (!spike) continue;
+    const std::string what = fmt::format(
+        "step {}: the {} leaps to {:.5g}, {:.0f} deviations above the median {:.5g} of the last "
+        "steps (loss {:.5g}, gradient norm {:.5g}; samples {})",
+        m.step + 1, name, std::string_view(name) == "loss" ? m.loss : m.grad_norm,
+        spike->deviations, spike->median, m.loss, m.grad_norm, fmt::join(m.samples, " "));
+    WEFT_CHECK(deck_.train.loss_spike != "stop", Exit::non_finite,
+               "the newest checkpoint is from before it. Look at these samples (weft inspect), "
+               "lower train.lr or train.grad_clip, or set train.loss_spike = \"warn\"",
+               "{}", what);
+    if (first_rank()) log::warn("{}", what);
+  }
 }
 
 // Who was slow, who waited, and whether the ranks of a group had the same clips.

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -56,6 +57,70 @@ class Awkward : public ClipSource {
   mutable std::mutex mutex_;
   mutable std::condition_variable free_;
 };
+
+// Two buckets of six clips, some of them damaged; a clip is full of its number in the source, and so is its text.
+class Damaged : public ClipSource {
+ public:
+  explicit Damaged(std::set<std::int64_t> damaged) : damaged_(std::move(damaged)) {
+    for (Bucket& b : buckets_) {
+      b.frames = 1, b.height = 2, b.width = 2, b.clips = 6;
+      b.text_channels = 1;
+    }
+  }
+  const std::vector<Bucket>& buckets() const override { return buckets_; }
+  ClipInfo info(int b, std::int64_t i) const override { return {static_cast<float>(6 * b + i)}; }
+  void read(int b, std::int64_t i, std::span<std::byte> out) const override {
+    if (damaged_.contains(6 * b + i)) throw DamagedClip(Exit::data, "a clip is damaged");
+    std::fill(out.begin(), out.end(), static_cast<std::byte>(6 * b + i));
+  }
+  std::vector<float> read_text(int b, std::int64_t i) const override {
+    return {static_cast<float>(6 * b + i)};
+  }
+
+ private:
+  std::vector<Bucket> buckets_{2};
+  std::set<std::int64_t> damaged_;
+};
+
+// The clips that come for all of a source's, a micro-batch of three at a time.
+std::vector<std::int64_t> delivered(const Damaged& source, double max_damaged) {
+  const auto work = [](std::int64_t step) {
+    const std::int64_t first = step % 2 * 3, bucket = step / 2;
+    MicroBatch m{static_cast<int>(bucket), {}, {}};
+    for (std::int64_t i = first; i < first + 3; ++i) {
+      m.clips.push_back(i);
+      m.samples.push_back(6 * bucket + i);
+    }
+    return Prefetcher::Work{{0, m}};
+  };
+  Prefetcher prefetch(source, work, 0, 4, 2, 2, far, max_damaged);
+  std::vector<std::int64_t> ids;
+  for (int step = 0; step < 4; ++step) {
+    const LoadedBatch& got = prefetch.next();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::int64_t id = got.what.samples[i];
+      EXPECT_EQ(id, 6 * got.what.bucket + got.what.clips[i]);
+      EXPECT_EQ(static_cast<std::int64_t>(got.bytes[i * 12]), id);
+      EXPECT_EQ(got.text[i], std::vector<float>{static_cast<float>(id)});
+      EXPECT_EQ(got.info[i].fps, static_cast<float>(id));
+      ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
+TEST(Prefetch, DamagedClipsAreReplacedByTheNextWholeOne) {
+  // Clips 2, 4 and 5 of the first bucket, and the first of the second: 5's place goes round to clip 0.
+  const Damaged source({2, 4, 5, 6});
+  const std::vector<std::int64_t> wanted{0, 1, 3, 3, 0, 0, 7, 7, 8, 9, 10, 11};
+  for (int round = 0; round < 5; ++round) EXPECT_EQ(delivered(source, 4.0 / 12), wanted);
+}
+
+TEST(Prefetch, TooManyDamagedClipsEndTheJob) {
+  EXPECT_THROW(delivered(Damaged({2, 4, 5, 6}), 3.9 / 12), DamagedClip);
+  EXPECT_THROW(delivered(Damaged({2}), 0), DamagedClip);
+  EXPECT_THROW(delivered(Damaged({0, 1, 2, 3, 4, 5}), 1), DamagedClip);  // a bucket without any
+}
 
 class PrefetchShape : public testing::TestWithParam<std::pair<int, int>> {};
 

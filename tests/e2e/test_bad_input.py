@@ -139,6 +139,23 @@ class ClipStores(WeftTest):
         job = self.weft("inspect", "clips.h5", ranks=0, expect=None)
         self.refused(job, DATA, "clips.h5", "damaged")
 
+    def test_damaged_clips_are_skipped_by_key(self):
+        """Replaced by others, the same ones in every run and after a restart."""
+        self.ingest()
+        store = bytearray((self.dir / "clips.h5").read_bytes())
+        store[len(store) // 2] ^= 0x10
+        (self.dir / "clips.h5").write_bytes(store)
+        options = ("data.path=clips.h5", "train.steps=12", "train.checkpoint_every=4", "data.max_damaged=0.2")
+        for run in ("one", "two"):
+            job = self.weft("train", "deck.toml", f"run.dir={run}", *options)
+            self.assertRegex(job.err, r"WARN: clip \d+ of bucket \S+ in clips\.h5 is damaged.*: the next whole clip")
+        self.weft("train", "deck.toml", "run.dir=parts", *options, "train.steps=5")
+        self.weft("train", "deck.toml", "run.dir=parts", *options)
+        self.assert_same_run("one", "two")
+        self.assert_same_run("one", "parts")
+        job = self.weft("train", "deck.toml", "run.dir=few", *options, "data.max_damaged=0.001", expect=None)
+        self.refused(job, DATA, "clips.h5", "damaged", "data.max_damaged = 0.001")
+
 
 class Checkpoints(WeftTest):
     def setUp(self):

@@ -1,6 +1,7 @@
 """Training: the smoke deck, and every option that changes what a step does."""
 
 import random
+import re
 import struct
 import unittest
 
@@ -87,6 +88,19 @@ class Options(WeftTest):
         dropped = self.check("model.drop_path=0.3", "model.depth=3")
         self.train("plain", f"train.steps={self.STEPS}", "model.depth=3")
         self.assertNotEqual(dropped, self.losses("plain"))
+
+    def test_loss_spikes(self):
+        """A learning rate that rises until the run diverges: told, or the end before a checkpoint has it."""
+        # A checkpoint every five steps, and none of the spike's own step.
+        rising = ("train.steps=250", "train.lr=4", "train.warmup_steps=2000", "train.grad_clip=0")
+        told = self.train("warned", *rising).err
+        self.assertRegex(told, r"WARN: step \d+: the (loss|gradient norm) leaps to .* samples [\d ]+\)")
+        self.assertNotIn("leaps", self.train("ignored", *rising, "train.loss_spike=ignore").err)
+        job = self.train("stopped", *rising, "train.loss_spike=stop", expect=None)
+        self.refused(job, 5, "leaps to", "samples")
+        spike = int(re.search(r"ERROR: step (\d+):", job.err).group(1))
+        newest = (self.dir / "stopped" / "latest").resolve().name
+        self.assertEqual(newest, f"step_{(spike - 1) // 5 * 5}")
 
     def test_three_micro_batches_on_two_ranks(self):
         self.check("train.micro_batches=3")
