@@ -29,10 +29,10 @@ threads = 1
 [model]
 name = "stdit3"
 in_channels = 3
-hidden_size = 64
+hidden_size = 32
 depth = 2
 num_heads = 2
-caption_channels = 32
+caption_channels = 16
 model_max_length = 8
 [train]
 steps = 24
@@ -42,19 +42,19 @@ lr = 1e-3
 [data]
 path = "synthetic:"""
 DECKS = {
-    "STDiT3, one bucket": STDIT3 + 'clips=24,frames=4,height=32,width=32"\n',
-    "STDiT3, three buckets": STDIT3 + 'clips=12,frames=4,height=32,width=32;clips=12,frames=1,height=48,width=32;'
-                                      'clips=12,frames=6,height=24,width=40"\n',
+    "STDiT3, one bucket": STDIT3 + 'clips=24,frames=3,height=16,width=16"\n',
+    "STDiT3, three buckets": STDIT3 + 'clips=12,frames=3,height=16,width=16;clips=12,frames=1,height=24,width=16;'
+                                      'clips=12,frames=5,height=12,width=20"\n',
     "VAE, discriminator, random lengths": """
 [run]
 seed = 7
 threads = 1
 [data]
-path = "synthetic:clips=12,frames=9,height=32,width=32"
+path = "synthetic:clips=12,frames=5,height=24,width=24"
 """ + TINY_VAE + """[train]
-steps = 16
+steps = 10
 batch_size = 1
-micro_batches = 6
+micro_batches = 4
 lr = 1e-3
 checkpoint_every = 3
 """,

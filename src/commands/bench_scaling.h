@@ -16,8 +16,8 @@ struct BenchScalingRequest {
       "weak";  // weak: train.micro_batches a rank; strong: train.micro_batches over all ranks
   std::string mix = "mixed";  // mixed: the deck's buckets; uniform: the largest of them alone
   int steps = 6, rounds = 3;  // timed steps a round at the greatest rank count
-  int warmup = 3;  // and before: memory is touched, caches fill
-  bool no_overlap = false;  // measure also parallel.overlap = false
+  int warmup = 3;             // and before: memory is touched, caches fill
+  bool no_overlap = false;    // measure also parallel.overlap = false
   bool paced = false;  // wait for a line on stdin before each round: others are measured in turn
   std::string json, plot;  // files, "" = not wanted
 };

@@ -18,10 +18,9 @@ constexpr const char* title = "weft costs 2";
 constexpr const char* title_1 = "weft costs 1";
 
 [[noreturn]] void damaged(const std::string& line) {
-  throw Error(Exit::checkpoint,
-              fmt::format("the costs of micro-batches cannot be read: \"{}\"", line),
-              "go on from an older checkpoint, or start anew with run.resume = false", __FILE__,
-              __LINE__);
+  throw Error(
+      Exit::checkpoint, fmt::format("the costs of micro-batches cannot be read: \"{}\"", line),
+      "go on from an older checkpoint, or start anew with run.resume = false", __FILE__, __LINE__);
 }
 
 }  // namespace
@@ -85,8 +84,8 @@ void CostTable::agree(const std::vector<double>& sums) {
 std::string CostTable::to_text() const {
   std::string text = fmt::format("{}\n{}\n", title, planned_.size());
   for (std::size_t b = 0; b < planned_.size(); ++b)
-    text += fmt::format("{} {} {} {}\n", planned_[b].clips, planned_[b].cost, seconds_[b],
-                        weight_[b]);
+    text +=
+        fmt::format("{} {} {} {}\n", planned_[b].clips, planned_[b].cost, seconds_[b], weight_[b]);
   return text;
 }
 
@@ -123,9 +122,9 @@ void CostTable::from_text(const std::string& text) {
           !is_time(begun[b].cost) || !is_time(seconds[b]) || !is_time(weight[b]))
         damaged(line);
     }
-    const bool same_batches = std::equal(
-        begun.begin(), begun.end(), planned_.begin(),
-        [](const Planned& then, const Planned& now) { return then.clips == now.clips; });
+    const bool same_batches =
+        std::equal(begun.begin(), begun.end(), planned_.begin(),
+                   [](const Planned& then, const Planned& now) { return then.clips == now.clips; });
     if (same_batches) planned_ = std::move(begun);
     // The times were those of other micro-batches.
     for (std::size_t b = 0; b < buckets && !same_batches; ++b)

@@ -45,8 +45,8 @@ class CostTable {
   std::vector<Planned> planned_;
   std::vector<double> seconds_;  // [bucket], 0: not measured
   std::vector<double> weight_;   // [bucket], measurements that seconds_ stands for
-  std::vector<double> sums_;     // [bucket][2] speeds (1/seconds) and their number, not exchanged yet
-  std::vector<bool> met_;        // [bucket] measured here before
+  std::vector<double> sums_;  // [bucket][2] speeds (1/seconds) and their number, not exchanged yet
+  std::vector<bool> met_;     // [bucket] measured here before
 };
 
 }  // namespace weft

@@ -198,8 +198,8 @@ void Trainer::open_readers() {
         const std::vector<MicroBatch> plan = planner_->plan(s);
         return my_work(plan, owners(plan, s));
       },
-      done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers,
-      deck_.data.prefetch, deck_.data.max_damaged);
+      done_, deck_.train.steps, static_cast<int>(deck_.data.prefetch), readers, deck_.data.prefetch,
+      deck_.data.max_damaged);
 }
 
 // Operations of a micro-batch.
@@ -217,8 +217,7 @@ double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
 // The group of ranks that takes each micro-batch.
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
   std::vector<double> costs;
-  for (const MicroBatch& m : plan)
-    costs.push_back(costs_->cost(m.bucket) * share_of(m, step));
+  for (const MicroBatch& m : plan) costs.push_back(costs_->cost(m.bucket) * share_of(m, step));
   return share_out(costs, groups_);
 }
 

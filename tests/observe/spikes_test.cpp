@@ -36,7 +36,8 @@ TEST(Spikes, NoisyLossesThatFallGiveNoAlarm) {
     std::mt19937 random(static_cast<unsigned>(seed));
     std::lognormal_distribution<double> noise(0, 0.35);
     for (int i = 0; i < 5000; ++i)
-      EXPECT_FALSE(watch.step((0.3 + 2 * std::exp(-i / 800.0)) * noise(random))) << seed << ' ' << i;
+      EXPECT_FALSE(watch.step((0.3 + 2 * std::exp(-i / 800.0)) * noise(random)))
+          << seed << ' ' << i;
   }
 }
 
