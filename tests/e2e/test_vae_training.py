@@ -20,6 +20,7 @@ micro_batches = 2
 lr = 2e-3
 grad_clip = 100.0
 checkpoint_every = 3
+skip_saves = false
 [parallel]
 deterministic = true
 """
