@@ -288,6 +288,7 @@ CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm,
   Outcome o = attempt([&] {
     if (s.rank != 0) return;
     probe_directory(s.run_dir, 0);
+    check_own_files(s.run_dir);
     s.lock = std::make_unique<RunLock>(s.run_dir);
     clear_remains(s.run_dir);
   });
