@@ -44,8 +44,9 @@ class Trainer {
 
   // Collective. Starts a save of the state; its stall counts to the last step. Waits for one in flight.
   void save();
-  // As save(), for the sake of train.checkpoint_every: with train.skip_saves a WARN line takes its place while some rank
-  // is still writing the save before. All ranks decide alike, by what they told with the newest step that has ended.
+  // As save(), for the sake of train.checkpoint_every: with train.skip_saves a WARN line takes its
+  // place while some rank is still writing the save before. All ranks decide alike, by what they
+  // told with the newest step that has ended.
   void save_if_free();
   std::int64_t saves_skipped() const { return saves_skipped_; }
   // Collective. Waits for the save in flight; false if the newest one could not be written.

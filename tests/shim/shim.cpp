@@ -1,9 +1,16 @@
-// A library for LD_PRELOAD that puts faults between weft and the system. WEFT_SHIM says which, with commas between them:
-//   init_signal=N     sends the process signal N within MPI_Init_thread, as somebody does who stops a job at once
-//   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file whose name ends with FILE, takes MS milliseconds longer
-//   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main thread has been seen asleep, in one and the same wait, LOOKS times in a row, 10 ms apart
-//   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL exists
-//   record=LOG:DIR    what happens to the files below DIR goes to LOG, in one order over all processes (tests/e2e/power_cut.py reads it)
+// A library for LD_PRELOAD that puts faults between weft and the system. WEFT_SHIM says which, with
+// commas between them:
+//   init_signal=N   sends the process signal N within MPI_Init_thread, as somebody does who stops a
+//                   job at once
+//   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file whose
+//                   name ends with FILE, takes MS milliseconds longer
+//   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main
+//                   thread has been seen asleep, in one and the same wait, LOOKS times in a row,
+//                   10 ms apart
+//   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
+//                   exists
+//   record=LOG:DIR  what happens to the files below DIR goes to LOG, in one order over all processes
+//                   (tests/e2e/test_power_cut.py reads it)
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -104,7 +111,8 @@ void hold_write(int fd) {
   while (access(held[0].c_str(), F_OK) != 0) pause_for(10);
 }
 
-// One act at a time over all processes, and its record in the same breath: the log's order is what happened.
+// One act at a time over all processes, and its record in the same breath: the log's order is what
+// happened.
 class Record {
  public:
   explicit Record(const std::string& path) : Record(path, asked()) {}
