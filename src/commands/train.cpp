@@ -42,7 +42,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
     stopped = (asked & wish::stop) != 0;
     last = done == deck.train.steps || stopped;
     const bool regular = deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0;
-    if (!last && (regular || (asked & wish::save) != 0)) trainer.save();
+    if (!last && (asked & wish::save) != 0)
+      trainer.save();
+    else if (!last && regular)
+      trainer.save_if_free();
     if ((asked & wish::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
     tell();
   }

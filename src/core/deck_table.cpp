@@ -176,6 +176,9 @@ void training_and_sampling(Rows& r, Deck& d) {
   r.number("checkpoint_every", d.train.checkpoint_every, 0, many,
            "Steps between two checkpoints; 0 saves at the end alone.");
   r.number("keep", d.train.keep, 2, 1e6, "Checkpoints that are kept, at least two.");
+  r.flag("skip_saves", d.train.skip_saves,
+         "Leave out a checkpoint of checkpoint_every while the one before is still being written; "
+         "false waits for that.");
   r.number("log_every", d.train.log_every, 1, many, "Steps between two lines of the log.");
   r.text("loss_spike", d.train.loss_spike,
          "What a loss or a gradient norm does that leaps far above those of the last 64 steps: a "

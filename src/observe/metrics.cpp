@@ -73,7 +73,7 @@ double spread_of(std::span<const float> busy) {
 MetricsWriter::MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step)
     : path_(run_dir / "metrics.jsonl") {
   drop_lines_from(path_, first_step);
-  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
   WEFT_CHECK(file_ >= 0, Exit::checkpoint, "check that run.dir can be written",
              "cannot open {}: {}", path_.string(), std::strerror(errno));
 }

@@ -63,6 +63,9 @@ class CheckpointWriter {
   // Collective. That there is room for a checkpoint of these arrays now: this rank's shard within the limit of a file's
   // size (ulimit -f), all shards in the free space of the file system. Exit::checkpoint if not.
   void check_room(std::span<const FlatArray> arrays);
+  // Whether this rank's part of a save is still being written, and for how many seconds then. Ranks
+  // differ in this: they agree before they act on it.
+  std::optional<double> writing_for() const;
   // Seconds that the longest save so far took from the cut until it was verified; 0 before the first.
   double longest_save() const;
 

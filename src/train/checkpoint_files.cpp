@@ -147,6 +147,24 @@ void probe_directory(const fs::path& run_dir, int rank) {
   ::unlink(probe.c_str());
 }
 
+void check_own_files(const fs::path& run_dir) {
+  struct stat status {};
+  if (::stat(run_dir.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0)
+    log::warn("{} can be written by every user of this host, checkpoints too: chmod o-w {}",
+              run_dir.string(), run_dir.string());
+  for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
+                           "matmul.txt", "trace.json", "trace.json.tmp", "latest", "lock"}) {
+    const fs::path path = run_dir / name;
+    if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
+    if (name == std::string_view("latest") && !S_ISDIR(status.st_mode)) continue;  // is replaced
+    WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
+               "{} is {}, not a file of weft's", path.string(),
+               S_ISLNK(status.st_mode)   ? "a link"
+               : S_ISDIR(status.st_mode) ? "a directory"
+                                         : "a pipe or device");
+  }
+}
+
 void check_file_size(const fs::path& shard, std::uint64_t bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;

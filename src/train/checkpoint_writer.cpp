@@ -103,6 +103,8 @@ struct CheckpointWriter::State {
   ShardTable shard;   // this rank's
   bool last_ok = true;
   int failures = 0;
+  std::chrono::steady_clock::time_point began;  // of the newest save
+  std::atomic<bool> writing = false;
   std::atomic<double> longest = 0;  // seconds to write and verify a save; the thread's alone to set
   Outcome last_failure;
 
@@ -286,6 +288,7 @@ CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm,
   Outcome o = attempt([&] {
     if (s.rank != 0) return;
     probe_directory(s.run_dir, 0);
+    check_own_files(s.run_dir);
     s.lock = std::make_unique<RunLock>(s.run_dir);
     clear_remains(s.run_dir);
   });
@@ -327,7 +330,12 @@ double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatAr
   s.shard = shard_of(s.manifest.layout, s.rank, s.ranks);
   s.cut(arrays);
   pass("cut");
-  s.thread = std::thread([&s] { s.write_all(); });
+  s.began = std::chrono::steady_clock::now();
+  s.writing = true;
+  s.thread = std::thread([&s] {
+    s.write_all();
+    s.writing = false;
+  });
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -344,6 +352,11 @@ void CheckpointWriter::check_room(std::span<const FlatArray> arrays) {
                             check_free_space(s.run_dir, all);
                           }));
   o.raise();
+}
+
+std::optional<double> CheckpointWriter::writing_for() const {
+  if (!state_->writing) return std::nullopt;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - state_->began).count();
 }
 
 double CheckpointWriter::longest_save() const { return state_->longest; }

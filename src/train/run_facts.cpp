@@ -150,6 +150,12 @@ void RunFacts::print_end(const Trainer& trainer) const {
               mib(static_cast<double>(trainer.planned_bytes())),
               mib(static_cast<double>(resident_bytes())));
   }
+  if (trainer.saves_skipped() > 0)
+    log::info(
+        "saves     {} of train.checkpoint_every were left out, since the one before was still "
+        "being "
+        "written",
+        trainer.saves_skipped());
   for (const std::string& w : log::warnings()) log::info("warned    {}", w);
 }
 

@@ -22,7 +22,7 @@ class StepReport {
     values_high,   //
     terms,         // what the loss is made of (train/task.h), sums over this rank's clips
     host_slots = terms + 12,  // from here on:
-    wishes = host_slots,      // bits of train/stop.h
+    wishes = host_slots,      // bits of train/stop.h, `saving` among them
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step
     samples,    // a checksum of the sample ids that it trained on

@@ -18,7 +18,9 @@ int stop_signal();
 // Bits of what is asked for.
 namespace wish {
 constexpr unsigned stop = 1, save = 2, dump_trace = 4;
-}
+// What a rank tells beside its wishes: its save is still being written.
+constexpr unsigned saving = 8;
+}  // namespace wish
 
 class Requests {
  public:

@@ -32,8 +32,8 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
                         section == "train" || section == "vae" || section == "vae_train" ||
                         key == "run.seed" || key == "data.path" || key == "data.text_features";
     const bool harmless = key == "train.steps" || key == "train.checkpoint_every" ||
-                          key == "train.keep" || key == "train.log_every" ||
-                          key == "model.recompute";
+                          key == "train.keep" || key == "train.skip_saves" ||
+                          key == "train.log_every" || key == "model.recompute";
     if (counts && !harmless) keys.push_back(key);
   }
   if (!keys.empty())
@@ -238,12 +238,23 @@ void Trainer::save() {
   info.notes["costs"] = costs_->to_text();
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saved_ = done_;
+  saving_ = true;  // until all ranks have told that it is not
   save_stall_ = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   comm_->progress(done_, nullptr);
   if (finished_.empty()) return;
   finished_.back().split.checkpoint += save_stall_;
   finished_.back().seconds += save_stall_;
+}
+
+void Trainer::save_if_free() {
+  if (!saving_ || !deck_.train.skip_saves) return save();
+  ++saves_skipped_;
+  if (first_rank())
+    log::warn(
+        "step {}: not saved, the save of step {} is still being written ({:.1f} s so far); raise "
+        "train.checkpoint_every",
+        done_, saved_, checkpoints_->writing_for().value_or(0));
 }
 
 bool Trainer::wait_for_save() {

@@ -43,8 +43,13 @@ class Trainer {
   // Metrics of the steps that have ended since the last call; with `all`, waits for the one under way.
   std::vector<StepMetrics> finished(bool all = false);
 
-  // Collective. Starts a save of the state; its stall counts to the last step.
+  // Collective. Starts a save of the state; its stall counts to the last step. Waits for one in flight.
   void save();
+  // As save(), for the sake of train.checkpoint_every: with train.skip_saves a WARN line takes its
+  // place while some rank is still writing the save before. All ranks decide alike, by what they
+  // told with the newest step that has ended.
+  void save_if_free();
+  std::int64_t saves_skipped() const { return saves_skipped_; }
   // Collective. Waits for the save in flight; false if the newest one could not be written.
   bool wait_for_save();
 
@@ -160,6 +165,8 @@ class Trainer {
   unsigned wishes_ = 0;
   std::int64_t done_ = 0;    // steps
   std::int64_t saved_ = -1;  // steps of the newest save
+  bool saving_ = false;      // on some rank, as all know
+  std::int64_t saves_skipped_ = 0;
   double save_stall_ = 0;
   double last_busy_ = 0, last_data_wait_ = 0;  // of the newest step that has ended, on a GPU
   std::vector<double> last_expected_;

@@ -167,7 +167,8 @@ unsigned Trainer::look_at_requests() {
   const double longest = recent_seconds_.empty()
                              ? 0.0
                              : *std::max_element(recent_seconds_.begin(), recent_seconds_.end());
-  return requests_.look(longest, save_stall_ + checkpoints_->longest_save());
+  return requests_.look(longest, save_stall_ + checkpoints_->longest_save()) |
+         (checkpoints_->writing_for() ? wish::saving : 0);
 }
 
 // After some steps the ranks tell each other what micro-batches took. The ticket of that, or 0.
@@ -212,11 +213,14 @@ void Trainer::complete(Issued step) {
   m.grad_norm = std::sqrt(*step.rows.squared_norm);
   for (int g = 1; g < params().groups(); ++g)
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
+  bool saving = false;
   for (int r = 0; r < step.rows.ranks(); ++r) {
-    const auto asked = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));
-    wishes_ |= asked;
-    requests_.heard(r, asked);
+    const auto told = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));
+    saving = saving || (told & wish::saving) != 0;
+    wishes_ |= told & ~wish::saving;
+    requests_.heard(r, told);
   }
+  if (m.step >= saved_) saving_ = saving;  // a step before the save knew nothing of it
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   if (step.compare_weights) compare_weights(step);
   look_for_spikes(m);

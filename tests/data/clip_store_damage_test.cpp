@@ -181,6 +181,32 @@ TEST_F(ClipStoreDamage, MutatedAnywhere) {
       mutants, named, crashed, harmless, unseen);
 }
 
+// WEFT_FLIPS=1000 for more than the usual number.
+TEST_F(ClipStoreDamage, FlippedAnywhere) {
+  const char* asked = std::getenv("WEFT_FLIPS");
+  const int flips = asked != nullptr ? std::atoi(asked) : 20;
+  write_anew();
+  read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\" \"$1\""});
+  const std::string good = content(path_), want = all_of(path_);
+  int named = 0;
+  std::mt19937 random(3);
+  for (int flip = 0; flip < flips; ++flip) {
+    const std::size_t at = random() % good.size();
+    std::string bytes = good;
+    bytes[at] ^= 1 << random() % 8;
+    put(path_, bytes);
+    SCOPED_TRACE(fmt::format("flip {} in byte {}", flip, at));
+    try {
+      EXPECT_EQ(all_of(path_), want) << "damaged unseen";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::data) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr(path_));
+      ++named;
+    }
+  }
+  std::printf("%d flips of a store: %d named, %d without effect\n", flips, named, flips - named);
+}
+
 // The child's deaths to order, by children that are shells.
 class ClipStoreChild : public ClipStoreTest {
  protected:

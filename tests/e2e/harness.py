@@ -45,6 +45,7 @@ batch_size = 2
 micro_batches = 4
 lr = 1e-3
 checkpoint_every = 5
+skip_saves = false
 """
 
 

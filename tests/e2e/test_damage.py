@@ -6,6 +6,7 @@ WEFT_FLIPS=1000 for more of them than the usual number. Clips, stores, metrics a
 import json
 import os
 import random
+import shutil
 import unittest
 
 from harness import WeftTest, read_safetensors
@@ -69,6 +70,37 @@ class Weights(WeftTest):
         texts = header.pop("__metadata__")
         self.assertTrue(all(isinstance(v, str) for v in texts.values()))
         self.assertEqual({k[5:] for k in texts if k.startswith("xxh3:")}, set(header))
+
+
+class Checkpoints(WeftTest):
+    def test_many_flips(self):
+        """Each is named when the checkpoint is read; every 50th also by a start, which takes the older one."""
+        if not FLIPS:
+            self.skipTest("WEFT_FLIPS is not set")
+        self.train("run", "train.steps=10", ranks=1)
+        files = sorted((self.dir / "run" / "step_10").iterdir())
+        dice = random.Random(4)
+        counts = {p.name: 0 for p in files}
+        fell_back = 0
+        for i in range(FLIPS):
+            # A third of them each, or the shard would take nearly all.
+            path = files[i % len(files)]
+            good = path.read_bytes()
+            path.write_bytes(flipped(good, dice.randrange(len(good)), dice.randrange(8)))
+            job = self.weft("inspect", "run/step_10", ranks=0, expect=None)
+            with self.subTest(flip=i, path=path.name):
+                self.assertEqual(job.process.returncode, 4, job.err)
+                self.assertIn(path.name, job.err)
+                counts[path.name] += 1
+                if i % 50 == 0:
+                    shutil.copytree(self.dir / "run", self.dir / "start", symlinks=True)
+                    job = self.train("start", "train.steps=6", ranks=0)
+                    self.assertRegex(job.err, rf"WARN: checkpoint start/step_10 is not usable: .*{path.name}")
+                    self.assertIn("going on from start/step_5 ", job.err)
+                    fell_back += 1
+                    shutil.rmtree(self.dir / "start")
+            path.write_bytes(good)
+        print(f"{FLIPS} flips of a checkpoint: all named, {counts}; {fell_back} starts took the older one")
 
 
 class RunFiles(WeftTest):

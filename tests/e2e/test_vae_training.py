@@ -20,6 +20,7 @@ micro_batches = 2
 lr = 2e-3
 grad_clip = 100.0
 checkpoint_every = 3
+skip_saves = false
 """
 ADVERSARIAL = ("vae_train.discriminator=patchgan", "vae_train.discriminator_start=1", "vae_train.freeze_spatial=true",
                "vae_train.lecam_weight=10", "vae_train.gradient_penalty_weight=1")

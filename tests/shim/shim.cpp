@@ -1,25 +1,52 @@
-// A library for LD_PRELOAD that puts faults between weft and the system. WEFT_SHIM says which, with commas between them:
-//   init_signal=N     sends the process signal N within MPI_Init_thread, as somebody does who stops a job at once
-//   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file whose name ends with FILE takes MS milliseconds longer
+// A library for LD_PRELOAD that puts faults between weft and the system. WEFT_SHIM says which, with
+// commas between them:
+//   init_signal=N   sends the process signal N within MPI_Init_thread, as somebody does who stops a
+//                   job at once
+//   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file whose
+//                   name ends with FILE, takes MS milliseconds longer
+//   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main
+//                   thread has been seen asleep, in one and the same wait, LOOKS times in a row,
+//                   10 ms apart
+//   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
+//                   exists
+//   record=LOG:DIR  what happens to the files below DIR goes to LOG, in one order over all processes
+//                   (tests/e2e/test_power_cut.py reads it)
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <mpi.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <csignal>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
 
 namespace {
 
-// The text behind "NAME=" in WEFT_SHIM; null where it is not asked for.
-const char* wish(const char* name) {
+// What stands behind "NAME=" in WEFT_SHIM, cut at its colons; empty where it is not asked for.
+std::vector<std::string> wish(const std::string& name) {
   const char* all = std::getenv("WEFT_SHIM");
-  const char* found = all == nullptr ? nullptr : std::strstr(all, name);
-  return found == nullptr ? nullptr : found + std::strlen(name) + 1;
+  std::istringstream orders(all == nullptr ? "" : all);
+  std::vector<std::string> fields;
+  for (std::string order; std::getline(orders, order, ',');) {
+    if (order.rfind(name + "=", 0) != 0) continue;
+    std::istringstream values(order.substr(name.size() + 1));
+    for (std::string field; std::getline(values, field, ':');) fields.push_back(field);
+  }
+  return fields;
 }
 
 template <class F>
@@ -29,22 +56,158 @@ F next(const char* name) {
 
 std::atomic<bool> is_rank = false;  // not a process that a rank has started
 
-void delay_read(int fd, size_t bytes) {
-  static const char* const asked = wish("slow_reads");
-  if (asked == nullptr || !is_rank || bytes < 1000)
-    return;  // a clip, and not a look at the file's head
-  long milliseconds = 0;
-  int at = 0;
-  char ending[64] = {}, link[64], name[PATH_MAX] = {};
-  if (std::sscanf(asked, "%ld:%d:%63[^,]", &milliseconds, &at, ending) != 3) return;
-  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  const ssize_t length = readlink(link, name, sizeof name - 1);
-  const auto wanted = static_cast<ssize_t>(std::strlen(ending));
-  if (length < wanted || std::strcmp(name + length - wanted, ending) != 0) return;
-  static std::atomic<int> reads = 0;
-  if (++reads < at) return;
+std::string path_of(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  char name[PATH_MAX];
+  const ssize_t length = readlink(link.c_str(), name, sizeof name);
+  return length < 0 ? "" : std::string(name, static_cast<size_t>(length));
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+void pause_for(long milliseconds) {
   const timespec pause{milliseconds / 1000, milliseconds % 1000 * 1000000};
   nanosleep(&pause, nullptr);
+}
+
+// How often the main thread has gone to sleep so far, if it sleeps now.
+std::optional<std::string> main_asleep() {
+  std::ifstream status("/proc/self/task/" + std::to_string(getpid()) + "/status");
+  bool asleep = false;
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("State:", 0) == 0) asleep = line.find('S', 6) != line.npos;
+    if (asleep && line.rfind("voluntary_ctxt_switches:", 0) == 0) return line;
+  }
+  return std::nullopt;
+}
+
+void delay_read(int fd, size_t bytes) {
+  // A clip, and not a look at the file's head.
+  if (!is_rank || bytes < 1000) return;
+  static const std::vector<std::string> slow = wish("slow_reads"), held = wish("held_read");
+  if (slow.size() == 3 && ends_with(path_of(fd), slow[2])) {
+    static std::atomic<int> reads = 0;
+    if (++reads >= std::stoi(slow[1])) pause_for(std::stol(slow[0]));
+  }
+  if (held.size() == 2 && ends_with(path_of(fd), held[1]) && syscall(SYS_gettid) != getpid()) {
+    static std::atomic<bool> first = true;
+    if (!first.exchange(false)) return;
+    const int wanted = std::stoi(held[0]);
+    std::optional<std::string> before;
+    for (int looks = 0; looks < wanted; ++looks) {
+      pause_for(10);
+      const std::optional<std::string> now = main_asleep();
+      if (!now || now != before) looks = 0;
+      before = now;
+    }
+  }
+}
+
+void hold_write(int fd) {
+  static const std::vector<std::string> held = wish("held_writes");
+  if (held.size() != 2 || path_of(fd).find(held[1]) == std::string::npos) return;
+  while (access(held[0].c_str(), F_OK) != 0) pause_for(10);
+}
+
+// One act at a time over all processes, and its record in the same breath: the log's order is what
+// happened.
+class Record {
+ public:
+  explicit Record(const std::string& path) : Record(path, asked()) {}
+  ~Record() {
+    if (fd_ < 0) return;
+    if (!text_.empty() &&
+        ::syscall(SYS_write, fd_, text_.data(), text_.size()) != static_cast<long>(text_.size()))
+      abort();
+    close(fd_);
+  }
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  bool on() const { return fd_ >= 0; }
+  // What the log is to say if the act succeeded, which `result` tells.
+  template <class R>
+  R done(R result, const std::string& text) {
+    if (on() && result >= 0) text_ = text;
+    return result;
+  }
+
+ private:
+  static const std::vector<std::string>& asked() {
+    static const std::vector<std::string> fields = wish("record");
+    return fields;
+  }
+  Record(const std::string& path, const std::vector<std::string>& fields) {
+    if (fields.size() != 2 || path.compare(0, fields[1].size(), fields[1]) != 0) return;
+    fd_ = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, fields[0].c_str(),
+                                     O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (fd_ < 0 || flock(fd_, LOCK_EX) != 0) abort();
+  }
+
+  int fd_ = -1;
+  std::string text_;
+};
+
+// A name as "INODE-OF-ITS-DIRECTORY NAME", and its whole path.
+struct Name {
+  std::string path, text;
+  Name(int dir, const char* given) {
+    std::string whole = given;
+    if (whole.empty() || whole[0] != '/')
+      whole = (dir == AT_FDCWD ? path_of_here() : path_of(dir)) + "/" + whole;
+    const size_t cut = whole.rfind('/');
+    char real[PATH_MAX];
+    if (realpath(whole.substr(0, cut + 1).c_str(), real) == nullptr) return;
+    struct stat status {};
+    stat(real, &status);
+    path = std::string(real) + "/" + whole.substr(cut + 1);
+    text = std::to_string(status.st_ino) + " " + whole.substr(cut + 1);
+  }
+  static std::string path_of_here() {
+    char here[PATH_MAX];
+    return getcwd(here, sizeof here) == nullptr ? "" : here;
+  }
+};
+
+std::string inode_of(const std::string& path) {
+  struct stat status {};
+  lstat(path.c_str(), &status);
+  return std::to_string(status.st_ino);
+}
+
+std::string inode_of(int fd) {
+  struct stat status {};
+  fstat(fd, &status);
+  return std::to_string(status.st_ino);
+}
+
+template <class F>
+int open_file(const char* function, const char* path, int flags, mode_t mode) {
+  const F real = next<F>(function);
+  if ((flags & O_CREAT) == 0) return real(path, flags, mode);
+  const Name name(AT_FDCWD, path);
+  Record record(name.path);
+  const bool there = access(path, F_OK) == 0;
+  const int fd = real(path, flags, mode);
+  const int reason = errno;
+  if (fd >= 0 && (!there || (flags & O_TRUNC) != 0))
+    record.done(fd, (there ? "cut " : "file ") + name.text + " " + inode_of(fd) + "\n");
+  errno = reason;
+  return fd;
+}
+
+template <class F>
+ssize_t write_file(const char* function, int fd, const void* from, size_t bytes, off_t offset) {
+  hold_write(fd);
+  Record record(path_of(fd));
+  const ssize_t n = next<F>(function)(fd, from, bytes, offset);
+  if (!record.on() || n < 0) return n;
+  const auto written = static_cast<size_t>(n);
+  return record.done(n, "write " + inode_of(fd) + " " + std::to_string(offset) + " " +
+                            std::to_string(written) + "\n" +
+                            std::string(static_cast<const char*>(from), written) + "\n");
 }
 
 }  // namespace
@@ -52,7 +215,8 @@ void delay_read(int fd, size_t bytes) {
 extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
-  if (const char* signal = wish("init_signal")) kill(getpid(), std::atoi(signal));
+  if (const auto signal = wish("init_signal"); !signal.empty())
+    kill(getpid(), std::stoi(signal[0]));
   is_rank = true;
   return next<decltype(&MPI_Init_thread)>("MPI_Init_thread")(argc, argv, required, provided);
 }
@@ -65,5 +229,72 @@ ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
 ssize_t pread64(int fd, void* to, size_t bytes, off64_t offset) {
   delay_read(fd, bytes);
   return next<decltype(&pread64)>("pread64")(fd, to, bytes, offset);
+}
+
+ssize_t pwrite(int fd, const void* from, size_t bytes, off_t offset) {
+  return write_file<decltype(&pwrite)>("pwrite", fd, from, bytes, offset);
+}
+
+ssize_t pwrite64(int fd, const void* from, size_t bytes, off64_t offset) {
+  return write_file<decltype(&pwrite64)>("pwrite64", fd, from, bytes, offset);
+}
+
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return open_file<int (*)(const char*, int, mode_t)>("open", path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return open_file<int (*)(const char*, int, mode_t)>("open64", path, flags, mode);
+}
+
+int fsync(int fd) {
+  Record record(path_of(fd));
+  return record.done(next<decltype(&fsync)>("fsync")(fd), "sync " + inode_of(fd) + "\n");
+}
+
+int mkdir(const char* path, mode_t mode) {
+  const Name name(AT_FDCWD, path);
+  Record record(name.path);
+  const int result = next<decltype(&mkdir)>("mkdir")(path, mode);
+  const int reason = errno;
+  record.done(result, "directory " + name.text + " " + inode_of(name.path) + "\n");
+  errno = reason;
+  return result;
+}
+
+int symlink(const char* target, const char* path) {
+  const Name name(AT_FDCWD, path);
+  Record record(name.path);
+  return record.done(next<decltype(&symlink)>("symlink")(target, path),
+                     "link " + name.text + " " + target + "\n");
+}
+
+int rename(const char* from, const char* to) {
+  const Name before(AT_FDCWD, from), after(AT_FDCWD, to);
+  Record record(before.path);
+  return record.done(next<decltype(&rename)>("rename")(from, to),
+                     "rename " + before.text + " " + after.text + "\n");
+}
+
+int unlinkat(int dir, const char* path, int flags) {
+  const Name name(dir, path);
+  Record record(name.path);
+  return record.done(next<decltype(&unlinkat)>("unlinkat")(dir, path, flags),
+                     "unlink " + name.text + "\n");
+}
+
+int unlink(const char* path) { return unlinkat(AT_FDCWD, path, 0); }
+int rmdir(const char* path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
+int remove(const char* path) {
+  const int result = unlink(path);
+  return result != 0 && errno == EISDIR ? rmdir(path) : result;
 }
 }
