@@ -37,14 +37,14 @@ void read_lines(const fs::path& path, std::map<std::string, FinishedClip>& clips
       j.at("name").get_to(c.name);
       j.at("file").get_to(c.file);
       j.at("prompt").get_to(c.prompt);
-      j.at("seed").get_to(c.seed);
-      j.at("frames").get_to(c.frames);
-      j.at("height").get_to(c.height);
-      j.at("width").get_to(c.width);
+      c.seed = whole_number<std::int64_t>(j.at("seed"));
+      c.frames = whole_number<std::int64_t>(j.at("frames"));
+      c.height = whole_number<std::int64_t>(j.at("height"));
+      c.width = whole_number<std::int64_t>(j.at("width"));
       j.at("seconds").get_to(c.seconds);
-      j.at("bytes").get_to(c.bytes);
+      c.bytes = whole_number<std::uint64_t>(j.at("bytes"));
       j.at("pixels").get_to(c.pixels);
-      j.at("rank").get_to(c.rank);
+      c.rank = whole_number<int>(j.at("rank"));
       j.at("key").get_to(c.key);
       clips[c.name] = c;
     } catch (const nlohmann::json::exception&) {
