@@ -45,8 +45,8 @@ TEST(StepPlan, EveryClipOnceAnEpoch) {
 TEST(StepPlan, StepsBehind32Bits) {
   const StepPlanner planner(make_buckets({12, 8, 20}), 4, 2, 7);
   std::set<std::vector<SampleId>> orders;
-  for (const std::int64_t e :
-       {std::int64_t{0}, std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1, std::int64_t{1} << 40}) {
+  for (const std::int64_t e : {std::int64_t{0}, std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1,
+                               std::int64_t{1} << 40}) {
     std::vector<SampleId> order;
     for (std::int64_t s = 5 * e; s < 5 * (e + 1); ++s)
       for (const SampleId id : samples_of(planner.plan(s))) order.push_back(id);
