@@ -36,6 +36,8 @@ std::atomic<const char*> what_at = nullptr, name_at = nullptr;
 std::atomic<std::int64_t> number_at = 0;
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
+std::array<char, 256> name_text{};
+
 std::atomic<long> teller = 0;      // the thread that tells of its end: the first
 std::array<char, 512> uncaught{};  // the exception that ended this process, written before abort()
 std::array<char, 2048> told{};     // the message without calls
@@ -194,7 +196,9 @@ void at(const char* what, std::int64_t number) {
 }
 
 void at(const char* what, const char* name) {
-  name_at = name;
+  what_at = nullptr;
+  std::strncpy(name_text.data(), name, name_text.size() - 1);
+  name_at = name_text.data();
   what_at = what;
 }
 

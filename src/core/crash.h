@@ -12,8 +12,8 @@ namespace weft::crash {
 // main thread, which gets a stack of its own to tell of an overflow on.
 void watch();
 
-// What this rank is at from here on, such as ("step", 12), or a clip by name, which must stay where it is until the next call.
-// nullptr: nowhere. From any thread; costs a few stores.
+// What this rank is at from here on, such as ("step", 12), or a clip by its name, which is copied.
+// nullptr: nowhere. For the main thread; costs a few stores.
 void at(const char* what, std::int64_t number);
 void at(const char* what, const char* name);
 inline void at(std::nullptr_t) { at(nullptr, std::int64_t{0}); }
