@@ -4,8 +4,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 
 #include "commands/command_line.h"
+#include "core/crash.h"
+#include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/stop_signals.h"
@@ -31,6 +34,7 @@ int main(int argc, char** argv) {
   weft::hold_stop_signals();
   // A limit on file sizes is an error of write(), not the death of the job.
   std::signal(SIGXFSZ, SIG_IGN);
+  weft::crash::watch();
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which takes a third of the time
   // of a short command. Other MPIs do not read it.
@@ -50,8 +54,16 @@ int main(int argc, char** argv) {
     code = invocation.run(MPI_COMM_WORLD);
   } catch (weft::Error& e) {
     code = end_with(e, size);
+  } catch (const std::bad_alloc&) {
+    weft::Error memory(
+        weft::Exit::usage,
+        fmt::format("out of memory{}: {:.2f} GiB are resident and more was refused",
+                    weft::crash::place(), static_cast<double>(weft::resident_bytes()) / (1 << 30)),
+        "fewer ranks a host, a smaller job (docs/errors.md), or a higher limit: "
+        "ulimit -v, the memory of the container or of the Slurm job");
+    code = end_with(memory, size);
   } catch (const std::exception& e) {
-    weft::Error bug(weft::Exit::internal, e.what(),
+    weft::Error bug(weft::Exit::internal, e.what() + weft::crash::place(),
                     "this is a bug in weft, please report it with the log");
     code = end_with(bug, size);
   }

@@ -19,6 +19,13 @@ std::string slurp(const std::string& path, const MediaDeck& limits) {
                     "split the list, or raise media.max_list_mib");
 }
 
+void add(std::vector<IngestInput>& out, std::string path, MediaTrust trust, std::string text = "") {
+  IngestInput& input = out.emplace_back();
+  input.media.path = std::move(path);
+  input.media.trust = trust;
+  input.text = std::move(text);
+}
+
 // A path in a list is relative to the list, so that a folder can be moved as a whole.
 std::string beside(const std::string& list, const std::string& path) {
   if (is_source_graph(path) || path.starts_with("/")) return path;
@@ -88,8 +95,8 @@ void read_csv(const std::string& path, const MediaDeck& limits, std::vector<Inge
     WEFT_CHECK(fields.size() == header.size(), Exit::data, list_hint,
                "list {}, line {}: {} columns, the first line has {}", path, rows[r].line,
                fields.size(), header.size());
-    out.emplace_back(MediaSource{beside(path, fields[path_column]), MediaTrust::untrusted},
-                     text_column < fields.size() ? fields[text_column] : std::string());
+    add(out, beside(path, fields[path_column]), MediaTrust::untrusted,
+        text_column < fields.size() ? fields[text_column] : std::string());
   }
 }
 
@@ -110,8 +117,7 @@ void read_jsonl(const std::string& path, const MediaDeck& limits, std::vector<In
     const bool has = caption != object.end() && !caption->is_null();
     WEFT_CHECK(!has || caption->is_string(), Exit::data, list_hint,
                "list {}, line {}: `text` is not a string", path, line);
-    out.emplace_back(
-        MediaSource{beside(path, object["path"].get<std::string>()), MediaTrust::untrusted},
+    add(out, beside(path, object["path"].get<std::string>()), MediaTrust::untrusted,
         has ? caption->get<std::string>() : std::string());
   }
 }
@@ -120,7 +126,7 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
   glob_t found{};
   const int status = glob(pattern.c_str(), 0, nullptr, &found);  // sorted
   for (std::size_t i = 0; status == 0 && i < found.gl_pathc; ++i)
-    out.emplace_back(MediaSource{found.gl_pathv[i], MediaTrust::deck}, std::string());
+    add(out, found.gl_pathv[i], MediaTrust::deck);
   globfree(&found);
   WEFT_CHECK(status == 0, Exit::data, "check ingest.inputs, and the directory weft was started in",
              "no file matches {}", pattern);
@@ -133,7 +139,7 @@ std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
   std::vector<IngestInput> out;
   for (const std::string& input : inputs) {
     if (is_source_graph(input))
-      out.emplace_back(MediaSource{input, MediaTrust::deck}, std::string());
+      add(out, input, MediaTrust::deck);
     else if (input.ends_with(".csv"))
       read_csv(input, limits, out);
     else if (input.ends_with(".jsonl"))
@@ -141,7 +147,7 @@ std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
     else if (input.find_first_of("*?[") != std::string::npos && !std::filesystem::exists(input))
       expand_glob(input, out);
     else
-      out.emplace_back(MediaSource{input, MediaTrust::deck}, std::string());
+      add(out, input, MediaTrust::deck);
   }
   return out;
 }

@@ -1,9 +1,15 @@
 #include "core/fault.h"
 
+#include <sys/resource.h>
+
 #include <array>
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
+#include <limits>
+#include <stdexcept>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -25,11 +31,12 @@ struct Shape {
   bool has_value;
   double value_max;
 };
-constexpr std::array<Shape, 5> shapes{{{"slow", Kind::slow, true, 1000},
+constexpr std::array<Shape, 6> shapes{{{"slow", Kind::slow, true, 1000},
                                        {"stop", Kind::stop, false, 0},
                                        {"skip", Kind::skip, false, 0},
                                        {"flip", Kind::flip, false, 0},
-                                       {"nan", Kind::nan, true, 1}}};
+                                       {"nan", Kind::nan, true, 1},
+                                       {"crash", Kind::crash, true, 5}}};
 
 template <class T>
 bool read(std::string_view text, T& value) {
@@ -58,8 +65,9 @@ Fault fault_of(std::string_view text) {
       return f;
   }
   throw Error(Exit::usage, fmt::format("WEFT_FAULT holds \"{}\"", text),
-              "give slow:RANK:STEP:FRACTION, stop:RANK:STEP, skip:RANK:NUMBER, flip:RANK:STEP or "
-              "nan:RANK:STEP:ONCE, several with commas between them; unset it outside of tests",
+              "give slow:RANK:STEP:FRACTION, stop:RANK:STEP, skip:RANK:NUMBER, flip:RANK:STEP, "
+              "nan:RANK:STEP:ONCE or crash:RANK:STEP:HOW, several with commas between them; unset "
+              "it outside of tests",
               __FILE__, __LINE__);
 }
 
@@ -72,6 +80,24 @@ std::vector<Fault> faults_from_environment() {
   return faults;
 }
 
+// Not inlined, and not turned into a loop: each call takes a part of the stack.
+__attribute__((noinline)) int overflow(volatile int* above) {
+  volatile int page[1024] = {above[0] + 1};
+  if (page[0] == std::numeric_limits<int>::max())
+    return 0;  // never reached: compilers ask for an end
+  return overflow(page) + page[0];
+}
+
+// As a job meets the limit that `ulimit -v` sets.
+void run_out_of_memory() {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = 1;
+  setrlimit(RLIMIT_AS, &limit);
+  std::vector<std::vector<char>> taken;
+  for (;;) taken.emplace_back(std::size_t{1} << 26);
+}
+
 }  // namespace
 
 std::optional<double> ordered(Kind kind, std::int64_t at) {
@@ -79,6 +105,31 @@ std::optional<double> ordered(Kind kind, std::int64_t at) {
     if (f.kind == kind && f.rank == log::rank() && (kind == Kind::slow ? at >= f.at : at == f.at))
       return f.value;
   return std::nullopt;
+}
+
+void crash_if_ordered(std::int64_t at) {
+  const auto how = ordered(Kind::crash, at);
+  if (!how) return;
+  switch (static_cast<int>(*how)) {
+    case 0:
+      raise(SIGSEGV);
+      break;
+    case 1:
+      std::abort();
+    case 2:
+      std::thread([] { throw std::runtime_error("ordered by WEFT_FAULT"); }).join();
+      break;
+    case 3:
+      run_out_of_memory();
+      break;
+    case 4:
+      raise(SIGKILL);
+      break;
+    default: {
+      volatile int bottom = 0;
+      overflow(&bottom);
+    }
+  }
 }
 
 }  // namespace weft::fault

@@ -1,9 +1,11 @@
 // JSON from outside: how deep it may nest.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace weft {
 
@@ -49,6 +51,24 @@ template <class Json = nlohmann::json>
 Json try_parse_json(std::string_view text) {
   if (!is_shallow_json(text)) return Json(Json::value_t::discarded);
   return Json::parse(text, nullptr, false);
+}
+
+struct JsonNotWhole : nlohmann::json::exception {
+  JsonNotWhole() : exception(0, "[json.exception] not a whole number of its range") {}
+};
+
+// The whole number that `j` is; JsonNotWhole if it is none, or none that a T holds. get<T>() takes fractions, 1e300 and
+// 2^64 - 1 for a T too, with whatever comes of it.
+template <class T, class Json>
+T whole_number(const Json& j) {
+  if (j.is_number_unsigned()) {
+    const auto n = j.template get<std::uint64_t>();
+    if (std::in_range<T>(n)) return static_cast<T>(n);
+  } else if (j.is_number_integer()) {
+    const auto n = j.template get<std::int64_t>();
+    if (std::in_range<T>(n)) return static_cast<T>(n);
+  }
+  throw JsonNotWhole();
 }
 
 }  // namespace weft

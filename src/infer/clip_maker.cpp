@@ -6,7 +6,9 @@
 
 #include "core/arena.h"
 #include "core/clock.h"
+#include "core/crash.h"
 #include "core/error.h"
+#include "core/fault.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "diffusion/rectified_flow.h"
@@ -287,6 +289,8 @@ void ClipMaker::finish_loop(const ClipItem& item, std::int64_t loop, const Tenso
 }
 
 std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const Failed& failed) {
+  crash::at("clip", item_of(batch.front()).name.c_str());
+  fault::crash_if_ordered(batch.front());
   std::int64_t made = 0;
   std::optional<InHand> clip(std::in_place);
   references_.clear();

@@ -40,7 +40,7 @@ const json& object(const json& j, const char* key) {
 }
 
 void add_step(Steps& s, std::int64_t step, const json& j) {
-  s.step.push_back(static_cast<double>(step + 1));
+  s.step.push_back(static_cast<double>(step) + 1);
   s.loss.push_back(number(j, "loss"));
   s.grad_norm.push_back(number(j, "grad_norm"));
   s.lr.push_back(number(j, "lr"));
@@ -101,7 +101,7 @@ void add_ranks(RankTimes& t, std::size_t at, const json& j) {
     t.wait[r] += wait[r];
     if (!t.data_wait.empty() && r < data.size()) t.data_wait[r] += data[r];
   }
-  if (const double slowest = number(j, "slowest_rank"); slowest >= 0)
+  if (const double slowest = number(j, "slowest_rank"); slowest >= 0 && slowest < 1 << 30)
     ++t.was_slowest[static_cast<int>(slowest)];
 }
 

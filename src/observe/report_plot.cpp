@@ -269,6 +269,9 @@ std::vector<double> round_ticks(double low, double high, int count) {
       step = m * power;
       break;
     }
+  // Ticks so close, or so far out, that a double does not tell them apart would never end.
+  if (!std::isfinite(step) || !(step > 1e-14 * std::max(std::abs(low), std::abs(high))))
+    return {low};
   for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i)
     ticks.push_back(i * step);
   if (ticks.empty()) ticks.push_back(std::round(low / step) * step);

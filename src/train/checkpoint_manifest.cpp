@@ -33,8 +33,9 @@ std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) 
   return len / parts * part + len % parts * part / parts;
 }
 
-// More stretches than any state has; a number beyond it is damage, not a reason to run out of memory.
-constexpr std::int64_t most_stretches = std::int64_t{1} << 24;
+// More stretches than any state has in all lists, or in all arrays: 2^16 elements or more each, 69 billion and more in all. A
+// number beyond it is damage, not a reason to run out of memory.
+constexpr std::int64_t most_stretches = std::int64_t{1} << 20;
 
 // A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and one of another.
 // State is cut into buckets that are mostly of one size, so thousands of stretches are a line or two.
@@ -83,6 +84,13 @@ std::size_t list_of(Layout& layout, std::vector<std::int64_t> cuts) {
   return index;
 }
 
+std::uint64_t shard_bytes(const Layout& layout, int rank, int ranks) {
+  std::uint64_t bytes = 0;
+  for (const Piece& p : pieces_of(layout, rank, ranks))
+    bytes += static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
+  return bytes;
+}
+
 // A shard has to be exactly what its place in the list makes it: anything else was not written by
 // a save, and reading by it could go wrong in ways that nobody has tried.
 void check_shards(const Manifest& m, const std::string& where) {
@@ -90,10 +98,11 @@ void check_shards(const Manifest& m, const std::string& where) {
   const int ranks = static_cast<int>(m.shards.size());
   for (int r = 0; r < ranks; ++r) {
     const ShardTable& s = m.shards[static_cast<std::size_t>(r)];
-    const ShardTable expected = shard_of(m.layout, r, ranks);
-    if (s.file != expected.file || s.bytes != expected.bytes ||
-        s.blocks.size() != expected.blocks.size())
-      refuse(where, fmt::format("the entry of {} contradicts the arrays", expected.file));
+    const std::string file = shard_name(static_cast<std::size_t>(r));
+    const std::uint64_t bytes = shard_bytes(m.layout, r, ranks);
+    // Blocks are counted, not made: arrays that are not there could ask for any number of them.
+    if (s.file != file || s.bytes != bytes || s.blocks.size() != block_count(bytes))
+      refuse(where, fmt::format("the entry of {} contradicts the arrays", file));
   }
 }
 
@@ -108,9 +117,9 @@ void check_ranges(const Manifest& m, const ordered_json& shards, const std::stri
       const ordered_json& a = found.at(i);
       const Piece& b = expected[i];
       same = a.at("array").get<std::string>() == m.layout.arrays[b.array].name &&
-             a.at("begin").get<std::int64_t>() == b.begin &&
-             a.at("end").get<std::int64_t>() == b.end &&
-             a.at("offset").get<std::uint64_t>() == b.offset;
+             whole_number<std::int64_t>(a.at("begin")) == b.begin &&
+             whole_number<std::int64_t>(a.at("end")) == b.end &&
+             whole_number<std::uint64_t>(a.at("offset")) == b.offset;
     }
     if (!same)
       refuse(where, fmt::format("the entry of {} contradicts the arrays",
@@ -121,19 +130,26 @@ void check_ranges(const Manifest& m, const ordered_json& shards, const std::stri
 Layout layout_from_json(const ordered_json& j, Division division, const std::string& where) {
   Layout layout;
   layout.division = division;
+  std::int64_t stretches = 0;
+  const auto count = [&](const std::vector<std::int64_t>& cuts) {
+    stretches += std::ssize(cuts);
+    if (stretches > most_stretches) refuse(where, "has more stretches than any state");
+  };
   if (division == Division::units)
     for (const auto& list : j.at("cuts")) {
       layout.cuts.push_back(cuts_from_text(list.get<std::string>()));
       if (layout.cuts.back().empty()) refuse(where, "a list of cuts is not one");
+      count(layout.cuts.back());
     }
   for (const auto& a : j.at("arrays")) {
     const auto name = a.at("name").get<std::string>();
-    const auto n = a.at("elements").get<std::int64_t>();
+    const auto n = whole_number<std::int64_t>(a.at("elements"));
     if (n < 0 || n > (std::int64_t{1} << 50)) refuse(where, "an array has no believable length");
-    const std::size_t cuts =
-        division == Division::units ? a.at("cuts").get<std::size_t>() : list_of(layout, {n});
+    const std::size_t cuts = division == Division::units ? whole_number<std::size_t>(a.at("cuts"))
+                                                         : list_of(layout, {n});
     if (cuts >= layout.cuts.size() || layout.cuts[cuts].back() != n)
       refuse(where, fmt::format("the cuts of array {} do not end where it ends", name));
+    count(layout.cuts[cuts]);
     layout.arrays.push_back({name, n, cuts});
   }
   return layout;
@@ -143,15 +159,17 @@ Layout layout_from_json(const ordered_json& j, Division division, const std::str
 // caller turns into an Error.
 Manifest from_json(const ordered_json& j, Division division, const std::string& where) {
   Manifest m;
-  m.info.step = j.at("step").get<std::int64_t>();
+  m.info.step = whole_number<std::int64_t>(j.at("step"));
   m.info.build = j.at("build").get<std::string>();
   m.info.deck = j.at("deck").get<std::string>();
   m.info.notes = j.at("notes").get<std::map<std::string, std::string>>();
   m.layout = layout_from_json(j, division, where);
-  for (const auto& t : j.at("tensors"))
-    m.info.tensors.push_back({t.at("name").get<std::string>(),
-                              t.at("shape").get<std::vector<std::int64_t>>(),
-                              t.at("offset").get<std::int64_t>()});
+  for (const auto& t : j.at("tensors")) {
+    TensorRange& tensor = m.info.tensors.emplace_back();
+    tensor.name = t.at("name").get<std::string>();
+    for (const auto& d : t.at("shape")) tensor.shape.push_back(whole_number<std::int64_t>(d));
+    tensor.offset = whole_number<std::int64_t>(t.at("offset"));
+  }
   for (const TensorRange& t : m.info.tensors) {
     std::int64_t end = 1;
     bool sound = t.offset >= 0;
@@ -163,7 +181,7 @@ Manifest from_json(const ordered_json& j, Division division, const std::string& 
   for (const auto& s : j.at("shards")) {
     ShardTable shard;
     shard.file = s.at("file").get<std::string>();
-    shard.bytes = s.at("bytes").get<std::uint64_t>();
+    shard.bytes = whole_number<std::uint64_t>(s.at("bytes"));
     for (const auto& b : s.at("blocks")) {
       const auto hash = hash_from_hex(b.get<std::string>());
       if (!hash) refuse(where, "a block's hash is not 32 hexadecimal digits");
@@ -218,8 +236,7 @@ std::vector<Piece> pieces_of(const Layout& layout, int rank, int ranks) {
 ShardTable shard_of(const Layout& layout, int rank, int ranks) {
   ShardTable shard;
   shard.file = shard_name(static_cast<std::size_t>(rank));
-  for (const Piece& p : pieces_of(layout, rank, ranks))
-    shard.bytes += static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
+  shard.bytes = shard_bytes(layout, rank, ranks);
   shard.blocks.resize(block_count(shard.bytes));
   return shard;
 }
@@ -284,7 +301,7 @@ Manifest manifest_from_text(const std::string& text, const std::string& where) {
                   fmt::format("{}: written in format {}, this weft reads {} and {}", where, found,
                               schema, schema_1),
                   "use the version of weft that wrote it", __FILE__, __LINE__);
-    if (j.at("block_bytes").get<std::uint64_t>() != block_bytes)
+    if (whole_number<std::uint64_t>(j.at("block_bytes")) != block_bytes)
       refuse(where, "blocks of another size than this weft's");
     return from_json(j, found == schema ? Division::units : Division::even, where);
   } catch (const ordered_json::exception& e) {

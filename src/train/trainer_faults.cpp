@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "core/crash.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/fault.h"
@@ -48,6 +49,8 @@ void flip_a_bit(ParameterTable& table) {
 }  // namespace
 
 void Trainer::begin_faults() {
+  crash::at("step", done_ + 1);
+  fault::crash_if_ordered(done_);
   if (fault::ordered(fault::Kind::stop, done_))
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
   if (fault::ordered(fault::Kind::flip, done_)) {

@@ -89,6 +89,20 @@ TEST(Arena, PlanningFollowsSizesWithoutMemory) {
   EXPECT_NE(plan->allocate(std::size_t{1} << 40), nullptr) << "a terabyte costs nothing to plan";
 }
 
+TEST(Arena, PlansTensorsOfMoreElementsThan32BitsCount) {
+  const auto plan = Arena::planning();
+  const ArenaScope scope(*plan);
+  const std::int64_t rows = (std::int64_t{1} << 31) + 3;
+  const Tensor t = Tensor::empty({2, rows, 5}, DType::f32);
+  EXPECT_EQ(t.numel(), 10 * rows);
+  EXPECT_EQ(t.bytes(), std::size_t{40} * static_cast<std::size_t>(rows));
+  EXPECT_GE(plan->peak(), t.bytes());
+  const Tensor flat = t.view({t.numel()});
+  const Tensor last = flat.slice(t.numel() - 1, t.numel());
+  EXPECT_EQ(static_cast<const char*>(last.raw()) - static_cast<const char*>(t.raw()),
+            static_cast<std::ptrdiff_t>(t.bytes()) - 4);
+}
+
 TEST(Arena, ScopesNest) {
   EXPECT_FALSE(Arena::has_current());
   const auto a = Arena::reserve(unit), b = Arena::reserve(unit);

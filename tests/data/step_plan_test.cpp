@@ -41,6 +41,20 @@ TEST(StepPlan, EveryClipOnceAnEpoch) {
   }
 }
 
+// Steps and epochs count in 64 bits: behind 2^31 and 2^32 an epoch still has every clip once, in an order of its own.
+TEST(StepPlan, StepsBehind32Bits) {
+  const StepPlanner planner(make_buckets({12, 8, 20}), 4, 2, 7);
+  std::set<std::vector<SampleId>> orders;
+  for (const std::int64_t e : {std::int64_t{0}, std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1,
+                               std::int64_t{1} << 40}) {
+    std::vector<SampleId> order;
+    for (std::int64_t s = 5 * e; s < 5 * (e + 1); ++s)
+      for (const SampleId id : samples_of(planner.plan(s))) order.push_back(id);
+    EXPECT_TRUE(orders.insert(order).second) << "epoch " << e << " repeats another";
+    EXPECT_EQ(std::set<SampleId>(order.begin(), order.end()).size(), 40u) << "epoch " << e;
+  }
+}
+
 TEST(StepPlan, FunctionOfTheStepAlone) {
   const auto buckets = make_buckets({13, 5, 9});
   const StepPlanner forward(buckets, 2, 3, 42), backward(buckets, 2, 3, 42);

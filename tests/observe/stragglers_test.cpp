@@ -181,6 +181,72 @@ TEST(Stragglers, AFewLongStepsAreNoStraggler) {
   }
 }
 
+// A host that other jobs use: on any rank now and then a delay with a heavy tail, and at times a load that takes a share of one
+// rank's processor for some steps on end. None of it is a property of the rank.
+class LoadedHost {
+ public:
+  LoadedHost(int ranks, std::uint64_t seed) : ranks_(ranks), seed_(seed) {}
+
+  double slower(int rank, std::int64_t step) const {
+    const Philox here(seed_, Purpose::noise, static_cast<std::uint64_t>(step),
+                      static_cast<std::uint64_t>(rank));
+    double pace = 1;
+    // One step in seven is delayed, by a Pareto law: 5 % in most, many times the step in a few.
+    if (here.uniform(0) < 0.15f)
+      pace += std::min(20.0, 0.05 / std::pow(std::max(1e-6f, here.uniform(1)), 1 / 1.3));
+    // One burst in each stretch of 50 steps: 2 to 6 steps on one rank, at half to a third of its pace.
+    const std::int64_t stretch = step / 50;
+    const Philox burst(seed_, Purpose::sampler, static_cast<std::uint64_t>(stretch), 0);
+    const auto victim = static_cast<int>(burst.uniform(0) * static_cast<float>(ranks_));
+    const auto begin = static_cast<std::int64_t>(burst.uniform(1) * 40);
+    const auto length = 2 + static_cast<std::int64_t>(burst.uniform(2) * 5);
+    if (rank == victim && step % 50 >= begin && step % 50 < begin + length)
+      pace *= 2 + burst.uniform(3);
+    return pace;
+  }
+
+ private:
+  int ranks_;
+  std::uint64_t seed_;
+};
+
+TEST(Stragglers, NoneIsReportedInAThousandCleanStepsOfALoadedHost) {
+  for (const int ranks : {2, 3, 4, 8})
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+      StragglerWatch watch(ranks);
+      Machine machine(ranks, Noise::heavy, 0.04, seed);
+      const LoadedHost host(ranks, seed);
+      for (std::int64_t step = 0; step < 1000; ++step) {
+        machine.play(step, [&](int r, std::int64_t s) { return host.slower(r, s); });
+        for (const auto& v : watch.step(machine.busy, machine.expected))
+          ADD_FAILURE() << label(ranks, Noise::heavy, 0.04, seed) << ": rank " << v.rank << " by "
+                        << v.slower << " at step " << step;
+      }
+    }
+}
+
+TEST(Stragglers, ARankOneFifthSlowerIsFoundOnALoadedHostToo) {
+  constexpr std::int64_t onset = 100, within = 40;
+  for (const int ranks : {2, 3, 4, 8})
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+      const int culprit = static_cast<int>(seed) % ranks;
+      StragglerWatch watch(ranks);
+      Machine machine(ranks, Noise::heavy, 0.04, 200 + seed);
+      const LoadedHost host(ranks, 200 + seed);
+      std::int64_t at = -1;
+      for (std::int64_t step = 0; step < onset + within && at < 0; ++step) {
+        machine.play(step, [&](int r, std::int64_t s) {
+          return host.slower(r, s) * (r == culprit && s >= onset ? 1.2 : 1.0);
+        });
+        for (const auto& v : watch.step(machine.busy, machine.expected)) {
+          EXPECT_EQ(v.rank, culprit);
+          at = step;
+        }
+      }
+      EXPECT_GE(at, onset) << label(ranks, Noise::heavy, 0.04, seed) << ": not found";
+    }
+}
+
 TEST(Stragglers, RanksWithoutWorkAreNotJudged) {
   StragglerWatch watch(3);
   for (int step = 0; step < 100; ++step) {
