@@ -63,6 +63,13 @@ VAE_OPTIONS = ["vae_train.discriminator=patchgan", "vae_train.discriminator_star
                "vae_train.lecam_weight=10", "vae_train.image_share=0.2"]
 
 
+def processor_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
 def command(weft, deck, run, ranks, options):
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(weft), "train", str(deck),
             f"run.dir={run}", *options]
@@ -128,7 +135,7 @@ def main():
                       f"({kills} kills): {'the same bits' if len(ends) == 1 else f'{len(ends)} DIFFERENT ENDS'}", flush=True)
     if args.json:
         version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-        args.json.write_text(json.dumps({"weft": version, "processor": platform.processor() or platform.machine(),
+        args.json.write_text(json.dumps({"weft": version, "processor": processor_name(),
                                          "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 1 if failed else 0
 
