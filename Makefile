@@ -1,7 +1,7 @@
 # The front door. CMake does the work; each target does all of its own set-up.
 
 .DEFAULT_GOAL := help
-.PHONY: run test fuzz test-slurm build bench bundle deps format check-format check-includes clean help
+.PHONY: run test fuzz tsan test-slurm build bench bundle deps format check-format check-includes clean help
 
 run: ## footage -> VAE -> latents -> STDiT3 on 2 ranks, stopped and gone on -> clips from prompts (VIDEO=path: your footage)
 	@tools/run_demo.sh
@@ -11,6 +11,9 @@ test: ## every test; the last line is the summary of ctest
 
 fuzz: ## every parser under clang's libFuzzer, FUZZ_SECONDS each (3600); TARGET=name for one of them
 	@tools/fuzz.sh
+
+tsan: ## the tests of everything that has threads, under ThreadSanitizer (build/tsan, a build of its own)
+	@tools/tsan.sh
 
 test-slurm: ## the job scripts under a Slurm of its own on this host (root: installs Debian's Slurm)
 	@tools/test_slurm.sh

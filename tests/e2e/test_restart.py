@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 import unittest
+from unittest import mock
 
 from harness import WeftTest
 
@@ -177,6 +178,65 @@ class Stop(WeftTest):
         self.assertEqual(job.wait(60), 64 + signal.SIGTERM, job.err)
         self.assert_gone(job)
         self.assertFalse((self.dir / "run" / "latest").exists())
+
+
+class Clocks(WeftTest):
+    """Clocks on the wall that are set while a run goes on, or differ between hosts: tests/shim moves them."""
+
+    def numbers(self, value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        return [n for v in value for n in self.numbers(v)] if isinstance(value, list) else [value]
+
+    def ends_in(self, seconds):
+        """The environment of a Slurm job that ends then, by rank 0's clock."""
+        return mock.patch.dict(os.environ, SLURM_JOB_END_TIME=str(int(time.time()) + seconds))
+
+    def test_jumps_of_an_hour_change_nothing(self):
+        self.train("whole", "parallel.deterministic=true")
+        for seconds in (3600, -3600):
+            with self.subTest(seconds=seconds):
+                run, jumps = f"moved{seconds}", self.dir / f"jumps{seconds}"
+                # An hour more would be the end of the Slurm job, and of the watchdog's patience.
+                with self.ends_in(3000):
+                    job = self.weft("train", "deck.toml", f"run.dir={run}", "parallel.deterministic=true", "train.keep=10",
+                                    "parallel.hang_timeout=600",
+                                    shim=f"wall_clock={seconds}:20:{jumps}:{self.dir / run / 'step_5'}")
+                seen = [line.split() for line in jumps.read_text().splitlines()]
+                for rank in range(2):
+                    mine = [int(s) for r, s in seen if int(r) == rank]
+                    self.assertGreaterEqual(len(mine), 4)
+                    self.assertEqual(mine, [seconds if n % 2 == 0 else -seconds for n in range(len(mine))])
+                for text in ("no progress", "did not end", "SLURM_JOB_END_TIME"):
+                    self.assertNotIn(text, job.err)
+                self.assert_same_run("whole", run)
+                for m in self.metrics(run):
+                    times = [m["seconds"], *self.numbers(m["split"]),
+                             *(n for key in ("rank_busy", "rank_wait", "rank_data_wait") for n in self.numbers(m.get(key, [])))]
+                    self.assertGreaterEqual(min(times), 0, m)
+                    # No wait of an hour either.
+                    self.assertLess(max(times), 3000, m)
+
+    def test_rank_0_alone_judges_the_time_that_is_left(self):
+        # Rank 1 believes that the end has passed, then that it is a day away.
+        with self.ends_in(7200):
+            job = self.weft("train", "deck.toml", "run.dir=run", shim="wall_clock_of_ranks=86400")
+        self.assertNotIn("SLURM_JOB_END_TIME", job.err)
+        self.assertEqual(len(self.metrics("run")), 20)
+        for seconds in (-86400, -30, 30):
+            with self.subTest(seconds=seconds):
+                run = f"stopped{seconds}"
+                # Two seconds before the margin begins, at which a slow host has done less.
+                with self.ends_in(1002):
+                    job = self.weft("train", "deck.toml", f"run.dir={run}", "run.stop_margin=1000", "train.steps=1000000",
+                                    expect=75, shim=f"wall_clock_of_ranks={seconds}")
+                self.assertEqual(job.err.count("asked to stop by "), 1, job.err)
+                self.assertIn("asked to stop by the end of the Slurm job in ", job.err)
+                done = len(self.metrics(run))
+                self.assertIn(f"stopped on request after step {done}", job.err)
+                self.assertEqual(self.latest(run), f"step_{done}")
+                self.weft("inspect", f"{run}/step_{done}", ranks=0)
+                self.assertIn(f"{done} of {done + 2} steps done", self.train(run, f"train.steps={done + 2}").err)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@
 //                   10 ms apart
 //   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
 //                   exists
+//   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
+//                   time the rank has asked any clock EVERY times more: there, back, there. Each
+//                   jump is a line "RANK SECONDS" of LOG
+//   wall_clock_of_ranks=SECONDS   rank r's wall clock is r times SECONDS ahead
 //   record=LOG:DIR  what happens to the files below DIR goes to LOG, in one order over all processes
 //                   (tests/e2e/test_power_cut.py reads it)
 #include <dlfcn.h>
@@ -17,6 +21,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -109,6 +114,33 @@ void hold_write(int fd) {
   static const std::vector<std::string> held = wish("held_writes");
   if (held.size() != 2 || path_of(fd).find(held[1]) == std::string::npos) return;
   while (access(held[0].c_str(), F_OK) != 0) pause_for(10);
+}
+
+// Seconds that this rank's clock on the wall is wrong by now: what an administrator or NTP may do to it.
+time_t wall_clock_error() {
+  if (!is_rank) return 0;
+  static const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  static const std::vector<std::string> jumps = wish("wall_clock"),
+                                        apart = wish("wall_clock_of_ranks");
+  if (apart.size() == 1 && rank != nullptr) return std::stol(apart[0]) * std::stol(rank);
+  if (jumps.size() != 4) return 0;
+  static std::atomic<bool> began = false;
+  if (!began && access(jumps[3].c_str(), F_OK) != 0) return 0;
+  began = true;
+  static const long every = std::stol(jumps[1]);
+  static std::atomic<long> asked = 0;
+  const long now = asked++;
+  const time_t there = std::stol(jumps[0]), error = now / every % 2 == 0 ? there : 0;
+  if (now % every == 0) {
+    const std::string line = std::string(rank == nullptr ? "0" : rank) + " " +
+                             std::to_string(error == 0 ? -there : there) + "\n";
+    const int log = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, jumps[2].c_str(),
+                                               O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (::syscall(SYS_write, log, line.data(), line.size()) != static_cast<long>(line.size()))
+      abort();
+    close(log);
+  }
+  return error;
 }
 
 // One act at a time over all processes, and its record in the same breath: the log's order is what
@@ -253,6 +285,30 @@ int open64(const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
   return open_file<int (*)(const char*, int, mode_t)>("open64", path, flags, mode);
+}
+
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  static const auto real = next<decltype(&clock_gettime)>("clock_gettime");
+  const int result = real(clock, time);
+  // Every clock counts; those of the wall are moved.
+  const time_t error = wall_clock_error();
+  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+    time->tv_sec += error;
+  return result;
+}
+
+int gettimeofday(timeval* time, void* zone) noexcept {
+  static const auto real = next<decltype(&gettimeofday)>("gettimeofday");
+  const int result = real(time, zone);
+  if (result == 0) time->tv_sec += wall_clock_error();
+  return result;
+}
+
+time_t time(time_t* to) noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (to != nullptr) *to = now.tv_sec;
+  return now.tv_sec;
 }
 
 int fsync(int fd) {
