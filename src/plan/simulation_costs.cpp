@@ -35,9 +35,7 @@ std::vector<double> agreed_seconds(const fs::path& run, std::size_t buckets) {
   const auto note = newest.info().notes.find("costs");
   WEFT_CHECK(note != newest.info().notes.end(), Exit::checkpoint, "train a little with this weft",
              "--costs {}: {} notes no costs", run.string(), newest.dir().string());
-  CostTable table{std::vector<CostTable::Planned>(buckets)};
-  table.from_text(note->second);
-  return table.seconds();
+  return CostTable::seconds_in(note->second, buckets);
 }
 
 // Medians over a run's steps, the first ones left out: caches and the costs themselves settle there.

@@ -89,20 +89,20 @@ std::string CostTable::to_text() const {
   return text;
 }
 
-void CostTable::from_text(const std::string& text) {
+CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   std::istringstream lines(text);
   std::string line;
   if (!std::getline(lines, line) || (line != title && line != title_1)) damaged(line);
   const bool format_1 = line == title_1;
   if (!std::getline(lines, line)) damaged("");
-  std::size_t buckets = 0;
-  if (!(std::istringstream(line) >> buckets)) damaged(line);
+  std::size_t noted = 0;
+  if (!(std::istringstream(line) >> noted)) damaged(line);
   WEFT_CHECK(
-      buckets == planned_.size(), Exit::checkpoint,
+      noted == buckets, Exit::checkpoint,
       "go on with the data that the run was started with, or start anew (run.resume = false)",
-      "the checkpoint's costs are of {} buckets, the data has {}", buckets, planned_.size());
+      "the checkpoint's costs are of {} buckets, the data has {}", noted, buckets);
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
-  std::vector<double> seconds(buckets), weight(buckets);
+  Noted n{{}, std::vector<double>(buckets), std::vector<double>(buckets)};
   if (format_1) {
     // A line for each exchange, the last of them the newest: its step, and pairs of seconds and weight.
     std::string last;
@@ -111,27 +111,39 @@ void CostTable::from_text(const std::string& text) {
     std::int64_t step = 0;
     if (!last.empty() && !(numbers >> step)) damaged(last);
     for (std::size_t b = 0; b < buckets && !last.empty(); ++b)
-      if (!(numbers >> seconds[b] >> weight[b]) || !is_time(seconds[b]) || !is_time(weight[b]))
+      if (!(numbers >> n.seconds[b] >> n.weight[b]) || !is_time(n.seconds[b]) ||
+          !is_time(n.weight[b]))
         damaged(last);
-  } else {
-    std::vector<Planned> begun(buckets);
-    for (std::size_t b = 0; b < buckets; ++b) {
-      if (!std::getline(lines, line)) damaged("");
-      std::istringstream numbers(line);
-      if (!(numbers >> begun[b].clips >> begun[b].cost >> seconds[b] >> weight[b]) ||
-          !is_time(begun[b].cost) || !is_time(seconds[b]) || !is_time(weight[b]))
-        damaged(line);
-    }
-    const bool same_batches =
-        std::equal(begun.begin(), begun.end(), planned_.begin(),
-                   [](const Planned& then, const Planned& now) { return then.clips == now.clips; });
-    if (same_batches) planned_ = std::move(begun);
-    // The times were those of other micro-batches.
-    for (std::size_t b = 0; b < buckets && !same_batches; ++b)
-      if (begun[b].clips != planned_[b].clips) seconds[b] = weight[b] = 0;
+    return n;
   }
-  seconds_ = std::move(seconds);
-  weight_ = std::move(weight);
+  n.planned.resize(buckets);
+  for (std::size_t b = 0; b < buckets; ++b) {
+    if (!std::getline(lines, line)) damaged("");
+    std::istringstream numbers(line);
+    if (!(numbers >> n.planned[b].clips >> n.planned[b].cost >> n.seconds[b] >> n.weight[b]) ||
+        !is_time(n.planned[b].cost) || !is_time(n.seconds[b]) || !is_time(n.weight[b]))
+      damaged(line);
+  }
+  return n;
+}
+
+void CostTable::from_text(const std::string& text) {
+  Noted n = read(text, planned_.size());
+  if (!n.planned.empty()) {
+    bool same_batches = true;
+    for (std::size_t b = 0; b < planned_.size(); ++b) {
+      if (n.planned[b].clips == planned_[b].clips) continue;
+      same_batches = false;
+      n.seconds[b] = n.weight[b] = 0;  // of other micro-batches
+    }
+    if (same_batches) planned_ = std::move(n.planned);
+  }
+  seconds_ = std::move(n.seconds);
+  weight_ = std::move(n.weight);
+}
+
+std::vector<double> CostTable::seconds_in(const std::string& text, std::size_t buckets) {
+  return read(text, buckets).seconds;
 }
 
 }  // namespace weft

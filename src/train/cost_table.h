@@ -40,8 +40,17 @@ class CostTable {
   // Also the text of format 1, of which the measured seconds alone count. Exit::checkpoint if it cannot be read or is of
   // another number of buckets.
   void from_text(const std::string& text);
+  // [bucket] The measured seconds in such a text alone, 0 where there are none. Exit::checkpoint as from_text().
+  static std::vector<double> seconds_in(const std::string& text, std::size_t buckets);
 
  private:
+  // What a text tells. `planned` is empty in format 1.
+  struct Noted {
+    std::vector<Planned> planned;
+    std::vector<double> seconds, weight;
+  };
+  static Noted read(const std::string& text, std::size_t buckets);
+
   std::vector<Planned> planned_;
   std::vector<double> seconds_;  // [bucket], 0: not measured
   std::vector<double> weight_;   // [bucket], measurements that seconds_ stands for

@@ -137,6 +137,7 @@ TEST(CostTable, OtherBatchesArePlannedAnew) {
   EXPECT_EQ(back.cost(0), 40);
   EXPECT_EQ(back.cost(1), 21);
   EXPECT_EQ(back.seconds(), (std::vector<double>{0, 2}));
+  EXPECT_EQ(CostTable::seconds_in(t.to_text(), 2), (std::vector<double>{1, 2}));
 }
 
 TEST(CostTable, ReadsTheTimesOfFormat1) {
