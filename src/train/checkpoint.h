@@ -77,8 +77,9 @@ class CheckpointWriter {
 class Checkpoint {
  public:
   // Collective. Finds the newest usable checkpoint of a run: `latest` first, then older ones. Every damaged one is
-  // named in a WARN line (file, block, tensor), and so is one of another run than `run` (notes["run"]; "": any). nullopt when the run has never saved any;
-  // Exit::checkpoint when there are some and none is usable.
+  // named in a WARN line (file, block, tensor), and so is one of another run than `run`
+  // (notes["run"]; "": any). nullopt when the run has never saved any; Exit::checkpoint when there
+  // are some and none is usable.
   static std::optional<Checkpoint> newest(const std::filesystem::path& run_dir, MPI_Comm comm,
                                           const std::string& run = "");
   // Opens one checkpoint directory and verifies every byte of it; throws Exit::checkpoint. Not collective.
