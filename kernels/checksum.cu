@@ -1,4 +1,4 @@
-// CUDA side of ops/checksum.h. CPU twin: src/ops/cpu/checksum.cpp; cases: src/commands/kernel_cases_optimizer.cpp. Not yet run
+// CUDA side of ops/checksum.h. CPU twin: src/ops/cpu/checksum.cpp; cases: src/bench/kernels/optimizer.cpp. Not yet run
 // on a GPU.
 //
 // 4 bytes and some ten integer operations a word: bound by memory, a millisecond for the weights of STDiT3-XL/2. Sums

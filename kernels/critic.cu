@@ -1,4 +1,4 @@
-// CUDA side of ops/critic.h. CPU twin src/ops/cpu/critic.cpp, cases src/commands/kernel_cases_vae_loss.cpp. Not yet run on a
+// CUDA side of ops/critic.h. CPU twin src/ops/cpu/critic.cpp, cases src/bench/kernels/vae_loss.cpp. Not yet run on a
 // GPU. The penalty reads a gradient of frames twice and writes it once; the rest is a few numbers. A frame's norm is a block's:
 // frames are few, but the backward through the discriminator before it takes a hundred times as long.
 #include "ops/critic.h"

@@ -1,4 +1,4 @@
-// CUDA side of src/ops/embed.h. Twin: src/ops/cpu/embed.cpp; cases: src/commands/kernel_cases_embed.cpp
+// CUDA side of src/ops/embed.h. Twin: src/ops/cpu/embed.cpp; cases: src/bench/kernels/embed.cpp
 // (weft bench kernels --filter embed).
 //
 // Nothing here multiplies: each operation is bounded by the bytes named below, and most are so small at STDiT3's sizes

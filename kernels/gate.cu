@@ -1,5 +1,5 @@
 // Gated residual and modulation of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases:
-// src/commands/kernel_cases_norm.cpp.
+// src/bench/kernels/norm.cpp.
 //
 // Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes), f32 twice that:
 //   gate_residual_forward    x, p in, y out      6912 bytes
@@ -10,7 +10,7 @@
 // Scratch (Tensor::empty) of gate_residual_backward: 4 C bytes a run, 3 MB at 30 frames of C = 1152 on 132 SMs.
 #include "ops/norm.h"
 
-#include "frames.cuh"
+#include "conv/frames.cuh"
 
 namespace weft::kernels {
 namespace {

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/device_cuda.h"
-#include "core/tensor.h"
+#include "tensor/device_cuda.h"
+#include "tensor/tensor.h"
 
 namespace weft::kernels {
 

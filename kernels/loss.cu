@@ -1,4 +1,4 @@
-// CUDA side of src/ops/loss.h. Twin: src/ops/cpu/loss.cpp; cases: src/commands/kernel_cases_loss.cpp
+// CUDA side of src/ops/loss.h. Twin: src/ops/cpu/loss.cpp; cases: src/bench/kernels/loss.cpp
 // (weft bench kernels --filter loss).
 //
 // Each operation reads and writes every value once, in 16-byte accesses where a frame is a multiple of 4 values. Bytes for n

@@ -1,4 +1,4 @@
-// Layer norm of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases: src/commands/kernel_cases_norm.cpp. Not yet
+// Layer norm of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases: src/bench/kernels/norm.cpp. Not yet
 // run on a GPU.
 //
 // Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes), f32 twice that:
@@ -13,7 +13,7 @@
 // one a frame: 3.6 MB at 30 frames of C = 1152 on 132 SMs.
 #include "ops/norm.h"
 
-#include "frames.cuh"
+#include "conv/frames.cuh"
 
 namespace weft::kernels {
 namespace {

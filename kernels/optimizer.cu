@@ -1,4 +1,4 @@
-// CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases: src/commands/kernel_cases_optimizer.cpp. Not
+// CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases: src/bench/kernels/optimizer.cpp. Not
 // yet run on a GPU.
 //
 // adamw_step, bound by memory: gradient, weight, two moments and EMA in, all but the gradient out, the bf16 copy out: 38

@@ -1,4 +1,4 @@
-// CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/pointwise.cpp; cases: src/commands/kernel_cases_pointwise.cpp. Not
+// CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/pointwise.cpp; cases: src/bench/kernels/pointwise.cpp. Not
 // yet run on a GPU.
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):

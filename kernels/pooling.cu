@@ -1,5 +1,5 @@
 // CUDA side of ops/vae_loss.h: the pieces of VGG16 and of the discriminator that are no convolutions, and scaled sums. CPU
-// twin src/ops/cpu/vae_loss.cpp, cases src/commands/kernel_cases_vae_loss.cpp. Bound by memory, every
+// twin src/ops/cpu/vae_loss.cpp, cases src/bench/kernels/vae_loss.cpp. Bound by memory, every
 // operand read and every result written once; an element (of the smaller side) a thread.
 #include "launch.cuh"
 #include "ops/vae_loss.h"

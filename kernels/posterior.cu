@@ -1,4 +1,4 @@
-// CUDA side of ops/posterior.h. CPU twin src/ops/cpu/posterior.cpp, cases src/commands/kernel_cases_vae.cpp. Not yet run on
+// CUDA side of ops/posterior.h. CPU twin src/ops/cpu/posterior.cpp, cases src/bench/kernels/vae.cpp. Not yet run on
 // a GPU. Bound by memory and small: latents have 1/48 of their frames' values. An element of z a thread.
 #include "ops/posterior.h"
 

@@ -1,5 +1,5 @@
 // CUDA side of ops/text.h but for attention (relative_attention.cu). CPU twin src/ops/cpu/text.cpp, cases
-// src/commands/kernel_cases_text.cpp.
+// src/bench/kernels/text.cpp.
 //
 // Bound by memory: rms_norm 2 elements read and written for each of M C, gated_gelu 3 of M F, embedding 2 of M C. 16 bytes
 // an access. A row of the norm is a block's, read once from memory and once more from L1.

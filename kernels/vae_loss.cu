@@ -1,5 +1,5 @@
 // CUDA side of ops/vae_loss.h: losses and their gradients (pooling.cu has the rest). CPU twin src/ops/cpu/vae_loss.cpp, cases
-// src/commands/kernel_cases_vae_loss.cpp.
+// src/bench/kernels/vae_loss.cpp.
 //
 // Bound by memory: each operand read once, each gradient written once (lpips reads a position a second time, from L1). Sums
 // are made in two stages of an order that the shape alone decides: f32 within a block's chunk, f64 over the blocks.

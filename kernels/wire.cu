@@ -1,4 +1,4 @@
-// CUDA side of ops/wire.h. CPU twin: src/ops/cpu/wire.cpp; cases: src/commands/kernel_cases_wire.cpp.
+// CUDA side of ops/wire.h. CPU twin: src/ops/cpu/wire.cpp; cases: src/bench/kernels/wire.cpp.
 //
 // Bound by memory, beside whatever the compute stream does. Least bytes an element: sum_parts 2 R + 4 for R ranks in bf16,
 // convert_for_wire 6. A thread holds 16 bytes of each of four rows at a time; the order of the sum is that of the rows.

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <new>
 
-#include "commands/command_line.h"
+#include "cli/command_line.h"
 #include "core/crash.h"
-#include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/stop_signals.h"
+#include "tensor/device.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that includes run downward only, and that no barrier stands in the step loop.
 
-The rooms of src/ and what each may include are drawn in docs/architecture.md; this table is that drawing for a machine.
+The folders of src/ and what each may include are drawn in docs/architecture.md; this table is that drawing for a machine.
 Prints file:line for every breach; exit status 1 if there is one.
 """
 import os
@@ -9,28 +9,29 @@ import pathlib
 import re
 import sys
 
-LEAVES = {"data", "media", "formats", "observe"}  # stand on core alone, media on formats too
-ALLOWED = {
-    "core": set(),
-    "ops": set(),
-    "parallel": {"ops"},
-    "autograd": {"ops"},
-    "nn": {"autograd", "ops", "parallel"},
-    "models": {"nn", "autograd", "ops", "parallel", "formats"},
-    "diffusion": {"models", "nn", "autograd", "ops", "parallel"},
-    "train": {"models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
-    "plan": {"train", "models", "diffusion", "nn", "autograd", "ops", "parallel"} | (LEAVES - {"media"}),
-    "infer": {"models", "diffusion", "nn", "autograd", "ops", "parallel", "text"} | LEAVES,
-    "text": set(),
-}
-ALLOWED |= {room: set() for room in LEAVES}
-ALLOWED["media"] = {"formats"}
-ALLOWED["commands"] = set(ALLOWED)
-ALLOWED["main.cpp"] = {"commands"}
+# Each folder may include those to the right of it.
+CHAIN = ["cli", "plan bench doctor", "report", "jobs", "models", "train", "checkpoint", "nn", "parallel", "ops", "tensor", "core"]
+# These stand beside the chain, for whoever is above checkpoint.
+BESIDE = {"config": {"core"}, "media": {"config", "tensor", "core"}, "data": {"media", "config", "tensor", "core"},
+          "text": {"config", "core"}}
+
+
+def allowed_table():
+    table, below = {"main.cpp": {"cli", "tensor", "core"}}, set()
+    for step in reversed(CHAIN):
+        level = set(step.split())
+        beside = set() if level <= {"nn", "parallel", "ops", "tensor", "core"} else set(BESIDE)
+        for folder in level:
+            table[folder] = below | beside
+        below |= level
+    return table | BESIDE | {"checkpoint": table["checkpoint"] - {"media", "data", "text"}}
+
+
+ALLOWED = allowed_table()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 CUDA = re.compile(r"^\s*#\s*include\s+[<\"](cuda|nccl|cublas|cudnn|nvtx)")
-CUDA_HOMES = re.compile(r"^(core/device|parallel/nccl)")
+CUDA_HOMES = re.compile(r"^(tensor/device|parallel/nccl)")
 BARRIER = re.compile(r"\bMPI_I?[Bb]arrier\s*\(")
 # All ranks wait for the slowest at a barrier, every step; whoever needs one here has a design to mend.
 STEP_LOOP = ("train/trainer*.cpp", "train/step*.cpp", "parallel/*")
@@ -39,13 +40,13 @@ STEP_LOOP = ("train/trainer*.cpp", "train/step*.cpp", "parallel/*")
 def breaches_of_includes(src):
     for path in sorted(p for p in src.rglob("*") if p.suffix in {".cpp", ".h"}):
         relative = path.relative_to(src)
-        room = relative.parts[0]
-        if room not in ALLOWED:
-            yield f"{path}:1: room '{room}' is unknown: add it to tools/check_includes.py and docs/architecture.md"
+        folder = relative.parts[0]
+        if folder not in ALLOWED:
+            yield f"{path}:1: folder '{folder}' is unknown: add it to tools/check_includes.py and docs/architecture.md"
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if CUDA.match(line) and not CUDA_HOMES.match(relative.as_posix()):
-                yield f"{path}:{number}: CUDA headers belong to core/device*, parallel/nccl* and kernels/"
+                yield f"{path}:{number}: CUDA headers belong to tensor/device*, parallel/nccl* and kernels/"
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -54,8 +55,8 @@ def breaches_of_includes(src):
                 yield f'{path}:{number}: "{target}" is not a file under src/ (write the path from src/)'
                 continue
             other = target.split("/")[0]
-            if other not in ALLOWED[room] | {room, "core"}:
-                yield f"{path}:{number}: {room} must not include {other} (\"{target}\")"
+            if other not in ALLOWED[folder] | {folder}:
+                yield f"{path}:{number}: {folder} must not include {other} (\"{target}\")"
 
 
 def barriers(src):

@@ -12,9 +12,9 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "core/device.h"
 #include "core/version.h"
 #include "ops/matmul.h"
+#include "tensor/device.h"
 
 using namespace weft;
 using dnnl::memory;

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "core/arena.h"
 #include "core/version.h"
 #include "ops/conv.h"
 #include "ops/group_norm.h"
+#include "tensor/arena.h"
 
 using namespace weft;
 

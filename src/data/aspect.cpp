@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "core/error.h"
 
 namespace weft {

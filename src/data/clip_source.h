@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
 #include "core/error.h"
+#include "tensor/dtype.h"
 
 namespace weft {
 

@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store_child.h"
-#include "data/hash.h"
 #include "data/synthetic.h"
 
 namespace weft {

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "data/clip_store.h"
-#include "data/hash.h"
 #include "data/hdf5.h"
 
 namespace weft {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "data/clip_source.h"
 
 namespace weft {

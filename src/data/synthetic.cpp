@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "core/error.h"
 #include "core/philox.h"
 

@@ -6,7 +6,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "formats/file.h"
+#include "core/file.h"
 #include "media/ffmpeg.h"
 #include "media/video_reader.h"
 

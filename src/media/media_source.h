@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "core/deck.h"
+#include "config/deck.h"
 
 namespace weft {
 

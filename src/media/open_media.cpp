@@ -7,7 +7,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "formats/file.h"
+#include "core/file.h"
 #include "media/source_graph.h"
 
 extern "C" {

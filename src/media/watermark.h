@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 
 namespace weft {
 

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "autograd/tape.h"
 #include "nn/parameters.h"
+#include "nn/tape.h"
 #include "ops/attention.h"
 
 namespace weft::nn {

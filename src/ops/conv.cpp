@@ -21,7 +21,7 @@ Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
 
 }  // namespace weft::ops
 
-// The blocks that kernels/conv.cu takes, in its order.
+// The blocks that kernels/conv/conv.cu takes, in its order.
 namespace weft::ops::cuda_plan {
 namespace {
 

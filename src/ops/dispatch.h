@@ -13,8 +13,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/arena.h"
-#include "core/tensor.h"
+#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft::ops {
 

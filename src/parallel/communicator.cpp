@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/device.h"
 #include "core/error.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

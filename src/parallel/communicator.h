@@ -14,7 +14,7 @@
 #include <string>
 
 #include "core/parts.h"
-#include "core/tensor.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

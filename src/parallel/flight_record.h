@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
+#include "tensor/dtype.h"
 
 namespace weft {
 

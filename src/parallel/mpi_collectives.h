@@ -11,10 +11,10 @@
 
 #include "core/error.h"
 #include "core/parts.h"
-#include "core/tensor.h"
 #include "parallel/mpi_mailbox.h"
 #include "parallel/mpi_memory.h"
 #include "parallel/watchdog.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/tensor.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/device_cuda.h"
 #include "core/error.h"
 #include "ops/wire.h"
+#include "tensor/device_cuda.h"
 
 namespace weft {
 namespace {

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
 #include "core/parts.h"
-#include "core/tensor.h"
 #include "parallel/communicator.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -18,13 +18,13 @@
 #include <thread>
 
 #include "core/clock.h"
-#include "core/device_cuda.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/trace.h"
 #include "parallel/communicator.h"
 #include "parallel/nccl_collectives.h"
 #include "parallel/watchdog.h"
+#include "tensor/device_cuda.h"
 
 namespace weft {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "core/device.h"
+#include "tensor/device.h"
 
 namespace weft {
 

@@ -22,10 +22,10 @@
 #include <string_view>
 
 #include "core/clock.h"
-#include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "parallel/end_job.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

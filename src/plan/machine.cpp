@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "core/error.h"
 
 namespace weft {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "core/device.h"
+#include "tensor/device.h"
 
 namespace weft {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 
-#include "core/arena.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "parallel/communicator.h"
+#include "tensor/arena.h"
 #include "train/memory_plan.h"
 #include "train/optimizer.h"
 

@@ -1,4 +1,4 @@
-// The time of a walk through a planning arena (core/arena.h), by what each operation in it computes and moves. For models
+// The time of a walk through a planning arena (tensor/arena.h), by what each operation in it computes and moves. For models
 // whose steps are walked rather than written down as formulas: the VAE, LPIPS and the discriminator.
 #pragma once
 

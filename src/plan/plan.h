@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "plan/machine.h"
 #include "plan/step_model.h"
 #include "train/memory_plan.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "data/clip_source.h"
 #include "plan/measure.h"
 #include "plan/step_model.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/stdit3/task.h"
 #include "plan/planned_model.h"
-#include "train/stdit3_task.h"
 
 namespace weft {
 namespace {

@@ -5,12 +5,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_files.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/seal.h"
 #include "plan/simulation_job.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_files.h"
 #include "train/cost_table.h"
 
 namespace weft::simulation {

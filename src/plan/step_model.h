@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "data/clip_source.h"
 #include "nn/parameters.h"
 #include "plan/machine.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/deck.h"
+#include "config/deck.h"
 
 namespace sentencepiece {
 class SentencePieceProcessor;

@@ -5,7 +5,7 @@
 #include <array>
 #include <span>
 
-#include "core/tensor.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/arena.h"
 #include "core/error.h"
+#include "tensor/arena.h"
 
 namespace weft {
 namespace {

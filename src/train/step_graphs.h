@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
 #include "nn/parameters.h"
+#include "tensor/device.h"
 
 namespace weft {
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "autograd/tape.h"
-#include "core/deck.h"
+#include "config/deck.h"
 #include "data/prefetch.h"
 #include "nn/parameters.h"
+#include "nn/tape.h"
 #include "parallel/communicator.h"
 
 namespace weft {
@@ -80,8 +80,8 @@ class TrainingTask {
   virtual void set_state(const std::string& text) {}
 };
 
-// The task that model.name asks for. `deck` outlives it.
-std::unique_ptr<TrainingTask> make_task(const Deck& deck);
+// Makes the task of a deck, which outlives it (models/registry.h).
+using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Deck& deck)>;
 
 // Forward and backward of all parts. `on_loss` is told each part's losses; `counting`: uses of parameters are counted in the last.
 void run_parts(const TrainingWork& work, ParameterTable& params, float weight, bool counting,

@@ -9,13 +9,13 @@
 
 #include <unistd.h>
 
-#include "core/device.h"
+#include "checkpoint/state.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "ops/checksum.h"
 #include "ops/matmul.h"
-#include "train/run_id.h"
-#include "train/state.h"
+#include "tensor/device.h"
+#include "train/metrics/run_id.h"
 
 namespace weft {
 namespace {
@@ -64,7 +64,7 @@ std::size_t least(std::size_t value, MPI_Comm world) {
 
 }  // namespace
 
-Trainer::Trainer(const Deck& deck, MPI_Comm world)
+Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
     : deck_(deck),
       world_(world),
       device_(choose_device(deck.device.kind, deck.device.share, world)),

@@ -1,4 +1,4 @@
-// The training state and its step: from clips to updated weights on every rank. commands/train.cpp tells the story of the job.
+// The training state and its step: from clips to updated weights on every rank. jobs/train.cpp tells the story of the job.
 #pragma once
 
 #include <mpi.h>
@@ -8,21 +8,21 @@
 #include <string>
 #include <vector>
 
-#include "core/arena.h"
+#include "checkpoint/checkpoint.h"
 #include "data/prefetch.h"
 #include "nn/exchange.h"
-#include "observe/metrics.h"
-#include "observe/spikes.h"
-#include "observe/stragglers.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
-#include "train/checkpoint.h"
+#include "tensor/arena.h"
 #include "train/clip_staging.h"
 #include "train/cost_table.h"
 #include "train/data_parallel.h"
 #include "train/memory_plan.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/spikes.h"
+#include "train/metrics/step_report.h"
+#include "train/metrics/stragglers.h"
 #include "train/step_graphs.h"
-#include "train/step_report.h"
 #include "train/stop.h"
 #include "train/task.h"
 
@@ -32,7 +32,7 @@ class Trainer {
  public:
   // Collective. Opens the data, checks that it fits the model, and makes sure that the run directory can be
   // written and is no other job's.
-  Trainer(const Deck& deck, MPI_Comm world);
+  Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world);
 
   // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the readers.
   void start();
@@ -58,7 +58,7 @@ class Trainer {
 
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
   bool saved() const { return saved_ == done_; }
-  // Rank 0's: train/run_id.h.
+  // Rank 0's: train/metrics/run_id.h.
   const std::string& run_id() const { return run_id_; }
   // What some rank was asked for before the end of a step that has ended (bits of train/stop.h): all ranks agree. Each
   // request is told once, but for `stop`, which stays.

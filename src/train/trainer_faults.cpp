@@ -7,13 +7,13 @@
 #include <thread>
 
 #include "core/crash.h"
-#include "core/device.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log.h"
 #include "ops/checksum.h"
 #include "ops/loss.h"
 #include "ops/optimizer.h"
+#include "tensor/device.h"
 #include "train/trainer.h"
 
 namespace weft {

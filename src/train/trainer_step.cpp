@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/trace.h"
 #include "ops/loss.h"
+#include "tensor/device.h"
 #include "train/trainer.h"
 
 namespace weft {

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "../../kernels/ptx_sm90.cuh"
 #include "cudaTypedefs.h"
 #include "cuda_bf16.h"
+#include "kernels/ptx_sm90.cuh"
 #include "test_support.h"
 
 namespace stand_in_test {

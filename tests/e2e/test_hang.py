@@ -115,7 +115,7 @@ class Faults(WeftTest):
 
     def test_a_slow_rank_is_reported_and_the_run_goes_on(self):
         """Five times as slow, which is beyond what a busy host does to a rank by itself. That 20 % are seen, and nothing
-        where nothing is, is a matter of the noise: tests/observe/stragglers_test.cpp has it drawn."""
+        where nothing is, is a matter of the noise: tests/train/metrics/stragglers_test.cpp has it drawn."""
         job = self.faulty("slow:1:20:4", "train.steps=40", "model.hidden_size=64",
                           "train.checkpoint_every=0")
         # A host may have had rank 1 reported before step 20 already: what counts is what holds in the end.

@@ -1,6 +1,6 @@
 // The lines of finished clips, gathered and part, with a zero byte between them: gathering once more changes nothing.
 #include "fuzz.h"
-#include "infer/manifest.h"
+#include "jobs/manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;

@@ -1,5 +1,5 @@
 // A deck: what is taken can be written and read back to the same values.
-#include "core/deck.h"
+#include "config/deck.h"
 
 #include "fuzz.h"
 

@@ -1,7 +1,7 @@
 // Overrides of the command line, one a line.
 #include <sstream>
 
-#include "core/deck.h"
+#include "config/deck.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,9 +1,9 @@
 // What weft report reads of a run: metrics.jsonl, run.json, deck.toml and scaling.json with zero bytes between them. No text of
 // theirs becomes markup. And what a restart does to the metrics.
-#include "observe/report.h"
+#include "report/report.h"
 
 #include "fuzz.h"
-#include "observe/metrics.h"
+#include "train/metrics/metrics.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;

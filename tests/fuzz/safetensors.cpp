@@ -1,7 +1,7 @@
 // A safetensors file, or its JSON header alone: ranges match shapes, and lie in the file.
-#include "formats/safetensors.h"
+#include "checkpoint/safetensors.h"
 
-#include "formats/safetensors_header.h"
+#include "checkpoint/safetensors_header.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

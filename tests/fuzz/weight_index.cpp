@@ -1,5 +1,5 @@
 // The index of weights in shards: shards lie beside it.
-#include "formats/weight_index.h"
+#include "checkpoint/weight_index.h"
 
 #include "fuzz.h"
 

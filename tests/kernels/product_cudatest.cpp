@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "core/arena.h"
-#include "core/device.h"
 #include "core/error.h"
-#include "core/tf32.h"
+#include "matmul/product.cuh"
+#include "matmul/tuning.cuh"
 #include "ops/matmul.h"
-#include "product.cuh"
-#include "tuning.cuh"
+#include "tensor/arena.h"
+#include "tensor/device.h"
+#include "tensor/tf32.h"
 
 namespace weft {
 namespace {

@@ -1,10 +1,10 @@
-// Uploads through the pinned ring (core/device_cuda.cpp): what is given back to the caller at once must arrive as it was.
+// Uploads through the pinned ring (tensor/device_cuda.cpp): what is given back to the caller at once must arrive as it was.
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "core/device.h"
-#include "core/tensor.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 namespace weft {
 namespace {

@@ -1,14 +1,14 @@
 // Weights to and from safetensors, and what is said about files that do not fit.
-#include "models/weights.h"
+#include "checkpoint/weights.h"
 
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <filesystem>
 
+#include "checkpoint/safetensors.h"
 #include "core/error.h"
-#include "fixture.h"
-#include "formats/safetensors.h"
+#include "tests/models/stdit3/fixture.h"
 
 namespace weft::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "../ops/reference.h"
 #include "nn/nn.h"
+#include "tests/ops/reference.h"
 
 namespace weft::test {
 

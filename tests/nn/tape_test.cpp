@@ -1,5 +1,5 @@
 // The tape: accumulation, recompute, and what returns to the arena.
-#include "autograd/tape.h"
+#include "nn/tape.h"
 
 #include "fixture.h"
 

@@ -75,7 +75,7 @@ TEST_P(ConvTest, ForwardAndBackward) {
   const Vec g = rounded(random_values(ys.numel(), 5), c.dtype);
   const Tensor tx = to_tensor(x, c.x, c.dtype), tw = to_tensor(w, ws, c.dtype);
   const Tensor tb = to_tensor(bias, {c.out}), tg = to_tensor(g, ys, c.dtype);
-  // Winograd's transforms cost some of f32's last bits (src/ops/cpu/winograd.cpp).
+  // Winograd's transforms cost some of f32's last bits (src/ops/cpu/conv/winograd.cpp).
   const double bound = c.dtype == DType::f32 ? 3e-6 : tolerance(c.dtype);
 
   Tensor y = poisoned(ys, c.dtype);

@@ -7,9 +7,9 @@
 #include <functional>
 #include <vector>
 
-#include "core/arena.h"
 #include "core/philox.h"
-#include "core/tensor.h"
+#include "tensor/arena.h"
+#include "tensor/tensor.h"
 
 namespace weft::test {
 

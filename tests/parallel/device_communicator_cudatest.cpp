@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "core/device.h"
 #include "core/error.h"
 #include "core/parts.h"
 #include "parallel/communicator.h"
+#include "tensor/device.h"
 
 namespace weft {
 namespace {

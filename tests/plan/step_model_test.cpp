@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "models/stdit3.h"
+#include "models/stdit3/stdit3.h"
 #include "plan/machine.h"
 
 namespace weft {

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "data/synthetic.h"
-#include "train/stdit3_task.h"
+#include "models/stdit3/task.h"
 
 namespace weft {
 namespace {

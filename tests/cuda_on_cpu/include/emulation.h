@@ -10,7 +10,7 @@ namespace emulation {
 // Restarts every random order with `seed` (environment WEFT_EMULATION_SEED, default 1). No work may be pending.
 void set_seed(unsigned long long seed);
 
-// An arena inside one cudaMalloc tells its blocks through this (core/arena.h, device_memory_hook): p as handed out, bytes
+// An arena inside one cudaMalloc tells its blocks through this (tensor/arena.h, device_memory_hook): p as handed out, bytes
 // as asked for. The arena must leave red_zone(bytes) bytes between p and the next block. The block's rest is marked when
 // it is handed out, looked at when it is given back, and the block is then poisoned: each queued on the arena's stream,
 // in order with the work that uses the block. During a capture the same is recorded.

@@ -1,8 +1,8 @@
 // Lets the stand-in see the arena's blocks, so that a kernel that writes past one, or reads what nobody wrote, is caught
 // though all of them lie in one allocation.
-#include "core/arena.h"
 #include "emulation.h"
 #include "ops/conv.h"
+#include "tensor/arena.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
-// Asks cuDNN through kernels/convolution_cudnn.cu for the convolutions of VAE, VGG16 and PatchGAN, and prints as JSON which
+// Asks cuDNN through kernels/conv/convolution_cudnn.cu for the convolutions of VAE, VGG16 and PatchGAN, and prints as JSON which
 // engine each gets. Run by plans.sh.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include "convolution.cuh"
-#include "core/arena.h"
-#include "core/device.h"
+#include "conv/convolution.cuh"
 #include "core/error.h"
+#include "tensor/arena.h"
+#include "tensor/device.h"
 
 namespace weft {
 cudaStream_t cuda_stream(Stream) { return nullptr; }
@@ -27,7 +27,8 @@ struct Layer {
   bool residual, phases;  // has a residual; is the phases' convolution, without a bias
 };
 
-constexpr Sizes none{0, 0, 0}, one{1, 1, 1}, rim{0, 1, 1}, two{1, 2, 2}, square{1, 3, 3}, cube{3, 3, 3}, causal{2, 1, 1};
+constexpr Sizes none{0, 0, 0}, one{1, 1, 1}, rim{0, 1, 1}, two{1, 2, 2}, square{1, 3, 3},
+    cube{3, 3, 3}, causal{2, 1, 1};
 const Layer layers[] = {
     {"2D 128 at 480p", 4, 128, 128, {1, 480, 856}, square, rim, rim, one, true, false},
     {"2D 512 at 60x107", 4, 512, 512, {1, 60, 107}, square, rim, rim, one, true, false},
@@ -47,7 +48,17 @@ const Layer layers[] = {
     {"causal 4 to 128", 1, 4, 128, {20, 60, 107}, cube, causal, rim, one, false, false},
     {"causal 512 to 8", 1, 512, 8, {5, 60, 107}, cube, causal, rim, one, false, false},
     {"causal 128 to 4", 1, 128, 4, {20, 60, 107}, cube, causal, rim, one, false, false},
-    {"causal, half the frames", 1, 128, 128, {20, 60, 107}, cube, one, rim, {2, 1, 1}, false, false},
+    {"causal, half the frames",
+     1,
+     128,
+     128,
+     {20, 60, 107},
+     cube,
+     one,
+     rim,
+     {2, 1, 1},
+     false,
+     false},
     {"causal, 4 clips", 4, 256, 256, {9, 32, 32}, cube, causal, rim, one, true, false},
     {"PatchGAN's first", 4, 3, 64, {1, 256, 256}, {1, 4, 4}, rim, rim, two, false, false},
     {"PatchGAN's last", 4, 512, 1, {1, 31, 31}, {1, 4, 4}, rim, rim, one, false, false},
@@ -95,10 +106,12 @@ int main() {
         number("weft_looked_at") = 0;
         const bool found = kernels::convolve(c, {p, p, p, p, p});
         without += found ? 0 : 1;
-        fmt::print("{}\n  {{\"layer\": \"{}\", \"pass\": \"{}\", \"dtype\": \"{}\", \"found\": {}, \"engine\": {}, \"looked_at\": {}, "
-                   "\"workspace\": {}, \"convolution\": \"{}\"}}",
-                   separator, l.name, passes[static_cast<int>(pass)], name_of(type), found, number("weft_engine"),
-                   number("weft_looked_at"), number("weft_workspace"), describe(c));
+        fmt::print(
+            "{}\n  {{\"layer\": \"{}\", \"pass\": \"{}\", \"dtype\": \"{}\", \"found\": {}, "
+            "\"engine\": {}, \"looked_at\": {}, "
+            "\"workspace\": {}, \"convolution\": \"{}\"}}",
+            separator, l.name, passes[static_cast<int>(pass)], name_of(type), found,
+            number("weft_engine"), number("weft_looked_at"), number("weft_workspace"), describe(c));
         separator = ",";
       }
   fmt::print("\n]\n");

@@ -3,7 +3,7 @@
 #
 #   validation/gpu/cudnn_plans/plans.sh OUT.json [BUILD]     BUILD: a build folder with the CUDA side (build)
 #
-# kernels/convolution_cudnn.cu as nvcc compiled it talks to the real library through without_gpu.cpp. Exit status 1 if a
+# kernels/conv/convolution_cudnn.cu as nvcc compiled it talks to the real library through without_gpu.cpp. Exit status 1 if a
 # convolution gets no engine.
 set -euo pipefail
 out=$(realpath -m "$1")
@@ -16,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/before"
 g++ -O1 -shared -fPIC "$here/without_gpu.cpp" -I"$cuda/include" -ldl -o "$work/before/libcudnn.so.9"
 g++ -std=c++20 -O1 "$here/plans.cpp" -Isrc -Ikernels -I"$cuda/include" \
-  "$build/CMakeFiles/weft_cuda_side.dir/kernels/convolution_cudnn.cu.o" "$build/libweft_ops.a" "$build/libweft_core.a" \
+  "$build/CMakeFiles/weft_cuda_side.dir/kernels/conv/convolution_cudnn.cu.o" "$build/libweft_ops.a" "$build/libweft_tensor.a" "$build/libweft_core.a" \
   -lfmt -lgomp -lpthread -ltomlplusplus -L"$cuda/lib64" -lcudart_static -ldl -lrt -o "$work/plans"
 status=0
 WEFT_REAL_CUDNN=$(realpath "$cuda/lib64/libcudnn.so.9") WEFT_DEVICE_JSON=$here/h200.json \

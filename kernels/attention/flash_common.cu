@@ -1,0 +1,85 @@
+// The small passes around flash attention's backward. CPU twin: src/ops/cpu/attention.cpp.
+// Cases: src/bench/kernels/attention.cpp. Both are bound by bandwidth.
+#include "attention/flash_common.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int delta_lanes = 16;  // to one row, 16 bytes each: up to 128 columns of bf16 at once
+
+// Reads out and dout once, 2 * 2 D bytes a row in bf16, and writes 4. Rows of one token lie side by side over the heads,
+// which is why heads are the fastest index.
+template <class T>
+__global__ void __launch_bounds__(256) flash_delta_kernel(FlashBackward<T> p) {
+  constexpr int size = Pack<T>::size;
+  const int lane = threadIdx.x % delta_lanes;
+  // In 32 bits: a division in 64 takes longer than the memory does for a row.
+  const unsigned row = blockIdx.x * (256 / delta_lanes) + threadIdx.x / delta_lanes;
+  const unsigned heads = static_cast<unsigned>(p.shape.heads);
+  const unsigned nq = static_cast<unsigned>(p.shape.nq);
+  const unsigned rows = static_cast<unsigned>(p.shape.sequences) * nq * heads;
+  const int D = p.shape.D;
+  const unsigned token = row / heads;
+  const int h = static_cast<int>(row - token * heads);
+  const int s = static_cast<int>(token / nq), i = static_cast<int>(token % nq);
+  float sum = 0.0f;
+  if (row < rows) {
+    const T* const o = p.out.at(s, h, p.shape.inner) + i * p.out.row;
+    const T* const g = p.dout.at(s, h, p.shape.inner) + i * p.dout.row;
+    for (int c = lane * size; c < D; c += delta_lanes * size) {
+      if (D % size == 0) {
+        const Pack<T> a = load_pack(o + c), b = load_pack(g + c);
+        for (int e = 0; e < size; ++e) sum += to_float(a.v[e]) * to_float(b.v[e]);
+      } else {
+        for (int e = c; e < c + size && e < D; ++e) sum += to_float(o[e]) * to_float(g[e]);
+      }
+    }
+  }
+  for (int offset = delta_lanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(full_mask, sum, offset);
+  if (lane == 0 && row < rows)
+    p.delta[(static_cast<std::int64_t>(s) * p.shape.heads + h) * p.shape.nq + i] = sum;
+}
+
+// Two columns a thread: D is even. Reads 4 bytes an element and split, writes one element.
+template <class T>
+__global__ void __launch_bounds__(256) flash_merge_splits_kernel(FlashBackward<T> p, T* dkv) {
+  const unsigned row_size = static_cast<unsigned>(2 * p.shape.heads * p.shape.D);
+  const unsigned size = row_size * static_cast<unsigned>(p.shape.nk);
+  const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) * 2;
+  if (i >= size) return;
+  float2 sum = make_float2(0.0f, 0.0f);
+  if (i / row_size < static_cast<unsigned>(p.shape.key_offsets[p.shape.sequences]))
+    for (int split = 0; split < p.splits; ++split) {
+      const float2 x =
+          *reinterpret_cast<const float2*>(p.partial + static_cast<std::int64_t>(split) * size + i);
+      sum.x += x.x;
+      sum.y += x.y;
+    }
+  dkv[i] = from_float<T>(sum.x);
+  dkv[i + 1] = from_float<T>(sum.y);
+}
+
+}  // namespace
+
+template <class T>
+void flash_delta(const FlashBackward<T>& p) {
+  const std::int64_t rows =
+      static_cast<std::int64_t>(p.shape.sequences) * p.shape.nq * p.shape.heads;
+  WEFT_ASSERT(rows < std::int64_t{1} << 31);
+  launch(flash_delta_kernel<T>, dim3(blocks_for(rows, 256 / delta_lanes)), dim3(256), 0, p);
+}
+
+template <class T>
+void flash_merge_splits(const FlashBackward<T>& p, T* dkv) {
+  const std::int64_t pairs = static_cast<std::int64_t>(p.shape.heads) * p.shape.D * p.shape.nk;
+  WEFT_ASSERT(pairs < std::int64_t{1} << 30);
+  launch(flash_merge_splits_kernel<T>, dim3(blocks_for(pairs, 256)), dim3(256), 0, p, dkv);
+}
+
+template void flash_delta(const FlashBackward<float>&);
+template void flash_delta(const FlashBackward<__nv_bfloat16>&);
+template void flash_merge_splits(const FlashBackward<float>&, float*);
+template void flash_merge_splits(const FlashBackward<__nv_bfloat16>&, __nv_bfloat16*);
+
+}  // namespace weft::kernels

@@ -1,0 +1,153 @@
+// What the flash attention kernels share: where rows lie, which rows a block owns, and the entry points of each variant.
+// CPU twin: src/ops/cpu/attention.cpp. Cases: src/bench/kernels/attention.cpp.
+//
+// A problem is `sequences` x `heads` independent attentions. Row i of sequence s, head h lies at
+//   base + (s / inner) * outer + (s % inner) * step + i * row + h * head        (in elements)
+// which reads [B,T,S,3,H,D] along S (inner 1) or along T (inner S), [B,N,H,D] and packed captions [sum L,2,H,D] alike.
+#pragma once
+
+#include <cmath>
+
+#include "launch.cuh"
+#include "ptx.cuh"
+
+namespace weft::kernels {
+
+template <class T>
+struct FlashRows {
+  T* base = nullptr;
+  std::int64_t outer = 0, step = 0;  // between sequences
+  std::int64_t row = 0;              // between rows of one sequence
+  int head = 0;                      // between heads
+
+  __device__ __forceinline__ T* at(int s, int h, int inner) const {
+    T* const of_head = base + static_cast<std::int64_t>(h) * head;
+    return inner == 1 ? of_head + s * outer : of_head + s / inner * outer + s % inner * step;
+  }
+};
+
+struct FlashShape {
+  int sequences = 0, heads = 0, D = 0;
+  int nq = 0, nk = 0;  // rows of a sequence; with key_offsets, nk is the number of all packed rows
+  int inner = 1;
+  // i32 [sequences + 1] on the device: sequence s has the keys [key_offsets[s], key_offsets[s+1]). Null: nk keys each.
+  const std::int32_t* key_offsets = nullptr;
+  float scale = 1.0f;  // of the scores: 1 / sqrt(D)
+
+  __device__ __forceinline__ int first_key(int s) const { return key_offsets ? key_offsets[s] : 0; }
+  __device__ __forceinline__ int keys(int s) const {
+    return key_offsets ? key_offsets[s + 1] - key_offsets[s] : nk;
+  }
+};
+
+template <class T>
+struct FlashForward {
+  FlashShape shape;
+  FlashRows<const T> q, k, v;
+  FlashRows<T> out;
+  float* lse = nullptr;  // [sequences, heads, nq], natural logarithm; 0 for a sequence without keys
+};
+
+template <class T>
+struct FlashBackward {
+  FlashShape shape;
+  FlashRows<const T> q, k, v, out, dout;
+  const float* lse = nullptr;
+  float* delta = nullptr;  // [sequences, heads, nq] scratch: rowsum(dout * out)
+  FlashRows<T> dq, dk, dv;
+  // With key_offsets, dk and dv go here in f32, [splits, nk, 2, heads, D], queries being shared out over `splits` blocks;
+  // flash_merge_splits() makes dkv of them.
+  float* partial = nullptr;
+  int splits = 1;
+};
+
+// delta[s,h,i] = sum over D of dout * out. Reads 2 and writes 2/D tensors.
+template <class T>
+void flash_delta(const FlashBackward<T>& p);
+// dkv [nk,2,heads,D] = sum of p.partial over the splits in their order; rows after the last caption are zeroed.
+template <class T>
+void flash_merge_splits(const FlashBackward<T>& p, T* dkv);
+
+// f32 on the ordinary cores (flash_f32.cu); D even, at most 128.
+void flash_f32_forward(const FlashForward<float>& p);
+void flash_f32_backward(const FlashBackward<float>& p);
+// bf16 with mma.sync (flash_sm80.cu, flash_sm80_backward.cu); D even, at most 128.
+void flash_sm80_forward(const FlashForward<__nv_bfloat16>& p);
+void flash_sm80_backward(const FlashBackward<__nv_bfloat16>& p);
+
+__host__ __device__ constexpr int blocks_of(int n, int size) { return (n + size - 1) / size; }
+
+// Row `i` of dk of one head in p.partial; dv follows heads * D later.
+template <class T>
+__device__ __forceinline__ float* partial_row(const FlashBackward<T>& p, int split, std::int64_t i,
+                                              int h) {
+  const std::int64_t part = static_cast<std::int64_t>(p.shape.heads) * p.shape.D;
+  return p.partial + (split * static_cast<std::int64_t>(p.shape.nk) + i) * 2 * part +
+         static_cast<std::int64_t>(h) * p.shape.D;
+}
+
+// The rows that a block of the key side (dk, dv) owns.
+struct KeyTile {
+  int s, h, first, split;
+};
+
+// Blocks of `keys` rows: for packed captions, as many as could be needed; those beyond get s = -1.
+inline unsigned key_tiles(const FlashShape& shape, int keys) {
+  if (shape.key_offsets) return blocks_for(shape.nk, keys) + static_cast<unsigned>(shape.sequences);
+  return blocks_for(shape.nk, keys) * static_cast<unsigned>(shape.sequences);
+}
+__device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int keys, unsigned tiles,
+                                                 unsigned block) {
+  KeyTile t;
+  int tile = static_cast<int>(block % tiles);
+  t.h = static_cast<int>(block / tiles % shape.heads);
+  t.split = static_cast<int>(block / tiles / shape.heads);
+  if (!shape.key_offsets) {
+    const int each = blocks_of(shape.nk, keys);
+    t.s = tile / each;
+    t.first = tile % each * keys;
+    return t;
+  }
+  // Captions are few: a scan costs less than a table.
+  for (t.s = 0; t.s < shape.sequences; ++t.s) {
+    const int each = blocks_of(shape.keys(t.s), keys);
+    if (tile < each) {
+      t.first = tile * keys;
+      return t;
+    }
+    tile -= each;
+  }
+  t.s = -1;
+  t.first = 0;
+  return t;
+}
+
+// Rows [first, first + ROWS) of D elements into shared memory [ROWS][PITCH], CHUNKS 16-byte pieces a row; zeros beyond `n`
+// rows and beyond D. Asynchronous where D fills whole pieces: cp_async_commit() and a wait are the caller's.
+template <int ROWS, int CHUNKS, int PITCH, int THREADS, class T>
+__device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row, int first, int n,
+                                          int D) {
+  constexpr int size = Pack<T>::size;
+  if (D % size == 0) {
+    // Unrolled further, the addresses of all pieces stay in registers that the accumulators need.
+#pragma unroll 2
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+      const int r = i / CHUNKS, c = i % CHUNKS * size;
+      const bool valid = first + r < n && c < D;
+      cp_async_16(to + r * PITCH + c, valid ? from + (first + r) * row + c : from, valid);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+    const int r = i / CHUNKS, c = i % CHUNKS * size;
+    Pack<T> x;
+    for (int e = 0; e < size; ++e)
+      x.v[e] = first + r < n && c + e < D ? from[(first + r) * row + c + e] : from_float<T>(0.0f);
+    store_pack(to + r * PITCH + c, x);
+  }
+}
+
+constexpr float log2_e = 1.4426950408889634f;
+
+}  // namespace weft::kernels

@@ -1,0 +1,422 @@
+// Flash attention backward in bf16 for Hopper, built as the forward is (flash_sm90.cu).
+// CPU twin: src/ops/cpu/attention.cpp. Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same
+// cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
+//
+// Least work of one head: 10 nq nk D operations; here 14, in two kernels whose sums have one owner and one order each, as in
+// flash_sm80_backward.cu. The usual single kernel saves two of seven products, but adds dQ in memory in the order in which
+// blocks come, or pays for an order with waiting, and passes dS through shared memory; for D = 72 that was no clear gain.
+//
+// Both kernels are one: the block owns 64 rows a warpgroup of one side (X1, X2), and passes over 64 rows at a time of the
+// other (Y1, Y2), which a copying warpgroup brings:
+//   keys kernel:    X = K, V  Y = Q, dO   S^T = X1 Y1^T, dP^T = X2 Y2^T   dV += P^T Y2, dK += dS^T Y1
+//   queries kernel: X = Q, dO Y = K, V    S = X1 Y1^T,   dP = X2 Y2^T                    dQ += dS Y1
+// so that P and dS are always A operands in registers as they come out of the first products. For D <= 72 X stays in
+// registers too, and shared memory is read for Y alone: 64 of its 128 bytes a cycle while the tensor cores are busy. The first
+// products of the next rows are issued before the second ones of these rows, so that the elementwise part of one block runs
+// while the products of another do.
+#include "attention/flash_sm90_tiles.cuh"
+
+#include <algorithm>
+#include <cstring>
+
+namespace weft::kernels {
+namespace {
+
+constexpr int pass_rows = 64;
+
+template <int KD_, int ND_, bool keys_>
+struct BackwardTile {
+  static constexpr int KD = KD_, ND = ND_;
+  static constexpr bool keys = keys_;  // owns keys, or queries
+  static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
+  static constexpr int stages = 3;
+  static constexpr bool x_in_registers = ND <= 72;
+  // The next first products are issued before the second ones where accumulators for both are to be had.
+  static constexpr bool ahead = ND <= 72 || !keys;
+  static constexpr int own_bytes = tile_bytes(KD, own_rows), pass_bytes = tile_bytes(KD, pass_rows);
+  static constexpr int stat_bytes = keys ? pass_rows * 8 : 0;
+  static constexpr int stage_bytes = 2 * pass_bytes;
+  static constexpr std::size_t shared = 2 * own_bytes + stages * (stage_bytes + stat_bytes) +
+                                        sizeof(std::uint64_t) * (2 + 2 * stages);
+  static constexpr int copy_registers = 24, work_registers = 240;
+  static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
+  static_assert(shared <= 227 * 1024);
+  // Accumulators of the sums and of the first products, P and dS as operands beside them, X; the rest is for addresses.
+  static_assert((keys ? 2 : 1) * (ND / 2 + (ahead ? pass_rows / 4 : 0)) + pass_rows +
+                    (x_in_registers ? KD / 2 : 0) <=
+                work_registers - 20);
+};
+
+struct BackwardWork {
+  FlashShape shape;
+  const float2*
+      stats;  // [sequences, heads, padded queries] (lse / ln 2, delta), (infinity, 0) beyond nq
+  int padded_queries;
+  FlashRows<__nv_bfloat16> d1, d2;  // gradients of X1 and, in the keys kernel, X2
+  int own_count, pass_count;        // rows of a sequence on either side
+  int tiles, total;
+};
+
+#ifdef WEFT_SM90
+using namespace sm90;
+
+template <class Tile>
+struct BackwardMemory {
+  unsigned char* base;
+  __device__ __forceinline__ unsigned char* x1() const { return base; }
+  __device__ __forceinline__ unsigned char* x2() const { return base + Tile::own_bytes; }
+  __device__ __forceinline__ unsigned char* y1(int stage) const {
+    return base + 2 * Tile::own_bytes + stage * Tile::stage_bytes;
+  }
+  __device__ __forceinline__ unsigned char* y2(int stage) const {
+    return y1(stage) + Tile::pass_bytes;
+  }
+  __device__ __forceinline__ float4* stats(int stage) const {
+    return reinterpret_cast<float4*>(base + 2 * Tile::own_bytes + Tile::stages * Tile::stage_bytes +
+                                     stage * Tile::stat_bytes);
+  }
+  __device__ __forceinline__ std::uint64_t* x_full() const {
+    return reinterpret_cast<std::uint64_t*>(base + 2 * Tile::own_bytes +
+                                            Tile::stages * (Tile::stage_bytes + Tile::stat_bytes));
+  }
+  __device__ __forceinline__ std::uint64_t* x_empty() const { return x_full() + 1; }
+  __device__ __forceinline__ std::uint64_t* y_full(int s) const { return x_full() + 2 + s; }
+  __device__ __forceinline__ std::uint64_t* y_empty(int s) const {
+    return x_full() + 2 + Tile::stages + s;
+  }
+};
+
+struct OwnTile {
+  int first, head, sequence;
+};
+template <class Tile>
+__device__ __forceinline__ OwnTile own_tile(const BackwardWork& work, int index) {
+  return {index % work.tiles * Tile::own_rows, index / work.tiles % work.shape.heads,
+          index / work.tiles / work.shape.heads};
+}
+
+template <class Tile>
+__device__ __forceinline__ void copy_backward(const CUtensorMap* x1, const CUtensorMap* x2,
+                                              const CUtensorMap* y1, const CUtensorMap* y2,
+                                              const BackwardWork& work,
+                                              const BackwardMemory<Tile>& memory) {
+  const int blocks = blocks_of(work.pass_count, pass_rows);
+  Ring<Tile::stages> ring;
+  int x_parity = 0;
+  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+       index += static_cast<int>(gridDim.x)) {
+    const OwnTile tile = own_tile<Tile>(work, index);
+    mbarrier_wait(memory.x_empty(), x_parity ^ 1);
+    mbarrier_arrive_expect(memory.x_full(), 2 * Tile::own_bytes);
+    copy_tile<Tile::KD, Tile::own_rows>(memory.x1(), x1, memory.x_full(), tile.head, tile.first,
+                                        tile.sequence);
+    copy_tile<Tile::KD, Tile::own_rows>(memory.x2(), x2, memory.x_full(), tile.head, tile.first,
+                                        tile.sequence);
+    x_parity ^= 1;
+    const float2* const stats =
+        work.stats + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) *
+                         work.padded_queries;
+    for (int block = 0; block < blocks; ++block, ring.advance()) {
+      const int row = block * pass_rows, s = ring.stage;
+      std::uint64_t* const full = memory.y_full(s);
+      mbarrier_wait(memory.y_empty(s), ring.parity ^ 1);
+      mbarrier_arrive_expect(full, Tile::stage_bytes + Tile::stat_bytes);
+      copy_tile<Tile::KD, pass_rows>(memory.y1(s), y1, full, tile.head, row, tile.sequence);
+      copy_tile<Tile::KD, pass_rows>(memory.y2(s), y2, full, tile.head, row, tile.sequence);
+      if constexpr (Tile::keys) copy_bulk(memory.stats(s), stats + row, Tile::stat_bytes, full);
+    }
+  }
+}
+
+// x [64, 64] = (64 rows of X from `row` on, or `a`, the same in registers) x (the 64 rows of y)^T.
+template <class Tile>
+__device__ __forceinline__ void issue_products(float (&x)[pass_rows / 2],
+                                               const std::uint32_t (&a)[Tile::KD / 16][4],
+                                               const unsigned char* own, int row,
+                                               const unsigned char* y) {
+#pragma unroll
+  for (int k = 0; k < Tile::KD / 16; ++k) {
+    const std::uint64_t b = describe_rows(column_step<pass_rows>(y, 0, k));
+    if constexpr (Tile::x_in_registers)
+      Wgmma<pass_rows>::template from_registers<false>(x, a[k], b, k > 0);
+    else
+      Wgmma<pass_rows>::from_shared(x, describe_rows(column_step<Tile::own_rows>(own, row, k)), b,
+                                    k > 0);
+  }
+}
+
+// Scores become P = exp(scale score - lse), their gradient dS = P (dP - delta). Columns are queries: each lane needs lse
+// and delta of two of every eight.
+__device__ __forceinline__ void keys_elementwise(float (&prob)[pass_rows / 2],
+                                                 float (&ds)[pass_rows / 2], const float4* stats,
+                                                 float to_log2) {
+#pragma unroll
+  for (int t = 0; t < pass_rows / 8; ++t) {
+    const float4 two = stats[t * 4 + threadIdx.x % 4];
+#pragma unroll
+    for (int e = 4 * t; e < 4 * t + 4; ++e) {
+      prob[e] = exp2_approx(prob[e] * to_log2 - (e % 2 ? two.z : two.x));
+      ds[e] = prob[e] * (ds[e] - (e % 2 ? two.w : two.y));
+    }
+  }
+}
+// The same where rows are queries: stat[0] for the upper eight, stat[1] for the lower. Keys from `left` on are not there:
+// they have zeros for K, but exp(0 - lse) may be infinite.
+__device__ __forceinline__ void queries_elementwise(float (&prob)[pass_rows / 2],
+                                                    float (&ds)[pass_rows / 2],
+                                                    const float2 (&stat)[2], float to_log2,
+                                                    int left) {
+#pragma unroll
+  for (int e = 0; e < pass_rows / 2; ++e)
+    prob[e] = exp2_approx(prob[e] * to_log2 - stat[e / 2 % 2].x);
+  if (left < pass_rows) {
+#pragma unroll
+    for (int e = 0; e < pass_rows / 2; ++e)
+      if (e / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + e % 2 >= left) prob[e] = 0.0f;
+  }
+#pragma unroll
+  for (int e = 0; e < pass_rows / 2; ++e) ds[e] = prob[e] * (ds[e] - stat[e / 2 % 2].y);
+}
+
+template <class Tile>
+__device__ __forceinline__ void multiply_backward(const BackwardWork& work,
+                                                  const BackwardMemory<Tile>& memory) {
+  constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
+  const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
+  const int blocks = blocks_of(work.pass_count, pass_rows);
+  const float to_log2 = work.shape.scale * log2_e;
+  const auto done_with = [&](std::uint64_t* empty) {
+    if (lane == 0) mbarrier_arrive(empty);
+  };
+  Ring<Tile::stages> ring;
+  int x_parity = 0;
+  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+       index += static_cast<int>(gridDim.x)) {
+    // Sums for P Y2 (keys kernel only) and dS Y1.
+    float sum1[ND / 2], sum2[ND / 2], prob[n], ds[n];
+    std::uint32_t x1[KD / 16][4], x2[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
+    float2 stat[2];
+    if constexpr (!Tile::keys) {
+      const OwnTile tile = own_tile<Tile>(work, index);
+      const float2* const stats =
+          work.stats + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) *
+                           work.padded_queries;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = tile.first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
+        stat[r] = i < work.padded_queries ? stats[i] : make_float2(INFINITY, 0.0f);
+      }
+    }
+
+    mbarrier_wait(memory.x_full(), x_parity);
+    x_parity ^= 1;
+    if constexpr (Tile::x_in_registers) {
+      load_operand<KD, Tile::own_rows>(x1, memory.x1(), group * 64);
+      load_operand<KD, Tile::own_rows>(x2, memory.x2(), group * 64);
+      // Reads by this warp's lanes come before what the bulk copies bring next.
+      __syncwarp();
+      done_with(memory.x_empty());
+    }
+    const auto issue_first = [&] {
+      keep_in_place(prob);
+      keep_in_place(ds);
+      wgmma_fence();
+      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage));
+      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage));
+      wgmma_commit();
+    };
+    const auto issue_second = [&](int stage, bool accumulate) {
+      if constexpr (Tile::keys) keep_in_place(sum1);
+      keep_in_place(sum2);
+      wgmma_fence();
+      if constexpr (Tile::keys)
+        issue_weighted_rows<ND, pass_rows>(sum1, p, memory.y2(stage), accumulate);
+      issue_weighted_rows<ND, pass_rows>(sum2, d, memory.y1(stage), accumulate);
+      wgmma_commit();
+    };
+    const auto finish_second = [&](int stage) {
+      wgmma_wait<0>();
+      if constexpr (Tile::keys) keep_in_place(sum1);
+      keep_in_place(sum2);
+      done_with(memory.y_empty(stage));
+    };
+    const auto elementwise = [&](int block) {
+      keep_in_place(prob);
+      keep_in_place(ds);
+      if constexpr (Tile::keys)
+        keys_elementwise(prob, ds, memory.stats(ring.stage), to_log2);
+      else
+        queries_elementwise(prob, ds, stat, to_log2, work.pass_count - block * pass_rows);
+      keep_in_place(prob);
+      keep_in_place(ds);
+    };
+    // Waiting for the next rows is also what holds ptxas from moving a wait for products up before the elementwise part:
+    // it schedules within straight code.
+    const auto await_rows = [&](int block) {
+      if (block < blocks) mbarrier_wait(memory.y_full(ring.stage), ring.parity);
+    };
+    const auto pack = [&] {
+      if constexpr (Tile::keys) pack_operand<pass_rows>(p, prob);
+      pack_operand<pass_rows>(d, ds);
+    };
+
+    await_rows(0);
+    issue_first();
+    wgmma_wait<0>();
+    elementwise(0);
+    pack();
+    int stage = ring.stage;
+    ring.advance();
+    await_rows(1);
+    for (int block = 1; block < blocks; ++block) {
+      const int now = ring.stage;
+      if constexpr (Tile::ahead) {
+        issue_first();
+        issue_second(stage, block > 1);
+        wgmma_wait<1>();
+        elementwise(block);
+        ring.advance();
+        await_rows(block + 1);
+        finish_second(stage);
+      } else {
+        issue_second(stage, block > 1);
+        finish_second(stage);
+        issue_first();
+        wgmma_wait<0>();
+        elementwise(block);
+        ring.advance();
+        await_rows(block + 1);
+      }
+      pack();
+      stage = now;
+    }
+    issue_second(stage, blocks > 1);
+    finish_second(stage);
+    if constexpr (!Tile::x_in_registers) done_with(memory.x_empty());
+
+    // Found anew: kept over the loop, these numbers would take registers that accumulators need.
+    asm volatile("" : "+r"(index));
+    const OwnTile to = own_tile<Tile>(work, index);
+    const int row = to.first + group * 64;
+    if constexpr (Tile::keys)
+      store_accumulators<ND>(sum1, 1.0f, 1.0f, work.d2.at(to.sequence, to.head, 1), work.d2.row,
+                             row, work.own_count, work.shape.D);
+    store_accumulators<ND>(sum2, work.shape.scale, work.shape.scale,
+                           work.d1.at(to.sequence, to.head, 1), work.d1.row, row, work.own_count,
+                           work.shape.D);
+  }
+}
+#endif
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::threads, 1)
+    flash_sm90_backward_kernel(const __grid_constant__ CUtensorMap x1,
+                               const __grid_constant__ CUtensorMap x2,
+                               const __grid_constant__ CUtensorMap y1,
+                               const __grid_constant__ CUtensorMap y2, BackwardWork work) {
+#ifdef WEFT_SM90
+  const BackwardMemory<Tile> memory{shared_memory<unsigned char>()};
+  if (threadIdx.x == 0) {
+    constexpr int warps = 4 * Tile::groups;
+    mbarrier_init(memory.x_full(), 1);
+    mbarrier_init(memory.x_empty(), warps);
+    for (int s = 0; s < Tile::stages; ++s) {
+      mbarrier_init(memory.y_full(s), 1);
+      mbarrier_init(memory.y_empty(s), warps);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<Tile::copy_registers>();
+    if (threadIdx.x == 0) copy_backward<Tile>(&x1, &x2, &y1, &y2, work, memory);
+  } else {
+    take_registers<Tile::work_registers>();
+    multiply_backward<Tile>(work, memory);
+  }
+#endif
+}
+
+constexpr int stat_lanes = 16;  // to one row, 16 bytes each: up to 128 columns
+
+// stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row, and writes 8. Heads are
+// the fastest index: rows of one token lie side by side.
+__global__ void __launch_bounds__(256)
+    flash_sm90_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
+  const int lane = threadIdx.x % stat_lanes, D = p.shape.D;
+  // In 32 bits: a division in 64 takes longer than the memory does for a row.
+  const unsigned row = blockIdx.x * (256 / stat_lanes) + threadIdx.x / stat_lanes;
+  const unsigned heads = static_cast<unsigned>(p.shape.heads),
+                 length = static_cast<unsigned>(padded);
+  const unsigned token = row / heads;
+  const int h = static_cast<int>(row - token * heads);
+  const int s = static_cast<int>(token / length), i = static_cast<int>(token % length);
+  const bool valid = s < p.shape.sequences && i < p.shape.nq;
+  float sum = 0.0f;
+  if (valid) {
+    const __nv_bfloat16* const o = p.out.at(s, h, 1) + i * p.out.row;
+    const __nv_bfloat16* const g = p.dout.at(s, h, 1) + i * p.dout.row;
+    if (lane * 8 < D) {
+      const Pack<__nv_bfloat16> a = load_pack(o + lane * 8), b = load_pack(g + lane * 8);
+      for (int e = 0; e < 8; ++e) sum += to_float(a.v[e]) * to_float(b.v[e]);
+    }
+  }
+  for (int offset = stat_lanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(full_mask, sum, offset);
+  if (lane != 0 || s >= p.shape.sequences) return;
+  const std::int64_t sequence_head = static_cast<std::int64_t>(s) * p.shape.heads + h;
+  stats[sequence_head * padded + i] =
+      valid ? make_float2(p.lse[sequence_head * p.shape.nq + i] * log2_e, sum)
+            : make_float2(INFINITY, 0.0f);
+}
+
+template <class Tile>
+void launch_backward(BackwardWork work, const FlashRows<const __nv_bfloat16>& x1,
+                     const FlashRows<const __nv_bfloat16>& x2,
+                     const FlashRows<const __nv_bfloat16>& y1,
+                     const FlashRows<const __nv_bfloat16>& y2) {
+  const FlashShape& shape = work.shape;
+  work.own_count = Tile::keys ? shape.nk : shape.nq;
+  work.pass_count = Tile::keys ? shape.nq : shape.nk;
+  work.tiles = blocks_of(work.own_count, Tile::own_rows);
+  work.total = work.tiles * shape.heads * shape.sequences;
+  const int blocks = std::min(work.total, cuda_properties().multiProcessorCount);
+  launch(flash_sm90_backward_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::threads),
+         Tile::shared, make_tensor_map(x1, shape, work.own_count, Tile::own_rows),
+         make_tensor_map(x2, shape, work.own_count, Tile::own_rows),
+         make_tensor_map(y1, shape, work.pass_count, pass_rows),
+         make_tensor_map(y2, shape, work.pass_count, pass_rows), work);
+}
+
+template <int KD, int ND>
+void launch_both(const FlashBackward<__nv_bfloat16>& p, BackwardWork work) {
+  work.d1 = p.dk;
+  work.d2 = p.dv;
+  launch_backward<BackwardTile<KD, ND, true>>(work, p.k, p.v, p.q, p.dout);
+  work.d1 = p.dq;
+  launch_backward<BackwardTile<KD, ND, false>>(work, p.q, p.dout, p.k, p.v);
+}
+
+}  // namespace
+
+void flash_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
+  BackwardWork work{};
+  work.shape = p.shape;
+  work.padded_queries = blocks_of(p.shape.nq, pass_rows) * pass_rows;
+  const Tensor stats =
+      Tensor::empty({p.shape.sequences, p.shape.heads, work.padded_queries, 2}, DType::f32);
+  float2* const at = reinterpret_cast<float2*>(data<float>(stats));
+  work.stats = at;
+  const std::int64_t rows = stats.numel() / 2;
+  WEFT_ASSERT(rows < std::int64_t{1} << 31);
+  launch(flash_sm90_stats_kernel, dim3(blocks_for(rows, 256 / stat_lanes)), dim3(256), 0, p,
+         work.padded_queries, at);
+  if (p.shape.D <= 64)
+    launch_both<64, 64>(p, work);
+  else if (p.shape.D <= 72)
+    launch_both<80, 72>(p, work);
+  else
+    launch_both<128, 128>(p, work);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,117 @@
+// What the Hopper kernels of flash attention share: tensor maps, tiles in shared memory, the pieces of their products.
+#pragma once
+
+#include <cstring>
+
+#include "attention/flash_sm90.cuh"
+#include "ptx_sm90.cuh"
+
+namespace weft::kernels {
+
+// A tile in shared memory is [atoms][rows][64 columns]; columns beyond D are zeros that the bulk copy makes, so that D = 72
+// costs two atoms of space but only 80 columns of a product over D and 72 of a product onto D.
+constexpr int tile_atoms(int columns) { return (columns + 63) / 64; }
+constexpr int atom_bytes(int rows) { return rows * 128; }
+constexpr int tile_bytes(int columns, int rows) { return tile_atoms(columns) * atom_bytes(rows); }
+
+// The map of rows of one operand as a tensor [sequences, rows, heads, D], copied in boxes of `box_rows` rows of one head,
+// 64 columns at a time.
+CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
+                            int count, int box_rows);
+
+#ifdef WEFT_SM90
+namespace sm90 {
+
+__device__ __forceinline__ std::uint32_t pack_two(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  std::uint32_t bits;
+  memcpy(&bits, &two, sizeof bits);
+  return bits;
+}
+
+// All atoms of a tile of `rows` rows.
+template <int columns, int rows>
+__device__ __forceinline__ void copy_tile(unsigned char* to, const CUtensorMap* map,
+                                          std::uint64_t* barrier, int head, int row, int sequence) {
+#pragma unroll
+  for (int atom = 0; atom < tile_atoms(columns); ++atom)
+    copy_box(to + atom * atom_bytes(rows), map, barrier, atom * 64, head, row, sequence);
+}
+
+// Where the 16 columns of step k of a product over columns begin, in a tile of `rows` rows from row `row` on.
+template <int rows>
+__device__ __forceinline__ const unsigned char* column_step(const unsigned char* tile, int row,
+                                                            int k) {
+  return tile + k / 4 * atom_bytes(rows) + row * 128 + k % 4 * 32;
+}
+
+// This warp's 16 rows of the warpgroup's 64 from `row` on as A operands of all steps over KD columns.
+template <int KD, int rows>
+__device__ __forceinline__ void load_operand(std::uint32_t (&a)[KD / 16][4],
+                                             const unsigned char* tile, int row) {
+  const int thread = thread_here() % 128, lane = thread % 32;
+  const int r = row + thread / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < KD / 16; ++k) {
+    const int piece = k % 4 * 2 + lane / 16;
+    ldmatrix_x4(a[k], tile + k / 4 * atom_bytes(rows) + r * 128 + (piece ^ r % 8) * 16);
+  }
+}
+
+// Accumulators of [64, n], two neighbouring products of 8 columns, as the A operands of n / 16 steps.
+template <int n>
+__device__ __forceinline__ void pack_operand(std::uint32_t (&a)[n / 16][4],
+                                             const float (&x)[n / 2]) {
+#pragma unroll
+  for (int k = 0; k < n / 16; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[k][i] = pack_two(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
+}
+
+// sum [64, ND] (+)= p [64, rows] x (rows of the tile, summed over).
+template <int ND, int rows>
+__device__ __forceinline__ void issue_weighted_rows(float (&sum)[ND / 2],
+                                                    const std::uint32_t (&p)[rows / 16][4],
+                                                    const unsigned char* tile, bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < rows / 16; ++k)
+    Wgmma<ND>::template from_registers<true>(sum, p[k], describe_columns<rows>(tile + k * 2048),
+                                             accumulate || k > 0);
+}
+
+// Rows group and group + 8 of this warp's 16, times their factor, to the rows from `first` on that are below n.
+template <int ND>
+__device__ __forceinline__ void store_accumulators(const float (&x)[ND / 2], float factor0,
+                                                   float factor1, __nv_bfloat16* to,
+                                                   std::int64_t row, int first, int n, int D) {
+  const int thread = thread_here() % 128, lane = thread % 32;
+  const int i = first + thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int t = 0; t < ND / 8; ++t) {
+    const int c = t * 8 + lane % 4 * 2;
+    if (c >= D) continue;
+    if (i < n)
+      *reinterpret_cast<std::uint32_t*>(to + i * row + c) =
+          pack_two(x[4 * t] * factor0, x[4 * t + 1] * factor0);
+    if (i + 8 < n)
+      *reinterpret_cast<std::uint32_t*>(to + (i + 8) * row + c) =
+          pack_two(x[4 * t + 2] * factor1, x[4 * t + 3] * factor1);
+  }
+}
+
+// Bulk copies in flight, as a ring: use number `i` of it has stage i % stages and parity i / stages % 2.
+template <int stages>
+struct Ring {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace sm90
+#endif
+
+}  // namespace weft::kernels

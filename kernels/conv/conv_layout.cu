@@ -1,0 +1,222 @@
+// Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv*.cpp, cases
+// src/bench/kernels/conv.cpp.
+//
+// Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16, three microseconds each way
+// beside a convolution of milliseconds, so they are put in order for every call and no copy of them can grow stale.
+// join_phases reads and writes the frame once, and once more a residual: 4 to 6 bytes an element in bf16, where the
+// convolution folded to phases saves 5 of 9 products. 16 bytes an access where the channels allow it.
+#include "conv/conv_layout.cuh"
+
+#include "vector.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256;
+
+__device__ __forceinline__ std::int64_t index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+template <class... P, class... A>
+void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
+  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
+         count);
+}
+
+template <class T>
+__global__ void to_library_kernel(const T* w, T* to, std::int64_t in, std::int64_t taps,
+                                  std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t c = i % in, tap = i / in % taps, o = i / in / taps;
+  to[i] = w[(o * in + c) * taps + tap];
+}
+
+template <class T>
+__global__ void from_library_kernel(const T* from, float* dw, std::int64_t in, std::int64_t taps,
+                                    bool accumulate, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t tap = i % taps, c = i / taps % in, o = i / taps / in;
+  const float v = to_float(from[(o * taps + tap) * in + c]);
+  dw[i] = accumulate ? dw[i] + v : v;
+}
+
+// The 2x2 element of phase `parity` that kernel row (or column) k falls on: rows {0},{1,2} of parity 0, {0,1},{2} of 1.
+__device__ __forceinline__ int phase_tap(int parity, int k) { return (k + 1 - parity) / 2; }
+
+template <class T>
+__global__ void phase_weights_kernel(const T* w, T* to, std::int64_t out, std::int64_t in,
+                                     std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t c = i % in, tap = i / in % 4, o = i / in / 4 % out;
+  const int phase = static_cast<int>(i / in / 4 / out);
+  const T* const from = w + (o * in + c) * 9;
+  float sum = 0.0f;
+  for (int r = 0; r < 3; ++r)
+    for (int s = 0; s < 3; ++s)
+      if (phase_tap(phase / 2, r) * 2 + phase_tap(phase % 2, s) == tap)
+        sum += to_float(from[r * 3 + s]);
+  to[i] = from_float<T>(sum);
+}
+
+template <class T>
+__global__ void phase_weights_backward_kernel(const T* from, float* dw, std::int64_t out,
+                                              std::int64_t in, bool accumulate,
+                                              std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const int r = static_cast<int>(i % 9 / 3), s = static_cast<int>(i % 3);
+  const std::int64_t c = i / 9 % in, o = i / 9 / in;
+  float sum = accumulate ? dw[i] : 0.0f;
+  for (int phase = 0; phase < 4; ++phase) {
+    const int tap = phase_tap(phase / 2, r) * 2 + phase_tap(phase % 2, s);
+    sum += to_float(from[((phase * out + o) * 4 + tap) * in + c]);
+  }
+  dw[i] = sum;
+}
+
+// A row of the large frames within the band, and where it comes from: of [frames, 2 rows, 2W, C / V].
+struct PhaseElement {
+  std::int64_t large, small;  // elements of y and of phases, in units of V
+  std::int64_t channel;       // in units of V
+};
+template <int V>
+__device__ __forceinline__ PhaseElement phase_element(std::int64_t i, const PhaseRows& at) {
+  const std::int64_t C = at.C / V, c = i % C, X = i / C % (2 * at.W),
+                     Y = i / C / (2 * at.W) % (2 * at.rows), f = i / C / (2 * at.W) / (2 * at.rows);
+  const std::int64_t row = Y / 2 + Y % 2, column = X / 2 + X % 2, phase = Y % 2 * 2 + X % 2;
+  return {((f * 2 * at.H + 2 * at.first + Y) * 2 * at.W + X) * C + c,
+          (((f * (at.rows + 1) + row) * (at.W + 1) + column) * 4 + phase) * C + c, c};
+}
+
+template <class T, int V>
+__global__ void join_phases_kernel(const T* phases, PhaseRows at, const float* bias,
+                                   const T* residual, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const PhaseElement e = phase_element<V>(i, at);
+  float v[V];
+  unpack(load_vec<V>(phases, e.small), v);
+  if (bias != nullptr)
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] += bias[e.channel * V + k];
+  if (residual != nullptr) {
+    float r[V];
+    unpack(load_vec<V>(residual, e.large), r);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] += r[k];
+  }
+  store_vec<V>(y, e.large, pack<T, V>(v));
+}
+
+template <class T, int V>
+__global__ void split_phases_kernel(const T* dy, PhaseRows at, T* phases, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t C = at.C / V, c = i % C, phase = i / C % 4, column = i / C / 4 % (at.W + 1),
+                     row = i / C / 4 / (at.W + 1) % (at.H + 1),
+                     f = i / C / 4 / (at.W + 1) / (at.H + 1);
+  const std::int64_t y = row - phase / 2, x = column - phase % 2;
+  float v[V] = {};
+  if (y >= 0 && y < at.H && x >= 0 && x < at.W)
+    unpack(load_vec<V>(dy,
+                       ((f * 2 * at.H + 2 * y + phase / 2) * 2 * at.W + 2 * x + phase % 2) * C + c),
+           v);
+  store_vec<V>(phases, i, pack<T, V>(v));
+}
+
+template <class T, int V>
+__global__ void add_behind_kernel(const T* from, const float* bias, const T* residual,
+                                  std::int64_t C, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  float v[V];
+  unpack(load_vec<V>(from, i), v);
+  if (bias != nullptr)
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] += bias[i % (C / V) * V + k];
+  if (residual != nullptr) {
+    float r[V];
+    unpack(load_vec<V>(residual, i), r);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] += r[k];
+  }
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
+// Calls f.operator()<T, V>() with as many channels an access as the tensors allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t C, F&& f, const Tensor& first, const Tensors&... rest) {
+  by_type(first, [&]<class T>() {
+    constexpr int V = Pack<T>::size;
+    if (C % V == 0 && aligned<V>(first, rest...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+}  // namespace
+
+void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to) {
+  by_type(w, [&]<class T>() {
+    start(to_library_kernel<T>, s.numel(), data<T>(w), data<T>(to), s.in, s.taps);
+  });
+}
+
+void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor& dw,
+                          bool accumulate) {
+  by_type(from, [&]<class T>() {
+    start(from_library_kernel<T>, s.numel(), data<T>(from), data<float>(dw), s.in, s.taps,
+          accumulate);
+  });
+}
+
+void phase_weights(const Tensor& w, std::int64_t out, std::int64_t in, const Tensor& to) {
+  by_type(w, [&]<class T>() {
+    start(phase_weights_kernel<T>, 16 * out * in, data<T>(w), data<T>(to), out, in);
+  });
+}
+
+void phase_weights_backward(const Tensor& from, std::int64_t out, std::int64_t in, const Tensor& dw,
+                            bool accumulate) {
+  by_type(from, [&]<class T>() {
+    start(phase_weights_backward_kernel<T>, 9 * out * in, data<T>(from), data<float>(dw), out, in,
+          accumulate);
+  });
+}
+
+void join_phases(const Tensor& phases, const PhaseRows& at, const Tensor& bias,
+                 const Tensor& residual, const Tensor& y) {
+  by_access(
+      at.C,
+      [&]<class T, int V>() {
+        start(join_phases_kernel<T, V>, at.frames * 4 * at.rows * at.W * at.C / V, data<T>(phases),
+              at, data_or_null<float>(bias), data_or_null<T>(residual), data<T>(y));
+      },
+      phases, residual, y);
+}
+
+void split_phases(const Tensor& dy, const PhaseRows& at, const Tensor& phases) {
+  by_access(
+      at.C,
+      [&]<class T, int V>() {
+        start(split_phases_kernel<T, V>, phases.numel() / V, data<T>(dy), at, data<T>(phases));
+      },
+      dy, phases);
+}
+
+void add_behind(const Tensor& from, const Tensor& bias, const Tensor& residual, std::int64_t C,
+                const Tensor& y) {
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        start(add_behind_kernel<T, V>, y.numel() / V, data<T>(from), data_or_null<float>(bias),
+              data_or_null<T>(residual), C, data<T>(y));
+      },
+      from, residual, y);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,267 @@
+// Matrix products by cuBLASLt. CPU twin src/ops/cpu/matmul.cpp, cases src/bench/kernels/matmul.cpp.
+// A product of [M,K] and [K,N] is 2 M N K operations over (M K + K N + M N) elements: 489 operations a byte and more in
+// STDiT3's blocks, so the tensor cores bound it and the epilogues below are what saves time: each keeps one pass over
+// [M,N] out of memory. The library counts in columns: row-major D = A B is its D^T = B^T A^T, without moving anything.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+
+#include "launch.cuh"
+#include "matmul/product.cuh"
+#include "matmul/tuning.cuh"
+#include "tensor/device_cuda.h"
+#include "tensor/tf32.h"
+
+namespace weft::kernels {
+namespace {
+
+void check(cublasStatus_t status, const char* call, int line) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(Exit::hardware, std::string(call) + " failed: " + cublasLtGetStatusString(status),
+              "see `weft doctor`; a library older than the build's, or a sick GPU, shows there",
+              __FILE__, line);
+}
+#define LT_CHECK(call) check((call), #call, __LINE__)
+
+constexpr std::size_t workspace_bytes = 32u << 20;
+constexpr std::int64_t longest_bias = 1 << 16;
+constexpr int proposals = 8;
+
+// One a process: the compute stream runs one product at a time.
+struct Library {
+  cublasLtHandle_t handle = nullptr;
+  void* workspace = nullptr;
+  bf16* bias = nullptr;  // the rounded bias of the product under way
+
+  Library() {
+    LT_CHECK(cublasLtCreate(&handle));
+    workspace = device_runtime().allocate(workspace_bytes, false);
+    bias = static_cast<bf16*>(device_runtime().allocate(longest_bias * sizeof(bf16), false));
+  }
+};
+
+Library& library() {
+  static Library one;
+  return one;
+}
+
+cudaDataType_t type_of(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+cublasLtEpilogue_t epilogue_of(Epilogue e) {
+  switch (e) {
+    case Epilogue::none:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu_bias:
+      return CUBLASLT_EPILOGUE_GELU_BIAS;
+    case Epilogue::gelu_bias_aux:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::gelu_gradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    // A is the library's second operand.
+    case Epilogue::bias_gradient:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// The largest power of two, up to 16, that divides the address: 16 is all that the fast kernels ask for, and a finer
+// distinction would let the choice of algorithm, and so the bits, depend on where the arena put a tensor.
+std::uint32_t alignment_of(const void* p) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  return p == nullptr
+             ? 16
+             : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & -address, 16));
+}
+
+// What an algorithm is chosen for.
+struct Key {
+  Product product;
+  bool in_place;                          // C is D
+  std::uint32_t a, b, c, d, vector, aux;  // alignments
+  bool tf32;                              // f32 may be rounded to it
+  auto operator<=>(const Key&) const = default;
+
+  std::string text() const {
+    std::string t = describe(product) + (in_place ? " in place aligned" : " aligned");
+    for (const std::uint32_t alignment : {a, b, c, d, vector, aux})
+      t += ' ' + std::to_string(alignment);
+    return tf32 ? t + " tf32" : t;
+  }
+};
+
+// The library's descriptions of one product and its algorithms, best guess first.
+struct Plan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
+  std::array<cublasLtMatmulAlgo_t, proposals> algorithms{};
+  int options = 0;      // algorithms that there are
+  int chosen = -1;      // not yet
+  int generation = -1;  // of the table, for which it was chosen
+};
+
+template <class T>
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  LT_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+}
+
+template <class T>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         const T& value) {
+  LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+}
+
+// Describes a stored row-major matrix to the library, for which it is the transpose. `row`: elements from row to row, or 0.
+cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
+                              std::int64_t row) {
+  cublasLtMatrixLayout_t l = nullptr;
+  LT_CHECK(cublasLtMatrixLayoutCreate(&l, type_of(type), static_cast<std::uint64_t>(columns),
+                                      static_cast<std::uint64_t>(rows), row > 0 ? row : columns));
+  return l;
+}
+
+// The addresses that the operation itself holds, not the call.
+void point(const Plan& plan, const void* vector, const void* aux) {
+  if (vector != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
+  if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+}
+
+Plan make_plan(const Key& key, const void* vector, const void* aux) {
+  const Product& p = key.product;
+  Plan plan;
+  LT_CHECK(cublasLtMatmulDescCreate(
+      &plan.operation, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.epilogue));
+  point(plan, vector, aux);
+  if (aux != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns);
+  plan.a = p.b_transposed ? layout(p.in, p.columns, p.inner, p.b_row)
+                          : layout(p.in, p.inner, p.columns, p.b_row);
+  plan.b = p.a_transposed ? layout(p.in, p.inner, p.rows, p.a_row)
+                          : layout(p.in, p.rows, p.inner, p.a_row);
+  plan.d = layout(p.out, p.rows, p.columns, p.d_row);
+
+  cublasLtMatmulPreference_t wanted = nullptr;
+  LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
+  set(wanted, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  // Where the inner dimension is split, parts are kept in f32 and added by a second kernel in their order. In-place
+  // reduction is left out, for its order is the scheduler's; and reduction in the output's type, for it rounds parts.
+  set(wanted, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b);
+  set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a);
+  set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c);
+  set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.d);
+  cublasLtMatmulHeuristicResult_t results[proposals]{};
+  int found = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.d,
+                                     plan.d, wanted, proposals, results, &found);
+  LT_CHECK(cublasLtMatmulPreferenceDestroy(wanted));
+  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" is said in several ways
+  for (int i = 0; i < found; ++i)
+    if (results[i].state == CUBLAS_STATUS_SUCCESS)
+      plan.algorithms[static_cast<std::size_t>(plan.options++)] = results[i].algo;
+  return plan;
+}
+
+cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Operands& x) {
+  const float one = 1.0f, beta = p.add ? 1.0f : 0.0f;
+  return cublasLtMatmul(library().handle, plan.operation, &one, x.b, plan.a, x.a, plan.b, &beta,
+                        p.add ? x.c : x.d, plan.d, x.d, plan.d,
+                        &plan.algorithms[static_cast<std::size_t>(algorithm)], library().workspace,
+                        workspace_bytes, cuda_stream(Stream::compute));
+}
+
+// The algorithm to take, measured on the real operands where the table asks for it. What is in place while that goes on
+// is left as it was: C is read where it lies, and D, aux and a bias gradient go elsewhere.
+int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
+  const Product& p = key.product;
+  const std::string name = key.text();
+  if (plan.options < 2 || !must_measure(name))
+    return choose(name, plan.options, [](int) { return false; });
+  const std::size_t bytes =
+      static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
+  const bool writes_aux = p.epilogue == Epilogue::gelu_bias_aux;
+  const bool writes_vector = p.epilogue == Epilogue::bias_gradient;
+  const std::size_t aux_bytes = writes_aux ? bytes : 0;
+  const std::size_t vector_bytes =
+      writes_vector ? static_cast<std::size_t>(p.rows) * sizeof(float) : 0;
+  if (!Spoil::fits(bytes + aux_bytes + vector_bytes)) return 0;
+  const Spoil d(bytes), aux(aux_bytes), vector(vector_bytes);
+  Operands y = x;
+  y.d = d.get();
+  point(plan, vector.get(), aux.get());
+  const int best = choose(name, plan.options, [&](int option) {
+    return run(plan, option, p, y) == CUBLAS_STATUS_SUCCESS;
+  });
+  device_runtime().synchronize();  // before the memory goes
+  return best;
+}
+
+}  // namespace
+
+std::string describe(const Product& p) {
+  constexpr const char* epilogues[] = {
+      "", " bias", " gelu", " gelu and z", " gelu slope", " bias gradient"};
+  return std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" + std::to_string(p.inner) +
+         (p.a_transposed ? " T" : " N") + (p.b_transposed ? "T " : "N ") +
+         std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)) +
+         epilogues[static_cast<int>(p.epilogue)] + (p.add ? " added" : "") +
+         (p.a_row + p.b_row + p.d_row > 0
+              ? " rows " + std::to_string(p.a_row) + "," + std::to_string(p.b_row) + "," +
+                    std::to_string(p.d_row)
+              : "");
+}
+
+bool product_lt(const Product& p, const Operands& x) {
+  const bool has_bias = p.epilogue == Epilogue::bias || p.epilogue == Epilogue::gelu_bias ||
+                        p.epilogue == Epilogue::gelu_bias_aux;
+  const bool rounds = has_bias && p.out == DType::bf16;
+  if (rounds && p.columns > longest_bias) return false;
+  if (x.aux != nullptr && p.columns % 8 != 0) return false;  // the library's own rule
+  Library& lt = library();
+  const void* vector = rounds ? static_cast<const void*>(lt.bias) : x.vector;
+  const Key key{p,
+                p.add && x.c == x.d,
+                alignment_of(x.a),
+                alignment_of(x.b),
+                alignment_of(p.add ? x.c : x.d),
+                alignment_of(x.d),
+                alignment_of(vector),
+                alignment_of(x.aux),
+                p.in == DType::f32 && tf32_allowed()};
+  static std::map<Key, Plan> plans;
+  auto it = plans.find(key);
+  if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;
+  Plan& plan = it->second;
+  if (plan.options == 0) return false;
+  if (rounds) round_vector(x.vector, lt.bias, p.columns);
+  const bool known = plan.chosen >= 0 && plan.generation == table_generation();
+  // What the operation points to since its last call may be gone: the bias of another training of this process.
+  if (!known) point(plan, vector, x.aux);
+  int chosen = known ? plan.chosen : choose_algorithm(plan, key, x);
+  point(plan, vector, x.aux);
+  cublasStatus_t status = run(plan, chosen, p, x);
+  // A proposal may still be refused when it is run: the next one then, always the same way.
+  while (status == CUBLAS_STATUS_NOT_SUPPORTED && chosen + 1 < plan.options)
+    status = run(plan, ++chosen, p, x);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+    plan.options = 0;
+    return false;
+  }
+  check(status, "cublasLtMatmul", __LINE__);
+  // What a capture takes is not kept: it could not measure.
+  if (!known && !compute_is_capturing()) {
+    plan.chosen = chosen;
+    plan.generation = table_generation();
+  }
+  return true;
+}
+
+}  // namespace weft::kernels

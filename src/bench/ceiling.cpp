@@ -1,0 +1,61 @@
+#include "bench/ceiling.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "bench/kernels/cases.h"
+#include "core/clock.h"
+#include "ops/matmul.h"
+#include "ops/pointwise.h"
+#include "tensor/arena.h"
+
+namespace weft {
+
+double seconds_of(const std::function<void()>& f) {
+  const auto time = [&](int calls) {
+    if (!on_cuda()) {
+      const double start = now_seconds();
+      for (int i = 0; i < calls; ++i) f();
+      return (now_seconds() - start) / calls;
+    }
+    DeviceRuntime& gpu = device_runtime();
+    const DeviceEvent begin = gpu.record(Stream::compute);
+    for (int i = 0; i < calls; ++i) f();
+    const DeviceEvent end = gpu.record(Stream::compute);
+    gpu.synchronize(end);
+    return gpu.seconds(begin, end) / calls;
+  };
+  time(2);
+  const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
+  std::vector<double> rounds;
+  for (int i = 0; i < 5; ++i) rounds.push_back(time(calls));
+  std::nth_element(rounds.begin(), rounds.begin() + 2, rounds.end());
+  return rounds[2];
+}
+
+namespace {
+
+double product_rate(DType dtype, std::int64_t n) {
+  const Tensor a = random_tensor({n, n}, dtype, 1).to_device();
+  const Tensor b = random_tensor({n, n}, dtype, 2).to_device();
+  Tensor y = Tensor::empty({n, n}, dtype);
+  const double cubed = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+  return 2 * cubed / seconds_of([&] { ops::linear_forward(a, b, Tensor(), Tensor(), y); });
+}
+
+}  // namespace
+
+double product_rate(DType dtype) {
+  // A GPU wants a large product to show its rate, a CPU would be at it for a minute.
+  const double rate = product_rate(dtype, 2048);
+  return rate > 5e12 ? product_rate(dtype, 8192) : rate;
+}
+
+double copy_rate() {
+  const std::int64_t elements = 1 << 26;
+  Tensor a = Tensor::empty({elements}, DType::f32), b = Tensor::empty({elements}, DType::f32);
+  ops::fill_zero(a);
+  return 2.0 * static_cast<double>(a.bytes()) / seconds_of([&] { ops::convert(a, b); });
+}
+
+}  // namespace weft

@@ -1,0 +1,328 @@
+// Loading. Nothing is taken from a checkpoint before every byte of it has been compared with its
+// hash; the ranks share that work.
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <set>
+
+#include "checkpoint/checkpoint_agree.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/checkpoint_manifest.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+
+namespace weft {
+
+using namespace checkpoint;
+
+namespace {
+
+constexpr const char* older_hint = "an older checkpoint of the run may still be usable";
+constexpr std::uint64_t longest_manifest = std::uint64_t{1} << 30;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = older_hint) {
+  throw Error(Exit::checkpoint, what, hint, __FILE__, __LINE__);
+}
+
+std::string read_text(const fs::path& path, std::uint64_t limit) {
+  const File file = File::open(path, Exit::checkpoint, false);
+  const std::uint64_t bytes = file.size();
+  if (bytes > limit) refuse(fmt::format("{} has {} bytes: too many", path.string(), bytes));
+  std::string text(bytes, '\0');
+  file.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+// The manifest's text and all that can be said without reading the shards: what is missing, what
+// is too much, whether it is the manifest that was verified here.
+std::string read_manifest(const fs::path& dir) {
+  std::error_code ec;
+  const fs::file_status status = fs::symlink_status(dir, ec);
+  if (!fs::exists(status)) refuse(fmt::format("{} is missing", dir.string()));
+  if (status.type() != fs::file_type::directory)
+    refuse(fmt::format("{} is not a directory", dir.string()));
+  const fs::path path = dir / manifest_name;
+  if (!fs::exists(fs::symlink_status(path, ec)))
+    refuse(fmt::format("{} has no {}: its save was cut off, or it is no checkpoint", dir.string(),
+                       manifest_name));
+  std::string text = read_text(path, longest_manifest);
+  const Manifest m = manifest_from_text(text, path.string());
+
+  const auto named = step_of(dir.filename().string());
+  if (named && *named != m.info.step)
+    refuse(fmt::format("{} is the manifest of step {}: of another checkpoint", path.string(),
+                       m.info.step));
+  const fs::path mark = dir / verified_name;
+  if (fs::exists(fs::symlink_status(mark, ec)) &&
+      read_text(mark, 4096) != manifest_hash(text) + "\n")
+    refuse(fmt::format("{} does not fit {}: either is damaged or of another run", mark.string(),
+                       manifest_name));
+
+  std::set<std::string> present;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("shard_")) present.insert(name);
+  }
+  for (const ShardTable& s : m.shards)
+    if (present.erase(s.file) == 0) refuse(fmt::format("{} is missing", (dir / s.file).string()));
+  if (!present.empty())
+    refuse(fmt::format("{} is one shard too many: not in {}", (dir / *present.begin()).string(),
+                       manifest_name));
+  return text;
+}
+
+// Compares this part's blocks of all shards with their hashes; part p takes every blocks whose
+// running number is p modulo `parts`. Throws at the first that differs.
+void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) {
+  std::vector<std::byte> buffer;
+  std::uint64_t number = 0;
+  for (std::size_t rank = 0; rank < m.shards.size(); ++rank) {
+    const ShardTable& s = m.shards[rank];
+    const fs::path path = dir / s.file;
+    const File file = File::open(path, Exit::checkpoint, false);
+    if (file.size() != s.bytes)
+      refuse(fmt::format("{} has {} bytes, {} were saved", path.string(), file.size(), s.bytes));
+    for (std::size_t b = 0; b < s.blocks.size(); ++b, ++number) {
+      if (number % static_cast<std::uint64_t>(parts) != static_cast<std::uint64_t>(part)) continue;
+      const std::uint64_t begin = b * block_bytes, end = std::min(begin + block_bytes, s.bytes);
+      buffer.resize(end - begin);
+      file.read(buffer, begin);
+      const Hash128 found = hash128(buffer);
+      if (found == s.blocks[b]) continue;
+      for (const ShardTable& other : m.shards)
+        if (&other != &s && b < other.blocks.size() && other.blocks[b] == found)
+          refuse(fmt::format("{} holds what belongs into {}: swapped or copied over", path.string(),
+                             other.file));
+      refuse(fmt::format("{} block {} (bytes {} to {}) is damaged; it holds {}", path.string(), b,
+                         begin, end, tensors_in(m, static_cast<int>(rank), begin, end)));
+    }
+  }
+}
+
+// A checkpoint that somebody copied into the directory of another run would pass for its state.
+void check_run(const CheckpointInfo& info, const fs::path& dir, const std::string& run) {
+  const auto note = info.notes.find("run");
+  if (run.empty() || note == info.notes.end() || note->second == run) return;
+  refuse(fmt::format("{} is of another run ({}) than {} ({})", dir.string(), note->second,
+                     (dir.parent_path() / "run.json").string(), run),
+         "to go on from it all the same, remove run.json");
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  const double b = static_cast<double>(bytes);
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  if (b < 1e6) return fmt::format("{:.1f} kB", b / 1e3);
+  if (b < 1e9) return fmt::format("{:.1f} MB", b / 1e6);
+  return fmt::format("{:.2f} GB", b / 1e9);
+}
+
+}  // namespace
+
+// Where every element is. A rank's part of a stretch lies behind its parts of the stretches before; how many elements
+// those are is counted once a list of cuts, so that a read finds its place among thousands of stretches by searching.
+struct Checkpoint::Placement {
+  Layout layout;
+  std::vector<fs::path> files;                     // one a rank
+  std::vector<std::vector<std::int64_t>> before;   // [list][rank * stretches + stretch], elements
+  std::vector<std::vector<std::uint64_t>> offset;  // [array][rank], bytes: where the array begins
+
+  Placement(Layout given, std::vector<fs::path> shards)
+      : layout(std::move(given)), files(std::move(shards)) {
+    std::vector<std::vector<std::int64_t>> size(layout.cuts.size());  // [list][rank], elements
+    for (std::size_t list = 0; list < layout.cuts.size(); ++list) {
+      before.emplace_back();
+      for (int r = 0; r < ranks(); ++r) {
+        std::int64_t begin = 0, sum = 0;
+        for (const std::int64_t end : layout.cuts[list]) {
+          before.back().push_back(sum);
+          sum += divide(layout.division, begin, end, r, ranks()).size();
+          begin = end;
+        }
+        size[list].push_back(sum);
+      }
+    }
+    std::vector<std::uint64_t> end(files.size(), 0);
+    for (const Layout::Array& a : layout.arrays) {
+      offset.push_back(end);
+      for (std::size_t r = 0; r < end.size(); ++r)
+        end[r] += static_cast<std::uint64_t>(size[a.cuts][r]) * sizeof(float);
+    }
+  }
+  int ranks() const { return static_cast<int>(files.size()); }
+
+  // File after file, each opened once.
+  void read(std::size_t array, std::int64_t begin, std::span<float> out) const {
+    const std::size_t list = layout.arrays[array].cuts;
+    const std::vector<std::int64_t>& cuts = layout.cuts[list];
+    const auto end = begin + static_cast<std::int64_t>(out.size());
+    const auto first =
+        static_cast<std::size_t>(std::upper_bound(cuts.begin(), cuts.end(), begin) - cuts.begin());
+    for (int r = 0; r < ranks(); ++r) {
+      const auto rank = static_cast<std::size_t>(r);
+      std::optional<File> file;
+      for (std::size_t s = first; s < cuts.size(); ++s) {
+        const std::int64_t stretch = s == 0 ? 0 : cuts[s - 1];
+        if (stretch >= end) break;
+        const Part part = divide(layout.division, stretch, cuts[s], r, ranks());
+        const std::int64_t from = std::max(begin, part.begin), to = std::min(end, part.end);
+        if (from >= to) continue;
+        if (!file) file.emplace(File::open(files[rank], Exit::checkpoint, false));
+        const auto elements =
+            static_cast<std::uint64_t>(before[list][rank * cuts.size() + s] + from - part.begin);
+        file->read(std::as_writable_bytes(out.subspan(static_cast<std::size_t>(from - begin),
+                                                      static_cast<std::size_t>(to - from))),
+                   offset[array][rank] + elements * sizeof(float));
+      }
+    }
+  }
+};
+
+// Turns a manifest into the public object.
+struct Checkpoint::Loader {
+  static Checkpoint make(const fs::path& dir, Manifest m) {
+    Checkpoint c;
+    c.dir_ = dir;
+    c.info_ = std::move(m.info);
+    std::vector<fs::path> files;
+    for (const Layout::Array& a : m.layout.arrays) {
+      c.arrays_[a.name] = a.elements;
+      if (const std::size_t n = m.layout.cuts[a.cuts].size(); n > 1)
+        c.files_ +=
+            fmt::format("    {} in {} stretches, each divided among the ranks\n", a.name, n);
+    }
+    for (const ShardTable& s : m.shards) {
+      files.push_back(dir / s.file);
+      c.files_ += fmt::format("    {}  {:>10}  {} blocks  first {}\n", s.file, human_bytes(s.bytes),
+                              s.blocks.size(), s.blocks.empty() ? "-" : to_hex(s.blocks[0]));
+    }
+    c.files_ += fmt::format("  hash of the state  {}\n", to_hex(m.state_hash));
+    c.placement_ = std::make_shared<const Placement>(std::move(m.layout), std::move(files));
+    return c;
+  }
+};
+
+std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_dir, MPI_Comm comm,
+                                             const std::string& run) {
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(comm, &own);
+  struct Free {
+    MPI_Comm& c;
+    ~Free() { MPI_Comm_free(&c); }
+  } free{own};
+  int rank = 0, size = 1;
+  MPI_Comm_rank(own, &rank);
+  MPI_Comm_size(own, &size);
+
+  // Rank 0 decides the order of candidates: the one that `latest` names, then older ones; all of
+  // them, newest first, where `latest` is lost.
+  std::vector<std::int64_t> candidates;
+  std::optional<std::string> latest;
+  agree(own, attempt([&] {
+          if (rank != 0) return;
+          candidates = list_steps(run_dir);
+          latest = read_latest(run_dir);
+        }))
+      .raise();
+  std::vector<std::string> faults;
+  if (latest) {
+    const auto named = step_of(*latest);
+    const auto it =
+        named ? std::find(candidates.begin(), candidates.end(), *named) : candidates.end();
+    if (it != candidates.end())
+      // Later steps are of a run that was abandoned, or of another one: never fall back to those.
+      candidates.erase(candidates.begin(), it);
+    else
+      faults.push_back(fmt::format("{} names {}, which is no checkpoint here",
+                                   (run_dir / "latest").string(), *latest));
+  } else if (rank == 0 && !candidates.empty()) {
+    faults.push_back(fmt::format("{} is missing", (run_dir / "latest").string()));
+  }
+  for (const std::string& f : faults) log::warn("{}", f);
+
+  for (std::size_t i = 0;; ++i) {
+    // What rank 0 tries next travels as the directory's name and the manifest's text.
+    std::string name = i < candidates.size() ? step_name(candidates[i]) : "", text;
+    share_text(own, name);
+    if (name.empty()) break;
+    const fs::path dir = run_dir / name;
+    Outcome o = agree(own, attempt([&] {
+                        if (rank == 0) text = read_manifest(dir);
+                      }));
+    if (o.ok()) {
+      share_text(own, text);
+      Manifest m;
+      o = agree(own, attempt([&] {
+                  m = manifest_from_text(text, (dir / manifest_name).string());
+                  if (rank == 0) check_run(m.info, dir, run);
+                  verify_blocks(m, dir, rank, size);
+                }));
+      if (o.ok()) {
+        if (rank == 0 && !faults.empty()) log::warn("going on from {}", dir.string());
+        return Loader::make(dir, std::move(m));
+      }
+    }
+    faults.push_back(o.error);
+    if (rank == 0) log::warn("checkpoint {} is not usable: {}", dir.string(), o.error);
+  }
+  // Rank 0 alone knows a dangling `latest`; all must leave in the same way.
+  const Outcome end = agree(own, attempt([&] {
+                              if (rank != 0 || faults.empty()) return;
+                              refuse(fmt::format("no checkpoint of {} is usable: {}",
+                                                 run_dir.string(), fmt::join(faults, "; ")),
+                                     "bring back a good copy, or start anew in another run.dir");
+                            }));
+  end.raise();
+  return std::nullopt;
+}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& given) {
+  // `latest` is a link, and so may be what a person types; within the checkpoint none is followed.
+  std::error_code ec;
+  fs::path dir = fs::canonical(given, ec);
+  if (ec) refuse(fmt::format("cannot open {}: {}", given.string(), ec.message()), "check the path");
+  Manifest m = manifest_from_text(read_manifest(dir), (dir / manifest_name).string());
+  verify_blocks(m, dir, 0, 1);
+  return Loader::make(dir, std::move(m));
+}
+
+void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<float> out) const {
+  const auto it = arrays_.find(array);
+  WEFT_CHECK(it != arrays_.end(), Exit::checkpoint, "it was saved by another kind of run",
+             "checkpoint {} has no array {}", dir_.string(), array);
+  const auto end = begin + static_cast<std::int64_t>(out.size());
+  WEFT_CHECK(begin >= 0 && end <= it->second, Exit::checkpoint,
+             "the deck's model differs from the one that was saved",
+             "elements {} to {} of array {} in checkpoint {}, which has {}", begin, end, array,
+             dir_.string(), it->second);
+  const auto& all = placement_->layout.arrays;
+  const auto named =
+      std::find_if(all.begin(), all.end(), [&](const Layout::Array& a) { return a.name == array; });
+  placement_->read(static_cast<std::size_t>(named - all.begin()), begin, out);
+}
+
+std::string Checkpoint::describe() const {
+  std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
+                                 info_.step, info_.build);
+  for (const auto& [key, value] : info_.notes) text += fmt::format("  {}  {}\n", key, value);
+  text += "  arrays (f32)\n";
+  for (const auto& [name, elements] : arrays_)
+    text += fmt::format("    {:<16} {:>14} elements  {:>10}\n", name, elements,
+                        human_bytes(static_cast<std::uint64_t>(elements) * 4));
+  text += fmt::format("  tensors ({})\n", info_.tensors.size());
+  for (const TensorRange& t : info_.tensors)
+    text += fmt::format("    {:<56} [{}] at {}\n", t.name, fmt::join(t.shape, ", "), t.offset);
+  text += "  shards\n" + files_ + "  deck\n";
+  std::string line;
+  for (const char c : info_.deck + (info_.deck.ends_with('\n') ? "" : "\n")) {
+    if (c != '\n') {
+      line += c;
+    } else {
+      text += "    " + line + "\n";
+      line.clear();
+    }
+  }
+  return text + "  every byte matches its hash\n";
+}
+
+}  // namespace weft

@@ -1,0 +1,132 @@
+#include "checkpoint/checkpoint_agree.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace weft::checkpoint {
+namespace {
+
+// Fixed size, so that one gather carries all there is to say.
+struct Note {
+  std::int32_t failed = 0;
+  std::int32_t code = 0;
+  std::array<char, 1024> error{};
+  std::array<char, 256> hint{};
+};
+
+// MPI's own wait spins on a processor that the training needs.
+void wait(MPI_Request request) {
+  // Short at first: most collectives are through at once. Never more than two milliseconds: a
+  // save takes a handful of collectives.
+  auto pause = std::chrono::microseconds(20);
+  for (int done = 0;;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) return;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds(2000));
+  }
+}
+
+void share(MPI_Comm comm, void* data, int bytes) {
+  MPI_Request request;
+  MPI_Ibcast(data, bytes, MPI_BYTE, 0, comm, &request);
+  wait(request);
+}
+
+// Cuts what is too long; the arrays are zeroed, so a zero always ends the text.
+template <std::size_t N>
+void put(std::array<char, N>& to, const std::string& text) {
+  std::memcpy(to.data(), text.data(), std::min(N - 1, text.size()));
+}
+
+}  // namespace
+
+void Outcome::raise() const {
+  if (!ok()) throw Error(code, error, hint, __FILE__, __LINE__);
+}
+
+Outcome outcome_of(std::exception_ptr error) {
+  Outcome o;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    o = {e.what(), e.hint(), e.code()};
+  } catch (const std::exception& e) {
+    o = {e.what(), "", Exit::checkpoint};
+  } catch (...) {
+    o = {"unknown error", "", Exit::checkpoint};
+  }
+  if (o.error.empty()) o.error = "error without a message";
+  return o;
+}
+
+// Rank 0 hears everybody and decides; all get its verdict. Two collectives of fixed size, so that
+// there is nothing to agree on before.
+Outcome agree(MPI_Comm comm, const Outcome& mine) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  Note note;
+  if (!mine.ok()) {
+    note.failed = 1;
+    note.code = static_cast<std::int32_t>(mine.code);
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    put(note.error,
+        size == 1 ? mine.error : fmt::format("{} (rank {} on {})", mine.error, rank, host.data()));
+    put(note.hint, mine.hint);
+  }
+  std::vector<Note> all(rank == 0 ? static_cast<std::size_t>(size) : 0);
+  MPI_Request request;
+  MPI_Igather(&note, sizeof note, MPI_BYTE, all.data(), sizeof note, MPI_BYTE, 0, comm, &request);
+  wait(request);
+  int failures = 0;
+  for (const Note& n : all)
+    if (n.failed != 0 && failures++ == 0) note = n;
+  if (failures > 1) {
+    std::string text = note.error.data();
+    put(note.error,
+        text + fmt::format("; {} other rank{} failed too", failures - 1, failures > 2 ? "s" : ""));
+  }
+  share(comm, &note, sizeof note);
+  if (note.failed == 0) return {};
+  return {note.error.data(), note.hint.data(), static_cast<Exit>(note.code)};
+}
+
+void share_text(MPI_Comm comm, std::string& text) {
+  std::uint64_t bytes = text.size();
+  share(comm, &bytes, sizeof bytes);
+  text.resize(bytes);
+  // In pieces: MPI counts in int.
+  constexpr std::uint64_t piece = std::uint64_t{1} << 28;
+  for (std::uint64_t at = 0; at < bytes; at += piece)
+    share(comm, text.data() + at, static_cast<int>(std::min(piece, bytes - at)));
+}
+
+// Ranks may have different amounts (the last block of a shard, or none at all).
+std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  const int bytes = static_cast<int>(mine.size());
+  std::vector<int> counts(static_cast<std::size_t>(size)), offsets(counts.size());
+  MPI_Request request;
+  MPI_Igather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, comm, &request);
+  wait(request);
+  std::vector<std::byte> all;
+  if (rank == 0) {
+    for (std::size_t r = 1; r < counts.size(); ++r) offsets[r] = offsets[r - 1] + counts[r - 1];
+    all.resize(static_cast<std::size_t>(offsets.back() + counts.back()));
+  }
+  MPI_Igatherv(mine.data(), bytes, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, 0,
+               comm, &request);
+  wait(request);
+  return all;
+}
+
+}  // namespace weft::checkpoint

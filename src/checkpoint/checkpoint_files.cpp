@@ -1,0 +1,343 @@
+#include "checkpoint/checkpoint_files.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstring>
+
+#include "checkpoint/checkpoint_manifest.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+
+namespace weft::checkpoint {
+
+void (*at_site)(const char* site) = nullptr;
+
+namespace {
+
+void pass(const char* site) {
+  if (at_site != nullptr) at_site(site);
+}
+
+[[noreturn]] void refuse(const std::string& what, int reason, const std::string& hint) {
+  throw Error(Exit::checkpoint, fmt::format("{}: {}", what, std::strerror(reason)), hint, __FILE__,
+              __LINE__);
+}
+
+// Removes a tree and says so when it cannot; never follows a link out of it.
+void remove_tree(const fs::path& path) {
+  std::error_code ec;
+  fs::remove_all(path, ec);
+  if (ec)
+    throw Error(Exit::checkpoint, fmt::format("cannot delete {}: {}", path.string(), ec.message()),
+                "delete it by hand", __FILE__, __LINE__);
+}
+
+fs::path temporary(const fs::path& run_dir, std::int64_t step) {
+  return run_dir / (step_name(step) + ".tmp");
+}
+
+// Exchanges two names in one atomic step; false where the file system cannot.
+bool exchange(const fs::path& a, const fs::path& b) {
+  return syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+std::string host_name() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+}  // namespace
+
+std::string step_name(std::int64_t step) { return fmt::format("step_{}", step); }
+
+// One spelling a step: "step_020" or "step_+2" would let two directories claim the same one.
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with("step_")) return std::nullopt;
+  std::int64_t step = 0;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + 5, end, step);
+  if (error != std::errc() || stop != end || step < 0 || name != step_name(step))
+    return std::nullopt;
+  return step;
+}
+
+std::vector<std::int64_t> list_steps(const fs::path& run_dir) {
+  std::vector<std::int64_t> steps;
+  std::error_code ec;
+  fs::directory_iterator it(run_dir, ec);
+  if (ec == std::errc::no_such_file_or_directory) return steps;
+  if (ec)
+    throw Error(Exit::checkpoint,
+                fmt::format("cannot read directory {}: {}", run_dir.string(), ec.message()),
+                "check run.dir and its permissions", __FILE__, __LINE__);
+  for (; it != fs::directory_iterator(); it.increment(ec)) {
+    const auto step = step_of(it->path().filename().string());
+    if (step && it->symlink_status(ec).type() == fs::file_type::directory) steps.push_back(*step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+std::optional<std::string> read_latest(const fs::path& run_dir) {
+  std::error_code ec;
+  const fs::path latest = run_dir / "latest";
+  const fs::file_status status = fs::symlink_status(latest, ec);
+  if (!fs::exists(status)) return std::nullopt;
+  // A file or directory in its place is not ours; its name then fits no step.
+  if (status.type() != fs::file_type::symlink) return "(not a link)";
+  return fs::read_symlink(latest, ec).string();
+}
+
+// Saves, clips and logs need a few files more than are open by now.
+static void probe_open_files() {
+  constexpr int wanted = 32;
+  std::vector<int> opened;
+  int reason = 0;
+  while (reason == 0 && std::ssize(opened) < wanted) {
+    const int fd = ::dup(STDERR_FILENO);
+    if (fd >= 0)
+      opened.push_back(fd);
+    else
+      reason = errno;
+  }
+  for (const int fd : opened) ::close(fd);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  WEFT_CHECK(reason != EMFILE, Exit::checkpoint, "raise ulimit -n",
+             "a process may open {} files here (ulimit -n), and this one needs {} more than that",
+             limit.rlim_cur, wanted - std::ssize(opened));
+}
+
+// Writing and syncing a page finds full disks, quotas, read-only mounts and file size limits now,
+// not when the first hours of training are to be saved.
+void probe_directory(const fs::path& run_dir, int rank) {
+  probe_open_files();
+  std::error_code ec;
+  fs::create_directories(run_dir, ec);
+  if (ec)
+    throw Error(Exit::checkpoint,
+                fmt::format("cannot create directory {}: {}", run_dir.string(), ec.message()),
+                "set run.dir to a place that every host can write to", __FILE__, __LINE__);
+  const fs::path probe = run_dir / fmt::format(".probe_{}_{}", rank, getpid());
+  ::unlink(probe.c_str());
+  try {
+    File file = File::create(probe, Exit::checkpoint);
+    const std::array<std::byte, 4096> page{};
+    file.write(page, 0);
+    file.sync();
+    file.close();
+  } catch (...) {
+    ::unlink(probe.c_str());
+    throw;
+  }
+  ::unlink(probe.c_str());
+}
+
+void check_own_files(const fs::path& run_dir) {
+  struct stat status {};
+  if (::stat(run_dir.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0)
+    log::warn("{} can be written by every user of this host, checkpoints too: chmod o-w {}",
+              run_dir.string(), run_dir.string());
+  for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
+                           "matmul.txt", "trace.json", "trace.json.tmp", "latest", "lock"}) {
+    const fs::path path = run_dir / name;
+    if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
+    if (name == std::string_view("latest") && !S_ISDIR(status.st_mode)) continue;  // is replaced
+    WEFT_CHECK(false, Exit::checkpoint, "remove it, or choose another run.dir",
+               "{} is {}, not a file of weft's", path.string(),
+               S_ISLNK(status.st_mode)   ? "a link"
+               : S_ISDIR(status.st_mode) ? "a directory"
+                                         : "a pipe or device");
+  }
+}
+
+void check_file_size(const fs::path& shard, std::uint64_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  WEFT_CHECK(bytes <= limit.rlim_cur, Exit::checkpoint,
+             "ulimit -f unlimited, or more ranks, which write less each",
+             "{} will have {} bytes, a file of this process may have {} (ulimit -f)",
+             shard.string(), bytes, limit.rlim_cur);
+}
+
+void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
+  struct statvfs disk {};
+  // Some network file systems do not tell.
+  if (::statvfs(run_dir.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
+  const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  WEFT_CHECK(bytes <= free, Exit::checkpoint, "free some space or choose another run.dir",
+             "a checkpoint of {} takes {} bytes, its file system has {} left", run_dir.string(),
+             bytes, free);
+}
+
+void clear_remains(const fs::path& run_dir) {
+  std::vector<fs::path> remains;
+  std::vector<std::int64_t> replaced, moved_aside;
+  std::error_code ec;
+  for (fs::directory_iterator it(run_dir, ec); it != fs::directory_iterator(); it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    const auto step = step_of(name.substr(0, name.size() - std::min<std::size_t>(4, name.size())));
+    if (step && name.ends_with(".tmp")) {
+      // Cut off between exchange and read-back: the older one of the same step is the proven one.
+      const fs::path now = run_dir / step_name(*step);
+      if (fs::exists(it->path() / verified_name, ec) && fs::exists(now, ec) &&
+          !fs::exists(now / verified_name, ec))
+        replaced.push_back(*step);
+      else
+        remains.push_back(it->path());
+    } else if (step && name.ends_with(".old")) {
+      moved_aside.push_back(*step);
+    } else if (name == "latest.tmp" || name.starts_with(".probe_")) {
+      remains.push_back(it->path());
+    }
+  }
+  for (const std::int64_t step : replaced) withdraw(run_dir, step);
+  for (const fs::path& path : remains) remove_tree(path);
+  for (const std::int64_t step : moved_aside) {
+    const fs::path old = run_dir / (step_name(step) + ".old"), now = run_dir / step_name(step);
+    if (fs::exists(now, ec))
+      remove_tree(old);
+    else
+      rename_file(old, now, Exit::checkpoint);
+  }
+}
+
+void publish(const fs::path& run_dir, std::int64_t step) {
+  const fs::path from = temporary(run_dir, step), to = run_dir / step_name(step);
+  std::error_code ec;
+  if (!fs::exists(fs::symlink_status(to, ec))) {
+    rename_file(from, to, Exit::checkpoint);
+  } else if (!exchange(from, to)) {
+    // Without an atomic exchange there is a moment without step_N: `latest` may dangle, and a
+    // restart at that moment takes an older checkpoint.
+    const fs::path aside = run_dir / (step_name(step) + ".old");
+    remove_tree(aside);
+    rename_file(to, aside, Exit::checkpoint);
+    rename_file(from, to, Exit::checkpoint);
+    rename_file(aside, from, Exit::checkpoint);
+  }
+  pass("renamed");
+  sync_directory(run_dir, Exit::checkpoint);
+}
+
+// Where an older step_N was exchanged, it lies at step_N.tmp and comes back.
+void withdraw(const fs::path& run_dir, std::int64_t step) {
+  const fs::path old = temporary(run_dir, step), now = run_dir / step_name(step);
+  std::error_code ec;
+  if (fs::exists(fs::symlink_status(old, ec))) {
+    if (!exchange(old, now)) return remove_tree(now);
+    return remove_tree(old);
+  }
+  remove_tree(now);
+}
+
+// The order matters: the mark is on the disk before `latest` can point at the step.
+void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
+  const fs::path dir = run_dir / step_name(step);
+  // Under another name first: the mark is there in full or not at all.
+  const fs::path draft = dir / "verified.tmp";
+  File mark = File::create(draft, Exit::checkpoint);
+  const std::string text = hash + "\n";
+  mark.write(std::as_bytes(std::span(text)), 0);
+  mark.sync();
+  mark.close();
+  rename_file(draft, dir / verified_name, Exit::checkpoint);
+  sync_directory(dir, Exit::checkpoint);
+  pass("marked");
+  const fs::path link = run_dir / "latest.tmp";
+  ::unlink(link.c_str());
+  if (::symlink(step_name(step).c_str(), link.c_str()) != 0)
+    refuse(fmt::format("cannot create link {}", link.string()), errno,
+           "the file system must know symbolic links");
+  pass("linked");
+  rename_file(link, run_dir / "latest", Exit::checkpoint);
+  sync_directory(run_dir, Exit::checkpoint);
+  pass("latest");
+}
+
+void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {
+  int kept = 0;
+  std::error_code ec;
+  for (const std::int64_t s : list_steps(run_dir)) {
+    if (s > step) continue;
+    const fs::path dir = run_dir / step_name(s);
+    if (kept < keep) {
+      if (fs::exists(dir / verified_name, ec)) ++kept;
+      continue;
+    }
+    // Out of sight first: a deletion that is cut off must not leave half a checkpoint behind.
+    const fs::path doomed = temporary(run_dir, s);
+    remove_tree(doomed);
+    rename_file(dir, doomed, Exit::checkpoint);
+    pass("deleting");
+    remove_tree(doomed);
+  }
+}
+
+RunLock::RunLock(const fs::path& run_dir) : path_(run_dir / "lock") {
+  for (;;) {
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd_ < 0)
+      refuse(fmt::format("cannot open {}", path_.string()), errno,
+             "check owner and mode of the run directory");
+    std::array<char, 512> text{};
+    const ssize_t n = pread(fd_, text.data(), text.size() - 1, 0);
+    std::string holder(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
+    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+
+    const bool got = flock(fd_, LOCK_EX | LOCK_NB) == 0;
+    const int reason = errno;
+    // File systems without locks: the process that the file names tells, if it was on this host.
+    bool alive = !got && reason == EWOULDBLOCK;
+    const std::string mine = fmt::format("host {} process ", host_name());
+    if (!got && !alive && holder.starts_with(mine)) {
+      const int pid = std::atoi(holder.c_str() + mine.size());
+      alive = pid > 0 && pid != getpid() && (kill(pid, 0) == 0 || errno == EPERM);
+    }
+    if (alive) {
+      ::close(fd_);
+      fd_ = -1;
+      throw Error(Exit::checkpoint,
+                  fmt::format("run directory {} is in use by another job: {}", run_dir.string(),
+                              holder.empty() ? "holder not known yet" : holder),
+                  "wait for it, stop it, or choose another run.dir", __FILE__, __LINE__);
+    }
+    // The last holder may have removed the file between our opening and locking it: then the lock
+    // is on a file that nobody else can see, and worth nothing.
+    struct stat ours {
+    }, theirs{};
+    if (fstat(fd_, &ours) == 0 && ::stat(path_.c_str(), &theirs) == 0 &&
+        ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev) {
+      if (!holder.empty())
+        log::info("taking over the stale lock of {} ({})", run_dir.string(), holder);
+      const std::string text_now = mine + std::to_string(getpid()) + "\n";
+      if (ftruncate(fd_, 0) != 0 ||
+          pwrite(fd_, text_now.data(), text_now.size(), 0) != static_cast<ssize_t>(text_now.size()))
+        log::warn("cannot write {}: {}", path_.string(), std::strerror(errno));
+      return;
+    }
+    ::close(fd_);
+  }
+}
+
+RunLock::~RunLock() {
+  if (fd_ < 0) return;
+  ::unlink(path_.c_str());
+  ::close(fd_);
+}
+
+}  // namespace weft::checkpoint

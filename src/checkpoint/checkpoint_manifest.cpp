@@ -1,0 +1,348 @@
+#include "checkpoint/checkpoint_manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/json.h"
+
+namespace weft::checkpoint {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* schema = "weft-checkpoint-2";
+constexpr const char* schema_1 = "weft-checkpoint-1";  // no cuts, another rule of division
+constexpr const char* tail_begin = ",\n \"manifest_hash\": \"";
+constexpr const char* tail_end = "\"\n}\n";
+
+std::string shard_name(std::size_t rank) { return fmt::format("shard_{:04d}.bin", rank); }
+
+std::string tail(const std::string& hex) { return tail_begin + hex + tail_end; }
+
+std::uint64_t block_count(std::uint64_t bytes) { return (bytes + block_bytes - 1) / block_bytes; }
+
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  throw Error(Exit::checkpoint, fmt::format("{}: {}", where, what),
+              "an older checkpoint of the run may still be usable", __FILE__, __LINE__);
+}
+
+// len * part / parts without overflow.
+std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) {
+  return len / parts * part + len % parts * part / parts;
+}
+
+// More stretches than any state has in all lists, or in all arrays: 2^16 elements or more each, 69 billion and more in all. A
+// number beyond it is damage, not a reason to run out of memory.
+constexpr std::int64_t most_stretches = std::int64_t{1} << 20;
+
+// A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and one of another.
+// State is cut into buckets that are mostly of one size, so thousands of stretches are a line or two.
+std::string cuts_to_text(const std::vector<std::int64_t>& cuts) {
+  std::string text;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < cuts.size();) {
+    const std::int64_t size = cuts[i] - begin;
+    std::size_t count = 0;
+    for (; i < cuts.size() && cuts[i] - begin == size; ++count) begin = cuts[i++];
+    text += (text.empty() ? "" : " ") + std::to_string(size);
+    if (count > 1) text += "*" + std::to_string(count);
+  }
+  return text;
+}
+
+// Empty if it is no such text.
+std::vector<std::int64_t> cuts_from_text(const std::string& text) {
+  std::vector<std::int64_t> cuts;
+  const char *at = text.data(), *const stop = at + text.size();
+  const auto number = [&](std::int64_t& n) {
+    const auto [next, error] = std::from_chars(at, stop, n);
+    at = next;
+    return error == std::errc{} && n >= 0;
+  };
+  std::int64_t end = 0;
+  while (true) {
+    std::int64_t size = 0, count = 1;
+    if (!number(size)) return {};
+    if (at < stop && *at == '*' && (++at, !number(count))) return {};
+    if (count < 1 || count > most_stretches - static_cast<std::int64_t>(cuts.size())) return {};
+    for (; count > 0; --count) {
+      if (__builtin_add_overflow(end, size, &end)) return {};
+      cuts.push_back(end);
+    }
+    if (at == stop) return cuts;
+    if (*at++ != ' ') return {};
+  }
+}
+
+// The number of the list in `layout` that equals `cuts`, which is added where there is none.
+std::size_t list_of(Layout& layout, std::vector<std::int64_t> cuts) {
+  const auto it = std::find(layout.cuts.begin(), layout.cuts.end(), cuts);
+  const auto index = static_cast<std::size_t>(it - layout.cuts.begin());
+  if (it == layout.cuts.end()) layout.cuts.push_back(std::move(cuts));
+  return index;
+}
+
+std::uint64_t shard_bytes(const Layout& layout, int rank, int ranks) {
+  std::uint64_t bytes = 0;
+  for (const Piece& p : pieces_of(layout, rank, ranks))
+    bytes += static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
+  return bytes;
+}
+
+// A shard has to be exactly what its place in the list makes it: anything else was not written by
+// a save, and reading by it could go wrong in ways that nobody has tried.
+void check_shards(const Manifest& m, const std::string& where) {
+  if (m.shards.empty()) refuse(where, "lists no shards");
+  const int ranks = static_cast<int>(m.shards.size());
+  for (int r = 0; r < ranks; ++r) {
+    const ShardTable& s = m.shards[static_cast<std::size_t>(r)];
+    const std::string file = shard_name(static_cast<std::size_t>(r));
+    const std::uint64_t bytes = shard_bytes(m.layout, r, ranks);
+    // Blocks are counted, not made: arrays that are not there could ask for any number of them.
+    if (s.file != file || s.bytes != bytes || s.blocks.size() != block_count(bytes))
+      refuse(where, fmt::format("the entry of {} contradicts the arrays", file));
+  }
+}
+
+// Format 1 named each shard's ranges; they have to be what its rule says.
+void check_ranges(const Manifest& m, const ordered_json& shards, const std::string& where) {
+  const int ranks = static_cast<int>(m.shards.size());
+  for (int r = 0; r < ranks; ++r) {
+    const ordered_json& found = shards.at(static_cast<std::size_t>(r)).at("ranges");
+    const std::vector<Piece> expected = pieces_of(m.layout, r, ranks);
+    bool same = found.size() == expected.size();
+    for (std::size_t i = 0; same && i < expected.size(); ++i) {
+      const ordered_json& a = found.at(i);
+      const Piece& b = expected[i];
+      same = a.at("array").get<std::string>() == m.layout.arrays[b.array].name &&
+             whole_number<std::int64_t>(a.at("begin")) == b.begin &&
+             whole_number<std::int64_t>(a.at("end")) == b.end &&
+             whole_number<std::uint64_t>(a.at("offset")) == b.offset;
+    }
+    if (!same)
+      refuse(where, fmt::format("the entry of {} contradicts the arrays",
+                                shard_name(static_cast<std::size_t>(r))));
+  }
+}
+
+Layout layout_from_json(const ordered_json& j, Division division, const std::string& where) {
+  Layout layout;
+  layout.division = division;
+  std::int64_t stretches = 0;
+  const auto count = [&](const std::vector<std::int64_t>& cuts) {
+    stretches += std::ssize(cuts);
+    if (stretches > most_stretches) refuse(where, "has more stretches than any state");
+  };
+  if (division == Division::units)
+    for (const auto& list : j.at("cuts")) {
+      layout.cuts.push_back(cuts_from_text(list.get<std::string>()));
+      if (layout.cuts.back().empty()) refuse(where, "a list of cuts is not one");
+      count(layout.cuts.back());
+    }
+  for (const auto& a : j.at("arrays")) {
+    const auto name = a.at("name").get<std::string>();
+    const auto n = whole_number<std::int64_t>(a.at("elements"));
+    if (n < 0 || n > (std::int64_t{1} << 50)) refuse(where, "an array has no believable length");
+    const std::size_t cuts = division == Division::units ? whole_number<std::size_t>(a.at("cuts"))
+                                                         : list_of(layout, {n});
+    if (cuts >= layout.cuts.size() || layout.cuts[cuts].back() != n)
+      refuse(where, fmt::format("the cuts of array {} do not end where it ends", name));
+    count(layout.cuts[cuts]);
+    layout.arrays.push_back({name, n, cuts});
+  }
+  return layout;
+}
+
+// Any member that is missing or of another type throws the JSON library's exception, which the
+// caller turns into an Error.
+Manifest from_json(const ordered_json& j, Division division, const std::string& where) {
+  Manifest m;
+  m.info.step = whole_number<std::int64_t>(j.at("step"));
+  m.info.build = j.at("build").get<std::string>();
+  m.info.deck = j.at("deck").get<std::string>();
+  m.info.notes = j.at("notes").get<std::map<std::string, std::string>>();
+  m.layout = layout_from_json(j, division, where);
+  for (const auto& t : j.at("tensors")) {
+    TensorRange& tensor = m.info.tensors.emplace_back();
+    tensor.name = t.at("name").get<std::string>();
+    for (const auto& d : t.at("shape")) tensor.shape.push_back(whole_number<std::int64_t>(d));
+    tensor.offset = whole_number<std::int64_t>(t.at("offset"));
+  }
+  for (const TensorRange& t : m.info.tensors) {
+    std::int64_t end = 1;
+    bool sound = t.offset >= 0;
+    for (const std::int64_t d : t.shape)
+      sound = sound && d >= 0 && !__builtin_mul_overflow(end, d, &end);
+    if (!sound || __builtin_add_overflow(end, t.offset, &end))
+      refuse(where, fmt::format("tensor {} has no believable shape or offset", t.name));
+  }
+  for (const auto& s : j.at("shards")) {
+    ShardTable shard;
+    shard.file = s.at("file").get<std::string>();
+    shard.bytes = whole_number<std::uint64_t>(s.at("bytes"));
+    for (const auto& b : s.at("blocks")) {
+      const auto hash = hash_from_hex(b.get<std::string>());
+      if (!hash) refuse(where, "a block's hash is not 32 hexadecimal digits");
+      shard.blocks.push_back(*hash);
+    }
+    m.shards.push_back(std::move(shard));
+  }
+  const auto hash = hash_from_hex(j.at("state_hash").get<std::string>());
+  if (!hash || *hash != state_hash(m.shards)) refuse(where, "the state's hash is wrong");
+  m.state_hash = *hash;
+  check_shards(m, where);
+  if (division == Division::even) check_ranges(m, j.at("shards"), where);
+  return m;
+}
+
+}  // namespace
+
+Layout layout_of(std::span<const FlatArray> arrays) {
+  Layout layout;
+  for (const FlatArray& a : arrays) {
+    WEFT_ASSERT(a.cuts.empty() || a.cuts.back() == a.length);
+    WEFT_ASSERT(std::is_sorted(a.cuts.begin(), a.cuts.end()));
+    WEFT_ASSERT(static_cast<std::int64_t>(a.cuts.size()) <= most_stretches);
+    const std::size_t list =
+        list_of(layout, a.cuts.empty() ? std::vector<std::int64_t>{a.length} : a.cuts);
+    layout.arrays.push_back({a.name, a.length, list});
+  }
+  return layout;
+}
+
+Part divide(Division division, std::int64_t begin, std::int64_t end, int rank, int ranks) {
+  if (division == Division::units) return part_of(begin, end, rank, ranks);
+  return {begin + cut_point(end - begin, rank, ranks),
+          begin + cut_point(end - begin, rank + 1, ranks)};
+}
+
+std::vector<Piece> pieces_of(const Layout& layout, int rank, int ranks) {
+  std::vector<Piece> pieces;
+  std::uint64_t offset = 0;
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : layout.cuts[layout.arrays[a].cuts]) {
+      const Part part = divide(layout.division, begin, end, rank, ranks);
+      pieces.push_back({a, part.begin, part.end, offset});
+      offset += static_cast<std::uint64_t>(part.size()) * sizeof(float);
+      begin = end;
+    }
+  }
+  return pieces;
+}
+
+ShardTable shard_of(const Layout& layout, int rank, int ranks) {
+  ShardTable shard;
+  shard.file = shard_name(static_cast<std::size_t>(rank));
+  shard.bytes = shard_bytes(layout, rank, ranks);
+  shard.blocks.resize(block_count(shard.bytes));
+  return shard;
+}
+
+Hash128 state_hash(std::span<const ShardTable> shards) {
+  Hasher hasher;
+  for (const ShardTable& s : shards) hasher.add(std::as_bytes(std::span(s.blocks)));
+  return hasher.value();
+}
+
+// One space of indent: a person can read it and the size stays near the data's.
+std::string to_text(const Manifest& m) {
+  ordered_json j;
+  j["schema"] = schema;
+  j["step"] = m.info.step;
+  j["build"] = m.info.build;
+  j["deck"] = m.info.deck;
+  j["notes"] = m.info.notes;
+  j["dtype"] = "f32, little-endian";
+  j["block_bytes"] = block_bytes;
+  j["hash"] = "XXH3-128";
+  j["cuts"] = ordered_json::array();
+  for (const auto& list : m.layout.cuts) j["cuts"].push_back(cuts_to_text(list));
+  j["arrays"] = ordered_json::array();
+  for (const Layout::Array& a : m.layout.arrays)
+    j["arrays"].push_back({{"name", a.name}, {"elements", a.elements}, {"cuts", a.cuts}});
+  j["tensors"] = ordered_json::array();
+  for (const TensorRange& t : m.info.tensors)
+    j["tensors"].push_back({{"name", t.name}, {"shape", t.shape}, {"offset", t.offset}});
+  j["shards"] = ordered_json::array();
+  for (const ShardTable& s : m.shards) {
+    ordered_json shard = {{"file", s.file}, {"bytes", s.bytes}};
+    shard["blocks"] = ordered_json::array();
+    for (const Hash128& h : s.blocks) shard["blocks"].push_back(to_hex(h));
+    j["shards"].push_back(std::move(shard));
+  }
+  j["state_hash"] = to_hex(m.state_hash);
+  // Names of hosts and paths may hold any bytes: what is not UTF-8 is replaced, not refused.
+  std::string text = j.dump(1, ' ', false, ordered_json::error_handler_t::replace);
+  text.resize(text.size() - 2);  // the last "\n}"
+  return text + tail(to_hex(hash128(text)));
+}
+
+std::string manifest_hash(const std::string& text) {
+  const std::size_t length = tail(std::string(32, '0')).size();
+  if (text.size() < length) return "";
+  return text.substr(text.size() - length + std::string_view(tail_begin).size(), 32);
+}
+
+Manifest manifest_from_text(const std::string& text, const std::string& where) {
+  const std::size_t length = tail(std::string(32, '0')).size();
+  if (text.size() <= length) refuse(where, fmt::format("cut off at {} bytes", text.size()));
+  const std::string body = text.substr(0, text.size() - length);
+  if (text.substr(body.size()) != tail(to_hex(hash128(body))))
+    refuse(where, text.ends_with(tail_end) ? "damaged: it does not match its own hash"
+                                           : "cut off or damaged: its end is missing");
+  try {
+    const ordered_json j = parse_json<ordered_json>(text);
+    const std::string found = j.at("schema").get<std::string>();
+    if (found != schema && found != schema_1)
+      throw Error(Exit::checkpoint,
+                  fmt::format("{}: written in format {}, this weft reads {} and {}", where, found,
+                              schema, schema_1),
+                  "use the version of weft that wrote it", __FILE__, __LINE__);
+    if (whole_number<std::uint64_t>(j.at("block_bytes")) != block_bytes)
+      refuse(where, "blocks of another size than this weft's");
+    return from_json(j, found == schema ? Division::units : Division::even, where);
+  } catch (const ordered_json::exception& e) {
+    refuse(where, fmt::format("not a manifest: {}", e.what()));
+  }
+}
+
+std::string tensors_in(const Manifest& m, int rank, std::uint64_t begin, std::uint64_t end) {
+  // The piece of each array that is hit, in elements, which is what the tensor table counts in.
+  std::vector<std::vector<Part>> hit(m.layout.arrays.size());
+  for (const Piece& p : pieces_of(m.layout, rank, static_cast<int>(m.shards.size()))) {
+    const std::uint64_t stop = p.offset + static_cast<std::uint64_t>(p.end - p.begin) * 4;
+    if (stop <= begin || p.offset >= end) continue;
+    hit[p.array].push_back(
+        {p.begin + static_cast<std::int64_t>((std::max(begin, p.offset) - p.offset) / 4),
+         p.begin + static_cast<std::int64_t>((std::min(end, stop) - p.offset + 3) / 4)});
+  }
+  std::vector<std::string> parts;
+  for (std::size_t a = 0; a < hit.size(); ++a) {
+    if (hit[a].empty()) continue;
+    std::vector<std::string> names;
+    std::size_t more = 0;
+    for (const TensorRange& t : m.info.tensors) {
+      std::int64_t n = 1;
+      for (const std::int64_t d : t.shape) n *= d;
+      // Parts are in order: the first that ends behind the tensor's begin decides.
+      const auto part = std::upper_bound(hit[a].begin(), hit[a].end(), t.offset,
+                                         [](std::int64_t at, const Part& p) { return at < p.end; });
+      if (part == hit[a].end() || part->begin >= t.offset + n) continue;
+      if (names.size() < 3)
+        names.push_back(t.name);
+      else
+        ++more;
+    }
+    if (more > 0) names.push_back(fmt::format("{} more", more));
+    const std::string& array = m.layout.arrays[a].name;
+    parts.push_back(names.empty()
+                        ? fmt::format("{} {}..{}", array, hit[a].front().begin, hit[a].back().end)
+                        : fmt::format("{}: {}", array, fmt::join(names, ", ")));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+}  // namespace weft::checkpoint

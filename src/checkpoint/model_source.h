@@ -1,0 +1,38 @@
+// Where the weights of a model that is only run come from.
+#pragma once
+
+#include <mpi.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/weights.h"
+
+namespace weft {
+
+class ModelSource {
+ public:
+  // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose newest checkpoint is
+  // taken; or "random:SEED", drawn anew with no zeros left, to measure or test without any. Empty: the newest checkpoint
+  // of `run_dir` (none: Exit::checkpoint, naming `key`, the deck's key for the weights). `run_dir` empty: Exit::usage.
+  ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,
+              bool ema, MPI_Comm world);
+
+  // Tells these weights from others: names, sizes and times of files.
+  const std::string& identity() const { return identity_; }
+  // For the log.
+  std::string describe() const;
+  // Allocates the table for running alone and fills it. Exit::data or Exit::checkpoint where they do not fit.
+  void load(ParameterTable& table, const WeightNames& names, bool bf16) const;
+  // One line of warning where files of a VAE have another scale or shift than the deck, which is the one that counts.
+  void compare_scale(const VaeDeck& deck) const;
+
+ private:
+  std::string weights_, identity_;
+  bool ema_;
+  std::optional<Checkpoint> checkpoint_;
+};
+
+}  // namespace weft

@@ -1,0 +1,247 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+
+#include "checkpoint/safetensors_header.h"
+#include "config/deck.h"
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* damaged = "not a safetensors file, or a damaged one: copy or export it again";
+
+constexpr const char* rewritten =
+    "copy or export it again; a program that changed it must leave out the metadata \"xxh3...\"";
+
+static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+
+// Every byte of the data belongs to exactly one tensor. `entries` are sorted by range.
+void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_bytes,
+                  const std::string& file) {
+  std::uint64_t cursor = 0;
+  const SafetensorEntry* before = nullptr;
+  for (const SafetensorEntry& e : entries) {
+    const std::string name = detail::printable(e.name);
+    WEFT_CHECK(e.begin >= cursor, Exit::data, damaged, "{}: tensors {} and {} overlap at byte {}",
+               file, detail::printable(before->name), name, e.begin);
+    WEFT_CHECK(e.begin == cursor, Exit::data, damaged,
+               "{}: {} bytes before tensor {} belong to no tensor", file, e.begin - cursor, name);
+    WEFT_CHECK(e.end <= data_bytes, Exit::data, damaged,
+               "{}: tensor {} ends at byte {} of the data, but the file has {}", file, name, e.end,
+               data_bytes);
+    cursor = e.end;
+    before = &e;
+  }
+  WEFT_CHECK(cursor == data_bytes, Exit::data, damaged, "{}: the last {} bytes belong to no tensor",
+             file, data_bytes - cursor);
+}
+
+// IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for it.
+float half_to_float(std::uint16_t h) {
+  const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
+  const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormals: a multiple of 2^-24
+    const float f = static_cast<float>(fraction) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(f) | sign);
+  }
+  const std::uint32_t biased = exponent == 31 ? 255 : exponent + 112;
+  return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
+}
+
+}  // namespace
+
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+  SafetensorsFile f;
+  f.path_ = path;
+  f.pieces_ = std::make_shared<Pieces>();
+  f.file_ = std::make_shared<const File>(File::open(path, Exit::data));
+  const std::string name = path.string();
+  const std::uint64_t size = f.file_->size();
+  WEFT_CHECK(size >= 8, Exit::data, damaged, "{} has {} bytes: too short for safetensors", name,
+             size);
+  std::uint64_t length = 0;
+  f.file_->read(std::as_writable_bytes(std::span(&length, 1)), 0);
+  WEFT_CHECK(length <= detail::longest_header, Exit::data, damaged,
+             "{}: a header of {} bytes; the format allows {}", name, length,
+             detail::longest_header);
+  WEFT_CHECK(length <= size - 8, Exit::data, damaged,
+             "{}: a header of {} bytes in a file of {} bytes", name, length, size);
+  f.data_offset_ = 8 + length;
+
+  std::string json(length, '\0');
+  f.file_->read(std::as_writable_bytes(std::span(json)), 8);
+  WEFT_CHECK(!json.empty() && json[0] == '{', Exit::data, damaged,
+             "{}: the header does not begin with a brace", name);
+  detail::SafetensorsHeader header = detail::parse_safetensors_header(json, name);
+  f.entries_ = std::move(header.entries);
+  f.metadata_ = std::move(header.metadata);
+
+  // By place in the file: the tiling check walks it once, and readers go forward through the disk.
+  std::stable_sort(f.entries_.begin(), f.entries_.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  f.by_name_.resize(f.entries_.size());
+  std::iota(f.by_name_.begin(), f.by_name_.end(), 0u);
+  const auto name_at = [&](std::uint32_t i) -> const std::string& { return f.entries_[i].name; };
+  std::sort(f.by_name_.begin(), f.by_name_.end(),
+            [&](auto a, auto b) { return name_at(a) < name_at(b); });
+  // Two keys that differ as JSON text may be one name ("\\u0061" is "a"): compared as parsed.
+  const auto twin = std::adjacent_find(f.by_name_.begin(), f.by_name_.end(),
+                                       [&](auto a, auto b) { return name_at(a) == name_at(b); });
+  WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
+             detail::printable(name_at(*twin)));
+  check_tiling(f.entries_, size - f.data_offset_, name);
+  f.take_hashes(json);
+  return f;
+}
+
+// From the metadata to the entries.
+void SafetensorsFile::take_hashes(const std::string& json) {
+  const std::string name = path_.string();
+  std::size_t tensors = 0;
+  std::optional<std::string> of_header;
+  for (auto it = metadata_.begin(); it != metadata_.end();) {
+    if (!it->first.starts_with(detail::hash_key)) {
+      ++it;
+      continue;
+    }
+    const std::string tensor = it->first.substr(detail::hash_key.size());
+    const std::optional<Hash128> hash = hash_from_hex(it->second);
+    WEFT_CHECK(hash, Exit::data, damaged, "{}: the metadata {} is no XXH3-128: {}", name,
+               detail::printable(it->first), detail::printable(it->second));
+    if (tensor.empty()) {
+      of_header = it->second;
+    } else if (tensor[0] == ':') {
+      const SafetensorEntry* entry = find(tensor.substr(1));
+      WEFT_CHECK(entry != nullptr, Exit::data, damaged, "{}: a hash of tensor {}, which it has not",
+                 name, detail::printable(tensor.substr(1)));
+      entries_[static_cast<std::size_t>(entry - entries_.data())].hash = hash;
+      ++tensors;
+    } else {
+      ++it;
+      continue;
+    }
+    it = metadata_.erase(it);
+  }
+  hashed_ = of_header.has_value();
+  if (!hashed_ && tensors == 0) return;
+  WEFT_CHECK(hashed_ && tensors == entries_.size(), Exit::data, rewritten,
+             "{}: the header is damaged: {} tensors, hashes of {}{}", name, entries_.size(),
+             tensors, hashed_ ? "" : ", none of the header");
+  std::string zeros = json;
+  const std::string here = detail::header_hash_json(*of_header);
+  const std::size_t at = zeros.find(here);
+  if (at != zeros.npos)
+    zeros.replace(at, here.size(), detail::header_hash_json(std::string(32, '0')));
+  const std::string found = to_hex(hash128(zeros));
+  WEFT_CHECK(at != zeros.npos && found == *of_header, Exit::data, rewritten,
+             "{}: the header is damaged: its XXH3-128 is {}, expected {}", name, found, *of_header);
+}
+
+void SafetensorsFile::compare(const SafetensorEntry& entry, const Hash128& found) const {
+  WEFT_CHECK(found == *entry.hash, Exit::data, rewritten,
+             "{}: tensor {} is damaged: its XXH3-128 is {}, expected {}", path_.string(),
+             detail::printable(entry.name), to_hex(found), to_hex(*entry.hash));
+}
+
+const SafetensorEntry* SafetensorsFile::find(const std::string& name) const {
+  const auto it =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](std::uint32_t i, const std::string& n) { return entries_[i].name < n; });
+  return it != by_name_.end() && entries_[*it].name == name ? &entries_[*it] : nullptr;
+}
+
+const SafetensorEntry& SafetensorsFile::at(const std::string& name) const {
+  if (const SafetensorEntry* e = find(name)) return *e;
+  std::vector<std::string> known;
+  for (const SafetensorEntry& e : entries_) known.push_back(e.name);
+  const std::string near = nearest_name(name, known);
+  throw Error(Exit::data, fmt::format("{} has no tensor {}", path_.string(), name),
+              near.empty() ? fmt::format("it has {} tensors: weft inspect lists them", known.size())
+                           : fmt::format("the nearest it has is {}", detail::printable(near)),
+              __FILE__, __LINE__);
+}
+
+void SafetensorsFile::read(const SafetensorEntry& entry, std::span<std::byte> out) const {
+  WEFT_ASSERT(out.size() == entry.end - entry.begin);
+  file_->read(out, data_offset_ + entry.begin);
+  if (entry.hash) compare(entry, hash128(out));
+}
+
+std::vector<float> SafetensorsFile::read_f32(const SafetensorEntry& entry) const {
+  std::vector<float> values((entry.end - entry.begin) / size_of(entry.dtype));
+  read_f32(entry, 0, values);
+  return values;
+}
+
+void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first,
+                                std::span<std::byte> out) const {
+  WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
+             Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
+             detail::printable(entry.name), detail::format_name(entry.dtype));
+  const std::uint64_t begin =
+      entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
+  WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
+  if (out.size() == entry.end - entry.begin) return read(entry, out);
+  file_->read(out, data_offset_ + begin);
+  if (!entry.hash) return;
+  if (begin == entry.begin) {
+    pieces_->begin = pieces_->next = begin;
+    pieces_->hasher.reset();
+  }
+  if (pieces_->begin != entry.begin || pieces_->next != begin) return;
+  pieces_->hasher.add(out);
+  pieces_->next += out.size();
+  if (pieces_->next == entry.end) compare(entry, pieces_->hasher.value());
+}
+
+void SafetensorsFile::read_f32(const SafetensorEntry& entry, std::int64_t first,
+                               std::span<float> out) const {
+  if (size_of(entry.dtype) != 2) return read_part(entry, first, std::as_writable_bytes(out));
+  std::vector<std::uint16_t> raw(out.size());
+  read_part(entry, first, std::as_writable_bytes(std::span(raw)));
+  const bool half = entry.dtype == DType::f16;
+  for (std::size_t i = 0; i < raw.size(); ++i)
+    out[i] = half ? half_to_float(raw[i]) : std::bit_cast<float>(std::uint32_t{raw[i]} << 16);
+}
+
+void SafetensorsFile::read_bf16(const SafetensorEntry& entry, std::int64_t first,
+                                std::span<bf16> out) const {
+  if (entry.dtype == DType::bf16) return read_part(entry, first, std::as_writable_bytes(out));
+  std::vector<float> wide(out.size());
+  read_f32(entry, first, wide);
+  for (std::size_t i = 0; i < wide.size(); ++i) out[i] = bf16(wide[i]);
+}
+
+std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry) const {
+  const std::size_t width = size_of(entry.dtype), n = (entry.end - entry.begin) / width;
+  std::vector<std::byte> raw(n * width);
+  const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
+                     entry.dtype == DType::u8 || entry.dtype == DType::boolean;
+  WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
+             path_.string(), detail::printable(entry.name), detail::format_name(entry.dtype));
+  read(entry, raw);
+  std::vector<std::int64_t> values(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::byte* p = raw.data() + i * width;
+    if (entry.dtype == DType::i64) {
+      std::memcpy(&values[i], p, 8);
+    } else if (entry.dtype == DType::i32) {
+      std::int32_t v = 0;
+      std::memcpy(&v, p, 4);
+      values[i] = v;
+    } else {
+      values[i] = std::to_integer<std::int64_t>(*p);
+      WEFT_CHECK(entry.dtype == DType::u8 || values[i] <= 1, Exit::data, damaged,
+                 "{}: element {} of the BOOL tensor {} is {}", path_.string(), i,
+                 detail::printable(entry.name), values[i]);
+    }
+  }
+  return values;
+}
+
+}  // namespace weft

@@ -1,0 +1,45 @@
+// Weights as people have them: one safetensors file, a model in shards with its index (NAME.safetensors.index.json), or the
+// folder that holds either, under Hugging Face's names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+
+namespace weft {
+
+class WeightFiles {
+ public:
+  // Opens every file and reads the headers alone. Exit::data, with the one thing that is wrong, where no such file is
+  // there, an index names a shard that is missing or cut short, or index and shards do not hold the same names.
+  static WeightFiles open(const std::filesystem::path& path);
+
+  struct Tensor {
+    SafetensorEntry entry;
+    std::size_t shard = 0;
+  };
+  const std::vector<Tensor>& tensors() const { return tensors_; }  // sorted by name
+  const Tensor* find(const std::string& name) const;
+  const std::filesystem::path& path() const { return path_; }  // as given to open()
+  const std::filesystem::path& file_of(const Tensor& t) const { return shards_[t.shard].path(); }
+
+  // Elements [first, first + out.size()) of a floating tensor (F32, F16, BF16), read alone: as floats, or rounded to bf16.
+  // Exit::data if it is not floating or the file ends there by now.
+  void read_f32(const Tensor& t, std::int64_t first, std::span<float> out) const;
+  void read_bf16(const Tensor& t, std::int64_t first, std::span<bf16> out) const;
+
+  // Bytes of tensors that were read since open(), headers not counted.
+  std::uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  std::filesystem::path path_;
+  std::vector<SafetensorsFile> shards_;
+  std::vector<Tensor> tensors_;
+  mutable std::uint64_t bytes_read_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,157 @@
+#include "checkpoint/weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "config/deck.h"
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+// Elements that are read at a time: 16 MiB of floats.
+constexpr std::int64_t piece = std::int64_t{1} << 22;
+
+const WeightFiles::Tensor* find(const WeightFiles& files, const std::string& name,
+                                const WeightNames& names) {
+  if (const WeightFiles::Tensor* t = files.find(name)) return t;
+  if (names.others)
+    for (const std::string& other : names.others(name))
+      if (const WeightFiles::Tensor* t = files.find(other)) return t;
+  return nullptr;
+}
+
+// A hint that names the nearest of `known`.
+std::string nearest(const std::string& name, const std::vector<std::string>& known,
+                    const char* whose, const std::string& section) {
+  const std::string near = nearest_name(name, known);
+  if (!near.empty()) return fmt::format("{} nearest name is \"{}\"", whose, near);
+  return fmt::format("check that the deck's [{}] is the one these weights belong to", section);
+}
+
+void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, Parameter& p) {
+  for (std::int64_t first = 0; first < p.shape.numel(); first += piece) {
+    const std::int64_t n = std::min(piece, p.shape.numel() - first);
+    if (p.value.defined()) {
+      std::vector<float> values(static_cast<std::size_t>(n));
+      files.read_f32(from, first, values);
+      p.set(first, values);
+    } else {
+      std::vector<bf16> values(static_cast<std::size_t>(n));
+      files.read_bf16(from, first, values);
+      p.working.view({p.shape.numel()}).slice(first, first + n).set(std::span<const bf16>(values));
+    }
+  }
+}
+
+bool begins(const std::string& name, const char* with) { return name.starts_with(with); }
+
+}  // namespace
+
+WeightNames stdit3_weight_names() { return {}; }
+
+WeightNames vae_weight_names() {
+  const auto others = [](const std::string& name) {
+    constexpr const char* renamed[][2] = {{".to_q.", ".query."},
+                                          {".to_k.", ".key."},
+                                          {".to_v.", ".value."},
+                                          {".to_out.0.", ".proj_attn."}};
+    std::vector<std::string> names;
+    for (const auto& [now, before] : renamed)
+      if (const std::size_t at = name.find(now); at != name.npos)
+        names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
+    constexpr std::string_view wrapped = "spatial_vae.module.";
+    if (name.starts_with(wrapped)) {
+      names.push_back(name.substr(wrapped.size()));
+      if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
+    }
+    return names;
+  };
+  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, others};
+}
+
+WeightNames t5_weight_names() {
+  return {"t5",
+          [](const std::string& n) {
+            return begins(n, "decoder.") || begins(n, "lm_head.") ||
+                   n == "encoder.embed_tokens.weight";
+          },
+          [](const std::string& n) {
+            std::vector<std::string> names;
+            if (n == "shared.weight") names.push_back("encoder.embed_tokens.weight");
+            return names;
+          }};
+}
+
+void check_weights(const WeightFiles& files, const ParameterTable& whole,
+                   const WeightNames& names) {
+  const std::string path = files.path().string();
+  std::vector<std::string> known, others, held;
+  for (const auto& p : whole.all()) {
+    known.push_back(p->name);
+    if (names.others)
+      for (std::string& other : names.others(p->name)) others.push_back(std::move(other));
+  }
+  std::sort(others.begin(), others.end());
+  for (const WeightFiles::Tensor& t : files.tensors()) {
+    const std::string& name = t.entry.name;
+    held.push_back(name);
+    const bool ours = whole.find(name) != nullptr || (names.spare && names.spare(name)) ||
+                      std::binary_search(others.begin(), others.end(), name);
+    WEFT_CHECK(ours, Exit::data, nearest(name, known, "the model's", names.section),
+               "{}: tensor \"{}\" is no parameter of this model", path, name);
+  }
+  for (const auto& p : whole.all()) {
+    const WeightFiles::Tensor* t = find(files, p->name, names);
+    WEFT_CHECK(t != nullptr, Exit::data, nearest(p->name, held, "the file's", names.section),
+               "{} has no tensor {}", path, p->name);
+    WEFT_CHECK(std::ranges::equal(t->entry.shape, p->shape.dims()), Exit::data,
+               fmt::format("check the sizes in the deck's [{}]", names.section),
+               "{}: tensor \"{}\" has shape [{}], the model wants {}", path, t->entry.name,
+               fmt::join(t->entry.shape, ", "), p->shape.str());
+  }
+}
+
+void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
+                  const std::function<bool(const Parameter&)>& skip) {
+  // In the order of the files, so that disks are read forwards.
+  std::vector<std::pair<const WeightFiles::Tensor*, Parameter*>> reads;
+  for (const auto& p : part.all())
+    if (!skip || !skip(*p)) reads.emplace_back(find(files, p->name, names), p.get());
+  std::sort(reads.begin(), reads.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first->shard, a.first->entry.begin) <
+           std::pair(b.first->shard, b.first->entry.begin);
+  });
+  for (const auto& [from, to] : reads) read_parameter(files, *from, *to);
+}
+
+void load_weights(const std::filesystem::path& path, ParameterTable& table,
+                  const WeightNames& names) {
+  const WeightFiles files = WeightFiles::open(path);
+  check_weights(files, table, names);
+  read_weights(files, table, names);
+}
+
+std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
+  const std::pair<const char*, const std::vector<double>*> both[] = {{"scale", &deck.scale},
+                                                                     {"shift", &deck.shift}};
+  for (const auto& [name, ours] : both) {
+    const WeightFiles::Tensor* held = files.find(name);
+    if (held == nullptr || ours->empty()) continue;
+    std::int64_t count = 1;
+    for (const std::int64_t n : held->entry.shape) count *= n;
+    std::vector<float> theirs(static_cast<std::size_t>(count));
+    files.read_f32(*held, 0, theirs);
+    // Files of bf16 have them rounded.
+    const bool alike = std::ranges::equal(
+        theirs, *ours, [](double a, double b) { return std::abs(a - b) <= std::abs(b) / 128; });
+    if (!alike)
+      return fmt::format("{} has {} [{:.4g}], the deck's vae.{} is [{}]", files.path().string(),
+                         name, fmt::join(theirs, ", "), name, fmt::join(*ours, ", "));
+  }
+  return "";
+}
+
+}  // namespace weft

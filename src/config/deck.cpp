@@ -1,0 +1,492 @@
+#include "config/deck.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+using Bools = std::vector<bool>;
+using Ints = std::vector<std::int64_t>;
+using Numbers = std::vector<double>;
+using Texts = std::vector<std::string>;
+
+// Where a value came from, as the start of a message: "demo.toml:12: " or "override 'a.b=1': ".
+struct Origin {
+  std::string name;
+  bool is_override = false;
+
+  std::string at(const toml::source_region& region) const {
+    if (is_override || region.begin.line == 0) return name + ": ";
+    return fmt::format("{}:{}: ", name, region.begin.line);
+  }
+};
+
+[[noreturn]] void refuse(std::string what, std::string hint) {
+  throw Error(Exit::usage, std::move(what), std::move(hint), __FILE__, __LINE__);
+}
+
+std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
+std::string name_of(const std::string& key) { return key.substr(key.find('.') + 1); }
+
+// The tables in the order of the option table, each once.
+std::vector<std::string> sections(const std::vector<Option>& table) {
+  std::vector<std::string> names;
+  for (const Option& o : table)
+    if (names.empty() || names.back() != section_of(o.key)) names.push_back(section_of(o.key));
+  return names;
+}
+
+// What a value should look like, for the message about one that does not.
+std::string expected(const Option& o) {
+  struct Visitor {
+    const char* operator()(bool*) const { return "true or false"; }
+    const char* operator()(std::int64_t*) const { return "a whole number"; }
+    const char* operator()(double*) const { return "a number"; }
+    const char* operator()(std::string*) const { return "a text in quotes"; }
+    const char* operator()(Bools*) const { return "a list of true and false, as [true, false]"; }
+    const char* operator()(Ints*) const { return "a list of whole numbers, as [1, 2]"; }
+    const char* operator()(Numbers*) const { return "a list of numbers, as [0.5, 2]"; }
+    const char* operator()(Texts*) const { return "a list of texts, as [\"a\", \"b\"]"; }
+  };
+  return std::visit(Visitor{}, o.target);
+}
+
+// A value as the deck has it, with its type: "the text \"many\"".
+std::string shown(const toml::node& node) {
+  std::ostringstream text;
+  switch (node.type()) {
+    case toml::node_type::string:
+      text << "the text " << *node.as_string();
+      break;
+    case toml::node_type::integer:
+      text << "the whole number " << *node.as_integer();
+      break;
+    case toml::node_type::floating_point:
+      text << "the fraction " << *node.as_floating_point();
+      break;
+    case toml::node_type::boolean:
+      text << *node.as_boolean();
+      break;
+    case toml::node_type::array:
+      text << "a list";
+      break;
+    case toml::node_type::table:
+      text << "a table";
+      break;
+    default:
+      text << "a date or time";
+  }
+  return text.str();
+}
+
+// A number as TOML, in the shortest form that reads back to the same bits.
+std::string number(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+// A basic TOML string. UTF-8 passes as it is, so that paths stay readable in the stored deck.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      out += std::string("\\") + c;
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+
+std::string limit(double value) {
+  return std::abs(value) >= 1e300 ? "any" : fmt::format("{}", value);
+}
+std::string range_of(const Option& o) {
+  return fmt::format("{} to {}", limit(o.minimum), limit(o.maximum));
+}
+
+// Puts one TOML value into the option's target.
+class Assign {
+ public:
+  Assign(const Option& option, const Origin& origin) : option_(option), origin_(origin) {}
+
+  void set(const toml::node& node) const {
+    std::visit([&](auto* target) { *target = read(node, target); }, option_.target);
+  }
+
+ private:
+  bool read(const toml::node& node, const bool*) const {
+    if (const auto* v = node.as_boolean()) return v->get();
+    wrong_type(node);
+  }
+  std::int64_t read(const toml::node& node, const std::int64_t*) const {
+    const auto* v = node.as_integer();
+    if (v == nullptr) wrong_type(node);
+    in_range(node, static_cast<double>(v->get()));
+    return v->get();
+  }
+  double read(const toml::node& node, const double*) const {
+    if (const auto* whole = node.as_integer())
+      return in_range(node, static_cast<double>(whole->get()));
+    if (const auto* v = node.as_floating_point()) return in_range(node, v->get());
+    wrong_type(node);
+  }
+  std::string read(const toml::node& node, const std::string*) const {
+    const auto* v = node.as_string();
+    if (v == nullptr) wrong_type(node);
+    const auto& choices = option_.choices;
+    if (!choices.empty() && std::find(choices.begin(), choices.end(), v->get()) == choices.end()) {
+      const std::string near = nearest_name(v->get(), choices);
+      refuse(fmt::format("{}{} = \"{}\" is not one of: {}", origin_.at(node.source()), option_.key,
+                         v->get(), fmt::join(choices, ", ")),
+             near.empty() ? "take one of the names listed"
+                          : fmt::format("did you mean \"{}\"?", near));
+    }
+    return v->get();
+  }
+  template <class T>
+  std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
+    const auto* list = node.as_array();
+    // A single value for a list saves brackets and quotes on the command line, and only there.
+    if (list == nullptr && origin_.is_override) return {read(node, static_cast<const T*>(nullptr))};
+    if (list == nullptr) wrong_type(node);
+    std::vector<T> values;
+    for (const toml::node& item : *list)
+      values.push_back(read(item, static_cast<const T*>(nullptr)));
+    return values;
+  }
+
+  double in_range(const toml::node& node, double value) const {
+    // Written so that nan is refused too.
+    if (!(value >= option_.minimum && value <= option_.maximum))
+      refuse(
+          fmt::format("{}{} = {} is out of range", origin_.at(node.source()), option_.key, value),
+          fmt::format("it goes from {}: {}", range_of(option_), option_.help));
+    return value;
+  }
+
+  [[noreturn]] void wrong_type(const toml::node& node) const {
+    std::string hint = "weft help deck shows every key with its type";
+    const auto* fraction = node.as_floating_point();
+    if (fraction != nullptr && std::abs(fraction->get()) < 1e15 &&
+        fraction->get() == std::trunc(fraction->get()))
+      hint = fmt::format("write {} without a point or exponent", std::int64_t(fraction->get()));
+    refuse(fmt::format("{}{} wants {}, not {}", origin_.at(node.source()), option_.key,
+                       expected(option_), shown(node)),
+           hint);
+  }
+
+  const Option& option_;
+  const Origin& origin_;
+};
+
+// What to say about a key that does not exist.
+std::string suggestion(const std::string& key, const std::vector<Option>& table) {
+  Texts known;
+  for (const Option& o : table) known.push_back(o.key);
+  std::string near = nearest_name(key, known);
+  // The right name in the wrong table (or in none) is as common as a slip of the finger.
+  for (const Option& o : table)
+    if (near.empty() && name_of(o.key) == name_of(key)) near = o.key;
+  if (!near.empty()) return fmt::format("did you mean {}?", near);
+  return "weft help deck lists every key";
+}
+
+// A VAE's shape may stand in [model] too, as in decks that are about one model alone.
+std::string canonical(const std::string& key) {
+  const Texts shape = {"filters", "num_res_blocks", "channel_multipliers", "temporal_downsample",
+                       "num_groups"};
+  const bool of_vae = section_of(key) == "model" &&
+                      std::find(shape.begin(), shape.end(), name_of(key)) != shape.end();
+  return of_vae ? "vae." + name_of(key) : key;
+}
+
+// The row of a key. Some two hundred rows: a search through them costs nothing worth an index.
+const Option& find(const std::string& key, const std::vector<Option>& table,
+                   const std::string& where) {
+  for (const Option& o : table)
+    if (o.key == canonical(key)) return o;
+  refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
+}
+
+// Puts a parsed deck into the targets of the option table. Everything it holds must have a row:
+// a key that nobody reads would be a setting that somebody believes in.
+void apply(const toml::table& root, const std::vector<Option>& table, const Origin& origin) {
+  const Texts known = sections(table);
+  for (const auto& [name, node] : root) {
+    const std::string section(name.str());
+    const bool is_section = std::find(known.begin(), known.end(), section) != known.end();
+    if (!is_section && node.is_table()) {
+      const std::string near = nearest_name(section, known);
+      refuse(fmt::format("{}unknown table [{}]", origin.at(node.source()), section),
+             near.empty() ? fmt::format("the tables are: {}", fmt::join(known, ", "))
+                          : fmt::format("did you mean [{}]?", near));
+    }
+    if (!is_section)
+      refuse(fmt::format("{}unknown key {} outside any table", origin.at(node.source()), section),
+             suggestion(section, table));
+    const toml::table* entries = node.as_table();
+    if (entries == nullptr)
+      refuse(fmt::format("{}{} is a table, not {}", origin.at(node.source()), section, shown(node)),
+             fmt::format("write [{}] on a line of its own and its keys below", section));
+    for (const auto& [key, value] : *entries) {
+      const std::string full = section + "." + std::string(key.str());
+      Assign(find(full, table, origin.at(value.source())), origin).set(value);
+    }
+  }
+}
+
+// The value of an override. What is not TOML is taken as a text if a text is wanted, so that
+// run.dir=runs/a needs no quotes that the shell would eat anyway.
+toml::table parse_value(const std::string& text, const Option& option, const Origin& origin) {
+  const bool texts = std::holds_alternative<Texts*>(option.target);
+  const bool wants_text = texts || std::holds_alternative<std::string*>(option.target);
+  const bool looks_like_toml =
+      text.starts_with('"') || text.starts_with('\'') || (texts && text.starts_with('['));
+  if (wants_text && !looks_like_toml) {
+    try {
+      return toml::parse("v = " + quoted(text));
+    } catch (const toml::parse_error&) {
+      refuse(origin.name + ": the value is not UTF-8 text", "rename the file or directory");
+    }
+  }
+  try {
+    toml::table parsed = toml::parse("v = " + text);
+    if (parsed.size() == 1) return parsed;
+  } catch (const toml::parse_error&) {
+  }
+  refuse(fmt::format("{}: {} wants {}, not '{}'", origin.name, option.key, expected(option), text),
+         texts ? "put quotes around each text of the list, and the whole in single quotes"
+               : "weft help deck shows every key with its type");
+}
+
+// "train.lr=2e-4" of the command line.
+void apply_override(const std::string& text, const std::vector<Option>& table) {
+  const Origin origin{fmt::format("override '{}'", text), true};
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || text.find('.') > equals)
+    refuse(origin.name + " is not of the form section.key=value", "for example: train.steps=100");
+  std::string key = text.substr(0, equals);
+  while (!key.empty() && key.back() == ' ') key.pop_back();
+  const Option& option = find(key, table, origin.name + ": ");
+  const toml::table value = parse_value(text.substr(equals + 1), option, origin);
+  Assign(option, origin).set(*value.get("v"));
+}
+
+// What no single key can say about itself.
+void cross_check(const Deck& d, const std::string& origin) {
+  const auto demand = [&](bool holds, const std::string& what, const std::string& hint) {
+    if (!holds) refuse(origin + ": " + what, hint);
+  };
+  const ModelDeck& m = d.model;
+  demand(m.patch_size.size() == 3,
+         fmt::format("model.patch_size has {} numbers", m.patch_size.size()),
+         "give three: frames, rows and columns, as [1, 2, 2]");
+  demand(m.hidden_size % m.num_heads == 0,
+         fmt::format("model.hidden_size = {} does not divide by model.num_heads = {}",
+                     m.hidden_size, m.num_heads),
+         "change either, so that each head has the same number of channels");
+  demand(m.hidden_size / m.num_heads % 2 == 0,
+         fmt::format("a head has {} channels (model.hidden_size / model.num_heads)",
+                     m.hidden_size / m.num_heads),
+         "rotary positions turn channels in pairs: make it an even number");
+  demand(m.hidden_size % 4 == 0,
+         fmt::format("model.hidden_size = {} does not divide by 4", m.hidden_size),
+         "the position embedding has sine and cosine for rows and columns: take a multiple of 4");
+  const MaskDeck& k = d.mask;
+  const double masked = k.random + k.intepolate + k.quarter_random + k.quarter_head +
+                        k.quarter_tail + k.quarter_head_tail + k.image_random + k.image_head +
+                        k.image_tail + k.image_head_tail;
+  demand(masked <= 1 + 1e-9, fmt::format("the shares in [mask] add up to {}", masked),
+         "lower some: together they are at most 1, and what is left has no mask");
+  demand(!d.ingest.frames.empty(), "ingest.frames is empty", "give clip lengths, as [17, 51]");
+  demand(!d.ingest.resolutions.empty(), "ingest.resolutions is empty", "give one, as [\"144p\"]");
+  demand((d.ingest.height == 0) == (d.ingest.width == 0),
+         fmt::format("ingest.height = {} but ingest.width = {}", d.ingest.height, d.ingest.width),
+         "give both in pixels, or neither");
+  demand((d.sample.height == 0) == (d.sample.width == 0),
+         fmt::format("sample.height = {} but sample.width = {}", d.sample.height, d.sample.width),
+         "give both in pixels, or neither");
+  demand(d.sample.frames == 0 || d.sample.condition_frames < d.sample.frames,
+         fmt::format("sample.condition_frames = {} leaves nothing to make of sample.frames = {}",
+                     d.sample.condition_frames, d.sample.frames),
+         "lower sample.condition_frames");
+  const VaeDeck& v = d.vae;
+  demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
+         fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
+                     v.channel_multipliers.size(), v.temporal_downsample.size()),
+         "between two levels there is one: give one less");
+  demand(!v.spatial_channels.empty(), "vae.spatial_channels is empty", "give one or more");
+  demand((v.scale.size() == 4 && v.shift.size() == 4) || (v.scale.empty() && v.shift.empty()),
+         fmt::format("vae.scale has {} and vae.shift {} numbers", v.scale.size(), v.shift.size()),
+         "give four of each, one a latent channel, or none for `weft encode` to measure them");
+  demand(d.generate.image_size.empty() || d.generate.image_size.size() == 2,
+         fmt::format("generate.image_size has {} numbers", d.generate.image_size.size()),
+         "give height and width, as [240, 426]");
+  demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
+}
+
+// The target's present value.
+std::string value_as_toml(const Option& o) {
+  struct Visitor {
+    std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+    std::string operator()(const std::int64_t* v) const { return std::to_string(*v); }
+    std::string operator()(const double* v) const { return number(*v); }
+    std::string operator()(const std::string* v) const { return quoted(*v); }
+    std::string operator()(const Bools* v) const {
+      return fmt::format("[{}]", fmt::join(*v, ", "));
+    }
+    std::string operator()(const Numbers* v) const {
+      Texts items;
+      for (const double n : *v) items.push_back(number(n));
+      return fmt::format("[{}]", fmt::join(items, ", "));
+    }
+    std::string operator()(const Ints* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
+    std::string operator()(const Texts* v) const {
+      Texts items;
+      for (const std::string& s : *v) items.push_back(quoted(s));
+      return fmt::format("[{}]", fmt::join(items, ", "));
+    }
+  };
+  return std::visit(Visitor{}, o.target);
+}
+
+// "whole number, 1 to 64", "one of: f32, bf16": the type and range in a comment.
+std::string type_as_comment(const Option& o) {
+  struct Visitor {
+    const char* operator()(bool*) const { return "true or false"; }
+    const char* operator()(std::int64_t*) const { return "whole number"; }
+    const char* operator()(double*) const { return "number"; }
+    const char* operator()(std::string*) const { return "text"; }
+    const char* operator()(Bools*) const { return "list of true and false"; }
+    const char* operator()(Ints*) const { return "list of whole numbers"; }
+    const char* operator()(Numbers*) const { return "list of numbers"; }
+    const char* operator()(Texts*) const { return "list of texts"; }
+  };
+  std::string text = std::visit(Visitor{}, o.target);
+  if (!o.choices.empty()) return text + fmt::format(", of: {}", fmt::join(o.choices, ", "));
+  const bool below = o.maximum < 1e15 && o.maximum != 1e300;
+  if (o.minimum > -1e300)
+    text += below ? ", " + range_of(o) : fmt::format(", {} or more", o.minimum);
+  return text;
+}
+
+// Every key with its value, table by table; with_help puts its row of the option table above it.
+std::string write(const Deck& deck, bool with_help) {
+  Deck copy = deck;  // the table points into a mutable deck
+  std::string out, section;
+  for (const Option& o : option_table(copy)) {
+    if (section_of(o.key) != section) {
+      section = section_of(o.key);
+      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+    }
+    if (with_help) out += fmt::format("# {} ({})\n", o.help, type_as_comment(o));
+    out += fmt::format("{} = {}\n", name_of(o.key), value_as_toml(o));
+  }
+  return out;
+}
+
+// Edits (insert, delete, replace, swap of neighbours) that turn a into b, ignoring case.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  const auto same = [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) ==
+           std::tolower(static_cast<unsigned char>(y));
+  };
+  std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i)
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min(
+          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (same(a[i - 1], b[j - 1]) ? 0 : 1)});
+      if (i > 1 && j > 1 && same(a[i - 1], b[j - 2]) && same(a[i - 2], b[j - 1]))
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  return d[a.size()][b.size()];
+}
+
+}  // namespace
+
+Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  std::error_code ec;
+  const auto status = std::filesystem::status(path, ec);
+  const char* hint =
+      "the first argument after the command is the deck, for example inputs/smoke.toml";
+  WEFT_CHECK(std::filesystem::exists(status), Exit::usage, hint, "deck {} does not exist",
+             path.string());
+  WEFT_CHECK(std::filesystem::is_regular_file(status), Exit::usage, hint, "deck {} is not a file",
+             path.string());
+  WEFT_CHECK(std::filesystem::file_size(path, ec) <= (1u << 20) && !ec, Exit::usage, hint,
+             "deck {} is larger than 1 MiB: it is no deck", path.string());
+  std::ifstream in(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  WEFT_CHECK(in.good() || in.eof(), Exit::usage, "check its permissions", "cannot read deck {}",
+             path.string());
+  return parse_deck(text, path.string(), overrides);
+}
+
+Deck parse_deck(const std::string& toml_text, const std::string& origin,
+                const std::vector<std::string>& overrides) {
+  Deck deck;
+  const std::vector<Option> table = option_table(deck);
+  toml::table root;
+  try {
+    root = toml::parse(toml_text);
+  } catch (const toml::parse_error& e) {
+    refuse(fmt::format("{}:{}:{}: not TOML: {}", origin, e.source().begin.line,
+                       e.source().begin.column, e.description()),
+           "a deck has lines of the form [section] and key = value, texts in quotes");
+  }
+  apply(root, table, Origin{origin});
+  for (const std::string& o : overrides) apply_override(o, table);
+  cross_check(deck, origin);
+  return deck;
+}
+
+std::string to_toml(const Deck& deck) { return write(deck, false); }
+
+std::string default_deck_with_help() { return write(Deck{}, true); }
+
+std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
+  // A third of the name may differ: enough for slips, too little for another word. Very long
+  // names are not compared: the cost grows with the product of the lengths.
+  if (name.size() > 1000) return "";
+  std::size_t best = std::max<std::size_t>(name.size() <= 3 ? 1 : 2, name.size() / 3) + 1;
+  std::string nearest;
+  for (const std::string& k : known) {
+    const std::size_t gap =
+        k.size() > name.size() ? k.size() - name.size() : name.size() - k.size();
+    if (gap >= best) continue;
+    const std::size_t distance = edit_distance(name, k);
+    if (distance < best) {
+      best = distance;
+      nearest = k;
+    }
+  }
+  return nearest;
+}
+
+std::vector<std::string> changed_keys(Deck a, Deck b) {
+  const std::vector<Option> left = option_table(a), right = option_table(b);
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const bool same = std::visit(
+        [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
+        left[i].target);
+    if (!same) keys.push_back(left[i].key);
+  }
+  return keys;
+}
+
+}  // namespace weft

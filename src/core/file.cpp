@@ -1,0 +1,209 @@
+#include "core/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace weft {
+namespace {
+
+// What a person can do about it. Only reasons that users meet; the rest speak for themselves.
+const char* hint_for(int reason) {
+  switch (reason) {
+    case ENOSPC:
+      return "the file system is full: free some space or choose another directory";
+    case EDQUOT:
+      return "your quota is used up: delete something or choose another file system";
+    case EFBIG:
+      return "larger than the limit for a file (ulimit -f) or than the file system allows";
+    case EACCES:
+    case EPERM:
+      return "check owner and mode of the file and of the directories above it";
+    case EROFS:
+      return "the file system is mounted for reading alone on this host";
+    case ENOENT:
+      return "check the path; on a cluster, that this host mounts it";
+    case EIO:
+      return "the storage reports an error: see the system log, tell the operators";
+    case EMFILE:
+    case ENFILE:
+      return "too many open files: raise ulimit -n";
+    case ELOOP:
+      return "a symbolic link stands where a file is expected";
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void refuse(Exit code, int reason, std::string what) {
+  throw Error(code, fmt::format("{}: {}", what, std::strerror(reason)), hint_for(reason), __FILE__,
+              __LINE__);
+}
+
+// Some kernels refuse more than 2 GiB in one call, and a signal should not wait for long.
+constexpr std::size_t longest_call = std::size_t{64} << 20;
+
+}  // namespace
+
+File File::open(const std::filesystem::path& path, Exit code, bool follow_links) {
+  // O_NONBLOCK: a pipe in place of the file must not hang the job.
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (follow_links ? 0 : O_NOFOLLOW);
+  const int fd = ::open(path.c_str(), flags);
+  if (fd < 0) refuse(code, errno, fmt::format("cannot open {}", path.string()));
+  File file(path, fd, code);
+  struct stat st {};
+  if (fstat(fd, &st) != 0) file.fail("stat", 0, 0);
+  WEFT_CHECK(S_ISREG(st.st_mode), code, "give the path of a regular file", "{} is {}, not a file",
+             path.string(), S_ISDIR(st.st_mode) ? "a directory" : "a pipe or device");
+  return file;
+}
+
+// O_EXCL and O_NOFOLLOW: nothing that somebody put in the place beforehand is written through.
+File File::create(const std::filesystem::path& path, Exit code) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (fd < 0) refuse(code, errno, fmt::format("cannot create {}", path.string()));
+  return File(path, fd, code);
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), code_(other.code_) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(code_, other.code_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::uint64_t File::size() const {
+  struct stat st {};
+  if (fstat(fd_, &st) != 0) fail("stat", 0, 0);
+  return static_cast<std::uint64_t>(st.st_size);
+}
+
+void File::read(std::span<std::byte> out, std::uint64_t offset) const {
+  std::size_t done = 0;
+  while (done < out.size()) {
+    const std::size_t want = std::min(out.size() - done, longest_call);
+    const ssize_t n = pread(fd_, out.data() + done, want, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("read", want, offset + done);
+    WEFT_CHECK(n > 0, code_, "it was cut off: copy or make it again",
+               "{} ends at byte {}, but {} bytes from byte {} are needed", path_.string(),
+               offset + done, out.size(), offset);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void File::write(std::span<const std::byte> bytes, std::uint64_t offset) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const std::size_t want = std::min(bytes.size() - done, longest_call);
+    const ssize_t n = pwrite(fd_, bytes.data() + done, want, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    // Nothing written without an error means no room, on the file systems that do it.
+    if (n == 0) errno = ENOSPC;
+    if (n <= 0) fail("write", bytes.size() - done, offset + done);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+// An error here is final: the kernel may have dropped the pages, so a second try proves nothing.
+void File::sync() {
+  while (fsync(fd_) != 0)
+    if (errno != EINTR) fail("sync", 0, 0);
+}
+
+// Works on clean pages only, so after sync(). Advice: a kernel that ignores it costs certainty about
+// the disk, not correctness.
+void File::drop_cache() const { posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED); }
+
+void File::close() {
+  const int fd = std::exchange(fd_, -1);
+  // EINTR closes on Linux all the same; a second close could hit another thread's file.
+  if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail("close", 0, 0);
+}
+
+void File::fail(const char* verb, std::uint64_t bytes, std::uint64_t offset) const {
+  const int reason = errno;
+  if (bytes == 0) refuse(code_, reason, fmt::format("cannot {} {}", verb, path_.string()));
+  refuse(code_, reason,
+         fmt::format("cannot {} {} bytes of {} at byte {}", verb, bytes, path_.string(), offset));
+}
+
+void sync_directory(const std::filesystem::path& dir, Exit code) {
+  const int fd = ::open(dir.empty() ? "." : dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) refuse(code, errno, fmt::format("cannot open directory {}", dir.string()));
+  const int result = fsync(fd);
+  const int reason = errno;
+  ::close(fd);
+  // Some network file systems cannot sync directories and say EINVAL: nothing more can be done.
+  if (result != 0 && reason != EINVAL)
+    refuse(code, reason, fmt::format("cannot sync directory {}", dir.string()));
+}
+
+void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code) {
+  if (std::rename(from.c_str(), to.c_str()) != 0)
+    refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
+}
+
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
+                       const std::string& hint) {
+  const File file = File::open(path, code);
+  const std::uint64_t size = file.size();
+  WEFT_CHECK(size <= most, code, hint, "{} has {:.3f} MiB, {:.3f} are allowed", path.string(),
+             static_cast<double>(size) / (1 << 20), static_cast<double>(most) / (1 << 20));
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+FileHash hash_of_file(const std::filesystem::path& path) {
+  const File file = File::open(path, Exit::data);
+  FileHash found{file.size(), {}};
+  Hasher hasher;
+  std::vector<std::byte> piece(1 << 20);
+  for (std::uint64_t at = 0; at < found.bytes; at += piece.size()) {
+    const auto n =
+        static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), found.bytes - at));
+    file.read(std::span(piece).first(n), at);
+    hasher.add(std::span(piece).first(n));
+  }
+  found.hash = hasher.value();
+  return found;
+}
+
+std::string file_identity(const std::string& file) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(file, none);
+  const auto time = std::filesystem::last_write_time(file, none).time_since_epoch().count();
+  return none
+             ? file
+             : fmt::format("{} {} {}", std::filesystem::path(file).filename().string(), size, time);
+}
+
+std::string folder_identity(const std::string& path) {
+  std::error_code none;
+  std::filesystem::path folder = path;
+  // An index stands for its shards, which may be written anew beside it.
+  if (path.ends_with(".json")) folder = std::filesystem::absolute(folder).parent_path();
+  if (!std::filesystem::is_directory(folder, none)) return file_identity(path);
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files.insert(file_identity(entry.path().string()));
+  return fmt::format("{}", fmt::join(files, "; "));
+}
+
+}  // namespace weft

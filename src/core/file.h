@@ -1,0 +1,75 @@
+// A file by POSIX calls: whole reads and writes, and errors that name path, offset and reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "core/error.h"
+#include "core/hash.h"
+
+namespace weft {
+
+// Owns a descriptor. Every failing call throws Error with the exit code given at opening; the hint
+// fits the reason (disk full, quota, permission ...).
+class File {
+ public:
+  // Opens a regular file for reading. Refuses directories, pipes and devices without blocking on
+  // them, and symbolic links where `follow_links` is false.
+  static File open(const std::filesystem::path& path, Exit code, bool follow_links = true);
+  // Makes a new file for writing; one that exists already, or a link in its place, is an error.
+  static File create(const std::filesystem::path& path, Exit code);
+
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  std::uint64_t size() const;
+  // Exactly out.size() bytes from `offset`; a file that ends before is an error.
+  void read(std::span<std::byte> out, std::uint64_t offset) const;
+  void write(std::span<const std::byte> bytes, std::uint64_t offset);
+  void sync();
+  // Tells the kernel to forget cached pages, so that the next read comes from the disk.
+  void drop_cache() const;
+  // Closes now, so that errors which the file system reports late are seen.
+  void close();
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  File(std::filesystem::path path, int fd, Exit code)
+      : path_(std::move(path)), fd_(fd), code_(code) {}
+  [[noreturn]] void fail(const char* verb, std::uint64_t bytes, std::uint64_t offset) const;
+
+  std::filesystem::path path_;
+  int fd_ = -1;
+  Exit code_ = Exit::data;
+};
+
+// All of a regular file, of `most` bytes or fewer: Error(code) with `hint` where it has more.
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
+                       const std::string& hint);
+
+struct FileHash {
+  std::uint64_t bytes = 0;
+  Hash128 hash;
+};
+// Of a file's content, which is read. Throws Exit::data.
+FileHash hash_of_file(const std::filesystem::path& path);
+
+// What tells one version of a file from another: name, size and time of its last change.
+std::string file_identity(const std::string& file);
+// The same of a file, or of all files in a folder.
+std::string folder_identity(const std::string& path);
+
+// Makes entries of a directory (new files, renames) survive a power cut.
+void sync_directory(const std::filesystem::path& dir, Exit code);
+
+// Renames `from` to `to` atomically; throws Error(code) with both names.
+void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code);
+
+}  // namespace weft

@@ -1,0 +1,77 @@
+#include "core/hash.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <charconv>
+
+#include "core/error.h"
+
+// libxxhash's own choice of the widest vectors the processor has. Not every build of the library
+// carries it, hence weak; the plain function gives the same hash, more slowly.
+extern "C" [[gnu::weak]] XXH_errorcode XXH3_64bits_update_dispatch(XXH3_state_t* state,
+                                                                   const void* input, size_t bytes);
+
+namespace weft {
+
+struct Hasher::State {
+  XXH3_state_t* xxh = XXH3_createState();
+  ~State() { XXH3_freeState(xxh); }
+};
+
+// Seed 0, so that `xxhsum -H2` on a file gives the same digits.
+Hash128 hash128(std::span<const std::byte> bytes) {
+  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
+  return {h.high64, h.low64};
+}
+
+Hasher::Hasher() : state_(std::make_unique<State>()) { reset(); }
+Hasher::~Hasher() = default;
+void Hasher::reset() { XXH3_128bits_reset(state_->xxh); }
+void Hasher::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+}
+Hash128 Hasher::value() const {
+  const XXH128_hash_t h = XXH3_128bits_digest(state_->xxh);
+  return {h.high64, h.low64};
+}
+
+std::string to_hex(const Hash128& hash) {
+  return fmt::format("{:016x}{:016x}", hash.high, hash.low);
+}
+
+std::optional<Hash128> hash_from_hex(std::string_view hex) {
+  if (hex.size() != 32) return std::nullopt;
+  Hash128 h;
+  for (auto* half : {&h.high, &h.low}) {
+    const std::string_view part = half == &h.high ? hex.substr(0, 16) : hex.substr(16);
+    const auto [end, error] = std::from_chars(part.data(), part.data() + 16, *half, 16);
+    if (error != std::errc() || end != part.data() + 16) return std::nullopt;
+  }
+  // One value, one spelling: a flipped bit that turns a into A must not pass.
+  if (to_hex(h) != hex) return std::nullopt;
+  return h;
+}
+
+void ClipHash::Free::operator()(void* state) const {
+  XXH3_freeState(static_cast<XXH3_state_t*>(state));
+}
+
+ClipHash::ClipHash() : state_(XXH3_createState()) {
+  WEFT_ASSERT(state_ != nullptr);
+  XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_.get()));
+}
+
+void ClipHash::update(const std::byte* data, std::size_t bytes) {
+  auto* state = static_cast<XXH3_state_t*>(state_.get());
+  if (XXH3_64bits_update_dispatch != nullptr)
+    XXH3_64bits_update_dispatch(state, data, bytes);
+  else
+    XXH3_64bits_update(state, data, bytes);
+}
+
+std::uint64_t ClipHash::digest() const {
+  return XXH3_64bits_digest(static_cast<const XXH3_state_t*>(state_.get()));
+}
+
+}  // namespace weft

@@ -1,0 +1,197 @@
+#include "data/ingest/cut.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "core/error.h"
+#include "data/aspect.h"
+#include "media/resize.h"
+#include "media/video_reader.h"
+
+namespace weft {
+namespace {
+
+struct Size {
+  std::string resolution, aspect;
+  std::int64_t height = 0, width = 0;
+};
+
+// The largest listed resolution that the picture serves; none if it is too small for all of them.
+std::optional<Size> choose_size(const IngestDeck& deck, std::int64_t height, std::int64_t width) {
+  if (deck.height > 0)
+    return Size{fmt::format("{}x{}", deck.height, deck.width), "", deck.height, deck.width};
+  std::vector<std::string> names = deck.resolutions;
+  std::stable_sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return resolution_area(a) > resolution_area(b);
+  });
+  for (const std::string& name : names) {
+    if (!area_suffices(name, height, width)) continue;
+    const AspectSize& shape = nearest_aspect(name, height, width);
+    return Size{name, shape.key, shape.height, shape.width};
+  }
+  return std::nullopt;
+}
+
+// A frame at the clip's size, waiting until its window is full.
+struct Waiting {
+  std::int64_t index = 0;  // in the video
+  double seconds = 0;
+  std::vector<std::byte> pixels;
+};
+
+class Cutter {
+ public:
+  Cutter(
+      const IngestInput& input, const IngestDeck& deck, VideoReader& reader, Size size,
+      const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take)
+      : input_(input), deck_(deck), reader_(reader), size_(std::move(size)), take_(take) {
+    lengths_ = deck.frames;
+    std::sort(lengths_.begin(), lengths_.end(), std::greater<>());
+    // Length 1 beside others is for stills: single frames cut from a video's rest teach nothing.
+    if (lengths_.back() == 1 && lengths_.front() > 1 && !reader.is_image())
+      lengths_.erase(std::find(lengths_.begin(), lengths_.end(), 1), lengths_.end());
+    // Strides that are multiples of the interval take every interval-th frame of the video; others
+    // need them all.
+    sparse_ = deck.stride % deck.frame_interval == 0;
+    frame_bytes_ = static_cast<std::size_t>(size_.height * size_.width * 3);
+  }
+
+  // False when no more clips are wanted.
+  bool add(const VideoFrame& frame) {
+    seen_ = frame.index + 1;
+    if (frame.index >= start_ && (!sparse_ || frame.index % deck_.frame_interval == 0)) {
+      Waiting w;
+      if (!spare_.empty()) {
+        w = std::move(spare_.back());
+        spare_.pop_back();
+      }
+      w.index = frame.index;
+      w.seconds = frame.seconds;
+      w.pixels.resize(frame_bytes_);
+      resize_(frame, size_.height, size_.width, reinterpret_cast<std::uint8_t*>(w.pixels.data()));
+      waiting_.push_back(std::move(w));
+    }
+    while (seen_ - start_ >= lengths_.front() * deck_.frame_interval)
+      if (!emit(lengths_.front())) return false;
+    return true;
+  }
+
+  // The rest, which is too short for the longest clip.
+  void finish() {
+    for (;;) {
+      const auto length = std::find_if(lengths_.begin(), lengths_.end(), [&](std::int64_t t) {
+        return seen_ - start_ >= t * deck_.frame_interval;
+      });
+      if (length == lengths_.end() || !emit(*length)) return;
+    }
+  }
+
+  std::int64_t clips() const { return clips_; }
+  std::int64_t shortest() const { return lengths_.back() * deck_.frame_interval; }
+
+ private:
+  bool emit(std::int64_t frames) {
+    Bucket b;
+    b.frames = b.pixel_frames = frames;
+    b.height = b.pixel_height = size_.height;
+    b.width = b.pixel_width = size_.width;
+    b.name = fmt::format("{}-{}", size_.resolution, frames);
+    if (!size_.aspect.empty()) b.name += "-" + size_.aspect;
+    clip_.resize(b.clip_bytes());
+    std::size_t filled = 0;
+    const Waiting* first = nullptr;
+    for (const Waiting& w : waiting_) {
+      const std::int64_t at = w.index - start_;
+      if (at < 0 || at >= frames * deck_.frame_interval || at % deck_.frame_interval != 0) continue;
+      if (first == nullptr) first = &w;
+      std::memcpy(clip_.data() + filled, w.pixels.data(), frame_bytes_);
+      filled += frame_bytes_;
+    }
+    WEFT_ASSERT(filled == clip_.size());
+    ClipInfo info;
+    // One frame is an image to the model, whatever it was taken from.
+    info.fps = frames == 1
+                   ? 120.0f
+                   : static_cast<float>(reader_.fps() / static_cast<double>(deck_.frame_interval));
+    info.source = fmt::format("{} frame {} at {:.3f} s", input_.media.path, start_, first->seconds);
+    info.text = input_.text;
+    ++clips_;
+    const bool more = take_(b, clip_, info);
+    start_ += deck_.stride > 0 ? deck_.stride : frames * deck_.frame_interval;
+    while (!waiting_.empty() && waiting_.front().index < start_) {
+      spare_.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    return more;
+  }
+
+  const IngestInput& input_;
+  const IngestDeck& deck_;
+  VideoReader& reader_;
+  Size size_;
+  const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take_;
+  CoverResize resize_;
+  std::vector<std::int64_t> lengths_;  // longest first
+  bool sparse_ = true;
+  std::size_t frame_bytes_ = 0;
+  std::int64_t seen_ = 0;   // frames of the video so far
+  std::int64_t start_ = 0;  // of the window that is being filled
+  std::int64_t clips_ = 0;
+  std::deque<Waiting> waiting_;
+  std::vector<Waiting> spare_;  // their memory is used again
+  std::vector<std::byte> clip_;
+};
+
+}  // namespace
+
+CutResult cut_video(
+    const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
+    const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
+    const std::function<void(std::int64_t frames)>& tick) {
+  CutResult result;
+  std::optional<VideoReader> reader;
+  std::optional<Cutter> cutter;
+  // Only the video's own faults are caught, never those of `take` (a full disk is no broken video).
+  const auto next = [&]() -> const VideoFrame* {
+    try {
+      if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, access});
+      const VideoFrame* frame = reader->next();
+      result.damaged = reader->damaged();
+      return frame;
+    } catch (const Error& e) {
+      result.broken = e.what();
+      return nullptr;
+    }
+  };
+  while (const VideoFrame* frame = next()) {
+    if (!cutter) {
+      auto size = choose_size(deck, frame->height, frame->width);
+      if (!size) {
+        result.unused = fmt::format("{}x{} pixels are too few for every resolution asked for",
+                                    frame->width, frame->height);
+        return result;
+      }
+      cutter.emplace(input, deck, *reader, std::move(*size), take);
+    }
+    ++result.frames;
+    const bool more = cutter->add(*frame);
+    tick(result.frames);
+    if (!more) {
+      result.clips = cutter->clips();
+      return result;
+    }
+  }
+  if (cutter) {
+    // Behind a fault nothing is sure to be whole.
+    if (result.broken.empty()) cutter->finish();
+    result.clips = cutter->clips();
+    if (result.clips == 0 && result.broken.empty())
+      result.unused = fmt::format("{} frames are fewer than the {} of the shortest clip",
+                                  result.frames, cutter->shortest());
+  }
+  return result;
+}
+
+}  // namespace weft

@@ -1,0 +1,315 @@
+// The story of the job: list the videos, cut this rank's share into a part file, tell rank 0 what
+// came out, and there put the parts together in the order of the inputs.
+#include "data/ingest/ingest.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "data/aspect.h"
+#include "data/clip_store.h"
+#include "data/ingest/cut.h"
+#include "data/ingest/inputs.h"
+#include "data/ingest/progress.h"
+
+namespace weft {
+namespace {
+
+void check_deck(const IngestDeck& deck) {
+  WEFT_CHECK(!deck.inputs.empty(), Exit::usage,
+             "set ingest.inputs = [\"video.mp4\"], a glob, a .csv or .jsonl list, or lavfi:...",
+             "ingest.inputs is empty");
+  WEFT_CHECK(!deck.output.empty(), Exit::usage, "set ingest.output = \"clips.h5\"",
+             "ingest.output is empty");
+  WEFT_CHECK(!deck.frames.empty(), Exit::usage, "set ingest.frames = [51]",
+             "ingest.frames is empty");
+  for (const std::int64_t t : deck.frames)
+    WEFT_CHECK(t >= 1, Exit::usage, "choose clip lengths of 1 frame or more",
+               "ingest.frames has a length of {}", t);
+  WEFT_CHECK(deck.frame_interval >= 1, Exit::usage, "1 takes every frame",
+             "ingest.frame_interval = {}", deck.frame_interval);
+  WEFT_CHECK((deck.height > 0) == (deck.width > 0), Exit::usage,
+             "set both ingest.height and ingest.width, or neither",
+             "ingest.height = {}, ingest.width = {}", deck.height, deck.width);
+  WEFT_CHECK(deck.height > 0 || !deck.resolutions.empty(), Exit::usage,
+             "set ingest.resolutions = [\"144p\"]", "ingest.resolutions is empty");
+  for (const std::string& name : deck.resolutions) resolution_area(name);  // throws if unknown
+}
+
+// A store that makes its buckets as clips for them come.
+class BucketedWriter {
+ public:
+  explicit BucketedWriter(const std::string& path) : writer_(path) {}
+
+  void append(const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
+    auto found = ids_.find(bucket.name);
+    if (found == ids_.end()) found = ids_.emplace(bucket.name, writer_.add_bucket(bucket)).first;
+    writer_.append(found->second, clip, info);
+  }
+  void commit() { writer_.commit(); }
+
+ private:
+  ClipStoreWriter writer_;
+  std::map<std::string, int> ids_;
+};
+
+std::string part_path(const std::string& output, int rank) {
+  return fmt::format("{}.part{}", output, rank);
+}
+
+// What a rank made of its videos.
+struct Share {
+  // One a clip, in order: "video bucket-name". Rank 0 follows it when it puts the parts together.
+  struct Made {
+    std::int64_t video;
+    std::string bucket;
+  };
+  std::vector<Made> clips;
+  std::int64_t frames = 0, broken = 0, unused = 0;
+  std::string first_fault;
+};
+
+Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int rank, int size,
+                IngestProgress& progress) {
+  Share share;
+  std::unique_ptr<BucketedWriter> part;
+  const std::int64_t limit = deck.ingest.max_clips;
+  const int threads = omp_get_max_threads();
+  for (std::size_t i = static_cast<std::size_t>(rank); i < inputs.size();
+       i += static_cast<std::size_t>(size)) {
+    const auto enough = [&] {
+      return limit > 0 && static_cast<std::int64_t>(share.clips.size()) >= limit;
+    };
+    if (enough()) break;
+    const CutResult cut = cut_video(
+        inputs[i], deck.ingest, {deck.media, {}}, threads,
+        [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
+          if (!part) part = std::make_unique<BucketedWriter>(part_path(deck.ingest.output, rank));
+          part->append(bucket, clip, info);
+          share.clips.push_back({static_cast<std::int64_t>(i), bucket.name});
+          progress.add(0, 1, 0);
+          return !enough();
+        },
+        [&](std::int64_t) { progress.add(1, 0, 0); });
+    progress.add(0, 0, 1);
+    share.frames += cut.frames;
+    const std::string fault = cut.broken.empty() ? cut.unused : cut.broken;
+    if (!fault.empty() && share.first_fault.empty()) share.first_fault = fault;
+    if (!cut.broken.empty()) {
+      ++share.broken;
+      if (cut.frames == 0)
+        log::warn("skipped {}: {}", inputs[i].media.path, cut.broken);
+      else
+        log::warn("{} breaks after frame {}, {} whole clips before that are kept: {}",
+                  inputs[i].media.path, cut.frames, cut.clips, cut.broken);
+    } else if (cut.damaged > 0) {
+      // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
+      ++share.broken;
+      log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} clips are kept",
+                inputs[i].media.path, cut.damaged, cut.frames, cut.clips);
+    } else if (!cut.unused.empty()) {
+      ++share.unused;
+      log::warn("no clip from {}: {}", inputs[i].media.path, cut.unused);
+    }
+  }
+  if (part) part->commit();
+  return share;
+}
+
+// Text of every rank at rank 0, by rank.
+std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  std::vector<std::string> all(static_cast<std::size_t>(size));
+  // Point to point and 64-bit lengths: a gather's displacements would overflow with many clips.
+  const std::uint64_t bytes = mine.size();
+  constexpr int tag = 18;
+  constexpr std::size_t piece = std::size_t{1} << 30;
+  if (rank != 0) {
+    MPI_Send(&bytes, 1, MPI_UINT64_T, 0, tag, comm);
+    for (std::size_t at = 0; at < mine.size(); at += piece)
+      MPI_Send(mine.data() + at, static_cast<int>(std::min(piece, mine.size() - at)), MPI_CHAR, 0,
+               tag, comm);
+    return all;
+  }
+  all[0] = mine;
+  for (int r = 1; r < size; ++r) {
+    std::uint64_t length = 0;
+    MPI_Recv(&length, 1, MPI_UINT64_T, r, tag, comm, MPI_STATUS_IGNORE);
+    std::string& text = all[static_cast<std::size_t>(r)];
+    text.resize(length);
+    for (std::size_t at = 0; at < length; at += piece)
+      MPI_Recv(text.data() + at, static_cast<int>(std::min<std::size_t>(piece, length - at)),
+               MPI_CHAR, r, tag, comm, MPI_STATUS_IGNORE);
+  }
+  return all;
+}
+
+std::string to_text(const std::vector<Share::Made>& clips) {
+  std::string text;
+  for (const Share::Made& m : clips) text += fmt::format("{} {}\n", m.video, m.bucket);
+  return text;
+}
+
+std::vector<Share::Made> from_text(const std::string& text) {
+  std::vector<Share::Made> clips;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at), space = text.find(' ', at);
+    clips.push_back(
+        {std::stoll(text.substr(at, space - at)), text.substr(space + 1, end - space - 1)});
+    at = end + 1;
+  }
+  return clips;
+}
+
+struct Written {
+  std::int64_t clips = 0;
+  std::uint64_t bytes = 0;
+  std::map<std::string, std::pair<Bucket, std::int64_t>> buckets;  // clips of each
+};
+
+// Puts the parts together: video by video, as if one rank had cut them all.
+Written merge(const std::string& output, const std::vector<std::vector<Share::Made>>& made,
+              std::int64_t limit) {
+  struct Part {
+    std::unique_ptr<ClipSource> source;
+    std::map<std::string, int> bucket;          // its number in the part
+    std::map<std::string, std::int64_t> taken;  // clips taken from it so far
+    std::size_t next = 0;                       // in its list of clips
+  };
+  std::vector<Part> parts(made.size());
+  for (std::size_t r = 0; r < made.size(); ++r) {
+    if (made[r].empty()) continue;
+    parts[r].source = open_clip_store(part_path(output, static_cast<int>(r)), true);
+    const auto& buckets = parts[r].source->buckets();
+    for (std::size_t b = 0; b < buckets.size(); ++b)
+      parts[r].bucket[buckets[b].name] = static_cast<int>(b);
+  }
+  Written written;
+  BucketedWriter writer(output);
+  std::vector<std::byte> clip;
+  while (limit == 0 || written.clips < limit) {
+    // The rank that has the earliest video next; a video lies whole in one part.
+    std::size_t from = made.size();
+    for (std::size_t r = 0; r < made.size(); ++r)
+      if (parts[r].next < made[r].size() &&
+          (from == made.size() ||
+           made[r][parts[r].next].video < made[from][parts[from].next].video))
+        from = r;
+    if (from == made.size()) break;
+    Part& part = parts[from];
+    const std::string& name = made[from][part.next++].bucket;
+    const int b = part.bucket.at(name);
+    Bucket bucket = part.source->buckets()[static_cast<std::size_t>(b)];
+    clip.resize(bucket.clip_bytes());
+    const std::int64_t index = part.taken[name]++;
+    part.source->read(b, index, clip);
+    writer.append(bucket, clip, part.source->info(b, index));
+    ++written.clips;
+    written.bytes += clip.size();
+    auto& entry = written.buckets[name];
+    entry.first = bucket;
+    ++entry.second;
+  }
+  writer.commit();
+  return written;
+}
+
+void print_table(const std::string& output, const Written& written,
+                 const std::array<std::int64_t, 3>& sums, std::size_t videos, double seconds) {
+  log::info("{:<24}{:>8}  {:<22}{:>12}", "bucket", "clips", "shape", "MB");
+  for (const auto& [name, entry] : written.buckets) {
+    const Bucket& b = entry.first;
+    log::info("{:<24}{:>8}  {:<22}{:>12.1f}", name, entry.second,
+              fmt::format("[{},{},{},3] u8", b.frames, b.height, b.width),
+              1e-6 * static_cast<double>(b.clip_bytes()) * static_cast<double>(entry.second));
+  }
+  log::info("{} clips, {:.1f} MB in {}", written.clips, 1e-6 * static_cast<double>(written.bytes),
+            output);
+  log::info("{} videos: {} broken, {} without a clip; {} frames in {:.1f} s, {:.0f} frames/s",
+            videos, sums[1], sums[2], sums[0], seconds,
+            static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
+}
+
+// Takes the part files away, however the job ends.
+struct PartRemover {
+  std::string path;
+  ~PartRemover() { unlink(path.c_str()); }
+};
+
+}  // namespace
+
+int ingest(const Deck& deck, MPI_Comm comm) {
+  const auto begin = std::chrono::steady_clock::now();
+  int rank = 0, size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+
+  // 1. What there is to do; every rank lists it for itself.
+  check_deck(deck.ingest);
+  const std::vector<IngestInput> inputs = expand_inputs(deck.ingest.inputs, deck.media);
+  WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in ingest.inputs",
+             "ingest.inputs names no video");
+  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, deck.ingest.output);
+
+  // 2. This rank's videos into its part file.
+  IngestProgress progress(comm, static_cast<std::int64_t>(inputs.size()));
+  const PartRemover remover{part_path(deck.ingest.output, rank)};
+  const Share share = cut_share(deck, inputs, rank, size, progress);
+  progress.finish();
+
+  // 3. What all ranks made.
+  const std::vector<std::string> lists = gather_text(to_text(share.clips), comm);
+  const std::vector<std::string> faults = gather_text(share.first_fault, comm);
+  const std::array<std::int64_t, 3> mine = {share.frames, share.broken, share.unused};
+  std::array<std::int64_t, 3> sums{};
+  MPI_Allreduce(mine.data(), sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
+
+  // 4. One store, on rank 0. The others keep their parts until it is whole, or has failed.
+  int code = 0;
+  std::exception_ptr failure;
+  if (rank == 0) {
+    try {
+      std::vector<std::vector<Share::Made>> made;
+      std::size_t clips = 0;
+      for (const std::string& list : lists) clips += made.emplace_back(from_text(list)).size();
+      const auto fault = std::find_if(faults.begin(), faults.end(),
+                                      [](const std::string& f) { return !f.empty(); });
+      WEFT_CHECK(clips > 0, Exit::data,
+                 "try fewer ingest.frames, a lower ingest.resolutions, or other footage",
+                 "no clip came out of {} videos; the first fault: {}", inputs.size(),
+                 fault == faults.end() ? "none" : *fault);
+      const Written written = merge(deck.ingest.output, made, deck.ingest.max_clips);
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      print_table(deck.ingest.output, written, sums, inputs.size(), seconds);
+    } catch (const Error& e) {
+      failure = std::current_exception();
+      code = static_cast<int>(e.code());
+    }
+  }
+  MPI_Bcast(&code, 1, MPI_INT, 0, comm);
+  if (failure) std::rethrow_exception(failure);
+  if (code != 0) return code;  // rank 0 says why
+
+  // 5. With ingest.strict a broken video shows in the exit code.
+  if (deck.ingest.strict && sums[1] > 0) {
+    if (rank == 0)
+      log::error("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());
+    return static_cast<int>(Exit::data);
+  }
+  return 0;
+}
+
+}  // namespace weft

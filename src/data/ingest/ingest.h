@@ -1,0 +1,38 @@
+// `weft ingest DECK`: videos in, a clip store out.
+#pragma once
+
+#include <mpi.h>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// Cuts the videos of [ingest] into clips and writes them to ingest.output. Collective over `comm`.
+//
+// Inputs: files; globs; .csv or .jsonl lists with a column `path` and maybe `text` (relative paths
+// count from the list's directory); `lavfi:...` sources. Video i goes to rank i % n.
+//
+// A clip of T frames is a window of T * frame_interval frames, of which every frame_interval-th is
+// taken. Windows lie back to back (or `stride` apart); each is of the longest length in
+// ingest.frames that the rest of the video can fill. A video of exactly T frames does give a clip
+// of T frames (Open-Sora's own rule asks for one more, and never uses such a video at that length).
+// Length 1 beside longer ones takes stills only; its clips count as images (fps 120).
+//
+// Each clip goes to the largest of ingest.resolutions of which the picture has 0.8 of the pixels,
+// and there to the shape with the nearest aspect; ingest.height and ingest.width, both given,
+// override that.
+//
+// The store does not depend on the number of ranks, byte by byte: each rank writes a part file
+// beside the output (which rank 0 must see), and rank 0 puts them together in the order of the
+// inputs.
+//
+// A video that breaks is named in a WARN line and counted; its whole clips before the fault are
+// kept. So is one in which the decoder had to guess; all its clips are kept.
+//
+// Returns 0, or Exit::data (3) with ingest.strict if any broke. Throws Exit::usage when the deck
+// makes no sense, Exit::data when a list cannot be read or a part file cannot be written; on rank 0
+// alone, while the others return its code, when no clip at all came out or the store cannot be
+// written.
+int ingest(const Deck& deck, MPI_Comm comm);
+
+}  // namespace weft

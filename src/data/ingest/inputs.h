@@ -1,0 +1,23 @@
+// The list of videos that a deck's ingest.inputs stands for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/deck.h"
+#include "media/media_source.h"
+
+namespace weft {
+
+struct IngestInput {
+  MediaSource media;
+  std::string text;  // the caption, "" = none
+};
+
+// Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept.
+// What a list names is not trusted: files alone. Throws Exit::data for a glob without a match and a list that cannot be read,
+// naming its line, or is larger than limits.max_list_mib.
+std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
+                                       const MediaDeck& limits);
+
+}  // namespace weft

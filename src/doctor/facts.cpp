@@ -1,0 +1,257 @@
+#include "doctor/facts.h"
+
+#include <gnu/libc-version.h>
+#include <hdf5.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <dnnl.hpp>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+extern "C" {
+#include <libavutil/avutil.h>
+}
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/version.h"
+#include "ops/dispatch.h"
+#include "tensor/device.h"
+
+extern char** environ;
+
+namespace weft {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuProcess, pid, name, memory_gib)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFacts, uuid, name, driver, bus, numa_node, memory_gib,
+                                   used_gib, pcie_width, pcie_width_most, ecc_uncorrected,
+                                   rows_failed, slowdown, mig, processes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFault, code, stage, what, hint)
+namespace detail {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, rank, host_rank, host_ranks, pid, host, cpu,
+                                   instructions, cores, numa, host_cores, host_numa_nodes, threads,
+                                   quota_cores, memory_gib, available_gib, shared_memory_gib,
+                                   huge_pages, limits, has_fabric, versions, environment, device,
+                                   gpu, no_gpu, shares_gpu, host_gpus, measured, wrong, file,
+                                   file_system, communicator, faults)
+}  // namespace detail
+void to_json(nlohmann::json& j, const RankFacts& f) { detail::to_json(j, f); }
+void from_json(const nlohmann::json& j, RankFacts& f) { detail::from_json(j, f); }
+
+namespace {
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// "0-3,8" -> 0 1 2 3 8, as the kernel writes sets of cores.
+std::vector<int> parse_set(const std::string& text) {
+  std::vector<int> out;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    int first = 0, last = 0;
+    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+    if (read < 1) continue;
+    for (int i = first; i <= (read == 2 ? last : first); ++i) out.push_back(i);
+  }
+  return out;
+}
+
+std::vector<int> bound_cores() {
+  // The kernel's mask may be longer than cpu_set_t.
+  for (std::size_t most = 1024; most <= (1u << 16); most *= 2) {
+    cpu_set_t* set = CPU_ALLOC(most);
+    const std::size_t bytes = CPU_ALLOC_SIZE(most);
+    CPU_ZERO_S(bytes, set);
+    const bool ok = sched_getaffinity(0, bytes, set) == 0;
+    std::vector<int> cores;
+    for (std::size_t i = 0; ok && i < most; ++i)
+      if (CPU_ISSET_S(i, bytes, set)) cores.push_back(static_cast<int>(i));
+    CPU_FREE(set);
+    if (ok) return cores;
+  }
+  return {};
+}
+
+void add_numa(RankFacts& f) {
+  std::set<int> nodes;
+  int all = 0;
+  const std::filesystem::path root = "/sys/devices/system/node";
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("node", 0) != 0 || name.size() == 4 || std::isdigit(name[4]) == 0) continue;
+    const std::vector<int> its = parse_set(first_line(entry.path() / "cpulist"));
+    if (its.empty()) continue;  // memory alone
+    ++all;
+    for (const int core : f.cores)
+      if (std::find(its.begin(), its.end(), core) != its.end())
+        nodes.insert(std::stoi(name.substr(4)));
+  }
+  f.numa.assign(nodes.begin(), nodes.end());
+  f.host_numa_nodes = std::max(1, all);
+}
+
+// What the control group (a container, a Slurm job) leaves of the host. Version 2 of control groups is one tree; its files
+// hold "max" where there is no limit.
+void add_control_group(RankFacts& f) {
+  std::string path = "/";
+  std::ifstream own("/proc/self/cgroup");
+  for (std::string line; std::getline(own, line);)
+    if (line.rfind("0::", 0) == 0) path = line.substr(3);
+  for (std::filesystem::path at = path;; at = at.parent_path()) {
+    const std::filesystem::path dir = "/sys/fs/cgroup" + at.string();
+    double quota = 0, period = 0, bytes = 0;
+    if (std::sscanf(first_line(dir / "cpu.max").c_str(), "%lf %lf", &quota, &period) == 2 &&
+        period > 0)
+      f.quota_cores = f.quota_cores > 0 ? std::min(f.quota_cores, quota / period) : quota / period;
+    if (std::sscanf(first_line(dir / "memory.max").c_str(), "%lf", &bytes) == 1)
+      f.memory_gib = std::min(f.memory_gib, bytes / (1 << 30));
+    if (at == at.parent_path() || at.empty()) break;
+  }
+  f.available_gib = std::min(f.available_gib, f.memory_gib);
+}
+
+void add_memory(RankFacts& f) {
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    double kib = 0;
+    if (std::sscanf(line.c_str(), "MemTotal: %lf", &kib) == 1) f.memory_gib = kib / (1 << 20);
+    if (std::sscanf(line.c_str(), "MemAvailable: %lf", &kib) == 1)
+      f.available_gib = kib / (1 << 20);
+  }
+  struct statvfs shm {};
+  if (statvfs("/dev/shm", &shm) == 0)
+    f.shared_memory_gib =
+        static_cast<double>(shm.f_blocks) * static_cast<double>(shm.f_frsize) / (1 << 30);
+  const std::string pages = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  const std::size_t open = pages.find('['), close = pages.find(']');
+  if (open != std::string::npos && close != std::string::npos)
+    f.huge_pages = pages.substr(open + 1, close - open - 1);
+  const std::array<std::pair<const char*, __rlimit_resource>, 3> wanted = {
+      {{"locked memory", RLIMIT_MEMLOCK}, {"stack", RLIMIT_STACK}, {"open files", RLIMIT_NOFILE}}};
+  for (const auto& [name, resource] : wanted) {
+    rlimit limit{};
+    getrlimit(resource, &limit);
+    f.limits[name] =
+        limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
+  }
+}
+
+void add_versions(RankFacts& f) {
+  f.versions["weft"] = version_line().substr(version_line().find(' ') + 1);
+  char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(mpi, &length);
+  const std::string text = mpi;
+  f.versions["MPI"] = text.substr(0, text.find_first_of(",\n"));
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  f.versions["HDF5"] = fmt::format("{}.{}.{}", major, minor, release);
+  const dnnl_version_t* dnnl = dnnl_version();
+  f.versions["oneDNN"] = fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch);
+  f.versions["FFmpeg"] = av_version_info();
+  utsname kernel{};
+  uname(&kernel);
+  f.versions["Linux"] = kernel.release;
+  f.versions["glibc"] = gnu_get_libc_version();
+  for (const auto& [name, version] : cuda_library_versions()) f.versions[name] = version;
+}
+
+void add_environment(RankFacts& f) {
+  constexpr std::array prefixes = {"OMP_",
+                                   "GOMP_",
+                                   "KMP_",
+                                   "MKL_",
+                                   "DNNL_",
+                                   "ONEDNN_",
+                                   "CUDA_",
+                                   "NVIDIA_",
+                                   "NCCL_",
+                                   "WEFT_",
+                                   "UCX_",
+                                   "OMPI_MCA_",
+                                   "OMPI_COMM_WORLD_",
+                                   "HDF5_",
+                                   "SLURM_",
+                                   "PMIX_RANK",
+                                   "LD_PRELOAD",
+                                   "LD_LIBRARY_PATH",
+                                   "MALLOC_",
+                                   "ROCR_VISIBLE"};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const std::size_t equal = text.find('=');
+    if (equal == std::string::npos) continue;
+    for (const char* p : prefixes)
+      if (text.rfind(p, 0) == 0) f.environment[text.substr(0, equal)] = text.substr(equal + 1);
+  }
+}
+
+// describe_cpu() names the model first.
+std::string cpu_model() {
+  const std::string all = describe_cpu();
+  return all.substr(0, all.find(", "));
+}
+
+}  // namespace
+
+RankFacts rank_facts(MPI_Comm world) {
+  RankFacts f;
+  MPI_Comm_rank(world, &f.rank);
+  MPI_Comm host;
+  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &f.host_rank);
+  MPI_Comm_size(host, &f.host_ranks);
+  MPI_Comm_free(&host);
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  f.host = name;
+  f.pid = static_cast<int>(getpid());
+  f.cpu = cpu_model();
+  f.instructions = ops::cpu_is_v4() ? "AVX-512" : "AVX2";
+  f.cores = bound_cores();
+  f.host_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  add_numa(f);
+  add_memory(f);
+  add_control_group(f);
+  std::error_code none;
+  f.has_fabric = !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
+  add_versions(f);
+  add_environment(f);
+  return f;
+}
+
+std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm_size(world, &size);
+  // Names and variables of others may hold any bytes.
+  const std::string text =
+      nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const int bytes = static_cast<int>(text.size());
+  std::vector<int> sizes(static_cast<std::size_t>(size)), offsets(sizes.size() + 1, 0);
+  MPI_Gather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, world);
+  for (std::size_t i = 0; i < sizes.size(); ++i) offsets[i + 1] = offsets[i] + sizes[i];
+  std::string all(static_cast<std::size_t>(offsets.back()), ' ');
+  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0,
+              world);
+  std::vector<RankFacts> facts;
+  for (std::size_t i = 0; rank == 0 && i < sizes.size(); ++i)
+    facts.push_back(parse_json(all.substr(static_cast<std::size_t>(offsets[i]),
+                                          static_cast<std::size_t>(sizes[i])))
+                        .get<RankFacts>());
+  return facts;
+}
+
+}  // namespace weft

@@ -1,0 +1,335 @@
+// The verdict on everything but devices and measurements (doctor_judge_devices.cpp).
+#include "doctor/judge.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "doctor/findings.h"
+
+namespace weft {
+namespace doctor {
+
+std::vector<int> ranks_with(const Ranks& ranks, const std::function<bool(const RankFacts&)>& is) {
+  std::vector<int> out;
+  for (const RankFacts& r : ranks)
+    if (is(r)) out.push_back(r.rank);
+  return out;
+}
+
+std::map<std::string, std::vector<const RankFacts*>> by_host(const Ranks& ranks) {
+  std::map<std::string, std::vector<const RankFacts*>> hosts;
+  for (const RankFacts& r : ranks) hosts[r.host].push_back(&r);
+  return hosts;
+}
+
+std::string groups_text(const Groups& groups) {
+  std::string text;
+  for (const auto& [value, who] : groups)
+    text += fmt::format("{}{} on {}", text.empty() ? "" : "; ", value.empty() ? "none" : value,
+                        ranks_text(who));
+  return text;
+}
+
+}  // namespace doctor
+
+namespace {
+
+using namespace doctor;
+
+std::string get(const std::map<std::string, std::string>& m, const std::string& name) {
+  const auto at = m.find(name);
+  return at == m.end() ? "" : at->second;
+}
+
+// --- Versions.
+
+void judge_versions(const Ranks& ranks, Findings& out) {
+  std::set<std::string> names;
+  for (const RankFacts& r : ranks)
+    for (const auto& [name, version] : r.versions) names.insert(name);
+  // What the system brings may differ a little between nodes; what computes or speaks to other ranks may not.
+  const std::set<std::string> may_differ = {"Linux", "glibc", "CUDA driver", "cuDNN"};
+  int alike = 0;
+  for (const std::string& name : names) {
+    const Groups groups =
+        group_by(ranks, [&](const RankFacts& r) { return get(r.versions, name); });
+    if (groups.size() == 1) {
+      ++alike;
+    } else if (may_differ.count(name) != 0) {
+      warn(out, fmt::format("{} differs: {}", name, groups_text(groups)),
+           "ask for nodes of one kind and one system image");
+    } else {
+      fail(out, fmt::format("{} differs: {}", name, groups_text(groups)),
+           name == "weft"
+               ? "start one and the same build on every node: copy it, or use a shared folder"
+               : "give every node the same modules and LD_LIBRARY_PATH (mpirun -x, srun "
+                 "--export), or use the bundle (make bundle)");
+    }
+  }
+  if (alike == static_cast<int>(names.size()))
+    ok(out, fmt::format("{} versions alike on all ranks", alike));
+  const Groups cpus =
+      group_by(ranks, [](const RankFacts& r) { return r.cpu + ", " + r.instructions; });
+  if (cpus.size() > 1)
+    warn(out, fmt::format("processors differ: {}", groups_text(cpus)),
+         "ask for nodes of one kind (srun --constraint): all wait for the slowest, and results "
+         "depend on who computed what");
+}
+
+// --- Environment.
+
+bool starts_with(const std::string& name, std::initializer_list<const char*> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const char* p) { return name.rfind(p, 0) == 0; });
+}
+
+// Set by the launcher for each rank or node, or rightly different from rank to rank. Of Open MPI's parameters only those
+// count that say how messages go.
+bool differs_by_nature(const std::string& name) {
+  if (starts_with(name, {"OMPI_MCA_"}))
+    return !starts_with(name, {"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc",
+                               "OMPI_MCA_coll", "OMPI_MCA_mpi_", "OMPI_MCA_opal_"});
+  return starts_with(name,
+                     {"OMPI_COMM_WORLD_", "PMIX_", "SLURM_", "CUDA_VISIBLE_DEVICES",
+                      "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE", "OMP_PLACES", "GOMP_CPU_AFFINITY"});
+}
+
+// Paths may differ and still lead to the same libraries; whether they do, the versions tell.
+bool is_path(const std::string& name) {
+  const auto ends = [&](const char* end) {
+    const std::string e = end;
+    return name.size() >= e.size() && name.compare(name.size() - e.size(), e.size(), e) == 0;
+  };
+  return starts_with(name, {"LD_"}) || ends("_HOME") || ends("_PATH") || ends("_DIR") ||
+         ends("_ROOT");
+}
+
+// "/a:/b:/a:" says no more than "/a:/b".
+std::string without_repeats(const std::string& paths) {
+  std::vector<std::string> seen;
+  std::istringstream in(paths);
+  for (std::string p; std::getline(in, p, ':');)
+    if (!p.empty() && std::find(seen.begin(), seen.end(), p) == seen.end()) seen.push_back(p);
+  return fmt::format("{}", fmt::join(seen, ":"));
+}
+
+void judge_environment(const Ranks& ranks, Findings& out) {
+  std::set<std::string> names;
+  for (const RankFacts& r : ranks)
+    for (const auto& [name, value] : r.environment)
+      if (!differs_by_nature(name)) names.insert(name);
+  bool alike = true;
+  for (const std::string& name : names) {
+    const Groups groups = group_by(ranks, [&](const RankFacts& r) {
+      const auto at = r.environment.find(name);
+      if (at == r.environment.end()) return std::string("not set");
+      return fmt::format("\"{}\"", is_path(name) ? without_repeats(at->second) : at->second);
+    });
+    if (groups.size() == 1) continue;
+    alike = false;
+    const std::string text = fmt::format("{} differs: {}", name, groups_text(groups));
+    const std::string todo =
+        fmt::format("set it in the job script for all (mpirun -x {}, srun --export=ALL)", name);
+    if (is_path(name))
+      warn(out, text, todo);
+    else
+      fail(out, text, todo);
+  }
+  if (alike)
+    ok(out, fmt::format("{} variables of the environment alike on all ranks", names.size()));
+}
+
+// --- The launcher.
+
+void judge_launch(const Ranks& ranks, Findings& out) {
+  const RankFacts& first = ranks.front();
+  const auto size = std::to_string(ranks.size());
+  const std::string tasks = get(first.environment, "SLURM_STEP_NUM_TASKS");
+  const bool by_mpirun = !get(first.environment, "OMPI_COMM_WORLD_SIZE").empty();
+  if (ranks.size() == 1 && !by_mpirun && !tasks.empty() && tasks != "1")
+    fail(out, fmt::format("srun started {} tasks, but each is alone: MPI sees 1 rank", tasks),
+         "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun in the job script");
+  const auto others = ranks_with(ranks, [](const RankFacts& r) {
+    const std::string id = get(r.environment, "SLURM_PROCID");
+    return get(r.environment, "OMPI_COMM_WORLD_SIZE").empty() && !id.empty() &&
+           id != std::to_string(r.rank);
+  });
+  if (ranks.size() > 1 && !others.empty())
+    warn(out, fmt::format("MPI numbers {} unlike Slurm", ranks_text(others)),
+         "messages of weft name MPI's ranks, those of Slurm its own tasks");
+}
+
+// --- Cores and NUMA nodes.
+
+std::vector<int> numbers_of(const std::vector<const RankFacts*>& some) {
+  std::vector<int> out;
+  for (const RankFacts* r : some) out.push_back(r->rank);
+  return out;
+}
+
+void judge_cores(const Ranks& ranks, Findings& out) {
+  bool fine = true;
+  for (const auto& [host, here] : by_host(ranks)) {
+    const int online = here.front()->host_cores;
+    const auto bound = [&](const RankFacts& r) {
+      return static_cast<int>(r.cores.size()) < online;
+    };
+    // Two bound ranks on the same cores take turns, however many other cores are idle.
+    std::map<std::vector<int>, std::vector<int>> crowded;
+    for (std::size_t i = 0; i < here.size(); ++i)
+      for (std::size_t j = i + 1; j < here.size(); ++j) {
+        if (!bound(*here[i]) || !bound(*here[j])) continue;
+        std::vector<int> common;
+        std::set_intersection(here[i]->cores.begin(), here[i]->cores.end(), here[j]->cores.begin(),
+                              here[j]->cores.end(), std::back_inserter(common));
+        std::set<int> both(here[i]->cores.begin(), here[i]->cores.end());
+        both.insert(here[j]->cores.begin(), here[j]->cores.end());
+        if (common.empty() || here[i]->threads + here[j]->threads <= static_cast<int>(both.size()))
+          continue;
+        for (const int r : {here[i]->rank, here[j]->rank}) {
+          auto& who = crowded[common];
+          if (std::find(who.begin(), who.end(), r) == who.end()) who.push_back(r);
+        }
+      }
+    for (auto& [cores, who] : crowded) {
+      std::sort(who.begin(), who.end());
+      fine = false;
+      fail(
+          out,
+          fmt::format("{} on {} are bound to the same core{} {}", ranks_text(who), host,
+                      cores.size() == 1 ? "" : "s",
+                      ranks_text(cores).substr(cores.size() == 1 ? 5 : 6)),
+          "give each its own (mpirun --map-by slot:PE=CORES --bind-to core, srun --cpus-per-task)");
+    }
+    int threads = 0;
+    std::set<int> cores;
+    for (const RankFacts* r : here) {
+      threads += r->threads;
+      cores.insert(r->cores.begin(), r->cores.end());
+    }
+    double usable = static_cast<double>(cores.size());
+    const double quota = here.front()->quota_cores;
+    if (crowded.empty() && threads > static_cast<int>(cores.size())) {
+      fine = false;
+      warn(out,
+           fmt::format("{} on {} compute with {} threads on {} cores", ranks_text(numbers_of(here)),
+                       host, threads, cores.size()),
+           "start fewer ranks there, or set run.threads");
+    }
+    if (quota > 0 && quota < usable - 0.5) {
+      fine = false;
+      warn(
+          out,
+          fmt::format("{}: the control group grants {:.1f} of {} cores", host, quota, cores.size()),
+          "ask the scheduler or container for more (--cpus-per-task, --cpus), or set run.threads");
+    }
+    std::vector<int> wide;
+    for (const RankFacts* r : here)
+      if (here.size() > 1 && r->numa.size() > 1) wide.push_back(r->rank);
+    if (!wide.empty()) {
+      fine = false;
+      warn(out, fmt::format("{} on {} may run on several NUMA nodes", ranks_text(wide), host),
+           "bind each to one: mpirun --map-by numa --bind-to numa, srun --cpu-bind=cores");
+    }
+  }
+  if (fine) ok(out, "every rank has cores of its own");
+}
+
+// --- Memory and limits.
+
+void judge_memory(const Ranks& ranks, Findings& out) {
+  const std::size_t before = out.size();
+  for (const auto& [host, here] : by_host(ranks)) {
+    const RankFacts& r = *here.front();
+    const double each = r.available_gib / static_cast<double>(here.size());
+    if (each < 1)
+      warn(out,
+           fmt::format("{}: {:.1f} GiB of memory are free for {} ranks", host, r.available_gib,
+                       here.size()),
+           "see who holds memory there (top), or start fewer ranks");
+    // Messages between ranks of a host, and NCCL's, go through /dev/shm.
+    if (here.size() > 1 && r.shared_memory_gib < 0.5)
+      warn(out, fmt::format("{}: /dev/shm has {:.2f} GiB", host, r.shared_memory_gib),
+           "give the container more: docker run --shm-size=8g or --ipc=host");
+  }
+  const auto limited = [&](const std::string& name, std::int64_t least, const std::string& todo,
+                           const std::function<bool(const RankFacts&)>& matters) {
+    const auto who = ranks_with(ranks, [&](const RankFacts& r) {
+      const auto at = r.limits.find(name);
+      return at != r.limits.end() && at->second >= 0 && at->second < least && matters(r);
+    });
+    if (who.empty()) return;
+    const auto value = ranks[static_cast<std::size_t>(who.front())].limits.at(name);
+    warn(out, fmt::format("limit of {} is {} on {}", name, value, ranks_text(who)), todo);
+  };
+  const auto always = [](const RankFacts&) { return true; };
+  limited("stack", 4 << 20, "ulimit -s 8192 in the job script", always);
+  limited("open files", 1024, "ulimit -n 4096 in the job script", always);
+  limited("locked memory", std::int64_t{1} << 30,
+          "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK): InfiniBand and "
+          "pinned memory need it",
+          [](const RankFacts& r) { return r.has_fabric || !r.gpu.empty(); });
+  const auto never = ranks_with(ranks, [](const RankFacts& r) { return r.huge_pages == "never"; });
+  if (!never.empty())
+    warn(
+        out, fmt::format("transparent huge pages are off on {}", ranks_text(never)),
+        "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; steps on the CPU are "
+        "a few percent slower without");
+  if (out.size() == before) ok(out, "memory and limits suffice");
+}
+
+}  // namespace
+
+std::vector<Finding> judge(const Ranks& ranks) {
+  Findings out;
+  judge_versions(ranks, out);
+  judge_environment(ranks, out);
+  judge_launch(ranks, out);
+  judge_cores(ranks, out);
+  judge_memory(ranks, out);
+  judge_gpus(ranks, out);
+  judge_results(ranks, out);
+  judge_speed(ranks, out);
+  return out;
+}
+
+Exit verdict(const Findings& findings) {
+  Exit code = Exit::done;
+  for (const Finding& f : findings) {
+    if (f.level != Finding::Level::fail) continue;
+    if (f.code == Exit::hardware) return Exit::hardware;
+    code = Exit::usage;
+  }
+  return code;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    text += fmt::format("{}{}", i == 0 ? "" : ",", ranks[i]);
+    if (j > i) text += fmt::format("-{}", ranks[j]);
+    i = j + 1;
+  }
+  return text;
+}
+
+Groups group_by(const Ranks& ranks, const std::function<std::string(const RankFacts&)>& value) {
+  std::map<std::string, std::vector<int>> found;
+  for (const RankFacts& r : ranks) found[value(r)].push_back(r.rank);
+  Groups groups(found.begin(), found.end());
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+  return groups;
+}
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
+}
+
+}  // namespace weft

@@ -1,0 +1,215 @@
+#include "doctor/measure.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "ops/matmul.h"
+#include "tensor/arena.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+constexpr int repeats = 3;  // the best counts: what the machine can do, not what disturbed it
+
+template <class F>
+double best_seconds(F&& run) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < repeats; ++i) best = std::min(best, run());
+  return best;
+}
+
+// Of the host's work, or of the device's by events of `stream`.
+template <class F>
+double seconds_of(Stream stream, F&& work) {
+  if (!on_cuda()) {
+    const double start = now_seconds();
+    work();
+    return now_seconds() - start;
+  }
+  DeviceRuntime& gpu = device_runtime();
+  const DeviceEvent begin = gpu.record(stream);
+  work();
+  const DeviceEvent end = gpu.record(stream);
+  gpu.synchronize(end);
+  return gpu.seconds(begin, end);
+}
+
+// The known answer. Rows of x and w are a periodic sequence of whole numbers from -3 to 3, each row shifted, over a whole
+// number of periods, and the bias repeats too: y[m,n] depends on (m mod period, n mod period) alone, so a table gives all of it. Every sum stays
+// far below 2^24 and is exact in f32 in whatever order it is made.
+constexpr int period = 61, periods = 32;
+constexpr std::int64_t inner = period * periods;  // a multiple of 32, so that no path has to pad
+constexpr int row_shift_x = 3, row_shift_w = 5;
+
+int sequence(int which, std::int64_t i) {
+  const auto k = static_cast<int>(i % period);
+  return (which == 0 ? k * k * 7 + k * 3 + 1 : k * k * 11 + k * 17 + 5) % period % 7 - 3;
+}
+
+template <class T>
+T value_of(int v) {
+  return T(static_cast<float>(v));
+}
+
+template <class T>
+std::vector<T> operand(int which, std::int64_t rows) {
+  std::vector<T> out(static_cast<std::size_t>(rows * inner));
+  const int shift = which == 0 ? row_shift_x : row_shift_w;
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t k = 0; k < inner; ++k)
+      out[static_cast<std::size_t>(r * inner + k)] = value_of<T>(sequence(which, r * shift + k));
+  return out;
+}
+
+template <class T>
+std::vector<T> known_table() {
+  std::vector<T> out;
+  for (int m = 0; m < period; ++m)
+    for (int n = 0; n < period; ++n) {
+      int sum = 0;
+      for (int k = 0; k < period; ++k)
+        sum += sequence(0, m * row_shift_x + k) * sequence(1, n * row_shift_w + k);
+      out.push_back(value_of<T>(sum * periods + n));
+    }
+  return out;
+}
+
+template <class T>
+void known_product(const std::string& name, RankFacts& facts) {
+  const std::int64_t rows = on_cuda() ? 4096 : 1024;
+  const auto arena = Arena::reserve(std::size_t{1} << 30);
+  const ArenaScope scope(*arena);
+  const std::vector<T> xs = operand<T>(0, rows), ws = operand<T>(1, rows);
+  const Tensor x = Tensor::from_host<T>(xs, {rows, inner});
+  const Tensor w = Tensor::from_host<T>(ws, {rows, inner});
+  std::vector<float> biases;
+  for (std::int64_t n = 0; n < rows; ++n) biases.push_back(static_cast<float>(n % period));
+  const Tensor bias = Tensor::from_host<float>(biases, {rows});
+  Tensor y = Tensor::empty({rows, rows}, dtype_of<T>::value);
+  // An element that nobody writes must not pass for one that an earlier run wrote.
+  const std::vector<T> nan(static_cast<std::size_t>(rows * rows),
+                           T(std::numeric_limits<float>::quiet_NaN()));
+  const std::vector<T> known = known_table<T>();
+  std::int64_t& wrong = facts.wrong["product " + name];
+  const double seconds = best_seconds([&] {
+    y.set(std::span<const T>(nan));
+    const double s =
+        seconds_of(Stream::compute, [&] { ops::linear_forward(x, w, bias, Tensor(), y); });
+    const Tensor got = y.to_host();
+    const T* at = got.template data<T>();
+    for (std::int64_t m = 0; m < rows; ++m)
+      for (std::int64_t n = 0; n < rows; ++n, ++at) {
+        const T want = known[static_cast<std::size_t>(m % period * period + n % period)];
+        if (static_cast<float>(*at) != static_cast<float>(want)) ++wrong;
+      }
+    return s;
+  });
+  facts.measured["product " + name + " TFLOP/s"] =
+      2e-12 * static_cast<double>(rows) * static_cast<double>(rows) * inner / seconds;
+}
+
+}  // namespace
+
+void measure_memory(RankFacts& facts) {
+  // Larger than the caches, small beside what a rank has.
+  const double budget = 0.1 * facts.available_gib / facts.host_ranks * (1ull << 30);
+  const auto words = static_cast<std::size_t>(std::clamp(budget, 8e6, 256e6)) / 8 / 2;
+  std::vector<double> from(words), to(words);
+  // First touched by the threads that will copy it, so that each copies its own NUMA node's memory.
+#pragma omp parallel for schedule(static)
+  for (std::size_t i = 0; i < words; ++i) from[i] = static_cast<double>(i);
+  const double seconds = best_seconds([&] {
+    const double start = now_seconds();
+#pragma omp parallel
+    {
+      const auto threads = static_cast<std::size_t>(omp_get_num_threads());
+      const auto me = static_cast<std::size_t>(omp_get_thread_num());
+      const std::size_t begin = words * me / threads, end = words * (me + 1) / threads;
+      std::memcpy(to.data() + begin, from.data() + begin, (end - begin) * sizeof(double));
+    }
+    return now_seconds() - start;
+  });
+  facts.measured["memory copy GB/s"] = 2e-9 * static_cast<double>(words * sizeof(double)) / seconds;
+  facts.wrong["host memory"] = 0;
+  for (std::size_t i = 0; i < words; ++i)
+    if (to[i] != static_cast<double>(i)) ++facts.wrong["host memory"];
+}
+
+void measure_products(RankFacts& facts) {
+  known_product<float>("f32", facts);
+  // The CPU's bf16 products need AVX-512.
+  if (on_cuda() || ops::cpu_is_v4()) known_product<bf16>("bf16", facts);
+}
+
+void measure_device_copies(RankFacts& facts) {
+  if (!on_cuda()) return;
+  DeviceRuntime& gpu = device_runtime();
+  const std::size_t bytes = std::min<std::size_t>(256u << 20, gpu.free_bytes() / 16 / 4096 * 4096);
+  WEFT_CHECK(bytes >= (1u << 20), Exit::usage, "see who else holds memory of this GPU",
+             "GPU has no memory left: {} bytes are free", gpu.free_bytes());
+  struct Memory {  // given back whatever happens
+    DeviceRuntime& gpu;
+    void *host_from, *host_to, *a, *b;
+    ~Memory() {
+      gpu.free_pinned(host_from);
+      gpu.free_pinned(host_to);
+      gpu.free(a);
+      gpu.free(b);
+    }
+  } m{gpu, gpu.allocate_pinned(bytes), gpu.allocate_pinned(bytes), gpu.allocate(bytes, false),
+      gpu.allocate(bytes, false)};
+  auto* from = static_cast<std::uint32_t*>(m.host_from);
+  for (std::size_t i = 0; i < bytes / 4; ++i) from[i] = static_cast<std::uint32_t>(i) * 2654435761u;
+  std::memset(m.host_to, 0, bytes);
+  const auto rate = [&](void* to, const void* what, double passes) {
+    return passes * 1e-9 * static_cast<double>(bytes) / best_seconds([&] {
+             return seconds_of(Stream::copy, [&] { gpu.copy(to, what, bytes, Stream::copy); });
+           });
+  };
+  facts.measured["host to device GB/s"] = rate(m.a, m.host_from, 1);
+  facts.measured["device copy GB/s"] = rate(m.b, m.a, 2);
+  facts.measured["device to host GB/s"] = rate(m.host_to, m.b, 1);
+  std::int64_t& wrong = facts.wrong["device memory"];
+  const auto* to = static_cast<const std::uint32_t*>(m.host_to);
+  for (std::size_t i = 0; i < bytes / 4; ++i)
+    if (to[i] != from[i]) ++wrong;
+}
+
+void measure_all_reduce(Communicator& comm, RankFacts& facts) {
+  facts.communicator = comm.describe();
+  const auto term = [](std::int64_t element, int rank) {
+    return static_cast<float>((element % 31 * 7 + rank * 13) % 31 - 15);
+  };
+  std::array<float, 31> known{};
+  for (std::int64_t e = 0; e < 31; ++e)
+    for (int r = 0; r < comm.size(); ++r) known[static_cast<std::size_t>(e)] += term(e, r);
+  std::int64_t& wrong = facts.wrong["all-reduce"];
+  const auto measure = [&](std::int64_t n) {
+    std::vector<float> terms(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i) terms[static_cast<std::size_t>(i)] = term(i, comm.rank());
+    Tensor t = Tensor::persistent({n}, DType::f32);
+    const double seconds = best_seconds([&] {
+      t.set(std::span<const float>(terms));
+      const double s = seconds_of(Stream::compute, [&] { comm.wait(comm.all_reduce_sum(t)); });
+      const Tensor got = t.to_host();
+      for (std::int64_t i = 0; i < n; ++i)
+        if (got.data<float>()[i] != known[static_cast<std::size_t>(i % 31)]) ++wrong;
+      return s;
+    });
+    comm.check();
+    return seconds;
+  };
+  facts.measured["all-reduce 8 B us"] = 1e6 * measure(2);
+  constexpr std::int64_t large = 16 << 20;
+  facts.measured["all-reduce 64 MiB GB/s"] = 4e-9 * static_cast<double>(large) / measure(large);
+}
+
+}  // namespace weft

@@ -1,0 +1,294 @@
+#include "jobs/encode/encode.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "checkpoint/model_source.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "data/clip_store.h"
+#include "jobs/encode/clips.h"
+#include "jobs/generate/prompts/prompt_features.h"
+#include "parallel/rank_device.h"
+#include "tensor/arena.h"
+#include "text/utf8.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Captions without repetition, and which of them each clip has (-1: none).
+struct Texts {
+  std::vector<std::string> all;
+  std::vector<std::int64_t> of_sample;
+};
+
+// Rank 0 alone. Exit::data for a caption that is not UTF-8.
+Texts list_texts(const ClipSource& source) {
+  Texts texts;
+  std::map<std::string, std::int64_t> known;
+  for (std::size_t b = 0; b < source.buckets().size(); ++b)
+    for (std::int64_t i = 0; i < source.buckets()[b].clips; ++i) {
+      const std::string text = source.info(static_cast<int>(b), i).text;
+      if (text.empty()) {
+        texts.of_sample.push_back(-1);
+        continue;
+      }
+      check_utf8(text,
+                 fmt::format("the caption of clip {} of bucket {}", i, source.buckets()[b].name));
+      const auto [place, added] = known.emplace(text, std::ssize(texts.all));
+      if (added) texts.all.push_back(text);
+      texts.of_sample.push_back(place->second);
+    }
+  return texts;
+}
+
+// All that decides the latents, a line each. Features of captions are told apart by jobs/generate/prompts/prompt_features.h.
+std::string describe_job(const Deck& deck, const std::string& vae) {
+  std::string job = fmt::format(
+      "seed {}\nclips {}\nvae {}\n", deck.run.seed,
+      deck.data.path.starts_with("synthetic:") ? deck.data.path : file_identity(deck.data.path),
+      vae);
+  // The deck's own words for the rest.
+  std::istringstream deck_text(to_toml(deck));
+  std::string section;
+  for (std::string line; std::getline(deck_text, line);) {
+    if (line.starts_with("[")) section = line;
+    const bool counts = (section == "[vae]" && !line.starts_with("weights") &&
+                         !line.starts_with("micro_batch_size")) ||
+                        line.starts_with("latents = ");
+    if (counts && line.find('=') != std::string::npos) job += line + "\n";
+  }
+  return job + "stored as " + deck.encode.dtype + "\n";
+}
+
+// Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
+// (specs/vae.md 3). A drawn latent varies by its posterior's variance too.
+void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
+  const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
+  std::vector<double> sum(C), squares(C);
+  double count = 0;  // of a channel
+  std::int64_t sample = 0;
+  std::vector<std::byte> clip;
+  for (const Bucket& b : stored) {
+    const auto positions = static_cast<std::size_t>(b.frames * b.height * b.width);
+    clip.resize(b.clip_bytes());
+    const auto value = [&](std::size_t i) {
+      if (b.dtype == DType::f16) {
+        f16 h;
+        std::memcpy(&h, clip.data() + 2 * i, 2);
+        return static_cast<float>(h);
+      }
+      float f = 0;
+      std::memcpy(&f, clip.data() + 4 * i, 4);
+      return f;
+    };
+    for (std::int64_t n = 0; n < b.clips; ++n, ++sample) {
+      parts.read(sample, clip);
+      for (std::size_t c = 0; c < C; ++c)
+        for (std::size_t i = 0; i < positions; ++i) {
+          const double mean = value(c * positions + i);
+          sum[c] += mean;
+          squares[c] += mean * mean + std::exp(value((C + c) * positions + i));
+        }
+      count += static_cast<double>(positions);
+    }
+  }
+  std::vector<float> scale, shift;
+  for (std::size_t c = 0; c < C; ++c) {
+    const double mean = sum[c] / count, variance = squares[c] / count - mean * mean;
+    shift.push_back(static_cast<float>(mean));
+    scale.push_back(static_cast<float>(std::sqrt(std::max(variance, 1e-12))));
+  }
+  for (Bucket& b : stored) b.scale = scale, b.shift = shift;
+  log::info("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}]: give them to `weft generate` too",
+            fmt::join(shift, ","), fmt::join(scale, ","));
+}
+
+// The parts in the order of the footage's store, so that sample ids stay what they are.
+std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
+                    const Texts& texts, const PromptFeatures& features, EncodeParts& parts,
+                    const std::string& made_by) {
+  parts.find_all();
+  if (deck.vae.scale.empty()) measure(stored, parts);
+  ClipStoreWriter writer(deck.encode.output, made_by);
+  std::uint64_t bytes = 0;
+  std::int64_t sample = 0;
+  std::vector<std::byte> clip;
+  for (std::size_t b = 0; b < stored.size(); ++b) {
+    const int bucket = writer.add_bucket(stored[b]);
+    clip.resize(stored[b].clip_bytes());
+    for (std::int64_t i = 0; i < stored[b].clips; ++i, ++sample) {
+      parts.read(sample, clip);
+      std::vector<std::byte> rows;
+      if (stored[b].text_channels > 0) {
+        const std::int64_t text = texts.of_sample[static_cast<std::size_t>(sample)];
+        if (text >= 0)
+          rows =
+              stored_values(features.read(text).values, stored[b].text_dtype,
+                            fmt::format("the caption of clip {} of bucket {}", i, stored[b].name));
+      }
+      writer.append(bucket, clip, source.info(static_cast<int>(b), i), rows);
+      bytes += clip.size() + rows.size();
+    }
+  }
+  writer.commit();
+  return bytes;
+}
+
+// The store is there: what it was made of is not needed, but no harm either.
+void remove_parts(const fs::path& folder) {
+  std::error_code failed;
+  fs::remove_all(folder, failed);
+  if (failed) log::warn("cannot remove {}: {}", folder.string(), failed.message());
+}
+
+// Collective. Whether the output is there already, of this very job.
+bool is_made(const std::string& output, const std::string& made_by, const fs::path& folder,
+             const std::string& job, MPI_Comm world) {
+  int made = log::rank() == 0 && stored_made_by(output) == made_by ? 1 : 0;
+  MPI_Bcast(&made, 1, MPI_INT, 0, world);
+  if (made != 0 && log::rank() == 0) {
+    log::info(
+        "{} is made already, of the same clips and with the same settings: remove it to make it "
+        "anew",
+        output);
+    // A kill may have come between the store's last step and this.
+    std::stringstream of_parts;
+    of_parts << std::ifstream(folder / "job").rdbuf();
+    if (of_parts.str() == job) remove_parts(folder);
+  }
+  return made != 0;
+}
+
+// What each rank did, and how busy it was until the last clip.
+void print_shares(const EncodeTimes& mine, double seconds, MPI_Comm world) {
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  const std::array<double, 4> numbers = {static_cast<double>(mine.clips),
+                                         static_cast<double>(mine.frames), mine.busy, mine.waited};
+  std::vector<double> all(4 * static_cast<std::size_t>(ranks));
+  MPI_Gather(numbers.data(), 4, MPI_DOUBLE, all.data(), 4, MPI_DOUBLE, 0, world);
+  if (log::rank() != 0) return;
+  double clips = 0, frames = 0;
+  for (std::size_t r = 0; r < all.size(); r += 4) {
+    clips += all[r];
+    frames += all[r + 1];
+    log::info("rank {:<4} {} clips, busy {:.1f} %, waited for clips to be read {:.1f} %", r / 4,
+              all[r], 100 * all[r + 2] / seconds, 100 * all[r + 3] / seconds);
+  }
+  log::info("{} clips, {} frames in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s", clips, frames,
+            seconds, clips / seconds, frames / seconds);
+}
+
+}  // namespace
+
+int encode(const Deck& deck, MPI_Comm world) {
+  // 1. What there is to do.
+  watch_stop_signals();
+  WEFT_CHECK(!deck.encode.output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
+             "encode.output is empty");
+  std::error_code not_there;
+  WEFT_CHECK(deck.encode.output != deck.data.path &&
+                 !fs::equivalent(deck.encode.output, deck.data.path, not_there),
+             Exit::usage, "name another file", "encode.output is data.path itself: {}",
+             deck.encode.output);
+  const bool measured = deck.vae.scale.empty() && deck.vae.shift.empty();
+  WEFT_CHECK(!measured || deck.encode.latents == "moments", Exit::usage,
+             "set encode.latents = \"moments\"",
+             "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  VideoVae vae(deck.vae);
+  const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
+                            world);
+  std::int64_t samples = 0;
+  for (const Bucket& b : source->buckets()) samples += b.clips;
+  Texts texts;
+  if (deck.encode.text && log::rank() == 0) texts = list_texts(*source);
+  auto captions = static_cast<long long>(texts.all.size());
+  MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
+  if (captions > 0 && deck.t5.weights.empty() && log::rank() == 0)
+    log::warn("t5.weights is empty: the {} captions are kept as text, without features", captions);
+  const bool with_text = captions > 0 && !deck.t5.weights.empty();
+  std::vector<Bucket> stored;
+  for (const Bucket& b : source->buckets())
+    stored.push_back(encoded_bucket(b, deck.encode, vae, with_text ? deck.t5.d_model : 0));
+  const fs::path folder = deck.encode.output + ".parts";
+  const std::string job = describe_job(deck, weights.identity());
+  const std::string made_by =
+      job + (with_text ? describe_text_encoder(deck.t5) : "no features") + "\n";
+  if (is_made(deck.encode.output, made_by, folder, job, world)) return 0;
+  EncodeParts parts(folder, job, samples, world);
+  std::int64_t made = 0;
+  for (std::int64_t i = 0; i < samples; ++i) made += parts.made(i) ? 1 : 0;
+  log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
+            deck.encode.output, deck.encode.latents, deck.encode.dtype,
+            made > 0 ? fmt::format(", {} made before", made) : "");
+
+  // 2. Captions through T5, whose memory is given back.
+  Deck for_text = deck;  // the features' shape is the encoder's own here
+  for_text.model.caption_channels = deck.t5.d_model;
+  for_text.model.model_max_length = deck.t5.max_length;
+  Requests requests(parts.folder(), deck.run.stop_margin);
+  const auto stop = [&] { return (requests.look(0, 0) & wish::stop) != 0; };
+  std::optional<PromptFeatures> features;
+  features.emplace(for_text, texts.all, parts.folder(), with_text, world, stop);
+  if (features->encoded().stopped) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
+
+  // 3. Clips through the VAE, whoever is free the next one.
+  EncodeTimes mine;
+  const double begin = now_seconds();
+  if (made < samples) {
+    weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+    log::info("weights   {}", weights.describe());
+    if (!deck.vae.scale.empty()) weights.compare_scale(deck.vae);
+    const std::size_t capacity = arena_capacity(deck.memory, device);
+    const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
+    const auto arena = Arena::reserve(capacity);
+    const ArenaScope scope(*arena);
+    mine = encode_clips(deck, *source, vae, parts, stop, world);
+    log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
+              static_cast<double>(arena->peak()) / (1 << 20),
+              static_cast<double>(planned) / (1 << 20), vae.micro_batch());
+  }
+  int stopped = stop() ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &stopped, 1, MPI_INT, MPI_MAX, world);
+  if (made < samples) print_shares(mine, now_seconds() - begin, world);
+  if (stopped != 0) {
+    log::info("stopped on request: run the same command to go on");
+    return static_cast<int>(Exit::stopped);
+  }
+
+  // 4. One store, on rank 0; then the parts are done with.
+  parts.finish();
+  if (log::rank() != 0) features.reset();
+  MPI_Barrier(world);  // every part is on the disk, and nobody else has a file of them open
+  if (log::rank() == 0) {
+    const std::uint64_t bytes = merge(deck, *source, stored, texts, *features, parts, made_by);
+    features.reset();
+    remove_parts(folder);
+    log::info("{} clips, {:.1f} MB in {}", samples, 1e-6 * static_cast<double>(bytes),
+              deck.encode.output);
+  }
+  MPI_Barrier(world);  // the store is there when any rank says so
+  return 0;
+}
+
+}  // namespace weft

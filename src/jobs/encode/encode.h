@@ -1,0 +1,13 @@
+// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions' T5 features.
+#pragma once
+
+#include <mpi.h>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// Collective. 0, or throws. What was encoded before it was stopped is kept in OUTPUT.parts and not made again.
+int encode(const Deck& deck, MPI_Comm world);
+
+}  // namespace weft

@@ -1,0 +1,93 @@
+#include "jobs/export_weights.h"
+
+#include <map>
+
+#include "checkpoint/state.h"
+#include "checkpoint/weights.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "data/clip_store.h"
+#include "models/stdit3/stdit3.h"
+#include "models/video_vae/video_vae.h"
+#include "tensor/arena.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+Checkpoint open_checkpoint(const std::string& run) {
+  if (fs::exists(fs::path(run) / "manifest.json")) return Checkpoint::open(run);
+  std::optional<Checkpoint> newest = Checkpoint::newest(run, MPI_COMM_SELF);
+  WEFT_CHECK(newest.has_value(), Exit::checkpoint, "name a run directory or a step_N in it",
+             "{} holds no checkpoint", run);
+  return *newest;
+}
+
+DType dtype_named(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : name == "f16" ? DType::f16 : DType::f32;
+}
+
+std::vector<float> as_floats(const std::vector<double>& values) {
+  return {values.begin(), values.end()};
+}
+
+// The scale and shift that exported weights of a VAE carry.
+std::map<std::string, std::vector<float>> constants(const ExportRequest& request,
+                                                    const VaeDeck& vae) {
+  std::vector<float> scale = as_floats(vae.scale), shift = as_floats(vae.shift);
+  if (!request.latents.empty()) {
+    const auto store = open_clip_store(request.latents, false);
+    const Bucket& bucket = store->buckets().at(0);
+    WEFT_CHECK(!bucket.scale.empty(), Exit::data,
+               "name a store of latents that `weft encode` made with this VAE",
+               "{} tells no scale and shift", request.latents);
+    scale = bucket.scale, shift = bucket.shift;
+  } else if (!scale.empty() && vae.weights.empty() && vae.scale == VaeDeck().scale) {
+    log::warn(
+        "scale and shift are those of the released VAE, and this one was trained anew: --latents "
+        "STORE takes what `weft encode` measured with vae.scale = []");
+  }
+  // A VAE whose latents are not measured yet has none.
+  if (scale.empty()) return {};
+  return {{"scale", scale}, {"shift", shift}};
+}
+
+}  // namespace
+
+int export_weights(const ExportRequest& request) {
+  const std::string ending = ".safetensors";
+  WEFT_CHECK(request.shard_size == 0 || request.output.ends_with(ending), Exit::usage,
+             "name the output NAME.safetensors: shards and index are named after it",
+             "{} does not end in {}", request.output, ending);
+  const Checkpoint checkpoint = open_checkpoint(request.run);
+  const Deck deck =
+      parse_deck(checkpoint.info().deck, checkpoint.dir().string() + "/manifest.json", {});
+  const auto arena = Arena::reserve(std::size_t{1} << 32);
+  const ArenaScope scope(*arena);
+  SaveWeights how;
+  how.dtype = dtype_named(request.dtype);
+  how.shard_bytes = static_cast<std::uint64_t>(request.shard_size * 1e9);
+  std::optional<Stdit3> model;
+  std::optional<VideoVae> vae;
+  if (deck.model.name == "vae") {
+    vae.emplace(deck.vae);
+    how.buffers = constants(request, deck.vae);
+  } else {
+    WEFT_CHECK(request.latents.empty(), Exit::usage, "leave --latents out",
+               "--latents is for VAEs, {} is a run of {}", request.run, deck.model.name);
+    model.emplace(deck.model);
+  }
+  ParameterTable& params = vae ? vae->params() : model->params();
+  params.allocate_for_inference(false);
+  if (request.ema)
+    restore_ema(checkpoint, params);
+  else
+    restore_state(checkpoint, params);
+  save_weights(request.output, params, how);
+  log::info("{} tensors of step {} ({}, {}) in {}", params.all().size() + how.buffers.size(),
+            checkpoint.info().step, request.ema ? "EMA" : "weights", request.dtype, request.output);
+  return 0;
+}
+
+}  // namespace weft

@@ -1,0 +1,199 @@
+#include "jobs/generate/clip_writer.h"
+
+#include <optional>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "media/writers.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A PNG or an MP4 under a hidden name, which is removed with it unless it was finished.
+class HiddenFile {
+ public:
+  HiddenFile(const fs::path& directory, const std::string& name, const FinishedClip& clip,
+             double fps)
+      : hidden_(directory / ("." + name + ".partial")), path_(directory / name) {
+    if (clip.frames > 1) video_.emplace(hidden_.string(), clip.height, clip.width, fps);
+  }
+  ~HiddenFile() {
+    std::error_code none;
+    if (!done_) fs::remove(hidden_, none);
+  }
+  HiddenFile(const HiddenFile&) = delete;
+  HiddenFile& operator=(const HiddenFile&) = delete;
+
+  void add(const ClipView& frames) {
+    if (video_)
+      video_->add(frames);
+    else
+      write_png(hidden_.string(), frames.height, frames.width,
+                {frames.rgb, static_cast<std::size_t>(frames.height * frames.width * 3)});
+  }
+  void finish() {
+    if (video_) video_->finish();
+    rename_file(hidden_, path_, Exit::data);
+    done_ = true;
+  }
+
+ private:
+  fs::path hidden_, path_;
+  std::optional<Mp4Writer> video_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+struct ClipWriter::Files {
+  FinishedClip clip;
+  std::optional<HiddenFile> plain, marked;
+  Hasher pixels;
+  std::int64_t frames = 0;  // so far
+  std::string failure;      // what comes after it is not looked at
+};
+
+ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank,
+                       std::size_t piece_bytes)
+    : directory_(std::move(directory)),
+      watermark_(std::move(watermark)),
+      rank_(rank),
+      manifest_(directory_, rank),
+      memory_(pieces) {
+  for (auto& piece : memory_) piece.resize(piece_bytes);
+  thread_ = std::thread([this] { run(); });
+}
+
+ClipWriter::~ClipWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void ClipWriter::tell(Event event) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(event));
+  changed_.notify_all();
+}
+
+void ClipWriter::begin(FinishedClip clip, double fps) {
+  frame_bytes_ = clip.height * clip.width * 3;
+  clip.file = clip.name + (clip.frames == 1 ? ".png" : ".mp4");
+  clip.rank = rank_;
+  tell(Begin{std::move(clip), fps});
+}
+
+void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill) {
+  const auto bytes = static_cast<std::size_t>(count * frame_bytes_);
+  WEFT_ASSERT(count > 0 && bytes <= memory_[next_].size());
+  {
+    const double begin = now_seconds();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return in_use_ < pieces; });
+    waited_ += now_seconds() - begin;
+  }
+  fill(std::span(memory_[next_]).first(bytes));
+  {
+    const std::lock_guard lock(mutex_);
+    ++in_use_;
+  }
+  tell(Piece{next_, count});
+  next_ = (next_ + 1) % pieces;
+}
+
+void ClipWriter::end(double seconds) { tell(End{seconds}); }
+void ClipWriter::drop() { tell(Drop{}); }
+
+std::vector<std::string> ClipWriter::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return waiting_.empty() && !working_; });
+  return std::exchange(failures_, {});
+}
+
+void ClipWriter::run() {
+  for (;;) {
+    Event event;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
+      if (waiting_.empty()) break;
+      event = std::move(waiting_.front());
+      waiting_.pop_front();
+      working_ = true;
+    }
+    const double begin = now_seconds();
+    if (std::holds_alternative<Begin>(event)) {
+      files_ = std::make_unique<Files>();
+      files_->clip = std::get<Begin>(event).clip;
+    }
+    try {
+      if (files_ && files_->failure.empty()) take(event);
+    } catch (const std::exception& e) {
+      files_->failure = fmt::format("{}: {}", files_->clip.name, e.what());
+      files_->plain.reset();  // what a full disk has room for again
+      files_->marked.reset();
+    }
+    const bool ended = std::holds_alternative<End>(event);
+    std::string failure = ended && files_ ? files_->failure : "";
+    if (ended || std::holds_alternative<Drop>(event)) files_.reset();
+    const std::lock_guard lock(mutex_);
+    if (std::holds_alternative<Piece>(event)) --in_use_;
+    if (!failure.empty()) failures_.push_back(std::move(failure));
+    busy_ += now_seconds() - begin;
+    working_ = false;
+    changed_.notify_all();
+  }
+  files_.reset();
+}
+
+void ClipWriter::take(const Event& event) {
+  Files& f = *files_;
+  FinishedClip& c = f.clip;
+  if (const Begin* begin = std::get_if<Begin>(&event)) {
+    f.plain.emplace(directory_, c.file, c, begin->fps);
+    if (watermark_) {
+      c.marked = c.name + "_watermark" + fs::path(c.file).extension().string();
+      f.marked.emplace(directory_, c.marked, c, begin->fps);
+    }
+  } else if (const Piece* piece = std::get_if<Piece>(&event)) {
+    std::uint8_t* rgb = memory_[piece->place].data();
+    f.pixels.add(std::as_bytes(
+        std::span(rgb, static_cast<std::size_t>(piece->frames * c.height * c.width * 3))));
+    f.plain->add({rgb, piece->frames, c.height, c.width});
+    if (f.marked) {
+      watermark_->lay_over(rgb, piece->frames, c.height, c.width);
+      f.marked->add({rgb, piece->frames, c.height, c.width});
+    }
+    f.frames += piece->frames;
+  } else if (const End* end = std::get_if<End>(&event)) {
+    WEFT_ASSERT(f.frames == c.frames);
+    f.plain->finish();
+    if (f.marked) f.marked->finish();
+    // Read back: the encoder goes back to the file's head at the end.
+    const FileHash plain = hash_of_file(directory_ / c.file);
+    c.bytes = plain.bytes;
+    c.xxh3 = to_hex(plain.hash);
+    if (f.marked) {
+      const FileHash marked = hash_of_file(directory_ / c.marked);
+      c.marked_bytes = marked.bytes;
+      c.marked_xxh3 = to_hex(marked.hash);
+    }
+    c.pixels = to_hex(f.pixels.value());
+    c.seconds = end->seconds;
+    manifest_.add(c);
+    log::write_info(fmt::format("clip      {}  {}x{}x{}  {:.1f} s  rank {}",
+                                (directory_ / c.file).string(), c.frames, c.height, c.width,
+                                c.seconds, c.rank));
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,252 @@
+#include "jobs/generate/job.h"
+
+#include <algorithm>
+#include <climits>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/hash.h"
+#include "core/log.h"
+#include "jobs/generate/prompts/references.h"
+
+namespace weft {
+namespace {
+
+std::string or_else(const std::string& own, const std::string& of_deck) {
+  return own.empty() ? of_deck : own;
+}
+
+// Operations of the 2D decoder for one frame, by its convolutions: the larger part of decoding.
+double decoder_flops(const VaeDeck& vae, double height, double width) {
+  double flops = 0, pixels = height * width;
+  for (const std::int64_t c : vae.spatial_channels) {
+    const auto channels = static_cast<double>(c);
+    flops +=
+        2 * 9 * channels * channels * pixels * 2 * static_cast<double>(vae.spatial_res_blocks + 1);
+    pixels /= 4;
+  }
+  return flops;
+}
+
+// The deck's own words for the models and how they are asked, a line a key, without what changes no pixel: the files of
+// weights are told apart by themselves, and the rest is for training or for memory.
+std::string model_settings(const Deck& deck) {
+  const std::map<std::string, std::set<std::string>> beside = {
+      {"[model]",
+       {"name", "weights", "class_dropout_prob", "drop_path", "only_train_temporal",
+        "freeze_y_embedder", "recompute"}},
+      {"[vae]", {"weights", "micro_batch_size"}},
+      {"[t5]", {"weights", "tokenizer", "memory_gib", "micro_batch"}},
+      {"[sampler]", {}},
+      {"[diffusion]",
+       {"num_timesteps", "sample_method", "loc", "scale", "use_timestep_transform",
+        "transform_scale"}}};
+  std::istringstream text(to_toml(deck));
+  std::string section, settings;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("[")) section = line;
+    const auto known = beside.find(section);
+    const auto equals = line.find(" = ");
+    if (known == beside.end() || equals == std::string::npos) continue;
+    if (!known->second.contains(line.substr(0, equals))) settings += section + line + "\n";
+  }
+  return settings;
+}
+
+// What of the deck decides pixels, beside the item's own.
+nlohmann::json settings(const Deck& d, const std::string& weights) {
+  const GenerateDeck& g = d.generate;
+  return {{"weights", weights},
+          {"seed", d.run.seed},
+          {"fps", g.fps},
+          {"save_fps", g.save_fps},
+          {"frame_interval", g.frame_interval},
+          {"loop", g.loop},
+          {"condition", {g.condition_frame_length, g.condition_frame_edit}},
+          {"align", g.align},
+          {"watermark", g.watermark},
+          {"tensors", g.tensors},
+          {"models", model_settings(d)},
+          {"tokenizer", d.t5.tokenizer.empty() ? "" : file_identity(d.t5.tokenizer)}};
+}
+
+PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
+  try {
+    return clip_size(g, or_else(p.num_frames, g.num_frames), or_else(p.resolution, g.resolution),
+                     or_else(p.aspect_ratio, g.aspect_ratio));
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("{}: {}", where, e.what()), e.hint(), __FILE__, __LINE__);
+  }
+}
+
+// Every group that a loop will use asks for a reference that is there by then: each loop adds what the next goes on from.
+void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
+                 const LoopLengths& loops, const std::string& where) {
+  for (const MaskGroup& group : item.masks) {
+    if (group.loop < 0 || group.loop >= g.loop) continue;
+    const std::int64_t there = static_cast<std::int64_t>(p.references.size()) +
+                               (loops.condition_latents > 0 ? group.loop : 0);
+    WEFT_CHECK(group.reference >= 0 && group.reference < there, Exit::data,
+               "references are counted from 0, in the order of their list",
+               "{}: the mask strategy asks for reference {}, there are {}", where, group.reference,
+               there);
+  }
+}
+
+// What was asked for and changes nothing, a line each.
+void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
+  if (log::rank() != 0) return;
+  if (!g.prompts.empty() && (!g.prompt_file.empty() || !g.prompt_generator.empty()))
+    log::warn("generate.prompts is not used, generate.{} is set",
+              g.prompt_file.empty() ? "prompt_generator" : "prompt_file");
+  const auto first = [&](auto&& unused) {
+    const auto p = std::find_if(prompts.begin(), prompts.end(), unused);
+    return p == prompts.end() ? std::string() : place_of(g, *p);
+  };
+  const std::string references =
+      first([](const Prompt& p) { return !p.references.empty() && p.mask_strategy.empty(); });
+  if (!references.empty())
+    log::warn("{}: references without a mask_strategy are not used; \"0\" begins with the first",
+              references);
+  const std::string sizes = first([&](const Prompt& p) {
+    return !g.image_size.empty() && (!p.resolution.empty() || !p.aspect_ratio.empty());
+  });
+  if (!sizes.empty())
+    log::warn("{}: resolution and aspect_ratio are not used, generate.image_size is set", sizes);
+}
+
+std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p) {
+  nlohmann::json j = common;
+  for (const Prompt::Segment& s : p.segments) j["texts"].push_back({s.from_loop, s.text});
+  j["index"] = {p.index, item.sample};
+  j["size"] = {item.pixels.frames, item.pixels.height, item.pixels.width};
+  j["mask"] = p.mask_strategy;
+  for (const std::string& file : p.references) j["references"].push_back(file_identity(file));
+  return to_hex(hash128(std::string_view(j.dump())));
+}
+
+std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sample) {
+  std::string name =
+      g.prompt_as_path
+          ? file_name_of(g.sample_name + p.text)
+          : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
+  // Its prompts all have one text.
+  if (g.prompt_as_path && !g.prompt_generator.empty()) name += fmt::format("_{:04d}", p.index);
+  if (g.num_samples != 1) name += fmt::format("-{}", sample);
+  return name;
+}
+
+LoopLengths loop_lengths(const GenerateDeck& g, const VideoVae& vae) {
+  LoopLengths l;
+  if (g.loop == 1) return l;
+  const std::int64_t chunk = vae.config().micro_frame_size;
+  WEFT_CHECK(chunk > 0, Exit::usage, "set vae.micro_frame_size = 17",
+             "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
+  const std::int64_t latents = vae.latent_frames(chunk);
+  WEFT_CHECK(g.condition_frame_length % latents == 0, Exit::usage,
+             fmt::format("choose a multiple of {}, the latent frames of {} frames", latents, chunk),
+             "generate.condition_frame_length = {}", g.condition_frame_length);
+  l.condition_latents = g.condition_frame_length;
+  l.condition_frames = g.condition_frame_length / latents * chunk;
+  return l;
+}
+
+}  // namespace
+
+std::uint64_t ClipItem::noise_id(const std::vector<Prompt>& prompts) const {
+  const auto index = static_cast<std::uint64_t>(prompts[static_cast<std::size_t>(prompt)].index);
+  return index | (static_cast<std::uint64_t>(sample) << 32);
+}
+
+std::int64_t GenerateJob::total_frames(const ClipItem& item, const GenerateDeck& deck) const {
+  return item.pixels.frames + (deck.loop - 1) * (item.pixels.frames - loops.condition_frames);
+}
+
+std::vector<std::int64_t> GenerateJob::longest_first() const {
+  std::vector<std::int64_t> order(items.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return items[static_cast<std::size_t>(a)].cost > items[static_cast<std::size_t>(b)].cost;
+  });
+  return order;
+}
+
+GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
+                              const VideoVae& vae, const std::string& weights) {
+  const GenerateDeck& g = deck.generate;
+  GenerateJob job;
+  job.prompts = std::move(prompts);
+  job.loops = loop_lengths(g, vae);
+  warn_of_unused(g, job.prompts);
+  const nlohmann::json common = settings(deck, weights);
+  std::map<std::string, std::int64_t> text_places;
+  std::set<std::string> names;
+  std::set<std::pair<std::int64_t, std::int64_t>> cut_sizes;
+  for (std::size_t i = 0; i < job.prompts.size(); ++i) {
+    const Prompt& p = job.prompts[i];
+    const std::string where = place_of(g, p);
+    ClipItem item;
+    item.prompt = static_cast<std::int64_t>(i);
+    item.pixels = size_of_prompt(g, p, where);
+    item.latent_frames = vae.latent_frames(item.pixels.frames);
+    const std::int64_t rate = vae.pixels_a_latent();
+    item.latent_height = item.pixels.height / rate;
+    item.latent_width = item.pixels.width / rate;
+    WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
+               fmt::format("ask for {} pixels or more each way", rate),
+               "{}: a clip of {}x{} pixels", where, item.pixels.height, item.pixels.width);
+    if (item.pixels.height % rate != 0 || item.pixels.width % rate != 0)
+      cut_sizes.emplace(item.pixels.height, item.pixels.width);
+    WEFT_CHECK(g.loop == 1 || item.pixels.frames > job.loops.condition_frames, Exit::usage,
+               "ask for more frames, or a smaller generate.condition_frame_length",
+               "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
+               item.pixels.frames);
+    item.masks = parse_mask_strategy(p.mask_strategy, where);
+    check_references(p.references, p.named_by, where);
+    check_masks(item, p, g, job.loops, where);
+    for (std::int64_t loop = 0; loop < g.loop; ++loop) {
+      const auto [place, is_new] =
+          text_places.emplace(p.text_of_loop(loop), static_cast<std::int64_t>(job.texts.size()));
+      if (is_new) job.texts.push_back(place->first);
+      item.texts.push_back(place->second);
+    }
+    const double tokens =
+        static_cast<double>((item.latent_height + 1) / 2 * ((item.latent_width + 1) / 2));
+    item.cost = static_cast<double>(g.loop) *
+                (2.0 * static_cast<double>(deck.sampler.steps) *
+                     model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
+                                         deck.model.model_max_length) +
+                 static_cast<double>(item.pixels.frames) *
+                     decoder_flops(deck.vae, static_cast<double>(item.pixels.height),
+                                   static_cast<double>(item.pixels.width)));
+    for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
+      item.name = item_name(g, p, item.sample);
+      // Prompts that are alike, or were cut to the same name.
+      const std::string wanted = item.name;
+      for (int again = 0; !names.insert(item.name).second; ++again)
+        item.name = wanted + fmt::format("_{:04d}", p.index) +
+                    (again > 0 ? fmt::format("_{}", again) : std::string());
+      // "." before and "_watermark.safetensors.partial" behind it are the longest.
+      WEFT_CHECK(item.name.find('/') == item.name.npos && item.name.size() + 31 <= NAME_MAX,
+                 Exit::usage, "choose another generate.sample_name",
+                 "\"{}\" cannot be the name of a file: {}", item.name,
+                 item.name.size() + 31 > NAME_MAX ? "it is too long" : "it holds a slash");
+      item.key = item_key(common, item, p);
+      job.items.push_back(item);
+    }
+  }
+  for (const auto& [height, width] : cut_sizes)
+    if (log::rank() == 0)
+      log::warn("{}x{} is no multiple of {}: the clips come out {}x{}", height, width,
+                vae.pixels_a_latent(), height / vae.pixels_a_latent() * vae.pixels_a_latent(),
+                width / vae.pixels_a_latent() * vae.pixels_a_latent());
+  return job;
+}
+
+}  // namespace weft

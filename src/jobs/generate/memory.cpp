@@ -1,0 +1,172 @@
+#include "jobs/generate/memory.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "jobs/generate/clip_maker.h"
+#include "tensor/arena.h"
+
+namespace weft {
+
+namespace {
+
+// Holes between blocks count too, and shorter texts leave others than those planned with.
+std::size_t usable_bytes(std::size_t capacity) {
+  return std::max<std::size_t>(1, capacity - capacity / 32);
+}
+
+// Whether the layout fits too.
+bool steps_fit(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
+               std::size_t usable) {
+  try {
+    return plan_sampling(deck, model, item, clips, usable) <= usable;
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+    return false;
+  }
+}
+
+std::string name_of(const PixelSize& p) {
+  return fmt::format("{}x{}x{}", p.frames, p.height, p.width);
+}
+
+}  // namespace
+
+std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
+                          std::size_t capacity) {
+  const auto arena = Arena::planning(this_device().kind, capacity);
+  const ArenaScope scope(*arena);
+  SampleRequest request = make_request(deck, item, clips);
+  request.z = Tensor::empty(latent_shape(deck, item, clips), DType::f32);
+  const std::int64_t rows = deck.model.model_max_length;
+  if (!deck.t5.weights.empty())
+    request.y = Tensor::empty({clips, rows, deck.model.caption_channels}, DType::f32);
+  request.captions = pack_captions({}, rows, clips, deck.t5.weights.empty());
+  request.edit.assign(static_cast<std::size_t>(clips * item.latent_frames), 1.0f);
+  SamplerDeck sampler = deck.sampler;
+  sampler.steps = 1;
+  flow_sample(model, sampler, deck.diffusion, request);
+  return arena->peak();
+}
+
+std::int64_t fit_batch(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t most,
+                       std::size_t capacity) {
+  std::int64_t low = 1;
+  while (low < most) {
+    const std::int64_t middle = low + (most - low + 1) / 2;
+    if (steps_fit(deck, model, item, middle, usable_bytes(capacity)))
+      low = middle;
+    else
+      most = middle - 1;
+  }
+  return low;
+}
+
+std::size_t bytes_of_waiting(const Deck& deck, const ClipItem& item, std::int64_t clips) {
+  return static_cast<std::size_t>((clips - 1) * latent_shape(deck, item, 1).numel()) *
+         sizeof(float);
+}
+
+void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std::int64_t>& order,
+                 Stdit3& model, std::size_t capacity, BatchLimits& limits, MPI_Comm world) {
+  std::vector<std::string> lowered;
+  std::set<PixelSize> seen;
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    std::int64_t& limit = limits.at(item.pixels);
+    if (limit == 1 || !seen.insert(item.pixels).second) continue;
+    model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
+    std::int64_t fitting = fit_batch(deck, model, item, limit, capacity);
+    MPI_Allreduce(MPI_IN_PLACE, &fitting, 1, MPI_INT64_T, MPI_MIN, world);
+    if (fitting < limit)
+      lowered.push_back(
+          fmt::format("{} instead of {} of {}", fitting, limit, name_of(item.pixels)));
+    limit = fitting;
+  }
+  if (!lowered.empty() && log::rank() == 0)
+    log::warn("by the memory that is there, clips are sampled together: {}",
+              fmt::join(lowered, ", "));
+}
+
+std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
+                       const std::vector<std::int64_t>& order, const BatchLimits& limits,
+                       Stdit3& model, VideoVae& vae, std::size_t capacity, bool decodes) {
+  std::set<PixelSize> seen;
+  std::size_t planned = 0;
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
+  const auto wanted = [&](std::int64_t frames) {
+    const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
+    return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
+  };
+  const std::size_t usable = usable_bytes(capacity);
+  std::int64_t most = 0, fitting = any;
+  std::map<PixelSize, std::size_t> waiting_of;
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    const PixelSize& p = item.pixels;
+    if (!seen.insert(p).second) continue;
+    model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
+    const std::size_t sampling = plan_sampling(deck, model, item, 1);
+    WEFT_CHECK(sampling <= usable && steps_fit(deck, model, item, 1, usable), Exit::usage,
+               "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
+               "rank more memory (memory.arena_gib)",
+               "a clip of {} needs {:.2f} GiB for its steps, this rank has {:.2f}", name_of(p),
+               static_cast<double>(sampling) / (1ull << 30),
+               static_cast<double>(capacity) / (1ull << 30));
+    const std::int64_t clips = limits.at(p);
+    planned = std::max(planned, clips == 1 ? sampling : plan_sampling(deck, model, item, clips));
+    if (!decodes) continue;
+    most = std::max(most, wanted(p.frames));
+    const std::size_t waiting = bytes_of_waiting(deck, item, clips);
+    waiting_of[p] = waiting;
+    const std::int64_t frames =
+        vae.fit_micro_batch(p.frames, p.height, p.width, capacity - waiting);
+    if (frames < wanted(p.frames)) fitting = std::min(fitting, frames);
+  }
+  if (seen.empty() || !decodes) return planned;
+  if (fitting < most)
+    log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
+              static_cast<double>(capacity) / (1ull << 30), fitting, most);
+  fitting = std::min(fitting, most);
+  vae.set_micro_batch(fitting);
+  for (const PixelSize& p : seen)
+    planned =
+        std::max({planned, vae.plan_decode(p.frames, p.height, p.width, fitting) + waiting_of[p],
+                  vae.plan_encode(p.frames, p.height, p.width, fitting)});
+  return planned;
+}
+
+FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
+                      const std::vector<std::int64_t>& order, const VideoVae& vae) {
+  FramePlan plan;
+  std::size_t beside = 0;
+  const std::int64_t side = vae.pixels_a_latent();
+  for (const std::int64_t i : order) {
+    const ClipItem& item = job.items[static_cast<std::size_t>(i)];
+    const PixelSize& p = item.pixels;
+    const auto frame =
+        static_cast<std::size_t>(3 * side * item.latent_height * side * item.latent_width);
+    const auto at_once = [&](std::int64_t frames) {
+      const std::int64_t chunk = vae.chunk_frames(frames);
+      return vae.micro_batch() > 0 ? std::min(chunk, vae.micro_batch()) : chunk;
+    };
+    plan.piece = std::max(plan.piece, static_cast<std::size_t>(at_once(p.frames)) * frame);
+    if (!job.prompts[static_cast<std::size_t>(item.prompt)].references.empty())
+      beside = std::max(beside, reference_bytes(at_once(std::numeric_limits<std::int32_t>::max()),
+                                                p.height, p.width));
+    for (std::int64_t loop = 0; loop + 1 < deck.generate.loop; ++loop) try {
+        const VideoVae::Part part = part_to_go_on_from(deck, job, vae, item, loop);
+        beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
+      } catch (const Error&) {  // a mask that does not fit: the clip will fail, and say so
+      }
+  }
+  plan.bytes = ClipWriter::pieces * plan.piece + beside;
+  return plan;
+}
+
+}  // namespace weft

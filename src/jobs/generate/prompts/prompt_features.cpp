@@ -1,0 +1,121 @@
+#include "jobs/generate/prompts/prompt_features.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/hash.h"
+#include "core/log.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* key_name = "key";  // in a file's metadata
+constexpr std::size_t most_open = 32;
+
+// What decides a file's features.
+std::string key_of_texts(const std::string& encoder, std::span<const std::string> texts) {
+  Hasher hasher;
+  const auto add = [&](const std::string& text) {
+    const std::uint64_t length = text.size();
+    hasher.add(std::as_bytes(std::span(&length, 1)));
+    hasher.add(std::as_bytes(std::span(text)));
+  };
+  add(encoder);
+  for (const std::string& text : texts) add(text);
+  return to_hex(hasher.value());
+}
+
+// "" for a file that is not there or not whole.
+std::string stored_key(const fs::path& path) {
+  std::error_code none;
+  if (!fs::exists(path, none)) return "";
+  try {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    const auto key = file.metadata().find(key_name);
+    return key == file.metadata().end() ? "" : key->second;
+  } catch (const Error& e) {
+    log::warn("{}: it is made anew", e.what());
+    return "";
+  }
+}
+
+}  // namespace
+
+std::string describe_text_encoder(const T5Deck& t5) {
+  return fmt::format("t5 {} {} {} {} {} length {} {} clean {} tokenizer {} weights {}", t5.d_model,
+                     t5.d_kv, t5.num_heads, t5.d_ff, t5.num_layers, t5.max_length, t5.dtype,
+                     t5.clean, file_identity(t5.tokenizer), folder_identity(t5.weights));
+}
+
+PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
+                               const fs::path& directory, bool wanted, MPI_Comm world,
+                               const std::function<bool()>& stop, std::int64_t texts_a_file)
+    : channels_(deck.model.caption_channels),
+      longest_(deck.model.model_max_length),
+      texts_a_file_(texts_a_file),
+      directory_(directory) {
+  if (!wanted) return;
+  if (deck.t5.weights.empty()) {
+    if (log::rank() == 0)
+      log::warn(
+          "t5.weights is empty: every clip is made with the null caption, whatever its prompt");
+    return;
+  }
+  WEFT_CHECK(deck.t5.d_model == channels_ && deck.t5.max_length <= longest_, Exit::usage,
+             "set model.caption_channels = t5.d_model, and t5.max_length no larger than "
+             "model.model_max_length",
+             "T5's features are [{}, {}], the model takes [{}, {}]", deck.t5.max_length,
+             deck.t5.d_model, longest_, channels_);
+  there_ = true;
+  // Rank 0 knows which files are missing, and their texts.
+  std::vector<TextFile> files;
+  std::vector<std::string> missing;
+  if (log::rank() == 0) {
+    const std::string encoder = describe_text_encoder(deck.t5);
+    const auto step = static_cast<std::size_t>(texts_a_file);
+    for (std::size_t first = 0; first == 0 || first < texts.size(); first += step) {
+      const auto of_file = std::span(texts).subspan(first, std::min(step, texts.size() - first));
+      const fs::path path = file_name(static_cast<std::int64_t>(first / step));
+      const std::string key = key_of_texts(encoder, of_file);
+      if (stored_key(path) == key) continue;
+      missing.insert(missing.end(), of_file.begin(), of_file.end());
+      files.push_back({path, missing.size(), {{key_name, key}}});
+    }
+    if (missing.size() < texts.size() || files.empty())
+      log::info("text      {} of {} texts, encoded before: {}", texts.size() - missing.size(),
+                texts.size(), file_name(0).string());
+  }
+  int wait = files.empty() ? 0 : 1;
+  MPI_Bcast(&wait, 1, MPI_INT, 0, world);
+  if (wait == 0) return;
+  encoded_ = encode_texts(deck, missing, files, stop, world);
+  // Others open the files when rank 0 has written them.
+  MPI_Barrier(world);
+}
+
+fs::path PromptFeatures::file_name(std::int64_t file) const {
+  return directory_ /
+         fmt::format("text_features{}.safetensors", file == 0 ? "" : fmt::format("-{}", file));
+}
+
+TextRows PromptFeatures::read(std::int64_t text) const {
+  WEFT_ASSERT(there_ && text >= 0);
+  const std::int64_t number = text / texts_a_file_;
+  auto file = open_.find(number);
+  if (file == open_.end()) {
+    if (open_.size() == most_open) open_.erase(open_.begin());
+    file = open_.emplace(number, SafetensorsFile::open(file_name(number))).first;
+  }
+  const SafetensorEntry& e = file->second.at(std::to_string(text % texts_a_file_));
+  WEFT_CHECK(
+      e.shape.size() == 2 && e.shape[1] == channels_ && e.shape[0] >= 1 && e.shape[0] <= longest_,
+      Exit::data, "remove the file, it is made again",
+      "{}: text {} has shape [{}], wanted [1..{}, {}]", file->second.path().string(), text,
+      fmt::join(e.shape, ", "), longest_, channels_);
+  return {file->second.read_f32(e), e.shape[0]};
+}
+
+}  // namespace weft

@@ -1,0 +1,53 @@
+// T5's features of a job's texts: made once, kept beside the clips, used again on restart.
+#pragma once
+
+#include <mpi.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "config/deck.h"
+#include "models/t5/text_encoder.h"
+
+namespace weft {
+
+// The features of one text: f32 [tokens, channels].
+struct TextRows {
+  std::vector<float> values;
+  std::int64_t tokens = 0;
+};
+
+// A line of all that decides the features beside the texts: T5's shape and precision, cleaning, weights, tokenizer.
+std::string describe_text_encoder(const T5Deck& t5);
+
+class PromptFeatures {
+ public:
+  // Collective. Encodes `texts`, which count on rank 0 alone, into DIR/text_features.safetensors; of more than `texts_a_file`
+  // the next ones into DIR/text_features-1.safetensors and so on. A file of the same texts, weights and [t5] settings stays
+  // as it is. `wanted` false, or t5.weights empty: no features, every text is the null caption.
+  // `stop`, asked on every rank between micro-batches, ends the work early: see encoded().stopped.
+  PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
+                 const std::filesystem::path& directory, bool wanted, MPI_Comm world,
+                 const std::function<bool()>& stop = {}, std::int64_t texts_a_file = 2048);
+
+  bool null_captions() const { return !there_; }
+  // Exit::data where the features do not fit the model (channels, length). One thread at a time.
+  TextRows read(std::int64_t text) const;
+  // What encoding took; all zero where features were there already.
+  const EncodedTexts& encoded() const { return encoded_; }
+
+ private:
+  std::filesystem::path file_name(std::int64_t file) const;
+
+  std::int64_t channels_, longest_, texts_a_file_;
+  std::filesystem::path directory_;
+  bool there_ = false;
+  mutable std::map<std::int64_t, SafetensorsFile> open_;  // those last read
+  EncodedTexts encoded_;
+};
+
+}  // namespace weft

@@ -1,0 +1,124 @@
+#include "jobs/generate/prompts/references.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "media/bicubic.h"
+#include "media/resize.h"
+#include "media/video_reader.h"
+
+namespace weft {
+namespace {
+
+LatentReference encode(const VideoVae::Part& part, std::int64_t height, std::int64_t width,
+                       VideoVae& vae, const VideoVae::Noise& noise,
+                       const VideoVae::FrameSource& source) {
+  const Tensor moments = vae.encode_moments(part, height, width, source, &noise);
+  const Tensor latent = vae.draw_latent(part, moments, &noise).to_host();
+  const auto values = latent.span<float>();
+  return {{values.begin(), values.end()},
+          vae.latent_frames(part.clip_frames),
+          part.first_latent,
+          part.latents};
+}
+
+// Frames of a file one after the other, sized to cover height x width.
+class SizedFrames {
+ public:
+  SizedFrames(const MediaSource& file, const MediaAccess& access, std::int64_t height,
+              std::int64_t width)
+      : file_(file.path), reader_(file, {.access = access}), height_(height), width_(width) {}
+
+  // The frame of that number, greater than the last one's, in [-1,1]: f32 [height, width, 3]. As in the original a picture is
+  // rounded to bytes when it has been resized, a video is not.
+  void take(std::int64_t number, float* out) {
+    const VideoFrame* frame = nullptr;
+    do frame = reader_.next();
+    while (frame != nullptr && frame->index < number);
+    WEFT_CHECK(frame != nullptr, Exit::data, "check the file", "{} has no frame {}", file_, number);
+    if (reader_.is_image())
+      std::ranges::copy(cover_bicubic(*frame, height_, width_), out);
+    else
+      resize_(*frame, height_, width_, out);
+    for (float& v : std::span(out, static_cast<std::size_t>(height_ * width_ * 3)))
+      v = v / 127.5f - 1.0f;
+  }
+
+ private:
+  std::string file_;
+  VideoReader reader_;
+  std::int64_t height_, width_;
+  CoverResize resize_;
+};
+
+// As many as next() gives: what a container says is not always so.
+std::int64_t count_frames(const MediaSource& file, const MediaAccess& access) {
+  VideoReader reader(file, {.access = access});
+  std::int64_t count = 0;
+  while (reader.next() != nullptr) {
+    ++count;
+    if (reader.is_image()) break;
+  }
+  WEFT_CHECK(count > 0, Exit::data, "check the file", "{} has no frame", file.path);
+  return count;
+}
+
+}  // namespace
+
+void check_references(const std::vector<std::string>& files, MediaTrust named_by,
+                      const std::string& where) {
+  for (const std::string& file : files) {
+    if (is_source_graph(file)) {
+      WEFT_CHECK(named_by == MediaTrust::deck, Exit::data,
+                 "name a file; FFmpeg's sources may stand in generate.references alone",
+                 "{}: reference {} is no file", where, file);
+      continue;
+    }
+    WEFT_CHECK(file.find("://") == std::string::npos, Exit::data,
+               "weft generate fetches http, https and ftp addresses; otherwise name a file",
+               "{}: reference {} is an address", where, file);
+    WEFT_CHECK(std::filesystem::exists(file), Exit::data,
+               "check reference_path or generate.references; paths begin where weft is started",
+               "{}: there is no reference file \"{}\"", where, file);
+    File::open(file, Exit::data);  // may it be read?
+  }
+}
+
+LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
+                                 std::int64_t height, std::int64_t width, VideoVae& vae,
+                                 const VideoVae::Noise& noise, const TakenFrames& taken) {
+  const std::int64_t count = count_frames(file, access), latents = vae.latent_frames(count);
+  const LatentRange range = taken(latents);
+  SizedFrames frames(file, access, height, width);
+  const std::int64_t frame_size = height * width * 3;
+  FrameVector<float> values;
+  return encode(vae.part_with(count, range.first, range.last), height, width, vae, noise,
+                [&](std::int64_t first, std::int64_t n) {
+                  values.resize(static_cast<std::size_t>(n * frame_size));
+                  for (std::int64_t t = 0; t < n; ++t)
+                    frames.take(first + t, values.data() + t * frame_size);
+                  return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
+                });
+}
+
+LatentReference encode_frames(const FrameVector<float>& frames, const VideoVae::Part& part,
+                              std::int64_t height, std::int64_t width, VideoVae& vae,
+                              const VideoVae::Noise& noise) {
+  const std::int64_t frame_size = height * width * 3;
+  return encode(part, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
+    const std::int64_t begin = (first - part.first_frame) * frame_size;
+    return Tensor::from_host(
+        std::span<const float>(frames).subspan(static_cast<std::size_t>(begin),
+                                               static_cast<std::size_t>(n * frame_size)),
+        {n, height, width, 3});
+  });
+}
+
+std::size_t reference_bytes(std::int64_t at_once, std::int64_t height, std::int64_t width) {
+  return static_cast<std::size_t>(at_once * height * width * 3) * sizeof(float);
+}
+
+}  // namespace weft

@@ -1,0 +1,165 @@
+#include "jobs/inspect.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_header.h"
+#include "core/error.h"
+#include "data/clip_store.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shape_text(const SafetensorEntry& e) {
+  return fmt::format("[{}]", fmt::join(e.shape, ", "));
+}
+
+// "-0.031 to 0.029, norm 1.2" of a tensor's values: enough to see zeros, explosions and NaN.
+std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
+  const bool floating = e.dtype == DType::f32 || e.dtype == DType::f16 || e.dtype == DType::bf16;
+  if (e.begin == e.end) return "empty";
+  if (!floating) {
+    const std::vector<std::int64_t> v = file.read_i64(e);
+    const auto [low, high] = std::minmax_element(v.begin(), v.end());
+    return fmt::format("{} to {}", *low, *high);
+  }
+  double low = INFINITY, high = -INFINITY, squares = 0;
+  std::int64_t strange = 0;
+  for (const float x : file.read_f32(e)) {
+    if (!std::isfinite(x)) {
+      ++strange;
+      continue;
+    }
+    low = std::min<double>(low, x);
+    high = std::max<double>(high, x);
+    squares += static_cast<double>(x) * x;
+  }
+  std::string text =
+      low > high ? "no finite value"
+                 : fmt::format("{:.4g} to {:.4g}, norm {:.5g}", low, high, std::sqrt(squares));
+  if (strange > 0) text += fmt::format(", {} NOT FINITE", strange);
+  return text;
+}
+
+// Reads every value, which compares the hashes where the file has them, and shows NaN besides.
+void inspect_safetensors(const std::string& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  std::uint64_t bytes = 0;
+  std::int64_t elements = 0;
+  std::size_t widest = 4, widest_shape = 5;
+  for (const SafetensorEntry& e : file.entries()) {
+    bytes += e.end - e.begin;
+    elements += static_cast<std::int64_t>((e.end - e.begin) / size_of(e.dtype));
+    widest = std::max(widest, std::min<std::size_t>(detail::printable(e.name).size(), 72));
+    widest_shape = std::max(widest_shape, shape_text(e).size());
+  }
+  fmt::print("safetensors {}\n  {} tensors, {} elements, {:.1f} MB\n", path, file.entries().size(),
+             elements, static_cast<double>(bytes) / 1e6);
+  for (const auto& [key, value] : file.metadata()) {
+    // A stored deck has many lines; the first tells which it is.
+    const std::string line = value.substr(0, value.find('\n'));
+    fmt::print("  {} = {}{}\n", detail::printable(key), detail::printable(line),
+               line.size() < value.size() ? " ..." : "");
+  }
+  for (const SafetensorEntry& e : file.entries())
+    fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
+               widest_shape, name_of(e.dtype), values_text(file, e));
+  fmt::print("  {}\n", file.hashed() ? "every tensor matches its hash"
+                                     : "no hashes: weft did not write this file");
+}
+
+// A run directory: every checkpoint in a line, then the newest sound one in full.
+void inspect_run(const fs::path& dir) {
+  const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
+  const std::optional<std::string> latest = checkpoint::read_latest(dir);
+  fmt::print("run {}\n  latest -> {}\n", dir.string(), latest.value_or("(none)"));
+  std::optional<Checkpoint> newest;
+  std::string broken;
+  for (const std::int64_t step : steps) {
+    const fs::path path = dir / checkpoint::step_name(step);
+    const char* mark = fs::exists(path / "verified") ? "verified" : "never verified";
+    try {
+      Checkpoint c = Checkpoint::open(path);
+      fmt::print("  {:<14} {}, every byte matches its hash\n", checkpoint::step_name(step), mark);
+      if (!newest) newest = std::move(c);
+    } catch (const Error& e) {
+      fmt::print("  {:<14} {}, DAMAGED: {}\n", checkpoint::step_name(step), mark, e.what());
+      if (broken.empty()) broken = e.what();
+    }
+  }
+  if (newest) fmt::print("\n{}", newest->describe());
+  WEFT_CHECK(broken.empty(), Exit::checkpoint, "weft train goes on from the newest sound one", "{}",
+             broken);
+  const bool dangles = latest && std::none_of(steps.begin(), steps.end(), [&](std::int64_t s) {
+                         return checkpoint::step_name(s) == *latest;
+                       });
+  WEFT_CHECK(!dangles, Exit::checkpoint, "weft train goes on from the newest sound one",
+             "{} names {}, which is no checkpoint here", (dir / "latest").string(), *latest);
+}
+
+bool is_run(const fs::path& dir) {
+  return checkpoint::read_latest(dir).has_value() || !checkpoint::list_steps(dir).empty();
+}
+
+}  // namespace
+
+int inspect(const std::string& path) {
+  const fs::path p = path;
+  std::error_code ec;
+  const fs::file_status status = fs::status(p, ec);
+  if (fs::is_directory(status)) {
+    if (fs::exists(p / "manifest.json", ec) || checkpoint::step_of(p.filename().string()))
+      fmt::print("{}", Checkpoint::open(p).describe());
+    else if (is_run(p))
+      inspect_run(p);
+    else
+      throw Error(Exit::checkpoint, fmt::format("{} holds no checkpoint", path),
+                  "give a run directory, one of its step_N, a clip store or a safetensors file",
+                  __FILE__, __LINE__);
+    return 0;
+  }
+  // Somebody who points at a part of a checkpoint wants to know about the whole.
+  const std::string name = p.filename().string();
+  if ((name == "manifest.json" || name.starts_with("shard_")) &&
+      fs::exists(p.parent_path() / "manifest.json", ec)) {
+    fmt::print("{}", Checkpoint::open(p.parent_path().empty() ? "." : p.parent_path()).describe());
+    return 0;
+  }
+  // A link that leads nowhere is a checkpoint's trouble when it is called as one.
+  const bool names_checkpoint =
+      p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
+  const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;
+  WEFT_CHECK(fs::exists(status) || !fs::is_symlink(p), kind,
+             "weft inspect on the directory of a run lists what is there",
+             "{} is a link to {}, which does not exist", path, fs::read_symlink(p, ec).string());
+  WEFT_CHECK(fs::exists(status), kind, "check the path", "{} does not exist", path);
+  WEFT_CHECK(fs::is_regular_file(status), Exit::data, "give a file or a run directory",
+             "{} is neither a file nor a directory", path);
+
+  const std::string extension = p.extension().string();
+  if (is_hdf5(path) || extension == ".h5" || extension == ".hdf5") {
+    fmt::print("{}", describe_clip_store(path));
+  } else if (extension == ".safetensors") {
+    inspect_safetensors(path);
+  } else {
+    try {
+      inspect_safetensors(path);
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("neither a clip store nor safetensors: {}", e.what()),
+                  "weft inspect reads clip stores (.h5), .safetensors and run directories",
+                  __FILE__, __LINE__);
+    }
+  }
+  return 0;
+}
+
+}  // namespace weft

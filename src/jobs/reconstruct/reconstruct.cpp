@@ -1,0 +1,287 @@
+#include "jobs/reconstruct/reconstruct.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/model_source.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "data/ingest/inputs.h"
+#include "jobs/work_queue.h"
+#include "media/quality.h"
+#include "media/video_reader.h"
+#include "media/writers.h"
+#include "models/video_vae/pixels.h"
+#include "models/video_vae/video_vae.h"
+#include "parallel/rank_device.h"
+#include "tensor/arena.h"
+#include "train/memory_plan.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::int64_t C = TemporalVae::latent_channels;
+
+double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
+
+// The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is compared and
+// written lies in host memory whole, a byte a value.
+Footage read_footage(const MediaSource& source, const MediaDeck& limits,
+                     const ReconstructDeck& deck, std::int64_t side) {
+  const std::string& path = source.path;
+  Footage f = read_frames(source, deck.frames, deck.height, deck.width, {.access = {limits, {}}});
+  const std::int64_t height = f.height / side * side, width = f.width / side * side;
+  WEFT_CHECK(height > 0 && width > 0, Exit::data,
+             fmt::format("the VAE takes frames of at least {0}x{0}", side), "{}: frames of {}x{}",
+             path, f.height, f.width);
+  if (height == f.height && width == f.width) return f;
+  Footage cut;
+  cut.frames = f.frames, cut.height = height, cut.width = width, cut.fps = f.fps;
+  for (std::int64_t row = 0; row < f.frames * height; ++row) {
+    const std::int64_t from = (row / height * f.height + row % height) * f.width * 3;
+    cut.rgb.insert(cut.rgb.end(), f.rgb.begin() + from, f.rgb.begin() + from + width * 3);
+  }
+  return cut;
+}
+
+// Frames [first, first + count) as the VAE takes them.
+Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
+  const std::int64_t frame = f.height * f.width * 3;
+  std::vector<float> values(static_cast<std::size_t>(count * frame));
+  const std::uint8_t* from = f.rgb.data() + first * frame;
+#pragma omp parallel for schedule(static)
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(from[i]) * (1.0f / 127.5f) - 1.0f;
+  return Tensor::from_host(std::span<const float>(values), {count, f.height, f.width, 3});
+}
+
+// Sums over the values of each channel of the latent, as the posterior gave it, before shift and scale.
+json latent_sums(VideoVae& vae, const Tensor& latent) {
+  const Tensor z = latent.to_host(), back = vae.denormalised().to_host();
+  const std::int64_t count = z.numel() / C;
+  std::vector<double> sum(C), squares(C);
+  for (std::int64_t c = 0; c < C; ++c)
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double v = static_cast<double>(z.data<float>()[c * count + i]) *
+                           static_cast<double>(back.data<float>()[c]) +
+                       static_cast<double>(back.data<float>()[C + c]);
+      sum[static_cast<std::size_t>(c)] += v;
+      squares[static_cast<std::size_t>(c)] += v * v;
+    }
+  return {{"count", count}, {"sum", sum}, {"squares", squares}};
+}
+
+// Original left, reconstruction right.
+void write_both(const fs::path& file, const Footage& f, const std::vector<std::uint8_t>& again) {
+  std::vector<std::uint8_t> both;
+  both.reserve(2 * again.size());
+  const std::int64_t row = f.width * 3;
+  for (std::int64_t at = 0; at < std::ssize(again); at += row)
+    for (const auto* side : {&f.rgb, &again})
+      both.insert(both.end(), side->begin() + at, side->begin() + at + row);
+  if (f.frames == 1)
+    write_png(file.string(), f.height, 2 * f.width, both);
+  else
+    write_mp4(file.string(), {both.data(), f.frames, f.height, 2 * f.width}, f.fps);
+}
+
+// One input through the VAE and back.
+json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int64_t item,
+             std::size_t capacity, const fs::path& out) {
+  const double start = now_seconds();
+  const std::string& path = from.path;
+  const Footage f = read_footage(from, deck.media, deck.reconstruct, vae.pixels_a_latent());
+  const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
+  const std::int64_t chunk = deck.vae.micro_frame_size > 0 ? deck.vae.micro_frame_size : f.frames;
+  if (at_once < std::min({deck.vae.micro_batch_size, chunk, f.frames}))
+    log::warn("{:.3f} GiB are there: the VAE takes {} frames of {} at once instead of {}",
+              gib(capacity), at_once, path, deck.vae.micro_batch_size);
+  vae.set_micro_batch(at_once);
+  const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once),
+                                       vae.plan_decode(f.frames, f.height, f.width, at_once));
+  Arena& arena = Arena::current();
+  arena.reset_peak();
+  const VideoVae::Noise noise{static_cast<std::uint64_t>(deck.run.seed),
+                              static_cast<std::uint64_t>(item)};
+  const double begin = now_seconds();
+  Tensor moments = vae.encode_moments(
+      f.frames, f.height, f.width,
+      [&](std::int64_t first, std::int64_t count) { return to_model(f, first, count); }, &noise);
+  const std::size_t encode_peak = arena.peak();
+  const Tensor latent = vae.draw_latent(moments, &noise);
+  moments.release();
+  latent.to_host();  // waits, and the clock is right
+  const double encoded = now_seconds();
+  const std::int64_t frame = f.height * f.width * 3;
+  std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
+  vae.decode(latent, f.frames, [&](std::int64_t first, const Tensor& frames) {
+    const std::int64_t bad =
+        pixels_of(frames, std::span(again).subspan(static_cast<std::size_t>(first * frame),
+                                                   static_cast<std::size_t>(frames.numel())));
+    WEFT_CHECK(bad < 0, Exit::non_finite, "check the VAE's weights, and try vae.dtype = \"f32\"",
+               "{}: frame {} is not finite when decoded", path, first + bad);
+  });
+  const double decoded = now_seconds();
+
+  double psnrs = 0, ssims = 0;
+  for (std::int64_t t = 0; t < f.frames; ++t) {
+    psnrs += psnr(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
+    ssims += ssim(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
+  }
+  const std::string stem = is_source_graph(path) ? "lavfi" : fs::path(path).stem().string();
+  const fs::path file =
+      out / fmt::format("{:04d}_{}{}", item, stem, f.frames == 1 ? ".png" : ".mp4");
+  write_both(file, f, again);
+  const auto frames = static_cast<double>(f.frames);
+  return {{"item", item},
+          {"input", path},
+          {"output", file.string()},
+          {"frames", f.frames},
+          {"height", f.height},
+          {"width", f.width},
+          {"latent_frames", vae.latent_frames(f.frames)},
+          {"psnr", psnrs / frames},
+          {"ssim", ssims / frames},
+          {"micro_batch", at_once},
+          {"planned_bytes", planned},
+          {"peak_bytes", std::max(encode_peak, arena.peak())},
+          {"encode_seconds", encoded - begin},
+          {"decode_seconds", decoded - encoded},
+          {"seconds", now_seconds() - start},
+          {"rank", log::rank()},
+          {"latent", latent_sums(vae, latent)}};
+}
+
+// Every rank's clips at rank 0, in the order of the inputs.
+json gather(const json& mine, MPI_Comm world) {
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  // Names of files need not be UTF-8.
+  const std::string text = mine.dump(-1, ' ', false, json::error_handler_t::replace);
+  const int bytes = static_cast<int>(text.size());
+  std::vector<int> counts(static_cast<std::size_t>(ranks)), places(counts.size());
+  MPI_Gather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, world);
+  for (std::size_t r = 1; r < counts.size(); ++r) places[r] = places[r - 1] + counts[r - 1];
+  std::string all(static_cast<std::size_t>(places.back() + counts.back()), ' ');
+  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), counts.data(), places.data(), MPI_CHAR, 0,
+              world);
+  json clips = json::array();
+  if (log::rank() != 0) return clips;
+  for (std::size_t r = 0; r < counts.size(); ++r)
+    for (json& clip : parse_json(
+             all.substr(static_cast<std::size_t>(places[r]), static_cast<std::size_t>(counts[r]))))
+      clips.push_back(std::move(clip));
+  std::sort(clips.begin(), clips.end(),
+            [](const json& a, const json& b) { return a["item"] < b["item"]; });
+  return clips;
+}
+
+// Means over clips, and over all values of each latent channel.
+json summary(json clips) {
+  json all;
+  double psnrs = 0, ssims = 0, count = 0;
+  std::vector<double> mean(C), deviation(C);
+  for (json& clip : clips) {
+    psnrs += clip["psnr"].is_null() ? INFINITY : clip["psnr"].get<double>();
+    ssims += clip["ssim"].get<double>();
+    const json latent = clip["latent"];
+    clip.erase("latent");
+    count += latent["count"].get<double>();
+    for (std::size_t c = 0; c < C; ++c) {
+      mean[c] += latent["sum"][c].get<double>();
+      deviation[c] += latent["squares"][c].get<double>();
+    }
+  }
+  for (std::size_t c = 0; c < C; ++c) {
+    mean[c] /= count;
+    deviation[c] = std::sqrt(std::max(0.0, deviation[c] / count - mean[c] * mean[c]));
+  }
+  const auto n = static_cast<double>(clips.size());
+  all["psnr"] = psnrs / n;
+  all["ssim"] = ssims / n;
+  all["latent"] = {{"mean", mean}, {"deviation", deviation}, {"values_a_channel", count}};
+  all["clips"] = std::move(clips);
+  return all;
+}
+
+void report(const json& all, const fs::path& out) {
+  for (const json& c : all["clips"]) {
+    log::info(
+        "clip      {}: {} frames of {}x{}, PSNR {:.3f} dB, SSIM {:.4f}, {:.1f} s (encode {:.1f}, "
+        "decode {:.1f})",
+        c["output"].get<std::string>(), c["frames"].get<std::int64_t>(),
+        c["height"].get<std::int64_t>(), c["width"].get<std::int64_t>(),
+        c["psnr"].is_null() ? INFINITY : c["psnr"].get<double>(), c["ssim"].get<double>(),
+        c["seconds"].get<double>(), c["encode_seconds"].get<double>(),
+        c["decode_seconds"].get<double>());
+    log::info("memory    {:.3f} GiB at the peak ({:.3f} planned), {} frames at once",
+              gib(c["peak_bytes"].get<std::size_t>()), gib(c["planned_bytes"].get<std::size_t>()),
+              c["micro_batch"].get<std::int64_t>());
+  }
+  log::info("all       PSNR {:.3f} dB, SSIM {:.4f} over {} clips", all["psnr"].get<double>(),
+            all["ssim"].get<double>(), all["clips"].size());
+  log::info("latents   shift = [{:.4f}], scale = [{:.4f}]: their mean and deviation a channel",
+            fmt::join(all["latent"]["mean"].get<std::vector<double>>(), ", "),
+            fmt::join(all["latent"]["deviation"].get<std::vector<double>>(), ", "));
+  const fs::path file = out / "reconstruct.json";
+  std::ofstream stream(file);
+  stream << all.dump(2) << "\n";
+  stream.close();
+  WEFT_CHECK(stream.good(), Exit::data, "check the disk and its permissions", "cannot write {}",
+             file.string());
+  log::info("results   {}", file.string());
+}
+
+}  // namespace
+
+int reconstruct(const Deck& deck, MPI_Comm world) {
+  // 1. What goes through what.
+  const ReconstructDeck& r = deck.reconstruct;
+  WEFT_CHECK(!r.inputs.empty(), Exit::usage, "set reconstruct.inputs = [\"clip.mp4\"]",
+             "reconstruct.inputs is empty");
+  WEFT_CHECK((r.height == 0) == (r.width == 0), Exit::usage, "give both in pixels, or neither",
+             "reconstruct.height = {} but reconstruct.width = {}", r.height, r.width);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const std::vector<IngestInput> inputs = expand_inputs(r.inputs, deck.media);
+  VideoVae vae(deck.vae);
+  const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
+                            world);
+  weights.compare_scale(deck.vae);
+  weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+  log::info("weights   {}, {:.3f} GiB", weights.describe(),
+            gib(vae.params().inference_bytes(deck.vae.dtype == "bf16")));
+  const fs::path out =
+      r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
+  std::error_code failed;
+  fs::create_directories(out, failed);
+  WEFT_CHECK(!failed, Exit::data, "choose another reconstruct.output, or check its permissions",
+             "cannot make the directory {}: {}", out.string(), failed.message());
+
+  // 2. Clips, whoever is free the next one.
+  const std::size_t capacity = arena_capacity(deck.memory, device);
+  const auto arena = Arena::reserve(capacity);
+  json mine = json::array();
+  {
+    const ArenaScope scope(*arena);
+    WorkQueue queue(world, std::ssize(inputs));
+    for (std::int64_t i; (i = queue.next()) >= 0;)
+      mine.push_back(
+          through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
+  }
+
+  // 3. What came out.
+  const json clips = gather(mine, world);
+  if (log::rank() == 0) report(summary(clips), out);
+  return 0;
+}
+
+}  // namespace weft

@@ -1,0 +1,75 @@
+#include "jobs/text.h"
+
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "models/t5/text_encoder.h"
+#include "parallel/rank_device.h"
+#include "text/cleaning.h"
+#include "text/tokenizer.h"
+#include "text/utf8.h"
+
+namespace weft {
+namespace {
+
+std::vector<std::string> read_lines(const std::string& path, const MediaDeck& limits) {
+  std::istringstream file(read_whole(path,
+                                     static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                     Exit::data, "split it, or raise media.max_list_mib"));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    check_utf8(line, fmt::format("{}, line {}", path, lines.size() + 1));
+    lines.push_back(line);
+  }
+  WEFT_CHECK(!lines.empty(), Exit::data, "name a text file with a caption a line", "{} is empty",
+             path);
+  return lines;
+}
+
+void write_lines(const std::string& path, const std::vector<std::string>& lines) {
+  std::ofstream file(path, std::ios::binary);
+  for (const std::string& line : lines) file << line << '\n';
+  file.close();
+  WEFT_CHECK(file.good(), Exit::data,
+             "name a file in a directory that can be written, on a disk with room",
+             "cannot write {}", path);
+}
+
+}  // namespace
+
+int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
+  WEFT_CHECK(!request.cleaned.empty() || !request.tokens.empty() || !request.features.empty(),
+             Exit::usage, "ask for --cleaned, --tokens or --features, each with a file",
+             "weft text {}: nothing is asked for", request.file);
+  const std::vector<std::string> captions = read_lines(request.file, deck.media);
+  if (log::rank() == 0 && (!request.cleaned.empty() || !request.tokens.empty())) {
+    std::optional<Tokenizer> tokenizer;
+    if (!request.tokens.empty()) tokenizer.emplace(open_tokenizer(deck.t5));
+    std::vector<std::string> cleaned, tokens;
+    for (const std::string& caption : captions) {
+      cleaned.push_back(deck.t5.clean ? clean_text(caption) : caption);
+      if (tokenizer)
+        tokens.push_back(fmt::format(
+            "{}", fmt::join(tokenizer->encode(cleaned.back(), deck.t5.max_length), " ")));
+    }
+    if (!request.cleaned.empty()) write_lines(request.cleaned, cleaned);
+    if (tokenizer) write_lines(request.tokens, tokens);
+  }
+  if (!request.features.empty()) {
+    const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+    set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+    const EncodedTexts done = encode_texts(deck, captions, request.features, world);
+    std::int64_t tokens = 0;
+    for (const std::int64_t n : done.tokens) tokens += n;
+    log::info("{} captions, {} tokens in {:.1f} s: {}", captions.size(), tokens, done.seconds,
+              request.features);
+  }
+  return 0;
+}
+
+}  // namespace weft

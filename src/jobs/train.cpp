@@ -1,0 +1,92 @@
+#include "jobs/train.h"
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/trace.h"
+#include "models/registry.h"
+#include "train/metrics/run_facts.h"
+#include "train/metrics/trace_gather.h"
+#include "train/stop.h"
+#include "train/trainer.h"
+
+namespace weft {
+
+namespace {
+
+int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) {
+  // 1. What this run is, for the reader of the log and for weft report.
+  RunFacts facts(deck, trainer);
+  std::optional<MetricsWriter> metrics;
+  if (trainer.first_rank()) {
+    facts.print();
+    facts.write(deck.run.dir);
+    metrics.emplace(deck.run.dir, trainer.steps_done());
+  }
+
+  // 2. Steps, until done or asked to stop.
+  bool last = false;
+  const auto tell = [&] {
+    for (const StepMetrics& m : trainer.finished(last)) {
+      facts.count(m);
+      if (!trainer.first_rank()) continue;
+      metrics->write(m);
+      const std::int64_t done = m.step + 1;
+      if (done % deck.train.log_every == 0 || (last && done == trainer.steps_done()))
+        facts.print_step(m);
+    }
+  };
+  bool stopped = false;
+  while (trainer.steps_done() < deck.train.steps && !stopped) {
+    trainer.step();
+    const unsigned asked = trainer.take_requests();
+    const std::int64_t done = trainer.steps_done();
+    stopped = (asked & wish::stop) != 0;
+    last = done == deck.train.steps || stopped;
+    const bool regular = deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0;
+    if (!last && (asked & wish::save) != 0)
+      trainer.save();
+    else if (!last && regular)
+      trainer.save_if_free();
+    if ((asked & wish::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
+    tell();
+  }
+  last = true;
+  tell();
+
+  // 3. The last state is always saved.
+  if (!trainer.saved()) trainer.save();
+  const bool saved = trainer.wait_for_save();
+  if (deck.run.trace) write_trace(deck.run.dir, world, &clock);
+  if (trainer.first_rank()) facts.print_end(trainer);
+  WEFT_CHECK(saved, Exit::checkpoint, "free space under run.dir; the older checkpoints are intact",
+             "the last checkpoint of {} (step {}) could not be written", deck.run.dir,
+             trainer.steps_done());
+  if (trainer.steps_done() < deck.train.steps) {
+    log::info("stopped on request after step {}: run the same command to go on",
+              trainer.steps_done());
+    return static_cast<int>(Exit::stopped);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int train(const Deck& deck, MPI_Comm world) {
+  watch_stop_signals();
+  // Always on, since it costs next to nothing: RUN/dump_trace then finds what just happened.
+  trace::start();
+  ClockOffset clock(world);
+  // Data, model, run directory; then the state: new, or where the last job of this run left it.
+  Trainer trainer(deck, make_task, world);
+  trainer.start();
+  try {
+    return run(deck, world, trainer, clock);
+  } catch (Error& e) {
+    // A save that is under way ends first, which may take minutes: the reason is told before that.
+    log::tell(e);
+    trainer.about_to_end();
+    throw;
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,304 @@
+#include "models/stdit3/stdit3.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/embed.h"
+#include "ops/matmul.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+namespace {
+
+constexpr int timestep_channels = 256;
+
+Init uniform(double half_width) { return {Init::Kind::uniform, static_cast<float>(half_width)}; }
+Init normal(double deviation) { return {Init::Kind::normal, static_cast<float>(deviation)}; }
+Init constant(double value) { return {Init::Kind::constant, static_cast<float>(value)}; }
+
+Init xavier(std::int64_t out, std::int64_t in) {
+  return uniform(std::sqrt(6.0 / static_cast<double>(in + out)));
+}
+
+nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64_t out,
+                      std::int64_t in, bool trainable, Init weight) {
+  nn::Linear l;
+  l.weight = &table.add(name + ".weight", {out, in}, weight, trainable);
+  l.bias = &table.add(name + ".bias", {out}, constant(0), trainable);
+  return l;
+}
+
+// Frames of a grid [B,T,S,C]; the grid itself where they are all of it.
+Tensor take_frames(const Tensor& grid, Part frames) {
+  if (frames.size() == grid.dim(1)) return grid;
+  Tensor taken =
+      Tensor::empty({grid.dim(0), frames.size(), grid.dim(2), grid.dim(3)}, grid.dtype());
+  ops::copy_tokens(grid, {frames.size(), grid.dim(2), frames.begin}, taken);
+  return taken;
+}
+
+}  // namespace
+
+Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
+  WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use model.dtype = \"f32\"",
+             "model.dtype = \"bf16\" needs a processor with AVX-512");
+  const std::int64_t C = config.hidden_size, D = C / config.num_heads;
+  const bool all = !config.only_train_temporal;
+  const bool captions = all && !config.freeze_y_embedder;
+  const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+    return add_linear(params_, name, out, in, all, xavier(out, in));
+  };
+
+  // 10000^(-2i/D): kept in checkpoints and loaded from them, because released ones hold rounded values.
+  rope_freqs_ = &params_.add("rope.freqs", {D / 2}, {Init::Kind::rotary, 10000.0f}, false);
+
+  const auto& p = config.patch_size;
+  const std::int64_t patch = p[0] * p[1] * p[2], fan_in = config.in_channels * patch;
+  const double width = 1.0 / std::sqrt(static_cast<double>(fan_in));
+  patch_.weight = &params_.add("x_embedder.proj.weight", {C, config.in_channels, p[0], p[1], p[2]},
+                               uniform(width), all);
+  patch_.bias = &params_.add("x_embedder.proj.bias", {C}, uniform(width), all);
+  t1_ = linear("t_embedder.mlp.0", C, timestep_channels);
+  t2_ = linear("t_embedder.mlp.2", C, C);
+  fps1_ = add_linear(params_, "fps_embedder.mlp.0", C, timestep_channels, all, normal(0.02));
+  fps2_ = add_linear(params_, "fps_embedder.mlp.2", C, C, all, constant(0));
+  t_block_ = linear("t_block.1", 6 * C, C);
+
+  // Without its own caption embedder (skip_y_embedder) the model still carries the released names.
+  const std::int64_t Cy = config.caption_channels;
+  y_embedding_ = &params_.add("y_embedder.y_embedding", {config.model_max_length, Cy},
+                              normal(1.0 / std::sqrt(static_cast<double>(Cy))), false);
+  y1_ = add_linear(params_, "y_embedder.y_proj.fc1", C, Cy, captions, xavier(C, Cy));
+  y2_ = add_linear(params_, "y_embedder.y_proj.fc2", C, C, captions, xavier(C, C));
+
+  for (std::int64_t i = 0; i < config.depth; ++i) {
+    spatial_.push_back(add_block("spatial_blocks." + std::to_string(i), false));
+    temporal_.push_back(add_block("temporal_blocks." + std::to_string(i), true));
+  }
+  final_table_ = &params_.add("final_layer.scale_shift_table", {2, C},
+                              normal(1.0 / std::sqrt(static_cast<double>(C))), all);
+  final_ = linear("final_layer.linear", patch * out_channels(), C);
+
+  // Tokens and captions are bf16 in a bf16 model, and so are the weights that they meet; timesteps stay f32.
+  for (const std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
+    for (const Stdit3Block& b : *blocks)
+      for (const nn::Linear& l : {b.qkv, b.proj, b.cross.q, b.cross.kv, b.cross.proj, b.fc1, b.fc2})
+        l.weight->bf16_only = true;
+  for (const nn::Linear& l : {patch_, y1_, y2_, final_}) l.weight->bf16_only = true;
+}
+
+Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {
+  const std::int64_t C = config_.hidden_size, D = C / config_.num_heads;
+  const auto hidden = static_cast<std::int64_t>(static_cast<double>(C) * config_.mlp_ratio);
+  const bool trainable = temporal || !config_.only_train_temporal;
+  const auto linear = [&](const std::string& part, std::int64_t out, std::int64_t in, bool zero) {
+    return add_linear(params_, name + part, out, in, trainable,
+                      zero ? constant(0) : xavier(out, in));
+  };
+  Stdit3Block b;
+  b.scale_shift_table = &params_.add(name + ".scale_shift_table", {6, C},
+                                     normal(1.0 / std::sqrt(static_cast<double>(C))), trainable);
+  b.qkv = linear(".attn.qkv", 3 * C, C, false);
+  b.q_norm = b.k_norm = nullptr;
+  if (config_.qk_norm) {
+    b.q_norm = &params_.add(name + ".attn.q_norm.weight", {D}, constant(1), trainable);
+    b.k_norm = &params_.add(name + ".attn.k_norm.weight", {D}, constant(1), trainable);
+  }
+  // Temporal blocks start as the identity.
+  b.proj = linear(".attn.proj", C, C, temporal);
+  b.cross.q = linear(".cross_attn.q_linear", C, C, false);
+  b.cross.kv = linear(".cross_attn.kv_linear", 2 * C, C, false);
+  b.cross.proj = linear(".cross_attn.proj", C, C, temporal);
+  b.fc1 = linear(".mlp.fc1", hidden, C, false);
+  b.fc2 = linear(".mlp.fc2", C, hidden, temporal);
+  return b;
+}
+
+void Stdit3::set_sequence_group(Communicator* group) {
+  group_ = {};
+  if (group != nullptr && group->size() > 1) group_ = {group, group->rank(), group->size()};
+}
+
+void Stdit3::plan_sequence_group(int rank, int ranks) { group_ = {nullptr, rank, ranks}; }
+
+void Stdit3::check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const {
+  const auto& p = config_.patch_size;
+  const std::int64_t S = ((height + p[1] - 1) / p[1]) * ((width + p[2] - 1) / p[2]);
+  WEFT_CHECK(S >= ranks, Exit::usage, "lower parallel.sp",
+             "a latent of {}x{} has {} tokens a frame, too few for parallel.sp = {} ranks", height,
+             width, S, ranks);
+}
+
+std::vector<Parameter*> Stdit3Block::parameters() const {
+  std::vector<Parameter*> all = {scale_shift_table, q_norm, k_norm};
+  for (const nn::Linear& l : {qkv, proj, cross.q, cross.kv, cross.proj, fc1, fc2})
+    all.insert(all.end(), {l.weight, l.bias});
+  return all;
+}
+
+Var Stdit3::block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
+                  const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
+                  const Tensor& keep) {
+  // Order of the modulation vectors (specs/stdit3.md 5.5).
+  enum { shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp };
+  const Shape s = x->value.shape();  // [B,T,S,C]
+  const std::int64_t H = config_.num_heads;
+  const Tensor keep_attn = keep.defined() ? keep.slice(0, 1).view({s[0]}) : Tensor();
+  const Tensor keep_mlp = keep.defined() ? keep.slice(1, 2).view({s[0]}) : Tensor();
+
+  const Var m = nn::modulation(c, *b.scale_shift_table, t6);
+  Var u = nn::layer_norm_modulate(c, x, m, rows, shift_msa, scale_msa);
+  Var qkv = nn::view(c, nn::linear(c, u, b.qkv), {s[0], s[1], s[2], 3, H, s[3] / H});
+  const Tensor& rotary = axis == ops::Axis::time ? rope : Tensor();
+  Var a = nn::self_attention(c, qkv, b.q_norm, b.k_norm, rotary, axis);
+  a = nn::linear(c, a, b.proj);
+  const Var x1 = nn::gate_residual(c, x, a, m, rows, gate_msa, keep_attn);
+
+  const Var x2 = nn::cross_attention(c, x1, y, b.cross, captions.offsets, captions.lengths,
+                                     static_cast<int>(H));
+
+  const Var v = nn::layer_norm_modulate(c, x2, m, rows, shift_mlp, scale_mlp);
+  return nn::gate_residual(c, x2, nn::mlp(c, v, b.fc1, b.fc2), m, rows, gate_mlp, keep_mlp);
+}
+
+Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const Var& y_var) {
+  const nn::Context c{tape, params_};
+  const DType dtype = activation_dtype();
+  const ops::PatchGeometry patch{static_cast<int>(config_.patch_size[0]),
+                                 static_cast<int>(config_.patch_size[1]),
+                                 static_cast<int>(config_.patch_size[2])};
+  const std::int64_t B = in.x.dim(0), C = config_.hidden_size;
+  const std::int64_t T = (in.x.dim(2) + patch.pt - 1) / patch.pt;
+  const std::int64_t H = (in.x.dim(3) + patch.ph - 1) / patch.ph;
+  const std::int64_t W = (in.x.dim(4) + patch.pw - 1) / patch.pw, S = H * W;
+  WEFT_ASSERT(in.x.dim(1) == config_.in_channels && S >= group_.size);
+  // The frames that are this rank's wherever it has all tokens of a frame.
+  const Part frames = nn::share_of(T, group_.rank, group_.size);
+
+  // 1. Tokens: patches through one matrix product, plus the position embedding.
+  const std::int64_t patch_elements = config_.in_channels * patch.pt * patch.ph * patch.pw;
+  Tensor patches = Tensor::empty({B, T, S, patch_elements}, dtype);
+  ops::patchify_forward(in.x, patch, patches);
+  const Var patch_rows = make_var(take_frames(patches, frames), x_var != nullptr);
+  if (x_var && tape.recording())
+    tape.record([x_var, patch_rows, patch, frames, grid = patches.shape()] {
+      Tensor drows = patch_rows->grad;
+      if (frames.size() != grid[1]) {
+        drows = Tensor::empty(grid, patch_rows->value.dtype());
+        ops::fill_zero(drows);
+        if (frames.size() > 0)
+          ops::copy_tokens(patch_rows->grad, {frames.size(), grid[2], 0, 0, frames.begin}, drows);
+      }
+      x_var->grad = Tensor::empty(x_var->value.shape(), DType::f32);
+      ops::patchify_backward(drows, patch, x_var->grad);
+    });
+  patches.release();
+  // A rank without frames has nothing to compute until it gets its tokens of every frame.
+  Var x;
+  if (frames.size() > 0) {
+    x = nn::linear(c, patch_rows, patch_);
+  } else {
+    x = make_var(Tensor::empty({B, 0, S, C}, dtype));
+    nn::skip(c, {patch_.weight, patch_.bias});
+  }
+  Tensor position = Tensor::empty({S, C}, DType::f32);
+  ops::position_embedding(static_cast<int>(H), static_cast<int>(W),
+                          std::sqrt(in.height * in.width) / config_.input_sq_size, position);
+  ops::add_position(position, x->value);
+
+  // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1 for t = 0.
+  const bool masked = in.x_mask.defined();
+  WEFT_ASSERT(!masked || patch.pt == 1);
+  const std::int64_t G = masked ? 2 * B : B;
+  Tensor times = Tensor::empty({G}, DType::f32), rates = Tensor::empty({G}, DType::f32);
+  Tensor rows = Tensor::empty({B * T}, DType::i32);
+  Tensor sample_rows = Tensor::empty({B * T}, DType::i32);
+  ops::modulation_rows(in.timestep, in.fps, in.x_mask, times, rates, rows, sample_rows);
+  const Tensor frame_rows = take_frames(rows.view({B, T, 1, 1}), frames).view({B * frames.size()});
+  const auto embed = [&](const Tensor& scalars, const nn::Linear& first, const nn::Linear& second) {
+    Tensor e = Tensor::empty({G, timestep_channels}, DType::f32);
+    ops::timestep_embedding(scalars, e);
+    return nn::linear(c, nn::silu(c, nn::linear(c, make_var(e, false), first)), second);
+  };
+  const Var t = nn::add(c, embed(times, t1_, t2_), embed(rates, fps1_, fps2_));
+  const Var t6 = nn::linear(c, nn::silu(c, t), t_block_);
+
+  // 3. Captions: only the rows that count, projected to C.
+  const std::int64_t L = in.captions.index.numel();
+  Var y;
+  const std::int64_t caption_width = config_.skip_y_embedder ? C : config_.caption_channels;
+  Tensor caption_rows = Tensor::empty({L, caption_width}, dtype);
+  ops::gather_captions(in.captions.y, y_embedding_->value, in.captions.index, caption_rows);
+  y = make_var(caption_rows, y_var != nullptr);
+  if (y_var && tape.recording())
+    tape.record([y_var, y, index = in.captions.index] {
+      ops::gather_captions_backward(y->grad, index, zeroed_grad(y_var));
+    });
+  if (!config_.skip_y_embedder) y = nn::mlp(c, y, y1_, y2_);
+
+  // 4. Pairs of spatial and temporal blocks; the first `recompute` share of the blocks keeps its input only.
+  Tensor rope = Tensor::empty({T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
+  ops::rope_table(rope_freqs_->value, rope);
+  const auto recomputed = static_cast<std::int64_t>(
+      std::ceil(recompute_share(in) * 2.0 * static_cast<double>(config_.depth)));
+  nn::Cut cut = nn::Cut::frames;
+  const auto run = [&](const Stdit3Block& b, ops::Axis axis, std::int64_t index) {
+    const nn::Cut wanted = axis == ops::Axis::space ? nn::Cut::frames : nn::Cut::tokens;
+    if (!group_.alone() && wanted != cut)
+      x = nn::exchange(c, x, group_, wanted, wanted == nn::Cut::frames ? S : T);
+    cut = wanted;
+    if (x->value.numel() == 0) {  // none of this block's frames are here
+      nn::skip(c, b.parameters());
+      return;
+    }
+    const Tensor& mine = axis == ops::Axis::space ? frame_rows : rows;
+    Tensor keep;
+    if (in.drop_path.defined())
+      keep = in.drop_path.view({2 * config_.depth, 2, B}).slice(index, index + 1).view({2, B});
+    if (index >= recomputed || !tape.recording()) {
+      x = block(c, b, axis, x, y, t6, mine, in.captions, rope, keep);
+      return;
+    }
+    x = recompute(tape, [this, &b, axis, input = x, y, t6, mine, captions = in.captions, rope,
+                         keep](Tape& part) {
+      return block({part, params_}, b, axis, input, y, t6, mine, captions, rope, keep);
+    });
+  };
+  for (std::int64_t i = 0; i < config_.depth; ++i) {
+    run(spatial_[static_cast<std::size_t>(i)], ops::Axis::space, 2 * i);
+    run(temporal_[static_cast<std::size_t>(i)], ops::Axis::time, 2 * i + 1);
+  }
+
+  // 5. Final layer. Clean frames are normalised twice: LN(o) of the already modulated o (specs/stdit3.md 5.9).
+  const Var m = nn::modulation(c, *final_table_, t);
+  Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
+  if (masked) o = nn::layer_norm_modulate(c, o, m, rows, 0, 1, static_cast<int>(B));
+  Var out_rows = nn::linear(c, o, final_);
+  if (!group_.alone()) out_rows = nn::gather_tokens(c, out_rows, group_, S);
+  Tensor out =
+      Tensor::empty({B, out_channels(), in.x.dim(2), in.x.dim(3), in.x.dim(4)}, DType::f32);
+  ops::unpatchify_forward(out_rows->value, patch, out);
+  const Var result = make_var(out);
+  if (tape.recording())
+    tape.record([out_rows, result, patch] {
+      out_rows->grad = Tensor::empty(out_rows->value.shape(), out_rows->value.dtype());
+      ops::unpatchify_backward(result->grad, patch, out_rows->grad);
+      result->grad.release();
+    });
+  return result;
+}
+
+double Stdit3::forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const {
+  const double C = static_cast<double>(config_.hidden_size), N = static_cast<double>(T * S);
+  const double len = static_cast<double>(L), ratio = config_.mlp_ratio;
+  const double linears = (24.0 + 8.0 * ratio) * C * C * N;  // 56 C^2 N at ratio 4
+  const double pair =
+      linears + 8 * C * N * len + 8 * C * C * len + 4 * C * N * static_cast<double>(S + T);
+  const double patch =
+      static_cast<double>(config_.patch_size[0] * config_.patch_size[1] * config_.patch_size[2]);
+  return static_cast<double>(config_.depth) * pair +
+         2 * C * N * patch * static_cast<double>(config_.in_channels + out_channels()) +
+         2 * len * (static_cast<double>(config_.caption_channels) * C + C * C);
+}
+
+}  // namespace weft

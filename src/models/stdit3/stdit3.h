@@ -1,0 +1,95 @@
+// STDiT3, the spatial-temporal diffusion transformer of Open-Sora 1.2 (specs/stdit3.md; opensora/models/stdit/
+// stdit3.py at v1.2.0): named parameters and one forward function.
+#pragma once
+
+#include <vector>
+
+#include "config/deck.h"
+#include "nn/exchange.h"
+#include "nn/nn.h"
+
+namespace weft {
+
+// One transformer block; spatial and temporal ones are alike (specs/stdit3.md 5.6).
+struct Stdit3Block {
+  Parameter* scale_shift_table;  // [6, C]
+  nn::Linear qkv, proj;
+  Parameter *q_norm, *k_norm;  // [D], null without qk_norm
+  nn::CrossAttention cross;
+  nn::Linear fc1, fc2;
+
+  std::vector<Parameter*> parameters() const;
+};
+
+// Captions of a batch, only the rows that count, packed sample after sample.
+struct Captions {
+  Tensor y;  // f32 [B, Lmax, caption_channels], or undefined when every row is the null caption's
+  Tensor index;    // i32 [sum L]: row b*Lmax + l of y, or -1-l for row l of the null caption
+  Tensor offsets;  // i32 [B+1]
+  std::vector<std::int64_t> lengths;  // [B], the same on the host
+};
+
+struct Stdit3Input {
+  Tensor x;                      // f32 [B, Cin, T', H', W'], the noisy latent
+  Tensor timestep;               // f32 [B], in [0, 1000]
+  Tensor fps;                    // f32 [B]
+  double height = 0, width = 0;  // of the footage in pixels
+  Captions captions;
+  Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor
+      drop_path;  // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp, sample); may be undefined
+  double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
+};
+
+class Stdit3 {
+ public:
+  // Registers the parameters; params().allocate() is the caller's, who knows what is to be trained.
+  explicit Stdit3(const ModelDeck& config);
+
+  ParameterTable& params() { return params_; }
+  const ModelDeck& config() const { return config_; }
+  std::int64_t out_channels() const {
+    return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
+  }
+  DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
+
+  // From now on the ranks of `group` run each forward and backward together, on the same input, and share its tokens
+  // (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones and the final layer on a share of the tokens
+  // of each frame. Every rank gets the whole output and must be given the whole gradient of it; its parameters' gradients
+  // are what its own tokens contribute, to be summed over the group. Null: as a rank alone. `group` outlives its use.
+  void set_sequence_group(Communicator* group);
+  // The same for planning arenas, where no other rank is needed: sizes as rank `rank` of `ranks` has them.
+  void plan_sequence_group(int rank, int ranks);
+  const nn::SequenceGroup& sequence_group() const { return group_; }
+  // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.
+  void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const;
+
+  // The share of the blocks that forward() recomputes for this input, of which ceil(share * 2 * depth) blocks follow.
+  double recompute_share(const Stdit3Input& in) const {
+    return in.recompute < 0 ? config_.recompute : in.recompute;
+  }
+
+  // Velocity (and sigma) f32 [B, out_channels, T', H', W']. `x_var` and `y_var`, if given, are nodes that hold
+  // in.x and in.captions.y and receive their gradients (weft probe); in a group, what this rank's tokens contribute.
+  Var forward(Tape& tape, const Stdit3Input& in, const Var& x_var = nullptr,
+              const Var& y_var = nullptr);
+
+  // Forward operations of one sample with N = T*S tokens and L caption rows (specs/stdit3.md 11).
+  double forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const;
+
+ private:
+  Stdit3Block add_block(const std::string& name, bool temporal);
+  Var block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
+            const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
+            const Tensor& keep);
+
+  ModelDeck config_;
+  nn::SequenceGroup group_;
+  ParameterTable params_;
+  Parameter *rope_freqs_, *y_embedding_;
+  nn::Linear patch_, t1_, t2_, fps1_, fps2_, t_block_, y1_, y2_, final_;
+  Parameter* final_table_;
+  std::vector<Stdit3Block> spatial_, temporal_;
+};
+
+}  // namespace weft

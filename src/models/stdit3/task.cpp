@@ -1,0 +1,99 @@
+#include "models/stdit3/task.h"
+
+#include "checkpoint/weights.h"
+#include "core/error.h"
+#include "models/stdit3/batch.h"
+
+namespace weft {
+
+Stdit3Task::Stdit3Task(const Deck& deck) : deck_(deck), model_(deck.model), latents_(deck) {
+  WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
+             "weft plan tells what training a VAE takes, with --job encode what running one does",
+             "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
+  WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
+             "use a patch_size of one frame, or no [mask]",
+             "frame masks choose single frames, model.patch_size takes {} together",
+             deck.model.patch_size[0]);
+  WEFT_CHECK(!deck.model.skip_y_embedder, Exit::usage, "set model.skip_y_embedder = false",
+             "model.skip_y_embedder = true wants captions that are projected already; training has "
+             "none (weft probe takes them)");
+}
+
+std::string Stdit3Task::describe() const {
+  const ModelDeck& m = deck_.model;
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", m.name, m.depth, m.hidden_size,
+                     m.num_heads, m.dtype);
+}
+
+void Stdit3Task::check(const Bucket& bucket, int sp) const {
+  latents_.check(bucket);
+  const Bucket seen = latents_.seen(bucket);
+  model_.check_sequence(seen.height, seen.width, sp);
+}
+
+void Stdit3Task::open(std::span<const Bucket> buckets) {
+  std::int64_t clips = 0;
+  for (const Bucket& b : buckets) {
+    check(b, group_ ? group_->size() : 1);
+    check_text(b, buckets.front());
+    clips += b.clips;
+  }
+  latents_.load(buckets);
+  if (!deck_.data.text_features.empty())
+    features_ =
+        std::make_unique<TextFeatures>(deck_.data.text_features, clips,
+                                       deck_.model.caption_channels, deck_.model.model_max_length);
+}
+
+// Text features that the store itself has.
+void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
+  const ModelDeck& m = deck_.model;
+  WEFT_CHECK((b.text_channels > 0) == (first.text_channels > 0), Exit::data,
+             "encode the whole store with encode.text, or without",
+             "of {}, buckets {} and {}, only one has text features", deck_.data.path, first.name,
+             b.name);
+  if (b.text_channels == 0) return;
+  WEFT_CHECK(deck_.data.text_features.empty(), Exit::usage, "leave out data.text_features",
+             "{} has text features of its own, and data.text_features names {}", deck_.data.path,
+             deck_.data.text_features);
+  WEFT_CHECK(
+      b.text_channels == m.caption_channels && b.longest_text <= m.model_max_length, Exit::data,
+      "set model.caption_channels and model.model_max_length to what the store was made with",
+      "bucket {} has captions of {} channels and up to {} tokens, the model takes {} and {}",
+      b.name, b.text_channels, b.longest_text, m.caption_channels, m.model_max_length);
+}
+
+void Stdit3Task::start_weights() {
+  params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
+  if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, params());
+}
+
+void Stdit3Task::share_clips(Communicator* group) {
+  group_ = group;
+  model_.set_sequence_group(group);
+}
+
+// Forward, twice that for the backward, and what is recomputed.
+double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
+  const Bucket b = latents_.seen(bucket);
+  const auto& p = deck_.model.patch_size;
+  const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
+  const double forward = model_.forward_flops(ceil_div(b.frames, p[0]),
+                                              ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
+                                              deck_.model.model_max_length);
+  return forward * (3 + recompute);
+}
+
+TrainingWork Stdit3Task::prepare(const Bucket& bucket, const LoadedBatch& clips,
+                                 const Tensor& bytes, double recompute) {
+  TrainingBatch batch = make_batch(deck_, bucket, clips, bytes, features_.get(), latents_);
+  batch.in.recompute = recompute;
+  TrainingWork work;
+  work.key = fmt::format("captions {} at {}", batch.in.captions.index.numel(), batch.x0.raw());
+  work.parts.push_back([this, batch](Tape& tape, float weight) {
+    return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight), Tensor()};
+  });
+  return work;
+}
+
+}  // namespace weft

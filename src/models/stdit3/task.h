@@ -1,0 +1,44 @@
+// Training STDiT3 by rectified flow, on pixels or on latents.
+#pragma once
+
+#include "models/stdit3/clip_latents.h"
+#include "models/stdit3/stdit3.h"
+#include "models/stdit3/text_features.h"
+#include "train/task.h"
+
+namespace weft {
+
+class Stdit3Task : public TrainingTask {
+ public:
+  explicit Stdit3Task(const Deck& deck);
+
+  Stdit3& model() { return model_; }
+  const ClipLatents& latents() const { return latents_; }
+  // Exit::usage unless the model can train on such clips, their tokens shared by `sp` ranks.
+  void check(const Bucket& bucket, int sp) const;
+
+  ParameterTable& params() override { return model_.params(); }
+  std::string describe() const override;
+  bool bf16() const override { return deck_.model.dtype == "bf16"; }
+  std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
+  void open(std::span<const Bucket> buckets) override;
+  void start_weights() override;
+  void share_clips(Communicator* group) override;
+  double blocked_seconds() const override { return model_.sequence_group().blocked_seconds; }
+  std::int64_t blocks(const Bucket&) const override { return 2 * deck_.model.depth; }
+  double least_recompute() const override { return deck_.model.recompute; }
+  double cost(const Bucket& bucket, double recompute) const override;
+  TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                       double recompute) override;
+
+ private:
+  void check_text(const Bucket& bucket, const Bucket& first) const;
+
+  const Deck& deck_;
+  Stdit3 model_;
+  Communicator* group_ = nullptr;
+  std::unique_ptr<TextFeatures> features_;
+  ClipLatents latents_;
+};
+
+}  // namespace weft

@@ -1,0 +1,66 @@
+// What a rank does while captions pass through the text encoder: takes activations in, computes its layers, gives them on; and
+// rank 0 writes the features as they come out.
+#pragma once
+
+#include <mpi.h>
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "models/t5/job.h"
+#include "models/t5/pipeline.h"
+#include "models/t5/t5.h"
+#include "parallel/stop_vote.h"
+
+namespace weft {
+
+// The features file, F32 [tokens, channels] for each text, as micro-batches are done.
+class FeatureFile {
+ public:
+  FeatureFile(const std::filesystem::path& file, std::vector<std::int64_t> tokens,
+              std::int64_t channels, std::map<std::string, std::string> metadata);
+
+  // Rows of a micro-batch, text behind text: bf16 where `low`, else f32.
+  void write(const TextBatch& batch, std::span<const std::byte> rows, bool low);
+  void finish() { writer_->finish(); }
+
+ private:
+  std::int64_t channels_;
+  std::vector<std::int64_t> tokens_;
+  std::optional<SafetensorsWriter> writer_;
+};
+
+class Passage {
+ public:
+  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations. `vote` is looked at
+  // between micro-batches: where it says stop, the first part begins no other, and tells the parts behind it.
+  Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
+          StopVote& vote, MPI_Comm comm);
+
+  // All micro-batches, or those before the vote ends it: the file is not finished then. `ids` of all texts, at the first part;
+  // `tokens` of each, everywhere.
+  void run(const std::vector<std::vector<std::int32_t>>& ids,
+           const std::vector<std::int64_t>& tokens);
+
+ private:
+  bool step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+            const std::vector<std::int64_t>& tokens);
+  void meanwhile();
+  void take_results();
+  void take_result();
+
+  const T5Job& job_;
+  T5Encoder* part_;
+  FeatureFile* file_;
+  StopVote& vote_;
+  bool low_;
+  std::int64_t width_;
+  std::optional<RowStream> in_, out_, results_;
+  std::size_t written_ = 0;  // micro-batches
+};
+
+}  // namespace weft

@@ -1,0 +1,65 @@
+// The T5 v1.1 encoder (specs/t5.md 3 to 5; transformers' T5EncoderModel): some consecutive layers of it.
+#pragma once
+
+#include <vector>
+
+#include "config/deck.h"
+#include "nn/nn.h"
+
+namespace weft {
+
+// Captions of a micro-batch, packed: caption b has the rows [offsets[b], offsets[b+1]).
+struct PackedTokens {
+  Tensor ids;      // i32 [M]
+  Tensor offsets;  // i32 [B+1]
+  std::int64_t longest = 0;
+};
+
+class T5Encoder {
+ public:
+  // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where last is all. Registers
+  // their parameters (none trainable) under the released names; params().allocate() is the caller's. Every part has the
+  // bias table of block 0. Matrices and the embedding are bf16_only: where their bf16 copy is there it is read, otherwise
+  // the f32 value; norms and the bias table are always read in f32.
+  T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last);
+
+  ParameterTable& params() { return params_; }
+
+  // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put in their places into the order
+  // that products read (ops/packed.h); their `value` then is no [out,in] any more. Elsewhere nothing happens.
+  void pack_weights();
+
+  // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.
+  // All in config.dtype. `h` itself is not written. Ids must lie in [0, vocab_size): nobody looks again.
+  Tensor forward(const PackedTokens& in, const Tensor& h);
+
+  // Bytes of an arena that forward() and its input go into, for M tokens in captions of `longest`.
+  std::size_t plan(std::int64_t tokens, std::int64_t longest);
+
+  // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for placements, without a model.
+  struct Sizes {
+    std::size_t layer = 0, embedding = 0, every_part = 0;
+  };
+  static Sizes sizes(const T5Deck& config);
+
+ private:
+  struct Layer {
+    Parameter *norm0, *norm1;
+    Parameter *q, *k, *v, *o, *wi_0, *wi_1, *wo;
+  };
+  bool packs() const;
+  Tensor operand(const Tensor& x) const;
+  void product(const Tensor& x, const Parameter* w, const Tensor& residual, Tensor& y) const;
+  void product_into(const Tensor& x, const Parameter* w, std::int64_t M, Tensor& y,
+                    std::int64_t i) const;
+  Tensor added(const Tensor& h, const Tensor& x, const Parameter* w) const;
+
+  T5Deck config_;
+  bool packed_ = false;
+  ParameterTable params_;
+  Parameter *embedding_ = nullptr, *bias_ = nullptr, *final_norm_ = nullptr;
+  std::vector<Layer> layers_;
+  std::int64_t first_, last_;
+};
+
+}  // namespace weft

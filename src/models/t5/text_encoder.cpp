@@ -1,0 +1,238 @@
+#include "models/t5/text_encoder.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+
+#include "checkpoint/weights.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "models/t5/job.h"
+#include "models/t5/passage.h"
+#include "models/t5/pipeline.h"
+#include "models/t5/t5.h"
+#include "tensor/arena.h"
+#include "text/cleaning.h"
+#include "text/tokenizer.h"
+#include "text/utf8.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* bias_table =
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+
+constexpr double progress_seconds = 10;
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  return rank;
+}
+
+// The communicator's own copy, so that our messages meet nobody else's.
+struct OwnComm {
+  explicit OwnComm(MPI_Comm from) { MPI_Comm_dup(from, &comm); }
+  ~OwnComm() {
+    // Collective: on the way of an error nobody would answer.
+    if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
+  }
+  MPI_Comm comm;
+};
+
+// This rank's layers with their weights, each byte from the files by one rank: the bias table, which all parts need, is read
+// by the first. Returns the bytes read.
+std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job, MPI_Comm comm) {
+  const int first = job.placement.parts.front().rank;
+  std::uint64_t bytes = 0;
+  if (part != nullptr) {
+    part->params().allocate_for_inference(config.dtype == "bf16");
+    const WeightFiles files = WeightFiles::open(config.weights);
+    T5Encoder whole(config, 0, config.num_layers);  // its names and shapes: it has no memory
+    check_weights(files, whole.params(), t5_weight_names());
+    read_weights(files, part->params(), t5_weight_names(), [&](const Parameter& p) {
+      return p.name == bias_table && rank_in(comm) != first;
+    });
+    bytes = files.bytes_read();
+    part->pack_weights();
+  }
+  Parameter* table = part == nullptr ? nullptr : part->params().find(bias_table);
+  std::vector<float> bias(static_cast<std::size_t>(32 * config.num_heads));
+  if (table != nullptr && rank_in(comm) == first) {
+    const Tensor host = table->value.to_host();
+    std::copy_n(host.data<float>(), bias.size(), bias.begin());
+  }
+  MPI_Bcast(bias.data(), static_cast<int>(bias.size()), MPI_FLOAT, first, comm);
+  if (table != nullptr) table->set(0, bias);
+  return bytes;
+}
+
+// Rank 0's captions, checked; their lengths on all ranks.
+std::vector<std::int64_t> share_lengths(const T5Deck& config,
+                                        const std::vector<std::vector<std::int32_t>>& ids,
+                                        MPI_Comm comm) {
+  std::vector<std::int64_t> tokens;
+  if (rank_in(comm) == 0)
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto n = static_cast<std::int64_t>(ids[i].size());
+      WEFT_ASSERT(n >= 1 && n <= config.max_length);
+      for (const std::int32_t id : ids[i])
+        WEFT_CHECK(id >= 0 && id < config.vocab_size, Exit::data,
+                   "tokenizer and t5.vocab_size must belong together",
+                   "text {} has token {}, the encoder {}", i, id, config.vocab_size);
+      tokens.push_back(n);
+    }
+  auto count = static_cast<long long>(tokens.size());
+  MPI_Bcast(&count, 1, MPI_LONG_LONG, 0, comm);
+  tokens.resize(static_cast<std::size_t>(count));
+  MPI_Bcast(tokens.data(), static_cast<int>(count), MPI_INT64_T, 0, comm);
+  return tokens;
+}
+
+// The ids from rank 0 to the rank of the first part, if that is another.
+std::vector<std::vector<std::int32_t>> ids_at(int first,
+                                              std::span<const std::vector<std::int32_t>> ids,
+                                              const std::vector<std::int64_t>& tokens,
+                                              MPI_Comm comm) {
+  constexpr int tag = 3;
+  const int rank = rank_in(comm);
+  std::vector<std::vector<std::int32_t>> here;
+  if (rank == 0 && first == 0) here.assign(ids.begin(), ids.end());
+  if (first == 0) return here;
+  if (rank == 0)
+    for (const auto& text : ids)
+      MPI_Send(text.data(), static_cast<int>(text.size()), MPI_INT32_T, first, tag, comm);
+  if (rank != first) return here;
+  for (const std::int64_t n : tokens) {
+    here.emplace_back(static_cast<std::size_t>(n));
+    MPI_Recv(here.back().data(), static_cast<int>(n), MPI_INT32_T, 0, tag, comm, MPI_STATUS_IGNORE);
+  }
+  return here;
+}
+
+// Where rank 0's files end, on all ranks.
+std::vector<std::size_t> share_ends(const std::vector<TextFile>& files, MPI_Comm comm) {
+  auto count = static_cast<long long>(files.size());
+  MPI_Bcast(&count, 1, MPI_LONG_LONG, 0, comm);
+  std::vector<unsigned long long> ends(static_cast<std::size_t>(count));
+  if (rank_in(comm) == 0)
+    for (std::size_t i = 0; i < files.size(); ++i) ends[i] = files[i].end;
+  MPI_Bcast(ends.data(), static_cast<int>(count), MPI_UNSIGNED_LONG_LONG, 0, comm);
+  return {ends.begin(), ends.end()};
+}
+
+std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
+  int ranks = 1;
+  MPI_Comm_size(comm, &ranks);
+  const unsigned long long value = mine;
+  std::vector<unsigned long long> all(static_cast<std::size_t>(ranks));
+  MPI_Allgather(&value, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, comm);
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
+EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                           MPI_Comm world) {
+  const T5Deck& config = deck.t5;
+  WEFT_CHECK(!config.weights.empty(), Exit::usage,
+             "name the encoder's weights with t5.weights=PATH",
+             "there is no text encoder: t5.weights is empty");
+  const double start = now_seconds();
+  const OwnComm own(world);
+  const MPI_Comm comm = own.comm;
+  const int rank = rank_in(comm);
+  EncodedTexts done;
+  done.tokens = share_lengths(config, ids, comm);
+  const std::vector<std::size_t> ends = share_ends(files, comm);
+  WEFT_ASSERT(!ends.empty() && ends.back() == done.tokens.size());
+  if (done.tokens.empty()) {
+    if (rank == 0)
+      for (const TextFile& f : files) write_safetensors(f.path, {}, f.metadata);
+    MPI_Barrier(comm);
+    return done;
+  }
+  T5Job job = plan_t5(config, done.tokens, comm);
+  done.limits = job.limits;
+  std::vector<std::int64_t> tokens;  // of the texts of a file
+  std::optional<FeatureFile> features;
+  const auto begin_file = [&](std::size_t f) {
+    const auto from = done.tokens.begin() + (f == 0 ? 0 : static_cast<std::ptrdiff_t>(ends[f - 1]));
+    tokens.assign(from, done.tokens.begin() + static_cast<std::ptrdiff_t>(ends[f]));
+    if (rank == 0) features.emplace(files[f].path, tokens, config.d_model, files[f].metadata);
+  };
+  begin_file(0);  // a folder that cannot be written is found out now
+  std::size_t planned = 0, taken = 0, read = 0;
+  {
+    std::unique_ptr<T5Encoder> part;
+    for (const T5Part& p : job.placement.parts)
+      if (p.rank == rank) {
+        part = std::make_unique<T5Encoder>(config, p.first, p.last);
+        planned = p.weights + job.arena + job.messages;
+      }
+    read = load_part(config, part.get(), job, comm);
+    const auto arena = Arena::reserve(part ? job.arena : 1);
+    {
+      const ArenaScope scope(*arena);
+      const MessageProgress progress(comm);
+      double told = now_seconds();
+      for (std::size_t f = 0; f < ends.size(); ++f) {
+        if (f > 0) begin_file(f);
+        const std::size_t first = f == 0 ? 0 : ends[f - 1];
+        const auto here = ids_at(job.placement.parts.front().rank,
+                                 rank == 0 ? std::span(ids).subspan(first, tokens.size())
+                                           : std::span<const std::vector<std::int32_t>>(),
+                                 tokens, comm);
+        // No batch of a part of the texts takes more than the first of all, which memory is planned by.
+        job.batches = batch_captions(tokens, job.captions);
+        StopVote vote(stop, comm);
+        Passage passage(config, job, part.get(), features ? &*features : nullptr, vote, comm);
+        passage.run(here, tokens);
+        done.stopped = vote.finish();
+        if (done.stopped || f + 1 == ends.size()) break;
+        if (now_seconds() - told < progress_seconds) continue;
+        told = now_seconds();
+        log::info("text      {} of {} texts", ends[f], ends.back());
+      }
+    }
+    if (part)
+      taken = part->params().inference_bytes(config.dtype == "bf16") + arena->peak() + job.messages;
+  }
+  // Small blocks that the C library keeps would stay ours for the rest of the run.
+  malloc_trim(0);
+  done.bytes_planned = gather(planned, comm);
+  done.bytes_taken = gather(taken, comm);
+  for (const std::size_t bytes : gather(read, comm)) done.weight_bytes_read += bytes;
+  done.seconds = now_seconds() - start;
+  return done;  // the gathering was a meeting: the file is there for all ranks
+}
+
+EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
+                           const std::filesystem::path& file, MPI_Comm world) {
+  return encode_tokens(deck, ids, {{file, ids.size(), {}}}, {}, world);
+}
+
+EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+                          const std::vector<TextFile>& files, const std::function<bool()>& stop,
+                          MPI_Comm world) {
+  std::vector<std::vector<std::int32_t>> ids;
+  if (rank_in(world) == 0) {
+    const Tokenizer tokenizer = open_tokenizer(deck.t5);
+    for (const std::string& text : texts) {
+      check_utf8(text, fmt::format("text {}", ids.size()));
+      ids.push_back(tokenizer.encode(deck.t5.clean ? clean_text(text) : text, deck.t5.max_length));
+    }
+  }
+  return encode_tokens(deck, ids, files, stop, world);
+}
+
+EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
+                          const std::filesystem::path& file, MPI_Comm world) {
+  return encode_texts(deck, texts, {{file, texts.size(), {}}}, {}, world);
+}
+
+}  // namespace weft

@@ -1,0 +1,61 @@
+// Training Open-Sora's VAE: the stages of specs/vae.md 5, as [vae_train] puts them together. Clips of pixels are shortened by
+// draws of their own, so each is a part of its micro-batch (train/task.h).
+#pragma once
+
+#include <optional>
+
+#include "models/video_vae/vae_loss.h"
+
+namespace weft {
+
+class VaeTask : public TrainingTask {
+ public:
+  // Exit::usage where [vae_train] asks for nothing that could be learnt.
+  explicit VaeTask(const Deck& deck);
+
+  VideoVae& model() { return vae_; }
+
+  ParameterTable& params() override { return vae_.params(); }
+  std::string describe() const override;
+  bool bf16() const override { return deck_.vae.dtype == "bf16"; }
+  std::vector<std::string> terms() const override { return VaeLoss::names(); }
+  // The discriminator has a learning rate of its own.
+  std::vector<TrainDeck> optimizers() const override;
+  // Checks the buckets and lays out what the losses need; reads no file.
+  void check(std::span<const Bucket> buckets);
+  void open(std::span<const Bucket> buckets) override;
+  // vae.weights may hold the 2D VAE alone: the temporal one then starts at random, as stage 1 does.
+  void start_weights() override;
+  void share_clips(Communicator* group) override;
+  std::int64_t blocks(const Bucket& bucket) const override;
+  double least_recompute() const override { return deck_.model.recompute; }
+  double cost(const Bucket& bucket, double recompute) const override;
+  double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
+  TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                       double recompute) override;
+
+  // Frames of a clip that the 2D VAE and LPIPS take at once.
+  std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }
+  // Of LPIPS's network, which stands in no table of params(); 0 where it is not used.
+  std::size_t lpips_bytes() const { return lpips_ ? lpips_->weight_bytes() : 0; }
+
+  // LeCam's running averages follow the steps, and are the task's state.
+  void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;
+  std::string state() const override;
+  void set_state(const std::string& text) override;
+
+  // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of (seed, step, sample).
+  std::int64_t frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const;
+
+ private:
+  VaeSample make_sample(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
+                        std::int64_t index);
+
+  const Deck& deck_;
+  VideoVae vae_;
+  std::optional<PatchGan> gan_;
+  std::optional<Lpips> lpips_;
+  std::unique_ptr<VaeLoss> loss_;
+};
+
+}  // namespace weft

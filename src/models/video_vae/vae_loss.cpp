@@ -1,0 +1,282 @@
+#include "models/video_vae/vae_loss.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "nn/frames.h"
+#include "nn/posterior.h"
+#include "ops/pointwise.h"
+#include "ops/vae_loss.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t channels = SpatialVae::latent_channels;
+
+Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
+  Tensor t = Tensor::empty(shape, dtype);
+  ops::fill_zero(t);
+  return t;
+}
+
+Tensor factors(float a) {
+  Tensor t = Tensor::persistent({2, channels}, DType::f32);
+  std::vector<float> values(2 * channels, 0.0f);
+  std::fill_n(values.begin(), channels, a);
+  t.set(std::span<const float>(values));
+  return t;
+}
+
+}  // namespace
+
+// What the pieces of one clip's loss share.
+struct VaeLoss::Step {
+  const VaeSample& in;
+  Var z_rec,
+      last_input;  // the 2D latents as the temporal VAE gives them back; the input of its last layer
+  float weight;
+  Tensor sums;  // f32 [terms]
+  Tensor of(Term t) const { return sums.slice(t, t + 1); }
+  std::int64_t frames() const { return in.frames.dim(1); }
+};
+
+std::vector<std::string> VaeLoss::names() {
+  return {"pixel",       "perceptual",    "kl",    "latent",           "identity",
+          "adversarial", "discriminator", "lecam", "gradient_penalty", "logit_real",
+          "logit_made"};
+}
+
+VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
+    : deck_(deck.vae_train),
+      vae_(vae),
+      lpips_(lpips),
+      gan_(gan),
+      frozen_(deck.vae_train.freeze_spatial),
+      group_(deck.vae.micro_batch_size),
+      in_(factors(SpatialVae::scaling)),
+      out_(factors(1.0f / SpatialVae::scaling)) {
+  if (gan != nullptr) critic_.emplace(deck_, *gan, vae.params());
+}
+
+std::int64_t VaeLoss::group(std::int64_t frames) const {
+  return group_ > 0 ? std::min(group_, frames) : frames;
+}
+
+std::int64_t VaeLoss::groups(std::int64_t frames) const {
+  const std::int64_t size = group(frames);
+  return (frames + size - 1) / size;
+}
+
+// The drawn 2D latents [1,T,h,w,4].
+Var VaeLoss::encode(nn::Context c, const VaeSample& in) const {
+  const std::int64_t frames = in.frames.dim(1), size = group(frames);
+  const auto again = static_cast<std::int64_t>(
+      std::ceil(in.recompute * static_cast<double>(groups(frames)) - 1e-9));
+  Tape plain(Tape::Mode::infer);
+  std::vector<Var> pieces;
+  for (std::int64_t first = 0; first < frames; first += size) {
+    const std::int64_t count = std::min(size, frames - first);
+    const Tensor x = nn::frames_of(in.frames, first, count);
+    const Tensor eps = nn::frames_of(in.spatial_noise, first, count);
+    const auto part = [this, x, eps](Tape& tape) {
+      const nn::Context here{tape, vae_.params()};
+      return nn::posterior_draw(here, vae_.spatial().encode(here, make_var(x, false)), eps, in_);
+    };
+    if (frozen_)
+      pieces.push_back(part(plain));
+    else
+      pieces.push_back(first / size < again ? recompute(c.tape, part) : part(c.tape));
+  }
+  if (!frozen_) return nn::join_frames(c, pieces);
+  return make_var(nn::join_frames({plain, c.parameters}, pieces)->value, false);
+}
+
+// Pixels of some frames; `z` becomes the node whose gradient is that of these latents.
+Var VaeLoss::decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64_t count,
+                    Var& z) const {
+  const nn::Context c{tape, vae_.params()};
+  z = make_var(nn::frames_of(z_rec->value, first, count));
+  return vae_.spatial().decode(c, nn::channel_affine(c, z, out_));
+}
+
+// L1 and LPIPS of decoded frames: `weight` times their gradient is added to y's; `count`: and they are counted.
+void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float weight,
+                         bool count) const {
+  const Tensor x = nn::frames_of(s.in.frames, first, y->value.dim(1));
+  const float a_frame = 1.0f / static_cast<float>(s.frames());
+  Tensor pixel_sum = s.of(pixel), perceptual_sum = s.of(perceptual);
+  if (count) ops::l1_forward(x, y->value, a_frame, pixel_sum);
+  const auto [dy, accumulate] = grad_target(y);
+  ops::l1_backward(y->value, x, weight * a_frame, dy, accumulate);
+  if (lpips_ == nullptr) return;
+  // LPIPS of a frame is added to each of its values, so it counts as often as there are.
+  const float often = static_cast<float>(deck_.perceptual_weight) * a_frame *
+                      static_cast<float>(y->value.numel() / y->value.dim(1));
+  Tensor unused = zeros({1});
+  lpips_->add(x, y, often, count ? perceptual_sum : unused, weight * often);
+}
+
+// The loss of pixels, a group of frames at a time. Uses of the decoder's parameters are counted in the last.
+void VaeLoss::learn_from_pixels(const Step& s) const {
+  ParameterTable& params = vae_.params();
+  const bool counting = params.counting();
+  const std::int64_t size = group(s.frames());
+  for (std::int64_t first = 0; first < s.frames(); first += size) {
+    const std::int64_t count = std::min(size, s.frames() - first);
+    params.set_counting(counting && first + count == s.frames());
+    Tape tape;
+    Var z;
+    const Var y = decode(tape, s.z_rec, first, count, z);
+    add_pixels(s, y, first, s.weight, true);
+    tape.backward();
+    Tensor part = nn::frames_of(zeroed_grad(s.z_rec), first, count);
+    ops::add_inplace(z->grad, part);
+  }
+  params.set_counting(counting);
+}
+
+void VaeLoss::set_spatial_trainable(bool on) const {
+  for (const auto& p : vae_.params().all())
+    if (p->name.starts_with("spatial_vae.")) p->trainable = on && !frozen_;
+}
+
+// The discriminator's step, and what it thinks of the frames `made`: the generator's loss, and its gradient at the pixels.
+Tensor VaeLoss::critic_gradient(const Step& s, const Tensor& made, Tensor& loss) const {
+  using ops::GanLoss;
+  // As VQGAN has it for both of its losses; the non-saturating one is MAGVIT's.
+  const GanLoss of_maker =
+      deck_.discriminator_loss == "non-saturating" ? GanLoss::logistic : GanLoss::linear;
+  critic_->learn(s.in.frames, made, s.weight,
+                 {s.of(discriminator), s.of(lecam), s.of(gradient_penalty), s.of(logit_real),
+                  s.of(logit_made)});
+  gan_->set_trainable(false);
+  const Var y = make_var(made);
+  {
+    Tape tape;
+    const Var logits = gan_->forward({tape, vae_.params()}, y);
+    ops::gan_loss_forward(logits->value, of_maker, -1, 1, loss);
+    const auto [d, accumulate] = grad_target(logits);
+    ops::gan_loss_backward(logits->value, of_maker, -1, 1, d, accumulate);
+    tape.backward();
+  }
+  gan_->set_trainable(true);
+  return std::move(y->grad);
+}
+
+// The gradient at the weight of the temporal decoder's last layer, given that at its output.
+Tensor VaeLoss::at_last_layer(const Step& s, const Tensor& dz) const {
+  const Shape& in = s.last_input->value.shape();
+  Tensor padded = zeros({1, in[1], in[2], in[3], channels}, dz.dtype());
+  Tensor kept = nn::frames_of(padded, in[1] - s.frames(), s.frames());
+  ops::convert(dz, kept);
+  Tensor dw = Tensor::empty(vae_.temporal().last_layer().shape, DType::f32), none;
+  ops::conv_backward_weight(s.last_input->value, padded, ops::Conv::causal(3), dw, none, false);
+  return dw;
+}
+
+// Pixels and the discriminator. The adversarial loss weighs as much as its gradient at the last layer is smaller than that of
+// the pixels' loss: both are known only after a backward each through the decoder.
+void VaeLoss::learn_from_critic(const Step& s) const {
+  ParameterTable& params = vae_.params();
+  const bool counting = params.counting();
+  const std::int64_t T = s.frames(), size = group(T);
+  const auto each_group = [&](const auto& f) {
+    for (std::int64_t first = 0; first < T; first += size) f(first, std::min(size, T - first));
+  };
+  Tensor made = Tensor::empty(s.in.frames.shape(), s.in.frames.dtype());
+  each_group([&](std::int64_t first, std::int64_t count) {
+    Tape plain(Tape::Mode::infer);
+    Var z;
+    Tensor part = nn::frames_of(made, first, count);
+    ops::convert(decode(plain, s.z_rec, first, count, z)->value, part);
+  });
+  Tensor loss = zeros({1});
+  const Tensor of_critic = critic_gradient(s, made, loss);
+  made.release();
+
+  params.set_counting(false);
+  set_spatial_trainable(false);
+  Tensor by_pixels = Tensor::empty(s.z_rec->value.shape(), s.z_rec->value.dtype());
+  Tensor by_critic = Tensor::empty(s.z_rec->value.shape(), s.z_rec->value.dtype());
+  each_group([&](std::int64_t first, std::int64_t count) {
+    for (const bool critic : {false, true}) {
+      Tape tape;
+      Var z;
+      const Var y = decode(tape, s.z_rec, first, count, z);
+      if (critic)
+        y->grad = nn::frames_of(of_critic, first, count);
+      else
+        add_pixels(s, y, first, 1, deck_.pixel_loss);
+      tape.backward();
+      Tensor part = nn::frames_of(critic ? by_critic : by_pixels, first, count);
+      ops::convert(z->grad, part);
+    }
+  });
+  set_spatial_trainable(true);
+  Tensor factor = Tensor::empty({1}, DType::f32), sum = s.of(adversarial);
+  ops::adaptive_weight(at_last_layer(s, by_pixels), at_last_layer(s, by_critic),
+                       static_cast<float>(deck_.discriminator_weight), factor);
+  ops::scaled_add(loss, 1, factor, sum, true);
+
+  if (frozen_) {
+    Tensor& dz = zeroed_grad(s.z_rec);
+    if (deck_.pixel_loss) ops::scaled_add(by_pixels, s.weight, Tensor(), dz, true);
+    ops::scaled_add(by_critic, s.weight, factor, dz, true);
+  } else {
+    each_group([&](std::int64_t first, std::int64_t count) {
+      params.set_counting(counting && first + count == T);
+      Tape tape;
+      Var z;
+      const Var y = decode(tape, s.z_rec, first, count, z);
+      if (deck_.pixel_loss) add_pixels(s, y, first, s.weight, false);
+      const auto [dy, accumulate] = grad_target(y);
+      ops::scaled_add(nn::frames_of(of_critic, first, count), s.weight, factor, dy, accumulate);
+      tape.backward();
+      Tensor part = nn::frames_of(zeroed_grad(s.z_rec), first, count);
+      ops::add_inplace(z->grad, part);
+    });
+  }
+  params.set_counting(counting);
+}
+
+TrainingLoss VaeLoss::operator()(Tape& tape, const VaeSample& in, float weight) const {
+  const nn::Context c{tape, vae_.params()};
+  const std::int64_t T = in.frames.dim(1);
+  const float a_frame = 1.0f / static_cast<float>(T);
+  const Var z2 = encode(c, in);
+  const Var moments = vae_.temporal().encode(c, z2);
+  const Var z = nn::posterior_draw(c, moments, in.temporal_noise, Tensor());
+  Step s{in, nullptr, nullptr, weight, zeros({terms})};
+  s.z_rec = vae_.temporal().decode(c, z, T, &s.last_input);
+
+  if (deck_.pixel_loss) {
+    const auto of_kl = static_cast<float>(deck_.kl_weight);
+    Tensor sum = s.of(kl);
+    ops::kl_forward(moments->value, of_kl, sum);
+    const auto [d, accumulate] = grad_target(moments);
+    ops::kl_backward(moments->value, weight * of_kl, d, accumulate);
+  }
+  // The 2D latents against what the temporal VAE makes of them; both sides learn where both are trained.
+  const auto compare = [&](const Var& other, Term term) {
+    Tensor sum = s.of(term);
+    ops::l1_forward(z2->value, other->value, a_frame, sum);
+    const auto [d, accumulate] = grad_target(other);
+    ops::l1_backward(other->value, z2->value, weight * a_frame, d, accumulate);
+    if (!z2->needs_grad) return;
+    const auto [d2, accumulate2] = grad_target(z2);
+    ops::l1_backward(z2->value, other->value, weight * a_frame, d2, accumulate2);
+  };
+  if (deck_.latent_loss) compare(s.z_rec, latent);
+  if (deck_.identity_loss && T == 1) compare(z, identity);
+  if (in.adversarial)
+    learn_from_critic(s);
+  else if (deck_.pixel_loss)
+    learn_from_pixels(s);
+
+  TrainingLoss loss{zeros({1}), s.sums};
+  for (const Term t : {pixel, perceptual, kl, latent, identity, adversarial})
+    ops::scaled_add(s.of(t), 1, Tensor(), loss.clips, true);
+  return loss;
+}
+
+}  // namespace weft

@@ -1,0 +1,78 @@
+// The loss of one clip that a VAE trains on (specs/vae.md 4; opensora/models/vae/losses.py and scripts/train_vae.py at v1.2.0)
+// and its gradient. The 2D VAE and everything on pixels works on a few frames at a time, forward and at once backward: its
+// memory does not grow with the clip, and nothing is computed twice for that.
+#pragma once
+
+#include <optional>
+
+#include "models/video_vae/critic_loss.h"
+#include "models/video_vae/lpips.h"
+#include "models/video_vae/video_vae.h"
+#include "train/task.h"
+
+namespace weft {
+
+// Activations in the model's number format.
+struct VaeSample {
+  Tensor frames;          // [1,T,H,W,3] in [-1,1]
+  Tensor spatial_noise;   // f32 [1,T,h,w,4] and
+  Tensor temporal_noise;  // f32 [1,t,h,w,4], of the two posteriors
+  bool adversarial = false;
+  double recompute =
+      0;  // share of the frame groups that the 2D encoder computes again in its backward
+};
+
+class VaeLoss {
+ public:
+  // `lpips` and `gan` may be null.
+  VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan);
+
+  enum Term {
+    pixel,
+    perceptual,
+    kl,
+    latent,
+    identity,
+    adversarial,
+    discriminator,
+    lecam,
+    gradient_penalty,
+    logit_real,
+    logit_made,
+    terms
+  };
+  static std::vector<std::string> names();
+
+  // The loss of the clip, which is the sum of its terms but for the discriminator's, and these. The temporal VAE's gradient
+  // waits in the tape; the discriminator's and, where it trains, the 2D decoder's are in the table already.
+  TrainingLoss operator()(Tape& tape, const VaeSample& in, float weight) const;
+
+  // Of the discriminator; null where there is none.
+  CriticLoss* critic() { return critic_ ? &*critic_ : nullptr; }
+
+  // Frames in a group, and groups of a clip.
+  std::int64_t group(std::int64_t frames) const;
+  std::int64_t groups(std::int64_t frames) const;
+
+ private:
+  struct Step;
+  Var encode(nn::Context c, const VaeSample& in) const;
+  Var decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64_t count, Var& z) const;
+  void add_pixels(const Step& s, const Var& y, std::int64_t first, float weight, bool count) const;
+  void learn_from_pixels(const Step& s) const;
+  void learn_from_critic(const Step& s) const;
+  Tensor critic_gradient(const Step& s, const Tensor& made, Tensor& loss) const;
+  Tensor at_last_layer(const Step& s, const Tensor& dz) const;
+  void set_spatial_trainable(bool on) const;
+
+  const VaeTrainDeck& deck_;
+  VideoVae& vae_;
+  Lpips* lpips_;
+  PatchGan* gan_;
+  std::optional<CriticLoss> critic_;
+  bool frozen_;
+  std::int64_t group_;
+  Tensor in_, out_;  // f32 [2,4]: latents times 0.18215, and back
+};
+
+}  // namespace weft

@@ -1,0 +1,227 @@
+#include "models/video_vae/video_vae.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "nn/posterior.h"
+#include "ops/loss.h"
+#include "ops/matmul.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t C = TemporalVae::latent_channels;
+
+using ops::Channels;
+
+// What the constants are in the model's number format.
+float as_stored(double v, DType dtype) {
+  const auto f = static_cast<float>(v);
+  return dtype == DType::bf16 ? static_cast<float>(bf16(f)) : f;
+}
+
+Tensor affine(const std::array<float, C>& factors, const std::array<float, C>& terms) {
+  std::array<float, 2 * C> both;
+  std::copy(factors.begin(), factors.end(), both.begin());
+  std::copy(terms.begin(), terms.end(), both.begin() + C);
+  Tensor t = Tensor::persistent({2, C}, DType::f32);
+  t.set(std::span<const float>(both));
+  return t;
+}
+
+Tensor as_f32(const Tensor& from) {
+  if (from.dtype() == DType::f32) return from;
+  Tensor t = Tensor::empty(from.shape(), DType::f32);
+  ops::convert(from, t);
+  return t;
+}
+
+void draw_noise(const VideoVae::Noise& noise, std::int64_t step, Tensor& eps) {
+  ops::fill_normal(noise.seed, static_cast<int>(Purpose::posterior),
+                   static_cast<std::uint64_t>(step), noise.sample, eps);
+}
+
+// Copies `count` frames between clips of latents [1,channels,T,h,w] f32.
+void copy_frames(const Tensor& from, std::int64_t from_frame, std::int64_t count, Tensor& to,
+                 std::int64_t to_frame) {
+  const auto rows = [](const Tensor& t) {
+    return Shape{t.dim(1), t.dim(2), t.dim(3) * t.dim(4), 1};
+  };
+  Tensor target = to.view(rows(to));
+  ops::copy_tokens(from.view(rows(from)), {count, to.dim(3) * to.dim(4), from_frame, 0, to_frame},
+                   target);
+}
+
+}  // namespace
+
+VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
+    : config_(config),
+      spatial_(
+          std::make_unique<SpatialVae>(config, params_, "spatial_vae.module.", !freeze_spatial)),
+      temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")),
+      micro_batch_(config.micro_batch_size) {
+  WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use vae.dtype = \"f32\"",
+             "vae.dtype = \"bf16\" needs a processor with AVX-512");
+  std::array<float, C> up, down, by, less, back, more, none{};
+  up.fill(SpatialVae::scaling);
+  down.fill(1.0f / SpatialVae::scaling);
+  for (std::size_t c = 0; c < up.size(); ++c) {
+    // Not known yet: latents as they are.
+    back[c] = config.scale.empty() ? 1.0f : as_stored(config.scale[c], activation_dtype());
+    more[c] = config.shift.empty() ? 0.0f : as_stored(config.shift[c], activation_dtype());
+    by[c] = 1.0f / back[c];
+    less[c] = -more[c] / back[c];
+  }
+  scaled_2d_ = affine(up, none);
+  unscaled_2d_ = affine(down, none);
+  normalised_ = affine(by, less);
+  denormalised_ = affine(back, more);
+}
+
+std::int64_t VideoVae::chunk_frames(std::int64_t frames) const {
+  return config_.micro_frame_size > 0 ? std::min(config_.micro_frame_size, frames) : frames;
+}
+
+std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
+  const std::int64_t chunk = chunk_frames(frames);
+  return frames / chunk * temporal_->latent_frames(chunk) +
+         temporal_->latent_frames(frames % chunk);
+}
+
+Tensor VideoVae::as_activations(const Tensor& from) const {
+  if (from.dtype() == activation_dtype()) return from;
+  Tensor t = Tensor::empty(from.shape(), activation_dtype());
+  ops::convert(from, t);
+  return t;
+}
+
+Var VideoVae::encode_frames(std::int64_t first, std::int64_t count, std::int64_t h, std::int64_t w,
+                            const FrameSource& source, const Noise* noise) {
+  Tape tape(Tape::Mode::infer);
+  const nn::Context c{tape, params_};
+  Tensor latents = Tensor::empty({count, h, w, C}, activation_dtype());
+  const std::int64_t at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  for (std::int64_t i = 0; i < count; i += at_once) {
+    const std::int64_t n = std::min(at_once, count - i);
+    Tensor frames = source(first + i, n);
+    WEFT_ASSERT(frames.shape().rank() == 4 && frames.dim(0) == n && frames.dim(3) == 3);
+    const Shape one_clip{1, n, frames.dim(1), frames.dim(2), 3};
+    frames = as_activations(frames).view(one_clip);
+    const Var moments = spatial_->encode(c, make_var(frames, false));
+    frames.release();
+    WEFT_ASSERT(moments->value.dim(2) == h && moments->value.dim(3) == w);
+    Tensor eps;
+    if (noise != nullptr) {
+      eps = Tensor::empty({n, h, w, C}, DType::f32);
+      for (std::int64_t f = 0; f < n; ++f) {
+        Tensor of_frame = eps.slice(f, f + 1);
+        draw_noise(*noise, 1 + first + i + f, of_frame);
+      }
+    }
+    Tensor z = latents.slice(i, i + n);
+    ops::posterior_draw_forward(moments->value, eps, scaled_2d_, Channels::last, z);
+  }
+  return make_var(latents.view({1, count, h, w, C}), false);
+}
+
+VideoVae::Part VideoVae::part_with(std::int64_t frames, std::int64_t first,
+                                   std::int64_t last) const {
+  WEFT_ASSERT(0 <= first && first < last && last <= latent_frames(frames));
+  const std::int64_t chunk = chunk_frames(frames), latents = temporal_->latent_frames(chunk);
+  Part part{frames, first / latents * chunk, 0, first / latents * latents, 0};
+  part.frames = std::min(frames, (last + latents - 1) / latents * chunk) - part.first_frame;
+  part.latents = latent_frames(part.first_frame + part.frames) - part.first_latent;
+  return part;
+}
+
+Tensor VideoVae::encode_moments(const Part& part, std::int64_t height, std::int64_t width,
+                                const FrameSource& source, const Noise* noise) {
+  const std::int64_t h = height / pixels_a_latent(), w = width / pixels_a_latent();
+  WEFT_CHECK(part.frames > 0 && h > 0 && w > 0, Exit::data,
+             fmt::format("the VAE takes frames of at least {0}x{0}", pixels_a_latent()),
+             "cannot encode {} frames of {}x{}", part.frames, height, width);
+  Tensor all = Tensor::empty({1, 2 * C, part.latents, h, w}, DType::f32);
+  const std::int64_t chunk = chunk_frames(part.clip_frames), end = part.first_frame + part.frames;
+  for (std::int64_t first = part.first_frame, at = 0; first < end; first += chunk) {
+    const std::int64_t count = std::min(chunk, end - first);
+    Tape tape(Tape::Mode::infer);
+    const nn::Context c{tape, params_};
+    const Var z = encode_frames(first, count, h, w, source, noise);
+    Var moments = nn::clamp_log_variance(c, temporal_->encode(c, z));
+    moments = nn::channels_first(c, moments);
+    copy_frames(as_f32(moments->value), 0, moments->value.dim(2), all, at);
+    at += moments->value.dim(2);
+  }
+  return all;
+}
+
+Tensor VideoVae::draw_latent(const Tensor& moments, const Noise* noise) {
+  Part all;
+  all.latents = moments.dim(2);
+  return draw_latent(all, moments, noise);
+}
+
+Tensor VideoVae::draw_latent(const Part& part, const Tensor& moments, const Noise* noise) {
+  const Shape& s = moments.shape();
+  WEFT_ASSERT(s.rank() == 5 && s[1] == 2 * C && s[2] == part.latents);
+  Tensor z = Tensor::empty({s[0], C, s[2], s[3], s[4]}, DType::f32), eps;
+  if (noise != nullptr) {
+    // Elements are numbered over the whole clip.
+    const std::int64_t frames =
+        part.clip_frames > 0 ? latent_frames(part.clip_frames) : part.latents;
+    eps = Tensor::empty({s[0], C, frames, s[3], s[4]}, DType::f32);
+    draw_noise(*noise, 0, eps);
+    if (frames > part.latents) {
+      Tensor here = Tensor::empty(z.shape(), DType::f32);
+      copy_frames(eps, part.first_latent, part.latents, here, 0);
+      eps = here;
+    }
+  }
+  ops::posterior_draw_forward(moments, eps, normalised_, Channels::first, z);
+  return z;
+}
+
+void VideoVae::decode_frames(const Tensor& latents, std::int64_t first, const FrameSink& sink) {
+  Tape tape(Tape::Mode::infer);
+  const nn::Context c{tape, params_};
+  const Shape& s = latents.shape();  // [1,count,h,w,4]
+  const std::int64_t count = s[1], at_once = micro_batch_ > 0 ? micro_batch_ : count;
+  const Tensor by_frame = latents.view({count, s[2], s[3], C});
+  for (std::int64_t i = 0; i < count; i += at_once) {
+    const std::int64_t n = std::min(at_once, count - i);
+    const Tensor part = by_frame.slice(i, i + n).view({1, n, s[2], s[3], C});
+    const Var z = nn::channel_affine(c, make_var(part, false), unscaled_2d_);
+    const Var frames = spatial_->decode(c, z);
+    const Shape& f = frames->value.shape();
+    sink(first + i, as_f32(frames->value).view({n, f[2], f[3], f[4]}));
+  }
+}
+
+void VideoVae::decode(const Tensor& latent, std::int64_t frames, const FrameSink& sink) {
+  const Shape& s = latent.shape();
+  WEFT_ASSERT(s.rank() == 5 && s[0] == 1 && s[1] == C);
+  WEFT_CHECK(frames > 0 && s[2] == latent_frames(frames), Exit::data,
+             "a latent belongs to the vae.micro_frame_size that it was made with",
+             "a latent of {} frames cannot become {} pixel frames, which have {}", s[2], frames,
+             frames > 0 ? latent_frames(frames) : 0);
+  const std::int64_t chunk = chunk_frames(frames);
+  for (std::int64_t first = 0, at = 0; first < frames; first += chunk) {
+    const std::int64_t count = std::min(chunk, frames - first);
+    const std::int64_t t = temporal_->latent_frames(count);
+    Tape tape(Tape::Mode::infer);
+    const nn::Context c{tape, params_};
+    Tensor z = Tensor::empty({1, C, t, s[3], s[4]}, DType::f32);
+    copy_frames(latent, at, t, z, 0);
+    ops::channel_affine_forward(z, denormalised_, Channels::first, z);
+    Var x = nn::channels_last(c, make_var(as_activations(z), false));
+    z.release();
+    x = temporal_->decode(c, x, count);
+    decode_frames(x->value, first, sink);
+    at += t;
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,167 @@
+// CPU side of ops/conv.h: which way a convolution goes. bf16 is converted to f32 and back; the kernels are f32 alone.
+#include "ops/conv.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "core/error.h"
+#include "ops/matmul.h"
+
+WEFT_CPU_BEGIN
+#include "ops/cpu/conv/conv_parts.h"
+namespace {
+#include "ops/cpu/simd.h"
+
+// Of a convolution without upsampling.
+Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
+  Geometry g{x[0], x[1], x[2],       x[3],     x[4],    y[4], y[1],  y[2],     y[3],   c.kt,
+             c.kh, c.kw, c.stride_t, c.stride, c.front, 0,    c.top, c.bottom, c.left, c.right};
+  return g;
+}
+
+// 1x1 kernels are matrix products.
+bool is_linear(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t * c.stride == 1 && !c.upsample &&
+         c.front + c.top + c.left + c.bottom + c.right == 0;
+}
+
+Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
+
+// bf16 goes one by one, so that the copies in f32 are of a frame and not of a whole micro-batch.
+bool one_by_one(const Tensor& x, const Conv& c) {
+  return x.dtype() == DType::bf16 && x.dim(0) > 1 && !is_linear(c);
+}
+
+// to, f32, = x in bf16.
+void to_f32(const Tensor& x, const Tensor& copy) {
+  if (planning()) return;
+  float* to = copy.data<float>();
+  const bf16* from = x.data<bf16>();
+  constexpr std::int64_t run = 4096;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < x.numel(); i += run)
+    for_vectors(std::min(run, x.numel() - i),
+                [&](std::int64_t at, int n) { store_n(to + i + at, load_n(from + i + at, n), n); });
+}
+
+// x in f32: itself, or a copy in the arena.
+Tensor as_f32(const Tensor& x) {
+  if (x.dtype() == DType::f32) return x;
+  Tensor copy = Tensor::empty(x.shape(), DType::f32);
+  to_f32(x, copy);
+  return copy;
+}
+
+// A result that is computed in f32 and stored in y's type by finish().
+struct Result {
+  explicit Result(Tensor& t)
+      : tensor(t), copy(t.dtype() == DType::f32 ? t : Tensor::empty(t.shape(), DType::f32)) {}
+  float* f32() const { return copy.data<float>(); }
+  void finish() {
+    if (tensor.dtype() == DType::f32 || planning()) return;
+    const float* from = f32();
+    bf16* to = tensor.template data<bf16>();
+    constexpr std::int64_t run = 4096;
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < tensor.numel(); i += run)
+      for_vectors(std::min(run, tensor.numel() - i), [&](std::int64_t at, int n) {
+        store_n(to + i + at, load_n(from + i + at, n), n);
+      });
+  }
+  Tensor& tensor;
+  Tensor copy;
+};
+
+}  // namespace
+
+void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                  Conv conv, Tensor& y) {
+  WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
+  if (one_by_one(x, conv)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n) {
+      Tensor out = y.slice(n, n + 1);
+      conv_forward(x.slice(n, n + 1), w, bias,
+                   residual.defined() ? residual.slice(n, n + 1) : residual, conv, out);
+    }
+    return;
+  }
+  if (is_linear(conv)) {
+    if (planning()) return;
+    Tensor out = rows(y);
+    linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
+                   residual.defined() ? rows(residual) : residual, out);
+    return;
+  }
+  const Tensor xs = as_f32(x), ws = as_f32(w);
+  Result out(y);
+  if (residual.defined()) {
+    const Tensor r = as_f32(residual);
+    if (r.raw() != out.copy.raw() && !planning())
+      std::memcpy(out.f32(), r.raw(), static_cast<std::size_t>(y.numel()) * 4);
+  }
+  const float* b = bias.defined() ? bias.data<float>() : nullptr;
+  if (conv.upsample)
+    upsample_forward(x.shape(), w.dim(0), xs.data<float>(), ws.data<float>(), b, residual.defined(),
+                     out.f32());
+  else
+    plain_forward(geometry(x.shape(), y.shape(), conv), xs.data<float>(), ws.data<float>(), b,
+                  residual.defined(), out.f32());
+  out.finish();
+}
+
+void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
+                         bool accumulate) {
+  if (one_by_one(dx, conv)) {
+    for (std::int64_t n = 0; n < dx.dim(0); ++n) {
+      Tensor out = dx.slice(n, n + 1);
+      conv_backward_input(dy.slice(n, n + 1), w, conv, out, accumulate);
+    }
+    return;
+  }
+  if (is_linear(conv)) {
+    if (planning()) return;
+    Tensor out = rows(dx);
+    linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
+    return;
+  }
+  const Tensor dys = as_f32(dy), ws = as_f32(w);
+  Result out(dx);
+  if (accumulate && dx.dtype() == DType::bf16) to_f32(dx, out.copy);
+  if (conv.upsample)
+    upsample_backward_input(dx.shape(), w.dim(0), dys.data<float>(), ws.data<float>(), out.f32(),
+                            accumulate);
+  else
+    plain_backward_input(geometry(dx.shape(), dy.shape(), conv), dys.data<float>(),
+                         ws.data<float>(), out.f32(), accumulate);
+  out.finish();
+}
+
+void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
+                          bool accumulate) {
+  if (one_by_one(x, conv)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n)
+      conv_backward_weight(x.slice(n, n + 1), dy.slice(n, n + 1), conv, dw, dbias,
+                           accumulate || n > 0);
+    return;
+  }
+  if (is_linear(conv)) {
+    if (planning()) return;
+    Tensor d = dw.view({dw.dim(0), dw.dim(1)});
+    linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
+    return;
+  }
+  if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
+  const Tensor xs = as_f32(x), dys = as_f32(dy);
+  if (conv.upsample)
+    upsample_backward_weight(x.shape(), dw.dim(0), xs.data<float>(), dys.data<float>(),
+                             dw.data<float>(), accumulate);
+  else
+    plain_backward_weight(geometry(x.shape(), dy.shape(), conv), xs.data<float>(),
+                          dys.data<float>(), dw.data<float>(), accumulate);
+}
+
+WEFT_CPU_END

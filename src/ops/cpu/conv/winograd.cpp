@@ -1,0 +1,132 @@
+// 3x3 convolutions of stride 1 over planes by Winograd's F(4x4, 3x3): a quarter of the products. Kernels of several frames
+// (kt, kh, kw) = (3, 3, 3) are the sum over kt of such. A block of tiles at a time: its inputs transformed, 36 matrix
+// products with the transformed weights, results transformed back and stored with bias and residual; what lies between
+// stays in the thread's second-level cache as far as the channels allow. An upsampled frame is read through its small one.
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "core/error.h"
+#include "ops/conv.h"
+
+WEFT_CPU_BEGIN
+#include "ops/cpu/conv/conv_parts.h"
+namespace {
+#include "ops/cpu/conv/winograd_tiles.h"
+#include "ops/cpu/gemm_tile.h"
+
+// Panels of columns, as wide as a register tile; each [depth][width].
+constexpr std::int64_t panel_width = widest_tile * W;
+
+// Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3].
+void transform_weights(const Plan& p, const float* w, float* to) {
+  const Geometry& g = p.g;
+  const std::int64_t vectors = p.outs / W, taps = g.kt * 9;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t v = 0; v < vectors; ++v)
+    for (std::int64_t i = 0; i < g.cin; ++i) {
+      const std::int64_t panel = v * W / panel_width, first = panel * panel_width;
+      const std::int64_t width = std::min(panel_width, p.outs - first);
+      const int lanes = static_cast<int>(std::min<std::int64_t>(W, g.cout - v * W));
+      for (std::int64_t a = 0; a < g.kt; ++a) {
+        alignas(64) float taken[9][W] = {};
+        for (int o = 0; o < lanes; ++o)
+          for (int k = 0; k < 9; ++k) taken[k][o] = w[((v * W + o) * g.cin + i) * taps + a * 9 + k];
+        vf kernel[9], out[tile_points];
+        for (int k = 0; k < 9; ++k) kernel[k] = load(taken[k]);
+        both_ways<3, tile_in>(kernel, out, weight_line);
+        float* at = to + p.depth * first + (a * g.cin + i) * width + v * W - first;
+        for (int k = 0; k < tile_points; ++k) store(at + k * p.depth * p.outs, out[k]);
+      }
+    }
+}
+
+// y of tiles [first, first + count) from their products [36][count][out_stride].
+void transform_outputs(const Plan& p, const float* products, const float* bias, bool add,
+                       std::int64_t first, std::int64_t count, float* y) {
+  const Geometry& g = p.g;
+  const std::int64_t apart = count * p.out_stride;
+  for (std::int64_t tile = 0; tile < count; ++tile) {
+    const Place q = place(p, first + tile);
+    const std::int64_t rows = std::min<std::int64_t>(tile_out, g.ho - q.row);
+    const std::int64_t columns = std::min<std::int64_t>(tile_out, g.wo - q.column);
+    const std::int64_t out_height = g.ho >> p.fold, out_width = g.wo >> p.fold;
+    float* to = y + (((q.sample * g.to + q.t) * out_height + (q.row >> p.fold)) * out_width +
+                     (q.column >> p.fold)) *
+                        g.cout;
+    for_vectors(g.cout, [&](std::int64_t c, int n) {
+      vf in[tile_points], out[tile_out * tile_out];
+      for (int k = 0; k < tile_points; ++k)
+        in[k] = load(products + k * apart + tile * p.out_stride + c);
+      both_ways<tile_in, tile_out>(in, out, output_line);
+      const vf b = bias ? load_n(bias + c, n) : vf{};
+      for (std::int64_t i = 0; i < rows; i += 1 + p.fold)
+        for (std::int64_t j = 0; j < columns; j += 1 + p.fold) {
+          float* at = to + ((i >> p.fold) * out_width + (j >> p.fold)) * g.cout + c;
+          const vf* o = out + i * tile_out + j;
+          vf v = p.fold ? o[0] + o[1] + o[tile_out] + o[tile_out + 1] : o[0] + b;
+          if (add) v += load_n(at, n);
+          store_n(at, v, n);
+        }
+    });
+  }
+}
+
+// out [count, outs] = in [count, depth] times the weights of one point. Weights stay in the first-level cache over the rows
+// in pieces, and the piece after is fetched meanwhile: they come from far, once for every block of tiles.
+void multiply(const Plan& p, std::int64_t count, const float* in, const float* weights,
+              float* out) {
+  constexpr std::int64_t piece = 128, rows = 24, line = 16;
+  for (std::int64_t o = 0; o < p.outs; o += panel_width) {
+    const std::int64_t width = std::min(panel_width, p.outs - o);
+    for (std::int64_t k = 0; k < p.depth; k += piece) {
+      const std::int64_t deep = std::min(piece, p.depth - k);
+      const float* b = weights + o * p.depth + k * width;
+      const float* ahead = b + deep * width;
+      const std::int64_t share = deep * width * rows / count / line * line + line;
+      for (std::int64_t r = 0; r < count; r += rows) {
+        for (std::int64_t f = 0; f < share; f += line) __builtin_prefetch(ahead + f, 0, 2);
+        ahead += share;
+        small_gemm(std::min(rows, count - r), width, deep, in + r * p.in_stride + k, p.in_stride, 1,
+                   b, width, out + r * p.out_stride + o, p.out_stride, k > 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool winograd_fits(const Geometry& g) {
+  return g.kh == 3 && g.kw == 3 && g.stride == 1 && g.cin >= 32 && g.cout >= 16;
+}
+
+void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
+                      const float* bias, bool add, float* y) {
+  detail::add_flops(g.flops());
+  const Plan p = plan(g, up, fold);
+  const Tensor transformed = floats(tile_points * p.outs * p.depth);
+  // Inputs and products of a block, for each thread.
+  const int threads = static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), p.blocks));
+  const std::int64_t inputs = tile_points * p.block * p.in_stride,
+                     products = tile_points * p.block * p.out_stride;
+  const Tensor between = floats(threads * (inputs + products));
+  if (planning()) return;
+  transform_weights(p, w, transformed.data<float>());
+  const float* weights = transformed.data<float>();
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (std::int64_t k = 0; k < p.blocks; ++k) {
+    const std::int64_t first = k * p.block, count = std::min(p.block, p.tiles - first);
+    float* in = between.data<float>() + omp_get_thread_num() * (inputs + products);
+    float* out = in + inputs;
+    transform_inputs(p, x, first, count, count * p.in_stride, in);
+    for (int point = 0; point < tile_points; ++point)
+      multiply(p, count, in + point * count * p.in_stride, weights + point * p.outs * p.depth,
+               out + point * count * p.out_stride);
+    transform_outputs(p, out, bias, add, first, count, y);
+  }
+}
+
+WEFT_CPU_END

@@ -1,0 +1,199 @@
+#include "plan/command.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/version.h"
+#include "plan/plan_jobs.h"
+
+namespace weft {
+namespace {
+
+std::string bytes_text(double bytes) {
+  const std::pair<double, const char*> units[] = {
+      {1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}};
+  for (const auto& [size, unit] : units)
+    if (bytes >= size) return fmt::format("{:.2f} {}", bytes / size, unit);
+  return fmt::format("{:.0f} B", bytes);
+}
+
+std::string time_text(double seconds) {
+  if (seconds >= 120) return fmt::format("{:.1f} min", seconds / 60);
+  if (seconds >= 1) return fmt::format("{:.3f} s", seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.2f} ms", 1e3 * seconds);
+  return fmt::format("{:.1f} us", 1e6 * seconds);
+}
+
+void print_memory(const Plan& p) {
+  const auto row = [](const char* kind, std::size_t bytes, const std::string& note = "") {
+    if (bytes > 0)
+      fmt::print("  {:<14} {:>10}  {}\n", kind, bytes_text(static_cast<double>(bytes)), note);
+  };
+  fmt::print("\nmemory of a rank\n");
+  row("weights", p.memory.weights);
+  row("masters", p.memory.masters);
+  row("fixed", p.memory.fixed, "parameters that are not trained");
+  row("gradients", p.memory.gradients);
+  row("moments", p.memory.moments);
+  row("EMA", p.memory.ema);
+  row("activations", p.memory.activations,
+      fmt::format("largest bucket; the arena may have {}",
+                  bytes_text(static_cast<double>(p.capacity))));
+  row("staging", p.memory.staging, "clips on their way to the device");
+  row("reserve", p.memory.reserve, "inside operations; libraries take more");
+  row("sum", p.memory.total(),
+      p.machine.memory_bytes > 0 ? fmt::format("of {}", bytes_text(p.machine.memory_bytes)) : "");
+}
+
+void print_buckets(const Plan& p) {
+  fmt::print("\n{:<22} {:>5} {:>8} {:>10} {:>9} {:>10} {:>8} {:>7} {:>11}\n", "bucket", "clips",
+             p.unit, "memory", "recompute", "time", "TFLOP/s", "share", "equal cost");
+  for (const BucketPlan& b : p.buckets) {
+    if (b.batch == 0) continue;
+    fmt::print("{:<22} {:>5} {:>8} {:>10} {:>8.0f}% {:>10} {:>8.3g} {:>6.1f}% {:>11}\n", b.name,
+               b.batch, b.tokens, bytes_text(static_cast<double>(b.memory.bytes)),
+               100 * b.memory.recompute, time_text(b.cost.seconds()),
+               b.cost.flops / b.cost.seconds() * 1e-12, 100 * b.share, b.equal_cost_batch);
+  }
+}
+
+// The line to paste into a deck: clips with which all micro-batches cost about the same.
+std::string batch_sizes_line(const Plan& p) {
+  std::string line;
+  for (const BucketPlan& b : p.buckets)
+    if (b.batch > 0)
+      line += fmt::format("{}\"{}={}\"", line.empty() ? "" : ", ", b.name, b.equal_cost_batch);
+  return "train.batch_sizes = [" + line + "]";
+}
+
+void print_step(const Plan& p, const Deck& deck) {
+  const StepTime& t = p.step;
+  const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
+  fmt::print(
+      "\nstep of {} micro-batches on {} ranks: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
+      "all)\n",
+      deck.train.micro_batches, p.ranks, time_text(p.seconds),
+      p.flops_a_step / p.seconds / p.ranks * 1e-12, p.tokens_a_step / p.seconds, p.unit);
+  fmt::print(
+      "  compute               {:>10}  {:.1f} % (of it {:.1f} % of the step waiting for the "
+      "slowest)\n",
+      time_text(t.compute), share(t.compute), share(t.compute * p.imbalance));
+  fmt::print("  exposed communication {:>10}  {:.2f} % (gradients {}, weights {})\n",
+             time_text(t.exposed()), share(t.exposed()), time_text(t.exposed_reduce),
+             time_text(t.exposed_gather));
+  fmt::print("  optimizer             {:>10}  {:.2f} %\n", time_text(t.optimizer),
+             share(t.optimizer));
+  fmt::print(
+      "communication: {} sent by a rank and step, {} in all ({} in one flat ring, {} "
+      "hierarchically)\n",
+      bytes_text(p.bytes_sent), time_text(t.reduce + t.gather), time_text(p.flat_seconds),
+      time_text(p.hierarchical_seconds));
+  fmt::print("efficiency against one rank alone:");
+  for (const auto& [ranks, e] : p.efficiency) fmt::print("  {}: {:.1f} %", ranks, 100 * e);
+  fmt::print(
+      "\n  (ranks of equal speed; if their times vary by 1 %, 2 %: {:.1f} %, {:.1f} % of that at "
+      "{})\n",
+      100 * efficiency_of_variation(0.01, p.ranks), 100 * efficiency_of_variation(0.02, p.ranks),
+      p.ranks);
+  fmt::print("data: {}/s from storage{}\n", bytes_text(p.data_bandwidth),
+             deck.data.text_features.empty() ? ", clips alone" : ", with captions of full length");
+  fmt::print(
+      "checkpoint: {}, {} a rank; stall {}, written in {} at {}/s; save every {} (Young, Daly)\n",
+      bytes_text(p.checkpoint_bytes), bytes_text(p.checkpoint_bytes / p.ranks),
+      time_text(p.checkpoint_stall), time_text(p.checkpoint_write),
+      bytes_text(p.machine.storage_bandwidth), time_text(p.checkpoint_interval));
+}
+
+nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
+  nlohmann::ordered_json j;
+  j["build"] = version_line();
+  j["fabric"] = p.machine.name;
+  j["ranks"] = p.ranks;
+  j["rates"] = p.rates_origin;
+  j["parameters"] = {{"all", p.parameters}, {"trained", p.trained}};
+  j["memory"] = {{"weights", p.memory.weights},
+                 {"masters", p.memory.masters},
+                 {"fixed", p.memory.fixed},
+                 {"gradients", p.memory.gradients},
+                 {"moments", p.memory.moments},
+                 {"ema", p.memory.ema},
+                 {"activations", p.memory.activations},
+                 {"staging", p.memory.staging},
+                 {"reserve", p.memory.reserve},
+                 {"capacity", p.capacity}};
+  for (const BucketPlan& b : p.buckets)
+    j["buckets"].push_back({{"name", b.name},
+                            {"clips", b.batch},
+                            {"tokens", b.tokens},
+                            {"memory", b.memory.bytes},
+                            {"recompute", b.memory.recompute},
+                            {"seconds", b.cost.seconds()},
+                            {"forward", b.cost.forward},
+                            {"backward", b.cost.backward},
+                            {"again", b.cost.again},
+                            {"exchange", b.cost.exchange},
+                            {"flops", b.cost.flops},
+                            {"share", b.share},
+                            {"equal_cost_clips", b.equal_cost_batch}});
+  for (const BucketSchedule& b : p.schedule)
+    j["gradient_buckets"].push_back(
+        {{"elements", b.elements}, {"ready", b.ready}, {"needed", b.needed}});
+  j["step"] = {{"micro_batches", deck.train.micro_batches},
+               {"seconds", p.seconds},
+               {"compute", p.step.compute},
+               {"exposed_reduce", p.step.exposed_reduce},
+               {"exposed_gather", p.step.exposed_gather},
+               {"optimizer", p.step.optimizer},
+               {"imbalance", p.imbalance},
+               {"tokens", p.tokens_a_step},
+               {"flops", p.flops_a_step}};
+  j["communication"] = {{"bytes_sent", p.bytes_sent},
+                        {"seconds", p.step.reduce + p.step.gather},
+                        {"flat", p.flat_seconds},
+                        {"hierarchical", p.hierarchical_seconds},
+                        {"link_bandwidth", p.machine.link_bandwidth},
+                        {"node_bandwidth", p.machine.node_bandwidth()}};
+  for (const auto& [ranks, e] : p.efficiency)
+    j["efficiency"].push_back({{"ranks", ranks}, {"share", e}});
+  j["data_bandwidth"] = p.data_bandwidth;
+  j["checkpoint"] = {{"bytes", p.checkpoint_bytes},
+                     {"stall", p.checkpoint_stall},
+                     {"write", p.checkpoint_write},
+                     {"interval", p.checkpoint_interval}};
+  j["batch_sizes"] = batch_sizes_line(p);
+  return j;
+}
+
+}  // namespace
+
+int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  if (command.job != "train") {
+    int ranks = 1;
+    MPI_Comm_size(world, &ranks);
+    return rank == 0 ? plan_job(deck, command.request, command.job, command.json, ranks) : 0;
+  }
+  // A described machine is one rank's business, a measured one everybody's.
+  if (rank != 0 && command.request.fabric != "local") return 0;
+  const Plan p = make_plan(deck, command.request, world);
+  if (rank != 0) return 0;
+
+  fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
+             p.trained);
+  fmt::print("{} ranks, fabric {}\nrates: {}\n", p.ranks, p.machine.name, p.rates_origin);
+  print_memory(p);
+  print_buckets(p);
+  print_step(p, deck);
+  fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
+  if (command.json.empty()) return 0;
+  std::ofstream out(command.json, std::ios::trunc);
+  out << to_json(p, deck).dump(2) << "\n";
+  out.close();
+  WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
+             "cannot write {}", command.json);
+  return 0;
+}
+
+}  // namespace weft

@@ -1,0 +1,322 @@
+#include "plan/plan_jobs.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "core/error.h"
+#include "core/version.h"
+#include "data/clip_source.h"
+#include "jobs/encode/clips.h"
+#include "jobs/generate/memory.h"
+#include "models/t5/job.h"
+#include "models/t5/placement.h"
+#include "models/t5/t5.h"
+#include "plan/op_times.h"
+#include "tensor/arena.h"
+
+namespace weft {
+namespace {
+
+double gb(double bytes) { return bytes / 1e9; }
+
+// What a rank may take: as in a run, a sixteenth stays free for libraries.
+std::size_t usable(const PlanRequest& request) {
+  return static_cast<std::size_t>(request.memory_gb * 1e9 * 15 / 16);
+}
+
+// The text encoder over the ranks, captions of full length.
+struct TextPlan {
+  T5Placement placement;
+  std::size_t work = 0;          // bytes of a part beside its weights
+  double seconds_a_caption = 0;  // of all parts together
+};
+
+TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
+  const T5Deck& t5 = deck.t5;
+  TextPlan plan;
+  plan.work = t5_arena_bytes(t5, t5.micro_batch * t5.max_length, t5.max_length);
+  const auto place = [&](int count) {
+    const std::vector<std::size_t> memory(static_cast<std::size_t>(count), usable(request));
+    return place_t5(t5, memory, plan.work);
+  };
+  plan.placement = place(ranks);
+  if (plan.placement.parts.empty()) {
+    int enough = ranks;
+    while (enough < 4096 && place(enough).parts.empty()) enough *= 2;
+    throw Error(
+        Exit::usage,
+        fmt::format("T5 in {} does not fit into {} ranks of {:.1f} GB: {:.2f} GB are missing",
+                    t5.dtype, ranks, request.memory_gb,
+                    gb(static_cast<double>(plan.placement.missing))),
+        enough < 4096
+            ? fmt::format("{} such ranks are enough{}", enough,
+                          t5.dtype == "f32" ? ", or t5.dtype = \"bf16\", half the size" : "")
+            : "a single layer is too large for a rank: more memory, or a smaller "
+              "t5.micro_batch",
+        __FILE__, __LINE__);
+  }
+  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const T5Encoder::Sizes sizes = T5Encoder::sizes(t5);
+  const double parameters = static_cast<double>(sizes.layer) * static_cast<double>(t5.num_layers) /
+                            (t5.dtype == "bf16" ? 2 : 4);
+  plan.seconds_a_caption = 2 * parameters * static_cast<double>(t5.max_length) / rates.products;
+  return plan;
+}
+
+// Sizes of clips that a job has, and the VAE's needs for each.
+using ClipShape = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // frames, height, width
+
+struct VaePlan {
+  std::int64_t micro_batch = 0;
+  std::size_t bytes = 0;
+  double encoding = 0, decoding = 0;  // seconds a clip
+};
+
+// As a run chooses the micro-batch; 0: the clip does not fit frame by frame.
+VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode,
+                const Rates& rates) {
+  const auto [frames, height, width] = shape;
+  VaePlan plan;
+  try {
+    plan.micro_batch = vae.fit_micro_batch(frames, height, width, capacity, decode);
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+  }
+  const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
+  {
+    const OpTimes times(rates);
+    plan.bytes = vae.plan_encode(frames, height, width, at_once);
+    plan.encoding = times.seconds();
+  }
+  if (!decode) return plan;
+  const OpTimes times(rates);
+  plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once));
+  plan.decoding = times.seconds();
+  return plan;
+}
+
+std::string size_name(const ClipShape& s) {
+  return fmt::format("{}x{}x{}", std::get<0>(s), std::get<1>(s), std::get<2>(s));
+}
+
+void row(nlohmann::ordered_json& j, const char* kind, std::size_t bytes, const std::string& note) {
+  fmt::print("  {:<20} {:>9.3f} GB  {}\n", kind, gb(static_cast<double>(bytes)), note);
+  j["memory"][kind] = bytes;
+}
+
+void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& j) {
+  fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n",
+             deck.t5.num_layers, deck.t5.dtype, describe(text.placement));
+  row(j, "t5 beside weights", text.work,
+      fmt::format("of each part: {} captions of {} tokens", deck.t5.micro_batch,
+                  deck.t5.max_length));
+  fmt::print("  {:.2f} ms a caption of full length, all parts together\n",
+             1e3 * text.seconds_a_caption);
+  for (const T5Part& p : text.placement.parts)
+    j["t5"].push_back(
+        {{"rank", p.rank}, {"first", p.first}, {"last", p.last}, {"weights", p.weights}});
+  j["t5_seconds_a_caption"] = text.seconds_a_caption;
+}
+
+// One rank's clips of that size: sampling, so many together, then decoding.
+struct ClipPlan {
+  ClipShape shape;
+  std::int64_t clips = 0, together = 1;
+  std::size_t sampling = 0;
+  VaePlan vae;
+  double seconds = 0;  // of sampling one
+};
+
+ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipItem& item,
+                   std::int64_t limit, std::size_t capacity, const Rates& rates, double link) {
+  ClipPlan plan;
+  plan.together = fit_batch(deck, model, item, limit, capacity);
+  plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
+  plan.sampling = plan_sampling(deck, model, item, plan.together);
+  const std::size_t waiting = bytes_of_waiting(deck, item, plan.together);
+  plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
+  plan.vae.bytes += waiting;
+  MicroBatchShape shape;
+  const auto& patch = deck.model.patch_size;
+  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  shape.clips = 2 * plan.together;  // with and without the caption
+  shape.T = ceil_div(item.latent_frames, patch[0]);
+  shape.S = ceil_div(item.latent_height, patch[1]) * ceil_div(item.latent_width, patch[2]);
+  shape.L = deck.model.model_max_length;
+  const MicroBatchCost cost =
+      micro_batch_cost(deck.model, shape, rates, static_cast<int>(deck.parallel.sp), link);
+  plan.seconds = static_cast<double>(deck.sampler.steps) * (cost.forward + cost.exchange / 3) /
+                 static_cast<double>(plan.together);
+  return plan;
+}
+
+void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
+                     nlohmann::ordered_json& j) {
+  const auto source = open_clip_source(deck.data.path, false);
+  VideoVae vae(deck.vae);
+  vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
+  const std::size_t weights = vae.params().inference_bytes(deck.vae.dtype == "bf16");
+  WEFT_CHECK(weights < usable(request), Exit::usage,
+             "give ranks more memory, or vae.dtype = \"bf16\"",
+             "the VAE's weights alone take {:.2f} GB of {:.1f}", gb(static_cast<double>(weights)),
+             request.memory_gb);
+  const std::size_t capacity = usable(request) - weights;
+  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  fmt::print("\nencoding, every rank\n");
+  row(j, "VAE weights", weights, deck.vae.dtype);
+  fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
+             "frames/time", "bytes stored", "time a clip");
+  std::string largest;  // that fits
+  double seconds = 0;
+  for (const Bucket& b : source->buckets()) {
+    const Bucket stored = encoded_bucket(b, deck.encode, vae, 0);
+    const VaePlan plan = fit_vae(vae, {b.frames, b.height, b.width}, capacity, false, rates);
+    WEFT_CHECK(plan.micro_batch > 0, Exit::usage,
+               largest.empty() ? "give ranks more memory, or ingest at a lower resolution"
+                               : fmt::format("{} still fits", largest),
+               "encoding bucket {} takes {:.2f} GB, frame by frame; a rank has {:.2f} for it",
+               b.name, gb(static_cast<double>(plan.bytes)), gb(static_cast<double>(capacity)));
+    largest = b.name;
+    fmt::print("  {:<20} {:>6} {:>7.3f} GB {:>12} {:>14} {:>10.3f} s\n", b.name, b.clips,
+               gb(static_cast<double>(plan.bytes)), plan.micro_batch, stored.clip_bytes(),
+               plan.encoding);
+    seconds += plan.encoding * static_cast<double>(b.clips) / ranks;
+    j["buckets"].push_back({{"name", b.name},
+                            {"clips", b.clips},
+                            {"memory", plan.bytes},
+                            {"micro_batch", plan.micro_batch},
+                            {"clip_bytes", stored.clip_bytes()},
+                            {"seconds", plan.encoding}});
+  }
+  fmt::print("  {:.1f} s for all clips on {} ranks, without reading and writing ({})\n", seconds,
+             ranks, rates.origin);
+  j["seconds"] = seconds;
+}
+
+// The longest of the usual lengths at which the deck's clips fit, for the hint.
+std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, std::size_t capacity,
+                              const Rates& rates) {
+  for (const char* frames : {"408", "204", "102", "51", "1"}) {
+    Deck shorter = deck;
+    shorter.generate.num_frames = frames;
+    const GenerateJob job =
+        plan_generate_job(shorter, read_prompts(shorter.generate, {}, deck.media), model, vae, "");
+    bool fits = true;
+    for (const ClipItem& item : job.items) {
+      const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
+      fits = fits && p.sampling <= capacity && p.vae.micro_batch > 0;
+    }
+    if (fits)
+      return fmt::format(
+          "generate.num_frames = \"{}\" fits; so may a lower resolution, or "
+          "parallel.sp, which shares a clip's tokens",
+          frames);
+  }
+  return "choose a lower generate.resolution, parallel.sp, or ranks with more memory";
+}
+
+void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
+                   nlohmann::ordered_json& j) {
+  const int sp = static_cast<int>(deck.parallel.sp);
+  WEFT_CHECK(ranks % sp == 0, Exit::usage, "choose parallel.sp so that it divides the ranks",
+             "parallel.sp = {} does not divide {} ranks", sp, ranks);
+  const Machine machine = described_machine(request.fabric, request.memory_gb);
+  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  Stdit3 model(deck.model);
+  VideoVae vae(deck.vae);
+  model.params().allocate_for_inference(deck.model.dtype == "bf16");
+  vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
+  const GenerateJob job =
+      plan_generate_job(deck, read_prompts(deck.generate, {}, deck.media), model, vae, "");
+  // For the exchanges' memory, the last rank of a group has the largest share.
+  if (sp > 1) model.plan_sequence_group(sp - 1, sp);
+  const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
+  const std::size_t coder = vae.params().inference_bytes(deck.vae.dtype == "bf16");
+  WEFT_CHECK(stdit + coder < usable(request), Exit::usage,
+             "set model.dtype and vae.dtype to \"bf16\", or give ranks more memory",
+             "the weights of STDiT3 and VAE take {:.2f} GB of {:.1f}",
+             gb(static_cast<double>(stdit + coder)), request.memory_gb);
+  const std::size_t capacity = usable(request) - stdit - coder;
+  fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
+  row(j, "STDiT3 weights", stdit, deck.model.dtype);
+  row(j, "VAE weights", coder, deck.vae.dtype);
+  const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
+  std::map<ClipShape, ClipPlan> sizes;
+  for (const ClipItem& item : job.items) {
+    const ClipShape shape{item.pixels.frames, item.pixels.height, item.pixels.width};
+    if (!sizes.contains(shape))
+      sizes[shape] = plan_clip(deck, model, vae, item, limits.at(item.pixels), capacity, rates,
+                               machine.link_bandwidth);
+    ++sizes[shape].clips;
+  }
+  fmt::print("  {:<16} {:>6} {:>9} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "clip", "clips",
+             "together", "sampling", "VAE", "frames/time", "sampling time", "decoding time");
+  double seconds = 0, longest = 0;
+  for (const auto& [shape, p] : sizes) {
+    WEFT_CHECK(
+        p.sampling <= capacity && p.vae.micro_batch > 0, Exit::usage,
+        longest_that_fits(deck, model, vae, capacity, rates),
+        "a clip of {} takes {:.2f} GB to sample and {:.2f} to decode; a rank has {:.2f} for it",
+        size_name(shape), gb(static_cast<double>(p.sampling)), gb(static_cast<double>(p.vae.bytes)),
+        gb(static_cast<double>(capacity)));
+    fmt::print("  {:<16} {:>6} {:>9} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
+               size_name(shape), p.clips, p.together, gb(static_cast<double>(p.sampling)),
+               gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
+    const double a_clip = (p.seconds + p.vae.decoding) * static_cast<double>(deck.generate.loop);
+    seconds += a_clip * static_cast<double>(p.clips);
+    // What a group takes at least: a batch.
+    longest = std::max(longest, a_clip * static_cast<double>(std::min(p.together, p.clips)));
+    j["clips"].push_back({{"size", size_name(shape)},
+                          {"clips", p.clips},
+                          {"together", p.together},
+                          {"sampling", p.sampling},
+                          {"vae", p.vae.bytes},
+                          {"micro_batch", p.vae.micro_batch},
+                          {"sampling_seconds", p.seconds},
+                          {"decoding_seconds", p.vae.decoding}});
+  }
+  std::int64_t at_once = 1;
+  for (const auto& [shape, p] : sizes) at_once = std::max(at_once, p.vae.micro_batch);
+  vae.set_micro_batch(at_once);
+  row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), vae).bytes,
+      "between VAE and encoder, whatever the clips' lengths");
+  fmt::print("  at least {:.1f} s of sampling and decoding on {} groups of ranks ({})\n",
+             std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
+  j["seconds"] = std::max(longest, seconds * sp / ranks);
+}
+
+}  // namespace
+
+int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
+             const std::string& json, int world_ranks) {
+  const int ranks = request.gpus == 0 ? world_ranks : request.gpus;
+  WEFT_CHECK(request.fabric != "local", Exit::usage, "describe a machine: --memory, --fabric",
+             "--fabric local measures training steps, not {}", job);
+  WEFT_CHECK(request.memory_gb > 0, Exit::usage, "say --memory 141 for an H200",
+             "a described machine needs --memory GB");
+  nlohmann::ordered_json j;
+  j["build"] = version_line();
+  j["job"] = job;
+  j["ranks"] = ranks;
+  j["memory_gb"] = request.memory_gb;
+  fmt::print("{}\nweft {} on {} ranks of {:.1f} GB, of which a sixteenth stays free\n",
+             version_line(), job, ranks, request.memory_gb);
+  const bool text = !deck.t5.weights.empty() && (job == "generate" || deck.encode.text);
+  if (text) print_text(deck, plan_text(deck, request, ranks), j);
+  if (job == "encode")
+    plan_encode_job(deck, request, ranks, j);
+  else
+    plan_generate(deck, request, ranks, j);
+  if (json.empty()) return 0;
+  std::ofstream out(json, std::ios::trunc);
+  out << j.dump(2) << "\n";
+  out.close();
+  WEFT_CHECK(bool(out), Exit::usage, "name a file in a folder that can be written",
+             "cannot write {}", json);
+  return 0;
+}
+
+}  // namespace weft

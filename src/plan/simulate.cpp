@@ -1,0 +1,260 @@
+#include "plan/simulate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/error.h"
+#include "core/version.h"
+#include "models/stdit3/stdit3.h"
+#include "plan/simulate_plot.h"
+#include "plan/simulation_job.h"
+
+namespace weft {
+namespace {
+
+namespace sim = simulation;
+using Json = nlohmann::ordered_json;
+
+// Of one rank count: means over the steps.
+struct Result {
+  int ranks = 1;
+  std::int64_t micro_batches = 0;  // a step
+  double seconds = 0, work = 0;  // a step; work: forward and backward of a rank, without variation
+  double efficiency = 1;         // work a second and rank, over that of one rank alone
+  double placed = 0,
+         worst_placed =
+             0;  // (greatest - mean) / mean of the ranks' work as shared out: mean, worst step
+  double spread = 0, wait = 0, exposed = 0;  // of the step played; the last two as shares of it
+  double took = 0;                           // seconds of simulating
+};
+
+struct Subject {
+  sim::DeckStep step;
+  sim::BarrierModel barriers;
+  sim::Network network;
+  std::string fabric;
+};
+
+std::vector<std::string> tokens_of(const std::vector<std::string>& known,
+                                   const std::vector<std::string>& asked, const char* option) {
+  for (const std::string& word : asked) {
+    if (std::find(known.begin(), known.end(), word) != known.end()) continue;
+    throw Error(Exit::usage, fmt::format("{} {} is unknown", option, word),
+                fmt::format("choose of {}", fmt::join(known, ", ")), __FILE__, __LINE__);
+  }
+  return asked;
+}
+
+// Model, data and deck, whatever the machine.
+Subject make_subject(const Deck& deck, const SimulateRequest& request, const std::string& fabric,
+                     Stdit3& model) {
+  Subject s;
+  s.fabric = fabric;
+  s.step.buckets = open_clip_source(deck.data.path, false)->buckets();
+  s.step.batch_sizes = batch_sizes(deck.train, s.step.buckets);
+  s.step.seed = static_cast<std::uint64_t>(deck.run.seed);
+  s.step.sp = static_cast<int>(deck.parallel.sp);
+  s.step.micro_batches = deck.train.micro_batches;
+  s.step.variation = request.variation;
+  s.step.sharded = deck.parallel.zero == 1;
+  s.step.overlap = deck.parallel.overlap;
+  s.step.bf16_wire = deck.parallel.wire == "bf16";
+  s.step.bf16_model = deck.model.dtype == "bf16";
+  s.barriers.rate = request.barrier_tflops * 1e12;
+  const auto& patch = deck.model.patch_size;
+  const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
+  for (std::size_t b = 0; b < s.step.buckets.size(); ++b) {
+    const Bucket& bucket = s.step.buckets[b];
+    s.step.batch_sizes[b] = std::clamp<std::int64_t>(bucket.clips, 1, s.step.batch_sizes[b]);
+    s.barriers.dit_flops.push_back(
+        model.forward_flops(patches(bucket.frames, patch[0]),
+                            patches(bucket.height, patch[1]) * patches(bucket.width, patch[2]),
+                            deck.model.model_max_length));
+  }
+  // Laid out as the trainer does it; the memory is address space that nobody touches.
+  model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                          false, false);
+  s.step.schedule = bucket_schedule(model.params(), deck.model);
+  s.barriers.parameters = static_cast<double>(model.params().trainable_elements());
+  for (const auto& p : model.params().all()) s.barriers.tensors += p->trainable ? 1 : 0;
+  return s;
+}
+
+// The machine, and what a micro-batch costs on it.
+void add_machine(const Deck& deck, const SimulateRequest& request, int ranks, Subject& s) {
+  std::vector<double> recompute(s.step.buckets.size(), deck.model.recompute);
+  if (s.fabric == "local") {
+    WEFT_CHECK(!request.costs.empty(), Exit::usage, "add --costs RUN of a run on one rank here",
+               "--fabric local wants measured costs");
+    s.network = sim::local_network(
+        request.cores > 0 ? request.cores : static_cast<int>(std::thread::hardware_concurrency()),
+        request.link_rate * 1e9);
+  } else {
+    PlanRequest wanted;
+    wanted.gpus = ranks;
+    wanted.memory_gb = request.memory_gb;
+    wanted.fabric = s.fabric;
+    wanted.rates = request.rates;
+    const Plan plan = make_plan(deck, wanted, MPI_COMM_SELF);
+    s.network = sim::network_of(plan.machine);
+    s.step.costs = sim::planned_costs(plan, s.step.sharded);
+    for (std::size_t b = 0; b < recompute.size(); ++b)
+      recompute[b] = plan.buckets[b].memory.recompute;
+  }
+  if (!request.costs.empty())
+    s.step.costs = sim::measured_costs(request.costs, deck, s.step.buckets, recompute);
+}
+
+// Work of a rank in each step as it is shared out, before anything varies.
+void add_placement(const Subject& s, int steps, int warmup, Result& r) {
+  for (int n = warmup; n < steps + warmup; ++n) {
+    const std::vector<double> ranks = sim::rank_seconds(s.step, r.ranks, n);
+    double sum = 0;
+    for (const double x : ranks) sum += x;
+    const double mean = sum / r.ranks;
+    const double over = *std::max_element(ranks.begin(), ranks.end()) / mean - 1;
+    r.work += mean / steps;
+    r.placed += over / steps;
+    r.worst_placed = std::max(r.worst_placed, over);
+  }
+}
+
+Result play_one(Subject s, const std::string& style, int ranks, const SimulateRequest& request) {
+  const auto start = std::chrono::steady_clock::now();
+  Result r;
+  r.ranks = ranks;
+  std::vector<sim::StepTimes> steps;
+  if (style == "weft") {
+    if (request.per_gpu > 0) s.step.micro_batches = request.per_gpu * ranks / s.step.sp;
+    r.micro_batches = s.step.micro_batches;
+    add_placement(s, request.steps, request.warmup, r);
+    steps = sim::play(s.network, ranks, sim::overlapped_job(s.step, ranks), request.steps,
+                      request.warmup);
+  } else {
+    r.micro_batches = ranks;
+    steps = sim::play(s.network, ranks, sim::barriers_job(s.step, ranks, s.barriers), request.steps,
+                      request.warmup);
+  }
+  for (const sim::StepTimes& t : steps) {
+    const double n = request.steps;
+    r.seconds += t.seconds / n;
+    r.spread += t.spread() / n;
+    r.wait += t.wait / n;
+    r.exposed += t.exposed / n;
+    if (style == "barrier") r.work += t.mean_busy / n;
+  }
+  r.spread = std::max(0.0, r.spread);  // rounding
+  r.wait = std::max(0.0, r.wait) / r.seconds;
+  r.exposed = std::max(0.0, r.exposed) / r.seconds;
+  r.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return r;
+}
+
+Json describe(const Subject& s, const SimulateRequest& request) {
+  Json buckets = Json::array();
+  for (std::size_t b = 0; b < s.step.buckets.size(); ++b)
+    buckets.push_back({{"name", s.step.buckets[b].name},
+                       {"clips", s.step.buckets[b].clips},
+                       {"batch_size", s.step.batch_sizes[b]},
+                       {"forward_seconds", s.step.costs.work[b].forward},
+                       {"backward_seconds", s.step.costs.work[b].backward}});
+  return {{"fabric", s.fabric},
+          {"ranks_a_node", s.network.ranks_per_node},
+          {"bytes_a_second_inside_a_node", s.network.inside_rate},
+          {"bytes_a_second_of_a_node", s.network.node_rate},
+          {"cores_a_node", s.network.cores_per_node},
+          {"variation", request.variation},
+          {"costs", s.step.costs.origin},
+          {"optimizer_seconds", s.step.costs.optimizer},
+          {"gradient_buckets", s.step.schedule.size()},
+          {"buckets", buckets}};
+}
+
+Json to_json(const Result& r) {
+  return {{"ranks", r.ranks},
+          {"micro_batches", r.micro_batches},
+          {"step_seconds", r.seconds},
+          {"work_seconds", r.work},
+          {"efficiency", r.efficiency},
+          {"placed_spread", r.placed},
+          {"placed_spread_worst", r.worst_placed},
+          {"spread", r.spread},
+          {"wait_share", r.wait},
+          {"exposed_share", r.exposed},
+          {"simulation_seconds", r.took}};
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream out(path);
+  out << text;
+  out.close();
+  WEFT_CHECK(out.good(), Exit::usage, "choose a path that can be written", "{} cannot be written",
+             path);
+}
+
+}  // namespace
+
+int simulate(const Deck& deck, const SimulateRequest& request) {
+  tokens_of({"weft", "barrier"}, request.styles, "--style");
+  WEFT_CHECK(request.steps >= 1 && request.warmup >= 1, Exit::usage, "take 1 step or more",
+             "--steps {}, --warmup {}", request.steps, request.warmup);
+  for (const int n : request.gpus)
+    WEFT_CHECK(n >= 1 && n <= 65536 && n % deck.parallel.sp == 0, Exit::usage,
+               "from 1 to 65536, and multiples of parallel.sp", "--gpus {}", n);
+  std::vector<int> gpus = request.gpus;
+  std::sort(gpus.begin(), gpus.end());
+
+  Json out = {{"kind", "simulation"}, {"version", version_line()}, {"cases", Json::array()}};
+  std::vector<ScalingCurve> curves;
+  for (const std::string& fabric : request.fabrics) {
+    Stdit3 model(deck.model);
+    Subject subject = make_subject(deck, request, fabric, model);
+    add_machine(deck, request, gpus.back(), subject);
+    for (const std::string& style : request.styles) {
+      fmt::print("\n{} on {}, costs {}\n", style, fabric,
+                 style == "weft" ? subject.step.costs.origin
+                                 : fmt::format("at {} TFLOP/s", request.barrier_tflops));
+      fmt::print("{:>6} {:>8} {:>10} {:>10} {:>13} {:>8} {:>8} {:>8}\n", "ranks", "micro-b.",
+                 "step s", "efficiency", "placed spread", "spread", "waiting", "exposed");
+      // One rank (or group of them) alone, which nothing varies or delays, is what the others are measured by.
+      Subject alone = subject;
+      alone.step.variation = 0;
+      const Result one = play_one(alone, style, alone.step.sp, request);
+      ScalingCurve curve{fmt::format("{} {}", style, fabric), {}, {}};
+      Json results = Json::array();
+      for (const int n : gpus) {
+        Result r = play_one(subject, style, n, request);
+        r.efficiency = r.work / r.seconds / (one.work / one.seconds);
+        fmt::print(
+            "{:>6} {:>8} {:>10.4f} {:>8.2f} % {:>11.2f} % {:>6.2f} % {:>6.2f} % {:>6.2f} %\n", n,
+            r.micro_batches, r.seconds, 100 * r.efficiency, 100 * r.worst_placed, 100 * r.spread,
+            100 * r.wait, 100 * r.exposed);
+        std::fflush(stdout);
+        results.push_back(to_json(r));
+        curve.ranks.push_back(n);
+        curve.efficiency.push_back(r.efficiency);
+      }
+      curves.push_back(std::move(curve));
+      Json one_case = describe(subject, request);
+      one_case["style"] = style;
+      one_case["results"] = std::move(results);
+      out["cases"].push_back(std::move(one_case));
+    }
+  }
+  if (!request.json.empty()) {
+    out["deck"] = to_toml(deck);
+    write_file(request.json, out.dump(1) + "\n");
+  }
+  if (!request.plot.empty())
+    write_file(request.plot, scaling_plot("Simulated efficiency of a rank", curves));
+  return 0;
+}
+
+}  // namespace weft

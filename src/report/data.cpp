@@ -1,0 +1,253 @@
+#include "report/data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "core/seal.h"
+
+namespace weft::report_page {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::uint64_t largest_medium = 16u << 20;
+constexpr std::uint64_t largest_page = 64u << 20;  // of all media together
+
+std::string read_all(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// NaN for what is absent, null (a loss that was not finite) or of another type.
+double number(const json& j, const char* key) {
+  const auto it = j.find(key);
+  return it != j.end() && it->is_number() ? it->get<double>() : nan;
+}
+
+const json& object(const json& j, const char* key) {
+  static const json none = json::object();
+  const auto it = j.find(key);
+  return it != j.end() && it->is_object() ? *it : none;
+}
+
+void add_step(Steps& s, std::int64_t step, const json& j) {
+  s.step.push_back(static_cast<double>(step) + 1);
+  s.loss.push_back(number(j, "loss"));
+  s.grad_norm.push_back(number(j, "grad_norm"));
+  s.lr.push_back(number(j, "lr"));
+  s.seconds.push_back(number(j, "seconds"));
+  const json& memory = object(j, "memory");
+  s.resident.push_back(number(memory, "resident_bytes"));
+  s.arena.push_back(number(memory, "arena_peak_bytes"));
+  const json& split = object(j, "split");
+  const char* keys[] = {"compute",   "wait_slowest", "comm_exposed",
+                        "optimizer", "data_wait",    "checkpoint"};
+  double rest = s.seconds.back();
+  for (int p = 0; p < parts - 1; ++p) {
+    const double v = number(split, keys[p]);
+    s.part[p].push_back(v);
+    if (std::isfinite(v)) rest -= v;
+  }
+  s.slowest.push_back(number(j, "slowest_rank"));
+  s.spread.push_back(number(j, "spread"));
+  // Clocks of the parts and of the whole are read at different moments: no negative rest.
+  s.part[parts - 1].push_back(split.empty() ? nan : std::max(0.0, rest));
+  if (const auto it = j.find("samples"); it != j.end() && it->is_array())
+    for (const json& id : *it)
+      if (id.is_number_integer()) s.samples.push_back(id.get<std::int64_t>());
+}
+
+// The values of "rank_busy" and the like; of many ranks the file has an object.
+std::vector<double> of_ranks(const json& j, const char* key, bool& each) {
+  const auto it = j.find(key);
+  std::vector<double> v;
+  if (it == j.end()) return v;
+  each = it->is_array();
+  if (each)
+    for (const json& x : *it) v.push_back(x.is_number() ? x.get<double>() : 0);
+  else if (it->is_object())
+    for (const char* of : {"min", "median", "max"}) v.push_back(number(*it, of));
+  return v;
+}
+
+void add_ranks(RankTimes& t, std::size_t at, const json& j) {
+  bool each = true;
+  const std::vector<double> busy = of_ranks(j, "rank_busy", each);
+  if (busy.empty()) return;
+  std::vector<double> wait = of_ranks(j, "rank_wait", each);
+  std::vector<double> data = of_ranks(j, "rank_data_wait", each);
+  wait.resize(busy.size());
+  // Of the many, the fastest rank waits longest for the slowest.
+  if (!each) std::reverse(wait.begin(), wait.end());
+  if (busy.size() != t.busy.size() || each != t.each) {  // a restart on another number of ranks
+    t = {};
+    t.each = each;
+    t.busy.resize(busy.size());
+    t.wait.resize(busy.size());
+    if (each && data.size() == busy.size()) t.data_wait.resize(busy.size());
+  }
+  t.steps.push_back(at);
+  for (std::size_t r = 0; r < busy.size(); ++r) {
+    t.busy[r] += busy[r];
+    t.wait[r] += wait[r];
+    if (!t.data_wait.empty() && r < data.size()) t.data_wait[r] += data[r];
+  }
+  if (const double slowest = number(j, "slowest_rank"); slowest >= 0 && slowest < 1 << 30)
+    ++t.was_slowest[static_cast<int>(slowest)];
+}
+
+void load_metrics(Run& run) {
+  const fs::path path = run.dir / "metrics.jsonl";
+  std::ifstream in(path, std::ios::binary);
+  WEFT_CHECK(in.is_open(), Exit::data, "give the directory of a run (deck key run.dir)",
+             "cannot open {}", path.string());
+  // A restart repeats steps: the last of each counts. Sorted by step, whatever the order of lines.
+  std::map<std::int64_t, json> last;
+  std::size_t complete = 0;
+  for (std::string line; std::getline(in, line);) {
+    const bool torn = in.eof();  // no line end: a crash cut it short, or it is being written
+    json j = try_parse_json(line);
+    const auto step = j.is_object() ? j.find("step") : j.end();
+    if (!j.is_object() || step == j.end() || !step->is_number_integer() || !seal_holds(line)) {
+      if (!is_cut_off(line, torn) && !line.empty()) ++run.broken_lines;
+      continue;
+    }
+    ++complete;
+    const std::int64_t n = step->get<std::int64_t>();
+    last[n] = std::move(j);
+  }
+  WEFT_CHECK(!last.empty(), Exit::data, "wait for the run's first step",
+             "{} has no complete line yet", path.string());
+  run.repeated_steps = complete - last.size();
+  for (const auto& [step, j] : last) {
+    add_ranks(run.ranks, run.steps.size(), j);
+    add_step(run.steps, step, j);
+  }
+  for (auto* sums : {&run.ranks.busy, &run.ranks.wait, &run.ranks.data_wait})
+    for (double& s : *sums) s /= static_cast<double>(run.ranks.steps.size());
+  const std::set<std::int64_t> ids(run.steps.samples.begin(), run.steps.samples.end());
+  run.distinct_samples = ids.size();
+}
+
+// Optional: an older run, or one that died before its first step, has none.
+void load_facts(Run& run) {
+  const auto j = try_parse_json<nlohmann::ordered_json>(read_all(run.dir / "run.json"));
+  if (!j.is_object()) return;
+  for (const auto& [key, value] : j.items()) {
+    if (key == "memory_plan" && value.is_object()) {
+      for (const auto& [kind, bytes] : value.items())
+        if (bytes.is_number()) run.memory_plan.emplace_back(kind, bytes.get<double>());
+      continue;  // a picture of its own
+    }
+    if (key == "xxh3" || key == "id") continue;  // for weft itself
+    run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+}
+
+// The header of a PNG begins with its size, big-endian, at byte 16.
+void read_png_size(const std::string& bytes, Media& m) {
+  if (m.video || bytes.size() < 24 || !bytes.starts_with("\x89PNG")) return;
+  const auto word = [&](std::size_t at) {
+    std::uint32_t v = 0;
+    for (std::size_t i = 0; i < 4; ++i) v = v << 8 | static_cast<unsigned char>(bytes[at + i]);
+    return v;
+  };
+  m.width = word(16);
+  m.height = word(20);
+}
+
+void load_media(Run& run) {
+  std::vector<fs::path> files;
+  std::error_code ec;
+  for (fs::directory_iterator it(run.dir / "samples", ec); !ec && it != fs::directory_iterator();
+       it.increment(ec)) {
+    const std::string extension = it->path().extension().string();
+    if (extension == ".png" || extension == ".mp4") files.push_back(it->path());
+  }
+  std::sort(files.begin(), files.end());
+  std::uint64_t total = 0;
+  for (const fs::path& file : files) {
+    Media m;
+    m.name = file.filename().string();
+    m.video = file.extension() == ".mp4";
+    m.bytes = fs::file_size(file, ec);
+    if (!ec && m.bytes < largest_medium && total + m.bytes < largest_page) {
+      const std::string bytes = read_all(file);
+      read_png_size(bytes, m);
+      m.base64 = base64(bytes);
+      total += m.bytes;
+    }
+    run.media.push_back(std::move(m));
+  }
+}
+
+}  // namespace
+
+Run load_run(const fs::path& dir) {
+  Run run;
+  run.dir = dir;
+  std::error_code ec;
+  WEFT_CHECK(fs::is_directory(dir, ec), Exit::data,
+             "give the directory of a run (deck key run.dir)", "{} is not a directory",
+             dir.string());
+  // "runs/demo/" and "runs/demo" are the same run.
+  const fs::path plain = fs::absolute(dir).lexically_normal();
+  run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  load_metrics(run);
+  load_facts(run);
+  run.deck = read_all(dir / "deck.toml");
+  load_media(run);
+  if (fs::exists(dir / "scaling.json", ec))
+    run.scaling.push_back(load_scaling(dir / "scaling.json"));
+  return run;
+}
+
+Scaling load_scaling(const fs::path& file) {
+  const char* hint = "give a file that weft bench scaling --json has written";
+  std::error_code ec;
+  WEFT_CHECK(fs::is_regular_file(file, ec), Exit::data, hint, "cannot open {}", file.string());
+  const json j = try_parse_json(read_all(file));
+  const auto points = j.is_object() ? j.find("points") : j.end();
+  WEFT_CHECK(j.is_object() && points != j.end() && points->is_array(), Exit::data, hint,
+             "{} has no list of points", file.string());
+  Scaling s;
+  if (const auto it = j.find("mode"); it != j.end() && it->is_string()) s.mode = *it;
+  if (const auto it = j.find("mix"); it != j.end() && it->is_string()) s.mix = *it;
+  for (const json& p : *points) {
+    if (!p.is_object()) continue;
+    const Scaling::Point point{number(p, "ranks"),   number(p, "seconds"), number(p, "efficiency"),
+                               number(p, "exposed"), number(p, "wait"),    number(p, "ceiling")};
+    if (point.ranks >= 1 && point.seconds > 0 && std::isfinite(point.efficiency))
+      s.points.push_back(point);
+  }
+  WEFT_CHECK(!s.points.empty(), Exit::data, hint,
+             "no point of {} has ranks, seconds and an efficiency", file.string());
+  std::sort(s.points.begin(), s.points.end(),
+            [](const auto& a, const auto& b) { return a.ranks < b.ranks; });
+  return s;
+}
+
+std::string base64(const std::string& bytes) {
+  constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const std::size_t n = std::min<std::size_t>(3, bytes.size() - i);
+    std::uint32_t group = 0;
+    for (std::size_t k = 0; k < 3; ++k)
+      group = group << 8 | (k < n ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    for (std::size_t k = 0; k < 4; ++k) out += k <= n ? digits[group >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+}  // namespace weft::report_page

@@ -1,0 +1,99 @@
+#include "report/html.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+
+namespace weft::report_page {
+
+std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
+
+// Whatever comes from files is data, not HTML.
+std::string escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+// Fields may be absent and losses NaN: statistics are over what is there.
+std::vector<double> finite(const std::vector<double>& values) {
+  std::vector<double> v;
+  std::copy_if(values.begin(), values.end(), std::back_inserter(v),
+               [](double x) { return std::isfinite(x); });
+  return v;
+}
+double median(const std::vector<double>& values) {
+  std::vector<double> v = finite(values);
+  if (v.empty()) return NAN;
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+double total(const std::vector<double>& values) {
+  const std::vector<double> v = finite(values);
+  return std::accumulate(v.begin(), v.end(), 0.0);
+}
+double greatest(const std::vector<double>& values) {
+  const std::vector<double> v = finite(values);
+  return v.empty() ? NAN : *std::max_element(v.begin(), v.end());
+}
+
+std::string seconds_text(double s) {
+  if (!std::isfinite(s)) return "-";
+  if (s < 1e-3) return fmt::format("{:.0f} µs", s * 1e6);
+  if (s < 1) return fmt::format("{:.{}f} ms", s * 1e3, s < 0.1 ? 1 : 0);
+  if (s < 120) return fmt::format("{:.{}f} s", s, s < 10 ? 2 : 1);
+  if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
+  return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
+}
+std::string bytes_text(double b) {
+  if (!std::isfinite(b)) return "-";
+  if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
+  return fmt::format("{:.{}f} MB", b / 1e6, b < 1e7 ? 1 : 0);
+}
+std::string percent(double part, double whole) {
+  if (!(whole > 0)) return "-";
+  const double p = 100 * part / whole;
+  return fmt::format("{:.{}f} %", p, p < 10 ? 1 : 0);
+}
+
+std::string tile(const std::string& value, const std::string& label) {
+  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", value, label);
+}
+std::string section(const std::string& title, const std::string& note, const std::string& body) {
+  return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
+                     note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
+}
+std::string swatch(const std::string& color, const std::string& text, bool box) {
+  return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
+                     box ? "class=\"box\" " : "", color, text);
+}
+
+std::string bar(const std::string& name, const std::vector<BarPiece>& pieces, double whole,
+                const std::string& text) {
+  std::string s =
+      "<span>" + escape(name) + "</span><div class=\"track\"><div class=\"bar\" style=\"width:";
+  double sum = 0;
+  for (const BarPiece& p : pieces) sum += std::max(0.0, p.value);
+  s += fmt::format("{:.2f}%\">", whole > 0 ? 100 * sum / whole : 0);
+  for (const BarPiece& p : pieces)
+    if (p.value > 0 && sum > 0)
+      s += fmt::format("<div title=\"{}\" style=\"width:{:.3f}%;background:{}\"></div>",
+                       escape(p.title), 100 * p.value / sum, p.color);
+  return s + "</div></div><span>" + text + "</span>\n";
+}
+
+}  // namespace weft::report_page

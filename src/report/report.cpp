@@ -1,0 +1,346 @@
+#include "report/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "report/html.h"
+#include "report/plot.h"
+#include "report/ranks.h"
+#include "report/style.h"
+
+namespace weft::report_page {
+namespace {
+
+constexpr std::size_t most_points = 800, most_columns = 140;
+// More steps than this make no line any more: a band shows how far they spread.
+constexpr std::size_t most_in_line = 3000;
+
+// The mean of the first or last tenth of the losses (at least one, at most 50).
+double edge_mean(const std::vector<double>& values, bool last) {
+  const std::vector<double> v = finite(values);
+  if (v.empty()) return NAN;
+  const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
+  const auto begin = last ? v.end() - static_cast<std::ptrdiff_t>(n) : v.begin();
+  return std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(n), 0.0) /
+         static_cast<double>(n);
+}
+
+std::string loss_text(double v) { return std::isfinite(v) ? fmt::format("{:.4f}", v) : "-"; }
+
+// The legend of runs; nothing for one.
+std::string run_legend(std::span<const Run> runs) {
+  if (runs.size() < 2) return "";
+  std::string s = "<div class=\"legend\">";
+  for (std::size_t i = 0; i < runs.size(); ++i) s += swatch(color_of(i), escape(runs[i].name));
+  return s + "</div>\n";
+}
+
+// One curve a run of some quantity, averaged into few enough points to draw.
+using Column = std::vector<double> Steps::*;
+std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double scale) {
+  std::vector<Curve> curves;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
+    for (double& v : b.mean) v *= scale;
+    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8, 1, {}, {}});
+  }
+  return curves;
+}
+bool has(std::span<const Run> runs, Column column) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Run& r) { return !finite(r.steps.*column).empty(); });
+}
+
+std::string loss_plot(std::span<const Run> runs) {
+  std::vector<Curve> curves;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Steps& s = runs[i].steps;
+    const bool band = s.size() > most_in_line;
+    const Binned b = bin(s.step, s.loss, band ? most_points / 2 : most_in_line);
+    Curve raw{"", b.x, b.mean, color_of(i), 1, runs.size() > 1 ? 0.25 : 0.38, {}, {}};
+    if (band) {
+      raw.width = 0;
+      raw.low = b.low;
+      raw.high = b.high;
+    }
+    curves.push_back(raw);
+  }
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Binned b = bin(runs[i].steps.step, runs[i].steps.loss, most_points);
+    const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
+    curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
+  }
+  PlotFrame frame{"step", "loss", 1040, 330, false, true};
+  const bool bands = std::any_of(runs.begin(), runs.end(),
+                                 [](const Run& r) { return r.steps.size() > most_in_line; });
+  return section("Loss",
+                 bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
+                       : "Thin: every step. Bold: average over neighbouring steps.",
+                 run_legend(runs) + line_plot(frame, curves));
+}
+
+// The parts with their share of the whole run's time.
+std::string split_legend(const Run& run) {
+  const double whole = total(run.steps.seconds);
+  std::string s = "<div class=\"legend\">";
+  for (int p = 0; p < parts; ++p) {
+    if (finite(run.steps.part[p]).empty()) continue;  // metrics of an older version
+    s += swatch(
+        part_colors[p],
+        fmt::format("{} <em>{}</em>", part_names[p], percent(total(run.steps.part[p]), whole)),
+        true);
+  }
+  return s + "</div>\n";
+}
+
+// Milliseconds where a step is short.
+std::pair<double, const char*> time_unit(std::span<const Run> runs) {
+  double most = 0;
+  for (const Run& r : runs) most = std::max(most, median(r.steps.seconds));
+  return most < 1 ? std::pair{1e3, "ms"} : std::pair{1.0, "s"};
+}
+
+// One run: stacked columns over the steps. Without a split in the metrics, the whole alone.
+std::string one_split(const Run& run) {
+  const auto [scale, unit] = time_unit({&run, 1});
+  std::vector<Layer> layers;
+  std::vector<double> x;
+  const bool split = !finite(run.steps.part[0]).empty();
+  for (int p = 0; p < parts; ++p) {
+    if (split && finite(run.steps.part[p]).empty()) continue;
+    Binned b = bin(run.steps.step, split ? run.steps.part[p] : run.steps.seconds, most_columns);
+    for (double& v : b.mean) v *= scale;
+    x = b.x;
+    layers.push_back({split ? part_names[p] : "step", b.mean, part_colors[p]});
+    if (!split) break;
+  }
+  const PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 300, true, false};
+  const std::size_t columns = std::min(run.steps.size(), most_columns);
+  const std::string note =
+      columns < run.steps.size()
+          ? fmt::format(
+                "Where the time of a step goes on rank 0; each column is the mean of {:.0f} "
+                "steps.",
+                static_cast<double>(run.steps.size()) / static_cast<double>(columns))
+          : "Where the time of a step goes, on rank 0.";
+  return section("Step time", note,
+                 (split ? split_legend(run) : "") + stacked_plot(frame, x, layers));
+}
+
+// Several runs: stacks cannot be overlaid, so curves of the whole and one bar a run.
+std::string many_splits(std::span<const Run> runs) {
+  const auto [scale, unit] = time_unit(runs);
+  PlotFrame frame{"step", fmt::format("time a step ({})", unit), 1040, 280, true, true};
+  std::string body = run_legend(runs) +
+                     line_plot(frame, plain_curves(runs, &Steps::seconds, scale)) +
+                     "<div class=\"legend\" style=\"margin-top:14px\">";
+  for (int p = 0; p < parts; ++p) body += swatch(part_colors[p], part_names[p], true);
+  body += "</div><div class=\"bars\">";
+  double longest = 0;
+  for (const Run& r : runs)
+    longest = std::max(longest, total(r.steps.seconds) / static_cast<double>(r.steps.size()));
+  for (const Run& r : runs) {
+    const double steps = static_cast<double>(r.steps.size());
+    const double mean = total(r.steps.seconds) / steps;
+    std::vector<BarPiece> pieces;
+    for (int p = 0; p < parts; ++p) {
+      const double seconds = total(r.steps.part[p]) / steps;
+      pieces.push_back(
+          {seconds, part_colors[p], fmt::format("{} {}", part_names[p], percent(seconds, mean))});
+    }
+    body += bar(r.name, pieces, longest, seconds_text(mean) + " a step");
+  }
+  return section("Step time", "Above: every step. Below: the mean of all steps, by what took it.",
+                 body + "</div>");
+}
+
+// From zero, so that growth shows in its true proportion.
+std::string memory_plot(std::span<const Run> runs) {
+  double most = 0;
+  for (const Run& r : runs) most = std::max({most, greatest(r.steps.resident)});
+  const bool gb = most >= 2e9;
+  const double scale = gb ? 1e-9 : 1e-6;
+  std::vector<Curve> curves = plain_curves(runs, &Steps::resident, scale);
+  std::string legend = run_legend(runs), note = "Resident.";
+  if (runs.size() == 1 && has(runs, &Steps::arena)) {
+    Curve arena = plain_curves(runs, &Steps::arena, scale)[0];
+    arena.color = run_colors[1];
+    curves[0].name = "resident";
+    arena.name = "activations";
+    curves.push_back(arena);
+    legend = "<div class=\"legend\">" + swatch(run_colors[0], "resident") +
+             swatch(run_colors[1], "activations") + "</div>";
+    note = "";
+  }
+  const PlotFrame frame{"step", gb ? "memory (GB)" : "memory (MB)", 370, 250, true, false};
+  return section("Memory of rank 0", note, legend + line_plot(frame, curves));
+}
+
+std::string grad_plot(std::span<const Run> runs) {
+  const PlotFrame frame{"step", "norm", 370, 250, false, true};
+  return section("Gradient norm", "",
+                 run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::grad_norm, 1)));
+}
+
+// In units of its own power of ten: rates have no digits worth reading otherwise.
+std::string rate_plot(std::span<const Run> runs) {
+  double most = 0;
+  for (const Run& r : runs) most = std::max(most, greatest(r.steps.lr));
+  const int power = most > 0 ? static_cast<int>(std::floor(std::log10(most) + 1e-9)) : 0;
+  const PlotFrame frame{"step", fmt::format("rate (1e{})", power), 370, 250, true, false};
+  return section(
+      "Learning rate", "",
+      run_legend(runs) + line_plot(frame, plain_curves(runs, &Steps::lr, std::pow(10.0, -power))));
+}
+
+// What the metrics say, then what the run said when it started.
+std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
+  const Steps& s = r.steps;
+  const double time = total(s.seconds);
+  std::vector<std::pair<std::string, std::string>> f = {
+      {"steps",
+       static_cast<double>(s.size()) == s.step.back()
+           ? short_number(s.step.back())
+           : fmt::format("{} recorded, to step {}", short_number(static_cast<double>(s.size())),
+                         short_number(s.step.back()))},
+      {"loss", loss_text(edge_mean(s.loss, false)) + " at the start, " +
+                   loss_text(edge_mean(s.loss, true)) + " at the end"},
+      {"time in steps", seconds_text(time)},
+      {"median step", seconds_text(median(s.seconds))},
+  };
+  if (!s.samples.empty())
+    f.emplace_back("clips seen", fmt::format("{}, {} different ones, {:.3g} a second",
+                                             short_number(static_cast<double>(s.samples.size())),
+                                             short_number(static_cast<double>(r.distinct_samples)),
+                                             static_cast<double>(s.samples.size()) / time));
+  if (r.repeated_steps > 0)
+    f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
+  if (r.broken_lines > 0)
+    f.emplace_back("unreadable lines", fmt::format("{} of metrics.jsonl", r.broken_lines));
+  f.insert(f.end(), r.facts.begin(), r.facts.end());
+  return f;
+}
+
+std::string facts_table(std::span<const Run> runs) {
+  // Rows in the order of the first run that has them.
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::pair<std::string, std::string>>> facts;
+  for (const Run& r : runs) {
+    facts.push_back(all_facts(r));
+    for (const auto& [key, value] : facts.back())
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  }
+  std::string t = "<div class=\"scroll\"><table>";
+  if (runs.size() > 1) {
+    t += "<thead><tr><th></th>";
+    for (const Run& r : runs) t += "<th>" + escape(r.name) + "</th>";
+    t += "</tr></thead>";
+  }
+  t += "<tbody>\n";
+  for (const std::string& key : keys) {
+    t += "<tr><th>" + escape(key) + "</th>";
+    for (const auto& of_run : facts) {
+      const auto it = std::find_if(of_run.begin(), of_run.end(),
+                                   [&](const auto& row) { return row.first == key; });
+      t += "<td>" + (it == of_run.end() ? std::string("-") : escape(it->second)) + "</td>";
+    }
+    t += "</tr>\n";
+  }
+  return section("Facts", "", t + "</tbody></table></div>");
+}
+
+// Media travel inside the page; what is too large is named instead.
+std::string samples(const Run& run, bool named) {
+  if (run.media.empty()) return "";
+  std::string body = "<div class=\"media\">";
+  for (const Media& m : run.media) {
+    std::string content;
+    if (m.base64.empty())
+      content =
+          fmt::format("<p class=\"note\">{:.1f} MB, too large for this page: see samples/{}</p>",
+                      static_cast<double>(m.bytes) / 1e6, escape(m.name));
+    else if (m.video)
+      content = fmt::format(
+          "<video controls loop muted autoplay playsinline "
+          "src=\"data:video/mp4;base64,{}\"></video>",
+          m.base64);
+    else
+      content = fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(m.name),
+                            m.base64);
+    // Contact sheets are wide and want the width of the page.
+    body += fmt::format("<figure{}>{}<figcaption>{}</figcaption></figure>\n",
+                        m.width > 2 * m.height ? " class=\"wide\"" : "", content, escape(m.name));
+  }
+  return section(named ? "Samples of " + escape(run.name) : "Samples", "", body + "</div>");
+}
+
+// The few numbers that somebody looks for first.
+std::string tiles(const Run& r) {
+  const Steps& s = r.steps;
+  std::string t = "<div class=\"tiles\">\n";
+  t += tile(short_number(s.step.back()), "steps done");
+  t +=
+      tile(loss_text(edge_mean(s.loss, true)), "loss, from " + loss_text(edge_mean(s.loss, false)));
+  t += tile(seconds_text(median(s.seconds)), "median step");
+  if (!s.samples.empty())
+    t += tile(fmt::format("{:.3g}", static_cast<double>(s.samples.size()) / total(s.seconds)),
+              "clips a second");
+  if (!finite(s.part[data_wait]).empty())
+    t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
+  if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)
+    t += tile(percent(wait, total(s.seconds)), "waiting for the slowest, rank 0");
+  if (!finite(s.resident).empty())
+    t += tile(bytes_text(greatest(s.resident)), "resident at most, rank 0");
+  return t + "</div>\n";
+}
+
+}  // namespace
+
+std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling) {
+  const Run& first = runs.front();
+  std::string names, build;
+  for (const Run& r : runs) names += (names.empty() ? "" : ", ") + escape(r.name);
+  for (const auto& [key, value] : first.facts)
+    if (key == "build") build = escape(value);
+  std::string dirs;
+  for (const Run& r : runs)
+    if (r.dir.string() != r.name) dirs += (dirs.empty() ? "" : " · ") + escape(r.dir.string());
+
+  std::string page = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+      "<title>{} - weft</title><style>{}</style></head>\n<body><main>\n"
+      "<header><h1>{}</h1><p>{}{}{}</p></header>\n",
+      names, page_style, names, dirs, dirs.empty() || build.empty() ? "" : " · ", build);
+  page += runs.size() == 1 ? tiles(first) : "<p></p>";
+  page += loss_plot(runs);
+  page += runs.size() == 1 ? one_split(first) : many_splits(runs);
+  const bool several = runs.size() > 1;
+  for (const Run& r : runs) page += rank_bars(r, several);
+  std::vector<std::string> small;
+  if (has(runs, &Steps::resident)) small.push_back(memory_plot(runs));
+  if (has(runs, &Steps::grad_norm)) small.push_back(grad_plot(runs));
+  if (has(runs, &Steps::lr)) small.push_back(rate_plot(runs));
+  page += "<div class=\"small\">\n";
+  for (const std::string& s : small) page += s;
+  page += "</div>\n";
+  for (const Run& r : runs) page += memory_against_plan(r, several);
+  std::vector<Scaling> results;
+  for (const Run& r : runs) results.insert(results.end(), r.scaling.begin(), r.scaling.end());
+  results.insert(results.end(), scaling.begin(), scaling.end());
+  page += scaling_curves(results);
+  for (const Run& r : runs) page += samples(r, several);
+  page += facts_table(runs);
+  for (const Run& r : runs)
+    if (!r.deck.empty())
+      page += fmt::format(
+          "<section><details><summary>Deck{}</summary><pre>{}</pre></details>"
+          "</section>\n",
+          runs.size() > 1 ? " of " + escape(r.name) : "", escape(r.deck));
+  return page + "</main><script>" + page_script + "</script></body></html>\n";
+}
+
+}  // namespace weft::report_page

@@ -1,0 +1,96 @@
+#include "tensor/device.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/error.h"
+
+namespace weft {
+
+// The CUDA side (device_cuda.cpp), null in programs that are not linked with it.
+[[gnu::weak]] std::vector<std::string> cuda_visible_gpus(std::string& why);
+[[gnu::weak]] std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
+
+namespace {
+
+Device device;
+DeviceRuntime* runtime = nullptr;
+thread_local int cpu_scopes = 0;
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+}  // namespace
+
+std::vector<std::string> visible_gpus(std::string* why) {
+  std::string reason = "this build of weft has no CUDA side";
+  std::vector<std::string> gpus;
+  if (&cuda_visible_gpus != nullptr) gpus = cuda_visible_gpus(reason);
+  if (why != nullptr) *why = reason;
+  return gpus;
+}
+
+void use_gpu(int index) {
+  WEFT_ASSERT(&make_cuda_runtime != nullptr);
+  if (runtime != nullptr) {  // a second training in this process
+    WEFT_ASSERT(device.index == index);
+    return;
+  }
+  // Never destroyed: tensors of any age may give their memory back until the process ends, and the driver frees the rest.
+  runtime = make_cuda_runtime(index).release();
+  device = {DeviceKind::cuda, index};
+}
+
+Device this_device() { return cpu_scopes > 0 ? Device{} : device; }
+
+CpuScope::CpuScope() { ++cpu_scopes; }
+CpuScope::~CpuScope() { --cpu_scopes; }
+
+DeviceRuntime& device_runtime() {
+  WEFT_ASSERT(runtime != nullptr);
+  return *runtime;
+}
+
+int set_threads(int requested, int ranks_on_host) {
+  // When the launcher has bound this rank to its own cores, those are all its own; when every rank
+  // sees the whole host, the host is shared out.
+  const int cores = usable_cores();
+  const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  int threads = requested;
+  if (threads <= 0) threads = cores < online ? cores : cores / std::max(1, ranks_on_host);
+  threads = std::max(1, threads);
+  omp_set_dynamic(0);
+  omp_set_num_threads(threads);
+  return threads;
+}
+
+std::string describe_cpu() {
+  std::string model = "unknown processor";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) {
+      model = line.substr(line.find(':') + 2);
+      break;
+    }
+  }
+  const bool avx512 = __builtin_cpu_supports("x86-64-v4") > 0;
+  return fmt::format("{}, {} of {} cores, {}", model, usable_cores(), sysconf(_SC_NPROCESSORS_ONLN),
+                     avx512 ? "AVX-512" : "AVX2");
+}
+
+std::size_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t total = 0, resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace weft

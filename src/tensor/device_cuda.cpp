@@ -1,0 +1,309 @@
+#include "tensor/device_cuda.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+namespace weft {
+namespace {
+
+constexpr std::size_t ring_bytes = 64u << 20;
+constexpr std::size_t stage_bytes = 16u << 20;
+
+std::array<cudaStream_t, 3> streams{};
+cudaDeviceProp properties{};
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+  const auto* b = reinterpret_cast<const unsigned char*>(uuid.bytes);
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", b[i]);
+  }
+  return text;
+}
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  explicit CudaRuntime(int index) : index_(index) {
+    enter();
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+    int lowest = 0, highest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    for (const Stream s : {Stream::compute, Stream::communication, Stream::copy})
+      CUDA_CHECK(cudaStreamCreateWithPriority(&streams[static_cast<std::size_t>(s)],
+                                              cudaStreamNonBlocking,
+                                              s == Stream::communication ? highest : lowest));
+    ring_ = static_cast<std::byte*>(allocate_pinned(ring_bytes));
+    stage_ = static_cast<std::byte*>(allocate_pinned(2 * stage_bytes));
+  }
+
+  void* allocate(std::size_t bytes, bool zeroed) override {
+    enter();
+    void* p = nullptr;
+    const cudaError_t error = cudaMalloc(&p, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // or the next call would report it again
+      std::size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      throw Error(Exit::usage,
+                  fmt::format("GPU {} has no {:.2f} GiB left: {:.2f} of {:.2f} GiB are free",
+                              index_, gib(bytes), gib(free), gib(total)),
+                  "lower memory.arena_gib or train.batch_size, or see who else holds memory there "
+                  "(weft doctor, nvidia-smi)",
+                  __FILE__, __LINE__);
+    }
+    CUDA_CHECK(error);
+    if (zeroed) zero(p, bytes, Stream::compute);
+    return p;
+  }
+  void free(void* p) override {
+    enter();
+    CUDA_CHECK(cudaFree(p));
+  }
+  void* allocate_pinned(std::size_t bytes) override {
+    enter();
+    void* p = nullptr;
+    const cudaError_t error = cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw Error(Exit::usage, fmt::format("cannot pin {:.3f} GiB of host memory", gib(bytes)),
+                  "raise the limit of locked memory (ulimit -l) or the job's memory", __FILE__,
+                  __LINE__);
+    }
+    CUDA_CHECK(error);
+    return p;
+  }
+  void free_pinned(void* p) override {
+    enter();
+    CUDA_CHECK(cudaFreeHost(p));
+  }
+  std::size_t free_bytes() override {
+    enter();
+    std::size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  }
+
+  void upload(void* to, const void* from, std::size_t bytes, Stream stream) override {
+    enter();
+    const std::lock_guard lock(ring_mutex_);
+    WEFT_ASSERT(!capturing_);
+    auto* target = static_cast<std::byte*>(to);
+    const auto* source = static_cast<const std::byte*>(from);
+    for (std::size_t done = 0; done < bytes;) {
+      const std::size_t piece = std::min(bytes - done, ring_bytes / 4);
+      std::byte* pinned = take_from_ring(piece);
+      std::memcpy(pinned, source + done, piece);
+      CUDA_CHECK(cudaMemcpyAsync(target + done, pinned, piece, cudaMemcpyHostToDevice,
+                                 cuda_stream(stream)));
+      in_flight_.push_back({static_cast<std::size_t>(pinned - ring_), piece, record(stream)});
+      done += piece;
+    }
+  }
+
+  void download(void* to, const void* from, std::size_t bytes) override {
+    enter();
+    const std::lock_guard lock(stage_mutex_);
+    // Two halves: the host empties one while the other is filled.
+    DeviceEvent filled[2];
+    const auto piece = [&](std::size_t i) {
+      return std::min(stage_bytes, bytes - i * stage_bytes);
+    };
+    const std::size_t pieces = (bytes + stage_bytes - 1) / stage_bytes;
+    const auto fetch = [&](std::size_t i) {
+      CUDA_CHECK(cudaMemcpyAsync(stage_ + i % 2 * stage_bytes,
+                                 static_cast<const std::byte*>(from) + i * stage_bytes, piece(i),
+                                 cudaMemcpyDeviceToHost, cuda_stream(Stream::compute)));
+      filled[i % 2] = record(Stream::compute);
+    };
+    if (pieces > 0) fetch(0);
+    for (std::size_t i = 0; i < pieces; ++i) {
+      if (i + 1 < pieces) fetch(i + 1);
+      synchronize(filled[i % 2]);
+      std::memcpy(static_cast<std::byte*>(to) + i * stage_bytes, stage_ + i % 2 * stage_bytes,
+                  piece(i));
+    }
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+    enter();
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream(stream)));
+  }
+  void zero(void* p, std::size_t bytes, Stream stream) override {
+    enter();
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, cuda_stream(stream)));
+  }
+
+  DeviceEvent record(Stream stream) override {
+    enter();
+    DeviceEvent event = take_event();
+    CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event.get()), cuda_stream(stream)));
+    return event;
+  }
+  void wait(Stream stream, const DeviceEvent& event) override {
+    enter();
+    CUDA_CHECK(cudaStreamWaitEvent(cuda_stream(stream), static_cast<cudaEvent_t>(event.get()), 0));
+  }
+  bool finished(const DeviceEvent& event) override {
+    enter();
+    const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event.get()));
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // or somebody's look at the last error would find it
+      return false;
+    }
+    CUDA_CHECK(state);
+    return true;
+  }
+  void synchronize(const DeviceEvent& event) override {
+    enter();
+    CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event.get())));
+  }
+  void synchronize() override {
+    enter();
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  double seconds(const DeviceEvent& from, const DeviceEvent& to) override {
+    enter();
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(from.get()),
+                                    static_cast<cudaEvent_t>(to.get())));
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  void begin_capture() override {
+    enter();
+    // Thread-local: the communicator's watcher may query its own events meanwhile.
+    CUDA_CHECK(
+        cudaStreamBeginCapture(cuda_stream(Stream::compute), cudaStreamCaptureModeThreadLocal));
+    capturing_ = true;
+  }
+  DeviceGraph end_capture() override {
+    enter();
+    capturing_ = false;
+    cudaGraph_t graph = nullptr;
+    CUDA_CHECK(cudaStreamEndCapture(cuda_stream(Stream::compute), &graph));
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    CUDA_CHECK(error);
+    return DeviceGraph(exec,
+                       [](void* p) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(p)); });
+  }
+  void launch(const DeviceGraph& graph) override {
+    enter();
+    CUDA_CHECK(
+        cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), cuda_stream(Stream::compute)));
+  }
+
+  std::string describe() override {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    return fmt::format("{}, {:.1f} GiB, sm_{}{}, driver for CUDA {}.{}", properties.name,
+                       gib(properties.totalGlobalMem), properties.major, properties.minor,
+                       driver / 1000, driver % 1000 / 10);
+  }
+
+ private:
+  struct InFlight {
+    std::size_t begin, bytes;
+    DeviceEvent copied;
+  };
+
+  static double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
+
+  // CUDA's current device is a thread's: whoever calls from a thread of its own gets this rank's, never GPU 0.
+  void enter() {
+    static thread_local int current = -1;
+    if (current == index_) return;
+    CUDA_CHECK(cudaSetDevice(index_));
+    current = index_;
+  }
+
+  // Events are used again: making one takes microseconds, and a step takes hundreds.
+  DeviceEvent take_event() {
+    const std::lock_guard lock(event_mutex_);
+    cudaEvent_t event = nullptr;
+    if (idle_events_.empty()) {
+      CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDefault));
+    } else {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    }
+    return DeviceEvent(event, [this](void* p) {
+      const std::lock_guard returning(event_mutex_);
+      idle_events_.push_back(static_cast<cudaEvent_t>(p));
+    });
+  }
+
+  // The next `bytes` of the ring, once the copies that read them are done.
+  std::byte* take_from_ring(std::size_t bytes) {
+    bytes = (bytes + 255) / 256 * 256;
+    const auto retire = [this] {
+      synchronize(in_flight_.front().copied);
+      in_flight_.pop_front();
+    };
+    if (ring_at_ + bytes > ring_bytes) {
+      // What the round before left in the end that is skipped now: it is the oldest, and would hide from the look below the
+      // copies of this round, which are in the way.
+      while (!in_flight_.empty() && in_flight_.front().begin >= ring_at_) retire();
+      ring_at_ = 0;
+    }
+    const std::size_t begin = ring_at_, end = begin + bytes;
+    while (!in_flight_.empty()) {
+      const InFlight& oldest = in_flight_.front();
+      if (oldest.begin >= end || oldest.begin + oldest.bytes <= begin) break;
+      retire();
+    }
+    ring_at_ = end;
+    return ring_ + begin;
+  }
+
+  int index_;
+  std::byte *ring_ = nullptr, *stage_ = nullptr;
+  std::size_t ring_at_ = 0;
+  std::deque<InFlight> in_flight_;  // in order of issue
+  std::vector<cudaEvent_t> idle_events_;
+  std::mutex ring_mutex_, stage_mutex_, event_mutex_;
+  bool capturing_ = false;
+};
+
+}  // namespace
+
+void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line) {
+  throw Error(Exit::hardware,
+              fmt::format("CUDA: {} ({}) at {}:{}, {}", cudaGetErrorString(error),
+                          cudaGetErrorName(error), file, line, call),
+              "run weft doctor on this node; if it finds the GPU well, this is a bug in weft", file,
+              line);
+}
+
+cudaStream_t cuda_stream(Stream stream) { return streams[static_cast<std::size_t>(stream)]; }
+const cudaDeviceProp& cuda_properties() { return properties; }
+
+std::vector<std::string> cuda_visible_gpus(std::string& why) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    why = fmt::format("no GPU can be used: {}", cudaGetErrorString(error));
+    return {};
+  }
+  why = count == 0 ? "no GPU is visible" : "";
+  std::vector<std::string> gpus;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    CUDA_CHECK(cudaGetDeviceProperties(&p, i));
+    gpus.push_back(uuid_text(p.uuid));
+  }
+  return gpus;
+}
+
+std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index) {
+  return std::make_unique<CudaRuntime>(index);
+}
+
+}  // namespace weft

@@ -1,0 +1,30 @@
+// CUDA as the kernels and the NCCL communicator see it. Only core/device*, parallel/nccl* and kernels/ include this.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+#include "tensor/device.h"
+
+namespace weft {
+
+// Throws Exit::hardware with the call, CUDA's own words and file:line.
+[[noreturn]] void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line);
+
+cudaStream_t cuda_stream(Stream stream);
+// The device's properties, read once.
+const cudaDeviceProp& cuda_properties();
+
+// Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp calls these if they are
+// linked.
+std::vector<std::string> cuda_visible_gpus(std::string& why);
+std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
+
+}  // namespace weft
+
+#define CUDA_CHECK(call) \
+  do { \
+    const cudaError_t cuda_check_error = (call); \
+    if (cuda_check_error != cudaSuccess) \
+      ::weft::throw_cuda_error(cuda_check_error, #call, __FILE__, __LINE__); \
+  } while (false)

@@ -1,0 +1,162 @@
+#include "train/metrics/run_facts.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/seal.h"
+#include "core/version.h"
+#include "ops/dispatch.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+std::string mib(double bytes) {
+  return bytes >= (1 << 30) ? fmt::format("{:.2f} GiB", bytes / (1 << 30))
+                            : fmt::format("{:.1f} MiB", bytes / (1 << 20));
+}
+
+// `text` is sealed. What stood there before is of the last start.
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::stringstream before;
+  before << std::ifstream(path).rdbuf();
+  if (!seal_holds(before.str()))
+    log::warn("{} was damaged, or changed by hand: it is written anew", path.string());
+  std::ofstream out(path, std::ios::trunc);
+  out << text;
+  out.close();
+  WEFT_CHECK(bool(out), Exit::checkpoint, "check that run.dir can be written and is not full",
+             "cannot write {}", path.string());
+}
+
+}  // namespace
+
+RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(trainer.run_id()) {
+  ParameterTable& p = trainer.params();
+  const Communicator& comm = trainer.communicator();
+  memory_ = {
+      {"weights", p.values().bytes() + (p.working().defined() ? p.working().bytes() : 0)},
+      {"gradients", p.grads().bytes()},
+      {"optimizer", trainer.state().bytes()},
+      {"activations", trainer.planned_bytes()},
+  };
+  double state = 0;
+  for (const auto& [kind, bytes] : memory_)
+    if (kind != "activations") state += static_cast<double>(bytes);
+  std::int64_t clips = 0;
+  for (const Bucket& b : trainer.source().buckets()) clips += b.clips;
+  const auto& memory = trainer.memory();
+  const auto recomputed = std::count_if(memory.begin(), memory.end(), [&](const StepMemory& m) {
+    return m.recompute > trainer.task().least_recompute();
+  });
+  const std::int64_t sp = deck.parallel.sp;
+  slowest_.resize(static_cast<std::size_t>(comm.size()));
+  rows_ = {
+      {"build", version_line()},
+      {"run", deck.run.dir},
+      {"ranks",
+       fmt::format("{} ({}), {} threads each, {}", comm.size(),
+                   sp == 1 ? "data parallel"
+                           : fmt::format("{} groups of {} that share clips", comm.size() / sp, sp),
+                   trainer.threads(), comm.describe())},
+      {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
+      {"model", fmt::format("{}, {} parameters ({} trained)", trainer.task().describe(),
+                            p.total_elements(), p.trainable_elements())},
+      {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
+                           trainer.source().buckets().size())},
+      {"step", fmt::format("{} micro-batches; {}", deck.train.micro_batches,
+                           on_cuda() && !deck.parallel.deterministic
+                               ? "restarts repeat their bits, another run does not (matrix "
+                                 "products are tuned; parallel.deterministic)"
+                               : "runs and restarts on as many ranks repeat their bits")},
+      {"gradients",
+       fmt::format("{} buckets, {} on the wire{}{}", p.buckets().size(), deck.parallel.wire,
+                   trainer.state().sharded() ? ", optimizer state in shards" : "",
+                   deck.parallel.overlap ? "" : ", without overlap")},
+      {"memory", fmt::format("{} of state, {} of activations a rank (planned){}", mib(state),
+                             mib(static_cast<double>(trainer.planned_bytes())),
+                             recomputed == 0 ? std::string()
+                                             : fmt::format("; {} of {} buckets recompute blocks",
+                                                           recomputed, memory.size()))},
+      {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
+                            : fmt::format("oneDNN matmul; weft {} for the rest",
+                                          ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
+  };
+}
+
+void RunFacts::print() const {
+  for (const auto& [name, value] : rows_) log::info("{:<9} {}", name, value);
+}
+
+void RunFacts::write(const std::filesystem::path& run_dir) const {
+  write_text(run_dir / "deck.toml", seal_text(to_toml(deck_)));
+  nlohmann::ordered_json j = {{"id", id_}};
+  for (const auto& [name, value] : rows_) j[name] = value;
+  for (const auto& [kind, bytes] : memory_) j["memory_plan"][kind] = bytes;
+  write_text(run_dir / "run.json", seal_json(j.dump(2)) + "\n");
+}
+
+void RunFacts::count(const StepMetrics& m) {
+  seconds_.push_back(m.seconds);
+  total_seconds_ += m.seconds;
+  total_.data_wait += m.split.data_wait;
+  total_.compute += m.split.compute;
+  total_.wait_slowest += m.split.wait_slowest;
+  total_.comm_exposed += m.split.comm_exposed;
+  total_.optimizer += m.split.optimizer;
+  total_.checkpoint += m.split.checkpoint;
+  total_spread_ += m.spread;
+  if (m.slowest_rank >= 0) ++slowest_[static_cast<std::size_t>(m.slowest_rank)];
+}
+
+void RunFacts::print_step(const StepMetrics& m) const {
+  const auto share = [&](double s) { return 100 * s / m.seconds; };
+  std::string slowest;
+  if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
+  log::info(
+      "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
+      "%, wait {:.1f} %, save {:.1f} %{})",
+      m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
+      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest);
+}
+
+void RunFacts::print_end(const Trainer& trainer) const {
+  if (!seconds_.empty()) {
+    std::vector<double> sorted = seconds_;
+    std::sort(sorted.begin(), sorted.end());
+    const auto share = [&](double s) { return 100 * s / total_seconds_; };
+    log::info("{} steps in {:.1f} s, median step {:.4f} s", seconds_.size(), total_seconds_,
+              sorted[sorted.size() / 2]);
+    log::info(
+        "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
+        "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
+        share(total_.compute), share(total_.comm_exposed), trainer.communicator().busy_seconds(),
+        share(total_.wait_slowest), share(total_.optimizer), share(total_.data_wait),
+        share(total_.checkpoint));
+    if (slowest_.size() > 1) {
+      const auto worst = std::max_element(slowest_.begin(), slowest_.end());
+      log::info(
+          "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of "
+          "{} steps",
+          100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
+          *worst, seconds_.size());
+    }
+    log::info("memory    {} of activations at the peak ({} planned), {} resident",
+              mib(static_cast<double>(trainer.arena().peak())),
+              mib(static_cast<double>(trainer.planned_bytes())),
+              mib(static_cast<double>(resident_bytes())));
+  }
+  if (trainer.saves_skipped() > 0)
+    log::info(
+        "saves     {} of train.checkpoint_every were left out, since the one before was still "
+        "being "
+        "written",
+        trainer.saves_skipped());
+  for (const std::string& w : log::warnings()) log::info("warned    {}", w);
+}
+
+}  // namespace weft

@@ -1,0 +1,120 @@
+// Weights of a checkpoint in tables that are only run, whatever the run trained.
+#include "checkpoint/state.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+
+#include "checkpoint_fixture.h"
+#include "models/video_vae/video_vae.h"
+
+namespace weft {
+namespace {
+
+class StateTest : public CheckpointTest {
+ protected:
+  StateTest() {
+    deck_.model.name = "vae";
+    deck_.vae.spatial_channels = {8, 8};
+    deck_.vae.spatial_res_blocks = 1;
+    deck_.vae.spatial_groups = 4;
+    deck_.vae.filters = 8;
+    deck_.vae.num_res_blocks = 1;
+    deck_.vae.channel_multipliers = {1, 2};
+    deck_.vae.temporal_downsample = {true};
+    deck_.vae.num_groups = 4;
+  }
+
+  // The checkpoint of a VAE's run, whose EMA is twice its weights; `trained` keeps them.
+  Checkpoint run_of(bool freeze_spatial, VideoVae& trained) {
+    deck_.vae_train.freeze_spatial = freeze_spatial;
+    ParameterTable& table = trained.params();
+    table.allocate(1 << 16, false, true);
+    table.initialise(5);
+    const OptimizerState state(table, true, rank, ranks);
+    for (int b = 0; b < std::ssize(table.buckets()); ++b) {
+      Tensor average = state.ema(b);
+      for (float& v : average.span<float>()) v *= 2;
+    }
+    CheckpointWriter writer(run, MPI_COMM_WORLD, 2);
+    const auto arrays = flat_arrays(table, state, rank, ranks);
+    writer.save(describe_state(deck_, table, 3), arrays);
+    EXPECT_TRUE(writer.wait());
+    return *Checkpoint::newest(run, MPI_COMM_WORLD);
+  }
+
+  // Every value of `got`, in each format it has, against what was trained times `factor` (1 of what was not).
+  static void expect_weights(const ParameterTable& got, const ParameterTable& trained,
+                             float factor) {
+    ASSERT_EQ(got.all().size(), trained.all().size());
+    for (const auto& p : trained.all()) {
+      const Parameter& g = *got.find(p->name);
+      ASSERT_TRUE(g.value.defined() || g.working.defined());
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < p->shape.numel(); ++i) {
+        const float want = p->value.data<float>()[i] * (p->trainable ? factor : 1.0f);
+        if (g.value.defined()) wrong += g.value.data<float>()[i] != want;
+        if (g.working.defined()) wrong += g.working.data<bf16>()[i].bits != bf16(want).bits;
+      }
+      EXPECT_EQ(wrong, 0) << p->name;
+    }
+  }
+
+  Deck deck_;
+};
+
+TEST_F(StateTest, WhatWasNotTrainedIsFoundByAnyTable) {
+  for (const bool freeze : {true, false}) {
+    VideoVae trained(deck_.vae, freeze);
+    const Checkpoint checkpoint = run_of(freeze, trained);
+    EXPECT_EQ(checkpoint.arrays().at("fixed") > 0, freeze);
+    for (const bool table_freezes : {false, true})
+      for (const bool bf16_model : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", freeze, table_freezes, bf16_model));
+        VideoVae only_run(deck_.vae, table_freezes), whole(deck_.vae, table_freezes);
+        only_run.params().allocate_for_inference(bf16_model);
+        whole.params().allocate(1 << 18, bf16_model, false);
+        for (ParameterTable* table : {&only_run.params(), &whole.params()}) {
+          restore_state(checkpoint, *table);
+          expect_weights(*table, trained.params(), 1);
+          restore_ema(checkpoint, *table);
+          expect_weights(*table, trained.params(), 2);
+        }
+        EXPECT_FALSE(only_run.params().values().defined());
+        const Parameter& kernel =
+            *only_run.params().find("spatial_vae.module.encoder.conv_in.weight");
+        EXPECT_EQ(kernel.value.defined(), !bf16_model) << "an f32 copy that no one reads";
+      }
+    on_root([&] { fs::remove_all(run); });
+  }
+}
+
+TEST_F(StateTest, AnotherModelIsRefusedByName) {
+  VideoVae trained(deck_.vae, true);
+  const Checkpoint checkpoint = run_of(true, trained);
+  const auto refusal_of = [&](auto&& change) -> std::string {
+    VaeDeck other = deck_.vae;
+    change(other);
+    VideoVae vae(other);
+    vae.params().allocate_for_inference(false);
+    try {
+      restore_state(checkpoint, vae.params());
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal_of([](VaeDeck& d) { d.num_res_blocks = 2; }),
+              testing::HasSubstr("has no tensor"));
+  EXPECT_THAT(refusal_of([](VaeDeck& d) {
+                d.spatial_channels = {8, 16};
+              }),
+              testing::HasSubstr("has no tensor spatial_vae.module."));
+  EXPECT_THAT(refusal_of([](VaeDeck& d) { d.filters = 16; }),
+              testing::AllOf(testing::HasSubstr("temporal_vae."), testing::HasSubstr("has shape")));
+  EXPECT_EQ(refusal_of([](VaeDeck&) {}), "");
+}
+
+}  // namespace
+}  // namespace weft

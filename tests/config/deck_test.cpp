@@ -1,0 +1,205 @@
+#include "config/deck.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+
+// The message and hint that a deck is refused with; fails the test if it is taken.
+std::string refusal(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+  try {
+    parse_deck(toml, "test.toml", overrides);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::usage);
+    EXPECT_FALSE(e.hint().empty()) << e.what();
+    return std::string(e.what()) + " | " + e.hint();
+  }
+  ADD_FAILURE() << "taken: " << toml;
+  return "";
+}
+
+TEST(Deck, ReadsValuesOfEveryType) {
+  const Deck d = parse_deck(R"(
+[run]
+dir = "runs/a"
+resume = false
+[train]
+steps = 20
+lr = 3            # a whole number does for a fraction
+[model]
+patch_size = [1, 4, 4]
+[ingest]
+inputs = ["a.mp4", "b*.avi"]
+)",
+                            "test.toml", {});
+  EXPECT_EQ(d.run.dir, "runs/a");
+  EXPECT_FALSE(d.run.resume);
+  EXPECT_EQ(d.train.steps, 20);
+  EXPECT_EQ(d.train.lr, 3.0);
+  EXPECT_EQ(d.model.patch_size, (std::vector<std::int64_t>{1, 4, 4}));
+  EXPECT_EQ(d.ingest.inputs, (std::vector<std::string>{"a.mp4", "b*.avi"}));
+  EXPECT_EQ(d.model.hidden_size, 1152) << "what is not named keeps its default";
+}
+
+TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
+  const Deck d = parse_deck(
+      "[train]\nsteps = 5\n", "test.toml",
+      {"train.steps=6", "train.steps=7", "run.dir=runs/a b", "run.seed = 9",
+       "data.path=synthetic:clips=8,frames=4", "run.resume=false",
+       "ingest.inputs=[\"x.mp4\", 'y.mp4']", "ingest.frames=17", "ingest.resolutions=240p",
+       "sample.output=\"quoted\"", "model.weights=123", "data.text_features="});
+  EXPECT_EQ(d.train.steps, 7);
+  EXPECT_EQ(d.run.dir, "runs/a b");
+  EXPECT_EQ(d.run.seed, 9);
+  EXPECT_EQ(d.data.path, "synthetic:clips=8,frames=4");
+  EXPECT_FALSE(d.run.resume);
+  EXPECT_EQ(d.ingest.inputs, (std::vector<std::string>{"x.mp4", "y.mp4"}));
+  EXPECT_EQ(d.ingest.frames, (std::vector<std::int64_t>{17}));
+  EXPECT_EQ(d.ingest.resolutions, (std::vector<std::string>{"240p"}));
+  EXPECT_EQ(d.sample.output, "quoted");
+  EXPECT_EQ(d.model.weights, "123");
+  EXPECT_EQ(d.data.text_features, "");
+}
+
+TEST(Deck, SyntaxErrorsNameLineAndColumn) {
+  EXPECT_THAT(refusal("[run]\nseed = = 3\n"), HasSubstr("test.toml:2:8: not TOML"));
+  EXPECT_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), HasSubstr("test.toml:3:"));
+  EXPECT_THAT(refusal("[run]\ndir = \"\xff\"\n"), HasSubstr("not TOML"));
+}
+
+TEST(Deck, UnknownNamesSuggestTheNearest) {
+  EXPECT_THAT(refusal("[train]\nstesp = 3\n"),
+              HasSubstr("test.toml:2: unknown key train.stesp | did you mean train.steps?"));
+  EXPECT_THAT(refusal("[trian]\nsteps = 3\n"),
+              HasSubstr("test.toml:1: unknown table [trian] | did you mean [train]?"));
+  EXPECT_THAT(refusal("[model]\nwarmup_steps = 3\n"), HasSubstr("did you mean train.warmup_steps"));
+  EXPECT_THAT(refusal("warmup_steps = 3\n"), HasSubstr("outside any table | did you mean train."));
+  EXPECT_THAT(refusal("[zzzzzzzz]\n"), HasSubstr("the tables are: run, device"));
+  EXPECT_THAT(refusal("run = 3\n"), HasSubstr("run is a table, not the whole number 3"));
+  EXPECT_THAT(refusal("", {"train.stepz=3"}), HasSubstr("did you mean train.steps?"));
+}
+
+TEST(Deck, WrongTypesSayWhatWasExpectedAndFound) {
+  EXPECT_THAT(refusal("[train]\nsteps = \"many\"\n"),
+              HasSubstr("test.toml:2: train.steps wants a whole number, not the text"));
+  EXPECT_THAT(refusal("[train]\nsteps = 1e3\n"), HasSubstr("write 1000 without a point"));
+  EXPECT_THAT(refusal("[train]\nlr = true\n"), HasSubstr("wants a number, not true"));
+  EXPECT_THAT(refusal("[run]\nresume = 1\n"), HasSubstr("wants true or false"));
+  EXPECT_THAT(refusal("[run]\ndir = 3\n"), HasSubstr("wants a text in quotes"));
+  EXPECT_THAT(refusal("[model]\npatch_size = 2\n"), HasSubstr("wants a list of whole numbers"));
+  EXPECT_THAT(refusal("[model]\npatch_size = [1, 2.5, 2]\n"), HasSubstr("not the fraction 2.5"));
+  EXPECT_THAT(refusal("[run]\nseed = 2020-01-01\n"), HasSubstr("not a date or time"));
+  EXPECT_THAT(refusal("", {"train.steps=many"}), HasSubstr("wants a whole number"));
+  EXPECT_THAT(refusal("", {"train.steps="}), HasSubstr("wants a whole number"));
+  EXPECT_THAT(refusal("", {"train.steps=3\nlr = 1"}), HasSubstr("wants a whole number"));
+  EXPECT_THAT(refusal("", {"ingest.inputs=[a.mp4, b.mp4]"}), HasSubstr("quotes around each"));
+  EXPECT_THAT(refusal("", {"run.dir=\xff"}), HasSubstr("not UTF-8"));
+  EXPECT_THAT(refusal("", {"steps"}), HasSubstr("section.key=value"));
+  EXPECT_THAT(refusal("", {"steps=3.5"}), HasSubstr("section.key=value"));
+}
+
+TEST(Deck, RangesAndChoices) {
+  EXPECT_THAT(refusal("[train]\nsteps = 0\n"), HasSubstr("train.steps = 0 is out of range"));
+  EXPECT_THAT(refusal("[train]\nlr = nan\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal("[train]\nlr = -inf\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal("[train]\nkeep = 1\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal("[train]\nadam_beta1 = 1\n"), HasSubstr("out of range"));
+  EXPECT_THAT(refusal("[device]\nkind = \"cudda\"\n"),
+              HasSubstr("is not one of: auto, cpu, cuda | did you mean \"cuda\"?"));
+  EXPECT_THAT(refusal("[ingest]\nresolutions = [\"144p\", \"123q\"]\n"), HasSubstr("not one of"));
+}
+
+TEST(Deck, KeysThatMustFitTogether) {
+  EXPECT_THAT(refusal("[model]\nhidden_size = 100\nnum_heads = 16\n"),
+              HasSubstr("does not divide"));
+  EXPECT_THAT(refusal("[model]\nhidden_size = 12\nnum_heads = 4\n"), HasSubstr("even"));
+  EXPECT_THAT(refusal("[model]\nhidden_size = 6\nnum_heads = 1\n"), HasSubstr("multiple of 4"));
+  EXPECT_THAT(refusal("[model]\npatch_size = [2, 2]\n"), HasSubstr("give three"));
+  EXPECT_THAT(refusal("[mask]\nrandom = 0.6\nimage_head = 0.5\n"), HasSubstr("add up to 1.1"));
+  EXPECT_THAT(refusal("[sample]\nheight = 64\n"), HasSubstr("sample.width = 0"));
+  EXPECT_THAT(refusal("[ingest]\nwidth = 64\n"), HasSubstr("ingest.height = 0"));
+  EXPECT_THAT(refusal("[ingest]\nframes = []\n"), HasSubstr("ingest.frames is empty"));
+  EXPECT_THAT(refusal("[sample]\nframes = 4\ncondition_frames = 4\n"),
+              HasSubstr("nothing to make"));
+  EXPECT_THAT(refusal("[run]\ndir = \"\"\n"), HasSubstr("run.dir is empty"));
+}
+
+TEST(Deck, UnreadableFiles) {
+  const auto refused = [](const std::filesystem::path& path) {
+    try {
+      load_deck(path, {});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refused("no/such/deck.toml"), HasSubstr("no/such/deck.toml does not exist"));
+  EXPECT_THAT(refused(testing::TempDir()), HasSubstr("is not a file"));
+  const std::filesystem::path file =
+      testing::TempDir() + "weft_deck_" + std::to_string(getpid()) + ".toml";
+  std::ofstream(file) << "[train]\nsteps = 3\n";
+  EXPECT_EQ(load_deck(file, {"train.lr=2"}).train.steps, 3);
+  std::filesystem::resize_file(file, 2 << 20);
+  EXPECT_THAT(refused(file), HasSubstr("larger than 1 MiB"));
+  std::filesystem::remove(file);
+}
+
+TEST(Deck, WritesWhatItReadsBackExactly) {
+  Deck d;
+  d.run.dir = "a \"b\" \\ c\n\t\x01 \xc3\xa9";
+  d.train.lr = 0.1 + 0.2;
+  d.train.adam_eps = std::numeric_limits<double>::denorm_min();
+  d.train.grad_clip = 1.0 / 3.0;
+  d.train.weight_decay = 100;
+  d.ingest.inputs = {"x", "y\"z"};
+  d.ingest.frames = {1, 17};
+  const std::string text = to_toml(d);
+  const Deck back = parse_deck(text, "copy", {});
+  EXPECT_EQ(back.run.dir, d.run.dir);
+  EXPECT_EQ(back.train.lr, d.train.lr);
+  EXPECT_EQ(back.train.adam_eps, d.train.adam_eps);
+  EXPECT_EQ(back.train.grad_clip, d.train.grad_clip);
+  EXPECT_EQ(back.ingest.inputs, d.ingest.inputs);
+  EXPECT_EQ(back.ingest.frames, d.ingest.frames);
+  EXPECT_EQ(to_toml(back), text);
+}
+
+TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
+  Deck plain;
+  const std::string help = default_deck_with_help();
+  EXPECT_EQ(to_toml(parse_deck(help, "help", {})), to_toml(plain));
+  std::vector<std::string> keys;
+  for (const Option& o : option_table(plain)) {
+    keys.push_back(o.key);
+    EXPECT_EQ(o.help.back(), '.') << o.key;
+    EXPECT_THAT(help, HasSubstr(o.help));
+  }
+  std::sort(keys.begin(), keys.end());
+  EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
+  // Guards against a member of a deck struct that was given no row.
+  EXPECT_EQ(keys.size(), 197u);
+}
+
+TEST(NearestName, FindsSlipsAndLeavesStrangersAlone) {
+  const std::vector<std::string> known = {"train.steps", "train.lr", "model.depth"};
+  EXPECT_EQ(nearest_name("train.step", known), "train.steps");
+  EXPECT_EQ(nearest_name("trian.steps", known), "train.steps");
+  EXPECT_EQ(nearest_name("Train.Steps", known), "train.steps");
+  EXPECT_EQ(nearest_name("completely.different", known), "");
+  EXPECT_EQ(nearest_name("", known), "");
+  EXPECT_EQ(nearest_name(std::string(100000, 'x'), known), "");
+}
+
+}  // namespace
+}  // namespace weft

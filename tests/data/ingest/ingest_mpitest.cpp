@@ -1,0 +1,236 @@
+#include "data/ingest/ingest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "core/error.h"
+#include "data/clip_store.h"
+#include "data/ingest/cut.h"
+#include "data/ingest/inputs.h"
+#include "media/video_reader.h"
+
+namespace weft {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+std::string source(const std::string& name, int frames, const std::string& size) {
+  return fmt::format("lavfi:{}=rate=10:size={},trim=end_frame={}", name, size, frames);
+}
+
+// Every rank runs every test, in one directory that rank 0 makes.
+class IngestTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    int pid = getpid();
+    MPI_Bcast(&pid, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    dir_ = fs::temp_directory_path() /
+           fmt::format("weft_ingest_{}_{}", pid,
+                       testing::UnitTest::GetInstance()->current_test_info()->name());
+    if (rank_ == 0) fs::create_directories(dir_);
+    deck_.ingest.output = file("clips.h5");
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  void TearDown() override {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank_ == 0) fs::remove_all(dir_);
+  }
+
+  std::string file(const std::string& name) const { return (dir_ / name).string(); }
+  static std::string bytes_of(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // "bucket: clips" of the store.
+  std::vector<std::string> buckets() const {
+    std::vector<std::string> out;
+    const auto store = open_clip_store(deck_.ingest.output, true);
+    for (const Bucket& b : store->buckets()) out.push_back(fmt::format("{}: {}", b.name, b.clips));
+    return out;
+  }
+
+  int rank_ = 0;
+  fs::path dir_;
+  Deck deck_;
+};
+
+TEST_F(IngestTest, SameStoreAtAnyRankCount) {
+  deck_.ingest.inputs = {source("testsrc2", 40, "320x180"), source("testsrc", 23, "256x192"),
+                         file("missing.mp4"), source("smptebars", 5, "300x300"),
+                         source("testsrc2", 17, "320x240")};
+  deck_.ingest.frames = {5, 17};
+  for (const std::int64_t limit : {0, 3}) {
+    deck_.ingest.max_clips = limit;
+    deck_.ingest.output = file("all.h5");
+    EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+    if (rank_ == 0) {
+      deck_.ingest.output = file("one.h5");
+      EXPECT_EQ(ingest(deck_, MPI_COMM_SELF), 0);
+      EXPECT_EQ(bytes_of(file("all.h5")), bytes_of(file("one.h5")));
+      if (limit == 0)
+        EXPECT_THAT(buckets(), ElementsAre("144p-17-0.56: 2", "144p-17-0.75: 2", "144p-5-0.56: 1",
+                                           "144p-5-0.75: 1", "144p-5-1.00: 1"));
+      else
+        EXPECT_THAT(buckets(), ElementsAre("144p-17-0.56: 2", "144p-5-0.56: 1"));
+      for (const auto& entry : fs::directory_iterator(dir_))  // no part file is left
+        EXPECT_EQ(entry.path().extension(), ".h5") << entry.path();
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+TEST_F(IngestTest, PixelsTimesAndRates) {
+  const std::string video = source("testsrc2", 30, "64x48");
+  deck_.ingest.inputs = {video};
+  deck_.ingest.frames = {4};
+  deck_.ingest.frame_interval = 2;
+  deck_.ingest.stride = 3;  // windows overlap, and take odd frames too
+  deck_.ingest.height = 24;
+  deck_.ingest.width = 32;
+  EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+  if (rank_ != 0) return;
+  const Footage whole = read_frames({video, MediaTrust::deck}, 0, 24, 32);
+  const auto store = open_clip_store(deck_.ingest.output, true);
+  const Bucket& b = store->buckets().at(0);
+  ASSERT_EQ(b.clips, 8);  // windows of 8 frames at 0, 3 ... 21
+  EXPECT_EQ(b.name, "24x32-4");
+  std::vector<std::byte> clip(b.clip_bytes());
+  const std::size_t frame = 24 * 32 * 3;
+  for (std::int64_t i = 0; i < b.clips; ++i) {
+    store->read(0, i, clip);
+    for (std::size_t t = 0; t < 4; ++t)
+      EXPECT_EQ(
+          std::memcmp(clip.data() + t * frame,
+                      whole.rgb.data() + (static_cast<std::size_t>(3 * i) + 2 * t) * frame, frame),
+          0);
+    const ClipInfo info = store->info(0, i);
+    EXPECT_FLOAT_EQ(info.fps, 5);
+    EXPECT_THAT(info.source, HasSubstr(fmt::format("frame {} at {:.3f} s", 3 * i,
+                                                   0.3 * static_cast<double>(i))));
+  }
+}
+
+// The largest listed resolution that the picture serves, and stills only from stills.
+TEST_F(IngestTest, ResolutionAndStills) {
+  deck_.ingest.inputs = {source("testsrc2", 6, "320x180"), source("testsrc2", 6, "480x270")};
+  deck_.ingest.resolutions = {"144p", "240p", "360p"};
+  deck_.ingest.frames = {1, 5};
+  EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+  if (rank_ != 0) return;
+  EXPECT_THAT(buckets(), ElementsAre("144p-5-0.56: 1", "240p-5-0.56: 1"));
+}
+
+TEST_F(IngestTest, BrokenVideosAreSkippedAndStrictSaysSo) {
+  if (rank_ == 0) std::ofstream(file("text.mp4")) << "no video";
+  MPI_Barrier(MPI_COMM_WORLD);
+  deck_.ingest.inputs = {file("text.mp4"), source("testsrc2", 5, "320x180")};
+  deck_.ingest.frames = {5};
+  EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+  deck_.ingest.strict = true;
+  EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 3);
+  if (rank_ != 0) return;
+  EXPECT_THAT(buckets(), ElementsAre("144p-5-0.56: 1"));
+}
+
+TEST_F(IngestTest, NoClipAtAll) {
+  deck_.ingest.inputs = {source("testsrc2", 4, "320x180")};  // one frame too short
+  deck_.ingest.frames = {5};
+  if (rank_ != 0) {
+    EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 3);
+    return;
+  }
+  try {
+    ingest(deck_, MPI_COMM_WORLD);
+    FAIL() << "an empty store was made";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_THAT(e.what(), HasSubstr("4 frames are fewer"));
+  }
+  EXPECT_FALSE(fs::exists(deck_.ingest.output));
+}
+
+TEST_F(IngestTest, SenselessDecks) {
+  const auto refused = [&](auto change) {
+    Deck deck = deck_;
+    deck.ingest.inputs = {source("testsrc2", 5, "320x180")};
+    change(deck.ingest);
+    try {
+      ingest(deck, MPI_COMM_WORLD);
+      return false;
+    } catch (const Error& e) {
+      return e.code() == Exit::usage && !e.hint().empty();
+    }
+  };
+  EXPECT_TRUE(refused([](IngestDeck& d) { d.inputs.clear(); }));
+  EXPECT_TRUE(refused([](IngestDeck& d) { d.frames.clear(); }));
+  EXPECT_TRUE(refused([](IngestDeck& d) { d.resolutions = {"145p"}; }));
+  EXPECT_TRUE(refused([](IngestDeck& d) { d.height = 32; }));
+}
+
+TEST_F(IngestTest, Lists) {
+  if (rank_ != 0) return;
+  std::ofstream(file("a.csv")) << "\xEF\xBB\xBF"
+                                  "id,path,text\r\n"
+                               << "1,one.mp4,\"a street, \"\"busy\"\"\nat noon\"\r\n"
+                               << "\n2,/two.mp4,\n";
+  std::ofstream(file("b.jsonl")) << "{\"path\": \"lavfi:testsrc\", \"text\": \"bars\"}\n\n"
+                                 << "{\"path\": \"x.mp4\", \"text\": null}\n";
+  std::ofstream(file("v1.avi")).flush();
+  std::ofstream(file("v2.avi")).flush();
+  const auto list =
+      expand_inputs({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"}, {});
+  ASSERT_EQ(list.size(), 7u);
+  EXPECT_EQ(list[0].media.path, file("one.mp4"));
+  EXPECT_EQ(list[0].text, "a street, \"busy\"\nat noon");
+  EXPECT_EQ(list[1].media.path, "/two.mp4");
+  EXPECT_EQ(list[1].text, "");
+  EXPECT_EQ(list[2].media.path, "lavfi:testsrc");
+  EXPECT_EQ(list[2].text, "bars");
+  EXPECT_EQ(list[3].media.path, file("x.mp4"));
+  EXPECT_EQ(list[4].media.path, file("v1.avi"));
+  EXPECT_EQ(list[5].media.path, file("v2.avi"));
+  EXPECT_EQ(list[6].media.path, "plain.mp4");
+  for (std::size_t i = 0; i < list.size(); ++i)  // what a list names is not what the deck names
+    EXPECT_EQ(list[i].media.trust, i < 4 ? MediaTrust::untrusted : MediaTrust::deck) << i;
+}
+
+TEST_F(IngestTest, BadLists) {
+  if (rank_ != 0) return;
+  const auto refused = [&](const std::string& name, const std::string& text) -> std::string {
+    if (!text.empty()) std::ofstream(file(name)) << text;
+    try {
+      expand_inputs({file(name)}, {});
+      return "accepted";
+    } catch (const Error& e) {
+      return e.code() == Exit::data ? e.what() : "wrong code";
+    }
+  };
+  EXPECT_THAT(refused("none.csv", ""), HasSubstr("cannot open"));
+  EXPECT_THAT(refused("none*.mp4", ""), HasSubstr("no file matches"));
+  EXPECT_THAT(refused("a.csv", "file,text\nx,y\n"), HasSubstr("no column named path"));
+  EXPECT_THAT(refused("b.csv", "path,text\nx\n"), HasSubstr("line 2: 1 columns"));
+  EXPECT_THAT(refused("c.csv", "path\n\"x\n"), HasSubstr("line 2 never ends"));
+  EXPECT_THAT(refused("d.jsonl", "{\"path\": \"x\"}\n{\"path\": 3}\n"), HasSubstr("line 2"));
+  EXPECT_THAT(refused("e.jsonl", "path,text\n"), HasSubstr("line 1"));
+  const std::string deep(50'000, '[');
+  EXPECT_THAT(refused("f.jsonl", "{\"path\": " + deep + "\n"), HasSubstr("line 1"));
+  ASSERT_EQ(mkfifo(file("g.jsonl").c_str(), 0600), 0);
+  EXPECT_THAT(refused("g.jsonl", ""), HasSubstr("not a file"));
+  MediaDeck small;
+  small.max_list_mib = 1e-6;
+  std::ofstream(file("h.jsonl")) << "{\"path\": \"x\"}\n";
+  EXPECT_THROW(expand_inputs({file("h.jsonl")}, small), Error);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,197 @@
+// Clips that arrive piece by piece: the files and lines that they become, what fails, and what is in memory.
+#include "jobs/generate/clip_writer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+
+#include "core/error.h"
+#include "core/hash.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t side = 16;
+constexpr std::size_t frame = side * side * 3;
+
+class ClipWriterTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ClipManifest::gather(dir_); }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  static FinishedClip clip(const std::string& name, std::int64_t frames) {
+    FinishedClip c;
+    c.name = name;
+    c.key = "k";
+    c.frames = frames;
+    c.height = c.width = side;
+    return c;
+  }
+  // Frames of noise, three at a time.
+  static void add(ClipWriter& writer, std::int64_t frames,
+                  std::vector<std::uint8_t>* all = nullptr) {
+    for (std::int64_t t = 0; t < frames; t += 3)
+      writer.add(std::min<std::int64_t>(3, frames - t), [&](std::span<std::uint8_t> pixels) {
+        for (std::size_t i = 0; i < pixels.size(); ++i)
+          pixels[i] =
+              static_cast<std::uint8_t>((i + static_cast<std::size_t>(t) * 77) * 2654435761u >> 9);
+        if (all != nullptr) all->insert(all->end(), pixels.begin(), pixels.end());
+      });
+  }
+  static void write(ClipWriter& writer, const std::string& name, std::int64_t frames) {
+    writer.begin(clip(name, frames), 24);
+    add(writer, frames);
+    writer.end(1);
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  fs::path dir_ = fs::temp_directory_path() / ("weft_clip_writer_" + std::to_string(::getpid()));
+};
+
+TEST_F(ClipWriterTest, FinishedClipsHaveALineAndAFile) {
+  {
+    ClipWriter writer(dir_, nullptr, 3, 3 * frame);
+    for (const char* name : {"a", "b", "c"}) write(writer, name, 2);
+    write(writer, "picture", 1);
+    write(writer, "not/there", 1);
+    EXPECT_THAT(writer.finish(), ElementsAre(HasSubstr("not/there: ")));
+  }
+  // As a job that was killed leaves it: a line cut off, a file half written.
+  std::ofstream(dir_ / "generated.rank3.jsonl", std::ios::app) << R"({"name":"d","fi)";
+  std::ofstream(dir_ / ".d.mp4.partial") << "x";
+  const auto finished = ClipManifest::gather(dir_);
+  EXPECT_EQ(finished.size(), 4u);
+  EXPECT_TRUE(is_finished(finished, "picture", "k", dir_));
+  EXPECT_EQ(finished.at("picture").file, "picture.png");
+  EXPECT_EQ(finished.at("picture").rank, 3);
+  EXPECT_FALSE(is_finished(finished, "a", "another", dir_));
+  EXPECT_FALSE(is_finished(finished, "d", "k", dir_));
+  fs::resize_file(dir_ / "b.mp4", 10);
+  EXPECT_FALSE(is_finished(finished, "b", "k", dir_));
+  EXPECT_FALSE(fs::exists(dir_ / ".d.mp4.partial"));
+  EXPECT_FALSE(fs::exists(dir_ / "generated.rank3.jsonl"));
+  EXPECT_EQ(ClipManifest::gather(dir_).size(), 4u);
+}
+
+// Each bit of a finished clip's file, of its copy with the watermark and of its line.
+// WEFT_FLIPS=1000 for more flips than the usual number.
+TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
+  {
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    write(writer, "a", 5);
+    write(writer, "b", 5);
+    EXPECT_THAT(writer.finish(), ElementsAre());
+  }
+  const auto content = [](const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  ClipManifest::gather(dir_);
+  const auto untouched = ClipManifest::gather(dir_);
+  const char* asked = std::getenv("WEFT_FLIPS");
+  const int flips = asked != nullptr ? std::atoi(asked) : 60;
+  std::mt19937 random(5);
+  int remade = 0;
+  for (int i = 0; i < flips; ++i) {
+    const fs::path path = dir_ / (i % 2 == 0 ? "a.mp4" : "generated.jsonl");
+    const std::string good = content(path);
+    std::string bad = good;
+    const std::size_t at = random() % bad.size();
+    const int bit = static_cast<int>(random() % 8);
+    bad[at] = static_cast<char>(bad[at] ^ 1 << bit);
+    std::ofstream(path, std::ios::binary) << bad;
+    testing::internal::CaptureStderr();
+    const auto found = ClipManifest::gather(dir_);
+    const bool a = is_finished(found, "a", "k", dir_), b = is_finished(found, "b", "k", dir_);
+    const std::string said = testing::internal::GetCapturedStderr();
+    std::ofstream(path, std::ios::binary) << good;
+    if (a && b) {  // of the letters of "xxh3" alone
+      EXPECT_EQ(i % 2, 1) << "byte " << at;
+      for (const char* name : {"a", "b"}) {
+        EXPECT_EQ(found.at(name).xxh3, untouched.at(name).xxh3) << "byte " << at;
+        EXPECT_EQ(found.at(name).seed, untouched.at(name).seed) << "byte " << at;
+        EXPECT_EQ(found.at(name).pixels, untouched.at(name).pixels) << "byte " << at;
+      }
+      continue;
+    }
+    ++remade;
+    EXPECT_THAT(said, HasSubstr(path.string())) << "byte " << at << " bit " << bit;
+  }
+  EXPECT_GE(remade, flips * 9 / 10);
+  std::printf("%d flips of clips and manifests: %d named, %d without effect\n", flips, remade,
+              flips - remade);
+}
+
+// Pieces are one clip: its pixels' hash is that of all of them, and the memory is that of the pieces whatever its length.
+TEST_F(ClipWriterTest, MemoryDoesNotGrowWithTheClip) {
+  std::vector<std::uint8_t> all;
+  FrameMemory::reset_peak();
+  const std::size_t before = FrameMemory::now();
+  {
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    writer.begin(clip("long", 200), 24);
+    add(writer, 200, &all);
+    writer.end(1);
+    EXPECT_TRUE(writer.finish().empty());
+  }
+  EXPECT_EQ(FrameMemory::peak() - before, ClipWriter::pieces * 3 * frame);
+  EXPECT_EQ(FrameMemory::now(), before);
+  EXPECT_EQ(ClipManifest::gather(dir_).at("long").pixels,
+            to_hex(hash128(std::as_bytes(std::span(all)))));
+}
+
+TEST_F(ClipWriterTest, WhatIsDroppedLeavesNothing) {
+  {
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    writer.begin(clip("dropped", 9), 24);
+    add(writer, 6);
+    writer.drop();
+    writer.begin(clip("thrown", 9), 24);
+    EXPECT_THROW(writer.add(1, [](std::span<std::uint8_t>) { throw 1; }), int);
+    writer.drop();
+    write(writer, "whole", 7);
+    EXPECT_TRUE(writer.finish().empty());
+    EXPECT_THAT(files(), ElementsAre("generated.rank0.jsonl", "whole.mp4"));
+    writer.begin(clip("cut off", 9), 24);
+    add(writer, 6);
+  }
+  EXPECT_THAT(files(), ElementsAre("generated.rank0.jsonl", "whole.mp4"));
+}
+
+// A disk with no room, played by a limit on the size of files: the clip is named, the producer does not wait for ever, and
+// what comes after is written.
+TEST_F(ClipWriterTest, AFullDiskFailsTheClipInHand) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit little{20000, before.rlim_max};
+  {
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+    write(writer, "large", 300);
+    write(writer, "small", 3);
+    EXPECT_THAT(writer.finish(), ElementsAre(HasSubstr("large: cannot write")));
+    EXPECT_THAT(files(), ElementsAre("generated.rank0.jsonl", "small.mp4"));
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+}
+
+}  // namespace
+}  // namespace weft

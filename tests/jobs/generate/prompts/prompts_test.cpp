@@ -1,0 +1,263 @@
+// Prompts: options, loops, scores, and what is wrong with them.
+#include "jobs/generate/prompts/prompts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The message and hint of the Error that `f` throws, with its exit code in front.
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return fmt::format("{}: {} ({})", static_cast<int>(e.code()), e.what(), e.hint());
+  }
+  return "no error";
+}
+
+GenerateDeck plain() {
+  GenerateDeck d;
+  d.aes = 0;
+  d.loop = 4;
+  return d;
+}
+
+std::string refused(const std::string& line, const GenerateDeck& deck = plain()) {
+  return error_of([&] { parse_prompt(line, "p.txt:3", deck); });
+}
+
+TEST(Prompts, TakesOptionsFromJson) {
+  const Prompt p = parse_prompt(
+      "  a cat { \"reference_path\": \"a.png; b.mp4\", \"mask_strategy\": \"0;0,1,0,-1,1\" } ", "",
+      plain());
+  EXPECT_EQ(p.text, "a cat");
+  EXPECT_EQ(p.text_of_loop(3), "a cat");
+  EXPECT_THAT(p.references, ElementsAre("a.png", "b.mp4"));
+  EXPECT_EQ(p.mask_strategy, "0;0,1,0,-1,1");
+  EXPECT_EQ(parse_prompt("\u3000a cat\u00a0", "", plain()).text, "a cat");  // Unicode's blanks too
+  EXPECT_EQ(parse_prompt("a {\"num_frames\": 17}", "", plain()).num_frames, "17");
+  EXPECT_EQ(parse_prompt("a {\"num_frames\": \"4s\"}", "", plain()).num_frames, "4s");
+  EXPECT_TRUE(parse_prompt("a {\"mask_strategy\": null}", "", plain()).mask_strategy.empty());
+}
+
+TEST(Prompts, RefusesWhatIsBroken) {
+  EXPECT_THAT(refused("a {\"mask_strategy\": "), HasSubstr("3: p.txt:3: broken JSON"));
+  EXPECT_THAT(refused("a {\"mask_strategy\": \"0\"} b"), HasSubstr("broken JSON"));
+  EXPECT_THAT(refused("a {\"mask_stratgy\": \"0\"}"),
+              HasSubstr("unknown option \"mask_stratgy\" (did you mean mask_strategy?)"));
+  EXPECT_THAT(refused("a {\"mask_strategy\": 0}"), HasSubstr("option \"mask_strategy\" is 0"));
+  EXPECT_THAT(refused("a {} {}"), HasSubstr("more than one \"{\""));
+  EXPECT_THAT(refused(" \t"), HasSubstr("3: p.txt:3: the prompt is empty"));
+  EXPECT_THAT(refused("{\"mask_strategy\": \"0\"}"), HasSubstr("the prompt is empty"));
+  EXPECT_THAT(refused("caf\xE9"), HasSubstr("p.txt:3 is not UTF-8"));
+  // Deep enough to end the stack of whoever walks through it.
+  const std::string deep = std::string(50'000, '[') + std::string(50'000, ']');
+  EXPECT_THAT(refused("a {\"num_frames\": " + deep + "}"), HasSubstr("nested deeper than 64"));
+}
+
+TEST(Prompts, OnlyTheDeckIsTrustedWithItsReferences) {
+  GenerateDeck d = plain();
+  d.prompts = {"a {\"reference_path\": \"p.png\"}", "b"};
+  d.references = {"x.png", "y.png"};
+  const auto prompts = read_prompts(d);
+  EXPECT_THAT(prompts[0].references, ElementsAre("p.png"));
+  EXPECT_EQ(prompts[0].named_by, MediaTrust::untrusted);
+  EXPECT_THAT(prompts[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(prompts[1].named_by, MediaTrust::deck);
+  // Nothing, said by the prompt, goes before the deck's list, as in the original.
+  d.mask_strategies = {"0", "0"};
+  d.prompts = {"a {\"reference_path\": \"\", \"mask_strategy\": \"\"}",
+               "b {\"reference_path\": null, \"mask_strategy\": null}"};
+  const auto again = read_prompts(d);
+  EXPECT_TRUE(again[0].references.empty());
+  EXPECT_EQ(again[0].mask_strategy, "");
+  EXPECT_THAT(again[1].references, ElementsAre("y.png"));
+  EXPECT_EQ(again[1].mask_strategy, "0");
+}
+
+TEST(Prompts, LinesEndAsPythonReadsThem) {
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_lines_{}.txt", getpid());
+  std::ofstream(path, std::ios::binary) << "one\rtwo\r\nthree\nfour\r";
+  GenerateDeck d = plain();
+  d.prompt_file = path.string();
+  std::vector<std::string> texts;
+  for (const Prompt& p : read_prompts(d)) texts.push_back(p.text);
+  EXPECT_THAT(texts, ElementsAre("one", "two", "three", "four"));
+  std::filesystem::remove(path);
+}
+
+TEST(Prompts, HaveLimits) {
+  GenerateDeck d = plain();
+  d.prompts = {"a", "b", "c"};
+  d.num_samples = 4;
+  d.max_clips = 12;
+  EXPECT_EQ(read_prompts(d).size(), 3u);
+  d.max_clips = 11;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }),
+              HasSubstr("2: 3 prompts of 4 samples are more clips than generate.max_clips = 11"));
+  d.prompt_file = "/dev/zero";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: /dev/zero is a pipe or device"));
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_long_{}.txt", getpid());
+  std::ofstream(path) << std::string(2 << 20, 'a');
+  d.prompt_file = path.string();
+  MediaDeck limits;
+  limits.max_list_mib = 1;
+  EXPECT_THAT(error_of([&] { read_prompts(d, {}, limits); }),
+              HasSubstr("has 2.000 MiB, 1.000 are allowed (split it"));
+  std::filesystem::remove(path);
+}
+
+TEST(Prompts, ChangesTextsFromLoopToLoop) {
+  const Prompt p = parse_prompt("|0| a sunny day |2|a rainy day", "", plain());
+  EXPECT_EQ(p.text_of_loop(0), "a sunny day");
+  EXPECT_EQ(p.text_of_loop(1), "a sunny day");
+  EXPECT_EQ(p.text_of_loop(2), "a rainy day");
+  EXPECT_EQ(p.text_of_loop(9), "a rainy day");
+  EXPECT_THAT(refused("|0|a|2"), HasSubstr("loop 2 has no text"));
+  EXPECT_THAT(refused("|0|a|x|b"), HasSubstr("\"x\" is no number of a loop"));
+  EXPECT_THAT(refused("|0|a|2|b|1|c"), HasSubstr("loop 1 behind loop 2"));
+  EXPECT_THAT(refused("|0|a|4|b"), HasSubstr("there are 4 loops"));
+  EXPECT_THAT(refused("|0||1|b"), HasSubstr("the text of loop 0 is empty"));
+}
+
+TEST(Prompts, AppendsScoresThatAreNotThere) {
+  GenerateDeck d = plain();
+  EXPECT_EQ(append_scores("a cat", d), "a cat");
+  d.aes = 6.5;
+  d.flow = 10;
+  d.camera_motion = "pan left";
+  EXPECT_EQ(append_scores("a cat", d),
+            "a cat aesthetic score: 6.5. motion score: 10.0. camera motion: pan left.");
+  EXPECT_EQ(append_scores("a cat, motion score: 3", d),
+            "a cat, motion score: 3 aesthetic score: 6.5. camera motion: pan left.");
+  d.prompts = {"|0|a|1|b"};
+  const Prompt p = read_prompts(d).at(0);
+  EXPECT_THAT(p.text_of_loop(1), ::testing::StartsWith("b aesthetic score: 6.5."));
+  EXPECT_EQ(p.text, "|0|a|1|b");
+}
+
+TEST(Prompts, TextsAreRefinedBeforeScores) {
+  GenerateDeck d = plain();
+  d.aes = 6.5;
+  d.prompts = {"a cat", "|0|a|1|b"};
+  std::vector<std::string> seen;
+  std::vector<std::int64_t> numbers;
+  const auto refine = [&](const std::vector<std::string>& texts,
+                          const std::vector<std::int64_t>& of_texts) {
+    seen = texts;
+    numbers = of_texts;
+    return std::vector<std::string>{"one", "two", "three"};
+  };
+  const auto prompts = read_prompts(d, refine);
+  EXPECT_THAT(seen, ElementsAre("a cat", "a", "b"));
+  EXPECT_TRUE(numbers.empty());
+  EXPECT_EQ(prompts[0].text, "a cat") << "names of files stay";
+  EXPECT_EQ(prompts[0].text_of_loop(0), "one aesthetic score: 6.5.");
+  EXPECT_EQ(prompts[1].text_of_loop(1), "three aesthetic score: 6.5.");
+  // One text for many numbers is refined for each.
+  d.prompts.clear();
+  d.prompt_generator = "a dog {\"num_frames\": 1}";
+  d.start_index = 7;
+  d.end_index = 10;
+  const auto dogs = read_prompts(d, refine);
+  EXPECT_THAT(seen, ElementsAre("a dog", "a dog", "a dog"));
+  EXPECT_THAT(numbers, ElementsAre(7, 8, 9));
+  ASSERT_EQ(dogs.size(), 3u);
+  EXPECT_EQ(dogs[2].index, 9);
+  EXPECT_EQ(dogs[2].text_of_loop(0), "three aesthetic score: 6.5.");
+  EXPECT_EQ(dogs[2].num_frames, "1");
+}
+
+TEST(Prompts, AGeneratorEndsAndIsAlone) {
+  GenerateDeck d = plain();
+  d.prompt_generator = "a dog";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: generate.prompt_generator from"));
+  d.end_index = 2;
+  EXPECT_EQ(read_prompts(d).size(), 2u);
+  // It goes before a list, and not together with a file.
+  d.prompts = {"a cat"};
+  EXPECT_EQ(read_prompts(d).front().text, "a dog");
+  d.prompt_file = "prompts.txt";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("generate.prompt_file are both given"));
+  d.prompt_file.clear();
+  d.end_index = 1'000'001;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: generate.prompt_generator from"));
+  d.end_index = 2;
+  d.prompt_generator = " {}";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }),
+              HasSubstr("3: generate.prompt_generator: the prompt is empty"));
+}
+
+TEST(Prompts, ReadsASliceOfAFile) {
+  const auto path =
+      std::filesystem::temp_directory_path() / fmt::format("weft_prompts_{}.txt", getpid());
+  std::ofstream(path) << "\xEF\xBB\xBF"
+                         "first\r\nsecond {\"mask_strategy\": \"0\"}\n\nfourth";
+  GenerateDeck d = plain();
+  d.prompts = {"of the deck"};  // the file goes before it
+  d.prompt_file = path.string();
+  d.end_index = 2;
+  d.references = {"x.png", "y.png;z.png"};
+  const auto prompts = read_prompts(d);
+  ASSERT_EQ(prompts.size(), 2u);
+  EXPECT_EQ(prompts[0].text, "first");
+  EXPECT_EQ(prompts[1].index, 1);
+  EXPECT_THAT(prompts[1].references, ElementsAre("y.png", "z.png"));
+  EXPECT_EQ(prompts[1].mask_strategy, "0");
+
+  d.references.clear();
+  d.start_index = 2;
+  d.end_index = 0;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr(".txt:3: the prompt is empty"));
+  d.start_index = 3;
+  EXPECT_EQ(read_prompts(d).at(0).index, 3);
+  d.start_index = 4;
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts: numbers 4 to"));
+  d.start_index = 3;
+  d.mask_strategies = {"", ""};
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("has 2 entries for 1 prompts"));
+  GenerateDeck list = plain();
+  list.prompts = {"one", "two", "three"};
+  list.start_index = 1;
+  EXPECT_EQ(read_prompts(list).size(), 2u);
+  EXPECT_EQ(read_prompts(list).front().text, "two");
+  d.prompt_file += ".not";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("3: cannot open"));
+  EXPECT_THAT(error_of([] { read_prompts(GenerateDeck()); }), HasSubstr("2: no prompts"));
+  std::filesystem::remove(path);
+}
+
+TEST(Prompts, MakesNamesOfFiles) {
+  EXPECT_EQ(file_name_of("../a/b\tc"), "_._a_b_c");
+  const std::string e = "\xC3\xA9";  // two bytes
+  std::string longer = "x";
+  for (int i = 0; i < 200; ++i) longer += e;
+  EXPECT_EQ(file_name_of(longer).size(), 179u);  // whole characters alone
+}
+
+TEST(Prompts, KnowsUtf8) {
+  EXPECT_EQ(parse_prompt("caf\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x90\x88", "p:1", plain()).text,
+            "caf\xC3\xA9 \xE4\xB8\xAD \xF0\x9F\x90\x88");
+  for (const char* bad : {"\x80", "\xC3", "\xC0\xAF", "\xE0\x80\x80", "\xED\xA0\x80",
+                          "\xF4\x90\x80\x80", "\xFF", "\xE4\xB8"})
+    EXPECT_THAT(error_of([&] { parse_prompt(bad, "p:1", plain()); }),
+                HasSubstr("3: p:1 is not UTF-8"))
+        << bad;
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,95 @@
+#include "train/metrics/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Metrics : public testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = fs::path(testing::TempDir()) / ("weft_metrics_" + std::to_string(getpid()));
+    fs::create_directories(run_);
+    MetricsWriter writer(run_, 0);
+    for (int step = 0; step < 5; ++step) {
+      StepMetrics m;
+      m.step = step;
+      m.loss = 0.125 * step;
+      m.samples = {step, step + 1};
+      writer.write(m);
+    }
+    good_ = content();
+  }
+  void TearDown() override { fs::remove_all(run_); }
+  std::string content() const {
+    std::ifstream in(run_ / "metrics.jsonl", std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // What a restart after `step` steps says, and leaves of this content.
+  std::string restart(const std::string& before, std::int64_t step = 5) {
+    std::ofstream(run_ / "metrics.jsonl", std::ios::binary) << before;
+    testing::internal::CaptureStderr();
+    { MetricsWriter writer(run_, step); }
+    return testing::internal::GetCapturedStderr();
+  }
+  fs::path run_;
+  std::string good_;
+};
+
+TEST_F(Metrics, ARestartDropsWhatItRepeats) {
+  EXPECT_EQ(restart(good_, 3), "");
+  EXPECT_EQ(content(), good_.substr(0, good_.find(R"({"step":3)")));
+  EXPECT_EQ(restart(good_), "");
+  EXPECT_EQ(content(), good_);
+}
+
+TEST_F(Metrics, ALineThatACrashCutShortIsNoFault) {
+  EXPECT_EQ(restart(good_ + R"({"step":5,"loss":0.2)"), "");
+  EXPECT_EQ(content(), good_);
+}
+
+TEST_F(Metrics, LinesOfAnOlderWeftHaveNoHash) {
+  const std::string old = "{\"step\":0,\"loss\":1.0}\n";
+  EXPECT_EQ(restart(old), "");
+  EXPECT_EQ(content(), old);
+}
+
+// WEFT_FLIPS=1000 for more flips than the usual number.
+TEST_F(Metrics, FlippedBitsAreNamed) {
+  const char* asked = std::getenv("WEFT_FLIPS");
+  const int flips = asked != nullptr ? std::atoi(asked) : 100;
+  std::mt19937 random(3);
+  int named = 0;
+  for (int i = 0; i < flips; ++i) {
+    std::string bad = good_;
+    const std::size_t at = random() % bad.size();
+    bad[at] = static_cast<char>(bad[at] ^ 1 << random() % 8);
+    const std::string said = restart(bad);
+    const auto line =
+        std::count(good_.begin(), good_.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+    if (said.empty()) {
+      // Only in the letters "xxh3", whose loss leaves a line as an older weft wrote it.
+      const std::size_t seal = good_.rfind("\"xxh3\"", at);
+      EXPECT_TRUE(seal != good_.npos && at - seal < 6) << "byte " << at << ": " << bad[at];
+    } else {
+      ++named;
+      EXPECT_THAT(said, HasSubstr((run_ / "metrics.jsonl").string() + ", line " +
+                                  std::to_string(line + 1) + " is damaged"));
+    }
+  }
+  std::printf("%d flips of metrics.jsonl: %d named, %d without effect\n", flips, named,
+              flips - named);
+}
+
+}  // namespace
+}  // namespace weft
