@@ -11,9 +11,13 @@
 #include "jobs/generate/clip_maker.h"
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/memory.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_sources.h"
 #include "jobs/generate/report.h"
 #include "jobs/lost_ranks.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "train/memory_plan.h"
@@ -25,8 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path output_of(const Deck& deck) {
-  return deck.generate.output.empty() ? fs::path(deck.run.dir) / "generated"
-                                      : fs::path(deck.generate.output);
+  return deck.get<GenerateDeck>().output.empty() ? fs::path(deck.run.dir) / "generated"
+                                                 : fs::path(deck.get<GenerateDeck>().output);
 }
 
 // Rank 0's keys for all: times of files, which are in them, may differ from node to node where each has its own copy.
@@ -47,7 +51,7 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   MPI_Bcast(done.data(), static_cast<int>(done.size()), MPI_CHAR, 0, world);
   std::vector<std::int64_t> order = job.longest_first();
   // Dealt out beforehand, the clips stay in their order, as a range of prompts a process.
-  if (!deck.generate.share_out) std::sort(order.begin(), order.end());
+  if (!deck.get<GenerateDeck>().share_out) std::sort(order.begin(), order.end());
   std::erase_if(order, [&](std::int64_t i) { return done[static_cast<std::size_t>(i)] != 0; });
   return order;
 }
@@ -154,32 +158,35 @@ int make_all(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  Stdit3 model(deck.model);
-  VideoVae vae(deck.vae);
-  WEFT_CHECK(deck.model.in_channels == TemporalVae::latent_channels, Exit::usage,
+  Stdit3 model(stdit3_config(deck));
+  VideoVae vae(deck.get<VaeDeck>());
+  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
              "weft sample makes clips with models of pixels",
-             "model.in_channels = {}, the VAE's latents have {}", deck.model.in_channels,
-             TemporalVae::latent_channels);
-  WEFT_CHECK(!deck.vae.scale.empty(), Exit::usage,
+             "model.in_channels = {}, the VAE's latents have {}",
+             deck.get<Stdit3Deck>().in_channels, TemporalVae::latent_channels);
+  WEFT_CHECK(!deck.get<VaeDeck>().scale.empty(), Exit::usage,
              "weft inspect on the store of latents tells what `weft encode` measured",
              "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
-  const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
-                                 deck.generate.ema, world);
-  const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
+  const ModelSource model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                                 deck.get<GenerateDeck>().ema, world);
+  const ModelSource vae_source("vae.weights", deck.get<VaeDeck>().weights, "",
+                               deck.get<GenerateDeck>().ema, world);
   const auto asked_to_stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts = read_prompts(
-      deck.generate, refine_by(deck.generate.refine, output_of(deck), world, asked_to_stop),
+      deck.get<GenerateDeck>(),
+      refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, asked_to_stop),
       deck.media);
-  fetch_references(prompts, deck.generate, {deck.media, asked_to_stop}, output_of(deck), world);
-  GenerateJob job =
-      plan_generate_job(deck, std::move(prompts), model, vae,
-                        model_source.identity() + "; " + vae_source.identity() + "; " +
-                            (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
+  fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, asked_to_stop}, output_of(deck),
+                   world);
+  GenerateJob job = plan_generate_job(
+      deck, std::move(prompts), model, vae,
+      model_source.identity() + "; " + vae_source.identity() + "; " +
+          (deck.get<T5Deck>().weights.empty() ? "" : folder_identity(deck.get<T5Deck>().weights)));
   agree_on_keys(job, world);
-  vae_source.compare_scale(deck.vae);
+  compare_scale(vae_source, deck.get<VaeDeck>());
   std::shared_ptr<const Watermark> watermark;
-  if (!deck.generate.watermark.empty())
-    watermark = std::make_shared<Watermark>(deck.generate.watermark, deck.media);
+  if (!deck.get<GenerateDeck>().watermark.empty())
+    watermark = std::make_shared<Watermark>(deck.get<GenerateDeck>().watermark, deck.media);
   const std::vector<std::int64_t> order = missing_items(deck, job, world);
   const auto wanted = static_cast<std::int64_t>(job.items.size());
   const auto missing = static_cast<std::int64_t>(order.size());
@@ -213,8 +220,9 @@ int make_all(const Deck& deck, MPI_Comm world) {
   std::unique_ptr<ClipQueue> queue;
   if (missing > 0) {
     model.set_sequence_group(exchange.get());
-    model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
-    if (groups.first) vae_source.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+    model_source.load(model.params(), {}, deck.model.dtype == "bf16");
+    if (groups.first)
+      vae_source.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
     log::info("weights   {}; VAE {}", model_source.describe(), vae_source.describe());
     const std::size_t capacity = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, groups.count);
@@ -241,7 +249,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
     mine.arena_capacity = static_cast<double>(capacity);
     mine.weights = static_cast<double>(
         model.params().inference_bytes(deck.model.dtype == "bf16") +
-        (groups.first ? vae.params().inference_bytes(deck.vae.dtype == "bf16") : 0));
+        (groups.first ? vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16") : 0));
     mine.resident = static_cast<double>(resident_bytes());
     mine.micro_batch = static_cast<double>(vae.micro_batch());
     stages.clips = now_seconds() - begin - stages.text - stages.load;
@@ -258,7 +266,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   report.wanted = wanted;
   report.finished_before = wanted - missing;
   report.ranks_a_clip = sp;
-  report.share_out = deck.generate.share_out;
+  report.share_out = deck.get<GenerateDeck>().share_out;
   report.text_planned = features.encoded().bytes_planned;
   report.text_taken = features.encoded().bytes_taken;
   const int code = end(deck, report, speaks);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/mask_strategy.h"
 #include "jobs/generate/prompts/prompts.h"
 #include "jobs/generate/prompts/sizes.h"

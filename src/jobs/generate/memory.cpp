@@ -8,6 +8,10 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "jobs/generate/clip_maker.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "tensor/arena.h"
 
 namespace weft {
@@ -42,14 +46,14 @@ std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item,
   const ArenaScope scope(*arena);
   SampleRequest request = make_request(deck, item, clips);
   request.z = Tensor::empty(latent_shape(deck, item, clips), DType::f32);
-  const std::int64_t rows = deck.model.model_max_length;
-  if (!deck.t5.weights.empty())
-    request.y = Tensor::empty({clips, rows, deck.model.caption_channels}, DType::f32);
-  request.captions = pack_captions({}, rows, clips, deck.t5.weights.empty());
+  const std::int64_t rows = deck.get<Stdit3Deck>().model_max_length;
+  if (!deck.get<T5Deck>().weights.empty())
+    request.y = Tensor::empty({clips, rows, deck.get<Stdit3Deck>().caption_channels}, DType::f32);
+  request.captions = pack_captions({}, rows, clips, deck.get<T5Deck>().weights.empty());
   request.edit.assign(static_cast<std::size_t>(clips * item.latent_frames), 1.0f);
-  SamplerDeck sampler = deck.sampler;
+  SamplerDeck sampler = deck.get<SamplerDeck>();
   sampler.steps = 1;
-  flow_sample(model, sampler, deck.diffusion, request);
+  flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return arena->peak();
 }
 
@@ -100,7 +104,8 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
   constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
   // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
   const auto wanted = [&](std::int64_t frames) {
-    const std::int64_t chunk = deck.vae.micro_frame_size, asked = deck.vae.micro_batch_size;
+    const std::int64_t chunk = deck.get<VaeDeck>().micro_frame_size,
+                       asked = deck.get<VaeDeck>().micro_batch_size;
     return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
   };
   const std::size_t usable = usable_bytes(capacity);
@@ -159,7 +164,7 @@ FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
     if (!job.prompts[static_cast<std::size_t>(item.prompt)].references.empty())
       beside = std::max(beside, reference_bytes(at_once(std::numeric_limits<std::int32_t>::max()),
                                                 p.height, p.width));
-    for (std::int64_t loop = 0; loop + 1 < deck.generate.loop; ++loop) try {
+    for (std::int64_t loop = 0; loop + 1 < deck.get<GenerateDeck>().loop; ++loop) try {
         const VideoVae::Part part = part_to_go_on_from(deck, job, vae, item, loop);
         beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
       } catch (const Error&) {  // a mask that does not fit: the clip will fail, and say so

@@ -6,12 +6,14 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state.h"
 #include "checkpoint/weights.h"
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "data/clip_source.h"
 #include "media/writers.h"
 #include "models/stdit3/clip_latents.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "models/stdit3/text_features.h"
 #include "ops/loss.h"
@@ -38,7 +40,7 @@ struct Target {
 
 Target choose_target(const Deck& deck, const ClipLatents& latents, const ClipSource& source) {
   const Bucket b = latents.seen(source.buckets().at(0));
-  const SampleDeck& s = deck.sample;
+  const SampleDeck& s = deck.get<SampleDeck>();
   Target t;
   t.latent = {s.frames > 0 ? s.frames : b.frames, s.height > 0 ? s.height : b.height,
               s.width > 0 ? s.width : b.width};
@@ -58,7 +60,7 @@ void place_condition(const Deck& deck, const ClipLatents& latents, const ClipSou
                      const Shape5& shape, std::int64_t clip, Tensor& z) {
   const Bucket& stored = source.buckets().at(0);
   const Bucket b = latents.seen(stored);
-  const std::int64_t count = deck.sample.condition_frames;
+  const std::int64_t count = deck.get<SampleDeck>().condition_frames;
   WEFT_CHECK(b.height == shape.height && b.width == shape.width && count <= b.frames &&
                  count < shape.frames && clip < b.clips,
              Exit::usage,
@@ -136,32 +138,34 @@ std::vector<std::vector<std::uint8_t>> gather_clips(
 
 void load_model(const Deck& deck, Stdit3& model, MPI_Comm world) {
   model.params().allocate_for_inference(deck.model.dtype == "bf16");
-  if (!deck.sample.weights.empty()) {
-    load_weights(deck.sample.weights, model.params());
+  if (!deck.get<SampleDeck>().weights.empty()) {
+    load_weights(deck.get<SampleDeck>().weights, model.params());
     return;
   }
   const auto checkpoint = Checkpoint::newest(deck.run.dir, world);
   WEFT_CHECK(checkpoint.has_value(), Exit::checkpoint,
              "train first, or name weights with sample.weights=FILE.safetensors",
              "{} has no checkpoint to sample from", deck.run.dir);
-  if (deck.sample.ema)
+  if (deck.get<SampleDeck>().ema)
     restore_ema(*checkpoint, model.params());
   else
     restore_state(*checkpoint, model.params());
-  log::info("weights   {} of {}", deck.sample.ema ? "EMA" : "weights", checkpoint->dir().string());
+  log::info("weights   {} of {}", deck.get<SampleDeck>().ema ? "EMA" : "weights",
+            checkpoint->dir().string());
 }
 
 // A clip of that size, but for its noise, prompt and condition; captions of `rows` rows.
 SampleRequest make_request(const Deck& deck, const Target& target, std::int64_t rows) {
   const Shape5& s = target.latent;
   SampleRequest r;
-  r.z = Tensor::empty({1, deck.model.in_channels, s.frames, s.height, s.width}, DType::f32);
+  r.z = Tensor::empty({1, deck.get<Stdit3Deck>().in_channels, s.frames, s.height, s.width},
+                      DType::f32);
   r.captions = pack_captions({}, rows, 1, deck.data.text_features.empty());
-  r.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.sample.fps)};
+  r.fps = {s.frames == 1 ? 120.0f : static_cast<float>(deck.get<SampleDeck>().fps)};
   r.size = target.pixels;
-  if (deck.sample.condition_frames > 0) {
+  if (deck.get<SampleDeck>().condition_frames > 0) {
     r.edit.assign(static_cast<std::size_t>(s.frames), 1.0f);
-    std::fill_n(r.edit.begin(), deck.sample.condition_frames, 0.0f);
+    std::fill_n(r.edit.begin(), deck.get<SampleDeck>().condition_frames, 0.0f);
   }
   return r;
 }
@@ -170,13 +174,13 @@ SampleRequest make_request(const Deck& deck, const Target& target, std::int64_t 
 std::size_t plan_steps(const Deck& deck, const Target& target, Stdit3& model) {
   const auto plan = Arena::planning();
   const ArenaScope scope(*plan);
-  const std::int64_t rows = deck.model.model_max_length;
+  const std::int64_t rows = deck.get<Stdit3Deck>().model_max_length;
   SampleRequest request = make_request(deck, target, rows);
   if (!deck.data.text_features.empty())
-    request.y = Tensor::empty({1, rows, deck.model.caption_channels}, DType::f32);
-  SamplerDeck sampler = deck.sampler;
+    request.y = Tensor::empty({1, rows, deck.get<Stdit3Deck>().caption_channels}, DType::f32);
+  SamplerDeck sampler = deck.get<SamplerDeck>();
   sampler.steps = 1;
-  flow_sample(model, sampler, deck.diffusion, request);
+  flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return plan->peak();
 }
 
@@ -193,11 +197,12 @@ int sample(const Deck& deck, MPI_Comm world) {
   // Made last but let go of after the group, which may be at work in it when something fails.
   std::unique_ptr<Arena> arena;
   const auto group = nn::make_sequence_group(world, sp, deck.parallel.hang_timeout);
-  Stdit3 model(deck.model);
+  Stdit3 model(stdit3_config(deck));
   model.set_sequence_group(group.get());
   ClipLatents latents(deck);
   latents.check(source->buckets().at(0));
-  if (deck.sample.condition_frames > 0) latents.load(std::span(source->buckets()).first(1));
+  if (deck.get<SampleDeck>().condition_frames > 0)
+    latents.load(std::span(source->buckets()).first(1));
   const Target target = choose_target(deck, latents, *source);
   const Shape5& s = target.latent;
   model.check_sequence(s.height, s.width, sp);
@@ -208,37 +213,41 @@ int sample(const Deck& deck, MPI_Comm world) {
   const ArenaScope scope(*arena);
   std::unique_ptr<TextFeatures> features;
   if (!deck.data.text_features.empty())
-    features =
-        std::make_unique<TextFeatures>(deck.data.text_features, deck.sample.clips,
-                                       deck.model.caption_channels, deck.model.model_max_length);
-  const fs::path out = deck.sample.output.empty() ? fs::path(deck.run.dir) / "samples"
-                                                  : fs::path(deck.sample.output);
+    features = std::make_unique<TextFeatures>(deck.data.text_features, deck.get<SampleDeck>().clips,
+                                              deck.get<Stdit3Deck>().caption_channels,
+                                              deck.get<Stdit3Deck>().model_max_length);
+  const fs::path out = deck.get<SampleDeck>().output.empty()
+                           ? fs::path(deck.run.dir) / "samples"
+                           : fs::path(deck.get<SampleDeck>().output);
   std::error_code failed;
   fs::create_directories(out, failed);
   WEFT_CHECK(!failed, Exit::usage, "name a directory that can be written with sample.output",
              "cannot make {}: {}", out.string(), failed.message());
-  const bool pixels = deck.model.in_channels == 3;
+  const bool pixels = deck.get<Stdit3Deck>().in_channels == 3;
   std::vector<std::vector<std::uint8_t>> made;  // of this rank's clips, for the contact sheet
 
   // A group makes its clips together, and its first rank writes them.
   const bool writes = rank % sp == 0;
-  for (std::int64_t i = rank / sp; i < deck.sample.clips; i += ranks / sp) {
-    const std::int64_t rows = features ? features->length(i) : deck.model.model_max_length;
+  for (std::int64_t i = rank / sp; i < deck.get<SampleDeck>().clips; i += ranks / sp) {
+    const std::int64_t rows =
+        features ? features->length(i) : deck.get<Stdit3Deck>().model_max_length;
     SampleRequest request = make_request(deck, target, rows);
     const auto seed = static_cast<std::uint64_t>(deck.run.seed), id = static_cast<std::uint64_t>(i);
     ops::fill_normal(seed, static_cast<int>(Purpose::sampler), 0, id, request.z);
-    if (deck.sample.condition_frames > 0)
-      place_condition(deck, latents, *source, s, deck.sample.condition_clip + i, request.z);
+    if (deck.get<SampleDeck>().condition_frames > 0)
+      place_condition(deck, latents, *source, s, deck.get<SampleDeck>().condition_clip + i,
+                      request.z);
     if (features) {
       const std::vector<float> values = features->read(i);
-      request.y =
-          Tensor::from_host(std::span<const float>(values), {1, rows, deck.model.caption_channels});
+      request.y = Tensor::from_host(std::span<const float>(values),
+                                    {1, rows, deck.get<Stdit3Deck>().caption_channels});
     }
     request.progress = [&](int step, int steps) {
       if (step == steps || step % 10 == 0) log::info("clip {}: step {}/{}", i, step, steps);
     };
     arena->reset_peak();
-    const Tensor z = flow_sample(model, deck.sampler, deck.diffusion, request);
+    const Tensor z =
+        flow_sample(model, deck.get<SamplerDeck>(), deck.get<DiffusionDeck>(), request);
     taken = std::max(taken, arena->peak());
     if (!writes) continue;
 
@@ -257,13 +266,14 @@ int sample(const Deck& deck, MPI_Comm world) {
     if (s.frames == 1)
       write_png(file.string(), s.height, s.width, frames);
     else
-      write_mp4(file.string(), {frames.data(), s.frames, s.height, s.width}, deck.sample.fps);
+      write_mp4(file.string(), {frames.data(), s.frames, s.height, s.width},
+                deck.get<SampleDeck>().fps);
     log::info("clip      {}", file.string());
     made.push_back(shown_of(frames, s));
   }
   log::info("memory    weights {} bytes; a clip's steps {} of {} planned",
             model.params().inference_bytes(deck.model.dtype == "bf16"), taken, planned);
-  const auto shown = gather_clips(made, deck.sample.clips, s, sp, world);
+  const auto shown = gather_clips(made, deck.get<SampleDeck>().clips, s, sp, world);
   if (!shown.empty()) {
     std::vector<ClipView> views;
     for (const auto& frames : shown)
@@ -273,6 +283,41 @@ int sample(const Deck& deck, MPI_Comm world) {
     log::info("sheet     {}", (out / "contact_sheet.png").string());
   }
   return 0;
+}
+
+namespace {
+
+void sample_rows(Rows& r, SampleDeck& d) {
+  r.text("weights", d.weights,
+         "Safetensors file or checkpoint to sample from; empty takes the newest of run.dir.");
+  r.flag("ema", d.ema, "Use the moving average of the weights.");
+  r.number("clips", d.clips, 1, 1e6, "Clips to make.");
+  r.number("frames", d.frames, 0, 100000, "Frames of a clip; 0 takes those of the training data.");
+  r.number("height", d.height, 0, 16384, "Height in pixels; 0 takes that of the training data.");
+  r.number("width", d.width, 0, 16384, "Width in pixels; 0 takes that of the training data.");
+  r.number("fps", d.fps, 0.01, 1000, "Frames a second that the model is told.");
+  r.number("condition_frames", d.condition_frames, 0, 100000,
+           "First frames that are given from a clip of the data.");
+  r.number("condition_clip", d.condition_clip, 0, many, "Sample id of the clip that gives them.");
+  r.text("output", d.output, "Directory of the results; empty is RUN/samples.");
+}
+
+void check_sample(const SampleDeck& d, const DeckDemand& demand) {
+  demand((d.height == 0) == (d.width == 0),
+         fmt::format("sample.height = {} but sample.width = {}", d.height, d.width),
+         "give both in pixels, or neither");
+  demand(d.frames == 0 || d.condition_frames < d.frames,
+         fmt::format("sample.condition_frames = {} leaves nothing to make of sample.frames = {}",
+                     d.condition_frames, d.frames),
+         "lower sample.condition_frames");
+}
+
+}  // namespace
+
+DeckTable sample_table() {
+  DeckTable table = deck_table("sample", sample_rows, check_sample);
+  table.next = "vae";
+  return table;
 }
 
 }  // namespace weft

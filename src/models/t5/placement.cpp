@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "models/t5/options.h"
 #include "models/t5/t5.h"
 
 namespace weft {

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "jobs/generate/options.h"
 #include "text/utf8.h"
 
 namespace weft {

@@ -1,5 +1,6 @@
 // Prompts: options, loops, scores, and what is wrong with them.
 #include "jobs/generate/prompts/prompts.h"
+#include "jobs/generate/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
