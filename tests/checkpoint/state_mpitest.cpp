@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "checkpoint_fixture.h"
+#include "fixture.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 

@@ -1,6 +1,5 @@
 // A file of prompts with options: texts stay UTF-8, and names made of them stay names.
 #include "jobs/generate/prompts/prompts.h"
-#include "jobs/generate/options.h"
 
 #include "fuzz.h"
 #include "jobs/generate/prompts/mask_strategy.h"

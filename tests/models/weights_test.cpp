@@ -9,6 +9,8 @@
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 #include "models/stdit3/options.h"
+#include "models/t5/t5.h"
+#include "models/video_vae/video_vae.h"
 #include "tests/models/stdit3/fixture.h"
 
 namespace weft::test {
