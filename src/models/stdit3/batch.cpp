@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/loss.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

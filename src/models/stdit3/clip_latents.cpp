@@ -6,9 +6,9 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "models/video_vae/pixels.h"
-#include "ops/loss.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
-#include "ops/posterior.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/diffusion.h"
 #include "ops/embed.h"
-#include "ops/loss.h"
 #include "ops/pointwise.h"
 
 namespace weft {

@@ -3,8 +3,10 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "ops/attention.h"
 #include "ops/embed.h"
-#include "ops/matmul.h"
+#include "ops/layout.h"
+#include "ops/norm.h"
 #include "ops/pointwise.h"
 
 namespace weft {

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "core/error.h"
+#include "ops/attention.h"
+#include "ops/embed.h"
 #include "ops/matmul.h"
-#include "ops/packed.h"
-#include "ops/text.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {

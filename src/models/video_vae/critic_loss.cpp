@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "ops/critic.h"
-#include "ops/vae_loss.h"
+#include "ops/loss.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {

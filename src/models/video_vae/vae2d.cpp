@@ -2,7 +2,8 @@
 
 #include "core/error.h"
 #include "nn/conv_layers.h"
-#include "ops/pointwise.h"
+#include "ops/conv.h"
+#include "ops/layout.h"
 
 namespace weft {
 namespace {

@@ -6,9 +6,9 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "nn/posterior.h"
-#include "ops/loss.h"
-#include "ops/matmul.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

@@ -1,8 +1,8 @@
 // The T5 encoder against specs/t5.md 4 in f64, in one piece and in parts. validation/check_t5.py holds it to transformers.
 #include "models/t5/t5.h"
 
+#include "ops/attention.h"
 #include "ops/dispatch.h"
-#include "ops/text.h"
 #include "tests/ops/reference.h"
 
 namespace weft::test {
