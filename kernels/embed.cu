@@ -1,13 +1,11 @@
-// CUDA side of src/ops/embed.h. Twin: src/ops/cpu/embed.cpp; cases: src/bench/kernels/embed.cpp
-// (weft bench kernels --filter embed).
+// CUDA side of ops/embed.h. CPU twin: src/ops/cpu/embed.cpp; cases: src/bench/kernels/embed.cpp.
 //
 // Nothing here multiplies: each operation is bounded by the bytes named below, and most are so small at STDiT3's sizes
-// (latents of 51 frames 480p are 1.5 MB) that starting them is what they cost. n = elements, w = bytes of the rows' type.
-//   patchify, unpatchify   n (4 + w): a strip of patches goes through shared memory, so that pixels and rows are both read
-//                          and written in runs
+// that starting them is what they cost. n = elements, w = bytes of the rows' type.
 //   position_embedding     4 n written; 1 double power and 4 sines for 4 values; a thread keeps its frequency
 //   add_position           x read and written, p read once: a thread keeps its 16 bytes of p and walks over frames
-//   timestep_embedding, rope_table, modulation_rows, add_rows: a few KB
+//   timestep_embedding, rope_table: a few KB
+//   embedding_forward      2 n w, 16 bytes an access
 //   gather_captions        n (4 + w), and n (w + 8) backward: a block a row, 16-byte accesses
 // No operation takes scratch.
 #include "ops/embed.h"
@@ -15,7 +13,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "launch.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -25,115 +23,6 @@ constexpr int threads = 256;
 template <class T>
 bool aligned(const T* p) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-}
-
-// Patches ------------------------------------------------------------------------------------------------------------
-
-// A strip is `tokens` patches beside each other of one frame and one row of patches.
-struct Strips {
-  int C, Tx, Hx, Wx;   // of x [B,C,Tx,Hx,Wx]
-  int pt, ph, pw;      // of a patch
-  int T, H, W;         // patches of a sample
-  int tokens, across;  // patches of a strip, strips of a row of patches
-  int row_size;        // elements of a patch
-  bool aligned;        // the rows begin at 16 bytes
-};
-
-// Copies between x f32 and rows T; a row's elements are ordered (c,pt,ph,pw) or (pt,ph,pw,c). The strip in shared memory has
-// its rows an odd number of words apart, so that lanes that walk over pixels and lanes that walk over a row both meet
-// different banks.
-template <class T, bool channels_first, bool to_rows>
-__global__ void patch_kernel(Strips s, float* x, T* rows) {
-  float* strip = shared_memory<float>();
-  const int stride = s.row_size | 1;
-  int at = static_cast<int>(blockIdx.x);
-  const int w0 = at % s.across * s.tokens;
-  at /= s.across;
-  const int h = at % s.H;
-  at /= s.H;
-  const int t = at % s.T, b = at / s.T;
-  const int tokens = min(s.tokens, s.W - w0), width = tokens * s.pw;
-  const std::int64_t first_row = ((static_cast<std::int64_t>(b) * s.T + t) * s.H + h) * s.W + w0;
-  T* row = rows + first_row * s.row_size;
-  const int elements = tokens * s.row_size;
-
-  constexpr int pack = Pack<T>::size;
-  const bool packed = s.row_size % pack == 0 && s.aligned;
-  if constexpr (!to_rows) {
-    if (packed) {
-      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
-        const Pack<T> in = load_pack(row + i);
-        float* to = strip + i / s.row_size * stride + i % s.row_size;
-#pragma unroll
-        for (int j = 0; j < pack; ++j) to[j] = to_float(in.v[j]);
-      }
-    } else {
-      for (int i = threadIdx.x; i < elements; i += blockDim.x)
-        strip[i / s.row_size * stride + i % s.row_size] = to_float(row[i]);
-    }
-    __syncthreads();
-  }
-  // A warp takes lines of pixels: channel c, frame and line within the patch.
-  const int lines = s.C * s.pt * s.ph;
-  for (int line = threadIdx.x / 32; line < lines; line += blockDim.x / 32) {
-    const int c = line / (s.pt * s.ph), inner = line % (s.pt * s.ph);
-    const int frame = t * s.pt + inner / s.ph, y = h * s.ph + inner % s.ph;
-    const bool inside = frame < s.Tx && y < s.Hx;
-    float* pixels =
-        x + (((static_cast<std::int64_t>(b) * s.C + c) * s.Tx + frame) * s.Hx + y) * s.Wx;
-    for (int i = threadIdx.x % 32; i < width; i += 32) {
-      const int token = i / s.pw, dx = i % s.pw, column = w0 * s.pw + i;
-      float* element = strip + token * stride +
-                       (channels_first ? line * s.pw + dx : (inner * s.pw + dx) * s.C + c);
-      if constexpr (to_rows)
-        *element = inside && column < s.Wx ? pixels[column] : 0.0f;
-      else if (inside && column < s.Wx)
-        pixels[column] = *element;
-    }
-  }
-  if constexpr (to_rows) {
-    __syncthreads();
-    if (packed) {
-      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
-        const float* from = strip + i / s.row_size * stride + i % s.row_size;
-        Pack<T> out;
-#pragma unroll
-        for (int j = 0; j < pack; ++j) out.v[j] = from_float<T>(from[j]);
-        store_pack(row + i, out);
-      }
-    } else {
-      for (int i = threadIdx.x; i < elements; i += blockDim.x)
-        row[i] = from_float<T>(strip[i / s.row_size * stride + i % s.row_size]);
-    }
-  }
-}
-
-template <bool channels_first, bool to_rows>
-void move_patches(const Tensor& x, ops::PatchGeometry patch, const Tensor& rows) {
-  Strips s{};
-  s.C = static_cast<int>(x.dim(1));
-  s.Tx = static_cast<int>(x.dim(2));
-  s.Hx = static_cast<int>(x.dim(3));
-  s.Wx = static_cast<int>(x.dim(4));
-  s.pt = patch.pt;
-  s.ph = patch.ph;
-  s.pw = patch.pw;
-  s.T = (s.Tx + s.pt - 1) / s.pt;
-  s.H = (s.Hx + s.ph - 1) / s.ph;
-  s.W = (s.Wx + s.pw - 1) / s.pw;
-  s.row_size = s.C * s.pt * s.ph * s.pw;
-  const int stride = s.row_size | 1;
-  // 32 patches fill a warp's lines; wide rows get what 48 KiB hold.
-  s.tokens = std::clamp(12 * 1024 / stride, 1, 32);
-  s.across = (s.W + s.tokens - 1) / s.tokens;
-  const std::int64_t strips = x.dim(0) * s.T * s.H * s.across;
-  WEFT_ASSERT(rows.numel() == x.dim(0) * s.T * s.H * s.W * s.row_size && strips <= INT32_MAX);
-  by_type(rows, [&]<class T>() {
-    s.aligned = aligned(data<T>(rows));
-    launch(patch_kernel<T, channels_first, to_rows>, dim3(static_cast<unsigned>(strips)),
-           dim3(threads), static_cast<std::size_t>(s.tokens * stride) * sizeof(float), s,
-           data<float>(x), data<T>(rows));
-  });
 }
 
 // Positions ----------------------------------------------------------------------------------------------------------
@@ -221,26 +110,13 @@ __global__ void rope_kernel(const float* freqs, int half, int count, float2* rop
   rope[i] = make_float2(cosf(angle), sinf(angle));
 }
 
-// Thread i does row i of the scalars and frame i of the names.
-__global__ void modulation_kernel(const float* timestep, const float* fps, const std::uint8_t* mask,
-                                  int B, int G, int frames, float* times, float* rates,
-                                  std::int32_t* rows, std::int32_t* sample_rows) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < G) {
-    times[i] = i < B ? timestep[i] : 0.0f;
-    rates[i] = fps[i % B];
-  }
-  if (i < frames) {
-    const int b = i / (frames / B);
-    rows[i] = mask == nullptr || mask[i] != 0 ? b : B + b;
-    sample_rows[i] = b;
-  }
-}
-
-// a, b and y may have any alignment: a few rows.
-__global__ void add_rows_kernel(const float* a, const float* b, std::int64_t count, float* y) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) y[i] = a[i] + b[i];
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    embedding_kernel(const std::int32_t* ids, const T* table, std::int64_t packs, T* y,
+                     std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  store_vec<V>(y, i, load_vec<V>(table, ids[i / packs] * packs + i % packs));
 }
 
 // Captions -----------------------------------------------------------------------------------------------------------
@@ -308,25 +184,24 @@ void by_pack(bool whole, F&& f) {
     f.template operator()<1>();
 }
 
+// Calls f.operator()<T, V>() with the widest access that rows of `length` allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
+  by_type(first, [&]<class T>() {
+    constexpr int V = Pack<T>::size;
+    if (length % V == 0 && kernels::aligned<V>(first, rest...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
 namespace weft::ops::cuda {
 
-using namespace weft::kernels;  // NOLINT: the operations are thin wrappers of the kernels above
-
-void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
-  move_patches<true, true>(x, patch, rows);
-}
-void patchify_backward(const Tensor& drows, PatchGeometry patch, Tensor& dx) {
-  move_patches<true, false>(dx, patch, drows);
-}
-void unpatchify_forward(const Tensor& rows, PatchGeometry patch, Tensor& out) {
-  move_patches<false, false>(out, patch, rows);
-}
-void unpatchify_backward(const Tensor& dout, PatchGeometry patch, Tensor& drows) {
-  move_patches<false, true>(dout, patch, drows);
-}
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void position_embedding(int H, int W, double scale, Tensor& p) {
   const int quarter = static_cast<int>(p.dim(1) / 4);
@@ -363,6 +238,17 @@ void rope_table(const Tensor& freqs, Tensor& rope) {
          reinterpret_cast<float2*>(data<float>(rope)));
 }
 
+void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {
+  const std::int64_t C = table.dim(1), count = ids.numel() * C;
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        launch(embedding_kernel<T, V>, dim3(blocks_for(count / V, threads)), dim3(threads), 0,
+               data<std::int32_t>(ids), data<T>(table), C / V, data<T>(y), count / V);
+      },
+      table, y);
+}
+
 void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& index,
                      Tensor& rows) {
   const int C = static_cast<int>(rows.dim(-1));
@@ -387,20 +273,6 @@ void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& 
                         data<float>(dy));
                });
   });
-}
-
-void modulation_rows(const Tensor& timestep, const Tensor& fps, const Tensor& mask, Tensor& times,
-                     Tensor& rates, Tensor& rows, Tensor& sample_rows) {
-  const int G = static_cast<int>(times.numel()), frames = static_cast<int>(rows.numel());
-  launch(modulation_kernel, dim3(blocks_for(std::max(G, frames), 128)), dim3(128), 0,
-         data<float>(timestep), data<float>(fps), data_or_null<std::uint8_t>(mask),
-         static_cast<int>(timestep.numel()), G, frames, data<float>(times), data<float>(rates),
-         data<std::int32_t>(rows), data<std::int32_t>(sample_rows));
-}
-
-void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
-  launch(add_rows_kernel, dim3(blocks_for(y.numel(), threads)), dim3(threads), 0, data<float>(a),
-         data<float>(b), y.numel(), data<float>(y));
 }
 
 }  // namespace weft::ops::cuda

@@ -1,14 +1,11 @@
-// CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases: src/bench/kernels/optimizer.cpp. Not
-// yet run on a GPU.
+// CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases:
+// src/bench/kernels/optimizer.cpp.
 //
 // adamw_step, bound by memory: gradient, weight, two moments and EMA in, all but the gradient out, the bf16 copy out: 38
 // bytes an element (28 without EMA, 36 without the copy) for some 40 operations, a twentieth of what an SM of an H200 does
 // meanwhile, hence exact square roots and quotients. One pass, four elements a thread, every load before the first use.
 // Clipping and the decision to leave a non-finite step out are taken on the device: one thread a block reads the sum of
 // squares while the block's loads are on the way.
-//
-// sum_of_squares: 4 bytes and one f64 multiplication and addition an element. A fixed number of blocks walks the tensor,
-// each thread its own sums, added in fixed orders: the result depends on the length alone. Scratch: 8 KiB (Tensor::empty).
 #include "ops/optimizer.h"
 
 #include <algorithm>
@@ -87,59 +84,14 @@ __global__ void __launch_bounds__(threads, 4)
   }
 }
 
-constexpr int sum_blocks = 1024;  // fixed: the order of the sum may not depend on the GPU
-
-// The block's sum, in thread 0; `shared` holds a double a thread.
-__device__ __forceinline__ double sum_of_block(double x, double* shared) {
-  shared[threadIdx.x] = x;
-  for (int half = threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-  }
-  return shared[0];
-}
-
-template <int V>
-__global__ void __launch_bounds__(threads)
-    squares_kernel(const float* __restrict__ x, std::int64_t count, double* __restrict__ partial) {
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  double sum = 0;
-#pragma unroll 4
-  for (std::int64_t i = first; i < count / V; i += stride) {
-    const Vec<float, V> v = load_vec<V>(x, i);
-#pragma unroll
-    for (int e = 0; e < V; ++e) sum += static_cast<double>(v.v[e]) * static_cast<double>(v.v[e]);
-  }
-  if (first < count % V) {
-    const double last = static_cast<double>(x[count - 1 - first]);
-    sum += last * last;
-  }
-  sum = sum_of_block(sum, shared_memory<double>());
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(threads)
-    add_squares_kernel(const double* __restrict__ partial, int count, bool accumulate,
-                       double* __restrict__ total) {
-  double sum = 0;
-  for (int i = threadIdx.x; i < count; i += threads) sum += partial[i];
-  sum = sum_of_block(sum, shared_memory<double>());
-  if (threadIdx.x == 0) *total = accumulate ? *total + sum : sum;
-}
-
-__device__ __forceinline__ bool is_finite(double x) {
-  return fabs(x) <= std::numeric_limits<double>::max();  // false for NaN
-}
-
-// A few thousand values at most: one block, microseconds.
-__global__ void __launch_bounds__(threads)
-    carry_kernel(const double* __restrict__ values, std::int64_t count,
-                 double* __restrict__ total) {
-  double odd = threadIdx.x == 0 && !is_finite(*total) ? 1 : 0;
-  for (std::int64_t i = threadIdx.x; i < count; i += threads) odd += is_finite(values[i]) ? 0 : 1;
-  odd = sum_of_block(odd, shared_memory<double>());
-  if (threadIdx.x == 0) *total = odd == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
+__global__ void running_average_kernel(const double* rows, std::int64_t width, std::int64_t first,
+                                       std::int64_t ranks, float scale, float decay,
+                                       float* average) {
+  double sum = 0.0;
+  for (std::int64_t r = 0; r < ranks; ++r) sum += rows[r * width + first + threadIdx.x];
+  if (!(fabs(sum) < 1e300)) return;  // not finite
+  float& a = average[threadIdx.x];
+  a = decay * a + (1.0f - decay) * scale * static_cast<float>(sum);
 }
 
 }  // namespace
@@ -164,27 +116,11 @@ void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tenso
     run.operator()<1>();
 }
 
-void sum_of_squares(const Tensor& x, Tensor& sum, bool accumulate) {
-  // As many blocks as there is work for, so that short tensors are not all start-up.
-  const unsigned blocks =
-      std::min<unsigned>(sum_blocks, std::max(1u, blocks_for(x.numel(), threads * 16)));
-  const Tensor partial = Tensor::empty({blocks}, DType::f64);
-  const std::size_t shared = threads * sizeof(double);
-  const auto run = [&]<int V>() {
-    launch(squares_kernel<V>, dim3(blocks), dim3(threads), shared, data<float>(x), x.numel(),
-           data<double>(partial));
-  };
-  if (aligned<4>(x))
-    run.operator()<4>();
-  else
-    run.operator()<1>();
-  launch(add_squares_kernel, dim3(1), dim3(threads), shared, data<double>(partial),
-         static_cast<int>(blocks), accumulate, data<double>(sum));
-}
-
-void carry_non_finite(const Tensor& values, Tensor& sum) {
-  launch(carry_kernel, dim3(1), dim3(threads), threads * sizeof(double), data<double>(values),
-         values.numel(), data<double>(sum));
+void running_average(const Tensor& rows, std::int64_t width, std::int64_t first, float scale,
+                     float decay, Tensor& average) {
+  launch(running_average_kernel, dim3(1), dim3(static_cast<unsigned>(average.numel())), 0,
+         data<double>(rows), width, first, rows.numel() / width, scale, decay,
+         data<float>(average));
 }
 
 }  // namespace weft::ops::cuda

@@ -1,5 +1,5 @@
-// CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/pointwise.cpp; cases: src/bench/kernels/pointwise.cpp. Not
-// yet run on a GPU.
+// CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/pointwise.cpp; cases:
+// src/bench/kernels/pointwise.cpp.
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):
 //   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16 or back), copy_tokens 4;
@@ -164,6 +164,110 @@ void start(Kernel kernel, std::int64_t count, A... args) {
   launch(kernel, dim3(blocks_for(count, threads * packs * V)), dim3(threads), 0, args..., count);
 }
 
+__device__ __forceinline__ std::int64_t index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+
+// gelu(g) u, g sigmoid(2 k0 (g + k1 g^3)) u.
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    gated_gelu_kernel(const T* gate, const T* value, T* y, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  float g[V], u[V];
+  unpack(load_vec<V>(gate, i), g);
+  unpack(load_vec<V>(value, i), u);
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    const float z = 2.0f * k0 * (g[k] + k1 * g[k] * g[k] * g[k]);
+    g[k] *= rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * z)) * u[k];
+  }
+  store_vec<V>(y, i, pack<T, V>(g));
+}
+
+// Calls f.operator()<T, V>() with the widest access that rows of `length` allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
+  by_type(first, [&]<class T>() {
+    constexpr int V = Pack<T>::size;
+    if (length % V == 0 && aligned<V>(first, rest...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+template <class T>
+__global__ void leaky_relu_kernel(const T* x, float slope, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float v = to_float(x[i]);
+  y[i] = from_float<T>(v > 0.0f ? v : slope * v);
+}
+
+template <class T>
+__global__ void leaky_relu_backward_kernel(const T* y, float slope, const T* dy, T* dx,
+                                           std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float d = to_float(dy[i]);
+  dx[i] = from_float<T>(to_float(y[i]) > 0.0f ? d : slope * d);
+}
+
+template <class X, class Y>
+__global__ void scaled_add_kernel(const X* x, float a, const float* factor, Y* y, bool accumulate,
+                                  std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float v = (factor == nullptr ? a : a * factor[0]) * to_float(x[i]);
+  y[i] = from_float<Y>(accumulate ? to_float(y[i]) + v : v);
+}
+
+// a, b and y may have any alignment: a few rows.
+__global__ void add_rows_kernel(const float* a, const float* b, std::int64_t count, float* y) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) y[i] = a[i] + b[i];
+}
+
+// A tensor with C channels, seen as [outer,C,inner].
+struct ChannelGrid {
+  std::int64_t C, inner;
+};
+ChannelGrid channel_grid(const Tensor& x, ops::Channels channels) {
+  if (channels == ops::Channels::last) return {x.dim(-1), 1};
+  return {x.dim(1), x.numel() / (x.dim(0) * x.dim(1))};
+}
+
+template <class X, class Y>
+__global__ void affine_kernel(const X* x, const float* affine, ChannelGrid g, Y* y,
+                              std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t c = i / g.inner % g.C;
+  y[i] = from_float<Y>(to_float(x[i]) * affine[c] + affine[g.C + c]);
+}
+
+template <class Y, class X>
+__global__ void affine_backward_kernel(const Y* dy, const float* affine, ChannelGrid g, X* dx,
+                                       bool accumulate, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float d = to_float(dy[i]) * affine[i / g.inner % g.C];
+  dx[i] = from_float<X>(accumulate ? to_float(dx[i]) + d : d);
+}
+
+// An element a thread.
+template <class... P, class... A>
+void start_simple(void (*kernel)(P...), std::int64_t count, A&&... args) {
+  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
+         count);
+}
+
+template <class F>
+void by_types(const Tensor& a, const Tensor& b, F&& f) {
+  by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -193,6 +297,17 @@ void gelu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y) {
   });
 }
 
+void gated_gelu_forward(const Tensor& gu, Tensor& y) {
+  const std::int64_t count = gu.numel() / 2;
+  by_access(
+      count,
+      [&]<class T, int V>() {
+        launch(gated_gelu_kernel<T, V>, dim3(blocks_for(count / V, threads)), dim3(threads), 0,
+               data<T>(gu), data<T>(gu) + count, data<T>(y), count / V);
+      },
+      gu, y);
+}
+
 void silu_forward(const Tensor& z, Tensor& y) {
   if (aligned<4>(z, y))
     start<4>(silu_forward_kernel<4>, z.numel(), data<float>(z), data<float>(y));
@@ -209,6 +324,19 @@ void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulat
     run.operator()<4>();
   else
     run.operator()<1>();
+}
+
+void leaky_relu_forward(const Tensor& x, float slope, Tensor& y) {
+  by_type(x, [&]<class T>() {
+    start_simple(leaky_relu_kernel<T>, x.numel(), data<T>(x), slope, data<T>(y));
+  });
+}
+
+void leaky_relu_backward(const Tensor& y, float slope, const Tensor& dy, Tensor& dx) {
+  by_type(y, [&]<class T>() {
+    start_simple(leaky_relu_backward_kernel<T>, y.numel(), data<T>(y), slope, data<T>(dy),
+                 data<T>(dx));
+  });
 }
 
 void add_inplace(const Tensor& x, Tensor& y) {
@@ -251,24 +379,33 @@ void convert(const Tensor& x, Tensor& y) {
     run.operator()<__nv_bfloat16, float>();
 }
 
-// The runtime's own copy of a rectangle, one a sample: a frame's tokens are a row of it.
-void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
-  const std::size_t width = static_cast<std::size_t>(x.dim(3)) * size_of(x.dtype());
-  const std::size_t run = static_cast<std::size_t>(k.tokens) * width;
-  if (run == 0 || k.frames == 0) return;
-  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
-                             std::int64_t token) {
-    return static_cast<std::byte*>(t.raw()) +
-           static_cast<std::size_t>((b * t.dim(1) + frame) * t.dim(2) + token) * width;
-  };
-  const auto pitch = [width](const Tensor& t) {
-    return static_cast<std::size_t>(t.dim(2)) * width;
-  };
-  for (std::int64_t b = 0; b < x.dim(0); ++b)
-    CUDA_CHECK(cudaMemcpy2DAsync(place(y, b, k.to_frame, k.to_token), pitch(y),
-                                 place(x, b, k.from_frame, k.from_token), pitch(x), run,
-                                 static_cast<std::size_t>(k.frames), cudaMemcpyDeviceToDevice,
-                                 cuda_stream(Stream::compute)));
+void scaled_add(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate) {
+  by_type(x, [&]<class X>() {
+    by_type(y, [&]<class Y>() {
+      start_simple(scaled_add_kernel<X, Y>, x.numel(), data<X>(x), a, data_or_null<float>(factor),
+                   data<Y>(y), accumulate);
+    });
+  });
+}
+
+void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
+  launch(add_rows_kernel, dim3(blocks_for(y.numel(), threads)), dim3(threads), 0, data<float>(a),
+         data<float>(b), y.numel(), data<float>(y));
+}
+
+void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y) {
+  by_types(x, y, [&]<class X, class Y>() {
+    start_simple(affine_kernel<X, Y>, x.numel(), data<X>(x), data<float>(affine),
+                 channel_grid(x, channels), data<Y>(y));
+  });
+}
+
+void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels channels, Tensor& dx,
+                             bool accumulate) {
+  by_types(dy, dx, [&]<class Y, class X>() {
+    start_simple(affine_backward_kernel<Y, X>, dy.numel(), data<Y>(dy), data<float>(affine),
+                 channel_grid(dy, channels), data<X>(dx), accumulate);
+  });
 }
 
 }  // namespace weft::ops::cuda

@@ -22,4 +22,9 @@ awk '{n[NR] = $1; if ($1 > 1000) {print "format: " $2 " has " $1 " lines, the li
       else if ($1 > 700) print "WARN: " $2 " has " $1 " lines: can the story be told in two files?"}
      END {printf "census: %d files, lines median %d, p90 %d, max %d\n", NR, n[int((NR + 1) / 2)], n[int(NR * 0.9 + 0.5)], n[NR]
           exit over}' <<<"$census" || bad=1
+
+# src alone: shredded files are as hard to read as endless ones.
+find src -type f \( -name '*.cpp' -o -name '*.h' \) -exec wc -l {} + | awk '$2 != "total" {print $1}' | sort -n |
+  awk '{n[NR] = $1; lines += $1; short += $1 < 60}
+       END {printf "census of src: %d files, %d lines, median %d, %d files under 60\n", NR, lines, n[int((NR + 1) / 2)], short}'
 exit "$bad"

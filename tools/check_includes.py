@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that includes run downward only, and that no barrier stands in the step loop.
+"""Checks that includes run downward only, that no barrier stands in the step loop, and that no folder or file grows too large.
 
 The folders of src/ and what each may include are drawn in docs/architecture.md; this table is that drawing for a machine.
 Prints file:line for every breach; exit status 1 if there is one.
@@ -36,6 +36,8 @@ BARRIER = re.compile(r"\bMPI_I?[Bb]arrier\s*\(")
 # All ranks wait for the slowest at a barrier, every step; whoever needs one here has a design to mend.
 STEP_LOOP = ("train/trainer*.cpp", "train/step*.cpp", "parallel/*")
 
+MOST_FILES, MOST_LINES = 25, 500
+
 
 def breaches_of_includes(src):
     for path in sorted(p for p in src.rglob("*") if p.suffix in {".cpp", ".h"}):
@@ -67,13 +69,28 @@ def barriers(src):
                     yield f"{path}:{number}: MPI_Barrier in the step loop"
 
 
+def too_large():
+    """Folders of more than 25 files and files of more than 500 lines: a reader loses the way in either."""
+    for top in ("src", "kernels"):
+        sources = [p for p in sorted(pathlib.Path(top).rglob("*")) if p.is_file()]
+        folders = {}
+        for path in sources:
+            folders[path.parent] = folders.get(path.parent, 0) + 1
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MOST_LINES:
+                yield f"{path}:{MOST_LINES + 1}: {lines} lines, at most {MOST_LINES}: split it where the story has a seam"
+        for folder, files in folders.items():
+            if files > MOST_FILES:
+                yield f"{folder}: {files} files, at most {MOST_FILES}: merge what is shredded, or make a folder of a part"
+
+
 def main():
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     src = pathlib.Path("src")
-    found = [*breaches_of_includes(src), *barriers(src)]
+    found = [*breaches_of_includes(src), *barriers(src), *too_large()]
     for line in found:
         print(line)
-    print(f"includes: {len(found)} breaches" if found else "includes: all run downward")
+    print(f"includes: {len(found)} breaches" if found else "includes: all run downward, no folder or file is too large")
     return 1 if found else 0
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Registers, shared memory and spills of every kernel, as ptxas told the last build (build/**/*.cu.o.log).
 
-    kernel_resources.py [--build build] [--markdown FILE] [--all]
+    kernel_resources.py [--build build] [--all] [--write | --check]
 
-Prints a table, one line a kernel and architecture; with --markdown also writes it between the markers of FILE
-(docs/kernels.md). Without --all only the hot kernels are shown. Exit status 1 if a hot kernel spills registers, or if
-a hot pattern names no kernel at all.
+Prints a table, one line a kernel and architecture. --write makes docs/kernels_resources.md of it, --check holds that page to
+it, for the architectures that were built by the same nvcc, and passes where nothing was. Without --all only the hot kernels
+are shown. Exit status 1 if a hot kernel spills registers, if a hot pattern names no kernel at all, or if the page is stale.
 """
 import argparse
 import pathlib
@@ -16,7 +16,7 @@ import sys
 # Kernels that a training step lives in. Helpers that run once a step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
-BEGIN, END = "<!-- ptxas table: tools/kernel_resources.py --markdown writes it -->", "<!-- end of ptxas table -->"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_resources.md"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -55,13 +55,55 @@ def plain_names(mangled):
     return names
 
 
+def compiler(build):
+    """The release of the nvcc that CMake found for this build, or "unknown"."""
+    for path in build.glob("CMakeFiles/*/CMakeCUDACompiler.cmake"):
+        if m := re.search(r'set\(CMAKE_CUDA_COMPILER_VERSION "([\d.]+)"\)', path.read_text(encoding="utf-8")):
+            return m[1]
+    return "unknown"
+
+
+def page_of(rows, version):
+    by_kernel = {}
+    for file, name, arch, regs, _, spills, _ in rows:
+        by_kernel.setdefault((file, name), {})[arch] = f"{regs}" + (f" ({spills} B spilled)" if spills else "")
+    archs = sorted({r[2] for r in rows}, key=lambda a: int(re.sub(r"\D", "", a)))
+    lines = ["# Registers of the kernels", "",
+             f"Registers a thread and spilled bytes, as ptxas of CUDA {version} reports them. Written by",
+             "`tools/kernel_resources.py --write`; do not edit.", "",
+             "| file | kernel | " + " | ".join(archs) + " |", "|---|---|" + "---|" * len(archs)]
+    lines += [f"| {file} | `{name}` | " + " | ".join(by.get(a, "") for a in archs) + " |"
+              for (file, name), by in sorted(by_kernel.items())]
+    return "\n".join(lines) + "\n"
+
+
+def cells(page):
+    """(file, kernel, architecture) -> text of the cell"""
+    table = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return {(row[0], row[1], arch): cell for row in table[2:] for arch, cell in zip(table[0][2:], row[2:])}
+
+
+def stale(page, wanted):
+    version = re.search(r"ptxas of CUDA ([\d.]+|unknown)", page)
+    if not version or f"ptxas of CUDA {version[1]} " not in wanted:
+        return []  # another compiler: its numbers say nothing about the page
+    have, want = cells(page), cells(wanted)
+    both = {a for _, _, a in have} & {a for _, _, a in want}
+    keys = {k for k in have.keys() | want.keys() if k[2] in both}
+    return sorted(k for k in keys if have.get(k, "") != want.get(k, ""))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build", type=pathlib.Path)
-    parser.add_argument("--markdown", type=pathlib.Path)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     kernels = read(args.build)
+    if not kernels and args.check:
+        print("kernel_resources: not checked, nothing was built with nvcc")
+        return 0
     if not kernels:
         sys.exit(f"kernel_resources: no *.cu.o.log under {args.build}: build with nvcc first")
     names = plain_names(sorted({k for k, _ in kernels}))
@@ -73,25 +115,19 @@ def main():
     print(f"{'file':<26} {'kernel':<70} {'arch':<8} {'regs':>5} {'shared B':>8} {'spill B':>8} {'stack B':>8}")
     for file, name, arch, regs, shared, spills, stack in shown:
         print(f"{file:<26} {name:<70} {arch:<8} {regs:>5} {shared:>8} {spills:>8} {stack:>8}")
-    if args.markdown:
-        by_kernel = {}
-        for file, name, arch, regs, shared, spills, stack in rows:
-            by_kernel.setdefault((file, name), {})[arch] = f"{regs}" + (f" ({spills} B spilled)" if spills else "")
-        archs = sorted({r[2] for r in rows}, key=lambda a: int(re.sub(r"\D", "", a)))
-        table = ["| file | kernel | " + " | ".join(archs) + " |", "|---|---|" + "---|" * len(archs)]
-        table += [f"| {file} | `{name}` | " + " | ".join(by.get(a, "") for a in archs) + " |"
-                  for (file, name), by in sorted(by_kernel.items())]
-        text = args.markdown.read_text(encoding="utf-8")
-        head, rest = text.split(BEGIN)
-        args.markdown.write_text(head + BEGIN + "\n\n" + "\n".join(table) + "\n\n" + END + rest.split(END)[1],
-                                 encoding="utf-8")
+    page = page_of(rows, compiler(args.build))
+    if args.write:
+        PAGE.write_text(page, encoding="utf-8")
+    old = stale(PAGE.read_text(encoding="utf-8"), page) if args.check else []
     spilling = [r for r in hot if r[5]]
     for file, name, arch, regs, shared, spills, stack in spilling:
         print(f"kernel_resources: {name} ({file}, {arch}) spills {spills} bytes", file=sys.stderr)
+    for file, name, arch in old:
+        print(f"kernel_resources: docs/{PAGE.name} is stale: {name} ({file}, {arch}); run with --write", file=sys.stderr)
     for p in unknown:
         print(f"kernel_resources: no kernel matches the hot pattern {p}", file=sys.stderr)
     print(f"{len(rows)} kernels, {len(hot)} hot, {len(spilling)} of them spill")
-    return 1 if spilling or unknown else 0
+    return 1 if spilling or unknown or old else 0
 
 
 if __name__ == "__main__":

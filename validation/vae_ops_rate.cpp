@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "core/version.h"
+#include "ops/attention.h"
 #include "ops/conv.h"
-#include "ops/group_norm.h"
+#include "ops/norm.h"
 #include "tensor/arena.h"
 
 using namespace weft;

@@ -1,5 +1,6 @@
-// The small passes around flash attention's backward. CPU twin: src/ops/cpu/attention.cpp.
-// Cases: src/bench/kernels/attention.cpp. Both are bound by bandwidth.
+// The small passes around flash attention's backward. CPU twin:
+// src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp. Both are bound by
+// bandwidth.
 #include "attention/flash_common.cuh"
 
 namespace weft::kernels {

@@ -1,7 +1,7 @@
-// Flash attention forward in bf16 for Hopper: wgmma, bulk tensor copies by a warp of their own, queries and heads shared
-// out to blocks that stay.
-// CPU twin: src/ops/cpu/attention.cpp. Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same
-// cases through flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
+// Flash attention forward in bf16 for Hopper: wgmma, bulk tensor copies by a warp of their own,
+// queries and heads shared out to blocks that stay. CPU twin: src/ops/cpu/attention/attention.cpp.
+// Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same cases through
+// flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once. Of the lanes that multiply
 // 2 D / (KD + ND) are useful, for D = 72 144 of 152. A multiprocessor does 4096 bf16 operations and 16 exponentials a cycle,

@@ -1,6 +1,7 @@
-// Flash attention backward in bf16 for Hopper, built as the forward is (flash_sm90.cu).
-// CPU twin: src/ops/cpu/attention.cpp. Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same
-// cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
+// Flash attention backward in bf16 for Hopper, built as the forward is (flash_sm90.cu). CPU twin:
+// src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80
+// runs the same cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where
+// WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work of one head: 10 nq nk D operations; here 14, in two kernels whose sums have one owner and one order each, as in
 // flash_sm80_backward.cu. The usual single kernel saves two of seven products, but adds dQ in memory in the order in which

@@ -1,10 +1,11 @@
-// Self attention along T <= 128 frames (ops/attention.h with Axis::time). CPU twin src/ops/cpu/attention.cpp, cases
-// src/bench/kernels/temporal.cpp. bf16 with D = 64, 72, 128 runs on tensor cores (temporal_mma.cu, where bytes and
-// operations are counted); here are the kernels for f32, whose products are exact FFMA, and for every other even D up to
-// 128 in either type. They read qkv [B,T,S,3,H,D] where it lies, a block one head of one token, each value once from memory,
-// and once from shared memory for each multiply-add: that binds them, at about a fifth of the FFMA rate.
-// One frame in bf16 (images) is a copy and is done as one, at 8 D bytes a head and direction.
-// Scratch of the backward: 2 D f32 for each block, at most 4096 blocks.
+// Self attention along T <= 128 frames (ops/attention.h with Axis::time). CPU twin
+// src/ops/cpu/attention/attention.cpp, cases src/bench/kernels/attention.cpp. bf16 with D = 64, 72,
+// 128 runs on tensor cores (temporal_mma.cu, where bytes and operations are counted); here are the
+// kernels for f32, whose products are exact FFMA, and for every other even D up to 128 in either
+// type. They read qkv [B,T,S,3,H,D] where it lies, a block one head of one token, each value once
+// from memory, and once from shared memory for each multiply-add: that binds them, at about a fifth
+// of the FFMA rate. One frame in bf16 (images) is a copy and is done as one, at 8 D bytes a head
+// and direction. Scratch of the backward: 2 D f32 for each block, at most 4096 blocks.
 #include "attention/temporal.cuh"
 
 #include "attention/temporal_parts.cuh"

@@ -1,5 +1,5 @@
-// Temporal self attention in bf16 on tensor cores, D = 64, 72, 128. CPU twin src/ops/cpu/attention.cpp, cases
-// src/bench/kernels/temporal.cpp; other sizes and f32 in temporal.cu.
+// Temporal self attention in bf16 on tensor cores, D = 64, 72, 128. CPU twin src/ops/cpu/attention/attention.cpp, cases
+// src/bench/kernels/attention.cpp; other sizes and f32 in temporal.cu.
 //   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5 operations a byte, where
 //             a GPU has some 200: only traffic counts. Each byte is moved once, by runs of whole 16-byte pieces.
 //   backward  reads q, k, v, dout (beyond 16 frames out, too) and writes three gradients: 14 (16) T D bytes, 10 T^2 D operations.

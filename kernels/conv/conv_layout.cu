@@ -1,4 +1,4 @@
-// Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv*.cpp, cases
+// Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv/, cases
 // src/bench/kernels/conv.cpp.
 //
 // Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16, three microseconds each way

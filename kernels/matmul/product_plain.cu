@@ -1,4 +1,4 @@
-// The matrix product of last resort and the column sums that go with products. CPU twin src/ops/cpu/matmul.cpp, cases
+// The matrix product of last resort and the column sums that go with products. CPU twin src/ops/cpu/matmul/matmul.cpp, cases
 // src/bench/kernels/matmul.cpp.
 //   column_sums: least traffic is one reading of x; 16 bytes a lane, eight rows in flight a block, two stages whose
 //   split depends on the shape alone.

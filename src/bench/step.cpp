@@ -17,6 +17,8 @@
 #include "ops/loss.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
+#include "ops/reduce.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 #include "train/memory_plan.h"

@@ -2,7 +2,10 @@
 
 #include "core/error.h"
 #include "nn/detail.h"
-#include "ops/group_norm.h"
+#include "ops/attention.h"
+#include "ops/conv.h"
+#include "ops/layout.h"
+#include "ops/norm.h"
 
 namespace weft::nn {
 namespace {

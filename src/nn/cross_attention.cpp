@@ -3,7 +3,8 @@
 #include "core/error.h"
 #include "nn/detail.h"
 #include "nn/nn.h"
-#include "ops/absorbed.h"
+#include "ops/attention.h"
+#include "ops/matmul.h"
 
 namespace weft::nn {
 namespace {

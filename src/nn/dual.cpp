@@ -3,8 +3,9 @@
 #include "core/error.h"
 #include "nn/detail.h"
 #include "nn/frames.h"
-#include "ops/group_norm.h"
-#include "ops/vae_loss.h"
+#include "ops/conv.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 namespace weft::nn {
 

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "nn/detail.h"
-#include "ops/pointwise.h"
+#include "ops/layout.h"
 
 namespace weft::nn {
 namespace {

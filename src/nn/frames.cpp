@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "ops/pointwise.h"
-#include "ops/vae_loss.h"
+#include "ops/pool.h"
 
 namespace weft::nn {
 

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "nn/detail.h"
-#include "ops/embed.h"
+#include "ops/attention.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"

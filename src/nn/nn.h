@@ -53,7 +53,7 @@ struct CrossAttention {
 };
 // x + proj(attention(q(x), kv(y))), specs/stdit3.md 5.8. x [B,T,S,C], y [sum L, C], offsets i32 [B+1] on the device and
 // `lengths` [B] on the host: the caption rows of each sample. On the CPU short captions take the absorbed form
-// (ops/absorbed.h), by a rule of shapes alone, so that a run repeats its bits.
+// (ops/attention.h), by a rule of shapes alone, so that a run repeats its bits.
 Var cross_attention(Context c, const Var& x, const Var& y, const CrossAttention& w,
                     const Tensor& offsets, const std::vector<std::int64_t>& lengths, int heads);
 

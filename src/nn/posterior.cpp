@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 
 namespace weft::nn {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "nn/nn.h"
-#include "ops/posterior.h"
+#include "ops/dispatch.h"
 
 namespace weft::nn {
 

@@ -2,7 +2,7 @@
 // front are part of the operation: none of them is ever written to memory.
 #pragma once
 
-#include "ops/scratch.h"
+#include "ops/dispatch.h"
 
 namespace weft::ops {
 
@@ -47,14 +47,5 @@ WEFT_SCRATCH_OP(conv_backward_input,
 // dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not wanted).
 WEFT_SCRATCH_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
                                            Tensor& dbias, bool accumulate));
-
-// y [B,T,H,W,C] = x [B,C,T,H,W] and back, of one type.
-WEFT_OP(to_channels_last, void(const Tensor& x, Tensor& y));
-WEFT_OP(to_channels_first, void(const Tensor& x, Tensor& y));
-
-// Depth to time (specs/vae.md 0.9): x [B,T,H,W,2C], y [B,2T,H,W,C]: channel 2c + s of frame t is channel c of frame 2t + s.
-WEFT_OP(depth_to_time_forward, void(const Tensor& x, Tensor& y));
-// dx is written.
-WEFT_OP(depth_to_time_backward, void(const Tensor& dy, Tensor& dx));
 
 }  // namespace weft::ops

@@ -1,37 +1,53 @@
-// Rectified flow: interpolation, masked velocity loss, sampler steps; and clip conversion.
+// Losses and their gradients: absolute differences, KL divergence, LPIPS, the losses of a discriminator and what regularises
+// it. Activations are f32 or bf16, channels last; arithmetic is f32, and sums are f64 in an order that does not depend on the
+// thread count. `weight` multiplies the whole loss: backward functions write weight * d(what forward adds for a weight of 1).
 #pragma once
 
 #include "ops/dispatch.h"
 
 namespace weft::ops {
 
-// xs = (1-s) x0 + s eps with s = tau/1000, per sample; frames with mask 0 are x0 (rectified_flow.md 3.3, 3.4).
-// x0, eps, xs f32 [B,C,T,H,W]; tau f32 [B]; mask u8 [B,T] or undefined (all ones). xs may be x0.
-WEFT_OP(flow_interpolate, void(const Tensor& x0, const Tensor& eps, const Tensor& tau,
-                               const Tensor& mask, Tensor& xs));
-// loss f32 [B] = mean over C,H,W and the frames with mask 1 of (v - (x0 - eps))^2, v = channels [0,C) of out
-// f32 [B,Co,T,H,W] (3.6). f64 accumulation. A sample without any masked frame has loss 0.
-WEFT_OP(velocity_loss_forward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                                    const Tensor& mask, Tensor& loss));
-// total f64 [1] += sum of x f32, in order.
-WEFT_OP(add_sum, void(const Tensor& x, Tensor& total));
-// dout = weight * d(sum of loss): zero for channels >= C and for frames with mask 0.
-WEFT_OP(velocity_loss_backward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                                     const Tensor& mask, float weight, Tensor& dout));
+// loss f32 [1] += weight * sum |a - b|; a and b of one shape, types may differ.
+WEFT_OP(l1_forward, void(const Tensor& a, const Tensor& b, float weight, Tensor& loss));
+// da (+)= weight * sign(a - b), 0 where they are equal; b's gradient is that of l1 with a and b exchanged.
+WEFT_OP(l1_backward,
+        void(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate));
 
-// eps f32 [count] = standard normals of Philox(seed, purpose, step, sample).
-WEFT_OP(fill_normal, void(std::uint64_t seed, int purpose, std::uint64_t step, std::uint64_t sample,
-                          Tensor& eps));
+// loss f32 [1] += weight * 0.5 * sum (mu^2 + exp(lv) - 1 - lv), lv clamped to [-30, 20], of moments [...,2C], mu in front.
+WEFT_OP(kl_forward, void(const Tensor& moments, float weight, Tensor& loss));
+// dmoments (+)= weight * (mu, 0.5 (exp(lv) - 1)); nothing where lv is clamped.
+WEFT_OP(kl_backward, void(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate));
 
-// x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
-WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
-// And back for people to look at: pixels u8 [T,H,W,3] = (frames f32 in [-1,1], clamped) to 256 levels, halves up
-// (inference.md 6); 0 where a value is not finite, and bad i32 [T] += how many of the frame's are not.
-WEFT_OP(frames_to_pixels, void(const Tensor& frames, Tensor& pixels, Tensor& bad));
+// LPIPS of one layer: loss f32 [1] += weight * the sum over frames of mean_p sum_c w[c] (a/(|a| + 1e-10) - b/(|b| + 1e-10))^2,
+// |.| over the channels of a position. a, b [N,F,H,W,C] of one type, w f32 [C].
+WEFT_OP(lpips_forward,
+        void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& loss));
+// db is written; it is 0 at positions where b is 0 in every channel. a is real footage and needs none.
+WEFT_OP(lpips_backward,
+        void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db));
 
-// z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32 [2B,Co,T,H,W] (conditional
-// half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined: all).
-WEFT_OP(guided_euler_step,
-        void(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act, Tensor& z));
+// Losses of logits x with a sign s = +1 or -1: hinge max(0, 1 + s x); logistic log(1 + exp(s x)); linear s x.
+enum class GanLoss { hinge, logistic, linear };
+// loss f32 [1] += weight * mean of them.
+WEFT_OP(gan_loss_forward,
+        void(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss));
+// dx (+)= .
+WEFT_OP(gan_loss_backward,
+        void(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& dx, bool accumulate));
+
+// weight f32 [1] = a * min(|n| / (|g| + 1e-4), 1e4), |.| the L2 norms of n and g f32 (the adaptive weight of specs/vae.md 4).
+WEFT_OP(adaptive_weight, void(const Tensor& n, const Tensor& g, float a, Tensor& weight));
+
+// With d = sign * (mean - other), mean f32 [1] of a clip's logits and other f32 [1] the running average of the other side's:
+// loss f32 [1] += weight * max(0, d)^2, and slope f32 [1] = its derivative by `mean` for a weight of 1. sign: +1 for real
+// frames, -1 for fake ones.
+WEFT_OP(lecam, void(const Tensor& mean, const Tensor& other, float sign, float weight, Tensor& loss,
+                    Tensor& slope));
+
+// g [1,F,...], the gradient at each frame: norms f32 [F] = its L2 norms, loss f32 [1] += weight * mean_f (norm - 1)^2.
+WEFT_OP(gradient_penalty_forward, void(const Tensor& g, float weight, Tensor& norms, Tensor& loss));
+// dg = weight * the derivative of that mean by g, 0 for a frame whose gradient is 0. dg may be g.
+WEFT_OP(gradient_penalty_backward,
+        void(const Tensor& g, const Tensor& norms, float weight, Tensor& dg));
 
 }  // namespace weft::ops

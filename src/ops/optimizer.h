@@ -1,4 +1,4 @@
-// AdamW with EMA in one pass over the flat state, and the global gradient norm.
+// AdamW with EMA in one pass over the flat state, and the weights' running averages.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -19,12 +19,10 @@ struct AdamW {
 // where the sum is not finite, so that no host needs to look before the step.
 WEFT_OP(adamw_step, void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p,
                          Tensor& m, Tensor& v, Tensor& ema, Tensor& copy));
-// sum f64 [1] = sum of squares of x (added to what is there if `accumulate`), in an order that does not depend on the thread
-// count. Not finite if any element is not.
-WEFT_OP(sum_of_squares, void(const Tensor& x, Tensor& sum, bool accumulate));
 
-// sum f64 [1] = 0 if it and all `values` f64 are finite, else NaN: to start a sum of squares with, so that one step that went
-// wrong keeps all later ones from changing anything.
-WEFT_OP(carry_non_finite, void(const Tensor& values, Tensor& sum));
+// average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first + i], f64 [rows, width];
+// a sum that is not finite changes nothing.
+WEFT_OP(running_average, void(const Tensor& rows, std::int64_t width, std::int64_t first,
+                              float scale, float decay, Tensor& average));
 
 }  // namespace weft::ops

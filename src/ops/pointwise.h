@@ -11,10 +11,18 @@ WEFT_OP(gelu_forward, void(const Tensor& z, Tensor& y));
 // weight gradient of the next layer wants it, and keeping z alone halves what the tape must hold.
 WEFT_OP(gelu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y));
 
+// y = gelu_tanh(gu[0]) * gu[1] over gu [2,M,F], the gates before the values: y [M,F], which may be gu[0].
+WEFT_OP(gated_gelu_forward, void(const Tensor& gu, Tensor& y));
+
 // y = z * sigmoid(z), f32.
 WEFT_OP(silu_forward, void(const Tensor& z, Tensor& y));
 // dz (+)= dy * silu'(z), f32.
 WEFT_OP(silu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulate));
+
+// y = x where x > 0, else slope * x; slope 0 is ReLU. y may be x.
+WEFT_OP(leaky_relu_forward, void(const Tensor& x, float slope, Tensor& y));
+// dx = dy where y > 0, else slope * dy, by the result y, whose sign is x's for slope >= 0 (0 counts as below). dx may be dy.
+WEFT_OP(leaky_relu_backward, void(const Tensor& y, float slope, const Tensor& dy, Tensor& dx));
 
 // y += x, of equal type and size.
 WEFT_OP(add_inplace, void(const Tensor& x, Tensor& y));
@@ -22,13 +30,22 @@ WEFT_OP(fill_zero, void(Tensor& y));
 // Copies with conversion between f32 and bf16 (round to nearest even), or from f16 to f32 (stored latents).
 WEFT_OP(convert, void(const Tensor& x, Tensor& y));
 
-// A rectangle of a token grid: `frames` frames of `tokens` tokens of every sample.
-struct TokenBlock {
-  std::int64_t frames = 0, tokens = 0;
-  std::int64_t from_frame = 0, from_token = 0;  // its place in what is read
-  std::int64_t to_frame = 0, to_token = 0;      // and in what is written
-};
-// Copies the block from x [B,T,S,C] to y [B,T',S',C], of one type, which may be any; the rest of y stays.
-WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
+// y (+)= a * x, of one shape; f32 or bf16 each. `factor` f32 [1], if defined, multiplies a: a number that only the device
+// knows.
+WEFT_OP(scaled_add,
+        void(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate));
+
+// y f32 [G,C] = a + b, of one shape.
+WEFT_OP(add_rows, void(const Tensor& a, const Tensor& b, Tensor& y));
+
+// Where the channels are: [B,C,T,H,W] or [B,T,H,W,C].
+enum class Channels { first, last };
+
+// y = x * a[c] + b[c], affine f32 [2,C]; types may differ. y may be x.
+WEFT_OP(channel_affine_forward,
+        void(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y));
+// dx (+)= dy * a[c].
+WEFT_OP(channel_affine_backward, void(const Tensor& dy, const Tensor& affine, Channels channels,
+                                      Tensor& dx, bool accumulate));
 
 }  // namespace weft::ops

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "ops/wire.h"
+#include "ops/reduce.h"
 
 namespace weft {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/wire.h"
+#include "ops/reduce.h"
 #include "tensor/device_cuda.h"
 
 namespace weft {
@@ -168,7 +168,7 @@ void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
       Tensor row =
           r == rank_ ? rows(in, r, 1, mine.size())
                      : Tensor::borrow(out + r * length, {p.size()}, DType::bf16, DeviceKind::cuda);
-      ops::convert_for_wire(piece(t, p), row, Stream::communication);
+      ops::convert_on_stream(piece(t, p), row, Stream::communication);
     }
     Group exchange;
     for (int r = 0; r < size_; ++r) {
@@ -189,13 +189,13 @@ void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
     std::int64_t most = 0;
     for (int r = 0; r < size_; ++r) most = std::max(most, where(r).size());
     Tensor rounded = Tensor::borrow(out, {mine.size()}, DType::bf16, DeviceKind::cuda);
-    if (mine.size() > 0) ops::convert_for_wire(sum, rounded, Stream::communication);
+    if (mine.size() > 0) ops::convert_on_stream(sum, rounded, Stream::communication);
     NCCL_CHECK(
         ncclAllGather(out, in, static_cast<std::size_t>(most), ncclBfloat16, comm_, stream()));
     for (int r = 0; r < size_; ++r) {
       Tensor to = piece(t, where(r));
       if (to.numel() > 0)
-        ops::convert_for_wire(
+        ops::convert_on_stream(
             Tensor::borrow(in + r * most, {to.numel()}, DType::bf16, DeviceKind::cuda), to,
             Stream::communication);
     }

@@ -3,8 +3,8 @@
 #include <limits>
 #include <utility>
 
-#include "ops/optimizer.h"
 #include "ops/pointwise.h"
+#include "ops/reduce.h"
 
 namespace weft {
 

@@ -12,7 +12,6 @@
 #include "checkpoint/state.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "ops/checksum.h"
 #include "ops/matmul.h"
 #include "tensor/device.h"
 #include "train/metrics/run_id.h"

@@ -10,9 +10,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log.h"
-#include "ops/checksum.h"
-#include "ops/loss.h"
-#include "ops/optimizer.h"
+#include "ops/reduce.h"
 #include "tensor/device.h"
 #include "train/trainer.h"
 

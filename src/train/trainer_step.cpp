@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/trace.h"
-#include "ops/loss.h"
+#include "ops/reduce.h"
 #include "tensor/device.h"
 #include "train/trainer.h"
 

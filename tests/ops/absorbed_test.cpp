@@ -1,5 +1,5 @@
-#include "ops/absorbed.h"
 
+#include "ops/attention.h"
 #include "ops/matmul.h"
 #include "reference.h"
 

@@ -1,5 +1,5 @@
-// ops/checksum.h: equal bits give equal sums, a single changed bit never does.
-#include "ops/checksum.h"
+// ops/reduce.h: equal bits give equal sums, a single changed bit never does.
+#include "ops/reduce.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,5 @@
 #include "ops/conv.h"
+#include "ops/layout.h"
 
 #include <algorithm>
 

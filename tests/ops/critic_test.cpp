@@ -1,8 +1,9 @@
-#include "ops/critic.h"
 
 #include <algorithm>
 
-#include "ops/group_norm.h"
+#include "ops/loss.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
 #include "reference.h"
 
 namespace weft::test {

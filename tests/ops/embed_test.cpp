@@ -1,4 +1,6 @@
 #include "ops/embed.h"
+#include "ops/layout.h"
+#include "ops/pointwise.h"
 
 #include "reference.h"
 

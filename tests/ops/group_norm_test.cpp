@@ -1,4 +1,5 @@
-#include "ops/group_norm.h"
+#include "ops/attention.h"
+#include "ops/norm.h"
 
 #include "reference.h"
 

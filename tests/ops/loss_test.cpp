@@ -1,4 +1,7 @@
-#include "ops/loss.h"
+#include "ops/diffusion.h"
+#include "ops/layout.h"
+#include "ops/random.h"
+#include "ops/reduce.h"
 
 #include "reference.h"
 

@@ -1,4 +1,4 @@
-#include "ops/packed.h"
+#include "ops/matmul.h"
 
 #include "reference.h"
 

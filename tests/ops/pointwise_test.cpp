@@ -3,7 +3,9 @@
 #include <cstring>
 #include <limits>
 
+#include "ops/layout.h"
 #include "ops/optimizer.h"
+#include "ops/reduce.h"
 #include "reference.h"
 
 namespace weft::test {

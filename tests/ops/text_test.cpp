@@ -1,4 +1,7 @@
-#include "ops/text.h"
+#include "ops/attention.h"
+#include "ops/embed.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 #include <omp.h>
 

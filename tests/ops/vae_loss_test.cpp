@@ -1,4 +1,6 @@
-#include "ops/vae_loss.h"
+#include "ops/loss.h"
+#include "ops/pointwise.h"
+#include "ops/pool.h"
 
 #include <algorithm>
 

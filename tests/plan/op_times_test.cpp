@@ -3,8 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/attention.h"
 #include "ops/conv.h"
-#include "ops/group_norm.h"
+#include "ops/layout.h"
 #include "ops/matmul.h"
 
 namespace weft {

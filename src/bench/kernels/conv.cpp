@@ -1,5 +1,6 @@
 // Cases of ops/conv.h (kernels/conv/conv.cu and frames_layout.cu beside src/ops/cpu/conv*.cpp and layout.cpp).
 #include "ops/conv.h"
+#include "ops/layout.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,8 @@
 // Cases of ops/embed.h (kernels/embed.cu beside src/ops/cpu/embed.cpp).
 #include "ops/embed.h"
+#include "ops/layout.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 #include <fmt/format.h>
 

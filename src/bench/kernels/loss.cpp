@@ -1,5 +1,4 @@
 // Cases of ops/loss.h (kernels/loss.cu beside src/ops/cpu/loss.cpp).
-#include "ops/loss.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +6,11 @@
 
 #include "bench/kernels/cases.h"
 #include "core/philox.h"
+#include "ops/diffusion.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
+#include "ops/reduce.h"
 
 namespace weft {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "bench/kernels/cases.h"
-#include "ops/checksum.h"
 #include "ops/optimizer.h"
+#include "ops/reduce.h"
 
 namespace weft {
 namespace {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "bench/kernels/cases.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
 
 namespace weft {

@@ -5,7 +5,6 @@
 
 #include "bench/kernels/cases.h"
 #include "ops/attention.h"
-#include "ops/embed.h"
 
 namespace weft {
 namespace {

@@ -4,7 +4,10 @@
 #include <numeric>
 
 #include "bench/kernels/cases.h"
-#include "ops/text.h"
+#include "ops/attention.h"
+#include "ops/embed.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {

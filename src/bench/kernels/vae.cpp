@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include "bench/kernels/cases.h"
-#include "ops/group_norm.h"
-#include "ops/posterior.h"
+#include "ops/attention.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

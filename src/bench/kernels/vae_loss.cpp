@@ -1,12 +1,14 @@
 // Cases of ops/vae_loss.h and ops/critic.h (kernels/vae_loss.cu, pooling.cu and critic.cu beside their twins in src/ops/cpu).
-#include "ops/vae_loss.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "bench/kernels/cases.h"
-#include "ops/critic.h"
+#include "ops/loss.h"
+#include "ops/optimizer.h"
+#include "ops/pointwise.h"
+#include "ops/pool.h"
 
 namespace weft {
 namespace {

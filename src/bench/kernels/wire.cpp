@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "bench/kernels/cases.h"
-#include "ops/wire.h"
+#include "ops/reduce.h"
 
 namespace weft {
 namespace {
@@ -36,7 +36,7 @@ KernelCase convert_case(std::int64_t count, bool shifted, DType from, DType to) 
   c.inputs = {random_tensor({count + first}, from, 2)};
   c.run = [=](std::vector<Tensor>& in) {
     Tensor y = Tensor::empty({count + first}, to).slice(first, count + first);
-    ops::convert_for_wire(in[0].slice(first, count + first), y, Stream::compute);
+    ops::convert_on_stream(in[0].slice(first, count + first), y, Stream::compute);
     return std::vector<Tensor>{y};
   };
   return c;

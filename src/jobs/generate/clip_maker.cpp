@@ -14,8 +14,8 @@
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "models/video_vae/pixels.h"
-#include "ops/loss.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 #include "tensor/arena.h"
 
 namespace weft {

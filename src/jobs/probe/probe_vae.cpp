@@ -6,6 +6,7 @@
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "nn/posterior.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"

@@ -6,6 +6,7 @@
 #include "core/philox.h"
 #include "models/stdit3/options.h"
 #include "ops/loss.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

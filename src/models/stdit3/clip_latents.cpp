@@ -10,8 +10,9 @@
 #include "models/video_vae/pixels.h"
 #include "models/video_vae/video_vae.h"
 #include "ops/loss.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
-#include "ops/posterior.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

@@ -6,8 +6,8 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "models/stdit3/options.h"
+#include "ops/diffusion.h"
 #include "ops/embed.h"
-#include "ops/loss.h"
 #include "ops/pointwise.h"
 
 namespace weft {

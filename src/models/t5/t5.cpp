@@ -6,9 +6,11 @@
 
 #include "core/error.h"
 #include "models/t5/options.h"
+#include "ops/attention.h"
+#include "ops/embed.h"
 #include "ops/matmul.h"
-#include "ops/packed.h"
-#include "ops/text.h"
+#include "ops/norm.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {

@@ -29,7 +29,7 @@ class T5Encoder {
   ParameterTable& params() { return params_; }
 
   // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put in their places into the order
-  // that products read (ops/packed.h); their `value` then is no [out,in] any more. Elsewhere nothing happens.
+  // that products read (ops/matmul.h); their `value` then is no [out,in] any more. Elsewhere nothing happens.
   void pack_weights();
 
   // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.

@@ -3,8 +3,8 @@
 #include <array>
 
 #include "models/video_vae/options.h"
-#include "ops/critic.h"
-#include "ops/vae_loss.h"
+#include "ops/loss.h"
+#include "ops/pointwise.h"
 
 namespace weft {
 namespace {

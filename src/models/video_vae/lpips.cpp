@@ -4,7 +4,8 @@
 #include "core/error.h"
 #include "nn/frames.h"
 #include "nn/posterior.h"
-#include "ops/vae_loss.h"
+#include "ops/conv.h"
+#include "ops/loss.h"
 
 namespace weft {
 namespace {

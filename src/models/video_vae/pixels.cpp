@@ -1,8 +1,7 @@
 #include "models/video_vae/pixels.h"
 
 #include "core/error.h"
-#include "ops/conv.h"
-#include "ops/loss.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "tensor/device.h"
 

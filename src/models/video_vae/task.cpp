@@ -10,9 +10,9 @@
 #include "core/philox.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
-#include "ops/critic.h"
-#include "ops/loss.h"
+#include "ops/optimizer.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 #include "train/metrics/step_report.h"
 
 namespace weft {

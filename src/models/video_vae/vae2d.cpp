@@ -3,7 +3,8 @@
 #include "core/error.h"
 #include "models/video_vae/options.h"
 #include "nn/conv_layers.h"
-#include "ops/pointwise.h"
+#include "ops/conv.h"
+#include "ops/layout.h"
 
 namespace weft {
 namespace {

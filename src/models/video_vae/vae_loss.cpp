@@ -6,8 +6,9 @@
 #include "models/video_vae/options.h"
 #include "nn/frames.h"
 #include "nn/posterior.h"
+#include "ops/conv.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
-#include "ops/vae_loss.h"
 
 namespace weft {
 namespace {

@@ -8,9 +8,9 @@
 #include "core/philox.h"
 #include "models/video_vae/options.h"
 #include "nn/posterior.h"
-#include "ops/loss.h"
-#include "ops/matmul.h"
+#include "ops/layout.h"
 #include "ops/pointwise.h"
+#include "ops/random.h"
 
 namespace weft {
 namespace {

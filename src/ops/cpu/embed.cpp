@@ -3,89 +3,19 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <vector>
 
 #include "core/error.h"
 
 WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
-
-// Calls f(pixel offset in x or -1 beyond its edge, row, element of the row) for every element of the patch
-// rows of x [B,C,T',H',W']; `channels_first` orders a row (c,pt,ph,pw), else (pt,ph,pw,c).
-template <class F>
-void for_patches(const Tensor& x, PatchGeometry p, bool channels_first, F&& f) {
-  const std::int64_t B = x.dim(0), C = x.dim(1), Tx = x.dim(2), Hx = x.dim(3), Wx = x.dim(4);
-  const std::int64_t T = (Tx + p.pt - 1) / p.pt, H = (Hx + p.ph - 1) / p.ph,
-                     Wn = (Wx + p.pw - 1) / p.pw;
-  const std::int64_t row_size = C * p.pt * p.ph * p.pw;
-#pragma omp parallel for schedule(static) collapse(2)
-  for (std::int64_t bt = 0; bt < B * T; ++bt)
-    for (std::int64_t h = 0; h < H; ++h)
-      for (std::int64_t w = 0; w < Wn; ++w) {
-        const std::int64_t b = bt / T, t = bt % T, row = ((bt * H) + h) * Wn + w;
-        for (std::int64_t i = 0; i < row_size; ++i) {
-          std::int64_t c, inner;
-          if (channels_first) {
-            c = i / (p.pt * p.ph * p.pw);
-            inner = i % (p.pt * p.ph * p.pw);
-          } else {
-            c = i % C;
-            inner = i / C;
-          }
-          const std::int64_t it = t * p.pt + inner / (p.ph * p.pw);
-          const std::int64_t ih = h * p.ph + inner / p.pw % p.ph, iw = w * p.pw + inner % p.pw;
-          const bool inside = it < Tx && ih < Hx && iw < Wx;
-          f(inside ? (((b * C + c) * Tx + it) * Hx + ih) * Wx + iw : -1, row * row_size + i);
-        }
-      }
-}
-
 }  // namespace
-
-void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
-  const float* in = x.data<float>();
-  with_type(rows.dtype(), [&](auto type) {
-    using T = decltype(type);
-    T* out = rows.data<T>();
-    for_patches(x, patch, true, [&](std::int64_t pixel, std::int64_t element) {
-      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
-    });
-  });
-}
-
-void patchify_backward(const Tensor& drows, PatchGeometry patch, Tensor& dx) {
-  float* out = dx.data<float>();
-  with_type(drows.dtype(), [&](auto type) {
-    const auto* in = drows.data<decltype(type)>();
-    for_patches(dx, patch, true, [&](std::int64_t pixel, std::int64_t element) {
-      if (pixel >= 0) out[pixel] = static_cast<float>(in[element]);
-    });
-  });
-}
-
-void unpatchify_forward(const Tensor& rows, PatchGeometry patch, Tensor& out) {
-  float* to = out.data<float>();
-  with_type(rows.dtype(), [&](auto type) {
-    const auto* in = rows.data<decltype(type)>();
-    for_patches(out, patch, false, [&](std::int64_t pixel, std::int64_t element) {
-      if (pixel >= 0) to[pixel] = static_cast<float>(in[element]);
-    });
-  });
-}
-
-void unpatchify_backward(const Tensor& dout, PatchGeometry patch, Tensor& drows) {
-  const float* in = dout.data<float>();
-  with_type(drows.dtype(), [&](auto type) {
-    using T = decltype(type);
-    T* out = drows.data<T>();
-    for_patches(dout, patch, false, [&](std::int64_t pixel, std::int64_t element) {
-      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
-    });
-  });
-}
 
 void position_embedding(int H, int Wn, double scale, Tensor& p) {
   const std::int64_t C = p.dim(1), quarter = C / 4;
@@ -154,6 +84,18 @@ void rope_table(const Tensor& freqs, Tensor& rope) {
     }
 }
 
+void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {
+  const std::int64_t c = table.dim(1), rows = ids.numel();
+  const std::int32_t* id = ids.data<std::int32_t>();
+  with_type(table.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* from = table.data<T>();
+    T* to = y.data<T>();
+#pragma omp parallel for schedule(static) if (rows * c > 65536)
+    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(from + id[r] * c, c, to + r * c);
+  });
+}
+
 void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& index,
                      Tensor& rows) {
   const std::int64_t c = rows.dim(-1);
@@ -186,27 +128,6 @@ void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& 
         for (std::int64_t i = 0; i < c; ++i)
           out[at[r] * c + i] += static_cast<float>(in[r * c + i]);
   });
-}
-
-void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
-  const float *as = a.data<float>(), *bs = b.data<float>();
-  float* out = y.data<float>();
-  for (std::int64_t i = 0; i < y.numel(); ++i) out[i] = as[i] + bs[i];
-}
-
-void modulation_rows(const Tensor& timestep, const Tensor& fps, const Tensor& mask, Tensor& times,
-                     Tensor& rates, Tensor& rows, Tensor& sample_rows) {
-  const std::int64_t B = timestep.numel(), G = times.numel(), frames = rows.numel();
-  for (std::int64_t g = 0; g < G; ++g) {
-    times.data<float>()[g] = g < B ? timestep.data<float>()[g] : 0.0f;
-    rates.data<float>()[g] = fps.data<float>()[g % B];
-  }
-  for (std::int64_t f = 0; f < frames; ++f) {
-    const std::int64_t b = f / (frames / B);
-    const bool generated = !mask.defined() || mask.data<std::uint8_t>()[f] != 0;
-    rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(generated ? b : B + b);
-    sample_rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(b);
-  }
 }
 
 WEFT_CPU_END

@@ -1,7 +1,7 @@
-// CPU side of group_norm of ops/group_norm.h. Channels lie together, groups are runs of them, so every pass works on vectors
+// CPU side of GroupNorm of ops/norm.h. Channels lie together, groups are runs of them, so every pass works on vectors
 // of channels and sums them per channel; groups only appear where a few numbers per channel are put together. Forward: two
 // reads, one write of the activations; backward: two reads of x and dy, one write.
-#include "ops/group_norm.h"
+#include "ops/norm.h"
 
 #include <immintrin.h>
 

@@ -1,13 +1,20 @@
-// CPU side of the rearrangements of ops/conv.h: each moves every element once.
+// CPU side of ops/layout.h: each moves every element once.
+#include "ops/layout.h"
+
+#include <immintrin.h>
+
 #include <algorithm>
-#include <cstdint>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "core/error.h"
-#include "ops/conv.h"
 
 WEFT_CPU_BEGIN
 namespace {
+#include "ops/cpu/simd.h"
 
 // Calls f with a value of an integer type as wide as the elements.
 template <class F>
@@ -20,7 +27,7 @@ void with_width(const Tensor& x, F&& f) {
 
 // to [B,n,m] = from [B,m,n], in blocks that keep both sides' lines in the cache.
 template <class T>
-void transpose(const T* from, std::int64_t B, std::int64_t m, std::int64_t n, T* to) {
+void exchange_axes(const T* from, std::int64_t B, std::int64_t m, std::int64_t n, T* to) {
   constexpr std::int64_t block = 32;
   const std::int64_t blocks = (n + block - 1) / block;
 #pragma omp parallel for schedule(static) collapse(2)
@@ -32,13 +39,43 @@ void transpose(const T* from, std::int64_t B, std::int64_t m, std::int64_t n, T*
             to[(b * n + j) * m + i] = from[(b * m + i) * n + j];
 }
 
+// Calls f(pixel offset in x or -1 beyond its edge, row, element of the row) for every element of the patch
+// rows of x [B,C,T',H',W']; `channels_first` orders a row (c,pt,ph,pw), else (pt,ph,pw,c).
+template <class F>
+void for_patches(const Tensor& x, PatchGeometry p, bool channels_first, F&& f) {
+  const std::int64_t B = x.dim(0), C = x.dim(1), Tx = x.dim(2), Hx = x.dim(3), Wx = x.dim(4);
+  const std::int64_t T = (Tx + p.pt - 1) / p.pt, H = (Hx + p.ph - 1) / p.ph,
+                     Wn = (Wx + p.pw - 1) / p.pw;
+  const std::int64_t row_size = C * p.pt * p.ph * p.pw;
+#pragma omp parallel for schedule(static) collapse(2)
+  for (std::int64_t bt = 0; bt < B * T; ++bt)
+    for (std::int64_t h = 0; h < H; ++h)
+      for (std::int64_t w = 0; w < Wn; ++w) {
+        const std::int64_t b = bt / T, t = bt % T, row = ((bt * H) + h) * Wn + w;
+        for (std::int64_t i = 0; i < row_size; ++i) {
+          std::int64_t c, inner;
+          if (channels_first) {
+            c = i / (p.pt * p.ph * p.pw);
+            inner = i % (p.pt * p.ph * p.pw);
+          } else {
+            c = i % C;
+            inner = i / C;
+          }
+          const std::int64_t it = t * p.pt + inner / (p.ph * p.pw);
+          const std::int64_t ih = h * p.ph + inner / p.pw % p.ph, iw = w * p.pw + inner % p.pw;
+          const bool inside = it < Tx && ih < Hx && iw < Wx;
+          f(inside ? (((b * C + c) * Tx + it) * Hx + ih) * Wx + iw : -1, row * row_size + i);
+        }
+      }
+}
+
 }  // namespace
 
 void to_channels_last(const Tensor& x, Tensor& y) {
   const std::int64_t B = x.dim(0), C = x.dim(1), P = x.numel() / (B * C);
   with_width(x, [&](auto type) {
     using T = decltype(type);
-    transpose(static_cast<const T*>(x.raw()), B, C, P, static_cast<T*>(y.raw()));
+    exchange_axes(static_cast<const T*>(x.raw()), B, C, P, static_cast<T*>(y.raw()));
   });
 }
 
@@ -46,7 +83,7 @@ void to_channels_first(const Tensor& x, Tensor& y) {
   const std::int64_t B = x.dim(0), C = x.dim(-1), P = x.numel() / (B * C);
   with_width(x, [&](auto type) {
     using T = decltype(type);
-    transpose(static_cast<const T*>(x.raw()), B, P, C, static_cast<T*>(y.raw()));
+    exchange_axes(static_cast<const T*>(x.raw()), B, P, C, static_cast<T*>(y.raw()));
   });
 }
 
@@ -80,6 +117,93 @@ void depth_to_time_backward(const Tensor& dy, Tensor& dx) {
       for (std::int64_t i = 0; i < P * C; ++i) out[2 * i] = in[i];
     }
   });
+}
+
+void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
+  const float* in = x.data<float>();
+  with_type(rows.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* out = rows.data<T>();
+    for_patches(x, patch, true, [&](std::int64_t pixel, std::int64_t element) {
+      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
+    });
+  });
+}
+
+void patchify_backward(const Tensor& drows, PatchGeometry patch, Tensor& dx) {
+  float* out = dx.data<float>();
+  with_type(drows.dtype(), [&](auto type) {
+    const auto* in = drows.data<decltype(type)>();
+    for_patches(dx, patch, true, [&](std::int64_t pixel, std::int64_t element) {
+      if (pixel >= 0) out[pixel] = static_cast<float>(in[element]);
+    });
+  });
+}
+
+void unpatchify_forward(const Tensor& rows, PatchGeometry patch, Tensor& out) {
+  float* to = out.data<float>();
+  with_type(rows.dtype(), [&](auto type) {
+    const auto* in = rows.data<decltype(type)>();
+    for_patches(out, patch, false, [&](std::int64_t pixel, std::int64_t element) {
+      if (pixel >= 0) to[pixel] = static_cast<float>(in[element]);
+    });
+  });
+}
+
+void unpatchify_backward(const Tensor& dout, PatchGeometry patch, Tensor& drows) {
+  const float* in = dout.data<float>();
+  with_type(drows.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* out = drows.data<T>();
+    for_patches(dout, patch, false, [&](std::int64_t pixel, std::int64_t element) {
+      out[element] = T(pixel < 0 ? 0.0f : in[pixel]);
+    });
+  });
+}
+
+void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
+  const std::int64_t B = x.dim(0), width = x.dim(3) * static_cast<std::int64_t>(size_of(x.dtype()));
+  const std::int64_t run = k.tokens * width;  // the tokens of a frame lie together on both sides
+  const auto* from = static_cast<const std::byte*>(x.raw());
+  auto* to = static_cast<std::byte*>(y.raw());
+  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
+                             std::int64_t token) {
+    return ((b * t.dim(1) + frame) * t.dim(2) + token) * width;
+  };
+#pragma omp parallel for schedule(static) collapse(2) if (B * k.frames * run > (1 << 18))
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t t = 0; t < k.frames; ++t)
+      std::memcpy(to + place(y, b, k.to_frame + t, k.to_token),
+                  from + place(x, b, k.from_frame + t, k.from_token),
+                  static_cast<std::size_t>(run));
+}
+
+void frames_to_latent(const Tensor& frames, Tensor& x0) {
+  const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
+  const std::uint8_t* in = frames.data<std::uint8_t>();
+  float* out = x0.data<float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t i = 0; i < pixels; ++i)
+    for (std::int64_t c = 0; c < C; ++c)
+      out[c * pixels + i] = static_cast<float>(in[i * C + c]) * (1.0f / 127.5f) - 1.0f;
+}
+
+void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
+  const std::int64_t count = bad.numel(), size = frames.numel() / count;
+  for (std::int64_t t = 0; t < count; ++t) {
+    const float* in = frames.data<float>() + t * size;
+    std::uint8_t* out = pixels.data<std::uint8_t>() + t * size;
+    std::int32_t wrong = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : wrong)
+    for (std::int64_t i = 0; i < size; ++i) {
+      const bool finite = std::isfinite(in[i]);
+      const float x = finite ? in[i] : -1.0f;
+      const float unit = ((x < -1.0f ? -1.0f : x > 1.0f ? 1.0f : x) + 1.0f) / 2.0f;
+      out[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(unit * 255.0f + 0.5f));
+      wrong += finite ? 0 : 1;
+    }
+    bad.data<std::int32_t>()[t] += wrong;
+  }
 }
 
 WEFT_CPU_END

@@ -1,4 +1,4 @@
-// CPU side of ops/loss.h.
+// CPU side of ops/loss.h. Sums are made of fixed blocks, so that they do not depend on the thread count.
 #include "ops/loss.h"
 
 #include <immintrin.h>
@@ -6,154 +6,262 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
-#include "core/philox.h"
+#include "core/error.h"
 
 WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-// Calls f(b, c, t, offset of the frame's first pixel in x) for every frame of x [B,C,T,H,W], in parallel.
+constexpr std::int64_t block = 8192;
+constexpr float lowest = -30.0f, highest = 20.0f;  // of a log variance
+
+// The sum of part(i) over blocks i, in order, computed in parallel.
 template <class F>
-void for_frames(const Tensor& x, F&& f) {
-  const std::int64_t B = x.dim(0), C = x.dim(1), T = x.dim(2), frame = x.dim(3) * x.dim(4);
+double sum_of(std::int64_t parts, F&& part) {
+  std::vector<double> sums(static_cast<std::size_t>(parts));
 #pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < B * C * T; ++i) f(i / (C * T), i / T % C, i % T, i * frame);
+  for (std::int64_t i = 0; i < parts; ++i) sums[static_cast<std::size_t>(i)] = part(i);
+  double total = 0;
+  for (const double s : sums) total += s;
+  return total;
 }
 
-bool shown(const std::uint8_t* mask, std::int64_t b, std::int64_t t, std::int64_t T) {
-  return mask == nullptr || mask[b * T + t] != 0;
+// The sum of f(i) over elements [0, count).
+template <class F>
+double sum_elements(std::int64_t count, F&& f) {
+  return sum_of((count + block - 1) / block, [&](std::int64_t b) {
+    double s = 0;
+    const std::int64_t end = std::min(count, (b + 1) * block);
+    for (std::int64_t i = b * block; i < end; ++i) s += f(i);
+    return s;
+  });
 }
+
+// Calls f(first, n) with n <= W for the elements [0, count), in parallel.
+template <class F>
+void each_vector(std::int64_t count, F&& f) {
+#pragma omp parallel for schedule(static) if (count > block)
+  for (std::int64_t b = 0; b < (count + block - 1) / block; ++b) {
+    const std::int64_t first = b * block;
+    for_vectors(std::min(block, count - first), [&](std::int64_t i, int n) { f(first + i, n); });
+  }
+}
+
+void add_to(Tensor& loss, double value) { loss.data<float>()[0] += static_cast<float>(value); }
+
+double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
 }  // namespace
 
-void flow_interpolate(const Tensor& x0, const Tensor& eps, const Tensor& tau, const Tensor& mask,
-                      Tensor& xs) {
-  const std::int64_t T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);
-  const std::uint8_t* m = mask.defined() ? mask.data<std::uint8_t>() : nullptr;
-  for_frames(x0, [&](std::int64_t b, std::int64_t, std::int64_t t, std::int64_t at) {
-    const float s = shown(m, b, t, T) ? tau.data<float>()[b] / 1000.0f : 0.0f;
-    const float *x = x0.data<float>() + at, *e = eps.data<float>() + at;
-    float* out = xs.data<float>() + at;
-    for_vectors(frame, [&](std::int64_t i, int n) {
-      store_n(out + i, (1.0f - s) * load_n(x + i, n) + s * load_n(e + i, n), n);
-    });
-  });
-}
-
-void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                           const Tensor& mask, Tensor& loss) {
-  const std::int64_t B = x0.dim(0), C = x0.dim(1), T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);
-  const std::int64_t Co = out.dim(1);
-  const std::uint8_t* m = mask.defined() ? mask.data<std::uint8_t>() : nullptr;
-  std::vector<double> sums(static_cast<std::size_t>(B * C * T), 0.0);
-  for_frames(x0, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
-    if (!shown(m, b, t, T)) return;
-    const float *x = x0.data<float>() + at, *e = eps.data<float>() + at;
-    const float* v = out.data<float>() + ((b * Co + c) * T + t) * frame;
-    double sum = 0;
-    for (std::int64_t i = 0; i < frame; ++i) {
-      const double d = static_cast<double>(v[i]) - (x[i] - e[i]);
-      sum += d * d;
-    }
-    sums[static_cast<std::size_t>(at / frame)] = sum;
-  });
-  for (std::int64_t b = 0; b < B; ++b) {
-    double sum = 0;
-    std::int64_t frames = 0;
-    for (std::int64_t i = 0; i < C * T; ++i) sum += sums[static_cast<std::size_t>(b * C * T + i)];
-    for (std::int64_t t = 0; t < T; ++t) frames += shown(m, b, t, T);
-    loss.data<float>()[b] =
-        frames == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(frames * C * frame));
-  }
-}
-
-void add_sum(const Tensor& x, Tensor& total) {
-  const float* in = x.data<float>();
+void l1_forward(const Tensor& a, const Tensor& b, float weight, Tensor& loss) {
   double sum = 0;
-  for (std::int64_t i = 0; i < x.numel(); ++i) sum += in[i];
-  total.data<double>()[0] += sum;
+  with_type(a.dtype(), [&](auto ta) {
+    with_type(b.dtype(), [&](auto tb) {
+      const auto* x = a.data<decltype(ta)>();
+      const auto* y = b.data<decltype(tb)>();
+      sum = sum_elements(a.numel(), [&](std::int64_t i) {
+        return std::abs(static_cast<float>(x[i]) - static_cast<float>(y[i]));
+      });
+    });
+  });
+  add_to(loss, weight * sum);
 }
 
-void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                            const Tensor& mask, float weight, Tensor& dout) {
-  const std::int64_t C = x0.dim(1), T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);
-  const std::uint8_t* m = mask.defined() ? mask.data<std::uint8_t>() : nullptr;
-  for_frames(dout, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
-    float* d = dout.data<float>() + at;
-    if (c >= C || !shown(m, b, t, T)) {
-      std::fill_n(d, frame, 0.0f);
-      return;
-    }
-    std::int64_t frames = 0;
-    for (std::int64_t f = 0; f < T; ++f) frames += shown(m, b, f, T);
-    const float factor = 2.0f * weight / static_cast<float>(frames * C * frame);
-    const std::int64_t from = ((b * C + c) * T + t) * frame;
-    const float *x = x0.data<float>() + from, *e = eps.data<float>() + from;
-    const float* v = out.data<float>() + at;
-    for_vectors(frame, [&](std::int64_t i, int n) {
-      store_n(d + i, factor * (load_n(v + i, n) - (load_n(x + i, n) - load_n(e + i, n))), n);
+void l1_backward(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate) {
+  with_type(a.dtype(), [&](auto ta) {
+    with_type(b.dtype(), [&](auto tb) {
+      const auto* x = a.data<decltype(ta)>();
+      const auto* y = b.data<decltype(tb)>();
+      auto* d = da.data<decltype(ta)>();
+      each_vector(a.numel(), [&](std::int64_t i, int n) {
+        const vf difference = load_n(x + i, n) - load_n(y + i, n);
+        vf g = difference > 0.0f ? splat(weight) : splat(0.0f);
+        g = difference < 0.0f ? splat(-weight) : g;
+        store_n(d + i, accumulate ? load_n(d + i, n) + g : g, n);
+      });
     });
   });
 }
 
-void fill_normal(std::uint64_t seed, int purpose, std::uint64_t step, std::uint64_t sample,
-                 Tensor& eps) {
-  const Philox random(seed, static_cast<Purpose>(purpose), step, sample);
-  const std::int64_t count = eps.numel();
-  float* out = eps.data<float>();
-#pragma omp parallel for schedule(static) if (count > 16384)
-  for (std::int64_t i = 0; i < (count + 3) / 4; ++i) {
-    const auto u = random.block(static_cast<std::uint32_t>(i));
-    for (int j = 0; j < 4 && 4 * i + j < count; ++j)
-      out[4 * i + j] = Philox::gauss(u[j / 2 * 2], u[j / 2 * 2 + 1], j % 2 != 0);
-  }
-}
-
-void frames_to_latent(const Tensor& frames, Tensor& x0) {
-  const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
-  const std::uint8_t* in = frames.data<std::uint8_t>();
-  float* out = x0.data<float>();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t i = 0; i < pixels; ++i)
-    for (std::int64_t c = 0; c < C; ++c)
-      out[c * pixels + i] = static_cast<float>(in[i * C + c]) * (1.0f / 127.5f) - 1.0f;
-}
-
-void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
-  const std::int64_t count = bad.numel(), size = frames.numel() / count;
-  for (std::int64_t t = 0; t < count; ++t) {
-    const float* in = frames.data<float>() + t * size;
-    std::uint8_t* out = pixels.data<std::uint8_t>() + t * size;
-    std::int32_t wrong = 0;
-#pragma omp parallel for simd schedule(static) reduction(+ : wrong)
-    for (std::int64_t i = 0; i < size; ++i) {
-      const bool finite = std::isfinite(in[i]);
-      const float x = finite ? in[i] : -1.0f;
-      const float unit = ((x < -1.0f ? -1.0f : x > 1.0f ? 1.0f : x) + 1.0f) / 2.0f;
-      out[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(unit * 255.0f + 0.5f));
-      wrong += finite ? 0 : 1;
-    }
-    bad.data<std::int32_t>()[t] += wrong;
-  }
-}
-
-void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act,
-                       Tensor& z) {
-  const std::int64_t B = z.dim(0), T = z.dim(2), frame = z.dim(3) * z.dim(4), Co = out.dim(1);
-  const std::uint8_t* a = act.defined() ? act.data<std::uint8_t>() : nullptr;
-  for_frames(z, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
-    if (!shown(a, b, t, T)) return;
-    const float* vc = out.data<float>() + ((b * Co + c) * T + t) * frame;
-    const float* vu = out.data<float>() + (((b + B) * Co + c) * T + t) * frame;
-    const float step = dt.data<float>()[b];
-    float* x = z.data<float>() + at;
-    for_vectors(frame, [&](std::int64_t i, int n) {
-      const vf u = load_n(vu + i, n);
-      store_n(x + i, load_n(x + i, n) + (u + guidance * (load_n(vc + i, n) - u)) * step, n);
+void kl_forward(const Tensor& moments, float weight, Tensor& loss) {
+  const std::int64_t C = moments.dim(-1) / 2;
+  double sum = 0;
+  with_type(moments.dtype(), [&](auto type) {
+    const auto* m = moments.data<decltype(type)>();
+    sum = sum_elements(moments.numel() / 2, [&](std::int64_t i) {
+      const std::int64_t at = i / C * 2 * C + i % C;
+      const double mu = static_cast<float>(m[at]);
+      const double lv = std::clamp(static_cast<float>(m[at + C]), lowest, highest);
+      return 0.5 * (mu * mu + std::exp(lv) - 1 - lv);
     });
+  });
+  add_to(loss, weight * sum);
+}
+
+void kl_backward(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate) {
+  const std::int64_t C = moments.dim(-1) / 2, count = moments.numel() / 2;
+  with_type(moments.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* m = moments.data<T>();
+    T* d = dmoments.data<T>();
+    const auto put = [&](std::int64_t at, float g) {
+      d[at] = T(accumulate ? static_cast<float>(d[at]) + g : g);
+    };
+#pragma omp parallel for schedule(static) if (count > block)
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t at = i / C * 2 * C + i % C;
+      const float lv = static_cast<float>(m[at + C]);
+      put(at, weight * static_cast<float>(m[at]));
+      put(at + C, lv < lowest || lv > highest ? 0.0f : weight * 0.5f * (std::exp(lv) - 1.0f));
+    }
+  });
+}
+
+void lpips_forward(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& loss) {
+  const std::int64_t C = a.dim(-1), positions = a.numel() / C;
+  const std::int64_t a_frame = a.dim(2) * a.dim(3);
+  const float* factor = w.data<float>();
+  double sum = 0;
+  with_type(a.dtype(), [&](auto type) {
+    const auto *x = a.data<decltype(type)>(), *y = b.data<decltype(type)>();
+    sum = sum_of(positions, [&](std::int64_t p) {
+      vf xx{}, yy{};
+      for_vectors(C, [&](std::int64_t c, int n) {
+        const vf u = load_n(x + p * C + c, n), v = load_n(y + p * C + c, n);
+        xx += u * u, yy += v * v;
+      });
+      const float rx = 1.0f / (std::sqrt(hsum(xx)) + 1e-10f);
+      const float ry = 1.0f / (std::sqrt(hsum(yy)) + 1e-10f);
+      vf total{};
+      for_vectors(C, [&](std::int64_t c, int n) {
+        const vf d = load_n(x + p * C + c, n) * rx - load_n(y + p * C + c, n) * ry;
+        total += load_n(factor + c, n) * d * d;
+      });
+      return static_cast<double>(hsum(total));
+    });
+  });
+  add_to(loss, weight * sum / static_cast<double>(a_frame));
+}
+
+void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db) {
+  const std::int64_t C = a.dim(-1), positions = a.numel() / C;
+  const float* factor = w.data<float>();
+  const float scale = -2.0f * weight / static_cast<float>(a.dim(2) * a.dim(3));
+  with_type(a.dtype(), [&](auto type) {
+    const auto *x = a.data<decltype(type)>(), *y = b.data<decltype(type)>();
+    auto* to = db.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t p = 0; p < positions; ++p) {
+      vf xx{}, yy{};
+      for_vectors(C, [&](std::int64_t c, int n) {
+        const vf u = load_n(x + p * C + c, n), v = load_n(y + p * C + c, n);
+        xx += u * u, yy += v * v;
+      });
+      const float norm = std::sqrt(hsum(yy));
+      const float rx = 1.0f / (std::sqrt(hsum(xx)) + 1e-10f), ry = 1.0f / (norm + 1e-10f);
+      // With g = the gradient of the normalised b: db = g / (|b| + e) - b (g b) / (|b| (|b| + e)^2).
+      vf along{};
+      for_vectors(C, [&](std::int64_t c, int n) {
+        const vf v = load_n(y + p * C + c, n);
+        const vf g = scale * load_n(factor + c, n) * (load_n(x + p * C + c, n) * rx - v * ry);
+        along += g * v;
+      });
+      const float back = norm > 0 ? hsum(along) * ry * ry / norm : 0.0f;
+      for_vectors(C, [&](std::int64_t c, int n) {
+        const vf v = load_n(y + p * C + c, n);
+        const vf g = scale * load_n(factor + c, n) * (load_n(x + p * C + c, n) * rx - v * ry);
+        store_n(to + p * C + c, norm > 0 ? g * ry - v * back : splat(0.0f), n);
+      });
+    }
+  });
+}
+
+void gan_loss_forward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss) {
+  double sum = 0;
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+    sum = sum_elements(x.numel(), [&](std::int64_t i) {
+      const double v = static_cast<double>(sign) * static_cast<float>(in[i]);
+      if (kind == GanLoss::linear) return v;
+      return kind == GanLoss::hinge ? std::max(0.0, 1 + v) : softplus(v);
+    });
+  });
+  add_to(loss, weight * sum / static_cast<double>(x.numel()));
+}
+
+void gan_loss_backward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& dx,
+                       bool accumulate) {
+  const std::int64_t count = x.numel();
+  const float scale = sign * weight / static_cast<float>(count);
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.data<T>();
+    T* to = dx.data<T>();
+#pragma omp parallel for schedule(static) if (count > block)
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float v = sign * static_cast<float>(in[i]);
+      float g = scale;
+      if (kind == GanLoss::hinge && 1.0f + v <= 0.0f) g = 0.0f;
+      if (kind == GanLoss::logistic) g = scale / (1.0f + std::exp(-v));
+      to[i] = T(accumulate ? static_cast<float>(to[i]) + g : g);
+    }
+  });
+}
+
+void adaptive_weight(const Tensor& n, const Tensor& g, float a, Tensor& weight) {
+  const auto norm = [](const Tensor& t) {
+    const float* x = t.data<float>();
+    return std::sqrt(
+        sum_elements(t.numel(), [&](std::int64_t i) { return static_cast<double>(x[i]) * x[i]; }));
+  };
+  weight.data<float>()[0] = a * static_cast<float>(std::min(norm(n) / (norm(g) + 1e-4), 1e4));
+}
+
+void lecam(const Tensor& mean, const Tensor& other, float sign, float weight, Tensor& loss,
+           Tensor& slope) {
+  const float d = std::max(0.0f, sign * (mean.data<float>()[0] - other.data<float>()[0]));
+  loss.data<float>()[0] += weight * d * d;
+  slope.data<float>()[0] = 2.0f * sign * d;
+}
+
+void gradient_penalty_forward(const Tensor& g, float weight, Tensor& norms, Tensor& loss) {
+  const std::int64_t F = g.dim(1), size = g.numel() / F;
+  float* to = norms.data<float>();
+  with_type(g.dtype(), [&](auto type) {
+    const auto* x = g.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t f = 0; f < F; ++f) {
+      double sum = 0;
+      for (std::int64_t i = f * size; i < (f + 1) * size; ++i) {
+        const double v = static_cast<float>(x[i]);
+        sum += v * v;
+      }
+      to[f] = static_cast<float>(std::sqrt(sum));
+    }
+  });
+  double total = 0;
+  for (std::int64_t f = 0; f < F; ++f) total += (to[f] - 1.0) * (to[f] - 1.0);
+  loss.data<float>()[0] += static_cast<float>(weight * total / static_cast<double>(F));
+}
+
+void gradient_penalty_backward(const Tensor& g, const Tensor& norms, float weight, Tensor& dg) {
+  const std::int64_t F = g.dim(1), size = g.numel() / F;
+  const float* norm = norms.data<float>();
+  with_type(g.dtype(), [&](auto type) {
+    const auto* x = g.data<decltype(type)>();
+    auto* to = dg.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t f = 0; f < F; ++f) {
+      const float a =
+          norm[f] > 0 ? 2.0f * weight / static_cast<float>(F) * (norm[f] - 1.0f) / norm[f] : 0.0f;
+      for_vectors(size, [&](std::int64_t i, int n) {
+        store_n(to + f * size + i, a * load_n(x + f * size + i, n), n);
+      });
+    }
   });
 }
 

@@ -1,4 +1,4 @@
-// CPU side of ops/norm.h. One token row (C floats, a few KiB) stays in the first-level cache between the passes
+// CPU side of ops/norm.h but for GroupNorm (group_norm.cpp). One token row (C floats, a few KiB) stays in the first-level cache between the passes
 // over it, so that each operation reads and writes every activation once.
 #include "ops/norm.h"
 
@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <vector>
+
+#include "core/error.h"
 
 WEFT_CPU_BEGIN
 namespace {
@@ -244,6 +248,45 @@ void modulation_backward(const Tensor& dm, Tensor& dtable, Tensor& dt) {
         if (dtable.defined()) dtable.data<float>()[j * c + i] += v;
         if (dt.defined()) dt.data<float>()[broadcast ? g * c + i : (g * k + j) * c + i] += v;
       }
+}
+
+void modulation_rows(const Tensor& timestep, const Tensor& fps, const Tensor& mask, Tensor& times,
+                     Tensor& rates, Tensor& rows, Tensor& sample_rows) {
+  const std::int64_t B = timestep.numel(), G = times.numel(), frames = rows.numel();
+  for (std::int64_t g = 0; g < G; ++g) {
+    times.data<float>()[g] = g < B ? timestep.data<float>()[g] : 0.0f;
+    rates.data<float>()[g] = fps.data<float>()[g % B];
+  }
+  for (std::int64_t f = 0; f < frames; ++f) {
+    const std::int64_t b = f / (frames / B);
+    const bool generated = !mask.defined() || mask.data<std::uint8_t>()[f] != 0;
+    rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(generated ? b : B + b);
+    sample_rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(b);
+  }
+}
+
+void rms_norm_forward(const Tensor& x, const Tensor& w, float eps, Tensor& y) {
+  const std::int64_t c = w.numel(), rows = x.numel() / c;
+  const float* weight = w.data<float>();
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* xs = x.data<T>();
+    T* ys = y.data<T>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T* in = xs + r * c;
+      T* out = ys + r * c;
+      vf squares{};
+      for_vectors(c, [&](std::int64_t i, int n) {
+        const vf v = load_n(in + i, n);
+        squares += v * v;
+      });
+      const float scale = 1.0f / std::sqrt(hsum(squares) / static_cast<float>(c) + eps);
+      for_vectors(c, [&](std::int64_t i, int n) {
+        store_n(out + i, load_n(in + i, n) * scale * load_n(weight + i, n), n);
+      });
+    }
+  });
 }
 
 WEFT_CPU_END

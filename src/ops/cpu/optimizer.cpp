@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
+#include <cstring>
 #include <memory>
 #include <vector>
+
+#include "core/error.h"
 
 WEFT_CPU_BEGIN
 namespace {
@@ -56,30 +58,16 @@ void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tenso
   }
 }
 
-void sum_of_squares(const Tensor& x, Tensor& sum, bool accumulate) {
-  const float* in = x.data<float>();
-  const std::int64_t count = x.numel(), blocks = (count + block - 1) / block;
-  static thread_local std::vector<double> partial_store;
-  partial_store.assign(static_cast<std::size_t>(blocks), 0.0);
-  double* partial = partial_store.data();
-#pragma omp parallel for schedule(static) if (count > block)
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const std::int64_t first = b * block, last = std::min(first + block, count);
-    double s = 0;
-#pragma omp simd reduction(+ : s)
-    for (std::int64_t i = first; i < last; ++i) s += static_cast<double>(in[i]) * in[i];
-    partial[b] = s;
+void running_average(const Tensor& rows, std::int64_t width, std::int64_t first, float scale,
+                     float decay, Tensor& average) {
+  float* a = average.data<float>();
+  for (std::int64_t i = 0; i < average.numel(); ++i) {
+    double sum = 0;
+    for (std::int64_t r = 0; r < rows.numel() / width; ++r)
+      sum += rows.data<double>()[r * width + first + i];
+    if (!std::isfinite(sum)) continue;
+    a[i] = decay * a[i] + (1.0f - decay) * scale * static_cast<float>(sum);
   }
-  double total = accumulate ? sum.data<double>()[0] : 0;
-  for (std::int64_t b = 0; b < blocks; ++b) total += partial[b];
-  sum.data<double>()[0] = total;
-}
-
-void carry_non_finite(const Tensor& values, Tensor& sum) {
-  // Asked for by name: GCC 12 makes 0 of a sum of 0 * v under -fno-signed-zeros, whatever v is.
-  bool finite = std::isfinite(sum.data<double>()[0]);
-  for (const double v : values.span<double>()) finite = finite && std::isfinite(v);
-  sum.data<double>()[0] = finite ? 0 : std::numeric_limits<double>::quiet_NaN();
 }
 
 WEFT_CPU_END

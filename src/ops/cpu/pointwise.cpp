@@ -4,9 +4,13 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <vector>
+
+#include "core/error.h"
 
 WEFT_CPU_BEGIN
 namespace {
@@ -29,6 +33,18 @@ constexpr float k1 = 0.044715f;
 
 // (1 + tanh(u)) / 2 = sigmoid(2u).
 vf gelu_gate(vf z) { return vsigmoid(2.0f * k0 * (z + k1 * z * z * z)); }
+
+// Calls f(element, channel) for all elements of x, in parallel.
+template <class F>
+void by_channel(const Tensor& x, Channels channels, F&& f) {
+  const bool last = channels == Channels::last;
+  const std::int64_t C = last ? x.dim(-1) : x.dim(1), outer = last ? x.numel() / C : x.dim(0);
+  const std::int64_t inner = last ? 1 : x.numel() / (outer * C);
+#pragma omp parallel for collapse(2) schedule(static) if (x.numel() > 16384)
+  for (std::int64_t o = 0; o < outer; ++o)
+    for (std::int64_t c = 0; c < C; ++c)
+      for (std::int64_t i = 0; i < inner; ++i) f((o * C + c) * inner + i, c);
+}
 
 }  // namespace
 
@@ -61,6 +77,22 @@ void gelu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y) {
   });
 }
 
+void gated_gelu_forward(const Tensor& gu, Tensor& y) {
+  const std::int64_t count = gu.numel() / 2;
+  with_type(gu.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *gate = gu.data<T>(), *value = gate + count;
+    T* out = y.data<T>();
+#pragma omp parallel for schedule(static) if (count > 2 * block)
+    for (std::int64_t first = 0; first < count; first += block)
+      for_vectors(std::min(block, count - first), [&](std::int64_t i, int n) {
+        const vf g = load_n(gate + first + i, n);
+        const vf gelu = g * gelu_gate(g);
+        store_n(out + first + i, gelu * load_n(value + first + i, n), n);
+      });
+  });
+}
+
 void silu_forward(const Tensor& z, Tensor& y) {
   const float* in = z.data<float>();
   float* out = y.data<float>();
@@ -79,6 +111,29 @@ void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulat
     vf d = load_n(g + i, n) * s * (1.0f + v * (1.0f - s));
     if (accumulate) d += load_n(out + i, n);
     store_n(out + i, d, n);
+  });
+}
+
+void leaky_relu_forward(const Tensor& x, float slope, Tensor& y) {
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+    auto* out = y.data<decltype(type)>();
+    for_elements(x.numel(), [&](std::int64_t i, int n) {
+      const vf v = load_n(in + i, n);
+      store_n(out + i, v > 0.0f ? v : slope * v, n);
+    });
+  });
+}
+
+void leaky_relu_backward(const Tensor& y, float slope, const Tensor& dy, Tensor& dx) {
+  with_type(y.dtype(), [&](auto type) {
+    const auto* out = y.data<decltype(type)>();
+    const auto* from = dy.data<decltype(type)>();
+    auto* to = dx.data<decltype(type)>();
+    for_elements(y.numel(), [&](std::int64_t i, int n) {
+      const vf g = load_n(from + i, n);
+      store_n(to + i, load_n(out + i, n) > 0.0f ? g : slope * g, n);
+    });
   });
 }
 
@@ -120,21 +175,52 @@ void convert(const Tensor& x, Tensor& y) {
   });
 }
 
-void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
-  const std::int64_t B = x.dim(0), width = x.dim(3) * static_cast<std::int64_t>(size_of(x.dtype()));
-  const std::int64_t run = k.tokens * width;  // the tokens of a frame lie together on both sides
-  const auto* from = static_cast<const std::byte*>(x.raw());
-  auto* to = static_cast<std::byte*>(y.raw());
-  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
-                             std::int64_t token) {
-    return ((b * t.dim(1) + frame) * t.dim(2) + token) * width;
-  };
-#pragma omp parallel for schedule(static) collapse(2) if (B * k.frames * run > (1 << 18))
-  for (std::int64_t b = 0; b < B; ++b)
-    for (std::int64_t t = 0; t < k.frames; ++t)
-      std::memcpy(to + place(y, b, k.to_frame + t, k.to_token),
-                  from + place(x, b, k.from_frame + t, k.from_token),
-                  static_cast<std::size_t>(run));
+void scaled_add(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate) {
+  const float f = factor.defined() ? a * factor.data<float>()[0] : a;
+  with_type(x.dtype(), [&](auto tx) {
+    with_type(y.dtype(), [&](auto ty) {
+      const auto* in = x.data<decltype(tx)>();
+      auto* out = y.data<decltype(ty)>();
+      for_elements(x.numel(), [&](std::int64_t i, int n) {
+        const vf v = f * load_n(in + i, n);
+        store_n(out + i, accumulate ? load_n(out + i, n) + v : v, n);
+      });
+    });
+  });
+}
+
+void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
+  const float *as = a.data<float>(), *bs = b.data<float>();
+  float* out = y.data<float>();
+  for (std::int64_t i = 0; i < y.numel(); ++i) out[i] = as[i] + bs[i];
+}
+
+void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y) {
+  const float *a = affine.data<float>(), *b = a + affine.dim(1);
+  with_type(x.dtype(), [&](auto from) {
+    with_type(y.dtype(), [&](auto to) {
+      const auto* in = x.data<decltype(from)>();
+      auto* out = y.data<decltype(to)>();
+      by_channel(x, channels, [&](std::int64_t i, std::int64_t c) {
+        out[i] = decltype(to)(static_cast<float>(in[i]) * a[c] + b[c]);
+      });
+    });
+  });
+}
+
+void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels channels, Tensor& dx,
+                             bool accumulate) {
+  const float* a = affine.data<float>();
+  with_type(dy.dtype(), [&](auto from) {
+    with_type(dx.dtype(), [&](auto to) {
+      const auto* g = dy.data<decltype(from)>();
+      auto* out = dx.data<decltype(to)>();
+      by_channel(dy, channels, [&](std::int64_t i, std::int64_t c) {
+        const float d = static_cast<float>(g[i]) * a[c];
+        out[i] = decltype(to)(accumulate ? static_cast<float>(out[i]) + d : d);
+      });
+    });
+  });
 }
 
 WEFT_CPU_END

@@ -2,8 +2,8 @@
 #include "models/t5/t5.h"
 #include "models/t5/options.h"
 
+#include "ops/attention.h"
 #include "ops/dispatch.h"
-#include "ops/text.h"
 #include "tests/ops/reference.h"
 
 namespace weft::test {

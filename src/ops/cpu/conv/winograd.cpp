@@ -13,11 +13,9 @@
 #include "ops/conv.h"
 
 WEFT_CPU_BEGIN
-#include "ops/cpu/conv/conv_parts.h"
+#include "ops/cpu/conv/parts.h"
 namespace {
-#include "ops/cpu/gemm_tile.h"
-
-#include "ops/cpu/conv/winograd_tiles.h"
+#include "ops/cpu/conv/winograd.h"
 
 // Panels of columns, as wide as a register tile; each [depth][width].
 constexpr std::int64_t panel_width = widest_tile * W;

@@ -12,11 +12,9 @@
 #include "ops/conv.h"
 
 WEFT_CPU_BEGIN
-#include "ops/cpu/conv/conv_parts.h"
+#include "ops/cpu/conv/parts.h"
 namespace {
-#include "ops/cpu/gemm_tile.h"
-
-#include "ops/cpu/conv/winograd_tiles.h"
+#include "ops/cpu/conv/winograd.h"
 
 // Tiles whose products are added at a time: many, so that the sums are read and written seldom and threads wait for each
 // other seldom, within 64 MiB of transformed values.

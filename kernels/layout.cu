@@ -1,0 +1,391 @@
+// CUDA side of ops/layout.h. CPU twin: src/ops/cpu/layout.cpp; cases: src/bench/kernels/layout.cpp.
+//
+// Bound by memory, every element read and written once.
+//   channels first, last   pixels (3 channels) and latents (4): a thread takes a position, so that each channel's plane is
+//                          read in whole lines, and the lines of the other side are whole once its neighbours have written
+//   depth to time          pairs of channels that lie side by side
+//   patchify, unpatchify   n (4 + w) bytes for n elements of w bytes in the rows: a strip of patches goes through shared memory,
+//                          so that pixels and rows are both read and written in runs
+//   copy_tokens            4 bytes an element of bf16
+//   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16 bytes a lane
+//   frames_to_pixels       5 a value
+#include "ops/layout.h"
+
+#include <algorithm>
+#include <cfloat>
+
+#include "launch.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256;
+
+// One [C,P] a sample on the one side, [P,C] on the other.
+template <class T, bool to_last>
+__global__ void channels_kernel(const T* x, T* y, std::int64_t C, std::int64_t P,
+                                std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t b = i / P, p = i % P;
+  for (std::int64_t c = 0; c < C; ++c) {
+    const std::int64_t first = (b * C + c) * P + p, last = i * C + c;
+    if constexpr (to_last)
+      y[last] = x[first];
+    else
+      y[first] = x[last];
+  }
+}
+
+template <bool to_last>
+void move_channels(const Tensor& x, std::int64_t C, std::int64_t P, Tensor& y) {
+  const std::int64_t count = x.numel() / C;
+  const auto run = [&]<class T>() {
+    launch(channels_kernel<T, to_last>, dim3(blocks_for(count, threads)), dim3(threads), 0,
+           static_cast<const T*>(x.raw()), static_cast<T*>(y.raw()), C, P, count);
+  };
+  if (size_of(x.dtype()) == 4)
+    run.template operator()<std::uint32_t>();
+  else if (size_of(x.dtype()) == 2)
+    run.template operator()<std::uint16_t>();
+  else {
+    WEFT_ASSERT(size_of(x.dtype()) == 1);
+    run.template operator()<std::uint8_t>();
+  }
+}
+
+// [frames,P,2C] and [2 frames,P,C]; an element of the first a thread.
+template <class T, bool forward>
+__global__ void depth_to_time_kernel(const T* from, T* to, std::int64_t P, std::int64_t C,
+                                     std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t channel = i % (2 * C), p = i / (2 * C) % P, t = i / (2 * C) / P;
+  const std::int64_t at = ((2 * t + channel % 2) * P + p) * C + channel / 2;
+  if constexpr (forward)
+    to[at] = from[i];
+  else
+    to[i] = from[at];
+}
+
+// `deep` [B,T,H,W,2C] has the many channels.
+template <bool forward>
+void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
+  by_type(deep, [&]<class T>() {
+    launch(depth_to_time_kernel<T, forward>, dim3(blocks_for(deep.numel(), threads)), dim3(threads),
+           0, data<T>(from), data<T>(to), deep.dim(2) * deep.dim(3), deep.dim(4) / 2, deep.numel());
+  });
+}
+
+template <class... P>
+bool aligned(const P*... p) {
+  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
+}
+
+// A strip is `tokens` patches beside each other of one frame and one row of patches.
+struct Strips {
+  int C, Tx, Hx, Wx;   // of x [B,C,Tx,Hx,Wx]
+  int pt, ph, pw;      // of a patch
+  int T, H, W;         // patches of a sample
+  int tokens, across;  // patches of a strip, strips of a row of patches
+  int row_size;        // elements of a patch
+  bool aligned;        // the rows begin at 16 bytes
+};
+
+// Copies between x f32 and rows T; a row's elements are ordered (c,pt,ph,pw) or (pt,ph,pw,c). The strip in shared memory has
+// its rows an odd number of words apart, so that lanes that walk over pixels and lanes that walk over a row both meet
+// different banks.
+template <class T, bool channels_first, bool to_rows>
+__global__ void patch_kernel(Strips s, float* x, T* rows) {
+  float* strip = shared_memory<float>();
+  const int stride = s.row_size | 1;
+  int at = static_cast<int>(blockIdx.x);
+  const int w0 = at % s.across * s.tokens;
+  at /= s.across;
+  const int h = at % s.H;
+  at /= s.H;
+  const int t = at % s.T, b = at / s.T;
+  const int tokens = min(s.tokens, s.W - w0), width = tokens * s.pw;
+  const std::int64_t first_row = ((static_cast<std::int64_t>(b) * s.T + t) * s.H + h) * s.W + w0;
+  T* row = rows + first_row * s.row_size;
+  const int elements = tokens * s.row_size;
+
+  constexpr int pack = Pack<T>::size;
+  const bool packed = s.row_size % pack == 0 && s.aligned;
+  if constexpr (!to_rows) {
+    if (packed) {
+      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
+        const Pack<T> in = load_pack(row + i);
+        float* to = strip + i / s.row_size * stride + i % s.row_size;
+#pragma unroll
+        for (int j = 0; j < pack; ++j) to[j] = to_float(in.v[j]);
+      }
+    } else {
+      for (int i = threadIdx.x; i < elements; i += blockDim.x)
+        strip[i / s.row_size * stride + i % s.row_size] = to_float(row[i]);
+    }
+    __syncthreads();
+  }
+  // A warp takes lines of pixels: channel c, frame and line within the patch.
+  const int lines = s.C * s.pt * s.ph;
+  for (int line = threadIdx.x / 32; line < lines; line += blockDim.x / 32) {
+    const int c = line / (s.pt * s.ph), inner = line % (s.pt * s.ph);
+    const int frame = t * s.pt + inner / s.ph, y = h * s.ph + inner % s.ph;
+    const bool inside = frame < s.Tx && y < s.Hx;
+    float* pixels =
+        x + (((static_cast<std::int64_t>(b) * s.C + c) * s.Tx + frame) * s.Hx + y) * s.Wx;
+    for (int i = threadIdx.x % 32; i < width; i += 32) {
+      const int token = i / s.pw, dx = i % s.pw, column = w0 * s.pw + i;
+      float* element = strip + token * stride +
+                       (channels_first ? line * s.pw + dx : (inner * s.pw + dx) * s.C + c);
+      if constexpr (to_rows)
+        *element = inside && column < s.Wx ? pixels[column] : 0.0f;
+      else if (inside && column < s.Wx)
+        pixels[column] = *element;
+    }
+  }
+  if constexpr (to_rows) {
+    __syncthreads();
+    if (packed) {
+      for (int i = threadIdx.x * pack; i < elements; i += blockDim.x * pack) {
+        const float* from = strip + i / s.row_size * stride + i % s.row_size;
+        Pack<T> out;
+#pragma unroll
+        for (int j = 0; j < pack; ++j) out.v[j] = from_float<T>(from[j]);
+        store_pack(row + i, out);
+      }
+    } else {
+      for (int i = threadIdx.x; i < elements; i += blockDim.x)
+        row[i] = from_float<T>(strip[i / s.row_size * stride + i % s.row_size]);
+    }
+  }
+}
+
+template <bool channels_first, bool to_rows>
+void move_patches(const Tensor& x, ops::PatchGeometry patch, const Tensor& rows) {
+  Strips s{};
+  s.C = static_cast<int>(x.dim(1));
+  s.Tx = static_cast<int>(x.dim(2));
+  s.Hx = static_cast<int>(x.dim(3));
+  s.Wx = static_cast<int>(x.dim(4));
+  s.pt = patch.pt;
+  s.ph = patch.ph;
+  s.pw = patch.pw;
+  s.T = (s.Tx + s.pt - 1) / s.pt;
+  s.H = (s.Hx + s.ph - 1) / s.ph;
+  s.W = (s.Wx + s.pw - 1) / s.pw;
+  s.row_size = s.C * s.pt * s.ph * s.pw;
+  const int stride = s.row_size | 1;
+  // 32 patches fill a warp's lines; wide rows get what 48 KiB hold.
+  s.tokens = std::clamp(12 * 1024 / stride, 1, 32);
+  s.across = (s.W + s.tokens - 1) / s.tokens;
+  const std::int64_t strips = x.dim(0) * s.T * s.H * s.across;
+  WEFT_ASSERT(rows.numel() == x.dim(0) * s.T * s.H * s.W * s.row_size && strips <= INT32_MAX);
+  by_type(rows, [&]<class T>() {
+    s.aligned = aligned(data<T>(rows));
+    launch(patch_kernel<T, channels_first, to_rows>, dim3(static_cast<unsigned>(strips)),
+           dim3(threads), static_cast<std::size_t>(s.tokens * stride) * sizeof(float), s,
+           data<float>(x), data<T>(rows));
+  });
+}
+
+// `pack` floats, 4 or 1, in one access.
+template <int pack>
+struct Floats {
+  float v[pack];
+};
+template <int pack>
+__device__ __forceinline__ Floats<pack> load(const float* p) {
+  Floats<pack> x;
+  if constexpr (pack == 4) {
+    const float4 q = *reinterpret_cast<const float4*>(p);
+    x.v[0] = q.x, x.v[1] = q.y, x.v[2] = q.z, x.v[3] = q.w;
+  } else {
+    x.v[0] = *p;
+  }
+  return x;
+}
+template <int pack>
+__device__ __forceinline__ void store(float* p, const Floats<pack>& x) {
+  if constexpr (pack == 4)
+    *reinterpret_cast<float4*>(p) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+  else
+    *p = x.v[0];
+}
+
+// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses, otherwise <1>.
+template <class F, class... P>
+void by_pack(int size, F&& f, const P*... p) {
+  if (size % 4 == 0 && aligned(p...))
+    f.template operator()<4>();
+  else
+    f.template operator()<1>();
+}
+
+__device__ __forceinline__ float level(std::uint32_t byte) {
+  return static_cast<float>(byte & 0xffu) * (1.0f / 127.5f) - 1.0f;
+}
+
+constexpr int pixels_a_block = 4 * threads;
+
+// Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread reads its 4 pixels as 3
+// words from shared memory: neighbours are 3 words apart, an odd number, so all banks differ.
+__global__ void rgb_kernel(const std::uint8_t* frames, std::int64_t pixels, bool packed,
+                           float* x0) {
+  std::uint32_t* words = shared_memory<std::uint32_t>();
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * pixels_a_block;
+  const int here = static_cast<int>(min(pixels - first, std::int64_t{pixels_a_block}));
+  const std::uint8_t* from = frames + 3 * first;
+  const int whole = 3 * here / 16;  // 16 bytes each
+  for (int i = static_cast<int>(threadIdx.x); i < whole; i += threads)
+    reinterpret_cast<uint4*>(words)[i] = reinterpret_cast<const uint4*>(from)[i];
+  for (int i = 16 * whole + static_cast<int>(threadIdx.x); i < 3 * here; i += threads)
+    reinterpret_cast<std::uint8_t*>(words)[i] = from[i];
+  __syncthreads();
+  const int p = 4 * static_cast<int>(threadIdx.x);
+  if (p + 4 <= here) {
+    const std::uint32_t a = words[3 * threadIdx.x], b = words[3 * threadIdx.x + 1],
+                        c = words[3 * threadIdx.x + 2];
+    // Bytes in memory order: r g b r | g b r g | b r g b.
+    const float4 plane[3] = {
+        make_float4(level(a), level(a >> 24), level(b >> 16), level(c >> 8)),
+        make_float4(level(a >> 8), level(b), level(b >> 24), level(c >> 16)),
+        make_float4(level(a >> 16), level(b >> 8), level(c), level(c >> 24)),
+    };
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      float* to = x0 + k * pixels + first + p;
+      if (packed) {
+        *reinterpret_cast<float4*>(to) = plane[k];
+      } else {
+        to[0] = plane[k].x;
+        to[1] = plane[k].y;
+        to[2] = plane[k].z;
+        to[3] = plane[k].w;
+      }
+    }
+  } else {
+    for (int i = p; i < here; ++i)
+      for (int k = 0; k < 3; ++k)
+        x0[k * pixels + first + i] = level(reinterpret_cast<std::uint8_t*>(words)[3 * i + k]);
+  }
+}
+
+constexpr int values_a_block = threads * 16;
+
+// Values of a frame to 256 levels; a block has a piece of one frame.
+template <int pack>
+__global__ void pixels_kernel(const float* frames, int size, int pieces, std::uint8_t* pixels,
+                              int* bad) {
+  const int frame = static_cast<int>(blockIdx.x) / pieces;
+  const int begin = static_cast<int>(blockIdx.x) % pieces * values_a_block;
+  const int end = min(begin + values_a_block, size);
+  const float* from = frames + static_cast<std::int64_t>(frame) * size;
+  std::uint8_t* to = pixels + static_cast<std::int64_t>(frame) * size;
+  int wrong = 0;
+  for (int i = begin + pack * static_cast<int>(threadIdx.x); i < end; i += pack * threads) {
+    const Floats<pack> x = load<pack>(from + i);
+    std::uint32_t levels = 0;
+#pragma unroll
+    for (int j = 0; j < pack; ++j) {
+      const bool finite = fabsf(x.v[j]) <= FLT_MAX;
+      const float unit = (fminf(fmaxf(finite ? x.v[j] : -1.0f, -1.0f), 1.0f) + 1.0f) / 2.0f;
+      levels |= static_cast<std::uint32_t>(unit * 255.0f + 0.5f) << (8 * j);
+      wrong += finite ? 0 : 1;
+    }
+    if constexpr (pack == 4)
+      *reinterpret_cast<std::uint32_t*>(to + i) = levels;
+    else
+      to[i] = static_cast<std::uint8_t>(levels);
+  }
+  if (wrong > 0) atomicAdd(bad + frame, wrong);
+}
+
+// Any number of channels and any alignment.
+__global__ void planes_kernel(const std::uint8_t* frames, std::int64_t pixels, int C, float* x0) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= pixels) return;
+  for (int c = 0; c < C; ++c) x0[c * pixels + i] = level(frames[i * C + c]);
+}
+
+}  // namespace
+}  // namespace weft::kernels
+
+namespace weft::ops::cuda {
+
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
+
+void to_channels_last(const Tensor& x, Tensor& y) {
+  if (x.numel() == 0) return;
+  move_channels<true>(x, x.dim(1), x.numel() / x.dim(0) / x.dim(1), y);
+}
+void to_channels_first(const Tensor& x, Tensor& y) {
+  if (x.numel() == 0) return;
+  const std::int64_t C = x.dim(4);
+  move_channels<false>(x, C, x.numel() / x.dim(0) / C, y);
+}
+
+void depth_to_time_forward(const Tensor& x, Tensor& y) { depth_to_time<true>(x, x, y); }
+void depth_to_time_backward(const Tensor& dy, Tensor& dx) { depth_to_time<false>(dx, dy, dx); }
+
+void patchify_forward(const Tensor& x, PatchGeometry patch, Tensor& rows) {
+  move_patches<true, true>(x, patch, rows);
+}
+void patchify_backward(const Tensor& drows, PatchGeometry patch, Tensor& dx) {
+  move_patches<true, false>(dx, patch, drows);
+}
+void unpatchify_forward(const Tensor& rows, PatchGeometry patch, Tensor& out) {
+  move_patches<false, false>(out, patch, rows);
+}
+void unpatchify_backward(const Tensor& dout, PatchGeometry patch, Tensor& drows) {
+  move_patches<false, true>(dout, patch, drows);
+}
+
+// The runtime's own copy of a rectangle, one a sample: a frame's tokens are a row of it.
+void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
+  const std::size_t width = static_cast<std::size_t>(x.dim(3)) * size_of(x.dtype());
+  const std::size_t run = static_cast<std::size_t>(k.tokens) * width;
+  if (run == 0 || k.frames == 0) return;
+  const auto place = [width](const Tensor& t, std::int64_t b, std::int64_t frame,
+                             std::int64_t token) {
+    return static_cast<std::byte*>(t.raw()) +
+           static_cast<std::size_t>((b * t.dim(1) + frame) * t.dim(2) + token) * width;
+  };
+  const auto pitch = [width](const Tensor& t) {
+    return static_cast<std::size_t>(t.dim(2)) * width;
+  };
+  for (std::int64_t b = 0; b < x.dim(0); ++b)
+    CUDA_CHECK(cudaMemcpy2DAsync(place(y, b, k.to_frame, k.to_token), pitch(y),
+                                 place(x, b, k.from_frame, k.from_token), pitch(x), run,
+                                 static_cast<std::size_t>(k.frames), cudaMemcpyDeviceToDevice,
+                                 cuda_stream(Stream::compute)));
+}
+
+void frames_to_latent(const Tensor& frames, Tensor& x0) {
+  const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
+  const std::uint8_t* from = data<std::uint8_t>(frames);
+  float* to = data<float>(x0);
+  if (C == 3 && aligned(from))
+    launch(rgb_kernel, dim3(blocks_for(pixels, pixels_a_block)), dim3(threads),
+           std::size_t{3} * pixels_a_block, from, pixels, pixels % 4 == 0 && aligned(to), to);
+  else
+    launch(planes_kernel, dim3(blocks_for(pixels, threads)), dim3(threads), 0, from, pixels,
+           static_cast<int>(C), to);
+}
+
+void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
+  const std::int64_t count = bad.numel();
+  const int size = static_cast<int>(frames.numel() / count);
+  const int pieces = (size + values_a_block - 1) / values_a_block;
+  const float* from = data<float>(frames);
+  std::uint8_t* to = data<std::uint8_t>(pixels);
+  by_pack(
+      size,
+      [&]<int pack>() {
+        launch(pixels_kernel<pack>, dim3(static_cast<unsigned>(count * pieces)), dim3(threads), 0,
+               from, size, pieces, to, data<int>(bad));
+      },
+      from, to);
+}
+
+}  // namespace weft::ops::cuda

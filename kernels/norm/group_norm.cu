@@ -1,0 +1,484 @@
+// GroupNorm with SiLU behind it, over channels-last frames. CPU twin src/ops/cpu/group_norm.cpp,
+// cases src/bench/kernels/norm.cpp.
+//
+// Bound by memory: v is one activation. forward 3 v (read for the statistics, read and written for the result; a
+// sample of 512 x 8 x 8 and the like stays in L2 between the two), backward 5 v (x and dy twice, dx), one more where it
+// adds. A thread keeps 16 bytes of channels and walks down the positions, so that everything per channel stays in its
+// registers and a warp's accesses are whole lines. Groups appear only where a few numbers a channel are put together.
+//
+// Sums of x are taken of x - x at the sample's first position, channel by channel: what is left is of the size of the
+// deviation, whatever the mean, and nothing cancels. Chunks of positions depend on the shape alone and their sums are added
+// in their order: no atomics. Scratch: 2 C f32, in batch_norm_tangent_backward 5 C, for each of at most 512
+// chunks a sample.
+#include "ops/norm.h"
+
+#include <algorithm>
+
+#include "ptx.cuh"
+#include "vector.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256;
+constexpr int sum_warps = 8;
+constexpr std::int64_t most_chunks = 512, least_rows = 64;
+
+struct Grid {
+  std::int64_t N, P, C, groups;
+  std::int64_t chunks, rows;  // of a sample; positions a chunk
+  int packs, width;           // of V channels: in all, a block
+
+  __host__ __device__ std::int64_t group_size() const { return C / groups; }
+};
+
+template <int V>
+Grid grid_of(const Tensor& x, int groups) {
+  Grid g{};
+  g.N = x.dim(0);
+  g.C = x.dim(-1);
+  g.P = x.numel() / (g.N * g.C);
+  g.groups = groups;
+  g.rows = std::max(least_rows, (g.P + most_chunks - 1) / most_chunks);
+  g.chunks = (g.P + g.rows - 1) / g.rows;
+  g.packs = static_cast<int>(g.C / V);
+  g.width = std::min(g.packs, threads);
+  return g;
+}
+
+// A thread's channels and the positions that it takes: row, row + step, ... below last.
+struct Place {
+  std::int64_t sample, row, step, last;
+  int pack, line;  // line: of the threads that share these channels
+  bool active;
+};
+__device__ __forceinline__ Place place(const Grid& g) {
+  Place p;
+  p.step = threads / g.width;
+  p.line = static_cast<int>(threadIdx.x) / g.width;
+  p.pack = static_cast<int>(blockIdx.y) * g.width + static_cast<int>(threadIdx.x) % g.width;
+  p.sample = blockIdx.x / g.chunks;
+  const std::int64_t first = blockIdx.x % g.chunks * g.rows;
+  p.row = first + p.line;
+  p.last = first + g.rows < g.P ? first + g.rows : g.P;
+  p.active = p.line < p.step && p.pack < g.packs;
+  return p;
+}
+
+// partial [N,chunks,K,C] = sums over the block's lines of the K values.
+template <int K, int V>
+__device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
+                                           const float (&values)[K][V], float* partial) {
+  float* const shared = shared_memory<float>();  // [lines][K][width V]
+  const int channels = g.width * V;
+  if (p.line < p.step) {
+    float* const to = shared + K * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
+#pragma unroll
+    for (int j = 0; j < K; ++j)
+#pragma unroll
+      for (int k = 0; k < V; ++k) to[j * channels + k] = values[j][k];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < K * channels; i += threads) {
+    float sum = 0.0f;
+    for (int line = 0; line < p.step; ++line) sum += shared[K * line * channels + i];
+    const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * channels + i % channels;
+    if (c < g.C)
+      partial[(static_cast<std::int64_t>(blockIdx.x) * K + i / channels) * g.C + c] = sum;
+  }
+}
+
+// Sums of x - x at position 0, and of their squares.
+template <class T, int V>
+__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, float* partial) {
+  const Place p = place(g);
+  float sums[2][V] = {};
+  if (p.active) {
+    float base[V];
+    unpack(load_vec<V>(x, p.sample * g.P * g.packs + p.pack), base);
+#pragma unroll 4
+    for (std::int64_t r = p.row; r < p.last; r += p.step) {
+      float v[V];
+      unpack(load_vec<V>(x, (p.sample * g.P + r) * g.packs + p.pack), v);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const float d = v[k] - base[k];
+        sums[0][k] += d;
+        sums[1][k] += d * d;
+      }
+    }
+  }
+  store_sums(g, p, sums, partial);
+}
+
+// sums [N,columns] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32 columns.
+__global__ void __launch_bounds__(32 * sum_warps)
+    add_chunks_kernel(const float* partial, std::int64_t chunks, std::int64_t columns,
+                      float* sums) {
+  float* const shared = shared_memory<float>();  // [warps][32]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
+  const float* const from = partial + blockIdx.y * chunks * columns;
+  float sum = 0.0f;
+  if (column < columns)
+#pragma unroll 8
+    for (std::int64_t chunk = warp; chunk < chunks; chunk += sum_warps)
+      sum += from[chunk * columns + column];
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp == 0 && column < columns) {
+    for (int w = 1; w < sum_warps; ++w) sum += shared[w * 32 + lane];
+    sums[blockIdx.y * columns + column] = sum;
+  }
+}
+
+// stats [N,groups,2] of the channels' sums: first the mean of all, then the channels' own deviations and those of their
+// means from it.
+template <class T>
+__global__ void statistics_kernel(const T* x, const float* sums, Grid g, float eps, float* stats) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= g.N * g.groups) return;
+  const std::int64_t n = i / g.groups, first = i % g.groups * g.group_size();
+  const float *sum = sums + n * 2 * g.C, *squares = sum + g.C;
+  const T* const base = x + n * g.P * g.C;
+  const float count = static_cast<float>(g.P);
+  double mean = 0.0;
+  for (std::int64_t c = first; c < first + g.group_size(); ++c)
+    mean += to_float(base[c]) + sum[c] / count;
+  mean /= static_cast<double>(g.group_size());
+  double squared = 0.0;
+  for (std::int64_t c = first; c < first + g.group_size(); ++c) {
+    const double own = sum[c] / count, off = to_float(base[c]) + own - mean;
+    squared += squares[c] / count - own * own + off * off;
+  }
+  const double variance = squared / static_cast<double>(g.group_size());
+  stats[2 * i] = static_cast<float>(mean);
+  stats[2 * i + 1] = static_cast<float>(1.0 / sqrt((variance > 0.0 ? variance : 0.0) + eps));
+}
+
+__device__ __forceinline__ float sigmoid(float x) {
+  return rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * x));
+}
+
+// What a thread's channels are normalised with.
+template <int V>
+struct Channels {
+  float mean[V], rstd[V], gamma[V], beta[V];
+  __device__ __forceinline__ Channels(const Grid& g, const Place& p, const float* stats,
+                                      const float* ga, const float* be) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
+      const float* const s = stats + 2 * (p.sample * g.groups + c / g.group_size());
+      mean[k] = s[0];
+      rstd[k] = s[1];
+      gamma[k] = ga[c];
+      beta[k] = be[c];
+    }
+  }
+};
+
+template <class T, int V, bool silu>
+__global__ void __launch_bounds__(threads)
+    group_norm_forward_kernel(const T* x, const float* stats, const float* gamma, const float* beta,
+                              Grid g, T* y) {
+  const Place p = place(g);
+  if (!p.active) return;
+  const Channels<V> with(g, p, stats, gamma, beta);
+#pragma unroll 4
+  for (std::int64_t r = p.row; r < p.last; r += p.step) {
+    const std::int64_t at = (p.sample * g.P + r) * g.packs + p.pack;
+    float v[V];
+    unpack(load_vec<V>(x, at), v);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const float z = (v[k] - with.mean[k]) * with.rstd[k] * with.gamma[k] + with.beta[k];
+      v[k] = silu ? z * sigmoid(z) : z;
+    }
+    store_vec<V>(y, at, pack<T, V>(v));
+  }
+}
+
+// The gradient before gamma: dy, times SiLU's slope at z.
+template <bool silu>
+__device__ __forceinline__ float behind(float dy, float normalised, float gamma, float beta) {
+  if constexpr (!silu) return dy;
+  const float z = normalised * gamma + beta, s = sigmoid(z);
+  return dy * s * (1.0f + z * (1.0f - s));
+}
+
+// Sums of g and of g times the normalised x.
+template <class T, int V, bool silu>
+__global__ void __launch_bounds__(threads)
+    gradient_sums_kernel(const T* x, const T* dy, const float* stats, const float* gamma,
+                         const float* beta, Grid g, float* partial) {
+  const Place p = place(g);
+  float sums[2][V] = {};
+  if (p.active) {
+    const Channels<V> with(g, p, stats, gamma, beta);
+#pragma unroll 2
+    for (std::int64_t r = p.row; r < p.last; r += p.step) {
+      const std::int64_t at = (p.sample * g.P + r) * g.packs + p.pack;
+      float v[V], d[V];
+      unpack(load_vec<V>(x, at), v);
+      unpack(load_vec<V>(dy, at), d);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const float h = (v[k] - with.mean[k]) * with.rstd[k];
+        const float b = behind<silu>(d[k], h, with.gamma[k], with.beta[k]);
+        sums[0][k] += b;
+        sums[1][k] += b * h;
+      }
+    }
+  }
+  store_sums(g, p, sums, partial);
+}
+
+// means [N,groups,2] over a group of g gamma and of g gamma times the normalised x.
+__global__ void gradient_means_kernel(const float* sums, const float* gamma, Grid g, float* means) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= g.N * g.groups) return;
+  const std::int64_t n = i / g.groups, first = i % g.groups * g.group_size();
+  const float* const sum = sums + n * 2 * g.C;
+  float a = 0.0f, b = 0.0f;
+  for (std::int64_t c = first; c < first + g.group_size(); ++c) {
+    a += sum[c] * gamma[c];
+    b += sum[g.C + c] * gamma[c];
+  }
+  const float count = static_cast<float>(g.P * g.group_size());
+  means[2 * i] = a / count;
+  means[2 * i + 1] = b / count;
+}
+
+__global__ void weight_gradients_kernel(const float* sums, Grid g, float* dgamma, float* dbeta) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (c >= g.C) return;
+  float a = 0.0f, b = 0.0f;
+  for (std::int64_t n = 0; n < g.N; ++n) {
+    a += sums[n * 2 * g.C + c];
+    b += sums[(n * 2 + 1) * g.C + c];
+  }
+  dbeta[c] += a;
+  dgamma[c] += b;
+}
+
+template <class T, int V, bool silu>
+__global__ void __launch_bounds__(threads)
+    group_norm_backward_kernel(const T* x, const T* dy, const float* stats, const float* means,
+                               const float* gamma, const float* beta, Grid g, T* dx,
+                               bool accumulate) {
+  const Place p = place(g);
+  if (!p.active) return;
+  const Channels<V> with(g, p, stats, gamma, beta);
+  float mean_g[V], mean_gx[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
+    const float* const m = means + 2 * (p.sample * g.groups + c / g.group_size());
+    mean_g[k] = m[0];
+    mean_gx[k] = m[1];
+  }
+#pragma unroll 2
+  for (std::int64_t r = p.row; r < p.last; r += p.step) {
+    const std::int64_t at = (p.sample * g.P + r) * g.packs + p.pack;
+    float v[V], d[V], old[V] = {};
+    unpack(load_vec<V>(x, at), v);
+    unpack(load_vec<V>(dy, at), d);
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), old);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const float h = (v[k] - with.mean[k]) * with.rstd[k];
+      const float b = behind<silu>(d[k], h, with.gamma[k], with.beta[k]) * with.gamma[k];
+      v[k] = old[k] + with.rstd[k] * (b - mean_g[k] - h * mean_gx[k]);
+    }
+    store_vec<V>(dx, at, pack<T, V>(v));
+  }
+}
+
+// What batch_norm_tangent_backward sums a channel, with h the normalised x: a, b, a b, a h, b h.
+constexpr int tangent_sums = 5;
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    tangent_sums_kernel(const T* x, const T* dyt, const T* tangent, const float* stats, Grid g,
+                        float* partial) {
+  const Place p = place(g);
+  float sums[tangent_sums][V] = {};
+  if (p.active)
+    for (std::int64_t r = p.row; r < p.last; r += p.step) {
+      const std::int64_t at = r * g.packs + p.pack;
+      float v[V], a[V], b[V];
+      unpack(load_vec<V>(x, at), v);
+      unpack(load_vec<V>(dyt, at), a);
+      unpack(load_vec<V>(tangent, at), b);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const float* const s = stats + 2 * (static_cast<std::int64_t>(p.pack) * V + k);
+        const float h = (v[k] - s[0]) * s[1];
+        sums[0][k] += a[k];
+        sums[1][k] += b[k];
+        sums[2][k] += a[k] * b[k];
+        sums[3][k] += a[k] * h;
+        sums[4][k] += b[k] * h;
+      }
+    }
+  store_sums(g, p, sums, partial);
+}
+
+// linear [4,C]: what dx is of h, a, b and 1 (the formula stands at the CPU side).
+__global__ void tangent_factors_kernel(const float* sums, const float* stats, const float* gamma,
+                                       Grid g, float* linear, float* dgamma) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (c >= g.C) return;
+  const double n = static_cast<double>(g.P), rstd = stats[2 * c + 1];
+  const double a = sums[c] / n, b = sums[g.C + c] / n, p = sums[3 * g.C + c] / n,
+               q = sums[4 * g.C + c] / n;
+  const double r = sums[2 * g.C + c] / n - a * b - p * q, scale = -gamma[c] * rstd * rstd;
+  linear[c] = static_cast<float>(scale * (r - 2.0 * p * q));
+  linear[g.C + c] = static_cast<float>(scale * q);
+  linear[2 * g.C + c] = static_cast<float>(scale * p);
+  linear[3 * g.C + c] = static_cast<float>(-scale * (q * a + p * b));
+  if (dgamma != nullptr) dgamma[c] += static_cast<float>(n * rstd * r);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    tangent_backward_kernel(const T* x, const T* dyt, const T* tangent, const float* stats,
+                            const float* linear, Grid g, T* dx, bool accumulate) {
+  const Place p = place(g);
+  if (!p.active) return;
+  for (std::int64_t r = p.row; r < p.last; r += p.step) {
+    const std::int64_t at = r * g.packs + p.pack;
+    float v[V], a[V], b[V], old[V] = {};
+    unpack(load_vec<V>(x, at), v);
+    unpack(load_vec<V>(dyt, at), a);
+    unpack(load_vec<V>(tangent, at), b);
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), old);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const std::int64_t c = static_cast<std::int64_t>(p.pack) * V + k;
+      const float h = (v[k] - stats[2 * c]) * stats[2 * c + 1];
+      v[k] = old[k] + linear[c] * h + linear[g.C + c] * a[k] + linear[2 * g.C + c] * b[k] +
+             linear[3 * g.C + c];
+    }
+    store_vec<V>(dx, at, pack<T, V>(v));
+  }
+}
+
+// The first stage's launch: blocks of chunks by tiles of channels.
+dim3 blocks_of(const Grid& g) {
+  return {static_cast<unsigned>(g.N * g.chunks), blocks_for(g.packs, g.width)};
+}
+template <int V>
+std::size_t shared_of(const Grid& g, int values = 2) {
+  return sizeof(float) * static_cast<std::size_t>(values) * V *
+         static_cast<std::size_t>(threads / g.width * g.width);
+}
+
+// partial [N * chunks, values, C].
+Tensor add_chunks(const Tensor& partial, const Grid& g) {
+  const std::int64_t columns = partial.dim(1) * g.C;
+  const Tensor sums = Tensor::empty({g.N, partial.dim(1), g.C}, DType::f32);
+  launch(add_chunks_kernel, dim3(blocks_for(columns, 32), static_cast<unsigned>(g.N)),
+         dim3(32 * sum_warps), 32 * sum_warps * sizeof(float), data<float>(partial), g.chunks,
+         columns, data<float>(sums));
+  return sums;
+}
+
+// Calls f.operator()<T, V, silu>().
+template <class F, class... Tensors>
+void by_instance(bool silu, F&& f, const Tensor& x, const Tensors&... rest) {
+  by_type(x, [&]<class T>() {
+    constexpr int V = Pack<T>::size;
+    const auto run = [&]<int width>() {
+      if (silu)
+        f.template operator()<T, width, true>();
+      else
+        f.template operator()<T, width, false>();
+    };
+    if (x.dim(-1) % V == 0 && aligned<V>(x, rest...))
+      run.template operator()<V>();
+    else
+      run.template operator()<1>();
+  });
+}
+
+}  // namespace
+}  // namespace weft::kernels
+
+namespace weft::ops::cuda {
+
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
+
+void group_norm_forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, int groups,
+                        float eps, bool silu, Tensor& y, Tensor& stats) {
+  if (x.numel() == 0) return;
+  by_instance(
+      silu,
+      [&]<class T, int V, bool with_silu>() {
+        const Grid g = grid_of<V>(x, groups);
+        WEFT_ASSERT(g.C % groups == 0);
+        const Tensor partial = Tensor::empty({g.N * g.chunks, 2, g.C}, DType::f32);
+        launch(moments_kernel<T, V>, blocks_of(g), dim3(threads), shared_of<V>(g), data<T>(x), g,
+               data<float>(partial));
+        const Tensor sums = add_chunks(partial, g);
+        launch(statistics_kernel<T>, dim3(blocks_for(g.N * g.groups, threads)), dim3(threads), 0,
+               data<T>(x), data<float>(sums), g, eps, data<float>(stats));
+        launch(group_norm_forward_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), 0,
+               data<T>(x), data<float>(stats), data<float>(gamma), data<float>(beta), g,
+               data<T>(y));
+      },
+      x, y);
+}
+
+void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                         const Tensor& stats, int groups, bool silu, const Tensor& dy, Tensor& dx,
+                         bool accumulate, Tensor& dgamma, Tensor& dbeta) {
+  if (x.numel() == 0) return;
+  by_instance(
+      silu,
+      [&]<class T, int V, bool with_silu>() {
+        const Grid g = grid_of<V>(x, groups);
+        const Tensor partial = Tensor::empty({g.N * g.chunks, 2, g.C}, DType::f32);
+        const Tensor means = Tensor::empty({g.N, g.groups, 2}, DType::f32);
+        launch(gradient_sums_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), shared_of<V>(g),
+               data<T>(x), data<T>(dy), data<float>(stats), data<float>(gamma), data<float>(beta),
+               g, data<float>(partial));
+        const Tensor sums = add_chunks(partial, g);
+        launch(gradient_means_kernel, dim3(blocks_for(g.N * g.groups, threads)), dim3(threads), 0,
+               data<float>(sums), data<float>(gamma), g, data<float>(means));
+        if (dgamma.defined())
+          launch(weight_gradients_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
+                 data<float>(sums), g, data<float>(dgamma), data<float>(dbeta));
+        launch(group_norm_backward_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), 0,
+               data<T>(x), data<T>(dy), data<float>(stats), data<float>(means), data<float>(gamma),
+               data<float>(beta), g, data<T>(dx), accumulate);
+      },
+      x, dy, dx);
+}
+
+void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Tensor& stats,
+                                 const Tensor& tangent, const Tensor& dyt, Tensor& dx,
+                                 bool accumulate, Tensor& dgamma) {
+  if (x.numel() == 0) return;
+  WEFT_ASSERT(x.dim(0) == 1);
+  by_instance(
+      false,
+      [&]<class T, int V, bool>() {
+        const Grid g = grid_of<V>(x, static_cast<int>(x.dim(-1)));
+        const Tensor partial = Tensor::empty({g.chunks, tangent_sums, g.C}, DType::f32);
+        const Tensor linear = Tensor::empty({4, g.C}, DType::f32);
+        launch(tangent_sums_kernel<T, V>, blocks_of(g), dim3(threads),
+               shared_of<V>(g, tangent_sums), data<T>(x), data<T>(dyt), data<T>(tangent),
+               data<float>(stats), g, data<float>(partial));
+        const Tensor sums = add_chunks(partial, g);
+        launch(tangent_factors_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
+               data<float>(sums), data<float>(stats), data<float>(gamma), g, data<float>(linear),
+               data_or_null<float>(dgamma));
+        launch(tangent_backward_kernel<T, V>, blocks_of(g), dim3(threads), 0, data<T>(x),
+               data<T>(dyt), data<T>(tangent), data<float>(stats), data<float>(linear), g,
+               data<T>(dx), accumulate);
+      },
+      x, tangent, dyt, dx);
+}
+
+}  // namespace weft::ops::cuda
