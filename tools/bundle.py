@@ -249,6 +249,7 @@ def main():
             if file.is_file():
                 bundle.put(file, f"{folder}/{file.relative_to(repository / folder)}")
     bundle.put(repository / "docs/bundle.md", "README.md")
+    bundle.put(repository / "LICENSE", "LICENSE")
     glibc = bundle.newest_glibc()
     (root / "libexec/glibc").write_text(glibc + "\n")
 
