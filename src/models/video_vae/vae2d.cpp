@@ -1,7 +1,7 @@
 #include "models/video_vae/vae2d.h"
 
 #include "core/error.h"
-#include "nn/conv_layers.h"
+#include "nn/conv.h"
 #include "ops/conv.h"
 #include "ops/layout.h"
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/frames.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/conv.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"

@@ -1,8 +1,7 @@
 #include "models/video_vae/vae_temporal.h"
 
 #include "core/error.h"
-#include "nn/conv_layers.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 
 namespace weft {
 namespace {

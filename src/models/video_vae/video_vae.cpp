@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"

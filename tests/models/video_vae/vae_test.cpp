@@ -1,7 +1,7 @@
 // The VAE's two models: names, counts, shapes, padding facts, gradients.
 #include "vae_fixture.h"
 
-#include "nn/posterior.h"
+#include "nn/conv.h"
 
 namespace weft::test {
 namespace {
