@@ -5,7 +5,7 @@
 
 Cleaning: generated captions full of addresses, HTML, dashes, quotes, codes and scripts through `weft text --cleaned` and through
 captions.py, which uses ftfy, BeautifulSoup and Python's re; also with broken encodings, which weft repairs in part
-(src/text/fix_text.h). Tokenizer: a SentencePiece model with T5's settings, trained here; 1,000 lines of mixed scripts, spaces,
+(src/text/cleaning.h). Tokenizer: a SentencePiece model with T5's settings, trained here; 1,000 lines of mixed scripts, spaces,
 unknown characters and great length through `weft text --tokens`, the sentencepiece module and, where it can load the model,
 transformers' T5 tokenizer. Exit status 0 if every plain caption and every id is the same, and 95 % of the broken captions.
 """

@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "media/source_graph.h"
+#include "media/media_source.h"
 
 extern "C" {
 #include <libavutil/avstring.h>

@@ -1,4 +1,4 @@
-// Resize to cover, then crop the centre: how footage becomes a clip of a bucket's size.
+// Resize to cover, then crop the centre: how footage becomes a clip of a bucket's size, and a picture a reference image.
 #pragma once
 
 #include <cstdint>
@@ -36,5 +36,11 @@ class CoverResize {
   std::int64_t in_height_ = 0, in_width_ = 0;
   std::vector<Tap> rows_, columns_;
 };
+
+// Scales a frame so that it just covers height x width and takes the middle: [height, width, 3]. The scaled size and
+// the crop are Open-Sora's resize_crop_to_fill; the kernel is Keys' cubic with a = -0.5, widened when shrinking,
+// first along rows, then along columns, each rounded to 8 bits with 22-bit weights as Pillow does it: the same bytes.
+std::vector<std::uint8_t> cover_bicubic(const VideoFrame& frame, std::int64_t height,
+                                        std::int64_t width);
 
 }  // namespace weft

@@ -1,8 +1,13 @@
-// Differentiable operations of convolutional models, over channels-last activations [N,T,H,W,C].
+// Differentiable operations of convolutional models, over channels-last activations [N,T,H,W,C], and the parameters of their
+// layers with the start that PyTorch gives them.
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "nn/nn.h"
 #include "ops/conv.h"
+#include "ops/dispatch.h"
 
 namespace weft::nn {
 
@@ -21,7 +26,7 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry,
 // GroupNorm, with SiLU behind it where `silu`.
 Var group_norm(Context c, const Var& x, const NormWeights& w, int groups, float eps, bool silu);
 
-// qkv [N,P,3,C] -> [N,P,C], one head (ops/group_norm.h).
+// qkv [N,P,3,C] -> [N,P,C], one head (ops/attention.h).
 Var wide_attention(Context c, const Var& qkv);
 
 // [B,T,H,W,2C] -> [B,2T,H,W,C].
@@ -31,4 +36,47 @@ Var depth_to_time(Context c, const Var& x);
 Var channels_last(Context c, const Var& x);
 Var channels_first(Context c, const Var& x);
 
+// x where it is above 0, else slope * x; slope 0 is ReLU. Takes x's memory: nothing else may need its value.
+Var leaky_relu(Context c, const Var& x, float slope);
+
+// Greatest of each 2x2 rectangle: [N,T,H,W,C] -> [N,T,H/2,W/2,C].
+Var max_pool(Context c, const Var& x);
+
+// Frames one behind the other: pieces [1,t,H,W,C] -> [1,sum t,H,W,C].
+Var join_frames(Context c, const std::vector<Var>& pieces);
+
+// Frames [first, first + count) of x [1,T,H,W,C]: the same memory.
+Tensor frames_of(const Tensor& x, std::int64_t first, std::int64_t count);
+
+// z [...,C] of the moments' type, drawn from moments [...,2C] (ops/random.h); eps f32 [...,C], undefined for the mean;
+// affine f32 [2,C] or undefined.
+Var posterior_draw(Context c, const Var& moments, const Tensor& eps, const Tensor& affine);
+
+// Moments with the log variance clamped to [-30, 20].
+Var clamp_log_variance(Context c, const Var& moments);
+
+// x * a[c] + b[c], affine f32 [2,C] = (a, b).
+Var channel_affine(Context c, const Var& x, const Tensor& affine);
+
+// Frames [first, T) of x [B,T,H,W,C].
+Var drop_frames(Context c, const Var& x, std::int64_t first);
+// `count` frames of zeros and x behind them: [B,count+T,H,W,C].
+Var pad_frames(Context c, const Var& x, std::int64_t count);
+
 }  // namespace weft::nn
+
+namespace weft {
+
+// NAME.weight [out, in, kernel...] and, with `bias`, NAME.bias [out], both uniform within 1 / sqrt(fan in). `kernel` is
+// {k, k} or {k, k, k}.
+nn::ConvWeights add_conv(ParameterTable& table, const std::string& name, std::int64_t out,
+                         std::int64_t in, std::initializer_list<std::int64_t> kernel, bool bias,
+                         bool trainable = true);
+// NAME.weight [out, in] and NAME.bias [out], likewise.
+nn::Linear add_dense(ParameterTable& table, const std::string& name, std::int64_t out,
+                     std::int64_t in, bool trainable = true);
+// NAME.weight [C] of ones and NAME.bias [C] of zeros.
+nn::NormWeights add_norm(ParameterTable& table, const std::string& name, std::int64_t channels,
+                         bool trainable = true);
+
+}  // namespace weft

@@ -1,8 +1,8 @@
 #include "nn/dual.h"
 
 #include "core/error.h"
+#include "nn/conv.h"
 #include "nn/detail.h"
-#include "nn/frames.h"
 #include "ops/conv.h"
 #include "ops/norm.h"
 #include "ops/pointwise.h"

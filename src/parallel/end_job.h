@@ -1,12 +1,26 @@
+// Ends the job on all ranks.
 #pragma once
 
 #include <mpi.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
 
 #include "core/error.h"
 
 namespace weft {
 
-// Ends all ranks with this exit code; this one also where MPI cannot. From any thread.
-[[noreturn]] void end_job(MPI_Comm comm, Exit code);
+// With this exit code; this rank ends also where MPI cannot end the others. From any thread.
+[[noreturn]] inline void end_job(MPI_Comm comm, Exit code) {
+  // MPI_Abort may wait for a daemon that is gone.
+  static int status;
+  status = static_cast<int>(code);
+  std::signal(SIGALRM, [](int) { _exit(status); });
+  alarm(2);
+  std::fflush(nullptr);
+  MPI_Abort(comm, status);
+  _exit(status);
+}
 
 }  // namespace weft

@@ -1,15 +1,16 @@
 #include "parallel/hang_report.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "core/error.h"
 
 namespace weft {
+
 namespace {
 
 constexpr std::size_t table_rows = 16;  // with more ranks: those that are late, and `others` more
@@ -252,6 +253,38 @@ std::string hang_report(const std::string& complaint, std::span<const RankState>
     text += fmt::format("\n           ... {} more ranks, none of them late",
                         states.size() - rows.size());
   return text;
+}
+
+std::string FlightRecord::Entry::describe() const {
+  return fmt::format("{} ({}, {:.3f} MiB)", kind.data(), name_of(dtype),
+                     static_cast<double>(bytes) / (1 << 20));
+}
+
+void FlightRecord::issued(std::uint64_t number, const Collective& what) {
+  if (number > 0) {
+    Slot& s = slots_[number % length];
+    s.number = 0;
+    s.bytes = what.bytes;
+    s.kind = what.kind;
+    s.dtype = what.dtype;
+    s.number = number;
+  }
+  issued_ = number;
+}
+
+std::vector<FlightRecord::Entry> FlightRecord::entries() const {
+  const std::uint64_t last = issued_;
+  std::vector<Entry> found;
+  found.reserve(length);
+  for (std::uint64_t n = last > length ? last - length + 1 : 1; n <= last; ++n) {
+    const Slot& s = slots_[n % length];
+    if (s.number != n) continue;
+    Entry e{n, s.bytes, {}, s.dtype};
+    const std::string_view kind = s.kind.load();
+    std::copy_n(kind.begin(), std::min(kind.size(), e.kind.size() - 1), e.kind.begin());
+    if (s.number == n) found.push_back(e);
+  }
+  return found;
 }
 
 }  // namespace weft

@@ -1,14 +1,64 @@
 // What a hang looks like from all ranks: its cause in a line and a table, one line a rank.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "parallel/flight_record.h"
+#include "tensor/dtype.h"
 
 namespace weft {
+
+// A collective as every rank should see it.
+struct Collective {
+  const char* kind = "";  // "all-reduce", "reduce-scatter", "all-gather", "all-to-all": a literal
+  DType dtype = DType::f32;
+  std::uint64_t bytes = 0;  // of the whole operation, the same on every rank
+};
+
+// A ring without locks: the caller's thread issues, another may begin and complete, a third reads.
+class FlightRecord {
+ public:
+  // A step's collectives of a large model; what is older than that is forgotten.
+  static constexpr std::size_t length = 256;
+
+  // A copy that can be sent to another rank.
+  struct Entry {
+    std::uint64_t number = 0, bytes = 0;
+    std::array<char, 16> kind{};
+    DType dtype = DType::f32;
+
+    bool same_as(const Entry& other) const {
+      return kind == other.kind && dtype == other.dtype && bytes == other.bytes;
+    }
+    std::string describe() const;  // "all-reduce (f32, 64.000 MiB)"
+  };
+
+  // Numbers count from 1; 0 starts the count anew.
+  void issued(std::uint64_t number, const Collective& what);
+  void begun(std::uint64_t number) { begun_.store(number); }
+  void completed(std::uint64_t number) { completed_.store(number); }
+
+  std::uint64_t last_issued() const { return issued_.load(); }
+  std::uint64_t last_begun() const { return begun_.load(); }
+  std::uint64_t last_completed() const { return completed_.load(); }
+  // What is remembered, oldest first. Entries that are overwritten meanwhile are left out.
+  std::vector<Entry> entries() const;
+
+ private:
+  struct Slot {
+    std::atomic<std::uint64_t> number = 0;  // 0: being written
+    std::atomic<std::uint64_t> bytes = 0;
+    std::atomic<const char*> kind = "";
+    std::atomic<DType> dtype = DType::f32;
+  };
+  std::array<Slot, length> slots_;
+  std::atomic<std::uint64_t> issued_ = 0, begun_ = 0, completed_ = 0;
+};
 
 // How far one rank is, as its watchdog's thread tells it.
 struct RankState {

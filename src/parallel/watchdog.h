@@ -17,7 +17,6 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/flight_record.h"
 #include "parallel/hang_report.h"
 
 namespace weft {

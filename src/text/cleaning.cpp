@@ -6,9 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "text/fix_text.h"
-#include "text/html.h"
-#include "text/pattern.h"
 #include "text/utf8.h"
 
 namespace weft {

@@ -1,6 +1,8 @@
-// Texts are UTF-8 in std::string; what must look at characters looks at code points.
+// Texts are UTF-8 in std::string; what must look at characters looks at code points, or searches with regular expressions that
+// mean what they mean in Python's re: PCRE2, and classes written out where the two differ.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -16,5 +18,22 @@ std::string to_utf8(std::u32string_view text);
 // White space as Python's str.isspace has it: what strip() takes and \s matches in the original.
 bool is_space(char32_t c);
 std::string strip(const std::string& text);
+
+class Pattern {
+ public:
+  // `expression` in Python's notation over UTF-8; \w \d \s \b and their opposites mean what they mean for str in Python
+  // (inside of [ ] only \w, \d and \s).
+  explicit Pattern(std::string_view expression);
+
+  // Every match replaced; $1 in `replacement` is the first group.
+  std::string replace(const std::string& text, const std::string& replacement) const;
+  std::size_t count(const std::string& text) const;
+  // The end of a match that begins at byte `at`, or npos. Looking behind sees the text before `at`.
+  std::size_t match(std::string_view text, std::size_t at) const;
+
+ private:
+  struct Code;
+  std::shared_ptr<Code> code_;
+};
 
 }  // namespace weft

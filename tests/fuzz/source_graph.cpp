@@ -1,6 +1,6 @@
 // FFmpeg's sources as a deck names them: what passes has no character by which FFmpeg could read it otherwise, and none of the
 // filters that open files.
-#include "media/source_graph.h"
+#include "media/media_source.h"
 
 #include "fuzz.h"
 

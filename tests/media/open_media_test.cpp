@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "media/download.h"
-#include "media/source_graph.h"
+#include "media/media_source.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
 

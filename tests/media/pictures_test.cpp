@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "core/error.h"
-#include "media/bicubic.h"
+#include "media/resize.h"
 #include "media/watermark.h"
 #include "media/writers.h"
 

@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 
 #include "core/error.h"
-#include "text/fix_text.h"
-#include "text/html.h"
 #include "text/utf8.h"
 
 namespace weft {

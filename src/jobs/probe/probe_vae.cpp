@@ -5,7 +5,7 @@
 #include "jobs/probe/probe_case.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "parallel/rank_device.h"

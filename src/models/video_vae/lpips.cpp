@@ -2,8 +2,7 @@
 
 #include "checkpoint/weights.h"
 #include "core/error.h"
-#include "nn/frames.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/conv.h"
 #include "ops/loss.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/frames.h"
+#include "nn/conv.h"
 
 namespace weft {
 namespace {

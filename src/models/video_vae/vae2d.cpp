@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "models/video_vae/options.h"
-#include "nn/conv_layers.h"
+#include "nn/conv.h"
 #include "ops/conv.h"
 #include "ops/layout.h"
 

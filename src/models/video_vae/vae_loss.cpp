@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "models/video_vae/options.h"
-#include "nn/frames.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/conv.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"

@@ -2,8 +2,7 @@
 
 #include "core/error.h"
 #include "models/video_vae/options.h"
-#include "nn/conv_layers.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 
 namespace weft {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/philox.h"
 #include "models/video_vae/options.h"
-#include "nn/posterior.h"
+#include "nn/conv.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"

@@ -2,7 +2,7 @@
 #include "models/video_vae/options.h"
 #include "vae_fixture.h"
 
-#include "nn/posterior.h"
+#include "nn/conv.h"
 
 namespace weft::test {
 namespace {

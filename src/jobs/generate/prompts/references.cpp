@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "media/bicubic.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
 

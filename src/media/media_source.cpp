@@ -1,4 +1,4 @@
-#include "media/source_graph.h"
+#include "media/media_source.h"
 
 #include <algorithm>
 #include <array>
