@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make tsan: the unit tests of everything that has threads, under ThreadSanitizer, in build/tsan: the trace, the loader, the
-# watchdog, the communicator, the checkpoint writer and the work queue, those with MPI on 1 and 2 ranks. A report is exit
+# watchdog, the communicator, the checkpoint writer and the list engine, those with MPI on 1 and 2 ranks. A report is exit
 # status 1. OpenMP runs on one thread: libgomp is not built with it, and its barriers would be reported.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ rm -f $build/report.*
 { cmake -S . -B $build "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DWEFT_CUDA=OFF \
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread" &&
   cmake --build $build --parallel "${JOBS:-$(nproc)}" \
-    --target test_core test_data mpitest_parallel mpitest_train mpitest_work_queue; } >$build/build.log 2>&1 ||
+    --target test_core test_data mpitest_parallel mpitest_train mpitest_engine; } >$build/build.log 2>&1 ||
   { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; all of it is in $build/build.log" >&2; exit 1; }
 
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -39,7 +39,7 @@ for ranks in 1 2; do
   check watchdog_$ranks "${mpi[@]}" $build/mpitest_parallel \
     --gtest_filter='WatchdogTest.*:HungCommunicator.*:CommunicatorTest.*:MailboxTest.*-*ProgressesWhileTheMainThreadComputes'
   check checkpoint_$ranks "${mpi[@]}" $build/mpitest_train --gtest_filter='CheckpointTest.*:Trace*'
-  check work_queue_$ranks "${mpi[@]}" $build/mpitest_work_queue
+  check engine_$ranks "${mpi[@]}" $build/mpitest_engine
 done
 cat $build/report.* 2>/dev/null | grep SUMMARY | sort | uniq -c | sort -rn || true
 exit $failed

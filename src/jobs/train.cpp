@@ -40,14 +40,14 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
     trainer.step();
     const unsigned asked = trainer.take_requests();
     const std::int64_t done = trainer.steps_done();
-    stopped = (asked & wish::stop) != 0;
+    stopped = (asked & request::stop) != 0;
     last = done == deck.train.steps || stopped;
     const bool regular = deck.train.checkpoint_every > 0 && done % deck.train.checkpoint_every == 0;
-    if (!last && (asked & wish::save) != 0)
+    if (!last && (asked & request::save) != 0)
       trainer.save();
     else if (!last && regular)
       trainer.save_if_free();
-    if ((asked & wish::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
+    if ((asked & request::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
     tell();
   }
   last = true;

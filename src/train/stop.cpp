@@ -95,48 +95,52 @@ Requests::Requests(std::filesystem::path run_dir, double margin_seconds)
     : run_dir_(std::move(run_dir)),
       margin_seconds_(margin_seconds),
       end_(end_of_job()),
-      files_{{{"stop", wish::stop, "stop"},
-              {"save", wish::save, "save"},
-              {"dump_trace", wish::dump_trace, "write its trace"}}} {
+      files_{{{"stop", request::stop, "stop"},
+              {"save", request::save, "save"},
+              {"dump_trace", request::dump_trace, "write its trace"}}} {
   std::error_code none_there;
   if (log::rank() == 0) std::filesystem::remove(run_dir_ / "stopped", none_there);
 }
 
 unsigned Requests::look(double longest_step, double save_seconds) {
+  return look(longest_step, save_seconds, log::rank() == 0);
+}
+
+unsigned Requests::look(double longest_step, double save_seconds, bool coordinator) {
   unsigned asked = 0;
-  if (!told_ && stop_signal() != 0) stop(signal_name(stop_signal()));
-  if (log::rank() == 0) {
+  if (!stopping_ && stop_signal() != 0) stop(signal_name(stop_signal()));
+  if (coordinator) {
     const double now = now_seconds();
     if (now >= next_files_) {
       next_files_ = now + files_every;
       for (File& file : files_) {
         if (!seen(file)) continue;
-        if (file.wish == wish::stop)
+        if (file.request == request::stop)
           stop((run_dir_ / file.name).string());
         else
           log::info("asked to {} by {}", file.what, (run_dir_ / file.name).string());
-        asked |= file.wish;
+        asked |= file.request;
       }
     }
     // One more step, then a save, must end before the margin begins.
     const double needed =
         margin_seconds_ + std::max(longest_step, 0.0) + std::max(save_seconds, 0.0);
-    if (!told_ && end_ && *end_ - now < needed)
+    if (!stopping_ && end_ && *end_ - now < needed)
       stop(
           fmt::format("the end of the Slurm job in {:.0f} s (SLURM_JOB_END_TIME; a step, a save "
                       "and run.stop_margin take {:.0f} s)",
                       *end_ - now, needed));
   }
-  return told_ ? asked | wish::stop : asked;
+  return stopping_ ? asked | request::stop : asked;
 }
 
 void Requests::heard(int rank, unsigned asked) {
-  if ((asked & wish::stop) == 0) return;
+  if ((asked & request::stop) == 0) return;
   // By now its own signal may be here too.
   stop(stop_signal() != 0 ? signal_name(stop_signal()) : fmt::format("a signal to rank {}", rank));
 }
 
-// Whether the file asks for something; then it is taken away. One that cannot be is a request once, until it has gone.
+// Whether the file asks for something; then it is removed. One that cannot be counts as one request, until it is gone.
 bool Requests::seen(File& file) {
   const std::filesystem::path path = run_dir_ / file.name;
   struct stat status;
@@ -145,7 +149,7 @@ bool Requests::seen(File& file) {
     return false;
   }
   if (file.stays) return false;
-  const bool gone = file.wish == wish::stop
+  const bool gone = file.request == request::stop
                         ? std::rename(path.c_str(), (run_dir_ / "stopped").c_str()) == 0
                         : unlink(path.c_str()) == 0;
   if (!gone && errno != ENOENT) {
@@ -158,8 +162,8 @@ bool Requests::seen(File& file) {
 
 // One line, however many ask.
 void Requests::stop(const std::string& by) {
-  if (!told_) log::info("asked to stop by {}", by);
-  told_ = true;
+  if (!stopping_) log::info("asked to stop by {}", by);
+  stopping_ = true;
 }
 
 }  // namespace weft

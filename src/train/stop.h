@@ -16,11 +16,11 @@ void watch_stop_signals();
 int stop_signal();
 
 // Bits of what is asked for.
-namespace wish {
+namespace request {
 constexpr unsigned stop = 1, save = 2, dump_trace = 4;
-// What a rank tells beside its wishes: its save is still being written.
+// What a rank reports beside its requests: its save is still being written.
 constexpr unsigned saving = 8;
-}  // namespace wish
+}  // namespace request
 
 class Requests {
  public:
@@ -28,20 +28,21 @@ class Requests {
   // time. On rank 0 it removes RUN/stopped, which tells of the run before.
   Requests(std::filesystem::path run_dir, double margin_seconds);
 
-  // What this rank was asked since the last call; `stop` stays. Every rank looks at its own signals; files (RUN/stop,
-  // RUN/save, RUN/dump_trace) and the clock are rank 0's business, which takes a file away when it has seen it:
+  // What this rank was asked since the last call; `stop` stays. Every rank looks at its own signals; the coordinator (rank 0)
+  // also at the clock and at the files RUN/stop, RUN/save, RUN/dump_trace, of which it removes those it has seen:
   // RUN/stop becomes RUN/stopped, by which a job script knows not to submit again. Cheap enough for every step: files
   // are looked at most every half second. What was asked, and by whom, is one line of the log.
-  // `longest_step` and `save_seconds` tell how much earlier than the margin a stop must come.
+  // `longest_step` and `save_seconds`: how much earlier than the margin a stop must come.
+  unsigned look(double longest_step, double save_seconds, bool coordinator);
   unsigned look(double longest_step, double save_seconds);
-  // What rank `rank` was asked, as all ranks have heard: rank 0 tells of a stop that it was not asked for itself.
+  // What rank `rank` was asked, as all ranks have heard: rank 0 logs a stop that it was not asked for itself.
   // Slurm's signal reaches the ranks one after another, and the first of them stops all.
   void heard(int rank, unsigned asked);
 
  private:
   struct File {
     const char* name;
-    unsigned wish;
+    unsigned request;
     const char* what;
     bool stays = false;  // seen, but it could not be taken away
   };
@@ -54,7 +55,7 @@ class Requests {
   std::optional<double> end_;  // of the job, on the clock of now_seconds()
   std::array<File, 3> files_;
   double next_files_ = 0;  // when to look at the files again, on the same clock
-  bool told_ = false;      // asked to stop
+  bool stopping_ = false;  // asked to stop
 };
 
 }  // namespace weft

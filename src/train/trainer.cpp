@@ -260,8 +260,8 @@ std::vector<StepMetrics> Trainer::finished(bool all) {
 }
 
 unsigned Trainer::take_requests() {
-  const unsigned asked = wishes_;
-  wishes_ &= wish::stop;
+  const unsigned asked = requested_;
+  requested_ &= request::stop;
   return asked;
 }
 

@@ -162,7 +162,7 @@ class Trainer {
   std::unique_ptr<StragglerWatch> stragglers_;
   SpikeWatch loss_spikes_, norm_spikes_;
   Requests requests_;
-  unsigned wishes_ = 0;
+  unsigned requested_ = 0;
   std::int64_t done_ = 0;    // steps
   std::int64_t saved_ = -1;  // steps of the newest save
   bool saving_ = false;      // on some rank, as all know

@@ -168,7 +168,7 @@ unsigned Trainer::look_at_requests() {
                              ? 0.0
                              : *std::max_element(recent_seconds_.begin(), recent_seconds_.end());
   return requests_.look(longest, save_stall_ + checkpoints_->longest_save()) |
-         (checkpoints_->writing_for() ? wish::saving : 0);
+         (checkpoints_->writing_for() ? request::saving : 0);
 }
 
 // After some steps the ranks tell each other what micro-batches took. The ticket of that, or 0.
@@ -215,10 +215,10 @@ void Trainer::complete(Issued step) {
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
   bool saving = false;
   for (int r = 0; r < step.rows.ranks(); ++r) {
-    const auto told = static_cast<unsigned>(step.rows.at(r, StepReport::wishes));
-    saving = saving || (told & wish::saving) != 0;
-    wishes_ |= told & ~wish::saving;
-    requests_.heard(r, told);
+    const auto reported = static_cast<unsigned>(step.rows.at(r, StepReport::requests));
+    saving = saving || (reported & request::saving) != 0;
+    requested_ |= reported & ~request::saving;
+    requests_.heard(r, reported);
   }
   if (m.step >= saved_) saving_ = saving;  // a step before the save knew nothing of it
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);

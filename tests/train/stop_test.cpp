@@ -61,7 +61,7 @@ TEST_F(RequestsTest, AFileIsARequestOnceAndIsTakenAway) {
   touch("dump_trace");
   Requests requests(dir_, 120);
   testing::internal::CaptureStderr();
-  EXPECT_EQ(requests.look(0, 0), wish::save | wish::dump_trace);
+  EXPECT_EQ(requests.look(0, 0), request::save | request::dump_trace);
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("asked to save by " + (dir_ / "save").string()));
   EXPECT_THAT(said, HasSubstr("asked to write its trace by " + (dir_ / "dump_trace").string()));
@@ -71,7 +71,7 @@ TEST_F(RequestsTest, AFileIsARequestOnceAndIsTakenAway) {
   EXPECT_EQ(requests.look(0, 0), 0u);
   touch("save");
   next_look();
-  EXPECT_EQ(requests.look(0, 0), wish::save);
+  EXPECT_EQ(requests.look(0, 0), request::save);
 }
 
 TEST_F(RequestsTest, StopStaysAndIsToldOnce) {
@@ -80,15 +80,15 @@ TEST_F(RequestsTest, StopStaysAndIsToldOnce) {
   EXPECT_FALSE(fs::exists(dir_ / "stopped"));
   touch("stop");
   testing::internal::CaptureStderr();
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   EXPECT_TRUE(fs::exists(dir_ / "stopped"));
   touch("stop");
   next_look();
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   EXPECT_FALSE(fs::exists(dir_ / "stop"));
   touch("save");
   next_look();
-  EXPECT_EQ(requests.look(0, 0), wish::stop | wish::save);
+  EXPECT_EQ(requests.look(0, 0), request::stop | request::save);
   EXPECT_EQ(times(testing::internal::GetCapturedStderr(), "asked to stop by"), 1);
 }
 
@@ -101,7 +101,7 @@ TEST_F(RequestsTest, FilesAreLookedAtTwiceASecondAtMost) {
     touch("save");
     early = requests.look(0, 0) != 0;
     next_look();
-    EXPECT_EQ(requests.look(0, 0), early ? 0u : wish::save);
+    EXPECT_EQ(requests.look(0, 0), early ? 0u : request::save);
   }
   EXPECT_FALSE(early);
 }
@@ -129,9 +129,9 @@ TEST_F(RequestsTest, AFileThatCannotBeTakenAwayIsARequestOnce) {
   touch("stopped/inside");
   Requests requests(dir_, 120);
   testing::internal::CaptureStderr();
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   next_look();
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   EXPECT_EQ(times(testing::internal::GetCapturedStderr(), "WARN"), 1);
 }
 
@@ -141,8 +141,8 @@ TEST_F(RequestsTest, TheEndOfTheJobStopsARunInTime) {
   EXPECT_EQ(requests.look(0, 0), 0u);
   EXPECT_EQ(requests.look(500, 370), 0u);  // 990 s are needed, more than 998 are left
   testing::internal::CaptureStderr();
-  EXPECT_EQ(requests.look(500, 385), wish::stop);  // 1005 s
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  EXPECT_EQ(requests.look(500, 385), request::stop);  // 1005 s
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("asked to stop by the end of the Slurm job"));
   EXPECT_EQ(times(said, "asked to stop by"), 1);
@@ -180,11 +180,11 @@ TEST_F(RequestsTest, WhatIsNoTimeIsRefused) {
 TEST_F(RequestsTest, AStopOfAnotherRankIsToldOnce) {
   Requests requests(dir_, 120);
   testing::internal::CaptureStderr();
-  requests.heard(2, wish::save);
+  requests.heard(2, request::save);
   EXPECT_EQ(requests.look(0, 0), 0u);
-  requests.heard(3, wish::stop);
-  requests.heard(5, wish::stop);
-  EXPECT_EQ(requests.look(0, 0), wish::stop);
+  requests.heard(3, request::stop);
+  requests.heard(5, request::stop);
+  EXPECT_EQ(requests.look(0, 0), request::stop);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "asked to stop by a signal to rank 3\n");
 }
 
@@ -201,7 +201,7 @@ TEST_F(RequestsTest, ASignalIsARequestToStop) {
     if (requests.look(0, 0) != 0) _exit(1);
     kill(getpid(), SIGUSR1);
     for (int i = 0; i < 6000 && stop_signal() == 0; ++i) usleep(10000);
-    _exit(requests.look(0, 0) == wish::stop && requests.look(0, 0) == wish::stop ? 0 : 2);
+    _exit(requests.look(0, 0) == request::stop && requests.look(0, 0) == request::stop ? 0 : 2);
   }
   close(lines[1]);
   std::string said;

@@ -3,50 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <future>
 #include <limits>
 #include <set>
 #include <tuple>
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
-#include "jobs/encode/encode.h"
-#include "jobs/work_queue.h"
 #include "models/video_vae/pixels.h"
+#include "jobs/encode/encode.h"
 
 namespace weft {
-namespace {
-
-constexpr double progress_seconds = 10;
-
-struct Item {
-  std::int64_t sample = 0, index = 0;  // running number; number in its bucket
-  int bucket = 0;
-};
-
-// What is missing, the longest first: who takes the last clip keeps the others waiting the least.
-std::vector<Item> missing(const std::vector<Bucket>& buckets, const EncodeParts& parts) {
-  std::vector<Item> items;
-  std::int64_t sample = 0;
-  for (std::size_t b = 0; b < buckets.size(); ++b)
-    for (std::int64_t i = 0; i < buckets[b].clips; ++i, ++sample)
-      if (!parts.made(sample)) items.push_back({sample, i, static_cast<int>(b)});
-  const auto pixels = [&](const Item& item) {
-    return buckets[static_cast<std::size_t>(item.bucket)].clip_bytes();
-  };
-  std::stable_sort(items.begin(), items.end(),
-                   [&](const Item& a, const Item& b) { return pixels(a) > pixels(b); });
-  return items;
-}
-
-// The next item and, under way in a thread, its pixels.
-struct Ahead {
-  std::int64_t place = -1;
-  std::future<std::vector<std::byte>> pixels;
-};
-
-}  // namespace
 
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
                       std::int64_t text_channels) {
@@ -84,8 +52,8 @@ std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std:
     most = std::max(most, vae.chunk_frames(frames));
   }
   if (wanted > 0 && at_once < std::min(wanted, most))
-    log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}",
-              static_cast<double>(capacity) / (1ull << 30), at_once, wanted);
+    log::warn("VAE micro-batch reduced to {} frames (asked: {}) to fit {:.2f} GiB", at_once, wanted,
+              static_cast<double>(capacity) / (1ull << 30));
   vae.set_micro_batch(at_once);
   std::size_t bytes = 0;
   for (const auto& [frames, height, width] : sizes)
@@ -113,72 +81,83 @@ std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
   return bytes;
 }
 
-EncodeTimes encode_clips(const Deck& deck, const ClipSource& source, VideoVae& vae,
-                         EncodeParts& parts, const std::function<bool()>& stop, MPI_Comm world) {
-  const std::vector<Bucket>& buckets = source.buckets();
-  const std::vector<Item> items = missing(buckets, parts);
-  const auto count = static_cast<std::int64_t>(items.size());
-  WorkQueue queue(world, count);
-  const auto take = [&] {
-    Ahead ahead;
-    if (stop()) queue.close();  // for all ranks: a signal may reach one alone
-    ahead.place = queue.next();
-    if (ahead.place < 0) return ahead;
-    const Item item = items[static_cast<std::size_t>(ahead.place)];
-    ahead.pixels = std::async(std::launch::async, [&source, &buckets, item] {
-      std::vector<std::byte> clip(buckets[static_cast<std::size_t>(item.bucket)].clip_bytes());
-      source.read(item.bucket, item.index, clip);
-      return clip;
-    });
-    return ahead;
-  };
+std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std::string& job) {
+  const std::string key = to_hex(hash128(job));
+  std::vector<ListItem> items;
+  for (const Bucket& b : buckets)
+    for (std::int64_t i = 0; i < b.clips; ++i)
+      items.push_back({fmt::format("{}/{}", b.name, i), key, static_cast<double>(b.clip_bytes())});
+  return items;
+}
 
-  EncodeTimes times;
-  const double start = now_seconds();
-  double told = start;
-  for (Ahead now = take(); now.place >= 0;) {
-    Ahead next = take();
-    const double asked = now_seconds();
-    const std::vector<std::byte> clip = now.pixels.get();
-    const double began = now_seconds();
-    const Item& item = items[static_cast<std::size_t>(now.place)];
-    const Bucket& b = buckets[static_cast<std::size_t>(item.bucket)];
-    {
-      const VideoVae::Noise noise{static_cast<std::uint64_t>(deck.run.seed),
-                                  static_cast<std::uint64_t>(item.sample)};
-      const Shape size{static_cast<std::int64_t>(clip.size())};
-      const Tensor host = Tensor::borrow(const_cast<std::byte*>(clip.data()), size, DType::u8);
-      // A GPU gets a few frames at a time: a long clip of pixels would be larger than all of its latents' making.
-      const std::int64_t frame = b.height * b.width * 3;
-      const Tensor moments = vae.encode_moments(
-          b.frames, b.height, b.width,
-          [&](std::int64_t first, std::int64_t n) {
-            return pixel_frames(host.slice(first * frame, (first + n) * frame).to_device(), 0, n,
-                                b.height, b.width);
-          },
-          &noise);
-      const Tensor stored =
-          deck.get<EncodeDeck>().latents == "moments" ? moments : vae.draw_latent(moments, &noise);
-      const DType dtype = deck.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32;
-      const Tensor values = stored.to_host();
-      parts.append(item.sample,
-                   stored_values(values.span<float>(), dtype,
-                                 fmt::format("clip {} of bucket {}", item.index, b.name)));
-    }
-    const double end = now_seconds();
-    times.waited += began - asked;
-    times.busy += end - began;
-    ++times.clips;
-    times.frames += b.frames;
-    if (log::rank() == 0 && end - told >= progress_seconds) {
-      told = end;
-      // Items are taken in order: what is before this one is done, or nearly.
-      log::info("encode: {} of {} clips, {:.2f} clips/s", now.place + 1, count,
-                static_cast<double>(now.place + 1) / (end - start));
-    }
-    now = std::move(next);
+EncodeJob::EncodeJob(const Deck& deck, const ClipSource& source, VideoVae& vae,
+                     const ListEngine& engine)
+    : deck_(deck),
+      source_(source),
+      vae_(vae),
+      engine_(engine),
+      writer_(engine.settings().directory, engine.groups().rank) {}
+
+EncodeJob::Place EncodeJob::place_of(std::int64_t sample) const {
+  int bucket = 0;
+  for (const Bucket& b : source_.buckets()) {
+    if (sample < b.clips) return {bucket, sample};
+    sample -= b.clips;
+    ++bucket;
   }
-  return times;
+  WEFT_ASSERT(false);
+  return {};
+}
+
+void EncodeJob::prepare(const ItemBatch& samples) {
+  const Place p = place_of(samples.front());
+  reading_[samples.front()] = std::async(std::launch::async, [this, p] {
+    std::vector<std::byte> clip(source_.buckets()[static_cast<std::size_t>(p.bucket)].clip_bytes());
+    source_.read(p.bucket, p.index, clip);
+    return clip;
+  });
+}
+
+// A GPU gets a few frames at a time: a long clip of pixels would be larger than all that its latents need.
+std::vector<std::byte> EncodeJob::encode(const std::vector<std::byte>& clip, const Bucket& b,
+                                         std::int64_t sample, const std::string& what) {
+  const VideoVae::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),
+                              static_cast<std::uint64_t>(sample)};
+  const Shape size{static_cast<std::int64_t>(clip.size())};
+  const Tensor host = Tensor::borrow(const_cast<std::byte*>(clip.data()), size, DType::u8);
+  const std::int64_t frame = b.height * b.width * 3;
+  const Tensor moments = vae_.encode_moments(
+      b.frames, b.height, b.width,
+      [&](std::int64_t first, std::int64_t n) {
+        return pixel_frames(host.slice(first * frame, (first + n) * frame).to_device(), 0, n,
+                            b.height, b.width);
+      },
+      &noise);
+  const Tensor stored =
+      deck_.get<EncodeDeck>().latents == "moments" ? moments : vae_.draw_latent(moments, &noise);
+  const Tensor values = stored.to_host();
+  return stored_values(values.span<float>(), deck_.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32,
+                       what);
+}
+
+void EncodeJob::make(const ItemBatch& samples, ItemResults& results) {
+  const std::int64_t sample = samples.front();
+  const ListItem& item = engine_.items()[static_cast<std::size_t>(sample)];
+  const Place p = place_of(sample);
+  const Bucket& b = source_.buckets()[static_cast<std::size_t>(p.bucket)];
+  const double begin = now_seconds();
+  const std::vector<std::byte> clip = reading_.extract(sample).mapped().get();
+  waited_ += now_seconds() - begin;
+  nlohmann::ordered_json line = {
+      {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
+  writer_.append(encode(clip, b, sample, fmt::format("clip {} of bucket {}", p.index, b.name)),
+                 line);
+  results.finished(line);
+  frames_ += b.frames;
+}
+
+nlohmann::ordered_json EncodeJob::share() const {
+  return {{"frames", frames_}, {"waited", waited_}};
 }
 
 }  // namespace weft

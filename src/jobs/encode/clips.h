@@ -1,9 +1,8 @@
-// Clips of pixels to moments or latents: ranks take clips from one queue, the longest first, and each writes a part.
+// Clips of pixels to moments or latents, as a list job: each rank writes a part.
 #pragma once
 
-#include <mpi.h>
-
-#include <functional>
+#include <future>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "data/clip_source.h"
 #include "jobs/encode/encode.h"
 #include "jobs/encode/parts.h"
+#include "jobs/engine/list_job.h"
 #include "models/video_vae/video_vae.h"
 
 namespace weft {
@@ -28,15 +28,37 @@ std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std:
 std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
                                      const std::string& what);
 
-struct EncodeTimes {
-  std::int64_t clips = 0, frames = 0;
-  double busy = 0, waited = 0;  // seconds: encoding, and waiting for clips to be read
-};
+// All clips, each by its running number over all buckets (its sample id). `job`: all that decides the latents.
+std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std::string& job);
 
-// Collective. Encodes what `parts` does not have yet; in the current arena. Noise is a function of (run.seed, sample id), and the
-// id a clip's running number over all buckets: the same latents at any rank count. Reading the next clip overlaps.
-// `stop`, asked between clips, ends this rank's work early.
-EncodeTimes encode_clips(const Deck& deck, const ClipSource& source, VideoVae& vae,
-                         EncodeParts& parts, const std::function<bool()>& stop, MPI_Comm world);
+// Encodes clips, in the current arena. Noise is a function of (run.seed, sample id): the same latents at any rank count. The
+// next clip is read while one is encoded.
+class EncodeJob : public ListJob {
+ public:
+  EncodeJob(const Deck& deck, const ClipSource& source, VideoVae& vae, const ListEngine& engine);
+  void prepare(const ItemBatch& samples) override;
+  void make(const ItemBatch& samples, ItemResults& results) override;
+  void flush(ItemResults&) override { writer_.close(); }
+  // For the report: frames, and seconds that clips were waited for.
+  nlohmann::ordered_json share() const;
+
+ private:
+  struct Place {
+    int bucket = 0;
+    std::int64_t index = 0;  // in the bucket
+  };
+  Place place_of(std::int64_t sample) const;
+  std::vector<std::byte> encode(const std::vector<std::byte>& clip, const Bucket& bucket,
+                                std::int64_t sample, const std::string& what);
+
+  const Deck& deck_;
+  const ClipSource& source_;
+  VideoVae& vae_;
+  const ListEngine& engine_;
+  PartWriter writer_;
+  std::map<std::int64_t, std::future<std::vector<std::byte>>> reading_;  // by sample id
+  std::int64_t frames_ = 0;
+  double waited_ = 0;
+};
 
 }  // namespace weft

@@ -1,7 +1,6 @@
 #include "jobs/encode/encode.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -11,23 +10,22 @@
 #include <sstream>
 
 #include "checkpoint/model_source.h"
-#include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
 #include "jobs/encode/clips.h"
-#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "text/utf8.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 
 namespace weft {
 namespace {
@@ -81,11 +79,10 @@ std::string describe_job(const Deck& deck, const std::string& vae) {
 
 // Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
 // (specs/vae.md 3). A drawn latent varies by its posterior's variance too.
-void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
+void measure(std::vector<Bucket>& stored, PartReader& parts) {
   const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
   std::vector<double> sum(C), squares(C);
   double count = 0;  // of a channel
-  std::int64_t sample = 0;
   std::vector<std::byte> clip;
   for (const Bucket& b : stored) {
     const auto positions = static_cast<std::size_t>(b.frames * b.height * b.width);
@@ -100,8 +97,8 @@ void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
       std::memcpy(&f, clip.data() + 4 * i, 4);
       return f;
     };
-    for (std::int64_t n = 0; n < b.clips; ++n, ++sample) {
-      parts.read(sample, clip);
+    for (std::int64_t n = 0; n < b.clips; ++n) {
+      parts.read(fmt::format("{}/{}", b.name, n), clip);
       for (std::size_t c = 0; c < C; ++c)
         for (std::size_t i = 0; i < positions; ++i) {
           const double mean = value(c * positions + i);
@@ -122,29 +119,26 @@ void measure(std::vector<Bucket>& stored, const EncodeParts& parts) {
             fmt::join(shift, ","), fmt::join(scale, ","));
 }
 
-// The parts in the order of the footage's store, so that sample ids stay what they are.
+// The clips in the order of the footage's store, so that sample ids stay what they are.
 std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Bucket> stored,
-                    const Texts& texts, const PromptFeatures& features, EncodeParts& parts,
+                    const Texts& texts, const PromptFeatures& features, PartReader parts,
                     const std::string& made_by) {
-  parts.find_all();
   if (deck.get<VaeDeck>().scale.empty()) measure(stored, parts);
   ClipStoreWriter writer(deck.get<EncodeDeck>().output, made_by);
   std::uint64_t bytes = 0;
-  std::int64_t sample = 0;
+  std::size_t sample = 0;
   std::vector<std::byte> clip;
   for (std::size_t b = 0; b < stored.size(); ++b) {
     const int bucket = writer.add_bucket(stored[b]);
     clip.resize(stored[b].clip_bytes());
     for (std::int64_t i = 0; i < stored[b].clips; ++i, ++sample) {
-      parts.read(sample, clip);
+      parts.read(fmt::format("{}/{}", stored[b].name, i), clip);
       std::vector<std::byte> rows;
-      if (stored[b].text_channels > 0) {
-        const std::int64_t text = texts.of_sample[static_cast<std::size_t>(sample)];
-        if (text >= 0)
+      if (stored[b].text_channels > 0)
+        if (const std::int64_t text = texts.of_sample[sample]; text >= 0)
           rows =
               stored_values(features.read(text).values, stored[b].text_dtype,
                             fmt::format("the caption of clip {} of bucket {}", i, stored[b].name));
-      }
       writer.append(bucket, clip, source.info(static_cast<int>(b), i), rows);
       bytes += clip.size() + rows.size();
     }
@@ -153,7 +147,15 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
   return bytes;
 }
 
-// The store is there: what it was made of is not needed, but no harm either.
+// The store is complete, and what it was made of is not needed. `job` and what the engine still holds go with the folder.
+void remove_data(const fs::path& folder) {
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "job" && name != ".ranks") fs::remove(entry.path(), failed);
+  }
+}
+
 void remove_parts(const fs::path& folder) {
   std::error_code failed;
   fs::remove_all(folder, failed);
@@ -179,32 +181,25 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
 }
 
 // What each rank did, and how busy it was until the last clip.
-void print_shares(const EncodeTimes& mine, double seconds, MPI_Comm world) {
-  int ranks = 1;
-  MPI_Comm_size(world, &ranks);
-  const std::array<double, 4> numbers = {static_cast<double>(mine.clips),
-                                         static_cast<double>(mine.frames), mine.busy, mine.waited};
-  std::vector<double> all(4 * static_cast<std::size_t>(ranks));
-  MPI_Gather(numbers.data(), 4, MPI_DOUBLE, all.data(), 4, MPI_DOUBLE, 0, world);
-  if (log::rank() != 0) return;
-  double clips = 0, frames = 0;
-  for (std::size_t r = 0; r < all.size(); r += 4) {
-    clips += all[r];
-    frames += all[r + 1];
-    log::info("rank {:<4} {} clips, busy {:.1f} %, waited for clips to be read {:.1f} %", r / 4,
-              all[r], 100 * all[r + 2] / seconds, 100 * all[r + 3] / seconds);
+void print_shares(const ListReport& report, double seconds) {
+  if (report.made() == 0) return;
+  double frames = 0;
+  for (std::size_t r = 0; r < report.ranks.size(); ++r) {
+    const RankShare& s = report.ranks[r];
+    frames += s.own.value("frames", 0.0);
+    log::write_info(
+        fmt::format("rank {:<4} {} clips, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
+                    s.made, 100 * s.busy / seconds, 100 * s.own.value("waited", 0.0) / seconds));
   }
-  log::info("{} clips, {} frames in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s", clips, frames,
-            seconds, clips / seconds, frames / seconds);
+  const auto clips = static_cast<double>(report.made());
+  log::write_info(fmt::format("{} clips, {} frames in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
+                              clips, frames, seconds, clips / seconds, frames / seconds));
 }
 
-}  // namespace
-
-int encode(const Deck& deck, MPI_Comm world) {
-  // 1. What there is to do.
-  watch_stop_signals();
-  WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
-             "set encode.output = \"latents.h5\"", "encode.output is empty");
+// Exit::usage for what cannot be encoded as the deck says.
+void check_deck(const Deck& deck) {
+  WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
+             "encode.output is empty");
   std::error_code not_there;
   WEFT_CHECK(deck.get<EncodeDeck>().output != deck.data.path &&
                  !fs::equivalent(deck.get<EncodeDeck>().output, deck.data.path, not_there),
@@ -214,103 +209,108 @@ int encode(const Deck& deck, MPI_Comm world) {
   WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
              "set encode.latents = \"moments\"",
              "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
-  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  const auto source = open_clip_source(deck.data.path, deck.data.verify);
-  VideoVae vae(deck.get<VaeDeck>());
-  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
-                            deck.get<GenerateDeck>().ema, world);
-  std::int64_t samples = 0;
-  for (const Bucket& b : source->buckets()) samples += b.clips;
-  Texts texts;
-  if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
+}
+
+// Collective. Whether captions are to be encoded.
+bool with_features(const Deck& deck, const Texts& texts, MPI_Comm world) {
   auto captions = static_cast<long long>(texts.all.size());
   MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
   if (captions > 0 && deck.get<T5Deck>().weights.empty() && log::rank() == 0)
     log::warn("t5.weights is empty: the {} captions are kept as text, without features", captions);
-  const bool with_text = captions > 0 && !deck.get<T5Deck>().weights.empty();
+  return captions > 0 && !deck.get<T5Deck>().weights.empty();
+}
+
+ListSettings settings_of(const Deck& deck, const fs::path& folder) {
+  ListSettings s;
+  s.directory = folder;
+  s.stem = "encoded";
+  s.report = "encode_report.json";
+  s.key = "encode.output";
+  s.stop_margin = deck.run.stop_margin;
+  s.ahead = true;
+  return s;
+}
+
+// Clips through the VAE, whoever is free the next one: this rank's share of the report.
+nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
+                                    const ModelSource& weights, const ClipSource& source,
+                                    VideoVae& vae, ListEngine& engine) {
+  weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
+  log::info("weights   {}", weights.describe());
+  if (!deck.get<VaeDeck>().scale.empty()) weights.compare_scale(deck.get<VaeDeck>());
+  const std::size_t capacity = arena_capacity(deck.memory, device);
+  const std::size_t planned = fit_encoding(vae, source.buckets(), capacity);
+  const auto arena = Arena::reserve(capacity);
+  const ArenaScope scope(*arena);
+  EncodeJob job(deck, source, vae, engine);
+  engine.run(job, engine.one_by_one());
+  log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
+            static_cast<double>(arena->peak()) / (1 << 20),
+            static_cast<double>(planned) / (1 << 20), vae.micro_batch());
+  return job.share();
+}
+
+}  // namespace
+
+int encode(const Deck& deck, MPI_Comm world) {
+  // 1. What there is to do.
+  watch_stop_signals();
+  check_deck(deck);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  VideoVae vae(deck.get<VaeDeck>());
+  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir, deck.get<GenerateDeck>().ema,
+                            world);
+  Texts texts;
+  if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
+  const bool with_text = with_features(deck, texts, world);
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
-    stored.push_back(
-        encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
+    stored.push_back(encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
   const std::string job = describe_job(deck, weights.identity());
   const std::string made_by =
       job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
-  EncodeParts parts(folder, job, samples, world);
-  std::int64_t made = 0;
-  for (std::int64_t i = 0; i < samples; ++i) made += parts.made(i) ? 1 : 0;
+  open_parts(folder, job, world);
+  std::optional<ListEngine> engine(std::in_place, settings_of(deck, folder),
+                                   encode_items(source->buckets(), job), world);
+  const std::size_t samples = engine->items().size(), missing = engine->missing().size();
   log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
-            deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents,
-            deck.get<EncodeDeck>().dtype, made > 0 ? fmt::format(", {} made before", made) : "");
+            deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents, deck.get<EncodeDeck>().dtype,
+            missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
   // 2. Captions through T5, whose memory is given back.
   Deck for_text = deck;  // the features' shape is the encoder's own here
   for_text.get<Stdit3Deck>().caption_channels = deck.get<T5Deck>().d_model;
   for_text.get<Stdit3Deck>().model_max_length = deck.get<T5Deck>().max_length;
-  Requests requests(parts.folder(), deck.run.stop_margin);
-  const auto stop = [&] { return (requests.look(0, 0) & wish::stop) != 0; };
-  std::optional<PromptFeatures> features;
-  features.emplace(for_text, texts.all, parts.folder(), with_text, world, stop);
-  if (features->encoded().stopped) {
-    log::info("stopped on request: run the same command to go on");
-    return static_cast<int>(Exit::stopped);
-  }
+  std::optional<PromptFeatures> features(std::in_place, for_text, texts.all, folder, with_text,
+                                         world, [&] { return engine->stop_requested(); });
 
-  // 3. Clips through the VAE, whoever is free the next one.
-  EncodeTimes mine;
+  // 3. Clips through the VAE.
+  ListEnd last;
   const double begin = now_seconds();
-  if (made < samples) {
-    weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
-    log::info("weights   {}", weights.describe());
-    if (!deck.get<VaeDeck>().scale.empty()) compare_scale(weights, deck.get<VaeDeck>());
-    const std::size_t capacity = arena_capacity(deck.memory, device);
-    const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
-    const auto arena = Arena::reserve(capacity);
-    const ArenaScope scope(*arena);
-    mine = encode_clips(deck, *source, vae, parts, stop, world);
-    log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
-              static_cast<double>(arena->peak()) / (1 << 20),
-              static_cast<double>(planned) / (1 << 20), vae.micro_batch());
-  }
-  int stopped = stop() ? 1 : 0;
-  MPI_Allreduce(MPI_IN_PLACE, &stopped, 1, MPI_INT, MPI_MAX, world);
-  if (made < samples) print_shares(mine, now_seconds() - begin, world);
-  if (stopped != 0) {
-    log::info("stopped on request: run the same command to go on");
-    return static_cast<int>(Exit::stopped);
-  }
+  if (missing > 0 && !features->encoded().stopped)
+    last.share = encode_clips(deck, device, weights, *source, vae, *engine);
+  const double seconds = now_seconds() - begin;
 
-  // 4. One store, on rank 0; then the parts are done with.
-  parts.finish();
-  if (log::rank() != 0) features.reset();
-  MPI_Barrier(world);  // every part is on the disk, and nobody else has a file of them open
-  if (log::rank() == 0) {
-    const std::uint64_t bytes = merge(deck, *source, stored, texts, *features, parts, made_by);
+  // 4. One store, made by the coordinator; then the parts are done with.
+  last.print = [&](const ListReport& report) { print_shares(report, seconds); };
+  last.finish = [&](const ListReport&) {
+    if (with_text && log::rank() != 0) texts = list_texts(*source);
+    const std::uint64_t bytes =
+        merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
     features.reset();
-    remove_parts(folder);
-    log::info("{} clips, {:.1f} MB in {}", samples, 1e-6 * static_cast<double>(bytes),
-              deck.get<EncodeDeck>().output);
-  }
-  MPI_Barrier(world);  // the store is there when any rank says so
-  return 0;
+    remove_data(folder);
+    log::write_info(fmt::format("{} clips, {:.1f} MB in {}", samples,
+                                1e-6 * static_cast<double>(bytes), deck.get<EncodeDeck>().output));
+  };
+  const int code = engine->end(last);
+  features.reset();
+  engine.reset();
+  if (code == 0 && log::rank() == 0) remove_parts(folder);
+  return code;
 }
-
-namespace {
-
-void encode_rows(Rows& r, EncodeDeck& d) {
-  r.text("output", d.output, "The store of latents (HDF5) to write.");
-  r.text(
-      "latents", d.latents,
-      "What is stored: the moments, from which training draws anew each time, or one drawn sample.",
-      {"moments", "sampled"});
-  r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"});
-  r.flag("text", d.text, "Also store the captions' T5 features.");
-}
-
-}  // namespace
-
-DeckTable encode_table() { return deck_table("encode", encode_rows); }
 
 }  // namespace weft

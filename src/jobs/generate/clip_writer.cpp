@@ -51,6 +51,18 @@ class HiddenFile {
 
 }  // namespace
 
+nlohmann::ordered_json manifest_line(const FinishedClip& c) {
+  nlohmann::ordered_json line = {{"name", c.name},     {"file", c.file},       {"prompt", c.prompt},
+                                 {"seed", c.seed},     {"frames", c.frames},   {"height", c.height},
+                                 {"width", c.width},   {"seconds", c.seconds}, {"bytes", c.bytes},
+                                 {"pixels", c.pixels}, {"rank", c.rank},       {"key", c.key},
+                                 {"file_xxh3", c.xxh3}};
+  if (!c.marked.empty())
+    line.update(
+        {{"marked", c.marked}, {"marked_bytes", c.marked_bytes}, {"marked_xxh3", c.marked_xxh3}});
+  return line;
+}
+
 struct ClipWriter::Files {
   FinishedClip clip;
   std::optional<HiddenFile> plain, marked;
@@ -60,11 +72,11 @@ struct ClipWriter::Files {
 };
 
 ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank,
-                       std::size_t piece_bytes)
+                       std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished)
     : directory_(std::move(directory)),
       watermark_(std::move(watermark)),
       rank_(rank),
-      manifest_(directory_, rank),
+      finished_(std::move(finished)),
       memory_(pieces) {
   for (auto& piece : memory_) piece.resize(piece_bytes);
   thread_ = std::thread([this] { run(); });
@@ -113,7 +125,7 @@ void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std:
 void ClipWriter::end(double seconds) { tell(End{seconds}); }
 void ClipWriter::drop() { tell(Drop{}); }
 
-std::vector<std::string> ClipWriter::finish() {
+std::vector<ClipWriter::Failure> ClipWriter::finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return waiting_.empty() && !working_; });
   return std::exchange(failures_, {});
@@ -138,16 +150,17 @@ void ClipWriter::run() {
     try {
       if (files_ && files_->failure.empty()) take(event);
     } catch (const std::exception& e) {
-      files_->failure = fmt::format("{}: {}", files_->clip.name, e.what());
+      files_->failure = e.what();
       files_->plain.reset();  // what a full disk has room for again
       files_->marked.reset();
     }
     const bool ended = std::holds_alternative<End>(event);
-    std::string failure = ended && files_ ? files_->failure : "";
+    Failure failure;
+    if (ended && files_) failure = {files_->clip.name, files_->failure};
     if (ended || std::holds_alternative<Drop>(event)) files_.reset();
     const std::lock_guard lock(mutex_);
     if (std::holds_alternative<Piece>(event)) --in_use_;
-    if (!failure.empty()) failures_.push_back(std::move(failure));
+    if (!failure.why.empty()) failures_.push_back(std::move(failure));
     busy_ += now_seconds() - begin;
     working_ = false;
     changed_.notify_all();
@@ -189,7 +202,7 @@ void ClipWriter::take(const Event& event) {
     }
     c.pixels = to_hex(f.pixels.value());
     c.seconds = end->seconds;
-    manifest_.add(c);
+    finished_(c);
     log::write_info(fmt::format("clip      {}  {}x{}x{}  {:.1f} s  rank {}",
                                 (directory_ / c.file).string(), c.frames, c.height, c.width,
                                 c.seconds, c.rank));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <thread>
@@ -14,10 +15,27 @@
 #include <vector>
 
 #include "jobs/generate/frame_memory.h"
-#include "jobs/manifest.h"
 #include "media/watermark.h"
 
 namespace weft {
+
+// A clip that is whole: its line of OUT/generated.jsonl.
+struct FinishedClip {
+  std::string name;  // without directory and ending
+  std::string file;  // name in the directory
+  std::string key;   // ClipItem::key
+  std::string prompt;
+  std::int64_t seed = 0, frames = 0, height = 0, width = 0;
+  double seconds = 0;       // its share of the batch's steps, and its decoding
+  std::uint64_t bytes = 0;  // of the file
+  std::string xxh3;         // XXH3-128 of its bytes
+  std::string marked;       // the copy with the watermark, a name in the directory; "" without one
+  std::uint64_t marked_bytes = 0;
+  std::string marked_xxh3;
+  std::string pixels;  // XXH3-128 of the pixels [T,H,W,3] before they were compressed
+  int rank = 0;
+};
+nlohmann::ordered_json manifest_line(const FinishedClip& clip);
 
 class ClipWriter {
  public:
@@ -25,9 +43,10 @@ class ClipWriter {
   static constexpr std::size_t pieces = 4;
 
   // `watermark`: a picture laid over a copy NAME_watermark of each clip; null for none. `piece_bytes`: the largest piece that
-  // add() will be asked for; memory for `pieces` of them is taken here, and none later.
+  // add() will be asked for; memory for `pieces` of them is taken here, and none later. `finished` is called on the writing
+  // thread for each clip whose files are there.
   ClipWriter(std::filesystem::path directory, std::shared_ptr<const Watermark> watermark, int rank,
-             std::size_t piece_bytes);
+             std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished);
   // Waits for what is under way. A clip that has not ended is dropped.
   ~ClipWriter();
   ClipWriter(const ClipWriter&) = delete;
@@ -39,12 +58,16 @@ class ClipWriter {
   // Its next frames, u8 [count, height, width, 3], which `fill` writes. Waits first while all pieces are in use, so that a slow
   // disk slows the clip down and does not fill the memory. What `fill` throws passes through.
   void add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill);
-  // All frames are there; `seconds` that it took: files under their names, then the line in the manifest.
+  // All frames are there; `seconds` that it took: files under their names, then `finished`.
   void end(double seconds);
   // It will not be finished: nothing of it stays.
   void drop();
-  // Waits until all is written. The messages of clips that could not be, "NAME: why".
-  std::vector<std::string> finish();
+  // A clip that could not be written.
+  struct Failure {
+    std::string name, why;
+  };
+  // Waits until all is written.
+  std::vector<Failure> finish();
 
   const std::filesystem::path& directory() const { return directory_; }
   // Seconds that the thread has worked, and that add() has waited for it.
@@ -74,7 +97,7 @@ class ClipWriter {
   std::filesystem::path directory_;
   std::shared_ptr<const Watermark> watermark_;
   int rank_;
-  ClipManifest manifest_;
+  std::function<void(const FinishedClip&)> finished_;
   std::vector<FrameVector<std::uint8_t>> memory_;  // [pieces], used in turn
   std::int64_t frame_bytes_ = 0;                   // of the clip that began last
   std::size_t next_ = 0;                           // place of the next piece
@@ -83,7 +106,7 @@ class ClipWriter {
   std::deque<Event> waiting_;
   std::size_t in_use_ = 0;  // pieces
   bool working_ = false, stop_ = false;
-  std::vector<std::string> failures_;
+  std::vector<Failure> failures_;
   double busy_ = 0, waited_ = 0;
   std::unique_ptr<Files> files_;  // the thread's
   std::thread thread_;

@@ -92,8 +92,7 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
     limit = fitting;
   }
   if (!lowered.empty() && log::rank() == 0)
-    log::warn("by the memory that is there, clips are sampled together: {}",
-              fmt::join(lowered, ", "));
+    log::warn("batches reduced to fit the memory: {} clips", fmt::join(lowered, ", "));
 }
 
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
@@ -135,8 +134,8 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
   }
   if (seen.empty() || !decodes) return planned;
   if (fitting < most)
-    log::warn("{:.3f} GiB are there: the VAE takes {} frames at once instead of {}",
-              static_cast<double>(capacity) / (1ull << 30), fitting, most);
+    log::warn("VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", fitting, most,
+              static_cast<double>(capacity) / (1ull << 30));
   fitting = std::min(fitting, most);
   vae.set_micro_batch(fitting);
   for (const PixelSize& p : seen)

@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// Peak arena bytes of sampling so many clips as that item together, walked through without computing. In an arena of `capacity`
+// Peak arena bytes of sampling so many clips as that item together, by a dry run. In an arena of `capacity`
 // bytes (0: endless): throws Exit::usage if that gets full.
 std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
                           std::size_t capacity = 0);
@@ -21,7 +21,7 @@ std::int64_t fit_batch(const Deck& deck, Stdit3& model, const ClipItem& item, st
 // Of the latents of a batch's other clips, which wait while one is decoded.
 std::size_t bytes_of_waiting(const Deck& deck, const ClipItem& item, std::int64_t clips);
 
-// Collective: lowers `limits` of the items `order` to what fits into the arena of `capacity` bytes on every rank, and says so.
+// Collective: lowers `limits` of the items `order` to what fits into an arena of `capacity` bytes on every rank, with a warning.
 void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std::int64_t>& order,
                  Stdit3& model, std::size_t capacity, BatchLimits& limits, MPI_Comm world);
 

@@ -14,7 +14,7 @@
 #include "core/log.h"
 #include "data/ingest/inputs.h"
 #include "jobs/generate/options.h"
-#include "jobs/work_queue.h"
+#include "jobs/engine/queue.h"
 #include "media/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
@@ -277,7 +277,9 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   json mine = json::array();
   {
     const ArenaScope scope(*arena);
-    WorkQueue queue(world, std::ssize(inputs));
+    Members members(out / ".ranks", "reconstruct.output", world);
+    const RankGroups groups(world, 1);
+    WorkQueue queue(members, nullptr, groups, std::ssize(inputs), true, {}, world);
     for (std::int64_t i; (i = queue.next()) >= 0;)
       mine.push_back(
           through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));

@@ -34,11 +34,11 @@ void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows,
 }
 
 Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-                 StopVote& vote, MPI_Comm comm)
+                 const std::function<bool()>& stop, MPI_Comm comm)
     : job_(job),
       part_(part),
       file_(file),
-      vote_(vote),
+      stop_(stop),
       low_(config.dtype == "bf16"),
       width_(config.d_model) {
   constexpr int onward = 1, result = 2;
@@ -60,7 +60,7 @@ Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, Featur
     results_.emplace(comm, parts.back().rank, result, rows, row);
 }
 
-void Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
+bool Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
                   const std::vector<std::int64_t>& tokens) {
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
@@ -73,13 +73,14 @@ void Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
   while (results_ && !results_->done()) take_result();
   if (results_) all = written_ == job_.batches.size();
   if (file_ != nullptr && all) file_->finish();
+  return all;
 }
 
 // One micro-batch; false: there is none any more.
 bool Passage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
                    const std::vector<std::int64_t>& tokens) {
   const auto look = [this] { meanwhile(); };
-  if (vote_.poll() && !in_) return false;
+  if (!in_ && stop_ && stop_()) return false;
   PackedTokens packed;
   std::vector<std::int32_t> offsets{0}, all;
   for (const std::size_t text : batch.texts) {
@@ -115,17 +116,14 @@ bool Passage::step(const TextBatch& batch, const std::vector<std::vector<std::in
 }
 
 // While this rank waits for others.
-void Passage::meanwhile() {
-  vote_.poll();
-  take_results();
-}
+void Passage::meanwhile() { take_results(); }
 
 void Passage::take_results() {
   while (results_ && !results_->done() && results_->has_come()) take_result();
 }
 
 void Passage::take_result() {
-  const std::span<const std::byte> rows = results_->take([this] { vote_.poll(); });
+  const std::span<const std::byte> rows = results_->take([] {});
   if (rows.empty()) return;
   file_->write(job_.batches[written_++], rows, low_);
   results_->begin();

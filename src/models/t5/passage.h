@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,7 +16,6 @@
 #include "models/t5/options.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
-#include "parallel/stop_vote.h"
 
 namespace weft {
 
@@ -37,14 +37,15 @@ class FeatureFile {
 
 class Passage {
  public:
-  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations. `vote` is looked at
-  // between micro-batches: where it says stop, the first part begins no other, and tells the parts behind it.
+  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations. The first
+  // part asks `stop`, if given, between micro-batches: from then on it begins no other, and ends the stream, by which the parts
+  // behind it learn.
   Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-          StopVote& vote, MPI_Comm comm);
+          const std::function<bool()>& stop, MPI_Comm comm);
 
-  // All micro-batches, or those before the vote ends it: the file is not finished then. `ids` of all texts, at the first part;
-  // `tokens` of each, everywhere.
-  void run(const std::vector<std::vector<std::int32_t>>& ids,
+  // All micro-batches, or those before the stop: the file is not finished then. `ids` of all texts, at the first part;
+  // `tokens` of each, everywhere. Whether all are done, as far as this rank knows; the first part knows.
+  bool run(const std::vector<std::vector<std::int32_t>>& ids,
            const std::vector<std::int64_t>& tokens);
 
  private:
@@ -57,7 +58,7 @@ class Passage {
   const T5Job& job_;
   T5Encoder* part_;
   FeatureFile* file_;
-  StopVote& vote_;
+  const std::function<bool()>& stop_;
   bool low_;
   std::int64_t width_;
   std::optional<RowStream> in_, out_, results_;

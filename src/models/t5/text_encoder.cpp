@@ -190,10 +190,10 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
                                  tokens, comm);
         // No batch of a part of the texts takes more than the first of all, which memory is planned by.
         job.batches = batch_captions(tokens, job.captions);
-        StopVote vote(stop, comm);
-        Passage passage(config, job, part.get(), features ? &*features : nullptr, vote, comm);
-        passage.run(here, tokens);
-        done.stopped = vote.finish();
+        Passage passage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
+        int stopped = passage.run(here, tokens) ? 0 : 1;
+        MPI_Bcast(&stopped, 1, MPI_INT, job.placement.parts.front().rank, comm);
+        done.stopped = stopped != 0;
         if (done.stopped || f + 1 == ends.size()) break;
         if (now_seconds() - told < progress_seconds) continue;
         told = now_seconds();

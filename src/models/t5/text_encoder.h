@@ -44,8 +44,9 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
                           const std::filesystem::path& file, MPI_Comm world);
 
 // The same into several files, each written when its texts are done; names count from "0" in each. `files` counts on rank 0
-// alone. `stop`, if given, is asked on every rank between micro-batches. Where any says so, those under way are ended, and
-// the file that they belong to is not written: those before it are there.
+// alone. `stop`, if given, is asked between micro-batches by the rank that has the first layers, any one of them: it must know
+// what any rank was asked. Micro-batches under way are ended, and the file that they belong to is not written; those before it
+// are there.
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world);

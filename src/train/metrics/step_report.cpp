@@ -41,10 +41,10 @@ void StepReport::clear() {
   ops::fill_zero(device_slots);
 }
 
-Communicator::Ticket StepReport::send(unsigned wish_bits, double busy_seconds, double data_seconds,
+Communicator::Ticket StepReport::send(unsigned request_bits, double busy_seconds, double data_seconds,
                                       double sample_checksum) {
   std::array<double, used_slots - host_slots> values{};
-  values[wishes - host_slots] = wish_bits;
+  values[requests - host_slots] = request_bits;
   values[busy - host_slots] = busy_seconds;
   values[data_wait - host_slots] = data_seconds;
   values[samples - host_slots] = sample_checksum;

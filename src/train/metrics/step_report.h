@@ -22,7 +22,7 @@ class StepReport {
     values_high,   //
     terms,         // what the loss is made of (train/task.h), sums over this rank's clips
     host_slots = terms + 12,  // from here on:
-    wishes = host_slots,      // bits of train/stop.h, `saving` among them
+    requests = host_slots,    // bits of train/stop.h, `saving` among them
     busy,       // seconds of compute and of waiting for clips; on GPUs of the step before the last
     data_wait,  // the latter alone, of the same step
     samples,    // a checksum of the sample ids that it trained on
@@ -39,7 +39,7 @@ class StepReport {
   Tensor checksum(Slot low) const { return row_.slice(low, low + 2); }
   void clear();  // the device's slots become 0
   // Sends this rank's row. Returns the ticket.
-  Communicator::Ticket send(unsigned wishes, double busy, double data_wait, double samples);
+  Communicator::Ticket send(unsigned requests, double busy, double data_wait, double samples);
 
   const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
   // f64 [groups] beside the rows: the gradient's squared norms.

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "jobs/engine/manifest.h"
 
 namespace weft {
 namespace {
@@ -27,7 +28,7 @@ constexpr std::size_t frame = side * side * 3;
 
 class ClipWriterTest : public ::testing::Test {
  protected:
-  void SetUp() override { ClipManifest::gather(dir_); }
+  void SetUp() override { Manifest::gather(dir_, "generated"); }
   void TearDown() override { fs::remove_all(dir_); }
 
   static FinishedClip clip(const std::string& name, std::int64_t frames) {
@@ -54,6 +55,14 @@ class ClipWriterTest : public ::testing::Test {
     add(writer, frames);
     writer.end(1);
   }
+  static std::function<void(const FinishedClip&)> into(Manifest& manifest) {
+    return [&](const FinishedClip& clip) { manifest.add(manifest_line(clip)); };
+  }
+  static std::vector<std::string> failed(ClipWriter& writer) {
+    std::vector<std::string> failures;
+    for (const auto& f : writer.finish()) failures.push_back(f.name + ": " + f.why);
+    return failures;
+  }
   std::vector<std::string> files() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
@@ -66,44 +75,46 @@ class ClipWriterTest : public ::testing::Test {
 
 TEST_F(ClipWriterTest, FinishedClipsHaveALineAndAFile) {
   {
-    ClipWriter writer(dir_, nullptr, 3, 3 * frame);
+    Manifest manifest(dir_, "generated", 3);
+    ClipWriter writer(dir_, nullptr, 3, 3 * frame, into(manifest));
     for (const char* name : {"a", "b", "c"}) write(writer, name, 2);
     write(writer, "picture", 1);
     write(writer, "not/there", 1);
-    EXPECT_THAT(writer.finish(), ElementsAre(HasSubstr("not/there: ")));
+    EXPECT_THAT(failed(writer), ElementsAre(HasSubstr("not/there: ")));
   }
   // As a job that was killed leaves it: a line cut off, a file half written.
   std::ofstream(dir_ / "generated.rank3.jsonl", std::ios::app) << R"({"name":"d","fi)";
   std::ofstream(dir_ / ".d.mp4.partial") << "x";
-  const auto finished = ClipManifest::gather(dir_);
+  const auto finished = Manifest::gather(dir_, "generated");
   EXPECT_EQ(finished.size(), 4u);
   EXPECT_TRUE(is_finished(finished, "picture", "k", dir_));
-  EXPECT_EQ(finished.at("picture").file, "picture.png");
-  EXPECT_EQ(finished.at("picture").rank, 3);
+  EXPECT_EQ(finished.at("picture").parsed().at("file"), "picture.png");
+  EXPECT_EQ(finished.at("picture").parsed().at("rank"), 3);
   EXPECT_FALSE(is_finished(finished, "a", "another", dir_));
   EXPECT_FALSE(is_finished(finished, "d", "k", dir_));
   fs::resize_file(dir_ / "b.mp4", 10);
   EXPECT_FALSE(is_finished(finished, "b", "k", dir_));
   EXPECT_FALSE(fs::exists(dir_ / ".d.mp4.partial"));
   EXPECT_FALSE(fs::exists(dir_ / "generated.rank3.jsonl"));
-  EXPECT_EQ(ClipManifest::gather(dir_).size(), 4u);
+  EXPECT_EQ(Manifest::gather(dir_, "generated").size(), 4u);
 }
 
 // Each bit of a finished clip's file, of its copy with the watermark and of its line.
 // WEFT_FLIPS=1000 for more flips than the usual number.
 TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
   {
-    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    Manifest manifest(dir_, "generated", 0);
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
     write(writer, "a", 5);
     write(writer, "b", 5);
-    EXPECT_THAT(writer.finish(), ElementsAre());
+    EXPECT_THAT(failed(writer), ElementsAre());
   }
   const auto content = [](const fs::path& path) {
     std::ifstream in(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
-  ClipManifest::gather(dir_);
-  const auto untouched = ClipManifest::gather(dir_);
+  Manifest::gather(dir_, "generated");
+  const auto untouched = Manifest::gather(dir_, "generated");
   const char* asked = std::getenv("WEFT_FLIPS");
   const int flips = asked != nullptr ? std::atoi(asked) : 60;
   std::mt19937 random(5);
@@ -117,16 +128,16 @@ TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
     bad[at] = static_cast<char>(bad[at] ^ 1 << bit);
     std::ofstream(path, std::ios::binary) << bad;
     testing::internal::CaptureStderr();
-    const auto found = ClipManifest::gather(dir_);
+    const auto found = Manifest::gather(dir_, "generated");
     const bool a = is_finished(found, "a", "k", dir_), b = is_finished(found, "b", "k", dir_);
     const std::string said = testing::internal::GetCapturedStderr();
     std::ofstream(path, std::ios::binary) << good;
     if (a && b) {  // of the letters of "xxh3" alone
       EXPECT_EQ(i % 2, 1) << "byte " << at;
       for (const char* name : {"a", "b"}) {
-        EXPECT_EQ(found.at(name).xxh3, untouched.at(name).xxh3) << "byte " << at;
-        EXPECT_EQ(found.at(name).seed, untouched.at(name).seed) << "byte " << at;
-        EXPECT_EQ(found.at(name).pixels, untouched.at(name).pixels) << "byte " << at;
+        const auto is = found.at(name).parsed(), was = untouched.at(name).parsed();
+        for (const char* member : {"file_xxh3", "seed", "pixels"})
+          EXPECT_EQ(is.at(member), was.at(member)) << "byte " << at;
       }
       continue;
     }
@@ -144,7 +155,8 @@ TEST_F(ClipWriterTest, MemoryDoesNotGrowWithTheClip) {
   FrameMemory::reset_peak();
   const std::size_t before = FrameMemory::now();
   {
-    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    Manifest manifest(dir_, "generated", 0);
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
     writer.begin(clip("long", 200), 24);
     add(writer, 200, &all);
     writer.end(1);
@@ -152,13 +164,14 @@ TEST_F(ClipWriterTest, MemoryDoesNotGrowWithTheClip) {
   }
   EXPECT_EQ(FrameMemory::peak() - before, ClipWriter::pieces * 3 * frame);
   EXPECT_EQ(FrameMemory::now(), before);
-  EXPECT_EQ(ClipManifest::gather(dir_).at("long").pixels,
+  EXPECT_EQ(Manifest::gather(dir_, "generated").at("long").parsed().at("pixels"),
             to_hex(hash128(std::as_bytes(std::span(all)))));
 }
 
 TEST_F(ClipWriterTest, WhatIsDroppedLeavesNothing) {
   {
-    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    Manifest manifest(dir_, "generated", 0);
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
     writer.begin(clip("dropped", 9), 24);
     add(writer, 6);
     writer.drop();
@@ -182,11 +195,12 @@ TEST_F(ClipWriterTest, AFullDiskFailsTheClipInHand) {
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit little{20000, before.rlim_max};
   {
-    ClipWriter writer(dir_, nullptr, 0, 3 * frame);
+    Manifest manifest(dir_, "generated", 0);
+    ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
     write(writer, "large", 300);
     write(writer, "small", 3);
-    EXPECT_THAT(writer.finish(), ElementsAre(HasSubstr("large: cannot write")));
+    EXPECT_THAT(failed(writer), ElementsAre(HasSubstr("large: cannot write")));
     EXPECT_THAT(files(), ElementsAre("generated.rank0.jsonl", "small.mp4"));
   }
   setrlimit(RLIMIT_FSIZE, &before);

@@ -251,8 +251,8 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
                       : encode_tokens(deck_, decltype(ids_){}, std::vector<TextFile>{}, stop,
                                       MPI_COMM_WORLD);
   };
-  // The last rank alone is asked to stop, when a file is there: all know by the end of the next one.
-  EXPECT_TRUE(encode_files([&] { return rank_ == ranks_ - 1 && fs::exists(dir_ / "a"); }).stopped);
+  // Asked to stop when a file is there: the first stage ends the stream, all know by the end of the next file.
+  EXPECT_TRUE(encode_files([&] { return fs::exists(dir_ / "a"); }).stopped);
   EXPECT_TRUE(fs::exists(dir_ / "a"));
   EXPECT_FALSE(fs::exists(dir_ / "c"));
   MPI_Barrier(MPI_COMM_WORLD);
@@ -273,24 +273,21 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
   EXPECT_EQ(SafetensorsFile::open(dir_ / "a").metadata().at("key"), "k");
 }
 
-// The last rank is asked to stop once all are about to begin. Every rank has a layer, and what they give on is too long for MPI
-// to take it before its receiver does: however long one of them stands still, the first is never more than a few ahead.
+// Asked to stop before the third micro-batch. Every rank has a layer, so the end of the stream passes through all.
 TEST_F(TextEncoder, StopsBetweenMicroBatches) {
   deck_.get<T5Deck>().num_layers = ranks_;
   deck_.get<T5Deck>().micro_batch = 1;
   deck_.get<T5Deck>().max_length = 200;
   write_weights();
   ids_.assign(300, std::vector<std::int32_t>(200, 5));
-  bool begun = false;
+  int asked = 0;
   const EncodedTexts done = encode_tokens(
       deck_, rank_ == 0 ? ids_ : decltype(ids_){},
       rank_ == 0 ? std::vector<TextFile>{{dir_ / "f", ids_.size(), {}}} : std::vector<TextFile>{},
-      [&] {
-        if (!begun) MPI_Barrier(MPI_COMM_WORLD);
-        begun = true;
-        return rank_ == ranks_ - 1;
-      },
-      MPI_COMM_WORLD);
+      [&] { return ++asked == 3; }, MPI_COMM_WORLD);
+  int stages_asked = asked > 0 ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &stages_asked, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT_EQ(stages_asked, 1) << "the first pipeline stage alone asks";
   EXPECT_TRUE(done.stopped);
   EXPECT_EQ(done.tokens.size(), ids_.size());
   MPI_Barrier(MPI_COMM_WORLD);  // rank 0 gives the file up on its way out

@@ -1,0 +1,195 @@
+// The list engine: a job that makes many independent items (clips, scores, masks) says what an item is and how it is made; the
+// engine does the rest on all ranks.
+//
+//   order      costliest items first; whoever is free claims the next (queue.h)
+//   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h): the same command makes
+//              only what is missing, was damaged, or has another key
+//   stop       a request to any rank stops all at their next item: exit 75
+//   failures   an item that fails is reported by name and the others are made: exit 3
+//   liveness   what a failed rank had in hand is made by others, where the launcher lets them live (members.h); an item that
+//              two ranks failed with is given up
+//   report     progress lines, a table at the end, DIR/STEM_report.json
+//
+// A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
+//   ListEngine engine(settings, items, world);      // 1. what is missing
+//   if (!engine.missing().empty()) {
+//     load weights, plan memory ...                 // 2. collective work; engine.stop_requested() may be asked
+//     MyJob job(...);                               // 3. make(): items to lines of the manifest
+//     engine.run(job, engine.one_by_one());         // 4. each rank on its own from here: no collective calls
+//   }
+//   return engine.end({...});                       // 5. the one way out: report and exit code
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "jobs/engine/manifest.h"
+#include "jobs/engine/members.h"
+#include "jobs/engine/queue.h"
+
+namespace weft {
+
+struct ListItem {
+  std::string name;  // unique in the job
+  std::string key;   // hash of everything that decides the result
+  double cost = 0;   // any unit
+};
+
+struct ListSettings {
+  std::filesystem::path directory;  // of the results; all ranks share it
+  std::string stem;                 // of the manifest's and the report's file names
+  std::string report;               // file name of the report in `directory`
+  std::string noun = "clip";        // an item in messages; its plural is a key of the report
+  std::string key;                  // of the deck, that `directory` comes from
+  double stop_margin = 0;           // run.stop_margin, seconds
+  int group = 1;                    // ranks that make an item together
+  bool shared = true;               // false: each group has its part of the list, in its order
+  bool ahead = false;               // claim a batch while another is made, for prepare()
+};
+
+// Items, by number, that are made by one call.
+using ItemBatch = std::vector<std::int64_t>;
+
+class ListEngine;
+
+// Where a job puts what comes out. On the first rank of a group; the others need not call. Thread-safe.
+class ItemResults {
+ public:
+  explicit ItemResults(ListEngine& engine) : engine_(engine) {}
+  // The item's files are there: its line of the manifest (name, key, rank, files, the job's own members).
+  void finished(const nlohmann::ordered_json& line);
+  // It will not be made. The first form is for handlers: an error that is no item's own (memory, hardware, in the middle of a
+  // group's exchanges) is thrown again and ends the job.
+  void failed(std::int64_t item, const Error& e);
+  void failed(const std::string& name, const std::string& why);
+
+ private:
+  ListEngine& engine_;
+};
+
+class ListJob {
+ public:
+  virtual ~ListJob() = default;
+  // The items are claimed and make() will follow; with settings.ahead while others are made, so that reading overlaps.
+  virtual void prepare(const ItemBatch&) {}
+  // Makes the items, collective over the group. Every item gets finished() or failed(), now or, where a writer thread has it,
+  // by the next flush(). An Error that is thrown is a failure of all items of the batch.
+  virtual void make(const ItemBatch& items, ItemResults& results) = 0;
+  // Waits until what was made is reported.
+  virtual void flush(ItemResults&) {}
+};
+
+// Of one rank.
+struct RankShare {
+  std::int64_t made = 0, failed = 0;
+  double busy = 0;      // seconds at work on items
+  double last_end = 0;  // seconds from the start of the queue until its last item was made
+  std::map<std::string, std::int64_t> batches;                    // items made together: how often
+  nlohmann::ordered_json own = nlohmann::ordered_json::object();  // the job's own numbers
+};
+
+struct FailedRank {
+  int rank = 0;
+  std::string host;
+  std::vector<std::string> in_hand;  // names of items
+};
+
+struct ListReport {
+  std::vector<RankShare> ranks;       // of those that failed: made and failed alone
+  std::vector<std::string> failures;  // "NAME: why", of all ranks
+  std::vector<FailedRank> failed_ranks;
+  std::int64_t wanted = 0, finished_before = 0;
+  bool stopped = false;
+
+  std::int64_t made() const;
+  // Shares of the time until the last item was made that each rank was at work.
+  std::vector<double> busy_shares() const;
+};
+
+struct ListEnd {
+  nlohmann::ordered_json share = nlohmann::ordered_json::object();   // this rank's own numbers
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
+  // On the coordinator: lines for the log above the engine's, and what is to be done once all items are finished. Another rank
+  // repeats `finish` where the coordinator fails in it. No MPI in either.
+  std::function<void(const ListReport&)> print, finish;
+};
+
+class ListEngine {
+ public:
+  // Collective. Rank 0's keys hold: times of files, which are in them, may differ from node to node.
+  ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world);
+  ListEngine(const ListEngine&) = delete;
+  ListEngine& operator=(const ListEngine&) = delete;
+
+  const ListSettings& settings() const { return settings_; }
+  const std::vector<ListItem>& items() const { return items_; }
+  // Numbers of the items to make, in the order in which they are: alike on all ranks.
+  const std::vector<std::int64_t>& missing() const { return missing_; }
+  // Each of them a batch of its own.
+  std::vector<ItemBatch> one_by_one() const;
+  const RankGroups& groups() const { return groups_; }
+  // Whether any rank was asked to stop, as far as this one knows. Thread-safe.
+  bool stop_requested() const { return stop_.requested(); }
+
+  // Collective at its beginning. Makes the batches until there are none, or the job is to stop.
+  void run(ListJob& job, std::vector<ItemBatch> batches);
+  // All ranks, once, with or without run(). Waits for the others; the coordinator, the first living rank, finishes, prints and
+  // writes the report. Returns the exit code: 0, 3 if items failed, 75 if stopped early. Where ranks have failed it does not
+  // return: MPI would wait for them.
+  int end(const ListEnd& last);
+
+  // The lines of all finished items. For ListEnd::finish.
+  ManifestLines lines() const { return Manifest::gathered(settings_.directory, settings_.stem); }
+
+ private:
+  friend class ItemResults;
+  // What a failed rank has done, by its part of the manifest and its member file. Read once: it does not change any more.
+  struct Past {
+    ManifestLines lines;
+    std::set<std::int64_t> resolved;
+  };
+  const Past& past_of(int failed_rank);
+  bool finished_by(int failed_rank, std::int64_t item);
+  bool left_by(int failed_rank, std::int64_t item);
+  ItemBatch left_of(std::int64_t place);
+
+  struct Claimed {
+    std::int64_t place = -1;
+    ItemBatch items;
+  };
+  Claimed take(WorkQueue& queue, bool leftover);
+  void make(ListJob& job, const Claimed& batch, ItemResults& results);
+  void tell_progress(std::int64_t place);
+  void find_missing();
+  ListReport read_report();
+  void add_unmade(ListReport& report);
+  int conclude(const ListEnd& last);
+  void print(const ListReport& report) const;
+  void write(const ListReport& report, const nlohmann::ordered_json& header) const;
+
+  ListSettings settings_;
+  std::vector<ListItem> items_;
+  MPI_Comm world_;
+  std::vector<std::int64_t> missing_;
+  std::vector<ItemBatch> batches_;
+  std::map<int, Past> pasts_;
+  RankGroups groups_;
+  Members members_;
+  StopState stop_;
+  std::unique_ptr<Manifest> manifest_;
+  RankShare mine_;
+  std::atomic<std::int64_t> made_ = 0, failed_ = 0;
+  double start_ = 0, progress_at_ = 0;  // of the queue; of the last progress line
+};
+
+}  // namespace weft

@@ -1,0 +1,241 @@
+// The list engine with a toy job, which also shows how a job is written: order and claims, batches, stop, restart, failed items.
+#include "jobs/engine/list_job.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/json.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+
+// ---- A job: item i becomes a file that holds i squared -------------------------------------------------------------------
+class Squares : public ListJob {
+ public:
+  explicit Squares(const ListEngine& engine) : engine_(engine) {}
+
+  void make(const ItemBatch& items, ItemResults& results) override {
+    for (const std::int64_t i : items) {
+      order.push_back(i);
+      if (before) before(i);
+      try {
+        WEFT_CHECK(i != bad, Exit::data, "take another number", "{} is no good", i);
+        const ListItem& item = engine_.items()[static_cast<std::size_t>(i)];
+        std::ofstream(engine_.settings().directory / (item.name + ".txt")) << i * i;
+        nlohmann::ordered_json line = {
+            {"name", item.name}, {"key", item.key}, {"rank", engine_.groups().rank}};
+        add_file(line, engine_.settings().directory, item.name + ".txt");
+        line["square"] = i * i;  // what else the job wants to say
+        results.finished(line);
+      } catch (const Error& e) {
+        results.failed(i, e);
+      }
+    }
+  }
+
+  std::int64_t bad = -1;                     // an item that fails
+  std::function<void(std::int64_t)> before;  // what a test does in the middle of a job
+  std::vector<std::int64_t> order;           // of this rank's items
+
+ private:
+  const ListEngine& engine_;
+};
+
+constexpr std::int64_t job_breaks_at = 2;
+
+std::vector<ListItem> squares(std::int64_t count, const std::string& key) {
+  std::vector<ListItem> items;
+  for (std::int64_t i = 0; i < count; ++i)
+    items.push_back({fmt::format("square{}", i), key, static_cast<double>(i % 7)});
+  return items;
+}
+
+// What a command's main function does; the exit code.
+int make_squares(const ListSettings& settings, const std::vector<ListItem>& items,
+                 const std::function<void(Squares&)>& prepare, std::size_t batch = 1,
+                 std::vector<std::int64_t>* order = nullptr) {
+  ListEngine engine(settings, items, MPI_COMM_WORLD);
+  ListEnd last;
+  if (!engine.missing().empty()) {
+    Squares job(engine);
+    prepare(job);
+    std::vector<ItemBatch> batches;
+    for (const std::int64_t i : engine.missing()) {
+      if (batches.empty() || batches.back().size() == batch) batches.emplace_back();
+      batches.back().push_back(i);
+    }
+    engine.run(job, batches);
+    last.share["squares_made"] = job.order.size();
+    if (order != nullptr) *order = job.order;
+  }
+  return engine.end(last);
+}
+// --------------------------------------------------------------------------------------------------------------------------
+
+class ListJobTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    long pid = getpid();
+    MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
+    settings_.directory = fs::temp_directory_path() / fmt::format("weft_list_job_{}", pid);
+    settings_.stem = "squares";
+    settings_.report = "squares_report.json";
+    settings_.noun = "square";
+    settings_.key = "the test's folder";
+  }
+  void TearDown() override {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank_ == 0) fs::remove_all(settings_.directory);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+
+  int run(
+      std::int64_t count, const std::function<void(Squares&)>& prepare = [](Squares&) {},
+      const std::string& key = "k", std::size_t batch = 1) {
+    const int code = make_squares(settings_, squares(count, key), prepare, batch, &order_);
+    MPI_Barrier(MPI_COMM_WORLD);  // the others may look at the files
+    return code;
+  }
+  nlohmann::json report() const {
+    std::ifstream in(settings_.directory / settings_.report);
+    return nlohmann::json::parse(in);
+  }
+  // How often each item was begun, by all ranks.
+  std::vector<int> begun(std::int64_t count) const {
+    std::vector<int> times(static_cast<std::size_t>(count), 0);
+    for (const std::int64_t i : order_) ++times.at(static_cast<std::size_t>(i));
+    MPI_Allreduce(MPI_IN_PLACE, times.data(), static_cast<int>(count), MPI_INT, MPI_SUM,
+                  MPI_COMM_WORLD);
+    return times;
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(settings_.directory))
+      names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  int rank_ = 0, ranks_ = 1;
+  ListSettings settings_;
+  std::vector<std::int64_t> order_;
+};
+
+TEST_F(ListJobTest, MakesEachItemOnceCostliestFirst) {
+  for (const bool shared : {true, false})
+    for (const bool ahead : {true, false}) {
+      settings_.shared = shared;
+      settings_.ahead = ahead;
+      EXPECT_EQ(run(
+                    200, [](Squares&) {}, fmt::format("{} {}", shared, ahead)),
+                0);
+      EXPECT_EQ(begun(200), std::vector<int>(200, 1));
+      for (std::size_t i = 1; i < order_.size() && shared; ++i)
+        EXPECT_GE(order_[i - 1] % 7, order_[i] % 7) << i;
+      order_.clear();
+    }
+  EXPECT_EQ(report().at("made"), 200);
+  EXPECT_EQ(report().at("ranks").size(), static_cast<std::size_t>(ranks_));
+  const ManifestLines lines = Manifest::gathered(settings_.directory, settings_.stem);
+  EXPECT_EQ(lines.size(), 200u);
+  EXPECT_EQ(lines.at("square12").parsed().at("square"), 144);
+  EXPECT_FALSE(fs::exists(settings_.directory / ".ranks"));
+}
+
+TEST_F(ListJobTest, BatchesOfTinyItems) {
+  constexpr std::int64_t count = 3000;
+  EXPECT_EQ(run(
+                count, [](Squares&) {}, "k", 10),
+            0);
+  EXPECT_EQ(begun(count), std::vector<int>(count, 1));
+  std::int64_t batches = 0;
+  for (const auto& rank : report().at("ranks"))
+    for (const auto& [size, times] : rank.at("batches").items()) {
+      EXPECT_EQ(size, "10");
+      batches += times.get<std::int64_t>();
+    }
+  EXPECT_EQ(batches, count / 10);
+}
+
+TEST_F(ListJobTest, OneRankThatIsAskedStopsAll) {
+  constexpr std::int64_t count = 100000;  // far more than are made before all have heard
+  const auto ask = [&](Squares& job) {
+    job.before = [&](std::int64_t) {
+      // The file is rank 0's business; the others hear from it.
+      if (rank_ == 0) std::ofstream(settings_.directory / "stop");
+    };
+  };
+  EXPECT_EQ(run(count, ask), static_cast<int>(Exit::stopped));
+  EXPECT_LT(report().at("made").get<std::int64_t>(), count);
+  EXPECT_TRUE(fs::exists(settings_.directory / "stopped"));
+  // Going on makes the rest, and no item twice.
+  const std::vector<int> first = begun(count);
+  EXPECT_EQ(std::count(first.begin(), first.end(), 1), report().at("made"));
+  EXPECT_EQ(*std::max_element(first.begin(), first.end()), 1);
+}
+
+TEST_F(ListJobTest, ARestartMakesWhatIsMissingChangedOrDamaged) {
+  EXPECT_EQ(run(12), 0);
+  EXPECT_EQ(run(12), 0);
+  EXPECT_EQ(begun(12), std::vector<int>(12, 1)) << "the second start has nothing to do";
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank_ == 0) {
+    fs::remove(settings_.directory / "square3.txt");
+    std::ofstream(settings_.directory / "square5.txt") << "26";  // a flipped bit
+    std::ofstream(settings_.directory / "squares.rank0.jsonl") << R"({"name":"square7","fi)";
+    std::ofstream(settings_.directory / ".square7.partial") << "x";
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  order_.clear();
+  EXPECT_EQ(run(13), 0);
+  std::vector<int> expected(13, 0);
+  expected[3] = expected[5] = expected[12] = 1;
+  EXPECT_EQ(begun(13), expected);
+  EXPECT_EQ(report().at("finished_before"), 10);
+  EXPECT_FALSE(fs::exists(settings_.directory / ".square7.partial"));
+  order_.clear();
+  EXPECT_EQ(run(
+                13, [](Squares&) {}, "another key"),
+            0);
+  EXPECT_EQ(begun(13), std::vector<int>(13, 1));
+}
+
+TEST_F(ListJobTest, AFailedItemIsNamedAndTheOthersAreMade) {
+  EXPECT_EQ(run(20, [](Squares& job) { job.bad = 6; }), static_cast<int>(Exit::data));
+  EXPECT_EQ(begun(20), std::vector<int>(20, 1));
+  EXPECT_EQ(report().at("made"), 19);
+  EXPECT_THAT(report().at("failures").get<std::vector<std::string>>(),
+              ElementsAre("square6: 6 is no good"));
+  MPI_Barrier(MPI_COMM_WORLD);
+  order_.clear();
+  EXPECT_EQ(run(20), 0);
+  std::vector<int> expected(20, 0);
+  expected[6] = 1;
+  EXPECT_EQ(begun(20), expected);
+}
+
+// Each rank has a job of its own here: one that throws does not wait for others.
+TEST_F(ListJobTest, AnErrorOfTheJobIsNoItemsFailure) {
+  settings_.directory /= fmt::format("rank{}", rank_);
+  ListEngine engine(settings_, squares(5, "k"), MPI_COMM_SELF);
+  Squares job(engine);
+  job.before = [](std::int64_t i) {
+    WEFT_CHECK(i != job_breaks_at, Exit::hardware, "", "the device is gone");
+  };
+  EXPECT_THROW(engine.run(job, engine.one_by_one()), Error);
+  EXPECT_EQ(job.order.back(), job_breaks_at);
+  settings_.directory = settings_.directory.parent_path();
+}
+
+}  // namespace
+}  // namespace weft
