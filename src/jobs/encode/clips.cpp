@@ -11,8 +11,8 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "models/video_vae/pixels.h"
 #include "jobs/encode/encode.h"
+#include "models/video_vae/pixels.h"
 
 namespace weft {
 
@@ -136,8 +136,8 @@ std::vector<std::byte> EncodeJob::encode(const std::vector<std::byte>& clip, con
   const Tensor stored =
       deck_.get<EncodeDeck>().latents == "moments" ? moments : vae_.draw_latent(moments, &noise);
   const Tensor values = stored.to_host();
-  return stored_values(values.span<float>(), deck_.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32,
-                       what);
+  return stored_values(values.span<float>(),
+                       deck_.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32, what);
 }
 
 void EncodeJob::make(const ItemBatch& samples, ItemResults& results) {

@@ -16,16 +16,16 @@
 #include "core/log.h"
 #include "data/clip_store.h"
 #include "jobs/encode/clips.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "text/utf8.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
-#include "jobs/generate/options.h"
-#include "models/stdit3/options.h"
-#include "models/t5/options.h"
-#include "models/video_vae/options.h"
 
 namespace weft {
 namespace {
@@ -198,8 +198,8 @@ void print_shares(const ListReport& report, double seconds) {
 
 // Exit::usage for what cannot be encoded as the deck says.
 void check_deck(const Deck& deck) {
-  WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
-             "encode.output is empty");
+  WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
+             "set encode.output = \"latents.h5\"", "encode.output is empty");
   std::error_code not_there;
   WEFT_CHECK(deck.get<EncodeDeck>().output != deck.data.path &&
                  !fs::equivalent(deck.get<EncodeDeck>().output, deck.data.path, not_there),
@@ -237,7 +237,7 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
                                     VideoVae& vae, ListEngine& engine) {
   weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
   log::info("weights   {}", weights.describe());
-  if (!deck.get<VaeDeck>().scale.empty()) weights.compare_scale(deck.get<VaeDeck>());
+  if (!deck.get<VaeDeck>().scale.empty()) compare_scale(weights, deck.get<VaeDeck>());
   const std::size_t capacity = arena_capacity(deck.memory, device);
   const std::size_t planned = fit_encoding(vae, source.buckets(), capacity);
   const auto arena = Arena::reserve(capacity);
@@ -260,14 +260,15 @@ int encode(const Deck& deck, MPI_Comm world) {
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
   VideoVae vae(deck.get<VaeDeck>());
-  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir, deck.get<GenerateDeck>().ema,
-                            world);
+  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
+                            deck.get<GenerateDeck>().ema, world);
   Texts texts;
   if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
   const bool with_text = with_features(deck, texts, world);
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
-    stored.push_back(encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
+    stored.push_back(
+        encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
   const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
   const std::string job = describe_job(deck, weights.identity());
   const std::string made_by =
@@ -278,7 +279,8 @@ int encode(const Deck& deck, MPI_Comm world) {
                                    encode_items(source->buckets(), job), world);
   const std::size_t samples = engine->items().size(), missing = engine->missing().size();
   log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
-            deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents, deck.get<EncodeDeck>().dtype,
+            deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents,
+            deck.get<EncodeDeck>().dtype,
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
   // 2. Captions through T5, whose memory is given back.

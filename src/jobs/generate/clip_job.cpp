@@ -4,12 +4,12 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "nn/exchange.h"
-#include "train/memory_plan.h"
 #include "jobs/generate/options.h"
 #include "models/stdit3/options.h"
 #include "models/t5/options.h"
 #include "models/video_vae/options.h"
+#include "nn/exchange.h"
+#include "train/memory_plan.h"
 
 namespace weft {
 
@@ -18,8 +18,8 @@ namespace {
 const Deck& checked(const Deck& deck) {
   WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
              "weft sample makes clips with models of pixels",
-             "model.in_channels = {}, the VAE's latents have {}", deck.get<Stdit3Deck>().in_channels,
-             TemporalVae::latent_channels);
+             "model.in_channels = {}, the VAE's latents have {}",
+             deck.get<Stdit3Deck>().in_channels, TemporalVae::latent_channels);
   WEFT_CHECK(!deck.get<VaeDeck>().scale.empty(), Exit::usage,
              "weft inspect on the store of latents tells what `weft encode` measured",
              "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
@@ -29,11 +29,12 @@ const Deck& checked(const Deck& deck) {
 }  // namespace
 
 ClipModels::ClipModels(const Deck& deck, MPI_Comm world)
-    : model(checked(deck).model),
+    : model(stdit3_config(checked(deck))),
       vae(deck.get<VaeDeck>()),
-      model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir, deck.get<GenerateDeck>().ema,
-                   world),
-      vae_source("vae.weights", deck.get<VaeDeck>().weights, "", deck.get<GenerateDeck>().ema, world) {}
+      model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                   deck.get<GenerateDeck>().ema, world),
+      vae_source("vae.weights", deck.get<VaeDeck>().weights, "", deck.get<GenerateDeck>().ema,
+                 world) {}
 
 std::string ClipModels::identity(const Deck& deck) const {
   return model_source.identity() + "; " + vae_source.identity() + "; " +
@@ -51,8 +52,9 @@ ClipJob::ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
   VideoVae& vae = models.vae;
   const std::vector<std::int64_t>& order = engine.missing();
   model.set_sequence_group(exchange_.get());
-  models.model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
-  if (first_) models.vae_source.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
+  models.model_source.load(model.params(), {}, deck.model.dtype == "bf16");
+  if (first_)
+    models.vae_source.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
   log::info("weights   {}; VAE {}", models.model_source.describe(), models.vae_source.describe());
   capacity_ = arena_capacity(deck.memory, device);
   BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);

@@ -6,11 +6,11 @@
 #include "core/log.h"
 #include "jobs/engine/list_job.h"
 #include "jobs/generate/clip_job.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_sources.h"
+#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "train/stop.h"
-#include "jobs/generate/options.h"
-#include "models/video_vae/options.h"
 
 namespace weft {
 namespace {
@@ -19,18 +19,19 @@ namespace fs = std::filesystem;
 
 fs::path output_of(const Deck& deck) {
   return deck.get<GenerateDeck>().output.empty() ? fs::path(deck.run.dir) / "generated"
-                                      : fs::path(deck.get<GenerateDeck>().output);
+                                                 : fs::path(deck.get<GenerateDeck>().output);
 }
 
 // Prompts, refined, with their references fetched, and the clips that they ask for.
 GenerateJob plan_clips(const Deck& deck, const ClipModels& models, MPI_Comm world) {
   const auto stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts = read_prompts(
-      deck.get<GenerateDeck>(), refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop), deck.media);
+      deck.get<GenerateDeck>(),
+      refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop), deck.media);
   fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, stop}, output_of(deck), world);
   GenerateJob job =
       plan_generate_job(deck, std::move(prompts), models.model, models.vae, models.identity(deck));
-  models.vae_source.compare_scale(deck.get<VaeDeck>());
+  compare_scale(models.vae_source, deck.get<VaeDeck>());
   return job;
 }
 
