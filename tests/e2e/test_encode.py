@@ -1,14 +1,17 @@
 """weft encode and training from what it makes."""
 
+import contextlib
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import time
 import unittest
+from unittest import mock
 
 import harness
 import tiny_models
@@ -37,9 +40,9 @@ class Encode(harness.WeftTest):
 
     @staticmethod
     def made(parts):
-        """Clips in the journals; none once the job has taken them away."""
+        """Clips in the ranks' manifests; none once the job has taken them away."""
         try:
-            return sum(j.read_bytes().count(b"\n") for j in parts.glob("*.journal"))
+            return sum(m.read_bytes().count(b"\n") for m in parts.glob("encoded.rank*.jsonl"))
         except FileNotFoundError:
             return 0
 
@@ -52,7 +55,7 @@ class Encode(harness.WeftTest):
         self.assertIn("every hash verified", said)
         self.assertFalse((self.dir / "one.h5.parts").exists())
 
-        # Killed in the middle, with a torn line at the end of a journal: the rest is made, nothing twice.
+        # Killed in the middle, with a torn line at the end of a manifest: the rest is made, nothing twice.
         parts = self.dir / "two.h5.parts"
         made = 0
         for _ in range(10):  # until a kill does not come too late
@@ -70,9 +73,9 @@ class Encode(harness.WeftTest):
                 break
         self.assertGreaterEqual(made, 3)
         self.assertFalse((self.dir / "two.h5").exists(), "every kill came too late to test anything")
-        journals = sorted(parts.glob("*.journal"))
-        with open(journals[0], "ab") as journal:
-            journal.write(b"9 1")
+        manifests = sorted(parts.glob("encoded.rank*.jsonl"))
+        with open(manifests[0], "ab") as manifest:
+            manifest.write(b'{"name":"32x')
         self.refused(self.encode("two.h5", "vae.weights=random:2", expect=None), 2, "another job",
                      "random:1", "random:2")
         again = self.encode("two.h5", "vae.weights=random:1", ranks=3)
@@ -85,6 +88,83 @@ class Encode(harness.WeftTest):
         os.link(self.dir / "clips.h5", self.dir / "other_name.h5")
         self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,
                      "data.path itself")
+
+    # mpirun that lets the others go on; its own exit code then is that of the failed rank.
+    lets_others_live = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}
+
+    def test_a_failed_rank_leaves_its_clips_to_the_others(self):
+        self.ingest(seconds=30, frames=3)
+        self.encode("one.h5", "vae.weights=random:1", ranks=1)
+        parts = self.dir / "two.h5.parts"
+        for victim in (1, 0):  # the coordinator too
+            for _ in range(20):  # until the kill does not come too late
+                (self.dir / "two.h5").unlink(missing_ok=True)
+                shutil.rmtree(parts, ignore_errors=True)
+                with mock.patch.dict(os.environ, self.lets_others_live):
+                    job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5",
+                                     "encode.text=false", "vae.weights=random:1", ranks=3)
+                while job.process.poll() is None and self.made(parts) < 4:
+                    time.sleep(0.002)
+                with contextlib.suppress(KeyError, ProcessLookupError):
+                    os.kill(job.ranks()[victim], signal.SIGKILL)
+                code = job.wait()
+                if code == 128 + signal.SIGKILL and f"failed    rank {victim} on" in job.err:
+                    break
+            self.assertEqual(code, 128 + signal.SIGKILL, job.err)
+            self.assert_gone(job)
+            self.assertIn(f"failed    rank {victim} on", job.err)
+            self.assertIn(" 0 failed, of ", job.err)
+            self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
+            self.assertIn("is made already", self.encode("two.h5", "vae.weights=random:1").err)
+            self.assertFalse(parts.exists())
+
+    def test_a_clip_that_fails_leaves_the_others(self):
+        """One clip's pixels are damaged: it is named, the others are made, and alone it is made when it is whole again."""
+        self.ingest(seconds=30, frames=3)
+        self.encode("one.h5", "vae.weights=random:1", ranks=1)
+        store = self.dir / "clips.h5"
+        good = store.read_bytes()
+        subprocess.run(["h5dump", "-d", "/clips/32x32-3/frames", "-b", "LE", "-o", "raw", "clips.h5"],
+                       cwd=self.dir, check=True, capture_output=True)
+        raw = (self.dir / "raw").read_bytes()
+        clip = raw[:3 * 32 * 32 * 3]
+        self.assertEqual(good.count(clip), 1)
+        times = store.stat()
+        at = good.index(clip) + len(clip) // 2
+
+        def write(byte):
+            with open(store, "r+b") as f:
+                f.seek(at)
+                f.write(bytes([byte]))
+            os.utime(store, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same store, as the job knows it
+        write(good[at] ^ 1)
+        job = self.encode("two.h5", "vae.weights=random:1", expect=3)
+        self.assertRegex(job.err, r"ERROR: 1 of \d+ clips failed")
+        self.assertIn("failed    32x32-3/0: ", job.err)
+        self.assertFalse((self.dir / "two.h5").exists())
+        report = json.loads((self.dir / "two.h5.parts" / "encode_report.json").read_text())
+        self.assertEqual((report["made"], len(report["failures"])), (report["wanted"] - 1, 1))
+        write(good[at])
+        again = self.encode("two.h5", "vae.weights=random:1")
+        self.assertIn(f"1 made, {report['made']} finished before", again.err)
+        self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
+
+    def test_a_stop_of_one_rank_stops_all(self):
+        many = ("vae.weights=random:1", "data.path=synthetic:clips=100000,frames=3,height=32,width=32")  # more than are made
+        for ask in ("signal", "file"):
+            parts = self.dir / f"{ask}.h5.parts"
+            job = self.start("encode", "deck.toml", f"encode.output={ask}.h5", "encode.text=false", *many, ranks=2)
+            while job.process.poll() is None and self.made(parts) < 2:
+                time.sleep(0.002)
+            if ask == "signal":
+                os.kill(job.ranks()[1], signal.SIGUSR1)
+            else:
+                (parts / "stop").touch()
+            self.assertEqual(job.wait(), 75, job.err_so_far())
+            self.assertIn("stopped on request", job.err)
+            self.assertEqual((parts / "stopped").exists(), ask == "file")
+            made = len((parts / "encoded.jsonl").read_text().splitlines())
+            self.assertIn(f"clips     {made} made, 0 finished before, 0 failed, of 100000", job.err)
 
     def test_captions_and_measured_constants(self):
         tiny_models.write_t5(self.dir / "t5")

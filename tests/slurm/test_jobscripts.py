@@ -335,7 +335,7 @@ class JobScripts(unittest.TestCase):
         self.assertIn("clips     0 made, 8 finished before", said[0])
         self.assertIn(f"Node failure on {nodes[0]}", said[1])
         for text in said:
-            self.assertIn("lost      rank 1 on", text)
+            self.assertIn("failed    rank 1 on", text)
             self.assertIn("weft generate ended with 0", text)
         self.show(f"job {killed}: SIGKILL of rank 1 in the middle, all 8 clips by rank 0, exit 137, queued again, exit 0; job "
                   f"{cut_off}: node {nodes[0]} gone with rank 1, the same 8 clips, exit 0, not queued again")

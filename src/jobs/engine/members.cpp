@@ -1,7 +1,9 @@
 #include "jobs/engine/members.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +30,18 @@ std::string host_name() {
   return host.data();
 }
 
+// Whether processes on other nodes see at once what is written here, as on file systems of one node (where all are) and on
+// those that are coherent. Others, as NFS, need a flush.
+bool is_coherent(int fd) {
+  struct statfs about {};
+  if (fstatfs(fd, &about) != 0) return false;
+  constexpr std::array<std::uint32_t, 7> types = {
+      EXT4_SUPER_MAGIC,      XFS_SUPER_MAGIC,         BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
+      OVERLAYFS_SUPER_MAGIC, 0x0BD00BD0 /* Lustre */, 0x47504653 /* GPFS */};
+  return std::find(types.begin(), types.end(), static_cast<std::uint32_t>(about.f_type)) !=
+         types.end();
+}
+
 }  // namespace
 
 Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
@@ -43,6 +57,7 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
   fd_ = ::open(file(rank_).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
   WEFT_CHECK(fd_ >= 0, Exit::data, key_ + " must be in a directory that all ranks can write to",
              "cannot write {}: {}", file(rank_).string(), std::strerror(errno));
+  flush_ = !is_coherent(fd_);
   note("host " + host_name());
   int good = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 1 : 0;
   MPI_Barrier(world_);
@@ -165,8 +180,7 @@ void Members::note(std::string line) {
   line += '\n';
   if (::write(fd_, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
     log::warn("cannot write {}: {}", file(rank_).string(), std::strerror(errno));
-  // Over NFS others see what has reached the server.
-  fdatasync(fd_);
+  if (flush_) fdatasync(fd_);
 }
 
 void Members::note_taken(std::int64_t place, std::int64_t count) {

@@ -46,7 +46,7 @@ class Members {
   bool failed(int rank);
   MemberState state(int rank) const;
 
-  // One line each in this rank's file, on the disk (over NFS: at the server) on return. Thread-safe.
+  // One line each in this rank's file, which all nodes see on return. Thread-safe.
   void note_taken(std::int64_t place, std::int64_t count = 1);
   void note_dropped(std::int64_t place, std::int64_t count = 1);
   void note_failed(std::int64_t item, const std::string& why);
@@ -77,7 +77,7 @@ class Members {
   std::string key_;
   MPI_Comm world_;
   int rank_ = 0, ranks_ = 1, fd_ = -1;
-  bool locks_visible_ = false;
+  bool locks_visible_ = false, flush_ = true;
   std::mutex mutex_;  // of what follows
   std::set<int> failed_;
   std::vector<int> watched_;

@@ -186,7 +186,8 @@ std::int64_t WorkQueue::next() {
     }
     if (at_ < end_ || (!stopped() && claim())) place = at_++;
   } else if (at_ < end_ && !stopped()) {
-    members_.note_taken(place = at_++);
+    place = at_++;
+    if (groups_.count > 1) members_.note_taken(place);  // alone, it leaves nothing to others
   }
   given_ = now_seconds();
   return share(place);

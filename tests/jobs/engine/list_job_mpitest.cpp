@@ -159,7 +159,8 @@ TEST_F(ListJobTest, BatchesOfTinyItems) {
             0);
   EXPECT_EQ(begun(count), std::vector<int>(count, 1));
   std::int64_t batches = 0;
-  for (const auto& rank : report().at("ranks"))
+  const nlohmann::json said = report();
+  for (const auto& rank : said.at("ranks"))
     for (const auto& [size, times] : rank.at("batches").items()) {
       EXPECT_EQ(size, "10");
       batches += times.get<std::int64_t>();

@@ -128,7 +128,7 @@ struct Queue {
         stop(members, folder, 0),
         groups(MPI_COMM_WORLD, 1),
         queue(
-            members, stop, groups, places, shared, [](int, std::int64_t) { return false; },
+            members, &stop, groups, places, shared, [](int, std::int64_t) { return false; },
             MPI_COMM_WORLD),
         made(static_cast<std::size_t>(places), 0) {}
   bool make(std::int64_t place) {
