@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "checkpoint/model_source.h"
+#include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -314,5 +315,21 @@ int encode(const Deck& deck, MPI_Comm world) {
   if (code == 0 && log::rank() == 0) remove_parts(folder);
   return code;
 }
+
+namespace {
+
+void encode_rows(Rows& r, EncodeDeck& d) {
+  r.text("output", d.output, "The store of latents (HDF5) to write.");
+  r.text(
+      "latents", d.latents,
+      "What is stored: the moments, from which training draws anew each time, or one drawn sample.",
+      {"moments", "sampled"});
+  r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"});
+  r.flag("text", d.text, "Also store the captions' T5 features.");
+}
+
+}  // namespace
+
+DeckTable encode_table() { return deck_table("encode", encode_rows); }
 
 }  // namespace weft
