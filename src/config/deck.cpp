@@ -315,13 +315,6 @@ void cross_check(const Deck& d, const std::string& origin) {
   demand((d.ingest.height == 0) == (d.ingest.width == 0),
          fmt::format("ingest.height = {} but ingest.width = {}", d.ingest.height, d.ingest.width),
          "give both in pixels, or neither");
-  demand((d.sample.height == 0) == (d.sample.width == 0),
-         fmt::format("sample.height = {} but sample.width = {}", d.sample.height, d.sample.width),
-         "give both in pixels, or neither");
-  demand(d.sample.frames == 0 || d.sample.condition_frames < d.sample.frames,
-         fmt::format("sample.condition_frames = {} leaves nothing to make of sample.frames = {}",
-                     d.sample.condition_frames, d.sample.frames),
-         "lower sample.condition_frames");
   const VaeDeck& v = d.vae;
   demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
          fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",

@@ -232,19 +232,6 @@ struct SamplerDeck {
   double cfg_scale = 7.0;
   bool use_timestep_transform = true;
 };
-struct SampleDeck {
-  std::string weights;
-  bool ema = true;
-  std::int64_t clips = 1;
-  std::int64_t frames = 0;
-  std::int64_t height = 0;
-  std::int64_t width = 0;
-  double fps = 24;
-  std::int64_t condition_frames = 0;
-  std::int64_t condition_clip = 0;
-  std::string output;
-};
-
 struct Deck {
   RunDeck run;
   DeviceDeck device;
@@ -258,7 +245,6 @@ struct Deck {
   TrainDeck train;
   ParallelDeck parallel;
   SamplerDeck sampler;
-  SampleDeck sample;
   VaeDeck vae;
   VaeTrainDeck vae_train;
   T5Deck t5;

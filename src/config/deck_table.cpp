@@ -216,24 +216,6 @@ void training_and_sampling(Rows& r, Deck& d) {
            "Weight of the caption in classifier-free guidance; 1 follows it plainly.");
   r.flag("use_timestep_transform", d.sampler.use_timestep_transform,
          "Shift timesteps towards noise for larger and longer clips.");
-
-  r.section("sample");
-  r.text("weights", d.sample.weights,
-         "Safetensors file or checkpoint to sample from; empty takes the newest of run.dir.");
-  r.flag("ema", d.sample.ema, "Use the moving average of the weights.");
-  r.number("clips", d.sample.clips, 1, 1e6, "Clips to make.");
-  r.number("frames", d.sample.frames, 0, 100000,
-           "Frames of a clip; 0 takes those of the training data.");
-  r.number("height", d.sample.height, 0, 16384,
-           "Height in pixels; 0 takes that of the training data.");
-  r.number("width", d.sample.width, 0, 16384,
-           "Width in pixels; 0 takes that of the training data.");
-  r.number("fps", d.sample.fps, 0.01, 1000, "Frames a second that the model is told.");
-  r.number("condition_frames", d.sample.condition_frames, 0, 100000,
-           "First frames that are given from a clip of the data.");
-  r.number("condition_clip", d.sample.condition_clip, 0, many,
-           "Sample id of the clip that gives them.");
-  r.text("output", d.sample.output, "Directory of the results; empty is RUN/samples.");
 }
 
 }  // namespace

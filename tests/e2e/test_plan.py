@@ -143,8 +143,8 @@ class Plan(WeftTest):
                 self.assertEqual(terms[term] > 0, critic != "none", term)
 
     def test_generation_and_encoding_are_planned(self):
-        deck = REPOSITORY / "inputs" / "generate_720p.toml"
-        machine = ("--job", "generate", "--gpus", "4", "--memory", "16")
+        deck = REPOSITORY / "inputs" / "generate.toml"
+        machine = ("--job", "generate", "--gpus", "4", "--memory", "16", "generate.resolution=720p")
         text, plan = self.plan(deck, *machine)
         # T5-XXL in bf16 over four devices of 16 GB, layers in order, none left out.
         self.assertEqual(plan["t5"][0]["first"], 0)

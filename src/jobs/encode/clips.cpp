@@ -10,6 +10,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "jobs/work_queue.h"
 #include "models/video_vae/pixels.h"
@@ -83,12 +84,12 @@ std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std:
     most = std::max(most, vae.chunk_frames(frames));
   }
   if (wanted > 0 && at_once < std::min(wanted, most))
-    log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}",
-              static_cast<double>(capacity) / (1ull << 30), at_once, wanted);
+    log::warn("{:.2f} GiB are there: the VAE takes {} frames at once instead of {}", gib(capacity),
+              at_once, wanted);
   vae.set_micro_batch(at_once);
   std::size_t bytes = 0;
   for (const auto& [frames, height, width] : sizes)
-    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once));
+    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once).bytes);
   return bytes;
 }
 

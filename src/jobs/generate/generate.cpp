@@ -1,6 +1,7 @@
 #include "jobs/generate/generate.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "checkpoint/model_source.h"
 #include "core/clock.h"
@@ -155,28 +156,19 @@ int make_all(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   Stdit3 model(deck.model);
-  VideoVae vae(deck.vae);
-  WEFT_CHECK(deck.model.in_channels == TemporalVae::latent_channels, Exit::usage,
-             "weft sample makes clips with models of pixels",
-             "model.in_channels = {}, the VAE's latents have {}", deck.model.in_channels,
-             TemporalVae::latent_channels);
-  WEFT_CHECK(!deck.vae.scale.empty(), Exit::usage,
-             "weft inspect on the store of latents tells what `weft encode` measured",
-             "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
+  ClipCodec codec(deck);
   const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
                                  deck.generate.ema, world);
-  const ModelSource vae_source("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
+  codec.open_weights(deck, world);
   const auto asked_to_stop = [] { return stop_signal() != 0; };
-  std::vector<Prompt> prompts = read_prompts(
-      deck.generate, refine_by(deck.generate.refine, output_of(deck), world, asked_to_stop),
-      deck.media);
+  std::vector<Prompt> prompts =
+      read_prompts(deck, refine_by(deck.generate.refine, output_of(deck), world, asked_to_stop));
   fetch_references(prompts, deck.generate, {deck.media, asked_to_stop}, output_of(deck), world);
   GenerateJob job =
-      plan_generate_job(deck, std::move(prompts), model, vae,
-                        model_source.identity() + "; " + vae_source.identity() + "; " +
+      plan_generate_job(deck, std::move(prompts), model, codec,
+                        model_source.identity() + "; " + codec.identity() + "; " +
                             (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
   agree_on_keys(job, world);
-  vae_source.compare_scale(deck.vae);
   std::shared_ptr<const Watermark> watermark;
   if (!deck.generate.watermark.empty())
     watermark = std::make_shared<Watermark>(deck.generate.watermark, deck.media);
@@ -214,21 +206,21 @@ int make_all(const Deck& deck, MPI_Comm world) {
   if (missing > 0) {
     model.set_sequence_group(exchange.get());
     model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
-    if (groups.first) vae_source.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
-    log::info("weights   {}; VAE {}", model_source.describe(), vae_source.describe());
+    if (groups.first) codec.load_weights();
+    log::info("weights   {}; VAE {}", model_source.describe(), codec.describe());
     const std::size_t capacity = arena_capacity(deck.memory, device);
     BatchLimits limits = limit_batches(deck, job, order, groups.count);
     fit_batches(deck, job, order, model, capacity, limits, world);
     const std::size_t planned =
-        fit_memory(deck, job, order, limits, model, vae, capacity, groups.first);
+        fit_memory(deck, job, order, limits, model, codec, capacity, groups.first);
     clips.set_batches(make_batches(deck, job, order, limits));
     arena = Arena::reserve(capacity);
     const ArenaScope scope(*arena);
     stages.load = now_seconds() - begin - stages.text;
 
     // 4. Clips, whoever is free the next batch.
-    ClipMaker maker(deck, job, model, vae, features, groups.group);
-    const FramePlan frames = groups.first ? plan_frames(deck, job, order, vae) : FramePlan();
+    ClipMaker maker(deck, job, model, codec, features, groups.group);
+    const FramePlan frames = groups.first ? plan_frames(deck, job, order, codec) : FramePlan();
     ClipWriter writer(output_of(deck), watermark, groups.rank, frames.piece);
     queue = std::make_unique<ClipQueue>(
         deck, output_of(deck), groups, roll, clips.count(),
@@ -239,11 +231,11 @@ int make_all(const Deck& deck, MPI_Comm world) {
     mine.arena_planned = static_cast<double>(planned);
     mine.arena_peak = static_cast<double>(arena->peak());
     mine.arena_capacity = static_cast<double>(capacity);
-    mine.weights = static_cast<double>(
-        model.params().inference_bytes(deck.model.dtype == "bf16") +
-        (groups.first ? vae.params().inference_bytes(deck.vae.dtype == "bf16") : 0));
+    mine.weights = static_cast<double>(model.params().inference_bytes(deck.model.dtype == "bf16") +
+                                       (groups.first ? codec.weight_bytes() : 0));
     mine.resident = static_cast<double>(resident_bytes());
-    mine.micro_batch = static_cast<double>(vae.micro_batch());
+    mine.micro_batch =
+        static_cast<double>(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()));
     stages.clips = now_seconds() - begin - stages.text - stages.load;
   }
 

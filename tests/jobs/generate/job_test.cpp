@@ -35,8 +35,8 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
-  return plan_generate_job(deck, read_prompts(deck.generate), Stdit3(deck.model),
-                           VideoVae(deck.vae), weights);
+  VideoVae vae(deck.vae);
+  return plan_generate_job(deck, read_prompts(deck.generate), Stdit3(deck.model), vae, weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
@@ -153,7 +153,7 @@ TEST(ClipBatches, AreAsLargeAsTheMemory) {
   Stdit3 model(deck.model);
   model.params().allocate_for_inference(false);
   const auto bytes = [&](std::int64_t clips) {
-    return plan_sampling(deck, model, job.items[0], clips);
+    return plan_sampling(deck, model, job.items[0], clips).bytes;
   };
   const auto fitting = [&](std::size_t capacity) {
     return fit_batch(deck, model, job.items[0], 8, capacity);

@@ -231,6 +231,19 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
   return prompts;
 }
 
+std::vector<Prompt> read_prompts(const Deck& deck, const RefineTexts& refine) {
+  GenerateDeck g = deck.generate;
+  const bool none = g.prompts.empty() && g.prompt_file.empty() && g.prompt_generator.empty();
+  if (!none || !deck.t5.weights.empty()) return read_prompts(g, refine, deck.media);
+  g.prompts = {"no text"};
+  std::vector<Prompt> prompts = read_prompts(g, {}, deck.media);
+  for (Prompt& p : prompts) {
+    p.text.clear();
+    p.segments = {{0, ""}};
+  }
+  return prompts;
+}
+
 std::string file_name_of(const std::string& text) {
   std::string name;
   for (const char c : text) {

@@ -15,8 +15,9 @@
 WEFT_CPU_BEGIN
 #include "ops/cpu/conv/conv_parts.h"
 namespace {
-#include "ops/cpu/conv/winograd_tiles.h"
 #include "ops/cpu/gemm_tile.h"
+
+#include "ops/cpu/conv/winograd_tiles.h"
 
 // Panels of columns, as wide as a register tile; each [depth][width].
 constexpr std::int64_t panel_width = widest_tile * W;

@@ -14,8 +14,9 @@
 WEFT_CPU_BEGIN
 #include "ops/cpu/conv/conv_parts.h"
 namespace {
-#include "ops/cpu/conv/winograd_tiles.h"
 #include "ops/cpu/gemm_tile.h"
+
+#include "ops/cpu/conv/winograd_tiles.h"
 
 // Tiles whose products are added at a time: many, so that the sums are read and written seldom and threads wait for each
 // other seldom, within 64 MiB of transformed values.
