@@ -14,6 +14,7 @@
 #include "core/statistics.h"
 #include "core/version.h"
 #include "jobs/probe/probe_case.h"
+#include "models/stdit3/options.h"
 #include "ops/loss.h"
 #include "ops/optimizer.h"
 #include "ops/pointwise.h"
@@ -44,7 +45,7 @@ void print_profile(const ops::Profile& profile, int steps, double step_seconds) 
 }
 
 // A batch of noise for a latent of `shape`, as training would make it.
-ProbeCase noise_case(const std::string& text, std::int64_t captions, const ModelDeck& model) {
+ProbeCase noise_case(const std::string& text, std::int64_t captions, const Stdit3Config& model) {
   std::vector<std::int64_t> s;
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, 'x');)
@@ -76,8 +77,8 @@ ProbeCase noise_case(const std::string& text, std::int64_t captions, const Model
 // Loss and gradient norm of one step of the deck's model, but one pair of blocks deep and on a small clip: what the CPU can
 // repeat in a moment.
 std::pair<double, double> small_step(Deck deck) {
-  deck.model.depth = 1;
-  Stdit3 model(deck.model);
+  deck.get<Stdit3Deck>().depth = 1;
+  Stdit3 model(stdit3_config(deck));
   ParameterTable& params = model.params();
   params.allocate(1 << 22, deck.model.dtype == "bf16", true);
   params.initialise(static_cast<std::uint64_t>(deck.run.seed));
@@ -85,7 +86,8 @@ std::pair<double, double> small_step(Deck deck) {
   const auto arena = Arena::reserve(std::size_t{2} << 30);
   const ArenaScope scope(*arena);
   ProbeCase c =
-      noise_case("1x3x12x10", std::min<std::int64_t>(20, deck.model.model_max_length), deck.model);
+      noise_case("1x3x12x10", std::min<std::int64_t>(20, deck.get<Stdit3Deck>().model_max_length),
+                 stdit3_config(deck));
   Tensor noise = Tensor::empty(c.x.shape(), DType::f32);
   ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
   params.begin_step([](int) {});
@@ -130,7 +132,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     const ArenaScope scope(*arena);
     ceiling = product_rate(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32);
   }
-  Stdit3 model(deck.model);
+  Stdit3 model(stdit3_config(deck));
   ParameterTable& params = model.params();
   params.allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                   deck.model.dtype == "bf16", true);
@@ -145,17 +147,17 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   ProbeCase c;
   Tensor noise;
   if (request.inputs.empty()) {
-    c = noise_case(request.shape, request.captions, deck.model);
+    c = noise_case(request.shape, request.captions, stdit3_config(deck));
     noise = Tensor::empty(c.x.shape(), DType::f32);
     ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
   } else {
     const ProbeInputs inputs(request.inputs);
-    c = read_case(inputs, deck.model);
+    c = read_case(inputs, stdit3_config(deck));
     c.in.timestep = inputs.f32("timestep", {c.x.dim(0)});
     noise = inputs.f32("noise", c.x.shape());
   }
   const std::int64_t B = c.x.dim(0);
-  const auto& patch = deck.model.patch_size;
+  const auto& patch = deck.get<Stdit3Deck>().patch_size;
   const auto patches = [&](int axis) {
     const std::int64_t p = patch[static_cast<std::size_t>(axis)];
     return (c.x.dim(axis + 2) + p - 1) / p;

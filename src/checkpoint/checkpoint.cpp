@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <set>
 
-#include "checkpoint/checkpoint_agree.h"
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"

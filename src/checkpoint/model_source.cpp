@@ -7,7 +7,6 @@
 #include "checkpoint/state.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/log.h"
 #include "core/philox.h"
 
 namespace weft {
@@ -70,10 +69,9 @@ std::string ModelSource::describe() const {
   return fmt::format("{} of {}", ema_ ? "EMA" : "weights", checkpoint_->dir().string());
 }
 
-void ModelSource::compare_scale(const VaeDeck& deck) const {
-  if (log::rank() != 0 || checkpoint_ || weights_.starts_with(random_prefix)) return;
-  const std::string other = other_scale(WeightFiles::open(weights_), deck);
-  if (!other.empty()) log::warn("{}: the deck's is used", other);
+std::optional<WeightFiles> ModelSource::files() const {
+  if (checkpoint_ || weights_.starts_with(random_prefix)) return std::nullopt;
+  return WeightFiles::open(weights_);
 }
 
 void ModelSource::load(ParameterTable& table, const WeightNames& names, bool bf16) const {

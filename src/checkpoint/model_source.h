@@ -26,8 +26,8 @@ class ModelSource {
   std::string describe() const;
   // Allocates the table for running alone and fills it. Exit::data or Exit::checkpoint where they do not fit.
   void load(ParameterTable& table, const WeightNames& names, bool bf16) const;
-  // One line of warning where files of a VAE have another scale or shift than the deck, which is the one that counts.
-  void compare_scale(const VaeDeck& deck) const;
+  // The files that were named; nothing for a checkpoint, or for weights drawn at random.
+  std::optional<WeightFiles> files() const;
 
  private:
   std::string weights_, identity_;

@@ -1,11 +1,169 @@
 #include "checkpoint/weight_files.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/safetensors_header.h"
-#include "checkpoint/weight_index.h"
 #include "core/error.h"
+#include "core/file.h"
+
+namespace weft::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* index_ending = ".safetensors.index.json";
+constexpr const char* convert =
+    "validation/convert_weights.py makes safetensors of PyTorch's files (.bin, .pt, .pth, .ckpt)";
+// As for the header of a safetensors file.
+constexpr std::uint64_t longest_index = 100'000'000;
+
+bool ends_with(const fs::path& file, const char* ending) {
+  return file.filename().string().ends_with(ending);
+}
+
+bool is_pytorch(const fs::path& file) {
+  constexpr std::array endings = {".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"};
+  return std::any_of(endings.begin(), endings.end(),
+                     [&](const char* e) { return ends_with(file, e); });
+}
+
+std::string names_of(const std::vector<fs::path>& files) {
+  std::string text;
+  for (const fs::path& f : files) text += (text.empty() ? "" : ", ") + f.filename().string();
+  return text;
+}
+
+fs::path find_in_folder(const fs::path& folder) {
+  std::vector<fs::path> indices, files;
+  bool pytorch = false;
+  for (const auto& e : fs::directory_iterator(folder)) {
+    if (is_index(e.path())) indices.push_back(e.path());
+    if (ends_with(e.path(), ".safetensors")) files.push_back(e.path());
+    pytorch = pytorch || is_pytorch(e.path());
+  }
+  WEFT_CHECK(!indices.empty() || !files.empty(), Exit::data,
+             pytorch ? convert : "name the folder that holds NAME.safetensors or its index",
+             "{} holds no safetensors file", folder.string());
+  // The order in which the libraries look that wrote them.
+  for (const char* ending : {".safetensors", index_ending})
+    for (const char* stem : {"model", "diffusion_pytorch_model"}) {
+      const fs::path file = folder / (std::string(stem) + ending);
+      if (fs::exists(file)) return file;
+    }
+  const std::vector<fs::path>& among = indices.empty() ? files : indices;
+  WEFT_CHECK(among.size() == 1, Exit::data, "name the one that is meant",
+             "{} holds {} sets of weights: {}", folder.string(), among.size(), names_of(among));
+  return among.front();
+}
+
+// Takes "weight_map" from the parser's events; what else an index holds is passed over, however deep.
+class Reader : public json::json_sax_t {
+ public:
+  explicit Reader(const std::string& file) : file_(file) {}
+
+  std::map<std::string, std::string> shards;
+  bool seen = false;
+
+  bool start_object(std::size_t) override {
+    if (depth_ == 1 && key_ == "weight_map") {
+      if (seen) refuse("\"weight_map\" occurs twice");
+      seen = inside_ = true;
+    } else if (inside_) {
+      unexpected();
+    }
+    ++depth_;
+    return true;
+  }
+  bool end_object() override {
+    --depth_;
+    inside_ = false;
+    return true;
+  }
+  bool key(std::string& k) override {
+    if (depth_ == 1 || inside_) key_ = k;
+    return true;
+  }
+  bool string(std::string& shard) override {
+    if (!inside_) return value();
+    if (shard.empty() || shard.find('/') != shard.npos || shard == "." || shard == "..")
+      refuse(fmt::format("tensor {} is in \"{}\", which is no file beside the index",
+                         printable(key_), printable(shard)));
+    if (!shards.emplace(key_, shard).second)
+      refuse(fmt::format("tensor {} occurs twice", printable(key_)));
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    value();
+    ++depth_;
+    return true;
+  }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(std::int64_t) override { return value(); }
+  bool number_unsigned(std::uint64_t) override { return value(); }
+  bool number_float(double, const std::string&) override { return value(); }
+  bool binary(json::binary_t&) override { return value(); }
+  bool parse_error(std::size_t at, const std::string&,
+                   const nlohmann::detail::exception& e) override {
+    refuse(fmt::format("not JSON at byte {}: {}", at, printable(e.what())));
+  }
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(Exit::data, fmt::format("{}: {}", file_, what),
+                "not the index of a model in shards, or a damaged one: copy it again", __FILE__,
+                __LINE__);
+  }
+
+ private:
+  bool value() {
+    if (inside_ || (depth_ == 1 && key_ == "weight_map")) unexpected();
+    return true;
+  }
+  [[noreturn]] void unexpected() const {
+    refuse(
+        fmt::format("the entry {} of \"weight_map\" is not the name of a file", printable(key_)));
+  }
+
+  const std::string& file_;
+  std::string key_;
+  int depth_ = 0;
+  bool inside_ = false;
+};
+
+}  // namespace
+
+bool is_index(const fs::path& file) { return ends_with(file, index_ending); }
+
+fs::path find_weights(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return find_in_folder(path);
+  WEFT_CHECK(!is_pytorch(path), Exit::data, convert, "{} is no safetensors file", path.string());
+  return path;
+}
+
+std::map<std::string, std::string> read_weight_index(const fs::path& file) {
+  const File input = File::open(file, Exit::data);
+  const std::string name = file.string();
+  WEFT_CHECK(input.size() <= longest_index, Exit::data, "an index has a line for each tensor",
+             "{} has {} bytes: too long for an index", name, input.size());
+  std::string text(input.size(), '\0');
+  input.read(std::as_writable_bytes(std::span(text)), 0);
+  Reader reader(name);
+  // The JSON library takes a zero byte for the end of the text and would ignore what follows.
+  if (text.find('\0') != text.npos) reader.refuse("not JSON: it holds a zero byte");
+  json::sax_parse(text, &reader, json::input_format_t::json, true);
+  if (!reader.seen || reader.shards.empty()) reader.refuse("no \"weight_map\", or an empty one");
+  return reader.shards;
+}
+
+}  // namespace weft::detail
 
 namespace weft {
 namespace {

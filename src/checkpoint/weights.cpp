@@ -1,7 +1,6 @@
 #include "checkpoint/weights.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -46,44 +45,7 @@ void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, P
   }
 }
 
-bool begins(const std::string& name, const char* with) { return name.starts_with(with); }
-
 }  // namespace
-
-WeightNames stdit3_weight_names() { return {}; }
-
-WeightNames vae_weight_names() {
-  const auto others = [](const std::string& name) {
-    constexpr const char* renamed[][2] = {{".to_q.", ".query."},
-                                          {".to_k.", ".key."},
-                                          {".to_v.", ".value."},
-                                          {".to_out.0.", ".proj_attn."}};
-    std::vector<std::string> names;
-    for (const auto& [now, before] : renamed)
-      if (const std::size_t at = name.find(now); at != name.npos)
-        names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
-    constexpr std::string_view wrapped = "spatial_vae.module.";
-    if (name.starts_with(wrapped)) {
-      names.push_back(name.substr(wrapped.size()));
-      if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
-    }
-    return names;
-  };
-  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, others};
-}
-
-WeightNames t5_weight_names() {
-  return {"t5",
-          [](const std::string& n) {
-            return begins(n, "decoder.") || begins(n, "lm_head.") ||
-                   n == "encoder.embed_tokens.weight";
-          },
-          [](const std::string& n) {
-            std::vector<std::string> names;
-            if (n == "shared.weight") names.push_back("encoder.embed_tokens.weight");
-            return names;
-          }};
-}
 
 void check_weights(const WeightFiles& files, const ParameterTable& whole,
                    const WeightNames& names) {
@@ -132,26 +94,6 @@ void load_weights(const std::filesystem::path& path, ParameterTable& table,
   const WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
-}
-
-std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
-  const std::pair<const char*, const std::vector<double>*> both[] = {{"scale", &deck.scale},
-                                                                     {"shift", &deck.shift}};
-  for (const auto& [name, ours] : both) {
-    const WeightFiles::Tensor* held = files.find(name);
-    if (held == nullptr || ours->empty()) continue;
-    std::int64_t count = 1;
-    for (const std::int64_t n : held->entry.shape) count *= n;
-    std::vector<float> theirs(static_cast<std::size_t>(count));
-    files.read_f32(*held, 0, theirs);
-    // Files of bf16 have them rounded.
-    const bool alike = std::ranges::equal(
-        theirs, *ours, [](double a, double b) { return std::abs(a - b) <= std::abs(b) / 128; });
-    if (!alike)
-      return fmt::format("{} has {} [{:.4g}], the deck's vae.{} is [{}]", files.path().string(),
-                         name, fmt::join(theirs, ", "), name, fmt::join(*ours, ", "));
-  }
-  return "";
 }
 
 }  // namespace weft

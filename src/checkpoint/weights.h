@@ -6,7 +6,6 @@
 #include <map>
 
 #include "checkpoint/weight_files.h"
-#include "config/deck.h"
 #include "nn/parameters.h"
 
 namespace weft {
@@ -19,27 +18,17 @@ struct WeightNames {
   // Other names under which files have that parameter.
   std::function<std::vector<std::string>(const std::string&)> others;
 };
-WeightNames stdit3_weight_names();
-// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k, to_v, to_out.0; a 2D VAE by
-// itself has its names without "spatial_vae.module." (specs/vae.md 1).
-WeightNames vae_weight_names();
-// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight (specs/t5.md 5).
-WeightNames t5_weight_names();
 
 // Every parameter of the table must be in the files (a file, an index, a folder: checkpoint/weight_files.h) with its shape, and
 // they must hold nothing else; otherwise Exit::data names the tensor, both shapes and the nearest name. Read piece by piece
 // into place, rounded to bf16 where the table keeps that: nothing more is in memory than the table and a piece.
 void load_weights(const std::filesystem::path& path, ParameterTable& table,
-                  const WeightNames& names = stdit3_weight_names());
+                  const WeightNames& names = {});
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them (it needs no memory),
 // `part` those to read. `skip`, if given, says which of them somebody else reads.
 void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);
-
-// What "scale" or "shift" of these files has that the deck's vae.scale and vae.shift have not, in words; empty where they
-// agree, or where either side has none.
-std::string other_scale(const WeightFiles& files, const VaeDeck& deck);
 
 // How weights are written.
 struct SaveWeights {

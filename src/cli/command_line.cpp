@@ -11,6 +11,7 @@
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
 #include "doctor/doctor.h"
+#include "jobs/deck_tables.h"
 #include "jobs/encode/encode.h"
 #include "jobs/export_weights.h"
 #include "jobs/generate/generate.h"
@@ -112,6 +113,7 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
 std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_reader(argc, argv); }
 
 Invocation parse_command_line(int argc, char** argv) {
+  register_deck_tables();
   const auto a = std::make_shared<Arguments>();
   const auto chosen = std::make_shared<Invocation>();
   CLI::App app{"weft trains and runs video models on MPI ranks, one rank a device", "weft"};

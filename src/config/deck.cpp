@@ -1,5 +1,3 @@
-#include "config/deck.h"
-
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 
 namespace weft {
@@ -203,20 +202,11 @@ std::string suggestion(const std::string& key, const std::vector<Option>& table)
   return "weft help deck lists every key";
 }
 
-// A VAE's shape may stand in [model] too, as in decks that are about one model alone.
-std::string canonical(const std::string& key) {
-  const Texts shape = {"filters", "num_res_blocks", "channel_multipliers", "temporal_downsample",
-                       "num_groups"};
-  const bool of_vae = section_of(key) == "model" &&
-                      std::find(shape.begin(), shape.end(), name_of(key)) != shape.end();
-  return of_vae ? "vae." + name_of(key) : key;
-}
-
 // The row of a key. Some two hundred rows: a search through them costs nothing worth an index.
 const Option& find(const std::string& key, const std::vector<Option>& table,
                    const std::string& where) {
   for (const Option& o : table)
-    if (o.key == canonical(key)) return o;
+    if (o.key == key || o.alias == key) return o;
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
@@ -285,49 +275,12 @@ void apply_override(const std::string& text, const std::vector<Option>& table) {
 }
 
 // What no single key can say about itself.
-void cross_check(const Deck& d, const std::string& origin) {
-  const auto demand = [&](bool holds, const std::string& what, const std::string& hint) {
+void cross_check(const Deck& deck, const std::string& origin) {
+  const DeckDemand demand = [&](bool holds, const std::string& what, const std::string& hint) {
     if (!holds) refuse(origin + ": " + what, hint);
   };
-  const ModelDeck& m = d.model;
-  demand(m.patch_size.size() == 3,
-         fmt::format("model.patch_size has {} numbers", m.patch_size.size()),
-         "give three: frames, rows and columns, as [1, 2, 2]");
-  demand(m.hidden_size % m.num_heads == 0,
-         fmt::format("model.hidden_size = {} does not divide by model.num_heads = {}",
-                     m.hidden_size, m.num_heads),
-         "change either, so that each head has the same number of channels");
-  demand(m.hidden_size / m.num_heads % 2 == 0,
-         fmt::format("a head has {} channels (model.hidden_size / model.num_heads)",
-                     m.hidden_size / m.num_heads),
-         "rotary positions turn channels in pairs: make it an even number");
-  demand(m.hidden_size % 4 == 0,
-         fmt::format("model.hidden_size = {} does not divide by 4", m.hidden_size),
-         "the position embedding has sine and cosine for rows and columns: take a multiple of 4");
-  const MaskDeck& k = d.mask;
-  const double masked = k.random + k.intepolate + k.quarter_random + k.quarter_head +
-                        k.quarter_tail + k.quarter_head_tail + k.image_random + k.image_head +
-                        k.image_tail + k.image_head_tail;
-  demand(masked <= 1 + 1e-9, fmt::format("the shares in [mask] add up to {}", masked),
-         "lower some: together they are at most 1, and what is left has no mask");
-  demand(!d.ingest.frames.empty(), "ingest.frames is empty", "give clip lengths, as [17, 51]");
-  demand(!d.ingest.resolutions.empty(), "ingest.resolutions is empty", "give one, as [\"144p\"]");
-  demand((d.ingest.height == 0) == (d.ingest.width == 0),
-         fmt::format("ingest.height = {} but ingest.width = {}", d.ingest.height, d.ingest.width),
-         "give both in pixels, or neither");
-  const VaeDeck& v = d.vae;
-  demand(v.channel_multipliers.size() == v.temporal_downsample.size() + 1,
-         fmt::format("vae.channel_multipliers has {} levels and vae.temporal_downsample {}",
-                     v.channel_multipliers.size(), v.temporal_downsample.size()),
-         "between two levels there is one: give one less");
-  demand(!v.spatial_channels.empty(), "vae.spatial_channels is empty", "give one or more");
-  demand((v.scale.size() == 4 && v.shift.size() == 4) || (v.scale.empty() && v.shift.empty()),
-         fmt::format("vae.scale has {} and vae.shift {} numbers", v.scale.size(), v.shift.size()),
-         "give four of each, one a latent channel, or none for `weft encode` to measure them");
-  demand(d.generate.image_size.empty() || d.generate.image_size.size() == 2,
-         fmt::format("generate.image_size has {} numbers", d.generate.image_size.size()),
-         "give height and width, as [240, 426]");
-  demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
+  for (const DeckTable& table : deck_tables())
+    if (table.check) table.check(deck, demand);
 }
 
 // The target's present value.
@@ -470,14 +423,14 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   return nearest;
 }
 
-std::vector<std::string> changed_keys(Deck a, Deck b) {
+std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed) {
   const std::vector<Option> left = option_table(a), right = option_table(b);
   std::vector<std::string> keys;
   for (std::size_t i = 0; i < left.size(); ++i) {
     const bool same = std::visit(
         [&](auto* value) { return *value == *std::get<decltype(value)>(right[i].target); },
         left[i].target);
-    if (!same) keys.push_back(left[i].key);
+    if (!same && (left[i].fixed || !fixed)) keys.push_back(left[i].key);
   }
   return keys;
 }

@@ -8,13 +8,16 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <libavutil/avutil.h>
 #include <algorithm>
 #include <array>
 #include <dnnl.hpp>
 #include <filesystem>
 #include <fstream>
 #include <set>
+
+extern "C" {
+#include <libavutil/avutil.h>
+}
 
 #include "core/error.h"
 #include "core/host.h"
@@ -23,7 +26,6 @@
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 
-extern "C" {}
 extern char** environ;
 
 namespace weft {

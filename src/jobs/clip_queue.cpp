@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/log.h"
+#include "jobs/generate/options.h"
 
 namespace weft {
 
@@ -50,7 +51,7 @@ ClipQueue::ClipQueue(const Deck& deck, const std::filesystem::path& output,
       items_(items),
       settled_(std::move(settled)),
       queue_(groups.firsts, items, [&roll, &groups] { return roll.lost(0); }),
-      shared_(deck.generate.share_out),
+      shared_(deck.get<GenerateDeck>().share_out),
       requests_(output, deck.run.stop_margin) {
   at_ = items * groups.index / groups.count;
   end_ = items * (groups.index + 1) / groups.count;

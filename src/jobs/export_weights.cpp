@@ -7,7 +7,9 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "tensor/arena.h"
 
@@ -71,12 +73,12 @@ int export_weights(const ExportRequest& request) {
   std::optional<Stdit3> model;
   std::optional<VideoVae> vae;
   if (deck.model.name == "vae") {
-    vae.emplace(deck.vae);
-    how.buffers = constants(request, deck.vae);
+    vae.emplace(deck.get<VaeDeck>());
+    how.buffers = constants(request, deck.get<VaeDeck>());
   } else {
     WEFT_CHECK(request.latents.empty(), Exit::usage, "leave --latents out",
                "--latents is for VAEs, {} is a run of {}", request.run, deck.model.name);
-    model.emplace(deck.model);
+    model.emplace(stdit3_config(deck));
   }
   ParameterTable& params = vae ? vae->params() : model->params();
   params.allocate_for_inference(false);

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/files.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"

@@ -7,6 +7,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "models/t5/options.h"
+#include "models/t5/t5.h"
 #include "models/t5/text_encoder.h"
 #include "parallel/rank_device.h"
 #include "text/cleaning.h"
@@ -49,13 +51,14 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   const std::vector<std::string> captions = read_lines(request.file, deck.media);
   if (log::rank() == 0 && (!request.cleaned.empty() || !request.tokens.empty())) {
     std::optional<Tokenizer> tokenizer;
-    if (!request.tokens.empty()) tokenizer.emplace(open_tokenizer(deck.t5));
+    if (!request.tokens.empty()) tokenizer.emplace(t5_tokenizer(deck.get<T5Deck>()));
     std::vector<std::string> cleaned, tokens;
     for (const std::string& caption : captions) {
-      cleaned.push_back(deck.t5.clean ? clean_text(caption) : caption);
+      cleaned.push_back(deck.get<T5Deck>().clean ? clean_text(caption) : caption);
       if (tokenizer)
         tokens.push_back(fmt::format(
-            "{}", fmt::join(tokenizer->encode(cleaned.back(), deck.t5.max_length), " ")));
+            "{}",
+            fmt::join(tokenizer->encode(cleaned.back(), deck.get<T5Deck>().max_length), " ")));
     }
     if (!request.cleaned.empty()) write_lines(request.cleaned, cleaned);
     if (tokenizer) write_lines(request.tokens, tokens);

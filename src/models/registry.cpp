@@ -2,17 +2,39 @@
 
 #include "core/error.h"
 #include "models/stdit3/task.h"
+#include "models/t5/options.h"
 #include "models/video_vae/task.h"
 
 namespace weft {
+namespace {
+
+template <class Task>
+std::unique_ptr<TrainingTask> make(const Deck& deck) {
+  return std::make_unique<Task>(deck);
+}
+
+std::vector<Model>& table() {
+  static std::vector<Model> models = {
+      {"stdit3", stdit3_tables, make<Stdit3Task>},
+      {"vae", video_vae_tables, make<VaeTask>},
+      {"vae_temporal"},
+      {"", t5_tables},
+  };
+  return models;
+}
+
+}  // namespace
+
+const std::vector<Model>& models() { return table(); }
+void add_model(Model model) { table().push_back(std::move(model)); }
 
 std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
-  if (deck.model.name == "vae") return std::make_unique<VaeTask>(deck);
-  WEFT_CHECK(
-      deck.model.name == "stdit3", Exit::usage,
+  for (const Model& m : models())
+    if (m.name == deck.model.name && m.make_task) return m.make_task(deck);
+  throw Error(
+      Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
       "set model.name to \"stdit3\" or \"vae\"; the temporal VAE trains as a part of \"vae\"",
-      "weft train has no task for model.name = \"{}\"", deck.model.name);
-  return std::make_unique<Stdit3Task>(deck);
+      __FILE__, __LINE__);
 }
 
 }  // namespace weft

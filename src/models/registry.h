@@ -1,12 +1,25 @@
-// Which models there are: model.name -> what trains it.
+// The table of models: what a model brings to the deck, to training and to planning. A new model is a folder beside the others
+// and a line in registry.cpp.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "config/deck.h"
+#include "config/deck_table.h"
 #include "train/task.h"
 
 namespace weft {
+
+struct Model {
+  std::string name;  // model.name; empty: no deck asks for it by name
+  std::vector<DeckTable> (*tables)() = nullptr;
+  TaskFactory make_task = nullptr;  // null: it is no model that trains by itself
+};
+
+// Those of registry.cpp, and those added.
+const std::vector<Model>& models();
+void add_model(Model model);
 
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);

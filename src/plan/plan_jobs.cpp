@@ -10,10 +10,15 @@
 #include "core/version.h"
 #include "data/clip_source.h"
 #include "jobs/encode/clips.h"
+#include "jobs/encode/encode.h"
 #include "jobs/generate/memory.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
 #include "models/t5/job.h"
+#include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
+#include "models/video_vae/options.h"
 #include "plan/op_times.h"
 #include "tensor/arena.h"
 
@@ -35,7 +40,7 @@ struct TextPlan {
 };
 
 TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
-  const T5Deck& t5 = deck.t5;
+  const T5Deck& t5 = deck.get<T5Deck>();
   TextPlan plan;
   plan.work = t5_arena_bytes(t5, t5.micro_batch * t5.max_length, t5.max_length);
   const auto place = [&](int count) {
@@ -105,10 +110,10 @@ void row(nlohmann::ordered_json& j, const char* kind, std::size_t bytes, const s
 
 void print_text(const Deck& deck, const TextPlan& text, nlohmann::ordered_json& j) {
   fmt::print("\ntext encoder, {} layers in {}, before the others are loaded\n  {}\n",
-             deck.t5.num_layers, deck.t5.dtype, describe(text.placement));
+             deck.get<T5Deck>().num_layers, deck.get<T5Deck>().dtype, describe(text.placement));
   row(j, "t5 beside weights", text.work,
-      fmt::format("of each part: {} captions of {} tokens", deck.t5.micro_batch,
-                  deck.t5.max_length));
+      fmt::format("of each part: {} captions of {} tokens", deck.get<T5Deck>().micro_batch,
+                  deck.get<T5Deck>().max_length));
   fmt::print("  {:.2f} ms a caption of full length, all parts together\n",
              1e3 * text.seconds_a_caption);
   for (const T5Part& p : text.placement.parts)
@@ -136,25 +141,25 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
   plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
   plan.vae.bytes += waiting;
   MicroBatchShape shape;
-  const auto& patch = deck.model.patch_size;
+  const auto& patch = deck.get<Stdit3Deck>().patch_size;
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   shape.clips = 2 * plan.together;  // with and without the caption
   shape.T = ceil_div(item.latent_frames, patch[0]);
   shape.S = ceil_div(item.latent_height, patch[1]) * ceil_div(item.latent_width, patch[2]);
-  shape.L = deck.model.model_max_length;
+  shape.L = deck.get<Stdit3Deck>().model_max_length;
   const MicroBatchCost cost =
-      micro_batch_cost(deck.model, shape, rates, static_cast<int>(deck.parallel.sp), link);
-  plan.seconds = static_cast<double>(deck.sampler.steps) * (cost.forward + cost.exchange / 3) /
-                 static_cast<double>(plan.together);
+      micro_batch_cost(stdit3_config(deck), shape, rates, static_cast<int>(deck.parallel.sp), link);
+  plan.seconds = static_cast<double>(deck.get<SamplerDeck>().steps) *
+                 (cost.forward + cost.exchange / 3) / static_cast<double>(plan.together);
   return plan;
 }
 
 void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
                      nlohmann::ordered_json& j) {
   const auto source = open_clip_source(deck.data.path, false);
-  VideoVae vae(deck.vae);
-  vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
-  const std::size_t weights = vae.params().inference_bytes(deck.vae.dtype == "bf16");
+  VideoVae vae(deck.get<VaeDeck>());
+  vae.params().allocate_for_inference(deck.get<VaeDeck>().dtype == "bf16");
+  const std::size_t weights = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
   WEFT_CHECK(weights < usable(request), Exit::usage,
              "give ranks more memory, or vae.dtype = \"bf16\"",
              "the VAE's weights alone take {:.2f} GB of {:.1f}", gb(static_cast<double>(weights)),
@@ -162,13 +167,13 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
   const std::size_t capacity = usable(request) - weights;
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
   fmt::print("\nencoding, every rank\n");
-  row(j, "VAE weights", weights, deck.vae.dtype);
+  row(j, "VAE weights", weights, deck.get<VaeDeck>().dtype);
   fmt::print("  {:<20} {:>6} {:>10} {:>12} {:>14} {:>12}\n", "bucket", "clips", "memory",
              "frames/time", "bytes stored", "time a clip");
   std::string largest;  // that fits
   double seconds = 0;
   for (const Bucket& b : source->buckets()) {
-    const Bucket stored = encoded_bucket(b, deck.encode, vae, 0);
+    const Bucket stored = encoded_bucket(b, deck.get<EncodeDeck>(), vae, 0);
     const VaePlan plan = fit_vae(vae, {b.frames, b.height, b.width}, capacity, false, rates);
     WEFT_CHECK(plan.micro_batch > 0, Exit::usage,
                largest.empty() ? "give ranks more memory, or ingest at a lower resolution"
@@ -197,9 +202,9 @@ std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, st
                               const Rates& rates) {
   for (const char* frames : {"408", "204", "102", "51", "1"}) {
     Deck shorter = deck;
-    shorter.generate.num_frames = frames;
-    const GenerateJob job =
-        plan_generate_job(shorter, read_prompts(shorter.generate, {}, deck.media), model, vae, "");
+    shorter.get<GenerateDeck>().num_frames = frames;
+    const GenerateJob job = plan_generate_job(
+        shorter, read_prompts(shorter.get<GenerateDeck>(), {}, deck.media), model, vae, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
       const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
@@ -221,20 +226,20 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
   const Machine machine = described_machine(request.fabric, request.memory_gb);
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
-  WEFT_CHECK(deck.model.in_channels == TemporalVae::latent_channels, Exit::usage,
+  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
              "name a deck of a model on latents",
              "weft plan --job generate plans models with a VAE, model.in_channels = {}",
-             deck.model.in_channels);
-  Stdit3 model(deck.model);
-  VideoVae vae(deck.vae);
+             deck.get<Stdit3Deck>().in_channels);
+  Stdit3 model(stdit3_config(deck));
+  VideoVae vae(deck.get<VaeDeck>());
   model.params().allocate_for_inference(deck.model.dtype == "bf16");
-  vae.params().allocate_for_inference(deck.vae.dtype == "bf16");
-  const GenerateJob job =
-      plan_generate_job(deck, read_prompts(deck.generate, {}, deck.media), model, vae, "");
+  vae.params().allocate_for_inference(deck.get<VaeDeck>().dtype == "bf16");
+  const GenerateJob job = plan_generate_job(
+      deck, read_prompts(deck.get<GenerateDeck>(), {}, deck.media), model, vae, "");
   // For the exchanges' memory, the last rank of a group has the largest share.
   if (sp > 1) model.plan_sequence_group(sp - 1, sp);
   const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
-  const std::size_t coder = vae.params().inference_bytes(deck.vae.dtype == "bf16");
+  const std::size_t coder = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
   WEFT_CHECK(stdit + coder < usable(request), Exit::usage,
              "set model.dtype and vae.dtype to \"bf16\", or give ranks more memory",
              "the weights of STDiT3 and VAE take {:.2f} GB of {:.1f}",
@@ -242,7 +247,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   const std::size_t capacity = usable(request) - stdit - coder;
   fmt::print("\ngeneration, every rank{}\n", sp > 1 ? fmt::format(", {} to a clip", sp) : "");
   row(j, "STDiT3 weights", stdit, deck.model.dtype);
-  row(j, "VAE weights", coder, deck.vae.dtype);
+  row(j, "VAE weights", coder, deck.get<VaeDeck>().dtype);
   const BatchLimits limits = limit_batches(deck, job, job.longest_first(), ranks / sp);
   std::map<ClipShape, ClipPlan> sizes;
   for (const ClipItem& item : job.items) {
@@ -265,7 +270,8 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
     fmt::print("  {:<16} {:>6} {:>9} {:>9.3f} GB {:>9.3f} GB {:>12} {:>12.2f} s {:>12.2f} s\n",
                size_name(shape), p.clips, p.together, gb(static_cast<double>(p.sampling)),
                gb(static_cast<double>(p.vae.bytes)), p.vae.micro_batch, p.seconds, p.vae.decoding);
-    const double a_clip = (p.seconds + p.vae.decoding) * static_cast<double>(deck.generate.loop);
+    const double a_clip =
+        (p.seconds + p.vae.decoding) * static_cast<double>(deck.get<GenerateDeck>().loop);
     seconds += a_clip * static_cast<double>(p.clips);
     // What a group takes at least: a batch.
     longest = std::max(longest, a_clip * static_cast<double>(std::min(p.together, p.clips)));
@@ -304,7 +310,8 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   j["memory_gb"] = request.memory_gb;
   fmt::print("{}\nweft {} on {} ranks of {:.1f} GB, of which a sixteenth stays free\n",
              version_line(), job, ranks, request.memory_gb);
-  const bool text = !deck.t5.weights.empty() && (job == "generate" || deck.encode.text);
+  const bool text =
+      !deck.get<T5Deck>().weights.empty() && (job == "generate" || deck.get<EncodeDeck>().text);
   if (text) print_text(deck, plan_text(deck, request, ranks), j);
   if (job == "encode")
     plan_encode_job(deck, request, ranks, j);

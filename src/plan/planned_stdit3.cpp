@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/task.h"
 #include "plan/planned_model.h"
 
@@ -19,7 +20,7 @@ struct Piece {
     allocate_for_measuring(task, whole);
   }
   static const Deck& shortened(Deck& deck, std::int64_t depth) {
-    deck.model.depth = depth;
+    deck.get<Stdit3Deck>().depth = depth;
     deck.data.text_features.clear();  // null captions are as long as the longest
     return deck;
   }
@@ -46,7 +47,7 @@ class PlannedStdit3 : public PlannedModel {
   }
 
   std::vector<BucketSchedule> schedule(std::span<const Bucket>) override {
-    return bucket_schedule(task_.params(), deck_.model);
+    return bucket_schedule(task_.params(), stdit3_config(deck_));
   }
 
   std::size_t other_weights() const override {
@@ -55,22 +56,24 @@ class PlannedStdit3 : public PlannedModel {
 
   double bytes_beside_clip() const override {
     if (deck_.data.text_features.empty()) return 0;
-    return 2.0 * static_cast<double>(deck_.model.model_max_length * deck_.model.caption_channels);
+    return 2.0 * static_cast<double>(deck_.get<Stdit3Deck>().model_max_length *
+                                     deck_.get<Stdit3Deck>().caption_channels);
   }
 
   std::string unit() const override { return "tokens"; }
   std::int64_t units(const Bucket& bucket, std::int64_t clips) override {
-    return shape_of(deck_.model, task_.latents().seen(bucket), clips, 0).tokens();
+    return shape_of(stdit3_config(deck_), task_.latents().seen(bucket), clips, 0).tokens();
   }
 
   std::vector<MicroBatchCost> costs(const PlannedWork& work, const Rates& rates,
                                     double link_bandwidth) override {
     std::vector<MicroBatchCost> costs;
     for (std::size_t i = 0; i < work.buckets.size(); ++i)
-      costs.push_back(micro_batch_cost(deck_.model,
-                                       shape_of(deck_.model, task_.latents().seen(work.buckets[i]),
-                                                work.clips[i], work.memory[i].recompute),
-                                       rates, static_cast<int>(deck_.parallel.sp), link_bandwidth));
+      costs.push_back(
+          micro_batch_cost(stdit3_config(deck_),
+                           shape_of(stdit3_config(deck_), task_.latents().seen(work.buckets[i]),
+                                    work.clips[i], work.memory[i].recompute),
+                           rates, static_cast<int>(deck_.parallel.sp), link_bandwidth));
     return costs;
   }
 
@@ -80,13 +83,13 @@ class PlannedStdit3 : public PlannedModel {
                "describe the machine (--fabric), or plan without parallel.sp",
                "--fabric local with parallel.sp = {}", deck_.parallel.sp);
     Piece one(deck_, 1), two(deck_, 2);
-    const auto depth = static_cast<double>(deck_.model.depth);
+    const auto depth = static_cast<double>(deck_.get<Stdit3Deck>().depth);
     std::vector<MicroBatchCost> costs;
     for (std::size_t i = 0; i < work.buckets.size(); ++i) {
       MicroBatchCost cost;
       if (work.clips[i] > 0) {
         const Bucket& b = work.buckets[i];
-        MicroBatchShape shape = shape_of(deck_.model, b, 1, 0);
+        MicroBatchShape shape = shape_of(stdit3_config(deck_), b, 1, 0);
         const std::int64_t clips =
             std::clamp<std::int64_t>(enough_tokens / shape.tokens(), 1, work.clips[i]);
         const MeasuredTimes t1 = time_micro_batch(one.task, b, clips, world);
@@ -97,7 +100,7 @@ class PlannedStdit3 : public PlannedModel {
         cost.backward = scale * (t1.backward + (depth - 1) * (t2.backward - t1.backward));
         cost.again = scale * depth * pair * work.memory[i].recompute;
         shape.clips = work.clips[i];
-        cost.flops = micro_batch_cost(deck_.model, shape, h200_targets()).flops;
+        cost.flops = micro_batch_cost(stdit3_config(deck_), shape, h200_targets()).flops;
       }
       costs.push_back(cost);
     }

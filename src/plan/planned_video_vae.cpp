@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/task.h"
 #include "plan/op_times.h"
 #include "plan/planned_model.h"
@@ -21,7 +22,7 @@ struct Piece {
     allocate_for_measuring(task, whole);
   }
   static const Deck& lengthened(Deck& deck) {
-    VaeTrainDeck& v = deck.vae_train;
+    VaeTrainDeck& v = deck.get<VaeTrainDeck>();
     v.image_share = 0;
     v.random_length = false;
     v.discriminator_start =

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/version.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "plan/simulation_job.h"
 #include "report/html.h"
@@ -69,7 +70,7 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
   s.step.bf16_wire = deck.parallel.wire == "bf16";
   s.step.bf16_model = deck.model.dtype == "bf16";
   s.barriers.rate = request.barrier_tflops * 1e12;
-  const auto& patch = deck.model.patch_size;
+  const auto& patch = deck.get<Stdit3Deck>().patch_size;
   const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
   for (std::size_t b = 0; b < s.step.buckets.size(); ++b) {
     const Bucket& bucket = s.step.buckets[b];
@@ -77,12 +78,12 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
     s.barriers.dit_flops.push_back(
         model.forward_flops(patches(bucket.frames, patch[0]),
                             patches(bucket.height, patch[1]) * patches(bucket.width, patch[2]),
-                            deck.model.model_max_length));
+                            deck.get<Stdit3Deck>().model_max_length));
   }
   // Laid out as the trainer does it; the memory is address space that nobody touches.
   model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                           false, false);
-  s.step.schedule = bucket_schedule(model.params(), deck.model);
+  s.step.schedule = bucket_schedule(model.params(), stdit3_config(deck));
   s.barriers.parameters = static_cast<double>(model.params().trainable_elements());
   for (const auto& p : model.params().all()) s.barriers.tensors += p->trainable ? 1 : 0;
   return s;
@@ -239,7 +240,7 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   Json out = {{"kind", "simulation"}, {"version", version_line()}, {"cases", Json::array()}};
   std::vector<report_page::Curve> curves;
   for (const std::string& fabric : request.fabrics) {
-    Stdit3 model(deck.model);
+    Stdit3 model(stdit3_config(deck));
     Subject subject = make_subject(deck, request, fabric, model);
     add_machine(deck, request, gpus.back(), subject);
     for (const std::string& style : request.styles) {

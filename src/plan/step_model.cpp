@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "models/stdit3/options.h"
 
 namespace weft {
 namespace {
@@ -116,7 +117,7 @@ Rates read_rates(const std::string& file) {
   return rates;
 }
 
-MicroBatchShape shape_of(const ModelDeck& model, const Bucket& bucket, std::int64_t clips,
+MicroBatchShape shape_of(const Stdit3Config& model, const Bucket& bucket, std::int64_t clips,
                          double recompute) {
   const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
   const auto& p = model.patch_size;
@@ -125,7 +126,7 @@ MicroBatchShape shape_of(const ModelDeck& model, const Bucket& bucket, std::int6
           recompute};
 }
 
-MicroBatchCost micro_batch_cost(const ModelDeck& model, const MicroBatchShape& shape,
+MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape& shape,
                                 const Rates& rates, int sp, double exchange_bandwidth) {
   const double C = static_cast<double>(model.hidden_size), hidden = std::floor(C * model.mlp_ratio);
   const double L = static_cast<double>(shape.L), S = static_cast<double>(shape.S),
@@ -166,7 +167,8 @@ MicroBatchCost micro_batch_cost(const ModelDeck& model, const MicroBatchShape& s
   return cost;
 }
 
-std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table, const ModelDeck& model) {
+std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
+                                            const Stdit3Config& model) {
   const std::int64_t blocks = 2 * model.depth;
   // Elements of each block, and how many of them come before a parameter in the forward: products take most of the time, and
   // theirs is proportional to their weights.

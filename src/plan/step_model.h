@@ -10,6 +10,7 @@
 
 #include "config/deck.h"
 #include "data/clip_source.h"
+#include "models/stdit3/options.h"
 #include "nn/parameters.h"
 #include "plan/machine.h"
 
@@ -40,7 +41,7 @@ struct MicroBatchShape {
 };
 
 // Of a bucket's clips in patches of the model; `recompute` as planned.
-MicroBatchShape shape_of(const ModelDeck& model, const Bucket& bucket, std::int64_t clips,
+MicroBatchShape shape_of(const Stdit3Config& model, const Bucket& bucket, std::int64_t clips,
                          double recompute);
 
 // What a micro-batch takes on one rank (one of `sp` that share its tokens).
@@ -56,7 +57,7 @@ struct MicroBatchCost {
   }
 };
 // By the formulas: for each operation the larger of FLOPs over their rate and bytes over the bandwidth.
-MicroBatchCost micro_batch_cost(const ModelDeck& model, const MicroBatchShape& shape,
+MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape& shape,
                                 const Rates& rates, int sp = 1, double exchange_bandwidth = 0);
 
 // One bucket of gradients, in the order in which they go on the wire.
@@ -67,7 +68,7 @@ struct BucketSchedule {
   double needed = 0;  // its weights are first used when this share of the next forward is done
 };
 // Of a table that is laid out (ParameterTable::allocate). Blocks count alike; what comes before and after them not at all.
-std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table, const ModelDeck& model);
+std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table, const Stdit3Config& model);
 
 // Collectives over `ranks` ranks, `ranks_a_node` on each node.
 struct CommModel {

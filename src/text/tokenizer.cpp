@@ -55,22 +55,22 @@ std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
   return ids;
 }
 
-Tokenizer open_tokenizer(const T5Deck& deck) {
+Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& weights_path,
+                         std::int64_t vocab_size) {
   namespace fs = std::filesystem;
-  fs::path model = deck.tokenizer;
+  fs::path model = tokenizer_path;
   if (model.empty()) {
-    const fs::path weights = deck.weights;
+    const fs::path weights = weights_path;
     model = (fs::is_directory(weights) ? weights : weights.parent_path()) / "spiece.model";
   }
   WEFT_CHECK(fs::is_regular_file(model), Exit::data,
              "set t5.tokenizer to T5's spiece.model, which comes with the weights",
              "there is no tokenizer at {}", model.string());
   Tokenizer tokenizer(model);
-  WEFT_CHECK(tokenizer.size() <= deck.vocab_size, Exit::data,
+  WEFT_CHECK(tokenizer.size() <= vocab_size, Exit::data,
              "t5.tokenizer and t5.weights must belong together; t5.vocab_size is the rows of "
              "shared.weight",
-             "{} has {} ids, t5.vocab_size is {}", model.string(), tokenizer.size(),
-             deck.vocab_size);
+             "{} has {} ids, t5.vocab_size is {}", model.string(), tokenizer.size(), vocab_size);
   return tokenizer;
 }
 

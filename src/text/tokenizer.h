@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
-
 namespace sentencepiece {
 class SentencePieceProcessor;
 }
@@ -38,6 +36,7 @@ class Tokenizer {
 
 // The tokenizer of the deck: t5.tokenizer, or spiece.model beside t5.weights. Exit::data where there is none, or where it has
 // more ids than t5.vocab_size.
-Tokenizer open_tokenizer(const T5Deck& deck);
+Tokenizer open_tokenizer(const std::string& tokenizer, const std::string& weights,
+                         std::int64_t vocab_size);
 
 }  // namespace weft

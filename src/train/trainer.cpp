@@ -26,17 +26,7 @@ namespace {
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   if (log::rank() != 0) return;
   const Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {});
-  std::vector<std::string> keys;
-  for (const std::string& key : changed_keys(before, deck)) {
-    const std::string section = key.substr(0, key.find('.'));
-    const bool counts = section == "model" || section == "diffusion" || section == "mask" ||
-                        section == "train" || section == "vae" || section == "vae_train" ||
-                        key == "run.seed" || key == "data.path" || key == "data.text_features";
-    const bool harmless = key == "train.steps" || key == "train.checkpoint_every" ||
-                          key == "train.keep" || key == "train.skip_saves" ||
-                          key == "train.log_every" || key == "model.recompute";
-    if (counts && !harmless) keys.push_back(key);
-  }
+  const std::vector<std::string> keys = changed_keys(before, deck, true);
   if (!keys.empty())
     log::warn("the run goes on under a changed deck: {} differ from those of {}",
               fmt::join(keys, ", "), checkpoint.dir().string());

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "checkpoint_fixture.h"
+#include "fixture.h"
 #include "tensor/device.h"
 
 namespace weft {

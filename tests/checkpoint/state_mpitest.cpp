@@ -5,7 +5,8 @@
 
 #include <cstring>
 
-#include "checkpoint_fixture.h"
+#include "fixture.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 
 namespace weft {
@@ -15,19 +16,19 @@ class StateTest : public CheckpointTest {
  protected:
   StateTest() {
     deck_.model.name = "vae";
-    deck_.vae.spatial_channels = {8, 8};
-    deck_.vae.spatial_res_blocks = 1;
-    deck_.vae.spatial_groups = 4;
-    deck_.vae.filters = 8;
-    deck_.vae.num_res_blocks = 1;
-    deck_.vae.channel_multipliers = {1, 2};
-    deck_.vae.temporal_downsample = {true};
-    deck_.vae.num_groups = 4;
+    deck_.get<VaeDeck>().spatial_channels = {8, 8};
+    deck_.get<VaeDeck>().spatial_res_blocks = 1;
+    deck_.get<VaeDeck>().spatial_groups = 4;
+    deck_.get<VaeDeck>().filters = 8;
+    deck_.get<VaeDeck>().num_res_blocks = 1;
+    deck_.get<VaeDeck>().channel_multipliers = {1, 2};
+    deck_.get<VaeDeck>().temporal_downsample = {true};
+    deck_.get<VaeDeck>().num_groups = 4;
   }
 
   // The checkpoint of a VAE's run, whose EMA is twice its weights; `trained` keeps them.
   Checkpoint run_of(bool freeze_spatial, VideoVae& trained) {
-    deck_.vae_train.freeze_spatial = freeze_spatial;
+    deck_.get<VaeTrainDeck>().freeze_spatial = freeze_spatial;
     ParameterTable& table = trained.params();
     table.allocate(1 << 16, false, true);
     table.initialise(5);
@@ -65,13 +66,14 @@ class StateTest : public CheckpointTest {
 
 TEST_F(StateTest, WhatWasNotTrainedIsFoundByAnyTable) {
   for (const bool freeze : {true, false}) {
-    VideoVae trained(deck_.vae, freeze);
+    VideoVae trained(deck_.get<VaeDeck>(), freeze);
     const Checkpoint checkpoint = run_of(freeze, trained);
     EXPECT_EQ(checkpoint.arrays().at("fixed") > 0, freeze);
     for (const bool table_freezes : {false, true})
       for (const bool bf16_model : {false, true}) {
         SCOPED_TRACE(fmt::format("{} {} {}", freeze, table_freezes, bf16_model));
-        VideoVae only_run(deck_.vae, table_freezes), whole(deck_.vae, table_freezes);
+        VideoVae only_run(deck_.get<VaeDeck>(), table_freezes),
+            whole(deck_.get<VaeDeck>(), table_freezes);
         only_run.params().allocate_for_inference(bf16_model);
         whole.params().allocate(1 << 18, bf16_model, false);
         for (ParameterTable* table : {&only_run.params(), &whole.params()}) {
@@ -90,10 +92,10 @@ TEST_F(StateTest, WhatWasNotTrainedIsFoundByAnyTable) {
 }
 
 TEST_F(StateTest, AnotherModelIsRefusedByName) {
-  VideoVae trained(deck_.vae, true);
+  VideoVae trained(deck_.get<VaeDeck>(), true);
   const Checkpoint checkpoint = run_of(true, trained);
   const auto refusal_of = [&](auto&& change) -> std::string {
-    VaeDeck other = deck_.vae;
+    VaeDeck other = deck_.get<VaeDeck>();
     change(other);
     VideoVae vae(other);
     vae.params().allocate_for_inference(false);

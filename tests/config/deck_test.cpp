@@ -8,12 +8,20 @@
 #include <fstream>
 #include <limits>
 
+#include "config/deck_table.h"
 #include "core/error.h"
+#include "data/ingest/ingest.h"
+#include "jobs/deck_tables.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
 
 namespace weft {
 namespace {
 
 using testing::HasSubstr;
+
+// The tables of the whole program.
+const bool registered = (register_deck_tables(), true);
 
 // The message and hint that a deck is refused with; fails the test if it is taken.
 std::string refusal(const std::string& toml, const std::vector<std::string>& overrides = {}) {
@@ -46,9 +54,9 @@ inputs = ["a.mp4", "b*.avi"]
   EXPECT_FALSE(d.run.resume);
   EXPECT_EQ(d.train.steps, 20);
   EXPECT_EQ(d.train.lr, 3.0);
-  EXPECT_EQ(d.model.patch_size, (std::vector<std::int64_t>{1, 4, 4}));
-  EXPECT_EQ(d.ingest.inputs, (std::vector<std::string>{"a.mp4", "b*.avi"}));
-  EXPECT_EQ(d.model.hidden_size, 1152) << "what is not named keeps its default";
+  EXPECT_EQ(d.get<Stdit3Deck>().patch_size, (std::vector<std::int64_t>{1, 4, 4}));
+  EXPECT_EQ(d.get<IngestDeck>().inputs, (std::vector<std::string>{"a.mp4", "b*.avi"}));
+  EXPECT_EQ(d.get<Stdit3Deck>().hidden_size, 1152) << "what is not named keeps its default";
 }
 
 TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
@@ -63,10 +71,10 @@ TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
   EXPECT_EQ(d.run.seed, 9);
   EXPECT_EQ(d.data.path, "synthetic:clips=8,frames=4");
   EXPECT_FALSE(d.run.resume);
-  EXPECT_EQ(d.ingest.inputs, (std::vector<std::string>{"x.mp4", "y.mp4"}));
-  EXPECT_EQ(d.ingest.frames, (std::vector<std::int64_t>{17}));
-  EXPECT_EQ(d.ingest.resolutions, (std::vector<std::string>{"240p"}));
-  EXPECT_EQ(d.generate.output, "quoted");
+  EXPECT_EQ(d.get<IngestDeck>().inputs, (std::vector<std::string>{"x.mp4", "y.mp4"}));
+  EXPECT_EQ(d.get<IngestDeck>().frames, (std::vector<std::int64_t>{17}));
+  EXPECT_EQ(d.get<IngestDeck>().resolutions, (std::vector<std::string>{"240p"}));
+  EXPECT_EQ(d.get<GenerateDeck>().output, "quoted");
   EXPECT_EQ(d.model.weights, "123");
   EXPECT_EQ(d.data.text_features, "");
 }
@@ -159,16 +167,16 @@ TEST(Deck, WritesWhatItReadsBackExactly) {
   d.train.adam_eps = std::numeric_limits<double>::denorm_min();
   d.train.grad_clip = 1.0 / 3.0;
   d.train.weight_decay = 100;
-  d.ingest.inputs = {"x", "y\"z"};
-  d.ingest.frames = {1, 17};
+  d.get<IngestDeck>().inputs = {"x", "y\"z"};
+  d.get<IngestDeck>().frames = {1, 17};
   const std::string text = to_toml(d);
   const Deck back = parse_deck(text, "copy", {});
   EXPECT_EQ(back.run.dir, d.run.dir);
   EXPECT_EQ(back.train.lr, d.train.lr);
   EXPECT_EQ(back.train.adam_eps, d.train.adam_eps);
   EXPECT_EQ(back.train.grad_clip, d.train.grad_clip);
-  EXPECT_EQ(back.ingest.inputs, d.ingest.inputs);
-  EXPECT_EQ(back.ingest.frames, d.ingest.frames);
+  EXPECT_EQ(back.get<IngestDeck>().inputs, d.get<IngestDeck>().inputs);
+  EXPECT_EQ(back.get<IngestDeck>().frames, d.get<IngestDeck>().frames);
   EXPECT_EQ(to_toml(back), text);
 }
 

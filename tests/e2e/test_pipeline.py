@@ -35,7 +35,9 @@ class Pipeline(WeftTest):
         for i in range(3):
             self.assertIn(b"ftyp", (made / f"sample_0000-{i}.mp4").read_bytes()[:16])
         for rank in json.loads((made / "generate_report.json").read_text())["ranks"]:
-            self.assertEqual(rank["arena_peak_bytes"], rank["arena_planned_bytes"])
+            # References would take a little more.
+            self.assertLessEqual(rank["arena_peak_bytes"], rank["arena_planned_bytes"])
+            self.assertGreater(rank["arena_peak_bytes"], 0.95 * rank["arena_planned_bytes"])
         self.weft("generate", "deck.toml", *few, "generate.num_frames=1", "generate.output=image", ranks=1)
         self.assertEqual(png_size(self.dir / "image" / "sample_0000.png"), (32, 32))
         # Two given frames begin the clip, and come out as they are.

@@ -164,7 +164,7 @@ class Plan(WeftTest):
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "1", "--memory", "6",
                                ranks=0, expect=None), USAGE, "T5", "missing")
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "4", "--memory", "10",
-                               "generate.num_frames=408", ranks=0, expect=None), USAGE, "408x720x1280", "num_frames")
+                               "generate.resolution=720p", "generate.num_frames=408", ranks=0, expect=None), USAGE, "408x720x1280", "num_frames")
         deck = REPOSITORY / "inputs" / "encode.toml"
         clips = "data.path=synthetic:clips=2,frames=51,height=144,width=256"
         _, plan = self.plan(deck, clips, "--job", "encode", "--gpus", "4", "--memory", "16")

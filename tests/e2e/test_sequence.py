@@ -12,9 +12,9 @@ DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 
 
 class SequenceParallelTest(WeftTest):
-    # Frames of 5 x 3 patches and 3 frames: nothing divides evenly among 2 or 4 ranks.
+    # Frames of 5 x 3 or 5 x 7 patches and 3 frames: nothing divides evenly among 2 or 4 ranks.
     DATA = ("data.path=synthetic:clips=8,frames=3,height=10,width=6", f"device.kind={DEVICE}")
-    CLIPS = ("generate.image_size=[10,6]", "generate.num_frames=3", "generate.num_samples=3", "generate.tensors=true",
+    CLIPS = ("generate.image_size=[10,14]", "generate.num_frames=3", "generate.num_samples=3", "generate.tensors=true",
              "generate.references=['lavfi:testsrc2=duration=1:size=64x64:rate=10']", "generate.mask_strategies=['0']")
 
     def setUp(self):
@@ -50,8 +50,8 @@ class SequenceParallelTest(WeftTest):
 
     def test_groups_that_cannot_be_formed_are_refused(self):
         self.refused(self.generate("x", "parallel.sp=2", ranks=3, expect=None), USAGE, "3 ranks", "parallel.sp = 2")
-        self.refused(self.generate("x", "parallel.sp=4", "model.patch_size=[1,10,2]", ranks=4, expect=None), USAGE,
-                     "10x6", "3 tokens a frame", "parallel.sp = 4")
+        self.refused(self.generate("x", "parallel.sp=4", "model.patch_size=[1,10,6]", "generate.weights=random:1", ranks=4,
+                                   expect=None), USAGE, "10x14", "3 tokens a frame", "parallel.sp = 4")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // A checkpoint's manifest. Its own hash would refuse nearly every mutation: it is made anew for what stands before it.
-#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/manifest.h"
 
 #include "fuzz.h"
 

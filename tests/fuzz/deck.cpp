@@ -2,6 +2,9 @@
 #include "config/deck.h"
 
 #include "fuzz.h"
+#include "tables.h"
+
+static const bool registered = weft::fuzz::register_tables();
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;

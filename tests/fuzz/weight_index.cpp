@@ -1,5 +1,5 @@
 // The index of weights in shards: shards lie beside it.
-#include "checkpoint/weight_index.h"
+#include "checkpoint/weight_files.h"
 
 #include "fuzz.h"
 

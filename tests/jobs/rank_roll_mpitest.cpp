@@ -1,4 +1,5 @@
 // The roll of ranks: what each has said, who has claimed what, and what lost ranks leave to others.
+#include "jobs/generate/options.h"
 #include "jobs/rank_roll.h"
 
 #include <gtest/gtest.h>
@@ -131,7 +132,7 @@ TEST(ClipQueue, GivesEveryClipOnceWhenARankIsLost) {
     if (last == 0) GTEST_SKIP() << "nobody would be left";
     const std::int64_t items = 3 * roll.ranks();
     Deck deck;
-    deck.generate.share_out = share_out;
+    deck.get<GenerateDeck>().share_out = share_out;
     const ClipGroups groups(MPI_COMM_WORLD, 1);
     ClipQueue queue(deck, folder, groups, roll, items, [](int, std::int64_t) { return false; });
     std::vector<int> made(static_cast<std::size_t>(items), 0);

@@ -8,6 +8,9 @@
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
+#include "models/stdit3/options.h"
+#include "models/t5/t5.h"
+#include "models/video_vae/video_vae.h"
 #include "tests/models/stdit3/fixture.h"
 
 namespace weft::test {
@@ -51,7 +54,7 @@ class WeightsTest : public OpTest {
 };
 
 TEST_F(WeightsTest, RoundTrip) {
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   const bool low = ops::cpu_is_v4();  // bf16 needs AVX-512
   if (low) deck.dtype = "bf16";
   Model saved(deck, 4), loaded(deck, 5);
@@ -149,7 +152,7 @@ TEST_F(WeightsTest, HalfPrecisionFilesAreWidened) {
 TEST_F(WeightsTest, AModelThatIsOnlyRunKeepsBf16Alone) {
   Model saved(tiny_model(), 4);
   save_weights(path_, saved.net.params());
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.dtype = "bf16";
   Stdit3 net(deck);
   net.params().allocate_for_inference(true);

@@ -1,5 +1,6 @@
 // The formulas against the tables of the performance study: B4 (roofline of a step), B6 (communication), B7 (variation).
 #include "plan/step_model.h"
+#include "models/stdit3/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +18,8 @@ namespace {
 
 using testing::HasSubstr;
 
-ModelDeck xl2() {
-  ModelDeck m;
+Stdit3Config xl2() {
+  Stdit3Config m;
   m.dtype = "bf16";
   m.freeze_y_embedder = true;
   return m;
@@ -168,7 +169,7 @@ TEST(StepTime, WhatCannotBeHidden) {
 
 // Gradients are complete in the order of the backward, and the weights of what comes first are needed at once.
 TEST(BucketSchedule, FollowsTheBlocks) {
-  ModelDeck deck = xl2();
+  Stdit3Config deck = xl2();
   deck.hidden_size = 64;
   deck.num_heads = 4;
   deck.depth = 4;

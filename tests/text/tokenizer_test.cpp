@@ -72,13 +72,12 @@ TEST_F(TokenizerTest, SaysWhatDoesNotFit) {
   EXPECT_THAT(refused([&] { Tokenizer t(dir_ / "text"); }), HasSubstr("no SentencePiece model"));
   EXPECT_THAT(refused([&] { Tokenizer t(model("other", "--pad_id=3")); }),
               HasSubstr("T5's are 0, 1 and 2"));
-  T5Deck deck;
-  deck.weights = (dir_ / "t5.safetensors").string();
-  EXPECT_THAT(refused([&] { open_tokenizer(deck); }), HasSubstr("spiece.model"));
+  const std::string weights = (dir_ / "t5.safetensors").string();
+  EXPECT_THAT(refused([&] { open_tokenizer("", weights, 32128); }), HasSubstr("spiece.model"));
   model("spiece", t5_ids_);
-  EXPECT_EQ(refused([&] { open_tokenizer(deck); }), "");  // found beside the weights
-  deck.vocab_size = 100;
-  EXPECT_THAT(refused([&] { open_tokenizer(deck); }), HasSubstr("t5.vocab_size is 100"));
+  EXPECT_EQ(refused([&] { open_tokenizer("", weights, 32128); }), "");  // found beside the weights
+  EXPECT_THAT(refused([&] { open_tokenizer("", weights, 100); }),
+              HasSubstr("t5.vocab_size is 100"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "train/memory_plan.h"
+#include "models/stdit3/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,11 +22,11 @@ struct Small {
       "clips=8,frames=2,height=16,width=16,latent=1;clips=8,frames=4,height=32,width=32,latent=1");
   std::unique_ptr<Stdit3Task> task;
   Small() {
-    deck.model.hidden_size = 64;
-    deck.model.num_heads = 4;
-    deck.model.depth = 3;
-    deck.model.caption_channels = 16;
-    deck.model.model_max_length = 8;
+    deck.get<Stdit3Deck>().hidden_size = 64;
+    deck.get<Stdit3Deck>().num_heads = 4;
+    deck.get<Stdit3Deck>().depth = 3;
+    deck.get<Stdit3Deck>().caption_channels = 16;
+    deck.get<Stdit3Deck>().model_max_length = 8;
     task = std::make_unique<Stdit3Task>(deck);
     task->params().allocate(1 << 20, false, true);
   }

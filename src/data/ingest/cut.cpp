@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/aspect.h"
+#include "data/ingest/ingest.h"
 #include "media/resize.h"
 #include "media/video_reader.h"
 

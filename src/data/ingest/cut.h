@@ -9,6 +9,7 @@
 
 #include "config/deck.h"
 #include "data/clip_source.h"
+#include "data/ingest/ingest.h"
 #include "data/ingest/inputs.h"
 
 namespace weft {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "config/deck_table.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/aspect.h"
@@ -83,7 +84,7 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
                 IngestProgress& progress) {
   Share share;
   std::unique_ptr<BucketedWriter> part;
-  const std::int64_t limit = deck.ingest.max_clips;
+  const std::int64_t limit = deck.get<IngestDeck>().max_clips;
   const int threads = omp_get_max_threads();
   for (std::size_t i = static_cast<std::size_t>(rank); i < inputs.size();
        i += static_cast<std::size_t>(size)) {
@@ -92,9 +93,10 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
     };
     if (enough()) break;
     const CutResult cut = cut_video(
-        inputs[i], deck.ingest, {deck.media, {}}, threads,
+        inputs[i], deck.get<IngestDeck>(), {deck.media, {}}, threads,
         [&](const Bucket& bucket, std::span<const std::byte> clip, const ClipInfo& info) {
-          if (!part) part = std::make_unique<BucketedWriter>(part_path(deck.ingest.output, rank));
+          if (!part)
+            part = std::make_unique<BucketedWriter>(part_path(deck.get<IngestDeck>().output, rank));
           part->append(bucket, clip, info);
           share.clips.push_back({static_cast<std::int64_t>(i), bucket.name});
           progress.add(0, 1, 0);
@@ -257,15 +259,16 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   MPI_Comm_size(comm, &size);
 
   // 1. What there is to do; every rank lists it for itself.
-  check_deck(deck.ingest);
-  const std::vector<IngestInput> inputs = expand_inputs(deck.ingest.inputs, deck.media);
+  check_deck(deck.get<IngestDeck>());
+  const std::vector<IngestInput> inputs = expand_inputs(deck.get<IngestDeck>().inputs, deck.media);
   WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video");
-  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, deck.ingest.output);
+  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size,
+            deck.get<IngestDeck>().output);
 
   // 2. This rank's videos into its part file.
   IngestProgress progress(comm, static_cast<std::int64_t>(inputs.size()));
-  const PartRemover remover{part_path(deck.ingest.output, rank)};
+  const PartRemover remover{part_path(deck.get<IngestDeck>().output, rank)};
   const Share share = cut_share(deck, inputs, rank, size, progress);
   progress.finish();
 
@@ -290,10 +293,11 @@ int ingest(const Deck& deck, MPI_Comm comm) {
                  "try fewer ingest.frames, a lower ingest.resolutions, or other footage",
                  "no clip came out of {} videos; the first fault: {}", inputs.size(),
                  fault == faults.end() ? "none" : *fault);
-      const Written written = merge(deck.ingest.output, made, deck.ingest.max_clips);
+      const Written written =
+          merge(deck.get<IngestDeck>().output, made, deck.get<IngestDeck>().max_clips);
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      print_table(deck.ingest.output, written, sums, inputs.size(), seconds);
+      print_table(deck.get<IngestDeck>().output, written, sums, inputs.size(), seconds);
     } catch (const Error& e) {
       failure = std::current_exception();
       code = static_cast<int>(e.code());
@@ -304,12 +308,51 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   if (code != 0) return code;  // rank 0 says why
 
   // 5. With ingest.strict a broken video shows in the exit code.
-  if (deck.ingest.strict && sums[1] > 0) {
+  if (deck.get<IngestDeck>().strict && sums[1] > 0) {
     if (rank == 0)
       log::error("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());
     return static_cast<int>(Exit::data);
   }
   return 0;
+}
+
+namespace {
+
+void ingest_rows(Rows& r, IngestDeck& d) {
+  r.text("inputs", d.inputs, "Footage: video files, globs, .csv or .jsonl lists, or lavfi:SOURCE.");
+  r.text("output", d.output, "The clip store (HDF5) to write.");
+  r.text("resolutions", d.resolutions,
+         "Bucket resolutions to cut clips for, by the names of Open-Sora.",
+         {"144p", "240p", "256", "360p", "480p", "512", "720p", "1024", "1080p", "2k", "2048",
+          "2880", "4k"});
+  r.number("frames", d.frames, 1, 100000, "Clip lengths to cut, in frames.");
+  r.number("frame_interval", d.frame_interval, 1, 1000, "Take every n-th frame of the footage.");
+  r.number("stride", d.stride, 0, many,
+           "Frames of footage between the starts of two clips; 0 cuts clips end to end.");
+  r.number("height", d.height, 0, 16384,
+           "Height of every clip in pixels instead of the bucket's; 0 keeps the bucket's.");
+  r.number("width", d.width, 0, 16384,
+           "Width of every clip in pixels instead of the bucket's; 0 keeps the bucket's.");
+  r.number("fps", d.fps, 0, 1000,
+           "Frames a second to resample the footage to; 0 keeps its own rate.");
+  r.number("max_clips", d.max_clips, 0, many, "Stop after so many clips; 0 takes all.");
+  r.flag("strict", d.strict, "End with exit code 3 if any input had to be skipped.");
+}
+
+void check_ingest(const IngestDeck& d, const DeckDemand& demand) {
+  demand(!d.frames.empty(), "ingest.frames is empty", "give clip lengths, as [17, 51]");
+  demand(!d.resolutions.empty(), "ingest.resolutions is empty", "give one, as [\"144p\"]");
+  demand((d.height == 0) == (d.width == 0),
+         fmt::format("ingest.height = {} but ingest.width = {}", d.height, d.width),
+         "give both in pixels, or neither");
+}
+
+}  // namespace
+
+DeckTable ingest_table() {
+  DeckTable table = deck_table("ingest", ingest_rows, check_ingest);
+  table.next = "data";
+  return table;
 }
 
 }  // namespace weft

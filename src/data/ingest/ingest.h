@@ -7,6 +7,22 @@
 
 namespace weft {
 
+// The table [ingest] of the deck.
+struct IngestDeck {
+  std::vector<std::string> inputs;
+  std::string output = "clips.h5";
+  std::vector<std::string> resolutions = {"144p"};
+  std::vector<std::int64_t> frames = {51};
+  std::int64_t frame_interval = 1;
+  std::int64_t stride = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  double fps = 0;
+  std::int64_t max_clips = 0;
+  bool strict = false;
+};
+DeckTable ingest_table();
+
 // Cuts the videos of [ingest] into clips and writes them to ingest.output. Collective over `comm`.
 //
 // Inputs: files; globs; .csv or .jsonl lists with a column `path` and maybe `text` (relative paths

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "jobs/encode/encode.h"
 #include "jobs/work_queue.h"
 #include "models/video_vae/pixels.h"
 
@@ -158,8 +159,8 @@ EncodeTimes encode_clips(const Deck& deck, const ClipSource& source, VideoVae& v
           },
           &noise);
       const Tensor stored =
-          deck.encode.latents == "moments" ? moments : vae.draw_latent(moments, &noise);
-      const DType dtype = deck.encode.dtype == "f16" ? DType::f16 : DType::f32;
+          deck.get<EncodeDeck>().latents == "moments" ? moments : vae.draw_latent(moments, &noise);
+      const DType dtype = deck.get<EncodeDeck>().dtype == "f16" ? DType::f16 : DType::f32;
       const Tensor values = stored.to_host();
       parts.append(item.sample,
                    stored_values(values.span<float>(), dtype,

@@ -10,6 +10,7 @@
 
 #include "config/deck.h"
 #include "data/clip_source.h"
+#include "jobs/encode/encode.h"
 #include "jobs/encode/parts.h"
 #include "models/video_vae/video_vae.h"
 

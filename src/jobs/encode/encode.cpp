@@ -11,13 +11,18 @@
 #include <sstream>
 
 #include "checkpoint/model_source.h"
+#include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
 #include "jobs/encode/clips.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "text/utf8.h"
@@ -71,7 +76,7 @@ std::string describe_job(const Deck& deck, const std::string& vae) {
                         line.starts_with("latents = ");
     if (counts && line.find('=') != std::string::npos) job += line + "\n";
   }
-  return job + "stored as " + deck.encode.dtype + "\n";
+  return job + "stored as " + deck.get<EncodeDeck>().dtype + "\n";
 }
 
 // Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
@@ -122,8 +127,8 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
                     const Texts& texts, const PromptFeatures& features, EncodeParts& parts,
                     const std::string& made_by) {
   parts.find_all();
-  if (deck.vae.scale.empty()) measure(stored, parts);
-  ClipStoreWriter writer(deck.encode.output, made_by);
+  if (deck.get<VaeDeck>().scale.empty()) measure(stored, parts);
+  ClipStoreWriter writer(deck.get<EncodeDeck>().output, made_by);
   std::uint64_t bytes = 0;
   std::int64_t sample = 0;
   std::vector<std::byte> clip;
@@ -198,51 +203,52 @@ void print_shares(const EncodeTimes& mine, double seconds, MPI_Comm world) {
 int encode(const Deck& deck, MPI_Comm world) {
   // 1. What there is to do.
   watch_stop_signals();
-  WEFT_CHECK(!deck.encode.output.empty(), Exit::usage, "set encode.output = \"latents.h5\"",
-             "encode.output is empty");
+  WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
+             "set encode.output = \"latents.h5\"", "encode.output is empty");
   std::error_code not_there;
-  WEFT_CHECK(deck.encode.output != deck.data.path &&
-                 !fs::equivalent(deck.encode.output, deck.data.path, not_there),
+  WEFT_CHECK(deck.get<EncodeDeck>().output != deck.data.path &&
+                 !fs::equivalent(deck.get<EncodeDeck>().output, deck.data.path, not_there),
              Exit::usage, "name another file", "encode.output is data.path itself: {}",
-             deck.encode.output);
-  const bool measured = deck.vae.scale.empty() && deck.vae.shift.empty();
-  WEFT_CHECK(!measured || deck.encode.latents == "moments", Exit::usage,
+             deck.get<EncodeDeck>().output);
+  const bool measured = deck.get<VaeDeck>().scale.empty() && deck.get<VaeDeck>().shift.empty();
+  WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
              "set encode.latents = \"moments\"",
              "vae.scale and vae.shift are empty: drawn latents cannot be normalised");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const auto source = open_clip_source(deck.data.path, deck.data.verify);
-  VideoVae vae(deck.vae);
-  const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
-                            world);
+  VideoVae vae(deck.get<VaeDeck>());
+  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
+                            deck.get<GenerateDeck>().ema, world);
   std::int64_t samples = 0;
   for (const Bucket& b : source->buckets()) samples += b.clips;
   Texts texts;
-  if (deck.encode.text && log::rank() == 0) texts = list_texts(*source);
+  if (deck.get<EncodeDeck>().text && log::rank() == 0) texts = list_texts(*source);
   auto captions = static_cast<long long>(texts.all.size());
   MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
-  if (captions > 0 && deck.t5.weights.empty() && log::rank() == 0)
+  if (captions > 0 && deck.get<T5Deck>().weights.empty() && log::rank() == 0)
     log::warn("t5.weights is empty: the {} captions are kept as text, without features", captions);
-  const bool with_text = captions > 0 && !deck.t5.weights.empty();
+  const bool with_text = captions > 0 && !deck.get<T5Deck>().weights.empty();
   std::vector<Bucket> stored;
   for (const Bucket& b : source->buckets())
-    stored.push_back(encoded_bucket(b, deck.encode, vae, with_text ? deck.t5.d_model : 0));
-  const fs::path folder = deck.encode.output + ".parts";
+    stored.push_back(
+        encoded_bucket(b, deck.get<EncodeDeck>(), vae, with_text ? deck.get<T5Deck>().d_model : 0));
+  const fs::path folder = deck.get<EncodeDeck>().output + ".parts";
   const std::string job = describe_job(deck, weights.identity());
   const std::string made_by =
-      job + (with_text ? describe_text_encoder(deck.t5) : "no features") + "\n";
-  if (is_made(deck.encode.output, made_by, folder, job, world)) return 0;
+      job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
+  if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
   EncodeParts parts(folder, job, samples, world);
   std::int64_t made = 0;
   for (std::int64_t i = 0; i < samples; ++i) made += parts.made(i) ? 1 : 0;
   log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
-            deck.encode.output, deck.encode.latents, deck.encode.dtype,
-            made > 0 ? fmt::format(", {} made before", made) : "");
+            deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents,
+            deck.get<EncodeDeck>().dtype, made > 0 ? fmt::format(", {} made before", made) : "");
 
   // 2. Captions through T5, whose memory is given back.
   Deck for_text = deck;  // the features' shape is the encoder's own here
-  for_text.model.caption_channels = deck.t5.d_model;
-  for_text.model.model_max_length = deck.t5.max_length;
+  for_text.get<Stdit3Deck>().caption_channels = deck.get<T5Deck>().d_model;
+  for_text.get<Stdit3Deck>().model_max_length = deck.get<T5Deck>().max_length;
   Requests requests(parts.folder(), deck.run.stop_margin);
   const auto stop = [&] { return (requests.look(0, 0) & wish::stop) != 0; };
   std::optional<PromptFeatures> features;
@@ -256,9 +262,9 @@ int encode(const Deck& deck, MPI_Comm world) {
   EncodeTimes mine;
   const double begin = now_seconds();
   if (made < samples) {
-    weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+    weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
     log::info("weights   {}", weights.describe());
-    if (!deck.vae.scale.empty()) weights.compare_scale(deck.vae);
+    if (!deck.get<VaeDeck>().scale.empty()) compare_scale(weights, deck.get<VaeDeck>());
     const std::size_t capacity = arena_capacity(deck.memory, device);
     const std::size_t planned = fit_encoding(vae, source->buckets(), capacity);
     const auto arena = Arena::reserve(capacity);
@@ -285,10 +291,26 @@ int encode(const Deck& deck, MPI_Comm world) {
     features.reset();
     remove_parts(folder);
     log::info("{} clips, {:.1f} MB in {}", samples, 1e-6 * static_cast<double>(bytes),
-              deck.encode.output);
+              deck.get<EncodeDeck>().output);
   }
   MPI_Barrier(world);  // the store is there when any rank says so
   return 0;
 }
+
+namespace {
+
+void encode_rows(Rows& r, EncodeDeck& d) {
+  r.text("output", d.output, "The store of latents (HDF5) to write.");
+  r.text(
+      "latents", d.latents,
+      "What is stored: the moments, from which training draws anew each time, or one drawn sample.",
+      {"moments", "sampled"});
+  r.text("dtype", d.dtype, "Number format in the store.", {"f16", "f32"});
+  r.flag("text", d.text, "Also store the captions' T5 features.");
+}
+
+}  // namespace
+
+DeckTable encode_table() { return deck_table("encode", encode_rows); }
 
 }  // namespace weft

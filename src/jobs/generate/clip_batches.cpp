@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "jobs/generate/options.h"
+
 namespace weft {
 namespace {
 
@@ -11,7 +13,7 @@ const ClipItem& item_of(const GenerateJob& job, std::int64_t number) {
 
 // Clips of a batch begin from noise alone and end with their first loop.
 bool may_share(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
-  return deck.generate.loop == 1 && item.masks.empty() &&
+  return deck.get<GenerateDeck>().loop == 1 && item.masks.empty() &&
          job.prompts[static_cast<std::size_t>(item.prompt)].references.empty();
 }
 
@@ -24,8 +26,8 @@ BatchLimits limit_batches(const Deck& deck, const GenerateJob& job,
     clips[item_of(job, number).pixels] += may_share(deck, job, item_of(job, number)) ? 1 : 0;
   BatchLimits limits;
   for (const auto& [size, count] : clips)
-    limits[size] =
-        std::clamp<std::int64_t>((count + groups - 1) / groups, 1, deck.generate.batch_size);
+    limits[size] = std::clamp<std::int64_t>((count + groups - 1) / groups, 1,
+                                            deck.get<GenerateDeck>().batch_size);
   return limits;
 }
 
@@ -49,7 +51,7 @@ std::vector<ClipBatch> make_batches(const Deck& deck, const GenerateJob& job,
   const auto cost = [&](const ClipBatch& batch) {
     return item_of(job, batch.front()).cost * static_cast<double>(batch.size());
   };
-  if (deck.generate.share_out)
+  if (deck.get<GenerateDeck>().share_out)
     std::stable_sort(batches.begin(), batches.end(),
                      [&](const ClipBatch& a, const ClipBatch& b) { return cost(a) > cost(b); });
   return batches;

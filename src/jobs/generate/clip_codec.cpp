@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
+#include "models/video_vae/options.h"
 #include "tensor/arena.h"
 
 namespace weft {
@@ -15,22 +17,23 @@ constexpr std::int64_t pixel_channels = 3;
 }  // namespace
 
 ClipCodec::ClipCodec(const Deck& deck) {
-  if (deck.model.in_channels == pixel_channels) return;
-  WEFT_CHECK(deck.model.in_channels == TemporalVae::latent_channels, Exit::usage,
+  if (deck.get<Stdit3Deck>().in_channels == pixel_channels) return;
+  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
              "model.in_channels = 3 is a model that works on pixels",
-             "model.in_channels = {}, the VAE's latents have {}", deck.model.in_channels,
-             TemporalVae::latent_channels);
-  WEFT_CHECK(!deck.vae.scale.empty(), Exit::usage,
+             "model.in_channels = {}, the VAE's latents have {}",
+             deck.get<Stdit3Deck>().in_channels, TemporalVae::latent_channels);
+  WEFT_CHECK(!deck.get<VaeDeck>().scale.empty(), Exit::usage,
              "weft inspect on the store of latents tells what `weft encode` measured",
              "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
-  own_ = std::make_unique<VideoVae>(deck.vae);
+  own_ = std::make_unique<VideoVae>(deck.get<VaeDeck>());
   vae_ = own_.get();
 }
 
 void ClipCodec::open_weights(const Deck& deck, MPI_Comm world) {
   if (vae_ != nullptr)
-    source_.emplace("vae.weights", deck.vae.weights, "", deck.generate.ema, world);
-  if (source_) source_->compare_scale(deck.vae);
+    source_.emplace("vae.weights", deck.get<VaeDeck>().weights, "", deck.get<GenerateDeck>().ema,
+                    world);
+  if (source_) compare_scale(*source_, deck.get<VaeDeck>());
 }
 
 void ClipCodec::load_weights() {
@@ -70,7 +73,7 @@ double ClipCodec::decoding_flops(double height, double width) const {
 }
 
 Tensor ClipCodec::encode(const Part& part, std::int64_t height, std::int64_t width,
-                         const VideoVae::FrameSource& source, const VideoVae::Noise& noise) {
+                         const VideoVae::FrameSource& source, const VideoVae::Noise& noise) const {
   if (vae_ != nullptr)
     return vae_->draw_latent(part, vae_->encode_moments(part, height, width, source, &noise),
                              &noise);
@@ -90,7 +93,8 @@ Tensor ClipCodec::encode(const Part& part, std::int64_t height, std::int64_t wid
                            {1, pixel_channels, part.frames, height, width});
 }
 
-void ClipCodec::decode(const Tensor& latent, std::int64_t frames, const VideoVae::FrameSink& sink) {
+void ClipCodec::decode(const Tensor& latent, std::int64_t frames,
+                       const VideoVae::FrameSink& sink) const {
   if (vae_ != nullptr) return vae_->decode(latent, frames, sink);
   WEFT_ASSERT(latent.dim(1) == pixel_channels && latent.dim(2) == frames);
   const std::int64_t height = latent.dim(3), width = latent.dim(4), frame = height * width;
@@ -129,20 +133,20 @@ void ClipCodec::set_frames_at_once(std::int64_t frames) {
 }
 
 std::int64_t ClipCodec::fit_frames_at_once(std::int64_t frames, std::int64_t height,
-                                           std::int64_t width, std::size_t capacity) {
+                                           std::int64_t width, std::size_t capacity) const {
   // Frames of pixels take less than the steps that made them.
   return vae_ != nullptr ? vae_->fit_micro_batch(frames, height, width, capacity)
                          : frames_asked(frames);
 }
 
 std::size_t ClipCodec::plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                   std::int64_t at_once) {
+                                   std::int64_t at_once) const {
   if (vae_ != nullptr) return vae_->plan_encode(frames, height, width, at_once).bytes;
   return plan_decode(frames, height, width, at_once);
 }
 
 std::size_t ClipCodec::plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                   std::int64_t at_once) {
+                                   std::int64_t at_once) const {
   if (vae_ != nullptr) return vae_->plan_decode(frames, height, width, at_once).bytes;
   const auto arena = Arena::planning(this_device().kind);
   const ArenaScope scope(*arena);

@@ -11,6 +11,7 @@
 
 #include "checkpoint/model_source.h"
 #include "config/deck.h"
+#include "jobs/generate/options.h"
 #include "models/video_vae/video_vae.h"
 
 namespace weft {
@@ -50,9 +51,9 @@ class ClipCodec {
 
   // `frames` of a clip of height x width -> f32 [1,C,part.latents,h,w] as the model sees them. In the current arena.
   Tensor encode(const Part& part, std::int64_t height, std::int64_t width,
-                const VideoVae::FrameSource& source, const VideoVae::Noise& noise);
+                const VideoVae::FrameSource& source, const VideoVae::Noise& noise) const;
   // As VideoVae::decode: f32 [1,C,T,h,w] -> `frames` pixel frames, not clamped.
-  void decode(const Tensor& latent, std::int64_t frames, const VideoVae::FrameSink& sink);
+  void decode(const Tensor& latent, std::int64_t frames, const VideoVae::FrameSink& sink) const;
 
   // Frames that are coded at once of a clip of `frames`: as the deck asks, and as it is set now.
   std::int64_t frames_asked(std::int64_t frames) const;
@@ -60,12 +61,12 @@ class ClipCodec {
   void set_frames_at_once(std::int64_t frames);
   // As many frames at once, up to frames_asked(), as an arena of `capacity` bytes takes. Exit::usage if not even one.
   std::int64_t fit_frames_at_once(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                  std::size_t capacity);
+                                  std::size_t capacity) const;
   // Peak arena bytes of coding with so many frames at once: dry runs.
   std::size_t plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                          std::int64_t at_once);
+                          std::int64_t at_once) const;
   std::size_t plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                          std::int64_t at_once);
+                          std::int64_t at_once) const;
 
  private:
   std::unique_ptr<VideoVae> own_;

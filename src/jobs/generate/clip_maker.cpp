@@ -10,6 +10,8 @@
 #include "core/fault.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "models/video_vae/pixels.h"
 #include "ops/loss.h"
@@ -44,7 +46,7 @@ void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z
 SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips) {
   SampleRequest r;
   r.fps.assign(static_cast<std::size_t>(clips),
-               item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.generate.fps));
+               item.pixels.frames == 1 ? 120.0f : static_cast<float>(deck.get<GenerateDeck>().fps));
   r.size.height = static_cast<double>(item.pixels.height);
   r.size.width = static_cast<double>(item.pixels.width);
   r.size.num_frames = item.pixels.frames;
@@ -52,7 +54,8 @@ SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t 
 }
 
 Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips) {
-  return {clips, deck.model.in_channels, item.latent_frames, item.latent_height, item.latent_width};
+  return {clips, deck.get<Stdit3Deck>().in_channels, item.latent_frames, item.latent_height,
+          item.latent_width};
 }
 
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
@@ -60,20 +63,20 @@ std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const
   const auto given = static_cast<std::int64_t>(
       job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
   const std::int64_t length = job.loops.condition_latents;
-  for (std::int64_t loop = 1; loop < deck.generate.loop && length > 0; ++loop)
-    masks.push_back(
-        {loop, given + loop - 1, -length, 0, length, deck.generate.condition_frame_edit});
+  for (std::int64_t loop = 1; loop < deck.get<GenerateDeck>().loop && length > 0; ++loop)
+    masks.push_back({loop, given + loop - 1, -length, 0, length,
+                     deck.get<GenerateDeck>().condition_frame_edit});
   return masks;
 }
 
 ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
                                    const ClipItem& item, std::int64_t loop) {
-  if (job.loops.condition_latents == 0 || loop + 1 >= deck.generate.loop) return {};
+  if (job.loops.condition_latents == 0 || loop + 1 >= deck.get<GenerateDeck>().loop) return {};
   const auto given = static_cast<std::int64_t>(
       job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
-  const LatentRange taken =
-      frames_taken(all_masks(deck, job, item), deck.generate.loop, given + loop, item.latent_frames,
-                   item.latent_frames, deck.generate.align, item.name);
+  const LatentRange taken = frames_taken(all_masks(deck, job, item), deck.get<GenerateDeck>().loop,
+                                         given + loop, item.latent_frames, item.latent_frames,
+                                         deck.get<GenerateDeck>().align, item.name);
   return codec.part_with(item.pixels.frames, taken.first, taken.last);
 }
 
@@ -114,15 +117,15 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
   }
   const auto number = static_cast<std::int64_t>(i);
   const auto uses = [&](const MaskGroup& g) {
-    return g.reference == number && g.loop >= 0 && g.loop < deck_.generate.loop;
+    return g.reference == number && g.loop >= 0 && g.loop < deck_.get<GenerateDeck>().loop;
   };
   if (std::none_of(masks_.begin(), masks_.end(), uses)) return {};
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   return encode_reference(
       {prompt.references[i], prompt.named_by}, {deck_.media, {}}, item.pixels.height,
       item.pixels.width, codec_, noise, [&](std::int64_t latents) {
-        return frames_taken(masks_, deck_.generate.loop, number, latents, item.latent_frames,
-                            deck_.generate.align, item.name);
+        return frames_taken(masks_, deck_.get<GenerateDeck>().loop, number, latents,
+                            item.latent_frames, deck_.get<GenerateDeck>().align, item.name);
       });
 }
 
@@ -158,12 +161,12 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
 // Only real tokens: texts of other lengths end in rows that no caption has.
 void ClipMaker::add_captions(std::int64_t clips, SampleRequest& request) const {
   if (features_.null_captions()) {
-    request.captions = pack_captions({}, deck_.model.model_max_length, clips, true);
+    request.captions = pack_captions({}, deck_.get<Stdit3Deck>().model_max_length, clips, true);
     return;
   }
   std::int64_t longest = 0;
   for (const TextRows& text : texts_) longest = std::max(longest, text.tokens);
-  const std::int64_t channels = deck_.model.caption_channels;
+  const std::int64_t channels = deck_.get<Stdit3Deck>().caption_channels;
   std::vector<float> values(static_cast<std::size_t>(clips * longest * channels));
   std::vector<std::int64_t> mask(static_cast<std::size_t>(clips * longest));
   for (std::int64_t b = 0; b < clips; ++b) {
@@ -190,15 +193,16 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   }
   std::vector<std::int64_t> lengths;
   for (const LatentReference& r : references_) lengths.push_back(r.frames);
-  const auto placements =
-      place_references(masks_, loop, item.latent_frames, lengths, deck_.generate.align, item.name);
+  const auto placements = place_references(masks_, loop, item.latent_frames, lengths,
+                                           deck_.get<GenerateDeck>().align, item.name);
   for (const Placement& p : placements)
     copy_frames(references_[static_cast<std::size_t>(p.reference)], p, request.z, item.name);
   // Without references a mask of ones would change nothing but the time.
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
-                     static_cast<std::uint64_t>(loop * deck_.sampler.steps + step), id, noise);
+                     static_cast<std::uint64_t>(loop * deck_.get<SamplerDeck>().steps + step), id,
+                     noise);
   };
   add_captions(clips, request);
   double told = begin;
@@ -210,7 +214,8 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
               clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, step, steps,
               told - begin);
   };
-  const Tensor z = flow_sample(model_, deck_.sampler, deck_.diffusion, request);
+  const Tensor z =
+      flow_sample(model_, deck_.get<SamplerDeck>(), deck_.get<DiffusionDeck>(), request);
   z.to_host();  // waits, and the clock is right
   times_.sample += now_seconds() - begin;
   return z;
@@ -249,7 +254,7 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
 
 void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
                       std::optional<ClipTensors>& tensors) {
-  const GenerateDeck& g = deck_.generate;
+  const GenerateDeck& g = deck_.get<GenerateDeck>();
   FinishedClip clip;
   clip.name = item.name;
   clip.key = item.key;
@@ -279,7 +284,7 @@ void ClipMaker::finish_loop(const ClipItem& item, std::int64_t loop, const Tenso
   }
   decode(item, loop, z, writer, clip);
   clip.seconds += now_seconds() - start;
-  if (loop + 1 < deck_.generate.loop) return;
+  if (loop + 1 < deck_.get<GenerateDeck>().loop) return;
   if (clip.tensors) clip.tensors->finish();
   writer.end(clip.seconds);
 }
@@ -291,7 +296,7 @@ std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const F
   std::optional<InHand> clip(std::in_place);
   references_.clear();
   masks_ = all_masks(deck_, job_, item_of(batch.front()));
-  const std::int64_t loops = deck_.generate.loop;
+  const std::int64_t loops = deck_.get<GenerateDeck>().loop;
   bool good = true;  // of the clip with more loops, which is alone
   try {
     for (std::int64_t loop = 0; loop < loops; ++loop) {

@@ -12,9 +12,13 @@
 #include "jobs/generate/clip_maker.h"
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/memory.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_sources.h"
 #include "jobs/generate/report.h"
 #include "jobs/lost_ranks.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
 #include "train/memory_plan.h"
@@ -26,8 +30,8 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path output_of(const Deck& deck) {
-  return deck.generate.output.empty() ? fs::path(deck.run.dir) / "generated"
-                                      : fs::path(deck.generate.output);
+  return deck.get<GenerateDeck>().output.empty() ? fs::path(deck.run.dir) / "generated"
+                                                 : fs::path(deck.get<GenerateDeck>().output);
 }
 
 // Rank 0's keys for all: times of files, which are in them, may differ from node to node where each has its own copy.
@@ -48,7 +52,7 @@ std::vector<std::int64_t> missing_items(const Deck& deck, const GenerateJob& job
   MPI_Bcast(done.data(), static_cast<int>(done.size()), MPI_CHAR, 0, world);
   std::vector<std::int64_t> order = job.longest_first();
   // Dealt out beforehand, the clips stay in their order, as a range of prompts a process.
-  if (!deck.generate.share_out) std::sort(order.begin(), order.end());
+  if (!deck.get<GenerateDeck>().share_out) std::sort(order.begin(), order.end());
   std::erase_if(order, [&](std::int64_t i) { return done[static_cast<std::size_t>(i)] != 0; });
   return order;
 }
@@ -155,23 +159,24 @@ int make_all(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  Stdit3 model(deck.model);
+  Stdit3 model(stdit3_config(deck));
   ClipCodec codec(deck);
-  const ModelSource model_source("generate.weights", deck.generate.weights, deck.run.dir,
-                                 deck.generate.ema, world);
+  const ModelSource model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                                 deck.get<GenerateDeck>().ema, world);
   codec.open_weights(deck, world);
   const auto asked_to_stop = [] { return stop_signal() != 0; };
-  std::vector<Prompt> prompts =
-      read_prompts(deck, refine_by(deck.generate.refine, output_of(deck), world, asked_to_stop));
-  fetch_references(prompts, deck.generate, {deck.media, asked_to_stop}, output_of(deck), world);
-  GenerateJob job =
-      plan_generate_job(deck, std::move(prompts), model, codec,
-                        model_source.identity() + "; " + codec.identity() + "; " +
-                            (deck.t5.weights.empty() ? "" : folder_identity(deck.t5.weights)));
+  std::vector<Prompt> prompts = read_prompts(
+      deck, refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, asked_to_stop));
+  fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, asked_to_stop}, output_of(deck),
+                   world);
+  GenerateJob job = plan_generate_job(
+      deck, std::move(prompts), model, codec,
+      model_source.identity() + "; " + codec.identity() + "; " +
+          (deck.get<T5Deck>().weights.empty() ? "" : folder_identity(deck.get<T5Deck>().weights)));
   agree_on_keys(job, world);
   std::shared_ptr<const Watermark> watermark;
-  if (!deck.generate.watermark.empty())
-    watermark = std::make_shared<Watermark>(deck.generate.watermark, deck.media);
+  if (!deck.get<GenerateDeck>().watermark.empty())
+    watermark = std::make_shared<Watermark>(deck.get<GenerateDeck>().watermark, deck.media);
   const std::vector<std::int64_t> order = missing_items(deck, job, world);
   const auto wanted = static_cast<std::int64_t>(job.items.size());
   const auto missing = static_cast<std::int64_t>(order.size());
@@ -205,7 +210,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   std::unique_ptr<ClipQueue> queue;
   if (missing > 0) {
     model.set_sequence_group(exchange.get());
-    model_source.load(model.params(), stdit3_weight_names(), deck.model.dtype == "bf16");
+    model_source.load(model.params(), {}, deck.model.dtype == "bf16");
     if (groups.first) codec.load_weights();
     log::info("weights   {}; VAE {}", model_source.describe(), codec.describe());
     const std::size_t capacity = arena_capacity(deck.memory, device);
@@ -250,7 +255,7 @@ int make_all(const Deck& deck, MPI_Comm world) {
   report.wanted = wanted;
   report.finished_before = wanted - missing;
   report.ranks_a_clip = sp;
-  report.share_out = deck.generate.share_out;
+  report.share_out = deck.get<GenerateDeck>().share_out;
   report.text_planned = features.encoded().bytes_planned;
   report.text_taken = features.encoded().bytes_taken;
   const int code = end(deck, report, speaks);

@@ -13,7 +13,11 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/references.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 
 namespace weft {
 namespace {
@@ -49,7 +53,7 @@ std::string model_settings(const Deck& deck) {
 
 // What of the deck decides pixels, beside the item's own.
 nlohmann::json settings(const Deck& d, const std::string& weights) {
-  const GenerateDeck& g = d.generate;
+  const GenerateDeck& g = d.get<GenerateDeck>();
   return {{"weights", weights},
           {"seed", d.run.seed},
           {"fps", g.fps},
@@ -61,7 +65,8 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"watermark", g.watermark},
           {"tensors", g.tensors},
           {"models", model_settings(d)},
-          {"tokenizer", d.t5.tokenizer.empty() ? "" : file_identity(d.t5.tokenizer)}};
+          {"tokenizer",
+           d.get<T5Deck>().tokenizer.empty() ? "" : file_identity(d.get<T5Deck>().tokenizer)}};
 }
 
 PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::string& where) {
@@ -167,7 +172,7 @@ std::vector<std::int64_t> GenerateJob::longest_first() const {
 
 GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
                               const ClipCodec& codec, const std::string& weights) {
-  const GenerateDeck& g = deck.generate;
+  const GenerateDeck& g = deck.get<GenerateDeck>();
   GenerateJob job;
   job.prompts = std::move(prompts);
   job.loops = loop_lengths(g, codec);
@@ -207,9 +212,9 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
     const double tokens =
         static_cast<double>((item.latent_height + 1) / 2 * ((item.latent_width + 1) / 2));
     item.cost = static_cast<double>(g.loop) *
-                (2.0 * static_cast<double>(deck.sampler.steps) *
+                (2.0 * static_cast<double>(deck.get<SamplerDeck>().steps) *
                      model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
-                                         deck.model.model_max_length) +
+                                         deck.get<Stdit3Deck>().model_max_length) +
                  static_cast<double>(item.pixels.frames) *
                      codec.decoding_flops(static_cast<double>(item.pixels.height),
                                           static_cast<double>(item.pixels.width)));

@@ -7,6 +7,7 @@
 
 #include "config/deck.h"
 #include "jobs/generate/clip_codec.h"
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/mask_strategy.h"
 #include "jobs/generate/prompts/prompts.h"
 #include "jobs/generate/prompts/sizes.h"

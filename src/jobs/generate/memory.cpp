@@ -8,6 +8,10 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "jobs/generate/clip_maker.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 #include "tensor/arena.h"
 
 namespace weft {
@@ -37,14 +41,14 @@ MemoryNeed plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, 
   const ArenaScope scope(*arena);
   SampleRequest request = make_request(deck, item, clips);
   request.z = Tensor::empty(latent_shape(deck, item, clips), DType::f32);
-  const std::int64_t rows = deck.model.model_max_length;
-  if (!deck.t5.weights.empty())
-    request.y = Tensor::empty({clips, rows, deck.model.caption_channels}, DType::f32);
-  request.captions = pack_captions({}, rows, clips, deck.t5.weights.empty());
+  const std::int64_t rows = deck.get<Stdit3Deck>().model_max_length;
+  if (!deck.get<T5Deck>().weights.empty())
+    request.y = Tensor::empty({clips, rows, deck.get<Stdit3Deck>().caption_channels}, DType::f32);
+  request.captions = pack_captions({}, rows, clips, deck.get<T5Deck>().weights.empty());
   request.edit.assign(static_cast<std::size_t>(clips * item.latent_frames), 1.0f);
-  SamplerDeck sampler = deck.sampler;
+  SamplerDeck sampler = deck.get<SamplerDeck>();
   sampler.steps = 1;
-  flow_sample(model, sampler, deck.diffusion, request);
+  flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return arena->need();
 }
 
@@ -83,8 +87,7 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
     limit = fitting;
   }
   if (!lowered.empty() && log::rank() == 0)
-    log::warn("clips sampled together, reduced to fit the memory: {}",
-              fmt::join(lowered, ", "));
+    log::warn("clips sampled together, reduced to fit the memory: {}", fmt::join(lowered, ", "));
 }
 
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
@@ -147,7 +150,7 @@ FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
       beside = std::max(
           beside, reference_bytes(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()),
                                   p.height, p.width));
-    for (std::int64_t loop = 0; loop + 1 < deck.generate.loop; ++loop) try {
+    for (std::int64_t loop = 0; loop + 1 < deck.get<GenerateDeck>().loop; ++loop) try {
         const ClipCodec::Part part = part_to_go_on_from(deck, job, codec, item, loop);
         beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
       } catch (const Error& e) {

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_vae.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
@@ -15,14 +16,14 @@ int probe(Deck deck, const ProbeRequest& request) {
   if (deck.model.name != "stdit3") return probe_vae(std::move(deck), request);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
-  Stdit3 model(deck.model);
+  Stdit3 model(stdit3_config(deck));
   model.params().allocate(1 << 22, deck.model.dtype == "bf16", request.backward);
   load_weights(request.weights, model.params());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
-  ProbeCase c = read_case(inputs, deck.model);
+  ProbeCase c = read_case(inputs, stdit3_config(deck));
   const std::int64_t B = c.x.dim(0);
   Tape tape(request.backward ? Tape::Mode::record : Tape::Mode::infer);
   model.params().begin_step([](int) {});
@@ -67,7 +68,8 @@ int probe(Deck deck, const ProbeRequest& request) {
       s.sizes.push_back({static_cast<double>(height[static_cast<std::size_t>(b)]),
                          static_cast<double>(width[static_cast<std::size_t>(b)]),
                          frames[0] == 1 ? 1 : frames[static_cast<std::size_t>(b)]});
-    outputs.add("samples", flow_sample(model, deck.sampler, deck.diffusion, s));
+    outputs.add("samples",
+                flow_sample(model, deck.get<SamplerDeck>(), deck.get<DiffusionDeck>(), s));
   }
   outputs.write(request.outputs);
   return 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
 #include "ops/pointwise.h"
 
 namespace weft {
@@ -46,7 +47,7 @@ void ProbeOutputs::write(const std::string& path) const {
   write_safetensors(path, list);
 }
 
-ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model) {
+ProbeCase read_case(const ProbeInputs& inputs, const Stdit3Config& model) {
   ProbeCase c;
   const auto& xs = inputs.shape("x");
   WEFT_CHECK(xs.size() == 5 && xs[1] == model.in_channels, Exit::data,

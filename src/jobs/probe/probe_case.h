@@ -3,6 +3,7 @@
 #pragma once
 
 #include "checkpoint/safetensors.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 
 namespace weft {
@@ -47,6 +48,6 @@ struct ProbeCase {
   CaptionBatch captions;
 };
 
-ProbeCase read_case(const ProbeInputs& inputs, const ModelDeck& model);
+ProbeCase read_case(const ProbeInputs& inputs, const Stdit3Config& model);
 
 }  // namespace weft

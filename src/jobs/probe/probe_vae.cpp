@@ -3,6 +3,7 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "nn/posterior.h"
 #include "ops/pointwise.h"
@@ -96,7 +97,7 @@ int probe_vae(Deck deck, const ProbeRequest& request) {
   WEFT_CHECK(request.what == "forward", Exit::usage, "a VAE has weft probe forward alone",
              "weft probe {} with model.name = \"{}\"", request.what, deck.model.name);
   // One --dtype for all probes.
-  if (deck.model.dtype == "bf16") deck.vae.dtype = "bf16";
+  if (deck.model.dtype == "bf16") deck.get<VaeDeck>().dtype = "bf16";
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
 
@@ -104,11 +105,11 @@ int probe_vae(Deck deck, const ProbeRequest& request) {
   ParameterTable alone;
   std::unique_ptr<TemporalVae> temporal;
   if (whole)
-    video = std::make_unique<VideoVae>(deck.vae);
+    video = std::make_unique<VideoVae>(deck.get<VaeDeck>());
   else
-    temporal = std::make_unique<TemporalVae>(deck.vae, alone, "");
+    temporal = std::make_unique<TemporalVae>(deck.get<VaeDeck>(), alone, "");
   ParameterTable& params = whole ? video->params() : alone;
-  const DType dtype = deck.vae.dtype == "bf16" ? DType::bf16 : DType::f32;
+  const DType dtype = deck.get<VaeDeck>().dtype == "bf16" ? DType::bf16 : DType::f32;
   params.allocate(1 << 22, dtype == DType::bf16, request.backward);
   load_weights(request.weights, params, vae_weight_names());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));

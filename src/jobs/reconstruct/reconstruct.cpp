@@ -7,16 +7,19 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/model_source.h"
+#include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/ingest/inputs.h"
+#include "jobs/generate/options.h"
 #include "jobs/work_queue.h"
 #include "media/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
 #include "models/video_vae/video_vae.h"
 #include "parallel/rank_device.h"
@@ -97,12 +100,14 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
              std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
   const std::string& path = from.path;
-  const Footage f = read_footage(from, deck.media, deck.reconstruct, vae.pixels_a_latent());
+  const Footage f =
+      read_footage(from, deck.media, deck.get<ReconstructDeck>(), vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
-  const std::int64_t chunk = deck.vae.micro_frame_size > 0 ? deck.vae.micro_frame_size : f.frames;
-  if (at_once < std::min({deck.vae.micro_batch_size, chunk, f.frames}))
+  const std::int64_t chunk =
+      deck.get<VaeDeck>().micro_frame_size > 0 ? deck.get<VaeDeck>().micro_frame_size : f.frames;
+  if (at_once < std::min({deck.get<VaeDeck>().micro_batch_size, chunk, f.frames}))
     log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
-              at_once, deck.vae.micro_batch_size, gib(capacity));
+              at_once, deck.get<VaeDeck>().micro_batch_size, gib(capacity));
   vae.set_micro_batch(at_once);
   const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once).bytes,
                                        vae.plan_decode(f.frames, f.height, f.width, at_once).bytes);
@@ -243,7 +248,7 @@ void report(const json& all, const fs::path& out) {
 
 int reconstruct(const Deck& deck, MPI_Comm world) {
   // 1. What goes through what.
-  const ReconstructDeck& r = deck.reconstruct;
+  const ReconstructDeck& r = deck.get<ReconstructDeck>();
   WEFT_CHECK(!r.inputs.empty(), Exit::usage, "set reconstruct.inputs = [\"clip.mp4\"]",
              "reconstruct.inputs is empty");
   WEFT_CHECK((r.height == 0) == (r.width == 0), Exit::usage, "give both in pixels, or neither",
@@ -251,13 +256,13 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const std::vector<IngestInput> inputs = expand_inputs(r.inputs, deck.media);
-  VideoVae vae(deck.vae);
-  const ModelSource weights("vae.weights", deck.vae.weights, deck.run.dir, deck.generate.ema,
-                            world);
-  weights.compare_scale(deck.vae);
-  weights.load(vae.params(), vae_weight_names(), deck.vae.dtype == "bf16");
+  VideoVae vae(deck.get<VaeDeck>());
+  const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
+                            deck.get<GenerateDeck>().ema, world);
+  compare_scale(weights, deck.get<VaeDeck>());
+  weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
-            gib(vae.params().inference_bytes(deck.vae.dtype == "bf16")));
+            gib(vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16")));
   const fs::path out =
       r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
   std::error_code failed;
@@ -281,6 +286,25 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   const json clips = gather(mine, world);
   if (log::rank() == 0) report(summary(clips), out);
   return 0;
+}
+
+namespace {
+
+void reconstruct_rows(Rows& r, ReconstructDeck& d) {
+  r.text("inputs", d.inputs, "Footage to send through the VAE and back: files or globs.");
+  r.text("output", d.output, "Directory of the results; empty is RUN/reconstructed.");
+  r.number("frames", d.frames, 0, many, "Frames of each to take; 0 takes all.");
+  r.number("height", d.height, 0, 16384,
+           "Height in pixels to resize to; 0 keeps that of the footage, cut to a multiple of 8.");
+  r.number("width", d.width, 0, 16384, "Width in pixels, likewise.");
+}
+
+}  // namespace
+
+DeckTable reconstruct_table() {
+  DeckTable table = deck_table("reconstruct", reconstruct_rows);
+  table.next = "t5";
+  return table;
 }
 
 }  // namespace weft

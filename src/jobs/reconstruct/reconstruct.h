@@ -8,6 +8,16 @@
 
 namespace weft {
 
+// The table [reconstruct] of the deck.
+struct ReconstructDeck {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::int64_t frames = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+};
+DeckTable reconstruct_table();
+
 int reconstruct(const Deck& deck, MPI_Comm world);
 
 }  // namespace weft

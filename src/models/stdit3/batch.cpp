@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/stdit3/options.h"
 #include "ops/loss.h"
 
 namespace weft {
@@ -19,7 +20,7 @@ bool dropped(std::uint64_t seed, Purpose purpose, std::int64_t step, SampleId sa
 
 void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
                   const TextFeatures* features, std::int64_t B, Stdit3Input& in) {
-  const ModelDeck& m = deck.model;
+  const Stdit3Deck& m = deck.get<Stdit3Deck>();
   CaptionBatch packed;
   const bool stored =
       bucket.text_channels > 0 && (clips.what.samples.empty() || !clips.text.empty());
@@ -56,7 +57,7 @@ void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& cli
 
 // Keep factors of drop path: linear from 0 at the first pair to drop_path at the last (specs/stdit3.md 1).
 void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, Stdit3Input& in) {
-  const ModelDeck& m = deck.model;
+  const Stdit3Deck& m = deck.get<Stdit3Deck>();
   if (m.drop_path <= 0) return;
   in.drop_path = Tensor::empty({m.depth, 2, 2, B}, DType::f32);
   if (clips.what.samples.empty()) return;
@@ -97,7 +98,7 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
   t.in.fps = Tensor::empty({B}, DType::f32);
   t.in.height = size.height;
   t.in.width = size.width;
-  if (masks_wanted(deck.mask)) t.in.x_mask = Tensor::empty({B, seen.frames}, DType::u8);
+  if (masks_wanted(deck.get<MaskDeck>())) t.in.x_mask = Tensor::empty({B, seen.frames}, DType::u8);
   add_captions(deck, bucket, clips, features, B, t.in);
   add_drop_path(deck, clips, B, t.in);
   if (planning) {
@@ -116,10 +117,10 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
     Tensor eps = t.eps.slice(b, b + 1);
     latents.make(bucket, bytes.slice(b * clip_bytes, (b + 1) * clip_bytes), step, sample, x0);
     ops::fill_normal(seed, static_cast<int>(Purpose::noise), step, sample, eps);
-    timestep.push_back(draw_timestep(deck.diffusion, size, seed, step, sample));
+    timestep.push_back(draw_timestep(deck.get<DiffusionDeck>(), size, seed, step, sample));
     fps.push_back(clips.info[static_cast<std::size_t>(b)].fps);
     if (t.in.x_mask.defined()) {
-      const auto frames = draw_frame_mask(deck.mask, seen.frames, seed, step, sample);
+      const auto frames = draw_frame_mask(deck.get<MaskDeck>(), seen.frames, seed, step, sample);
       mask.insert(mask.end(), frames.begin(), frames.end());
     }
   }

@@ -5,7 +5,10 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/stdit3/options.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
+#include "models/video_vae/video_vae.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "ops/posterior.h"
@@ -28,12 +31,13 @@ Tensor normalising(const Bucket& bucket) {
 
 ClipLatents::ClipLatents(const Deck& deck)
     : deck_(deck), seed_(static_cast<std::uint64_t>(deck.run.seed)) {
-  if (deck.model.in_channels == TemporalVae::latent_channels && !deck.vae.weights.empty())
-    vae_ = std::make_unique<VideoVae>(deck.vae);
+  if (deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels &&
+      !deck.get<VaeDeck>().weights.empty())
+    vae_ = std::make_unique<VideoVae>(deck.get<VaeDeck>());
 }
 
 void ClipLatents::check(const Bucket& bucket) const {
-  const std::int64_t channels = deck_.model.in_channels, has = seen(bucket).channels;
+  const std::int64_t channels = deck_.get<Stdit3Deck>().in_channels, has = seen(bucket).channels;
   const bool pixels = bucket.dtype == DType::u8, latents = channels == TemporalVae::latent_channels;
   WEFT_CHECK(
       has == channels, Exit::usage,
@@ -42,7 +46,7 @@ void ClipLatents::check(const Bucket& bucket) const {
                   "training"
                 : "training on pixels wants model.in_channels = 3",
       "bucket {} has {} channels, model.in_channels = {}", bucket.name, has, channels);
-  WEFT_CHECK(!encodes(bucket) || !deck_.vae.scale.empty(), Exit::usage,
+  WEFT_CHECK(!encodes(bucket) || !deck_.get<VaeDeck>().scale.empty(), Exit::usage,
              "take the values that weft encode or weft reconstruct prints, or train on what weft "
              "encode stores",
              "vae.scale is empty: latents that are encoded while training cannot be normalised");
@@ -52,12 +56,12 @@ void ClipLatents::load(std::span<const Bucket> buckets) {
   const bool wanted =
       std::any_of(buckets.begin(), buckets.end(), [this](const Bucket& b) { return encodes(b); });
   if (!wanted) return;
-  vae_->params().allocate_for_inference(deck_.vae.dtype == "bf16");
-  load_weights(deck_.vae.weights, vae_->params(), vae_weight_names());
+  vae_->params().allocate_for_inference(deck_.get<VaeDeck>().dtype == "bf16");
+  load_weights(deck_.get<VaeDeck>().weights, vae_->params(), vae_weight_names());
 }
 
 std::size_t ClipLatents::weight_bytes() const {
-  return vae_ ? vae_->params().inference_bytes(deck_.vae.dtype == "bf16") : 0;
+  return vae_ ? vae_->params().inference_bytes(deck_.get<VaeDeck>().dtype == "bf16") : 0;
 }
 
 Bucket ClipLatents::seen(const Bucket& bucket) const {

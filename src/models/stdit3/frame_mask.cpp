@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/philox.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 
 namespace weft {

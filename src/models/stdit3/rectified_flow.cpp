@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/stdit3/options.h"
 #include "ops/embed.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 
 namespace weft {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
 #include "ops/embed.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
@@ -39,7 +40,7 @@ Tensor take_frames(const Tensor& grid, Part frames) {
 
 }  // namespace
 
-Stdit3::Stdit3(const ModelDeck& config) : config_(config) {
+Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
   WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use model.dtype = \"f32\"",
              "model.dtype = \"bf16\" needs a processor with AVX-512");
   const std::int64_t C = config.hidden_size, D = C / config.num_heads;

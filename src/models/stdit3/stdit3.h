@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "models/stdit3/options.h"
 #include "nn/exchange.h"
 #include "nn/nn.h"
 
@@ -44,10 +45,10 @@ struct Stdit3Input {
 class Stdit3 {
  public:
   // Registers the parameters; params().allocate() is the caller's, who knows what is to be trained.
-  explicit Stdit3(const ModelDeck& config);
+  explicit Stdit3(const Stdit3Config& config);
 
   ParameterTable& params() { return params_; }
-  const ModelDeck& config() const { return config_; }
+  const Stdit3Config& config() const { return config_; }
   std::int64_t out_channels() const {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;
   }
@@ -83,7 +84,7 @@ class Stdit3 {
             const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
             const Tensor& keep);
 
-  ModelDeck config_;
+  Stdit3Config config_;
   nn::SequenceGroup group_;
   ParameterTable params_;
   Parameter *rope_freqs_, *y_embedding_;

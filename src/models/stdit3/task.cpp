@@ -3,26 +3,29 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "models/stdit3/batch.h"
+#include "models/stdit3/options.h"
 
 namespace weft {
 
-Stdit3Task::Stdit3Task(const Deck& deck) : deck_(deck), model_(deck.model), latents_(deck) {
+Stdit3Task::Stdit3Task(const Deck& deck)
+    : deck_(deck), model_(stdit3_config(deck)), latents_(deck) {
   WEFT_CHECK(deck.model.name == "stdit3", Exit::usage,
              "weft plan tells what training a VAE takes, with --job encode what running one does",
              "model.name = \"{}\": this job is for stdit3 alone", deck.model.name);
-  WEFT_CHECK(!masks_wanted(deck.mask) || deck.model.patch_size[0] == 1, Exit::usage,
-             "use a patch_size of one frame, or no [mask]",
+  WEFT_CHECK(!masks_wanted(deck.get<MaskDeck>()) || deck.get<Stdit3Deck>().patch_size[0] == 1,
+             Exit::usage, "use a patch_size of one frame, or no [mask]",
              "frame masks choose single frames, model.patch_size takes {} together",
-             deck.model.patch_size[0]);
-  WEFT_CHECK(!deck.model.skip_y_embedder, Exit::usage, "set model.skip_y_embedder = false",
+             deck.get<Stdit3Deck>().patch_size[0]);
+  WEFT_CHECK(!deck.get<Stdit3Deck>().skip_y_embedder, Exit::usage,
+             "set model.skip_y_embedder = false",
              "model.skip_y_embedder = true wants captions that are projected already; training has "
              "none (weft probe takes them)");
 }
 
 std::string Stdit3Task::describe() const {
-  const ModelDeck& m = deck_.model;
-  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", m.name, m.depth, m.hidden_size,
-                     m.num_heads, m.dtype);
+  const Stdit3Deck& m = deck_.get<Stdit3Deck>();
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", deck_.model.name, m.depth,
+                     m.hidden_size, m.num_heads, deck_.model.dtype);
 }
 
 void Stdit3Task::check(const Bucket& bucket, int sp) const {
@@ -40,14 +43,14 @@ void Stdit3Task::open(std::span<const Bucket> buckets) {
   }
   latents_.load(buckets);
   if (!deck_.data.text_features.empty())
-    features_ =
-        std::make_unique<TextFeatures>(deck_.data.text_features, clips,
-                                       deck_.model.caption_channels, deck_.model.model_max_length);
+    features_ = std::make_unique<TextFeatures>(deck_.data.text_features, clips,
+                                               deck_.get<Stdit3Deck>().caption_channels,
+                                               deck_.get<Stdit3Deck>().model_max_length);
 }
 
 // Text features that the store itself has.
 void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
-  const ModelDeck& m = deck_.model;
+  const Stdit3Deck& m = deck_.get<Stdit3Deck>();
   WEFT_CHECK((b.text_channels > 0) == (first.text_channels > 0), Exit::data,
              "encode the whole store with encode.text, or without",
              "of {}, buckets {} and {}, only one has text features", deck_.data.path, first.name,
@@ -76,11 +79,11 @@ void Stdit3Task::share_clips(Communicator* group) {
 // Forward, twice that for the backward, and what is recomputed.
 double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
   const Bucket b = latents_.seen(bucket);
-  const auto& p = deck_.model.patch_size;
+  const auto& p = deck_.get<Stdit3Deck>().patch_size;
   const auto ceil_div = [](std::int64_t a, std::int64_t c) { return (a + c - 1) / c; };
   const double forward = model_.forward_flops(ceil_div(b.frames, p[0]),
                                               ceil_div(b.height, p[1]) * ceil_div(b.width, p[2]),
-                                              deck_.model.model_max_length);
+                                              deck_.get<Stdit3Deck>().model_max_length);
   return forward * (3 + recompute);
 }
 

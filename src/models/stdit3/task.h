@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/stdit3/clip_latents.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "models/stdit3/text_features.h"
 #include "train/task.h"
@@ -25,7 +26,7 @@ class Stdit3Task : public TrainingTask {
   void start_weights() override;
   void share_clips(Communicator* group) override;
   double blocked_seconds() const override { return model_.sequence_group().blocked_seconds; }
-  std::int64_t blocks(const Bucket&) const override { return 2 * deck_.model.depth; }
+  std::int64_t blocks(const Bucket&) const override { return 2 * deck_.get<Stdit3Deck>().depth; }
   double least_recompute() const override { return deck_.model.recompute; }
   double cost(const Bucket& bucket, double recompute) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,

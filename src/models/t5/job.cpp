@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "models/t5/options.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
 #include "tensor/arena.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "models/t5/options.h"
 #include "models/t5/placement.h"
 
 namespace weft {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/t5/options.h"
 
 namespace weft {
 

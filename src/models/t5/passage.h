@@ -12,6 +12,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "models/t5/job.h"
+#include "models/t5/options.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
 #include "parallel/stop_vote.h"

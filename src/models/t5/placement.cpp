@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/host.h"
+#include "models/t5/options.h"
 #include "models/t5/t5.h"
 
 namespace weft {

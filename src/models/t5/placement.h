@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "models/t5/options.h"
 
 namespace weft {
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "models/t5/options.h"
 #include "ops/matmul.h"
 #include "ops/packed.h"
 #include "ops/text.h"
@@ -187,6 +188,19 @@ T5Encoder::Sizes T5Encoder::sizes(const T5Deck& c) {
   s.embedding = bytes(c.vocab_size * c.d_model, size);
   s.every_part = bytes(buckets * c.num_heads + c.d_model, both);
   return s;
+}
+
+WeightNames t5_weight_names() {
+  return {"t5",
+          [](const std::string& n) {
+            return n.starts_with("decoder.") || n.starts_with("lm_head.") ||
+                   n == "encoder.embed_tokens.weight";
+          },
+          [](const std::string& n) {
+            std::vector<std::string> names;
+            if (n == "shared.weight") names.push_back("encoder.embed_tokens.weight");
+            return names;
+          }};
 }
 
 }  // namespace weft

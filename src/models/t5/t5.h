@@ -3,8 +3,11 @@
 
 #include <vector>
 
+#include "checkpoint/weights.h"
 #include "config/deck.h"
+#include "models/t5/options.h"
 #include "nn/nn.h"
+#include "text/tokenizer.h"
 
 namespace weft {
 
@@ -61,5 +64,12 @@ class T5Encoder {
   std::vector<Layer> layers_;
   std::int64_t first_, last_;
 };
+
+// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight (specs/t5.md 5).
+WeightNames t5_weight_names();
+
+inline Tokenizer t5_tokenizer(const T5Deck& t5) {
+  return open_tokenizer(t5.tokenizer, t5.weights, t5.vocab_size);
+}
 
 }  // namespace weft

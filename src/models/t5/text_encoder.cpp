@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "models/t5/job.h"
+#include "models/t5/options.h"
 #include "models/t5/passage.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
@@ -134,7 +135,7 @@ std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,
                            const std::vector<TextFile>& files, const std::function<bool()>& stop,
                            MPI_Comm world) {
-  const T5Deck& config = deck.t5;
+  const T5Deck& config = deck.get<T5Deck>();
   WEFT_CHECK(!config.weights.empty(), Exit::usage,
              "name the encoder's weights with t5.weights=PATH",
              "there is no text encoder: t5.weights is empty");
@@ -217,10 +218,11 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
                           MPI_Comm world) {
   std::vector<std::vector<std::int32_t>> ids;
   if (rank_in(world) == 0) {
-    const Tokenizer tokenizer = open_tokenizer(deck.t5);
+    const Tokenizer tokenizer = t5_tokenizer(deck.get<T5Deck>());
     for (const std::string& text : texts) {
       check_utf8(text, fmt::format("text {}", ids.size()));
-      ids.push_back(tokenizer.encode(deck.t5.clean ? clean_text(text) : text, deck.t5.max_length));
+      ids.push_back(tokenizer.encode(deck.get<T5Deck>().clean ? clean_text(text) : text,
+                                     deck.get<T5Deck>().max_length));
     }
   }
   return encode_tokens(deck, ids, files, stop, world);

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "models/video_vae/options.h"
 #include "ops/critic.h"
 #include "ops/vae_loss.h"
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "config/deck.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/patch_gan.h"
 
 namespace weft {

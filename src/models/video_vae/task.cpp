@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
 #include "ops/critic.h"
 #include "ops/loss.h"
@@ -21,8 +22,9 @@ const std::string critic_prefix = "discriminator.";
 
 }  // namespace
 
-VaeTask::VaeTask(const Deck& deck) : deck_(deck), vae_(deck.vae, deck.vae_train.freeze_spatial) {
-  const VaeTrainDeck& v = deck.vae_train;
+VaeTask::VaeTask(const Deck& deck)
+    : deck_(deck), vae_(deck.get<VaeDeck>(), deck.get<VaeTrainDeck>().freeze_spatial) {
+  const VaeTrainDeck& v = deck.get<VaeTrainDeck>();
   WEFT_CHECK(v.pixel_loss || v.latent_loss, Exit::usage,
              "set vae_train.pixel_loss (stage 3) or vae_train.latent_loss (stages 1 and 2)",
              "a VAE that trains neither for pixels nor for latents learns nothing");
@@ -37,10 +39,10 @@ VaeTask::VaeTask(const Deck& deck) : deck_(deck), vae_(deck.vae, deck.vae_train.
 }
 
 std::string VaeTask::describe() const {
-  const VaeDeck& v = deck_.vae;
+  const VaeDeck& v = deck_.get<VaeDeck>();
   return fmt::format(
       "vae: 2D C = {}{}, temporal C = {} x [{}], {}{}", fmt::join(v.spatial_channels, " "),
-      deck_.vae_train.freeze_spatial ? " (frozen)" : "", v.filters,
+      deck_.get<VaeTrainDeck>().freeze_spatial ? " (frozen)" : "", v.filters,
       fmt::join(v.channel_multipliers, " "), v.dtype, gan_ ? ", PatchGAN discriminator" : "");
 }
 
@@ -48,12 +50,12 @@ std::vector<TrainDeck> VaeTask::optimizers() const {
   std::vector<TrainDeck> all{deck_.train};
   if (!gan_) return all;
   all.push_back(deck_.train);
-  all.back().lr = deck_.vae_train.discriminator_lr;
+  all.back().lr = deck_.get<VaeTrainDeck>().discriminator_lr;
   return all;
 }
 
 void VaeTask::check(std::span<const Bucket> buckets) {
-  const VaeTrainDeck& v = deck_.vae_train;
+  const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
   const bool pixels = v.pixel_loss || gan_;
   const bool perceptual = pixels && v.perceptual_weight > 0 && !v.lpips_weights.empty();
   const std::int64_t cut = vae_.pixels_a_latent();
@@ -78,7 +80,7 @@ void VaeTask::check(std::span<const Bucket> buckets) {
 
 void VaeTask::open(std::span<const Bucket> buckets) {
   check(buckets);
-  const VaeTrainDeck& v = deck_.vae_train;
+  const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
   if (lpips_)
     lpips_->load(v.lpips_weights);
   else if ((v.pixel_loss || gan_) && v.perceptual_weight > 0 && log::rank() == 0)
@@ -87,21 +89,22 @@ void VaeTask::open(std::span<const Bucket> buckets) {
 
 void VaeTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  if (deck_.vae.weights.empty()) return;
-  const WeightFiles files = WeightFiles::open(deck_.vae.weights);
+  if (deck_.get<VaeDeck>().weights.empty()) return;
+  const WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
   const WeightNames names = vae_weight_names();
   const bool whole = std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& t) {
     return t.entry.name.starts_with("temporal_vae.");
   });
   // What the files must hold: a table of names and shapes, without memory.
   ParameterTable wanted;
-  const SpatialVae spatial(deck_.vae, wanted, "spatial_vae.module.");
-  if (whole) const TemporalVae temporal(deck_.vae, wanted, "temporal_vae.");
+  const SpatialVae spatial(deck_.get<VaeDeck>(), wanted, "spatial_vae.module.");
+  if (whole) const TemporalVae temporal(deck_.get<VaeDeck>(), wanted, "temporal_vae.");
   check_weights(files, wanted, names);
   read_weights(files, params(), names,
                [&](const Parameter& p) { return wanted.find(p.name) == nullptr; });
   if (!whole && log::rank() == 0)
-    log::info("{} holds the 2D VAE alone: the temporal one starts at random", deck_.vae.weights);
+    log::info("{} holds the 2D VAE alone: the temporal one starts at random",
+              deck_.get<VaeDeck>().weights);
 }
 
 void VaeTask::share_clips(Communicator* group) {
@@ -111,7 +114,7 @@ void VaeTask::share_clips(Communicator* group) {
 
 // Groups of frames that the 2D encoder records; without its training there is nothing to record.
 std::int64_t VaeTask::blocks(const Bucket& bucket) const {
-  return deck_.vae_train.freeze_spatial ? 0 : loss_->groups(bucket.frames);
+  return deck_.get<VaeTrainDeck>().freeze_spatial ? 0 : loss_->groups(bucket.frames);
 }
 
 // In pixels: everything else is alike for all buckets.
@@ -120,7 +123,7 @@ double VaeTask::cost(const Bucket& bucket, double recompute) const {
 }
 
 std::int64_t VaeTask::frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const {
-  const VaeTrainDeck& v = deck_.vae_train;
+  const VaeTrainDeck& v = deck_.get<VaeTrainDeck>();
   const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::clip_length,
                       static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(sample));
   if (static_cast<double>(random.uniform(0)) < v.image_share) return 1;
@@ -161,7 +164,7 @@ VaeSample VaeTask::make_sample(const Bucket& bucket, const LoadedBatch& clips, c
   };
   s.spatial_noise = noise(Purpose::spatial_posterior, T);
   s.temporal_noise = noise(Purpose::posterior, vae_.temporal().latent_frames(T));
-  const std::int64_t start = deck_.vae_train.discriminator_start;
+  const std::int64_t start = deck_.get<VaeTrainDeck>().discriminator_start;
   s.adversarial = gan_ && (planning ? deck_.train.steps > start : clips.step >= start);
   return s;
 }
@@ -179,7 +182,8 @@ TrainingWork VaeTask::prepare(const Bucket& bucket, const LoadedBatch& clips, co
 }
 
 void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t clips) {
-  if (!gan_ || deck_.vae_train.lecam_weight == 0 || step < deck_.vae_train.discriminator_start)
+  if (!gan_ || deck_.get<VaeTrainDeck>().lecam_weight == 0 ||
+      step < deck_.get<VaeTrainDeck>().discriminator_start)
     return;
   constexpr int first = StepReport::terms + static_cast<int>(VaeLoss::logit_real);
   static_assert(int{VaeLoss::terms} <= StepReport::host_slots - StepReport::terms);
@@ -188,7 +192,7 @@ void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t
 }
 
 std::string VaeTask::state() const {
-  if (!gan_ || deck_.vae_train.lecam_weight == 0) return {};
+  if (!gan_ || deck_.get<VaeTrainDeck>().lecam_weight == 0) return {};
   const Tensor averages = loss_->critic()->averages().to_host();
   return fmt::format("lecam {:a} {:a}", averages.data<float>()[0], averages.data<float>()[1]);
 }

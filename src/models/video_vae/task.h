@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "models/video_vae/options.h"
 #include "models/video_vae/vae_loss.h"
 
 namespace weft {
@@ -17,7 +18,7 @@ class VaeTask : public TrainingTask {
 
   ParameterTable& params() override { return vae_.params(); }
   std::string describe() const override;
-  bool bf16() const override { return deck_.vae.dtype == "bf16"; }
+  bool bf16() const override { return deck_.get<VaeDeck>().dtype == "bf16"; }
   std::vector<std::string> terms() const override { return VaeLoss::names(); }
   // The discriminator has a learning rate of its own.
   std::vector<TrainDeck> optimizers() const override;

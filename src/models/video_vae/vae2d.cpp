@@ -1,6 +1,7 @@
 #include "models/video_vae/vae2d.h"
 
 #include "core/error.h"
+#include "models/video_vae/options.h"
 #include "nn/conv_layers.h"
 #include "ops/pointwise.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/video_vae/options.h"
 #include "nn/frames.h"
 #include "nn/posterior.h"
 #include "ops/pointwise.h"
@@ -47,12 +48,12 @@ std::vector<std::string> VaeLoss::names() {
 }
 
 VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
-    : deck_(deck.vae_train),
+    : deck_(deck.get<VaeTrainDeck>()),
       vae_(vae),
       lpips_(lpips),
       gan_(gan),
-      frozen_(deck.vae_train.freeze_spatial),
-      group_(deck.vae.micro_batch_size),
+      frozen_(deck.get<VaeTrainDeck>().freeze_spatial),
+      group_(deck.get<VaeDeck>().micro_batch_size),
       in_(factors(SpatialVae::scaling)),
       out_(factors(1.0f / SpatialVae::scaling)) {
   if (gan != nullptr) critic_.emplace(deck_, *gan, vae.params());

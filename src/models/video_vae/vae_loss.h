@@ -7,6 +7,7 @@
 
 #include "models/video_vae/critic_loss.h"
 #include "models/video_vae/lpips.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "train/task.h"
 

@@ -1,6 +1,7 @@
 #include "models/video_vae/vae_temporal.h"
 
 #include "core/error.h"
+#include "models/video_vae/options.h"
 #include "nn/conv_layers.h"
 #include "nn/posterior.h"
 

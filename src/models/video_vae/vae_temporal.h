@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "models/video_vae/options.h"
 #include "nn/conv.h"
 
 namespace weft {

@@ -4,7 +4,9 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
+#include "models/video_vae/options.h"
 #include "nn/posterior.h"
 #include "ops/loss.h"
 #include "ops/matmul.h"
@@ -222,6 +224,58 @@ void VideoVae::decode(const Tensor& latent, std::int64_t frames, const FrameSink
     decode_frames(x->value, first, sink);
     at += t;
   }
+}
+
+WeightNames vae_weight_names() {
+  const auto others = [](const std::string& name) {
+    constexpr const char* renamed[][2] = {{".to_q.", ".query."},
+                                          {".to_k.", ".key."},
+                                          {".to_v.", ".value."},
+                                          {".to_out.0.", ".proj_attn."}};
+    std::vector<std::string> names;
+    for (const auto& [now, before] : renamed)
+      if (const std::size_t at = name.find(now); at != name.npos)
+        names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
+    constexpr std::string_view wrapped = "spatial_vae.module.";
+    if (name.starts_with(wrapped)) {
+      names.push_back(name.substr(wrapped.size()));
+      if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
+    }
+    return names;
+  };
+  return {"vae", [](const std::string& n) { return n == "scale" || n == "shift"; }, others};
+}
+
+namespace {
+
+// What "scale" or "shift" of these files has that the deck has not; empty where they agree, or where either side has none.
+std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
+  const std::pair<const char*, const std::vector<double>*> both[] = {{"scale", &deck.scale},
+                                                                     {"shift", &deck.shift}};
+  for (const auto& [name, ours] : both) {
+    const WeightFiles::Tensor* held = files.find(name);
+    if (held == nullptr || ours->empty()) continue;
+    std::int64_t count = 1;
+    for (const std::int64_t n : held->entry.shape) count *= n;
+    std::vector<float> theirs(static_cast<std::size_t>(count));
+    files.read_f32(*held, 0, theirs);
+    // Files of bf16 have them rounded.
+    const bool alike = std::ranges::equal(
+        theirs, *ours, [](double a, double b) { return std::abs(a - b) <= std::abs(b) / 128; });
+    if (!alike)
+      return fmt::format("{} has {} [{:.4g}], the deck's vae.{} is [{}]", files.path().string(),
+                         name, fmt::join(theirs, ", "), name, fmt::join(*ours, ", "));
+  }
+  return "";
+}
+
+}  // namespace
+
+void compare_scale(const ModelSource& source, const VaeDeck& deck) {
+  if (log::rank() != 0) return;
+  const std::optional<WeightFiles> files = source.files();
+  const std::string other = files ? other_scale(*files, deck) : "";
+  if (!other.empty()) log::warn("{}: the deck's is used", other);
 }
 
 }  // namespace weft

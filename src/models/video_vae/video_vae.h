@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 
+#include "checkpoint/model_source.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/vae2d.h"
 #include "models/video_vae/vae_temporal.h"
 
@@ -108,5 +110,11 @@ class VideoVae {
   std::int64_t micro_batch_ = 0;
   Tensor scaled_2d_, unscaled_2d_, normalised_, denormalised_;
 };
+
+// Buffers "scale" and "shift" are spare; query, key, value, proj_attn are old names of to_q, to_k, to_v, to_out.0; a 2D VAE by
+// itself has its names without "spatial_vae.module." (specs/vae.md 1).
+WeightNames vae_weight_names();
+// One line of warning where files of a VAE have another scale or shift than the deck, which is the one that counts.
+void compare_scale(const ModelSource& source, const VaeDeck& deck);
 
 }  // namespace weft

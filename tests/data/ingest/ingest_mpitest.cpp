@@ -38,7 +38,7 @@ class IngestTest : public testing::Test {
            fmt::format("weft_ingest_{}_{}", pid,
                        testing::UnitTest::GetInstance()->current_test_info()->name());
     if (rank_ == 0) fs::create_directories(dir_);
-    deck_.ingest.output = file("clips.h5");
+    deck_.get<IngestDeck>().output = file("clips.h5");
     MPI_Barrier(MPI_COMM_WORLD);
   }
   void TearDown() override {
@@ -54,7 +54,7 @@ class IngestTest : public testing::Test {
   // "bucket: clips" of the store.
   std::vector<std::string> buckets() const {
     std::vector<std::string> out;
-    const auto store = open_clip_store(deck_.ingest.output, true);
+    const auto store = open_clip_store(deck_.get<IngestDeck>().output, true);
     for (const Bucket& b : store->buckets()) out.push_back(fmt::format("{}: {}", b.name, b.clips));
     return out;
   }
@@ -65,16 +65,16 @@ class IngestTest : public testing::Test {
 };
 
 TEST_F(IngestTest, SameStoreAtAnyRankCount) {
-  deck_.ingest.inputs = {source("testsrc2", 40, "320x180"), source("testsrc", 23, "256x192"),
-                         file("missing.mp4"), source("smptebars", 5, "300x300"),
-                         source("testsrc2", 17, "320x240")};
-  deck_.ingest.frames = {5, 17};
+  deck_.get<IngestDeck>().inputs = {
+      source("testsrc2", 40, "320x180"), source("testsrc", 23, "256x192"), file("missing.mp4"),
+      source("smptebars", 5, "300x300"), source("testsrc2", 17, "320x240")};
+  deck_.get<IngestDeck>().frames = {5, 17};
   for (const std::int64_t limit : {0, 3}) {
-    deck_.ingest.max_clips = limit;
-    deck_.ingest.output = file("all.h5");
+    deck_.get<IngestDeck>().max_clips = limit;
+    deck_.get<IngestDeck>().output = file("all.h5");
     EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
     if (rank_ == 0) {
-      deck_.ingest.output = file("one.h5");
+      deck_.get<IngestDeck>().output = file("one.h5");
       EXPECT_EQ(ingest(deck_, MPI_COMM_SELF), 0);
       EXPECT_EQ(bytes_of(file("all.h5")), bytes_of(file("one.h5")));
       if (limit == 0)
@@ -91,16 +91,16 @@ TEST_F(IngestTest, SameStoreAtAnyRankCount) {
 
 TEST_F(IngestTest, PixelsTimesAndRates) {
   const std::string video = source("testsrc2", 30, "64x48");
-  deck_.ingest.inputs = {video};
-  deck_.ingest.frames = {4};
-  deck_.ingest.frame_interval = 2;
-  deck_.ingest.stride = 3;  // windows overlap, and take odd frames too
-  deck_.ingest.height = 24;
-  deck_.ingest.width = 32;
+  deck_.get<IngestDeck>().inputs = {video};
+  deck_.get<IngestDeck>().frames = {4};
+  deck_.get<IngestDeck>().frame_interval = 2;
+  deck_.get<IngestDeck>().stride = 3;  // windows overlap, and take odd frames too
+  deck_.get<IngestDeck>().height = 24;
+  deck_.get<IngestDeck>().width = 32;
   EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
   if (rank_ != 0) return;
   const Footage whole = read_frames({video, MediaTrust::deck}, 0, 24, 32);
-  const auto store = open_clip_store(deck_.ingest.output, true);
+  const auto store = open_clip_store(deck_.get<IngestDeck>().output, true);
   const Bucket& b = store->buckets().at(0);
   ASSERT_EQ(b.clips, 8);  // windows of 8 frames at 0, 3 ... 21
   EXPECT_EQ(b.name, "24x32-4");
@@ -122,9 +122,10 @@ TEST_F(IngestTest, PixelsTimesAndRates) {
 
 // The largest listed resolution that the picture serves, and stills only from stills.
 TEST_F(IngestTest, ResolutionAndStills) {
-  deck_.ingest.inputs = {source("testsrc2", 6, "320x180"), source("testsrc2", 6, "480x270")};
-  deck_.ingest.resolutions = {"144p", "240p", "360p"};
-  deck_.ingest.frames = {1, 5};
+  deck_.get<IngestDeck>().inputs = {source("testsrc2", 6, "320x180"),
+                                    source("testsrc2", 6, "480x270")};
+  deck_.get<IngestDeck>().resolutions = {"144p", "240p", "360p"};
+  deck_.get<IngestDeck>().frames = {1, 5};
   EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
   if (rank_ != 0) return;
   EXPECT_THAT(buckets(), ElementsAre("144p-5-0.56: 1", "240p-5-0.56: 1"));
@@ -133,18 +134,18 @@ TEST_F(IngestTest, ResolutionAndStills) {
 TEST_F(IngestTest, BrokenVideosAreSkippedAndStrictSaysSo) {
   if (rank_ == 0) std::ofstream(file("text.mp4")) << "no video";
   MPI_Barrier(MPI_COMM_WORLD);
-  deck_.ingest.inputs = {file("text.mp4"), source("testsrc2", 5, "320x180")};
-  deck_.ingest.frames = {5};
+  deck_.get<IngestDeck>().inputs = {file("text.mp4"), source("testsrc2", 5, "320x180")};
+  deck_.get<IngestDeck>().frames = {5};
   EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
-  deck_.ingest.strict = true;
+  deck_.get<IngestDeck>().strict = true;
   EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 3);
   if (rank_ != 0) return;
   EXPECT_THAT(buckets(), ElementsAre("144p-5-0.56: 1"));
 }
 
 TEST_F(IngestTest, NoClipAtAll) {
-  deck_.ingest.inputs = {source("testsrc2", 4, "320x180")};  // one frame too short
-  deck_.ingest.frames = {5};
+  deck_.get<IngestDeck>().inputs = {source("testsrc2", 4, "320x180")};  // one frame too short
+  deck_.get<IngestDeck>().frames = {5};
   if (rank_ != 0) {
     EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 3);
     return;
@@ -156,14 +157,14 @@ TEST_F(IngestTest, NoClipAtAll) {
     EXPECT_EQ(e.code(), Exit::data);
     EXPECT_THAT(e.what(), HasSubstr("4 frames are fewer"));
   }
-  EXPECT_FALSE(fs::exists(deck_.ingest.output));
+  EXPECT_FALSE(fs::exists(deck_.get<IngestDeck>().output));
 }
 
 TEST_F(IngestTest, SenselessDecks) {
   const auto refused = [&](auto change) {
     Deck deck = deck_;
-    deck.ingest.inputs = {source("testsrc2", 5, "320x180")};
-    change(deck.ingest);
+    deck.get<IngestDeck>().inputs = {source("testsrc2", 5, "320x180")};
+    change(deck.get<IngestDeck>());
     try {
       ingest(deck, MPI_COMM_WORLD);
       return false;

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
+#include "models/video_vae/options.h"
 #include "tensor/arena.h"
 
 namespace weft {
@@ -12,7 +14,7 @@ namespace {
 
 Deck pixel_deck() {
   Deck deck;
-  deck.model.in_channels = 3;
+  deck.get<Stdit3Deck>().in_channels = 3;
   return deck;
 }
 
@@ -66,10 +68,10 @@ TEST(ClipCodec, FramesToLatentAndBack) {
 
 TEST(ClipCodec, RefusesLatentsThatNobodyDecodes) {
   Deck deck;
-  deck.model.in_channels = 5;
+  deck.get<Stdit3Deck>().in_channels = 5;
   EXPECT_THROW(ClipCodec{deck}, Error);
-  deck.model.in_channels = 4;
-  deck.vae.scale.clear();
+  deck.get<Stdit3Deck>().in_channels = 4;
+  deck.get<VaeDeck>().scale.clear();
   EXPECT_THROW(ClipCodec{deck}, Error);
 }
 

@@ -1,5 +1,6 @@
 // What a job is to make, what of it is finished, and which clips are sampled together.
 #include "jobs/generate/job.h"
+#include "jobs/deck_tables.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +10,15 @@
 #include "core/error.h"
 #include "jobs/generate/clip_batches.h"
 #include "jobs/generate/memory.h"
+#include "jobs/generate/options.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
+#include "models/video_vae/options.h"
 
 namespace weft {
 namespace {
+
+const bool registered = (register_deck_tables(), true);
 
 Deck small() {
   return parse_deck(R"([model]
@@ -35,13 +42,14 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
-  VideoVae vae(deck.vae);
-  return plan_generate_job(deck, read_prompts(deck.generate), Stdit3(deck.model), vae, weights);
+  VideoVae vae(deck.get<VaeDeck>());
+  return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()),
+                           Stdit3(stdit3_config(deck)), vae, weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
   Deck deck = small();
-  deck.generate.num_samples = 2;
+  deck.get<GenerateDeck>().num_samples = 2;
   const GenerateJob job = job_of(deck);
   ASSERT_EQ(job.items.size(), 6u);
   EXPECT_EQ(job.texts, (std::vector<std::string>{"a cat", "a dog"}));
@@ -56,7 +64,7 @@ TEST(GenerateJob, ListsClipsLongestFirst) {
 TEST(GenerateJob, NoiseFollowsPromptAndSampleAlone) {
   Deck deck = small();
   const GenerateJob one = job_of(deck);
-  deck.generate.num_samples = 3;
+  deck.get<GenerateDeck>().num_samples = 3;
   const GenerateJob three = job_of(deck);
   for (std::size_t i = 0; i < 3; ++i)
     EXPECT_EQ(one.items[i].noise_id(one.prompts), three.items[3 * i].noise_id(three.prompts));
@@ -80,17 +88,17 @@ TEST(GenerateJob, KeysChangeWithWhatDecidesPixels) {
   Deck same = deck;
   same.run.threads = 3;
   same.parallel.sp = 2;
-  same.vae.micro_batch_size = 1;
-  same.t5.micro_batch = 1;
+  same.get<VaeDeck>().micro_batch_size = 1;
+  same.get<T5Deck>().micro_batch = 1;
   same.model.recompute = 1;
-  same.diffusion.loc = 1;
+  same.get<DiffusionDeck>().loc = 1;
   EXPECT_EQ(job.items[0].key, job_of(same).items[0].key);
 }
 
 TEST(GenerateJob, ErrorsNameThePrompt) {
   const auto error_of = [](const char* prompt) {
     Deck deck = small();
-    deck.generate.prompts = {"a cat", prompt};
+    deck.get<GenerateDeck>().prompts = {"a cat", prompt};
     try {
       job_of(deck);
     } catch (const Error& e) {
@@ -107,10 +115,10 @@ TEST(GenerateJob, ErrorsNameThePrompt) {
 
 TEST(GenerateJob, NamesAreUnlike) {
   Deck deck = small();
-  deck.generate.prompt_as_path = true;
-  deck.generate.num_samples = 1;
+  deck.get<GenerateDeck>().prompt_as_path = true;
+  deck.get<GenerateDeck>().num_samples = 1;
   // The second and third prompt collide with each other, and then with what the first is called.
-  deck.generate.prompts = {"a_0002", "a", "a", "a/0002", "a_0002"};
+  deck.get<GenerateDeck>().prompts = {"a_0002", "a", "a", "a/0002", "a_0002"};
   std::set<std::string> names;
   for (const ClipItem& item : job_of(deck).items) names.insert(item.name);
   EXPECT_EQ(names.size(), 5u);
@@ -119,10 +127,10 @@ TEST(GenerateJob, NamesAreUnlike) {
 TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
   Deck deck = small();
   const std::string picture = " {\"num_frames\": 1}";
-  deck.generate.prompts = {"a" + picture, "b",           "c {\"mask_strategy\": \"1\"}",
-                           "d" + picture, "e",           "f",
-                           "g",           "h" + picture, "i"};
-  deck.generate.batch_size = 4;
+  deck.get<GenerateDeck>().prompts = {"a" + picture, "b",           "c {\"mask_strategy\": \"1\"}",
+                                      "d" + picture, "e",           "f",
+                                      "g",           "h" + picture, "i"};
+  deck.get<GenerateDeck>().batch_size = 4;
   const GenerateJob job = job_of(deck);
   const auto batches = [&](int groups) {
     const auto order = job.longest_first();
@@ -132,16 +140,16 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
   EXPECT_EQ(batches(1), (std::vector<ClipBatch>{{1, 4, 5, 6}, {2}, {8}, {0, 3, 7}}));
   EXPECT_EQ(batches(2), (std::vector<ClipBatch>{{1, 4, 5}, {6, 8}, {2}, {0, 3}, {7}}));
   EXPECT_EQ(batches(3).size(), 7u);
-  deck.generate.batch_size = 1;
+  deck.get<GenerateDeck>().batch_size = 1;
   std::vector<std::int64_t> alone;
   for (const ClipBatch& batch : batches(1)) alone.push_back(batch.at(0));
   EXPECT_EQ(alone, job.longest_first());
-  deck.generate.batch_size = 4;
-  deck.generate.loop = 2;
+  deck.get<GenerateDeck>().batch_size = 4;
+  deck.get<GenerateDeck>().loop = 2;
   EXPECT_EQ(batches(1).size(), 9u);
-  deck.generate.loop = 1;
+  deck.get<GenerateDeck>().loop = 1;
   // Those that are finished need no place, and what is dealt out stays in its order.
-  deck.generate.share_out = false;
+  deck.get<GenerateDeck>().share_out = false;
   const std::vector<std::int64_t> missing = {0, 1, 3, 8};
   EXPECT_EQ(make_batches(deck, job, missing, limit_batches(deck, job, missing, 1)),
             (std::vector<ClipBatch>{{0, 3}, {1, 8}}));
@@ -150,7 +158,7 @@ TEST(ClipBatches, AreOfOneSizeAndNoLargerThanAGroupsShare) {
 TEST(ClipBatches, AreAsLargeAsTheMemory) {
   const Deck deck = small();
   const GenerateJob job = job_of(deck);
-  Stdit3 model(deck.model);
+  Stdit3 model(stdit3_config(deck));
   model.params().allocate_for_inference(false);
   const auto bytes = [&](std::int64_t clips) {
     return plan_sampling(deck, model, job.items[0], clips).bytes;
@@ -166,15 +174,15 @@ TEST(ClipBatches, AreAsLargeAsTheMemory) {
 
 TEST(GenerateJob, LoopsMustFit) {
   Deck deck = small();
-  deck.generate.prompts = {"a cat"};
-  deck.generate.num_frames = "34";
-  deck.generate.loop = 3;
+  deck.get<GenerateDeck>().prompts = {"a cat"};
+  deck.get<GenerateDeck>().num_frames = "34";
+  deck.get<GenerateDeck>().loop = 3;
   const GenerateJob job = job_of(deck);
   EXPECT_EQ(job.loops.condition_frames, 17);
-  EXPECT_EQ(job.total_frames(job.items[0], deck.generate), 68);
-  deck.generate.condition_frame_length = 4;
+  EXPECT_EQ(job.total_frames(job.items[0], deck.get<GenerateDeck>()), 68);
+  deck.get<GenerateDeck>().condition_frame_length = 4;
   EXPECT_THROW(job_of(deck), Error);
-  deck.generate.condition_frame_length = 10;
+  deck.get<GenerateDeck>().condition_frame_length = 10;
   EXPECT_THROW(job_of(deck), Error);  // nothing new in a loop
 }
 

@@ -11,6 +11,8 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "models/stdit3/batch.h"
+#include "models/stdit3/options.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
 
 namespace weft {
@@ -22,17 +24,17 @@ class ClipLatentsTest : public testing::Test {
  protected:
   ClipLatentsTest() : arena_(Arena::reserve(std::size_t{1} << 30)), scope_(*arena_) {
     deck_.run.seed = 11;
-    deck_.model.in_channels = 4;
-    deck_.model.caption_channels = 3;
-    deck_.model.model_max_length = 5;
-    deck_.model.class_dropout_prob = 0;
-    deck_.vae.spatial_channels = {8, 8, 8, 8};
-    deck_.vae.spatial_res_blocks = 1;
-    deck_.vae.spatial_groups = 4;
-    deck_.vae.filters = 8;
-    deck_.vae.num_res_blocks = 1;
-    deck_.vae.channel_multipliers = {1, 1, 1, 1};
-    deck_.vae.num_groups = 4;
+    deck_.get<Stdit3Deck>().in_channels = 4;
+    deck_.get<Stdit3Deck>().caption_channels = 3;
+    deck_.get<Stdit3Deck>().model_max_length = 5;
+    deck_.get<Stdit3Deck>().class_dropout_prob = 0;
+    deck_.get<VaeDeck>().spatial_channels = {8, 8, 8, 8};
+    deck_.get<VaeDeck>().spatial_res_blocks = 1;
+    deck_.get<VaeDeck>().spatial_groups = 4;
+    deck_.get<VaeDeck>().filters = 8;
+    deck_.get<VaeDeck>().num_res_blocks = 1;
+    deck_.get<VaeDeck>().channel_multipliers = {1, 1, 1, 1};
+    deck_.get<VaeDeck>().num_groups = 4;
     weights_ = std::filesystem::temp_directory_path() /
                ("weft_clip_latents_" + std::to_string(getpid()) + ".safetensors");
   }
@@ -130,11 +132,11 @@ TEST_F(ClipLatentsTest, HalfLatentsAreWidened) {
 
 // The same from stored moments and from pixels; and the plan knows what the VAE takes.
 TEST_F(ClipLatentsTest, EncodingOnTheWayGivesWhatStoredMomentsGive) {
-  VideoVae vae(deck_.vae);
+  VideoVae vae(deck_.get<VaeDeck>());
   vae.params().allocate(1 << 20, false, false);
   vae.params().initialise(5);
   save_weights(weights_, vae.params());
-  deck_.vae.weights = weights_.string();
+  deck_.get<VaeDeck>().weights = weights_.string();
   const Bucket pixels = pixels_bucket();
   std::vector<std::uint8_t> clip(pixels.clip_bytes());
   for (std::size_t i = 0; i < clip.size(); ++i) clip[i] = static_cast<std::uint8_t>(i * i / 7);
@@ -187,9 +189,9 @@ TEST_F(ClipLatentsTest, WhatDoesNotFitIsRefused) {
     }
   };
   refused(pixels_bucket(), "weft encode");
-  deck_.model.in_channels = 3;
+  deck_.get<Stdit3Deck>().in_channels = 3;
   refused(moments_bucket(DType::f32), "latents' channels");
-  deck_.model.in_channels = 5;
+  deck_.get<Stdit3Deck>().in_channels = 5;
   refused(pixels_bucket(), "in_channels = 3");
 }
 

@@ -1,13 +1,14 @@
 // Small STDiT3s and inputs for them.
 #pragma once
 
+#include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "tests/nn/fixture.h"
 
 namespace weft::test {
 
-inline ModelDeck tiny_model() {
-  ModelDeck d;
+inline Stdit3Config tiny_model() {
+  Stdit3Config d;
   d.in_channels = 2;
   d.hidden_size = 12;
   d.num_heads = 2;
@@ -31,7 +32,7 @@ struct Batch {
   std::vector<std::vector<std::int32_t>> captions = ragged_captions();
 };
 
-inline Stdit3Input make_input(const ModelDeck& d, const Batch& b) {
+inline Stdit3Input make_input(const Stdit3Config& d, const Batch& b) {
   Stdit3Input in;
   const Shape shape{b.B, d.in_channels, b.T, b.H, b.W};
   in.x = to_tensor(random_values(shape.numel(), 901), shape);
@@ -73,7 +74,7 @@ inline Stdit3Input make_input(const ModelDeck& d, const Batch& b) {
 
 class Model {
  public:
-  explicit Model(const ModelDeck& deck, std::uint64_t seed = 4) : net(deck) {
+  explicit Model(const Stdit3Config& deck, std::uint64_t seed = 4) : net(deck) {
     net.params().allocate(1 << 16, deck.dtype == "bf16", true);
     randomise(net.params(), seed);
   }

@@ -1,4 +1,5 @@
 // Captions, training loss and sampler around a small STDiT3.
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "tests/models/stdit3/fixture.h"
 
@@ -120,7 +121,7 @@ class SamplerTest : public FlowTest {
   SampleRequest request(std::vector<float> edit = {}) {
     SampleRequest r;
     r.z = random(11);
-    const ModelDeck& d = model_.net.config();
+    const Stdit3Config& d = model_.net.config();
     r.y = to_tensor(random_values(B * d.model_max_length * d.caption_channels, 12),
                     {B, d.model_max_length, d.caption_channels});
     r.captions = pack_captions(std::vector<std::int64_t>{1, 1, 0, 0, 1, 0, 0, 0}, 4, B, false);
@@ -145,7 +146,7 @@ class SamplerTest : public FlowTest {
   // specs/rectified_flow.md 4 in f64 around the model, one half at a time: the conditional captions, then the
   // null caption with the same counts.
   Vec reference(const SampleRequest& r) {
-    const ModelDeck& d = model_.net.config();
+    const Stdit3Config& d = model_.net.config();
     Vec z = to_values(r.z);
     const auto K = static_cast<int>(sampler_.steps);
     std::vector<double> tau;

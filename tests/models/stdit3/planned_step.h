@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fixture.h"
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 
 namespace weft::test {
@@ -9,7 +10,7 @@ namespace weft::test {
 // Peak of one training step in `arena`; the inputs' values exist only where there is memory.
 inline std::size_t peak_of_step(Arena& arena, Model& model, const Batch& batch) {
   const ArenaScope scope(arena);
-  const ModelDeck& deck = model.net.config();
+  const Stdit3Config& deck = model.net.config();
   Stdit3Input in;
   Tensor x0, eps;
   if (arena.is_planning()) {

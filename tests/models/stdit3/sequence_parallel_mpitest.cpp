@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/stdit3/options.h"
 #include "planned_step.h"
 
 namespace weft::test {
@@ -64,7 +65,7 @@ Outcome run(Model& m, const Stdit3Input& in, const Vec& g) {
 
 struct Case {
   const char* name;
-  ModelDeck deck;
+  Stdit3Config deck;
   Batch batch;
   double recompute = -1;
 };
@@ -87,8 +88,8 @@ class SequenceParallel : public SequenceGroups, public testing::WithParamInterfa
 
 // Shares of a tensor's length. Every token's own arithmetic is the same on any number of ranks, and its bits as a rule are
 // too; a gradient that sums over tokens is f32 sums in another order. In bf16 each rank rounds its own part of such a sum.
-double output_bound(const ModelDeck& d) { return d.dtype == "bf16" ? 4 * 0x1p-9 : 1e-6; }
-double gradient_bound(const ModelDeck& d) { return d.dtype == "bf16" ? 8 * 0x1p-9 : 1e-5; }
+double output_bound(const Stdit3Config& d) { return d.dtype == "bf16" ? 4 * 0x1p-9 : 1e-6; }
+double gradient_bound(const Stdit3Config& d) { return d.dtype == "bf16" ? 8 * 0x1p-9 : 1e-5; }
 
 TEST_P(SequenceParallel, AgreesWithOneRank) {
   const Case& c = GetParam();
@@ -215,7 +216,7 @@ class Counting : public Communicator {
 TEST_F(SequenceGroups, BucketsAreAnnouncedAlikeOnAllRanks) {
   for (const std::int64_t T : {1, 2, 5})
     for (const double recompute : {0.0, 0.5}) {
-      ModelDeck deck = tiny_model();
+      Stdit3Config deck = tiny_model();
       deck.recompute = recompute;
       Stdit3 net(deck);
       net.params().allocate(1, false, true);  // a bucket a parameter
@@ -263,7 +264,7 @@ TEST_F(SequenceGroups, BucketsAreAnnouncedAlikeOnAllRanks) {
 }
 
 TEST_F(SequenceGroups, LossIsWholeOnEveryRankAndItsGradientIsShared) {
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   const Batch batch{.T = 2, .W = 9, .masked = true};
   const Stdit3Input in = make_input(deck, batch);
@@ -284,7 +285,7 @@ TEST_F(SequenceGroups, LossIsWholeOnEveryRankAndItsGradientIsShared) {
 }
 
 TEST_F(SequenceGroups, SamplesAreThoseOfOneRank) {
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.num_heads = 3;
   Model model(deck);
   SamplerDeck sampler;
@@ -321,7 +322,7 @@ TEST_F(SequenceGroups, GroupsWorkSideBySide) {
   const int ranks = world_size() % 2 == 0 ? 2 : 1;
   const auto group = nn::make_sequence_group(MPI_COMM_WORLD, ranks);
   EXPECT_EQ(group == nullptr, ranks == 1);
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   Stdit3Input in = make_input(deck, {.T = 5, .W = 9});
   const Vec x = random_values(in.x.numel(), 70 + static_cast<std::uint64_t>(world_rank() / ranks));
@@ -350,7 +351,7 @@ TEST_F(SequenceGroups, WhatCannotBeSharedIsRefused) {
 // Each rank's own peak, to the byte, also by somebody who plans for all ranks alone.
 TEST_F(SequenceGroups, PlannedPeakIsTheRealPeak) {
   for (const double recompute : {0.0, 0.5, 1.0}) {
-    ModelDeck deck = tiny_model();
+    Stdit3Config deck = tiny_model();
     deck.recompute = recompute;
     Model model(deck);
     const Batch batch{.B = recompute == 0 ? 1 : 2, .T = 2, .H = 30, .W = 54, .dropped = true};

@@ -2,13 +2,14 @@
 #include <omp.h>
 
 #include "fixture.h"
+#include "models/stdit3/options.h"
 
 namespace weft::test {
 namespace {
 
 struct Case {
   const char* name;
-  ModelDeck deck;
+  Stdit3Config deck;
   Batch batch;
 };
 
@@ -62,69 +63,70 @@ TEST_P(Stdit3Gradient, MatchesDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(
     Configurations, Stdit3Gradient,
-    testing::Values(
-        make("plain", [](ModelDeck&, Batch&) {}),
-        make("masked", [](ModelDeck&, Batch& b) { b.masked = true; }),
-        make("drop_path", [](ModelDeck&, Batch& b) { b.dropped = true; }),
-        make("masked_drop_path_recompute",
-             [](ModelDeck& d, Batch& b) {
-               b.masked = b.dropped = true;
-               d.recompute = 0.75;
-             }),
-        make("a_sample_without_caption",
-             [](ModelDeck&, Batch& b) {
-               b.captions = {{}, {3, 0}, {}};
-             }),
-        make("no_qk_norm_no_sigma", [](ModelDeck& d, Batch&) { d.qk_norm = d.pred_sigma = false; }),
-        make("single_pixels",
-             [](ModelDeck& d, Batch& b) {
-               d.patch_size = {1, 1, 1};
-               b.masked = true;
-             }),
-        make("patches_in_time",
-             [](ModelDeck& d, Batch&) {
-               d.patch_size = {2, 2, 2};
-             }),
-        make("skip_y_embedder",
-             [](ModelDeck& d, Batch& b) {
-               d.skip_y_embedder = true;
-               b.captions = {{0, 1, 2}, {2}, {1, 3}};
-             }),
-        make("only_train_temporal",
-             [](ModelDeck& d, Batch& b) {
-               d.only_train_temporal = true;
-               b.masked = true;
-             }),
-        make("freeze_y_embedder", [](ModelDeck& d, Batch&) { d.freeze_y_embedder = true; }),
-        // Wide heads and short captions: cross attention with its projections absorbed.
-        make("absorbed",
-             [](ModelDeck& d, Batch& b) {
-               d.hidden_size = 48;
-               d.depth = 1;
-               b.masked = true;
-             }),
-        make("absorbed_recompute_frozen",
-             [](ModelDeck& d, Batch& b) {
-               d.hidden_size = 48;
-               d.depth = 1;
-               d.only_train_temporal = true;
-               d.recompute = 1;
-               b.dropped = true;
-             }),
-        make("one_frame", [](ModelDeck&, Batch& b) { b.T = 1; })),
+    testing::Values(make("plain", [](Stdit3Config&, Batch&) {}),
+                    make("masked", [](Stdit3Config&, Batch& b) { b.masked = true; }),
+                    make("drop_path", [](Stdit3Config&, Batch& b) { b.dropped = true; }),
+                    make("masked_drop_path_recompute",
+                         [](Stdit3Config& d, Batch& b) {
+                           b.masked = b.dropped = true;
+                           d.recompute = 0.75;
+                         }),
+                    make("a_sample_without_caption",
+                         [](Stdit3Config&, Batch& b) {
+                           b.captions = {{}, {3, 0}, {}};
+                         }),
+                    make("no_qk_norm_no_sigma",
+                         [](Stdit3Config& d, Batch&) { d.qk_norm = d.pred_sigma = false; }),
+                    make("single_pixels",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.patch_size = {1, 1, 1};
+                           b.masked = true;
+                         }),
+                    make("patches_in_time",
+                         [](Stdit3Config& d, Batch&) {
+                           d.patch_size = {2, 2, 2};
+                         }),
+                    make("skip_y_embedder",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.skip_y_embedder = true;
+                           b.captions = {{0, 1, 2}, {2}, {1, 3}};
+                         }),
+                    make("only_train_temporal",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.only_train_temporal = true;
+                           b.masked = true;
+                         }),
+                    make("freeze_y_embedder",
+                         [](Stdit3Config& d, Batch&) { d.freeze_y_embedder = true; }),
+                    // Wide heads and short captions: cross attention with its projections absorbed.
+                    make("absorbed",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.hidden_size = 48;
+                           d.depth = 1;
+                           b.masked = true;
+                         }),
+                    make("absorbed_recompute_frozen",
+                         [](Stdit3Config& d, Batch& b) {
+                           d.hidden_size = 48;
+                           d.depth = 1;
+                           d.only_train_temporal = true;
+                           d.recompute = 1;
+                           b.dropped = true;
+                         }),
+                    make("one_frame", [](Stdit3Config&, Batch& b) { b.T = 1; })),
     [](const auto& one) { return std::string(one.param.name); });
 
 // Freezing and recomputing decide what is kept, never what a gradient is.
 TEST_F(OpTest, FrozenAndRecomputedModelsHaveTheSameGradients) {
   const Batch batch{.masked = true, .dropped = true};
   for (const std::int64_t width : {12, 48}) {  // 48: with absorbed cross attention
-    ModelDeck deck = tiny_model();
+    Stdit3Config deck = tiny_model();
     deck.hidden_size = width;
     Model whole(deck);
     const Stdit3Input in = make_input(deck, batch);
     const Vec g = random_values(whole.outputs(in), 55);
     const auto inputs = whole.backward(in, g);
-    const auto expect_equal = [&](const ModelDeck& other, std::size_t frozen) {
+    const auto expect_equal = [&](const Stdit3Config& other, std::size_t frozen) {
       Model m(other);
       const auto other_inputs = m.backward(in, g);
       EXPECT_EQ(other_inputs.x, inputs.x);

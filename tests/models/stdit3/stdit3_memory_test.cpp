@@ -1,4 +1,5 @@
 // The planning arena promises a training step's peak to the byte.
+#include "models/stdit3/options.h"
 #include "planned_step.h"
 
 namespace weft::test {
@@ -17,7 +18,7 @@ class Stdit3Memory : public testing::TestWithParam<Step> {};
 TEST_P(Stdit3Memory, PlannedPeakIsTheRealPeak) {
   const Step s = GetParam();
   if (s.dtype == std::string("bf16") && !ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.hidden_size = s.width;
   deck.recompute = s.recompute;
   deck.dtype = s.dtype;
@@ -44,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Stdit3Planning, RecomputeLowersThePeakByMostOfTheBlocks) {
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.depth = 8;
   const Batch batch{.B = 2, .T = 4, .H = 16, .W = 16};
   std::size_t peaks[3];

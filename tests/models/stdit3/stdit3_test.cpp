@@ -1,5 +1,6 @@
 // STDiT3's names and shapes, its initialisation, and what its output may depend on.
 #include "models/stdit3/stdit3.h"
+#include "models/stdit3/options.h"
 
 #include <map>
 
@@ -47,7 +48,7 @@ std::map<std::string, Shape> released(std::int64_t C, std::int64_t depth, std::i
 }
 
 TEST(Stdit3Names, XlIsTheReleasedStateDictionary) {
-  Stdit3 model{ModelDeck{}};  // nothing is allocated
+  Stdit3 model{Stdit3Config{}};  // nothing is allocated
   const auto expected = released(1152, 28, 72);
   ASSERT_EQ(expected.size(), 973u);
   EXPECT_EQ(model.params().all().size(), 973u);
@@ -62,13 +63,13 @@ TEST(Stdit3Names, XlIsTheReleasedStateDictionary) {
 }
 
 TEST(Stdit3Names, OtherConfigurations) {
-  ModelDeck frozen;
+  Stdit3Config frozen;
   frozen.freeze_y_embedder = true;
   EXPECT_EQ(Stdit3(frozen).params().trainable_elements(), 1201595936);
-  ModelDeck temporal;
+  Stdit3Config temporal;
   temporal.only_train_temporal = true;
   EXPECT_EQ(Stdit3(temporal).params().trainable_elements(), 28 * 21255696);
-  ModelDeck larger;
+  Stdit3Config larger;
   larger.hidden_size = 1872;
   larger.num_heads = 26;
   Stdit3 model(larger);
@@ -77,7 +78,7 @@ TEST(Stdit3Names, OtherConfigurations) {
     ASSERT_NE(p, nullptr) << name;
     EXPECT_EQ(p->shape, shape) << name;
   }
-  ModelDeck plain;
+  Stdit3Config plain;
   plain.qk_norm = plain.pred_sigma = false;
   Stdit3 without(plain);
   EXPECT_EQ(without.params().all().size(), 973u - 2 * 56);
@@ -86,7 +87,7 @@ TEST(Stdit3Names, OtherConfigurations) {
 }
 
 TEST(Stdit3Names, OperationsOfTheReleasedModel) {
-  const Stdit3 model{ModelDeck{}};
+  const Stdit3 model{Stdit3Config{}};
   // specs/stdit3.md 11, TFLOP at 120 caption rows.
   EXPECT_NEAR(model.forward_flops(15, 405, 120) * 1e-12, 13.2, 0.1);
   EXPECT_NEAR(model.forward_flops(30, 920, 120) * 1e-12, 61.7, 0.2);
@@ -97,7 +98,7 @@ class Stdit3Test : public OpTest {};
 
 // specs/stdit3.md 8.
 TEST_F(Stdit3Test, Initialisation) {
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.hidden_size = 64;
   deck.caption_channels = 96;
   deck.model_max_length = 30;
@@ -143,7 +144,7 @@ TEST_F(Stdit3Test, Initialisation) {
 }
 
 TEST_F(Stdit3Test, TemporalBlocksStartAsIdentityAndFpsUnseen) {
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   ParameterTable& params = model.net.params();
   params.initialise(8);
@@ -166,7 +167,7 @@ TEST_F(Stdit3Test, TemporalBlocksStartAsIdentityAndFpsUnseen) {
 
 TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
   for (const bool masked : {false, true}) {
-    ModelDeck deck = tiny_model();
+    Stdit3Config deck = tiny_model();
     if (masked) deck.hidden_size = 48;  // short captions absorbed
     Model model(deck);
     const Batch batch{.masked = masked, .dropped = true};
@@ -196,7 +197,7 @@ TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
 }
 
 TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   Stdit3Input in = make_input(deck, {});
   const Vec plain = model(in);
@@ -225,7 +226,7 @@ TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
 
 // A dropped branch is a branch whose last layer is zero, for its sample alone.
 TEST_F(Stdit3Test, DropPathDropsTheBranchItNames) {
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   Stdit3Input in = make_input(deck, {});
   const Vec plain = model(in);
@@ -258,7 +259,7 @@ TEST_F(Stdit3Test, DropPathDropsTheBranchItNames) {
 }
 
 TEST_F(Stdit3Test, TheNullCaptionIsTheTablesEmbedding) {
-  const ModelDeck deck = tiny_model();
+  const Stdit3Config deck = tiny_model();
   Model model(deck);
   Stdit3Input in = make_input(deck, {.captions = {{-1, -2, -3}, {-1, -2}, {-1}}});
   const Vec expected = model(in);
@@ -275,7 +276,7 @@ TEST_F(Stdit3Test, TheNullCaptionIsTheTablesEmbedding) {
 
 TEST_F(Stdit3Test, Bf16IsCloseToF32) {
   if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
-  ModelDeck deck = tiny_model();
+  Stdit3Config deck = tiny_model();
   deck.hidden_size = 64;
   Model exact(deck);
   deck.dtype = "bf16";

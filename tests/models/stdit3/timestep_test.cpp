@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 
 namespace weft {

@@ -1,5 +1,6 @@
 // Layers of the text encoder placed by memory: even where there is room, shifted where there is not, and what is missing.
 #include "models/t5/placement.h"
+#include "models/t5/options.h"
 
 #include <gtest/gtest.h>
 

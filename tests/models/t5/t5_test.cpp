@@ -1,5 +1,6 @@
 // The T5 encoder against specs/t5.md 4 in f64, in one piece and in parts. validation/check_t5.py holds it to transformers.
 #include "models/t5/t5.h"
+#include "models/t5/options.h"
 
 #include "ops/dispatch.h"
 #include "ops/text.h"

@@ -1,5 +1,6 @@
 // The text encoder over ranks: the same features wherever its layers are, each weight byte read once, nobody above its limit,
 // and all memory given back.
+#include "models/t5/options.h"
 #include "models/t5/text_encoder.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ class TextEncoder : public testing::Test {
     dir_ = fs::temp_directory_path() / ("weft_text_encoder_" + std::to_string(name));
     if (rank_ == 0) fs::create_directories(dir_);
     MPI_Barrier(MPI_COMM_WORLD);
-    deck_.t5 = small_t5();
+    deck_.get<T5Deck>() = small_t5();
   }
   void TearDown() override {
     MPI_Barrier(MPI_COMM_WORLD);
@@ -55,9 +56,9 @@ class TextEncoder : public testing::Test {
 
   // Weights drawn at random, in two shards with their index, the decoder's beside them.
   void write_weights() {
-    deck_.t5.weights = dir_.string();
+    deck_.get<T5Deck>().weights = dir_.string();
     if (rank_ == 0) {
-      T5Encoder whole(deck_.t5, 0, deck_.t5.num_layers);
+      T5Encoder whole(deck_.get<T5Deck>(), 0, deck_.get<T5Deck>().num_layers);
       whole.params().allocate_for_inference(false);
       whole.params().initialise(7);
       nlohmann::json index;
@@ -73,7 +74,7 @@ class TextEncoder : public testing::Test {
       }
       shards[1].push_back({"decoder.final_layer_norm.weight",
                            DType::f32,
-                           {deck_.t5.d_model},
+                           {deck_.get<T5Deck>().d_model},
                            std::as_bytes(whole.params().all().back()->value.span<float>())});
       index["weight_map"]["decoder.final_layer_norm.weight"] = "1.safetensors";
       for (int s : {0, 1})
@@ -85,8 +86,8 @@ class TextEncoder : public testing::Test {
 
   // The same encoder in one piece on this rank, caption by caption.
   std::vector<std::vector<float>> features_in_one_piece() const {
-    T5Encoder whole(deck_.t5, 0, deck_.t5.num_layers);
-    whole.params().allocate_for_inference(deck_.t5.dtype == "bf16");
+    T5Encoder whole(deck_.get<T5Deck>(), 0, deck_.get<T5Deck>().num_layers);
+    whole.params().allocate_for_inference(deck_.get<T5Deck>().dtype == "bf16");
     load_weights(dir_, whole.params(), t5_weight_names());
     const auto arena = Arena::reserve(std::size_t{1} << 28);
     const ArenaScope scope(*arena);
@@ -145,13 +146,13 @@ class TextEncoder : public testing::Test {
 
   // Limits with room for so many layers on each rank, a little more, and the embedding where `embedding`.
   void limit(const std::vector<int>& layers, std::size_t embedding) {
-    deck_.t5.memory_gib.clear();
+    deck_.get<T5Deck>().memory_gib.clear();
     std::vector<std::int64_t> tokens;
     for (const auto& t : ids_) tokens.push_back(std::int64_t(t.size()));
-    const T5Job job = plan_t5(deck_.t5, tokens, MPI_COMM_WORLD);
-    const T5Encoder::Sizes s = T5Encoder::sizes(deck_.t5);
+    const T5Job job = plan_t5(deck_.get<T5Deck>(), tokens, MPI_COMM_WORLD);
+    const T5Encoder::Sizes s = T5Encoder::sizes(deck_.get<T5Deck>());
     for (std::size_t r = 0; r < layers.size(); ++r)
-      deck_.t5.memory_gib.push_back(
+      deck_.get<T5Deck>().memory_gib.push_back(
           static_cast<double>(s.every_part + job.arena + job.messages +
                               static_cast<std::size_t>(layers[r]) * s.layer + s.layer / 4 +
                               (r == embedding ? s.embedding : 0)) /
@@ -177,7 +178,7 @@ TEST_F(TextEncoder, GivesTheSameFeaturesOnAnyNumberOfRanks) {
 TEST_F(TextEncoder, PassesBf16FromRankToRank) {
   if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
   write_weights();
-  deck_.t5.dtype = "bf16";
+  deck_.get<T5Deck>().dtype = "bf16";
   // Other micro-batches may round otherwise: a few last places.
   encode_and_check(0x1p-6);
 }
@@ -206,13 +207,13 @@ TEST_F(TextEncoder, BeginsOnAnotherRankWhereTheFirstHasNoRoom) {
 TEST_F(TextEncoder, TakesSmallerMicroBatchesWhereMemoryIsShort) {
   write_weights();
   limit(std::vector<int>(static_cast<std::size_t>(ranks_), 6), 0);
-  deck_.t5.micro_batch = 7;  // room was made for two
+  deck_.get<T5Deck>().micro_batch = 7;  // room was made for two
   encode_and_check();
 }
 
 TEST_F(TextEncoder, RefusesWhatDoesNotFitAndSaysWhatIsMissing) {
   write_weights();
-  deck_.t5.memory_gib = {1e-5};
+  deck_.get<T5Deck>().memory_gib = {1e-5};
   try {
     encode();
     FAIL() << "taken";
@@ -220,7 +221,7 @@ TEST_F(TextEncoder, RefusesWhatDoesNotFitAndSaysWhatIsMissing) {
     EXPECT_EQ(e.code(), Exit::usage);
     EXPECT_NE(std::string(e.what()).find("missing"), std::string::npos) << e.what();
   }
-  deck_.t5.memory_gib = {1, 1, 1, 1, 1};
+  deck_.get<T5Deck>().memory_gib = {1, 1, 1, 1, 1};
   EXPECT_THROW(encode(), Error) << "five values for fewer ranks";
   EXPECT_FALSE(fs::exists(dir_ / "f"));
 }
@@ -228,7 +229,7 @@ TEST_F(TextEncoder, RefusesWhatDoesNotFitAndSaysWhatIsMissing) {
 TEST_F(TextEncoder, GivesItsMemoryBack) {
   write_weights();
   encode();  // what libraries keep once for all, they have now
-  T5Deck& d = deck_.t5;
+  T5Deck& d = deck_.get<T5Deck>();
   d.d_model = 256, d.d_kv = 64, d.num_heads = 4, d.d_ff = 1024, d.num_layers = 8;
   write_weights();
   const std::size_t before = resident_bytes();
@@ -275,9 +276,9 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
 // The last rank is asked to stop once all are about to begin. Every rank has a layer, and what they give on is too long for MPI
 // to take it before its receiver does: however long one of them stands still, the first is never more than a few ahead.
 TEST_F(TextEncoder, StopsBetweenMicroBatches) {
-  deck_.t5.num_layers = ranks_;
-  deck_.t5.micro_batch = 1;
-  deck_.t5.max_length = 200;
+  deck_.get<T5Deck>().num_layers = ranks_;
+  deck_.get<T5Deck>().micro_batch = 1;
+  deck_.get<T5Deck>().max_length = 200;
   write_weights();
   ids_.assign(300, std::vector<std::int32_t>(200, 5));
   bool begun = false;

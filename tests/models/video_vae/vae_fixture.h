@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
 #include "ops/pointwise.h"
 #include "tests/nn/fixture.h"

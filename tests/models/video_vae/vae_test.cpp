@@ -1,4 +1,5 @@
 // The VAE's two models: names, counts, shapes, padding facts, gradients.
+#include "models/video_vae/options.h"
 #include "vae_fixture.h"
 
 #include "nn/posterior.h"

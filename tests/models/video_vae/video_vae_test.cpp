@@ -1,4 +1,5 @@
 // The VAE over whole clips: chunks, micro-batches, noise, and memory that does not grow with the length.
+#include "models/video_vae/options.h"
 #include "vae_fixture.h"
 
 namespace weft::test {

@@ -6,6 +6,8 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "models/stdit3/options.h"
+#include "models/t5/options.h"
 
 namespace weft {
 namespace {
@@ -53,28 +55,29 @@ std::string describe_text_encoder(const T5Deck& t5) {
 PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
                                const fs::path& directory, bool wanted, MPI_Comm world,
                                const std::function<bool()>& stop, std::int64_t texts_a_file)
-    : channels_(deck.model.caption_channels),
-      longest_(deck.model.model_max_length),
+    : channels_(deck.get<Stdit3Deck>().caption_channels),
+      longest_(deck.get<Stdit3Deck>().model_max_length),
       texts_a_file_(texts_a_file),
       directory_(directory) {
   if (!wanted) return;
-  if (deck.t5.weights.empty()) {
+  if (deck.get<T5Deck>().weights.empty()) {
     if (log::rank() == 0)
       log::warn(
           "t5.weights is empty: every clip is made with the null caption, whatever its prompt");
     return;
   }
-  WEFT_CHECK(deck.t5.d_model == channels_ && deck.t5.max_length <= longest_, Exit::usage,
+  WEFT_CHECK(deck.get<T5Deck>().d_model == channels_ && deck.get<T5Deck>().max_length <= longest_,
+             Exit::usage,
              "set model.caption_channels = t5.d_model, and t5.max_length no larger than "
              "model.model_max_length",
-             "T5's features are [{}, {}], the model takes [{}, {}]", deck.t5.max_length,
-             deck.t5.d_model, longest_, channels_);
+             "T5's features are [{}, {}], the model takes [{}, {}]", deck.get<T5Deck>().max_length,
+             deck.get<T5Deck>().d_model, longest_, channels_);
   there_ = true;
   // Rank 0 knows which files are missing, and their texts.
   std::vector<TextFile> files;
   std::vector<std::string> missing;
   if (log::rank() == 0) {
-    const std::string encoder = describe_text_encoder(deck.t5);
+    const std::string encoder = describe_text_encoder(deck.get<T5Deck>());
     const auto step = static_cast<std::size_t>(texts_a_file);
     for (std::size_t first = 0; first == 0 || first < texts.size(); first += step) {
       const auto of_file = std::span(texts).subspan(first, std::min(step, texts.size() - first));

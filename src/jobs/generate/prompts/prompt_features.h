@@ -11,6 +11,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "config/deck.h"
+#include "models/t5/options.h"
 #include "models/t5/text_encoder.h"
 
 namespace weft {

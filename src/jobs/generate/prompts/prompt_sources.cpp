@@ -20,6 +20,7 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "jobs/generate/options.h"
 #include "media/download.h"
 #include "parallel/broadcast.h"
 #include "text/utf8.h"

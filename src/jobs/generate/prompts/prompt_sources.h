@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompts.h"
 #include "media/media_source.h"
 

@@ -7,6 +7,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "jobs/generate/options.h"
+#include "models/t5/options.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -232,9 +234,9 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
 }
 
 std::vector<Prompt> read_prompts(const Deck& deck, const RefineTexts& refine) {
-  GenerateDeck g = deck.generate;
+  GenerateDeck g = deck.get<GenerateDeck>();
   const bool none = g.prompts.empty() && g.prompt_file.empty() && g.prompt_generator.empty();
-  if (!none || !deck.t5.weights.empty()) return read_prompts(g, refine, deck.media);
+  if (!none || !deck.get<T5Deck>().weights.empty()) return read_prompts(g, refine, deck.media);
   g.prompts = {"no text"};
   std::vector<Prompt> prompts = read_prompts(g, {}, deck.media);
   for (Prompt& p : prompts) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "jobs/generate/options.h"
 #include "media/media_source.h"
 
 namespace weft {

@@ -14,7 +14,7 @@ namespace weft {
 namespace {
 
 LatentReference encode(const ClipCodec::Part& part, std::int64_t height, std::int64_t width,
-                       ClipCodec& codec, const VideoVae::Noise& noise,
+                       const ClipCodec& codec, const VideoVae::Noise& noise,
                        const VideoVae::FrameSource& source) {
   const Tensor latent = codec.encode(part, height, width, source, noise).to_host();
   const auto values = latent.span<float>();
@@ -87,7 +87,7 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
 }
 
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
-                                 std::int64_t height, std::int64_t width, ClipCodec& codec,
+                                 std::int64_t height, std::int64_t width, const ClipCodec& codec,
                                  const VideoVae::Noise& noise, const TakenFrames& taken) {
   const std::int64_t count = count_frames(file, access), latents = codec.latent_frames(count);
   const LatentRange range = taken(latents);
@@ -104,7 +104,7 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
 }
 
 LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,
-                              std::int64_t height, std::int64_t width, ClipCodec& codec,
+                              std::int64_t height, std::int64_t width, const ClipCodec& codec,
                               const VideoVae::Noise& noise) {
   const std::int64_t frame_size = height * width * 3;
   return encode(part, height, width, codec, noise, [&](std::int64_t first, std::int64_t n) {

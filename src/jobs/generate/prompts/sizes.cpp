@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/aspect.h"
+#include "jobs/generate/options.h"
 
 namespace weft {
 namespace {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "config/deck.h"
+#include "jobs/generate/options.h"
 
 namespace weft {
 

@@ -10,6 +10,8 @@
 #include <functional>
 
 #include "core/error.h"
+#include "jobs/generate/options.h"
+#include "models/t5/options.h"
 
 namespace weft {
 namespace {
@@ -262,18 +264,18 @@ TEST(Prompts, KnowsUtf8) {
 // A model without captions makes clips without being given any; with a text encoder a prompt is needed.
 TEST(ReadPrompts, NoneIsNeededWithoutATextEncoder) {
   Deck d;
-  d.generate.num_samples = 2;
-  d.generate.references = {"first.png"};
+  d.get<GenerateDeck>().num_samples = 2;
+  d.get<GenerateDeck>().references = {"first.png"};
   const auto prompts = read_prompts(d);
   ASSERT_EQ(prompts.size(), 1u);
   EXPECT_EQ(prompts[0].text, "");
   EXPECT_EQ(prompts[0].text_of_loop(0), "");
   EXPECT_EQ(prompts[0].references, std::vector<std::string>{"first.png"});
-  d.generate.prompts = {"a cat"};
-  d.generate.aes = 0;
+  d.get<GenerateDeck>().prompts = {"a cat"};
+  d.get<GenerateDeck>().aes = 0;
   EXPECT_EQ(read_prompts(d).at(0).text_of_loop(0), "a cat");
-  d.generate.prompts = {};
-  d.t5.weights = "t5";
+  d.get<GenerateDeck>().prompts = {};
+  d.get<T5Deck>().weights = "t5";
   EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts"));
 }
 

@@ -1,5 +1,6 @@
 // Names of sizes and lengths, against specs/inference.md 2.
 #include "jobs/generate/prompts/sizes.h"
+#include "jobs/generate/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/files.h"
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -16,7 +16,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint_manifest.h"
-#include "checkpoint_fixture.h"
+#include "checkpoint/manifest.h"
 #include "core/hash.h"
+#include "fixture.h"
 
 namespace weft {
 namespace {

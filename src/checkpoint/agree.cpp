@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_agree.h"
+#include "checkpoint/agree.h"
 
 #include <unistd.h>
 

@@ -5,7 +5,7 @@
 #include <csignal>
 #include <mutex>
 
-#include "checkpoint_fixture.h"
+#include "fixture.h"
 
 namespace weft {
 namespace {

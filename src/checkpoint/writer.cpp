@@ -8,10 +8,10 @@
 #include <cstring>
 #include <thread>
 
+#include "checkpoint/agree.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checkpoint_agree.h"
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"

@@ -2,8 +2,8 @@
 // one before is used.
 #include <sys/stat.h>
 
-#include "checkpoint_fixture.h"
 #include "core/hash.h"
+#include "fixture.h"
 
 namespace weft {
 namespace {

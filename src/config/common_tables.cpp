@@ -1,0 +1,204 @@
+// The rows of the tables that config/deck.h declares, and the list of all tables.
+#include <algorithm>
+
+#include "config/deck_table.h"
+
+namespace weft {
+namespace {
+
+std::vector<std::string>& model_names() {
+  static std::vector<std::string> names;
+  return names;
+}
+
+void run_rows(Rows& r, RunDeck& d) {
+  r.text("dir", d.dir, "Directory of the run: checkpoints, metrics, samples, report.");
+  r.number("seed", d.seed, 0, many, "Seed of every random number of the run.").fixed = true;
+  r.flag("resume", d.resume,
+         "Go on from the run's newest checkpoint if there is one; false starts anew.");
+  r.number("threads", d.threads, 0, 4096,
+           "Processor threads a rank uses; 0 shares the host's cores among its ranks.");
+  r.flag("trace", d.trace, "Write RUN/trace.json for Perfetto: what every rank did when.");
+  r.number("stop_margin", d.stop_margin, 0, 1e6,
+           "Seconds before the end of a Slurm job (SLURM_JOB_END_TIME) at which a run saves and "
+           "stops by itself.");
+}
+
+void device_rows(Rows& r, DeviceDeck& d) {
+  r.text("kind", d.kind, "Where the work is done; auto takes a GPU if there is one.",
+         {"auto", "cpu", "cuda"});
+  r.flag("share", d.share,
+         "Let several ranks use one GPU; they then reduce through the host (for tests).");
+  r.flag("graphs", d.graphs,
+         "On GPUs, record the work of a micro-batch once for each shape and replay it.");
+  r.flag("tf32", d.tf32,
+         "On GPUs, let products and convolutions in f32 round their factors to TF32, as PyTorch's "
+         "convolutions do.");
+}
+
+void memory_rows(Rows& r, MemoryDeck& d) {
+  r.number("arena_gib", d.arena_gib, 0, 1e6,
+           "Memory for the activations of a step in GiB a rank; 0 reserves what the host has for "
+           "each rank and touches what a step needs.");
+}
+
+void media_rows(Rows& r, MediaDeck& d) {
+  r.number("max_gib", d.max_gib, 0, 1e6, "Largest video or picture file that is read, in GiB.");
+  r.number("max_hours", d.max_hours, 0, 1e6, "Longest video, in hours.");
+  r.number("max_frames", d.max_frames, 1, many, "Most frames of a video.");
+  r.number("max_megapixels", d.max_megapixels, 1e-6, 2000,
+           "Largest frame: height times width in millions of pixels.");
+  r.number(
+      "timeout", d.timeout, 0, 1e9,
+      "Seconds that reading and decoding one file, or fetching it, may take; 0 sets no limit.");
+  r.number("max_list_mib", d.max_list_mib, 0, 1e6,
+           "Largest list of footage or file of prompts, in MiB.");
+  r.number("max_download_mib", d.max_download_mib, 0, 1e9,
+           "Largest file fetched from an address that a prompt names, in MiB; 0 fetches none.");
+}
+
+void data_rows(Rows& r, DataDeck& d) {
+  r.text("path", d.path,
+         "A clip store, or synthetic:key=value,... for moving shapes made in memory.")
+      .fixed = true;
+  r.text("text_features", d.text_features,
+         "A safetensors file with T5 features of the captions; empty trains on the null caption.")
+      .fixed = true;
+  r.number("readers", d.readers, 0, 256,
+           "Threads a rank reads clips with; 0 chooses from the cores it has.");
+  r.number("prefetch", d.prefetch, 1, 1024, "Micro-batches a rank reads ahead.");
+  r.flag("verify", d.verify, "Check the hash of every clip that is read.");
+  r.number("max_damaged", d.max_damaged, 0, 1,
+           "Share of the clips that may be damaged: each is replaced by the next whole one of its "
+           "bucket, the same in every run. 0 ends the job at the first.");
+}
+
+// [model] begins and ends with what the deck says of any model; STDiT3 has its shape in between.
+void model_rows(Rows& r, ModelDeck& d) {
+  r.text("name", d.name, "The model that is trained or probed; the shape of a VAE is in [vae].",
+         model_names());
+}
+
+void model_rows_behind(Rows& r, ModelDeck& d) {
+  r.text("dtype", d.dtype, "Number format of weights and activations.", {"f32", "bf16"});
+  r.number("recompute", d.recompute, 0, 1,
+           "Share of the blocks whose activations are computed again instead of kept.")
+      .fixed = false;
+  r.text("weights", d.weights,
+         "Safetensors file with weights to start from; empty draws them at random.");
+}
+
+void train_rows(Rows& r, TrainDeck& d) {
+  r.number("steps", d.steps, 1, many, "Steps that the run takes in all, restarts included.").fixed =
+      false;
+  r.number("batch_size", d.batch_size, 1, 1e6, "Clips in a micro-batch.");
+  r.text("batch_sizes", d.batch_sizes,
+         "Clips in a micro-batch of some buckets, as NAME=CLIPS; NAME is a bucket's name or its "
+         "beginning, up to a dash. The others take batch_size.");
+  r.number("micro_batches", d.micro_batches, 1, 1e6,
+           "Micro-batches in a step, shared out over the ranks.");
+  r.number("lr", d.lr, 0, 1e3, "Learning rate of AdamW.");
+  r.number("warmup_steps", d.warmup_steps, 0, many,
+           "Steps over which the learning rate rises to lr.");
+  r.number("weight_decay", d.weight_decay, 0, 1e3, "Decoupled weight decay of AdamW.");
+  r.number("adam_beta1", d.adam_beta1, 0, below_one, "Decay of the mean gradient.");
+  r.number("adam_beta2", d.adam_beta2, 0, below_one, "Decay of the mean squared gradient.");
+  r.number("adam_eps", d.adam_eps, 0, 1, "Added to the root of the mean squared gradient.");
+  r.number("grad_clip", d.grad_clip, 0, 1e9,
+           "Largest norm of the gradient over all parameters; 0 never clips.");
+  r.number("ema_decay", d.ema_decay, 0, 1, "Decay of the moving average of the weights.");
+  r.number("checkpoint_every", d.checkpoint_every, 0, many,
+           "Steps between two checkpoints; 0 saves at the end alone.")
+      .fixed = false;
+  r.number("keep", d.keep, 2, 1e6, "Checkpoints that are kept, at least two.").fixed = false;
+  r.flag("skip_saves", d.skip_saves,
+         "Leave out a checkpoint of checkpoint_every while the one before is still being written; "
+         "false waits for that.")
+      .fixed = false;
+  r.number("log_every", d.log_every, 1, many, "Steps between two lines of the log.").fixed = false;
+  r.text("loss_spike", d.loss_spike,
+         "What a loss or a gradient norm does that leaps far above those of the last 64 steps: a "
+         "warning, the end of the job (exit code 5) with the checkpoint from before it, or "
+         "nothing.",
+         {"warn", "stop", "ignore"});
+  r.number("spike_deviations", d.spike_deviations, 1, 1e6,
+           "How far above the median of the last steps a leap is, in robust standard deviations.");
+}
+
+void parallel_rows(Rows& r, ParallelDeck& d) {
+  r.number("zero", d.zero, 0, 1,
+           "1 keeps the optimizer's state of a parameter on one rank only; 0 keeps all on every "
+           "rank.");
+  r.number("sp", d.sp, 1, 1024,
+           "Ranks that share the tokens of a clip (sequence parallelism); divides the ranks.");
+  r.number("bucket_mib", d.bucket_mib, 0.001, 65536,
+           "Gradients sent together, in MiB: larger is fewer messages, smaller overlaps more.");
+  r.text("wire", d.wire, "Number format of gradients on the wire; sums are always made in f32.",
+         {"f32", "bf16"});
+  r.flag("overlap", d.overlap,
+         "Send gradients under the backward and weights under the next forward; false waits for "
+         "each at once (to measure what overlapping gains).");
+  r.flag("deterministic", d.deterministic,
+         "On GPUs: matrix products take the library's first algorithm instead of the measured "
+         "fastest, so that two runs repeat their bits there too. On CPUs they do so anyway.");
+  r.number("check_every", d.check_every, 0, many,
+           "Steps between two comparisons of the weights of all ranks; 0 never compares.");
+  r.number("hang_timeout", d.hang_timeout, 0, 1e6,
+           "Seconds without progress after which a job ends with exit code 7; 0 takes ten median "
+           "steps, at least 60 s.");
+}
+
+// A table that is a member of Deck.
+template <class T>
+DeckTable member(const char* section, T Deck::*table, void (*rows)(Rows&, T&)) {
+  return {section, [=](Rows& r, Deck& d) { rows(r, d.*table); }, nullptr};
+}
+
+std::vector<DeckTable>& all_tables() {
+  static std::vector<DeckTable> tables = common_tables();
+  return tables;
+}
+
+}  // namespace
+
+std::vector<DeckTable> common_tables() {
+  std::vector<DeckTable> tables = {member("run", &Deck::run, run_rows),
+                                   member("device", &Deck::device, device_rows),
+                                   member("memory", &Deck::memory, memory_rows),
+                                   member("media", &Deck::media, media_rows),
+                                   member("data", &Deck::data, data_rows),
+                                   member("model", &Deck::model, model_rows),
+                                   member("model", &Deck::model, model_rows_behind),
+                                   member("train", &Deck::train, train_rows),
+                                   member("parallel", &Deck::parallel, parallel_rows)};
+  for (DeckTable& t : tables) t.fixed = t.section == "train" || t.section == "model";
+  tables.front().check = [](const Deck& d, const DeckDemand& demand) {
+    demand(!d.run.dir.empty(), "run.dir is empty", "name the directory of the run");
+  };
+  return tables;
+}
+
+const std::vector<DeckTable>& deck_tables() { return all_tables(); }
+
+void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> models) {
+  model_names() = std::move(models);
+  std::vector<DeckTable>& all = all_tables();
+  all = common_tables();
+  for (DeckTable& t : tables) {
+    const auto next = std::find_if(all.rbegin(), all.rend(),
+                                   [&](const DeckTable& other) { return other.section == t.next; });
+    all.insert(next == all.rend() ? all.end() : next.base() - 1, std::move(t));
+  }
+}
+
+std::vector<Option> option_table(Deck& deck) {
+  std::vector<Option> options;
+  for (const DeckTable& table : deck_tables()) {
+    Rows rows(table.section, table.fixed);
+    table.rows(rows, deck);
+    for (Option& o : rows.take()) options.push_back(std::move(o));
+  }
+  return options;
+}
+
+}  // namespace weft

@@ -1,0 +1,96 @@
+// How a module describes its table of the deck: a function that adds its rows, and one that checks what no single key can say.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "config/deck.h"
+#include "core/error.h"
+
+namespace weft {
+
+inline constexpr double no_limit = 1e300;
+inline constexpr double many = 9e15;  // whole numbers up to here are exact as double
+// The largest number below 1: for rates and shares that must not reach it.
+inline constexpr double below_one = 1.0 - std::numeric_limits<double>::epsilon() / 2;
+
+// One key of the deck. `target` points into the Deck that the row was made for.
+struct Option {
+  using Target =
+      std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<bool>*,
+                   std::vector<std::int64_t>*, std::vector<double>*, std::vector<std::string>*>;
+  std::string key;  // "train.lr"
+  Target target;
+  std::string help;                  // one sentence, with the unit
+  std::vector<std::string> choices;  // of a string; empty: any
+  double minimum, maximum;           // of a number, inclusive
+  bool fixed = false;                // what a training run computes follows from it
+  std::string alias = {};            // another key that decks may use for it
+};
+
+// The rows of one table, in the order of the reference page.
+class Rows {
+ public:
+  Rows(std::string section, bool fixed) : section_(std::move(section)), fixed_(fixed) {}
+
+  template <class T>
+  Option& flag(const char* name, T& target, const char* help) {
+    return add(name, &target, help, {}, -no_limit, no_limit);
+  }
+  template <class T>
+  Option& number(const char* name, T& target, double minimum, double maximum, const char* help) {
+    return add(name, &target, help, {}, minimum, maximum);
+  }
+  template <class T>
+  Option& text(const char* name, T& target, const char* help,
+               std::vector<std::string> choices = {}) {
+    return add(name, &target, help, std::move(choices), -no_limit, no_limit);
+  }
+  std::vector<Option> take() { return std::move(rows_); }
+
+ private:
+  Option& add(const char* name, Option::Target target, const char* help,
+              std::vector<std::string> choices, double minimum, double maximum) {
+    return rows_.emplace_back(
+        Option{section_ + "." + name, target, help, std::move(choices), minimum, maximum, fixed_});
+  }
+  std::string section_;
+  bool fixed_;
+  std::vector<Option> rows_;
+};
+
+// Refuses the deck unless `holds`: what is wrong, and what to do.
+using DeckDemand =
+    std::function<void(bool holds, const std::string& what, const std::string& hint)>;
+
+struct DeckTable {
+  std::string section;
+  std::function<void(Rows&, Deck&)> rows;
+  std::function<void(const Deck&, const DeckDemand&)> check;
+  std::string next =
+      {};              // the section whose last table it stands in front of; empty: it comes last
+  bool fixed = false;  // of its rows (Option::fixed)
+};
+
+// The table that is kept as a T.
+template <class T>
+DeckTable deck_table(std::string section, void (*rows)(Rows&, T&),
+                     void (*check)(const T&, const DeckDemand&) = nullptr) {
+  return {std::move(section), [rows](Rows& r, Deck& d) { rows(r, d.get<T>()); },
+          [check](const Deck& d, const DeckDemand& demand) {
+            if (check != nullptr) check(d.get<T>(), demand);
+          }};
+}
+
+// Every key there is, in the order of the reference page, with targets in `deck`.
+std::vector<Option> option_table(Deck& deck);
+
+// For config/deck.cpp: the tables of the run itself, and all tables in order.
+std::vector<DeckTable> common_tables();
+const std::vector<DeckTable>& deck_tables();
+
+}  // namespace weft

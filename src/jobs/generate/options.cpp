@@ -1,0 +1,78 @@
+#include "jobs/generate/options.h"
+
+#include "config/deck_table.h"
+
+namespace weft {
+namespace {
+
+void generate_rows(Rows& r, GenerateDeck& d) {
+  r.text("weights", d.weights,
+         "STDiT3: safetensors file, index or folder, a run directory, or random:SEED; empty takes "
+         "the newest checkpoint of run.dir.");
+  r.flag("ema", d.ema, "Of a checkpoint, use the moving average of the weights.");
+  r.text("prompts", d.prompts, "The prompts; they may end in options as JSON.");
+  r.text("prompt_file", d.prompt_file, "Text file with a prompt a line, instead of prompts.");
+  r.text("prompt_generator", d.prompt_generator,
+         "One prompt for every number from start_index up to end_index, instead of prompts or "
+         "prompt_file.");
+  r.text("refine", d.refine,
+         "Shell command that rewrites the texts before T5: a line in, a line out, in the same "
+         "order; empty takes them as they are.");
+  r.number("start_index", d.start_index, 0, many, "First of the prompts, counted from 0, to take.");
+  r.number("end_index", d.end_index, 0, many,
+           "Prompt to end before; 0 takes all, but for prompt_generator, which has no last one.");
+  r.number("num_samples", d.num_samples, 1, 1e6, "Clips of each prompt.");
+  r.number("max_clips", d.max_clips, 1, many,
+           "Most clips of a job: prompts times num_samples; more are refused.");
+  r.number("batch_size", d.batch_size, 1, 64,
+           "Clips of one size that a rank, or a group of parallel.sp, samples together; those with "
+           "references, masks or loops stay alone.");
+  r.text("resolution", d.resolution, "Size by Open-Sora's names, such as 144p or 720p.");
+  r.text("aspect_ratio", d.aspect_ratio,
+         "Height to width, as Open-Sora writes it: 9:16 is a wide picture.");
+  r.number("image_size", d.image_size, 8, 16384,
+           "Height and width in pixels, instead of resolution and aspect_ratio.");
+  r.text("num_frames", d.num_frames,
+         "Frames as a number, or one of 1x/2s, 2x/4s, 4x/8s, 8x/16s, 16x/32s; 1 makes a picture.");
+  r.number("fps", d.fps, 0.01, 1000, "Frames a second that the model is told.");
+  r.number("frame_interval", d.frame_interval, 1, 1000,
+           "Frames between two of the clip; divides the rate at which it is saved.");
+  r.number("save_fps", d.save_fps, 0, 1000,
+           "Frames a second of the files; 0 takes fps / frame_interval.");
+  r.number("loop", d.loop, 1, 100000, "Clips in a row, each going on from the one before.");
+  r.number("condition_frame_length", d.condition_frame_length, 0, 100000,
+           "Latent frames of the clip before that the next one begins with.");
+  r.number("condition_frame_edit", d.condition_frame_edit, 0, 1, "How far they may change.");
+  r.number("align", d.align, 0, 100000,
+           "Latent frames of a VAE chunk, to which mask strategies snap; 0 does not snap.");
+  r.text("references", d.references,
+         "For each prompt its reference files, separated by semicolons, or nothing.");
+  r.text("mask_strategies", d.mask_strategies,
+         "For each prompt where its references go, in Open-Sora's notation, or nothing.");
+  r.number("aes", d.aes, 0, 100, "Aesthetic score that prompts ask for; 0 asks for none.");
+  r.number("flow", d.flow, 0, 1000, "Motion score that prompts ask for; 0 asks for none.");
+  r.text("camera_motion", d.camera_motion, "Camera motion that prompts ask for; empty for none.");
+  r.text("output", d.output, "Directory of the results; empty is RUN/generated.");
+  r.text("sample_name", d.sample_name,
+         "Beginning of the files' names; empty is \"sample\", or nothing with prompt_as_path.");
+  r.flag("prompt_as_path", d.prompt_as_path, "Name each file by its prompt.");
+  r.text("watermark", d.watermark, "Picture to lay over a copy of each clip; empty for none.");
+  r.flag(
+      "tensors", d.tensors,
+      "Beside each clip also its latents and its frames before they are rounded, as safetensors.");
+  r.flag("share_out", d.share_out,
+         "Ranks take prompts from a shared queue; false deals them out beforehand (to measure what "
+         "the queue gains).");
+}
+
+void check_generate(const GenerateDeck& d, const DeckDemand& demand) {
+  demand(d.image_size.empty() || d.image_size.size() == 2,
+         fmt::format("generate.image_size has {} numbers", d.image_size.size()),
+         "give height and width, as [240, 426]");
+}
+
+}  // namespace
+
+DeckTable generate_table() { return deck_table("generate", generate_rows, check_generate); }
+
+}  // namespace weft

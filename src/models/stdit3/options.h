@@ -1,0 +1,59 @@
+// STDiT3's tables of the deck: [model], [diffusion], [mask] and [sampler].
+#pragma once
+
+#include "config/deck.h"
+
+namespace weft {
+
+// The network's shape (specs/stdit3.md 1) and how it trains. The default is Open-Sora 1.2's.
+struct Stdit3Deck {
+  std::int64_t in_channels = 4;
+  std::vector<std::int64_t> patch_size = {1, 2, 2};
+  std::int64_t hidden_size = 1152;
+  std::int64_t depth = 28;
+  std::int64_t num_heads = 16;
+  double mlp_ratio = 4.0;
+  double class_dropout_prob = 0.1;
+  bool pred_sigma = true;
+  double drop_path = 0.0;
+  std::int64_t caption_channels = 4096;
+  std::int64_t model_max_length = 300;
+  bool qk_norm = true;
+  double input_sq_size = 512;
+  bool only_train_temporal = false;
+  bool freeze_y_embedder = false;
+  bool skip_y_embedder = false;
+};
+// What the network is made of: its shape, and what the deck says of any model.
+struct Stdit3Config : Stdit3Deck {
+  std::string dtype = "f32";
+  double recompute = 0;  // share of the blocks
+};
+Stdit3Config stdit3_config(const Deck& deck);
+// Timesteps of rectified flow (specs/training.md 2).
+struct DiffusionDeck {
+  std::int64_t num_timesteps = 1000;
+  std::string sample_method = "logit-normal";
+  double loc = 0.0;
+  double scale = 1.0;
+  bool use_discrete_timesteps = false;
+  bool use_timestep_transform = true;
+  double transform_scale = 1.0;
+  bool fix_short_clips = true;
+};
+// Share of samples that train with each frame mask (specs/training.md 5); the rest has none.
+struct MaskDeck {
+  double random = 0, intepolate = 0;
+  double quarter_random = 0, quarter_head = 0, quarter_tail = 0, quarter_head_tail = 0;
+  double image_random = 0, image_head = 0, image_tail = 0, image_head_tail = 0;
+};
+// Sampling by Euler steps (specs/inference.md).
+struct SamplerDeck {
+  std::int64_t steps = 30;
+  double cfg_scale = 7.0;
+  bool use_timestep_transform = true;
+};
+
+std::vector<DeckTable> stdit3_tables();
+
+}  // namespace weft
