@@ -9,6 +9,7 @@
 #include "cli/command_line.h"
 #include "core/crash.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "core/stop_signals.h"
 #include "tensor/device.h"
@@ -55,12 +56,11 @@ int main(int argc, char** argv) {
   } catch (weft::Error& e) {
     code = end_with(e, size);
   } catch (const std::bad_alloc&) {
-    weft::Error memory(
-        weft::Exit::usage,
-        fmt::format("out of memory{}: {:.2f} GiB are resident and more was refused",
-                    weft::crash::place(), static_cast<double>(weft::resident_bytes()) / (1 << 30)),
-        "fewer ranks a host, a smaller job (docs/errors.md), or a higher limit: "
-        "ulimit -v, the memory of the container or of the Slurm job");
+    weft::Error memory(weft::Exit::usage,
+                       fmt::format("out of memory{}: {:.2f} GiB are resident and more was refused",
+                                   weft::crash::place(), weft::gib(weft::resident_bytes())),
+                       "fewer ranks a host, a smaller job (docs/errors.md), or a higher limit: "
+                       "ulimit -v, the memory of the container or of the Slurm job");
     code = end_with(memory, size);
   } catch (const std::exception& e) {
     weft::Error bug(weft::Exit::internal, e.what() + weft::crash::place(),

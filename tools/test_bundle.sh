@@ -41,9 +41,9 @@ step "two ranks train the smoke deck"
 quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft train "$bundle/inputs/smoke.toml"
 grep -E '^time |^20 steps' err
 step "writes and reads video"
-quiet "$bundle/bin/weft" sample "$bundle/inputs/smoke.toml" sampler.steps=2
-ls runs/smoke/samples/sample_0000.mp4
-quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft ingest "$bundle/inputs/smoke.toml" 'ingest.inputs=["runs/smoke/samples/sample_0000.mp4"]' \
+quiet "$bundle/bin/weft" generate "$bundle/inputs/smoke.toml" sampler.steps=2 generate.num_samples=1
+ls runs/smoke/generated/sample_0000.mp4
+quiet "$bundle/bin/mpirun" --oversubscribe -n 2 weft ingest "$bundle/inputs/smoke.toml" 'ingest.inputs=["runs/smoke/generated/sample_0000.mp4"]' \
   ingest.output=again.h5 'ingest.frames=[5]' ingest.height=32 ingest.width=32
 quiet "$bundle/bin/weft" inspect again.h5
 step "cleans captions, full-width letters and accents apart among them, and prompts become a clip"

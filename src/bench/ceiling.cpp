@@ -5,6 +5,7 @@
 
 #include "bench/kernels/cases.h"
 #include "core/clock.h"
+#include "core/statistics.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
 #include "tensor/arena.h"
@@ -29,8 +30,7 @@ double seconds_of(const std::function<void()>& f) {
   const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
   std::vector<double> rounds;
   for (int i = 0; i < 5; ++i) rounds.push_back(time(calls));
-  std::nth_element(rounds.begin(), rounds.begin() + 2, rounds.end());
-  return rounds[2];
+  return upper_median(rounds);
 }
 
 namespace {

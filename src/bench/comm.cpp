@@ -1,4 +1,4 @@
-#include "bench/comm.h"
+#include "bench/bench.h"
 
 #include <time.h>
 
@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/statistics.h"
 #include "core/version.h"
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
@@ -61,11 +62,6 @@ struct Timing {
     seconds.push_back(f());
     processor += processor_seconds() - before;
   }
-  double median() {
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle;
-  }
   // Nanoseconds a byte of the tensor, on this rank.
   double processor_a_byte(double bytes) const {
     return processor * 1e9 / (static_cast<double>(seconds.size()) * bytes);
@@ -117,26 +113,26 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
       half.run([&] { return all_reduce_seconds(*comm, t, Wire::bf16); });
       if (!on_cuda()) plain.run([&] { return plain_seconds(t, world); });
     }
-    const double seconds = ours.median(), bytes = 4.0 * static_cast<double>(n);
+    const double seconds = upper_median(ours.seconds), bytes = 4.0 * static_cast<double>(n);
     const double rate = bytes / seconds, bus = rate * 2 * (ranks - 1) / ranks;
     nlohmann::ordered_json row{{"bytes", 4 * n},
                                {"seconds", seconds},
                                {"bus_bytes_per_second", bus},
                                {"processor_ns_per_byte", ours.processor_a_byte(bytes)},
-                               {"bf16_seconds", half.median()},
+                               {"bf16_seconds", upper_median(half.seconds)},
                                {"bf16_processor_ns_per_byte", half.processor_a_byte(bytes)},
                                {"wrong", wrong}};
     std::string yardstick = fmt::format("{:>10} {:>7}", "-", "-");
     if (!on_cuda()) {
-      row["plain_mpi_seconds"] = plain.median();
+      row["plain_mpi_seconds"] = upper_median(plain.seconds);
       row["plain_mpi_processor_ns_per_byte"] = plain.processor_a_byte(bytes);
       yardstick =
-          fmt::format("{:>10.1f} {:>7.2f}", plain.median() * 1e6, plain.processor_a_byte(bytes));
+          fmt::format("{:>10.1f} {:>7.2f}", upper_median(plain.seconds) * 1e6, plain.processor_a_byte(bytes));
     }
     if (comm->rank() == 0)
       fmt::print("{:>12} {:>10.1f} {:>8.2f} {:>8.2f} {:>8.2f} {:>10.1f} {:>7.2f} {} {:>7.0f}\n",
                  4 * n, seconds * 1e6, rate * 1e-9, bus * 1e-9, ours.processor_a_byte(bytes),
-                 half.median() * 1e6, half.processor_a_byte(bytes), yardstick, wrong);
+                 upper_median(half.seconds) * 1e6, half.processor_a_byte(bytes), yardstick, wrong);
     table.push_back(std::move(row));
   }
   if (comm->rank() == 0 && !request.json.empty()) {

@@ -1,4 +1,4 @@
-#include "bench/kernels.h"
+#include "bench/bench.h"
 
 #include <algorithm>
 #include <cmath>

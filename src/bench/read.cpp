@@ -1,4 +1,4 @@
-#include "bench/read.h"
+#include "bench/bench.h"
 
 #include <sys/mman.h>
 #include <xxhash.h>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/statistics.h"
 #include "data/clip_store.h"
 #include "data/prefetch.h"
 
@@ -49,11 +50,6 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::size_t bytes_;
 };
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 // Micro-batches of the whole store in order, one a step.
 std::vector<MicroBatch> in_order(const std::vector<Bucket>& buckets) {
@@ -153,7 +149,7 @@ int bench_read(const std::string& store, int readers, bool json) {
     const double seconds = read_prefetched(r == 0);
     if (r > 0) prefetch_rate.push_back(gigabytes / seconds);
   }
-  const double p = median(plain_rate), f = median(prefetch_rate);
+  const double p = upper_median(plain_rate), f = upper_median(prefetch_rate);
   if (json) {
     std::puts(fmt::format("{{\"store_bytes\": {}, \"clips\": {}, \"readers\": {}, \"pread_gb_s\": "
                           "{:.3f}, \"prefetch_gb_s\": {:.3f}, \"ratio\": {:.3f}, \"wrong\": {}}}",

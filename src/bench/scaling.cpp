@@ -1,4 +1,4 @@
-#include "bench/scaling.h"
+#include "bench/bench.h"
 
 #include <algorithm>
 #include <cmath>

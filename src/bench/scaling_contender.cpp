@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/statistics.h"
 #include "models/registry.h"
 
 namespace weft {
@@ -125,9 +126,7 @@ ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median
       sums[2] += m.split.wait_slowest / static_cast<double>(metrics.size());
     }
     // Steps of one kind: the median leaves out what the machine did to single ones. Of several kinds: all count.
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    sums[0] = by_median ? *middle
+    sums[0] = by_median ? upper_median(seconds)
                         : std::accumulate(seconds.begin(), seconds.end(), 0.0) /
                               static_cast<double>(seconds.size());
   }

@@ -8,17 +8,12 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "core/statistics.h"
 #include "core/version.h"
 #include "report/plot.h"
 
 namespace weft {
 namespace {
-
-double median(std::vector<double> v) {
-  if (v.empty()) return 0;
-  std::sort(v.begin(), v.end());
-  return (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
-}
 
 template <class F>
 double median_of(const std::vector<ScalingRound>& rounds, F&& value) {
@@ -178,31 +173,11 @@ std::string scaling_plot(const ScalingResult& result) {
   frame.x_label = "ranks";
   frame.y_label = weak ? "efficiency (%)" : "speed-up";
   frame.from_zero = true;
-  std::string svg = line_plot(frame, curves);
-  // A file of its own needs what the report page otherwise gives: the name space, the look, a legend.
-  const std::string style =
-      "<style>text{font-family:system-ui,\"DejaVu Sans\",sans-serif}.grid{stroke:#e9ecf0}"
-      ".axis{stroke:#9aa4b1}.tick{font-size:12px;fill:#5b6675}.label{font-size:12.5px;fill:#3a4452}"
-      "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
-  svg.insert(svg.find(">\n") + 2, style);
-  svg.insert(svg.find(' '),
-             fmt::format(" xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\"",
-                         frame.width, frame.height));
-  std::string legend;
-  double y = frame.height - 92.0;
-  const auto entry = [&](const char* color, const std::string& name) {
-    legend += fmt::format(
-        "<rect x=\"440\" y=\"{}\" width=\"18\" height=\"3\" fill=\"{}\"/><text class=\"label\" "
-        "x=\"464\" "
-        "y=\"{}\">{}</text>\n",
-        y - 5, color, y, name);
-    y += 17;
-  };
-  entry("#2f6fb2", fmt::format("{} scaling, {} clips", result.mode, result.mix));
-  if (ceiling) entry("#c9822b", "independent trainings side by side");
-  entry("#9aa4b1", "perfect");
-  svg.insert(svg.rfind("</svg>"), legend);
-  return svg;
+  std::vector<LegendEntry> legend = {
+      {ours.color, fmt::format("{} scaling, {} clips", result.mode, result.mix)}};
+  if (ceiling) legend.push_back({machine.color, "independent trainings side by side"});
+  legend.push_back({ideal.color, "perfect"});
+  return standalone_svg(line_plot(frame, curves), frame, legend, frame.height - 92);
 }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-#include "bench/step.h"
+#include "bench/bench.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "core/statistics.h"
 #include "core/version.h"
 #include "jobs/probe/probe_case.h"
 #include "models/stdit3/options.h"
@@ -22,16 +23,11 @@
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 #include "train/memory_plan.h"
-#include "train/optimizer.h"
-#include "train/step_graphs.h"
+#include "train/data_parallel.h"
+#include "train/step_device.h"
 
 namespace weft {
 namespace {
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 void print_profile(const ops::Profile& profile, int steps, double step_seconds) {
   std::vector<std::pair<std::string, ops::OpTime>> rows(profile.begin(), profile.end());
@@ -226,11 +222,11 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   fmt::print(
       "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
       "a plain product's), loss {:.6f} -> {:.6f}, wrong {}\n",
-      seconds.size(), threads, median(seconds), *std::min_element(seconds.begin(), seconds.end()),
-      *std::max_element(seconds.begin(), seconds.end()), flops / median(seconds) * 1e-12,
-      100 * flops / median(seconds) / ceiling, losses.front(), losses.back(),
+      seconds.size(), threads, upper_median(seconds), *std::min_element(seconds.begin(), seconds.end()),
+      *std::max_element(seconds.begin(), seconds.end()), flops / upper_median(seconds) * 1e-12,
+      100 * flops / upper_median(seconds) / ceiling, losses.front(), losses.back(),
       wrong < 0 ? "-" : "0");
-  if (request.profile) print_profile(profile, request.steps, median(seconds));
+  if (request.profile) print_profile(profile, request.steps, upper_median(seconds));
   return 0;
 }
 

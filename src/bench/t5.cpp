@@ -1,4 +1,4 @@
-#include "bench/t5.h"
+#include "bench/bench.h"
 
 #include <algorithm>
 #include <cstdio>

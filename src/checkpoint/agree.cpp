@@ -8,6 +8,8 @@
 #include <cstring>
 #include <thread>
 
+#include "core/host.h"
+
 namespace weft::checkpoint {
 namespace {
 
@@ -75,10 +77,8 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
   if (!mine.ok()) {
     note.failed = 1;
     note.code = static_cast<std::int32_t>(mine.code);
-    std::array<char, 256> host{};
-    gethostname(host.data(), host.size() - 1);
     put(note.error,
-        size == 1 ? mine.error : fmt::format("{} (rank {} on {})", mine.error, rank, host.data()));
+        size == 1 ? mine.error : fmt::format("{} (rank {} on {})", mine.error, rank, host_name()));
     put(note.hint, mine.hint);
   }
   std::vector<Note> all(rank == 0 ? static_cast<std::size_t>(size) : 0);

@@ -19,6 +19,7 @@
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/host.h"
 #include "core/log.h"
 
 namespace weft::checkpoint {
@@ -52,12 +53,6 @@ fs::path temporary(const fs::path& run_dir, std::int64_t step) {
 // Exchanges two names in one atomic step; false where the file system cannot.
 bool exchange(const fs::path& a, const fs::path& b) {
   return syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
-}
-
-std::string host_name() {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  return host.data();
 }
 
 }  // namespace
@@ -248,15 +243,7 @@ void withdraw(const fs::path& run_dir, std::int64_t step) {
 // The order matters: the mark is on the disk before `latest` can point at the step.
 void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
   const fs::path dir = run_dir / step_name(step);
-  // Under another name first: the mark is there in full or not at all.
-  const fs::path draft = dir / "verified.tmp";
-  File mark = File::create(draft, Exit::checkpoint);
-  const std::string text = hash + "\n";
-  mark.write(std::as_bytes(std::span(text)), 0);
-  mark.sync();
-  mark.close();
-  rename_file(draft, dir / verified_name, Exit::checkpoint);
-  sync_directory(dir, Exit::checkpoint);
+  replace_file(dir / verified_name, hash + "\n", Exit::checkpoint, Durable::yes);
   pass("marked");
   const fs::path link = run_dir / "latest.tmp";
   ::unlink(link.c_str());

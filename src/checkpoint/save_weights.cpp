@@ -69,17 +69,6 @@ void write_file(const std::filesystem::path& path, std::span<const Item> items,
   file.finish();
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  std::filesystem::remove(temporary);
-  File file = File::create(temporary, Exit::data);
-  file.write(std::as_bytes(std::span(text)), 0);
-  file.sync();
-  file.close();
-  rename_file(temporary, path, Exit::data);
-  sync_directory(path.parent_path(), Exit::data);
-}
-
 }  // namespace
 
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,
@@ -107,7 +96,7 @@ void save_weights(const std::filesystem::path& path, const ParameterTable& table
     write_file(path.parent_path() / name, part, how);
     for (const Item& i : part) index["weight_map"][i.name] = name;
   }
-  write_text(path.string() + ".index.json", index.dump(2) + "\n");
+  replace_file(path.string() + ".index.json", index.dump(2) + "\n", Exit::data, Durable::yes);
 }
 
 }  // namespace weft

@@ -4,12 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "bench/comm.h"
-#include "bench/kernels.h"
-#include "bench/read.h"
-#include "bench/scaling.h"
-#include "bench/step.h"
-#include "bench/t5.h"
+#include "bench/bench.h"
 #include "config/deck.h"
 #include "core/error.h"
 #include "core/version.h"
@@ -20,15 +15,13 @@
 #include "jobs/encode/encode.h"
 #include "jobs/export_weights.h"
 #include "jobs/generate/generate.h"
-#include "jobs/generate/sample.h"
 #include "jobs/inspect.h"
 #include "jobs/probe/probe.h"
 #include "jobs/reconstruct/reconstruct.h"
 #include "jobs/text.h"
 #include "jobs/train.h"
 #include "plan/command.h"
-#include "plan/simulate.h"
-#include "report/command.h"
+#include "report/report.h"
 #include "tensor/tf32.h"
 
 namespace weft {
@@ -158,10 +151,6 @@ Invocation parse_command_line(int argc, char** argv) {
       heeds_stops);
   add_deck(train_command, *a);
   train_command.add_flag("--trace", a->trace, "write RUN/trace.json, for Perfetto");
-  add_deck(command("sample", "make clips with a trained model",
-                   [=](MPI_Comm w) { return sample(deck(), w); }),
-           *a);
-
   add_deck(command(
                "encode", "turn a clip store of pixels into one of latents and text features",
                [=](MPI_Comm w) { return encode(deck(), w); }, heeds_stops),

@@ -159,6 +159,23 @@ void rename_file(const std::filesystem::path& from, const std::filesystem::path&
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
 }
 
+void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
+                  Durable durable) {
+  const std::filesystem::path draft = path.string() + ".tmp";
+  ::unlink(draft.c_str());  // left over from a crash
+  try {
+    File file = File::create(draft, code);
+    file.write(std::as_bytes(std::span(text)), 0);
+    if (durable == Durable::yes) file.sync();
+    file.close();
+    rename_file(draft, path, code);
+  } catch (...) {
+    ::unlink(draft.c_str());
+    throw;
+  }
+  if (durable == Durable::yes) sync_directory(path.parent_path(), code);
+}
+
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
                        const std::string& hint) {
   const File file = File::open(path, code);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/hash.h"
@@ -68,6 +69,11 @@ std::string folder_identity(const std::string& path);
 
 // Makes entries of a directory (new files, renames) survive a power cut.
 void sync_directory(const std::filesystem::path& dir, Exit code);
+
+// Writes PATH.tmp, then renames it: whoever reads sees the old file or all of the new one. Durable: so after a power cut too.
+enum class Durable { no, yes };
+void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
+                  Durable durable);
 
 // Renames `from` to `to` atomically; throws Error(code) with both names.
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code);

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "core/host.h"
+
 namespace weft::log {
 namespace {
 
@@ -31,9 +33,7 @@ void put(const std::string& line) {
 
 std::string prefix() {
   if (state().size == 1) return "";
-  char host[64] = "?";
-  gethostname(host, sizeof host - 1);
-  return fmt::format("[rank {} on {}] ", state().rank, host);
+  return fmt::format("[rank {} on {}] ", state().rank, host_name());
 }
 
 }  // namespace

@@ -1,19 +1,175 @@
 #include "doctor/doctor.h"
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
+#include <set>
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/version.h"
 #include "doctor/facts.h"
 #include "doctor/judge.h"
 #include "doctor/measure.h"
-#include "doctor/print.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 
 namespace weft {
+
 namespace {
+
+const char* word(Finding::Level level) {
+  return level == Finding::Level::ok ? "OK" : level == Finding::Level::warn ? "WARN" : "FAIL";
+}
+
+// "0-3,8": ranks_text without its first word.
+std::string set_text(const std::vector<int>& numbers) {
+  if (numbers.empty()) return "?";
+  const std::string text = ranks_text(numbers);
+  return text.substr(text.find(' ') + 1);
+}
+
+// A table whose columns are as wide as what is in them.
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) line += fmt::format("{:<{}}  ", row[c], widths[c]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    fmt::print("{}\n", line);
+  }
+  fmt::print("\n");
+}
+
+void print_placement(const std::vector<RankFacts>& ranks) {
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "host", "local", "cores", "threads", "NUMA", "free GiB", "device"}};
+  const bool gpus =
+      std::any_of(ranks.begin(), ranks.end(), [](const auto& r) { return !r.gpu.empty(); });
+  if (gpus) rows[0].insert(rows[0].end(), {"GPU", "PCI bus", "its NUMA"});
+  for (const RankFacts& r : ranks) {
+    rows.push_back({std::to_string(r.rank), r.host, std::to_string(r.host_rank), set_text(r.cores),
+                    std::to_string(r.threads), r.numa.empty() ? "0" : set_text(r.numa),
+                    fmt::format("{:.1f}", r.available_gib), r.device});
+    if (!gpus) continue;
+    const auto at = std::find_if(r.host_gpus.begin(), r.host_gpus.end(),
+                                 [&](const GpuFacts& g) { return g.uuid == r.gpu; });
+    const bool known = at != r.host_gpus.end();
+    rows.back().insert(rows.back().end(),
+                       {r.gpu, known ? at->bus : "?",
+                        known && at->numa_node >= 0 ? std::to_string(at->numa_node) : "-"});
+  }
+  print_table(rows);
+}
+
+void print_measured(const std::vector<RankFacts>& ranks) {
+  std::set<std::string> names;
+  for (const RankFacts& r : ranks)
+    for (const auto& [name, value] : r.measured)
+      if (name.rfind("all-reduce", 0) != 0) names.insert(name);
+  std::vector<std::vector<std::string>> rows(1);
+  rows[0].push_back("rank");
+  rows[0].insert(rows[0].end(), names.begin(), names.end());
+  for (const RankFacts& r : ranks) {
+    rows.push_back({std::to_string(r.rank)});
+    for (const std::string& name : names) {
+      const auto at = r.measured.find(name);
+      rows.back().push_back(at == r.measured.end() ? "-" : fmt::format("{:.3g}", at->second));
+    }
+  }
+  print_table(rows);
+  const RankFacts& first = ranks.front();
+  const auto small = first.measured.find("all-reduce 8 B us");
+  const auto large = first.measured.find("all-reduce 64 MiB GB/s");
+  if (small != first.measured.end() && large != first.measured.end()) {
+    const auto n = static_cast<double>(ranks.size());
+    fmt::print("all-reduce  {} ranks, {}: 8 B in {:.1f} us, 64 MiB at {:.2f} GB/s (bus {:.2f})\n",
+               ranks.size(), first.communicator, small->second, large->second,
+               large->second * 2 * (n - 1) / n);
+  } else {
+    fmt::print("all-reduce  {}\n", ranks.size() == 1 ? "one rank alone" : "not measured");
+  }
+  if (!first.file.empty()) fmt::print("files       {}, {}\n", first.file, first.file_system);
+}
+
+// Variables and versions once, with the ranks where they are not the same everywhere.
+void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
+                   std::map<std::string, std::string> RankFacts::*member) {
+  std::set<std::string> names;
+  for (const RankFacts& r : ranks)
+    for (const auto& [name, value] : r.*member) {
+      // Numbers that the launcher gives each process: true, and of no use here.
+      if (name.rfind("OMPI_MCA_orte", 0) != 0 && name.rfind("OMPI_MCA_ess", 0) != 0 &&
+          name.rfind("OMPI_MCA_pmix", 0) != 0 && name.rfind("OMPI_MCA_initial", 0) != 0 &&
+          name.rfind("OMPI_MCA_shmem_RUNTIME", 0) != 0 && name.rfind("OMPI_COMM", 0) != 0 &&
+          name.rfind("PMIX", 0) != 0)
+        names.insert(name);
+    }
+  for (const std::string& name : names) {
+    const Groups groups = group_by(ranks, [&](const RankFacts& r) {
+      const auto at = (r.*member).find(name);
+      return at == (r.*member).end() ? std::string("-") : at->second;
+    });
+    std::string text;
+    for (std::size_t i = 0; i < std::min<std::size_t>(4, groups.size()); ++i)
+      text += groups.size() == 1 ? groups[i].first
+                                 : fmt::format("{}{} ({})", i == 0 ? "" : ", ", groups[i].first,
+                                               ranks_text(groups[i].second));
+    if (groups.size() > 4) text += fmt::format(", and {} other values", groups.size() - 4);
+    fmt::print("{:<12}{} {}\n", title, name, text);
+    title = "";
+  }
+}
+
+// The report for people, to stdout: tables of every rank, then one line a finding.
+void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding>& findings) {
+  std::set<std::string> hosts;
+  for (const RankFacts& r : ranks) hosts.insert(r.host);
+  fmt::print("weft doctor: {} rank{} on {} host{}\n\n", ranks.size(), ranks.size() == 1 ? "" : "s",
+             hosts.size(), hosts.size() == 1 ? "" : "s");
+  print_placement(ranks);
+  print_measured(ranks);
+  const Groups cpus =
+      group_by(ranks, [](const RankFacts& r) { return r.cpu + ", " + r.instructions; });
+  for (const auto& [cpu, who] : cpus)
+    fmt::print("{:<12}{}{}\n", "processor", cpu,
+               cpus.size() == 1 ? "" : fmt::format(" ({})", ranks_text(who)));
+  print_grouped("versions", ranks, &RankFacts::versions);
+  print_grouped("environment", ranks, &RankFacts::environment);
+  fmt::print("\n");
+  int warnings = 0, failures = 0;
+  for (const Finding& f : findings) {
+    fmt::print("{:<5} {}{}\n", word(f.level), f.what, f.todo.empty() ? "" : ". DO: " + f.todo);
+    warnings += f.level == Finding::Level::warn ? 1 : 0;
+    failures += f.level == Finding::Level::fail ? 1 : 0;
+  }
+  const Exit code = verdict(findings);
+  fmt::print("\nverdict: {} ({} failed, {} warnings), exit status {}\n",
+             code == Exit::done       ? "fit"
+             : code == Exit::hardware ? "not fit: hardware or wrong results"
+                                      : "not fit until this is mended",
+             failures, warnings, static_cast<int>(code));
+}
+
+// The same for machines.
+nlohmann::json report_json(const std::vector<RankFacts>& ranks,
+                           const std::vector<Finding>& findings) {
+  nlohmann::json j;
+  j["version"] = version_line();
+  j["exit"] = static_cast<int>(verdict(findings));
+  j["ranks"] = ranks;
+  j["findings"] = nlohmann::json::array();
+  for (const Finding& f : findings)
+    j["findings"].push_back({{"level", word(f.level)},
+                             {"what", f.what},
+                             {"do", f.todo},
+                             {"exit", static_cast<int>(f.code)}});
+  return j;
+}
 
 // Runs one part of the examination. What it throws is a fact about this rank, and the others go on: a doctor that ends
 // at the first fault finds only that one.

@@ -20,6 +20,7 @@ extern "C" {
 }
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/json.h"
 #include "core/version.h"
 #include "ops/dispatch.h"
@@ -102,38 +103,14 @@ void add_numa(RankFacts& f) {
   f.host_numa_nodes = std::max(1, all);
 }
 
-// What the control group (a container, a Slurm job) leaves of the host. Version 2 of control groups is one tree; its files
-// hold "max" where there is no limit.
-void add_control_group(RankFacts& f) {
-  std::string path = "/";
-  std::ifstream own("/proc/self/cgroup");
-  for (std::string line; std::getline(own, line);)
-    if (line.rfind("0::", 0) == 0) path = line.substr(3);
-  for (std::filesystem::path at = path;; at = at.parent_path()) {
-    const std::filesystem::path dir = "/sys/fs/cgroup" + at.string();
-    double quota = 0, period = 0, bytes = 0;
-    if (std::sscanf(first_line(dir / "cpu.max").c_str(), "%lf %lf", &quota, &period) == 2 &&
-        period > 0)
-      f.quota_cores = f.quota_cores > 0 ? std::min(f.quota_cores, quota / period) : quota / period;
-    if (std::sscanf(first_line(dir / "memory.max").c_str(), "%lf", &bytes) == 1)
-      f.memory_gib = std::min(f.memory_gib, bytes / (1 << 30));
-    if (at == at.parent_path() || at.empty()) break;
-  }
-  f.available_gib = std::min(f.available_gib, f.memory_gib);
-}
-
 void add_memory(RankFacts& f) {
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);) {
-    double kib = 0;
-    if (std::sscanf(line.c_str(), "MemTotal: %lf", &kib) == 1) f.memory_gib = kib / (1 << 20);
-    if (std::sscanf(line.c_str(), "MemAvailable: %lf", &kib) == 1)
-      f.available_gib = kib / (1 << 20);
-  }
+  const HostMemory memory = host_memory();
+  f.memory_gib = gib(memory.total);
+  f.available_gib = gib(memory.available);
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) == 0)
     f.shared_memory_gib =
-        static_cast<double>(shm.f_blocks) * static_cast<double>(shm.f_frsize) / (1 << 30);
+        gib(static_cast<double>(shm.f_blocks) * static_cast<double>(shm.f_frsize));
   const std::string pages = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
   const std::size_t open = pages.find('['), close = pages.find(']');
   if (open != std::string::npos && close != std::string::npos)
@@ -214,9 +191,7 @@ RankFacts rank_facts(MPI_Comm world) {
   MPI_Comm_rank(host, &f.host_rank);
   MPI_Comm_size(host, &f.host_ranks);
   MPI_Comm_free(&host);
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  f.host = name;
+  f.host = host_name();
   f.pid = static_cast<int>(getpid());
   f.cpu = cpu_model();
   f.instructions = ops::cpu_is_v4() ? "AVX-512" : "AVX2";
@@ -224,7 +199,7 @@ RankFacts rank_facts(MPI_Comm world) {
   f.host_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   add_numa(f);
   add_memory(f);
-  add_control_group(f);
+  f.quota_cores = quota_cores();
   std::error_code none;
   f.has_fabric = !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
   add_versions(f);

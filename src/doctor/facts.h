@@ -1,4 +1,4 @@
-// What the doctor knows about one rank: plain data that travels to rank 0 as JSON.
+// What the doctor knows about one rank, plain data that travels to rank 0 as JSON, and how it finds out.
 #pragma once
 
 #include <mpi.h>
@@ -44,7 +44,7 @@ struct RankFacts {
   std::string device;               // "CPU" or the runtime's description of the GPU
   std::string gpu;                  // UUID of the GPU that this rank took, "" on the CPU
   std::string no_gpu;               // why it took none
-  bool shares_gpu = false;          // by wish of device.share
+  bool shares_gpu = false;          // device.share asks for it
   std::vector<GpuFacts> host_gpus;  // all GPUs of the host, taken while every rank holds its own
 
   std::map<std::string, double> measured;  // "memory copy GB/s" -> 11.2

@@ -1,14 +1,12 @@
-// The verdict on everything but devices and measurements (doctor_judge_devices.cpp).
+// The verdict on everything but devices and measurements (judge_devices.cpp).
 #include "doctor/judge.h"
 
 #include <algorithm>
 #include <set>
 #include <sstream>
 
-#include "doctor/findings.h"
-
 namespace weft {
-namespace doctor {
+namespace verdicts {
 
 std::vector<int> ranks_with(const Ranks& ranks, const std::function<bool(const RankFacts&)>& is) {
   std::vector<int> out;
@@ -31,11 +29,11 @@ std::string groups_text(const Groups& groups) {
   return text;
 }
 
-}  // namespace doctor
+}  // namespace verdicts
 
 namespace {
 
-using namespace doctor;
+using namespace verdicts;
 
 std::string get(const std::map<std::string, std::string>& m, const std::string& name) {
   const auto at = m.find(name);
@@ -48,7 +46,7 @@ void judge_versions(const Ranks& ranks, Findings& out) {
   std::set<std::string> names;
   for (const RankFacts& r : ranks)
     for (const auto& [name, version] : r.versions) names.insert(name);
-  // What the system brings may differ a little between nodes; what computes or speaks to other ranks may not.
+  // The system's own versions may differ a little between nodes; those that compute or communicate may not.
   const std::set<std::string> may_differ = {"Linux", "glibc", "CUDA driver", "cuDNN"};
   int alike = 0;
   for (const std::string& name : names) {
@@ -323,13 +321,6 @@ Groups group_by(const Ranks& ranks, const std::function<std::string(const RankFa
   std::stable_sort(groups.begin(), groups.end(),
                    [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
   return groups;
-}
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
 }  // namespace weft

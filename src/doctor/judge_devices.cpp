@@ -3,9 +3,10 @@
 #include <map>
 #include <set>
 
-#include "doctor/findings.h"
+#include "core/statistics.h"
+#include "doctor/judge.h"
 
-namespace weft::doctor {
+namespace weft::verdicts {
 namespace {
 
 // A rank this much slower than the median holds all others up.
@@ -163,22 +164,22 @@ void judge_speed(const Ranks& ranks, Findings& out) {
     std::vector<double> all;
     for (const RankFacts& r : ranks)
       if (const auto at = r.measured.find(name); at != r.measured.end()) all.push_back(at->second);
-    const double median = median_of(all);
+    const double middle = median(all);
     std::string who;
     for (const RankFacts& r : ranks) {
       const auto at = r.measured.find(name);
-      if (at != r.measured.end() && at->second < slow * median)
+      if (at != r.measured.end() && at->second < slow * middle)
         who += fmt::format("{}rank {} on {} ({:.3g})", who.empty() ? "" : ", ", r.rank, r.host,
                            at->second);
     }
     if (who.empty()) continue;
     fine = false;
     warn(
-        out, fmt::format("{}: slower than the median of {:.3g}: {}", name, median, who),
+        out, fmt::format("{}: slower than the median of {:.3g}: {}", name, middle, who),
         "see what else runs on that node, its clocks and temperature; leave it out if it stays so");
   }
   if (fine && ranks.size() > 1)
     ok(out, "no rank is 20 % slower than the median in anything that was measured");
 }
 
-}  // namespace weft::doctor
+}  // namespace weft::verdicts

@@ -5,7 +5,7 @@
 #include "core/trace.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
-#include "train/metrics/trace_gather.h"
+#include "train/metrics/run_trace.h"
 #include "train/stop.h"
 #include "train/trainer.h"
 

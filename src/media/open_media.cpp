@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "media/media_source.h"
+#include "core/host.h"
 
 extern "C" {
 #include <libavutil/avstring.h>
@@ -121,9 +122,9 @@ AVDictionary* OpenMedia::options() const {
 
 void OpenMedia::open_file() {
   File file = File::open(source_.path, Exit::data);
-  const double gib = static_cast<double>(file.size()) / (1ull << 30);
-  WEFT_CHECK(gib <= access_.limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
-             "{} has {:.3f} GiB, media.max_gib = {}", source_.path, gib, access_.limits.max_gib);
+  const double size = gib(file.size());
+  WEFT_CHECK(size <= access_.limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
+             "{} has {:.3f} GiB, media.max_gib = {}", source_.path, size, access_.limits.max_gib);
   bytes_ = std::make_unique<Bytes>(*this, std::move(file));
   const AVInputFormat* kind = nullptr;
   check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");

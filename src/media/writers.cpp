@@ -205,35 +205,4 @@ void write_png(const std::string& path, std::int64_t height, std::int64_t width,
   }
 }
 
-Image contact_sheet(std::span<const ClipView> clips, int columns) {
-  WEFT_ASSERT(!clips.empty() && columns >= 1);
-  constexpr std::int64_t gap = 2;
-  constexpr std::uint8_t grey = 96;
-  std::int64_t cell_height = 0, cell_width = 0, used = 0;
-  for (const ClipView& c : clips) {
-    cell_height = std::max(cell_height, c.height);
-    cell_width = std::max(cell_width, c.width);
-    used = std::max(used, std::min<std::int64_t>(columns, c.frames));
-  }
-  Image sheet;
-  sheet.height = static_cast<std::int64_t>(clips.size()) * (cell_height + gap) + gap;
-  sheet.width = used * (cell_width + gap) + gap;
-  sheet.rgb.assign(static_cast<std::size_t>(sheet.height * sheet.width * 3), grey);
-  for (std::size_t r = 0; r < clips.size(); ++r) {
-    const ClipView& c = clips[r];
-    const std::int64_t shown = std::min<std::int64_t>(columns, c.frames);
-    const std::int64_t top =
-        gap + static_cast<std::int64_t>(r) * (cell_height + gap) + (cell_height - c.height) / 2;
-    for (std::int64_t k = 0; k < shown; ++k) {
-      const std::int64_t t = shown == 1 ? 0 : k * (c.frames - 1) / (shown - 1);
-      const std::int64_t left = gap + k * (cell_width + gap) + (cell_width - c.width) / 2;
-      for (std::int64_t y = 0; y < c.height; ++y)
-        std::memcpy(sheet.rgb.data() + ((top + y) * sheet.width + left) * 3,
-                    c.rgb + (t * c.height + y) * c.width * 3,
-                    static_cast<std::size_t>(c.width * 3));
-    }
-  }
-  return sheet;
-}
-
 }  // namespace weft

@@ -44,13 +44,4 @@ void write_mp4(const std::string& path, const ClipView& clip, double fps);
 void write_png(const std::string& path, std::int64_t height, std::int64_t width,
                std::span<const std::uint8_t> rgb);
 
-struct Image {
-  std::vector<std::uint8_t> rgb;  // [H,W,3]
-  std::int64_t height = 0, width = 0;
-};
-
-// One row a clip, up to `columns` of its frames from first to last, evenly spaced, with thin grey
-// gaps. Clips may differ in size: each sits in the middle of its cells.
-Image contact_sheet(std::span<const ClipView> clips, int columns = 8);
-
 }  // namespace weft

@@ -23,6 +23,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "parallel/end_job.h"
 #include "tensor/device.h"
@@ -93,7 +94,7 @@ Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
     std::array<char, 60> host{};
   } own;
   MPI_Comm_rank(MPI_COMM_WORLD, &own.rank);
-  gethostname(own.host.data(), own.host.size() - 1);
+  host_name().copy(own.host.data(), own.host.size() - 1);
   std::vector<Name> all(static_cast<std::size_t>(size_));
   MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_);
   for (const Name& n : all) names_.push_back({n.rank, n.host.data()});

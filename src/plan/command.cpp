@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/version.h"
-#include "plan/plan_jobs.h"
 
 namespace weft {
 namespace {

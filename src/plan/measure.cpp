@@ -5,20 +5,16 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/statistics.h"
 #include "parallel/communicator.h"
 #include "tensor/arena.h"
 #include "train/memory_plan.h"
-#include "train/optimizer.h"
+#include "train/data_parallel.h"
 
 namespace weft {
 namespace {
 
 constexpr int runs = 5;  // timed, after one that is not
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 double mean_over_ranks(double value, MPI_Comm world) {
   double sum = 0;
@@ -45,7 +41,7 @@ double time_update(const Deck& deck, ParameterTable& params, MPI_Comm world) {
       optimizer_step(deck.train, run, squares, state, b);
     if (run > 0) seconds.push_back(now_done() - start);
   }
-  return mean_over_ranks(median(seconds), world) / static_cast<double>(params.grads().numel());
+  return mean_over_ranks(upper_median(seconds), world) / static_cast<double>(params.grads().numel());
 }
 
 // Bandwidths of collectives between the ranks.
@@ -76,7 +72,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
     timed(2, comm->all_gather(few), start);
   }
   std::array<double, 3> mean{};
-  for (std::size_t i = 0; i < 3; ++i) mean[i] = mean_over_ranks(median(seconds[i]), world);
+  for (std::size_t i = 0; i < 3; ++i) mean[i] = mean_over_ranks(upper_median(seconds[i]), world);
   const double sent = 4.0 * static_cast<double>(elements) * (ranks - 1) / ranks;
   machine.link_latency = mean[2] / (ranks - 1);
   const double reduce = std::max(mean[0] - mean[2], 1e-9),
@@ -104,7 +100,7 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
   const Tensor bytes =
       Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
   const auto arena =
-      Arena::reserve(plan_step_memory(task, bucket, clips, 0) + (std::size_t{256} << 20));
+      Arena::reserve(plan_step_memory(task, bucket, clips, 0).bytes + (std::size_t{256} << 20));
   const ArenaScope scope(*arena);
   std::vector<double> forward, backward;
   for (int run = 0; run <= runs; ++run) {
@@ -122,7 +118,7 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
     forward.push_back(half - start);
     backward.push_back(end - half);
   }
-  return {mean_over_ranks(median(forward), world), mean_over_ranks(median(backward), world)};
+  return {mean_over_ranks(upper_median(forward), world), mean_over_ranks(upper_median(backward), world)};
 }
 
 LocalMeasurement measure_local(const Deck& deck, ParameterTable& params,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "data/step_plan.h"
 #include "parallel/rank_device.h"
 #include "plan/planned_model.h"
@@ -14,8 +15,6 @@ namespace {
 constexpr std::int64_t sampled_steps = 20;  // of the step plan, for placements
 // A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is copied.
 constexpr std::size_t staging_buffers = 2;
-
-double gib(double bytes) { return bytes / (1ull << 30); }
 
 // Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest rank.
 struct Placed {
@@ -84,7 +83,8 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
     const double recompute =
         plan_memory(task, buckets.subspan(i, 1), std::vector<std::int64_t>{1}, capacity, device)[0]
             .recompute;
-    while (clips > 1 && plan_step_memory(task, buckets[i], clips, recompute, device) > capacity)
+    while (clips > 1 &&
+           plan_step_memory(task, buckets[i], clips, recompute, device).bytes > capacity)
       clips -= std::max<std::int64_t>(1, clips / 16);
     plans[i].equal_cost_batch = clips;
   }
@@ -182,9 +182,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                gib(taken), plan.ranks, gib(request.memory_gb * 1e9));
     // As the trainer does it: a sixteenth for libraries, and of the plan an eighth for what operations need inside.
     const double arena = left - left / 16;
-    plan.capacity = deck.memory.arena_gib > 0
-                        ? static_cast<std::size_t>(deck.memory.arena_gib * (1ull << 30))
-                        : static_cast<std::size_t>(arena);
+    plan.capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
+                                              : static_cast<std::size_t>(arena);
     WEFT_CHECK(static_cast<double>(plan.capacity) <= left, Exit::usage,
                fmt::format("set memory.arena_gib to {:.1f} or less", gib(arena)),
                "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",

@@ -37,7 +37,7 @@ struct MemoryKinds {
   std::size_t state() const { return weights + masters + fixed + gradients + moments + ema; }
   std::size_t total() const { return state() + activations + staging + reserve; }
 };
-// The state's part of it, as the trainer lays it out (train/optimizer.h), on the rank with most of it.
+// The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most of it.
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks);
 
 struct BucketPlan {

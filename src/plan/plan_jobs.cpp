@@ -1,4 +1,4 @@
-#include "plan/plan_jobs.h"
+#include "plan/command.h"
 
 #include <algorithm>
 #include <fstream>
@@ -85,20 +85,16 @@ VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, boo
                 const Rates& rates) {
   const auto [frames, height, width] = shape;
   VaePlan plan;
-  try {
-    plan.micro_batch = vae.fit_micro_batch(frames, height, width, capacity, decode);
-  } catch (const Error& e) {
-    if (e.code() != Exit::usage) throw;
-  }
+  plan.micro_batch = vae.largest_micro_batch(frames, height, width, capacity, decode);
   const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
   {
     const OpTimes times(rates);
-    plan.bytes = vae.plan_encode(frames, height, width, at_once);
+    plan.bytes = vae.plan_encode(frames, height, width, at_once).bytes;
     plan.encoding = times.seconds();
   }
   if (!decode) return plan;
   const OpTimes times(rates);
-  plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once));
+  plan.bytes = std::max(plan.bytes, vae.plan_decode(frames, height, width, at_once).bytes);
   plan.decoding = times.seconds();
   return plan;
 }
@@ -140,7 +136,7 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
   ClipPlan plan;
   plan.together = fit_batch(deck, model, item, limit, capacity);
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
-  plan.sampling = plan_sampling(deck, model, item, plan.together);
+  plan.sampling = plan_sampling(deck, model, item, plan.together).bytes;
   const std::size_t waiting = bytes_of_waiting(deck, item, plan.together);
   plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
   plan.vae.bytes += waiting;
@@ -230,6 +226,10 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
              "parallel.sp = {} does not divide {} ranks", sp, ranks);
   const Machine machine = described_machine(request.fabric, request.memory_gb);
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
+             "name a deck of a model on latents",
+             "weft plan --job generate plans models with a VAE, model.in_channels = {}",
+             deck.get<Stdit3Deck>().in_channels);
   Stdit3 model(stdit3_config(deck));
   VideoVae vae(deck.get<VaeDeck>());
   model.params().allocate_for_inference(deck.model.dtype == "bf16");

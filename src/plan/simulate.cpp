@@ -1,4 +1,4 @@
-#include "plan/simulate.h"
+#include "plan/command.h"
 
 #include <fmt/format.h>
 
@@ -14,8 +14,9 @@
 #include "core/version.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
-#include "plan/simulate_plot.h"
 #include "plan/simulation_job.h"
+#include "report/html.h"
+#include "report/plot.h"
 
 namespace weft {
 namespace {
@@ -200,6 +201,30 @@ void write_file(const std::string& path, const std::string& text) {
              path);
 }
 
+// Efficiency in percent over ranks, whose axis doubles, as a file of its own.
+std::string efficiency_plot(std::vector<report_page::Curve> curves) {
+  report_page::PlotFrame frame;
+  frame.x_label = "ranks";
+  frame.y_label = "simulated efficiency of a rank (%)";
+  frame.height = 420;
+  frame.from_zero = true;
+  std::vector<report_page::LegendEntry> legend;
+  double most = 1;
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    report_page::Curve& c = curves[i];
+    c.color = report_page::color_of(i);
+    if (!c.y.empty()) legend.push_back({c.color, fmt::format("{}, {:.1f} %", c.name, c.y.back())});
+    for (double& ranks : c.x) {
+      most = std::max(most, ranks);
+      ranks = std::log2(ranks);
+    }
+  }
+  for (double ranks = 1; ranks <= most; ranks *= 2)
+    frame.x_labels.emplace_back(std::log2(ranks), fmt::format("{:.0f}", ranks));
+  const int y = frame.height - 58 - 17 * static_cast<int>(legend.size());
+  return standalone_svg(line_plot(frame, curves), frame, legend, y);
+}
+
 }  // namespace
 
 int simulate(const Deck& deck, const SimulateRequest& request) {
@@ -213,7 +238,7 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   std::sort(gpus.begin(), gpus.end());
 
   Json out = {{"kind", "simulation"}, {"version", version_line()}, {"cases", Json::array()}};
-  std::vector<ScalingCurve> curves;
+  std::vector<report_page::Curve> curves;
   for (const std::string& fabric : request.fabrics) {
     Stdit3 model(stdit3_config(deck));
     Subject subject = make_subject(deck, request, fabric, model);
@@ -228,7 +253,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
       Subject alone = subject;
       alone.step.variation = 0;
       const Result one = play_one(alone, style, alone.step.sp, request);
-      ScalingCurve curve{fmt::format("{} {}", style, fabric), {}, {}};
+      report_page::Curve curve;
+      curve.name = fmt::format("{} {}", style, fabric);
       Json results = Json::array();
       for (const int n : gpus) {
         Result r = play_one(subject, style, n, request);
@@ -239,8 +265,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
             100 * r.wait, 100 * r.exposed);
         std::fflush(stdout);
         results.push_back(to_json(r));
-        curve.ranks.push_back(n);
-        curve.efficiency.push_back(r.efficiency);
+        curve.x.push_back(n);
+        curve.y.push_back(100 * std::min(1.0, r.efficiency));
       }
       curves.push_back(std::move(curve));
       Json one_case = describe(subject, request);
@@ -253,8 +279,7 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
     out["deck"] = to_toml(deck);
     write_file(request.json, out.dump(1) + "\n");
   }
-  if (!request.plot.empty())
-    write_file(request.plot, scaling_plot("Simulated efficiency of a rank", curves));
+  if (!request.plot.empty()) write_file(request.plot, efficiency_plot(std::move(curves)));
   return 0;
 }
 

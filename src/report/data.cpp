@@ -168,7 +168,7 @@ void read_png_size(const std::string& bytes, Media& m) {
 void load_media(Run& run) {
   std::vector<fs::path> files;
   std::error_code ec;
-  for (fs::directory_iterator it(run.dir / "samples", ec); !ec && it != fs::directory_iterator();
+  for (fs::directory_iterator it(run.dir / "generated", ec); !ec && it != fs::directory_iterator();
        it.increment(ec)) {
     const std::string extension = it->path().extension().string();
     if (extension == ".png" || extension == ".mp4") files.push_back(it->path());

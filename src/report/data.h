@@ -75,7 +75,7 @@ struct Run {
   std::size_t distinct_samples = 0;
 };
 
-// Reads RUN/metrics.jsonl, deck.toml, run.json and samples/. Throws Exit::data when there is no
+// Reads RUN/metrics.jsonl, deck.toml, run.json and generated/. Throws Exit::data when there is no
 // such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
 

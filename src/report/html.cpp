@@ -7,6 +7,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "core/statistics.h"
+
 namespace weft::report_page {
 
 std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
@@ -39,8 +41,7 @@ std::vector<double> finite(const std::vector<double>& values) {
 double median(const std::vector<double>& values) {
   std::vector<double> v = finite(values);
   if (v.empty()) return NAN;
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
+  return upper_median(v);
 }
 double total(const std::vector<double>& values) {
   const std::vector<double> v = finite(values);

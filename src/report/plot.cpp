@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "report/html.h"
+
 namespace weft::report_page {
 namespace {
 
@@ -257,6 +259,28 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
     if (most > 0) s += fmt::format("<path d=\"{}{}Z\" fill=\"{}\"/>\n", up, down, l.color);
   }
   return s + "</svg>\n";
+}
+
+std::string standalone_svg(std::string plot, const PlotFrame& frame,
+                           std::span<const LegendEntry> legend, int y) {
+  const std::string style =
+      "<style>text{font-family:system-ui,\"DejaVu Sans\",sans-serif}.grid{stroke:#e9ecf0}"
+      ".axis{stroke:#9aa4b1}.tick{font-size:12px;fill:#5b6675}.label{font-size:12.5px;fill:#3a4452}"
+      "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
+  plot.insert(plot.find(">\n") + 2, style);
+  plot.insert(plot.find(' '),
+              fmt::format(" xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\"",
+                          frame.width, frame.height));
+  std::string entries;
+  for (const LegendEntry& e : legend) {
+    entries += fmt::format(
+        "<rect x=\"440\" y=\"{}\" width=\"18\" height=\"3\" fill=\"{}\"/><text class=\"label\" "
+        "x=\"464\" y=\"{}\">{}</text>\n",
+        y - 5, e.color, y, escape(e.text));
+    y += 17;
+  }
+  plot.insert(plot.rfind("</svg>"), entries);
+  return plot;
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {

@@ -39,6 +39,14 @@ struct Layer {
 std::string stacked_plot(const PlotFrame& frame, std::span<const double> x,
                          std::span<const Layer> layers);
 
+// A plot as an SVG document of its own, which needs what the report page otherwise gives: the name space, a look, and a legend,
+// whose first line is `y` pixels from the top.
+struct LegendEntry {
+  std::string color, text;
+};
+std::string standalone_svg(std::string plot, const PlotFrame& frame,
+                           std::span<const LegendEntry> legend, int y);
+
 // Round numbers that cover [low, high], about `count` of them (1, 2 or 5 times a power of ten).
 std::vector<double> round_ticks(double low, double high, int count);
 

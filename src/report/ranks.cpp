@@ -1,4 +1,4 @@
-#include "report/ranks.h"
+#include "report/report.h"
 
 #include <fmt/format.h>
 

@@ -1,17 +1,22 @@
 #include "report/report.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
 #include "report/html.h"
 #include "report/plot.h"
-#include "report/ranks.h"
 #include "report/style.h"
 
 namespace weft::report_page {
+
 namespace {
 
 constexpr std::size_t most_points = 800, most_columns = 140;
@@ -260,7 +265,7 @@ std::string samples(const Run& run, bool named) {
     std::string content;
     if (m.base64.empty())
       content =
-          fmt::format("<p class=\"note\">{:.1f} MB, too large for this page: see samples/{}</p>",
+          fmt::format("<p class=\"note\">{:.1f} MB, too large for this page: see generated/{}</p>",
                       static_cast<double>(m.bytes) / 1e6, escape(m.name));
     else if (m.video)
       content = fmt::format(
@@ -270,7 +275,7 @@ std::string samples(const Run& run, bool named) {
     else
       content = fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(m.name),
                             m.base64);
-    // Contact sheets are wide and want the width of the page.
+    // Wide pictures want the width of the page.
     body += fmt::format("<figure{}>{}<figcaption>{}</figcaption></figure>\n",
                         m.width > 2 * m.height ? " class=\"wide\"" : "", content, escape(m.name));
   }
@@ -344,3 +349,30 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
 }
 
 }  // namespace weft::report_page
+
+namespace weft {
+
+int report(const std::vector<std::string>& inputs) {
+  std::vector<report_page::Run> runs;
+  std::vector<report_page::Scaling> scaling;
+  for (const std::string& dir : inputs) {
+    if (dir.ends_with(".json")) {
+      scaling.push_back(report_page::load_scaling(dir));
+      continue;
+    }
+    runs.push_back(report_page::load_run(dir));
+    if (runs.back().broken_lines > 0)
+      log::warn("{}/metrics.jsonl: {} lines cannot be read and are left out", dir,
+                runs.back().broken_lines);
+  }
+  WEFT_CHECK(!runs.empty(), Exit::usage, "for example: weft report runs/demo",
+             "weft report wants the directory of a run");
+  const std::string page = report_page::make_page(runs, scaling);
+
+  const std::filesystem::path path = runs.front().dir / "report.html";
+  replace_file(path, page, Exit::data, Durable::no);
+  fmt::print("{}\n", path.string());
+  return 0;
+}
+
+}  // namespace weft

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {
@@ -20,8 +21,6 @@ std::size_t round_up(std::size_t bytes) {
   return bytes == 0 ? Arena::alignment
                     : (bytes + Arena::alignment - 1) / Arena::alignment * Arena::alignment;
 }
-
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
 }  // namespace
 
@@ -68,7 +67,13 @@ Arena::~Arena() {
 
 void* Arena::allocate(std::size_t bytes) {
   const std::size_t need = block_bytes(bytes);
-  const auto it = free_by_size_.lower_bound({need, 0});
+  auto it = free_by_size_.lower_bound({need, 0});
+  if (it == free_by_size_.end() && planning_) {
+    fits_ = false;
+    add_free(capacity_, planning_capacity);
+    capacity_ += planning_capacity;
+    it = free_by_size_.lower_bound({need, 0});
+  }
   WEFT_CHECK(it != free_by_size_.end(), Exit::usage,
              "lower the batch size or the clip size, raise model.recompute, or raise "
              "memory.arena_gib if the machine has more",
@@ -91,10 +96,14 @@ void* Arena::allocate(std::size_t bytes) {
 void Arena::free(void* p, std::size_t bytes) {
   if (device_ == DeviceKind::cuda && !planning_ && arena_watch.block != nullptr)
     arena_watch.block(p, bytes, false);
-  std::size_t size = block_bytes(bytes);
-  std::size_t offset = static_cast<std::size_t>(static_cast<std::byte*>(p) - base_);
+  const std::size_t size = block_bytes(bytes);
+  const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(p) - base_);
   WEFT_ASSERT(offset + size <= capacity_ && used_ >= size);
   used_ -= size;
+  add_free(offset, size);
+}
+
+void Arena::add_free(std::size_t offset, std::size_t size) {
   auto next = free_by_offset_.lower_bound(offset);
   if (next != free_by_offset_.end() && next->first == offset + size) {
     size += next->second;

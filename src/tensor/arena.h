@@ -11,6 +11,12 @@
 
 namespace weft {
 
+// What a dry run took of a planning arena.
+struct MemoryNeed {
+  std::size_t bytes = 0;  // at the peak
+  bool fits = true;       // into the arena's capacity, holes between blocks included
+};
+
 class Arena {
  public:
   static constexpr std::size_t alignment = 256;
@@ -23,7 +29,7 @@ class Arena {
   }
   // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
   // Running a step through it tells the step's peak exactly, also for a kind of device that is not here.
-  // With a capacity (0: endless) it is full when a real one of that size would be: holes between blocks count too.
+  // With a capacity (0: endless) need().fits tells whether a real one of that size would do: holes between blocks count too.
   static std::unique_ptr<Arena> planning(DeviceKind device, std::size_t capacity = 0);
   static std::unique_ptr<Arena> planning() { return planning(this_device().kind); }
 
@@ -32,7 +38,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   // Best fit, the lower address among equals, so that the same sequence of calls gives the same
-  // addresses. Throws Exit::usage when the arena is full.
+  // addresses. Throws Exit::usage when the arena is full; a planning one notes it and goes on.
   void* allocate(std::size_t bytes);
   void free(void* p, std::size_t bytes);
 
@@ -40,6 +46,7 @@ class Arena {
   DeviceKind device() const { return device_; }
   std::size_t used() const { return used_; }
   std::size_t peak() const { return peak_; }
+  MemoryNeed need() const { return {peak_, fits_}; }
   std::size_t capacity() const { return capacity_; }
   void reset_peak() { peak_ = used_; }
 
@@ -51,11 +58,14 @@ class Arena {
   friend class ArenaScope;
   Arena(std::byte* base, std::size_t capacity, bool planning, DeviceKind device);
 
+  std::size_t block_bytes(std::size_t bytes) const;
+  // Adds [offset, offset + size) to the free blocks, merged with its neighbours.
+  void add_free(std::size_t offset, std::size_t size);
+
   std::byte* base_;
   std::size_t capacity_;
-  std::size_t block_bytes(std::size_t bytes) const;
-
   bool planning_;
+  bool fits_ = true;
   DeviceKind device_;
   std::size_t used_ = 0;
   std::size_t peak_ = 0;

@@ -86,11 +86,4 @@ std::string describe_cpu() {
                      avx512 ? "AVX-512" : "AVX2");
 }
 
-std::size_t resident_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::size_t total = 0, resident = 0;
-  statm >> total >> resident;
-  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
-
 }  // namespace weft

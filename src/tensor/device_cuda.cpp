@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/host.h"
+
 namespace weft {
 namespace {
 
@@ -212,8 +214,6 @@ class CudaRuntime final : public DeviceRuntime {
     std::size_t begin, bytes;
     DeviceEvent copied;
   };
-
-  static double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
   // CUDA's current device is a thread's: whoever calls from a thread of its own gets this rank's, never GPU 0.
   void enter() {

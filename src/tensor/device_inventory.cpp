@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {
@@ -81,8 +82,6 @@ std::string text_of(const Nvml& n, const char* name, nvml::Device d) {
   n.call<int(nvml::Device, char*, unsigned)>(name, d, text, static_cast<unsigned>(sizeof text));
   return text;
 }
-
-double gib(unsigned long long bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
 // NVML writes eight digits of PCI domain, Linux four.
 std::string linux_bus(std::string bus) {

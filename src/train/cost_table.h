@@ -1,6 +1,6 @@
 // What a micro-batch of each bucket costs. Placements follow the planner's costs (data/step_plan.h, longest first): these are
 // the same in every run, so that runs on as many ranks repeat their bits. What micro-batches really take is measured beside
-// them, for finding slow ranks (train/metrics/stragglers.h) and for `weft simulate --costs`.
+// them, for finding slow ranks (train/metrics/watches.h) and for `weft simulate --costs`.
 #pragma once
 
 #include <cstdint>

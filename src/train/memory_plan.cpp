@@ -1,12 +1,11 @@
 #include "train/memory_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "core/error.h"
-#include "tensor/arena.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {
@@ -31,16 +30,10 @@ std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
   return high;
 }
 
-std::string size_text(std::size_t bytes) {
-  return bytes >= (1ull << 30)
-             ? fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1ull << 30))
-             : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1ull << 20));
-}
-
 }  // namespace
 
-std::size_t plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
-                             double recompute, DeviceKind device, std::size_t capacity) {
+MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                            double recompute, DeviceKind device, std::size_t capacity) {
   const auto arena = Arena::planning(device, capacity);
   const ArenaScope scope(*arena);
   LoadedBatch clips;
@@ -48,7 +41,7 @@ std::size_t plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int6
   const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute);
   task.params().begin_step([](int) {});
   run_parts(work, task.params(), 1.0f, false, [](const TrainingLoss&) {});
-  return arena->peak();
+  return arena->need();
 }
 
 std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
@@ -68,17 +61,12 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
     const auto at_least = static_cast<std::int64_t>(
         std::ceil(task.least_recompute() * static_cast<double>(blocks) - 1e-9));
     const auto bytes = [&](std::int64_t clips, std::int64_t recomputed) {
-      return plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device);
+      return plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device).bytes;
     };
-    // Whether the layout fits too, which takes a walk through an arena of that size.
     const auto fits = [&](std::int64_t clips, std::int64_t recomputed) {
-      if (bytes(clips, recomputed) > usable) return false;
-      try {
-        plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
-        return true;
-      } catch (const Error&) {
-        return false;
-      }
+      const MemoryNeed need =
+          plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
+      return need.fits && need.bytes <= usable;
     };
     // The most that can be saved. Recomputing the last block as well seldom saves anything: its activations are wanted first.
     const bool last_pays = at_least == blocks || bytes(batch, blocks) < bytes(batch, blocks - 1);
@@ -90,8 +78,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       throw Error(
           Exit::usage,
           fmt::format("{} clips of bucket {} need {} of activations{}, a rank has {} for them",
-                      batch, bucket.name, size_text(bytes(batch, most)),
-                      blocks > 0 ? " even if every block is recomputed" : "", size_text(capacity)),
+                      batch, bucket.name, size_text(static_cast<double>(bytes(batch, most))),
+                      blocks > 0 ? " even if every block is recomputed" : "",
+                      size_text(static_cast<double>(capacity))),
           too_many > 1
               ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
                             "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "
@@ -110,20 +99,36 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 }
 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
-  if (deck.arena_gib > 0) return static_cast<std::size_t>(deck.arena_gib * (1ull << 30));
+  if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
   if (on_cuda()) {
     // The state is there already. NCCL's buffers, cuBLASLt's workspace and CUDA's own needs get the rest.
     const std::size_t free = device_runtime().free_bytes();
     return free - free / 16;
   }
-  const auto total = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                     static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  return total / static_cast<std::size_t>(ranks_on_host);
+  return host_memory().total / static_cast<std::size_t>(ranks_on_host);
 }
 
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device) {
-  const std::size_t there = arena_capacity(deck, device.host_ranks);
-  return device.shared ? there / static_cast<std::size_t>(device.host_ranks) : there;
+  const std::size_t bytes = arena_capacity(deck, device.host_ranks);
+  return device.shared ? bytes / static_cast<std::size_t>(device.host_ranks) : bytes;
+}
+
+std::size_t free_memory(MPI_Comm world) {
+  const std::size_t free = on_cuda() ? device_runtime().free_bytes() : host_memory().available;
+  // Ranks of a host that name the same GPU, or none, share.
+  MPI_Comm host;
+  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  unsigned long long mine = 0;
+  if (on_cuda())
+    mine =
+        std::hash<std::string>{}(visible_gpus().at(static_cast<std::size_t>(this_device().index)));
+  int ranks = 1;
+  MPI_Comm_size(host, &ranks);
+  std::vector<unsigned long long> all(static_cast<std::size_t>(ranks));
+  MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, host);
+  MPI_Comm_free(&host);
+  const auto sharing = static_cast<std::size_t>(std::count(all.begin(), all.end(), mine));
+  return (free - free / 16) / sharing;
 }
 
 }  // namespace weft

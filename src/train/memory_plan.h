@@ -1,22 +1,24 @@
 // How much memory a step takes, known before it runs, and how much of the model each bucket has to compute twice for it.
 #pragma once
 
+#include <mpi.h>
+
 #include <span>
 #include <vector>
 
 #include "data/clip_source.h"
 #include "parallel/rank_device.h"
+#include "tensor/arena.h"
 #include "train/task.h"
 
 namespace weft {
 
 // Peak arena bytes of forward and backward of one micro-batch of `batch_size` clips of `bucket` with the share `recompute` of
-// its blocks recomputed: the step is walked through without computing, so the figure is exact for captions of full length.
-// For the kind of device that is asked for, whether or not it is here. In an arena of `capacity` bytes (0: endless): throws
-// Exit::usage if that gets full, which holes between its blocks can make it before the peak reaches it.
-std::size_t plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
-                             double recompute, DeviceKind device = this_device().kind,
-                             std::size_t capacity = 0);
+// its blocks recomputed: the step is dry run, so the figure is exact for captions of full length.
+// For the kind of device that is asked for, whether or not it is here; in an arena of `capacity` bytes (0: endless).
+MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
+                            double recompute, DeviceKind device = this_device().kind,
+                            std::size_t capacity = 0);
 
 struct StepMemory {
   double recompute = 0;   // share of the blocks, for TrainingTask::prepare()
@@ -36,5 +38,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host);
 // The same where ranks may share a GPU: each gets its part of what is free on it.
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
+
+// Collective. What this rank may still take now: of its GPU's free memory, or of what its host has available, shared out
+// evenly among the ranks that use the same; a 16th stays free for what is not ours to count. Bytes.
+std::size_t free_memory(MPI_Comm world);
 
 }  // namespace weft

@@ -31,7 +31,7 @@ struct TrainingWork {
   // Parts run one after the other, each with a backward of its own: memory is that of one. While uses are counted
   // (nn/parameters.h), they are counted in the last alone.
   std::vector<Part> parts;
-  // What the work depends on besides bucket and weight (train/step_graphs.h); empty: it is never recorded.
+  // What the work depends on besides bucket and weight (train/step_device.h); empty: it is never recorded.
   std::string key;
 };
 
@@ -67,7 +67,7 @@ class TrainingTask {
     return 1;
   }
 
-  // `bytes` u8 holds the clips on this rank's device (train/clip_staging.h). Everything random is a function of (seed, step,
+  // `bytes` u8 holds the clips on this rank's device (train/step_device.h). Everything random is a function of (seed, step,
   // sample id). While planning, `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                                double recompute) = 0;

@@ -11,10 +11,11 @@
 
 #include "checkpoint/state.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "ops/matmul.h"
 #include "tensor/device.h"
-#include "train/metrics/run_id.h"
+#include "train/metrics/run_facts.h"
 
 namespace weft {
 namespace {
@@ -33,7 +34,7 @@ void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
 std::vector<std::string> host_names(MPI_Comm world) {
   using Name = std::array<char, 64>;
   Name mine{};
-  gethostname(mine.data(), mine.size() - 1);
+  host_name().copy(mine.data(), mine.size() - 1);
   int size = 1;
   MPI_Comm_size(world, &size);
   std::vector<Name> all(static_cast<std::size_t>(size));
@@ -61,8 +62,8 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       hosts_(host_names(world)),
       threads_(set_threads(static_cast<int>(deck.run.threads), device_.host_ranks)),
       task_(make_task(deck_)),
-      loss_spikes_(deck.train.spike_deviations),
-      norm_spikes_(deck.train.spike_deviations),
+      watches_{nullptr, SpikeWatch(deck.train.spike_deviations),
+               SpikeWatch(deck.train.spike_deviations)},
       requests_(deck.run.dir, deck.run.stop_margin) {
   choose_groups();
   open_data();
@@ -129,9 +130,9 @@ void Trainer::load_state() {
   if (!checkpoint) return;
   restore_state(*checkpoint, table, data_parallel_->state());
   data_parallel_->spread_weights();
-  done_ = saved_ = checkpoint->info().step;
+  done_ = saves_.newest = checkpoint->info().step;
   const auto costs = checkpoint->info().notes.find("costs");
-  if (costs != checkpoint->info().notes.end()) saved_costs_ = costs->second;
+  if (costs != checkpoint->info().notes.end()) costs_.saved = costs->second;
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
@@ -172,10 +173,10 @@ void Trainer::open_readers() {
   const auto buckets = static_cast<int>(source_->buckets().size());
   std::vector<CostTable::Planned> planned;
   for (int b = 0; b < buckets; ++b) planned.push_back(planned_cost(b));
-  costs_ = std::make_unique<CostTable>(std::move(planned));
-  if (!saved_costs_.empty()) costs_->from_text(saved_costs_);
-  cost_sums_ = Tensor::persistent({2 * buckets}, DType::f64);
-  stragglers_ = std::make_unique<StragglerWatch>(comm_->size());
+  costs_.table = std::make_unique<CostTable>(std::move(planned));
+  if (!costs_.saved.empty()) costs_.table->from_text(costs_.saved);
+  costs_.sums = Tensor::persistent({2 * buckets}, DType::f64);
+  watches_.stragglers = std::make_unique<StragglerWatch>(comm_->size());
   planner_ =
       std::make_unique<StepPlanner>(source_->buckets(), batch_sizes_, deck_.train.micro_batches,
                                     static_cast<std::uint64_t>(deck_.run.seed));
@@ -206,7 +207,8 @@ double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
 // The group of ranks that takes each micro-batch.
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
   std::vector<double> costs;
-  for (const MicroBatch& m : plan) costs.push_back(costs_->cost(m.bucket) * share_of(m, step));
+  for (const MicroBatch& m : plan)
+    costs.push_back(costs_.table->cost(m.bucket) * share_of(m, step));
   return share_out(costs, groups_);
 }
 
@@ -224,26 +226,26 @@ void Trainer::save() {
   comm_->progress(done_, "save");
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
-  info.notes["costs"] = costs_->to_text();
+  info.notes["costs"] = costs_.table->to_text();
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
-  saved_ = done_;
-  saving_ = true;  // until all ranks have told that it is not
-  save_stall_ = checkpoints_->save(
+  saves_.newest = done_;
+  saves_.writing = true;  // until all ranks have told that it is not
+  saves_.stall = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   comm_->progress(done_, nullptr);
   if (finished_.empty()) return;
-  finished_.back().split.checkpoint += save_stall_;
-  finished_.back().seconds += save_stall_;
+  finished_.back().split.checkpoint += saves_.stall;
+  finished_.back().seconds += saves_.stall;
 }
 
 void Trainer::save_if_free() {
-  if (!saving_ || !deck_.train.skip_saves) return save();
-  ++saves_skipped_;
+  if (!saves_.writing || !deck_.train.skip_saves) return save();
+  ++saves_.skipped;
   if (first_rank())
     log::warn(
         "step {}: not saved, the save of step {} is still being written ({:.1f} s so far); raise "
         "train.checkpoint_every",
-        done_, saved_, checkpoints_->writing_for().value_or(0));
+        done_, saves_.newest, checkpoints_->writing_for().value_or(0));
 }
 
 bool Trainer::wait_for_save() {

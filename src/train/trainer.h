@@ -14,15 +14,13 @@
 #include "parallel/communicator.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
-#include "train/clip_staging.h"
 #include "train/cost_table.h"
 #include "train/data_parallel.h"
 #include "train/memory_plan.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/spikes.h"
 #include "train/metrics/step_report.h"
-#include "train/metrics/stragglers.h"
-#include "train/step_graphs.h"
+#include "train/metrics/watches.h"
+#include "train/step_device.h"
 #include "train/stop.h"
 #include "train/task.h"
 
@@ -49,7 +47,7 @@ class Trainer {
   // place while some rank is still writing the save before. All ranks decide alike, by what they
   // told with the newest step that has ended.
   void save_if_free();
-  std::int64_t saves_skipped() const { return saves_skipped_; }
+  std::int64_t saves_skipped() const { return saves_.skipped; }
   // Collective. Waits for the save in flight; false if the newest one could not be written.
   bool wait_for_save();
 
@@ -57,8 +55,8 @@ class Trainer {
   void about_to_end() { comm_->progress(done_, "save"); }
 
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
-  bool saved() const { return saved_ == done_; }
-  // Rank 0's: train/metrics/run_id.h.
+  bool saved() const { return saves_.newest == done_; }
+  // Rank 0's: train/metrics/run_facts.h.
   const std::string& run_id() const { return run_id_; }
   // What some rank was asked for before the end of a step that has ended (bits of train/stop.h): all ranks agree. Each
   // request is told once, but for `stop`, which stays.
@@ -101,6 +99,30 @@ class Trainer {
     DeviceEvent begin, computed, reduced, updated;
   };
 
+  // What micro-batches cost, as all ranks agree.
+  struct Costs {
+    std::unique_ptr<CostTable> table;
+    std::string saved;  // of the checkpoint
+    Tensor sums;        // f64 [2 buckets], to be summed over ranks
+  };
+  struct Watches {
+    std::unique_ptr<StragglerWatch> stragglers;
+    SpikeWatch loss, grad_norm;
+  };
+  struct Saves {
+    std::int64_t newest = -1;  // steps of the newest one
+    bool writing = false;      // on some rank, as all know
+    std::int64_t skipped = 0;
+    double stall = 0;  // seconds of the newest one
+  };
+  // How fast steps go.
+  struct Pace {
+    double busy = 0, data_wait = 0;      // seconds of the newest step that has ended, on a GPU
+    std::vector<double> expected;        // [rank], of the same
+    std::vector<double> recent_seconds;  // of steps
+    double blocked = 0;                  // seconds in exchanges that are accounted for
+  };
+
   void choose_groups();
   double take_blocked();
   void open_data();
@@ -140,7 +162,6 @@ class Trainer {
   std::unique_ptr<Communicator>
       sequence_;                // the ranks that share this one's clips; null without parallel.sp
   int group_ = 0, groups_ = 1;  // of ranks that share clips
-  double blocked_before_ = 0;   // seconds in exchanges that are accounted for
   std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;
@@ -153,24 +174,16 @@ class Trainer {
   std::unique_ptr<ClipStaging> staging_;
   std::vector<std::int64_t> batch_sizes_;  // [bucket]
   std::vector<StepMemory> memory_;         // [bucket]
-  std::unique_ptr<CostTable> costs_;
-  std::string saved_costs_;  // of the checkpoint
-  std::string run_id_;       // on rank 0
-  Tensor cost_sums_;         // f64 [2 buckets]
+  Costs costs_;
+  std::string run_id_;  // on rank 0
   std::unique_ptr<StepPlanner> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;
-  std::unique_ptr<StragglerWatch> stragglers_;
-  SpikeWatch loss_spikes_, norm_spikes_;
+  Watches watches_;
   Requests requests_;
   unsigned requested_ = 0;
-  std::int64_t done_ = 0;    // steps
-  std::int64_t saved_ = -1;  // steps of the newest save
-  bool saving_ = false;      // on some rank, as all know
-  std::int64_t saves_skipped_ = 0;
-  double save_stall_ = 0;
-  double last_busy_ = 0, last_data_wait_ = 0;  // of the newest step that has ended, on a GPU
-  std::vector<double> last_expected_;
-  std::vector<double> recent_seconds_;  // of steps
+  std::int64_t done_ = 0;  // steps
+  Saves saves_;
+  Pace pace_;
   std::optional<Issued> under_way_;
   DeviceEvent last_update_;  // of the step before the one under way
   std::vector<StepMetrics> finished_;

@@ -9,7 +9,9 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
+#include "core/statistics.h"
 #include "core/trace.h"
 #include "ops/reduce.h"
 #include "tensor/device.h"
@@ -53,9 +55,9 @@ void Trainer::step() {
     for (int r = 0; r < comm_->size(); ++r)
       if (r / static_cast<int>(deck_.parallel.sp) == owner[i])
         step.expected[static_cast<std::size_t>(r)] +=
-            costs_->expected(plan[i].bucket) * share_of(plan[i], done_);
+            costs_.table->expected(plan[i].bucket) * share_of(plan[i], done_);
   }
-  step.expected_of_busy = on_cuda() ? last_expected_ : step.expected;
+  step.expected_of_busy = on_cuda() ? pace_.expected : step.expected;
   begin_faults();
 
   // 1. Forward and backward of this rank's micro-batches; a bucket's sum starts when its last gradient is in.
@@ -90,9 +92,9 @@ void Trainer::step() {
     checksum_weights();
   }
   m.split.compute = now_seconds() - start - m.split.data_wait - blocked_in_compute;
-  const double busy = on_cuda() ? last_busy_ : m.split.compute + m.split.data_wait;
+  const double busy = on_cuda() ? pace_.busy : m.split.compute + m.split.data_wait;
   const auto told = report_->send(
-      look_at_requests(), busy, on_cuda() ? last_data_wait_ : m.split.data_wait, checksum_of(mine));
+      look_at_requests(), busy, on_cuda() ? pace_.data_wait : m.split.data_wait, checksum_of(mine));
   const auto costs_told = agree_on_costs(step);
   step.computed = mark();
 
@@ -159,24 +161,24 @@ void Trainer::count_loss(const TrainingLoss& loss) {
 // Seconds, since the last call, that the host waited in the midst of compute: for weights, and for tokens of the group.
 double Trainer::take_blocked() {
   const double in_exchanges = task_->blocked_seconds();
-  return data_parallel_->take_blocked() + in_exchanges -
-         std::exchange(blocked_before_, in_exchanges);
+  return data_parallel_->take_blocked() + in_exchanges - std::exchange(pace_.blocked, in_exchanges);
 }
 
 unsigned Trainer::look_at_requests() {
-  const double longest = recent_seconds_.empty()
-                             ? 0.0
-                             : *std::max_element(recent_seconds_.begin(), recent_seconds_.end());
-  return requests_.look(longest, save_stall_ + checkpoints_->longest_save()) |
+  const double longest =
+      pace_.recent_seconds.empty()
+          ? 0.0
+          : *std::max_element(pace_.recent_seconds.begin(), pace_.recent_seconds.end());
+  return requests_.look(longest, saves_.stall + checkpoints_->longest_save()) |
          (checkpoints_->writing_for() ? request::saving : 0);
 }
 
 // After some steps the ranks tell each other what micro-batches took. The ticket of that, or 0.
 Communicator::Ticket Trainer::agree_on_costs(Issued& step) {
-  if (!costs_->due(step.metrics.step)) return 0;
-  step.cost_sums = costs_->take();
-  cost_sums_.set(std::span<const double>(step.cost_sums));
-  return comm_->all_reduce_sum(cost_sums_);
+  if (!costs_.table->due(step.metrics.step)) return 0;
+  step.cost_sums = costs_.table->take();
+  costs_.sums.set(std::span<const double>(step.cost_sums));
+  return comm_->all_reduce_sum(costs_.sums);
 }
 
 // Waits for the end of a step, and tells what came of it.
@@ -193,15 +195,15 @@ void Trainer::complete(Issued step) {
     m.split.optimizer = gpu.seconds(step.reduced, step.updated) - step.blocked_for_norm;
     m.seconds = gpu.seconds(last_update_ ? last_update_ : step.begin, step.updated);
     last_update_ = step.updated;
-    last_busy_ = m.split.compute;
-    last_data_wait_ = m.split.data_wait;
-    last_expected_ = step.expected;
+    pace_.busy = m.split.compute;
+    pace_.data_wait = m.split.data_wait;
+    pace_.expected = step.expected;
     for (Timed& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
   }
-  for (const Timed& t : step.micro_batches) costs_->measured(t.bucket, t.seconds / t.share);
+  for (const Timed& t : step.micro_batches) costs_.table->measured(t.bucket, t.seconds / t.share);
   if (!step.cost_sums.empty()) {
-    const Tensor sums = cost_sums_.to_host();
-    costs_->agree({sums.span<double>().begin(), sums.span<double>().end()});
+    const Tensor sums = costs_.sums.to_host();
+    costs_.table->agree({sums.span<double>().begin(), sums.span<double>().end()});
   }
   m.loss = step.rows.sum(StepReport::loss) / static_cast<double>(m.samples.size());
   const std::vector<std::string> names = task_->terms();
@@ -220,7 +222,8 @@ void Trainer::complete(Issued step) {
     requested_ |= reported & ~request::saving;
     requests_.heard(r, reported);
   }
-  if (m.step >= saved_) saving_ = saving;  // a step before the save knew nothing of it
+  if (m.step >= saves_.newest)
+    saves_.writing = saving;  // a step before the save knew nothing of it
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   if (step.compare_weights) compare_weights(step);
   look_for_spikes(m);
@@ -233,7 +236,8 @@ void Trainer::complete(Issued step) {
 // Every rank sees the same figures and decides alike. The step has changed the weights by now, but no checkpoint has it yet.
 void Trainer::look_for_spikes(const StepMetrics& m) {
   const std::pair<const char*, std::optional<SpikeWatch::Spike>> found[] = {
-      {"loss", loss_spikes_.step(m.loss)}, {"gradient norm", norm_spikes_.step(m.grad_norm)}};
+      {"loss", watches_.loss.step(m.loss)},
+      {"gradient norm", watches_.grad_norm.step(m.grad_norm)}};
   if (deck_.train.loss_spike == "ignore") return;
   for (const auto& [name, spike] : found) {
     if (!spike) continue;
@@ -277,7 +281,7 @@ void Trainer::look_at_ranks(Issued& step) {
   m.split.wait_slowest = std::clamp(behind, 0.0, blocked);
   m.split.comm_exposed = blocked - m.split.wait_slowest;
   if (*slowest == 0 || step.expected_of_busy.empty()) return;  // nothing is known yet
-  for (const StragglerWatch::Verdict& v : stragglers_->step(busy, step.expected_of_busy)) {
+  for (const StragglerWatch::Verdict& v : watches_.stragglers->step(busy, step.expected_of_busy)) {
     if (!first_rank()) continue;
     if (v.recovered)
       log::info("step {}: {} is as fast as the others again", m.step + 1, name_of_rank(v.rank));
@@ -293,12 +297,11 @@ void Trainer::look_at_ranks(Issued& step) {
 
 // Ten median steps without progress are a hang, and at least a minute.
 void Trainer::watch_time(double seconds) {
-  if (recent_seconds_.size() == remembered_steps) recent_seconds_.erase(recent_seconds_.begin());
-  recent_seconds_.push_back(seconds);
-  if (deck_.parallel.hang_timeout > 0 || recent_seconds_.size() < 5) return;
-  std::vector<double> sorted = recent_seconds_;
-  std::nth_element(sorted.begin(), sorted.begin() + sorted.size() / 2, sorted.end());
-  set_timeout(std::max(least_timeout, timeout_in_steps * sorted[sorted.size() / 2]));
+  if (pace_.recent_seconds.size() == remembered_steps)
+    pace_.recent_seconds.erase(pace_.recent_seconds.begin());
+  pace_.recent_seconds.push_back(seconds);
+  if (deck_.parallel.hang_timeout > 0 || pace_.recent_seconds.size() < 5) return;
+  set_timeout(std::max(least_timeout, timeout_in_steps * upper_median(pace_.recent_seconds)));
 }
 
 }  // namespace weft

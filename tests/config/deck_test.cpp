@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "data/ingest/ingest.h"
 #include "jobs/deck_tables.h"
-#include "jobs/generate/sample.h"
+#include "jobs/generate/options.h"
 #include "models/stdit3/options.h"
 
 namespace weft {
@@ -65,7 +65,7 @@ TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
       {"train.steps=6", "train.steps=7", "run.dir=runs/a b", "run.seed = 9",
        "data.path=synthetic:clips=8,frames=4", "run.resume=false",
        "ingest.inputs=[\"x.mp4\", 'y.mp4']", "ingest.frames=17", "ingest.resolutions=240p",
-       "sample.output=\"quoted\"", "model.weights=123", "data.text_features="});
+       "generate.output=\"quoted\"", "model.weights=123", "data.text_features="});
   EXPECT_EQ(d.train.steps, 7);
   EXPECT_EQ(d.run.dir, "runs/a b");
   EXPECT_EQ(d.run.seed, 9);
@@ -74,7 +74,7 @@ TEST(Deck, OverridesWinInOrderAndNeedNoQuotes) {
   EXPECT_EQ(d.get<IngestDeck>().inputs, (std::vector<std::string>{"x.mp4", "y.mp4"}));
   EXPECT_EQ(d.get<IngestDeck>().frames, (std::vector<std::int64_t>{17}));
   EXPECT_EQ(d.get<IngestDeck>().resolutions, (std::vector<std::string>{"240p"}));
-  EXPECT_EQ(d.get<SampleDeck>().output, "quoted");
+  EXPECT_EQ(d.get<GenerateDeck>().output, "quoted");
   EXPECT_EQ(d.model.weights, "123");
   EXPECT_EQ(d.data.text_features, "");
 }
@@ -134,11 +134,8 @@ TEST(Deck, KeysThatMustFitTogether) {
   EXPECT_THAT(refusal("[model]\nhidden_size = 6\nnum_heads = 1\n"), HasSubstr("multiple of 4"));
   EXPECT_THAT(refusal("[model]\npatch_size = [2, 2]\n"), HasSubstr("give three"));
   EXPECT_THAT(refusal("[mask]\nrandom = 0.6\nimage_head = 0.5\n"), HasSubstr("add up to 1.1"));
-  EXPECT_THAT(refusal("[sample]\nheight = 64\n"), HasSubstr("sample.width = 0"));
   EXPECT_THAT(refusal("[ingest]\nwidth = 64\n"), HasSubstr("ingest.height = 0"));
   EXPECT_THAT(refusal("[ingest]\nframes = []\n"), HasSubstr("ingest.frames is empty"));
-  EXPECT_THAT(refusal("[sample]\nframes = 4\ncondition_frames = 4\n"),
-              HasSubstr("nothing to make"));
   EXPECT_THAT(refusal("[run]\ndir = \"\"\n"), HasSubstr("run.dir is empty"));
 }
 
@@ -196,7 +193,7 @@ TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
   // Guards against a member of a deck struct that was given no row.
-  EXPECT_EQ(keys.size(), 197u);
+  EXPECT_EQ(keys.size(), 187u);
 }
 
 TEST(NearestName, FindsSlipsAndLeavesStrangersAlone) {

@@ -36,5 +36,25 @@ TEST(FileIdentity, TellsVersionsOfFilesAndFoldersApart) {
   fs::remove_all(dir);
 }
 
+// What a crash left half written stands in nobody's way, and what cannot be written leaves the old file.
+TEST(ReplaceFile, OldOrNew) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("weft_replace_test_" + std::to_string(::getpid()));
+  fs::create_directories(dir);
+  const fs::path path = dir / "notes";
+  std::ofstream(dir / "notes.tmp") << "half";
+  for (const char* text : {"one", "another"}) {
+    replace_file(path, text, Exit::data, Durable::yes);
+    EXPECT_EQ(read_whole(path, 100, Exit::data, ""), text);
+    EXPECT_FALSE(fs::exists(dir / "notes.tmp"));
+  }
+  EXPECT_THROW(replace_file(dir / "missing" / "notes", "x", Exit::data, Durable::no), Error);
+  fs::create_directory(dir / "notes.d");
+  std::ofstream(dir / "notes.d" / "full");
+  EXPECT_THROW(replace_file(dir / "notes.d", "x", Exit::data, Durable::no), Error);
+  EXPECT_FALSE(fs::exists(dir / "notes.d.tmp"));
+  fs::remove_all(dir);
+}
+
 }  // namespace
 }  // namespace weft

@@ -199,7 +199,7 @@ class Checkpoints(WeftTest):
         self.refused(self.weft("inspect", "run", ranks=0, expect=None), CHECKPOINT, "shard_0001.bin")
         self.refused(self.weft("export", "run", "w.safetensors", ranks=0, expect=None), CHECKPOINT,
                      "step_10")
-        self.refused(self.weft("sample", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
+        self.refused(self.weft("generate", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
 
     def test_a_checkpoint_of_another_run(self):
         self.train("other", "train.steps=15", "run.seed=8")

@@ -194,10 +194,11 @@ class Smoke(WeftTest):
         self.weft("train", SMOKE, "run.dir=cpu", "device.kind=cpu", *overrides)
         with emulate(2):
             self.weft("train", SMOKE, "run.dir=cuda", "device.kind=cuda", *overrides, timeout=240)
-            self.weft("sample", SMOKE, "run.dir=cuda", "device.kind=cuda", "sampler.steps=2", "sample.clips=1",
-                      "sample.condition_frames=1", *overrides, ranks=1)
+            self.weft("generate", SMOKE, "run.dir=cuda", "device.kind=cuda", "sampler.steps=2", "generate.image_size=[16,16]",
+                      "generate.references=['lavfi:testsrc2=duration=1:size=16x16:rate=10']", "generate.mask_strategies=['0']",
+                      ranks=1)
         self.assert_close(self.losses("cuda"), self.losses("cpu"), 1e-4)
-        self.assertTrue(list((self.dir / "cuda" / "samples").glob("*.mp4")))
+        self.assertTrue(list((self.dir / "cuda" / "generated").glob("*.mp4")))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""From footage to a clip: ingest, train, sample, report, inspect, export, and the weights back in."""
+"""From footage to a clip: ingest, train, generate, report, inspect, export, and the weights back in."""
 
 import json
-import re
 import struct
 import unittest
 
@@ -12,6 +11,9 @@ def png_size(path):
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is no PNG"
     return struct.unpack(">II", data[16:24])
+
+
+SIZE = ("generate.image_size=[32,32]", "generate.num_frames=5")
 
 
 class Pipeline(WeftTest):
@@ -27,25 +29,31 @@ class Pipeline(WeftTest):
         losses = self.losses("run")
         self.assertLess(sum(losses[-5:]) / 5, 0.7 * losses[0])
 
-        few = ("run.dir=run", data, "sampler.steps=4")
-        job = self.weft("sample", "deck.toml", *few, "sample.clips=3")
-        taken, planned = re.search(r"steps (\d+) of (\d+) planned", job.err).groups()
-        self.assertEqual(taken, planned)
-        samples = self.dir / "run" / "samples"
+        few = ("run.dir=run", "sampler.steps=4", *SIZE)
+        self.weft("generate", "deck.toml", *few, "generate.num_samples=3")
+        made = self.dir / "run" / "generated"
         for i in range(3):
-            self.assertIn(b"ftyp", (samples / f"sample_{i:04d}.mp4").read_bytes()[:16])
-        width, height = png_size(samples / "contact_sheet.png")
-        self.assertGreater(width, 5 * 32)
-        self.assertGreaterEqual(height, 3 * 32, "the sheet shows all three clips")
-        self.weft("sample", "deck.toml", *few, "sample.frames=1", "sample.output=image", ranks=1)
+            self.assertIn(b"ftyp", (made / f"sample_0000-{i}.mp4").read_bytes()[:16])
+        for rank in json.loads((made / "generate_report.json").read_text())["ranks"]:
+            # References would take a little more.
+            self.assertLessEqual(rank["arena_peak_bytes"], rank["arena_planned_bytes"])
+            self.assertGreater(rank["arena_peak_bytes"], 0.95 * rank["arena_planned_bytes"])
+        self.weft("generate", "deck.toml", *few, "generate.num_frames=1", "generate.output=image", ranks=1)
         self.assertEqual(png_size(self.dir / "image" / "sample_0000.png"), (32, 32))
-        self.weft("sample", "deck.toml", *few, "sample.condition_frames=2", "sample.output=went_on")
-        self.assertTrue((self.dir / "went_on" / "sample_0000.mp4").is_file())
+        # Two given frames begin the clip, and come out as they are.
+        self.weft("generate", "deck.toml", *few, "generate.references=['lavfi:color=red:duration=1:size=32x32:rate=10']",
+                  "generate.mask_strategies=['0,0,0,0,2']", "generate.tensors=true", "generate.output=went_on")
+        _, shape, values = read_safetensors(self.dir / "went_on" / "sample_0000.safetensors")["latent_0"]
+        self.assertEqual(shape, (3, 5, 32, 32))
+        red, green = (struct.unpack_from("<2048f", values, 4 * channel * 5 * 1024) for channel in (0, 1))
+        self.assertGreater(min(red), 0.9)
+        self.assertLess(max(green), -0.9)
 
         job = self.weft("report", "run", ranks=0)
         page = (self.dir / "run" / "report.html").read_text()
         self.assertIn("report.html", job.out)
         self.assertIn("<svg", page)
+        self.assertEqual(page.count("data:video/mp4"), 3)
         self.assertNotIn("http://", page.replace("http://www.w3.org", ""))
 
         job = self.weft("inspect", "run", ranks=0)
@@ -67,21 +75,19 @@ class Pipeline(WeftTest):
         # Back in: nothing is trained at a rate of 0, so the same weights come out.
         self.train("again", data, "model.weights=w.safetensors", "train.lr=0", "train.steps=1")
         self.assertEqual(self.exported("again"), weights)
-        self.weft("sample", "deck.toml", data, "sampler.steps=2", "sample.weights=w.safetensors",
-                  "sample.output=from_file", "run.dir=nowhere")
+        self.weft("generate", "deck.toml", *SIZE, "sampler.steps=2", "generate.weights=w.safetensors",
+                  "generate.output=from_file", "run.dir=nowhere")
         self.assertTrue((self.dir / "from_file" / "sample_0000.mp4").is_file())
 
-    def test_samples_do_not_depend_on_the_rank_count(self):
-        self.train("run", "train.steps=2", "model.in_channels=4",
-                   "data.path=synthetic:clips=8,latent=1,frames=3,height=8,width=8")
+    def test_clips_do_not_depend_on_the_rank_count(self):
+        self.train("run", "train.steps=2", "data.path=synthetic:clips=8,frames=3,height=8,width=8")
         for ranks in (1, 3):
-            self.weft("sample", "deck.toml", "run.dir=run", "model.in_channels=4", "sampler.steps=3",
-                      "data.path=synthetic:clips=8,latent=1,frames=3,height=8,width=8",
-                      "sample.clips=3", f"sample.output=out{ranks}", ranks=ranks)
+            self.weft("generate", "deck.toml", "run.dir=run", "sampler.steps=3", "generate.image_size=[8,8]",
+                      "generate.num_frames=3", "generate.num_samples=3", "generate.tensors=true",
+                      f"generate.output=out{ranks}", ranks=ranks)
         for i in range(3):
-            one, three = (read_safetensors(self.dir / f"out{n}" / f"sample_{i:04d}.safetensors")
-                          for n in (1, 3))
-            self.assertEqual(one["latent"][1], (4, 3, 8, 8))
+            one, three = (read_safetensors(self.dir / f"out{n}" / f"sample_0000-{i}.safetensors") for n in (1, 3))
+            self.assertEqual(one["latent_0"][1], (3, 3, 8, 8))
             self.assertEqual(one, three)
 
     def test_broken_video_is_skipped_named_and_counted(self):
@@ -111,7 +117,7 @@ class Pipeline(WeftTest):
         if self.has_cuda():
             self.skipTest("this build and machine have a GPU")
         self.train("run", "train.steps=1")
-        for command in ("train", "sample"):
+        for command in ("train", "generate"):
             job = self.weft(command, "deck.toml", "run.dir=run", "device.kind=cuda",
                             "sampler.steps=1", expect=None)
             self.refused(job, 2, "cuda")

@@ -143,8 +143,8 @@ class Plan(WeftTest):
                 self.assertEqual(terms[term] > 0, critic != "none", term)
 
     def test_generation_and_encoding_are_planned(self):
-        deck = REPOSITORY / "inputs" / "generate_720p.toml"
-        machine = ("--job", "generate", "--gpus", "4", "--memory", "16")
+        deck = REPOSITORY / "inputs" / "generate.toml"
+        machine = ("--job", "generate", "--gpus", "4", "--memory", "16", "generate.resolution=720p")
         text, plan = self.plan(deck, *machine)
         # T5-XXL in bf16 over four devices of 16 GB, layers in order, none left out.
         self.assertEqual(plan["t5"][0]["first"], 0)
@@ -164,7 +164,7 @@ class Plan(WeftTest):
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "1", "--memory", "6",
                                ranks=0, expect=None), USAGE, "T5", "missing")
         self.refused(self.weft("plan", deck, "--job", "generate", "--gpus", "4", "--memory", "10",
-                               "generate.num_frames=408", ranks=0, expect=None), USAGE, "408x720x1280", "num_frames")
+                               "generate.resolution=720p", "generate.num_frames=408", ranks=0, expect=None), USAGE, "408x720x1280", "num_frames")
         deck = REPOSITORY / "inputs" / "encode.toml"
         clips = "data.path=synthetic:clips=2,frames=51,height=144,width=256"
         _, plan = self.plan(deck, clips, "--job", "encode", "--gpus", "4", "--memory", "16")

@@ -1,4 +1,4 @@
-"""Training and sampling with the tokens of a clip shared by several ranks: losses and clips are those of one rank."""
+"""Training and generating with the tokens of a clip shared by several ranks: losses and clips are those of one rank."""
 
 import os
 import unittest
@@ -12,26 +12,27 @@ DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 
 
 class SequenceParallelTest(WeftTest):
-    # Frames of 5 x 3 patches and 3 frames: nothing divides evenly among 2 or 4 ranks.
-    DATA = ("data.path=synthetic:clips=8,latent=1,channels=4,frames=3,height=10,width=6", "model.in_channels=4",
-            f"device.kind={DEVICE}")
+    # Frames of 5 x 3 or 5 x 7 patches and 3 frames: nothing divides evenly among 2 or 4 ranks.
+    DATA = ("data.path=synthetic:clips=8,frames=3,height=10,width=6", f"device.kind={DEVICE}")
+    CLIPS = ("generate.image_size=[10,14]", "generate.num_frames=3", "generate.num_samples=3", "generate.tensors=true",
+             "generate.references=['lavfi:testsrc2=duration=1:size=64x64:rate=10']", "generate.mask_strategies=['0']")
 
     def setUp(self):
         super().setUp()
         self.train("run", *self.DATA, "train.steps=3", ranks=1)
 
-    def sample(self, out, *overrides, ranks, expect=0):
-        return self.weft("sample", "deck.toml", *self.DATA, "sampler.steps=3", "sample.clips=3",
-                         "sample.condition_frames=1", f"sample.output={out}", *overrides, ranks=ranks, expect=expect)
+    def generate(self, out, *overrides, ranks, expect=0):
+        return self.weft("generate", "deck.toml", *self.DATA, *self.CLIPS, "run.dir=run", "sampler.steps=3",
+                         f"generate.output={out}", *overrides, ranks=ranks, expect=expect)
 
     def test_clips_are_those_of_one_rank(self):
-        self.sample("alone", ranks=1)
+        self.generate("alone", ranks=1)
         # One group of all ranks, also with fewer frames than ranks; two groups, which share the three clips.
         for ranks, sp in ((2, 2), (3, 3), (4, 4), (4, 2)) if DEVICE == "cpu" else ((2, 2), (3, 3)):
             out = f"shared_{ranks}_{sp}"
-            self.sample(out, f"parallel.sp={sp}", ranks=ranks)
-            written = sorted(p.name for p in (self.dir / out).iterdir())
-            self.assertEqual(written, [f"sample_{i:04d}.safetensors" for i in range(3)])
+            self.generate(out, f"parallel.sp={sp}", ranks=ranks)
+            written = sorted(p.name for p in (self.dir / out).glob("*.safetensors"))
+            self.assertEqual(written, [f"sample_0000-{i}.safetensors" for i in range(3)])
             for name in written:
                 self.assertEqual((self.dir / out / name).read_bytes(), (self.dir / "alone" / name).read_bytes(),
                                  f"{name} on {ranks} ranks in groups of {sp}")
@@ -39,7 +40,7 @@ class SequenceParallelTest(WeftTest):
     def test_training_with_fewer_frames_than_ranks(self):
         # Images: one rank has nothing to do in spatial blocks, and must still join all sums in the order of the other. On GPUs
         # one stream carries the sums and the exchanges, and two orders would hang.
-        images = (self.DATA[0] + ";clips=8,latent=1,channels=4,frames=1,height=8,width=10", *self.DATA[1:], "train.steps=3",
+        images = (self.DATA[0] + ";clips=8,frames=1,height=8,width=10", *self.DATA[1:], "train.steps=3",
                   "mask.random=0.4", "parallel.bucket_mib=0.05")
         self.train("one", *images, ranks=1)
         self.train("two", *images, "parallel.sp=2", ranks=2)
@@ -48,9 +49,9 @@ class SequenceParallelTest(WeftTest):
                 self.assertLess(abs(two[key] / one[key] - 1), 1e-5, key)
 
     def test_groups_that_cannot_be_formed_are_refused(self):
-        self.refused(self.sample("x", "parallel.sp=2", ranks=3, expect=None), USAGE, "3 ranks", "parallel.sp = 2")
-        self.refused(self.sample("x", "parallel.sp=4", "model.patch_size=[1,10,2]", ranks=4, expect=None), USAGE,
-                     "10x6", "3 tokens a frame", "parallel.sp = 4")
+        self.refused(self.generate("x", "parallel.sp=2", ranks=3, expect=None), USAGE, "3 ranks", "parallel.sp = 2")
+        self.refused(self.generate("x", "parallel.sp=4", "model.patch_size=[1,10,6]", "generate.weights=random:1", ranks=4,
+                                   expect=None), USAGE, "10x14", "3 tokens a frame", "parallel.sp = 4")
 
 
 if __name__ == "__main__":

@@ -253,22 +253,5 @@ TEST(CoverResizeTest, SameSizeIsACopy) {
   EXPECT_EQ(out, noise);
 }
 
-TEST(ContactSheet, LaysFramesOut) {
-  std::vector<std::uint8_t> pixels(10 * 4 * 6 * 3);
-  for (std::size_t i = 0; i < pixels.size(); ++i)
-    pixels[i] = static_cast<std::uint8_t>(i / (4 * 6 * 3));
-  const ClipView clips[] = {{pixels.data(), 10, 4, 6}, {pixels.data(), 3, 4, 6}};
-  const Image sheet = contact_sheet(clips);
-  EXPECT_EQ(sheet.height, 2 * (4 + 2) + 2);
-  EXPECT_EQ(sheet.width, 8 * (6 + 2) + 2);
-  const auto at = [&](std::int64_t row, std::int64_t column) {
-    return sheet.rgb[static_cast<std::size_t>(((2 + row * 6) * sheet.width + 2 + column * 8) * 3)];
-  };
-  EXPECT_EQ(at(0, 0), 0);
-  EXPECT_EQ(at(0, 7), 9);  // the last frame is always there
-  EXPECT_EQ(at(1, 2), 2);
-  EXPECT_EQ(at(1, 3), 96);  // three frames, then nothing
-}
-
 }  // namespace
 }  // namespace weft

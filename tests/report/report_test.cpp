@@ -23,7 +23,7 @@ class Report : public testing::Test {
  protected:
   void SetUp() override {
     run_ = fs::path(testing::TempDir()) / ("weft_report_" + std::to_string(getpid()));
-    fs::create_directories(run_ / "samples");
+    fs::create_directories(run_ / "generated");
   }
   void TearDown() override { fs::remove_all(run_); }
   void write(const std::string& name, const std::string& text) {
@@ -83,9 +83,9 @@ TEST_F(Report, PageIsSelfContainedAndEscapesWhatItShows) {
   write("metrics.jsonl", "{\"step\":0,\"loss\":1.25,\"seconds\":0.5}\n");
   write("run.json", R"({"build":"weft <b>1</b>","ranks":2})");
   write("deck.toml", "[run]\ndir = \"</pre><script>alert(1)</script>\"\n");
-  write("samples/a&b.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\x40", 24));
-  write("samples/clip.mp4", "video");
-  write("samples/notes.txt", "not shown");
+  write("generated/a&b.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\x40", 24));
+  write("generated/clip.mp4", "video");
+  write("generated/notes.txt", "not shown");
   const std::string page = make_page(std::vector<report_page::Run>{load_run(run_)});
   EXPECT_THAT(page, HasSubstr("weft &lt;b&gt;1&lt;/b&gt;"));
   EXPECT_THAT(page, HasSubstr("&lt;/pre&gt;&lt;script&gt;alert(1)"));
@@ -101,10 +101,10 @@ TEST_F(Report, PageIsSelfContainedAndEscapesWhatItShows) {
 
 TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {
   write("metrics.jsonl", "{\"step\":0,\"loss\":1}\n");
-  write("samples/long.mp4", "x");
-  fs::resize_file(run_ / "samples/long.mp4", 17 << 20);
+  write("generated/long.mp4", "x");
+  fs::resize_file(run_ / "generated/long.mp4", 17 << 20);
   const std::string page = make_page(std::vector<report_page::Run>{load_run(run_)});
-  EXPECT_THAT(page, HasSubstr("see samples/long.mp4"));
+  EXPECT_THAT(page, HasSubstr("see generated/long.mp4"));
   EXPECT_LT(page.size(), 1u << 20);
 }
 

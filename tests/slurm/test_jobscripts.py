@@ -236,13 +236,12 @@ class JobScripts(unittest.TestCase):
         self.assertIn("not queued again", self.output())
         self.assertTrue((self.site / run / "stopped").exists())
         # And a clip from what was saved.
-        sample = self.sbatch("sample", "sampler.steps=2", "sample.frames=3", "sample.height=24", "sample.width=16",
-                             options=("--cpus-per-task=1",), RUN=run)
-        self.finish(sample)
-        clips = list((self.site / run / "samples").iterdir())
-        self.assertTrue(clips)
+        clip = self.sbatch("generate", f"run.dir={run}", "sampler.steps=2", "generate.num_frames=3",
+                           "generate.image_size=[24,16]", options=("--ntasks-per-node=1", "--cpus-per-task=1"))
+        self.finish(clip)
+        self.assertTrue((self.site / run / "generated" / "sample_0000.mp4").exists())
         self.show(f"job {job}: RUN/save saved at once, RUN/stop ended it with exit {facts['ExitCode']} and no requeue; "
-                  f"job {sample} sampled from it")
+                  f"job {clip} made a clip from it")
 
     def test_a_vae_latents_and_clips(self):
         """Three jobs beside each other, two tasks each: a VAE stage, encode, and generate, which is stopped and queued again."""

@@ -170,5 +170,26 @@ TEST(Tensor, BorrowedMemoryStaysItsOwners) {
   EXPECT_EQ(owner[1], 5);
 }
 
+// A dry run in an arena that is too small goes on to the end: it tells what all of it needs, and that it does not fit.
+TEST(Arena, PlanningTellsWhatDoesNotFit) {
+  const auto endless = Arena::planning(DeviceKind::cpu);
+  const auto small = Arena::planning(DeviceKind::cpu, 4 * Arena::alignment);
+  for (Arena* arena : {endless.get(), small.get()}) {
+    void* a = arena->allocate(2 * Arena::alignment);
+    void* b = arena->allocate(Arena::alignment);
+    EXPECT_TRUE(arena->need().fits);
+    // Three blocks are free, but apart.
+    arena->free(a, 2 * Arena::alignment);
+    void* c = arena->allocate(3 * Arena::alignment);
+    EXPECT_EQ(arena->need().fits, arena == endless.get());
+    EXPECT_EQ(arena->need().bytes, 4 * Arena::alignment);
+    arena->free(b, Arena::alignment);
+    arena->free(c, 3 * Arena::alignment);
+    EXPECT_EQ(arena->used(), 0u);
+    arena->allocate(5 * Arena::alignment);
+    EXPECT_EQ(arena->need().bytes, 5 * Arena::alignment);
+  }
+}
+
 }  // namespace
 }  // namespace weft

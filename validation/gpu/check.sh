@@ -124,7 +124,7 @@ for stage in 1 2 3; do
   rm -rf "$out/vae_$stage"
 done
 # STDiT3-XL/2 and the VAE with random weights; without T5, whose weights are 19 GB: null captions, which cost as much.
-part generate_480p 500 "$weft" generate inputs/generate_480p.toml device.kind=cuda generate.weights=random:1 vae.weights=random:2 \
+part generate_480p 500 "$weft" generate inputs/generate.toml device.kind=cuda generate.weights=random:1 vae.weights=random:2 \
   t5.weights= "generate.output=$out/clips" "${generate_small[@]}"
 [ ! -f "$out/clips/generate_report.json" ] || cp "$out/clips/generate_report.json" "$out/generate_480p.json"
 rm -rf "$out/clips"

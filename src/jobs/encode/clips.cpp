@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "jobs/encode/encode.h"
 #include "models/video_vae/pixels.h"
@@ -53,11 +54,11 @@ std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std:
   }
   if (wanted > 0 && at_once < std::min(wanted, most))
     log::warn("VAE micro-batch reduced to {} frames (asked: {}) to fit {:.2f} GiB", at_once, wanted,
-              static_cast<double>(capacity) / (1ull << 30));
+              gib(capacity));
   vae.set_micro_batch(at_once);
   std::size_t bytes = 0;
   for (const auto& [frames, height, width] : sizes)
-    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once));
+    bytes = std::max(bytes, vae.plan_encode(frames, height, width, at_once).bytes);
   return bytes;
 }
 

@@ -13,31 +13,16 @@
 
 namespace weft {
 
-namespace {
-
-const Deck& checked(const Deck& deck) {
-  WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
-             "weft sample makes clips with models of pixels",
-             "model.in_channels = {}, the VAE's latents have {}",
-             deck.get<Stdit3Deck>().in_channels, TemporalVae::latent_channels);
-  WEFT_CHECK(!deck.get<VaeDeck>().scale.empty(), Exit::usage,
-             "weft inspect on the store of latents tells what `weft encode` measured",
-             "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
-  return deck;
+ClipModels::ClipModels(const Deck& deck, MPI_Comm world)
+    : model(stdit3_config(deck)),
+      codec(deck),
+      model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
+                   deck.get<GenerateDeck>().ema, world) {
+  codec.open_weights(deck, world);
 }
 
-}  // namespace
-
-ClipModels::ClipModels(const Deck& deck, MPI_Comm world)
-    : model(stdit3_config(checked(deck))),
-      vae(deck.get<VaeDeck>()),
-      model_source("generate.weights", deck.get<GenerateDeck>().weights, deck.run.dir,
-                   deck.get<GenerateDeck>().ema, world),
-      vae_source("vae.weights", deck.get<VaeDeck>().weights, "", deck.get<GenerateDeck>().ema,
-                 world) {}
-
 std::string ClipModels::identity(const Deck& deck) const {
-  return model_source.identity() + "; " + vae_source.identity() + "; " +
+  return model_source.identity() + "; " + codec.identity() + "; " +
          (deck.get<T5Deck>().weights.empty() ? "" : folder_identity(deck.get<T5Deck>().weights));
 }
 
@@ -49,22 +34,21 @@ ClipJob::ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
       first_(engine.groups().first),
       exchange_(nn::make_sequence_group(world, deck.parallel.sp, deck.parallel.hang_timeout)) {
   Stdit3& model = models.model;
-  VideoVae& vae = models.vae;
+  ClipCodec& codec = models.codec;
   const std::vector<std::int64_t>& order = engine.missing();
   model.set_sequence_group(exchange_.get());
   models.model_source.load(model.params(), {}, deck.model.dtype == "bf16");
-  if (first_)
-    models.vae_source.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
-  log::info("weights   {}; VAE {}", models.model_source.describe(), models.vae_source.describe());
+  if (first_) codec.load_weights();
+  log::info("weights   {}; VAE {}", models.model_source.describe(), codec.describe());
   capacity_ = arena_capacity(deck.memory, device);
   BatchLimits limits = limit_batches(deck, job, order, engine.groups().count);
   fit_batches(deck, job, order, model, capacity_, limits, world);
-  planned_ = fit_memory(deck, job, order, limits, model, vae, capacity_, first_);
+  planned_ = fit_memory(deck, job, order, limits, model, codec, capacity_, first_);
   batches_ = make_batches(deck, job, order, limits);
   arena_ = Arena::reserve(capacity_);
   scope_.emplace(*arena_);
-  if (first_) frames_ = plan_frames(deck, job, order, vae);
-  maker_.emplace(deck, job, model, vae, features, engine.groups().group);
+  if (first_) frames_ = plan_frames(deck, job, order, codec);
+  maker_.emplace(deck, job, model, codec, features, engine.groups().group);
   writer_.emplace(engine.settings().directory, std::move(watermark), engine.groups().rank,
                   frames_.piece,
                   [this](const FinishedClip& clip) { results_->finished(manifest_line(clip)); });
@@ -83,7 +67,7 @@ void ClipJob::flush(ItemResults& results) {
 nlohmann::ordered_json ClipJob::share() const {
   const auto weights =
       models_.model.params().inference_bytes(deck_.model.dtype == "bf16") +
-      (first_ ? models_.vae.params().inference_bytes(deck_.get<VaeDeck>().dtype == "bf16") : 0);
+      (first_ ? models_.codec.weight_bytes() : 0);
   return {{"encode", maker_->times().encode},
           {"sample", maker_->times().sample},
           {"decode", maker_->times().decode},
@@ -96,7 +80,8 @@ nlohmann::ordered_json ClipJob::share() const {
           {"frames_planned_bytes", static_cast<double>(frames_.bytes)},
           {"frames_peak_bytes", static_cast<double>(FrameMemory::peak())},
           {"resident_bytes", static_cast<double>(resident_bytes())},
-          {"micro_batch", static_cast<double>(models_.vae.micro_batch())}};
+          {"micro_batch", static_cast<double>(
+               models_.codec.frames_at_once(std::numeric_limits<std::int32_t>::max()))}};
 }
 
 void print_clip_table(const ListReport& report) {

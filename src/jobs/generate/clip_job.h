@@ -22,8 +22,8 @@ namespace weft {
 // What makes clips, before its weights are loaded. Exit::usage for a deck whose parts do not fit together.
 struct ClipModels {
   Stdit3 model;
-  VideoVae vae;
-  ModelSource model_source, vae_source;
+  ClipCodec codec;
+  ModelSource model_source;
 
   ClipModels(const Deck& deck, MPI_Comm world);
   // Stands for the weights in the clips' keys.

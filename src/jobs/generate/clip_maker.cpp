@@ -16,6 +16,7 @@
 #include "models/video_vae/pixels.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
+#include "parallel/broadcast.h"
 #include "tensor/arena.h"
 
 namespace weft {
@@ -68,20 +69,20 @@ std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const
   return masks;
 }
 
-VideoVae::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const VideoVae& vae,
-                                  const ClipItem& item, std::int64_t loop) {
+ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
+                                   const ClipItem& item, std::int64_t loop) {
   if (job.loops.condition_latents == 0 || loop + 1 >= deck.get<GenerateDeck>().loop) return {};
   const auto given = static_cast<std::int64_t>(
       job.prompts[static_cast<std::size_t>(item.prompt)].references.size());
   const LatentRange taken = frames_taken(all_masks(deck, job, item), deck.get<GenerateDeck>().loop,
                                          given + loop, item.latent_frames, item.latent_frames,
                                          deck.get<GenerateDeck>().align, item.name);
-  return vae.part_with(item.pixels.frames, taken.first, taken.last);
+  return codec.part_with(item.pixels.frames, taken.first, taken.last);
 }
 
-ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
+ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
                      const PromptFeatures& features, MPI_Comm group)
-    : deck_(deck), job_(job), model_(model), vae_(vae), features_(features), group_(group) {
+    : deck_(deck), job_(job), model_(model), codec_(codec), features_(features), group_(group) {
   if (group_ == MPI_COMM_NULL) return;
   MPI_Comm_rank(group_, &rank_);
   MPI_Comm_size(group_, &ranks_);
@@ -89,23 +90,18 @@ ClipMaker::ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, Vi
 
 void ClipMaker::share_text(TextRows& text) {
   if (ranks_ == 1) return;
-  std::int64_t sizes[2] = {text.tokens, static_cast<std::int64_t>(text.values.size())};
-  MPI_Bcast(sizes, 2, MPI_INT64_T, 0, group_);
-  text.tokens = sizes[0];
-  text.values.resize(static_cast<std::size_t>(sizes[1]));
-  MPI_Bcast(text.values.data(), static_cast<int>(sizes[1]), MPI_FLOAT, 0, group_);
+  MPI_Bcast(&text.tokens, 1, MPI_INT64_T, 0, group_);
+  broadcast_sized(text.values, group_);
 }
 
 void ClipMaker::share_reference(LatentReference& reference) {
   if (ranks_ == 1) return;
-  std::int64_t sizes[] = {reference.frames, reference.first, reference.latents,
-                          static_cast<std::int64_t>(reference.values.size())};
-  MPI_Bcast(sizes, 4, MPI_INT64_T, 0, group_);
+  std::int64_t sizes[] = {reference.frames, reference.first, reference.latents};
+  MPI_Bcast(sizes, 3, MPI_INT64_T, 0, group_);
   reference.frames = sizes[0];
   reference.first = sizes[1];
   reference.latents = sizes[2];
-  reference.values.resize(static_cast<std::size_t>(sizes[3]));
-  MPI_Bcast(reference.values.data(), static_cast<int>(sizes[3]), MPI_FLOAT, 0, group_);
+  broadcast_sized(reference.values, group_);
 }
 
 LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::size_t i,
@@ -115,9 +111,9 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
       static_cast<std::uint64_t>(deck_.run.seed),
       item.noise_id(job_.prompts) + (static_cast<std::uint64_t>(i + 1) << 48)};
   if (loop > 0) {
-    const std::int64_t side = vae_.pixels_a_latent();
-    return encode_frames(last_frames, part_to_go_on_from(deck_, job_, vae_, item, loop - 1),
-                         item.latent_height * side, item.latent_width * side, vae_, noise);
+    const std::int64_t side = codec_.pixels_a_latent();
+    return encode_frames(last_frames, part_to_go_on_from(deck_, job_, codec_, item, loop - 1),
+                         item.latent_height * side, item.latent_width * side, codec_, noise);
   }
   const auto number = static_cast<std::int64_t>(i);
   const auto uses = [&](const MaskGroup& g) {
@@ -127,7 +123,7 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   return encode_reference(
       {prompt.references[i], prompt.named_by}, {deck_.media, {}}, item.pixels.height,
-      item.pixels.width, vae_, noise, [&](std::int64_t latents) {
+      item.pixels.width, codec_, noise, [&](std::int64_t latents) {
         return frames_taken(masks_, deck_.get<GenerateDeck>().loop, number, latents,
                             item.latent_frames, deck_.get<GenerateDeck>().align, item.name);
       });
@@ -229,10 +225,10 @@ void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z,
                        InHand& clip) {
   const double begin = now_seconds();
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
-  const VideoVae::Part kept = part_to_go_on_from(deck_, job_, vae_, item, loop);
+  const ClipCodec::Part kept = part_to_go_on_from(deck_, job_, codec_, item, loop);
   FrameVector<float>& last_frames = clip.last_frames;
   if (clip.tensors) clip.tensors->add_latent(loop, z);
-  vae_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& frames) {
+  codec_.decode(z, item.pixels.frames, [&](std::int64_t number, const Tensor& frames) {
     const std::int64_t count = frames.dim(0), size = frames.numel() / count;
     const std::int64_t from = std::clamp<std::int64_t>(kept.first_frame - number, 0, count);
     const std::int64_t to =
@@ -265,8 +261,8 @@ void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
   clip.prompt = job_.prompts[static_cast<std::size_t>(item.prompt)].text;
   clip.seed = deck_.run.seed;
   clip.frames = job_.total_frames(item, g);
-  clip.height = item.latent_height * vae_.pixels_a_latent();
-  clip.width = item.latent_width * vae_.pixels_a_latent();
+  clip.height = item.latent_height * codec_.pixels_a_latent();
+  clip.width = item.latent_width * codec_.pixels_a_latent();
   if (g.tensors)
     tensors.emplace(writer.directory() / (item.name + ".safetensors"), g.loop,
                     latent_shape(deck_, item, 1), clip.frames, clip.height, clip.width);

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "jobs/generate/clip_batches.h"
+#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/clip_tensors.h"
 #include "jobs/generate/clip_writer.h"
 #include "jobs/generate/job.h"
@@ -27,8 +28,8 @@ struct ClipTimes {
 class ClipMaker {
  public:
   // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or MPI_COMM_NULL for a rank
-  // alone. The group's first rank has the VAE's work.
-  ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, VideoVae& vae,
+  // alone. The group's first rank has the codec's work.
+  ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
             const PromptFeatures& features, MPI_Comm group);
 
   // Collective over the group; in the current arena. On the group's first rank the frames go to `writer` as they are decoded,
@@ -74,7 +75,7 @@ class ClipMaker {
   const Deck& deck_;
   const GenerateJob& job_;
   Stdit3& model_;
-  VideoVae& vae_;
+  ClipCodec& codec_;
   const PromptFeatures& features_;
   MPI_Comm group_;
   int rank_ = 0, ranks_ = 1;
@@ -91,7 +92,7 @@ Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // The prompt's groups, and for each loop from 1 on what it goes on from.
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item);
 // The chunks of a loop's clip that are encoded again, because later loops take latent frames of them; empty: none.
-VideoVae::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const VideoVae& vae,
-                                  const ClipItem& item, std::int64_t loop);
+ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
+                                   const ClipItem& item, std::int64_t loop);
 
 }  // namespace weft

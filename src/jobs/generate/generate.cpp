@@ -8,7 +8,6 @@
 #include "jobs/generate/clip_job.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_sources.h"
-#include "models/video_vae/options.h"
 #include "parallel/rank_device.h"
 #include "train/stop.h"
 
@@ -25,14 +24,11 @@ fs::path output_of(const Deck& deck) {
 // Prompts, refined, with their references fetched, and the clips that they ask for.
 GenerateJob plan_clips(const Deck& deck, const ClipModels& models, MPI_Comm world) {
   const auto stop = [] { return stop_signal() != 0; };
-  std::vector<Prompt> prompts = read_prompts(
-      deck.get<GenerateDeck>(),
-      refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop), deck.media);
+  std::vector<Prompt> prompts =
+      read_prompts(deck, refine_by(deck.get<GenerateDeck>().refine, output_of(deck), world, stop));
   fetch_references(prompts, deck.get<GenerateDeck>(), {deck.media, stop}, output_of(deck), world);
-  GenerateJob job =
-      plan_generate_job(deck, std::move(prompts), models.model, models.vae, models.identity(deck));
-  compare_scale(models.vae_source, deck.get<VaeDeck>());
-  return job;
+  return plan_generate_job(deck, std::move(prompts), models.model, models.codec,
+                           models.identity(deck));
 }
 
 std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {

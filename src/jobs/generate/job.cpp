@@ -26,18 +26,6 @@ std::string or_else(const std::string& own, const std::string& of_deck) {
   return own.empty() ? of_deck : own;
 }
 
-// Operations of the 2D decoder for one frame, by its convolutions: the larger part of decoding.
-double decoder_flops(const VaeDeck& vae, double height, double width) {
-  double flops = 0, pixels = height * width;
-  for (const std::int64_t c : vae.spatial_channels) {
-    const auto channels = static_cast<double>(c);
-    flops +=
-        2 * 9 * channels * channels * pixels * 2 * static_cast<double>(vae.spatial_res_blocks + 1);
-    pixels /= 4;
-  }
-  return flops;
-}
-
 // The deck's own words for the models and how they are asked, a line a key, without what changes no pixel: the files of
 // weights are told apart by themselves, and the rest is for training or for memory.
 std::string model_settings(const Deck& deck) {
@@ -147,13 +135,13 @@ std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sampl
   return name;
 }
 
-LoopLengths loop_lengths(const GenerateDeck& g, const VideoVae& vae) {
+LoopLengths loop_lengths(const GenerateDeck& g, const ClipCodec& codec) {
   LoopLengths l;
   if (g.loop == 1) return l;
-  const std::int64_t chunk = vae.config().micro_frame_size;
+  const std::int64_t chunk = codec.chunk_pixels();
   WEFT_CHECK(chunk > 0, Exit::usage, "set vae.micro_frame_size = 17",
              "loops need a VAE that takes frames in chunks, vae.micro_frame_size is 0");
-  const std::int64_t latents = vae.latent_frames(chunk);
+  const std::int64_t latents = codec.chunk_latents();
   WEFT_CHECK(g.condition_frame_length % latents == 0, Exit::usage,
              fmt::format("choose a multiple of {}, the latent frames of {} frames", latents, chunk),
              "generate.condition_frame_length = {}", g.condition_frame_length);
@@ -183,11 +171,11 @@ std::vector<std::int64_t> GenerateJob::longest_first() const {
 }
 
 GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
-                              const VideoVae& vae, const std::string& weights) {
+                              const ClipCodec& codec, const std::string& weights) {
   const GenerateDeck& g = deck.get<GenerateDeck>();
   GenerateJob job;
   job.prompts = std::move(prompts);
-  job.loops = loop_lengths(g, vae);
+  job.loops = loop_lengths(g, codec);
   warn_of_unused(g, job.prompts);
   const nlohmann::json common = settings(deck, weights);
   std::map<std::string, std::int64_t> text_places;
@@ -199,8 +187,8 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
     ClipItem item;
     item.prompt = static_cast<std::int64_t>(i);
     item.pixels = size_of_prompt(g, p, where);
-    item.latent_frames = vae.latent_frames(item.pixels.frames);
-    const std::int64_t rate = vae.pixels_a_latent();
+    item.latent_frames = codec.latent_frames(item.pixels.frames);
+    const std::int64_t rate = codec.pixels_a_latent();
     item.latent_height = item.pixels.height / rate;
     item.latent_width = item.pixels.width / rate;
     WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
@@ -228,8 +216,8 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
                      model.forward_flops(item.latent_frames, static_cast<std::int64_t>(tokens),
                                          deck.get<Stdit3Deck>().model_max_length) +
                  static_cast<double>(item.pixels.frames) *
-                     decoder_flops(deck.get<VaeDeck>(), static_cast<double>(item.pixels.height),
-                                   static_cast<double>(item.pixels.width)));
+                     codec.decoding_flops(static_cast<double>(item.pixels.height),
+                                          static_cast<double>(item.pixels.width)));
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
       item.name = item_name(g, p, item.sample);
       // Prompts that are alike, or were cut to the same name.
@@ -249,8 +237,8 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   for (const auto& [height, width] : cut_sizes)
     if (log::rank() == 0)
       log::warn("{}x{} is no multiple of {}: the clips come out {}x{}", height, width,
-                vae.pixels_a_latent(), height / vae.pixels_a_latent() * vae.pixels_a_latent(),
-                width / vae.pixels_a_latent() * vae.pixels_a_latent());
+                codec.pixels_a_latent(), height / codec.pixels_a_latent() * codec.pixels_a_latent(),
+                width / codec.pixels_a_latent() * codec.pixels_a_latent());
   return job;
 }
 

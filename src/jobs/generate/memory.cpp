@@ -23,15 +23,10 @@ std::size_t usable_bytes(std::size_t capacity) {
   return std::max<std::size_t>(1, capacity - capacity / 32);
 }
 
-// Whether the layout fits too.
 bool steps_fit(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
                std::size_t usable) {
-  try {
-    return plan_sampling(deck, model, item, clips, usable) <= usable;
-  } catch (const Error& e) {
-    if (e.code() != Exit::usage) throw;
-    return false;
-  }
+  const MemoryNeed need = plan_sampling(deck, model, item, clips, usable);
+  return need.fits && need.bytes <= usable;
 }
 
 std::string name_of(const PixelSize& p) {
@@ -40,8 +35,8 @@ std::string name_of(const PixelSize& p) {
 
 }  // namespace
 
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
-                          std::size_t capacity) {
+MemoryNeed plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
+                         std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
   SampleRequest request = make_request(deck, item, clips);
@@ -54,7 +49,7 @@ std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item,
   SamplerDeck sampler = deck.get<SamplerDeck>();
   sampler.steps = 1;
   flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
-  return arena->peak();
+  return arena->need();
 }
 
 std::int64_t fit_batch(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t most,
@@ -97,16 +92,10 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
 
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
                        const std::vector<std::int64_t>& order, const BatchLimits& limits,
-                       Stdit3& model, VideoVae& vae, std::size_t capacity, bool decodes) {
+                       Stdit3& model, ClipCodec& codec, std::size_t capacity, bool decodes) {
   std::set<PixelSize> seen;
   std::size_t planned = 0;
   constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
-  // Frames at once that are asked for: at most a chunk's, or a shorter clip's.
-  const auto wanted = [&](std::int64_t frames) {
-    const std::int64_t chunk = deck.get<VaeDeck>().micro_frame_size,
-                       asked = deck.get<VaeDeck>().micro_batch_size;
-    return std::min({frames, chunk > 0 ? chunk : any, asked > 0 ? asked : any});
-  };
   const std::size_t usable = usable_bytes(capacity);
   std::int64_t most = 0, fitting = any;
   std::map<PixelSize, std::size_t> waiting_of;
@@ -115,58 +104,58 @@ std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
     const PixelSize& p = item.pixels;
     if (!seen.insert(p).second) continue;
     model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
-    const std::size_t sampling = plan_sampling(deck, model, item, 1);
-    WEFT_CHECK(sampling <= usable && steps_fit(deck, model, item, 1, usable), Exit::usage,
+    const std::size_t sampling = plan_sampling(deck, model, item, 1).bytes;
+    WEFT_CHECK(steps_fit(deck, model, item, 1, usable), Exit::usage,
                "share its tokens over ranks (parallel.sp), ask for a smaller clip, or give the "
                "rank more memory (memory.arena_gib)",
                "a clip of {} needs {:.2f} GiB for its steps, this rank has {:.2f}", name_of(p),
-               static_cast<double>(sampling) / (1ull << 30),
-               static_cast<double>(capacity) / (1ull << 30));
+               gib(sampling), gib(capacity));
     const std::int64_t clips = limits.at(p);
-    planned = std::max(planned, clips == 1 ? sampling : plan_sampling(deck, model, item, clips));
+    planned =
+        std::max(planned, clips == 1 ? sampling : plan_sampling(deck, model, item, clips).bytes);
     if (!decodes) continue;
-    most = std::max(most, wanted(p.frames));
+    most = std::max(most, codec.frames_asked(p.frames));
     const std::size_t waiting = bytes_of_waiting(deck, item, clips);
     waiting_of[p] = waiting;
     const std::int64_t frames =
-        vae.fit_micro_batch(p.frames, p.height, p.width, capacity - waiting);
-    if (frames < wanted(p.frames)) fitting = std::min(fitting, frames);
+        codec.fit_frames_at_once(p.frames, p.height, p.width, capacity - waiting);
+    if (frames < codec.frames_asked(p.frames)) fitting = std::min(fitting, frames);
   }
   if (seen.empty() || !decodes) return planned;
   if (fitting < most)
     log::warn("VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", fitting, most,
-              static_cast<double>(capacity) / (1ull << 30));
+              gib(capacity));
   fitting = std::min(fitting, most);
-  vae.set_micro_batch(fitting);
+  codec.set_frames_at_once(fitting);
   for (const PixelSize& p : seen)
     planned =
-        std::max({planned, vae.plan_decode(p.frames, p.height, p.width, fitting) + waiting_of[p],
-                  vae.plan_encode(p.frames, p.height, p.width, fitting)});
+        std::max({planned, codec.plan_decode(p.frames, p.height, p.width, fitting) + waiting_of[p],
+                  codec.plan_encode(p.frames, p.height, p.width, fitting)});
   return planned;
 }
 
 FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
-                      const std::vector<std::int64_t>& order, const VideoVae& vae) {
+                      const std::vector<std::int64_t>& order, const ClipCodec& codec) {
   FramePlan plan;
   std::size_t beside = 0;
-  const std::int64_t side = vae.pixels_a_latent();
+  const std::int64_t side = codec.pixels_a_latent();
   for (const std::int64_t i : order) {
     const ClipItem& item = job.items[static_cast<std::size_t>(i)];
     const PixelSize& p = item.pixels;
     const auto frame =
         static_cast<std::size_t>(3 * side * item.latent_height * side * item.latent_width);
-    const auto at_once = [&](std::int64_t frames) {
-      const std::int64_t chunk = vae.chunk_frames(frames);
-      return vae.micro_batch() > 0 ? std::min(chunk, vae.micro_batch()) : chunk;
-    };
-    plan.piece = std::max(plan.piece, static_cast<std::size_t>(at_once(p.frames)) * frame);
+    plan.piece =
+        std::max(plan.piece, static_cast<std::size_t>(codec.frames_at_once(p.frames)) * frame);
     if (!job.prompts[static_cast<std::size_t>(item.prompt)].references.empty())
-      beside = std::max(beside, reference_bytes(at_once(std::numeric_limits<std::int32_t>::max()),
-                                                p.height, p.width));
+      beside = std::max(
+          beside, reference_bytes(codec.frames_at_once(std::numeric_limits<std::int32_t>::max()),
+                                  p.height, p.width));
     for (std::int64_t loop = 0; loop + 1 < deck.get<GenerateDeck>().loop; ++loop) try {
-        const VideoVae::Part part = part_to_go_on_from(deck, job, vae, item, loop);
+        const ClipCodec::Part part = part_to_go_on_from(deck, job, codec, item, loop);
         beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
-      } catch (const Error&) {  // a mask that does not fit: the clip will fail, and say so
+      } catch (const Error& e) {
+        // A mask that does not fit: the clip will fail, and say so.
+        if (e.code() != Exit::data) throw;
       }
   }
   plan.bytes = ClipWriter::pieces * plan.piece + beside;

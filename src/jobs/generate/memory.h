@@ -6,15 +6,16 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/host.h"
 #include "jobs/generate/clip_batches.h"
 #include "jobs/generate/job.h"
+#include "tensor/arena.h"
 
 namespace weft {
 
-// Peak arena bytes of sampling so many clips as that item together, by a dry run. In an arena of `capacity`
-// bytes (0: endless): throws Exit::usage if that gets full.
-std::size_t plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
-                          std::size_t capacity = 0);
+// Dry run: what sampling so many clips as that item together takes of an arena of `capacity` bytes (0: endless).
+MemoryNeed plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
+                         std::size_t capacity = 0);
 // How many clips as that item, up to `most`, there is memory for; 1 also where there is none for one.
 std::int64_t fit_batch(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t most,
                        std::size_t capacity);
@@ -31,7 +32,7 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
 // rank of parallel.sp.
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,
                        const std::vector<std::int64_t>& order, const BatchLimits& limits,
-                       Stdit3& model, VideoVae& vae, std::size_t capacity, bool decodes);
+                       Stdit3& model, ClipCodec& codec, std::size_t capacity, bool decodes);
 
 // What a rank that decodes has of those items' frames in host memory at most, whatever their lengths (jobs/generate/frame_memory.h):
 // the pieces on their way into files, and beside them either what a loop goes on from or a piece of a reference. For the VAE's
@@ -41,6 +42,6 @@ struct FramePlan {
   std::size_t bytes = 0;  // of all
 };
 FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
-                      const std::vector<std::int64_t>& order, const VideoVae& vae);
+                      const std::vector<std::int64_t>& order, const ClipCodec& codec);
 
 }  // namespace weft

@@ -10,6 +10,7 @@
 #include "config/deck_table.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/ingest/inputs.h"
@@ -32,8 +33,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::int64_t C = TemporalVae::latent_channels;
-
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
 // The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is compared and
 // written lies in host memory whole, a byte a value.
@@ -107,11 +106,11 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
   const std::int64_t chunk =
       deck.get<VaeDeck>().micro_frame_size > 0 ? deck.get<VaeDeck>().micro_frame_size : f.frames;
   if (at_once < std::min({deck.get<VaeDeck>().micro_batch_size, chunk, f.frames}))
-    log::warn("{:.3f} GiB are there: the VAE takes {} frames of {} at once instead of {}",
-              gib(capacity), at_once, path, deck.get<VaeDeck>().micro_batch_size);
+    log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
+              at_once, deck.get<VaeDeck>().micro_batch_size, gib(capacity));
   vae.set_micro_batch(at_once);
-  const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once),
-                                       vae.plan_decode(f.frames, f.height, f.width, at_once));
+  const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once).bytes,
+                                       vae.plan_decode(f.frames, f.height, f.width, at_once).bytes);
   Arena& arena = Arena::current();
   arena.reset_peak();
   const VideoVae::Noise noise{static_cast<std::uint64_t>(deck.run.seed),

@@ -4,17 +4,16 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "models/t5/options.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
 #include "tensor/arena.h"
-#include "train/free_memory.h"
+#include "train/memory_plan.h"
 
 namespace weft {
 namespace {
-
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
 std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
   int rank = 0, ranks = 1;
@@ -28,7 +27,7 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
   const unsigned long long mine =
       asked.empty()
           ? free_memory(world)
-          : static_cast<unsigned long long>(asked[asked.size() == 1 ? 0 : r] * (1ull << 30));
+          : static_cast<unsigned long long>(bytes_of_gib(asked[asked.size() == 1 ? 0 : r]));
   std::vector<unsigned long long> all(n);
   MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, world);
   return {all.begin(), all.end()};

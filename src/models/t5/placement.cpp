@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/host.h"
 #include "models/t5/options.h"
 #include "models/t5/t5.h"
 
@@ -80,7 +81,7 @@ std::string describe(const T5Placement& placement) {
   std::string text;
   for (const T5Part& p : placement.parts)
     text += fmt::format("{}{} to {} on rank {} ({:.2f} GiB)", text.empty() ? "" : ", ", p.first,
-                        p.last - 1, p.rank, static_cast<double>(p.weights) / (1ull << 30));
+                        p.last - 1, p.rank, gib(p.weights));
   return text;
 }
 

@@ -155,8 +155,8 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
 
 std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
   const bool packed_now = std::exchange(packed_, packs());  // as it will run
-  // Bytes used at the peak of an arena of that size; 0: of an endless one.
-  const auto peak = [&](std::size_t capacity) {
+  // In an arena of that size; 0: an endless one.
+  const auto need = [&](std::size_t capacity) {
     const auto arena = Arena::planning(this_device().kind, capacity);
     const ArenaScope scope(*arena);
     PackedTokens in;
@@ -168,17 +168,14 @@ std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
       h = Tensor::empty({tokens, config_.d_model},
                         config_.dtype == "bf16" ? DType::bf16 : DType::f32);
     forward(in, h);
-    return arena->peak();
+    return arena->need();
   };
   // Holes between blocks need room beyond the peak: the first size that all goes into.
-  std::size_t capacity = peak(0);
-  while (true) try {
-      peak(capacity);
-      packed_ = packed_now;
-      return capacity;
-    } catch (const Error&) {
-      capacity += std::max(capacity / 16, Arena::alignment) / Arena::alignment * Arena::alignment;
-    }
+  std::size_t capacity = need(0).bytes;
+  while (!need(capacity).fits)
+    capacity += std::max(capacity / 16, Arena::alignment) / Arena::alignment * Arena::alignment;
+  packed_ = packed_now;
+  return capacity;
 }
 
 T5Encoder::Sizes T5Encoder::sizes(const T5Deck& c) {

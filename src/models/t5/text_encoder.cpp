@@ -15,6 +15,7 @@
 #include "models/t5/passage.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
+#include "parallel/broadcast.h"
 #include "tensor/arena.h"
 #include "text/cleaning.h"
 #include "text/tokenizer.h"
@@ -86,10 +87,7 @@ std::vector<std::int64_t> share_lengths(const T5Deck& config,
                    "text {} has token {}, the encoder {}", i, id, config.vocab_size);
       tokens.push_back(n);
     }
-  auto count = static_cast<long long>(tokens.size());
-  MPI_Bcast(&count, 1, MPI_LONG_LONG, 0, comm);
-  tokens.resize(static_cast<std::size_t>(count));
-  MPI_Bcast(tokens.data(), static_cast<int>(count), MPI_INT64_T, 0, comm);
+  broadcast_sized(tokens, comm);
   return tokens;
 }
 
@@ -116,13 +114,11 @@ std::vector<std::vector<std::int32_t>> ids_at(int first,
 
 // Where rank 0's files end, on all ranks.
 std::vector<std::size_t> share_ends(const std::vector<TextFile>& files, MPI_Comm comm) {
-  auto count = static_cast<long long>(files.size());
-  MPI_Bcast(&count, 1, MPI_LONG_LONG, 0, comm);
-  std::vector<unsigned long long> ends(static_cast<std::size_t>(count));
+  std::vector<std::size_t> ends;
   if (rank_in(comm) == 0)
-    for (std::size_t i = 0; i < files.size(); ++i) ends[i] = files[i].end;
-  MPI_Bcast(ends.data(), static_cast<int>(count), MPI_UNSIGNED_LONG_LONG, 0, comm);
-  return {ends.begin(), ends.end()};
+    for (const TextFile& file : files) ends.push_back(file.end);
+  broadcast_sized(ends, comm);
+  return ends;
 }
 
 std::vector<std::size_t> gather(std::size_t mine, MPI_Comm comm) {

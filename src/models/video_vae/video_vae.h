@@ -68,19 +68,20 @@ class VideoVae {
   // latent f32 [1,4,latent_frames(frames),h,w] as STDiT3 makes it -> `frames` pixel frames.
   void decode(const Tensor& latent, std::int64_t frames, const FrameSink& sink);
 
-  // Peak arena bytes of encoding or decoding a clip of that size with micro-batches of `micro_batch` frames, walked through
-  // without computing: the same for any number of frames from two chunks on, but for the latent itself. In an arena of
-  // `capacity` bytes (0: endless): throws Exit::usage if that gets full.
-  std::size_t plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                          std::int64_t micro_batch, std::size_t capacity = 0);
-  std::size_t plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                          std::int64_t micro_batch, std::size_t capacity = 0);
+  // Dry runs: what encoding or decoding a clip of that size with micro-batches of `micro_batch` frames takes of an arena of
+  // `capacity` bytes (0: endless). The same for any number of frames from two chunks on, but for the latent itself.
+  MemoryNeed plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                         std::int64_t micro_batch, std::size_t capacity = 0);
+  MemoryNeed plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                         std::int64_t micro_batch, std::size_t capacity = 0);
   // Frames that the 2D VAE takes at once from now on (vae.micro_batch_size at first); 0 takes a chunk at once.
   void set_micro_batch(std::int64_t frames) { micro_batch_ = frames; }
   std::int64_t micro_batch() const { return micro_batch_; }
   // The greatest number of frames up to vae.micro_batch_size (0: up to a chunk) with which encoding and decoding a clip
-  // of that size (without `decode_too`: encoding alone) fit into `capacity` bytes, a 32nd of it left free. Exit::usage, with
-  // what one frame needs, where not even that fits.
+  // of that size (without `decode_too`: encoding alone) fit into `capacity` bytes, a 32nd of it left free; 0: not even one.
+  std::int64_t largest_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                   std::size_t capacity, bool decode_too = true);
+  // The same, but Exit::usage with what one frame needs where not even that fits.
   std::int64_t fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
                                std::size_t capacity, bool decode_too = true);
 

@@ -2,12 +2,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "models/video_vae/video_vae.h"
 
 namespace weft {
 namespace {
-
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
 
 // A micro-batch size for the scope's life.
 class MicroBatch {
@@ -26,8 +25,8 @@ class MicroBatch {
 
 }  // namespace
 
-std::size_t VideoVae::plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                  std::int64_t micro_batch, std::size_t capacity) {
+MemoryNeed VideoVae::plan_encode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                 std::int64_t micro_batch, std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
   const MicroBatch at_once(*this, micro_batch);
@@ -38,11 +37,11 @@ std::size_t VideoVae::plan_encode(std::int64_t frames, std::int64_t height, std:
         return Tensor::empty({count, height, width, 3}, DType::f32);
       },
       &noise);
-  return arena->peak();
+  return arena->need();
 }
 
-std::size_t VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                  std::int64_t micro_batch, std::size_t capacity) {
+MemoryNeed VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                 std::int64_t micro_batch, std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
   const MicroBatch at_once(*this, micro_batch);
@@ -51,23 +50,18 @@ std::size_t VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std:
       {1, TemporalVae::latent_channels, latent_frames(frames), height / side, width / side},
       DType::f32);
   decode(latent, frames, [](std::int64_t, const Tensor&) {});
-  return arena->peak();
+  return arena->need();
 }
 
-std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
-                                       std::size_t capacity, bool decode_too) {
+std::int64_t VideoVae::largest_micro_batch(std::int64_t frames, std::int64_t height,
+                                           std::int64_t width, std::size_t capacity,
+                                           bool decode_too) {
   // 0 would be an arena without end.
   const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
   // Two chunks are as long as any clip to the arena; only the latent grows, and that is counted.
   const auto fits = [&](std::int64_t n) {
-    try {
-      plan_encode(frames, height, width, n, usable);
-      if (decode_too) plan_decode(frames, height, width, n, usable);
-      return true;
-    } catch (const Error& e) {
-      if (e.code() != Exit::usage) throw;
-      return false;
-    }
+    return plan_encode(frames, height, width, n, usable).fits &&
+           (!decode_too || plan_decode(frames, height, width, n, usable).fits);
   };
   std::int64_t most = chunk_frames(frames);
   if (config_.micro_batch_size > 0) most = std::min(most, config_.micro_batch_size);
@@ -79,18 +73,22 @@ std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height,
     else
       most = middle - 1;
   }
-  if (low == 0) {
-    std::size_t need = plan_encode(frames, height, width, 1);
-    if (decode_too) need = std::max(need, plan_decode(frames, height, width, 1));
-    throw Error(Exit::usage,
-                fmt::format("the VAE needs {:.2f} GiB for a clip of {} frames of {}x{} even frame "
-                            "by frame, a rank has {:.2f} GiB for it",
-                            gib(need), frames, height, width, gib(capacity)),
-                "make the clip smaller or give the rank more memory (fewer ranks a host, "
-                "memory.arena_gib)",
-                __FILE__, __LINE__);
-  }
   return low;
+}
+
+std::int64_t VideoVae::fit_micro_batch(std::int64_t frames, std::int64_t height, std::int64_t width,
+                                       std::size_t capacity, bool decode_too) {
+  const std::int64_t most = largest_micro_batch(frames, height, width, capacity, decode_too);
+  if (most > 0) return most;
+  std::size_t need = plan_encode(frames, height, width, 1).bytes;
+  if (decode_too) need = std::max(need, plan_decode(frames, height, width, 1).bytes);
+  throw Error(Exit::usage,
+              fmt::format("the VAE needs {:.2f} GiB for a clip of {} frames of {}x{} even frame by "
+                          "frame, a rank has {:.2f} GiB for it",
+                          gib(need), frames, height, width, gib(capacity)),
+              "make the clip smaller or give the rank more memory (fewer ranks a host, "
+              "memory.arena_gib)",
+              __FILE__, __LINE__);
 }
 
 }  // namespace weft

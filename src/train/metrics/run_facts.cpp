@@ -1,24 +1,42 @@
 #include "train/metrics/run_facts.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/hash.h"
+#include "core/host.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/seal.h"
+#include "core/statistics.h"
 #include "core/version.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 
 namespace weft {
-namespace {
 
-std::string mib(double bytes) {
-  return bytes >= (1 << 30) ? fmt::format("{:.2f} GiB", bytes / (1 << 30))
-                            : fmt::format("{:.1f} MiB", bytes / (1 << 20));
+std::string stored_run_id(const std::filesystem::path& run_dir) {
+  std::stringstream text;
+  text << std::ifstream(run_dir / "run.json").rdbuf();
+  const auto j = try_parse_json(text.str());
+  if (!j.is_object() || !seal_holds(text.str())) return "";
+  const auto id = j.find("id");
+  return id != j.end() && id->is_string() ? id->get<std::string>() : "";
 }
+
+std::string new_run_id() {
+  std::random_device random;
+  std::array<std::uint32_t, 4> bits{};
+  for (std::uint32_t& b : bits) b = random();
+  return to_hex(hash128(std::as_bytes(std::span(bits))));
+}
+
+namespace {
 
 // `text` is sealed. What stood there before is of the last start.
 void write_text(const std::filesystem::path& path, const std::string& text) {
@@ -77,8 +95,8 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
        fmt::format("{} buckets, {} on the wire{}{}", p.buckets().size(), deck.parallel.wire,
                    trainer.state().sharded() ? ", optimizer state in shards" : "",
                    deck.parallel.overlap ? "" : ", without overlap")},
-      {"memory", fmt::format("{} of state, {} of activations a rank (planned){}", mib(state),
-                             mib(static_cast<double>(trainer.planned_bytes())),
+      {"memory", fmt::format("{} of state, {} of activations a rank (planned){}", size_text(state),
+                             size_text(static_cast<double>(trainer.planned_bytes())),
                              recomputed == 0 ? std::string()
                                              : fmt::format("; {} of {} buckets recompute blocks",
                                                            recomputed, memory.size()))},
@@ -126,11 +144,9 @@ void RunFacts::print_step(const StepMetrics& m) const {
 
 void RunFacts::print_end(const Trainer& trainer) const {
   if (!seconds_.empty()) {
-    std::vector<double> sorted = seconds_;
-    std::sort(sorted.begin(), sorted.end());
     const auto share = [&](double s) { return 100 * s / total_seconds_; };
     log::info("{} steps in {:.1f} s, median step {:.4f} s", seconds_.size(), total_seconds_,
-              sorted[sorted.size() / 2]);
+              upper_median(seconds_));
     log::info(
         "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
         "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
@@ -146,9 +162,9 @@ void RunFacts::print_end(const Trainer& trainer) const {
           *worst, seconds_.size());
     }
     log::info("memory    {} of activations at the peak ({} planned), {} resident",
-              mib(static_cast<double>(trainer.arena().peak())),
-              mib(static_cast<double>(trainer.planned_bytes())),
-              mib(static_cast<double>(resident_bytes())));
+              size_text(static_cast<double>(trainer.arena().peak())),
+              size_text(static_cast<double>(trainer.planned_bytes())),
+              size_text(static_cast<double>(resident_bytes())));
   }
   if (trainer.saves_skipped() > 0)
     log::info(

@@ -2,10 +2,17 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "train/trainer.h"
 
 namespace weft {
+
+// A run's id tells it from others: "id" of RUN/run.json and a note of each checkpoint. It goes with the run directory,
+// wherever that is moved. "" where run.json is not there, is damaged or of an older weft.
+std::string stored_run_id(const std::filesystem::path& run_dir);
+// 32 hexadecimal digits that no other run has.
+std::string new_run_id();
 
 class RunFacts {
  public:

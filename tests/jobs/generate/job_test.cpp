@@ -42,8 +42,9 @@ num_frames = "17"
 }
 
 GenerateJob job_of(const Deck& deck, const std::string& weights = "w") {
+  VideoVae vae(deck.get<VaeDeck>());
   return plan_generate_job(deck, read_prompts(deck.get<GenerateDeck>()),
-                           Stdit3(stdit3_config(deck)), VideoVae(deck.get<VaeDeck>()), weights);
+                           Stdit3(stdit3_config(deck)), vae, weights);
 }
 
 TEST(GenerateJob, ListsClipsLongestFirst) {
@@ -160,7 +161,7 @@ TEST(ClipBatches, AreAsLargeAsTheMemory) {
   Stdit3 model(stdit3_config(deck));
   model.params().allocate_for_inference(false);
   const auto bytes = [&](std::int64_t clips) {
-    return plan_sampling(deck, model, job.items[0], clips);
+    return plan_sampling(deck, model, job.items[0], clips).bytes;
   };
   const auto fitting = [&](std::size_t capacity) {
     return fit_batch(deck, model, job.items[0], 8, capacity);

@@ -153,8 +153,8 @@ TEST_F(VideoVaeTest, PlannedPeaksAreRealAndIndependentOfTheLength) {
   for (const std::int64_t frames : {10, 20, 40}) {
     const Clip clip{frames, 12, 16};
     const auto [e, d] = real_peaks(tiny.vae, clip);
-    EXPECT_EQ(tiny.vae.plan_encode(frames, 12, 16, 2), e);
-    EXPECT_EQ(tiny.vae.plan_decode(frames, 12, 16, 2), d);
+    EXPECT_EQ(tiny.vae.plan_encode(frames, 12, 16, 2).bytes, e);
+    EXPECT_EQ(tiny.vae.plan_decode(frames, 12, 16, 2).bytes, d);
     // What remains beside the result and the latent: the same for any number of chunks.
     const auto of_latent = [&](std::int64_t channels) {
       const auto bytes =
@@ -172,7 +172,8 @@ TEST_F(VideoVaeTest, MicroBatchesFitTheMemory) {
   deck.micro_batch_size = 0;
   TinyVae tiny(deck);
   const auto need = [&](std::int64_t n) {
-    return std::max(tiny.vae.plan_encode(10, 32, 32, n), tiny.vae.plan_decode(10, 32, 32, n));
+    return std::max(tiny.vae.plan_encode(10, 32, 32, n).bytes,
+                    tiny.vae.plan_decode(10, 32, 32, n).bytes);
   };
   EXPECT_EQ(tiny.vae.fit_micro_batch(10, 32, 32, std::size_t{1} << 30), 5);
   const std::size_t capacity = need(3) + need(3) / 16;
@@ -185,6 +186,7 @@ TEST_F(VideoVaeTest, MicroBatchesFitTheMemory) {
   tiny.vae.set_micro_batch(chosen);
   const Tensor latent = tiny.vae.draw_latent(encode(tiny.vae, {10, 32, 32}), nullptr);
   tiny.vae.decode(latent, 10, [](std::int64_t, const Tensor&) {});
+  EXPECT_EQ(tiny.vae.largest_micro_batch(10, 32, 32, need(1) / 2), 0);
   try {
     tiny.vae.fit_micro_batch(10, 32, 32, need(1) / 2);
     FAIL() << "half of what one frame needs";

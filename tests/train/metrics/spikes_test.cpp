@@ -1,4 +1,4 @@
-#include "train/metrics/spikes.h"
+#include "train/metrics/watches.h"
 
 #include <gtest/gtest.h>
 

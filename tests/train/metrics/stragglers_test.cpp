@@ -1,4 +1,4 @@
-#include "train/metrics/stragglers.h"
+#include "train/metrics/watches.h"
 
 #include <gtest/gtest.h>
 

@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "jobs/generate/options.h"
 #include "media/download.h"
+#include "parallel/broadcast.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -39,17 +40,6 @@ std::string content_of(const fs::path& path) {
   std::ostringstream content;
   content << in.rdbuf();
   return in ? content.str() : "";
-}
-
-void write_whole(const fs::path& path, const std::string& content) {
-  const fs::path part = path.string() + ".part";
-  std::error_code none;
-  fs::remove(part, none);
-  File file = File::create(part, Exit::data);
-  file.write(std::as_bytes(std::span(content)), 0);
-  file.sync();
-  file.close();
-  rename_file(part, path, Exit::data);
 }
 
 void make_folder(const fs::path& path) {
@@ -110,7 +100,7 @@ void run_command(const std::string& command, const Texts& wanted, const fs::path
   const fs::path in = output / "refine_in.txt", out = output / "refine_out.txt";
   std::string lines;
   for (const auto& [key, text] : wanted) lines += line_of(text);
-  write_whole(in, lines);
+  replace_file(in, lines, Exit::data, Durable::yes);
   // Paths go through the environment: no quoting can go wrong.
   setenv("WEFT_REFINE_IN", in.c_str(), 1);
   setenv("WEFT_REFINE_OUT", out.c_str(), 1);
@@ -143,13 +133,6 @@ std::string key_of(const std::string& text, const std::vector<std::int64_t>& num
   return numbers.empty() ? text : fmt::format("{}:\n{}", numbers[i], text);
 }
 
-void share(std::string& text, MPI_Comm world) {
-  long long size = static_cast<long long>(text.size());
-  MPI_Bcast(&size, 1, MPI_LONG_LONG, 0, world);
-  text.resize(static_cast<std::size_t>(size));
-  MPI_Bcast(text.data(), static_cast<int>(size), MPI_CHAR, 0, world);
-}
-
 // The name of an address's file: FFmpeg knows some kinds of files by their ending.
 std::string name_of_address(const std::string& address) {
   const std::string ending = fs::path(address.substr(0, address.find_first_of("?#"))).extension();
@@ -177,13 +160,13 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         make_folder(output);
         run_command(command, wanted, output, stop, refined);
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
-        write_whole(path, j.dump(1));
+        replace_file(path, j.dump(1), Exit::data, Durable::yes);
       }
       log::info("refine    {} texts, {} of them known from before", texts.size(),
                 texts.size() - wanted.size());
       known = nlohmann::json(refined).dump();
     }
-    share(known, world);
+    broadcast_sized(known, world);
     const Texts refined = parse_json(known).get<Texts>();
     std::vector<std::string> result;
     for (std::size_t i = 0; i < texts.size(); ++i)

@@ -8,6 +8,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "jobs/generate/options.h"
+#include "models/t5/options.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -229,6 +230,19 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
   auto text = texts.begin();
   for (Prompt& p : prompts)
     for (Prompt::Segment& s : p.segments) s.text = append_scores(*text++, deck);
+  return prompts;
+}
+
+std::vector<Prompt> read_prompts(const Deck& deck, const RefineTexts& refine) {
+  GenerateDeck g = deck.get<GenerateDeck>();
+  const bool none = g.prompts.empty() && g.prompt_file.empty() && g.prompt_generator.empty();
+  if (!none || !deck.get<T5Deck>().weights.empty()) return read_prompts(g, refine, deck.media);
+  g.prompts = {"no text"};
+  std::vector<Prompt> prompts = read_prompts(g, {}, deck.media);
+  for (Prompt& p : prompts) {
+    p.text.clear();
+    p.segments = {{0, ""}};
+  }
   return prompts;
 }
 

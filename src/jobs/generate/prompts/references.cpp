@@ -12,14 +12,13 @@
 namespace weft {
 namespace {
 
-LatentReference encode(const VideoVae::Part& part, std::int64_t height, std::int64_t width,
-                       VideoVae& vae, const VideoVae::Noise& noise,
+LatentReference encode(const ClipCodec::Part& part, std::int64_t height, std::int64_t width,
+                       const ClipCodec& codec, const VideoVae::Noise& noise,
                        const VideoVae::FrameSource& source) {
-  const Tensor moments = vae.encode_moments(part, height, width, source, &noise);
-  const Tensor latent = vae.draw_latent(part, moments, &noise).to_host();
+  const Tensor latent = codec.encode(part, height, width, source, noise).to_host();
   const auto values = latent.span<float>();
   return {{values.begin(), values.end()},
-          vae.latent_frames(part.clip_frames),
+          codec.latent_frames(part.clip_frames),
           part.first_latent,
           part.latents};
 }
@@ -87,14 +86,14 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
 }
 
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
-                                 std::int64_t height, std::int64_t width, VideoVae& vae,
+                                 std::int64_t height, std::int64_t width, const ClipCodec& codec,
                                  const VideoVae::Noise& noise, const TakenFrames& taken) {
-  const std::int64_t count = count_frames(file, access), latents = vae.latent_frames(count);
+  const std::int64_t count = count_frames(file, access), latents = codec.latent_frames(count);
   const LatentRange range = taken(latents);
   SizedFrames frames(file, access, height, width);
   const std::int64_t frame_size = height * width * 3;
   FrameVector<float> values;
-  return encode(vae.part_with(count, range.first, range.last), height, width, vae, noise,
+  return encode(codec.part_with(count, range.first, range.last), height, width, codec, noise,
                 [&](std::int64_t first, std::int64_t n) {
                   values.resize(static_cast<std::size_t>(n * frame_size));
                   for (std::int64_t t = 0; t < n; ++t)
@@ -103,11 +102,11 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
                 });
 }
 
-LatentReference encode_frames(const FrameVector<float>& frames, const VideoVae::Part& part,
-                              std::int64_t height, std::int64_t width, VideoVae& vae,
+LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,
+                              std::int64_t height, std::int64_t width, const ClipCodec& codec,
                               const VideoVae::Noise& noise) {
   const std::int64_t frame_size = height * width * 3;
-  return encode(part, height, width, vae, noise, [&](std::int64_t first, std::int64_t n) {
+  return encode(part, height, width, codec, noise, [&](std::int64_t first, std::int64_t n) {
     const std::int64_t begin = (first - part.first_frame) * frame_size;
     return Tensor::from_host(
         std::span<const float>(frames).subspan(static_cast<std::size_t>(begin),

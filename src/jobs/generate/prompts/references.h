@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "jobs/generate/clip_codec.h"
 #include "jobs/generate/frame_memory.h"
 #include "jobs/generate/prompts/mask_strategy.h"
 #include "media/media_source.h"
-#include "models/video_vae/video_vae.h"
 
 namespace weft {
 
@@ -30,18 +30,18 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
 
 // Reads a picture (bicubic, as media/bicubic.h) or a video (bilinear, as media/resize.h), sized to cover height x width, and
 // encodes the chunks that are taken: a draw from the posterior, the same as of the whole. A video is read twice, first to
-// count its frames, and as many of them as the VAE takes at once are in memory. In the current arena. Exit::data with FFmpeg's
+// count its frames, and as many of them as the codec takes at once are in memory. In the current arena. Exit::data with FFmpeg's
 // reason, or from `taken`.
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
-                                 std::int64_t height, std::int64_t width, VideoVae& vae,
+                                 std::int64_t height, std::int64_t width, const ClipCodec& codec,
                                  const VideoVae::Noise& noise, const TakenFrames& taken);
 
 // The same of frames f32 [part.frames,H,W,3] in [-1,1], not clamped, in host memory.
-LatentReference encode_frames(const FrameVector<float>& frames, const VideoVae::Part& part,
-                              std::int64_t height, std::int64_t width, VideoVae& vae,
+LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,
+                              std::int64_t height, std::int64_t width, const ClipCodec& codec,
                               const VideoVae::Noise& noise);
 
-// The most that encode_reference has of frames in host memory, bytes, where the VAE takes `at_once`.
+// The most that encode_reference has of frames in host memory, bytes, where the codec takes `at_once`.
 std::size_t reference_bytes(std::int64_t at_once, std::int64_t height, std::int64_t width);
 
 }  // namespace weft

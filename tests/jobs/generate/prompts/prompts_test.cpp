@@ -1,6 +1,5 @@
 // Prompts: options, loops, scores, and what is wrong with them.
 #include "jobs/generate/prompts/prompts.h"
-#include "jobs/generate/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +10,8 @@
 #include <functional>
 
 #include "core/error.h"
+#include "jobs/generate/options.h"
+#include "models/t5/options.h"
 
 namespace weft {
 namespace {
@@ -258,6 +259,24 @@ TEST(Prompts, KnowsUtf8) {
     EXPECT_THAT(error_of([&] { parse_prompt(bad, "p:1", plain()); }),
                 HasSubstr("3: p:1 is not UTF-8"))
         << bad;
+}
+
+// A model without captions makes clips without being given any; with a text encoder a prompt is needed.
+TEST(ReadPrompts, NoneIsNeededWithoutATextEncoder) {
+  Deck d;
+  d.get<GenerateDeck>().num_samples = 2;
+  d.get<GenerateDeck>().references = {"first.png"};
+  const auto prompts = read_prompts(d);
+  ASSERT_EQ(prompts.size(), 1u);
+  EXPECT_EQ(prompts[0].text, "");
+  EXPECT_EQ(prompts[0].text_of_loop(0), "");
+  EXPECT_EQ(prompts[0].references, std::vector<std::string>{"first.png"});
+  d.get<GenerateDeck>().prompts = {"a cat"};
+  d.get<GenerateDeck>().aes = 0;
+  EXPECT_EQ(read_prompts(d).at(0).text_of_loop(0), "a cat");
+  d.get<GenerateDeck>().prompts = {};
+  d.get<T5Deck>().weights = "t5";
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts"));
 }
 
 }  // namespace

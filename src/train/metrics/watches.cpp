@@ -1,9 +1,33 @@
-#include "train/metrics/stragglers.h"
+#include "train/metrics/watches.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "core/statistics.h"
+
 namespace weft {
+
+std::optional<SpikeWatch::Spike> SpikeWatch::step(double value) {
+  std::optional<Spike> spike;
+  if (recent_.size() >= least) {
+    std::vector<double> v = recent_;
+    const double median = upper_median(v);
+    for (double& x : v) x = std::abs(x - median);
+    // 1.4826 makes a normal distribution's standard deviation of its median absolute deviation.
+    const double deviation = std::max(1.4826 * upper_median(v), 0.05 * std::abs(median));
+    const double above = value - median;
+    const bool is_spike = above > 0 && above > deviations_ * deviation;
+    if (is_spike && !within_) spike = Spike{median, above / deviation};
+    within_ = is_spike;
+  }
+  if (recent_.size() < window)
+    recent_.push_back(value);
+  else
+    recent_[next_] = value;
+  next_ = (next_ + 1) % window;
+  return spike;
+}
+
 namespace {
 
 // With fewer comparisons nobody is judged: the first steps of a run are unlike the others.

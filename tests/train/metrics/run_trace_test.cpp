@@ -1,4 +1,4 @@
-#include "train/metrics/trace_file.h"
+#include "train/metrics/run_trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,21 +1,26 @@
+// What keeps a GPU busy through a step without waiting for the host: micro-batches recorded as graphs and run again, and clips
+// copied while the one before is computed.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/parameters.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+
+namespace weft {
+
 // On a GPU the work of a micro-batch, some thousand kernels, is recorded once for each shape and then replayed: the host
 // issues a few graphs instead. The arena gives equal sequences of calls equal addresses, which is what makes this sound.
 //
 // Collectives are never recorded. NCCL wants an operation that is captured to be captured on all ranks, and replayed by all
 // of them from that same capture; here ranks meet a shape in different steps. So a recording is cut where a collective is
 // issued, and the host issues it between two graphs: it overlaps with the rest of the backward all the same.
-#pragma once
-
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
-
-#include "nn/parameters.h"
-#include "tensor/device.h"
-
-namespace weft {
-
 class StepGraphs {
  public:
   explicit StepGraphs(bool enabled) : enabled_(enabled) {}
@@ -54,6 +59,24 @@ class StepGraphs {
   std::map<std::string, Entry> entries_;
   std::int64_t replays_ = 0;
   std::size_t recorded_ = 0;
+};
+
+// Brings the clips of a micro-batch to the rank's device. On a GPU two buffers take turns: while the compute stream works on
+// one micro-batch, the copy stream fills the other, tied by events; no host waits. On the CPU clips stay where they are.
+class ClipStaging {
+ public:
+  // `bytes` of the largest micro-batch.
+  explicit ClipStaging(std::size_t bytes);
+
+  // The clips as u8 on the device. `clips` may be overwritten once consumed() was called, on a GPU at once.
+  Tensor stage(std::span<const std::byte> clips);
+  // All work on what stage() returned has been issued to the compute stream.
+  void consumed();
+
+ private:
+  std::array<Tensor, 2> buffers_;
+  std::array<DeviceEvent, 2> free_;  // after the last work on each
+  std::size_t turn_ = 0;
 };
 
 }  // namespace weft

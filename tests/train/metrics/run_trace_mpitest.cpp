@@ -1,4 +1,4 @@
-#include "train/metrics/trace_gather.h"
+#include "train/metrics/run_trace.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,0 +1,95 @@
+// The benchmarks of `weft bench`: what each is asked, what it prints and checks.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// `weft bench comm`: all-reduce over all ranks, checked and timed for each size.
+struct BenchCommRequest {
+  std::string device = "auto";
+  bool share = false;
+  double largest_mib = 256;
+  std::string json;
+};
+
+// Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts) and wrong elements of sums
+// whose results are known exactly, and processor time of this rank a byte; with bf16 on the wire, and by MPI_Allreduce on the
+// host, in turn. Exit::hardware if any is wrong.
+int bench_comm(const BenchCommRequest& request, MPI_Comm world);
+
+// `weft bench kernels`: every operation on this rank's device, checked against the CPU side, then timed against the ceiling.
+struct BenchKernelsRequest {
+  std::string size = "real";  // small or real
+  std::string filter;         // part of the operation's name
+  std::string device = "auto";
+  std::string json;         // file for the results
+  bool check_only = false;  // for compute-sanitizer and tests
+};
+
+// Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run and the number of wrong
+// elements. Exit::internal if any is wrong.
+int bench_kernels(const BenchKernelsRequest& request);
+
+// `weft bench read STORE`: how fast prefetch delivers clips, against plain reads of the same bytes.
+//
+// Delivers every clip of `store` through the prefetcher (hashes verified) and reads the same bytes
+// with plain pread in as many threads; interleaved, medians. Prints a table (or JSON) to stdout:
+// GB/s of both, their ratio, and `wrong`, the clips whose bytes differ between the two. The first
+// pass of each side warms the page cache and is not counted. `readers` = 0: one for each core, up
+// to 4. Returns 0, or 70 when bytes differ. Throws Exit::data when the store is unusable.
+int bench_read(const std::string& store, int readers, bool json);
+
+// `weft bench scaling`: the same training on 1, 2, ... ranks within one job, checked and timed.
+struct BenchScalingRequest {
+  std::vector<int> ranks;  // rank counts; empty: 1, 2, 4, ... and all
+  std::string mode =
+      "weak";  // weak: train.micro_batches a rank; strong: train.micro_batches over all ranks
+  std::string mix = "mixed";  // mixed: the deck's buckets; uniform: the largest of them alone
+  int steps = 6, rounds = 3;  // timed steps a round at the greatest rank count
+  int warmup = 3;             // and before: memory is touched, caches fill
+  bool no_overlap = false;    // measure also parallel.overlap = false
+  bool paced = false;  // wait for a line on stdin before each round: others are measured in turn
+  std::string json, plot;  // files, "" = not wanted
+};
+
+// Collective. Checks first that all rank counts compute the same (losses and weights of a few steps on the same samples agree
+// within what reordered sums explain; Exit::hardware if not), then times them in turn, round by round. Of a round every rank
+// count trains on the same samples (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also
+// runs as many trainings side by side that have nothing to do with each other: what the machine itself gives.
+int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
+
+// `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and inputs.
+struct BenchStepRequest {
+  // Safetensors; inputs as of `weft probe loss` (docs/probe.md). Without them fresh weights, and noise of this latent shape.
+  std::string weights, inputs;
+  std::string shape = "1x15x32x32";  // clips x latent frames x height x width
+  std::int64_t captions = 300;       // caption rows a clip
+  std::string outputs;               // weights after all steps, "" = not wanted
+  std::string json;                  // results, "" = stdout table only
+  int steps = 4, warmup = 2;
+  bool profile = false;  // also time every operation
+};
+
+// Prints the median step, and operations a second: 3 x the forward's (recomputation is not counted), and their share of a plain
+// matrix product's in the same run. On a GPU a small step of the same model is first checked against the CPU side.
+int bench_step(const Deck& deck, const BenchStepRequest& request);
+
+// `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed; validation/compare_t5.py sets it beside PyTorch.
+struct BenchT5Request {
+  std::vector<std::int64_t> lengths = {300};  // of the captions, in tokens
+  std::int64_t rounds = 5;
+  std::int64_t warmup = 1;
+  bool paced = false;  // before each round, wait for a line on stdin
+};
+
+// Prints the seconds of each round, a line each: one pass of all captions together through all layers of t5.num_layers.
+int bench_t5(const Deck& deck, const BenchT5Request& request);
+
+}  // namespace weft

@@ -1,0 +1,28 @@
+// Values whose number only one rank knows.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+namespace weft {
+
+// Collective. `values` (a vector or string of plain values) of rank `root` to all ranks, whatever their number.
+template <class Values>
+void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
+  static_assert(std::is_trivially_copyable_v<typename Values::value_type>);
+  std::uint64_t size = values.size();
+  MPI_Bcast(&size, 1, MPI_UINT64_T, root, comm);
+  values.resize(static_cast<std::size_t>(size));
+  // MPI counts in int.
+  constexpr std::uint64_t longest_call = std::uint64_t{1} << 30;
+  const std::uint64_t bytes = size * sizeof(typename Values::value_type);
+  char* const data = reinterpret_cast<char*>(values.data());
+  for (std::uint64_t at = 0; at < bytes; at += longest_call)
+    MPI_Bcast(data + at, static_cast<int>(std::min(longest_call, bytes - at)), MPI_BYTE, root,
+              comm);
+}
+
+}  // namespace weft
