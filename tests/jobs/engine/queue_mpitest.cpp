@@ -7,9 +7,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "core/clock.h"
 #include "core/error.h"
 
 namespace weft {
@@ -225,6 +230,36 @@ TEST(WorkQueue, GivesEveryPlaceOnceWhenARankFails) {
     if (!fails) q.make_all();
     EXPECT_EQ(q.made_by_all(), std::vector<int>(12, 1)) << (shared ? "shared" : "dealt out");
   }
+}
+
+// A measurement, not a test: claims a second, and their share of the takers' time, for WEFT_CLAIM_PLACES places that take
+// WEFT_CLAIM_MICROSECONDS each. --gtest_also_run_disabled_tests --gtest_filter='*ClaimRate'
+TEST(WorkQueue, DISABLED_ClaimRate) {
+  const auto number = [](const char* name, std::int64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? otherwise : std::atoll(text);
+  };
+  const std::int64_t places = number("WEFT_CLAIM_PLACES", 10000);
+  const std::int64_t microseconds = number("WEFT_CLAIM_MICROSECONDS", 0);
+  Queue q(places);
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double begin = now_seconds();
+  while (q.make(q.queue.next()))
+    if (microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  double mine[3] = {now_seconds() - begin, q.queue.claim_seconds(),
+                    static_cast<double>(q.queue.claims())};
+  double sum[3] = {}, longest = 0;
+  MPI_Allreduce(mine, sum, 3, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(mine, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  while (q.make(q.queue.leftover())) continue;
+  EXPECT_EQ(q.made_by_all(), std::vector<int>(static_cast<std::size_t>(places), 1));
+  if (q.groups.rank == 0)
+    std::printf(
+        "%d takers, %lld places of %lld us: %.3f s, %.0f claims of %.1f places (%.0f a second), "
+        "%.0f us each, %.2f %% of the time\n",
+        q.groups.count, static_cast<long long>(places), static_cast<long long>(microseconds),
+        longest, sum[2], static_cast<double>(places) / sum[2], sum[2] / longest,
+        1e6 * sum[1] / sum[2], 100 * sum[1] / sum[0]);
 }
 
 TEST(PlacesAClaim, KeepClaimsUnderOnePercentAndLeaveAShareForAll) {
