@@ -9,12 +9,15 @@
 //                   10 ms apart
 //   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
 //                   exists
+//   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART in its
+//                   path take that much longer, half of it before and half behind, as over a network
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
 //                   time the rank has asked any clock EVERY times more: there, back, there. Each
 //                   jump is a line "RANK SECONDS" of LOG
 //   wall_clock_of_ranks=SECONDS   rank r's wall clock is r times SECONDS ahead
 //   record=LOG:DIR  what happens to the files below DIR goes to LOG, in one order over all processes
 //                   (tests/e2e/test_power_cut.py reads it)
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -76,6 +79,29 @@ void pause_for(long milliseconds) {
   const timespec pause{milliseconds / 1000, milliseconds % 1000 * 1000000};
   nanosleep(&pause, nullptr);
 }
+
+// A network's way to a file server and back, around a call on a name.
+class Trip {
+ public:
+  explicit Trip(const std::string& path) {
+    static const std::vector<std::string> slow = wish("slow_names");
+    if (is_rank && slow.size() == 2 && path.find(slow[1]) != std::string::npos)
+      half_ = std::stol(slow[0]) / 2;
+    wait();
+  }
+  ~Trip() {
+    const int reason = errno;
+    wait();
+    errno = reason;
+  }
+
+ private:
+  void wait() const {
+    const timespec pause{half_ / 1000000, half_ % 1000000 * 1000};
+    if (half_ > 0) nanosleep(&pause, nullptr);
+  }
+  long half_ = 0;
+};
 
 // How often the main thread has gone to sleep so far, if it sleeps now.
 std::optional<std::string> main_asleep() {
@@ -218,6 +244,7 @@ std::string inode_of(int fd) {
 template <class F>
 int open_file(const char* function, const char* path, int flags, mode_t mode) {
   const F real = next<F>(function);
+  const Trip trip(path);
   if ((flags & O_CREAT) == 0) return real(path, flags, mode);
   const Name name(AT_FDCWD, path);
   Record record(name.path);
@@ -316,6 +343,21 @@ int fsync(int fd) {
   return record.done(next<decltype(&fsync)>("fsync")(fd), "sync " + inode_of(fd) + "\n");
 }
 
+int fdatasync(int fd) {
+  const Trip trip(path_of(fd));
+  return next<decltype(&fdatasync)>("fdatasync")(fd);
+}
+
+DIR* opendir(const char* path) {
+  const Trip trip(path);
+  return next<decltype(&opendir)>("opendir")(path);
+}
+
+int faccessat(int dir, const char* path, int mode, int flags) noexcept {
+  const Trip trip(path_of(dir));
+  return next<decltype(&faccessat)>("faccessat")(dir, path, mode, flags);
+}
+
 int mkdir(const char* path, mode_t mode) {
   const Name name(AT_FDCWD, path);
   Record record(name.path);
@@ -336,6 +378,7 @@ int symlink(const char* target, const char* path) {
 int rename(const char* from, const char* to) {
   const Name before(AT_FDCWD, from), after(AT_FDCWD, to);
   Record record(before.path);
+  const Trip trip(before.path);
   return record.done(next<decltype(&rename)>("rename")(from, to),
                      "rename " + before.text + " " + after.text + "\n");
 }

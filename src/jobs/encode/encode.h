@@ -16,7 +16,8 @@ struct EncodeDeck {
 };
 DeckTable encode_table();
 
-// Collective. 0, or throws. What was encoded before it was stopped is kept in OUTPUT.parts and not made again.
+// Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75 if asked to stop. The same
+// command makes what is missing, and the store when all clips are there.
 int encode(const Deck& deck, MPI_Comm world);
 
 }  // namespace weft

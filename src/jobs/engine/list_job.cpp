@@ -98,7 +98,7 @@ void ItemResults::failed(const std::string& name, const std::string& why) {
   const auto item = std::find_if(engine_.items_.begin(), engine_.items_.end(),
                                  [&](const ListItem& i) { return i.name == name; });
   WEFT_ASSERT(item != engine_.items_.end());
-  failed(item - engine_.items_.begin(), Error(Exit::data, why, "see the files' directory"));
+  failed(item - engine_.items_.begin(), Error(Exit::data, why, "is the disk full?"));
 }
 
 std::int64_t ListReport::made() const {
@@ -325,7 +325,7 @@ void ListEngine::add_unmade(ListReport& report) {
 }
 
 void ListEngine::print(const ListReport& report) const {
-  say("{}s     {} made, {} finished before, {} failed, of {}", settings_.noun, report.made(),
+  say("{:<9} {} made, {} finished before, {} failed, of {}", settings_.noun + "s", report.made(),
       report.finished_before, report.failures.size(), report.wanted);
   for (const FailedRank& f : report.failed_ranks)
     say("failed    rank {} on {}, with {} in hand", f.rank, f.host,

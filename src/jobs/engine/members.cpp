@@ -153,12 +153,15 @@ MemberState Members::state(int rank) const {
     if (in.eof()) break;  // half a line
     std::istringstream words(line);
     std::string word, rest;
-    std::int64_t number = -1, count = 0;
+    std::int64_t number = -1, count = 0, stride = 1;
     words >> word;
     if (word == "take" || word == "drop") {
-      words >> number >> count;
-      for (std::int64_t place = number; place < number + count; ++place)
-        word == "take" ? void(s.taken.insert(place)) : void(s.taken.erase(place));
+      words >> number >> count >> stride;
+      for (std::int64_t i = 0; i < count; ++i)
+        if (word == "take")
+          s.taken.insert(number + i * stride);
+        else
+          s.taken.erase(number + i * stride);
     }
     if (word == "fail" || word == "resolved") {
       words >> number;
@@ -183,11 +186,11 @@ void Members::note(std::string line) {
   if (flush_) fdatasync(fd_);
 }
 
-void Members::note_taken(std::int64_t place, std::int64_t count) {
-  note(fmt::format("take {} {}", place, count));
+void Members::note_taken(std::int64_t place, std::int64_t count, std::int64_t stride) {
+  note(fmt::format("take {} {} {}", place, count, stride));
 }
-void Members::note_dropped(std::int64_t place, std::int64_t count) {
-  note(fmt::format("drop {} {}", place, count));
+void Members::note_dropped(std::int64_t place, std::int64_t count, std::int64_t stride) {
+  note(fmt::format("drop {} {} {}", place, count, stride));
 }
 void Members::note_failed(std::int64_t item, const std::string& why) {
   note(fmt::format("fail {} {}", item, why));

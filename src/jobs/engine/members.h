@@ -47,8 +47,9 @@ class Members {
   MemberState state(int rank) const;
 
   // One line each in this rank's file, which all nodes see on return. Thread-safe.
-  void note_taken(std::int64_t place, std::int64_t count = 1);
-  void note_dropped(std::int64_t place, std::int64_t count = 1);
+  // Places place, place + stride, ..., `count` of them.
+  void note_taken(std::int64_t place, std::int64_t count = 1, std::int64_t stride = 1);
+  void note_dropped(std::int64_t place, std::int64_t count = 1, std::int64_t stride = 1);
   void note_failed(std::int64_t item, const std::string& why);
   void note_resolved(std::int64_t item);
   void note_idle();

@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <sstream>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -95,53 +95,62 @@ void StopState::watch(const std::stop_token& end) {
 
 std::int64_t places_a_claim(double claim_seconds, double place_seconds, std::int64_t remaining,
                             int takers) {
-  const double wanted = place_seconds > 0 ? std::ceil(100 * claim_seconds / place_seconds) : 1;
+  const double wanted = place_seconds > 0 ? std::ceil(200 * claim_seconds / place_seconds) : 1;
   const auto most = static_cast<double>(remaining / (4 * static_cast<std::int64_t>(takers)));
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, most)));
 }
 
 WorkQueue::WorkQueue(Members& members, StopState* stop, const RankGroups& groups,
-                     std::int64_t places, bool shared, Resolved resolved, MPI_Comm world)
+                     std::int64_t places, bool shared, Resolved resolved, MPI_Comm world,
+                     int takers_a_lane)
     : members_(members),
       stop_(stop),
       groups_(groups),
       places_(places),
       shared_(shared && groups.count > 1),
-      resolved_(std::move(resolved)) {
+      resolved_(std::move(resolved)),
+      takers_a_lane_(takers_a_lane) {
   if (!shared_) {
     at_ = places * groups.index / groups.count;
     end_ = places * (groups.index + 1) / groups.count;
   }
+  if (shared_) {
+    lanes_ = (groups_.count + takers_a_lane_ - 1) / takers_a_lane_;
+    lane_ = groups_.index % lanes_;
+  }
+  tokens_.resize(static_cast<std::size_t>(lanes_), 0);
   if (shared_ && members_.rank() == 0) {
-    std::error_code failure;  // shows with the token
+    std::error_code failure;  // shows with the tokens
     fs::create_directory(members_.directory() / "queue", failure);
-    members_.claim("queue/next.0");
+    for (std::int64_t lane = 0; lane < lanes_; ++lane)
+      members_.claim(fmt::format("queue/{}.0", lane));
   }
   MPI_Barrier(world);
   given_ = now_seconds();
 }
 
-fs::path WorkQueue::token(std::int64_t place) const {
-  return members_.directory() / "queue" / fmt::format("next.{}", place);
+fs::path WorkQueue::token(std::int64_t lane, std::int64_t next) const {
+  return members_.directory() / "queue" / fmt::format("{}.{}", lane, next);
 }
 
-// Listing may miss a name that is being changed.
-std::int64_t WorkQueue::find_token() const {
+// Listing may miss a name that is being changed: what counts is that this rank's lane is further than it was.
+void WorkQueue::find_tokens() {
   const fs::path folder = members_.directory() / "queue";
+  const std::int64_t before = tokens_[static_cast<std::size_t>(lane_)];
   for (int tries = 0; tries < 10000; ++tries) {
     if (tries > 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::int64_t found = -1;
     std::error_code failure;
     for (const auto& entry : fs::directory_iterator(folder, failure)) {
-      const std::string name = entry.path().filename().string();
-      std::int64_t place = -1;
-      if (name.starts_with("next."))
-        std::from_chars(name.data() + 5, name.data() + name.size(), place);
-      found = std::max(found, place);
+      std::istringstream name(entry.path().filename().string());
+      std::size_t lane = tokens_.size();
+      std::int64_t next = -1;
+      char dot = 0;
+      name >> lane >> dot >> next;
+      if (lane < tokens_.size()) tokens_[lane] = std::max(tokens_[lane], next);
     }
-    if (found >= 0) return found;
+    if (tokens_[static_cast<std::size_t>(lane_)] > before) return;
   }
-  throw Error(Exit::data, fmt::format("the token of the queue in {} is gone", folder.string()),
+  throw Error(Exit::data, fmt::format("a token of the queue in {} is gone", folder.string()),
               "leave that folder alone while a job runs; the same command makes what is missing",
               __FILE__, __LINE__);
 }
@@ -149,24 +158,28 @@ std::int64_t WorkQueue::find_token() const {
 // The next places for this group; false: there are none.
 bool WorkQueue::claim() {
   const double begin = now_seconds();
-  while (token_ < places_) {
-    const std::int64_t n = places_a_claim(claim_, place_, places_ - token_, groups_.count);
-    if (std::rename(token(token_).c_str(), token(token_ + n).c_str()) != 0) {
+  for (;;) {
+    if (remaining(lane_) <= 0)
+      for (std::int64_t lane = 0; lane < lanes_; ++lane)
+        if (remaining(lane) > remaining(lane_)) lane_ = lane;
+    if (remaining(lane_) <= 0) return false;
+    std::int64_t& next = tokens_[static_cast<std::size_t>(lane_)];
+    const std::int64_t n = places_a_claim(claim_, place_, remaining(lane_), takers_a_lane_);
+    if (std::rename(token(lane_, next).c_str(), token(lane_, next + n).c_str()) != 0) {
       WEFT_CHECK(errno == ENOENT || errno == ESTALE, Exit::data, "may all ranks write there?",
-                 "cannot rename {}: {}", token(token_).string(), std::strerror(errno));
-      token_ = find_token();
+                 "cannot rename {}: {}", token(lane_, next).string(), std::strerror(errno));
+      find_tokens();
       continue;
     }
-    at_ = token_;
-    token_ = end_ = token_ + n;
-    members_.note_taken(at_, n);
+    at_ = next;
+    next = end_ = next + n;
+    members_.note_taken(place_of(at_), n, lanes_);
     const double seconds = now_seconds() - begin;
     claim_ = claims_ == 0 ? seconds : 0.75 * claim_ + 0.25 * seconds;
     claim_total_ += seconds;
     ++claims_;
     return true;
   }
-  return false;
 }
 
 std::int64_t WorkQueue::share(std::int64_t place) const {
@@ -181,10 +194,10 @@ std::int64_t WorkQueue::next() {
   std::int64_t place = -1;
   if (shared_) {
     if (at_ < end_ && stop_ != nullptr && stop_->requested()) {
-      members_.note_dropped(at_, end_ - at_);
+      members_.note_dropped(place_of(at_), end_ - at_, lanes_);
       at_ = end_;
     }
-    if (at_ < end_ || (!stopped() && claim())) place = at_++;
+    if (at_ < end_ || (!stopped() && claim())) place = place_of(at_++);
   } else if (at_ < end_ && !stopped()) {
     place = at_++;
     if (groups_.count > 1) members_.note_taken(place);  // alone, it leaves nothing to others

@@ -1,9 +1,10 @@
 // Who makes what, and until when: groups of ranks, the request to stop, and the queue that groups claim places of.
 //
-// A place is claimed by renaming a token: the file DIR/queue/next.P says that places from P on are free, and a rank claims
-// [P, P+n) by renaming it to next.P+n, which succeeds for one rank alone. The others get ENOENT, list the folder (opening it
-// makes a network file system look anew) and try again. The winner then notes "take P n" in its member file. No rank owns the
-// queue, so no rank's failure stops it. A place that nobody has taken, or that only failed ranks have, is taken over at the
+// Places are claimed by renaming a token: the file DIR/queue/L.P says that the places of lane L are free from its P-th on, and
+// a rank claims the next n by renaming it to L.P+n, which succeeds for one rank alone. The others get ENOENT, list the folder
+// (opening it makes a network file system look anew) and try again. Of K lanes, lane L has the places L, L+K, L+2K ...: with a
+// lane for each eight takers, few meet at one token, and whoever finds its lane empty goes on in the fullest. The winner then
+// notes in its member file what it has taken. No rank owns the queue, so no rank's failure stops it. A place that nobody has taken, or that only failed ranks have, is taken over at the
 // end: where all living ranks are idle none can be between rename and note. That covers a rank that failed just there, and a
 // rename that succeeded but whose reply the network lost.
 #pragma once
@@ -65,8 +66,9 @@ class StopState {
   std::jthread thread_;
 };
 
-// How many places a claim takes, so that claims stay under 1 % of the work: seconds of a claim, contention included, and of a
-// place, both measured; at most a quarter of a taker's share of what remains, so that all end together.
+// How many places a claim takes, so that claims stay under 1 % of the work: half of that by the seconds of a claim, contention
+// included, and of a place, both measured, which leaves half for the beginning and the end, where claims are small. At most a
+// quarter of a taker's share of what remains, so that all end together.
 std::int64_t places_a_claim(double claim_seconds, double place_seconds, std::int64_t remaining,
                             int takers);
 
@@ -78,7 +80,7 @@ class WorkQueue {
   // ones, otherwise each group has its part of them.
   // `stop` may be null: then nothing stops it, and there are no leftovers to ask for.
   WorkQueue(Members& members, StopState* stop, const RankGroups& groups, std::int64_t places,
-            bool shared, Resolved resolved, MPI_Comm world);
+            bool shared, Resolved resolved, MPI_Comm world, int takers_a_lane = 8);
 
   // The group's next place, or -1: there are no more, or the job is to stop. Alike on all ranks of a group.
   std::int64_t next();
@@ -97,8 +99,12 @@ class WorkQueue {
  private:
   bool stopped() const { return stop_ != nullptr && stop_->look(); }
   bool claim();
-  std::int64_t find_token() const;
-  std::filesystem::path token(std::int64_t place) const;
+  void find_tokens();
+  std::filesystem::path token(std::int64_t lane, std::int64_t next) const;
+  std::int64_t remaining(std::int64_t lane) const {
+    return (places_ - lane + lanes_ - 1) / lanes_ - tokens_[static_cast<std::size_t>(lane)];
+  }
+  std::int64_t place_of(std::int64_t next) const { return lane_ + lanes_ * next; }
   std::int64_t share(std::int64_t place) const;
   bool take(std::int64_t place, int losses);
   std::int64_t take_over();
@@ -109,8 +115,10 @@ class WorkQueue {
   std::int64_t places_;
   bool shared_, retried_ = false;
   Resolved resolved_;
-  std::int64_t token_ = 0;         // where the token was seen last
-  std::int64_t at_ = 0, end_ = 0;  // what this group has claimed and not yet begun
+  int takers_a_lane_;
+  std::int64_t lanes_ = 1, lane_ = 0;  // how many; that of the last claim
+  std::vector<std::int64_t> tokens_;   // [lanes], as seen last
+  std::int64_t at_ = 0, end_ = 0;      // of the lane, what this group has claimed and not yet begun
   std::int64_t claims_ = 0;
   double claim_total_ = 0, claim_ = 0, place_ = 0, given_ = 0;  // seconds; when next() returned
   struct Open {
