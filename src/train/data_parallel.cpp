@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "ops/optimizer.h"
 #include "ops/pointwise.h"
 #include "ops/reduce.h"
 
