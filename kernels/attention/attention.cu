@@ -13,7 +13,6 @@
 #include "ops/attention.h"
 
 #include "attention/flash_common.cuh"
-#include "attention/flash_sm90.cuh"
 #include "attention/qk_norm.cuh"
 #include "attention/temporal.cuh"
 

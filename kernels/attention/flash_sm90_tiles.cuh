@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "attention/flash_sm90.cuh"
+#include "attention/flash_common.cuh"
 #include "ptx_sm90.cuh"
 
 namespace weft::kernels {

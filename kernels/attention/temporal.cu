@@ -8,7 +8,6 @@
 // and direction. Scratch of the backward: 2 D f32 for each block, at most 4096 blocks.
 #include "attention/temporal.cuh"
 
-#include "attention/temporal_parts.cuh"
 #include "launch.cuh"
 #include "vector.cuh"
 

@@ -17,7 +17,7 @@
 
 #include <algorithm>
 
-#include "attention/temporal_parts.cuh"
+#include "attention/temporal.cuh"
 
 namespace weft::kernels {
 namespace temporal {

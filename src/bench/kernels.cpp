@@ -1,7 +1,5 @@
 #include "bench/bench.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -9,7 +7,6 @@
 #include "bench/ceiling.h"
 #include "bench/kernels/cases.h"
 #include "core/error.h"
-#include "core/philox.h"
 #include "core/version.h"
 #include "parallel/rank_device.h"
 #include "tensor/arena.h"
@@ -18,105 +15,12 @@
 namespace weft {
 namespace {
 
-std::vector<KernelCase> all_cases(CaseSize size) {
-  std::vector<KernelCase> all;
-  for (const auto make : {norm_cases, attention_cases, temporal_cases, matmul_cases,
-                          pointwise_cases, wire_cases, embed_cases, loss_cases, optimizer_cases,
-                          conv_cases, vae_cases, text_cases, vae_loss_cases}) {
-    std::vector<KernelCase> some = make(size);
-    std::move(some.begin(), some.end(), std::back_inserter(all));
-  }
-  return all;
-}
-
-// Copies of host tensors on the current arena's device; what is not given stays so.
-std::vector<Tensor> copies(const std::vector<Tensor>& inputs) {
-  std::vector<Tensor> to;
-  for (const Tensor& t : inputs) {
-    to.push_back(t.defined() ? Tensor::empty(t.shape(), t.dtype()) : Tensor());
-    if (t.defined()) to.back().set(std::span(static_cast<const std::byte*>(t.raw()), t.bytes()));
-  }
-  return to;
-}
-
-std::vector<double> values(const Tensor& on_device) {
-  const Tensor t = on_device.to_host();
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  for (std::size_t i = 0; i < v.size(); ++i) switch (t.dtype()) {
-      case DType::f32:
-        v[i] = static_cast<double>(t.data<float>()[i]);
-        break;
-      case DType::bf16:
-        v[i] = static_cast<double>(static_cast<float>(t.data<bf16>()[i]));
-        break;
-      case DType::f64:
-        v[i] = t.data<double>()[i];
-        break;
-      case DType::i32:
-        v[i] = t.data<std::int32_t>()[i];
-        break;
-      case DType::u8:
-        v[i] = t.data<std::uint8_t>()[i];
-        break;
-      default:
-        WEFT_ASSERT(false);
-    }
-  return v;
-}
-
-struct Verdict {
-  std::int64_t wrong = 0;
-  double worst = 0;  // largest difference as a share of the largest reference value
-};
-
-Verdict compare(const std::vector<Tensor>& got, const std::vector<Tensor>& wanted,
-                double tolerance) {
-  WEFT_ASSERT(got.size() == wanted.size());
-  Verdict v;
-  for (std::size_t o = 0; o < got.size(); ++o) {
-    const std::vector<double> a = values(got[o]), b = values(wanted[o]);
-    WEFT_ASSERT(a.size() == b.size());
-    double largest = 0;
-    for (const double x : b)
-      if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
-    if (largest == 0) largest = 1;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-      const double off = std::abs(a[i] - b[i]) / largest;
-      if (!(off <= tolerance)) ++v.wrong;  // a NaN is wrong, too
-      v.worst = std::isnan(off) ? off : std::max(v.worst, off);
-    }
-  }
-  return v;
-}
-
 // What this device reaches at best: bytes a second of a plain copy, operations a second of a large matrix product.
 struct Ceilings {
   double bandwidth = 0, f32 = 0, bf16 = 0;
 };
 
 }  // namespace
-
-Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation,
-                     float mean) {
-  // Counter-based and on all threads: real shapes have hundreds of millions of elements.
-  const Philox random(seed, Purpose::noise, 0, 0);
-  Tensor t = Tensor::host(shape, dtype);
-  const std::int64_t count = t.numel();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t first = 0; first < count; first += 4) {
-    const auto words = random.block(static_cast<std::uint32_t>(first / 4));
-    for (std::int64_t i = first; i < std::min(first + 4, count); ++i) {
-      const auto pair = static_cast<std::size_t>(i - first) / 2 * 2;
-      const float v = mean + deviation * Philox::gauss(words[pair], words[pair + 1], i % 2 != 0);
-      if (dtype == DType::bf16)
-        t.data<bf16>()[i] = bf16(v);
-      else
-        t.data<float>()[i] = v;
-    }
-  }
-  return t;
-}
 
 int bench_kernels(const BenchKernelsRequest& request) {
   choose_device(request.device, true, MPI_COMM_SELF);
@@ -143,18 +47,18 @@ int bench_kernels(const BenchKernelsRequest& request) {
 
   auto table = nlohmann::ordered_json::array();
   std::int64_t wrong_cases = 0, checked = 0;
-  for (const KernelCase& c : all_cases(small ? CaseSize::small : CaseSize::real)) {
+  for (const KernelCase& c : kernel_cases(small ? CaseSize::small : CaseSize::real)) {
     if (c.op.find(request.filter) == std::string::npos) continue;
     Verdict verdict;
     if (on_cuda()) {
-      std::vector<Tensor> wanted, host_inputs;
+      std::vector<Values> wanted;
       {
         const ArenaScope on_host(*host_arena);
-        host_inputs = copies(c.inputs);
-        wanted = c.run(host_inputs);
+        std::vector<Tensor> inputs = copies(c.inputs);
+        wanted = values_of(c.run(inputs));
       }
       std::vector<Tensor> inputs = copies(c.inputs);
-      verdict = compare(c.run(inputs), wanted, c.tolerance);
+      verdict = compare(values_of(c.run(inputs)), wanted, c.tolerance);
       ++checked;
     }
     double seconds = 0, share = 0;

@@ -218,5 +218,53 @@ TEST_F(OpTest, AttentionGradientsAreTheSameForAnyThreadCount) {
   }
 }
 
+TEST_F(OpTest, WideAttention) {
+  struct Sizes {
+    std::int64_t N, P, C;
+    DType dtype;
+  };
+  for (const Sizes& s : {Sizes{2, 5, 6, DType::f32}, Sizes{1, 9, 40, DType::f32},
+                         Sizes{1, 600, 20, DType::f32}, Sizes{2, 7, 16, DType::bf16}}) {
+    const Shape shape{s.N, s.P, 3, s.C};
+    const auto reference = [&](const Vec& v) {
+      Vec out(static_cast<std::size_t>(s.N * s.P * s.C)), p(static_cast<std::size_t>(s.P));
+      const auto at = [&](std::int64_t n, std::int64_t i, int which) {
+        return v.data() + ((n * s.P + i) * 3 + which) * s.C;
+      };
+      for (std::int64_t n = 0; n < s.N; ++n)
+        for (std::int64_t i = 0; i < s.P; ++i) {
+          double sum = 0;
+          for (std::int64_t j = 0; j < s.P; ++j) {
+            double d = 0;
+            for (std::int64_t c = 0; c < s.C; ++c) d += at(n, i, 0)[c] * at(n, j, 1)[c];
+            sum += p[j] = std::exp(d / std::sqrt(static_cast<double>(s.C)));
+          }
+          for (std::int64_t j = 0; j < s.P; ++j)
+            for (std::int64_t c = 0; c < s.C; ++c)
+              out[(n * s.P + i) * s.C + c] += p[j] / sum * at(n, j, 2)[c];
+        }
+      return out;
+    };
+    const Vec x = rounded(random_values(shape.numel(), 1), s.dtype);
+    const Vec g = rounded(random_values(s.N * s.P * s.C, 2), s.dtype);
+    const Tensor qkv = to_tensor(x, shape, s.dtype);
+    Tensor out = poisoned({s.N, s.P, s.C}, s.dtype), lse = poisoned({s.N, s.P});
+    ops::wide_attention_forward(qkv, out, lse);
+    EXPECT_LT(relative_error(to_values(out), reference(x)), tolerance(s.dtype));
+    Tensor dqkv = poisoned(shape, s.dtype);
+    ops::wide_attention_backward(qkv, out, lse, to_tensor(g, {s.N, s.P, s.C}, s.dtype), dqkv);
+    if (s.P < 100)
+      expect_gradient([&](const Vec& v) { return dot(reference(v), g); }, x, to_values(dqkv),
+                      tolerance(s.dtype, 1e4));
+    // Many tiles of queries: along a direction, which is one difference.
+    Vec up = x, down = x;
+    const Vec d = random_values(shape.numel(), 3);
+    for (std::size_t i = 0; i < x.size(); ++i) up[i] += 1e-5 * d[i], down[i] -= 1e-5 * d[i];
+    const double slope = (dot(reference(up), g) - dot(reference(down), g)) / 2e-5;
+    const Vec got = to_values(dqkv);
+    EXPECT_NEAR(dot(got, d), slope, tolerance(s.dtype, 1e4) * std::sqrt(dot(got, got)));
+  }
+}
+
 }  // namespace
 }  // namespace weft::test

@@ -192,44 +192,5 @@ TEST_F(OpTest, ConvOutputShapes) {
   EXPECT_THROW(Conv::down().output({1, 1, 1, 1, 8}, 4), std::exception);
 }
 
-TEST_F(OpTest, ChannelsLastAndBack) {
-  const Shape first{2, 3, 4, 5, 7}, last{2, 4, 5, 7, 3};
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Vec x = rounded(random_values(first.numel(), 1), dtype);
-    Tensor y = poisoned(last, dtype), back = poisoned(first, dtype);
-    ops::to_channels_last(to_tensor(x, first, dtype), y);
-    const Vec ys = to_values(y);
-    for (std::size_t b = 0; b < 2; ++b)
-      for (std::size_t c = 0; c < 3; ++c)
-        for (std::size_t p = 0; p < 140; ++p)
-          ASSERT_EQ(ys[(b * 140 + p) * 3 + c], x[(b * 3 + c) * 140 + p]);
-    ops::to_channels_first(y, back);
-    EXPECT_EQ(to_values(back), x);
-  }
-}
-
-TEST_F(OpTest, DepthToTime) {
-  const std::int64_t B = 2, T = 3, P = 6, C = 5;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Shape xs{B, T, 2, 3, 2 * C}, ys{B, 2 * T, 2, 3, C};
-    const Vec x = rounded(random_values(xs.numel(), 1), dtype);
-    Tensor y = poisoned(ys, dtype), dx = poisoned(xs, dtype);
-    ops::depth_to_time_forward(to_tensor(x, xs, dtype), y);
-    const Vec got = to_values(y), g = rounded(random_values(ys.numel(), 2), dtype);
-    ops::depth_to_time_backward(to_tensor(g, ys, dtype), dx);
-    const Vec back = to_values(dx);
-    for (std::int64_t b = 0; b < B; ++b)
-      for (std::int64_t t = 0; t < 2 * T; ++t)
-        for (std::int64_t p = 0; p < P; ++p)
-          for (std::int64_t c = 0; c < C; ++c) {
-            const auto from =
-                static_cast<std::size_t>((((b * T) + t / 2) * P + p) * 2 * C + 2 * c + t % 2);
-            const auto to = static_cast<std::size_t>((((b * 2 * T) + t) * P + p) * C + c);
-            ASSERT_EQ(got[to], x[from]);
-            ASSERT_EQ(back[from], g[to]);
-          }
-  }
-}
-
 }  // namespace
 }  // namespace weft::test

@@ -1,4 +1,3 @@
-#include "ops/attention.h"
 #include "ops/norm.h"
 
 #include "reference.h"
@@ -134,51 +133,54 @@ TEST_F(OpTest, GroupNormFarFromZero) {
   EXPECT_LT(relative_error(to_values(y), group_norm(c, x, Vec(8, 1.0), Vec(8, 0.0))), 1e-3);
 }
 
-TEST_F(OpTest, WideAttention) {
-  struct Sizes {
-    std::int64_t N, P, C;
-    DType dtype;
-  };
-  for (const Sizes& s : {Sizes{2, 5, 6, DType::f32}, Sizes{1, 9, 40, DType::f32},
-                         Sizes{1, 600, 20, DType::f32}, Sizes{2, 7, 16, DType::bf16}}) {
-    const Shape shape{s.N, s.P, 3, s.C};
-    const auto reference = [&](const Vec& v) {
-      Vec out(static_cast<std::size_t>(s.N * s.P * s.C)), p(static_cast<std::size_t>(s.P));
-      const auto at = [&](std::int64_t n, std::int64_t i, int which) {
-        return v.data() + ((n * s.P + i) * 3 + which) * s.C;
-      };
-      for (std::int64_t n = 0; n < s.N; ++n)
-        for (std::int64_t i = 0; i < s.P; ++i) {
-          double sum = 0;
-          for (std::int64_t j = 0; j < s.P; ++j) {
-            double d = 0;
-            for (std::int64_t c = 0; c < s.C; ++c) d += at(n, i, 0)[c] * at(n, j, 1)[c];
-            sum += p[j] = std::exp(d / std::sqrt(static_cast<double>(s.C)));
-          }
-          for (std::int64_t j = 0; j < s.P; ++j)
-            for (std::int64_t c = 0; c < s.C; ++c)
-              out[(n * s.P + i) * s.C + c] += p[j] / sum * at(n, j, 2)[c];
-        }
-      return out;
-    };
-    const Vec x = rounded(random_values(shape.numel(), 1), s.dtype);
-    const Vec g = rounded(random_values(s.N * s.P * s.C, 2), s.dtype);
-    const Tensor qkv = to_tensor(x, shape, s.dtype);
-    Tensor out = poisoned({s.N, s.P, s.C}, s.dtype), lse = poisoned({s.N, s.P});
-    ops::wide_attention_forward(qkv, out, lse);
-    EXPECT_LT(relative_error(to_values(out), reference(x)), tolerance(s.dtype));
-    Tensor dqkv = poisoned(shape, s.dtype);
-    ops::wide_attention_backward(qkv, out, lse, to_tensor(g, {s.N, s.P, s.C}, s.dtype), dqkv);
-    if (s.P < 100)
-      expect_gradient([&](const Vec& v) { return dot(reference(v), g); }, x, to_values(dqkv),
-                      tolerance(s.dtype, 1e4));
-    // Many tiles of queries: along a direction, which is one difference.
-    Vec up = x, down = x;
-    const Vec d = random_values(shape.numel(), 3);
-    for (std::size_t i = 0; i < x.size(); ++i) up[i] += 1e-5 * d[i], down[i] -= 1e-5 * d[i];
-    const double slope = (dot(reference(up), g) - dot(reference(down), g)) / 2e-5;
-    const Vec got = to_values(dqkv);
-    EXPECT_NEAR(dot(got, d), slope, tolerance(s.dtype, 1e4) * std::sqrt(dot(got, got)));
+// The tangent of a BatchNorm along xt: what a step of h along it changes, divided by h.
+Vec tangent_of(const Vec& x, const Vec& xt, const Vec& gamma) {
+  const std::size_t C = gamma.size(), P = x.size() / C;
+  Vec yt(x.size());
+  for (std::size_t c = 0; c < C; ++c) {
+    double mean = 0, var = 0, mean_t = 0, along = 0;
+    const double n = static_cast<double>(P);
+    for (std::size_t p = 0; p < P; ++p) mean += x[p * C + c] / n, mean_t += xt[p * C + c] / n;
+    for (std::size_t p = 0; p < P; ++p) var += std::pow(x[p * C + c] - mean, 2) / n;
+    const double rstd = 1 / std::sqrt(var + 1e-5);
+    for (std::size_t p = 0; p < P; ++p) along += (x[p * C + c] - mean) * rstd * xt[p * C + c] / n;
+    for (std::size_t p = 0; p < P; ++p)
+      yt[p * C + c] =
+          gamma[c] * rstd * (xt[p * C + c] - mean_t - (x[p * C + c] - mean) * rstd * along);
+  }
+  return yt;
+}
+
+TEST_F(OpTest, TangentOfBatchNormAndItsGradient) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Shape shape{1, 3, 11, 13, 5};  // more positions than a chunk holds
+    Vec x = random_values(shape.numel(), 1), gamma = random_values(5, 2, 0.3);
+    for (double& v : x) v = 2 * v + 3;
+    for (double& v : gamma) v += 1;
+    x = rounded(x, dtype);
+    const Vec xt = rounded(random_values(shape.numel(), 3), dtype),
+              d = rounded(random_values(shape.numel(), 4), dtype);
+    const Tensor tx = to_tensor(x, shape, dtype), txt = to_tensor(xt, shape, dtype),
+                 td = to_tensor(d, shape, dtype), tgamma = to_tensor(gamma, {5}),
+                 zero = to_tensor(Vec(5, 0.0), {5});
+    Tensor y = poisoned(shape, dtype), stats = poisoned({1, 5, 2}), yt = poisoned(shape, dtype);
+    Tensor none, dx = poisoned(shape, dtype), dgamma = to_tensor(Vec(5, 1.0), {5});
+    ops::group_norm_forward(tx, tgamma, zero, 5, 1e-5f, false, y, stats);
+    ops::group_norm_backward(tx, tgamma, zero, stats, 5, false, txt, yt, false, none, none);
+    EXPECT_LT(relative_error(to_values(yt), tangent_of(x, xt, gamma)), tolerance(dtype, 1e4));
+
+    ops::batch_norm_tangent_backward(tx, tgamma, stats, txt, td, dx, false, dgamma);
+    expect_gradient([&](const Vec& v) { return dot(tangent_of(v, xt, gamma), d); }, x,
+                    to_values(dx), tolerance(dtype, 4e4));
+    Vec of_gamma = to_values(dgamma);
+    for (double& v : of_gamma) v -= 1;
+    expect_gradient([&](const Vec& v) { return dot(tangent_of(x, xt, v), d); }, gamma, of_gamma,
+                    1e-4);
+    Tensor twice = to_tensor(to_values(dx), shape, dtype);
+    ops::batch_norm_tangent_backward(tx, tgamma, stats, txt, td, twice, true, none);
+    Vec doubled = to_values(dx);
+    for (double& v : doubled) v *= 2;
+    EXPECT_LT(relative_error(to_values(twice), doubled), tolerance(dtype));
   }
 }
 

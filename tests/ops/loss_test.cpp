@@ -1,156 +1,171 @@
-#include "ops/diffusion.h"
-#include "ops/layout.h"
-#include "ops/random.h"
-#include "ops/reduce.h"
+#include "ops/loss.h"
 
+#include <algorithm>
+
+#include "ops/pointwise.h"
 #include "reference.h"
 
 namespace weft::test {
 namespace {
 
-constexpr std::int64_t B = 2, C = 3, T = 4, H = 3, W = 5, Co = 6;
-const Shape x_shape{B, C, T, H, W}, out_shape{B, Co, T, H, W};
+using ops::GanLoss;
 
-// specs/rectified_flow.md 3.6, sum of the samples' losses times `weight`.
-double loss_of(const Vec& out, const Vec& x0, const Vec& eps, const Vec& mask,
-               std::int64_t sample) {
-  double sum = 0, count = 0;
-  for (std::int64_t t = 0; t < T; ++t) {
-    if (mask[sample * T + t] == 0) continue;
-    for (std::int64_t c = 0; c < C; ++c)
-      for (std::int64_t p = 0; p < H * W; ++p) {
-        const std::int64_t i = ((sample * C + c) * T + t) * H * W + p;
-        const double v = out[((sample * Co + c) * T + t) * H * W + p];
-        sum += std::pow(v - (x0[i] - eps[i]), 2);
-        ++count;
-      }
+// Away from the kinks of |x|, max and hinge, where differences mean nothing.
+Vec away_from(Vec v, double kink) {
+  for (double& x : v)
+    if (std::abs(x - kink) < 0.05) x = kink + 0.1;
+  return v;
+}
+
+float value_of(const Tensor& loss) { return loss.data<float>()[0]; }
+
+TEST_F(OpTest, AbsoluteDifferencesAddUp) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Shape shape{1, 3, 5, 7, 3};
+    const Vec a = rounded(random_values(shape.numel(), 1), dtype),
+              b = rounded(random_values(shape.numel(), 2), dtype);
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] - b[i]);
+    Tensor loss = to_tensor({3}, {1});
+    ops::l1_forward(to_tensor(a, shape, dtype), to_tensor(b, shape, dtype), 0.25f, loss);
+    EXPECT_NEAR(value_of(loss), 3 + 0.25 * sum, 1e-6 * sum);
+    Tensor da = poisoned(shape, dtype);
+    ops::l1_backward(to_tensor(a, shape, dtype), to_tensor(b, shape, dtype), 0.5f, da, false);
+    ops::l1_backward(to_tensor(a, shape, dtype), to_tensor(a, shape, dtype), 7, da, true);
+    const Vec d = to_values(da);
+    for (std::size_t i = 0; i < a.size(); ++i)
+      EXPECT_EQ(d[i], a[i] > b[i] ? 0.5 : a[i] < b[i] ? -0.5 : 0.0);
   }
-  return count > 0 ? sum / count : 0;
 }
 
-TEST_F(OpTest, InterpolateLeavesCleanFrames) {
-  const Vec x0 = random_values(x_shape.numel(), 1), eps = random_values(x_shape.numel(), 2);
-  Tensor xs = poisoned(x_shape);
-  ops::flow_interpolate(to_tensor(x0, x_shape), to_tensor(eps, x_shape),
-                        to_tensor({250, 1000}, {2}),
-                        to_tensor({1, 0, 1, 1, 1, 1, 1, 0}, {B, T}, DType::u8), xs);
-  const auto at = [&](std::int64_t b, std::int64_t t) { return ((b * C + 1) * T + t) * H * W + 4; };
-  EXPECT_NEAR(xs.data<float>()[at(0, 0)], 0.75 * x0[at(0, 0)] + 0.25 * eps[at(0, 0)], 1e-6);
-  EXPECT_EQ(xs.data<float>()[at(0, 1)], static_cast<float>(x0[at(0, 1)]));
-  EXPECT_NEAR(xs.data<float>()[at(1, 0)], eps[at(1, 0)], 1e-6);
+TEST_F(OpTest, DivergenceFromTheNormal) {
+  const Shape shape{1, 2, 3, 2, 8};
+  Vec m = random_values(shape.numel(), 3, 2);
+  m[4] = 25, m[5] = -40;  // log variances out of bounds
+  const auto f = [&](const Vec& v) {
+    double sum = 0;
+    for (std::size_t i = 0; i < v.size(); i += 8)
+      for (std::size_t c = 0; c < 4; ++c) {
+        const double lv = std::clamp(v[i + 4 + c], -30.0, 20.0);
+        sum += 0.5 * (v[i + c] * v[i + c] + std::exp(lv) - 1 - lv);
+      }
+    return sum;
+  };
+  Tensor loss = to_tensor({0}, {1});
+  ops::kl_forward(to_tensor(m, shape), 1e-3f, loss);
+  EXPECT_NEAR(value_of(loss) / (1e-3 * f(m)), 1, 1e-6);
+  Tensor d = poisoned(shape);
+  ops::kl_backward(to_tensor(m, shape), 2, d, false);
+  EXPECT_EQ(to_values(d)[4], 0);
+  EXPECT_EQ(to_values(d)[5], 0);
+  m[4] = 1, m[5] = -1;
+  ops::kl_backward(to_tensor(m, shape), 1, d, false);
+  expect_gradient(f, m, to_values(d), 1e-5);
 }
 
-TEST_F(OpTest, VelocityLossAndItsGradient) {
-  const Vec x0 = random_values(x_shape.numel(), 1), eps = random_values(x_shape.numel(), 2);
-  const Vec out = random_values(out_shape.numel(), 3);
-  for (const bool masked : {false, true}) {
-    const Vec mask = masked ? Vec{1, 0, 1, 1, 0, 0, 1, 0} : Vec(8, 1.0);
-    const Tensor tm = masked ? to_tensor(mask, {B, T}, DType::u8) : Tensor();
-    const Tensor t0 = to_tensor(x0, x_shape), te = to_tensor(eps, x_shape),
-                 to = to_tensor(out, out_shape);
-    Tensor loss = poisoned({B}), dout = poisoned(out_shape);
-    ops::velocity_loss_forward(to, t0, te, tm, loss);
-    for (std::int64_t b = 0; b < B; ++b)
-      EXPECT_NEAR(loss.data<float>()[b], loss_of(out, x0, eps, mask, b), 1e-5);
-    ops::velocity_loss_backward(to, t0, te, tm, 0.5f, dout);
-    const auto weighted = [&](const Vec& v) {
-      return 0.5 * (loss_of(v, x0, eps, mask, 0) + loss_of(v, x0, eps, mask, 1));
-    };
-    expect_gradient(weighted, out, to_values(dout), 1e-5);
-    for (std::int64_t i = 0; i < out_shape.numel(); ++i) {
-      if (i / (T * H * W) % Co >= C) {  // the sigma head gets nothing
-        ASSERT_EQ(dout.data<float>()[i], 0.0f);
+TEST_F(OpTest, DistanceOfNormalisedFeatures) {
+  const std::int64_t C = 37;
+  const Shape shape{1, 2, 3, 2, C};
+  const Vec a = random_values(shape.numel(), 8), b = random_values(shape.numel(), 9);
+  Vec w = random_values(C, 10);
+  for (double& x : w) x = std::abs(x);
+  const auto f = [&](const Vec& v) {
+    double sum = 0;
+    for (std::size_t p = 0; p < v.size(); p += C) {
+      double na = 0, nb = 0;
+      for (std::size_t c = 0; c < C; ++c) na += a[p + c] * a[p + c], nb += v[p + c] * v[p + c];
+      for (std::size_t c = 0; c < C; ++c) {
+        const double d = a[p + c] / (std::sqrt(na) + 1e-10) - v[p + c] / (std::sqrt(nb) + 1e-10);
+        sum += w[c] * d * d / 6;
       }
     }
-  }
+    return sum;
+  };
+  Tensor loss = to_tensor({0}, {1}), db = poisoned(shape);
+  ops::lpips_forward(to_tensor(a, shape), to_tensor(b, shape), to_tensor(w, {C}), 2, loss);
+  EXPECT_NEAR(value_of(loss) / (2 * f(b)), 1, 1e-5);
+  ops::lpips_backward(to_tensor(a, shape), to_tensor(b, shape), to_tensor(w, {C}), 1, db);
+  expect_gradient(f, b, to_values(db), 1e-4);
+  const Tensor zero = to_tensor(Vec(a.size(), 0.0), shape);
+  ops::lpips_backward(to_tensor(a, shape), zero, to_tensor(w, {C}), 1, db);
+  EXPECT_EQ(to_values(db), Vec(a.size(), 0.0));
 }
 
-TEST_F(OpTest, LossWithoutAnyFrameIsZeroNotNaN) {
-  const Tensor z = to_tensor(random_values(x_shape.numel(), 1), x_shape);
-  const Tensor out = to_tensor(random_values(out_shape.numel(), 2), out_shape);
-  const Tensor mask = to_tensor({0, 0, 0, 0, 1, 1, 1, 1}, {B, T}, DType::u8);
-  Tensor loss = poisoned({B}), dout = poisoned(out_shape);
-  ops::velocity_loss_forward(out, z, z, mask, loss);
-  ops::velocity_loss_backward(out, z, z, mask, 1, dout);
-  EXPECT_EQ(loss.data<float>()[0], 0.0f);
-  for (const double v : to_values(dout)) ASSERT_TRUE(std::isfinite(v));
-}
-
-TEST_F(OpTest, LossesAreAddedInF64) {
-  Tensor total = Tensor::empty({1}, DType::f64);
-  total.data<double>()[0] = 1e9;  // where f32 would lose the addends
-  ops::add_sum(to_tensor({0.25, 0.5, 2}, {3}), total);
-  EXPECT_EQ(total.data<double>()[0], 1e9 + 2.75);
-}
-
-TEST_F(OpTest, NormalNoiseIsAFunctionOfItsKey) {
-  Tensor a = poisoned({100001}), b = poisoned({100001}), c = poisoned({100001});
-  ops::fill_normal(1, static_cast<int>(Purpose::noise), 5, 9, a);
-  ops::fill_normal(1, static_cast<int>(Purpose::noise), 5, 9, b);
-  ops::fill_normal(1, static_cast<int>(Purpose::noise), 6, 9, c);
-  EXPECT_EQ(to_values(a), to_values(b));
-  double mean = 0, square = 0, cross = 0;
-  for (std::int64_t i = 0; i < 100001; ++i) {
-    const double v = a.data<float>()[i];
-    mean += v / 100001;
-    square += v * v / 100001;
-    cross += v * c.data<float>()[i] / 100001;
-  }
-  EXPECT_NEAR(mean, 0, 0.02);
-  EXPECT_NEAR(square, 1, 0.03);
-  EXPECT_NEAR(cross, 0, 0.02);
-  const Philox random(1, Purpose::noise, 5, 9);
-  for (const std::uint32_t i : {0u, 1u, 2u, 3u, 99999u})
-    EXPECT_EQ(a.data<float>()[i], random.normal(i));
-}
-
-TEST_F(OpTest, FramesBecomeLatentsInMinusOneToOne) {
-  Vec frames;
-  for (int i = 0; i < 2 * 1 * 2 * 3; ++i) frames.push_back(i == 0 ? 0 : i == 11 ? 255 : 10 * i);
-  Tensor x = poisoned({3, 2, 1, 2});
-  ops::frames_to_latent(to_tensor(frames, {2, 1, 2, 3}, DType::u8), x);
-  EXPECT_EQ(x.data<float>()[0], -1.0f);
-  EXPECT_NEAR(x.data<float>()[2 * 4 + 3], 1.0f, 1e-6);
-  EXPECT_NEAR(x.data<float>()[1 * 4 + 2], 70 / 127.5 - 1,
-              1e-6);  // channel 1, third pixel: element 2*3+1
-}
-
-// Every level, its borders, beyond the ends, and what is not finite.
-TEST_F(OpTest, FramesBecomePixels) {
-  Vec values;
-  std::vector<int> wanted;
-  for (int level = 0; level < 256; ++level)
-    for (const double off : {-0.49, 0.0, 0.49}) {
-      values.push_back(std::clamp((level + off) / 255, -0.01, 1.01) * 2 - 1);
-      wanted.push_back(level);
+TEST_F(OpTest, LossesOfLogits) {
+  const Shape shape{1, 3, 2, 5, 1};
+  const Vec x = away_from(away_from(random_values(shape.numel(), 11, 2), 1), -1);
+  for (const GanLoss kind : {GanLoss::hinge, GanLoss::logistic, GanLoss::linear})
+    for (const double s : {1.0, -1.0}) {
+      const auto f = [&](const Vec& v) {
+        double sum = 0;
+        for (const double e : v)
+          sum += kind == GanLoss::hinge      ? std::max(0.0, 1 + s * e)
+                 : kind == GanLoss::logistic ? std::log1p(std::exp(s * e))
+                                             : s * e;
+        return sum / static_cast<double>(v.size());
+      };
+      Tensor loss = to_tensor({0}, {1}), dx = poisoned(shape);
+      ops::gan_loss_forward(to_tensor(x, shape), kind, static_cast<float>(s), 0.5f, loss);
+      EXPECT_NEAR(value_of(loss), 0.5 * f(x), 1e-5);
+      ops::gan_loss_backward(to_tensor(x, shape), kind, static_cast<float>(s), 1, dx, false);
+      expect_gradient(f, x, to_values(dx), 1e-4);
     }
-  values.insert(values.end(), {-7, 7, 1e30, -1e30, INFINITY, -INFINITY, NAN, 1.0});
-  wanted.insert(wanted.end(), {0, 255, 255, 0, 0, 0, 0, 255});
-  // The last frame has what is not finite; 776 = 8 * 97 values.
-  const std::int64_t n = std::ssize(values);
-  Tensor pixels = Tensor::empty({2, n / 2, 1, 1}, DType::u8);
-  Tensor bad = to_tensor({0, 2}, {2}, DType::i32);
-  ops::frames_to_pixels(to_tensor(values, {2, n / 2, 1, 1}), pixels, bad);
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    EXPECT_EQ(pixels.data<std::uint8_t>()[i], wanted[i]) << values[i];
-  EXPECT_EQ(bad.data<std::int32_t>()[0], 0);
-  EXPECT_EQ(bad.data<std::int32_t>()[1], 5);
 }
 
-TEST_F(OpTest, GuidedEulerStep) {
-  const Shape z_shape{1, 2, 2, 1, 2}, o_shape{2, 4, 2, 1, 2};
-  const Vec z = random_values(8, 1), out = random_values(32, 2);
-  Tensor t = to_tensor(z, z_shape);
-  ops::guided_euler_step(to_tensor(out, o_shape), 7.0f, to_tensor({0.1}, {1}),
-                         to_tensor({1, 0}, {1, 2}, DType::u8), t);
-  for (int c = 0; c < 2; ++c)
-    for (int f = 0; f < 2; ++f)
-      for (int p = 0; p < 2; ++p) {
-        const int i = (c * 2 + f) * 2 + p;
-        const double vc = out[i], vu = out[16 + i];
-        const double expected = f == 0 ? z[i] + 0.1 * (vu + 7 * (vc - vu)) : z[i];
-        EXPECT_NEAR(t.data<float>()[i], expected, 1e-5);
-      }
+TEST_F(OpTest, AdaptiveWeights) {
+  const Vec n = random_values(500, 12), g = random_values(500, 13, 0.1);
+  Tensor w = poisoned({1}), y = to_tensor(n, {500}, DType::bf16);
+  ops::adaptive_weight(to_tensor(n, {500}), to_tensor(g, {500}), 0.5f, w);
+  const double expected = 0.5 * std::sqrt(dot(n, n)) / (std::sqrt(dot(g, g)) + 1e-4);
+  EXPECT_NEAR(value_of(w) / expected, 1, 1e-5);
+  ops::scaled_add(to_tensor(g, {500}), 2, w, y, true);
+  Vec sum = rounded(n, DType::bf16);
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += 2 * expected * g[i];
+  EXPECT_LT(relative_error(to_values(y), sum), tolerance(DType::bf16));
+  ops::adaptive_weight(to_tensor(n, {500}), to_tensor(Vec(500, 0.0), {500}), 1, w);
+  EXPECT_EQ(value_of(w), 1e4f);
+}
+
+TEST_F(OpTest, VerdictsBesideTheirAverages) {
+  const auto lecam = [](double mean, double other, double sign) {
+    const double d = std::max(0.0, sign * (mean - other));
+    return d * d;
+  };
+  for (const double sign : {1.0, -1.0})
+    for (const double mean : {-0.7, 0.1, 0.9}) {
+      Tensor loss = to_tensor({2}, {1}), slope = poisoned({1});
+      ops::lecam(to_tensor({mean}, {1}), to_tensor({0.3}, {1}), static_cast<float>(sign), 5, loss,
+                 slope);
+      EXPECT_NEAR(value_of(loss), 2 + 5 * lecam(mean, 0.3, sign), 1e-6);
+      const double h = 1e-6;
+      EXPECT_NEAR(value_of(slope),
+                  (lecam(mean + h, 0.3, sign) - lecam(mean - h, 0.3, sign)) / (2 * h), 1e-5);
+    }
+}
+
+TEST_F(OpTest, NormsOfGradientsAreToBeOne) {
+  const Shape shape{1, 3, 5, 7, 3};
+  Vec g = random_values(shape.numel(), 1, 0.2);
+  const auto f = [&](const Vec& v) {
+    double sum = 0;
+    for (std::size_t frame = 0; frame < 3; ++frame) {
+      double square = 0;
+      for (std::size_t i = frame * 105; i < (frame + 1) * 105; ++i) square += v[i] * v[i];
+      sum += (std::sqrt(square) - 1) * (std::sqrt(square) - 1) / 3;
+    }
+    return sum;
+  };
+  Tensor norms = poisoned({3}), loss = to_tensor({0}, {1}), dg = to_tensor(g, shape);
+  ops::gradient_penalty_forward(dg, 10, norms, loss);
+  EXPECT_NEAR(value_of(loss) / (10 * f(g)), 1, 1e-5);
+  ops::gradient_penalty_backward(dg, norms, 1, dg);
+  expect_gradient(f, g, to_values(dg), 1e-4);
+  std::fill_n(g.begin(), 105, 0.0);  // no direction to go
+  dg = to_tensor(g, shape);
+  ops::gradient_penalty_forward(dg, 1, norms, loss);
+  ops::gradient_penalty_backward(dg, norms, 1, dg);
+  EXPECT_EQ(to_values(dg)[0], 0);
+  EXPECT_NE(to_values(dg)[105], 0);
 }
 
 }  // namespace

@@ -1,14 +1,15 @@
-// Cases of ops/attention.h (kernels/attention/attention.cu, qk_norm.cu, flash_*.cu beside src/ops/cpu/attention.cpp). Self attention
-// along few frames has its own: kernel_cases_temporal.cpp.
-#include "ops/attention.h"
-
+// Cases of ops/attention.h (kernels/attention/ beside src/ops/cpu/attention/).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 
 #include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
+#include "ops/attention.h"
 
 namespace weft {
 namespace {
@@ -52,6 +53,67 @@ Tensor at(const Tensors& in, int place) {
   return place < 0 ? Tensor() : in[static_cast<std::size_t>(place)];
 }
 
+// A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be empty.
+Values prepared(const double* x, std::int64_t D, const Values& w, const Values& rope,
+                std::int64_t position) {
+  Values y(x, x + D);
+  if (!w.empty()) {
+    double squares = 0;
+    for (const double v : y) squares += v * v / static_cast<double>(D);
+    for (std::int64_t i = 0; i < D; ++i) y[i] *= w[i] / std::sqrt(squares + 1e-6);
+  }
+  for (std::int64_t i = 0; i < D / 2 && !rope.empty(); ++i) {
+    const double c = rope[position * D + 2 * i], s = rope[position * D + 2 * i + 1];
+    const double x0 = y[2 * i], x1 = y[2 * i + 1];
+    y[2 * i] = x0 * c - x1 * s, y[2 * i + 1] = x1 * c + x0 * s;
+  }
+  return y;
+}
+
+// out += softmax(scores) v for one query: values are rows of D, `stride` apart. Returns log-sum-exp of the scores, 0 for none.
+double attend(const Values& scores, const double* v, std::int64_t stride, std::int64_t D,
+              double* out) {
+  if (scores.empty()) return 0;
+  double max = -INFINITY, sum = 0;
+  for (const double s : scores) max = std::max(max, s);
+  for (const double s : scores) sum += std::exp(s - max);
+  for (std::size_t j = 0; j < scores.size(); ++j)
+    for (std::int64_t d = 0; d < D; ++d)
+      out[d] += std::exp(scores[j] - max) / sum * v[static_cast<std::int64_t>(j) * stride + d];
+  return max + std::log(sum);
+}
+
+// qkv [B,T,S,3,H,D] -> out [B,T,S,H,D] and lse [sequences,H,length].
+std::vector<Values> self_reference(std::int64_t B, std::int64_t T, std::int64_t S, std::int64_t H,
+                                   std::int64_t D, ops::Axis axis, const Values& qkv,
+                                   const Values& wq, const Values& wk, const Values& rope) {
+  const bool space = axis == ops::Axis::space;
+  const std::int64_t C = H * D, length = space ? S : T, sequences = B * T * S / length;
+  Values out(B * T * S * C), lse;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const std::int64_t first = space ? s * S : s / S * T * S + s % S, step = space ? 1 : S;
+    for (std::int64_t h = 0; h < H; ++h) {
+      const auto row = [&](std::int64_t i) {
+        return qkv.data() + (first + i * step) * 3 * C + h * D;
+      };
+      std::vector<Values> q, k;
+      for (std::int64_t i = 0; i < length; ++i) {
+        q.push_back(prepared(row(i), D, wq, rope, i));
+        k.push_back(prepared(row(i) + C, D, wk, rope, i));
+      }
+      for (std::int64_t i = 0; i < length; ++i) {
+        Values scores(length);
+        for (std::int64_t j = 0; j < length; ++j)
+          for (std::int64_t d = 0; d < D; ++d)
+            scores[j] += q[i][d] * k[j][d] / std::sqrt(static_cast<double>(D));
+        lse.push_back(attend(scores, row(0) + 2 * C, step * 3 * C, D,
+                             out.data() + (first + i * step) * C + h * D));
+      }
+    }
+  }
+  return {out, lse};
+}
+
 void add_self(Cases& cases, const Self& a, DType dtype) {
   const std::int64_t C = a.H * a.D;
   const bool space = a.axis == ops::Axis::space;
@@ -82,6 +144,11 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
     ops::self_attention_forward(in[0], at(in, wq), at(in, wk), at(in, rope), a.axis, out, lse);
     return Tensors{out, lse};
   };
+  f.reference = [=](const std::vector<Values>& in) {
+    const auto given = [&](int place) { return place < 0 ? Values() : in[place]; };
+    return self_reference(a.B, a.T, a.S, a.H, a.D, a.axis, in[0], given(wq), given(wk),
+                          given(rope));
+  };
   f.bytes = 4 * element * tokens * static_cast<double>(C) + statistics;
   f.flops = 2 * products;
   // Along T a head has too few rows to keep the tensor cores busy.
@@ -89,6 +156,7 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   f.tolerance = tolerance_of(dtype, false, a.deviation);
 
   KernelCase b = f;
+  b.reference = nullptr;
   b.op = "self_attention_backward";
   Tensor out = Tensor::host(out_shape, dtype), lse = Tensor::host(lse_shape, DType::f32);
   ops::self_attention_forward(f.inputs[0], at(f.inputs, wq), at(f.inputs, wk), at(f.inputs, rope),
@@ -149,12 +217,30 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
     ops::cross_attention_forward(in[0], in[1], in[2], static_cast<int>(H), out, lse);
     return Tensors{out, lse};
   };
+  f.reference = [=](const std::vector<Values>& in) {
+    Values out(B * N * C), lse(B * H * N);
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t i = 0; i < N; ++i)
+        for (std::int64_t h = 0; h < H; ++h) {
+          const auto first = static_cast<std::int64_t>(in[2][b]);
+          Values scores(static_cast<std::int64_t>(in[2][b + 1]) - first);
+          const double *q = in[0].data() + (b * N + i) * C + h * D,
+                       *k = in[1].data() + first * 2 * C + h * D;
+          for (std::int64_t j = 0; j < std::ssize(scores); ++j)
+            for (std::int64_t d = 0; d < D; ++d)
+              scores[j] += q[d] * k[j * 2 * C + d] / std::sqrt(static_cast<double>(D));
+          lse[(b * H + h) * N + i] =
+              attend(scores, k + C, 2 * C, D, out.data() + (b * N + i) * C + h * D);
+        }
+    return std::vector<Values>{out, lse};
+  };
   f.bytes = 2 * queries + keys + statistics;
   f.flops = 2 * products;
   f.bound = longest >= 256 ? Bound::tensor_cores : Bound::bandwidth;
   f.tolerance = tolerance_of(dtype, false, deviation);
 
   KernelCase b = f;
+  b.reference = nullptr;
   b.op = "cross_attention_backward";
   Tensor out = Tensor::host(q_shape, dtype), lse = Tensor::host(lse_shape, DType::f32);
   ops::cross_attention_forward(f.inputs[0], f.inputs[1], offsets, static_cast<int>(H), out, lse);
@@ -170,6 +256,200 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
   b.tolerance = tolerance_of(dtype, true, deviation);
   cases.push_back(std::move(f));
   cases.push_back(std::move(b));
+}
+
+// Self attention along T (temporal.cu and temporal_mma.cu).
+struct Temporal {
+  std::int64_t B, T, S, H, D;
+  bool norm = true, rope = true;
+  // Of q, k and v. Without norm, 12 makes scores of some hundreds, far beyond exp's range; without rotation q' and k' are
+  // q and k, so that bf16 rounds nothing that such scores would make large.
+  float spread = 1;
+
+  Shape qkv() const { return {B, T, S, 3, H, D}; }
+  Shape out() const { return {B, T, S, H * D}; }
+  Shape lse() const { return {B * S, H, T}; }
+};
+
+KernelCase make_temporal(const char* op, const Temporal& s, DType dtype) {
+  KernelCase c;
+  c.op = op;
+  c.shape =
+      fmt::format("time B{} T{} S{} H{} D{}{}{}{}", s.B, s.T, s.S, s.H, s.D,
+                  s.norm ? "" : " no norm", s.rope ? "" : " no rope", s.spread > 1 ? " large" : "");
+  c.dtype = dtype;
+  c.bound = Bound::bandwidth;
+  // q, k, v, and without weights an empty place each.
+  c.inputs = {random_tensor(s.qkv(), dtype, 1, s.spread),
+              s.norm ? random_tensor({s.D}, DType::f32, 2, 0.5f, 1.0f) : Tensor(),
+              s.norm ? random_tensor({s.D}, DType::f32, 3, 0.5f, 1.0f) : Tensor(),
+              s.rope ? rotary_table(s.T, s.D) : Tensor()};
+  // bf16: the probabilities, q' and k' are rounded to 2^-9 each, and so is the result.
+  c.tolerance = dtype == DType::bf16 ? 1.0 / 64 : s.spread > 1 ? 2e-4 : 2e-5;
+  return c;
+}
+
+double elements(const Temporal& s) { return static_cast<double>(s.B * s.T * s.S * s.H * s.D); }
+
+void add_temporal_forward(Cases& cases, const Temporal& s, DType dtype) {
+  auto c = make_temporal("self_attention_forward", s, dtype);
+  c.bytes = 4 * elements(s) * static_cast<double>(size_of(dtype)) +
+            4.0 * static_cast<double>(s.lse().numel());
+  c.flops = 4 * elements(s) * static_cast<double>(s.T);
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor out = Tensor::empty(s.out(), dtype), lse = Tensor::empty(s.lse(), DType::f32);
+    ops::self_attention_forward(in[0], in[1], in[2], in[3], ops::Axis::time, out, lse);
+    return std::vector<Tensor>{out, lse};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    return self_reference(s.B, s.T, s.S, s.H, s.D, ops::Axis::time, in[0], in[1], in[2], in[3]);
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_temporal_backward(Cases& cases, const Temporal& s, DType dtype) {
+  auto c = make_temporal("self_attention_backward", s, dtype);
+  c.bytes = 8 * elements(s) * static_cast<double>(size_of(dtype)) +
+            4.0 * static_cast<double>(s.lse().numel());
+  c.flops = 10 * elements(s) * static_cast<double>(s.T);
+  // `out` and `lse` as the CPU side's forward gives them, so that both sides start from the same.
+  Tensor out = Tensor::host(s.out(), dtype), lse = Tensor::host(s.lse(), DType::f32);
+  ops::self_attention_forward(c.inputs[0], c.inputs[1], c.inputs[2], c.inputs[3], ops::Axis::time,
+                              out, lse);
+  c.inputs.insert(c.inputs.end(), {out, lse, random_tensor(s.out(), dtype, 4)});
+  if (s.norm) {
+    c.inputs.push_back(random_tensor({s.D}, DType::f32, 5));
+    c.inputs.push_back(random_tensor({s.D}, DType::f32, 6));
+  }
+  if (dtype == DType::bf16) c.tolerance = 1.0 / 32;  // dP - delta cancels
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor dqkv = Tensor::empty(s.qkv(), dtype);
+    Tensor dwq = s.norm ? in[7] : Tensor(), dwk = s.norm ? in[8] : Tensor();
+    ops::self_attention_backward(in[0], in[1], in[2], in[3], ops::Axis::time, in[4], in[5], in[6],
+                                 dqkv, dwq, dwk);
+    std::vector<Tensor> result{dqkv};
+    if (s.norm) result.insert(result.end(), {dwq, dwk});
+    return result;
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_temporal(Cases& cases, CaseSize size) {
+  const auto add = [&](const Temporal& s, DType dtype) {
+    add_temporal_forward(cases, s, dtype);
+    add_temporal_backward(cases, s, dtype);
+  };
+  if (size == CaseSize::real) {
+    for (const Temporal& s : {Temporal{1, 15, 1590, 16, 72}, Temporal{1, 4, 256, 16, 72},
+                              Temporal{1, 30, 1590, 16, 72}, Temporal{2, 5, 3600, 16, 72}})
+      add(s, DType::bf16);
+    add({1, 15, 1590, 16, 72}, DType::f32);
+    return;
+  }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const Temporal& s :
+         {Temporal{1, 1, 3, 2, 72, false, true, 3.0f}, Temporal{2, 1, 11, 3, 72},
+          Temporal{2, 15, 3, 4, 72}, Temporal{1, 16, 2, 2, 64}, Temporal{1, 4, 5, 3, 72},
+          Temporal{1, 30, 2, 4, 72}, Temporal{1, 17, 1, 2, 128, true, false},
+          Temporal{1, 33, 1, 2, 72, false}, Temporal{1, 100, 1, 2, 64}, Temporal{1, 128, 1, 1, 72},
+          Temporal{1, 128, 1, 1, 128}, Temporal{1, 7, 3, 2, 8},
+          Temporal{2, 9, 2, 3, 10, false, false}, Temporal{1, 15, 2, 4, 64, false, false, 12.0f},
+          Temporal{1, 40, 1, 1, 16, false, false, 12.0f}})
+      add(s, dtype);
+}
+
+void add_relative(std::vector<KernelCase>& cases, const std::vector<std::int32_t>& lengths,
+                  std::int64_t H, std::int64_t D, DType dtype) {
+  Tensor offsets = Tensor::host({static_cast<std::int64_t>(lengths.size()) + 1}, DType::i32);
+  offsets.data<std::int32_t>()[0] = 0;
+  std::partial_sum(lengths.begin(), lengths.end(), offsets.data<std::int32_t>() + 1);
+  const std::int64_t M = offsets.data<std::int32_t>()[lengths.size()];
+  std::int64_t longest = 0;
+  double pairs = 0;
+  for (const std::int32_t n : lengths) {
+    longest = std::max<std::int64_t>(longest, n);
+    pairs += static_cast<double>(n) * n;
+  }
+  auto c = make_case("relative_attention_forward",
+                     fmt::format("{} captions to {} H{} D{}", lengths.size(), longest, H, D), dtype,
+                     static_cast<double>(4 * M * H * D) * static_cast<double>(size_of(dtype)), 0);
+  c.flops = 4 * pairs * static_cast<double>(H * D);
+  c.bound = Bound::tensor_cores;
+  // bf16: probabilities are rounded before the product with v.
+  c.tolerance = dtype == DType::bf16 ? 1.0 / 64 : 2e-5;
+  c.inputs = {random_tensor({3, M, H, D}, dtype, 1, 0.4f), random_tensor({32, H}, DType::f32, 2),
+              offsets};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor out = Tensor::empty({M, H * D}, dtype);
+    ops::relative_attention_forward(in[0], in[1], in[2], longest, out);
+    return std::vector<Tensor>{out};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values out(M * H * D);
+    for (std::size_t b = 0; b + 1 < in[2].size(); ++b)
+      for (auto i = static_cast<std::int64_t>(in[2][b]);
+           i < static_cast<std::int64_t>(in[2][b + 1]); ++i)
+        for (std::int64_t h = 0; h < H; ++h) {
+          const auto first = static_cast<std::int64_t>(in[2][b]);
+          Values scores(static_cast<std::int64_t>(in[2][b + 1]) - first);
+          const auto row = [&](int part, std::int64_t r) {
+            return in[0].data() + ((part * M + r) * H + h) * D;
+          };
+          for (std::int64_t j = 0; j < std::ssize(scores); ++j) {
+            scores[j] = in[1][ops::relative_bucket(static_cast<int>(first + j - i)) * H + h];
+            for (std::int64_t d = 0; d < D; ++d) scores[j] += row(0, i)[d] * row(1, first + j)[d];
+          }
+          attend(scores, row(2, first), H * D, D, out.data() + (i * H + h) * D);
+        }
+    return std::vector<Values>{out};
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_wide_attention(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t P,
+                        std::int64_t C, DType dtype) {
+  const std::string text = fmt::format("N{} P{} C{}", N, P, C);
+  const Shape rows{N, P, C};
+  const double work = static_cast<double>(N * P) * static_cast<double>(P * C);
+  const double activation = static_cast<double>(N * P * C) * static_cast<double>(size_of(dtype));
+  const Tensor qkv = random_tensor({N, P, 3, C}, dtype, 1);
+  auto forward = make_case("wide_attention_forward", text, dtype, 4 * activation,
+                           dtype == DType::bf16 ? 1.0 / 64 : 2e-5);
+  forward.flops = 4 * work;
+  forward.bound = Bound::tensor_cores;
+  forward.inputs = {qkv};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor out = Tensor::empty(rows, dtype), lse = Tensor::empty({N, P}, DType::f32);
+    ops::wide_attention_forward(in[0], out, lse);
+    return std::vector<Tensor>{out, lse};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values out(N * P * C), lse;
+    for (std::int64_t i = 0; i < N * P; ++i) {
+      const double *frame = in[0].data() + i / P * P * 3 * C, *q = frame + i % P * 3 * C;
+      Values scores(P);
+      for (std::int64_t j = 0; j < P; ++j)
+        for (std::int64_t c = 0; c < C; ++c)
+          scores[j] += q[c] * frame[j * 3 * C + C + c] / std::sqrt(static_cast<double>(C));
+      lse.push_back(attend(scores, frame + 2 * C, 3 * C, C, out.data() + i * C));
+    }
+    return std::vector<Values>{out, lse};
+  };
+  auto backward = make_case("wide_attention_backward", text, dtype, 8 * activation,
+                            dtype == DType::bf16 ? 1.0 / 32 : 5e-5);
+  backward.flops = 10 * work;
+  backward.bound = Bound::tensor_cores;
+  // bf16: probabilities and their gradients are rounded before the products.
+  backward.inputs = {qkv, random_tensor(rows, dtype, 2)};
+  backward.run = [=](std::vector<Tensor>& in) {
+    Tensor out = Tensor::empty(rows, dtype), lse = Tensor::empty({N, P}, DType::f32),
+           dqkv = Tensor::empty({N, P, 3, C}, dtype);
+    ops::wide_attention_forward(in[0], out, lse);
+    ops::wide_attention_backward(in[0], out, lse, in[1], dqkv);
+    return std::vector<Tensor>{dqkv};
+  };
+  cases.push_back(std::move(forward));
+  cases.push_back(std::move(backward));
 }
 
 void add_small(Cases& cases, DType dtype) {
@@ -189,7 +469,7 @@ void add_small(Cases& cases, DType dtype) {
   // Many tiles of keys; more tiles of queries than multiprocessors, for kernels whose blocks stay.
   add_self(cases, {1, 1, 400, 1, 72}, dtype);
   add_self(cases, {2, 20, 5, 4, 72}, dtype);
-  // More frames than temporal.cu takes; its own cases are in kernel_cases_temporal.cpp.
+  // More frames than temporal.cu takes; it has cases of its own below.
   add_self(cases, {1, 131, 2, 1, 72, Axis::time, true, true}, dtype);
   add_cross(cases, 21, 2, 8, {5, 0, 33}, 2, dtype);
   add_cross(cases, 70, 2, 72, {1, 65}, 0, dtype);
@@ -221,10 +501,28 @@ std::vector<KernelCase> attention_cases(CaseSize size) {
   Cases cases;
   if (size == CaseSize::real) {
     add_real(cases);
-    return cases;
+  } else {
+    add_small(cases, DType::f32);
+    add_small(cases, DType::bf16);
   }
-  add_small(cases, DType::f32);
-  add_small(cases, DType::bf16);
+  add_temporal(cases, size);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    if (size == CaseSize::real) {
+      // T5-XXL: 32 captions of 300 rows. The VAE's middle block at 480p.
+      add_relative(cases, std::vector<std::int32_t>(32, 300), 64, 64, dtype);
+      add_wide_attention(cases, 1, 60 * 107, 512, dtype);
+      continue;
+    }
+    // Captions of one row; distances beyond the last bucket's; several tiles; heads for the tensor cores and others.
+    add_relative(cases, {1, 7, 70}, 2, 32, dtype);
+    add_relative(cases, {110, 3}, 1, 64, dtype);
+    add_relative(cases, {5, 9}, 2, 12, dtype);
+    add_relative(cases, {66}, 1, 128, dtype);
+    // One position; several tiles of queries; rows that the library's alignment does not fit.
+    add_wide_attention(cases, 1, 1, 8, dtype);
+    add_wide_attention(cases, 2, 33, 16, dtype);
+    add_wide_attention(cases, 1, 40, 6, dtype);
+  }
   return cases;
 }
 

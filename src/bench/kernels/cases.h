@@ -1,5 +1,6 @@
-// Every operation with a GPU side, on inputs of real and of awkward sizes: what `weft bench kernels` checks against the
-// CPU side and then times. One kernel_cases_*.cpp a header of ops/.
+// Every operation with a GPU side, on inputs of real and of awkward sizes: the one table of shapes, draws and tolerances.
+// `weft bench kernels` checks the GPU against the CPU with it and then times both; test_ops runs its small cases on the CPU
+// against the fp64 references that stand beside them (tests/ops/cases_test.cpp). One .cpp a header of ops/.
 #pragma once
 
 #include <functional>
@@ -17,6 +18,8 @@ enum class CaseSize { small, real };
 // What bounds the operation: the ceiling that its time is compared with.
 enum class Bound { bandwidth, tensor_cores };
 
+using Values = std::vector<double>;  // of a tensor; empty for one that is not given
+
 struct KernelCase {
   std::string op;     // "layer_norm_modulate_forward"
   std::string shape;  // "B2 T15 S1590 C1152"
@@ -31,24 +34,48 @@ struct KernelCase {
   Bound bound = Bound::bandwidth;
   // Largest |device - CPU| allowed, as a share of the largest |CPU| of the same output. For bf16 derived from 2^-8.
   double tolerance = 1e-5;
+  // The outputs in fp64 by the formula in the specification, from the inputs' values as `run` finds them; empty where the
+  // formula is tested otherwise (tests/ops), or where there is none, as for random bits.
+  std::function<std::vector<Values>(const std::vector<Values>& in)> reference;
 };
 
-std::vector<KernelCase> norm_cases(CaseSize size);
+// All cases of the size, kind by kind.
+std::vector<KernelCase> kernel_cases(CaseSize size);
+
 std::vector<KernelCase> attention_cases(CaseSize size);
-std::vector<KernelCase> temporal_cases(CaseSize size);
-std::vector<KernelCase> matmul_cases(CaseSize size);
-std::vector<KernelCase> pointwise_cases(CaseSize size);
-std::vector<KernelCase> wire_cases(CaseSize size);
-std::vector<KernelCase> embed_cases(CaseSize size);
-std::vector<KernelCase> loss_cases(CaseSize size);
-std::vector<KernelCase> optimizer_cases(CaseSize size);
 std::vector<KernelCase> conv_cases(CaseSize size);
-std::vector<KernelCase> vae_cases(CaseSize size);
-std::vector<KernelCase> text_cases(CaseSize size);
-std::vector<KernelCase> vae_loss_cases(CaseSize size);
+std::vector<KernelCase> diffusion_cases(CaseSize size);
+std::vector<KernelCase> embed_cases(CaseSize size);
+std::vector<KernelCase> layout_cases(CaseSize size);
+std::vector<KernelCase> loss_cases(CaseSize size);
+std::vector<KernelCase> matmul_cases(CaseSize size);
+std::vector<KernelCase> norm_cases(CaseSize size);
+std::vector<KernelCase> optimizer_cases(CaseSize size);
+std::vector<KernelCase> pointwise_cases(CaseSize size);
+std::vector<KernelCase> pool_cases(CaseSize size);
+std::vector<KernelCase> random_cases(CaseSize size);
+std::vector<KernelCase> reduce_cases(CaseSize size);
+
+// A case without inputs and without anything to run.
+KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,
+                     double tolerance);
 
 // Host tensor of the type, normal with the given deviation, a function of `seed`.
 Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation = 1.0f,
                      float mean = 0.0f);
+
+// Copies of host tensors on the current arena's device; what is not given stays so.
+std::vector<Tensor> copies(const std::vector<Tensor>& inputs);
+
+Values values_of(const Tensor& on_device);
+std::vector<Values> values_of(const std::vector<Tensor>& tensors);
+
+struct Verdict {
+  std::int64_t wrong = 0;  // elements
+  double worst = 0;        // largest difference as a share of the largest value that is wanted
+};
+// Output by output; NaN equals NaN alone.
+Verdict compare(const std::vector<Values>& got, const std::vector<Values>& wanted,
+                double tolerance);
 
 }  // namespace weft

@@ -1,12 +1,11 @@
-// Cases of ops/conv.h (kernels/conv/conv.cu and frames_layout.cu beside src/ops/cpu/conv*.cpp and layout.cpp).
-#include "ops/conv.h"
-#include "ops/layout.h"
-
+// Cases of ops/conv.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
+#include "ops/conv.h"
 
 namespace weft {
 namespace {
@@ -25,6 +24,30 @@ struct Size {
   double terms() const { return static_cast<double>(x[4] * conv.kt * conv.kh * conv.kw); }
   double flops() const { return 2.0 * static_cast<double>(y().numel()) * terms(); }
 };
+
+// Calls f(element of y, element of x, element of w) for every product of the convolution.
+template <class F>
+void each_product(const Size& s, F&& f) {
+  const ops::Conv& k = s.conv;
+  const Shape y = s.y();
+  const std::int64_t up = k.upsample ? 2 : 1, I = s.x[4], O = s.out;
+  for (std::int64_t p = 0; p < y[0] * y[1] * y[2] * y[3]; ++p) {
+    const std::int64_t n = p / (y[1] * y[2] * y[3]), to = p / (y[2] * y[3]) % y[1];
+    const std::int64_t ho = p / y[3] % y[2], wo = p % y[3];
+    for (int a = 0; a < k.kt; ++a)
+      for (int b = 0; b < k.kh; ++b)
+        for (int c = 0; c < k.kw; ++c) {
+          const std::int64_t t = to * k.stride_t + a - k.front, h = ho * k.stride + b - k.top,
+                             w = wo * k.stride + c - k.left;
+          if (t < 0 || t >= s.x[1] || h < 0 || h >= up * s.x[2] || w < 0 || w >= up * s.x[3])
+            continue;
+          const std::int64_t from = ((n * s.x[1] + t) * s.x[2] + h / up) * s.x[3] + w / up;
+          for (std::int64_t o = 0; o < O; ++o)
+            for (std::int64_t i = 0; i < I; ++i)
+              f(p * O + o, from * I + i, (((o * I + i) * k.kt + a) * k.kh + b) * k.kw + c);
+        }
+  }
+}
 
 KernelCase make(const char* op, const Size& s, DType dtype, const std::string& variant,
                 double values) {
@@ -58,6 +81,14 @@ void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, boo
     ops::conv_forward(in[0], in[1], in[2], in[3], s.conv, y_to);
     return std::vector<Tensor>{y_to};
   };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values to = residual ? in[3] : Values(s.y().numel());
+    each_product(s, [&](std::int64_t out, std::int64_t from, std::int64_t at) {
+      to[out] += in[0][from] * in[1][at];
+    });
+    for (std::size_t i = 0; bias && i < to.size(); ++i) to[i] += in[2][i % s.out];
+    return std::vector<Values>{to};
+  };
   cases.push_back(std::move(c));
 }
 
@@ -75,6 +106,13 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bo
     ops::conv_backward_input(in[0], in[1], s.conv, dx, accumulate);
     return std::vector<Tensor>{dx};
   };
+  input.reference = [=](const std::vector<Values>& in) {
+    Values dx = accumulate ? in[2] : Values(s.x.numel());
+    each_product(s, [&](std::int64_t out, std::int64_t from, std::int64_t at) {
+      dx[from] += in[0][out] * in[1][at];
+    });
+    return std::vector<Values>{dx};
+  };
   cases.push_back(std::move(input));
 
   auto weight = make("conv_backward_weight", s, dtype, variant, x + y);
@@ -89,37 +127,15 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bo
     ops::conv_backward_weight(in[0], in[1], s.conv, dw, db, accumulate);
     return std::vector<Tensor>{dw, db};
   };
-  cases.push_back(std::move(weight));
-}
-
-void add_layouts(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
-  const std::int64_t B = x[0], C = x[1], T = x[2], H = x[3], W = x[4];
-  const Shape last{B, T, H, W, C};
-  const auto layout = [&](const char* op, const Shape& from, const Shape& to, auto call) {
-    KernelCase c;
-    c.op = op;
-    c.shape = fmt::format("B{} C{} T{} {}x{}", B, C, T, H, W);
-    c.dtype = dtype;
-    c.bytes = static_cast<double>((from.numel() + to.numel()) *
-                                  static_cast<std::int64_t>(size_of(dtype)));
-    c.tolerance = 0;
-    c.inputs = {random_tensor(from, dtype, 1)};
-    c.run = [=](std::vector<Tensor>& in) {
-      Tensor y = Tensor::empty(to, dtype);
-      call(in[0], y);
-      return std::vector<Tensor>{y};
-    };
-    cases.push_back(std::move(c));
+  weight.reference = [=](const std::vector<Values>& in) {
+    Values dw = accumulate ? in[2] : Values(s.w().numel());
+    each_product(s, [&](std::int64_t out, std::int64_t from, std::int64_t at) {
+      dw[at] += in[0][from] * in[1][out];
+    });
+    return std::vector<Values>{
+        dw, fp64::added(fp64::column_sums(in[1], s.out), accumulate ? in[3] : Values())};
   };
-  layout("to_channels_last", x, last,
-         [](const Tensor& a, Tensor& b) { ops::to_channels_last(a, b); });
-  layout("to_channels_first", last, x,
-         [](const Tensor& a, Tensor& b) { ops::to_channels_first(a, b); });
-  const Shape deep{B, T, H, W, 2 * C}, shallow{B, 2 * T, H, W, C};
-  layout("depth_to_time_forward", deep, shallow,
-         [](const Tensor& a, Tensor& b) { ops::depth_to_time_forward(a, b); });
-  layout("depth_to_time_backward", shallow, deep,
-         [](const Tensor& a, Tensor& b) { ops::depth_to_time_backward(a, b); });
+  cases.push_back(std::move(weight));
 }
 
 }  // namespace
@@ -141,7 +157,6 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       add_backward(cases, s, DType::bf16, false);
     }
     add_forward(cases, sizes[2], DType::f32, true, true, false);
-    add_layouts(cases, {1, 3, 8, 480, 856}, DType::bf16);
     return cases;
   }
   // A kernel of one element; sizes kept, halved and doubled; the causal kernels with both strides; 5 channels, for which
@@ -163,7 +178,6 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       if (dtype == DType::bf16) add_forward(cases, s, dtype, false, true, false);
       for (const bool accumulate : {false, true}) add_backward(cases, s, dtype, accumulate);
     }
-  for (const DType dtype : {DType::f32, DType::bf16}) add_layouts(cases, {2, 3, 2, 3, 5}, dtype);
   return cases;
 }
 

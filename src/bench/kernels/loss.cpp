@@ -1,213 +1,190 @@
 // Cases of ops/loss.h (kernels/loss.cu beside src/ops/cpu/loss.cpp).
-
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "bench/kernels/cases.h"
-#include "core/philox.h"
-#include "ops/diffusion.h"
-#include "ops/layout.h"
-#include "ops/pointwise.h"
-#include "ops/random.h"
-#include "ops/reduce.h"
+#include "bench/kernels/reference.h"
+#include "ops/loss.h"
 
 namespace weft {
 namespace {
 
-using Cases = std::vector<KernelCase>;
-using Tensors = std::vector<Tensor>;
+using Run = std::function<std::vector<Tensor>(std::vector<Tensor>& in)>;
 
-// A few operations in f32, which one side may contract.
-constexpr double tolerance = 1e-6;
-
-KernelCase make(const char* op, std::string shape, double bytes, DType dtype = DType::f32) {
+// `values`: read and written in all.
+KernelCase make(const char* op, const std::string& shape, DType dtype, std::int64_t values,
+                std::vector<Tensor> inputs, Run run) {
   KernelCase c;
   c.op = op;
-  c.shape = std::move(shape);
+  c.shape = shape;
   c.dtype = dtype;
-  c.bytes = bytes;
-  c.tolerance = tolerance;
+  c.bytes = static_cast<double>(values) * static_cast<double>(size_of(dtype));
+  // Sums in another order; bf16: one unit of the largest value's last place where two sides round either way.
+  c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 2e-5;
+  c.inputs = std::move(inputs);
+  c.run = std::move(run);
   return c;
 }
 
-enum class Mask { none, some, empty_sample };
+Tensor loss_so_far() { return random_tensor({1}, DType::f32, 9); }
 
-// u8 [B,T]: frames by turns, or none at all in sample 0.
-Tensor frame_mask(Mask kind, std::int64_t B, std::int64_t T) {
-  Tensor mask = Tensor::host({B, T}, DType::u8);
-  for (std::int64_t i = 0; i < B * T; ++i)
-    mask.data<std::uint8_t>()[i] =
-        static_cast<std::uint8_t>(i % 3 != 1 && (kind == Mask::some || i >= T));
-  return mask;
+void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, bool accumulate) {
+  const std::int64_t n = x.numel(), C = x[4];
+  const std::string text = fmt::format("{}{}", x.str(), accumulate ? " accumulate" : "");
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
+    cases.push_back(make(op, text, dtype, values, std::move(inputs), std::move(run)));
+  };
+  const Tensor a = random_tensor(x, dtype, 1), b = random_tensor(x, DType::f32, 2),
+               b_alike = random_tensor(x, dtype, 2), dx = random_tensor(x, dtype, 3);
+  add("l1_forward", 2 * n, {a, b, loss_so_far()}, [](std::vector<Tensor>& in) {
+    ops::l1_forward(in[0], in[1], 0.01f, in[2]);
+    return std::vector<Tensor>{in[2]};
+  });
+  cases.back().reference = [](const std::vector<Values>& in) {
+    double sum = 0;
+    for (std::size_t i = 0; i < in[0].size(); ++i) sum += std::abs(in[0][i] - in[1][i]);
+    return std::vector<Values>{{in[2][0] + 0.01f * sum}};
+  };
+  add("l1_backward", 3 * n, {a, a, dx, b}, [=](std::vector<Tensor>& in) {
+    ops::l1_backward(in[0], in[3], 0.3f, in[2], accumulate);
+    ops::l1_backward(in[0], in[1], 0.3f, in[2], true);  // equal: nothing
+    return std::vector<Tensor>{in[2]};
+  });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values d = fp64::map(in[0], in[3], [](double u, double v) {
+      return u > v ? 0.3f : u < v ? -0.3f : 0.0;
+    });
+    return std::vector<Values>{fp64::added(d, accumulate ? in[2] : Values())};
+  };
+  if (C % 2 == 0) {
+    const Tensor wide = random_tensor(x, dtype, 4, 12.0f, -4.0f),
+                 narrow = random_tensor(x, dtype, 4);
+    add("kl_forward", n, {narrow, loss_so_far()}, [](std::vector<Tensor>& in) {
+      ops::kl_forward(in[0], 0.01f, in[1]);
+      return std::vector<Tensor>{in[1]};
+    });
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      double sum = 0;
+      for (std::size_t i = 0; i < in[0].size(); ++i) {
+        const double v = in[0][i];
+        sum += static_cast<std::int64_t>(i) % C < C / 2 ? 0.5 * v * v : 0.5 * (std::exp(v) - 1 - v);
+      }
+      return std::vector<Values>{{in[1][0] + 0.01f * sum}};
+    };
+    add("kl_backward", 2 * n, {dtype == DType::f32 ? wide : narrow, dx},
+        [=](std::vector<Tensor>& in) {
+          ops::kl_backward(in[0], 0.01f, in[1], accumulate);
+          return std::vector<Tensor>{in[1]};
+        });
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values d = in[0];
+      for (std::size_t i = 0; i < d.size(); ++i)
+        if (static_cast<std::int64_t>(i) % C < C / 2)
+          d[i] *= 0.01f;
+        else
+          d[i] = d[i] < -30 || d[i] > 20 ? 0 : 0.01f * 0.5 * (std::exp(d[i]) - 1);
+      return std::vector<Values>{fp64::added(d, accumulate ? in[1] : Values())};
+    };
+  }
+  const Tensor w = random_tensor({C}, DType::f32, 5, 0.3f, 1.0f);
+  add("lpips_forward", 2 * n, {a, b_alike, w, loss_so_far()}, [](std::vector<Tensor>& in) {
+    ops::lpips_forward(in[0], in[1], in[2], 0.5f, in[3]);
+    return std::vector<Tensor>{in[3]};
+  });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    double sum = 0;
+    for (std::int64_t p = 0; p < n / C; ++p) {
+      double aa = 0, bb = 0;
+      for (std::int64_t c = p * C; c < (p + 1) * C; ++c)
+        aa += in[0][c] * in[0][c], bb += in[1][c] * in[1][c];
+      for (std::int64_t c = p * C; c < (p + 1) * C; ++c) {
+        const double d = in[0][c] / (std::sqrt(aa) + 1e-10) - in[1][c] / (std::sqrt(bb) + 1e-10);
+        sum += in[2][c - p * C] * d * d;
+      }
+    }
+    return std::vector<Values>{{in[3][0] + 0.5 * sum / static_cast<double>(x[2] * x[3])}};
+  };
+  // The first position of b is zero.
+  Tensor with_zero = random_tensor(x, dtype, 2);
+  std::fill_n(static_cast<std::byte*>(with_zero.raw()),
+              static_cast<std::size_t>(C) * size_of(dtype), std::byte{0});
+  add("lpips_backward", 3 * n, {a, with_zero, w}, [=](std::vector<Tensor>& in) {
+    Tensor db = Tensor::empty(x, dtype);
+    ops::lpips_backward(in[0], in[1], in[2], 0.5f, db);
+    return std::vector<Tensor>{db};
+  });
+  for (const auto& [kind, name] : {std::pair{ops::GanLoss::hinge, "hinge"},
+                                   {ops::GanLoss::logistic, "logistic"},
+                                   {ops::GanLoss::linear, "linear"}})
+    for (const float sign : {1.0f, -1.0f}) {
+      const std::string variant = fmt::format("{} {}{}", text, name, sign);
+      cases.push_back(make("gan_loss_forward", variant, dtype, n, {a, loss_so_far()},
+                           [=, kind = kind](std::vector<Tensor>& in) {
+                             ops::gan_loss_forward(in[0], kind, sign, 0.5f, in[1]);
+                             return std::vector<Tensor>{in[1]};
+                           }));
+      cases.push_back(make("gan_loss_backward", variant, dtype, 2 * n, {a, dx},
+                           [=, kind = kind](std::vector<Tensor>& in) {
+                             ops::gan_loss_backward(in[0], kind, sign, 0.5f, in[1], accumulate);
+                             return std::vector<Tensor>{in[1]};
+                           }));
+    }
 }
 
-// Share of the frames that count.
-double share(const Tensor& mask) {
-  if (!mask.defined()) return 1;
-  double n = 0;
-  for (const std::uint8_t m : mask.span<std::uint8_t>()) n += m;
-  return n / static_cast<double>(mask.numel());
+void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
+  const DType dtype = DType::f32;
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
+    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  };
+  add("adaptive_weight", 2 * x.numel(), {random_tensor(x, dtype, 1), random_tensor(x, dtype, 2)},
+      [](std::vector<Tensor>& in) {
+        Tensor weight = Tensor::empty({1}, DType::f32);
+        ops::adaptive_weight(in[0], in[1], 0.5f, weight);
+        return std::vector<Tensor>{weight};
+      });
 }
 
-// x [B,C,T,H,W]; the model's output has Co channels.
-void add_flow(Cases& cases, const Shape& x, std::int64_t Co, Mask kind) {
-  const bool masked = kind != Mask::none;
-  const Tensor mask = masked ? frame_mask(kind, x[0], x[2]) : Tensor();
-  const Shape out{x[0], Co, x[2], x[3], x[4]};
-  const auto n = static_cast<double>(x.numel()), n_out = static_cast<double>(out.numel());
-  const std::string shape =
-      fmt::format("x {} Co{}{}", x.str(), Co,
-                  kind == Mask::none ? "" : (kind == Mask::some ? " mask" : " one without frames"));
-  const auto with_mask = [&](Tensors inputs) {
-    if (masked) inputs.push_back(mask);
-    return inputs;
+void add_regularisers(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  const std::int64_t n = x.numel();
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
+    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
   };
-  const auto given = [masked](const Tensors& in) { return masked ? in.back() : Tensor(); };
-
-  KernelCase f = make("flow_interpolate", shape, (8 + 4 * share(mask)) * n);
-  Tensor tau = random_tensor({x[0]}, DType::f32, 1, 250.0f, 500.0f);
-  f.inputs = with_mask({random_tensor(x, DType::f32, 2), random_tensor(x, DType::f32, 3), tau});
-  f.run = [=](Tensors& in) {
-    Tensor xs = Tensor::empty(x, DType::f32);
-    ops::flow_interpolate(in[0], in[1], in[2], given(in), xs);
-    ops::flow_interpolate(in[0], in[1], in[2], given(in), in[0]);  // in place
-    return Tensors{xs, in[0]};
-  };
-  f.bytes *= 2;
-  cases.push_back(std::move(f));
-
-  KernelCase l = make("velocity_loss_forward", shape, 12 * n * share(mask));
-  l.inputs = with_mask({random_tensor(out, DType::f32, 4), random_tensor(x, DType::f32, 5),
-                        random_tensor(x, DType::f32, 6)});
-  l.run = [=](Tensors& in) {
-    Tensor loss = Tensor::empty({x[0]}, DType::f32);
-    ops::velocity_loss_forward(in[0], in[1], in[2], given(in), loss);
-    return Tensors{loss};
-  };
-  cases.push_back(l);
-
-  KernelCase b = make("velocity_loss_backward", shape, 12 * n * share(mask) + 4 * n_out);
-  b.inputs = l.inputs;
-  b.run = [=](Tensors& in) {
-    Tensor dout = Tensor::empty(out, DType::f32);
-    ops::velocity_loss_backward(in[0], in[1], in[2], given(in), 0.25f, dout);
-    return Tensors{dout};
-  };
-  cases.push_back(std::move(b));
-
-  KernelCase e = make("guided_euler_step", shape, 16 * n * share(mask));
-  e.inputs = with_mask({random_tensor({2 * x[0], Co, x[2], x[3], x[4]}, DType::f32, 7),
-                        random_tensor({x[0]}, DType::f32, 8, 0.02f, 0.03f),
-                        random_tensor(x, DType::f32, 9)});
-  e.run = [=](Tensors& in) {
-    ops::guided_euler_step(in[0], 7.0f, in[1], given(in), in[2]);
-    return Tensors{in[2]};
-  };
-  cases.push_back(std::move(e));
-}
-
-void add_add_sum(Cases& cases, std::int64_t n) {
-  KernelCase c = make("add_sum", fmt::format("N{}", n), 4.0 * static_cast<double>(n) + 16);
-  c.inputs = {random_tensor({n}, DType::f32, 1, 1.0f, 1.0f), Tensor::host({1}, DType::f64)};
-  c.inputs[1].data<double>()[0] = 0.125;
-  c.tolerance = 1e-14;  // both add in order, in f64
-  c.run = [](Tensors& in) {
-    ops::add_sum(in[0], in[1]);
-    return Tensors{in[1]};
-  };
-  cases.push_back(std::move(c));
-}
-
-// `offset` floats into its tensor, as sample b of a batch may be.
-void add_fill_normal(Cases& cases, std::int64_t n, std::int64_t offset) {
-  KernelCase c = make("fill_normal", fmt::format("N{}{}", n, offset == 0 ? "" : " misaligned"),
-                      4.0 * static_cast<double>(n));
-  c.tolerance = 2e-6;  // log, sqrt, sin and cos of either side
-  c.run = [=](Tensors&) {
-    Tensor eps = Tensor::empty({n + offset}, DType::f32), here = eps.slice(offset, n + offset);
-    // A seed, a step and a sample that need all their bits.
-    ops::fill_normal(0x9e3779b97f4a7c15u, static_cast<int>(Purpose::noise), 123456789012u,
-                     (std::uint64_t{1} << 40) + 7, here);
-    return Tensors{here};
-  };
-  cases.push_back(std::move(c));
-}
-
-void add_frames(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t C,
-                std::int64_t offset) {
-  KernelCase c = make("frames_to_latent",
-                      fmt::format("T{} {}x{} C{}{}", T, H, W, C, offset == 0 ? "" : " misaligned"),
-                      5.0 * static_cast<double>(T * H * W * C), DType::u8);
-  const std::int64_t n = T * H * W * C;
-  Tensor frames = Tensor::host({n + offset}, DType::u8);
-  const Philox random(1, Purpose::synthetic, 0, 0);
-  for (std::int64_t i = 0; i < n + offset; ++i)
-    frames.data<std::uint8_t>()[i] =
-        static_cast<std::uint8_t>(random.u32(static_cast<std::uint32_t>(i)));
-  c.inputs = {frames};
-  c.run = [=](Tensors& in) {
-    Tensor x0 = Tensor::empty({C, T, H, W}, DType::f32);
-    ops::frames_to_latent(in[0].slice(offset, n + offset).view({T, H, W, C}), x0);
-    return Tensors{x0};
-  };
-  cases.push_back(std::move(c));
-}
-
-// Values on both sides of [-1,1], at its ends and not finite, `offset` floats into their tensor.
-void add_pixels(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t offset) {
-  KernelCase c = make("frames_to_pixels",
-                      fmt::format("T{} {}x{}{}", T, H, W, offset == 0 ? "" : " misaligned"),
-                      5.0 * static_cast<double>(T * H * W * 3));
-  c.tolerance = 0;
-  const std::int64_t n = T * H * W * 3;
-  Tensor frames = random_tensor({n + offset}, DType::f32, 11);
-  float* x = frames.data<float>() + offset;
-  x[0] = -1.0f, x[n / 2] = 1.0f, x[n - 1] = INFINITY;
-  if (n > 100) x[50] = -INFINITY, x[99] = NAN;
-  c.inputs = {frames};
-  c.run = [=](Tensors& in) {
-    Tensor pixels = Tensor::empty({T, H, W, 3}, DType::u8), bad = Tensor::empty({T}, DType::i32);
-    ops::fill_zero(bad);
-    ops::frames_to_pixels(in[0].slice(offset, n + offset).view({T, H, W, 3}), pixels, bad);
-    return Tensors{pixels, bad};
-  };
-  cases.push_back(std::move(c));
+  add("gradient_penalty", 3 * n, {random_tensor(x, dtype, 1), loss_so_far()},
+      [=](std::vector<Tensor>& in) {
+        Tensor norms = Tensor::empty({x[1]}, DType::f32);
+        ops::gradient_penalty_forward(in[0], 0.5f, norms, in[1]);
+        ops::gradient_penalty_backward(in[0], norms, 0.5f, in[0]);
+        return std::vector<Tensor>{norms, in[1], in[0]};
+      });
+  if (dtype != DType::f32) return;
+  for (const float sign : {1.0f, -1.0f})
+    add("lecam", 4, {loss_so_far(), random_tensor({1}, DType::f32, 2), loss_so_far()},
+        [=](std::vector<Tensor>& in) {
+          Tensor slope = Tensor::empty({1}, DType::f32);
+          ops::lecam(in[0], in[1], sign, 2.0f, in[2], slope);
+          return std::vector<Tensor>{in[2], slope};
+        });
 }
 
 }  // namespace
 
 std::vector<KernelCase> loss_cases(CaseSize size) {
-  Cases cases;
-  if (size == CaseSize::small) {
-    for (const Mask kind : {Mask::none, Mask::some, Mask::empty_sample}) {
-      add_flow(cases, {2, 4, 3, 4, 6}, 8, kind);
-      add_flow(cases, {3, 3, 5, 3, 5}, 3, kind);  // frames of 15: one element an access
-    }
-    add_flow(cases, {1, 1, 1, 1, 1}, 2, Mask::none);
-    add_flow(cases, {1, 2, 1, 80, 120}, 4, Mask::none);  // several blocks a frame
-    add_flow(cases, {1, 1, 40, 2, 2}, 1, Mask::some);    // more frames than a warp has lanes
-    for (const std::int64_t n : {1, 5, 700}) add_add_sum(cases, n);
-    add_fill_normal(cases, 1, 0);
-    add_fill_normal(cases, 4099, 0);
-    add_fill_normal(cases, 1024, 1);
-    add_frames(cases, 1, 1, 1, 3, 0);
-    add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end
-    add_frames(cases, 2, 19, 29, 3, 0);  // planes that are not aligned
-    add_frames(cases, 2, 8, 8, 3, 5);
-    add_frames(cases, 2, 8, 9, 4, 0);
-    add_pixels(cases, 1, 1, 1, 0);
-    add_pixels(cases, 3, 20, 36, 0);
-    add_pixels(cases, 2, 19, 29, 0);  // frames of 1653: one value an access
-    add_pixels(cases, 2, 40, 52, 1);  // more than a block a frame
-  } else {
-    add_flow(cases, {2, 4, 15, 60, 106}, 8, Mask::some);
-    add_flow(cases, {8, 4, 4, 32, 32}, 8, Mask::none);
-    add_add_sum(cases, 8);
-    add_fill_normal(cases, std::int64_t{4} * 15 * 60 * 106, 0);
-    add_frames(cases, 51, 480, 848, 3, 0);
-    add_pixels(cases, 4, 720, 1280, 0);
+  std::vector<KernelCase> cases;
+  if (size == CaseSize::real) {
+    // VGG16's first layer on four frames of 256 x 256.
+    add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
+    add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
+    return cases;
   }
+  // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
+    add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
+    add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
+  }
+  add_adaptive_weight(cases, {1, 2, 5, 4, 3});
   return cases;
 }
 

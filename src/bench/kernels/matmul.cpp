@@ -1,9 +1,10 @@
-// Cases of ops/matmul.h (kernels/matmul/matmul.cu beside src/ops/cpu/matmul.cpp).
+// Cases of ops/matmul.h (kernels/matmul/ beside src/ops/cpu/matmul/matmul.cpp).
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
 
@@ -58,6 +59,11 @@ void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, boo
     ops::linear_forward(in[0], in[1], bias ? in[2] : Tensor(), residual ? in.back() : Tensor(), y);
     return std::vector<Tensor>{y};
   };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values y = fp64::product(s.m, s.n, s.k, in[0], s.k, 1, in[1], 1, s.k);
+    for (std::size_t i = 0; bias && i < y.size(); ++i) y[i] += in[2][i % s.n];
+    return std::vector<Values>{fp64::added(y, residual ? in.back() : Values())};
+  };
   cases.push_back(std::move(c));
 }
 
@@ -74,6 +80,10 @@ void add_backward_input(std::vector<KernelCase>& cases, const Size& s, DType dty
     Tensor dx = accumulate ? in[2] : Tensor::empty({s.m, s.k}, dtype);
     ops::linear_backward_input(in[0], in[1], dx, accumulate);
     return std::vector<Tensor>{dx};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::added(
+        fp64::product(s.m, s.k, s.n, in[0], s.n, 1, in[1], s.k, 1), accumulate ? in[2] : Values())};
   };
   cases.push_back(std::move(c));
 }
@@ -101,6 +111,13 @@ void add_backward_weight(std::vector<KernelCase>& cases, const Size& s, DType dt
     if (bias) out.push_back(db);
     return out;
   };
+  c.reference = [=](const std::vector<Values>& in) {
+    std::vector<Values> out{fp64::added(fp64::product(s.n, s.k, s.m, in[0], 1, s.n, in[1], s.k, 1),
+                                        accumulate ? in[2] : Values())};
+    if (bias)
+      out.push_back(fp64::added(fp64::column_sums(in[0], s.n), accumulate ? in[3] : Values()));
+    return out;
+  };
   cases.push_back(std::move(c));
 }
 
@@ -115,6 +132,12 @@ void add_gelu_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype
     Tensor h = in_place ? z : Tensor::empty({s.m, s.n}, dtype);
     ops::linear_gelu_forward(in[0], in[1], in[2], z, h);
     return in_place ? std::vector<Tensor>{h} : std::vector<Tensor>{z, h};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values z = fp64::product(s.m, s.n, s.k, in[0], s.k, 1, in[1], 1, s.k);
+    for (std::size_t i = 0; i < z.size(); ++i) z[i] += in[2][i % s.n];
+    const Values h = fp64::map(z, fp64::gelu);
+    return in_place ? std::vector<Values>{h} : std::vector<Values>{z, h};
   };
   cases.push_back(std::move(c));
 }
@@ -136,6 +159,12 @@ void add_gelu_backward(std::vector<KernelCase>& cases, const Size& s, DType dtyp
     ops::linear_gelu_backward_input(in[0], in[1], in[2], dz, h);
     return std::vector<Tensor>{dz, h};
   };
+  c.reference = [=](const std::vector<Values>& in) {
+    const Values dh = fp64::product(s.m, s.k, s.n, in[0], s.n, 1, in[1], s.k, 1);
+    return std::vector<Values>{
+        fp64::map(in[2], dh, [](double z, double d) { return d * fp64::gelu_slope(z); }),
+        fp64::map(in[2], fp64::gelu)};
+  };
   cases.push_back(std::move(c));
 }
 
@@ -153,6 +182,10 @@ void add_bias_gradient(std::vector<KernelCase>& cases, std::int64_t m, std::int6
     Tensor db = accumulate ? in[1] : Tensor::empty({n}, DType::f32);
     ops::bias_gradient(in[0], db, accumulate);
     return std::vector<Tensor>{db};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    return std::vector<Values>{
+        fp64::added(fp64::column_sums(in[0], n), accumulate ? in[1] : Values())};
   };
   cases.push_back(std::move(c));
 }

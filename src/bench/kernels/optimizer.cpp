@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
 #include "ops/optimizer.h"
-#include "ops/reduce.h"
 
 namespace weft {
 namespace {
@@ -49,57 +49,15 @@ void add_step(std::vector<KernelCase>& cases, std::int64_t count, const Variant&
   cases.push_back(std::move(c));
 }
 
-void add_squares(std::vector<KernelCase>& cases, std::int64_t count, bool shifted,
-                 bool accumulate = false) {
-  KernelCase c;
-  c.op = "sum_of_squares";
-  c.shape = fmt::format("N{}{}{}", count, shifted ? " shifted" : "", accumulate ? " added" : "");
-  c.bytes = 4.0 * static_cast<double>(count);
-  c.tolerance = 1e-12;  // exact squares, summed in f64
-  c.inputs = {random_tensor({count + (shifted ? 1 : 0)}, DType::f32, 1)};
-  c.run = [=](std::vector<Tensor>& in) {
-    Tensor sum = Tensor::empty({1}, DType::f64);
-    const double before = 0.25;
-    sum.set(std::span<const double>(&before, 1));
-    ops::sum_of_squares(shifted ? in[0].slice(1, count + 1) : in[0], sum, accumulate);
-    return std::vector<Tensor>{sum};
-  };
-  cases.push_back(std::move(c));
-}
-
-// Finite values must give 0, one that is not NaN: told as a number, because NaN equals nothing.
-void add_carry(std::vector<KernelCase>& cases, std::int64_t count, double odd) {
-  KernelCase c;
-  c.op = "carry_non_finite";
-  c.shape = fmt::format("N{} {}", count, odd);
-  c.bytes = 8.0 * static_cast<double>(count);
-  c.tolerance = 0;
-  c.inputs = {};
-  c.run = [=](std::vector<Tensor>&) {
-    std::vector<double> values(static_cast<std::size_t>(count), 0.5);
-    values[static_cast<std::size_t>(count / 2)] = odd;
-    const Tensor of = Tensor::from_host(std::span<const double>(values), {count});
-    Tensor sum = Tensor::empty({1}, DType::f64);
-    const double before = 3;
-    sum.set(std::span<const double>(&before, 1));
-    ops::carry_non_finite(of, sum);
-    const float found = std::isfinite(sum.to_host().data<double>()[0]) ? 1 : 2;
-    return std::vector<Tensor>{Tensor::from_host(std::span<const float>(&found, 1), {1})};
-  };
-  cases.push_back(std::move(c));
-}
-
-void add_checksum(std::vector<KernelCase>& cases, std::int64_t count, DType dtype) {
-  KernelCase c;
-  c.op = "checksum";
-  c.shape = fmt::format("N{} {}", count, name_of(dtype));
-  c.bytes = static_cast<double>(count) * static_cast<double>(size_of(dtype));
-  c.tolerance = 0;  // whole numbers
-  c.inputs = {random_tensor({count}, dtype, 1)};
-  c.run = [=](std::vector<Tensor>& in) {
-    Tensor sum = Tensor::empty({2}, DType::f64);
-    ops::checksum(in[0], sum);
-    return std::vector<Tensor>{sum};
+// `x`: the clip whose discriminator the averages belong to.
+void add_running_average(std::vector<KernelCase>& cases, const Shape& x) {
+  Tensor rows = Tensor::host({15}, DType::f64);
+  for (int i = 0; i < 15; ++i) rows.data<double>()[i] = 0.1 * i;
+  KernelCase c = make_case("running_average", x.str(), DType::f32, 20, 2e-5);
+  c.inputs = {rows, random_tensor({2}, DType::f32, 3)};
+  c.run = [](std::vector<Tensor>& in) {
+    ops::running_average(in[0], 5, 2, 0.25f, 0.9f, in[1]);
+    return std::vector<Tensor>{in[1]};
   };
   cases.push_back(std::move(c));
 }
@@ -113,8 +71,6 @@ std::vector<KernelCase> optimizer_cases(CaseSize size) {
     const std::int64_t count = std::int64_t{1} << 25;
     add_step(cases, count, {"", true, false, 4.0, false});
     add_step(cases, count, {" bf16 copy", true, true, 4.0, false});
-    add_squares(cases, count, false);
-    add_checksum(cases, count, DType::bf16);
     return cases;
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -127,15 +83,7 @@ std::vector<KernelCase> optimizer_cases(CaseSize size) {
           Variant{" NaN norm", true, true, nan, false},
           Variant{" infinite norm", true, false, infinity, false}})
       add_step(cases, count, v);
-  for (const std::int64_t count : {1, 3, 1003, 70001}) add_squares(cases, count, false);
-  add_squares(cases, 1003, true);
-  for (const std::int64_t count : {1, 700})
-    for (const double odd : {1.5, nan, infinity}) add_carry(cases, count, odd);
-  add_squares(cases, 70001, false, true);
-  for (const std::int64_t count : {2, 1000, 70002}) {
-    add_checksum(cases, count, DType::f32);
-    add_checksum(cases, count, DType::bf16);
-  }
+  add_running_average(cases, {1, 3, 20, 13, 3});
   return cases;
 }
 

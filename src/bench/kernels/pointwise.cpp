@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "bench/kernels/cases.h"
-#include "ops/layout.h"
+#include "bench/kernels/reference.h"
 #include "ops/pointwise.h"
 
 namespace weft {
@@ -37,6 +37,10 @@ Tensor result(const Size& s, DType dtype) {
 // The part that the operation works on.
 Tensor part(const Size& s, const Tensor& t) { return s.shifted ? t.slice(1, s.count + 1) : t; }
 
+Values part(const Size& s, const Values& v) {
+  return s.shifted ? Values(v.begin() + 1, v.end()) : v;
+}
+
 void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
   const auto width = static_cast<double>(size_of(dtype));
   const Tensor z = source(s, dtype, 1), dy = source(s, dtype, 2);
@@ -46,6 +50,9 @@ void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
     Tensor y = part(s, result(s, dtype));
     ops::gelu_forward(part(s, in[0]), y);
     return std::vector<Tensor>{y};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::map(part(s, in[0]), fp64::gelu)};
   };
   cases.push_back(std::move(forward));
   // As the MLP calls it (gradient over gradient, activation over its argument), and without the activation.
@@ -57,6 +64,12 @@ void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
       Tensor dz = again ? gradient : part(s, result(s, dtype)), y = again ? at : Tensor();
       ops::gelu_backward(at, gradient, dz, y);
       return again ? std::vector<Tensor>{dz, y} : std::vector<Tensor>{dz};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      const Values at = part(s, in[0]);
+      const Values dz =
+          fp64::map(at, part(s, in[1]), [](double x, double d) { return d * fp64::gelu_slope(x); });
+      return again ? std::vector<Values>{dz, fp64::map(at, fp64::gelu)} : std::vector<Values>{dz};
     };
     cases.push_back(std::move(c));
   }
@@ -71,6 +84,9 @@ void add_silu(std::vector<KernelCase>& cases, const Size& s) {
     ops::silu_forward(part(s, in[0]), y);
     return std::vector<Tensor>{y};
   };
+  forward.reference = [=](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::map(part(s, in[0]), fp64::silu)};
+  };
   cases.push_back(std::move(forward));
   for (const bool accumulate : {false, true}) {
     auto c =
@@ -80,6 +96,11 @@ void add_silu(std::vector<KernelCase>& cases, const Size& s) {
       Tensor dz = part(s, accumulate ? in[2] : result(s, DType::f32));
       ops::silu_backward(part(s, in[0]), part(s, in[1]), dz, accumulate);
       return std::vector<Tensor>{dz};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      Values dz = fp64::map(part(s, in[0]), part(s, in[1]),
+                            [](double x, double d) { return d * fp64::silu_slope(x); });
+      return std::vector<Values>{fp64::added(dz, accumulate ? part(s, in[2]) : Values())};
     };
     cases.push_back(std::move(c));
   }
@@ -94,6 +115,9 @@ void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
     ops::add_inplace(part(s, in[0]), y);
     return std::vector<Tensor>{y};
   };
+  add.reference = [=](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::added(part(s, in[0]), part(s, in[1]))};
+  };
   cases.push_back(std::move(add));
   auto zero = make("fill_zero", s, dtype, "", width);
   zero.tolerance = 0;
@@ -102,6 +126,11 @@ void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
     Tensor y = part(s, in[0]);
     ops::fill_zero(y);
     return std::vector<Tensor>{in[0]};  // with the element before it, which must stay
+  };
+  zero.reference = [=](const std::vector<Values>& in) {
+    Values y(in[0].size());
+    if (s.shifted) y[0] = in[0][0];
+    return std::vector<Values>{y};
   };
   cases.push_back(std::move(zero));
   for (const DType to : {DType::f32, DType::bf16}) {
@@ -135,22 +164,125 @@ void add_widening(std::vector<KernelCase>& cases, const Size& s) {
   cases.push_back(std::move(c));
 }
 
-// A block of x [B,T,S,C] that lands at another place of y [B,T',S',C]; the rest of y must stay.
-void add_copy(std::vector<KernelCase>& cases, const Shape& from, const Shape& to,
-              ops::TokenBlock block, DType dtype) {
-  KernelCase c;
-  c.op = "copy_tokens";
-  c.shape = fmt::format("T{} S{} of {} to {}", block.frames, block.tokens, from.str(), to.str());
-  c.dtype = dtype;
-  c.bytes = 2.0 * static_cast<double>(size_of(dtype)) *
-            static_cast<double>(from[0] * block.frames * block.tokens * from[3]);
-  c.tolerance = 0;
-  c.inputs = {random_tensor(from, dtype, 1), random_tensor(to, dtype, 2)};
+void add_gated_gelu(std::vector<KernelCase>& cases, std::int64_t M, std::int64_t C, DType dtype) {
+  auto c = make_case("gated_gelu_forward", fmt::format("M{} C{}", M, C), dtype,
+                     3.0 * static_cast<double>(M * C) * static_cast<double>(size_of(dtype)),
+                     dtype == DType::bf16 ? 1.0 / 128 : 1e-5);
+  c.inputs = {random_tensor({2, M, C}, dtype, 3, 2.0f)};
   c.run = [=](std::vector<Tensor>& in) {
-    ops::copy_tokens(in[0], block, in[1]);
-    return std::vector<Tensor>{in[1]};
+    Tensor y = Tensor::empty({M, C}, dtype);
+    ops::gated_gelu_forward(in[0], y);
+    return std::vector<Tensor>{y};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    const Values gate(in[0].begin(), in[0].begin() + M * C),
+        value(in[0].begin() + M * C, in[0].end());
+    return std::vector<Values>{
+        fp64::map(gate, value, [](double g, double v) { return fp64::gelu(g) * v; })};
   };
   cases.push_back(std::move(c));
+}
+
+void add_add_rows(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t C) {
+  auto c = make_case("add_rows", fmt::format("G{} C{}", G, C), DType::f32,
+                     12.0 * static_cast<double>(G * C), 1e-6);
+  c.inputs = {random_tensor({G, C}, DType::f32, 3), random_tensor({G, C}, DType::f32, 4)};
+  c.run = [](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(in[0].shape(), DType::f32);
+    ops::add_rows(in[0], in[1], y);
+    return std::vector<Tensor>{y};
+  };
+  c.reference = [](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::added(in[0], in[1])};
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_rectifiers(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  const std::int64_t n = x.numel();
+  using Run = std::function<std::vector<Tensor>(std::vector<Tensor>&)>;
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
+    auto c = make_case(op, x.str(), dtype,
+                       static_cast<double>(values) * static_cast<double>(size_of(dtype)),
+                       dtype == DType::bf16 ? 1.0 / 128 : 2e-5);
+    c.inputs = std::move(inputs);
+    c.run = std::move(run);
+    cases.push_back(std::move(c));
+  };
+  const Tensor a = random_tensor(x, dtype, 1), b = random_tensor(x, dtype, 2);
+  add("leaky_relu_forward", 2 * n, {a}, [](std::vector<Tensor>& in) {
+    ops::leaky_relu_forward(in[0], 0.2f, in[0]);
+    return std::vector<Tensor>{in[0]};
+  });
+  cases.back().reference = [](const std::vector<Values>& in) {
+    return std::vector<Values>{fp64::map(in[0], [](double v) { return v > 0 ? v : 0.2f * v; })};
+  };
+  add("leaky_relu_backward", 3 * n, {a, b}, [](std::vector<Tensor>& in) {
+    ops::leaky_relu_backward(in[0], 0.2f, in[1], in[1]);
+    return std::vector<Tensor>{in[1]};
+  });
+  cases.back().reference = [](const std::vector<Values>& in) {
+    return std::vector<Values>{
+        fp64::map(in[0], in[1], [](double y, double dy) { return y > 0 ? dy : 0.2f * dy; })};
+  };
+  for (const bool by_factor : {false, true}) {
+    add("scaled_add", (by_factor ? 3 : 2) * n,
+        {a, by_factor ? random_tensor({1}, DType::f32, 4) : Tensor(),
+         random_tensor(x, DType::f32, 5)},
+        [=](std::vector<Tensor>& in) {
+          ops::scaled_add(in[0], 1.5f, in[1], in[2], by_factor);
+          return std::vector<Tensor>{in[2]};
+        });
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      const double factor = by_factor ? 1.5 * in[1][0] : 1.5;
+      return std::vector<Values>{fp64::added(fp64::map(in[0], [=](double v) { return factor * v; }),
+                                             by_factor ? in[2] : Values())};
+    };
+  }
+}
+
+void add_channel_affine(std::vector<KernelCase>& cases, ops::Channels channels, DType dtype,
+                        bool accumulate) {
+  const bool last = channels == ops::Channels::last;
+  const Shape z = last ? Shape{2, 3, 5, 4} : Shape{2, 4, 3, 5};
+  const Tensor affine = random_tensor({2, 4}, DType::f32, 2);
+  const auto add = [&](const char* op, std::vector<Tensor> inputs, auto run) {
+    auto c = make_case(
+        op, fmt::format("{} scaled{}", last ? "last" : "first", accumulate ? " accumulate" : ""),
+        dtype, 0, dtype == DType::bf16 ? 1.0 / 128 : 2e-5);
+    c.inputs = std::move(inputs);
+    c.run = [=](std::vector<Tensor>& in) { return std::vector<Tensor>{run(in)}; };
+    cases.push_back(std::move(c));
+  };
+  add("channel_affine_forward", {random_tensor(z, dtype, 6), affine}, [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(z, DType::f32);
+    ops::channel_affine_forward(in[0], in[1], channels, y);
+    return y;
+  });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    const std::int64_t inner = last ? 1 : 3 * 5;
+    Values y = in[0];
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t c = i / inner % 4;
+      y[i] = y[i] * in[1][c] + in[1][4 + c];
+    }
+    return std::vector<Values>{y};
+  };
+  add("channel_affine_backward",
+      {random_tensor(z, DType::f32, 7), affine, random_tensor(z, dtype, 8)},
+      [=](std::vector<Tensor>& in) {
+        ops::channel_affine_backward(in[0], in[1], channels, in[2], accumulate);
+        return in[2];
+      });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    const std::int64_t inner = last ? 1 : 3 * 5;
+    Values y = in[0];
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t c = i / inner % 4;
+      y[i] *= in[1][c];
+    }
+    return std::vector<Values>{fp64::added(y, accumulate ? in[2] : Values())};
+  };
 }
 
 }  // namespace
@@ -165,14 +297,15 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_silu(cases, {1 << 22});
     for (const DType dtype : {DType::f32, DType::bf16}) add_moves(cases, {tokens * 1152}, dtype);
     add_widening(cases, {tokens * 1152});
-    // What one of 8 ranks sends to another between the blocks, two samples.
-    add_copy(cases, {2, 2, 1590, 1152}, {2, 2, 199, 1152}, {2, 199, 0, 398, 0, 0}, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      // T5-XXL: 32 captions of 300 rows, the widths of its residual stream and its gate.
+      add_gated_gelu(cases, 9600, 4096, dtype);
+      add_gated_gelu(cases, 9600, 10240, dtype);
+    }
+    add_add_rows(cases, 8, 9 * 128);
+    // VGG16's first layer on four frames of 256 x 256.
+    add_rectifiers(cases, {1, 4, 256, 256, 64}, DType::bf16);
     return cases;
-  }
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    add_copy(cases, {2, 5, 7, 3}, {2, 3, 11, 3}, {2, 4, 1, 3, 1, 6}, dtype);
-    add_copy(cases, {1, 1, 9, 5}, {1, 1, 9, 5}, {1, 9, 0, 0, 0, 0}, dtype);
-    add_copy(cases, {3, 2, 4, 8}, {3, 4, 4, 8}, {2, 0, 0, 1, 2, 1}, dtype);  // nothing to copy
   }
   // One element; less than an access; a rest behind whole accesses; several blocks; addresses that are not aligned;
   // arguments where exponentials overflow.
@@ -185,6 +318,16 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_silu(cases, s);
     if (s.deviation == 1) add_widening(cases, s);
   }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_gated_gelu(cases, 3, 8, dtype);
+    add_gated_gelu(cases, 5, 37, dtype);
+    add_gated_gelu(cases, 2, 2056, dtype);
+    add_rectifiers(cases, {1, 2, 5, 4, 3}, dtype);
+    for (const auto channels : {ops::Channels::first, ops::Channels::last})
+      add_channel_affine(cases, channels, dtype, dtype == DType::f32);
+  }
+  add_add_rows(cases, 3, 9 * 128);
+  add_add_rows(cases, 1, 9);
   return cases;
 }
 

@@ -1,7 +1,4 @@
 #include "ops/attention.h"
-#include "ops/embed.h"
-#include "ops/norm.h"
-#include "ops/pointwise.h"
 
 #include <omp.h>
 
@@ -100,59 +97,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{130, 33}, 2, 64, DType::f32}, Case{{7, 20}, 3, 20, DType::f32},
                     Case{{9, 0, 40}, 2, 8, DType::f32}, Case{{11, 100}, 2, 64, DType::bf16},
                     Case{{12, 3}, 2, 20, DType::bf16}));
-
-TEST_F(OpTest, RmsNorm) {
-  for (const DType dtype : {DType::f32, DType::bf16})
-    for (const std::int64_t C : {20, 512, 4096}) {
-      const std::int64_t rows = 5;
-      const Vec x = rounded(random_values(rows * C, 1, 3.0), dtype), w = random_values(C, 2);
-      Vec wanted(x.size());
-      for (std::int64_t r = 0; r < rows; ++r) {
-        double squares = 0;
-        for (std::int64_t i = 0; i < C; ++i)
-          squares += x[r * C + i] * x[r * C + i] / static_cast<double>(C);
-        for (std::int64_t i = 0; i < C; ++i)
-          wanted[r * C + i] = w[i] * x[r * C + i] / std::sqrt(squares + 1e-6);
-      }
-      Tensor y = poisoned({rows, C}, dtype);
-      ops::rms_norm_forward(to_tensor(x, {rows, C}, dtype), to_tensor(w, {C}), 1e-6f, y);
-      EXPECT_LT(relative_error(to_values(y), wanted), tolerance(dtype, double(C)));
-    }
-}
-
-TEST_F(OpTest, GatedGelu) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const std::int64_t M = 7, F = 1030;
-    const Vec gu = rounded(random_values(2 * M * F, 1, 2.0), dtype);
-    Vec wanted;
-    for (std::int64_t i = 0; i < M * F; ++i) {
-      const double g = gu[i];
-      const double u = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
-      wanted.push_back(0.5 * g * (1 + std::tanh(u)) * gu[M * F + i]);
-    }
-    const Tensor both = to_tensor(gu, {2, M, F}, dtype);
-    Tensor y = poisoned({M, F}, dtype);
-    ops::gated_gelu_forward(both, y);
-    EXPECT_LT(relative_error(to_values(y), wanted), tolerance(dtype));
-    Tensor gate = both.slice(0, 1).view({M, F});  // in place of the gates
-    ops::gated_gelu_forward(both, gate);
-    EXPECT_EQ(to_values(gate), to_values(y));
-  }
-}
-
-TEST_F(OpTest, TokenEmbedding) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const std::int64_t V = 11, C = 24;
-    const Vec table = rounded(random_values(V * C, 1), dtype), ids{3, 0, 10, 3};
-    Tensor y = poisoned({4, C}, dtype);
-    ops::embedding_forward(to_tensor(ids, {4}, DType::i32), to_tensor(table, {V, C}, dtype), y);
-    Vec wanted;
-    for (const double id : ids)
-      for (std::int64_t i = 0; i < C; ++i)
-        wanted.push_back(table[static_cast<std::size_t>(id) * C + i]);
-    EXPECT_EQ(to_values(y), wanted);
-  }
-}
 
 }  // namespace
 }  // namespace weft::test

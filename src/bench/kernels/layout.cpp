@@ -1,0 +1,184 @@
+// Cases of ops/layout.h (kernels/layout.cu beside src/ops/cpu/layout.cpp).
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
+#include "core/philox.h"
+#include "ops/layout.h"
+#include "ops/pointwise.h"
+
+namespace weft {
+namespace {
+
+using Cases = std::vector<KernelCase>;
+using Tensors = std::vector<Tensor>;
+
+// Copies, and one rounding that may fall the other way.
+double tolerance(DType t) { return t == DType::f32 ? 1e-6 : 1.0 / 256; }
+
+double width(DType t) { return static_cast<double>(size_of(t)); }
+
+void add_layouts(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  const std::int64_t B = x[0], C = x[1], T = x[2], H = x[3], W = x[4];
+  const Shape last{B, T, H, W, C};
+  const auto layout = [&](const char* op, const Shape& from, const Shape& to, auto call) {
+    KernelCase c;
+    c.op = op;
+    c.shape = fmt::format("B{} C{} T{} {}x{}", B, C, T, H, W);
+    c.dtype = dtype;
+    c.bytes = static_cast<double>((from.numel() + to.numel()) *
+                                  static_cast<std::int64_t>(size_of(dtype)));
+    c.tolerance = 0;
+    c.inputs = {random_tensor(from, dtype, 1)};
+    c.run = [=](std::vector<Tensor>& in) {
+      Tensor y = Tensor::empty(to, dtype);
+      call(in[0], y);
+      return std::vector<Tensor>{y};
+    };
+    cases.push_back(std::move(c));
+  };
+  layout("to_channels_last", x, last,
+         [](const Tensor& a, Tensor& b) { ops::to_channels_last(a, b); });
+  layout("to_channels_first", last, x,
+         [](const Tensor& a, Tensor& b) { ops::to_channels_first(a, b); });
+  const Shape deep{B, T, H, W, 2 * C}, shallow{B, 2 * T, H, W, C};
+  layout("depth_to_time_forward", deep, shallow,
+         [](const Tensor& a, Tensor& b) { ops::depth_to_time_forward(a, b); });
+  layout("depth_to_time_backward", shallow, deep,
+         [](const Tensor& a, Tensor& b) { ops::depth_to_time_backward(a, b); });
+}
+
+// Patches of x [B,C,T,H,W], both ways and both orders of a row's elements.
+void add_patches(Cases& cases, const Shape& x, ops::PatchGeometry p, DType dtype) {
+  const auto patches = [](std::int64_t size, int patch) { return (size + patch - 1) / patch; };
+  const Shape rows{x[0], patches(x[2], p.pt), patches(x[3], p.ph) * patches(x[4], p.pw),
+                   x[1] * p.pt * p.ph * p.pw};
+  const std::string shape = fmt::format("x {} patch {}x{}x{}", x.str(), p.pt, p.ph, p.pw);
+  const double bytes =
+      4.0 * static_cast<double>(x.numel()) + width(dtype) * static_cast<double>(rows.numel());
+  const auto to_rows = [&](const char* op, const auto& call) {
+    KernelCase c = make_case(op, shape, dtype, bytes, tolerance(dtype));
+    c.inputs = {random_tensor(x, DType::f32, 1)};
+    c.run = [=](Tensors& in) {
+      Tensor out = Tensor::empty(rows, dtype);
+      call(in[0], p, out);
+      return Tensors{out};
+    };
+    cases.push_back(std::move(c));
+  };
+  const auto to_pixels = [&](const char* op, const auto& call) {
+    KernelCase c = make_case(op, shape, dtype, bytes, tolerance(dtype));
+    c.inputs = {random_tensor(rows, dtype, 2)};
+    c.run = [=](Tensors& in) {
+      Tensor out = Tensor::empty(x, DType::f32);
+      call(in[0], p, out);
+      return Tensors{out};
+    };
+    cases.push_back(std::move(c));
+  };
+  to_rows("patchify_forward", ops::patchify_forward);
+  to_pixels("patchify_backward", ops::patchify_backward);
+  to_pixels("unpatchify_forward", ops::unpatchify_forward);
+  to_rows("unpatchify_backward", ops::unpatchify_backward);
+}
+
+// A block of x [B,T,S,C] that lands at another place of y [B,T',S',C]; the rest of y must stay.
+void add_copy(std::vector<KernelCase>& cases, const Shape& from, const Shape& to,
+              ops::TokenBlock block, DType dtype) {
+  KernelCase c;
+  c.op = "copy_tokens";
+  c.shape = fmt::format("T{} S{} of {} to {}", block.frames, block.tokens, from.str(), to.str());
+  c.dtype = dtype;
+  c.bytes = 2.0 * static_cast<double>(size_of(dtype)) *
+            static_cast<double>(from[0] * block.frames * block.tokens * from[3]);
+  c.tolerance = 0;
+  c.inputs = {random_tensor(from, dtype, 1), random_tensor(to, dtype, 2)};
+  c.run = [=](std::vector<Tensor>& in) {
+    ops::copy_tokens(in[0], block, in[1]);
+    return std::vector<Tensor>{in[1]};
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_frames(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t C,
+                std::int64_t offset) {
+  KernelCase c =
+      make_case("frames_to_latent",
+                fmt::format("T{} {}x{} C{}{}", T, H, W, C, offset == 0 ? "" : " misaligned"),
+                DType::u8, 5.0 * static_cast<double>(T * H * W * C), 1e-6);
+  const std::int64_t n = T * H * W * C;
+  Tensor frames = Tensor::host({n + offset}, DType::u8);
+  const Philox random(1, Purpose::synthetic, 0, 0);
+  for (std::int64_t i = 0; i < n + offset; ++i)
+    frames.data<std::uint8_t>()[i] =
+        static_cast<std::uint8_t>(random.u32(static_cast<std::uint32_t>(i)));
+  c.inputs = {frames};
+  c.run = [=](Tensors& in) {
+    Tensor x0 = Tensor::empty({C, T, H, W}, DType::f32);
+    ops::frames_to_latent(in[0].slice(offset, n + offset).view({T, H, W, C}), x0);
+    return Tensors{x0};
+  };
+  cases.push_back(std::move(c));
+}
+
+// Values on both sides of [-1,1], at its ends and not finite, `offset` floats into their tensor.
+void add_pixels(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t offset) {
+  KernelCase c = make_case("frames_to_pixels",
+                           fmt::format("T{} {}x{}{}", T, H, W, offset == 0 ? "" : " misaligned"),
+                           DType::f32, 5.0 * static_cast<double>(T * H * W * 3), 0);
+  const std::int64_t n = T * H * W * 3;
+  Tensor frames = random_tensor({n + offset}, DType::f32, 11);
+  float* x = frames.data<float>() + offset;
+  x[0] = -1.0f, x[n / 2] = 1.0f, x[n - 1] = INFINITY;
+  if (n > 100) x[50] = -INFINITY, x[99] = NAN;
+  c.inputs = {frames};
+  c.run = [=](Tensors& in) {
+    Tensor pixels = Tensor::empty({T, H, W, 3}, DType::u8), bad = Tensor::empty({T}, DType::i32);
+    ops::fill_zero(bad);
+    ops::frames_to_pixels(in[0].slice(offset, n + offset).view({T, H, W, 3}), pixels, bad);
+    return Tensors{pixels, bad};
+  };
+  cases.push_back(std::move(c));
+}
+
+}  // namespace
+
+std::vector<KernelCase> layout_cases(CaseSize size) {
+  Cases cases;
+  if (size == CaseSize::real) {
+    add_layouts(cases, {1, 3, 8, 480, 856}, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      add_patches(cases, {2, 4, 15, 60, 106}, {1, 2, 2}, dtype);
+      add_patches(cases, {8, 4, 4, 32, 32}, {1, 2, 2}, dtype);
+    }
+    // What one of 8 ranks sends to another between the blocks, two samples.
+    add_copy(cases, {2, 2, 1590, 1152}, {2, 2, 199, 1152}, {2, 199, 0, 398, 0, 0}, DType::bf16);
+    add_frames(cases, 51, 480, 848, 3, 0);
+    add_pixels(cases, 4, 720, 1280, 0);
+    return cases;
+  }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_layouts(cases, {2, 3, 2, 3, 5}, dtype);
+    add_patches(cases, {2, 4, 3, 6, 10}, {1, 2, 2}, dtype);
+    add_patches(cases, {1, 3, 5, 7, 75}, {2, 2, 2}, dtype);  // edges on every axis, two strips
+    add_patches(cases, {1, 1, 1, 1, 1}, {1, 2, 2}, dtype);
+    add_patches(cases, {1, 5, 2, 3, 4}, {1, 1, 3}, dtype);  // rows of 15 elements
+    add_copy(cases, {2, 5, 7, 3}, {2, 3, 11, 3}, {2, 4, 1, 3, 1, 6}, dtype);
+    add_copy(cases, {1, 1, 9, 5}, {1, 1, 9, 5}, {1, 9, 0, 0, 0, 0}, dtype);
+    add_copy(cases, {3, 2, 4, 8}, {3, 4, 4, 8}, {2, 0, 0, 1, 2, 1}, dtype);  // nothing to copy
+  }
+  add_frames(cases, 1, 1, 1, 3, 0);
+  add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end
+  add_frames(cases, 2, 19, 29, 3, 0);  // planes that are not aligned
+  add_frames(cases, 2, 8, 8, 3, 5);
+  add_frames(cases, 2, 8, 9, 4, 0);
+  add_pixels(cases, 1, 1, 1, 0);
+  add_pixels(cases, 3, 20, 36, 0);
+  add_pixels(cases, 2, 19, 29, 0);  // frames of 1653: one value an access
+  add_pixels(cases, 2, 40, 52, 1);  // more than a block a frame
+  return cases;
+}
+
+}  // namespace weft

@@ -1,0 +1,56 @@
+// The table of cases that `weft bench kernels` holds the GPU to (src/bench/kernels), on the CPU: every case against its fp64
+// reference, and every case with one thread and with several.
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
+#include "tests/ops/reference.h"
+
+namespace weft::test {
+namespace {
+
+TEST_F(OpTest, EveryCaseMatchesItsReference) {
+  std::int64_t compared = 0;
+  for (const KernelCase& c : kernel_cases(CaseSize::small)) {
+    if (!c.reference) continue;
+    std::vector<Tensor> inputs = copies(c.inputs);
+    const std::vector<Values> wanted = c.reference(values_of(inputs));
+    const Verdict v = compare(values_of(c.run(inputs)), wanted, c.tolerance);
+    EXPECT_EQ(v.wrong, 0) << c.op << " " << c.shape << " " << name_of(c.dtype) << ": " << v.worst
+                          << " of the largest value, at most " << c.tolerance;
+    ++compared;
+  }
+  EXPECT_GE(compared, 600) << "cases have lost their references";
+}
+
+TEST(Reference, SlopesAreDerivatives) {
+  const double h = 1e-5;
+  for (double x = -6; x < 6; x += 0.37) {
+    EXPECT_NEAR(fp64::gelu_slope(x), (fp64::gelu(x + h) - fp64::gelu(x - h)) / (2 * h), 1e-9);
+    EXPECT_NEAR(fp64::silu_slope(x), (fp64::silu(x + h) - fp64::silu(x - h)) / (2 * h), 1e-9);
+  }
+}
+
+// Sums are made in an order that does not depend on the thread count, or a restarted run would not repeat its bits.
+TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
+  const int threads = omp_get_max_threads();
+  for (const KernelCase& c : kernel_cases(CaseSize::small)) {
+    std::vector<std::vector<Tensor>> results;
+    for (const int n : {1, 3}) {
+      omp_set_num_threads(n);
+      std::vector<Tensor> inputs = copies(c.inputs);
+      results.push_back(c.run(inputs));
+    }
+    omp_set_num_threads(threads);
+    for (std::size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_EQ(std::memcmp(results[0][i].raw(), results[1][i].raw(), results[0][i].bytes()), 0)
+          << c.op << " " << c.shape << " " << name_of(c.dtype) << ", output " << i;
+  }
+}
+
+}  // namespace
+}  // namespace weft::test
