@@ -15,7 +15,7 @@ struct SimulateRequest {
   std::int64_t per_gpu =
       0;  // micro-batches a rank and step; 0: the deck's train.micro_batches, shared by all
   std::string costs,
-      rates;      // measured ones (plan/simulation_job.h, plan/step_model.h); empty: predicted
+      rates;      // measured ones (plan/simulation_job.h, train/step_cost.h); empty: predicted
   int cores = 0;  // of the host, for --fabric local; 0: those of this one
   double link_rate = 2;  // GB/s between its ranks, as weft bench comm measures them
   int steps = 20, warmup = 2;
