@@ -28,9 +28,14 @@ std::vector<Model>& table() {
 const std::vector<Model>& models() { return table(); }
 void add_model(Model model) { table().push_back(std::move(model)); }
 
-std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
+const Model* find_model(const std::string& name) {
   for (const Model& m : models())
-    if (m.name == deck.model.name && m.make_task) return m.make_task(deck);
+    if (m.name == name && m.make_task) return &m;
+  return nullptr;
+}
+
+std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
+  if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
   throw Error(
       Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
       "set model.name to \"stdit3\" or \"vae\"; the temporal VAE trains as a part of \"vae\"",

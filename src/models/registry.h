@@ -21,6 +21,8 @@ struct Model {
 const std::vector<Model>& models();
 void add_model(Model model);
 
+// The model of that name that trains by itself; null: there is none.
+const Model* find_model(const std::string& name);
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);
 

@@ -137,4 +137,37 @@ class ParameterTable {
   int next_bucket_ = 0;
 };
 
+// While it lives, the parameters whose names begin with `prefix` are not trained: a backward sends gradients through what they
+// do and leaves none in them.
+class FrozenScope {
+ public:
+  FrozenScope(ParameterTable& table, std::string_view prefix) {
+    for (const auto& p : table.all())
+      if (p->trainable && p->name.starts_with(prefix)) frozen_.push_back(p.get());
+    for (Parameter* p : frozen_) p->trainable = false;
+  }
+  ~FrozenScope() {
+    for (Parameter* p : frozen_) p->trainable = true;
+  }
+  FrozenScope(const FrozenScope&) = delete;
+  FrozenScope& operator=(const FrozenScope&) = delete;
+
+ private:
+  std::vector<Parameter*> frozen_;
+};
+// Turns the counting of uses on or off for as long as it lives.
+class CountingScope {
+ public:
+  CountingScope(ParameterTable& table, bool on) : table_(table), before_(table.counting()) {
+    table.set_counting(on);
+  }
+  ~CountingScope() { table_.set_counting(before_); }
+  CountingScope(const CountingScope&) = delete;
+  CountingScope& operator=(const CountingScope&) = delete;
+
+ private:
+  ParameterTable& table_;
+  bool before_;
+};
+
 }  // namespace weft

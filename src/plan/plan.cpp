@@ -6,8 +6,9 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "data/step_plan.h"
+#include "models/registry.h"
 #include "parallel/rank_device.h"
-#include "plan/planned_model.h"
+#include "plan/measure.h"
 
 namespace weft {
 namespace {
@@ -148,19 +149,22 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const auto source = open_clip_source(deck.data.path, false);
   const std::vector<Bucket>& buckets = source->buckets();
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
-  const std::unique_ptr<PlannedModel> model = planned_model(deck);
-  TrainingTask& task = model->task();
-  model->check(buckets, local);
+  const Model* model = find_model(deck.model.name);
+  WEFT_CHECK(model != nullptr, Exit::usage, "set model.name to \"stdit3\" or \"vae\"",
+             "weft plan knows no training of model.name = \"{}\"", deck.model.name);
+  const std::unique_ptr<TrainingTask> made = model->make_task(deck);
+  TrainingTask& task = *made;
+  task.check_plan(buckets, local);
   plan.model = task.describe();
-  plan.unit = model->unit();
+  plan.unit = task.unit();
   // Memory that nobody touches costs nothing: the layout is what counts.
   task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                          task.bf16(), true);
   plan.parameters = task.params().total_elements();
   plan.trained = task.params().trainable_elements();
-  plan.schedule = model->schedule(buckets);
+  plan.schedule = task.schedule(buckets);
   plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks);
-  plan.memory.fixed += model->other_weights();
+  plan.memory.fixed += task.other_weights();
   std::size_t clip_bytes = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i)
     clip_bytes = std::max(clip_bytes, buckets[i].clip_bytes() * static_cast<std::size_t>(std::min(
@@ -189,11 +193,13 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
                deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
   }
-  PlannedWork work{buckets, {}, plan_memory(task, buckets, sizes, plan.capacity, device)};
-  for (std::size_t i = 0; i < buckets.size(); ++i)
+  const std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
+  PlannedWork work{buckets, {}, {}};
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
     work.clips.push_back(std::min(sizes[i], buckets[i].clips));
-  for (const StepMemory& m : work.memory)
-    plan.memory.activations = std::max(plan.memory.activations, m.bytes);
+    work.recompute.push_back(memory[i].recompute);
+    plan.memory.activations = std::max(plan.memory.activations, memory[i].bytes);
+  }
   if (device == DeviceKind::cuda)
     plan.memory.reserve = static_cast<std::size_t>(
         std::min(static_cast<double>(plan.capacity - plan.memory.activations),
@@ -203,7 +209,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   std::vector<MicroBatchCost> costs;
   double optimizer_bandwidth = 0;
   if (local) {
-    LocalMeasurement m = model->measure(work, world);
+    LocalMeasurement m = measure_local(deck, task.measure(work, world), world);
     plan.machine = m.machine;
     costs = m.costs;
     optimizer_bandwidth = m.optimizer_bandwidth;
@@ -212,7 +218,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
     optimizer_bandwidth = rates.bandwidth;
     plan.rates_origin = rates.origin;
-    costs = model->costs(work, rates, plan.machine.link_bandwidth);
+    costs = task.costs(work, rates, plan.machine.link_bandwidth);
   }
   plan.machine.memory_bytes = request.memory_gb * 1e9;
   double micro_batches = 0;
@@ -220,8 +226,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     BucketPlan b;
     b.name = buckets[i].name;
     b.batch = work.clips[i];
-    b.tokens = model->units(buckets[i], b.batch);
-    b.memory = work.memory[i];
+    b.tokens = task.units(buckets[i], b.batch);
+    b.memory = memory[i];
     b.cost = costs[i];
     b.share = b.batch == 0 ? 0 : static_cast<double>(buckets[i].clips / b.batch);
     micro_batches += b.share;
@@ -234,7 +240,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     tokens += b.share * static_cast<double>(b.tokens);
     flops += b.share * b.cost.flops * sp;
     bytes += b.share * static_cast<double>(b.batch) *
-             (static_cast<double>(buckets[i].clip_bytes()) + model->bytes_beside_clip());
+             (static_cast<double>(buckets[i].clip_bytes()) + task.bytes_beside_clip());
   }
   suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 

@@ -73,7 +73,7 @@ struct Plan {
   double checkpoint_interval = 0;                     // seconds, Young and Daly's
 };
 
-// Collective for fabric "local", which measures (plan/measure.h); alone otherwise. Exit::usage for what does not fit, naming
+// Collective for fabric "local", which measures (TrainingTask::measure); alone otherwise. Exit::usage for what does not fit, naming
 // the largest that does.
 Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);
 

@@ -19,7 +19,8 @@
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
 #include "models/video_vae/options.h"
-#include "plan/op_times.h"
+#include "models/stdit3/cost.h"
+#include "train/step_cost.h"
 #include "tensor/arena.h"
 
 namespace weft {

@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "core/version.h"
-#include "models/stdit3/options.h"
+#include "models/stdit3/cost.h"
 #include "models/stdit3/stdit3.h"
 #include "plan/simulation_job.h"
 #include "report/html.h"

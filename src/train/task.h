@@ -1,5 +1,5 @@
-// What a training run trains. The trainer (train/trainer.h) knows parameters, micro-batches and losses; the task knows the
-// model behind them: what a step computes, what it costs, and what of it can be computed twice to save memory.
+// What a training run trains. The trainer (train/trainer.h) and the planner (plan/plan.h) know parameters, micro-batches and
+// losses; the task knows the model behind them: what a step computes, what it costs, and what of it can be recomputed.
 #pragma once
 
 #include <functional>
@@ -13,6 +13,7 @@
 #include "nn/parameters.h"
 #include "nn/tape.h"
 #include "parallel/communicator.h"
+#include "train/step_cost.h"
 
 namespace weft {
 
@@ -78,6 +79,24 @@ class TrainingTask {
   // comes after open().
   virtual std::string state() const { return {}; }
   virtual void set_state(const std::string& text) {}
+
+  // The rest is what `weft plan` asks. Checks that the model can train on such clips; opens no file. `local`: on this host, whose
+  // ranks are measured.
+  virtual void check_plan(std::span<const Bucket> buckets, bool local) = 0;
+  // Bytes of weights that stand in no table of trained parameters.
+  virtual std::size_t other_weights() const { return 0; }
+  // Bytes that a clip's training reads besides the clip.
+  virtual double bytes_beside_clip() const { return 0; }
+  // How its work is counted, and how much of it there is in so many clips.
+  virtual std::string unit() const = 0;
+  virtual std::int64_t units(const Bucket& bucket, std::int64_t clips) = 0;
+  // Of params() that are laid out: when each bucket of gradients is complete, and when its weights are used. By a dry run.
+  virtual std::vector<BucketSchedule> schedule(std::span<const Bucket> buckets);
+  // [bucket] By the rates, on one of parallel.sp ranks with links of that many B/s between them. By dry runs.
+  virtual std::vector<MicroBatchCost> costs(const PlannedWork& work, const Rates& rates,
+                                            double link_bandwidth);
+  // Collective: measured on all ranks of `world` at once. Exit::usage from a model that measures nothing.
+  virtual MeasuredWork measure(const PlannedWork& work, MPI_Comm world);
 };
 
 // Makes the task of a deck, which outlives it (models/registry.h).

@@ -1,5 +1,5 @@
 // Operations of single calls in an arena without memory, against counts by hand.
-#include "plan/op_times.h"
+#include "train/step_cost.h"
 
 #include <gtest/gtest.h>
 

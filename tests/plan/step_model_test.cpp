@@ -1,5 +1,6 @@
 // The formulas against the tables of the performance study: B4 (roofline of a step), B6 (communication), B7 (variation).
 #include "plan/step_model.h"
+#include "models/stdit3/cost.h"
 #include "models/stdit3/options.h"
 
 #include <gmock/gmock.h>

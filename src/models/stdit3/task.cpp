@@ -24,8 +24,8 @@ Stdit3Task::Stdit3Task(const Deck& deck)
 
 std::string Stdit3Task::describe() const {
   const Stdit3Deck& m = deck_.get<Stdit3Deck>();
-  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", deck_.model.name, m.depth,
-                     m.hidden_size, m.num_heads, deck_.model.dtype);
+  return fmt::format("{}: {} pairs, C = {}, {} heads, {}", deck_.model.name, m.depth, m.hidden_size,
+                     m.num_heads, deck_.model.dtype);
 }
 
 void Stdit3Task::check(const Bucket& bucket, int sp) const {

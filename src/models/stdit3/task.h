@@ -32,6 +32,17 @@ class Stdit3Task : public TrainingTask {
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute) override;
 
+  // By closed formulas (models/stdit3/cost.h), or measured with one and two pairs of blocks.
+  void check_plan(std::span<const Bucket> buckets, bool local) override;
+  std::size_t other_weights() const override;
+  double bytes_beside_clip() const override;
+  std::string unit() const override { return "tokens"; }
+  std::int64_t units(const Bucket& bucket, std::int64_t clips) override;
+  std::vector<BucketSchedule> schedule(std::span<const Bucket> buckets) override;
+  std::vector<MicroBatchCost> costs(const PlannedWork& work, const Rates& rates,
+                                    double link_bandwidth) override;
+  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
+
  private:
   void check_text(const Bucket& bucket, const Bucket& first) const;
 
@@ -40,6 +51,7 @@ class Stdit3Task : public TrainingTask {
   Communicator* group_ = nullptr;
   std::unique_ptr<TextFeatures> features_;
   ClipLatents latents_;
+  bool encodes_ = false;  // pixels to latents while training; known from check_plan() on
 };
 
 }  // namespace weft

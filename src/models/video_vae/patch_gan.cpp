@@ -19,7 +19,7 @@ Var batch_norm(nn::Context c, const Var& x, const nn::NormWeights& w, float eps)
 
 }  // namespace
 
-PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) {
+PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(prefix) {
   const auto add = [&](const std::string& name, const Shape& shape, Init init) {
     Parameter& p = params.add(prefix + "main." + name, shape, init);
     p.group = 1;
@@ -70,12 +70,6 @@ Var PatchGan::forward(nn::Context c, const Var& frames) const { return through_l
 
 nn::Dual PatchGan::forward(nn::Context c, const nn::Dual& frames) const {
   return through_layers(c, frames);
-}
-
-void PatchGan::set_trainable(bool on) {
-  for (const Layer& l : layers_)
-    for (Parameter* p : {l.conv.weight, l.conv.bias, l.norm.weight, l.norm.bias})
-      if (p != nullptr) p->trainable = on;
 }
 
 }  // namespace weft

@@ -21,8 +21,8 @@ class PatchGan {
   nn::Dual forward(nn::Context c, const nn::Dual& frames) const;
   static constexpr std::int64_t least_size = 24;
 
-  // While it is fixed, a backward sends gradients through it and leaves none in it.
-  void set_trainable(bool on);
+  // What its parameters' names begin with.
+  const std::string& prefix() const { return prefix_; }
 
  private:
   struct Layer {
@@ -33,6 +33,7 @@ class PatchGan {
   template <class X>
   X through_layers(nn::Context c, X x) const;
 
+  std::string prefix_;
   std::vector<Layer> layers_;
 };
 

@@ -18,7 +18,7 @@
 namespace weft {
 namespace {
 
-const std::string critic_prefix = "discriminator.";
+const std::string discriminator_prefix = "discriminator.";
 
 }  // namespace
 
@@ -34,7 +34,7 @@ VaeTask::VaeTask(const Deck& deck)
              Exit::usage, "set vae_train.discriminator = \"patchgan\"",
              "vae_train.lecam_weight and gradient_penalty_weight belong to a discriminator, and "
              "there is none");
-  if (v.discriminator != "none") gan_.emplace(vae_.params(), critic_prefix);
+  if (v.discriminator != "none") gan_.emplace(vae_.params(), discriminator_prefix);
   loss_ = std::make_unique<VaeLoss>(deck, vae_, nullptr, gan_ ? &*gan_ : nullptr);
 }
 
@@ -188,12 +188,12 @@ void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t
   constexpr int first = StepReport::terms + static_cast<int>(VaeLoss::logit_real);
   static_assert(int{VaeLoss::terms} <= StepReport::host_slots - StepReport::terms);
   ops::running_average(report.rows(), StepReport::width, first, 1.0f / static_cast<float>(clips),
-                       CriticLoss::decay, loss_->critic()->averages());
+                       DiscriminatorLoss::decay, loss_->discriminator_loss()->averages());
 }
 
 std::string VaeTask::state() const {
   if (!gan_ || deck_.get<VaeTrainDeck>().lecam_weight == 0) return {};
-  const Tensor averages = loss_->critic()->averages().to_host();
+  const Tensor averages = loss_->discriminator_loss()->averages().to_host();
   return fmt::format("lecam {:a} {:a}", averages.data<float>()[0], averages.data<float>()[1]);
 }
 
@@ -202,7 +202,7 @@ void VaeTask::set_state(const std::string& text) {
   WEFT_CHECK(std::sscanf(text.c_str(), "lecam %a %a", &averages[0], &averages[1]) == 2,
              Exit::checkpoint, "this is a bug in weft, please report it with the log",
              "the checkpoint's state of the task reads \"{}\"", text);
-  if (gan_) loss_->critic()->averages().set(std::span<const float>(averages));
+  if (gan_) loss_->discriminator_loss()->averages().set(std::span<const float>(averages));
 }
 
 }  // namespace weft

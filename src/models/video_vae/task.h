@@ -37,8 +37,13 @@ class VaeTask : public TrainingTask {
 
   // Frames of a clip that the 2D VAE and LPIPS take at once.
   std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }
-  // Of LPIPS's network, which stands in no table of params(); 0 where it is not used.
-  std::size_t lpips_bytes() const { return lpips_ ? lpips_->weight_bytes() : 0; }
+
+  // LPIPS's network stands in no table of params().
+  std::size_t other_weights() const override { return lpips_ ? lpips_->weight_bytes() : 0; }
+  void check_plan(std::span<const Bucket> buckets, bool local) override;
+  std::string unit() const override { return "latents"; }
+  std::int64_t units(const Bucket& bucket, std::int64_t clips) override;
+  MeasuredWork measure(const PlannedWork& work, MPI_Comm world) override;
 
   // LeCam's running averages follow the steps, and are the task's state.
   void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;

@@ -13,6 +13,7 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t channels = SpatialVae::latent_channels;
+constexpr const char* spatial_prefix = "spatial_vae.";
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
   Tensor t = Tensor::empty(shape, dtype);
@@ -56,7 +57,7 @@ VaeLoss::VaeLoss(const Deck& deck, VideoVae& vae, Lpips* lpips, PatchGan* gan)
       group_(deck.get<VaeDeck>().micro_batch_size),
       in_(factors(SpatialVae::scaling)),
       out_(factors(1.0f / SpatialVae::scaling)) {
-  if (gan != nullptr) critic_.emplace(deck_, *gan, vae.params());
+  if (gan != nullptr) discriminator_.emplace(deck_, *gan, vae.params());
 }
 
 std::int64_t VaeLoss::group(std::int64_t frames) const {
@@ -117,50 +118,66 @@ void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float 
   lpips_->add(x, y, often, count ? perceptual_sum : unused, weight * often);
 }
 
-// The loss of pixels, a group of frames at a time. Uses of the decoder's parameters are counted in the last.
-void VaeLoss::learn_from_pixels(const Step& s) const {
+// Groups of frames, one after the other: f(first frame, frames in the group).
+void VaeLoss::each_group(std::int64_t frames,
+                         const std::function<void(std::int64_t, std::int64_t)>& f) const {
+  for (std::int64_t first = 0; first < frames; first += group(frames))
+    f(first, std::min(group(frames), frames - first));
+}
+
+// Decodes a group at a time, backward at once with the gradients that `send` gives the pixels. The decoder learns, and its
+// uses are counted in the last group; the latents' gradient is added to that of z_rec.
+void VaeLoss::train_decoder(const Step& s, const PixelGradient& send) const {
   ParameterTable& params = vae_.params();
   const bool counting = params.counting();
-  const std::int64_t size = group(s.frames());
-  for (std::int64_t first = 0; first < s.frames(); first += size) {
-    const std::int64_t count = std::min(size, s.frames() - first);
-    params.set_counting(counting && first + count == s.frames());
+  each_group(s.frames(), [&](std::int64_t first, std::int64_t count) {
+    const CountingScope counted(params, counting && first + count == s.frames());
     Tape tape;
     Var z;
     const Var y = decode(tape, s.z_rec, first, count, z);
-    add_pixels(s, y, first, s.weight, true);
+    send(y, first);
     tape.backward();
     Tensor part = nn::frames_of(zeroed_grad(s.z_rec), first, count);
     ops::add_inplace(z->grad, part);
-  }
-  params.set_counting(counting);
+  });
 }
 
-void VaeLoss::set_spatial_trainable(bool on) const {
-  for (const auto& p : vae_.params().all())
-    if (p->name.starts_with("spatial_vae.")) p->trainable = on && !frozen_;
+void VaeLoss::learn_from_pixels(const Step& s) const {
+  train_decoder(s,
+                [&](const Var& y, std::int64_t first) { add_pixels(s, y, first, s.weight, true); });
 }
 
-// The discriminator's step, and what it thinks of the frames `made`: the generator's loss, and its gradient at the pixels.
-Tensor VaeLoss::critic_gradient(const Step& s, const Tensor& made, Tensor& loss) const {
+// All frames as the decoder gives them back.
+Tensor VaeLoss::decode_all(const Step& s) const {
+  Tensor fake = Tensor::empty(s.in.frames.shape(), s.in.frames.dtype());
+  each_group(s.frames(), [&](std::int64_t first, std::int64_t count) {
+    Tape plain(Tape::Mode::infer);
+    Var z;
+    Tensor part = nn::frames_of(fake, first, count);
+    ops::convert(decode(plain, s.z_rec, first, count, z)->value, part);
+  });
+  return fake;
+}
+
+// The discriminator's step, then its opinion of the fake frames: the generator's loss, and its gradient at the pixels.
+Tensor VaeLoss::adversarial_gradient(const Step& s, const Tensor& fake, Tensor& loss) const {
   using ops::GanLoss;
   // As VQGAN has it for both of its losses; the non-saturating one is MAGVIT's.
-  const GanLoss of_maker =
+  const GanLoss of_generator =
       deck_.discriminator_loss == "non-saturating" ? GanLoss::logistic : GanLoss::linear;
-  critic_->learn(s.in.frames, made, s.weight,
-                 {s.of(discriminator), s.of(lecam), s.of(gradient_penalty), s.of(logit_real),
-                  s.of(logit_made)});
-  gan_->set_trainable(false);
-  const Var y = make_var(made);
+  discriminator_->learn(s.in.frames, fake, s.weight,
+                        {s.of(discriminator), s.of(lecam), s.of(gradient_penalty), s.of(logit_real),
+                         s.of(logit_fake)});
+  const FrozenScope frozen(vae_.params(), gan_->prefix());
+  const Var y = make_var(fake);
   {
     Tape tape;
     const Var logits = gan_->forward({tape, vae_.params()}, y);
-    ops::gan_loss_forward(logits->value, of_maker, -1, 1, loss);
+    ops::gan_loss_forward(logits->value, of_generator, -1, 1, loss);
     const auto [d, accumulate] = grad_target(logits);
-    ops::gan_loss_backward(logits->value, of_maker, -1, 1, d, accumulate);
+    ops::gan_loss_backward(logits->value, of_generator, -1, 1, d, accumulate);
     tape.backward();
   }
-  gan_->set_trainable(true);
   return std::move(y->grad);
 }
 
@@ -175,102 +192,96 @@ Tensor VaeLoss::at_last_layer(const Step& s, const Tensor& dz) const {
   return dw;
 }
 
+// The latents' gradients by the pixels' loss alone and by the adversarial loss alone, through a decoder that does not learn.
+VaeLoss::LatentGradients VaeLoss::latent_gradients(const Step& s, const Tensor& dy) const {
+  const CountingScope uncounted(vae_.params(), false);
+  const FrozenScope frozen(vae_.params(), spatial_prefix);
+  const auto like_z = [&] { return Tensor::empty(s.z_rec->value.shape(), s.z_rec->value.dtype()); };
+  LatentGradients by{like_z(), like_z()};
+  const auto through_decoder = [&](std::int64_t first, std::int64_t count, Tensor& all,
+                                   const auto& send) {
+    Tape tape;
+    Var z;
+    const Var y = decode(tape, s.z_rec, first, count, z);
+    send(y);
+    tape.backward();
+    Tensor part = nn::frames_of(all, first, count);
+    ops::convert(z->grad, part);
+  };
+  each_group(s.frames(), [&](std::int64_t first, std::int64_t count) {
+    through_decoder(first, count, by.pixels,
+                    [&](const Var& y) { add_pixels(s, y, first, 1, deck_.pixel_loss); });
+    through_decoder(first, count, by.adversarial,
+                    [&](const Var& y) { y->grad = nn::frames_of(dy, first, count); });
+  });
+  return by;
+}
+
 // Pixels and the discriminator. The adversarial loss weighs as much as its gradient at the last layer is smaller than that of
 // the pixels' loss: both are known only after a backward each through the decoder.
-void VaeLoss::learn_from_critic(const Step& s) const {
-  ParameterTable& params = vae_.params();
-  const bool counting = params.counting();
-  const std::int64_t T = s.frames(), size = group(T);
-  const auto each_group = [&](const auto& f) {
-    for (std::int64_t first = 0; first < T; first += size) f(first, std::min(size, T - first));
-  };
-  Tensor made = Tensor::empty(s.in.frames.shape(), s.in.frames.dtype());
-  each_group([&](std::int64_t first, std::int64_t count) {
-    Tape plain(Tape::Mode::infer);
-    Var z;
-    Tensor part = nn::frames_of(made, first, count);
-    ops::convert(decode(plain, s.z_rec, first, count, z)->value, part);
-  });
+void VaeLoss::learn_from_discriminator(const Step& s) const {
+  // 1. What the discriminator learns from these frames, and what it says of them.
+  Tensor fake = decode_all(s);
   Tensor loss = zeros({1});
-  const Tensor of_critic = critic_gradient(s, made, loss);
-  made.release();
+  const Tensor dy_adversarial = adversarial_gradient(s, fake, loss);
+  fake.release();
 
-  params.set_counting(false);
-  set_spatial_trainable(false);
-  Tensor by_pixels = Tensor::empty(s.z_rec->value.shape(), s.z_rec->value.dtype());
-  Tensor by_critic = Tensor::empty(s.z_rec->value.shape(), s.z_rec->value.dtype());
-  each_group([&](std::int64_t first, std::int64_t count) {
-    for (const bool critic : {false, true}) {
-      Tape tape;
-      Var z;
-      const Var y = decode(tape, s.z_rec, first, count, z);
-      if (critic)
-        y->grad = nn::frames_of(of_critic, first, count);
-      else
-        add_pixels(s, y, first, 1, deck_.pixel_loss);
-      tape.backward();
-      Tensor part = nn::frames_of(critic ? by_critic : by_pixels, first, count);
-      ops::convert(z->grad, part);
-    }
-  });
-  set_spatial_trainable(true);
+  // 2. The adaptive weight.
+  const LatentGradients by = latent_gradients(s, dy_adversarial);
   Tensor factor = Tensor::empty({1}, DType::f32), sum = s.of(adversarial);
-  ops::adaptive_weight(at_last_layer(s, by_pixels), at_last_layer(s, by_critic),
+  ops::adaptive_weight(at_last_layer(s, by.pixels), at_last_layer(s, by.adversarial),
                        static_cast<float>(deck_.discriminator_weight), factor);
   ops::scaled_add(loss, 1, factor, sum, true);
 
+  // 3. Both gradients to the latents, and through the decoder where it learns too.
   if (frozen_) {
     Tensor& dz = zeroed_grad(s.z_rec);
-    if (deck_.pixel_loss) ops::scaled_add(by_pixels, s.weight, Tensor(), dz, true);
-    ops::scaled_add(by_critic, s.weight, factor, dz, true);
-  } else {
-    each_group([&](std::int64_t first, std::int64_t count) {
-      params.set_counting(counting && first + count == T);
-      Tape tape;
-      Var z;
-      const Var y = decode(tape, s.z_rec, first, count, z);
-      if (deck_.pixel_loss) add_pixels(s, y, first, s.weight, false);
-      const auto [dy, accumulate] = grad_target(y);
-      ops::scaled_add(nn::frames_of(of_critic, first, count), s.weight, factor, dy, accumulate);
-      tape.backward();
-      Tensor part = nn::frames_of(zeroed_grad(s.z_rec), first, count);
-      ops::add_inplace(z->grad, part);
-    });
+    if (deck_.pixel_loss) ops::scaled_add(by.pixels, s.weight, Tensor(), dz, true);
+    ops::scaled_add(by.adversarial, s.weight, factor, dz, true);
+    return;
   }
-  params.set_counting(counting);
+  train_decoder(s, [&](const Var& y, std::int64_t first) {
+    if (deck_.pixel_loss) add_pixels(s, y, first, s.weight, false);
+    const auto [dy, accumulate] = grad_target(y);
+    ops::scaled_add(nn::frames_of(dy_adversarial, first, y->value.dim(1)), s.weight, factor, dy,
+                    accumulate);
+  });
+}
+
+void VaeLoss::add_kl(const Step& s, const Var& moments) const {
+  const auto of_kl = static_cast<float>(deck_.kl_weight);
+  Tensor sum = s.of(kl);
+  ops::kl_forward(moments->value, of_kl, sum);
+  const auto [d, accumulate] = grad_target(moments);
+  ops::kl_backward(moments->value, s.weight * of_kl, d, accumulate);
+}
+
+// L1 between the 2D latents and what the temporal VAE makes of them; both sides learn where both are trained.
+void VaeLoss::compare_latents(const Step& s, const Var& z2, const Var& other, Term term) const {
+  const float a_frame = 1.0f / static_cast<float>(s.frames());
+  Tensor sum = s.of(term);
+  ops::l1_forward(z2->value, other->value, a_frame, sum);
+  const auto [d, accumulate] = grad_target(other);
+  ops::l1_backward(other->value, z2->value, s.weight * a_frame, d, accumulate);
+  if (!z2->needs_grad) return;
+  const auto [d2, accumulate2] = grad_target(z2);
+  ops::l1_backward(z2->value, other->value, s.weight * a_frame, d2, accumulate2);
 }
 
 TrainingLoss VaeLoss::operator()(Tape& tape, const VaeSample& in, float weight) const {
   const nn::Context c{tape, vae_.params()};
   const std::int64_t T = in.frames.dim(1);
-  const float a_frame = 1.0f / static_cast<float>(T);
   const Var z2 = encode(c, in);
   const Var moments = vae_.temporal().encode(c, z2);
   const Var z = nn::posterior_draw(c, moments, in.temporal_noise, Tensor());
   Step s{in, nullptr, nullptr, weight, zeros({terms})};
   s.z_rec = vae_.temporal().decode(c, z, T, &s.last_input);
 
-  if (deck_.pixel_loss) {
-    const auto of_kl = static_cast<float>(deck_.kl_weight);
-    Tensor sum = s.of(kl);
-    ops::kl_forward(moments->value, of_kl, sum);
-    const auto [d, accumulate] = grad_target(moments);
-    ops::kl_backward(moments->value, weight * of_kl, d, accumulate);
-  }
-  // The 2D latents against what the temporal VAE makes of them; both sides learn where both are trained.
-  const auto compare = [&](const Var& other, Term term) {
-    Tensor sum = s.of(term);
-    ops::l1_forward(z2->value, other->value, a_frame, sum);
-    const auto [d, accumulate] = grad_target(other);
-    ops::l1_backward(other->value, z2->value, weight * a_frame, d, accumulate);
-    if (!z2->needs_grad) return;
-    const auto [d2, accumulate2] = grad_target(z2);
-    ops::l1_backward(z2->value, other->value, weight * a_frame, d2, accumulate2);
-  };
-  if (deck_.latent_loss) compare(s.z_rec, latent);
-  if (deck_.identity_loss && T == 1) compare(z, identity);
+  if (deck_.pixel_loss) add_kl(s, moments);
+  if (deck_.latent_loss) compare_latents(s, z2, s.z_rec, latent);
+  if (deck_.identity_loss && T == 1) compare_latents(s, z2, z, identity);
   if (in.adversarial)
-    learn_from_critic(s);
+    learn_from_discriminator(s);
   else if (deck_.pixel_loss)
     learn_from_pixels(s);
 

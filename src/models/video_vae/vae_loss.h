@@ -3,9 +3,10 @@
 // memory does not grow with the clip, and nothing is computed twice for that.
 #pragma once
 
+#include <functional>
 #include <optional>
 
-#include "models/video_vae/critic_loss.h"
+#include "models/video_vae/discriminator_loss.h"
 #include "models/video_vae/lpips.h"
 #include "models/video_vae/options.h"
 #include "models/video_vae/video_vae.h"
@@ -39,7 +40,7 @@ class VaeLoss {
     lecam,
     gradient_penalty,
     logit_real,
-    logit_made,
+    logit_fake,
     terms
   };
   static std::vector<std::string> names();
@@ -49,7 +50,7 @@ class VaeLoss {
   TrainingLoss operator()(Tape& tape, const VaeSample& in, float weight) const;
 
   // Of the discriminator; null where there is none.
-  CriticLoss* critic() { return critic_ ? &*critic_ : nullptr; }
+  DiscriminatorLoss* discriminator_loss() { return discriminator_ ? &*discriminator_ : nullptr; }
 
   // Frames in a group, and groups of a clip.
   std::int64_t group(std::int64_t frames) const;
@@ -60,17 +61,28 @@ class VaeLoss {
   Var encode(nn::Context c, const VaeSample& in) const;
   Var decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64_t count, Var& z) const;
   void add_pixels(const Step& s, const Var& y, std::int64_t first, float weight, bool count) const;
+  void each_group(std::int64_t frames,
+                  const std::function<void(std::int64_t, std::int64_t)>& f) const;
+  using PixelGradient = std::function<void(const Var& y, std::int64_t first)>;
+  void train_decoder(const Step& s, const PixelGradient& send) const;
+  void add_kl(const Step& s, const Var& moments) const;
+  void compare_latents(const Step& s, const Var& z2, const Var& other, Term term) const;
   void learn_from_pixels(const Step& s) const;
-  void learn_from_critic(const Step& s) const;
-  Tensor critic_gradient(const Step& s, const Tensor& made, Tensor& loss) const;
+
+  Tensor decode_all(const Step& s) const;
+  Tensor adversarial_gradient(const Step& s, const Tensor& fake, Tensor& loss) const;
+  struct LatentGradients {
+    Tensor pixels, adversarial;
+  };
+  LatentGradients latent_gradients(const Step& s, const Tensor& dy) const;
   Tensor at_last_layer(const Step& s, const Tensor& dz) const;
-  void set_spatial_trainable(bool on) const;
+  void learn_from_discriminator(const Step& s) const;
 
   const VaeTrainDeck& deck_;
   VideoVae& vae_;
   Lpips* lpips_;
   PatchGan* gan_;
-  std::optional<CriticLoss> critic_;
+  std::optional<DiscriminatorLoss> discriminator_;
   bool frozen_;
   std::int64_t group_;
   Tensor in_, out_;  // f32 [2,4]: latents times 0.18215, and back

@@ -1,4 +1,4 @@
-#include "models/video_vae/critic_loss.h"
+#include "models/video_vae/discriminator_loss.h"
 
 #include <array>
 
@@ -18,17 +18,18 @@ void send_ones(const Var& logits) {
 
 }  // namespace
 
-CriticLoss::CriticLoss(const VaeTrainDeck& deck, PatchGan& gan, ParameterTable& params)
+DiscriminatorLoss::DiscriminatorLoss(const VaeTrainDeck& deck, PatchGan& gan,
+                                     ParameterTable& params)
     : deck_(deck), gan_(gan), params_(params), averages_(Tensor::persistent({2}, DType::f32)) {
   averages_.set(std::span<const float>(std::array<float, 2>{}));
 }
 
 // The losses of one side's logits, and their gradient there.
-void CriticLoss::judge(const Var& logits, bool real, float weight, Sums& sums) const {
+void DiscriminatorLoss::judge(const Var& logits, bool real, float weight, Sums& sums) const {
   using ops::GanLoss;
   const GanLoss kind = deck_.discriminator_loss == "hinge" ? GanLoss::hinge : GanLoss::logistic;
   const float sign = real ? -1 : 1;
-  Tensor& mean = real ? sums.real : sums.made;
+  Tensor& mean = real ? sums.real : sums.fake;
   ops::gan_loss_forward(logits->value, kind, sign, 0.5f, sums.loss);
   ops::gan_loss_forward(logits->value, GanLoss::linear, 1, 1, mean);
   const auto [d, accumulate] = grad_target(logits);
@@ -45,25 +46,27 @@ void CriticLoss::judge(const Var& logits, bool real, float weight, Sums& sums) c
 
 // The penalty, and its derivative by the gradient g of the logits' sum at the frames. The derivative of the penalty by a
 // parameter is that of v g, v fixed at what is returned, and v g is the tangent of the logits' sum along v.
-Tensor CriticLoss::penalise(const Tensor& real, float weight, Tensor& sum) const {
+Tensor DiscriminatorLoss::penalise(const Tensor& real, float weight, Tensor& sum) const {
   const auto factor = static_cast<float>(deck_.gradient_penalty_weight);
   const Var x = make_var(real);
-  Tape tape;
-  gan_.set_trainable(false);
-  send_ones(gan_.forward({tape, params_}, x));
-  tape.backward();
-  gan_.set_trainable(true);
+  {
+    const FrozenScope frozen(params_, gan_.prefix());
+    Tape tape;
+    send_ones(gan_.forward({tape, params_}, x));
+    tape.backward();
+  }
   Tensor norms = Tensor::empty({real.dim(1)}, DType::f32);
   ops::gradient_penalty_forward(x->grad, factor, norms, sum);
   ops::gradient_penalty_backward(x->grad, norms, factor * weight, x->grad);
   return std::move(x->grad);
 }
 
-void CriticLoss::learn(const Tensor& real, const Tensor& made, float weight, Sums sums) const {
+void DiscriminatorLoss::learn(const Tensor& real, const Tensor& fake, float weight,
+                              Sums sums) const {
   Tape tape;
   const nn::Context c{tape, params_};
-  // Made frames first: this pass waits for new weights, which one with fixed parameters does not.
-  judge(gan_.forward(c, make_var(made, false)), false, weight, sums);
+  // Fake frames first: this pass waits for new weights, which one with fixed parameters does not.
+  judge(gan_.forward(c, make_var(fake, false)), false, weight, sums);
   const Var x = make_var(real, false);
   if (deck_.gradient_penalty_weight > 0) {
     const Tensor along = penalise(real, weight, sums.penalty);

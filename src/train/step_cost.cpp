@@ -1,0 +1,179 @@
+#include "train/step_cost.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "tensor/arena.h"
+#include "train/task.h"
+
+namespace weft {
+namespace {
+
+double numel(const Tensor& t) { return static_cast<double>(t.numel()); }
+
+// Products an element of y: small [.., W, ..] is seen at twice its size where large is wider.
+double convolution(const Tensor& y, const Tensor& w, const Tensor& small, const Tensor& large) {
+  const double upsampled = large.dim(3) > small.dim(3) ? 4.0 / 9.0 : 1.0;
+  return 2 * upsampled * numel(y) * numel(w) / static_cast<double>(w.dim(0));
+}
+
+struct DryRun {
+  double forward = 0, backward = 0, flops = 0;
+};
+
+// A dry run of a micro-batch; `schedule`: when the gradients of each bucket are complete, and when its weights are wanted.
+DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, double recompute,
+               const Rates& rates, std::vector<BucketSchedule>* schedule) {
+  const auto arena = Arena::planning();
+  const ArenaScope scope(*arena);
+  OpTimes times(rates);
+  LoadedBatch batch;
+  batch.what.clips.resize(static_cast<std::size_t>(clips));
+  ParameterTable& params = task.params();
+  const auto count = params.buckets().size();
+  // Weights that are never used are wanted last.
+  std::vector<double> ready(count, 0), wanted(count, std::numeric_limits<double>::infinity());
+  params.begin_step([&](int b) { ready[static_cast<std::size_t>(b)] = times.seconds(); });
+  params.set_arrival([&](int b) {
+    wanted[static_cast<std::size_t>(b)] = times.seconds();
+    params.arrived(b);
+  });
+  if (schedule != nullptr)
+    for (int b = 0; b < std::ssize(params.buckets()); ++b) params.on_its_way(b);
+  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute);
+  DryRun w;
+  double turned = 0;  // where the last part's backward begins
+  for (std::size_t i = 0; i < work.parts.size(); ++i) {
+    const CountingScope counting(params, i + 1 == work.parts.size());
+    Tape tape;
+    const double start = times.seconds();
+    const TrainingLoss loss = work.parts[i](tape, 1.0f);
+    turned = times.seconds();
+    w.forward += turned - start;
+    tape.backward();
+    w.backward += times.seconds() - turned;
+  }
+  const double end = times.seconds();
+  params.finish_step();
+  for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
+  params.set_arrival({});
+  params.begin_step([](int) {});
+  w.flops = times.flops();
+  if (schedule == nullptr) return w;
+  for (std::size_t b = 0; b < schedule->size(); ++b) {
+    // What has a gradient in the loss itself (the discriminator, the 2D decoder) is ready as the backward begins.
+    (*schedule)[b].ready =
+        ready[b] >= end ? 1 : std::max(0.0, (ready[b] - turned) / (end - turned));
+    (*schedule)[b].needed = std::min(1.0, wanted[b] / turned);
+  }
+  return w;
+}
+
+}  // namespace
+
+Rates h200_targets() {
+  return {
+      0.92 * 790e12,
+      450e12,
+      400e12,
+      0.85 * 4.3e12,
+      0.03,
+      "targets for an H200, not measured (92 % of 790 TFLOP/s in products, 450 and 400 TFLOP/s in "
+      "attention, 450 TFLOP/s in convolutions, 85 % of 4.3 TB/s, 3 % gaps)",
+      450e12};
+}
+
+Rates read_rates(const std::string& file) {
+  const char* hint =
+      "a rates file is JSON with the numbers products, attention_forward, attention_backward "
+      "(FLOP/s), "
+      "bandwidth (B/s) and gaps (a share), and for the VAE convolutions (FLOP/s)";
+  std::ifstream in(file);
+  WEFT_CHECK(in.good(), Exit::usage, "name a file that exists", "--rates {} cannot be read", file);
+  Rates rates;
+  try {
+    const nlohmann::json json = parse_json(std::string(std::istreambuf_iterator<char>(in), {}));
+    rates.products = json.at("products").get<double>();
+    rates.attention_forward = json.at("attention_forward").get<double>();
+    rates.attention_backward = json.at("attention_backward").get<double>();
+    rates.bandwidth = json.at("bandwidth").get<double>();
+    rates.gaps = json.at("gaps").get<double>();
+    rates.convolutions = json.value("convolutions", 0.0);
+    rates.origin = json.value("origin", "given in " + file);
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(Exit::usage, fmt::format("--rates {}: {}", file, e.what()), hint, __FILE__,
+                __LINE__);
+  }
+  WEFT_CHECK(rates.products > 0 && rates.attention_forward > 0 && rates.attention_backward > 0 &&
+                 rates.bandwidth > 0 && rates.gaps >= 0 && rates.convolutions >= 0,
+             Exit::usage, hint, "--rates {}: rates are above 0", file);
+  return rates;
+}
+
+double operations_of(const std::string& name, std::span<const Tensor> t) {
+  const auto last = t.size() - 1;
+  if (name == "conv_forward") return convolution(t[last], t[1], t[0], t[last]);
+  if (name == "conv_backward_input") return convolution(t[0], t[1], t[2], t[0]);
+  if (name == "conv_backward_weight") return convolution(t[1], t[2], t[0], t[1]);
+  if (name == "linear_forward") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(0));
+  if (name == "linear_backward_input") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(1));
+  if (name == "linear_backward_weight") return 2 * numel(t[0]) * static_cast<double>(t[1].dim(-1));
+  // qkv [N,P,3,C] -> out [N,P,C].
+  if (name == "wide_attention_forward") return 4 * numel(t[1]) * static_cast<double>(t[1].dim(1));
+  if (name == "wide_attention_backward") return 10 * numel(t[1]) * static_cast<double>(t[1].dim(1));
+  return 0;
+}
+
+OpTimes::OpTimes(const Rates& rates) : rates_(rates) {
+  WEFT_CHECK(rates.convolutions > 0, Exit::usage, "add \"convolutions\", in FLOP/s",
+             "the VAE's time needs a rate of convolutions, and the rates have none ({})",
+             rates.origin);
+  ops::set_op_watch(this);
+}
+
+void OpTimes::met(const std::string& name, std::span<const Tensor> tensors) {
+  if (tensors.empty()) return;
+  const double flops = operations_of(name, tensors);
+  double bytes = 0;
+  for (const Tensor& t : tensors)
+    if (t.defined()) bytes += static_cast<double>(t.bytes());
+  const double rate = name.starts_with("conv")     ? rates_.convolutions
+                      : name.starts_with("linear") ? rates_.products
+                      : name.ends_with("backward") ? rates_.attention_backward
+                                                   : rates_.attention_forward;
+  seconds_ += std::max(flops / rate, bytes / rates_.bandwidth) * (1 + rates_.gaps);
+  flops_ += flops;
+}
+
+MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
+                            double recompute, const Rates& rates) {
+  if (clips == 0) return {};
+  const DryRun once = dry_run(task, bucket, clips, 0, rates, nullptr);
+  MicroBatchCost cost;
+  cost.forward = once.forward;
+  cost.backward = once.backward;
+  if (recompute > 0) {
+    const DryRun more = dry_run(task, bucket, clips, recompute, rates, nullptr);
+    cost.again = more.forward + more.backward - once.forward - once.backward;
+  }
+  cost.flops = once.flops;
+  return cost;
+}
+
+std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets) {
+  std::vector<BucketSchedule> all;
+  for (const auto& b : task.params().buckets()) all.push_back({b.end - b.begin, b.bf16_only, 1, 0});
+  // The shares are those of the bucket whose clips are longest: they hardly depend on it.
+  const auto longest =
+      std::max_element(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) {
+        return a.frames * a.height * a.width < b.frames * b.height * b.width;
+      });
+  dry_run(task, *longest, 1, 0, h200_targets(), &all);
+  return all;
+}
+
+}  // namespace weft
