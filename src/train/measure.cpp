@@ -3,16 +3,12 @@
 #include <algorithm>
 
 #include "core/clock.h"
+#include "core/statistics.h"
 #include "tensor/arena.h"
+#include "train/data_parallel.h"
 #include "train/memory_plan.h"
-#include "train/optimizer.h"
 
 namespace weft {
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 double mean_over_ranks(double value, MPI_Comm world) {
   double sum = 0;
@@ -38,7 +34,8 @@ double time_update(const TrainDeck& how, ParameterTable& params, MPI_Comm world)
       optimizer_step(how, run, squares, state, b);
     if (run > 0) seconds.push_back(now_done() - start);
   }
-  return mean_over_ranks(median(seconds), world) / static_cast<double>(params.grads().numel());
+  return mean_over_ranks(upper_median(seconds), world) /
+         static_cast<double>(params.grads().numel());
 }
 
 void allocate_for_measuring(TrainingTask& task, const Deck& deck) {
@@ -58,7 +55,7 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
   const Tensor bytes =
       Tensor::persistent({clips * static_cast<std::int64_t>(bucket.clip_bytes())}, DType::u8);
   const auto arena =
-      Arena::reserve(plan_step_memory(task, bucket, clips, 0) + (std::size_t{256} << 20));
+      Arena::reserve(plan_step_memory(task, bucket, clips, 0).bytes + (std::size_t{256} << 20));
   const ArenaScope scope(*arena);
   std::vector<double> forward, backward;
   for (int run = 0; run <= measured_runs; ++run) {
@@ -76,7 +73,8 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
     forward.push_back(half - start);
     backward.push_back(end - half);
   }
-  return {mean_over_ranks(median(forward), world), mean_over_ranks(median(backward), world)};
+  return {mean_over_ranks(upper_median(forward), world),
+          mean_over_ranks(upper_median(backward), world)};
 }
 
 }  // namespace weft

@@ -12,7 +12,6 @@ namespace weft {
 
 inline constexpr int measured_runs = 5;  // timed, after one that is not
 
-double median(std::vector<double> v);
 double mean_over_ranks(double value, MPI_Comm world);
 double now_done();  // seconds, once the device has done its work
 
