@@ -1,9 +1,10 @@
 // CUDA side of ops/loss.h. CPU twin: src/ops/cpu/loss.cpp; cases: src/bench/kernels/loss.cpp.
 //
-// Bound by memory: each operand read once, each gradient written once (lpips reads a position a second time, from L1). Sums
-// are made in two stages of an order that the shape alone decides: f32 within a block's chunk, f64 over the blocks. The penalty reads a gradient of frames twice and writes it
-// once; a frame's norm is a block's: frames are few, but the backward through the discriminator before it takes a hundred times
-// as long.
+// Bound by memory: each operand read once, each gradient written once (lpips reads a position a
+// second time, from L1). Sums are made in two stages of an order that the shape alone decides: f32
+// within a block's chunk, f64 over the blocks. The penalty reads a gradient of frames twice and
+// writes it once; a frame's norm is a block's: frames are few, but the backward through the
+// discriminator before it takes a hundred times as long.
 #include "ops/loss.h"
 
 #include <algorithm>

@@ -23,15 +23,15 @@ float term(std::int64_t element, int rank) {
   return static_cast<float>((element * 7 + rank * 13) % 31 - 15);
 }
 
-double all_reduce_seconds(Communicator& comm, const Tensor& t, Wire wire) {
+double all_reduce_seconds(Communicator& comm, const Tensor& t, CommDtype comm_dtype) {
   if (!on_cuda()) {
     const double start = now_seconds();
-    comm.wait(comm.all_reduce_sum(t, wire));
+    comm.wait(comm.all_reduce_sum(t, comm_dtype));
     return now_seconds() - start;
   }
   DeviceRuntime& gpu = device_runtime();
   const DeviceEvent begin = gpu.record(Stream::compute);
-  comm.wait(comm.all_reduce_sum(t, wire));
+  comm.wait(comm.all_reduce_sum(t, comm_dtype));
   const DeviceEvent end = gpu.record(Stream::compute);
   gpu.synchronize(end);
   return gpu.seconds(begin, end);
@@ -92,7 +92,7 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
     }
     Tensor t = Tensor::persistent({n}, DType::f32);
     t.set(std::span<const float>(terms));
-    all_reduce_seconds(*comm, t, Wire::f32);
+    all_reduce_seconds(*comm, t, CommDtype::f32);
     const Tensor got = t.to_host();
     double wrong = 0;
     for (std::int64_t i = 0; i < n; ++i)
@@ -109,8 +109,8 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
     Timing ours, half, plain;
     const int rounds = n < (1 << 18) ? 25 : 7;
     for (int i = 0; i < rounds; ++i) {
-      ours.run([&] { return all_reduce_seconds(*comm, t, Wire::f32); });
-      half.run([&] { return all_reduce_seconds(*comm, t, Wire::bf16); });
+      ours.run([&] { return all_reduce_seconds(*comm, t, CommDtype::f32); });
+      half.run([&] { return all_reduce_seconds(*comm, t, CommDtype::bf16); });
       if (!on_cuda()) plain.run([&] { return plain_seconds(t, world); });
     }
     const double seconds = upper_median(ours.seconds), bytes = 4.0 * static_cast<double>(n);

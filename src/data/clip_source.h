@@ -26,7 +26,7 @@ struct Bucket {
   // The channels are means, then log variances (clamped, not normalised): a latent of half as many
   // channels is drawn from them, less shift, over scale.
   bool moments = false;
-  std::vector<float> scale, shift;  // the VAE's, one a channel of the latent; empty where not told
+  std::vector<float> scale, shift;  // the VAE's, one a channel of the latent; empty where unknown
 
   // Of the captions' text features; 0 channels: the store has none.
   std::int64_t text_channels = 0, longest_text = 0;

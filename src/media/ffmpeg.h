@@ -1,4 +1,4 @@
-// FFmpeg's objects with owners, and its errors as weft::Error. For the files of this room only.
+// FFmpeg's objects with owners, and its errors as weft::Error. For the files of this module only.
 #pragma once
 
 extern "C" {

@@ -1,4 +1,4 @@
-// The one door through which media comes in. For the files of this room only.
+// The one door through which media comes in. For the files of this module only.
 //
 // Media is not trusted: FFmpeg knows formats that name other files and addresses (playlists, concat, HLS, SDP), names that are
 // protocols (concat:, subfile,,:), and graphs that read and write files. Here a name is only ever a file's: weft opens it itself, a

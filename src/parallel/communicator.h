@@ -18,9 +18,9 @@
 
 namespace weft {
 
-// What gradients are on the wire. bf16: each rank's contribution is rounded once, sums are made in f32 all the same. Where
+// The type that gradients travel in (parallel.wire). bf16: each rank's contribution is rounded once, sums are made in f32 all the same. Where
 // there is one rank nothing travels, and nothing is rounded.
-enum class Wire { f32, bf16 };
+enum class CommDtype { f32, bf16 };
 
 class Communicator {
  public:
@@ -33,12 +33,12 @@ class Communicator {
   // All take tensors of the host, or of this rank's GPU as far as the compute stream has written them when called. A tensor's
   // memory stays alive until its operation is done. Tickets complete in order of issue.
 
-  // Sums `t` over all ranks, in place, to the same bits on every rank. f32 or f64; f64 always travels whole. With bf16 on
-  // the wire (of f32) the result is a bf16 number on every rank, the one that made the sum included.
-  virtual Ticket all_reduce_sum(Tensor t, Wire wire = Wire::f32) = 0;
+  // Sums `t` over all ranks, in place, to the same bits on every rank. f32 or f64; f64 always travels whole. With bf16
+  // (of f32) the result is a bf16 number on every rank, the owner of the sum included.
+  virtual Ticket all_reduce_sum(Tensor t, CommDtype comm_dtype = CommDtype::f32) = 0;
   // Sums `t` f32 over all ranks; afterwards this rank's part (core/parts.h: part_of(0, numel, rank, size)) of `t` holds the
-  // sum, in f32 whatever the wire, and the rest of `t` anything.
-  virtual Ticket reduce_scatter_sum(Tensor t, Wire wire = Wire::f32) = 0;
+  // sum, in f32 whatever travels, and the rest of `t` anything.
+  virtual Ticket reduce_scatter_sum(Tensor t, CommDtype comm_dtype = CommDtype::f32) = 0;
   // Each rank's part of `t` (any type, as above in elements) to all ranks, bit for bit.
   virtual Ticket all_gather(Tensor t) = 0;
   // `from` holds from_counts[r] elements for rank r, one rank after the other; `to` gets to_counts[r] from rank r likewise.

@@ -64,7 +64,7 @@ class FlightRecord {
 struct RankState {
   bool answers = false;
   bool stalled = false;   // in a step, and nothing moved for the timeout
-  std::int64_t step = 0;  // from 0, where there is a phase; people are told from 1
+  std::int64_t step = 0;  // from 0, where there is a phase; messages count from 1
   std::string phase;      // empty: in no step
   double phase_seconds = 0;
   std::uint64_t issued = 0, begun = 0, completed = 0;

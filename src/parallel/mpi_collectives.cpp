@@ -38,10 +38,10 @@ constexpr const char* differ_hint =
 
 Watchdog::Collective MpiOperation::record() const {
   // What an all-to-all moves differs from rank to rank.
-  return {kind_names[static_cast<std::size_t>(kind)], wire,
+  return {kind_names[static_cast<std::size_t>(kind)], comm_dtype,
           kind == CollectiveKind::all_to_all
               ? 0
-              : static_cast<std::uint64_t>(to.numel()) * size_of(wire)};
+              : static_cast<std::uint64_t>(to.numel()) * size_of(comm_dtype)};
 }
 
 MpiCollectives::MpiCollectives(MPI_Comm comm, const std::atomic<bool>& stop)
@@ -53,7 +53,7 @@ MpiCollectives::MpiCollectives(MPI_Comm comm, const std::atomic<bool>& stop)
 
 bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
   const Watchdog::Collective record = o.record();
-  label_ = {number, static_cast<std::uint32_t>(o.kind), static_cast<std::uint32_t>(o.wire),
+  label_ = {number, static_cast<std::uint32_t>(o.kind), static_cast<std::uint32_t>(o.comm_dtype),
             record.bytes, 1};
   const auto done = [&] {
     switch (o.kind) {
@@ -74,7 +74,7 @@ bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
 // Each round takes one piece of every rank's part: the others' contributions go to its owner. In an all-reduce the box also
 // carries, some rounds later, what this rank has summed.
 bool MpiCollectives::reduce(const MpiOperation& o) {
-  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.wire));
+  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.comm_dtype));
   const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
   std::int64_t longest = 0;
   for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
@@ -86,15 +86,16 @@ bool MpiCollectives::reduce(const MpiOperation& o) {
       if (r == rank_) continue;
       const Part where = piece_of(part(r), k, piece);
       if (!pack(o, o.to, where, boxes_.for_rank(r))) return false;
-      each_[static_cast<std::size_t>(r)] = static_cast<std::size_t>(where.size()) * size_of(o.wire);
+      each_[static_cast<std::size_t>(r)] =
+          static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
     }
     const Part summed = gathers ? piece_of(part(rank_), k - behind, piece) : Part{};
     if (!pack(o, o.to, summed, boxes_.for_all())) return false;
-    boxes_.post(static_cast<std::size_t>(summed.size()) * size_of(o.wire), each_);
+    boxes_.post(static_cast<std::size_t>(summed.size()) * size_of(o.comm_dtype), each_);
     return true;
   };
   const auto take = [&](std::int64_t k) {
-    if (!add(o, piece_of(part(rank_), k, piece), gathers && o.wire != o.to.dtype(),
+    if (!add(o, piece_of(part(rank_), k, piece), gathers && o.comm_dtype != o.to.dtype(),
              [&](int r) { return boxes_.from_rank(r); }))
       return false;
     for (int r = 0; gathers && r < size_; ++r)
@@ -112,16 +113,17 @@ bool MpiCollectives::reduce_small(const MpiOperation& o) {
       1, 1,
       [&](std::int64_t) {
         if (!pack(o, o.to, whole, boxes_.for_all())) return false;
-        boxes_.post(static_cast<std::size_t>(whole.size()) * size_of(o.wire), {});
+        boxes_.post(static_cast<std::size_t>(whole.size()) * size_of(o.comm_dtype), {});
         return true;
       },
       [&](std::int64_t) {
-        return add(o, whole, o.wire != o.to.dtype(), [&](int r) { return boxes_.from_all(r); });
+        return add(o, whole, o.comm_dtype != o.to.dtype(),
+                   [&](int r) { return boxes_.from_all(r); });
       });
 }
 
 bool MpiCollectives::gather(const MpiOperation& o) {
-  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.wire));
+  const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.comm_dtype));
   const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
   std::int64_t longest = 0;
   for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
@@ -130,7 +132,7 @@ bool MpiCollectives::gather(const MpiOperation& o) {
       [&](std::int64_t k) {
         const Part where = piece_of(part(rank_), k, piece);
         if (!pack(o, o.to, where, boxes_.for_all())) return false;
-        boxes_.post(static_cast<std::size_t>(where.size()) * size_of(o.wire), {});
+        boxes_.post(static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype), {});
         return true;
       },
       [&](std::int64_t k) {
@@ -143,7 +145,8 @@ bool MpiCollectives::gather(const MpiOperation& o) {
 
 // Every piece says how much there is in all, so that two ranks that disagree learn it.
 bool MpiCollectives::exchange(const MpiOperation& o) {
-  const auto piece = static_cast<std::int64_t>((boxes_.room() - count_bytes) / size_of(o.wire));
+  const auto piece =
+      static_cast<std::int64_t>((boxes_.room() - count_bytes) / size_of(o.comm_dtype));
   const auto part = [](const std::vector<std::int64_t>& counts, int r) {
     Part p;
     for (int k = 0; k <= r; ++k) {
@@ -172,7 +175,7 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
           std::memcpy(boxes_.for_rank(r), &count, sizeof count);
           if (!pack(o, o.from, where, boxes_.for_rank(r) + count_bytes)) return false;
           each_[static_cast<std::size_t>(r)] =
-              count_bytes + static_cast<std::size_t>(where.size()) * size_of(o.wire);
+              count_bytes + static_cast<std::size_t>(where.size()) * size_of(o.comm_dtype);
         }
         boxes_.post(0, each_);
         return true;
@@ -249,11 +252,11 @@ void MpiCollectives::compare(int peer) const {
                         differ_hint, __FILE__, __LINE__);
 }
 
-// To and from the type of the wire.
+// To and from the communication dtype.
 bool MpiCollectives::pack(const MpiOperation& o, const Tensor& t, Part where, std::byte* to) {
   if (where.size() == 0) return true;
   const std::byte* from = memory_.read(t, where.begin, where.size());
-  if (from != nullptr) ops::convert_range(from, t.dtype(), to, o.wire, where.size());
+  if (from != nullptr) ops::convert_range(from, t.dtype(), to, o.comm_dtype, where.size());
   return from != nullptr;
 }
 
@@ -261,7 +264,7 @@ bool MpiCollectives::unpack(const MpiOperation& o, Part where, const std::byte* 
   if (where.size() == 0) return true;
   std::byte* to = memory_.write(o.to, where.begin);
   if (to == nullptr) return false;
-  ops::convert_range(from, o.wire, to, o.to.dtype(), where.size());
+  ops::convert_range(from, o.comm_dtype, to, o.to.dtype(), where.size());
   memory_.written(o.to, where.begin, where.size());
   return true;
 }
@@ -275,18 +278,18 @@ bool MpiCollectives::add(const MpiOperation& o, Part where, bool rounded, TermOf
   std::byte* sum = own != nullptr ? memory_.write(o.to, where.begin) : nullptr;
   if (sum == nullptr) return false;
   const auto width = static_cast<std::int64_t>(size_of(o.to.dtype()));
-  const auto wire = static_cast<std::int64_t>(size_of(o.wire));
+  const auto comm_dtype = static_cast<std::int64_t>(size_of(o.comm_dtype));
   terms_.resize(static_cast<std::size_t>(size_));
   for (std::int64_t first = 0; first < where.size(); first += sum_block) {
     const std::int64_t count = std::min(sum_block, where.size() - first);
     for (int r = 0; r < size_; ++r)
       terms_[static_cast<std::size_t>(r)] =
-          r == rank_ ? own + first * width : term_of(r) + first * wire;
-    if (o.wire != o.to.dtype()) {
-      ops::convert_range(own + first * width, o.to.dtype(), rounded_.data(), o.wire, count);
+          r == rank_ ? own + first * width : term_of(r) + first * comm_dtype;
+    if (o.comm_dtype != o.to.dtype()) {
+      ops::convert_range(own + first * width, o.to.dtype(), rounded_.data(), o.comm_dtype, count);
       terms_[static_cast<std::size_t>(rank_)] = rounded_.data();
     }
-    ops::sum_terms(terms_.data(), size_, o.wire, count, sum + first * width, rounded);
+    ops::sum_terms(terms_.data(), size_, o.comm_dtype, count, sum + first * width, rounded);
   }
   memory_.written(o.to, where.begin, where.size());
   return true;

@@ -61,8 +61,8 @@ enum class CollectiveKind : std::uint32_t { all_reduce, reduce_scatter, all_gath
 // One operation as the caller asked for it. Its tensors are held until it is done, also while an error unwinds the caller.
 struct MpiOperation {
   CollectiveKind kind = CollectiveKind::all_reduce;
-  DType wire = DType::f32;    // what travels
-  Tensor to = {}, from = {};  // from: of an all-to-all alone; the others work in place
+  DType comm_dtype = DType::f32;  // what travels
+  Tensor to = {}, from = {};      // from: of an all-to-all alone; the others work in place
   std::vector<std::int64_t> to_counts = {}, from_counts = {};
   DeviceEvent written =
       {};  // of device tensors: the compute stream has come to where it was issued

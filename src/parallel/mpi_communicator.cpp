@@ -99,20 +99,21 @@ class MpiCommunicator final : public Communicator {
   void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
 
   using Communicator::all_reduce_sum;
-  Ticket all_reduce_sum(Tensor t, Wire wire) override {
+  Ticket all_reduce_sum(Tensor t, CommDtype comm_dtype) override {
     WEFT_ASSERT(t.dtype() == DType::f32 || t.dtype() == DType::f64);
-    const DType travels = t.dtype() == DType::f32 && wire == Wire::bf16 ? DType::bf16 : t.dtype();
-    return issue({.kind = CollectiveKind::all_reduce, .wire = travels, .to = std::move(t)});
+    const DType travels =
+        t.dtype() == DType::f32 && comm_dtype == CommDtype::bf16 ? DType::bf16 : t.dtype();
+    return issue({.kind = CollectiveKind::all_reduce, .comm_dtype = travels, .to = std::move(t)});
   }
-  Ticket reduce_scatter_sum(Tensor t, Wire wire) override {
+  Ticket reduce_scatter_sum(Tensor t, CommDtype comm_dtype) override {
     WEFT_ASSERT(t.dtype() == DType::f32);
     return issue({.kind = CollectiveKind::reduce_scatter,
-                  .wire = wire == Wire::bf16 ? DType::bf16 : DType::f32,
+                  .comm_dtype = comm_dtype == CommDtype::bf16 ? DType::bf16 : DType::f32,
                   .to = std::move(t)});
   }
   Ticket all_gather(Tensor t) override {
     const DType travels = t.dtype();
-    return issue({.kind = CollectiveKind::all_gather, .wire = travels, .to = std::move(t)});
+    return issue({.kind = CollectiveKind::all_gather, .comm_dtype = travels, .to = std::move(t)});
   }
   Ticket all_to_all(Tensor from, std::span<const std::int64_t> from_counts, Tensor to,
                     std::span<const std::int64_t> to_counts) override {
@@ -125,7 +126,7 @@ class MpiCommunicator final : public Communicator {
     if (size_ == 1) copy_alone(from, to);
     const DType travels = to.dtype();
     return issue({.kind = CollectiveKind::all_to_all,
-                  .wire = travels,
+                  .comm_dtype = travels,
                   .to = std::move(to),
                   .from = std::move(from),
                   .to_counts = {to_counts.begin(), to_counts.end()},
@@ -237,14 +238,14 @@ class MpiCommunicator final : public Communicator {
       std::lock_guard lock(mutex_);
       began_ = now_seconds();
       number = completed_ + 1;
-      name_ = fmt::format(
-          "{} {} ({}, {:.3f} MiB)", record.kind, number, name_of(record.dtype),
-          static_cast<double>(o.to.numel()) * static_cast<double>(size_of(o.wire)) / (1 << 20));
+      name_ = fmt::format("{} {} ({}, {:.3f} MiB)", record.kind, number, name_of(record.dtype),
+                          static_cast<double>(o.to.numel()) *
+                              static_cast<double>(size_of(o.comm_dtype)) / (1 << 20));
     }
     watchdog_->begun(number);
     const trace::Scope scope(
         record.kind, trace::Lane::communication,
-        static_cast<std::int64_t>(o.to.numel()) * static_cast<std::int64_t>(size_of(o.wire)),
+        static_cast<std::int64_t>(o.to.numel()) * static_cast<std::int64_t>(size_of(o.comm_dtype)),
         "bytes");
     return collectives_->run(number, o);
   }

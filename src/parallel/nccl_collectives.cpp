@@ -73,18 +73,18 @@ NcclCollectives::~NcclCollectives() {
   if (scratch_ != nullptr) device_runtime().free(scratch_);
 }
 
-void NcclCollectives::all_reduce(const Tensor& t, Wire wire) {
+void NcclCollectives::all_reduce(const Tensor& t, CommDtype comm_dtype) {
   if (t.numel() == 0) return;
-  if (wire == Wire::bf16 && t.dtype() == DType::f32)
+  if (comm_dtype == CommDtype::bf16 && t.dtype() == DType::f32)
     sum_as_bf16(t, true);
   else
     NCCL_CHECK(ncclAllReduce(t.raw(), t.raw(), static_cast<std::size_t>(t.numel()),
                              nccl_type(t.dtype()), ncclSum, comm_, stream()));
 }
 
-void NcclCollectives::reduce_scatter(const Tensor& t, Wire wire) {
+void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
   if (t.numel() == 0) return;
-  if (wire == Wire::bf16) return sum_as_bf16(t, false);
+  if (comm_dtype == CommDtype::bf16) return sum_as_bf16(t, false);
   if (equal_parts(t)) {
     NCCL_CHECK(ncclReduceScatter(t.raw(), at(t, part(t, rank_).begin),
                                  static_cast<std::size_t>(t.numel() / size_), ncclFloat32, ncclSum,

@@ -1,6 +1,6 @@
 // What weft's collectives are in NCCL's calls, on the communication stream.
 //
-// With bf16 on the wire every rank sends each other rank its contribution to that rank's part, and the owner adds them in f32
+// With bf16 every rank sends each other rank its contribution to that rank's part, and the owner adds them in f32
 // in the order of ranks. All ranks are taken for equally far: where several nodes of many GPUs share few network cards, this
 // sends more between nodes than NCCL's own f32 sums do, which add inside a node first.
 #pragma once
@@ -32,8 +32,8 @@ class NcclCollectives {
   NcclCollectives& operator=(const NcclCollectives&) = delete;
   void use(ncclComm_t comm) { comm_ = comm; }
 
-  void all_reduce(const Tensor& t, Wire wire);
-  void reduce_scatter(const Tensor& t, Wire wire);
+  void all_reduce(const Tensor& t, CommDtype comm_dtype);
+  void reduce_scatter(const Tensor& t, CommDtype comm_dtype);
   void all_gather(const Tensor& t);
   void all_to_all(const Tensor& from, const std::vector<std::int64_t>& from_counts,
                   const Tensor& to, const std::vector<std::int64_t>& to_counts);

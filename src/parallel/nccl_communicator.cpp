@@ -86,15 +86,16 @@ class NcclCommunicator final : public Communicator {
   void set_timeout(double seconds) override { watchdog_->set_timeout(seconds); }
 
   using Communicator::all_reduce_sum;
-  Ticket all_reduce_sum(Tensor t, Wire wire) override {
+  Ticket all_reduce_sum(Tensor t, CommDtype comm_dtype) override {
     WEFT_ASSERT(t.dtype() == DType::f32 || t.dtype() == DType::f64);
-    const DType travels = t.dtype() == DType::f32 && wire == Wire::bf16 ? DType::bf16 : t.dtype();
-    return issue("all-reduce", travels, t, {}, [&] { collectives_->all_reduce(t, wire); });
+    const DType travels =
+        t.dtype() == DType::f32 && comm_dtype == CommDtype::bf16 ? DType::bf16 : t.dtype();
+    return issue("all-reduce", travels, t, {}, [&] { collectives_->all_reduce(t, comm_dtype); });
   }
-  Ticket reduce_scatter_sum(Tensor t, Wire wire) override {
+  Ticket reduce_scatter_sum(Tensor t, CommDtype comm_dtype) override {
     WEFT_ASSERT(t.dtype() == DType::f32);
-    return issue("reduce-scatter", wire == Wire::bf16 ? DType::bf16 : DType::f32, t, {},
-                 [&] { collectives_->reduce_scatter(t, wire); });
+    return issue("reduce-scatter", comm_dtype == CommDtype::bf16 ? DType::bf16 : DType::f32, t, {},
+                 [&] { collectives_->reduce_scatter(t, comm_dtype); });
   }
   Ticket all_gather(Tensor t) override {
     return issue("all-gather", t.dtype(), t, {}, [&] { collectives_->all_gather(t); });
@@ -140,7 +141,8 @@ class NcclCommunicator final : public Communicator {
 
   // Puts the work that `call` queues between two events of the communication stream.
   template <class Call>
-  Ticket issue(const char* kind, DType wire, const Tensor& to, const Tensor& from, Call&& call) {
+  Ticket issue(const char* kind, DType comm_dtype, const Tensor& to, const Tensor& from,
+               Call&& call) {
     WEFT_ASSERT(to.device() == DeviceKind::cuda);
     check();
     if (fault::ordered(fault::Kind::skip, ++asked_)) return 0;
@@ -148,11 +150,11 @@ class NcclCommunicator final : public Communicator {
     Operation o;
     o.number = ++number_;
     o.kind = kind;
-    const std::size_t bytes = static_cast<std::size_t>(to.numel()) * size_of(wire);
-    o.name = fmt::format("{} {} ({}, {:.3f} MiB)", kind, o.number, name_of(wire),
+    const std::size_t bytes = static_cast<std::size_t>(to.numel()) * size_of(comm_dtype);
+    o.name = fmt::format("{} {} ({}, {:.3f} MiB)", kind, o.number, name_of(comm_dtype),
                          static_cast<double>(bytes) / (1 << 20));
     // What an all-to-all moves differs from rank to rank.
-    watchdog_->issued(o.number, {kind, wire, from.defined() ? 0 : bytes});
+    watchdog_->issued(o.number, {kind, comm_dtype, from.defined() ? 0 : bytes});
     device.wait(Stream::communication, device.record(Stream::compute));
     o.begin = device.record(Stream::communication);
     enter(o);

@@ -23,7 +23,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
       static_cast<std::int64_t>(std::clamp(deck.parallel.bucket_mib, 1.0, 64.0) * (1 << 20) / 4);
   Tensor t = Tensor::persistent({elements}, DType::f32);
   Tensor few = Tensor::persistent({part_unit * ranks}, DType::f32);
-  const Wire wire = deck.parallel.wire == "bf16" ? Wire::bf16 : Wire::f32;
+  const CommDtype comm_dtype = deck.parallel.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32;
   std::array<std::vector<double>, 3> seconds;
   for (int run = 0; run <= 2 * measured_runs; ++run) {
     const auto timed = [&](std::size_t which, Communicator::Ticket ticket, double start) {
@@ -33,7 +33,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
     };
     MPI_Barrier(world);
     double start = now_done();
-    timed(0, comm->reduce_scatter_sum(t, wire), start);
+    timed(0, comm->reduce_scatter_sum(t, comm_dtype), start);
     MPI_Barrier(world);
     start = now_done();
     timed(1, comm->all_gather(t), start);
@@ -47,7 +47,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
   machine.link_latency = mean[2] / (ranks - 1);
   const double reduce = std::max(mean[0] - mean[2], 1e-9),
                gather = std::max(mean[1] - mean[2], 1e-9);
-  machine.link_bandwidth = (wire == Wire::bf16 ? 0.5 : 1.0) * sent / reduce;
+  machine.link_bandwidth = (comm_dtype == CommDtype::bf16 ? 0.5 : 1.0) * sent / reduce;
   machine.gather_factor = sent / gather / machine.link_bandwidth;
 }
 

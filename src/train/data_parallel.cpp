@@ -41,7 +41,7 @@ DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, Paramet
       table_(table),
       sharded_(deck.zero == 1 && comm.size() > 1),
       overlap_(deck.overlap),
-      wire_(deck.wire == "bf16" ? Wire::bf16 : Wire::f32),
+      comm_dtype_(deck.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32),
       aside_(std::move(aside)) {
   table_.set_arrival([this](int bucket) { aside_([this, bucket] { arrive(bucket); }); });
 }
@@ -97,8 +97,8 @@ Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
 
 void DataParallel::reduce(int bucket) {
   auto& ticket = sums_[static_cast<std::size_t>(bucket)];
-  ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), wire_)
-                    : comm_.all_reduce_sum(gradient(bucket), wire_);
+  ticket = sharded_ ? comm_.reduce_scatter_sum(gradient(bucket), comm_dtype_)
+                    : comm_.all_reduce_sum(gradient(bucket), comm_dtype_);
   if (!overlap_) blocked_ += comm_.wait(ticket);
 }
 

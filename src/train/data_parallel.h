@@ -2,7 +2,7 @@
 // the new weights back to all ranks under the next forward (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054). With
 // parallel.zero = 0 gradients are summed whole and every rank does all of the optimizer's work.
 //
-// Order of operations on the wire, the same on every rank: gradient buckets 0, 1, ... (the backward's order), the step's
+// Order of the collectives, the same on every rank: gradient buckets 0, 1, ... (the backward's order), the step's
 // report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
 #pragma once
 
@@ -67,7 +67,7 @@ class DataParallel {
   Communicator& comm_;
   ParameterTable& table_;
   bool sharded_, overlap_, spoil_ = false;
-  Wire wire_;
+  CommDtype comm_dtype_;
   std::function<void(std::function<void()>)> aside_;
   std::unique_ptr<OptimizerState> state_;
   Tensor local_;

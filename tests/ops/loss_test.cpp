@@ -126,7 +126,7 @@ TEST_F(OpTest, AdaptiveWeights) {
   EXPECT_EQ(value_of(w), 1e4f);
 }
 
-TEST_F(OpTest, VerdictsBesideTheirAverages) {
+TEST_F(OpTest, LeCamHoldsLogitsToTheirAverages) {
   const auto lecam = [](double mean, double other, double sign) {
     const double d = std::max(0.0, sign * (mean - other));
     return d * d;

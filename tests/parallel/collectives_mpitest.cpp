@@ -1,4 +1,4 @@
-// Reduce-scatter, all-gather, all-to-all, bf16 on the wire: right values at any length, the same bits on every rank and every
+// Reduce-scatter, all-gather, all-to-all, bf16 as the communication dtype: right values at any length, the same bits on every rank and every
 // time, and operations that do not fit together.
 #include <gtest/gtest.h>
 
@@ -41,11 +41,11 @@ Tensor over(std::vector<T>& v) {
 float rounded(float x) { return float(bf16(x)); }
 
 // What the sum must be, to the bit: f32, in the order of ranks.
-std::vector<float> sum_of(std::int64_t n, int ranks, std::uint64_t stream, Wire wire) {
+std::vector<float> sum_of(std::int64_t n, int ranks, std::uint64_t stream, CommDtype comm_dtype) {
   std::vector<float> sum;
   for (int r = 0; r < ranks; ++r) {
     std::vector<float> term = values(n, r, stream);
-    if (wire == Wire::bf16 && ranks > 1)
+    if (comm_dtype == CommDtype::bf16 && ranks > 1)
       std::transform(term.begin(), term.end(), term.begin(), rounded);
     if (r == 0) sum.assign(term.size(), 0.0f);
     for (std::size_t i = 0; i < term.size(); ++i) sum[i] = r == 0 ? term[i] : sum[i] + term[i];
@@ -82,22 +82,24 @@ class CollectivesTest : public testing::TestWithParam<const char*> {
 
 TEST_P(CollectivesTest, AllReduceToTheBit) {
   for (const std::int64_t n : lengths)
-    for (const Wire wire : {Wire::f32, Wire::bf16}) {
-      std::vector<float> v = values(n, rank_, 7), expected = sum_of(n, size_, 7, wire);
-      if (wire == Wire::bf16 && size_ > 1)
+    for (const CommDtype comm_dtype : {CommDtype::f32, CommDtype::bf16}) {
+      std::vector<float> v = values(n, rank_, 7), expected = sum_of(n, size_, 7, comm_dtype);
+      if (comm_dtype == CommDtype::bf16 && size_ > 1)
         std::transform(expected.begin(), expected.end(), expected.begin(), rounded);
-      comm_->wait(comm_->all_reduce_sum(over(v), wire));
-      EXPECT_TRUE(same_bits(v, expected)) << n << (wire == Wire::bf16 ? " bf16" : " f32");
+      comm_->wait(comm_->all_reduce_sum(over(v), comm_dtype));
+      EXPECT_TRUE(same_bits(v, expected))
+          << n << (comm_dtype == CommDtype::bf16 ? " bf16" : " f32");
     }
 }
 
 TEST_P(CollectivesTest, ReduceScatterToTheBit) {
   for (const std::int64_t n : lengths)
-    for (const Wire wire : {Wire::f32, Wire::bf16}) {
+    for (const CommDtype comm_dtype : {CommDtype::f32, CommDtype::bf16}) {
       std::vector<float> v = values(n, rank_, 8);
-      const std::vector<float> expected = part(sum_of(n, size_, 8, wire));
-      comm_->wait(comm_->reduce_scatter_sum(over(v), wire));
-      EXPECT_TRUE(same_bits(part(v), expected)) << n << (wire == Wire::bf16 ? " bf16" : " f32");
+      const std::vector<float> expected = part(sum_of(n, size_, 8, comm_dtype));
+      comm_->wait(comm_->reduce_scatter_sum(over(v), comm_dtype));
+      EXPECT_TRUE(same_bits(part(v), expected))
+          << n << (comm_dtype == CommDtype::bf16 ? " bf16" : " f32");
     }
 }
 
@@ -108,7 +110,7 @@ TEST_P(CollectivesTest, DoublesAreSummedAsDoubles) {
       v[i] = 1e9 + 0.1 * rank_ + 1e-9 * static_cast<double>(i);
       for (int r = 0; r < size_; ++r) expected[i] += 1e9 + 0.1 * r + 1e-9 * static_cast<double>(i);
     }
-    comm_->wait(comm_->all_reduce_sum(over(v), Wire::bf16));
+    comm_->wait(comm_->all_reduce_sum(over(v), CommDtype::bf16));
     EXPECT_TRUE(same_bits(v, expected)) << n;
   }
 }
@@ -173,7 +175,7 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
       const auto stream = static_cast<std::uint64_t>(100 + k);
       tensors.push_back(values(n, rank_, stream));
       tickets.push_back(
-          comm_->all_reduce_sum(over(tensors.back()), k % 2 ? Wire::bf16 : Wire::f32));
+          comm_->all_reduce_sum(over(tensors.back()), k % 2 ? CommDtype::bf16 : CommDtype::f32));
       tensors.push_back(values(n, rank_, stream));
       tickets.push_back(comm_->reduce_scatter_sum(over(tensors.back())));
       tickets.push_back(comm_->all_gather(over(tensors.back())));
@@ -190,7 +192,7 @@ TEST_P(CollectivesTest, ManyAtOnceOfAllKinds) {
       const auto at = static_cast<std::size_t>(k);
       const std::int64_t n = 1 + 4973 * k;
       EXPECT_TRUE(same_bits(tensors[3 * at + 1],
-                            sum_of(n, size_, static_cast<std::uint64_t>(100 + k), Wire::f32)))
+                            sum_of(n, size_, static_cast<std::uint64_t>(100 + k), CommDtype::f32)))
           << k << ": scattered and gathered is reduced";
       EXPECT_EQ(doubles[at][0], size_ * (size_ - 1) / 2);
       for (int r = 0; r < size_; ++r) {

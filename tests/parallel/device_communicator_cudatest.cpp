@@ -187,9 +187,9 @@ const std::vector<std::size_t> lengths = {0, 1, 15, 17, 64, 65536 + 3, 1200007};
 // Whole numbers that bf16 holds.
 TEST_P(DeviceCommunicatorTest, ReduceScatterOfAllLengthsAndWires) {
   for (const std::size_t n : lengths)
-    for (const Wire wire : {Wire::f32, Wire::bf16}) {
+    for (const CommDtype comm_dtype : {CommDtype::f32, CommDtype::bf16}) {
       const Tensor t = on_device(terms<float>(n, rank_));
-      comm_->wait(comm_->reduce_scatter_sum(t, wire));
+      comm_->wait(comm_->reduce_scatter_sum(t, comm_dtype));
       const Part p = part_of(0, t.numel(), rank_, size_);
       const std::vector<float> got = on_host<float>(t), expected = sums<float>(n, size_);
       EXPECT_TRUE(
@@ -213,7 +213,7 @@ TEST_P(DeviceCommunicatorTest, AllReduceInBf16) {
       expected[i] = size_ > 1 ? float(bf16(sum)) : sum;
     }
     const Tensor t = on_device(mine);
-    comm_->wait(comm_->all_reduce_sum(t, Wire::bf16));
+    comm_->wait(comm_->all_reduce_sum(t, CommDtype::bf16));
     EXPECT_EQ(on_host<float>(t), expected) << n;
   }
 }

@@ -19,7 +19,7 @@ double tolerance(DType dtype) { return dtype == DType::bf16 ? 1.0 / 128 : 2e-5; 
 void add_fill_normal(std::vector<KernelCase>& cases, std::int64_t n, std::int64_t offset) {
   KernelCase c = make_case("fill_normal", fmt::format("N{}{}", n, offset == 0 ? "" : " misaligned"),
                            DType::f32, 4.0 * static_cast<double>(n), 2e-6);
-  // The tolerance is for log, sqrt, sin and cos of either side
+  // The tolerance is that of log, sqrt, sin and cos on either side.
   c.run = [=](std::vector<Tensor>&) {
     Tensor eps = Tensor::empty({n + offset}, DType::f32), here = eps.slice(offset, n + offset);
     // A seed, a step and a sample that need all their bits.

@@ -185,9 +185,11 @@ class Counting : public Communicator {
   explicit Counting(Communicator& of) : of_(of) {}
   int rank() const override { return of_.rank(); }
   int size() const override { return of_.size(); }
-  Ticket all_reduce_sum(Tensor t, Wire wire) override { return of_.all_reduce_sum(t, wire); }
-  Ticket reduce_scatter_sum(Tensor t, Wire wire) override {
-    return of_.reduce_scatter_sum(t, wire);
+  Ticket all_reduce_sum(Tensor t, CommDtype comm_dtype) override {
+    return of_.all_reduce_sum(t, comm_dtype);
+  }
+  Ticket reduce_scatter_sum(Tensor t, CommDtype comm_dtype) override {
+    return of_.reduce_scatter_sum(t, comm_dtype);
   }
   Ticket all_gather(Tensor t) override {
     ++count;

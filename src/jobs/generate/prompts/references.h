@@ -28,7 +28,7 @@ using TakenFrames = std::function<LatentRange(std::int64_t latents)>;
 void check_references(const std::vector<std::string>& files, MediaTrust named_by,
                       const std::string& where);
 
-// Reads a picture (bicubic, as media/bicubic.h) or a video (bilinear, as media/resize.h), sized to cover height x width, and
+// Reads a picture (bicubic) or a video (bilinear), both as media/resize.h, sized to cover height x width, and
 // encodes the chunks that are taken: a draw from the posterior, the same as of the whole. A video is read twice, first to
 // count its frames, and as many of them as the codec takes at once are in memory. In the current arena. Exit::data with FFmpeg's
 // reason, or from `taken`.

@@ -27,14 +27,14 @@ struct Packed {
   std::int64_t ld;
 };
 template <class T>
-Packed pack(const T* x, std::int64_t stride, std::int64_t n, std::int64_t d, float* room) {
+Packed pack(const T* x, std::int64_t stride, std::int64_t n, std::int64_t d, float* to) {
   if constexpr (std::is_same_v<T, float>)
     if (d % W == 0) return {x, stride};
   const std::int64_t dp = padded(d);
   for (std::int64_t r = 0; r < n; ++r)
     for_vectors(
-        d, [&](std::int64_t i, int m) { store(room + r * dp + i, load_n(x + r * stride + i, m)); });
-  return {room, dp};
+        d, [&](std::int64_t i, int m) { store(to + r * dp + i, load_n(x + r * stride + i, m)); });
+  return {to, dp};
 }
 
 // scores [rows, np] of queries first ... first + rows -> softmax numerators; inverse[r] = 1 / sum. `bias` is the line of

@@ -103,8 +103,8 @@ memory at(const memory::desc& d, const float* p) {
 }
 
 // What a call takes of the arena: weights in the kernel's layout where that is not ours, and the kernel's own scratch.
-struct Room {
-  explicit Room(const Primitive& p)
+struct Scratch {
+  explicit Scratch(const Primitive& p)
       : packed(p.reorders ? of(p.weights) : Tensor()), scratchpad(of(p.scratchpad)) {}
   static Tensor of(const memory::desc& d) {
     return d.get_size() > 0 ? floats(static_cast<std::int64_t>(d.get_size() / 4 + 1)) : Tensor();
@@ -113,17 +113,17 @@ struct Room {
 };
 
 // The weights in the kernel's layout.
-memory in_layout(const Primitive& p, const Layout& l, const float* w, const Room& room) {
+memory in_layout(const Primitive& p, const Layout& l, const float* w, const Scratch& scratch) {
   memory ours = at(l.w, w);
   if (!p.reorders) return ours;
-  memory theirs = at(p.weights, room.packed.data<float>());
+  memory theirs = at(p.weights, scratch.packed.data<float>());
   p.reorder.execute(stream(), ours, theirs);
   return theirs;
 }
 
-void execute(const Primitive& p, const Room& room, std::unordered_map<int, memory> args) {
-  if (room.scratchpad.defined())
-    args.emplace(DNNL_ARG_SCRATCHPAD, at(p.scratchpad, room.scratchpad.data<float>()));
+void execute(const Primitive& p, const Scratch& scratch, std::unordered_map<int, memory> args) {
+  if (scratch.scratchpad.defined())
+    args.emplace(DNNL_ARG_SCRATCHPAD, at(p.scratchpad, scratch.scratchpad.data<float>()));
   p.run.execute(stream(), args);
   stream().wait();
 }
@@ -153,13 +153,13 @@ void direct_forward(const Geometry& g, const float* x, const float* w, const flo
     it->second.run = dnnl::convolution_forward(chosen);
   }
   const Primitive& p = it->second;
-  const Room room(p);
+  const Scratch scratch(p);
   if (planning()) return;
   std::unordered_map<int, memory> args{{DNNL_ARG_SRC, at(l.x, x)},
-                                       {DNNL_ARG_WEIGHTS, in_layout(p, l, w, room)},
+                                       {DNNL_ARG_WEIGHTS, in_layout(p, l, w, scratch)},
                                        {DNNL_ARG_DST, at(l.y, y)}};
   if (bias) args.emplace(DNNL_ARG_BIAS, at(l.bias, bias));
-  execute(p, room, std::move(args));
+  execute(p, scratch, std::move(args));
 }
 
 void direct_backward_input(const Geometry& g, const float* dy, const float* w, float* dx) {
@@ -173,11 +173,11 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
     it->second.run = dnnl::convolution_backward_data(chosen);
   }
   const Primitive& p = it->second;
-  const Room room(p);
+  const Scratch scratch(p);
   if (planning()) return;
-  execute(p, room,
+  execute(p, scratch,
           {{DNNL_ARG_DIFF_DST, at(l.y, dy)},
-           {DNNL_ARG_WEIGHTS, in_layout(p, l, w, room)},
+           {DNNL_ARG_WEIGHTS, in_layout(p, l, w, scratch)},
            {DNNL_ARG_DIFF_SRC, at(l.x, dx)}});
 }
 
@@ -193,12 +193,12 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
     it->second.run = dnnl::convolution_backward_weights(chosen);
   }
   const Primitive& p = it->second;
-  const Room room(p);
+  const Scratch scratch(p);
   const Tensor summand = accumulate ? floats(g.w_numel()) : Tensor();
   if (planning()) return;
   float* ours = accumulate ? summand.data<float>() : dw;
-  memory gradient = at(p.weights, p.reorders ? room.packed.data<float>() : ours);
-  execute(p, room,
+  memory gradient = at(p.weights, p.reorders ? scratch.packed.data<float>() : ours);
+  execute(p, scratch,
           {{DNNL_ARG_SRC, at(l.x, x)},
            {DNNL_ARG_DIFF_DST, at(l.y, dy)},
            {DNNL_ARG_DIFF_WEIGHTS, gradient}});

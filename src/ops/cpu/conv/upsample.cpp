@@ -51,7 +51,7 @@ void for_phase(const Geometry& g, int p, int q, F&& f) {
       f((i * g.w + j) * g.cout, ((2 * i + p) * 2 * g.w + 2 * j + q) * g.cout);
 }
 
-// Calls f(g, p, q, sums, phase) for each phase, with room for its weights and for its pixels of one frame.
+// Calls f(g, p, q, sums, phase) for each phase, with memory for its weights and for its pixels of one frame.
 template <class F>
 void each_phase(const Shape& x, std::int64_t cout, F&& f) {
   for (int p = 0; p < 2; ++p)
