@@ -15,7 +15,7 @@ namespace weft {
 struct PlanCommand {
   PlanRequest request;
   std::string json;           // file for everything that was found
-  std::string job = "train";  // or encode, generate (plan/plan_jobs.h)
+  std::string job = "train";  // or encode, generate
 };
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.

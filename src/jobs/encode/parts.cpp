@@ -20,12 +20,7 @@ void check_job(const fs::path& folder, const std::string& job) {
   WEFT_CHECK(!failed, Exit::data, "check the folder's permissions", "cannot make {}: {}",
              folder.string(), failed.message());
   if (!fs::exists(path)) {
-    const fs::path temporary = folder / "job.tmp";
-    std::ofstream out(temporary, std::ios::trunc);
-    out << job;
-    out.close();
-    WEFT_CHECK(bool(out), Exit::data, "check the disk", "cannot write {}", temporary.string());
-    rename_file(temporary, path, Exit::data);
+    replace_file(path, job, Exit::data, Durable::no);
     return;
   }
   std::stringstream found, wanted(job);

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "parallel/broadcast.h"
 #include "parallel/end_job.h"
 
 namespace weft {
@@ -125,10 +126,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
                  [this](int rank) { end_for_failed(members_, rank, settings_.noun, world_); });
   std::string keys;
   for (const ListItem& item : items_) keys += item.key + "\n";
-  auto bytes = static_cast<std::int64_t>(keys.size());
-  MPI_Bcast(&bytes, 1, MPI_INT64_T, 0, world_);
-  keys.resize(static_cast<std::size_t>(bytes));
-  MPI_Bcast(keys.data(), static_cast<int>(bytes), MPI_CHAR, 0, world_);
+  broadcast_sized(keys, world_);
   for (std::size_t i = 0, at = 0; i < items_.size(); ++i) {
     const std::size_t end = keys.find('\n', at);
     items_[i].key = keys.substr(at, end - at);

@@ -17,18 +17,13 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  std::array<char, 64> host{};
-  gethostname(host.data(), host.size() - 1);
-  return host.data();
-}
 
 // Whether processes on other nodes see at once what is written here, as on file systems of one node (where all are) and on
 // those that are coherent. Others, as NFS, need a flush.

@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "parallel/broadcast.h"
 
 namespace weft {
 namespace {
@@ -48,10 +49,7 @@ std::vector<int> RankGroups::mates() const {
 
 void RankGroups::share(std::vector<std::int64_t>& numbers) const {
   if (size == 1) return;
-  std::int64_t length = std::ssize(numbers);
-  MPI_Bcast(&length, 1, MPI_INT64_T, 0, group);
-  numbers.resize(static_cast<std::size_t>(length));
-  MPI_Bcast(numbers.data(), static_cast<int>(length), MPI_INT64_T, 0, group);
+  broadcast_sized(numbers, group);
 }
 
 StopState::StopState(Members& members, const fs::path& directory, double margin)
