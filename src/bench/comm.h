@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "config/command.h"
+
 namespace weft {
 
 struct BenchCommRequest {
@@ -18,5 +20,6 @@ struct BenchCommRequest {
 // whose results are known exactly, and processor time of this rank a byte; with bf16 on the wire, and by MPI_Allreduce on the
 // host, in turn. Exit::hardware if any is wrong.
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
+Command bench_comm_command();
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -18,5 +18,6 @@ struct BenchKernelsRequest {
 // Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run and the number of wrong
 // elements. Exit::internal if any is wrong.
 int bench_kernels(const BenchKernelsRequest& request);
+Command bench_kernels_command();
 
 }  // namespace weft

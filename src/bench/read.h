@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "config/command.h"
+
 namespace weft {
 
 // Delivers every clip of `store` through the prefetcher (hashes verified) and reads the same bytes
@@ -11,5 +13,6 @@ namespace weft {
 // pass of each side warms the page cache and is not counted. `readers` = 0: one for each core, up
 // to 4. Returns 0, or 70 when bytes differ. Throws Exit::data when the store is unusable.
 int bench_read(const std::string& store, int readers, bool json);
+Command bench_read_command();
 
 }  // namespace weft

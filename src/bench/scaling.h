@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -27,5 +27,6 @@ struct BenchScalingRequest {
 // count trains on the same samples (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also
 // runs as many trainings side by side that have nothing to do with each other: what the machine itself gives.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
+Command bench_scaling_command();
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -21,5 +21,6 @@ struct BenchStepRequest {
 // Prints the median step, and operations a second: 3 x the forward's (recomputation is not counted), and their share of a plain
 // matrix product's in the same run. On a GPU a small step of the same model is first checked against the CPU side.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
+Command bench_step_command();
 
 }  // namespace weft

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -18,5 +18,6 @@ struct BenchT5Request {
 
 // Prints the seconds of each round, a line each: one pass of all captions together through all layers of t5.num_layers.
 int bench_t5(const Deck& deck, const BenchT5Request& request);
+Command bench_t5_command();
 
 }  // namespace weft

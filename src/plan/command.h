@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "config/deck.h"
+#include "config/command.h"
 #include "plan/plan.h"
 
 namespace weft {
@@ -18,5 +18,6 @@ struct PlanCommand {
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
 int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world);
+Command plan_command();
 
 }  // namespace weft

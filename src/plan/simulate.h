@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -26,5 +26,6 @@ struct SimulateRequest {
 
 // Prints a table a fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage for what cannot be done.
 int simulate(const Deck& deck, const SimulateRequest& request);
+Command simulate_command();
 
 }  // namespace weft

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "config/command.h"
+
 namespace weft {
 
 // Writes report.html into the first run's directory and prints its path to stdout. Several runs
@@ -11,5 +13,6 @@ namespace weft {
 // Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page cannot be
 // written, Exit::usage without a run.
 int report(const std::vector<std::string>& inputs);
+Command report_command();
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -18,5 +18,6 @@ DeckTable encode_table();
 
 // Collective. 0, or throws. What was encoded before it was stopped is kept in OUTPUT.parts and not made again.
 int encode(const Deck& deck, MPI_Comm world);
+Command encode_command();
 
 }  // namespace weft

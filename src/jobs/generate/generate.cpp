@@ -293,4 +293,11 @@ int generate(const Deck& deck, MPI_Comm world) {
   throw e;
 }
 
+Command generate_command() {
+  Command c{"generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks", generate};
+  c.heeds_stops = true;
+  c.takes_deck();
+  return c;
+}
+
 }  // namespace weft

@@ -320,4 +320,10 @@ DeckTable sample_table() {
   return table;
 }
 
+Command sample_command() {
+  Command c{"sample", "make clips with a trained model", sample};
+  c.takes_deck();
+  return c;
+}
+
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -26,5 +26,6 @@ DeckTable sample_table();
 // checkpoint of run.dir (its EMA, unless sample.ema is false). A model of pixels (in_channels = 3) writes one MP4 a clip
 // and one contact sheet; a model of latents writes safetensors. Returns the exit code.
 int sample(const Deck& deck, MPI_Comm world);
+Command sample_command();
 
 }  // namespace weft
