@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -23,6 +23,7 @@ struct BenchCommRequest {
 // whose results are known exactly, and processor time of this rank a byte; with bf16 on the wire, and by MPI_Allreduce on the
 // host, in turn. Exit::hardware if any is wrong.
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
+Command bench_comm_command();
 
 // `weft bench kernels`: every operation on this rank's device, checked against the CPU side, then timed against the ceiling.
 struct BenchKernelsRequest {
@@ -36,6 +37,7 @@ struct BenchKernelsRequest {
 // Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run and the number of wrong
 // elements. Exit::internal if any is wrong.
 int bench_kernels(const BenchKernelsRequest& request);
+Command bench_kernels_command();
 
 // `weft bench read STORE`: how fast prefetch delivers clips, against plain reads of the same bytes.
 //
@@ -45,6 +47,7 @@ int bench_kernels(const BenchKernelsRequest& request);
 // pass of each side warms the page cache and is not counted. `readers` = 0: one for each core, up
 // to 4. Returns 0, or 70 when bytes differ. Throws Exit::data when the store is unusable.
 int bench_read(const std::string& store, int readers, bool json);
+Command bench_read_command();
 
 // `weft bench scaling`: the same training on 1, 2, ... ranks within one job, checked and timed.
 struct BenchScalingRequest {
@@ -64,6 +67,7 @@ struct BenchScalingRequest {
 // count trains on the same samples (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also
 // runs as many trainings side by side that have nothing to do with each other: what the machine itself gives.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
+Command bench_scaling_command();
 
 // `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and inputs.
 struct BenchStepRequest {
@@ -80,6 +84,7 @@ struct BenchStepRequest {
 // Prints the median step, and operations a second: 3 x the forward's (recomputation is not counted), and their share of a plain
 // matrix product's in the same run. On a GPU a small step of the same model is first checked against the CPU side.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
+Command bench_step_command();
 
 // `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed; validation/compare_t5.py sets it beside PyTorch.
 struct BenchT5Request {
@@ -91,5 +96,6 @@ struct BenchT5Request {
 
 // Prints the seconds of each round, a line each: one pass of all captions together through all layers of t5.num_layers.
 int bench_t5(const Deck& deck, const BenchT5Request& request);
+Command bench_t5_command();
 
 }  // namespace weft

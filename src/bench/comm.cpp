@@ -150,4 +150,15 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
   return 0;
 }
 
+Command bench_comm_command() {
+  const auto r = std::make_shared<BenchCommRequest>();
+  Command c{"comm", "all-reduce over all ranks, checked and timed",
+            [r](const Deck&, MPI_Comm world) { return bench_comm(*r, world); }};
+  c.option("--device", r->device, "auto, cpu or cuda");
+  c.option("--share", r->share, "let several ranks use one GPU");
+  c.option("--mib", r->largest_mib, "largest size");
+  c.option("--json", r->json, "file for the results");
+  return c;
+}
+
 }  // namespace weft

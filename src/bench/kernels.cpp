@@ -114,4 +114,17 @@ int bench_kernels(const BenchKernelsRequest& request) {
   return 0;
 }
 
+Command bench_kernels_command() {
+  const auto r = std::make_shared<BenchKernelsRequest>();
+  Command c{"kernels", "every operation on the device: checked against the CPU side, then timed",
+            [r](const Deck&, MPI_Comm) { return bench_kernels(*r); }};
+  c.first_rank_only = true;
+  c.option("--size", r->size, "small or real").choices = {"small", "real"};
+  c.option("--filter", r->filter, "part of the operation's name");
+  c.option("--device", r->device, "auto, cpu or cuda");
+  c.option("--json", r->json, "file for the results");
+  c.option("--check-only", r->check_only, "no timing");
+  return c;
+}
+
 }  // namespace weft

@@ -167,4 +167,21 @@ int bench_read(const std::string& store, int readers, bool json) {
   return wrong == 0 ? 0 : static_cast<int>(Exit::internal);
 }
 
+Command bench_read_command() {
+  struct Request {
+    std::string store;
+    std::int64_t readers = 0;
+    bool json = false;
+  };
+  const auto r = std::make_shared<Request>();
+  Command c{"read", "prefetch against plain reads of the same clips", [r](const Deck&, MPI_Comm) {
+              return bench_read(r->store, static_cast<int>(r->readers), r->json);
+            }};
+  c.first_rank_only = true;
+  c.option("store", r->store, "clip store").required = true;
+  c.option("--readers", r->readers, "reader threads (0: chosen)");
+  c.option("--json", r->json, "JSON on stdout");
+  return c;
+}
+
 }  // namespace weft

@@ -261,4 +261,26 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   return 0;
 }
 
+Command bench_scaling_command() {
+  const auto r = std::make_shared<BenchScalingRequest>();
+  Command c{"scaling",
+            "training on 1, 2, ... ranks in one job: checked against each other, then timed",
+            [r](const Deck& deck, MPI_Comm world) { return bench_scaling(deck, *r, world); }};
+  c.takes_deck();
+  c.option("--ranks", r->ranks, "rank counts, such as 1,2,4 (else 1, 2, 4, ... and all)").commas =
+      true;
+  c.option("--mode", r->mode, "weak: as much work a rank; strong: as much in all").choices = {
+      "weak", "strong"};
+  c.option("--mix", r->mix, "mixed: the deck's buckets; uniform: the largest alone").choices = {
+      "uniform", "mixed"};
+  c.option("--steps", r->steps, "timed steps a round at the greatest rank count");
+  c.option("--warmup", r->warmup, "steps before them");
+  c.option("--rounds", r->rounds, "rounds; medians over them count");
+  c.option("--no-overlap", r->no_overlap, "also with parallel.overlap = false");
+  c.option("--paced", r->paced, "before each round, wait for a line on stdin");
+  c.option("--json", r->json, "file for the results (scaling.json)");
+  c.option("--plot", r->plot, "file for a plot (SVG)");
+  return c;
+}
+
 }  // namespace weft

@@ -230,4 +230,22 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   return 0;
 }
 
+Command bench_step_command() {
+  const auto r = std::make_shared<BenchStepRequest>();
+  Command c{"step", "a training step on given weights and inputs",
+            [r](const Deck& deck, MPI_Comm) { return bench_step(deck, *r); }};
+  c.first_rank_only = true;
+  c.takes_deck();
+  c.option("--weights", r->weights, "safetensors (else fresh ones)");
+  c.option("--inputs", r->inputs, "safetensors (else noise)");
+  c.option("--shape", r->shape, "without --inputs: clips x latent frames x height x width");
+  c.option("--captions", r->captions, "and caption rows a clip");
+  c.option("--outputs", r->outputs, "weights after all steps");
+  c.option("--steps", r->steps, "timed steps");
+  c.option("--warmup", r->warmup, "steps before them");
+  c.option("--json", r->json, "file for the results");
+  c.option("--profile", r->profile, "time every operation");
+  return c;
+}
+
 }  // namespace weft

@@ -57,4 +57,17 @@ int bench_t5(const Deck& deck, const BenchT5Request& request) {
   return 0;
 }
 
+Command bench_t5_command() {
+  const auto r = std::make_shared<BenchT5Request>();
+  Command c{"t5", "the layers of the T5 encoder",
+            [r](const Deck& deck, MPI_Comm) { return bench_t5(deck, *r); }};
+  c.first_rank_only = true;
+  c.takes_deck();
+  c.option("--lengths", r->lengths, "tokens of each caption").commas = true;
+  c.option("--rounds", r->rounds, "timed passes");
+  c.option("--warmup", r->warmup, "passes before them");
+  c.option("--paced", r->paced, "before each, wait for a line on stdin");
+  return c;
+}
+
 }  // namespace weft

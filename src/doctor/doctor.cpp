@@ -262,4 +262,15 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
   return agreed[0];
 }
 
+Command doctor_command() {
+  const auto r = std::make_shared<DoctorRequest>();
+  Command c{"doctor", "examine machine, ranks and devices; say what is wrong and what to do",
+            [r](const Deck&, MPI_Comm world) { return doctor(*r, world); }};
+  // Read by the command itself: a deck that cannot be read is one more finding.
+  c.option("deck", r->deck, "input deck (TOML); its data path is read");
+  c.option("overrides", r->overrides, "section.key=value");
+  c.option("--json", r->json, "file for everything that was found");
+  return c;
+}
+
 }  // namespace weft

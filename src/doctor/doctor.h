@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "config/command.h"
+
 namespace weft {
 
 struct DoctorRequest {
@@ -21,5 +23,6 @@ struct DoctorRequest {
 // Returns 0 if all is well or only warnings were found, 2 for what the user can mend, 6 for wrong results or a broken device.
 // Throws Exit::usage for a deck that cannot be read, Exit::data if `json` cannot be written.
 int doctor(const DoctorRequest& request, MPI_Comm world);
+Command doctor_command();
 
 }  // namespace weft

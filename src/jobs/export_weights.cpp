@@ -92,4 +92,21 @@ int export_weights(const ExportRequest& request) {
   return 0;
 }
 
+Command export_command() {
+  const auto r = std::make_shared<ExportRequest>();
+  Command c{"export", "write a run's weights as safetensors under the released names",
+            [r](const Deck&, MPI_Comm) { return export_weights(*r); }};
+  c.first_rank_only = true;
+  c.option("run", r->run, "run or checkpoint directory").required = true;
+  c.option("output", r->output, "safetensors file to write").required = true;
+  c.option("--ema", r->ema, "the averaged weights");
+  c.option("--dtype", r->dtype, "number format (f32)").choices = {"f32", "bf16", "f16"};
+  c.option("--shard-size", r->shard_size,
+           "GB of a file; more make shards with an index (else one file)")
+      .not_negative = true;
+  c.option("--latents", r->latents,
+           "of a VAE: the store of latents whose measured scale and shift go along");
+  return c;
+}
+
 }  // namespace weft

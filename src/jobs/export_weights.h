@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "config/command.h"
+
 namespace weft {
 
 struct ExportRequest {
@@ -17,5 +19,6 @@ struct ExportRequest {
 // Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the discriminator). They are those of
 // `latents`, where encode has measured them, otherwise those of the run's deck, and left out where that has none.
 int export_weights(const ExportRequest& request);
+Command export_command();
 
 }  // namespace weft

@@ -162,4 +162,13 @@ int inspect(const std::string& path) {
   return 0;
 }
 
+Command inspect_command() {
+  const auto file = std::make_shared<std::string>();
+  Command c{"inspect", "check and describe a clip store, a checkpoint or a safetensors file",
+            [file](const Deck&, MPI_Comm) { return inspect(*file); }};
+  c.first_rank_only = true;
+  c.option("file", *file, "file or checkpoint directory").required = true;
+  return c;
+}
+
 }  // namespace weft

@@ -75,4 +75,17 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
   return 0;
 }
 
+Command text_command() {
+  const auto r = std::make_shared<TextRequest>();
+  Command c{"text", "clean, tokenize and encode the captions of a text file, one a line",
+            [r](const Deck& deck, MPI_Comm world) { return text(deck, *r, world); }};
+  c.deck_file("deck", "input deck (TOML), with the [t5] table");
+  c.option("file", r->file, "text file, a caption a line").required = true;
+  c.overrides();
+  c.option("--cleaned", r->cleaned, "text file for cleaned captions");
+  c.option("--tokens", r->tokens, "text file for token ids");
+  c.option("--features", r->features, "safetensors file for T5 features (data.text_features)");
+  return c;
+}
+
 }  // namespace weft

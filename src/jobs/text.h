@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -21,5 +21,6 @@ struct TextRequest {
 // Collective where features are asked for: all ranks then share the encoder. Exit::usage where nothing is asked for,
 // Exit::data for a file that cannot be read, a line that is not UTF-8, and what encode_texts refuses.
 int text(const Deck& deck, const TextRequest& request, MPI_Comm world);
+Command text_command();
 
 }  // namespace weft

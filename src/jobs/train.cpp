@@ -89,4 +89,12 @@ int train(const Deck& deck, MPI_Comm world) {
   }
 }
 
+Command train_command() {
+  Command c{"train", "train; goes on from RUN/latest if there is one", train};
+  c.heeds_stops = true;
+  c.takes_deck();
+  c.key_option<bool>("--trace", "run.trace", "write RUN/trace.json, for Perfetto");
+  return c;
+}
+
 }  // namespace weft

@@ -195,4 +195,21 @@ int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
   return 0;
 }
 
+Command plan_command() {
+  const auto r = std::make_shared<PlanCommand>();
+  PlanRequest& planned = r->request;
+  Command c{"plan", "memory, time and communication of the deck on a described machine",
+            [r](const Deck& deck, MPI_Comm world) { return plan(deck, *r, world); }};
+  c.takes_deck();
+  c.option("--job", r->job, "train, encode or generate").choices = {"train", "encode", "generate"};
+  c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
+  c.option("--memory", planned.memory_gb, "GB of a rank's device");
+  c.option("--fabric", planned.fabric,
+           "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host");
+  c.option("--rates", planned.rates, "rates of the device to predict from (JSON)");
+  c.option("--mtbf", planned.mtbf_hours, "hours between failures of one device");
+  c.option("--json", r->json, "file for the plan");
+  return c;
+}
+
 }  // namespace weft

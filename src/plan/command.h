@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "config/deck.h"
+#include "config/command.h"
 #include "plan/plan.h"
 
 namespace weft {
@@ -20,6 +20,7 @@ struct PlanCommand {
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
 int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world);
+Command plan_command();
 
 // `weft plan DECK --job encode | generate`: memory of a rank by stage, and times where rates are known. Made from shapes and
 // formulas; nothing is loaded and nothing is run.
@@ -47,5 +48,6 @@ struct SimulateRequest {
 
 // Prints a table a fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage for what cannot be done.
 int simulate(const Deck& deck, const SimulateRequest& request);
+Command simulate_command();
 
 }  // namespace weft

@@ -283,4 +283,30 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   return 0;
 }
 
+Command simulate_command() {
+  const auto r = std::make_shared<SimulateRequest>();
+  Command c{"simulate", "play the deck's steps on many ranks of a described machine (SimGrid)",
+            [r](const Deck& deck, MPI_Comm) { return simulate(deck, *r); }};
+  c.first_rank_only = true;
+  c.takes_deck();
+  c.option("--gpus", r->gpus, "rank counts, with commas").commas = true;
+  c.option("--fabric", r->fabrics, "8x400, 1x200, any CARDSxGBITS, or local; with commas").commas =
+      true;
+  c.option("--style", r->styles, "weft, barrier (as Open-Sora 1.2), or both").commas = true;
+  c.option("--memory", r->memory_gb, "GB of a GPU: decides what is recomputed");
+  c.option("--per-gpu", r->per_gpu,
+           "micro-batches a rank (0: train.micro_batches, over all ranks)");
+  c.option("--costs", r->costs, "measured: run directory or JSON file");
+  c.option("--rates", r->rates, "rates of the device to predict from (JSON)");
+  c.option("--cores", r->cores, "processors of the host, for --fabric local");
+  c.option("--link-rate", r->link_rate, "GB/s between its ranks (weft bench comm)");
+  c.option("--steps", r->steps, "steps that count");
+  c.option("--warmup", r->warmup, "steps before them");
+  c.option("--cv", r->variation, "how much a rank's time for a step varies, as a share of it");
+  c.option("--barrier-tflops", r->barrier_tflops, "rate that --style barrier computes at");
+  c.option("--json", r->json, "file for the results");
+  c.option("--plot", r->plot, "SVG file of the curves");
+  return c;
+}
+
 }  // namespace weft

@@ -375,4 +375,13 @@ int report(const std::vector<std::string>& inputs) {
   return 0;
 }
 
+Command report_command() {
+  const auto runs = std::make_shared<std::vector<std::string>>();
+  Command c{"report", "write RUN/report.html: loss, time of every rank, memory, scaling, samples",
+            [runs](const Deck&, MPI_Comm) { return report(*runs); }};
+  c.first_rank_only = true;
+  c.option("runs", *runs, "run directories, and .json files of weft bench scaling").required = true;
+  return c;
+}
+
 }  // namespace weft

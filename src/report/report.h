@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "config/command.h"
 #include "report/data.h"
 
 namespace weft {
@@ -14,6 +15,7 @@ namespace weft {
 // Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page cannot be
 // written, Exit::usage without a run.
 int report(const std::vector<std::string>& inputs);
+Command report_command();
 
 namespace report_page {
 

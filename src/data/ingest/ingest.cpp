@@ -355,4 +355,11 @@ DeckTable ingest_table() {
   return table;
 }
 
+Command ingest_command() {
+  Command c{"ingest", "cut videos into a clip store (HDF5)", ingest};
+  c.takes_deck();
+  c.key_option<bool>("--strict", "ingest.strict", "exit code 3 if any video breaks");
+  return c;
+}
+
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -50,5 +50,6 @@ DeckTable ingest_table();
 // alone, while the others return its code, when no clip at all came out or the store cannot be
 // written.
 int ingest(const Deck& deck, MPI_Comm comm);
+Command ingest_command();
 
 }  // namespace weft

@@ -332,4 +332,11 @@ void encode_rows(Rows& r, EncodeDeck& d) {
 
 DeckTable encode_table() { return deck_table("encode", encode_rows); }
 
+Command encode_command() {
+  Command c{"encode", "turn a clip store of pixels into one of latents and text features", encode};
+  c.heeds_stops = true;
+  c.takes_deck();
+  return c;
+}
+
 }  // namespace weft

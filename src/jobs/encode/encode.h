@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -19,5 +19,6 @@ DeckTable encode_table();
 // Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75 if asked to stop. The same
 // command makes what is missing, and the store when all clips are there.
 int encode(const Deck& deck, MPI_Comm world);
+Command encode_command();
 
 }  // namespace weft

@@ -113,4 +113,11 @@ int generate(const Deck& deck, MPI_Comm world) {
   return engine.end(last);
 }
 
+Command generate_command() {
+  Command c{"generate", "make clips from prompts: T5, STDiT3 and VAE over all ranks", generate};
+  c.heeds_stops = true;
+  c.takes_deck();
+  return c;
+}
+
 }  // namespace weft

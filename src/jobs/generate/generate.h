@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -12,5 +12,6 @@ namespace weft {
 // OUT/generate_report.json are written as clips get finished; clips that are finished are not made again. Returns the
 // exit code: 0, 3 if clips failed (the others are there), 75 if asked to stop.
 int generate(const Deck& deck, MPI_Comm world);
+Command generate_command();
 
 }  // namespace weft

@@ -75,4 +75,23 @@ int probe(Deck deck, const ProbeRequest& request) {
   return 0;
 }
 
+Command probe_command() {
+  const auto r = std::make_shared<ProbeRequest>();
+  Command c{"probe", "run one forward, loss or sample on given weights and inputs",
+            [r](const Deck& deck, MPI_Comm) { return probe(deck, *r); }};
+  c.first_rank_only = true;
+  Argument& what = c.option("what", r->what, "forward, loss or sample");
+  what.required = true;
+  what.choices = {"forward", "loss", "sample"};
+  c.deck_file("--deck", "deck with the [model] table");
+  c.option("--weights", r->weights, "safetensors").required = true;
+  c.option("--inputs", r->inputs, "safetensors").required = true;
+  c.option("--outputs", r->outputs, "safetensors to write").required = true;
+  c.option("--backward", r->backward, "also gradients");
+  c.key_option<std::string>("--device", "device.kind", "cpu or cuda");
+  c.key_option<std::string>("--dtype", "model.dtype", "f32 or bf16");
+  c.overrides();
+  return c;
+}
+
 }  // namespace weft

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -15,5 +15,6 @@ struct ProbeRequest {
 };
 
 int probe(Deck deck, const ProbeRequest& request);
+Command probe_command();
 
 }  // namespace weft

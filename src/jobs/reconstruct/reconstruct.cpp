@@ -309,4 +309,11 @@ DeckTable reconstruct_table() {
   return table;
 }
 
+Command reconstruct_command() {
+  Command c{"reconstruct", "send footage through the VAE and back: PSNR, SSIM, statistics",
+            reconstruct};
+  c.takes_deck();
+  return c;
+}
+
 }  // namespace weft

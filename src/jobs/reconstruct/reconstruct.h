@@ -4,7 +4,7 @@
 
 #include <mpi.h>
 
-#include "config/deck.h"
+#include "config/command.h"
 
 namespace weft {
 
@@ -19,5 +19,6 @@ struct ReconstructDeck {
 DeckTable reconstruct_table();
 
 int reconstruct(const Deck& deck, MPI_Comm world);
+Command reconstruct_command();
 
 }  // namespace weft

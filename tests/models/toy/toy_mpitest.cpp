@@ -90,7 +90,7 @@ const bool registered = [] {
   std::vector<DeckTable> tables;
   std::vector<std::string> names;
   for (const Model& m : models()) {
-    names.push_back(m.name);
+    if (!m.name.empty()) names.push_back(m.name);
     if (m.tables == nullptr) continue;
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
