@@ -53,67 +53,6 @@ Tensor at(const Tensors& in, int place) {
   return place < 0 ? Tensor() : in[static_cast<std::size_t>(place)];
 }
 
-// A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be empty.
-Values prepared(const double* x, std::int64_t D, const Values& w, const Values& rope,
-                std::int64_t position) {
-  Values y(x, x + D);
-  if (!w.empty()) {
-    double squares = 0;
-    for (const double v : y) squares += v * v / static_cast<double>(D);
-    for (std::int64_t i = 0; i < D; ++i) y[i] *= w[i] / std::sqrt(squares + 1e-6);
-  }
-  for (std::int64_t i = 0; i < D / 2 && !rope.empty(); ++i) {
-    const double c = rope[position * D + 2 * i], s = rope[position * D + 2 * i + 1];
-    const double x0 = y[2 * i], x1 = y[2 * i + 1];
-    y[2 * i] = x0 * c - x1 * s, y[2 * i + 1] = x1 * c + x0 * s;
-  }
-  return y;
-}
-
-// out += softmax(scores) v for one query: values are rows of D, `stride` apart. Returns log-sum-exp of the scores, 0 for none.
-double attend(const Values& scores, const double* v, std::int64_t stride, std::int64_t D,
-              double* out) {
-  if (scores.empty()) return 0;
-  double max = -INFINITY, sum = 0;
-  for (const double s : scores) max = std::max(max, s);
-  for (const double s : scores) sum += std::exp(s - max);
-  for (std::size_t j = 0; j < scores.size(); ++j)
-    for (std::int64_t d = 0; d < D; ++d)
-      out[d] += std::exp(scores[j] - max) / sum * v[static_cast<std::int64_t>(j) * stride + d];
-  return max + std::log(sum);
-}
-
-// qkv [B,T,S,3,H,D] -> out [B,T,S,H,D] and lse [sequences,H,length].
-std::vector<Values> self_reference(std::int64_t B, std::int64_t T, std::int64_t S, std::int64_t H,
-                                   std::int64_t D, ops::Axis axis, const Values& qkv,
-                                   const Values& wq, const Values& wk, const Values& rope) {
-  const bool space = axis == ops::Axis::space;
-  const std::int64_t C = H * D, length = space ? S : T, sequences = B * T * S / length;
-  Values out(B * T * S * C), lse;
-  for (std::int64_t s = 0; s < sequences; ++s) {
-    const std::int64_t first = space ? s * S : s / S * T * S + s % S, step = space ? 1 : S;
-    for (std::int64_t h = 0; h < H; ++h) {
-      const auto row = [&](std::int64_t i) {
-        return qkv.data() + (first + i * step) * 3 * C + h * D;
-      };
-      std::vector<Values> q, k;
-      for (std::int64_t i = 0; i < length; ++i) {
-        q.push_back(prepared(row(i), D, wq, rope, i));
-        k.push_back(prepared(row(i) + C, D, wk, rope, i));
-      }
-      for (std::int64_t i = 0; i < length; ++i) {
-        Values scores(length);
-        for (std::int64_t j = 0; j < length; ++j)
-          for (std::int64_t d = 0; d < D; ++d)
-            scores[j] += q[i][d] * k[j][d] / std::sqrt(static_cast<double>(D));
-        lse.push_back(attend(scores, row(0) + 2 * C, step * 3 * C, D,
-                             out.data() + (first + i * step) * C + h * D));
-      }
-    }
-  }
-  return {out, lse};
-}
-
 void add_self(Cases& cases, const Self& a, DType dtype) {
   const std::int64_t C = a.H * a.D;
   const bool space = a.axis == ops::Axis::space;
@@ -146,8 +85,8 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   };
   f.reference = [=](const std::vector<Values>& in) {
     const auto given = [&](int place) { return place < 0 ? Values() : in[place]; };
-    return self_reference(a.B, a.T, a.S, a.H, a.D, a.axis, in[0], given(wq), given(wk),
-                          given(rope));
+    return fp64::self_attention(a.B, a.T, a.S, a.H, a.D, a.axis, in[0], given(wq), given(wk),
+                                given(rope));
   };
   f.bytes = 4 * element * tokens * static_cast<double>(C) + statistics;
   f.flops = 2 * products;
@@ -230,7 +169,7 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
             for (std::int64_t d = 0; d < D; ++d)
               scores[j] += q[d] * k[j * 2 * C + d] / std::sqrt(static_cast<double>(D));
           lse[(b * H + h) * N + i] =
-              attend(scores, k + C, 2 * C, D, out.data() + (b * N + i) * C + h * D);
+              fp64::attend(scores, k + C, 2 * C, D, out.data() + (b * N + i) * C + h * D);
         }
     return std::vector<Values>{out, lse};
   };
@@ -302,7 +241,8 @@ void add_temporal_forward(Cases& cases, const Temporal& s, DType dtype) {
     return std::vector<Tensor>{out, lse};
   };
   c.reference = [=](const std::vector<Values>& in) {
-    return self_reference(s.B, s.T, s.S, s.H, s.D, ops::Axis::time, in[0], in[1], in[2], in[3]);
+    return fp64::self_attention(s.B, s.T, s.S, s.H, s.D, ops::Axis::time, in[0], in[1], in[2],
+                                in[3]);
   };
   cases.push_back(std::move(c));
 }
@@ -399,7 +339,7 @@ void add_relative(std::vector<KernelCase>& cases, const std::vector<std::int32_t
             scores[j] = in[1][ops::relative_bucket(static_cast<int>(first + j - i)) * H + h];
             for (std::int64_t d = 0; d < D; ++d) scores[j] += row(0, i)[d] * row(1, first + j)[d];
           }
-          attend(scores, row(2, first), H * D, D, out.data() + (i * H + h) * D);
+          fp64::attend(scores, row(2, first), H * D, D, out.data() + (i * H + h) * D);
         }
     return std::vector<Values>{out};
   };
@@ -431,7 +371,7 @@ void add_wide_attention(std::vector<KernelCase>& cases, std::int64_t N, std::int
       for (std::int64_t j = 0; j < P; ++j)
         for (std::int64_t c = 0; c < C; ++c)
           scores[j] += q[c] * frame[j * 3 * C + C + c] / std::sqrt(static_cast<double>(C));
-      lse.push_back(attend(scores, frame + 2 * C, 3 * C, C, out.data() + i * C));
+      lse.push_back(fp64::attend(scores, frame + 2 * C, 3 * C, C, out.data() + i * C));
     }
     return std::vector<Values>{out, lse};
   };
