@@ -1,13 +1,13 @@
 // CUDA side of ops/diffusion.h. CPU twin: src/ops/cpu/diffusion.cpp; cases:
 // src/bench/kernels/diffusion.cpp.
 //
-// Each operation reads and writes every value once, in 16-byte accesses where a frame is a multiple of 4 values. Bytes for n
-// elements of x0 [B,C,T,H,W] and n' = n Co / C of the model's output:
+// Each operation reads and writes every value once, in 16-byte accesses where a frame is a multiple
+// of 4 values. Bytes for n elements of x0 [B,C,T,H,W] and n' = n Co / C of the model's output:
 //   flow_interpolate        12 n (8 n in frames with mask 0), 3 operations an element
-//   velocity_loss_forward   12 n; f64 sums, a block's share each, then one block a sample adds them in order
-//   velocity_loss_backward  12 n + 4 n'
-//   guided_euler_step       16 n
-// Scratch: velocity_loss_forward takes 8 bytes for each 4096 values of a frame, at least 8 a frame and channel.
+//   velocity_loss_forward   12 n; f64 sums, a block's share each, then one block a sample adds them
+//   in order velocity_loss_backward  12 n + 4 n' guided_euler_step       16 n
+// Scratch: velocity_loss_forward takes 8 bytes for each 4096 values of a frame, at least 8 a frame
+// and channel.
 #include "ops/diffusion.h"
 
 #include "launch.cuh"
@@ -22,7 +22,8 @@ bool aligned(const P*... p) {
   return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
 }
 
-// The frames of a tensor [B,C,T,H,W], and the share of one that a block takes: `pieces` blocks a frame.
+// The frames of a tensor [B,C,T,H,W], and the share of one that a block takes: `pieces` blocks a
+// frame.
 struct Frames {
   int C, T;
   int size;    // H*W
@@ -100,7 +101,8 @@ __device__ __forceinline__ void store(float* p, const Floats<pack>& x) {
     *p = x.v[0];
 }
 
-// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses, otherwise <1>.
+// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses,
+// otherwise <1>.
 template <class F, class... P>
 void by_pack(int size, F&& f, const P*... p) {
   if (size % 4 == 0 && aligned(p...))
@@ -130,7 +132,8 @@ __global__ void interpolate_kernel(Frames frames, const float* x0, const float* 
 
 constexpr int loss_elements_a_thread = 16;
 
-// Sum over the block in an order that depends on nothing; thread 0 has it. `scratch`: one double a thread.
+// Sum over the block in an order that depends on nothing; thread 0 has it. `scratch`: one double a
+// thread.
 __device__ __forceinline__ double block_sum(double x, double* scratch) {
   scratch[threadIdx.x] = x;
   __syncthreads();

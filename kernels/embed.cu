@@ -1,12 +1,13 @@
 // CUDA side of ops/embed.h. CPU twin: src/ops/cpu/embed.cpp; cases: src/bench/kernels/embed.cpp.
 //
-// Nothing here multiplies: each operation is bounded by the bytes named below, and most are so small at STDiT3's sizes
-// that starting them is what they cost. n = elements, w = bytes of the rows' type.
-//   position_embedding     4 n written; 1 double power and 4 sines for 4 values; a thread keeps its frequency
-//   add_position           x read and written, p read once: a thread keeps its 16 bytes of p and walks over frames
-//   timestep_embedding, rope_table: a few KB
-//   embedding_forward      2 n w, 16 bytes an access
-//   gather_captions        n (4 + w), and n (w + 8) backward: a block a row, 16-byte accesses
+// Nothing here multiplies: each operation is bounded by the bytes named below, and most are so
+// small at STDiT3's sizes that starting them is what they cost. n = elements, w = bytes of the
+// rows' type.
+//   position_embedding     4 n written; 1 double power and 4 sines for 4 values; a thread keeps its
+//   frequency add_position           x read and written, p read once: a thread keeps its 16 bytes
+//   of p and walks over frames timestep_embedding, rope_table: a few KB embedding_forward      2 n
+//   w, 16 bytes an access gather_captions        n (4 + w), and n (w + 8) backward: a block a row,
+//   16-byte accesses
 // No operation takes scratch.
 #include "ops/embed.h"
 
@@ -25,11 +26,13 @@ bool aligned(const T* p) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
 }
 
-// Positions ----------------------------------------------------------------------------------------------------------
+// Positions
+// ----------------------------------------------------------------------------------------------------------
 
 constexpr int positions_a_thread = 16;
 
-// Thread x is a frequency, which costs a power in double as on the CPU; the block's row is a run of positions.
+// Thread x is a frequency, which costs a power in double as on the CPU; the block's row is a run of
+// positions.
 __global__ void position_kernel(int positions, int W, int quarter, float divisor, float ratio_w,
                                 float ratio_h, float* p) {
   const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -88,9 +91,11 @@ __global__ void add_position_kernel(const float* p, T* x, std::int64_t size, std
     }
 }
 
-// Tables -------------------------------------------------------------------------------------------------------------
+// Tables
+// -------------------------------------------------------------------------------------------------------------
 
-// The frequency is the exponential rounded once to f32, as the host's is: at s ~ 1000 an ulp of it would show.
+// The frequency is the exponential rounded once to f32, as the host's is: at s ~ 1000 an ulp of it
+// would show.
 __global__ void timestep_kernel(const float* s, int half, float* e) {
   const int i = static_cast<int>(blockIdx.y);
   const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -119,7 +124,8 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(y, i, load_vec<V>(table, ids[i / packs] * packs + i % packs));
 }
 
-// Captions -----------------------------------------------------------------------------------------------------------
+// Captions
+// -----------------------------------------------------------------------------------------------------------
 
 // Block: one row; `pack` elements a thread and turn.
 template <class T, int pack>

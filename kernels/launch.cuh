@@ -1,8 +1,10 @@
-// How a kernel is started, and what every kernel file needs. Kernels are started by launch(), never by <<<>>>, so that
-// tests/cuda_on_cpu can compile the same sources with a host compiler. Rules that follow from that:
+// How a kernel is started, and what every kernel file needs. Kernels are started by launch(), never
+// by <<<>>>, so that tests/cuda_on_cpu can compile the same sources with a host compiler. Rules
+// that follow from that:
 //   - shared memory is dynamic and comes from shared_memory<T>(); no __shared__ variables;
 //   - PTX stands in ptx.cuh alone, as functions;
-//   - every thread of a block reaches every __syncthreads(), every lane named in a mask its warp function.
+//   - every thread of a block reaches every __syncthreads(), every lane named in a mask its warp
+//   function.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +18,8 @@
 
 namespace weft::kernels {
 
-// Starts `kernel` on `stream`. `shared` bytes of dynamic shared memory; above 48 KiB the kernel's limit is raised.
+// Starts `kernel` on `stream`. `shared` bytes of dynamic shared memory; above 48 KiB the kernel's
+// limit is raised.
 template <class... P, class... A>
 void launch_on(Stream stream, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
                A&&... args) {
@@ -52,7 +55,8 @@ __device__ __forceinline__ T* shared_memory() {
 }
 #endif
 
-// Device addresses of a tensor's elements; a wrong T is a bug and throws. weft::bf16 on the host is __nv_bfloat16 here.
+// Device addresses of a tensor's elements; a wrong T is a bug and throws. weft::bf16 on the host is
+// __nv_bfloat16 here.
 template <class T>
 inline T* data(const Tensor& t) {
   return t.device_data<T>();
@@ -130,7 +134,8 @@ __device__ __forceinline__ float warp_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(full_mask, x, offset));
   return x;
 }
-// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nobody else uses meanwhile.
+// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nobody else
+// uses meanwhile.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
   x = warp_sum(x);

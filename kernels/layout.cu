@@ -1,14 +1,17 @@
 // CUDA side of ops/layout.h. CPU twin: src/ops/cpu/layout.cpp; cases: src/bench/kernels/layout.cpp.
 //
 // Bound by memory, every element read and written once.
-//   channels first, last   pixels (3 channels) and latents (4): a thread takes a position, so that each channel's plane is
-//                          read in whole lines, and the lines of the other side are whole once its neighbours have written
+//   channels first, last   pixels (3 channels) and latents (4): a thread takes a position, so that
+//   each channel's plane is
+//                          read in whole lines, and the lines of the other side are whole once its
+//                          neighbours have written
 //   depth to time          pairs of channels that lie side by side
-//   patchify, unpatchify   n (4 + w) bytes for n elements of w bytes in the rows: a strip of patches goes through shared memory,
+//   patchify, unpatchify   n (4 + w) bytes for n elements of w bytes in the rows: a strip of
+//   patches goes through shared memory,
 //                          so that pixels and rows are both read and written in runs
 //   copy_tokens            4 bytes an element of bf16
-//   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16 bytes a lane
-//   frames_to_pixels       5 a value
+//   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16
+//   bytes a lane frames_to_pixels       5 a value
 #include "ops/layout.h"
 
 #include <algorithm>
@@ -92,9 +95,9 @@ struct Strips {
   bool aligned;        // the rows begin at 16 bytes
 };
 
-// Copies between x f32 and rows T; a row's elements are ordered (c,pt,ph,pw) or (pt,ph,pw,c). The strip in shared memory has
-// its rows an odd number of words apart, so that lanes that walk over pixels and lanes that walk over a row both meet
-// different banks.
+// Copies between x f32 and rows T; a row's elements are ordered (c,pt,ph,pw) or (pt,ph,pw,c). The
+// strip in shared memory has its rows an odd number of words apart, so that lanes that walk over
+// pixels and lanes that walk over a row both meet different banks.
 template <class T, bool channels_first, bool to_rows>
 __global__ void patch_kernel(Strips s, float* x, T* rows) {
   float* strip = shared_memory<float>();
@@ -213,7 +216,8 @@ __device__ __forceinline__ void store(float* p, const Floats<pack>& x) {
     *p = x.v[0];
 }
 
-// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses, otherwise <1>.
+// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses,
+// otherwise <1>.
 template <class F, class... P>
 void by_pack(int size, F&& f, const P*... p) {
   if (size % 4 == 0 && aligned(p...))
@@ -228,8 +232,9 @@ __device__ __forceinline__ float level(std::uint32_t byte) {
 
 constexpr int pixels_a_block = 4 * threads;
 
-// Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread reads its 4 pixels as 3
-// words from shared memory: neighbours are 3 words apart, an odd number, so all banks differ.
+// Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread
+// reads its 4 pixels as 3 words from shared memory: neighbours are 3 words apart, an odd number, so
+// all banks differ.
 __global__ void rgb_kernel(const std::uint8_t* frames, std::int64_t pixels, bool packed,
                            float* x0) {
   std::uint32_t* words = shared_memory<std::uint32_t>();

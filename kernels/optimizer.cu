@@ -1,11 +1,12 @@
 // CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases:
 // src/bench/kernels/optimizer.cpp.
 //
-// adamw_step, bound by memory: gradient, weight, two moments and EMA in, all but the gradient out, the bf16 copy out: 38
-// bytes an element (28 without EMA, 36 without the copy) for some 40 operations, a twentieth of what an SM of an H200 does
-// meanwhile, hence exact square roots and quotients. One pass, four elements a thread, every load before the first use.
-// Clipping and the decision to leave a non-finite step out are taken on the device: one thread a block reads the sum of
-// squares while the block's loads are on the way.
+// adamw_step, bound by memory: gradient, weight, two moments and EMA in, all but the gradient out,
+// the bf16 copy out: 38 bytes an element (28 without EMA, 36 without the copy) for some 40
+// operations, a twentieth of what an SM of an H200 does meanwhile, hence exact square roots and
+// quotients. One pass, four elements a thread, every load before the first use. Clipping and the
+// decision to leave a non-finite step out are taken on the device: one thread a block reads the sum
+// of squares while the block's loads are on the way.
 #include "ops/optimizer.h"
 
 #include <algorithm>

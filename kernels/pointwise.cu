@@ -2,11 +2,12 @@
 // src/bench/kernels/pointwise.cpp.
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):
-//   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16 or back), copy_tokens 4;
-//   silu_forward 8 and silu_backward 12 (16 added), f32 alone.
-// 16 bytes an access and four of them a thread and input, so that with every thread resident an SM of an H200 has some
-// 64 KB under way, twice what its share of 4.8 TB/s needs. The GELU in bf16 comes nearest to the processor's own limits:
-// two special-function results an element, where an SM makes 16 a clock and 5 elements a clock arrive.
+//   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16
+//   or back), copy_tokens 4; silu_forward 8 and silu_backward 12 (16 added), f32 alone.
+// 16 bytes an access and four of them a thread and input, so that with every thread resident an SM
+// of an H200 has some 64 KB under way, twice what its share of 4.8 TB/s needs. The GELU in bf16
+// comes nearest to the processor's own limits: two special-function results an element, where an SM
+// makes 16 a clock and 5 elements a clock arrive.
 #include "ops/pointwise.h"
 
 #include "ptx.cuh"
@@ -45,9 +46,9 @@ __device__ __forceinline__ void apply(Operation op, const float (&a)[inputs][V],
   for (int o = 0; o < outputs; ++o) b[o][e] = to[o];
 }
 
-// Calls op(inputs, outputs) for each of `count` elements, V an access. op finds the first output as it was if it reads it,
-// zeros otherwise. Inputs and outputs may be the same memory, because each thread reads its elements before it writes
-// them; an output may be null.
+// Calls op(inputs, outputs) for each of `count` elements, V an access. op finds the first output as
+// it was if it reads it, zeros otherwise. Inputs and outputs may be the same memory, because each
+// thread reads its elements before it writes them; an output may be null.
 template <int V, bool reads_output, class In, class Out, class Operation, int inputs, int outputs>
 __device__ __forceinline__ void walk(const In* const (&in)[inputs], Out* const (&out)[outputs],
                                      std::int64_t count, Operation op) {
@@ -144,7 +145,8 @@ __global__ void __launch_bounds__(threads, 3)
   walk<V, false>(in, out, count, [](const float(&a)[1], float(&b)[1]) { b[0] = a[0]; });
 }
 
-// By integers alone, so that no header for half numbers is wanted: what is subnormal in f16 is a multiple of 2^-24.
+// By integers alone, so that no header for half numbers is wanted: what is subnormal in f16 is a
+// multiple of 2^-24.
 __global__ void __launch_bounds__(threads)
     widen_half_kernel(const std::uint16_t* x, float* y, std::int64_t count) {
   const auto stride = static_cast<std::int64_t>(gridDim.x) * threads;

@@ -1,5 +1,6 @@
-// The PTX instructions that kernels use, as functions (PTX ISA 8.x, sections named at each). tests/cuda_on_cpu/emulated_ptx.h
-// gives the same functions by their documented meaning where the kernels are compiled for the CPU.
+// The PTX instructions that kernels use, as functions (PTX ISA 8.x, sections named at each).
+// tests/cuda_on_cpu/emulated_ptx.h gives the same functions by their documented meaning where the
+// kernels are compiled for the CPU.
 #pragma once
 
 #ifdef WEFT_CUDA_ON_CPU
@@ -13,11 +14,12 @@
 
 namespace weft::kernels {
 
-// d += a b for tiles A [16,16] and B [16,8] of bf16 with f32 accumulators (mma.sync.m16n8k16). With group = lane / 4 and
-// pair = lane % 4, two bf16 a register (the lower column or row in the lower half):
-//   a[0] = A[group][2 pair ..], a[1] = A[group+8][2 pair ..], a[2] = A[group][2 pair + 8 ..], a[3] = A[group+8][2 pair + 8 ..]
-//   b[0] = B[2 pair ..][group], b[1] = B[2 pair + 8 ..][group]
-//   d[0..1] = D[group][2 pair ..], d[2..3] = D[group+8][2 pair ..]
+// d += a b for tiles A [16,16] and B [16,8] of bf16 with f32 accumulators (mma.sync.m16n8k16). With
+// group = lane / 4 and pair = lane % 4, two bf16 a register (the lower column or row in the lower
+// half):
+//   a[0] = A[group][2 pair ..], a[1] = A[group+8][2 pair ..], a[2] = A[group][2 pair + 8 ..], a[3]
+//   = A[group+8][2 pair + 8 ..] b[0] = B[2 pair ..][group], b[1] = B[2 pair + 8 ..][group] d[0..1]
+//   = D[group][2 pair ..], d[2..3] = D[group+8][2 pair ..]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4],
                                             const std::uint32_t (&b)[2]) {
   asm volatile(
@@ -27,8 +29,9 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const std::uint32_t (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four (two) 8x8 matrices of 16-bit elements from shared memory; lanes 8i .. 8i+7 give the row addresses of matrix i.
-// Lane l gets elements (row l/4, columns 2 (l%4) ..) of each; with `trans`, of each transposed (ldmatrix).
+// Four (two) 8x8 matrices of 16-bit elements from shared memory; lanes 8i .. 8i+7 give the row
+// addresses of matrix i. Lane l gets elements (row l/4, columns 2 (l%4) ..) of each; with `trans`,
+// of each transposed (ldmatrix).
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -54,7 +57,8 @@ __device__ __forceinline__ void ldmatrix_x2_trans(std::uint32_t (&r)[2], const v
                : "memory");
 }
 
-// 16 bytes from global to shared memory without registers (cp.async); zeros instead where `valid` is false.
+// 16 bytes from global to shared memory without registers (cp.async); zeros instead where `valid`
+// is false.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
@@ -64,7 +68,8 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most `pending` of this thread's groups are under way; others' need a __syncthreads() after it.
+// Waits until at most `pending` of this thread's groups are under way; others' need a
+// __syncthreads() after it.
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -77,7 +82,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// 1/x, approximate to 1 ulp; 0 for an infinite x and, as the result would be subnormal, beyond 2^126 (rcp.approx).
+// 1/x, approximate to 1 ulp; 0 for an infinite x and, as the result would be subnormal, beyond
+// 2^126 (rcp.approx).
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

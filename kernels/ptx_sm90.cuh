@@ -1,7 +1,8 @@
-// Hopper's own instructions as functions (PTX ISA 8.0 and later, compute capability 9.0a): mbarriers, bulk copies into
-// shared memory, matrix products of a warpgroup. Whoever includes this writes device code where WEFT_SM90 is defined
-// alone: the other architectures get empty kernels. tests/cuda_on_cpu/include/emulated_ptx_sm90.h gives the same functions
-// by their documented meaning where the kernels are compiled for the CPU.
+// Hopper's own instructions as functions (PTX ISA 8.0 and later, compute capability 9.0a):
+// mbarriers, bulk copies into shared memory, matrix products of a warpgroup. Whoever includes this
+// writes device code where WEFT_SM90 is defined alone: the other architectures get empty kernels.
+// tests/cuda_on_cpu/include/emulated_ptx_sm90.h gives the same functions by their documented
+// meaning where the kernels are compiled for the CPU.
 #pragma once
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(WEFT_CUDA_ON_CPU)
@@ -25,20 +26,23 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// threadIdx.x, read where the call stands: what is made of it is not kept in registers over loops that need them all.
+// threadIdx.x, read where the call stands: what is made of it is not kept in registers over loops
+// that need them all.
 __device__ __forceinline__ int thread_here() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
 
-// ---- mbarrier: a phase ends when `count` threads have arrived and all bytes that they announced have come. Phases are
-// numbered from 0; a wait for `parity` returns once the phase of that parity has ended.
+// ---- mbarrier: a phase ends when `count` threads have arrived and all bytes that they announced
+// have come. Phases are numbered from 0; a wait for `parity` returns once the phase of that parity
+// has ended.
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                : "memory");
 }
-// Makes initialised barriers visible to bulk copies; a __syncthreads() follows for the other threads.
+// Makes initialised barriers visible to bulk copies; a __syncthreads() follows for the other
+// threads.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -66,8 +70,9 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity
   } while (done == 0);
 }
 
-// ---- Bulk copies from global to shared memory, by the asynchronous proxy; `barrier` counts their bytes.
-// The box of `map` at (column, head, row, sequence); what lies outside the tensor becomes zeros.
+// ---- Bulk copies from global to shared memory, by the asynchronous proxy; `barrier` counts their
+// bytes. The box of `map` at (column, head, row, sequence); what lies outside the tensor becomes
+// zeros.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier,
                                          int column, int head, int row, int sequence) {
   asm volatile(
@@ -97,7 +102,8 @@ template <int registers>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
-// Barrier `id` (0 is __syncthreads) of `threads` threads, those that wait and those that only arrive together.
+// Barrier `id` (0 is __syncthreads) of `threads` threads, those that wait and those that only
+// arrive together.
 __device__ __forceinline__ void named_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -105,10 +111,9 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- wgmma. Between a product and the wait for its group nobody touches its accumulators, its A registers or the shared
-// memory of its operands.
-// Orders register accesses before and products after it: needed before the first product and after registers of one
-// have been written.
+// ---- wgmma. Between a product and the wait for its group nobody touches its accumulators, its A
+// registers or the shared memory of its operands. Orders register accesses before and products
+// after it: needed before the first product and after registers of one have been written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -120,8 +125,8 @@ template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Keeps the compiler from moving accesses of these registers across this point: a product's asm statement says nothing
-// about when it ends.
+// Keeps the compiler from moving accesses of these registers across this point: a product's asm
+// statement says nothing about when it ends.
 template <int n>
 __device__ __forceinline__ void keep_in_place(float (&x)[n]) {
 #pragma unroll
@@ -133,9 +138,9 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// d [64, n] (+)= a [64,16] b [16,n] in bf16 with f32 accumulators, spread as mma_16x8x16 spreads [16, n]: warp w of the
-// warpgroup has rows 16 w .., and d[4 j .. 4 j + 3] are its accumulators of columns 8 j ...
-// `accumulate` false overwrites d.
+// d [64, n] (+)= a [64,16] b [16,n] in bf16 with f32 accumulators, spread as mma_16x8x16 spreads
+// [16, n]: warp w of the warpgroup has rows 16 w .., and d[4 j .. 4 j + 3] are its accumulators of
+// columns 8 j ... `accumulate` false overwrites d.
 #define WEFT_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WEFT_F16(i) WEFT_F4(i), WEFT_F4(i + 4), WEFT_F4(i + 8), WEFT_F4(i + 12)
 #define WEFT_F32 WEFT_F16(0), WEFT_F16(16)
@@ -154,8 +159,9 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&x)[n]) {
 template <int n>
 struct Wgmma;
 
-// Both operands from shared memory, summed over their columns (describe_rows); or A from registers, spread as
-// mma_16x8x16 wants it, and B summed over its columns (by_rows false) or its rows (true, describe_columns).
+// Both operands from shared memory, summed over their columns (describe_rows); or A from registers,
+// spread as mma_16x8x16 wants it, and B summed over its columns (by_rows false) or its rows (true,
+// describe_columns).
 #define WEFT_WGMMA(n, accumulators, operands, o0, o1, o2, o3, o4, o5, o6) \
   template <> \
   struct Wgmma<n> { \
@@ -197,20 +203,23 @@ WEFT_WGMMA(128, WEFT_R64, WEFT_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%
 
 #ifdef WEFT_SM90
 // Matrix descriptors (PTX ISA, "Matrix Descriptor Format"; all counts in units of 16 bytes):
-//   bits 0-13 start address, 16-29 leading dimension byte offset, 32-45 stride dimension byte offset,
-//   49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128 bytes).
-// Tiles here are [atoms][rows][64 columns] of bf16: rows of 128 bytes, eight of them an atom of 1024 bytes, in which the
-// 16-byte piece p of row r lies at p ^ (r % 8) - what a bulk tensor copy with CU_TENSOR_MAP_SWIZZLE_128B writes.
+//   bits 0-13 start address, 16-29 leading dimension byte offset, 32-45 stride dimension byte
+//   offset, 49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128
+//   bytes).
+// Tiles here are [atoms][rows][64 columns] of bf16: rows of 128 bytes, eight of them an atom of
+// 1024 bytes, in which the 16-byte piece p of row r lies at p ^ (r % 8) - what a bulk tensor copy
+// with CU_TENSOR_MAP_SWIZZLE_128B writes.
 //
-// Columns are the dimension that the product sums over ("K-major"): eight rows further is 1024 bytes further (stride
-// offset); the leading offset is not used with a swizzle. The next 16 columns start 32 bytes further within the atom.
+// Columns are the dimension that the product sums over ("K-major"): eight rows further is 1024
+// bytes further (stride offset); the leading offset is not used with a swizzle. The next 16 columns
+// start 32 bytes further within the atom.
 __device__ __forceinline__ std::uint64_t describe_rows(const void* tile) {
   return (static_cast<std::uint64_t>(shared_address(tile)) & 0x3ffff) >> 4 |
          std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
 }
-// Rows are the dimension that the product sums over ("MN-major", transposed): eight rows further is 1024 bytes further
-// (stride offset), 64 columns further is the next atom column (leading offset), `rows` x 128 bytes away. The next 16
-// rows start 2048 bytes further.
+// Rows are the dimension that the product sums over ("MN-major", transposed): eight rows further is
+// 1024 bytes further (stride offset), 64 columns further is the next atom column (leading offset),
+// `rows` x 128 bytes away. The next 16 rows start 2048 bytes further.
 template <int rows>
 __device__ __forceinline__ std::uint64_t describe_columns(const void* tile) {
   static_assert(rows * 128 >> 4 < 1 << 14);

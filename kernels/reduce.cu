@@ -1,14 +1,16 @@
 // CUDA side of ops/reduce.h. CPU twin: src/ops/cpu/reduce.cpp; cases: src/bench/kernels/reduce.cpp.
 //
-// sum_of_squares: 4 bytes and one f64 multiplication and addition an element. A fixed number of blocks walks the tensor,
-// each thread its own sums, added in fixed orders: the result depends on the length alone. Scratch: 8 KiB (Tensor::empty).
+// sum_of_squares: 4 bytes and one f64 multiplication and addition an element. A fixed number of
+// blocks walks the tensor, each thread its own sums, added in fixed orders: the result depends on
+// the length alone. Scratch: 8 KiB (Tensor::empty).
 //
-// checksum: 4 bytes and some ten integer operations a word: bound by memory, a millisecond for the weights of STDiT3-XL/2. Sums
-// modulo 2^64 may be made in any order, so blocks add with one atomic each. Scratch: 8 bytes (Tensor::empty).
+// checksum: 4 bytes and some ten integer operations a word: bound by memory, a millisecond for the
+// weights of STDiT3-XL/2. Sums modulo 2^64 may be made in any order, so blocks add with one atomic
+// each. Scratch: 8 bytes (Tensor::empty).
 //
-// sum_parts, convert_on_stream: bound by memory, beside whatever the compute stream does. Least bytes an element: sum_parts
-// 2 R + 4 for R ranks in bf16, convert_on_stream 6. A thread holds 16 bytes of each of four rows at a time; the order of the
-// sum is that of the rows.
+// sum_parts, convert_on_stream: bound by memory, beside whatever the compute stream does. Least
+// bytes an element: sum_parts 2 R + 4 for R ranks in bf16, convert_on_stream 6. A thread holds 16
+// bytes of each of four rows at a time; the order of the sum is that of the rows.
 #include "ops/reduce.h"
 
 #include <algorithm>

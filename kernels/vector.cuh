@@ -8,7 +8,8 @@
 
 namespace weft::kernels {
 
-// bf16 stays two a register: from an array of bf16 the compiler would make a register of each element.
+// bf16 stays two a register: from an array of bf16 the compiler would make a register of each
+// element.
 template <class T, int V>
 struct alignas(V * sizeof(T) < 16 ? V * sizeof(T) : 16) Vec {
   static_assert(sizeof(T) == 4 || V == 1);
@@ -59,7 +60,8 @@ __device__ __forceinline__ Vec<T, V> pack(const float (&f)[V]) {
   return x;
 }
 
-// Whether V elements of each tensor can be one access: its first element is aligned to them. A tensor that is not given can.
+// Whether V elements of each tensor can be one access: its first element is aligned to them. A
+// tensor that is not given can.
 template <int V, class... Tensors>
 bool aligned(const Tensors&... t) {
   const auto one = [](const Tensor& x) {

@@ -37,8 +37,8 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   weft::crash::watch();
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
-  // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which takes a third of the time
-  // of a short command. Other MPIs do not read it.
+  // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which
+  // takes a third of the time of a short command. Other MPIs do not read it.
   setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
   int provided = 0, rank = 0, size = 1;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);

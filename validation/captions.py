@@ -1,5 +1,5 @@
-"""Captions for checks: the original's cleaning, written from specs/t5.md 6 with the libraries that it uses, and a generator of
-captions that give it something to do."""
+"""Captions for checks: the original's cleaning, written from docs/models/t5.md, Cleaning, with the libraries
+that it uses, and a generator of captions that give it something to do."""
 import html
 import random
 import re

@@ -5,7 +5,8 @@
 
 A tiny VAE (diffusers' AutoencoderKL and the temporal one), a VGG16 for LPIPS from the reference package `lpips` and, in the
 last cases, a PatchGAN, all with random weights. Footage is cut by `weft ingest`; one step of four clips is trained by the real
-binary in each of the stages of specs/vae.md 5. Losses are those of its metrics, gradients those of the first moments in its
+binary in each of the stages of docs/models/video_vae.md, Training stages. Losses are those of its metrics,
+gradients those of the first moments in its
 checkpoint. PyTorch computes the same in f64 with the same draws, which are functions of (seed, purpose, step, sample): Philox
 is written out below. With LeCam two steps are trained (lr = 0), for its averages come from the
 first. The figures are relative L2 errors over all gradients of the VAE (and of the discriminator), and of the

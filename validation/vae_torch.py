@@ -1,7 +1,7 @@
 """Open-Sora's VAE of v1.2 and what it is trained for, in PyTorch: the reference of check_vae_training.py.
 
-The 2D VAE is diffusers' AutoencoderKL; the temporal one, the losses and the PatchGAN are written from the specification
-(specs/vae.md 2 and 4). Module names give the released parameter names.
+The 2D VAE is diffusers' AutoencoderKL; the temporal one, the losses and the PatchGAN are written from the formulas of
+docs/models/video_vae.md (Temporal VAE, Losses, Discriminator). Module names give the released parameter names.
 """
 import diffusers
 import torch

@@ -2,14 +2,17 @@
 // src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp.
 //
 //   along T, T <= 128:  temporal.cu, everything in one kernel
-//   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then flash attention:
-//                       flash_f32.cu for f32; for bf16 flash_sm90*.cu where the device and the shape allow it, else
-//                       flash_sm80*.cu. WEFT_ATTENTION=sm80 or sm90 in the environment overrides the choice.
+//   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then
+//   flash attention:
+//                       flash_f32.cu for f32; for bf16 flash_sm90*.cu where the device and the
+//                       shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or sm90 in the
+//                       environment overrides the choice.
 //
-// Scratch taken inside an operation (not seen by the planning arena): self attention with norm or rotary embedding 2/3 of
-// qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes for each of 4 blocks a multiprocessor (weight
-// gradients); cross attention's backward `splits` <= 8 copies of kv in f32. The kernels for sm_90a take 8
-// bytes for each row and head instead of delta.
+// Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
+// rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes
+// for each of 4 blocks a multiprocessor (weight gradients); cross attention's backward `splits` <=
+// 8 copies of kv in f32. The kernels for sm_90a take 8 bytes for each row and head instead of
+// delta.
 #include "ops/attention.h"
 
 #include "attention/flash_common.cuh"
@@ -111,8 +114,8 @@ FlashRows<T> caption_rows(T* base, const FlashShape& shape, int part) {
   return {base + part * C, 0, 0, 2 * C, shape.D};
 }
 
-// Captions are short and queries many: the queries of a key block are shared out over several blocks, so that there are
-// four for each multiprocessor, each with 512 queries at least.
+// Captions are short and queries many: the queries of a key block are shared out over several
+// blocks, so that there are four for each multiprocessor, each with 512 queries at least.
 int cross_splits(const FlashShape& shape) {
   const std::int64_t blocks = static_cast<std::int64_t>(key_tiles(shape, 64)) * shape.heads;
   const std::int64_t wanted = 4ll * cuda_properties().multiProcessorCount;

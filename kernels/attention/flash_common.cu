@@ -8,8 +8,8 @@ namespace {
 
 constexpr int delta_lanes = 16;  // to one row, 16 bytes each: up to 128 columns of bf16 at once
 
-// Reads out and dout once, 2 * 2 D bytes a row in bf16, and writes 4. Rows of one token lie side by side over the heads,
-// which is why heads are the fastest index.
+// Reads out and dout once, 2 * 2 D bytes a row in bf16, and writes 4. Rows of one token lie side by
+// side over the heads, which is why heads are the fastest index.
 template <class T>
 __global__ void __launch_bounds__(256) flash_delta_kernel(FlashBackward<T> p) {
   constexpr int size = Pack<T>::size;

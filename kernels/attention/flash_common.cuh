@@ -4,7 +4,8 @@
 //
 // A problem is `sequences` x `heads` independent attentions. Row i of sequence s, head h lies at
 //   base + (s / inner) * outer + (s % inner) * step + i * row + h * head        (in elements)
-// which reads [B,T,S,3,H,D] along S (inner 1) or along T (inner S), [B,N,H,D] and packed captions [sum L,2,H,D] alike.
+// which reads [B,T,S,3,H,D] along S (inner 1) or along T (inner S), [B,N,H,D] and packed captions
+// [sum L,2,H,D] alike.
 #pragma once
 
 #include <cmath>
@@ -31,7 +32,8 @@ struct FlashShape {
   int sequences = 0, heads = 0, D = 0;
   int nq = 0, nk = 0;  // rows of a sequence; with key_offsets, nk is the number of all packed rows
   int inner = 1;
-  // i32 [sequences + 1] on the device: sequence s has the keys [key_offsets[s], key_offsets[s+1]). Null: nk keys each.
+  // i32 [sequences + 1] on the device: sequence s has the keys [key_offsets[s], key_offsets[s+1]).
+  // Null: nk keys each.
   const std::int32_t* key_offsets = nullptr;
   float scale = 1.0f;  // of the scores: 1 / sqrt(D)
 
@@ -56,8 +58,8 @@ struct FlashBackward {
   const float* lse = nullptr;
   float* delta = nullptr;  // [sequences, heads, nq] scratch: rowsum(dout * out)
   FlashRows<T> dq, dk, dv;
-  // With key_offsets, dk and dv go here in f32, [splits, nk, 2, heads, D], queries being shared out over `splits` blocks;
-  // flash_merge_splits() makes dkv of them.
+  // With key_offsets, dk and dv go here in f32, [splits, nk, 2, heads, D], queries being shared out
+  // over `splits` blocks; flash_merge_splits() makes dkv of them.
   float* partial = nullptr;
   int splits = 1;
 };
@@ -65,7 +67,8 @@ struct FlashBackward {
 // delta[s,h,i] = sum over D of dout * out. Reads 2 and writes 2/D tensors.
 template <class T>
 void flash_delta(const FlashBackward<T>& p);
-// dkv [nk,2,heads,D] = sum of p.partial over the splits in their order; rows after the last caption are zeroed.
+// dkv [nk,2,heads,D] = sum of p.partial over the splits in their order; rows after the last caption
+// are zeroed.
 template <class T>
 void flash_merge_splits(const FlashBackward<T>& p, T* dkv);
 
@@ -123,8 +126,9 @@ __device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int ke
   return t;
 }
 
-// Rows [first, first + ROWS) of D elements into shared memory [ROWS][PITCH], CHUNKS 16-byte pieces a row; zeros beyond `n`
-// rows and beyond D. Asynchronous where D fills whole pieces: cp_async_commit() and a wait are the caller's.
+// Rows [first, first + ROWS) of D elements into shared memory [ROWS][PITCH], CHUNKS 16-byte pieces
+// a row; zeros beyond `n` rows and beyond D. Asynchronous where D fills whole pieces:
+// cp_async_commit() and a wait are the caller's.
 template <int ROWS, int CHUNKS, int PITCH, int THREADS, class T>
 __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row, int first, int n,
                                           int D) {
@@ -152,8 +156,9 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row
 constexpr float log2_e = 1.4426950408889634f;
 
 // The kernels for Hopper (sm_90a): wgmma, bulk tensor copies, warps that only copy.
-// Whether these kernels take a problem: a device of compute capability 9.0, no packed captions, D a multiple of 8 from 64
-// on, rows along S. The environment variable WEFT_ATTENTION=sm80 refuses all, =sm90 demands what can be taken at all.
+// Whether these kernels take a problem: a device of compute capability 9.0, no packed captions, D a
+// multiple of 8 from 64 on, rows along S. The environment variable WEFT_ATTENTION=sm80 refuses all,
+// =sm90 demands what can be taken at all.
 bool flash_sm90_takes(const FlashShape& shape);
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p);

@@ -2,12 +2,13 @@
 // and small models. CPU twin: src/ops/cpu/attention/attention.cpp. Cases:
 // src/bench/kernels/attention.cpp.
 //
-// Least work of one head: forward 4 nq nk D, backward 10 nq nk D operations (here 14: see flash_sm80_backward.cu, whose
-// order of sums this follows); every operand is read or written once. Bound by FFMA (67 TFLOP/s on an H200): a thread
-// makes 4 x 2 scores from float4 rows of both sides, and 4 x D/16 results from them, so that shared memory is read once
-// for every 1.3 (scores) to 2 (results) FFMA. 256 threads are 16 x 16: ty owns rows 4 ty .. 4 ty + 3 of the block's 64, and
-// its 16 lanes are half a warp, so that a row's maximum and sum are four shuffles and scores pass through shared memory
-// under __syncwarp() alone.
+// Least work of one head: forward 4 nq nk D, backward 10 nq nk D operations (here 14: see
+// flash_sm80_backward.cu, whose order of sums this follows); every operand is read or written once.
+// Bound by FFMA (67 TFLOP/s on an H200): a thread makes 4 x 2 scores from float4 rows of both
+// sides, and 4 x D/16 results from them, so that shared memory is read once for every 1.3 (scores)
+// to 2 (results) FFMA. 256 threads are 16 x 16: ty owns rows 4 ty .. 4 ty + 3 of the block's 64,
+// and its 16 lanes are half a warp, so that a row's maximum and sum are four shuffles and scores
+// pass through shared memory under __syncwarp() alone.
 #include "attention/flash_common.cuh"
 
 namespace weft::kernels {
@@ -16,7 +17,8 @@ namespace {
 constexpr int f32_threads = 256, own_rows = 64, pass_rows = 32;
 constexpr int score_pitch = pass_rows + 4;
 
-// DP is D rounded up to what is instantiated. An odd number of 16-byte pieces a row spreads eight rows over all banks.
+// DP is D rounded up to what is instantiated. An odd number of 16-byte pieces a row spreads eight
+// rows over all banks.
 template <int DP>
 struct F32Tile {
   static constexpr int pitch = (DP / 4 | 1) * 4;
@@ -110,7 +112,8 @@ __device__ __forceinline__ void zero(float (&x)[4][DP / 16]) {
     for (int j = 0; j < DP / 16; ++j) x[i][j] = 0.0f;
 }
 
-// Rows 4 ty .. of this block, those below n only: to[(first + row) * stride + column] = x * factor[row].
+// Rows 4 ty .. of this block, those below n only: to[(first + row) * stride + column] = x *
+// factor[row].
 template <int DP>
 __device__ __forceinline__ void store_f32(const float (&x)[4][DP / 16], const float (&factor)[4],
                                           float* to, std::int64_t stride, int first, int n, int D) {

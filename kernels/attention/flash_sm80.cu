@@ -1,11 +1,12 @@
 // Flash attention forward in bf16 with mma.sync, for sm_80 and whatever has nothing better. CPU
 // twin: src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp.
 //
-// Least work of one head of one sequence: 4 nq nk D operations; q, k, v read and out written once, 2 (nq + nk) 2 D bytes,
-// so that at nq = nk = 1590, D = 72 an element is worth 1600 operations and the tensor cores are the limit. The kernel
-// multiplies (KD + ND) / 2 D as many lanes (D = 72: 80 and 72, 1.06). Each block holds 128 queries and
-// passes over the keys 64 at a time through two stages of shared memory filled by cp.async; k and v come from L2 once a
-// block. A warp holds 32 queries (16 for D > 72) so that one ldmatrix feeds four (two) mma.
+// Least work of one head of one sequence: 4 nq nk D operations; q, k, v read and out written once,
+// 2 (nq + nk) 2 D bytes, so that at nq = nk = 1590, D = 72 an element is worth 1600 operations and
+// the tensor cores are the limit. The kernel multiplies (KD + ND) / 2 D as many lanes (D = 72: 80
+// and 72, 1.06). Each block holds 128 queries and passes over the keys 64 at a time through two
+// stages of shared memory filled by cp.async; k and v come from L2 once a block. A warp holds 32
+// queries (16 for D > 72) so that one ldmatrix feeds four (two) mma.
 #include "attention/flash_sm80.cuh"
 
 namespace weft::kernels {
@@ -19,7 +20,8 @@ struct ForwardTile {
   static constexpr int queries = 16 * m_tiles * warps, keys = 64;
   static constexpr int k_pitch = tile_pitch(KD), v_pitch = tile_pitch(ND);
   static constexpr int k_size = keys * k_pitch, v_size = keys * v_pitch;
-  // The queries stay in shared memory: in registers they would not leave enough for 32 of them a warp.
+  // The queries stay in shared memory: in registers they would not leave enough for 32 of them a
+  // warp.
   static constexpr int q_size = queries * k_pitch;
   static constexpr std::size_t shared = sizeof(bf16_t) * (2 * (k_size + v_size) + q_size);
 };

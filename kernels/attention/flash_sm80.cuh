@@ -1,7 +1,8 @@
 // Fragments of mma.sync (ptx.cuh, mma_16x8x16) from tiles in shared memory, for flash_sm80*.cu.
 //
-// Bank conflicts: ldmatrix reads eight 16-byte rows at a time. A pitch of an odd number of 16-byte pieces puts eight
-// consecutive rows on eight different groups of four banks, so every ldmatrix here takes its least number of cycles.
+// Bank conflicts: ldmatrix reads eight 16-byte rows at a time. A pitch of an odd number of 16-byte
+// pieces puts eight consecutive rows on eight different groups of four banks, so every ldmatrix
+// here takes its least number of cycles.
 #pragma once
 
 #include <cstring>
@@ -28,7 +29,8 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const bf16_t* tile
   const int lane = threadIdx.x % 32;
   ldmatrix_x4(a, tile + (row + lane % 16) * PITCH + column + lane / 16 * 8);
 }
-// Two neighbouring B [16,8], B = tile^T: tile rows are B's columns. b[0..1] is the first, b[2..3] the second.
+// Two neighbouring B [16,8], B = tile^T: tile rows are B's columns. b[0..1] is the first, b[2..3]
+// the second.
 template <int PITCH>
 __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const bf16_t* tile, int row,
                                        int column) {
@@ -100,7 +102,8 @@ __device__ __forceinline__ void weighted_rows(float (&sum)[ND / 8][4], const flo
   }
 }
 
-// Rows group and group + 8 of this warp's 16, times `factor`, to rows [first ..] of `to`, those below n only.
+// Rows group and group + 8 of this warp's 16, times `factor`, to rows [first ..] of `to`, those
+// below n only.
 template <int ND>
 __device__ __forceinline__ void store_rows(const float (&x)[ND / 8][4], float factor0,
                                            float factor1, bf16_t* to, std::int64_t row, int first,
@@ -119,8 +122,8 @@ __device__ __forceinline__ void store_rows(const float (&x)[ND / 8][4], float fa
   }
 }
 
-// Calls f.operator()<KD, ND>() with the smallest instance that holds D: K padded to a multiple of 16 in the products over
-// D, N kept at 72 for D = 72 (of 80 + 72 lanes 72 + 72 do useful work).
+// Calls f.operator()<KD, ND>() with the smallest instance that holds D: K padded to a multiple of
+// 16 in the products over D, N kept at 72 for D = 72 (of 80 + 72 lanes 72 + 72 do useful work).
 template <class F>
 void by_head_size(int D, F&& f) {
   if (D <= 32)

@@ -1,10 +1,11 @@
 // Flash attention backward in bf16 with mma.sync. CPU twin: src/ops/cpu/attention/attention.cpp.
 // Cases: src/bench/kernels/attention.cpp.
 //
-// With P = exp(scale Q K^T - lse), dP = dO V^T, dS = P (dP - delta):  dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K.
-// Least work of one head: 10 nq nk D operations; q, k, v, out, dout read, dq, dk, dv written. Here it is 14 nq nk D: one
-// kernel owns 64 keys and passes over the queries (dk, dv), another owns 64 queries and passes over the keys (dq), and each
-// makes P and dP anew. So every sum has one owner and one order: no atomics, and a run repeats its bits.
+// With P = exp(scale Q K^T - lse), dP = dO V^T, dS = P (dP - delta):  dV = P^T dO, dK = scale dS^T
+// Q, dQ = scale dS K. Least work of one head: 10 nq nk D operations; q, k, v, out, dout read, dq,
+// dk, dv written. Here it is 14 nq nk D: one kernel owns 64 keys and passes over the queries (dk,
+// dv), another owns 64 queries and passes over the keys (dq), and each makes P and dP anew. So
+// every sum has one owner and one order: no atomics, and a run repeats its bits.
 #include "attention/flash_sm80.cuh"
 
 namespace weft::kernels {
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     load_rows<Tile::pass, KD / 8, Tile::pitch, Tile::threads>(stage_q(stage) + Tile::pass_size, g,
                                                               p.dout.row, first, end, D);
   };
-  // The first half of the threads fetches lse, the other delta, one row each. An infinite lse makes P zero.
+  // The first half of the threads fetches lse, the other delta, one row each. An infinite lse makes
+  // P zero.
   const int stat = threadIdx.x % (Tile::threads / 2);
   const bool is_delta = threadIdx.x >= Tile::threads / 2;
   const auto fetch_stat = [&](int block) {
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     cp_async_wait<1>();
     __syncthreads();
 
-    // Transposed scores: this warp's 16 keys are the rows, so that P^T and dS^T are A operands as they stand.
+    // Transposed scores: this warp's 16 keys are the rows, so that P^T and dS^T are A operands as
+    // they stand.
     const bf16_t* const queries = stage_q(stage);
     const bf16_t* const gradients = queries + Tile::pass_size;
     const float* const lse = stats + stage * 2 * Tile::pass;

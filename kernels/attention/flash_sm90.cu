@@ -3,14 +3,17 @@
 // Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same cases through
 // flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
-// Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once. Of the lanes that multiply
-// 2 D / (KD + ND) are useful, for D = 72 144 of 152. A multiprocessor does 4096 bf16 operations and 16 exponentials a cycle,
-// so that one element of P takes 2 (KD + ND) / 4096 cycles of the tensor cores and 1/16 of the exponential units: for D = 72
-// 0.074 and 0.063. Either alone would be near its limit only while the other runs too. So
+// Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once.
+// Of the lanes that multiply 2 D / (KD + ND) are useful, for D = 72 144 of 152. A multiprocessor
+// does 4096 bf16 operations and 16 exponentials a cycle, so that one element of P takes 2 (KD + ND)
+// / 4096 cycles of the tensor cores and 1/16 of the exponential units: for D = 72 0.074 and 0.063.
+// Either alone would be near its limit only while the other runs too. So
 //   - one warpgroup only copies; two or three multiply, 64 queries each;
-//   - within a warpgroup the scores of block j are multiplied together with P V of block j - 1, and the softmax of block j
+//   - within a warpgroup the scores of block j are multiplied together with P V of block j - 1, and
+//   the softmax of block j
 //     runs while P V is under way;
-//   - the warpgroups take turns in issuing products (named barriers), so that one's softmax meets the other's products.
+//   - the warpgroups take turns in issuing products (named barriers), so that one's softmax meets
+//   the other's products.
 #include "attention/flash_sm90_tiles.cuh"
 
 #include <cudaTypedefs.h>
@@ -35,7 +38,8 @@ struct ForwardTile {
   static constexpr int copy_registers = 24, work_registers = groups == 3 ? 160 : 240;
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
   static_assert(shared <= 227 * 1024);
-  // Accumulators of the results and of the scores, P as an operand; the rest is for addresses and rows' sums.
+  // Accumulators of the results and of the scores, P as an operand; the rest is for addresses and
+  // rows' sums.
   static_assert(ND / 2 + keys / 2 + keys / 4 <= work_registers - 20);
 };
 
@@ -88,7 +92,8 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardWork& work, int ind
           index / work.tiles / work.shape.heads};
 }
 
-// The copying thread. A stage's "empty" barrier is first waited for with parity 1, which a new barrier fulfils.
+// The copying thread. A stage's "empty" barrier is first waited for with parity 1, which a new
+// barrier fulfils.
 template <class Tile>
 __device__ __forceinline__ void copy_forward(const CUtensorMap* q, const CUtensorMap* k,
                                              const CUtensorMap* v, const ForwardWork& work,
@@ -129,8 +134,9 @@ __device__ __forceinline__ void issue_scores(float (&scores)[Tile::keys / 2],
         describe_rows(column_step<Tile::keys>(keys, 0, k)), k > 0);
 }
 
-// Scores become exp(scale (score - largest)); `top` and `sum` follow (sum over this lane's columns only), and `shrink` is
-// what earlier results are to be multiplied with. Keys from `left` on are not there.
+// Scores become exp(scale (score - largest)); `top` and `sum` follow (sum over this lane's columns
+// only), and `shrink` is what earlier results are to be multiplied with. Keys from `left` on are
+// not there.
 template <int n>
 __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], float (&sum)[2],
                                         float (&shrink)[2], float to_log2, int left) {
@@ -140,7 +146,8 @@ __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], flo
       if (i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 >= static_cast<unsigned>(left))
         scores[i] = -INFINITY;
   }
-  // Accumulator i belongs to the row of the upper eight where i / 2 is even, of the lower where it is odd.
+  // Accumulator i belongs to the row of the upper eight where i / 2 is even, of the lower where it
+  // is odd.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float largest = top[r];
@@ -163,7 +170,8 @@ __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], flo
   }
 }
 
-// One warpgroup's part of all tiles of this block. Named barriers 1 .. groups: whose turn it is to issue products.
+// One warpgroup's part of all tiles of this block. Named barriers 1 .. groups: whose turn it is to
+// issue products.
 template <class Tile>
 __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
                                                  const ForwardMemory<Tile>& memory) {
@@ -216,7 +224,8 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
       done_with(memory.k_empty(ring.stage));
       softmax(scores, top, sum, shrink, to_log2, nk - block * Tile::keys);
       keep_in_place(scores);
-      // Also what holds ptxas from moving the wait for P V up before the softmax: it schedules within straight code.
+      // Also what holds ptxas from moving the wait for P V up before the softmax: it schedules
+      // within straight code.
       mbarrier_wait(memory.v_full(ring.stage), ring.parity);
       wgmma_wait<0>();
       keep_in_place(out);
@@ -299,7 +308,8 @@ void launch_forward(const FlashForward<__nv_bfloat16>& p) {
 
 CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                             int count, int box_rows) {
-  // The driver's function through the runtime: the binary names no symbol of libcuda and starts without a driver.
+  // The driver's function through the runtime: the binary names no symbol of libcuda and starts
+  // without a driver.
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found{};
@@ -341,7 +351,8 @@ bool flash_sm90_takes(const FlashShape& shape) {
         choice == nullptr || std::strcmp(choice, "sm80") == 0 || std::strcmp(choice, "sm90") == 0,
         Exit::usage, "set it to sm80 or sm90, or leave it unset",
         "WEFT_ATTENTION={} names no attention kernels", choice);
-#ifdef WEFT_WITHOUT_SM90A  // built without WEFT_CUDA_ARCHITECTURES=90a: on any GPU these kernels are empty
+#ifdef WEFT_WITHOUT_SM90A  // built without WEFT_CUDA_ARCHITECTURES=90a: on any GPU these kernels
+                           // are empty
     const bool hopper = false;
 #else
     const bool hopper = cuda_properties().major == 9 && cuda_properties().minor == 0;
@@ -358,7 +369,8 @@ bool flash_sm90_takes(const FlashShape& shape) {
 }
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {
-  // Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without any (S = 256).
+  // Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without
+  // any (S = 256).
   const int wide = blocks_of(p.shape.nq, 192) * 192, narrow = blocks_of(p.shape.nq, 128) * 128;
   const bool three = 10 * wide <= 11 * narrow;
   if (p.shape.D > 72)

@@ -3,18 +3,21 @@
 // runs the same cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where
 // WEFT_EMULATION_CAPABILITY=9.0.
 //
-// Least work of one head: 10 nq nk D operations; here 14, in two kernels whose sums have one owner and one order each, as in
-// flash_sm80_backward.cu. The usual single kernel saves two of seven products, but adds dQ in memory in the order in which
-// blocks come, or pays for an order with waiting, and passes dS through shared memory; for D = 72 that was no clear gain.
+// Least work of one head: 10 nq nk D operations; here 14, in two kernels whose sums have one owner
+// and one order each, as in flash_sm80_backward.cu. The usual single kernel saves two of seven
+// products, but adds dQ in memory in the order in which blocks come, or pays for an order with
+// waiting, and passes dS through shared memory; for D = 72 that was no clear gain.
 //
-// Both kernels are one: the block owns 64 rows a warpgroup of one side (X1, X2), and passes over 64 rows at a time of the
-// other (Y1, Y2), which a copying warpgroup brings:
-//   keys kernel:    X = K, V  Y = Q, dO   S^T = X1 Y1^T, dP^T = X2 Y2^T   dV += P^T Y2, dK += dS^T Y1
-//   queries kernel: X = Q, dO Y = K, V    S = X1 Y1^T,   dP = X2 Y2^T                    dQ += dS Y1
-// so that P and dS are always A operands in registers as they come out of the first products. For D <= 72 X stays in
-// registers too, and shared memory is read for Y alone: 64 of its 128 bytes a cycle while the tensor cores are busy. The first
-// products of the next rows are issued before the second ones of these rows, so that the elementwise part of one block runs
-// while the products of another do.
+// Both kernels are one: the block owns 64 rows a warpgroup of one side (X1, X2), and passes over 64
+// rows at a time of the other (Y1, Y2), which a copying warpgroup brings:
+//   keys kernel:    X = K, V  Y = Q, dO   S^T = X1 Y1^T, dP^T = X2 Y2^T   dV += P^T Y2, dK += dS^T
+//   Y1 queries kernel: X = Q, dO Y = K, V    S = X1 Y1^T,   dP = X2 Y2^T                    dQ +=
+//   dS Y1
+// so that P and dS are always A operands in registers as they come out of the first products. For D
+// <= 72 X stays in registers too, and shared memory is read for Y alone: 64 of its 128 bytes a
+// cycle while the tensor cores are busy. The first products of the next rows are issued before the
+// second ones of these rows, so that the elementwise part of one block runs while the products of
+// another do.
 #include "attention/flash_sm90_tiles.cuh"
 
 #include <algorithm>
@@ -32,7 +35,8 @@ struct BackwardTile {
   static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
   static constexpr int stages = 3;
   static constexpr bool x_in_registers = ND <= 72;
-  // The next first products are issued before the second ones where accumulators for both are to be had.
+  // The next first products are issued before the second ones where accumulators for both are to be
+  // had.
   static constexpr bool ahead = ND <= 72 || !keys;
   static constexpr int own_bytes = tile_bytes(KD, own_rows), pass_bytes = tile_bytes(KD, pass_rows);
   static constexpr int stat_bytes = keys ? pass_rows * 8 : 0;
@@ -42,7 +46,8 @@ struct BackwardTile {
   static constexpr int copy_registers = 24, work_registers = 240;
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
   static_assert(shared <= 227 * 1024);
-  // Accumulators of the sums and of the first products, P and dS as operands beside them, X; the rest is for addresses.
+  // Accumulators of the sums and of the first products, P and dS as operands beside them, X; the
+  // rest is for addresses.
   static_assert((keys ? 2 : 1) * (ND / 2 + (ahead ? pass_rows / 4 : 0)) + pass_rows +
                     (x_in_registers ? KD / 2 : 0) <=
                 work_registers - 20);
@@ -146,8 +151,8 @@ __device__ __forceinline__ void issue_products(float (&x)[pass_rows / 2],
   }
 }
 
-// Scores become P = exp(scale score - lse), their gradient dS = P (dP - delta). Columns are queries: each lane needs lse
-// and delta of two of every eight.
+// Scores become P = exp(scale score - lse), their gradient dS = P (dP - delta). Columns are
+// queries: each lane needs lse and delta of two of every eight.
 __device__ __forceinline__ void keys_elementwise(float (&prob)[pass_rows / 2],
                                                  float (&ds)[pass_rows / 2], const float4* stats,
                                                  float to_log2) {
@@ -161,8 +166,8 @@ __device__ __forceinline__ void keys_elementwise(float (&prob)[pass_rows / 2],
     }
   }
 }
-// The same where rows are queries: stat[0] for the upper eight, stat[1] for the lower. Keys from `left` on are not there:
-// they have zeros for K, but exp(0 - lse) may be infinite.
+// The same where rows are queries: stat[0] for the upper eight, stat[1] for the lower. Keys from
+// `left` on are not there: they have zeros for K, but exp(0 - lse) may be infinite.
 __device__ __forceinline__ void queries_elementwise(float (&prob)[pass_rows / 2],
                                                     float (&ds)[pass_rows / 2],
                                                     const float2 (&stat)[2], float to_log2,
@@ -251,8 +256,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(prob);
       keep_in_place(ds);
     };
-    // Waiting for the next rows is also what holds ptxas from moving a wait for products up before the elementwise part:
-    // it schedules within straight code.
+    // Waiting for the next rows is also what holds ptxas from moving a wait for products up before
+    // the elementwise part: it schedules within straight code.
     const auto await_rows = [&](int block) {
       if (block < blocks) mbarrier_wait(memory.y_full(ring.stage), ring.parity);
     };
@@ -340,8 +345,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 
 constexpr int stat_lanes = 16;  // to one row, 16 bytes each: up to 128 columns
 
-// stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row, and writes 8. Heads are
-// the fastest index: rows of one token lie side by side.
+// stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row,
+// and writes 8. Heads are the fastest index: rows of one token lie side by side.
 __global__ void __launch_bounds__(256)
     flash_sm90_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
   const int lane = threadIdx.x % stat_lanes, D = p.shape.D;

@@ -1,4 +1,5 @@
-// What the Hopper kernels of flash attention share: tensor maps, tiles in shared memory, the pieces of their products.
+// What the Hopper kernels of flash attention share: tensor maps, tiles in shared memory, the pieces
+// of their products.
 #pragma once
 
 #include <cstring>
@@ -8,14 +9,15 @@
 
 namespace weft::kernels {
 
-// A tile in shared memory is [atoms][rows][64 columns]; columns beyond D are zeros that the bulk copy makes, so that D = 72
-// costs two atoms of space but only 80 columns of a product over D and 72 of a product onto D.
+// A tile in shared memory is [atoms][rows][64 columns]; columns beyond D are zeros that the bulk
+// copy makes, so that D = 72 costs two atoms of space but only 80 columns of a product over D and
+// 72 of a product onto D.
 constexpr int tile_atoms(int columns) { return (columns + 63) / 64; }
 constexpr int atom_bytes(int rows) { return rows * 128; }
 constexpr int tile_bytes(int columns, int rows) { return tile_atoms(columns) * atom_bytes(rows); }
 
-// The map of rows of one operand as a tensor [sequences, rows, heads, D], copied in boxes of `box_rows` rows of one head,
-// 64 columns at a time.
+// The map of rows of one operand as a tensor [sequences, rows, heads, D], copied in boxes of
+// `box_rows` rows of one head, 64 columns at a time.
 CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                             int count, int box_rows);
 
@@ -38,14 +40,16 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const CUtensorMap* 
     copy_box(to + atom * atom_bytes(rows), map, barrier, atom * 64, head, row, sequence);
 }
 
-// Where the 16 columns of step k of a product over columns begin, in a tile of `rows` rows from row `row` on.
+// Where the 16 columns of step k of a product over columns begin, in a tile of `rows` rows from row
+// `row` on.
 template <int rows>
 __device__ __forceinline__ const unsigned char* column_step(const unsigned char* tile, int row,
                                                             int k) {
   return tile + k / 4 * atom_bytes(rows) + row * 128 + k % 4 * 32;
 }
 
-// This warp's 16 rows of the warpgroup's 64 from `row` on as A operands of all steps over KD columns.
+// This warp's 16 rows of the warpgroup's 64 from `row` on as A operands of all steps over KD
+// columns.
 template <int KD, int rows>
 __device__ __forceinline__ void load_operand(std::uint32_t (&a)[KD / 16][4],
                                              const unsigned char* tile, int row) {
@@ -58,7 +62,8 @@ __device__ __forceinline__ void load_operand(std::uint32_t (&a)[KD / 16][4],
   }
 }
 
-// Accumulators of [64, n], two neighbouring products of 8 columns, as the A operands of n / 16 steps.
+// Accumulators of [64, n], two neighbouring products of 8 columns, as the A operands of n / 16
+// steps.
 template <int n>
 __device__ __forceinline__ void pack_operand(std::uint32_t (&a)[n / 16][4],
                                              const float (&x)[n / 2]) {
@@ -79,7 +84,8 @@ __device__ __forceinline__ void issue_weighted_rows(float (&sum)[ND / 2],
                                              accumulate || k > 0);
 }
 
-// Rows group and group + 8 of this warp's 16, times their factor, to the rows from `first` on that are below n.
+// Rows group and group + 8 of this warp's 16, times their factor, to the rows from `first` on that
+// are below n.
 template <int ND>
 __device__ __forceinline__ void store_accumulators(const float (&x)[ND / 2], float factor0,
                                                    float factor1, __nv_bfloat16* to,
@@ -99,7 +105,8 @@ __device__ __forceinline__ void store_accumulators(const float (&x)[ND / 2], flo
   }
 }
 
-// Bulk copies in flight, as a ring: use number `i` of it has stage i % stages and parity i / stages % 2.
+// Bulk copies in flight, as a ring: use number `i` of it has stage i % stages and parity i / stages
+// % 2.
 template <int stages>
 struct Ring {
   int stage = 0, parity = 0;

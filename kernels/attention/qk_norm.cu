@@ -2,10 +2,11 @@
 // CPU twin: src/ops/cpu/attention/attention.cpp (pack, unpack_gradient). Cases:
 // src/bench/kernels/attention.cpp.
 //
-// Bound by bandwidth. Forward: q and k are read once and written once, 4 of the 3 + 1 tensors that attention itself moves.
-// Backward: q, k and their gradient are read, the gradient is overwritten: 6. A group of 16 lanes owns a row of D <= 128
-// elements, 8 of them (16 bytes of bf16) a lane, so that sums over a row are four shuffles. Weight gradients are summed in registers along a block's rows, then over the block, then over the blocks, each
-// in fixed order.
+// Bound by bandwidth. Forward: q and k are read once and written once, 4 of the 3 + 1 tensors that
+// attention itself moves. Backward: q, k and their gradient are read, the gradient is
+// overwritten: 6. A group of 16 lanes owns a row of D <= 128 elements, 8 of them (16 bytes of bf16)
+// a lane, so that sums over a row are four shuffles. Weight gradients are summed in registers along
+// a block's rows, then over the block, then over the blocks, each in fixed order.
 #include "attention/qk_norm.cuh"
 
 #include "launch.cuh"

@@ -1,11 +1,13 @@
 // Attention of packed captions with T5's relative position bias (ops/attention.h). CPU twin
 // src/ops/cpu/attention/relative.cpp, cases src/bench/kernels/attention.cpp.
 //
-// Least work of one head of a caption of L rows: 4 L^2 D operations over 8 L D bytes in bf16. Captions are short (300 rows at
-// most), so that a layer of T5-XXL spends 1.3 % of its operations here. bf16 with heads of 32, 64 or 128 goes through the
-// tensor cores: a block holds 64 queries and passes over the keys 64 at a time, scores and probabilities in registers.
-// Everything else (f32, other heads) goes through a plain kernel: 16 queries a block, 4 products for 5 values from shared
-// memory. The bias of a head is a table in shared memory: beyond 91 rows apart all distances share a bucket.
+// Least work of one head of a caption of L rows: 4 L^2 D operations over 8 L D bytes in bf16.
+// Captions are short (300 rows at most), so that a layer of T5-XXL spends 1.3 % of its operations
+// here. bf16 with heads of 32, 64 or 128 goes through the tensor cores: a block holds 64 queries
+// and passes over the keys 64 at a time, scores and probabilities in registers. Everything else
+// (f32, other heads) goes through a plain kernel: 16 queries a block, 4 products for 5 values from
+// shared memory. The bias of a head is a table in shared memory: beyond 91 rows apart all distances
+// share a bucket.
 #include "attention/flash_sm80.cuh"
 #include "ops/attention.h"
 
@@ -13,7 +15,7 @@ namespace weft::kernels {
 namespace {
 
 constexpr int far = 91,
-              distances = 2 * far + 1;  // from here on one bucket a direction (specs/t5.md 4)
+              distances = 2 * far + 1;  // from here on one bucket a direction (docs/models/t5.md)
 
 struct Captions {
   const float* bias;  // [32,heads]
@@ -41,7 +43,8 @@ __device__ __forceinline__ float bias_at(const float* table, int distance) {
 
 constexpr int plain_queries = 16, plain_keys = 64, plain_threads = 256, most_D = 128;
 
-// Thread (i, j) of 16 x 16: keys j, j + 16 ... of query i, then channels j, j + 16 ... of its result.
+// Thread (i, j) of 16 x 16: keys j, j + 16 ... of query i, then channels j, j + 16 ... of its
+// result.
 template <class T>
 __global__ void __launch_bounds__(plain_threads)
     relative_plain_kernel(const T* qkv, Captions c, T* out) {

@@ -113,7 +113,8 @@ __device__ Row unprepare(Row g, const Row& x, const float* weight, const float2*
   return g;
 }
 
-// products[i] = sum over d of a[d] m[lane + 32 i][d], for rows below T. Rows of m are D + 1 apart: no bank conflicts.
+// products[i] = sum over d of a[d] m[lane + 32 i][d], for rows below T. Rows of m are D + 1 apart:
+// no bank conflicts.
 __device__ void rows_times(const float* a, const float* m, int T, int D,
                            float (&products)[columns]) {
 #pragma unroll
@@ -263,7 +264,8 @@ __global__ void __launch_bounds__(threads, 4)
       float s[columns], dp[columns];
       rows_times(a, x, l.T, l.D, s);
       rows_times(b, y, l.T, l.D, dp);
-      // The softmax's correction from the probabilities themselves: exact where `out` was rounded to bf16, which is not read.
+      // The softmax's correction from the probabilities themselves: exact where `out` was rounded
+      // to bf16, which is not read.
       float dot = 0.0f;
 #pragma unroll
       for (int i = 0; i < columns; ++i) {
@@ -321,8 +323,9 @@ __global__ void __launch_bounds__(threads, 4)
   store_sums(sum_k, scratch, partial + static_cast<std::int64_t>(l.D) * gridDim.x, l.D);
 }
 
-// One frame. The softmax of a single score is 1 whatever the score: out is v, dv is dout, q and k get no gradient, and
-// the weights none. Only lse takes q and k; the rotation, which is the same for both, does not change their product.
+// One frame. The softmax of a single score is 1 whatever the score: out is v, dv is dout, q and k
+// get no gradient, and the weights none. Only lse takes q and k; the rotation, which is the same
+// for both, does not change their product.
 
 constexpr int one_threads = 256, one_lanes = 16, one_pack = 8;  // a row of D <= 128 for 16 lanes
 

@@ -1,4 +1,5 @@
-// Self attention along T <= 128 frames in one kernel (temporal.cu, temporal_mma.cu), called by attention.cu.
+// Self attention along T <= 128 frames in one kernel (temporal.cu, temporal_mma.cu), called by
+// attention.cu.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +24,16 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
 // What its two files share on the host's side.
 namespace weft::kernels::temporal {
 
-// On tensor cores; false, and nothing done, for types, sizes and addresses that those kernels do not take.
+// On tensor cores; false, and nothing done, for types, sizes and addresses that those kernels do
+// not take.
 bool mma_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                  Tensor& out, Tensor& lse);
 bool mma_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                   const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv,
                   Tensor& dwq, Tensor& dwk);
 
-// Blocks that share `units` of the backward, each with sums of its own: of the shape alone, so that sums repeat.
+// Blocks that share `units` of the backward, each with sums of its own: of the shape alone, so that
+// sums repeat.
 inline int pieces(std::int64_t units) {
   return static_cast<int>(std::min<std::int64_t>(units, 4096));
 }

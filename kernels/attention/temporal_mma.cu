@@ -1,18 +1,25 @@
-// Temporal self attention in bf16 on tensor cores, D = 64, 72, 128. CPU twin src/ops/cpu/attention/attention.cpp, cases
-// src/bench/kernels/attention.cpp; other sizes and f32 in temporal.cu.
-//   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5 operations a byte, where
-//             a GPU has some 200: only traffic counts. Each byte is moved once, by runs of whole 16-byte pieces.
-//   backward  reads q, k, v, dout (beyond 16 frames out, too) and writes three gradients: 14 (16) T D bytes, 10 T^2 D operations.
-// A block takes one token of one sample and a few neighbouring heads for all frames, so that a frame's piece is one run of
-// memory (2 heads of 72: 288 bytes, nine whole sectors), fetched with cp.async; nothing is permuted. There is no pipeline
-// within a block: blocks are small, and while one computes others fetch. At T 15 and D 72, by count and not measured:
-//   forward   4 warps, 33 KiB, at most 96 registers: 5 blocks, so 130 KiB under way on a multiprocessor of an H200, where
-//             4.3 TB/s times a microsecond of latency over 132 of them is 33 KiB. A head takes 19 mma and about 300 clocks of
-//             shared memory, where memory takes about 480.
-//   backward  4 warps, 33 KiB, at most 128 registers: 4 blocks, 74 KiB under way. A head takes 58 mma and about 700 clocks of
+// Temporal self attention in bf16 on tensor cores, D = 64, 72, 128. CPU twin
+// src/ops/cpu/attention/attention.cpp, cases src/bench/kernels/attention.cpp; other sizes and f32
+// in temporal.cu.
+//   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5
+//   operations a byte, where
+//             a GPU has some 200: only traffic counts. Each byte is moved once, by runs of whole
+//             16-byte pieces.
+//   backward  reads q, k, v, dout (beyond 16 frames out, too) and writes three gradients: 14 (16) T
+//   D bytes, 10 T^2 D operations.
+// A block takes one token of one sample and a few neighbouring heads for all frames, so that a
+// frame's piece is one run of memory (2 heads of 72: 288 bytes, nine whole sectors), fetched with
+// cp.async; nothing is permuted. There is no pipeline within a block: blocks are small, and while
+// one computes others fetch. At T 15 and D 72, by count and not measured:
+//   forward   4 warps, 33 KiB, at most 96 registers: 5 blocks, so 130 KiB under way on a
+//   multiprocessor of an H200, where
+//             4.3 TB/s times a microsecond of latency over 132 of them is 33 KiB. A head takes 19
+//             mma and about 300 clocks of shared memory, where memory takes about 480.
+//   backward  4 warps, 33 KiB, at most 128 registers: 4 blocks, 74 KiB under way. A head takes 58
+//   mma and about 700 clocks of
 //             shared memory, where memory takes about 830: the tighter one.
-// Fragments come by ldmatrix and without bank conflicts, for shared memory is what could bind beside memory.
-// Scratch: 2 D f32 for each block of the backward, at most 4096 blocks.
+// Fragments come by ldmatrix and without bank conflicts, for shared memory is what could bind
+// beside memory. Scratch: 2 D f32 for each block of the backward, at most 4096 blocks.
 #include "attention/temporal_mma.cuh"
 
 #include <algorithm>
@@ -125,7 +132,8 @@ __global__ void __launch_bounds__(most_threads, (chunks > 9 ? 3 : 5) * 128 / mos
   put<chunks>(heads, 3 * matrix, shape, out + row * C + first * H::D, shape.S * C);
 }
 
-// Halves the values that a lane holds: it keeps the upper or the lower n by its bit `bit`, with its partner's share added.
+// Halves the values that a lane holds: it keeps the upper or the lower n by its bit `bit`, with its
+// partner's share added.
 template <int n, int bit, int size>
 __device__ __forceinline__ void fold(float (&y)[size]) {
   const bool upper = (threadIdx.x & bit) != 0;
@@ -136,8 +144,9 @@ __device__ __forceinline__ void fold(float (&y)[size]) {
   }
 }
 
-// Sums over the eight groups of a warp, value by value: value n of a pair ends in the lane of group n / kept, which adds
-// it to sum[n % kept]. 7 `kept` shuffles for 8 `kept` values, in a fixed order.
+// Sums over the eight groups of a warp, value by value: value n of a pair ends in the lane of group
+// n / kept, which adds it to sum[n % kept]. 7 `kept` shuffles for 8 `kept` values, in a fixed
+// order.
 template <int values, int kept>
 __device__ __forceinline__ void add_over_groups(const float (&x)[values], float (&sum)[kept]) {
   float y[8 * kept];
@@ -150,8 +159,8 @@ __device__ __forceinline__ void add_over_groups(const float (&x)[values], float 
   for (int i = 0; i < kept; ++i) sum[i] += y[i];
 }
 
-// From the gradient g of the prepared rows of a tile to that of the raw rows x, in their place; the gradient of the norm's
-// weight goes to `sum` as add_over_groups has it.
+// From the gradient g of the prepared rows of a tile to that of the raw rows x, in their place; the
+// gradient of the norm's weight goes to `sum` as add_over_groups has it.
 template <int chunks, int kept>
 __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const float* rstd,
                           const float* weight, const Constants<chunks>& constants,
@@ -176,7 +185,8 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
       g[c][2 * r + 1] = g1 * turn.x - g0 * turn.y;
       dot += g[c][2 * r] * w[4 * c].x * v.x + g[c][2 * r + 1] * w[4 * c].y * v.y;
     }
-    // With g times the weight, d/dx of x rstd(x) is rstd (g - x rstd^2 mean(g x)); without norm rstd is the constant 1.
+    // With g times the weight, d/dx of x rstd(x) is rstd (g - x rstd^2 mean(g x)); without norm
+    // rstd is the constant 1.
     pull[r] = shape.norm ? row_sum(dot) * scale[r] * scale[r] * (1.0f / H::D) : 0.0f;
   }
   float dw[2 * chunks] = {};
@@ -198,8 +208,9 @@ __device__ void unprepare(float (&g)[chunks][4], bf16_t* x, int tile, const floa
 // Matrices of a head in the backward; the fifth holds out first, where it is read, and then q'.
 enum { at_q, at_k, at_v, at_do, at_o, at_k_prepared, matrices };
 
-// delta = sum over keys of P dP, of each query that this lane holds a part of, where one tile holds all keys. Rows of p and
-// dp are queries, or with `of_keys` their columns are; delta[n][i] goes with p[n][i].
+// delta = sum over keys of P dP, of each query that this lane holds a part of, where one tile holds
+// all keys. Rows of p and dp are queries, or with `of_keys` their columns are; delta[n][i] goes
+// with p[n][i].
 __device__ __forceinline__ void sum_over_keys(const float (&p)[2][4], const float (&dp)[2][4],
                                               bool of_keys, float (&delta)[2][4]) {
   float row[2] = {}, column[2][2] = {};
@@ -226,12 +237,14 @@ __device__ __forceinline__ void sum_over_keys(const float (&p)[2][4], const floa
     for (int i = 0; i < 4; ++i) delta[n][i] = of_keys ? column[n][i % 2] : row[i / 2];
 }
 
-// Two kinds of warps, by the parity of their number within the head: even ones make the gradients of queries from
+// Two kinds of warps, by the parity of their number within the head: even ones make the gradients
+// of queries from
 //   dq' = dS k' factor,  dS = P (dP - delta),  P = exp(q' k'^T - lse),  dP = dout v^T,
-// odd ones those of keys from the same with rows and columns exchanged, dk' = dS^T q', dP^T = v dout^T. What both need is
-// computed twice rather than exchanged: 20 mma a tile of 16 x 16, and no transposes through shared memory.
-// `single`: one tile holds all frames (T <= 16). Then delta is summed from P and dP as they are, and out, an eighth of the
-// traffic, is not read; and P stays with the warp for dv.
+// odd ones those of keys from the same with rows and columns exchanged, dk' = dS^T q', dP^T = v
+// dout^T. What both need is computed twice rather than exchanged: 20 mma a tile of 16 x 16, and no
+// transposes through shared memory. `single`: one tile holds all frames (T <= 16). Then delta is
+// summed from P and dP as they are, and out, an eighth of the traffic, is not read; and P stays
+// with the warp for dv.
 template <int chunks, bool single>
 __global__ void __launch_bounds__(single ? 128 : 256, chunks > 9 ? 1 + single : 2 + 2 * single)
     backward_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,

@@ -1,8 +1,9 @@
-// Pieces of the temporal attention kernels on tensor cores (temporal_mma.cu): bf16 tiles of 16 frames of one head.
-// A head's q, k, v ... lie in shared memory as matrices [16 tiles][stride], one row a frame, rows beyond T zero. The
-// stride is an odd number of 16-byte pieces, so that eight rows of ldmatrix, and the eight rows times four pairs of a
-// fragment, touch all 32 banks once. A lane's place in a fragment is (group, pair) = (lane / 4, lane % 4): it holds
-// columns 8 c + 2 pair and the next of rows group and group + 8. That is a pair of the rotary embedding, and the four
+// Pieces of the temporal attention kernels on tensor cores (temporal_mma.cu): bf16 tiles of 16
+// frames of one head. A head's q, k, v ... lie in shared memory as matrices [16 tiles][stride], one
+// row a frame, rows beyond T zero. The stride is an odd number of 16-byte pieces, so that eight
+// rows of ldmatrix, and the eight rows times four pairs of a fragment, touch all 32 banks once. A
+// lane's place in a fragment is (group, pair) = (lane / 4, lane % 4): it holds columns 8 c + 2 pair
+// and the next of rows group and group + 8. That is a pair of the rotary embedding, and the four
 // lanes of a group hold a whole row, so norm and rotation need no more than two shuffles a row.
 #pragma once
 
@@ -65,7 +66,8 @@ __device__ __forceinline__ float row_max(float x) {
   return fmaxf(x, __shfl_xor_sync(full_mask, x, 2));
 }
 
-// Fragments of 16 columns from `column` on. `half`: only eight of them exist, the others count as zero.
+// Fragments of 16 columns from `column` on. `half`: only eight of them exist, the others count as
+// zero.
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const bf16_t* m, int stride, int row,
                                        int column, bool half) {
   const int lane = threadIdx.x % 32;
@@ -139,7 +141,8 @@ __device__ __forceinline__ void as_left(std::uint32_t (&a)[4], const float (&s)[
   a[3] = pack(s[1][2], s[1][3]);
 }
 
-// What every head of the block needs: weights of the norms and the rotation of each frame, in shared memory.
+// What every head of the block needs: weights of the norms and the rotation of each frame, in
+// shared memory.
 template <int chunks>
 struct Constants {
   float* wq;  // [D], 1 without norm
@@ -167,7 +170,8 @@ struct Constants {
   }
 };
 
-// Where a thread is in a run of 16-byte pieces of heads * D elements for each frame; neighbours take neighbouring pieces.
+// Where a thread is in a run of 16-byte pieces of heads * D elements for each frame; neighbours
+// take neighbouring pieces.
 template <int chunks>
 struct Walk {
   int t, piece, run, frames, pieces;  // the last two: what a step adds
@@ -192,7 +196,8 @@ struct Walk {
   }
 };
 
-// Copies heads * D elements of each frame into one matrix of each head. Frames beyond T become zero.
+// Copies heads * D elements of each frame into one matrix of each head. Frames beyond T become
+// zero.
 template <int chunks>
 __device__ void fetch(const bf16_t* from, std::int64_t frame_stride, const Shape& shape, bf16_t* to,
                       int head_size) {
@@ -212,8 +217,8 @@ __device__ void put(const bf16_t* from, int head_size, const Shape& shape, bf16_
         *reinterpret_cast<const uint4*>(from + w.at(head_size));
 }
 
-// q' = rope(norm(q)) and k' = rope(norm(k)) of row t, each lane its own columns; q_to and k_to may be q and k.
-// rstd_q, rstd_k [frames]: 1 / rms, written where given.
+// q' = rope(norm(q)) and k' = rope(norm(k)) of row t, each lane its own columns; q_to and k_to may
+// be q and k. rstd_q, rstd_k [frames]: 1 / rms, written where given.
 template <int chunks>
 __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* k_to, int t,
                         const Constants<chunks>& constants, const Shape& shape, float* rstd_q,

@@ -1,14 +1,17 @@
 // Attention with a single head of hundreds of channels (ops/attention.h). CPU twin
 // src/ops/cpu/attention/wide.cpp, cases src/bench/kernels/attention.cpp.
 //
-// The head is too wide for the registers of a flash kernel: a row of 512 f32 for each of 64 queries is a multiprocessor's
-// whole register file. So the scores pass through memory, a tile of queries against all keys at a time, between products of
-// cuBLASLt's. Operations: forward 4 P^2 C, backward 14 P^2 C with the scores made again (a frame of 14,400 positions, 720p:
-// 0.4 and 1.5 TFLOP); the tiles of scores move 8 (backward 18) P^2 bytes in bf16, 128 and more operations a byte at C = 512:
-// the tensor cores and the memory take about as long. q, k, v are read where they lie, by rows of 3 C.
+// The head is too wide for the registers of a flash kernel: a row of 512 f32 for each of 64 queries
+// is a multiprocessor's whole register file. So the scores pass through memory, a tile of queries
+// against all keys at a time, between products of cuBLASLt's. Operations: forward 4 P^2 C, backward
+// 14 P^2 C with the scores made again (a frame of 14,400 positions, 720p: 0.4 and 1.5 TFLOP); the
+// tiles of scores move 8 (backward 18) P^2 bytes in bf16, 128 and more operations a byte at C =
+// 512: the tensor cores and the memory take about as long. q, k, v are read where they lie, by rows
+// of 3 C.
 //
-// Scratch: tiles of 32 MiB of f32 scores, one (backward two) and one of the operands' type; backward of bf16 also 2 P C of
-// f32 for the sums of dk and dv over the tiles, which are added in order: no atomics.
+// Scratch: tiles of 32 MiB of f32 scores, one (backward two) and one of the operands' type;
+// backward of bf16 also 2 P C of f32 for the sums of dk and dv over the tiles, which are added in
+// order: no atomics.
 #include <algorithm>
 
 #include "launch.cuh"
@@ -25,7 +28,8 @@ constexpr std::int64_t tile_elements = 512;  // so that small cases have several
 constexpr std::int64_t tile_elements = 8 << 20;
 #endif
 
-// A row of scores a block: p = softmax(scale s), which may be s itself where the types agree, and the row's lse.
+// A row of scores a block: p = softmax(scale s), which may be s itself where the types agree, and
+// the row's lse.
 template <class T>
 __global__ void __launch_bounds__(threads)
     softmax_kernel(const float* s, T* p, std::int64_t P, float scale, float* lse) {

@@ -2,13 +2,15 @@
 // src/ops/cpu/conv/, cases src/bench/kernels/conv.cpp.
 //
 //   kernel 1x1x1        a product of rows (product.cuh), bias and residual in its epilogue
-//   upsampled           2x2 convolutions of the frame itself (conv_layout.cuh): 16 products for 36; in bands of rows, so that
+//   upsampled           2x2 convolutions of the frame itself (conv_layout.cuh): 16 products for 36;
+//   in bands of rows, so that
 //                       the phases take a bounded scratch
 //   all others          one convolution each, zeros on one side alone included
 //
-// Operations 2 numel(y) Cin kt kh kw (of the upsampled one 4/9 of that), traffic x, w and y once: from 128 channels on the
-// tensor cores are the limit (1152 products an element of y). Scratch inside an operation: weights in the library's order,
-// phases of at most 128 MiB, the bias in bf16, and 256 MiB for the library's workspace. ops/conv.cpp plans the same blocks.
+// Operations 2 numel(y) Cin kt kh kw (of the upsampled one 4/9 of that), traffic x, w and y once:
+// from 128 channels on the tensor cores are the limit (1152 products an element of y). Scratch
+// inside an operation: weights in the library's order, phases of at most 128 MiB, the bias in bf16,
+// and 256 MiB for the library's workspace. ops/conv.cpp plans the same blocks.
 #include "ops/conv.h"
 
 #include <algorithm>
@@ -34,7 +36,8 @@ WeightShape weight_shape(const Conv& k, std::int64_t out, std::int64_t in) {
   return {out, in, static_cast<std::int64_t>(k.kt) * k.kh * k.kw};
 }
 
-// x [N,T,H,W,Cin] and y [N,To,Ho,Wo,Cout] as one convolution: of N T frames in two dimensions where no time is summed over.
+// x [N,T,H,W,Cin] and y [N,To,Ho,Wo,Cout] as one convolution: of N T frames in two dimensions where
+// no time is summed over.
 Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor& y) {
   Convolution c;
   c.pass = pass;
@@ -53,8 +56,8 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
   return c;
 }
 
-// The phases' convolution of rows [first, first + rows) of `frames` frames [H,W,Cin]; `above` and `below`: whether a row of
-// zeros stands there.
+// The phases' convolution of rows [first, first + rows) of `frames` frames [H,W,Cin]; `above` and
+// `below`: whether a row of zeros stands there.
 Convolution phase_convolution(Pass pass, DType type, std::int64_t frames, std::int64_t rows,
                               std::int64_t W, std::int64_t in, std::int64_t out, bool above,
                               bool below) {
@@ -125,7 +128,8 @@ void upsampled_forward(const Tensor& x, const Tensor& w, const Tensor& bias, con
     }
 }
 
-// Calls f(frames, x's first element, dy's phases) for as many frames at a time as the scratch holds.
+// Calls f(frames, x's first element, dy's phases) for as many frames at a time as the scratch
+// holds.
 template <class F>
 void by_phases(const Tensor& dy, std::int64_t frames_in_all, std::int64_t H, std::int64_t W,
                F&& f) {
@@ -170,7 +174,8 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
   weights_to_library(w, shape, weights);
-  // The library is not asked to add to what it overwrites: a residual that is y waits for the sums in a scratch.
+  // The library is not asked to add to what it overwrites: a residual that is y waits for the sums
+  // in a scratch.
   const bool in_place = residual.defined() && residual.raw() == y.raw();
   if (bias.defined() && !in_place) {
     c.bias = true;

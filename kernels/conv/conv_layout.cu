@@ -1,10 +1,11 @@
 // Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv/, cases
 // src/bench/kernels/conv.cpp.
 //
-// Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16, three microseconds each way
-// beside a convolution of milliseconds, so they are put in order for every call and no copy of them can grow stale.
-// join_phases reads and writes the frame once, and once more a residual: 4 to 6 bytes an element in bf16, where the
-// convolution folded to phases saves 5 of 9 products. 16 bytes an access where the channels allow it.
+// Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16,
+// three microseconds each way beside a convolution of milliseconds, so they are put in order for
+// every call and no copy of them can grow stale. join_phases reads and writes the frame once, and
+// once more a residual: 4 to 6 bytes an element in bf16, where the convolution folded to phases
+// saves 5 of 9 products. 16 bytes an access where the channels allow it.
 #include "conv/conv_layout.cuh"
 
 #include "vector.cuh"
@@ -42,7 +43,8 @@ __global__ void from_library_kernel(const T* from, float* dw, std::int64_t in, s
   dw[i] = accumulate ? dw[i] + v : v;
 }
 
-// The 2x2 element of phase `parity` that kernel row (or column) k falls on: rows {0},{1,2} of parity 0, {0,1},{2} of 1.
+// The 2x2 element of phase `parity` that kernel row (or column) k falls on: rows {0},{1,2} of
+// parity 0, {0,1},{2} of 1.
 __device__ __forceinline__ int phase_tap(int parity, int k) { return (k + 1 - parity) / 2; }
 
 template <class T>
@@ -77,7 +79,8 @@ __global__ void phase_weights_backward_kernel(const T* from, float* dw, std::int
   dw[i] = sum;
 }
 
-// A row of the large frames within the band, and where it comes from: of [frames, 2 rows, 2W, C / V].
+// A row of the large frames within the band, and where it comes from: of [frames, 2 rows, 2W, C /
+// V].
 struct PhaseElement {
   std::int64_t large, small;  // elements of y and of phases, in units of V
   std::int64_t channel;       // in units of V

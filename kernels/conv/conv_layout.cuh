@@ -1,5 +1,6 @@
-// What convolutions need besides cuDNN: weights in its order, the upsampled convolution's four phases, sums behind a
-// convolution that the library does not fuse (conv_layout.cu). Device addresses throughout.
+// What convolutions need besides cuDNN: weights in its order, the upsampled convolution's four
+// phases, sums behind a convolution that the library does not fuse (conv_layout.cu). Device
+// addresses throughout.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -18,26 +19,30 @@ void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to)
 void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor& dw,
                           bool accumulate);
 
-// A 3x3 convolution of a frame upsampled to twice its size gives, of the frame itself, four 2x2 convolutions: one for each
-// parity a of the row and b of the column (a phase). All four are one convolution of 2x2 with a zero row and column on every
-// side and 4 Cout channels, phase 2a + b in front: [4,out,2,2,in]. Row i + a of its result is row 2i + a of the frame.
+// A 3x3 convolution of a frame upsampled to twice its size gives, of the frame itself, four 2x2
+// convolutions: one for each parity a of the row and b of the column (a phase). All four are one
+// convolution of 2x2 with a zero row and column on every side and 4 Cout channels, phase 2a + b in
+// front: [4,out,2,2,in]. Row i + a of its result is row 2i + a of the frame.
 void phase_weights(const Tensor& w, std::int64_t out, std::int64_t in, const Tensor& to);
 // dw [out,in,3,3] f32 (+)= what a gradient of those [4,out,2,2,in] says of w.
 void phase_weights_backward(const Tensor& from, std::int64_t out, std::int64_t in, const Tensor& dw,
                             bool accumulate);
 
-// Rows [first, first + rows) of each of `frames` frames of H rows and W columns of C channels at the small size.
+// Rows [first, first + rows) of each of `frames` frames of H rows and W columns of C channels at
+// the small size.
 struct PhaseRows {
   std::int64_t frames, H, W, C, first, rows;
 };
-// y [frames,2H,2W,C], the rows 2 first .. 2 (first + rows) of it, = phases [frames,rows+1,W+1,4,C] + bias + residual (y's
-// shape; it may be y); both may be missing.
+// y [frames,2H,2W,C], the rows 2 first .. 2 (first + rows) of it, = phases [frames,rows+1,W+1,4,C]
+// + bias + residual (y's shape; it may be y); both may be missing.
 void join_phases(const Tensor& phases, const PhaseRows& at, const Tensor& bias,
                  const Tensor& residual, const Tensor& y);
-// phases [frames,H+1,W+1,4,C] = the gradient, zero where a phase has no row or column; dy [frames,2H,2W,C].
+// phases [frames,H+1,W+1,4,C] = the gradient, zero where a phase has no row or column; dy
+// [frames,2H,2W,C].
 void split_phases(const Tensor& dy, const PhaseRows& at, const Tensor& phases);
 
-// y [rows,C] = from + bias + residual, of one type and bias f32; each may be y, both additions may be missing.
+// y [rows,C] = from + bias + residual, of one type and bias f32; each may be y, both additions may
+// be missing.
 void add_behind(const Tensor& from, const Tensor& bias, const Tensor& residual, std::int64_t C,
                 const Tensor& y);
 

@@ -1,5 +1,5 @@
-// One convolution of cuDNN's, channels-last, with whatever the library fuses to it (convolution_cudnn.cu). conv.cu makes the
-// operations of ops/conv.h of these.
+// One convolution of cuDNN's, channels-last, with whatever the library fuses to it
+// (convolution_cudnn.cu). conv.cu makes the operations of ops/conv.h of these.
 #pragma once
 
 #include <array>
@@ -13,9 +13,9 @@ namespace weft::kernels {
 
 enum class Pass { forward, backward_input, backward_weight };
 
-// x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin], y [N,(To,)Ho,Wo,Cout], all of one type, in memory in this order. Zeros before
-// and after a dimension may differ in number. Accumulates in f32; f32 operands are rounded to
-// TF32 where tensor/tf32.h allows that, else not at all.
+// x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin], y [N,(To,)Ho,Wo,Cout], all of one type, in memory in
+// this order. Zeros before and after a dimension may differ in number. Accumulates in f32; f32
+// operands are rounded to TF32 where tensor/tf32.h allows that, else not at all.
 struct Convolution {
   Pass pass = Pass::forward;
   DType type = DType::f32;
@@ -38,8 +38,8 @@ struct ConvolutionOperands {
   const void *bias = nullptr, *residual = nullptr;
 };
 
-// False where the library has no deterministic engine for it within the limit of its workspace; then nothing has happened.
-// Throws Exit::usage where there is no cuDNN.
+// False where the library has no deterministic engine for it within the limit of its workspace;
+// then nothing has happened. Throws Exit::usage where there is no cuDNN.
 bool convolve(const Convolution& c, const ConvolutionOperands& at);
 
 }  // namespace weft::kernels

@@ -2,12 +2,13 @@
 // src/bench/kernels/conv.cpp. Which engines the library offers for the VAE's shapes on an H200 it
 // told without one (docs/gpu.md).
 //
-// A convolution is a graph of one node, or of three with residual and bias behind it, whose engine is the first that the
-// library's own model of time (heuristics, mode A, then its fall-backs) proposes and that passes three tests: it repeats its
-// bits, it rounds f32 to TF32 only where device.tf32 allows that, and its workspace stays below a limit. The graph interface
-// and not the older one because zeros before and after a dimension may differ there: a causal convolution and the
-// down-sampling one, padded on one side alone, run as they are. What the library fuses it takes in the operands' type: the
-// bias is rounded to bf16 there.
+// A convolution is a graph of one node, or of three with residual and bias behind it, whose engine
+// is the first that the library's own model of time (heuristics, mode A, then its fall-backs)
+// proposes and that passes three tests: it repeats its bits, it rounds f32 to TF32 only where
+// device.tf32 allows that, and its workspace stays below a limit. The graph interface and not the
+// older one because zeros before and after a dimension may differ there: a causal convolution and
+// the down-sampling one, padded on one side alone, run as they are. What the library fuses it takes
+// in the operands' type: the bias is rounded to bf16 there.
 #ifdef WEFT_CUDNN
 #include <cudnn.h>
 #endif
@@ -58,7 +59,8 @@ namespace {
 
 constexpr int proposals = 32;
 
-// The library's functions. It is loaded with the first convolution: a job without any needs no cuDNN.
+// The library's functions. It is loaded with the first convolution: a job without any needs no
+// cuDNN.
 struct Functions {
   decltype(&::cudnnCreate) create;
   decltype(&::cudnnSetStream) set_stream;
@@ -187,7 +189,8 @@ class Descriptor {
 
 enum Id : std::int64_t { id_x = 'x', id_w = 'w', id_y = 'y', id_bias = 'b', id_residual = 'r' };
 
-// The largest power of two, up to 16, that divides the address: see alignment_of() in product_lt.cu.
+// The largest power of two, up to 16, that divides the address: see alignment_of() in
+// product_lt.cu.
 std::int64_t alignment_of(const void* p) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   return p == nullptr ? 16
@@ -212,7 +215,8 @@ std::vector<std::int64_t> spatial_of(const Convolution& c,
   return {values.end() - c.spatial, values.end()};
 }
 
-// Dimensions in the library's order (samples, channels, then those of space), channels last in memory.
+// Dimensions in the library's order (samples, channels, then those of space), channels last in
+// memory.
 Descriptor tensor(std::int64_t id, cudnnDataType_t type, std::int64_t samples,
                   std::int64_t channels, const std::vector<std::int64_t>& space,
                   std::int64_t alignment, bool is_virtual = false) {
@@ -304,7 +308,8 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
   std::vector<Descriptor> nodes;
   const Names name = names_of(c.pass);
   Descriptor& node = nodes.emplace_back(name.type);
-  // In the type of the computation: cuDNN takes doubles too, without a word, and reads half of one as a float. 1.0 is then 0.
+  // In the type of the computation: cuDNN takes doubles too, without a word, and reads half of one
+  // as a float. 1.0 is then 0.
   node.set(name.alpha, CUDNN_TYPE_FLOAT, 1.0f);
   node.set(name.beta, CUDNN_TYPE_FLOAT, c.accumulate ? 1.0f : 0.0f);
   node.set(name.convolution, shape);
@@ -435,7 +440,8 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
       used.push_back(ids[i]);
       addresses.push_back(pointers[i]);
     }
-  // Whole whatever the engine takes of it: a plan made without the library knows no more than the limit.
+  // Whole whatever the engine takes of it: a plan made without the library knows no more than the
+  // limit.
   const Tensor workspace = Tensor::empty({ops::conv_scratch.workspace / 4}, DType::f32);
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, used);

@@ -1,5 +1,6 @@
-// One matrix product with what is fused to it: by cuBLASLt (product_lt.cu), or by a plain kernel for shapes and addresses
-// that the library takes no part in (product_plain.cu). Row-major throughout.
+// One matrix product with what is fused to it: by cuBLASLt (product_lt.cu), or by a plain kernel
+// for shapes and addresses that the library takes no part in (product_plain.cu). Row-major
+// throughout.
 #pragma once
 
 #include <compare>
@@ -42,14 +43,16 @@ struct Operands {
   void* aux;      // [rows, columns] of D's type, or null
 };
 
-// False where the library has no algorithm for it; then nothing has happened. Accumulates in f32; f32 operands are
-// rounded to TF32 where tensor/tf32.h allows that, else not at all. A bias is rounded to bf16 where D is bf16: the library takes no other.
+// False where the library has no algorithm for it; then nothing has happened. Accumulates in f32;
+// f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all. A bias is
+// rounded to bf16 where D is bf16: the library takes no other.
 bool product_lt(const Product& p, const Operands& x);
 
 // Any sizes and addresses; epilogue none or bias. About a tenth of the FFMA rate: the last resort.
 void product_plain(const Product& p, const Operands& x);
 
-// sums [columns] (+)= column sums of x [rows, columns], f32 or bf16, in an order that depends on the shape alone.
+// sums [columns] (+)= column sums of x [rows, columns], f32 or bf16, in an order that depends on
+// the shape alone.
 void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float* sums,
                  bool accumulate);
 

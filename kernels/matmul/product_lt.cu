@@ -70,8 +70,9 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// The largest power of two, up to 16, that divides the address: 16 is all that the fast kernels ask for, and a finer
-// distinction would let the choice of algorithm, and so the bits, depend on where the arena put a tensor.
+// The largest power of two, up to 16, that divides the address: 16 is all that the fast kernels ask
+// for, and a finer distinction would let the choice of algorithm, and so the bits, depend on where
+// the arena put a tensor.
 std::uint32_t alignment_of(const void* p) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   return p == nullptr
@@ -116,7 +117,8 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
   LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
-// Describes a stored row-major matrix to the library, for which it is the transpose. `row`: elements from row to row, or 0.
+// Describes a stored row-major matrix to the library, for which it is the transpose. `row`:
+// elements from row to row, or 0.
 cublasLtMatrixLayout_t layout(DType type, std::int64_t rows, std::int64_t columns,
                               std::int64_t row) {
   cublasLtMatrixLayout_t l = nullptr;
@@ -150,8 +152,9 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   cublasLtMatmulPreference_t wanted = nullptr;
   LT_CHECK(cublasLtMatmulPreferenceCreate(&wanted));
   set(wanted, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  // Where the inner dimension is split, parts are kept in f32 and added by a second kernel in their order. In-place
-  // reduction is left out, for its order is the scheduler's; and reduction in the output's type, for it rounds parts.
+  // Where the inner dimension is split, parts are kept in f32 and added by a second kernel in their
+  // order. In-place reduction is left out, for its order is the scheduler's; and reduction in the
+  // output's type, for it rounds parts.
   set(wanted, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b);
@@ -179,8 +182,9 @@ cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Oper
                         workspace_bytes, cuda_stream(Stream::compute));
 }
 
-// The algorithm to take, measured on the real operands where the table asks for it. What is in place while that goes on
-// is left as it was: C is read where it lies, and D, aux and a bias gradient go elsewhere.
+// The algorithm to take, measured on the real operands where the table asks for it. What is in
+// place while that goes on is left as it was: C is read where it lies, and D, aux and a bias
+// gradient go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
   const std::string name = key.text();
@@ -244,7 +248,8 @@ bool product_lt(const Product& p, const Operands& x) {
   if (plan.options == 0) return false;
   if (rounds) round_vector(x.vector, lt.bias, p.columns);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
-  // What the operation points to since its last call may be gone: the bias of another training of this process.
+  // What the operation points to since its last call may be gone: the bias of another training of
+  // this process.
   if (!known) point(plan, vector, x.aux);
   int chosen = known ? plan.chosen : choose_algorithm(plan, key, x);
   point(plan, vector, x.aux);

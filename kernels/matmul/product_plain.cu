@@ -1,8 +1,8 @@
-// The matrix product of last resort and the column sums that go with products. CPU twin src/ops/cpu/matmul/matmul.cpp, cases
-// src/bench/kernels/matmul.cpp.
-//   column_sums: least traffic is one reading of x; 16 bytes a lane, eight rows in flight a block, two stages whose
-//   split depends on the shape alone.
-//   product_plain: 64x64 tiles, 16 FFMA for 8 values from shared memory: some shapes of tests and odd captions, no hot one.
+// The matrix product of last resort and the column sums that go with products. CPU twin
+// src/ops/cpu/matmul/matmul.cpp, cases src/bench/kernels/matmul.cpp.
+//   column_sums: least traffic is one reading of x; 16 bytes a lane, eight rows in flight a block,
+//   two stages whose split depends on the shape alone. product_plain: 64x64 tiles, 16 FFMA for 8
+//   values from shared memory: some shapes of tests and odd captions, no hot one.
 #include <algorithm>
 
 #include "launch.cuh"
@@ -18,8 +18,8 @@ struct View {
   std::int64_t row, column;
 };
 
-// Loads [tile rows, slab] of A, or the same of B seen from its columns, as to[k][i]; zero beyond the edge. Neighbouring
-// threads take the direction in which memory is contiguous.
+// Loads [tile rows, slab] of A, or the same of B seen from its columns, as to[k][i]; zero beyond
+// the edge. Neighbouring threads take the direction in which memory is contiguous.
 template <class T>
 __device__ void load_tile(const T* from, View v, std::int64_t first, std::int64_t rows,
                           std::int64_t k0, std::int64_t inner, float* to) {
@@ -81,7 +81,8 @@ std::int64_t rows_per_chunk(std::int64_t rows) {
   return std::max<std::int64_t>(64, (rows + 127) / 128);
 }
 
-// partial[chunk, column] = sum over the chunk's rows. Warp w takes rows w, w + 8 ...; a lane `width` columns.
+// partial[chunk, column] = sum over the chunk's rows. Warp w takes rows w, w + 8 ...; a lane
+// `width` columns.
 template <class T, int width>
 __global__ void __launch_bounds__(sum_threads)
     chunk_sums_kernel(const T* x, std::int64_t rows, std::int64_t columns, std::int64_t chunk,

@@ -1,6 +1,7 @@
-// Measured choices and their table: a text file of lines "identity TAB key TAB option TAB microseconds", to which ranks
-// append and of which the first line of a key counts. So all ranks of a run, and the run after a restart, choose alike,
-// whoever measured first. `identity` names GPU and library: another GPU's entries are kept, and not used.
+// Measured choices and their table: a text file of lines "identity TAB key TAB option TAB
+// microseconds", to which ranks append and of which the first line of a key counts. So all ranks of
+// a run, and the run after a restart, choose alike, whoever measured first. `identity` names GPU
+// and library: another GPU's entries are kept, and not used.
 #include "matmul/tuning.cuh"
 
 #include <cublasLt.h>

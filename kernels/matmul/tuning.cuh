@@ -7,10 +7,11 @@
 
 namespace weft::kernels {
 
-// Which of `options` to take for the work that `key` names (no tabs). Ways differ in the order of their sums, so a run repeats
-// its bits only if it repeats its choices: without a table (set_matmul_tuning) this is always option 0; with one it is
-// the table's entry, and work that has none yet is measured once, unless a capture is under way, and entered.
-// `run(option)` enqueues the work once, into outputs that nobody needs, and returns false where the option cannot run.
+// Which of `options` to take for the work that `key` names (no tabs). Ways differ in the order of
+// their sums, so a run repeats its bits only if it repeats its choices: without a table
+// (set_matmul_tuning) this is always option 0; with one it is the table's entry, and work that has
+// none yet is measured once, unless a capture is under way, and entered. `run(option)` enqueues the
+// work once, into outputs that nobody needs, and returns false where the option cannot run.
 int choose(const std::string& key, int options, const std::function<bool(int)>& run);
 
 // False where choose() is always 0.
@@ -19,7 +20,8 @@ bool has_table();
 // True where choose() would have to measure: callers then prepare outputs to spoil.
 bool must_measure(const std::string& key);
 
-// Counts the calls of set_matmul_tuning: what was chosen under an earlier table is to be chosen again.
+// Counts the calls of set_matmul_tuning: what was chosen under an earlier table is to be chosen
+// again.
 int table_generation();
 
 // True while the compute stream records a graph instead of running.

@@ -1,11 +1,13 @@
-// What the operations over frames of tokens (layer_norm.cu, modulation.cu) share. Activations are [frames, S, C], and a frame's row of
-// the modulation m [G,K,C] is named by rows [frames]. A warp holds whole rows of C channels in registers, four neighbouring
-// channels a lane and step (8 bytes of bf16, 16 of f32: at 1152 channels nine full steps), so that all of a row's loads are
-// under way together, sums over channels are warp shuffles, and nothing waits at a block's barrier.
+// What the operations over frames of tokens (layer_norm.cu, modulation.cu) share. Activations are
+// [frames, S, C], and a frame's row of the modulation m [G,K,C] is named by rows [frames]. A warp
+// holds whole rows of C channels in registers, four neighbouring channels a lane and step (8 bytes
+// of bf16, 16 of f32: at 1152 channels nine full steps), so that all of a row's loads are under way
+// together, sums over channels are warp shuffles, and nothing waits at a block's barrier.
 //
-// Sums over tokens (dm): a block walks a run of tokens of one frame with its column sums in registers and writes them
-// once, as partials [frame, run, part, C]; add_partials adds those of each modulation row in an order that only shapes and
-// the number of SMs decide. No atomics, so a run repeats its bits.
+// Sums over tokens (dm): a block walks a run of tokens of one frame with its column sums in
+// registers and writes them once, as partials [frame, run, part, C]; add_partials adds those of
+// each modulation row in an order that only shapes and the number of SMs decide. No atomics, so a
+// run repeats its bits.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +55,8 @@ struct FrameGrid {
   unsigned blocks() const { return static_cast<unsigned>(frames) * static_cast<unsigned>(runs); }
 };
 
-// Writes the sums over the block's warps of each lane's columns to out [C]. `shared` holds a row a warp.
+// Writes the sums over the block's warps of each lane's columns to out [C]. `shared` holds a row a
+// warp.
 template <int N>
 __device__ __forceinline__ void store_column_sums(const float (&sum)[N][4], int channels,
                                                   float* shared, float* out) {
@@ -72,8 +75,8 @@ __device__ __forceinline__ void store_column_sums(const float (&sum)[N][4], int 
   }
 }
 
-// dm[row, vectors] += the partials [frame, run, parts, C] of the frames that use the row; rows below first_row have none.
-// `vector1` counts where there are two parts.
+// dm[row, vectors] += the partials [frame, run, parts, C] of the frames that use the row; rows
+// below first_row have none. `vector1` counts where there are two parts.
 void add_partials(const Tensor& partial, const Tensor& rows, const FrameGrid& g, int parts,
                   int vector0, int vector1, int first_row, Tensor& dm);
 
@@ -94,8 +97,9 @@ inline FrameGrid with_run(FrameGrid g, int run) {
   return g;
 }
 
-// Runs such that the blocks fill the GPU's `slots` in as few and as even waves as possible. What a block does besides its
-// tokens (write and later read partials, start) costs about as much as 8 tokens.
+// Runs such that the blocks fill the GPU's `slots` in as few and as even waves as possible. What a
+// block does besides its tokens (write and later read partials, start) costs about as much as 8
+// tokens.
 inline FrameGrid with_even_runs(const FrameGrid& g, int slots) {
   int best = 1;
   std::int64_t least = 0;

@@ -1,15 +1,16 @@
 // GroupNorm with SiLU behind it, over channels-last frames. CPU twin src/ops/cpu/group_norm.cpp,
 // cases src/bench/kernels/norm.cpp.
 //
-// Bound by memory: v is one activation. forward 3 v (read for the statistics, read and written for the result; a
-// sample of 512 x 8 x 8 and the like stays in L2 between the two), backward 5 v (x and dy twice, dx), one more where it
-// adds. A thread keeps 16 bytes of channels and walks down the positions, so that everything per channel stays in its
-// registers and a warp's accesses are whole lines. Groups appear only where a few numbers a channel are put together.
+// Bound by memory: v is one activation. forward 3 v (read for the statistics, read and written for
+// the result; a sample of 512 x 8 x 8 and the like stays in L2 between the two), backward 5 v (x
+// and dy twice, dx), one more where it adds. A thread keeps 16 bytes of channels and walks down the
+// positions, so that everything per channel stays in its registers and a warp's accesses are whole
+// lines. Groups appear only where a few numbers a channel are put together.
 //
-// Sums of x are taken of x - x at the sample's first position, channel by channel: what is left is of the size of the
-// deviation, whatever the mean, and nothing cancels. Chunks of positions depend on the shape alone and their sums are added
-// in their order: no atomics. Scratch: 2 C f32, in batch_norm_tangent_backward 5 C, for each of at most 512
-// chunks a sample.
+// Sums of x are taken of x - x at the sample's first position, channel by channel: what is left is
+// of the size of the deviation, whatever the mean, and nothing cancels. Chunks of positions depend
+// on the shape alone and their sums are added in their order: no atomics. Scratch: 2 C f32, in
+// batch_norm_tangent_backward 5 C, for each of at most 512 chunks a sample.
 #include "ops/norm.h"
 
 #include <algorithm>
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, fl
   store_sums(g, p, sums, partial);
 }
 
-// sums [N,columns] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32 columns.
+// sums [N,columns] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32
+// columns.
 __global__ void __launch_bounds__(32 * sum_warps)
     add_chunks_kernel(const float* partial, std::int64_t chunks, std::int64_t columns,
                       float* sums) {
@@ -132,8 +134,8 @@ __global__ void __launch_bounds__(32 * sum_warps)
   }
 }
 
-// stats [N,groups,2] of the channels' sums: first the mean of all, then the channels' own deviations and those of their
-// means from it.
+// stats [N,groups,2] of the channels' sums: first the mean of all, then the channels' own
+// deviations and those of their means from it.
 template <class T>
 __global__ void statistics_kernel(const T* x, const float* sums, Grid g, float eps, float* stats) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;

@@ -1,16 +1,18 @@
 // LayerNorm and RMSNorm of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases:
 // src/bench/kernels/norm.cpp.
 //
-// Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes), f32 twice that:
+// Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
+// bytes), f32 twice that:
 //   layer_norm_modulate_forward    x in, y out              4608 bytes, about 8 C operations
-//   layer_norm_modulate_backward   x, dy in, dx out         6912 bytes, or 9216 with `accumulate`; about 14 C operations
-// At 4.8 TB/s an SM of an H200 has some 220 clocks for a token of 4608 bytes, about 24 instructions an element: enough,
-// as long as every byte moves once and some 30 KB a SM are on the way at any time, which a warp a token with all
-// of its row in registers gives (frames.cuh). The modulation rows (f32, shared by a whole frame) come from the first-level
-// cache.
+//   layer_norm_modulate_backward   x, dy in, dx out         6912 bytes, or 9216 with `accumulate`;
+//   about 14 C operations
+// At 4.8 TB/s an SM of an H200 has some 220 clocks for a token of 4608 bytes, about 24 instructions
+// an element: enough, as long as every byte moves once and some 30 KB a SM are on the way at any
+// time, which a warp a token with all of its row in registers gives (frames.cuh). The modulation
+// rows (f32, shared by a whole frame) come from the first-level cache.
 //
-// Scratch (Tensor::empty) of the backward: 8 C bytes a run. There are about as many runs as blocks fit on the GPU, at least
-// one a frame: 3.6 MB at 30 frames of C = 1152 on 132 SMs.
+// Scratch (Tensor::empty) of the backward: 8 C bytes a run. There are about as many runs as blocks
+// fit on the GPU, at least one a frame: 3.6 MB at 30 frames of C = 1152 on 132 SMs.
 #include "ops/norm.h"
 
 #include "norm/frames.cuh"
@@ -22,7 +24,8 @@ constexpr float epsilon = 1e-6f;
 
 // ---------------------------------------------------------------- layer_norm_modulate_forward
 
-// Two tokens a warp at a time: the loads of both are on the way together, and the modulation is read once for the two.
+// Two tokens a warp at a time: the loads of both are on the way together, and the modulation is
+// read once for the two.
 template <class T, int N>
 __global__ void __launch_bounds__(forward_warps * 32, 2)
     modulate_forward_kernel(const T* __restrict__ x, const float* __restrict__ m,
@@ -61,7 +64,8 @@ __global__ void __launch_bounds__(forward_warps * 32, 2)
       sum += (v[0] + v[1]) + (v[2] + v[3]);
     }
     mean[t] = warp_sum(sum) / static_cast<float>(g.channels);
-    // Around the mean, as the CPU does: the difference of two large sums would lose what a large mean hides.
+    // Around the mean, as the CPU does: the difference of two large sums would lose what a large
+    // mean hides.
 #pragma unroll
     for (int n = 0; n < N; ++n)
       if (n * 32 + lane < quads) {
@@ -92,7 +96,8 @@ __global__ void __launch_bounds__(forward_warps * 32, 2)
   }
 }
 
-// Any C: a warp a token, one channel a lane, the row read three times (from the cache but for the first).
+// Any C: a warp a token, one channel a lane, the row read three times (from the cache but for the
+// first).
 template <class T>
 __global__ void __launch_bounds__(forward_warps * 32)
     modulate_forward_any_kernel(const T* __restrict__ x, const float* __restrict__ m,
@@ -126,8 +131,9 @@ __global__ void __launch_bounds__(forward_warps * 32)
 
 // ---------------------------------------------------------------- layer_norm_modulate_backward
 
-// With h = LN(x), s = 1 + scale, g = dy: dx = rstd (g s - mean(g s) - h mean(g s h)), sums of g and g h over the run.
-// A warp a token; the gradient that is added to, if any, is loaded together with the rest.
+// With h = LN(x), s = 1 + scale, g = dy: dx = rstd (g s - mean(g s) - h mean(g s h)), sums of g and
+// g h over the run. A warp a token; the gradient that is added to, if any, is loaded together with
+// the rest.
 template <class T, int N, bool accumulate>
 __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 3 : 2)
     modulate_backward_kernel(const T* __restrict__ x, const float* __restrict__ m,
@@ -207,7 +213,8 @@ __global__ void __launch_bounds__(backward_warps * 32, sizeof(T) == 2 ? 3 : 2)
   store_column_sums(dscale, g.channels, shared_memory<float>(), out + g.channels);
 }
 
-// Any C: a block a token, its column sums in shared memory, where a thread meets its own columns only.
+// Any C: a block a token, its column sums in shared memory, where a thread meets its own columns
+// only.
 template <class T>
 __global__ void __launch_bounds__(backward_warps * 32)
     modulate_backward_any_kernel(const T* __restrict__ x, const float* __restrict__ m,
@@ -257,7 +264,8 @@ __global__ void __launch_bounds__(backward_warps * 32)
 
 constexpr int threads = 256;
 
-// A row is a block's, read once from memory and once more from L1: 2 elements moved for each of M C, 16 bytes an access.
+// A row is a block's, read once from memory and once more from L1: 2 elements moved for each of M
+// C, 16 bytes an access.
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     rms_norm_kernel(const T* x, const float* w, std::int64_t C, float eps, T* y) {

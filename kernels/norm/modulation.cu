@@ -1,13 +1,16 @@
 // Gated residual, modulation and the sums of its gradient (frames.cuh) of ops/norm.h on the GPU.
 // CPU twin: src/ops/cpu/norm.cpp; cases: src/bench/kernels/norm.cpp.
 //
-// Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes), f32 twice that:
+// Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes),
+// f32 twice that:
 //   gate_residual_forward    x, p in, y out      6912 bytes
 //   gate_residual_backward   dy, p in, dp out    6912 bytes
-// A warp a token with all of its rows in registers (frames.cuh); the gates come from the first-level cache. The modulation
-// itself is some tens of thousands of elements: the time of a launch.
+// A warp a token with all of its rows in registers (frames.cuh); the gates come from the
+// first-level cache. The modulation itself is some tens of thousands of elements: the time of a
+// launch.
 //
-// Scratch (Tensor::empty) of gate_residual_backward: 4 C bytes a run, 3 MB at 30 frames of C = 1152 on 132 SMs.
+// Scratch (Tensor::empty) of gate_residual_backward: 4 C bytes a run, 3 MB at 30 frames of C = 1152
+// on 132 SMs.
 #include "ops/norm.h"
 
 #include "norm/frames.cuh"
@@ -24,7 +27,8 @@ struct Keep {
   }
 };
 
-// A warp a token, like the norm: nothing is summed, but rows in whole steps need no division to find a channel.
+// A warp a token, like the norm: nothing is summed, but rows in whole steps need no division to
+// find a channel.
 template <class T, int N>
 __global__ void __launch_bounds__(forward_warps * 32, 2)
     gate_forward_kernel(const T* x, const T* p, const float* __restrict__ m,
@@ -122,7 +126,8 @@ __global__ void __launch_bounds__(backward_warps * 32)
   }
 }
 
-// m[g] = table + t[g]; `columns` of t is K*C, or C to broadcast it over K. A few tens of thousands of elements.
+// m[g] = table + t[g]; `columns` of t is K*C, or C to broadcast it over K. A few tens of thousands
+// of elements.
 __global__ void modulation_forward_kernel(const float* __restrict__ table,
                                           const float* __restrict__ t, int count, int table_size,
                                           int channels, int columns, float* __restrict__ m) {
@@ -132,8 +137,8 @@ __global__ void modulation_forward_kernel(const float* __restrict__ table,
   m[i] = table[inner] + t[group * columns + (columns == channels ? inner % channels : inner)];
 }
 
-// to[o, i] += sum over j < terms of from[o * outer + j * stride + i], in order of j: over groups for the table, over
-// vectors for a broadcast t, one term for a full one.
+// to[o, i] += sum over j < terms of from[o * outer + j * stride + i], in order of j: over groups
+// for the table, over vectors for a broadcast t, one term for a full one.
 __global__ void add_terms_kernel(const float* __restrict__ from, int count, int inner, int outer,
                                  int terms, int stride, float* __restrict__ to) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -170,9 +175,10 @@ __global__ void modulation_rows_kernel(const float* timestep, const float* fps,
 constexpr int adding_warps = 16;
 constexpr int in_flight = 8;  // loads of a thread
 
-// dm[row, vector] += the partials [frame, run, parts, C] of the frames that use the row. A block: 32 columns of one part
-// and row; its warps take every 16th partial, and their sums are added in the order of warps. The frames are
-// listed first, so that the loop over partials has no branch and keeps several loads under way.
+// dm[row, vector] += the partials [frame, run, parts, C] of the frames that use the row. A block:
+// 32 columns of one part and row; its warps take every 16th partial, and their sums are added in
+// the order of warps. The frames are listed first, so that the loop over partials has no branch and
+// keeps several loads under way.
 __global__ void __launch_bounds__(adding_warps * 32)
     add_partials_kernel(const float* __restrict__ partial, const std::int32_t* __restrict__ rows,
                         FrameGrid g, int parts, int vector0, int vector1, int first_row,
@@ -225,8 +231,8 @@ __global__ void __launch_bounds__(adding_warps * 32)
 
 }  // namespace
 
-// Half of the backward passes over frames: reads 4 C bytes a run and part, most of it still in the second-level cache, about
-// 1 % of what the first halves move.
+// Half of the backward passes over frames: reads 4 C bytes a run and part, most of it still in the
+// second-level cache, about 1 % of what the first halves move.
 void add_partials(const Tensor& partial, const Tensor& rows, const FrameGrid& g, int parts,
                   int vector0, int vector1, int first_row, Tensor& dm) {
   const dim3 grid(blocks_for(g.channels, 32), static_cast<unsigned>(parts),

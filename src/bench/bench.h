@@ -19,13 +19,14 @@ struct BenchCommRequest {
   std::string json;
 };
 
-// Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts) and wrong elements of sums
-// whose results are known exactly, and processor time of this rank a byte; with bf16 on the wire, and by MPI_Allreduce on the
-// host, in turn. Exit::hardware if any is wrong.
+// Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts) and
+// wrong elements of sums whose results are known exactly, and processor time of this rank a byte;
+// with bf16 on the wire, and by MPI_Allreduce on the host, in turn. Exit::hardware if any is wrong.
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
 Command bench_comm_command();
 
-// `weft bench kernels`: every operation on this rank's device, checked against the CPU side, then timed against the ceiling.
+// `weft bench kernels`: every operation on this rank's device, checked against the CPU side, then
+// timed against the ceiling.
 struct BenchKernelsRequest {
   std::string size = "real";  // small or real
   std::string filter;         // part of the operation's name
@@ -34,8 +35,8 @@ struct BenchKernelsRequest {
   bool check_only = false;  // for compute-sanitizer and tests
 };
 
-// Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run and the number of wrong
-// elements. Exit::internal if any is wrong.
+// Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run
+// and the number of wrong elements. Exit::internal if any is wrong.
 int bench_kernels(const BenchKernelsRequest& request);
 Command bench_kernels_command();
 
@@ -62,16 +63,19 @@ struct BenchScalingRequest {
   std::string json, plot;  // files, "" = not wanted
 };
 
-// Collective. Checks first that all rank counts compute the same (losses and weights of a few steps on the same samples agree
-// within what reordered sums explain; Exit::hardware if not), then times them in turn, round by round. Of a round every rank
-// count trains on the same samples (weak: fewer ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also
-// runs as many trainings side by side that have nothing to do with each other: what the machine itself gives.
+// Collective. Checks first that all rank counts compute the same (losses and weights of a few steps
+// on the same samples agree within what reordered sums explain; Exit::hardware if not), then times
+// them in turn, round by round. Of a round every rank count trains on the same samples (weak: fewer
+// ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also runs as many
+// trainings side by side that have nothing to do with each other: what the machine itself gives.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();
 
-// `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and inputs.
+// `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and
+// inputs.
 struct BenchStepRequest {
-  // Safetensors; inputs as of `weft probe loss` (docs/probe.md). Without them fresh weights, and noise of this latent shape.
+  // Safetensors; inputs as of `weft probe loss` (docs/probe.md). Without them fresh weights, and
+  // noise of this latent shape.
   std::string weights, inputs;
   std::string shape = "1x15x32x32";  // clips x latent frames x height x width
   std::int64_t captions = 300;       // caption rows a clip
@@ -81,12 +85,14 @@ struct BenchStepRequest {
   bool profile = false;  // also time every operation
 };
 
-// Prints the median step, and operations a second: 3 x the forward's (recomputation is not counted), and their share of a plain
-// matrix product's in the same run. On a GPU a small step of the same model is first checked against the CPU side.
+// Prints the median step, and operations a second: 3 x the forward's (recomputation is not
+// counted), and their share of a plain matrix product's in the same run. On a GPU a small step of
+// the same model is first checked against the CPU side.
 int bench_step(const Deck& deck, const BenchStepRequest& request);
 Command bench_step_command();
 
-// `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed; validation/compare_t5.py sets it beside PyTorch.
+// `weft bench t5 DECK`: the layers of a T5 encoder on random weights, timed;
+// validation/compare_t5.py sets it beside PyTorch.
 struct BenchT5Request {
   std::vector<std::int64_t> lengths = {300};  // of the captions, in tokens
   std::int64_t rounds = 5;
@@ -94,7 +100,8 @@ struct BenchT5Request {
   bool paced = false;  // before each round, wait for a line on stdin
 };
 
-// Prints the seconds of each round, a line each: one pass of all captions together through all layers of t5.num_layers.
+// Prints the seconds of each round, a line each: one pass of all captions together through all
+// layers of t5.num_layers.
 int bench_t5(const Deck& deck, const BenchT5Request& request);
 Command bench_t5_command();
 

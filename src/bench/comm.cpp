@@ -126,8 +126,8 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
     if (!on_cuda()) {
       row["plain_mpi_seconds"] = upper_median(plain.seconds);
       row["plain_mpi_processor_ns_per_byte"] = plain.processor_a_byte(bytes);
-      yardstick =
-          fmt::format("{:>10.1f} {:>7.2f}", upper_median(plain.seconds) * 1e6, plain.processor_a_byte(bytes));
+      yardstick = fmt::format("{:>10.1f} {:>7.2f}", upper_median(plain.seconds) * 1e6,
+                              plain.processor_a_byte(bytes));
     }
     if (comm->rank() == 0)
       fmt::print("{:>12} {:>10.1f} {:>8.2f} {:>8.2f} {:>8.2f} {:>10.1f} {:>7.2f} {} {:>7.0f}\n",

@@ -15,7 +15,8 @@
 namespace weft {
 namespace {
 
-// What this device reaches at best: bytes a second of a plain copy, operations a second of a large matrix product.
+// What this device reaches at best: bytes a second of a plain copy, operations a second of a large
+// matrix product.
 struct Ceilings {
   double bandwidth = 0, f32 = 0, bf16 = 0;
 };

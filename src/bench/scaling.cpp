@@ -80,14 +80,16 @@ std::int64_t whole_steps(std::int64_t least, const std::vector<int>& counts, boo
   return least;
 }
 
-// Trains a few steps on the same samples at every rank count, with and without overlap, and compares losses and weights
-// with those of the first. What is wrong, on every rank; "" if they agree.
+// Trains a few steps on the same samples at every rank count, with and without overlap, and
+// compares losses and weights with those of the first. What is wrong, on every rank; "" if they
+// agree.
 std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups,
                             std::int64_t micro_batches, const Scratch& scratch, MPI_Comm world,
                             ScalingResult& result) {
-  // A rank count changes the order of sums and nothing else: gradients differ by about 1e-6 of their size in f32, and by 2^-8
-  // with bf16 numbers in the model or on the wire. AdamW as decks have it would hide that in noise, since it divides even a
-  // gradient that is all rounding by its own size. With eps = 1 an update is as large as its (clipped) gradient.
+  // A rank count changes the order of sums and nothing else: gradients differ by about 1e-6 of
+  // their size in f32, and by 2^-8 with bf16 numbers in the model or on the wire. AdamW as decks
+  // have it would hide that in noise, since it divides even a gradient that is all rounding by its
+  // own size. With eps = 1 an update is as large as its (clipped) gradient.
   deck.train.lr = deck.train.adam_eps = 1;
   deck.train.grad_clip = 1;
   deck.train.weight_decay = 0;
@@ -142,7 +144,8 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
   return wrong;
 }
 
-// Rank 0. Nothing of a file that is there goes before there is something new: `text` may be empty, to see that one could.
+// Rank 0. Nothing of a file that is there goes before there is something new: `text` may be empty,
+// to see that one could.
 void write_text(const std::string& path, const std::string& text) {
   if (path.empty()) return;
   std::ofstream out(path, text.empty() ? std::ios::app : std::ios::binary);
@@ -163,7 +166,8 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   MPI_Comm_size(world, &world_size);
   const bool weak = request.mode == "weak";
 
-  // 1. What runs: every rank count, without overlap too if that is asked for, and independent trainings.
+  // 1. What runs: every rank count, without overlap too if that is asked for, and independent
+  // trainings.
   const std::vector<int> counts = rank_counts(request.ranks, world_size);
   const auto whole = [&](int n) { return n % given.parallel.sp == 0; };
   WEFT_CHECK(std::all_of(counts.begin(), counts.end(), whole), Exit::usage,
@@ -176,8 +180,8 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   for (const int n : counts) {
     setups.push_back({n, true, false});
     if (n > 1 && request.no_overlap) setups.push_back({n, false, false});
-    // GPUs share no cores, caches or memory that independent work could fight for. (Trainings of one rank know no parallel.sp,
-    // which then is 1, since a count of 1 was named.)
+    // GPUs share no cores, caches or memory that independent work could fight for. (Trainings of
+    // one rank know no parallel.sp, which then is 1, since a count of 1 was named.)
     if (n > 1 && counts.front() == 1 && !on_cuda()) setups.push_back({n, true, true});
   }
   const std::int64_t each = deck.train.micro_batches, most = counts.back();
@@ -197,7 +201,8 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
         __FILE__, __LINE__);
   }
 
-  // 3. All are timed, in turn. Every training lives through all rounds, so that each is warm once and for all.
+  // 3. All are timed, in turn. Every training lives through all rounds, so that each is warm once
+  // and for all.
   const std::int64_t warmup = whole_steps(request.warmup, counts, weak);
   const std::int64_t steps = whole_steps(request.steps, counts, weak);
   std::vector<std::unique_ptr<Contender>> contenders;

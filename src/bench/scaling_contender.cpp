@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 void meet(MPI_Comm world) {
   using namespace std::chrono_literals;
-  // Twice: after a long wait with long sleeps the ranks are 50 ms apart, after a short one with short sleeps no more.
+  // Twice: after a long wait with long sleeps the ranks are 50 ms apart, after a short one with
+  // short sleeps no more.
   for (const auto longest : {50ms, 0ms}) {
     MPI_Request request;
     MPI_Ibarrier(world, &request);
@@ -78,8 +79,8 @@ std::vector<StepMetrics> Contender::run(std::int64_t steps) {
   }
   const double start = now_seconds();
   settle();
-  // The last step's weights would have travelled under the next forward, and taken processor time from it. The first step of
-  // these had no such guests: their time counts here.
+  // The last step's weights would have travelled under the next forward, and taken processor time
+  // from it. The first step of these had no such guests: their time counts here.
   if (!all.empty() && !on_cuda()) all.back().seconds += now_seconds() - start;
   return all;
 }
@@ -125,7 +126,8 @@ ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median
       sums[1] += m.split.comm_exposed / static_cast<double>(metrics.size());
       sums[2] += m.split.wait_slowest / static_cast<double>(metrics.size());
     }
-    // Steps of one kind: the median leaves out what the machine did to single ones. Of several kinds: all count.
+    // Steps of one kind: the median leaves out what the machine did to single ones. Of several
+    // kinds: all count.
     sums[0] = by_median ? upper_median(seconds)
                         : std::accumulate(seconds.begin(), seconds.end(), 0.0) /
                               static_cast<double>(seconds.size());

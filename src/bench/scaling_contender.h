@@ -1,4 +1,5 @@
-// The trainings that weft bench scaling sets against each other: each on some of the job's ranks, all alive at once, one at work.
+// The trainings that weft bench scaling sets against each other: each on some of the job's ranks,
+// all alive at once, one at work.
 #pragma once
 
 #include <mpi.h>
@@ -12,12 +13,13 @@
 
 namespace weft {
 
-// Collective. Waits until every rank is here, asleep but for a look now and then: who has nothing to do must not take
-// processor time from who is being timed. Ranks leave it within a fraction of a millisecond.
+// Collective. Waits until every rank is here, asleep but for a look now and then: who has nothing
+// to do must not take processor time from who is being timed. Ranks leave it within a fraction of a
+// millisecond.
 void meet(MPI_Comm world);
 
-// A directory of this rank for the run.dir of its trainings, below TMPDIR; gone when the bench ends. Exit::usage if there
-// can be none.
+// A directory of this rank for the run.dir of its trainings, below TMPDIR; gone when the bench
+// ends. Exit::usage if there can be none.
 class Scratch {
  public:
   Scratch();
@@ -49,8 +51,8 @@ class Contender {
   Contender(const Contender&) = delete;
   Contender& operator=(const Contender&) = delete;
 
-  // Steps; their metrics as this rank sees them. Nothing on ranks that are left out. Afterwards nothing of the training is
-  // at work any more.
+  // Steps; their metrics as this rank sees them. Nothing on ranks that are left out. Afterwards
+  // nothing of the training is at work any more.
   std::vector<StepMetrics> run(std::int64_t steps);
   // All weights as the model uses them, one after the other; none on ranks that are left out.
   std::vector<float> weights();
@@ -64,8 +66,8 @@ class Contender {
   std::unique_ptr<Trainer> trainer_;
 };
 
-// Collective over `world`. What the next `steps` of `contender` take: means over its ranks, on rank 0 of the world. The step
-// is the median of them where `by_median`, else their mean.
+// Collective over `world`. What the next `steps` of `contender` take: means over its ranks, on rank
+// 0 of the world. The step is the median of them where `by_median`, else their mean.
 ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median, MPI_Comm world);
 
 }  // namespace weft

@@ -7,8 +7,8 @@
 
 namespace weft {
 
-// Seconds of a step in one round: the step itself, and of it the mean over ranks that communication left exposed and that
-// was spent waiting for the slowest.
+// Seconds of a step in one round: the step itself, and of it the mean over ranks that communication
+// left exposed and that was spent waiting for the slowest.
 struct ScalingRound {
   double seconds = 0, exposed = 0, wait = 0;
 };
@@ -20,7 +20,8 @@ struct ScalingPoint {
   std::vector<double>
       side_by_side;  // seconds of independent steps, a round each; empty: not measured
 
-  // Medians over rounds. Ratios are taken within a round, so that what the machine did to all of it cancels out.
+  // Medians over rounds. Ratios are taken within a round, so that what the machine did to all of it
+  // cancels out.
   double seconds = 0, exposed = 0, wait = 0, speedup = 0, efficiency = 0;
   double ceiling = 0;  // efficiency of independent trainings, 0: not measured
   double seconds_without_overlap = 0, exposed_without_overlap = 0;
@@ -33,7 +34,8 @@ struct ScalingResult {
   int steps = 0, warmup = 0;
   std::int64_t micro_batches = 0;  // of the deck
   std::vector<std::string> buckets;
-  // Greatest relative difference of a loss from that of the first rank count, and of the weights as a share of the update.
+  // Greatest relative difference of a loss from that of the first rank count, and of the weights as
+  // a share of the update.
   int checked_steps = 0;
   double loss_difference = 0, weight_difference = 0;
   std::vector<ScalingPoint> points;

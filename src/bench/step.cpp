@@ -22,8 +22,8 @@
 #include "ops/reduce.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
-#include "train/memory_plan.h"
 #include "train/data_parallel.h"
+#include "train/memory_plan.h"
 #include "train/step_device.h"
 
 namespace weft {
@@ -76,8 +76,8 @@ ProbeCase noise_case(const std::string& text, std::int64_t captions, const Stdit
   return c;
 }
 
-// Loss and gradient norm of one step of the deck's model, but one pair of blocks deep and on a small clip: what the CPU can
-// repeat in a moment.
+// Loss and gradient norm of one step of the deck's model, but one pair of blocks deep and on a
+// small clip: what the CPU can repeat in a moment.
 std::pair<double, double> small_step(Deck deck) {
   deck.get<Stdit3Deck>().depth = 1;
   Stdit3 model(stdit3_config(deck));
@@ -104,7 +104,8 @@ std::pair<double, double> small_step(Deck deck) {
   return {on_host.data<double>()[0], std::sqrt(on_host.data<double>()[1])};
 }
 
-// How many of the two differ from the CPU side's by more than rounding explains; -1 where the CPU is the device.
+// How many of the two differ from the CPU side's by more than rounding explains; -1 where the CPU
+// is the device.
 int wrong_against_cpu(const Deck& deck) {
   if (!on_cuda()) return -1;
   const auto got = small_step(deck);
@@ -222,7 +223,8 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   fmt::print(
       "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
       "a plain product's), loss {:.6f} -> {:.6f}, wrong {}\n",
-      seconds.size(), threads, upper_median(seconds), *std::min_element(seconds.begin(), seconds.end()),
+      seconds.size(), threads, upper_median(seconds),
+      *std::min_element(seconds.begin(), seconds.end()),
       *std::max_element(seconds.begin(), seconds.end()), flops / upper_median(seconds) * 1e-12,
       100 * flops / upper_median(seconds) / ceiling, losses.front(), losses.back(),
       wrong < 0 ? "-" : "0");

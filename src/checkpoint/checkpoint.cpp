@@ -119,8 +119,9 @@ std::string human_bytes(std::uint64_t bytes) {
 
 }  // namespace
 
-// Where every element is. A rank's part of a stretch lies behind its parts of the stretches before; how many elements
-// those are is counted once a list of cuts, so that a read finds its place among thousands of stretches by searching.
+// Where every element is. A rank's part of a stretch lies behind its parts of the stretches before;
+// how many elements those are is counted once a list of cuts, so that a read finds its place among
+// thousands of stretches by searching.
 struct Checkpoint::Placement {
   Layout layout;
   std::vector<fs::path> files;                     // one a rank

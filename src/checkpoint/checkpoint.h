@@ -1,6 +1,6 @@
-// Checkpoints of the training state (docs/checkpoints.md). A checkpoint is a directory RUN/step_N with one
-// shard a rank and a manifest; RUN/latest names the newest that is complete. After any crash at any
-// instruction `latest` names a checkpoint that loads, whose every byte is verified.
+// Checkpoints of the training state (docs/checkpoints.md). A checkpoint is a directory RUN/step_N
+// with one shard a rank and a manifest; RUN/latest names the newest that is complete. After any
+// crash at any instruction `latest` names a checkpoint that loads, whose every byte is verified.
 #pragma once
 
 #include <mpi.h>
@@ -17,14 +17,16 @@
 
 namespace weft {
 
-// One flat array of the state, such as "master" or "exp_avg": the same length, cuts and meaning on every rank. `cuts` (ends
-// of stretches, growing, the last = length; empty: one stretch) says who writes what: rank r of n writes part_of(stretch,
-// r, n) of each stretch (core/parts.h). A load reads whatever ranges it needs, at any rank count.
+// One flat array of the state, such as "master" or "exp_avg": the same length, cuts and meaning on
+// every rank. `cuts` (ends of stretches, growing, the last = length; empty: one stretch) says who
+// writes what: rank r of n writes part_of(stretch, r, n) of each stretch (core/parts.h). A load
+// reads whatever ranges it needs, at any rank count.
 struct FlatArray {
   std::string name;
   std::int64_t length = 0;  // elements, over all ranks
   std::vector<std::int64_t> cuts;
-  // This rank's parts, one a stretch in order: host memory, or a GPU's. They may lie anywhere, in one tensor or in many.
+  // This rank's parts, one a stretch in order: host memory, or a GPU's. They may lie anywhere, in
+  // one tensor or in many.
   std::vector<std::span<float>> parts;
   DeviceKind device = DeviceKind::cpu;
 };
@@ -46,27 +48,29 @@ struct CheckpointInfo {
 
 class CheckpointWriter {
  public:
-  // Collective. Proves at once that the run directory can be written (Exit::checkpoint if not), clears
-  // remains of saves that a crash cut off. `keep` >= 2.
+  // Collective. Proves at once that the run directory can be written (Exit::checkpoint if not),
+  // clears remains of saves that a crash cut off. `keep` >= 2.
   CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm, int keep);
   ~CheckpointWriter();  // waits for the save in flight
 
   // Collective. Copies this rank's share (the cut, the only stall) and returns; a thread writes
-  // step_N.tmp/, fsyncs, gathers hashes, writes the manifest, renames, reads back, marks verified, moves `latest`,
-  // and deletes older ones beyond `keep`. If a save is still in flight it is waited for first.
-  // Returns the seconds that the caller was stalled.
+  // step_N.tmp/, fsyncs, gathers hashes, writes the manifest, renames, reads back, marks verified,
+  // moves `latest`, and deletes older ones beyond `keep`. If a save is still in flight it is waited
+  // for first. Returns the seconds that the caller was stalled.
   double save(const CheckpointInfo& info, std::span<const FlatArray> arrays);
-  // Collective. Waits until nothing is in flight. A save that failed (disk full, quota) is one ERROR line
-  // naming path, bytes and reason; the older checkpoints stay and the run goes on: returns false. Three
-  // failures in a row throw Exit::checkpoint at the next save().
+  // Collective. Waits until nothing is in flight. A save that failed (disk full, quota) is one
+  // ERROR line naming path, bytes and reason; the older checkpoints stay and the run goes on:
+  // returns false. Three failures in a row throw Exit::checkpoint at the next save().
   bool wait();
-  // Collective. That there is room for a checkpoint of these arrays now: this rank's shard within the limit of a file's
-  // size (ulimit -f), all shards in the free space of the file system. Exit::checkpoint if not.
+  // Collective. That there is room for a checkpoint of these arrays now: this rank's shard within
+  // the limit of a file's size (ulimit -f), all shards in the free space of the file system.
+  // Exit::checkpoint if not.
   void check_room(std::span<const FlatArray> arrays);
   // Whether this rank's part of a save is still being written, and for how many seconds then. Ranks
   // differ in this: they agree before they act on it.
   std::optional<double> writing_for() const;
-  // Seconds that the longest save so far took from the cut until it was verified; 0 before the first.
+  // Seconds that the longest save so far took from the cut until it was verified; 0 before the
+  // first.
   double longest_save() const;
 
  private:
@@ -76,13 +80,14 @@ class CheckpointWriter {
 
 class Checkpoint {
  public:
-  // Collective. Finds the newest usable checkpoint of a run: `latest` first, then older ones. Every damaged one is
-  // named in a WARN line (file, block, tensor), and so is one of another run than `run`
-  // (notes["run"]; "": any). nullopt when the run has never saved any; Exit::checkpoint when there
-  // are some and none is usable.
+  // Collective. Finds the newest usable checkpoint of a run: `latest` first, then older ones. Every
+  // damaged one is named in a WARN line (file, block, tensor), and so is one of another run than
+  // `run` (notes["run"]; "": any). nullopt when the run has never saved any; Exit::checkpoint when
+  // there are some and none is usable.
   static std::optional<Checkpoint> newest(const std::filesystem::path& run_dir, MPI_Comm comm,
                                           const std::string& run = "");
-  // Opens one checkpoint directory and verifies every byte of it; throws Exit::checkpoint. Not collective.
+  // Opens one checkpoint directory and verifies every byte of it; throws Exit::checkpoint. Not
+  // collective.
   static Checkpoint open(const std::filesystem::path& dir);
 
   const CheckpointInfo& info() const { return info_; }

@@ -24,15 +24,15 @@ std::vector<std::int64_t> list_steps(const fs::path& run_dir);
 // What RUN/latest points to: nullopt if there is no such link; the text as it is otherwise.
 std::optional<std::string> read_latest(const fs::path& run_dir);
 
-// Creates the directory, proves that this process can write, sync and delete in it, and open some more files. `rank` keeps
-// the probes of several ranks apart. Throws Exit::checkpoint.
+// Creates the directory, proves that this process can write, sync and delete in it, and open some
+// more files. `rank` keeps the probes of several ranks apart. Throws Exit::checkpoint.
 void probe_directory(const fs::path& run_dir, int rank);
 // That what a job reads and writes in its run directory are files there: neither a link, through
 // which it would write elsewhere, nor a pipe, at which it would wait. Throws Exit::checkpoint. A
 // directory that everybody may write to is one WARN line.
 void check_own_files(const fs::path& run_dir);
-// That limits of this process and of the file system let a checkpoint be written: a shard of `bytes` bytes (ulimit -f),
-// all shards (free space). Throw Exit::checkpoint.
+// That limits of this process and of the file system let a checkpoint be written: a shard of
+// `bytes` bytes (ulimit -f), all shards (free space). Throw Exit::checkpoint.
 void check_file_size(const fs::path& shard, std::uint64_t bytes);
 void check_free_space(const fs::path& run_dir, std::uint64_t bytes);
 // Removes what interrupted saves and deletions have left.

@@ -33,12 +33,13 @@ std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) 
   return len / parts * part + len % parts * part / parts;
 }
 
-// More stretches than any state has in all lists, or in all arrays: 2^16 elements or more each, 69 billion and more in all. A
-// number beyond it is damage, not a reason to run out of memory.
+// More stretches than any state has in all lists, or in all arrays: 2^16 elements or more each, 69
+// billion and more in all. A number beyond it is damage, not a reason to run out of memory.
 constexpr std::int64_t most_stretches = std::int64_t{1} << 20;
 
-// A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and one of another.
-// State is cut into buckets that are mostly of one size, so thousands of stretches are a line or two.
+// A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and
+// one of another. State is cut into buckets that are mostly of one size, so thousands of stretches
+// are a line or two.
 std::string cuts_to_text(const std::vector<std::int64_t>& cuts) {
   std::string text;
   std::int64_t begin = 0;

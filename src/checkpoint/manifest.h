@@ -23,7 +23,8 @@ enum class Division {
   even,   // elements [len*r/n, len*(r+1)/n): format 1, which is still read
 };
 
-// What the state consists of and how it is divided: enough to say where every element is, at any rank count.
+// What the state consists of and how it is divided: enough to say where every element is, at any
+// rank count.
 struct Layout {
   struct Array {
     std::string name;
@@ -31,7 +32,8 @@ struct Layout {
     std::size_t cuts = 0;  // which list
   };
   std::vector<Array> arrays;
-  // Ends of stretches, growing, the last the array's length. Arrays that are cut alike share a list.
+  // Ends of stretches, growing, the last the array's length. Arrays that are cut alike share a
+  // list.
   std::vector<std::vector<std::int64_t>> cuts;
   Division division = Division::units;
 };
@@ -46,7 +48,8 @@ struct Piece {
   std::int64_t begin = 0, end = 0;
   std::uint64_t offset = 0;
 };
-// What rank `rank` of `ranks` writes: array after array, stretch after stretch. Pieces may be empty.
+// What rank `rank` of `ranks` writes: array after array, stretch after stretch. Pieces may be
+// empty.
 std::vector<Piece> pieces_of(const Layout& layout, int rank, int ranks);
 
 struct ShardTable {
@@ -74,7 +77,8 @@ Manifest manifest_from_text(const std::string& text, const std::string& where);
 // The hash at the end of a manifest's text, which the mark `verified` repeats.
 std::string manifest_hash(const std::string& text);
 
-// The tensors that bytes [begin, end) of shard `rank` hold, for messages: "master: a.weight, b.bias".
+// The tensors that bytes [begin, end) of shard `rank` hold, for messages: "master: a.weight,
+// b.bias".
 std::string tensors_in(const Manifest& manifest, int rank, std::uint64_t begin, std::uint64_t end);
 
 }  // namespace weft::checkpoint

@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* random_prefix = "random:";
 
-// A table drawn at random gives a model that does something: what starts at zero gets small numbers.
+// A table drawn at random gives a model that does something: what starts at zero gets small
+// numbers.
 void draw(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t number = 0;

@@ -14,9 +14,10 @@ namespace weft {
 
 class ModelSource {
  public:
-  // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose newest checkpoint is
-  // taken; or "random:SEED", drawn anew with no zeros left, to measure or test without any. Empty: the newest checkpoint
-  // of `run_dir` (none: Exit::checkpoint, naming `key`, the deck's key for the weights). `run_dir` empty: Exit::usage.
+  // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose
+  // newest checkpoint is taken; or "random:SEED", drawn anew with no zeros left, to measure or test
+  // without any. Empty: the newest checkpoint of `run_dir` (none: Exit::checkpoint, naming `key`,
+  // the deck's key for the weights). `run_dir` empty: Exit::usage.
   ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,
               bool ema, MPI_Comm world);
 
@@ -24,7 +25,8 @@ class ModelSource {
   const std::string& identity() const { return identity_; }
   // For the log.
   std::string describe() const;
-  // Allocates the table for running alone and fills it. Exit::data or Exit::checkpoint where they do not fit.
+  // Allocates the table for running alone and fills it. Exit::data or Exit::checkpoint where they
+  // do not fit.
   void load(ParameterTable& table, const WeightNames& names, bool bf16) const;
   // The files that were named; nothing for a checkpoint, or for weights drawn at random.
   std::optional<WeightFiles> files() const;

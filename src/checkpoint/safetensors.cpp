@@ -43,7 +43,8 @@ void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_b
              file, data_bytes - cursor);
 }
 
-// IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for it.
+// IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for
+// it.
 float half_to_float(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
   const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
@@ -258,7 +259,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     return size_of(tensors[a].dtype) > size_of(tensors[b].dtype);
   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  // Room for the hashes, which are known at the end alone. The file's own metadata first, as before.
+  // Room for the hashes, which are known at the end alone. The file's own metadata first, as
+  // before.
   const std::string zeros(32, '0'), key(detail::hash_key);
   nlohmann::ordered_json& texts = header["__metadata__"] = metadata;
   texts[key] = zeros;

@@ -1,5 +1,6 @@
 // The safetensors format: a strict reader that trusts nothing in the file, and an atomic writer.
-// Format: u64 little-endian header length, JSON header, tensor bytes (github.com/huggingface/safetensors).
+// Format: u64 little-endian header length, JSON header, tensor bytes
+// (github.com/huggingface/safetensors).
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,10 @@
 
 namespace weft {
 
-// Hashes in the metadata, which other programs ignore: "xxh3:NAME" is XXH3-128 of tensor NAME's bytes,
-// "xxh3" that of the JSON header with the 32 digits of this very value set to 0. A file has all of them
-// or none. Where they are, whatever reads a tensor from its first byte to its last compares.
+// Hashes in the metadata, which other programs ignore: "xxh3:NAME" is XXH3-128 of tensor NAME's
+// bytes, "xxh3" that of the JSON header with the 32 digits of this very value set to 0. A file has
+// all of them or none. Where they are, whatever reads a tensor from its first byte to its last
+// compares.
 struct SafetensorEntry {
   std::string name;
   DType dtype = DType::f32;
@@ -30,10 +32,10 @@ struct SafetensorEntry {
 
 class SafetensorsFile {
  public:
-  // Reads and checks the header: length at most 100 MB and within the file, JSON, no duplicate names, known
-  // dtypes, products that do not overflow, ranges that match shapes and tile the data section exactly,
-  // the header's hash if it has one.
-  // Anything else throws Exit::data naming file, tensor and fault. Memory: a few times the header.
+  // Reads and checks the header: length at most 100 MB and within the file, JSON, no duplicate
+  // names, known dtypes, products that do not overflow, ranges that match shapes and tile the data
+  // section exactly, the header's hash if it has one. Anything else throws Exit::data naming file,
+  // tensor and fault. Memory: a few times the header.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::vector<SafetensorEntry>& entries() const { return entries_; }  // in order of the data
@@ -45,14 +47,14 @@ class SafetensorsFile {
   bool hashed() const { return hashed_; }
   const std::filesystem::path& path() const { return path_; }
 
-  // Reads a tensor's raw bytes into `out` (exactly its size). As all reading: Exit::data, naming file and
-  // tensor, where the hash differs.
+  // Reads a tensor's raw bytes into `out` (exactly its size). As all reading: Exit::data, naming
+  // file and tensor, where the hash differs.
   void read(const SafetensorEntry& entry, std::span<std::byte> out) const;
   // Reads a floating tensor (F32, F16, BF16) converted to float. Exit::data if it is not floating.
   std::vector<float> read_f32(const SafetensorEntry& entry) const;
-  // Elements [first, first + out.size()) of one, read alone: as floats, or rounded to bf16. Pieces that
-  // follow each other to a tensor's end are compared with its hash then, at no second reading; pieces of
-  // one object are for one thread.
+  // Elements [first, first + out.size()) of one, read alone: as floats, or rounded to bf16. Pieces
+  // that follow each other to a tensor's end are compared with its hash then, at no second reading;
+  // pieces of one object are for one thread.
   void read_f32(const SafetensorEntry& entry, std::int64_t first, std::span<float> out) const;
   void read_bf16(const SafetensorEntry& entry, std::int64_t first, std::span<bf16> out) const;
   // Reads an integer or bool tensor (I64, I32, U8, BOOL) converted to int64.
@@ -89,7 +91,8 @@ struct SafetensorWrite {
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// The same where the tensors come one after the other, in any order: only one needs to be in memory.
+// The same where the tensors come one after the other, in any order: only one needs to be in
+// memory.
 class SafetensorsWriter {
  public:
   // Writes the header of PATH.tmp. Of `tensors` the bytes are not looked at.
@@ -100,7 +103,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // Tensor i of the list, from byte `first` of it on; every byte once, and those of one tensor in their order.
+  // Tensor i of the list, from byte `first` of it on; every byte once, and those of one tensor in
+  // their order.
   void write(std::size_t i, std::span<const std::byte> bytes, std::uint64_t first = 0);
   // Writes the hashes, fsyncs, renames.
   void finish();

@@ -44,7 +44,8 @@ void read_into(const Checkpoint& c, const std::string& array, std::int64_t offse
   to.set(std::span<const float>(values));
 }
 
-// Reads `array` of the checkpoint into what `part_of_bucket(b)` holds of each bucket: elements `owned(b)` of the flat space.
+// Reads `array` of the checkpoint into what `part_of_bucket(b)` holds of each bucket: elements
+// `owned(b)` of the flat space.
 template <class Owned, class Target>
 void read_trainable(const Checkpoint& c, const std::string& array, ParameterTable& table,
                     Owned&& owned, Target&& target) {
@@ -69,8 +70,8 @@ void read_fixed(const Checkpoint& c, ParameterTable& table) {
   read_into(c, "fixed", 0, table.fixed());
 }
 
-// Weights alone, a piece at a time, into whatever formats the table keeps. What the run did not train is what the checkpoint
-// has no name for, whether this table would train it or not.
+// Weights alone, a piece at a time, into whatever formats the table keeps. What the run did not
+// train is what the checkpoint has no name for, whether this table would train it or not.
 void read_weights(const Checkpoint& c, const std::string& array, ParameterTable& table) {
   std::map<const Parameter*, std::int64_t> fixed;
   const Parameter* first_fixed = nullptr;  // the last to be placed

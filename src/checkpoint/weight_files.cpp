@@ -59,7 +59,8 @@ fs::path find_in_folder(const fs::path& folder) {
   return among.front();
 }
 
-// Takes "weight_map" from the parser's events; what else an index holds is passed over, however deep.
+// Takes "weight_map" from the parser's events; what else an index holds is passed over, however
+// deep.
 class Reader : public json::json_sax_t {
  public:
   explicit Reader(const std::string& file) : file_(file) {}

@@ -1,5 +1,5 @@
-// Weights as people have them: one safetensors file, a model in shards with its index (NAME.safetensors.index.json), or the
-// folder that holds either, under Hugging Face's names.
+// Weights as people have them: one safetensors file, a model in shards with its index
+// (NAME.safetensors.index.json), or the folder that holds either, under Hugging Face's names.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace weft {
 
 class WeightFiles {
  public:
-  // Opens every file and reads the headers alone. Exit::data, with the one thing that is wrong, where no such file is
-  // there, an index names a shard that is missing or cut short, or index and shards do not hold the same names.
+  // Opens every file and reads the headers alone. Exit::data, with the one thing that is wrong,
+  // where no such file is there, an index names a shard that is missing or cut short, or index and
+  // shards do not hold the same names.
   static WeightFiles open(const std::filesystem::path& path);
 
   struct Tensor {
@@ -28,8 +29,8 @@ class WeightFiles {
   const std::filesystem::path& path() const { return path_; }  // as given to open()
   const std::filesystem::path& file_of(const Tensor& t) const { return shards_[t.shard].path(); }
 
-  // Elements [first, first + out.size()) of a floating tensor (F32, F16, BF16), read alone: as floats, or rounded to bf16.
-  // Exit::data if it is not floating or the file ends there by now.
+  // Elements [first, first + out.size()) of a floating tensor (F32, F16, BF16), read alone: as
+  // floats, or rounded to bf16. Exit::data if it is not floating or the file ends there by now.
   void read_f32(const Tensor& t, std::int64_t first, std::span<float> out) const;
   void read_bf16(const Tensor& t, std::int64_t first, std::span<bf16> out) const;
 
@@ -48,14 +49,15 @@ class WeightFiles {
 // What a path means and what an index says: for weight_files.cpp, and for tests of the parser.
 namespace weft::detail {
 
-// The safetensors file or index that `path` means: itself, or what the folder holds: model.safetensors or
-// diffusion_pytorch_model.safetensors, their index, or the one file or index there is. Exit::data otherwise.
+// The safetensors file or index that `path` means: itself, or what the folder holds:
+// model.safetensors or diffusion_pytorch_model.safetensors, their index, or the one file or index
+// there is. Exit::data otherwise.
 std::filesystem::path find_weights(const std::filesystem::path& path);
 
 bool is_index(const std::filesystem::path& file);
 
-// The index's "weight_map": the tensors' names and the shards' file names. Shards lie beside the index: a name with a folder
-// in it is refused, as is a tensor that occurs twice.
+// The index's "weight_map": the tensors' names and the shards' file names. Shards lie beside the
+// index: a name with a folder in it is refused, as is a tensor that occurs twice.
 std::map<std::string, std::string> read_weight_index(const std::filesystem::path& file);
 
 }  // namespace weft::detail

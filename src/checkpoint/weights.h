@@ -19,13 +19,15 @@ struct WeightNames {
   std::function<std::vector<std::string>(const std::string&)> others;
 };
 
-// Every parameter of the table must be in the files (a file, an index, a folder: checkpoint/weight_files.h) with its shape, and
-// they must hold nothing else; otherwise Exit::data names the tensor, both shapes and the nearest name. Read piece by piece
-// into place, rounded to bf16 where the table keeps that: nothing more is in memory than the table and a piece.
+// Every parameter of the table must be in the files (a file, an index, a folder:
+// checkpoint/weight_files.h) with its shape, and they must hold nothing else; otherwise Exit::data
+// names the tensor, both shapes and the nearest name. Read piece by piece into place, rounded to
+// bf16 where the table keeps that: nothing more is in memory than the table and a piece.
 void load_weights(const std::filesystem::path& path, ParameterTable& table,
                   const WeightNames& names = {});
-// The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them (it needs no memory),
-// `part` those to read. `skip`, if given, says which of them somebody else reads.
+// The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
+// (it needs no memory), `part` those to read. `skip`, if given, says which of them somebody else
+// reads.
 void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,
                   const std::function<bool(const Parameter&)>& skip = nullptr);
@@ -41,8 +43,8 @@ struct SaveWeights {
       {};  // [1,n,1,1,1] each: what released files hold beside parameters
 };
 
-// Writes the parameters to `path`; of a model in shards, path + ".index.json" is written last and names them
-// (NAME-00001-of-00003.safetensors). Memory: one tensor.
+// Writes the parameters to `path`; of a model in shards, path + ".index.json" is written last and
+// names them (NAME-00001-of-00003.safetensors). Memory: one tensor.
 void save_weights(const std::filesystem::path& path, const ParameterTable& table,
                   const SaveWeights& how = {});
 

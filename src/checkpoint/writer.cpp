@@ -35,8 +35,9 @@ struct Source {
   DeviceKind device = DeviceKind::cpu;
 };
 
-// This rank's pieces in the order of the shard. Those that follow each other in memory too become one: the state of a
-// model has thousands of stretches, and a copy from a GPU is not cheap to begin.
+// This rank's pieces in the order of the shard. Those that follow each other in memory too become
+// one: the state of a model has thousands of stretches, and a copy from a GPU is not cheap to
+// begin.
 std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> arrays, int rank,
                                int ranks) {
   std::vector<Source> sources;
@@ -60,8 +61,9 @@ std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> 
   return sources;
 }
 
-// Copies and hashes bytes [begin, end) of the shard. The hash is taken from the source, not from the copy: a copy
-// that went wrong then shows when the file is read back. What came from a GPU is in `staging` already.
+// Copies and hashes bytes [begin, end) of the shard. The hash is taken from the source, not from
+// the copy: a copy that went wrong then shows when the file is read back. What came from a GPU is
+// in `staging` already.
 Hash128 cut_block(const std::vector<Source>& sources, std::uint64_t begin, std::uint64_t end,
                   std::byte* staging) {
   constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy

@@ -44,10 +44,10 @@ std::vector<Command> all_commands() {
   Command bench{"bench", "measure: kernels, step, comm, scaling, t5, read"};
   bench.commands = {bench_step_command(),    bench_kernels_command(), bench_comm_command(),
                     bench_scaling_command(), bench_t5_command(),      bench_read_command()};
-  return {ingest_command(),   train_command(),       encode_command(),
-          generate_command(), reconstruct_command(), report_command(), inspect_command(),
-          export_command(),   text_command(),        doctor_command(), probe_command(),
-          plan_command(),     simulate_command(),    std::move(bench), help_command()};
+  return {ingest_command(),      train_command(),  encode_command(),  generate_command(),
+          reconstruct_command(), report_command(), inspect_command(), export_command(),
+          text_command(),        doctor_command(), probe_command(),   plan_command(),
+          simulate_command(),    std::move(bench), help_command()};
 }
 
 // What the command line says of the deck.
@@ -119,8 +119,8 @@ int print(const std::string& text, MPI_Comm world) {
   return 0;
 }
 
-// Names the word of the command line that no command or option knows, if there is one: CLI11 would rather speak of
-// what is missing because of it.
+// Names the word of the command line that no command or option knows, if there is one: CLI11 would
+// rather speak of what is missing because of it.
 void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = &app;
   for (int i = 1; i < argc; ++i) {

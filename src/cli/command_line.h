@@ -16,11 +16,12 @@ struct Invocation {
   bool heeds_stops = false;
 };
 
-// What weft starts itself for (data/clip_store_child.h), before MPI: its exit code. Nothing for what
-// people start.
+// What weft starts itself for (data/clip_store_child.h), before MPI: its exit code. Nothing for
+// what people start.
 std::optional<int> run_as_child(int argc, char** argv);
 
-// Throws Exit::usage for anything it does not understand. --help and --version become invocations too.
+// Throws Exit::usage for anything it does not understand. --help and --version become invocations
+// too.
 Invocation parse_command_line(int argc, char** argv);
 
 }  // namespace weft

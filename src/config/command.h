@@ -1,4 +1,5 @@
-// A command of weft as its owner describes it: name, help, options and what it does. cli/ makes the command line of all of them.
+// A command of weft as its owner describes it: name, help, options and what it does. cli/ makes the
+// command line of all of them.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,6 @@
-// The input deck: TOML -> typed structs. Each table belongs to the module that reads it, which brings its struct and its rows
-// (config/deck_table.h); from the rows come parser, reference page, default deck and the copy kept with every run.
+// The input deck: TOML -> typed structs. Each table belongs to the module that reads it, which
+// brings its struct and its rows (config/deck_table.h); from the rows come parser, reference page,
+// default deck and the copy kept with every run.
 #pragma once
 
 #include <any>
@@ -48,7 +49,8 @@ struct DataDeck {
   bool verify = true;
   double max_damaged = 0;
 };
-// Of whichever model is trained or run; its shape stands in a table of its own, or for STDiT3 beside these.
+// Of whichever model is trained or run; its shape stands in a table of its own, or for STDiT3
+// beside these.
 struct ModelDeck {
   std::string name = "stdit3";
   std::string dtype = "f32";
@@ -86,8 +88,8 @@ struct ParallelDeck {
   double hang_timeout = 0;
 };
 
-// All tables of a deck: those above by name, those that models and jobs own by their type. A table that no deck was read for
-// has its defaults. References stay valid while the deck lives.
+// All tables of a deck: those above by name, those that models and jobs own by their type. A table
+// that no deck was read for has its defaults. References stay valid while the deck lives.
 class Deck {
  public:
   RunDeck run;
@@ -116,8 +118,8 @@ class Deck {
   std::map<std::type_index, std::any> others_;
 };
 
-// Adds the tables of models and jobs to those above, once, before the first deck is read (jobs/deck_tables.h).
-// `models`: the values of model.name.
+// Adds the tables of models and jobs to those above, once, before the first deck is read
+// (jobs/deck_tables.h). `models`: the values of model.name.
 struct DeckTable;
 void set_deck_tables(std::vector<DeckTable> tables, std::vector<std::string> models);
 
@@ -134,8 +136,8 @@ std::string to_toml(const Deck& deck);
 // As above with every key's help, type and range as comments: `weft help deck`.
 std::string default_deck_with_help();
 
-// Keys whose values differ between two decks, in the order of the table; `fixed` asks for those alone that a run should keep
-// when it goes on (Option::fixed).
+// Keys whose values differ between two decks, in the order of the table; `fixed` asks for those
+// alone that a run should keep when it goes on (Option::fixed).
 std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed = false);
 
 // The name in `known` closest to `name` by edit distance, or "" if none is near.

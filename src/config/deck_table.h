@@ -1,4 +1,5 @@
-// How a module describes its table of the deck: a function that adds its rows, and one that checks what no single key can say.
+// How a module describes its table of the deck: a function that adds its rows, and one that checks
+// what no single key can say.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
-// Abnormal ends: a signal such as SIGSEGV, abort(), an exception that nobody catches. The rank says what it was, where it was
-// at work and by which calls, in one piece, and ends by the signal as it would have without: mpirun then ends the others.
+// Abnormal ends: a signal such as SIGSEGV, abort(), an exception that nobody catches. The rank says
+// what it was, where it was at work and by which calls, in one piece, and ends by the signal as it
+// would have without: mpirun then ends the others.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +9,9 @@
 
 namespace weft::crash {
 
-// Takes SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and std::terminate. Before MPI_Init, which takes those that nobody has; on the
-// main thread, which gets a stack of its own to tell of an overflow on.
+// Takes SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and std::terminate. Before MPI_Init, which takes
+// those that nobody has; on the main thread, which gets a stack of its own to tell of an overflow
+// on.
 void watch();
 
 // What this rank is at from here on, such as ("step", 12), or a clip by its name, which is copied.

@@ -71,7 +71,8 @@ Fault fault_of(std::string_view text) {
               __FILE__, __LINE__);
 }
 
-// Read anew each time: without faults that is a look at the environment, and with them nobody counts microseconds.
+// Read anew each time: without faults that is a look at the environment, and with them nobody
+// counts microseconds.
 std::vector<Fault> faults_from_environment() {
   std::vector<Fault> faults;
   const char* text = std::getenv("WEFT_FAULT");

@@ -126,8 +126,8 @@ void File::sync() {
     if (errno != EINTR) fail("sync", 0, 0);
 }
 
-// Works on clean pages only, so after sync(). Advice: a kernel that ignores it costs certainty about
-// the disk, not correctness.
+// Works on clean pages only, so after sync(). Advice: a kernel that ignores it costs certainty
+// about the disk, not correctness.
 void File::drop_cache() const { posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED); }
 
 void File::close() {

@@ -70,7 +70,8 @@ std::string folder_identity(const std::string& path);
 // Makes entries of a directory (new files, renames) survive a power cut.
 void sync_directory(const std::filesystem::path& dir, Exit code);
 
-// Writes PATH.tmp, then renames it: whoever reads sees the old file or all of the new one. Durable: so after a power cut too.
+// Writes PATH.tmp, then renames it: whoever reads sees the old file or all of the new one. Durable:
+// so after a power cut too.
 enum class Durable { no, yes };
 void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
                   Durable durable);

@@ -1,5 +1,6 @@
-// XXH3 (xxhash.com), 128 bits for files and 64 for clips: fast enough to hash all state at every save, wide enough that no damage
-// by accident goes unseen. It does not protect against somebody who means harm.
+// XXH3 (xxhash.com), 128 bits for files and 64 for clips: fast enough to hash all state at every
+// save, wide enough that no damage by accident goes unseen. It does not protect against somebody
+// who means harm.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number that a file of the system begins with; nothing where it has none ("max"), or is missing.
+// The number that a file of the system begins with; nothing where it has none ("max"), or is
+// missing.
 std::optional<double> number_in(const fs::path& file) {
   std::ifstream in(file);
   double n = 0;
@@ -45,9 +46,10 @@ bool names(const std::string& list, std::string_view controller) {
   return false;
 }
 
-// Directories of the control groups that may limit `controller` for this process. /proc/self/cgroup has a line a tree,
-// "ID:CONTROLLERS:PATH"; version 2 has one tree, with id 0 and no controllers named. Inside a container the path may be the
-// host's while the mounted tree begins at the container's group: directories that do not exist limit nothing.
+// Directories of the control groups that may limit `controller` for this process. /proc/self/cgroup
+// has a line a tree, "ID:CONTROLLERS:PATH"; version 2 has one tree, with id 0 and no controllers
+// named. Inside a container the path may be the host's while the mounted tree begins at the
+// container's group: directories that do not exist limit nothing.
 std::vector<fs::path> control_groups(std::string_view controller, const fs::path& root) {
   std::vector<fs::path> dirs;
   const fs::path mounts = root / "sys/fs/cgroup";

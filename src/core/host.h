@@ -1,5 +1,6 @@
-// This host: its name, its memory and processor time as far as this process may use them, and how sizes are written. Control
-// groups of either version (a container, a Slurm job) count, from the process's own up to the root of the tree.
+// This host: its name, its memory and processor time as far as this process may use them, and how
+// sizes are written. Control groups of either version (a container, a Slurm job) count, from the
+// process's own up to the root of the tree.
 #pragma once
 
 #include <cstddef>

@@ -9,10 +9,12 @@
 
 namespace weft {
 
-// Nobody writes deeper; nlohmann's dump, copies and comparisons recurse, and enough brackets end the stack.
+// Nobody writes deeper; nlohmann's dump, copies and comparisons recurse, and enough brackets end
+// the stack.
 inline constexpr int deepest_json = 64;
 
-// Whether no bracket of `text` lies deeper. Strings are told apart as JSON does up to its first fault, where a parser stops.
+// Whether no bracket of `text` lies deeper. Strings are told apart as JSON does up to its first
+// fault, where a parser stops.
 inline bool is_shallow_json(std::string_view text) {
   int depth = 0;
   bool quoted = false;
@@ -38,8 +40,8 @@ struct JsonTooDeep : nlohmann::json::exception {
   JsonTooDeep() : exception(0, "[json.exception] nested deeper than 64 brackets") {}
 };
 
-// As Json::parse; throws JsonTooDeep, which is a nlohmann::json::exception too, before anything is parsed. What a user, a file or
-// another program gives goes through here.
+// As Json::parse; throws JsonTooDeep, which is a nlohmann::json::exception too, before anything is
+// parsed. What a user, a file or another program gives goes through here.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text) {
   if (!is_shallow_json(text)) throw JsonTooDeep();
@@ -57,8 +59,8 @@ struct JsonNotWhole : nlohmann::json::exception {
   JsonNotWhole() : exception(0, "[json.exception] not a whole number of its range") {}
 };
 
-// The whole number that `j` is; JsonNotWhole if it is none, or none that a T holds. get<T>() takes fractions, 1e300 and
-// 2^64 - 1 for a T too, with whatever comes of it.
+// The whole number that `j` is; JsonNotWhole if it is none, or none that a T holds. get<T>() takes
+// fractions, 1e300 and 2^64 - 1 for a T too, with whatever comes of it.
 template <class T, class Json>
 T whole_number(const Json& j) {
   if (j.is_number_unsigned()) {

@@ -34,8 +34,9 @@ void error(fmt::format_string<A...> f, A&&... a) {
   write_error(fmt::format(f, std::forward<A>(a)...));
 }
 
-// Says once what went wrong and what to do. Ranks other than 0 wait a moment first, since most errors meet all ranks alike
-// and the first rank's word is enough: main ends the job when it has spoken.
+// Says once what went wrong and what to do. Ranks other than 0 wait a moment first, since most
+// errors meet all ranks alike and the first rank's word is enough: main ends the job when it has
+// spoken.
 void tell(Error& e);
 
 // The warnings of this rank so far, so that the summary at the end can repeat them.

@@ -1,5 +1,5 @@
-// How a range of a flat array is divided among ranks: the one rule that reduction, optimizer, checkpoint and their tests
-// share.
+// How a range of a flat array is divided among ranks: the one rule that reduction, optimizer,
+// checkpoint and their tests share.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@ struct Part {
   std::int64_t size() const { return end - begin; }
 };
 
-// Part `rank` of [begin, end) among `ranks`: the parts tile the range in order and differ by one unit at most. Units are of
-// 16 elements, a cache line of f32, so that no two ranks' parts share one; the last part takes the remainder.
+// Part `rank` of [begin, end) among `ranks`: the parts tile the range in order and differ by one
+// unit at most. Units are of 16 elements, a cache line of f32, so that no two ranks' parts share
+// one; the last part takes the remainder.
 inline constexpr std::int64_t part_unit = 16;
 inline Part part_of(std::int64_t begin, std::int64_t end, int rank, int ranks) {
   const std::int64_t units = (end - begin) / part_unit;

@@ -1,7 +1,7 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 // Randomness is a function of (seed, purpose, step, sample, element): nothing to save, the same on
-// every device and at every rank count. The words are the same bits on a GPU; normal() differs there by the rounding of
-// log, sin and cos in f32.
+// every device and at every rank count. The words are the same bits on a GPU; normal() differs
+// there by the rounding of log, sin and cos in f32.
 #pragma once
 
 #include <array>

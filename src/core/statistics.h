@@ -7,7 +7,8 @@
 
 namespace weft {
 
-// The middle of the sorted values, the upper one of an even number: a value that was measured. 0 for none.
+// The middle of the sorted values, the upper one of an even number: a value that was measured. 0
+// for none.
 inline double upper_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

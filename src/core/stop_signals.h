@@ -1,5 +1,6 @@
-// The signals that ask a job to stop: SIGTERM, SIGINT, SIGUSR1. main holds them back before MPI starts its threads, which
-// inherit that; so one that comes during start-up waits, either for the job's handler (train/stop.h) or for its release.
+// The signals that ask a job to stop: SIGTERM, SIGINT, SIGUSR1. main holds them back before MPI
+// starts its threads, which inherit that; so one that comes during start-up waits, either for the
+// job's handler (train/stop.h) or for its release.
 #pragma once
 
 #include <array>

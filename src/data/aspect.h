@@ -1,6 +1,7 @@
-// Open-Sora's buckets: the heights and widths that clips of a resolution may have. Sizes are those of
-// opensora/datasets/aspect.py (v1.2.0); keys are spelt alike in all tables ("1.00"), where the original spells some "1.0" and then
-// refuses 13 pairs that resolve here, and 0.56 stands before 0.62 at 4k too.
+// Open-Sora's buckets: the heights and widths that clips of a resolution may have. Sizes are those
+// of opensora/datasets/aspect.py (v1.2.0); keys are spelt alike in all tables ("1.00"), where the
+// original spells some "1.0" and then refuses 13 pairs that resolve here, and 0.56 stands before
+// 0.62 at 4k too.
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,8 @@ struct ClipInfo {
   std::string source, text;  // where the clip was cut from; its caption ("" = none)
 };
 
-// A clip whose hash is wrong: what is stored is not what was written. Other faults of reading may pass, this one stays.
+// A clip whose hash is wrong: what is stored is not what was written. Other faults of reading may
+// pass, this one stays.
 struct DamagedClip : Error {
   using Error::Error;
 };

@@ -1,7 +1,8 @@
 // The clip store: one HDF5 file of clips by bucket, made by `weft ingest`, readable with h5ls,
 // h5dump and h5py.
 //
-//   /                       attributes format = "weft clips", schema_version = 3 (1, 2 are read too);
+//   /                       attributes format = "weft clips", schema_version = 3 (1, 2 are read
+//   too);
 //                           made_by, optional: what `weft encode` made it of, a line each
 //   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
 //   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter         (pixels), or
@@ -66,8 +67,8 @@ class ClipStoreWriter {
 
   // Returns the bucket's number for append(); `bucket.clips` is ignored.
   int add_bucket(const Bucket& bucket);
-  // `clip` is one whole clip, Bucket::clip_bytes() of it; `text` whole rows of its text features, in
-  // the bucket's type, none where it has no caption.
+  // `clip` is one whole clip, Bucket::clip_bytes() of it; `text` whole rows of its text features,
+  // in the bucket's type, none where it has no caption.
   void append(int bucket, std::span<const std::byte> clip, const ClipInfo& info,
               std::span<const std::byte> text = {});
   // Writes the tables, closes, fsyncs, renames.

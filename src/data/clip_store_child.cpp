@@ -1,5 +1,5 @@
-// posix_spawn of this very program, not fork: a fork copies the page tables of the rank, and with some
-// networks the pages that MPI has pinned; a spawned program shares nothing with MPI or CUDA.
+// posix_spawn of this very program, not fork: a fork copies the page tables of the rank, and with
+// some networks the pages that MPI has pinned; a spawned program shares nothing with MPI or CUDA.
 #include "data/clip_store_child.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
-// Reading a store's structure in a process of its own. HDF5 trusts what it reads: a damaged file can
-// crash it or keep it busy for ever, and then that process dies and not the rank. The rank takes what
-// the child found from a pipe and calls HDF5 for no file that it reads; so nothing is read twice, and
-// ranks need not agree.
+// Reading a store's structure in a process of its own. HDF5 trusts what it reads: a damaged file
+// can crash it or keep it busy for ever, and then that process dies and not the rank. The rank
+// takes what the child found from a pipe and calls HDF5 for no file that it reads; so nothing is
+// read twice, and ranks need not agree.
 #pragma once
 
 #include <optional>

@@ -23,11 +23,11 @@ class Prefetcher {
  public:
   // `next_work(step)` lists this rank's micro-batches of a step with their index in the step. It is
   // called in order of steps, from `first_step` until `last_step` (exclusive), by the constructor,
-  // by begin_step() and by next(): on the caller's thread, never on a reader's. What it throws comes
-  // out there. It is asked for steps up to `horizon` after the one that has begun, and no further.
-  // `max_damaged` is data.max_damaged: up to that share of the clips, a damaged one is replaced by
-  // the next whole one of its bucket, which `what`, `info` and `text` then tell of; a WARN names
-  // it. One more, or a bucket without any whole clip, and next() throws DamagedClip.
+  // by begin_step() and by next(): on the caller's thread, never on a reader's. What it throws
+  // comes out there. It is asked for steps up to `horizon` after the one that has begun, and no
+  // further. `max_damaged` is data.max_damaged: up to that share of the clips, a damaged one is
+  // replaced by the next whole one of its bucket, which `what`, `info` and `text` then tell of; a
+  // WARN names it. One more, or a bucket without any whole clip, and next() throws DamagedClip.
   // Memory: `slots` times the largest micro-batch, and pages that no clip has reached cost nothing.
   using Work = std::vector<std::pair<int, MicroBatch>>;
   Prefetcher(const ClipSource& source, std::function<Work(std::int64_t step)> next_work,

@@ -144,9 +144,10 @@ namespace {
 // Ranks within this of the mean are even enough: costs are no better known than that.
 constexpr double even_enough = 1.005;
 
-// Longest first leaves its last micro-batches where they happen to fit, with eight a rank some 5 % apart. So while the busiest
-// rank has more than enough, it gives one away, or changes one for a cheaper one, wherever that lowers the greater of the two
-// loads most; the first trade that leaves both even enough is as good as any. The busiest load falls each time, so it ends.
+// Longest first leaves its last micro-batches where they happen to fit, with eight a rank some 5 %
+// apart. So while the busiest rank has more than enough, it gives one away, or changes one for a
+// cheaper one, wherever that lowers the greater of the two loads most; the first trade that leaves
+// both even enough is as good as any. The busiest load falls each time, so it ends.
 void trade(std::span<const double> cost, std::vector<double>& load, std::vector<int>& rank_of) {
   std::vector<std::vector<std::size_t>> has(load.size());
   for (std::size_t i = 0; i < cost.size(); ++i)

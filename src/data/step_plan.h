@@ -21,15 +21,17 @@ struct MicroBatch {
   std::vector<SampleId> samples;    // the same clips by id
 };
 
-// Clips in a micro-batch of each bucket: of the entries NAME=CLIPS of train.batch_sizes the one with the
-// longest NAME that is the bucket's name or its beginning up to a dash, else train.batch_size. Exit::usage for an
-// entry that is not NAME=CLIPS, that comes twice, or whose NAME no bucket has (with the nearest that one has).
+// Clips in a micro-batch of each bucket: of the entries NAME=CLIPS of train.batch_sizes the one
+// with the longest NAME that is the bucket's name or its beginning up to a dash, else
+// train.batch_size. Exit::usage for an entry that is not NAME=CLIPS, that comes twice, or whose
+// NAME no bucket has (with the nearest that one has).
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
 
-// Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into micro-batches
-// of the bucket's batch size (a remainder is dropped, but a bucket smaller than that is one smaller batch, so that no
-// clip is lost silently), and shuffles the list of micro-batches. Step s takes the micro-batches
-// [s*G, (s+1)*G) of this endless sequence, G = micro_batches per step.
+// Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into
+// micro-batches of the bucket's batch size (a remainder is dropped, but a bucket smaller than that
+// is one smaller batch, so that no clip is lost silently), and shuffles the list of micro-batches.
+// Step s takes the micro-batches [s*G, (s+1)*G) of this endless sequence, G = micro_batches per
+// step.
 class StepPlanner {
  public:
   StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64_t> batch_sizes,
@@ -43,7 +45,8 @@ class StepPlanner {
   std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
 
  private:
-  // The caller holds mutex_. Cached, the last two: readers are in the next epoch while the trainer ends one.
+  // The caller holds mutex_. Cached, the last two: readers are in the next epoch while the trainer
+  // ends one.
   const std::vector<MicroBatch>& epoch(std::int64_t e) const;
 
   std::vector<Bucket> buckets_;
@@ -60,9 +63,9 @@ class StepPlanner {
 };
 
 // Shares a step's micro-batches out: the costliest first to the rank with least to do, the lower
-// rank and the earlier micro-batch among equals; then single ones change ranks until the busiest rank is within
-// 0.5 % of the mean or no trade with another rank helps it. Returns the rank of each micro-batch; the same for
-// the same costs, to the bit.
+// rank and the earlier micro-batch among equals; then single ones change ranks until the busiest
+// rank is within 0.5 % of the mean or no trade with another rank helps it. Returns the rank of each
+// micro-batch; the same for the same costs, to the bit.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
 
 }  // namespace weft

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// `spec` is what follows "synthetic:": one bucket a `;`-separated part, each `key=value,...` (spaces and
-// line ends do not count):
+// `spec` is what follows "synthetic:": one bucket a `;`-separated part, each `key=value,...`
+// (spaces and line ends do not count):
 //   clips=64 frames=5 height=32 width=32   shape and number of clips
 //   channels=3                             3 for pixels; any number (default 4) with latent=1
 //   latent=1                               f32 [C,T,H,W] in about [-1,1] instead of u8 [T,H,W,3]

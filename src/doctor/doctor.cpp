@@ -171,8 +171,8 @@ nlohmann::json report_json(const std::vector<RankFacts>& ranks,
   return j;
 }
 
-// Runs one part of the examination. What it throws is a fact about this rank, and the others go on: a doctor that ends
-// at the first fault finds only that one.
+// Runs one part of the examination. What it throws is a fact about this rank, and the others go on:
+// a doctor that ends at the first fault finds only that one.
 bool examine(RankFacts& facts, const char* stage, const std::function<void()>& part) {
   try {
     part();

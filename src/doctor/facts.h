@@ -1,4 +1,5 @@
-// What the doctor knows about one rank, plain data that travels to rank 0 as JSON, and how it finds out.
+// What the doctor knows about one rank, plain data that travels to rank 0 as JSON, and how it finds
+// out.
 #pragma once
 
 #include <mpi.h>

@@ -46,7 +46,8 @@ void judge_versions(const Ranks& ranks, Findings& out) {
   std::set<std::string> names;
   for (const RankFacts& r : ranks)
     for (const auto& [name, version] : r.versions) names.insert(name);
-  // The system's own versions may differ a little between nodes; those that compute or communicate may not.
+  // The system's own versions may differ a little between nodes; those that compute or communicate
+  // may not.
   const std::set<std::string> may_differ = {"Linux", "glibc", "CUDA driver", "cuDNN"};
   int alike = 0;
   for (const std::string& name : names) {
@@ -82,8 +83,8 @@ bool starts_with(const std::string& name, std::initializer_list<const char*> pre
                      [&](const char* p) { return name.rfind(p, 0) == 0; });
 }
 
-// Set by the launcher for each rank or node, or rightly different from rank to rank. Of Open MPI's parameters only those
-// count that say how messages go.
+// Set by the launcher for each rank or node, or rightly different from rank to rank. Of Open MPI's
+// parameters only those count that say how messages go.
 bool differs_by_nature(const std::string& name) {
   if (starts_with(name, {"OMPI_MCA_"}))
     return !starts_with(name, {"OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc",

@@ -1,4 +1,5 @@
-// The doctor's verdict: from the facts of all ranks to findings, without looking at the machine again.
+// The doctor's verdict: from the facts of all ranks to findings, without looking at the machine
+// again.
 #pragma once
 
 #include <functional>
@@ -19,7 +20,8 @@ struct Finding {
   Exit code = Exit::done;  // of a failure: usage (to be mended) or hardware
 };
 
-// In the order in which a person would look: versions, environment, placement, memory, GPUs, results, speed.
+// In the order in which a person would look: versions, environment, placement, memory, GPUs,
+// results, speed.
 std::vector<Finding> judge(const std::vector<RankFacts>& ranks);
 
 // hardware if any finding says so, else usage if any failed, else done.

@@ -48,9 +48,10 @@ double seconds_of(Stream stream, F&& work) {
   return gpu.seconds(begin, end);
 }
 
-// The known answer. Rows of x and w are a periodic sequence of whole numbers from -3 to 3, each row shifted, over a whole
-// number of periods, and the bias repeats too: y[m,n] depends on (m mod period, n mod period) alone, so a table gives all of it. Every sum stays
-// far below 2^24 and is exact in f32 in whatever order it is made.
+// The known answer. Rows of x and w are a periodic sequence of whole numbers from -3 to 3, each row
+// shifted, over a whole number of periods, and the bias repeats too: y[m,n] depends on (m mod
+// period, n mod period) alone, so a table gives all of it. Every sum stays far below 2^24 and is
+// exact in f32 in whatever order it is made.
 constexpr int period = 61, periods = 32;
 constexpr std::int64_t inner = period * periods;  // a multiple of 32, so that no path has to pad
 constexpr int row_shift_x = 3, row_shift_w = 5;
@@ -274,7 +275,8 @@ std::string file_system_of(int fd) {
 
 double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::string& name) {
   std::vector<std::byte> buffer(piece);
-  // Without this the page cache would answer. It works on clean pages alone, and changes nothing for others.
+  // Without this the page cache would answer. It works on clean pages alone, and changes nothing
+  // for others.
   posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   const double start = now_seconds();
   for (std::size_t done = 0; done < bytes;) {

@@ -3,7 +3,8 @@
 
 namespace weft {
 
-// Makes them known to the parser. The program does so first of all; tests that read decks do it themselves.
+// Makes them known to the parser. The program does so first of all; tests that read decks do it
+// themselves.
 void register_deck_tables();
 
 }  // namespace weft

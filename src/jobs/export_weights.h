@@ -1,4 +1,5 @@
-// `weft export RUN OUT.safetensors`: a run's weights under the released names, for the original PyTorch code.
+// `weft export RUN OUT.safetensors`: a run's weights under the released names, for the original
+// PyTorch code.
 #pragma once
 
 #include <string>
@@ -16,8 +17,9 @@ struct ExportRequest {
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
 };
 
-// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the discriminator). They are those of
-// `latents`, where encode has measured them, otherwise those of the run's deck, and left out where that has none.
+// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the
+// discriminator). They are those of `latents`, where encode has measured them, otherwise those of
+// the run's deck, and left out where that has none.
 int export_weights(const ExportRequest& request);
 Command export_command();
 

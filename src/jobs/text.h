@@ -1,4 +1,5 @@
-// `weft text DECK FILE`: the captions of a text file through cleaning, tokenizer and T5 encoder, as far as is asked.
+// `weft text DECK FILE`: the captions of a text file through cleaning, tokenizer and T5 encoder, as
+// far as is asked.
 #pragma once
 
 #include <mpi.h>
@@ -14,12 +15,13 @@ struct TextRequest {
   std::string cleaned;  // file to write the cleaned captions to, a line each; empty: not wanted
   std::string
       tokens;  // file to write the token ids to, a line each with spaces between; empty: not wanted
-  std::string
-      features;  // file for data.text_features: one tensor a caption, named by its line, from 0; empty: not wanted
+  std::string features;  // file for data.text_features: one tensor a caption, named by its line,
+                         // from 0; empty: not wanted
 };
 
-// Collective where features are asked for: all ranks then share the encoder. Exit::usage where nothing is asked for,
-// Exit::data for a file that cannot be read, a line that is not UTF-8, and what encode_texts refuses.
+// Collective where features are asked for: all ranks then share the encoder. Exit::usage where
+// nothing is asked for, Exit::data for a file that cannot be read, a line that is not UTF-8, and
+// what encode_texts refuses.
 int text(const Deck& deck, const TextRequest& request, MPI_Comm world);
 Command text_command();
 

@@ -9,8 +9,9 @@
 namespace weft {
 namespace {
 
-// None of these has an option that names a file. `movie`, `lut3d`, `drawtext`, `metadata`, `sendcmd`, `zmq`, `curves`, `frei0r`,
-// `life` and `cellauto` have, and others may: what is not listed is refused.
+// None of these has an option that names a file. `movie`, `lut3d`, `drawtext`, `metadata`,
+// `sendcmd`, `zmq`, `curves`, `frei0r`, `life` and `cellauto` have, and others may: what is not
+// listed is refused.
 constexpr std::array sources = {
     "allrgb",     "allyuv",      "color",      "colorchart", "colorspectrum", "gradients",
     "mandelbrot", "nullsrc",     "pal100bars", "pal75bars",  "rgbtestsrc",    "sierpinski",

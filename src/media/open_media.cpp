@@ -8,8 +8,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "media/media_source.h"
 #include "core/host.h"
+#include "media/media_source.h"
 
 extern "C" {
 #include <libavutil/avstring.h>
@@ -18,8 +18,8 @@ extern "C" {
 namespace weft::ff {
 namespace {
 
-// Demuxers of footage and pictures. What names other files is not among them (hls, dash, concat, image2 with its patterns, sdp,
-// svg, subtitles, devices), nor what nobody keeps footage in.
+// Demuxers of footage and pictures. What names other files is not among them (hls, dash, concat,
+// image2 with its patterns, sdp, svg, subtitles, devices), nor what nobody keeps footage in.
 constexpr const char* formats =
     "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,ogg,mxf,asf,nut,ivf,obu,dv,yuv4mpegpipe,h264,hevc,"
     "m4v,"

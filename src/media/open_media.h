@@ -1,9 +1,10 @@
 // The one door through which media comes in. For the files of this module only.
 //
-// Media is not trusted: FFmpeg knows formats that name other files and addresses (playlists, concat, HLS, SDP), names that are
-// protocols (concat:, subfile,,:), and graphs that read and write files. Here a name is only ever a file's: weft opens it itself, a
-// regular file, and hands FFmpeg its bytes. Of formats those pass that hold pictures in themselves; FFmpeg can open
-// nothing else for them.
+// Media is not trusted: FFmpeg knows formats that name other files and addresses (playlists,
+// concat, HLS, SDP), names that are protocols (concat:, subfile,,:), and graphs that read and write
+// files. Here a name is only ever a file's: weft opens it itself, a regular file, and hands FFmpeg
+// its bytes. Of formats those pass that hold pictures in themselves; FFmpeg can open nothing else
+// for them.
 #pragma once
 
 #include <exception>
@@ -17,8 +18,9 @@ namespace weft::ff {
 
 class OpenMedia {
  public:
-  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming it: not a regular file, a format that is
-  // not read, larger than access.limits allows, a source graph from somebody who may not ask for one, or FFmpeg's reason.
+  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming it: not a
+  // regular file, a format that is not read, larger than access.limits allows, a source graph from
+  // somebody who may not ask for one, or FFmpeg's reason.
   OpenMedia(const MediaSource& source, const MediaAccess& access);
   ~OpenMedia();
   OpenMedia(const OpenMedia&) = delete;
@@ -31,7 +33,8 @@ class OpenMedia {
   // Opened, with the limit of pixels.
   Ptr<AVCodecContext> open_decoder(int threads);
 
-  // Time counts against limits.timeout while one of these lives, not while others use what was read.
+  // Time counts against limits.timeout while one of these lives, not while others use what was
+  // read.
   class Work {
    public:
     explicit Work(OpenMedia& media);

@@ -1,4 +1,5 @@
-// Resize to cover, then crop the centre: how footage becomes a clip of a bucket's size, and a picture a reference image.
+// Resize to cover, then crop the centre: how footage becomes a clip of a bucket's size, and a
+// picture a reference image.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,9 @@ namespace weft {
 // released weights saw. Positions and weights are f32, as PyTorch's interpolate has them.
 class CoverResize {
  public:
-  // `out` is [height, width, 3], rounded to the nearest of 256 levels, as clips are stored, where the original goes on
-  // in f32: a difference of at most half a level. The tables are kept for frames of the same size.
+  // `out` is [height, width, 3], rounded to the nearest of 256 levels, as clips are stored, where
+  // the original goes on in f32: a difference of at most half a level. The tables are kept for
+  // frames of the same size.
   void operator()(const VideoFrame& frame, std::int64_t height, std::int64_t width,
                   std::uint8_t* out);
   // The same unrounded, 0 to 255.
@@ -37,9 +39,10 @@ class CoverResize {
   std::vector<Tap> rows_, columns_;
 };
 
-// Scales a frame so that it just covers height x width and takes the middle: [height, width, 3]. The scaled size and
-// the crop are Open-Sora's resize_crop_to_fill; the kernel is Keys' cubic with a = -0.5, widened when shrinking,
-// first along rows, then along columns, each rounded to 8 bits with 22-bit weights as Pillow does it: the same bytes.
+// Scales a frame so that it just covers height x width and takes the middle: [height, width, 3].
+// The scaled size and the crop are Open-Sora's resize_crop_to_fill; the kernel is Keys' cubic with
+// a = -0.5, widened when shrinking, first along rows, then along columns, each rounded to 8 bits
+// with 22-bit weights as Pillow does it: the same bytes.
 std::vector<std::uint8_t> cover_bicubic(const VideoFrame& frame, std::int64_t height,
                                         std::int64_t width);
 

@@ -25,10 +25,11 @@ struct VideoReaderOptions {
   MediaAccess access = {};
 };
 
-// A file of a format that holds its pictures itself (an image is a video of one frame), or, from a deck alone, "lavfi:GRAPH", one
-// of FFmpeg's own sources, such as "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a
-// phone noted in the file is applied. Throws Exit::data with FFmpeg's reason when it cannot be
-// opened or decoded, goes beyond the limits of the deck's [media], or ends before nine tenths of the frames that its container
+// A file of a format that holds its pictures itself (an image is a video of one frame), or, from a
+// deck alone, "lavfi:GRAPH", one of FFmpeg's own sources, such as
+// "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a phone noted in the file is
+// applied. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, goes beyond
+// the limits of the deck's [media], or ends before nine tenths of the frames that its container
 // promises; Exit::stopped when a stop was asked for.
 class VideoReader {
  public:

@@ -31,7 +31,8 @@ std::int64_t even(std::int64_t size) { return (size + 1) / 2 * 2; }
 void pad_frame(const std::uint8_t* from, std::int64_t height, std::int64_t width,
                std::vector<std::uint8_t>& out) {
   const std::int64_t to_width = even(width);
-  // swscale reads whole vectors, past the last pixel too: what lies there must not decide the file's bytes.
+  // swscale reads whole vectors, past the last pixel too: what lies there must not decide the
+  // file's bytes.
   constexpr std::int64_t vector = 64;
   out.resize(static_cast<std::size_t>(even(height) * to_width * 3 + vector));
   for (std::int64_t y = 0; y < even(height); ++y) {

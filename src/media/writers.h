@@ -15,10 +15,11 @@ struct ClipView {
   std::int64_t frames = 0, height = 0, width = 0;
 };
 
-// An MP4 that grows while its frames are made, in memory that does not depend on its length (the encoder looks some dozens of
-// frames ahead). H.264 (libx264, nearly lossless) where FFmpeg has it, otherwise MPEG-4 part 2; yuv420p, so that
-// every player shows it. Chroma needs even sizes: an odd height or width grows by one, repeating
-// its last row or column. Throws Exit::data with FFmpeg's reason; what is not finished is removed.
+// An MP4 that grows while its frames are made, in memory that does not depend on its length (the
+// encoder looks some dozens of frames ahead). H.264 (libx264, nearly lossless) where FFmpeg has it,
+// otherwise MPEG-4 part 2; yuv420p, so that every player shows it. Chroma needs even sizes: an odd
+// height or width grows by one, repeating its last row or column. Throws Exit::data with FFmpeg's
+// reason; what is not finished is removed.
 class Mp4Writer {
  public:
   // 0 < fps <= 1000, otherwise Exit::usage.

@@ -1,5 +1,5 @@
-// The table of models: what a model brings to the deck, to training and to planning. A new model is a folder beside the others
-// and a line in registry.cpp.
+// The table of models: what a model brings to the deck, to training and to planning. A new model is
+// a folder beside the others and a line in registry.cpp.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Differentiable operations of convolutional models, over channels-last activations [N,T,H,W,C], and the parameters of their
-// layers with the start that PyTorch gives them.
+// Differentiable operations of convolutional models, over channels-last activations [N,T,H,W,C],
+// and the parameters of their layers with the start that PyTorch gives them.
 #pragma once
 
 #include <string>
@@ -36,7 +36,8 @@ Var depth_to_time(Context c, const Var& x);
 Var channels_last(Context c, const Var& x);
 Var channels_first(Context c, const Var& x);
 
-// x where it is above 0, else slope * x; slope 0 is ReLU. Takes x's memory: nothing else may need its value.
+// x where it is above 0, else slope * x; slope 0 is ReLU. Takes x's memory: nothing else may need
+// its value.
 Var leaky_relu(Context c, const Var& x, float slope);
 
 // Greatest of each 2x2 rectangle: [N,T,H,W,C] -> [N,T,H/2,W/2,C].
@@ -48,8 +49,8 @@ Var join_frames(Context c, const std::vector<Var>& pieces);
 // Frames [first, first + count) of x [1,T,H,W,C]: the same memory.
 Tensor frames_of(const Tensor& x, std::int64_t first, std::int64_t count);
 
-// z [...,C] of the moments' type, drawn from moments [...,2C] (ops/random.h); eps f32 [...,C], undefined for the mean;
-// affine f32 [2,C] or undefined.
+// z [...,C] of the moments' type, drawn from moments [...,2C] (ops/random.h); eps f32 [...,C],
+// undefined for the mean; affine f32 [2,C] or undefined.
 Var posterior_draw(Context c, const Var& moments, const Tensor& eps, const Tensor& affine);
 
 // Moments with the log variance clamped to [-30, 20].
@@ -67,8 +68,8 @@ Var pad_frames(Context c, const Var& x, std::int64_t count);
 
 namespace weft {
 
-// NAME.weight [out, in, kernel...] and, with `bias`, NAME.bias [out], both uniform within 1 / sqrt(fan in). `kernel` is
-// {k, k} or {k, k, k}.
+// NAME.weight [out, in, kernel...] and, with `bias`, NAME.bias [out], both uniform within 1 /
+// sqrt(fan in). `kernel` is {k, k} or {k, k, k}.
 nn::ConvWeights add_conv(ParameterTable& table, const std::string& name, std::int64_t out,
                          std::int64_t in, std::initializer_list<std::int64_t> kernel, bool bias,
                          bool trainable = true);

@@ -15,9 +15,9 @@ std::int64_t padded(std::int64_t length) {
   return (length + ops::absorbed_padding - 1) / ops::absorbed_padding * ops::absorbed_padding;
 }
 
-// Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to about 3/4. On GPUs the plain
-// form is the faster one (large products, one attention kernel), and the only one. It reads weights in f32, which a bf16
-// model does not keep on every rank.
+// Absorbed, a token costs 4 C H Lp operations a block instead of 4 C^2 + 4 C L: worth it up to
+// about 3/4. On GPUs the plain form is the faster one (large products, one attention kernel), and
+// the only one. It reads weights in f32, which a bf16 model does not keep on every rank.
 bool worth_absorbing(const Tensor& x, const std::vector<std::int64_t>& lengths, int heads) {
   const std::int64_t C = x.dim(-1);
   if (Arena::current().device() == DeviceKind::cuda || x.dtype() != DType::f32 ||
@@ -99,8 +99,8 @@ Var attend_absorbed(Context c, const Var& x, const Var& kv, const CrossAttention
       ops::bias_gradient(dy, w.proj.bias->grad, w.proj.bias->grad_written);
       w.proj.bias->grad_written = true;
     }
-    // The residual: x's gradient starts as dy, possibly the same memory. Each sample's part of dy is read before
-    // its part of dx is added to.
+    // The residual: x's gradient starts as dy, possibly the same memory. Each sample's part of dy
+    // is read before its part of dx is added to.
     give_grad(x, dy);
     for (std::size_t b = 0; b < samples.size(); ++b) {
       Sample& m = samples[b];

@@ -9,7 +9,8 @@
 
 namespace weft::nn {
 
-// The tangent first: in the backward the values' gradients then come first, and those of the weights with the biases'.
+// The tangent first: in the backward the values' gradients then come first, and those of the
+// weights with the biases'.
 Dual conv(Context c, const Dual& x, const ConvWeights& w, ops::Conv geometry) {
   const Var tangent = conv(c, x.tangent, {w.weight, nullptr}, geometry);
   return {conv(c, x.value, w, geometry), tangent};

@@ -1,5 +1,6 @@
-// Values with their tangents, which is forward-mode differentiation: what the layers of a discriminator make of a direction at its
-// input. Both are on the tape, so the derivative along that direction is differentiated in its turn (gradient penalties).
+// Values with their tangents, which is forward-mode differentiation: what the layers of a
+// discriminator make of a direction at its input. Both are on the tape, so the derivative along
+// that direction is differentiated in its turn (gradient penalties).
 #pragma once
 
 #include "nn/conv.h"

@@ -13,7 +13,8 @@ namespace {
 
 Cut other(Cut cut) { return cut == Cut::frames ? Cut::tokens : Cut::frames; }
 
-// What each rank has of a grid [B,T,S,C] that is whole here in the axis that `cut` cuts, in order of ranks.
+// What each rank has of a grid [B,T,S,C] that is whole here in the axis that `cut` cuts, in order
+// of ranks.
 struct Piece {
   Shape shape;
   ops::TokenBlock block;  // from the grid to the piece
@@ -52,8 +53,8 @@ ops::TokenBlock reversed(ops::TokenBlock b) {
 // One sample's pieces along time lie in the grid as they travel: no copy.
 bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
 
-// What a communicator is given. It may let go of a tensor later than it is done with it, and in a thread of its own: blocks of
-// the arena must come back here, in the order that was planned.
+// What a communicator is given. It may let go of a tensor later than it is done with it, and in a
+// thread of its own: blocks of the arena must come back here, in the order that was planned.
 Tensor lent(const Tensor& t) { return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device()); }
 
 bool planning() { return Arena::current().is_planning(); }

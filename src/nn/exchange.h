@@ -1,7 +1,8 @@
-// Sequence parallelism: the ranks of a group share the tokens of their clips (specs/stdit3.md 9 tells how the original does
-// it). Attention within frames needs whole frames and attention along time needs whole tokens, so the grid is cut along the
-// other axis each time, and changes hands between the two: one all-to-all a switch, as in DSP (Zhao et al. 2024). Heads are
-// never cut, parts may be uneven, nothing is padded.
+// Sequence parallelism: the ranks of a group share the tokens of their clips
+// (docs/models/stdit3.md, Sequence parallelism, says how the original does it). Attention within
+// frames needs whole frames and attention along time needs whole tokens, so the grid is cut along
+// the other axis each time, and changes hands between the two: one all-to-all a switch, as in DSP
+// (Zhao et al. 2024). Heads are never cut, parts may be uneven, nothing is padded.
 #pragma once
 
 #include <mpi.h>
@@ -24,32 +25,35 @@ struct SequenceGroup {
   bool alone() const { return size == 1; }
 };
 
-// How a token grid [B,T,S,C] is cut: a rank has its share of the frames [B,T_r,S,C], or in every frame its share of the
-// tokens [B,T,S_r,C].
+// How a token grid [B,T,S,C] is cut: a rank has its share of the frames [B,T_r,S,C], or in every
+// frame its share of the tokens [B,T,S_r,C].
 enum class Cut { frames, tokens };
 
-// The share of `rank` in n frames or tokens: shares tile [0, n) in order of ranks and differ by one at most. With fewer
-// frames than ranks some have none.
+// The share of `rank` in n frames or tokens: shares tile [0, n) in order of ranks and differ by one
+// at most. With fewer frames than ranks some have none.
 inline Part share_of(std::int64_t n, int rank, int ranks) {
   return {n * rank / ranks, n * (rank + 1) / ranks};
 }
 
-// From one cut to the other, `to`; backward the same in reverse. `whole` is the number of frames (to tokens) or of tokens a
-// frame (to frames) of the clip, all of which this rank will have. Every rank of the group joins in, also with nothing to
-// give. x's value is given up: nothing else may need it.
+// From one cut to the other, `to`; backward the same in reverse. `whole` is the number of frames
+// (to tokens) or of tokens a frame (to frames) of the clip, all of which this rank will have. Every
+// rank of the group joins in, also with nothing to give. x's value is given up: nothing else may
+// need it.
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole);
 
-// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens: each rank has the whole
-// gradient of the result, and what the ranks send back adds up to it once.
+// x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens:
+// each rank has the whole gradient of the result, and what the ranks send back adds up to it once.
 Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S);
 
-// In place of what this rank skips because none of its tokens are here: the parameters count as used, without a
-// contribution. So buckets of gradients are announced between the same exchanges on every rank of a group; on GPUs all
-// collectives share a stream, where two of them in another order on another rank would wait for each other for ever.
+// In place of what this rank skips because none of its tokens are here: the parameters count as
+// used, without a contribution. So buckets of gradients are announced between the same exchanges on
+// every rank of a group; on GPUs all collectives share a stream, where two of them in another order
+// on another rank would wait for each other for ever.
 void skip(Context c, const std::vector<Parameter*>& parameters);
 
-// Collective. The communicator of this rank's group, which are `ranks` consecutive ranks of the world; null for groups of
-// one. Exit::usage unless groups come out even. The timeout is make_communicator's.
+// Collective. The communicator of this rank's group, which are `ranks` consecutive ranks of the
+// world; null for groups of one. Exit::usage unless groups come out even. The timeout is
+// make_communicator's.
 std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t ranks,
                                                   double timeout_seconds = default_comm_timeout);
 

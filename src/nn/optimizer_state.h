@@ -1,4 +1,5 @@
-// The arrays that AdamW and EMA keep of the trainable parameters: all of them on every rank, or of each rank's parts alone.
+// The arrays that AdamW and EMA keep of the trainable parameters: all of them on every rank, or of
+// each rank's parts alone.
 #pragma once
 
 #include <vector>
@@ -8,12 +9,13 @@
 
 namespace weft {
 
-// The state of the elements that this rank updates: of every gradient bucket a part, one after the other. Sharded
-// (parallel.zero = 1): part `rank` of `ranks` of each bucket. Whole: each bucket, on every rank.
+// The state of the elements that this rank updates: of every gradient bucket a part, one after the
+// other. Sharded (parallel.zero = 1): part `rank` of `ranks` of each bucket. Whole: each bucket, on
+// every rank.
 class OptimizerState {
  public:
-  // Zero moments; the EMA starts as a copy of the weights. A sharded bf16 model's f32 values of bf16_only buckets move here,
-  // and leave the table.
+  // Zero moments; the EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
+  // bf16_only buckets move here, and leave the table.
   OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks);
 
   // What this rank owns of a bucket: elements of the flat space.

@@ -1,5 +1,5 @@
-// The parameters of a model under their released checkpoint names, in one flat offset space: sharding,
-// reduction, checkpoints and resharding are the same arithmetic over it.
+// The parameters of a model under their released checkpoint names, in one flat offset space:
+// sharding, reduction, checkpoints and resharding are the same arithmetic over it.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace weft {
 
-// How a parameter starts. `a` is the half width of uniform, the deviation of normal, the value of constant, and
-// the base of rotary frequencies (element i of n: a^(-i/n)).
+// How a parameter starts. `a` is the half width of uniform, the deviation of normal, the value of
+// constant, and the base of rotary frequencies (element i of n: a^(-i/n)).
 struct Init {
   enum class Kind { uniform, normal, constant, rotary } kind = Kind::constant;
   float a = 0;
@@ -28,7 +28,8 @@ struct Parameter {
   bool bf16_only = false;   // a bf16 model reads its bf16 copy alone (set by the model)
   std::int64_t offset = 0;  // elements, in the flat space of trainable or of fixed parameters
   int bucket = -1;
-  // Parameters of a group are optimised together: one norm of the gradient, one learning rate. Consecutive, from 0 on.
+  // Parameters of a group are optimised together: one norm of the gradient, one learning rate.
+  // Consecutive, from 0 on.
   int group = 0;
 
   Tensor value;    // f32
@@ -37,7 +38,8 @@ struct Parameter {
 
   // The gradient, and whether it already holds a contribution of this step.
   bool grad_written = false;
-  // Overwrites elements [first, first + values.size()) of `value` and `working`, whichever there are.
+  // Overwrites elements [first, first + values.size()) of `value` and `working`, whichever there
+  // are.
   void set(std::int64_t first, std::span<const float> values);
   // A gradient to add to: zeroed at the first contribution of the step.
   Tensor& grad_to_add();
@@ -50,20 +52,21 @@ class ParameterTable {
   // Registers a parameter, in the order of the forward pass. References stay valid.
   Parameter& add(const std::string& name, const Shape& shape, Init init, bool trainable = true);
 
-  // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse order of
-  // registration, which is the order in which the backward finishes them, in buckets of at least
-  // `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then, in buckets of their own, the others.
-  // `bf16_working` also keeps a bf16 copy.
+  // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse
+  // order of registration, which is the order in which the backward finishes them, in buckets of at
+  // least `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then, in
+  // buckets of their own, the others. `bf16_working` also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   static constexpr std::int64_t bucket_pad = 1 << 16;
-  // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what is bf16_only. There is no flat
-  // space then (values(), working(), fixed() are undefined): Parameter::set, load_weights and restore_state fill the parameters.
+  // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what
+  // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
+  // Parameter::set, load_weights and restore_state fill the parameters.
   void allocate_for_inference(bool bf16_model);
   // What that takes: the bytes of parameters, without those lost to alignment.
   std::size_t inference_bytes(bool bf16_model) const;
 
-  // Where the flat space of those parameters that are `fixed` has each of them, told to `place`: the same as in fixed(), for
-  // whatever is said to be fixed. Elements of the space.
+  // Where the flat space of those parameters that are `fixed` has each of them, told to `place`:
+  // the same as in fixed(), for whatever is said to be fixed. Elements of the space.
   std::int64_t lay_out_fixed(
       const std::function<bool(const Parameter&)>& fixed,
       const std::function<void(Parameter&, std::int64_t offset)>& place) const;
@@ -93,21 +96,23 @@ class ParameterTable {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   int groups() const;  // of parameters, at least 1
 
-  // Lets go of the f32 values of buckets that are bf16_only, once somebody else keeps the masters in shards: values() then
-  // begins at values_begin(), and such a parameter's `value` is undefined. Needs a bf16 copy.
+  // Lets go of the f32 values of buckets that are bf16_only, once somebody else keeps the masters
+  // in shards: values() then begins at values_begin(), and such a parameter's `value` is undefined.
+  // Needs a bf16 copy.
   void drop_bf16_only_values();
   std::int64_t values_begin() const { return values_begin_; }
 
-  // Weights that arrive during the forward: `arrive(bucket)` is called before the first use of a parameter of a bucket that
-  // was said to be on its way.
+  // Weights that arrive during the forward: `arrive(bucket)` is called before the first use of a
+  // parameter of a bucket that was said to be on its way.
   void set_arrival(std::function<void(int bucket)> arrive) { arrive_ = std::move(arrive); }
   void on_its_way(int bucket);
   void arrived(int bucket) { buckets_[static_cast<std::size_t>(bucket)].on_its_way = false; }
   bool any_on_its_way() const;
 
-  // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and taken back in the
-  // backward; when a bucket has no use left, and all before it are ready, on_ready(bucket) is called.
-  // finish() zeroes gradients that got no contribution and announces the buckets that remain.
+  // A step: begin() forgets gradients. While counting is on, uses are counted in the forward and
+  // taken back in the backward; when a bucket has no use left, and all before it are ready,
+  // on_ready(bucket) is called. finish() zeroes gradients that got no contribution and announces
+  // the buckets that remain.
   void begin_step(std::function<void(int bucket)> on_ready);
   void set_counting(bool on) { counting_ = on; }
   bool counting() const { return counting_; }
@@ -116,7 +121,8 @@ class ParameterTable {
   void note_done(Parameter& p);
   void finish_step();
 
-  // What a step has done to the table so far, for whoever replays recorded device work instead of running it.
+  // What a step has done to the table so far, for whoever replays recorded device work instead of
+  // running it.
   struct StepState {
     std::vector<bool> grad_written;
     std::vector<Bucket> buckets;
@@ -137,8 +143,8 @@ class ParameterTable {
   int next_bucket_ = 0;
 };
 
-// While it lives, the parameters whose names begin with `prefix` are not trained: a backward sends gradients through what they
-// do and leaves none in them.
+// While it lives, the parameters whose names begin with `prefix` are not trained: a backward sends
+// gradients through what they do and leaves none in them.
 class FrozenScope {
  public:
   FrozenScope(ParameterTable& table, std::string_view prefix) {

@@ -1,6 +1,6 @@
-// Reverse-mode differentiation over a list of closures. A forward function calls nn:: operations; each records
-// how to send its output's gradient to its inputs. backward() runs the records in reverse and drops each one,
-// so that activations return to the arena as it goes.
+// Reverse-mode differentiation over a list of closures. A forward function calls nn:: operations;
+// each records how to send its output's gradient to its inputs. backward() runs the records in
+// reverse and drops each one, so that activations return to the arena as it goes.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,8 @@
 
 namespace weft {
 
-// A value of the forward pass and, during the backward pass, its gradient (of the value's type and shape).
+// A value of the forward pass and, during the backward pass, its gradient (of the value's type and
+// shape).
 struct Node {
   Tensor value;
   Tensor grad;
@@ -26,8 +27,9 @@ inline Var make_var(Tensor value, bool needs_grad = true) {
 class Tape {
  public:
   enum class Mode {
-    record,  // forward of a training step
-    replay,  // the second forward of a recomputed part: recorded, but its parameter uses were counted before
+    record,   // forward of a training step
+    replay,   // the second forward of a recomputed part: recorded, but its parameter uses were
+              // counted before
     discard,  // the first forward of a recomputed part: not recorded, parameter uses are counted
     infer,    // no backward will follow
   };
@@ -45,8 +47,8 @@ class Tape {
   std::vector<std::function<void()>> steps_;
 };
 
-// Where the gradient of `v` is to be written: allocated if this is its first contribution, in which case
-// `accumulate` is false.
+// Where the gradient of `v` is to be written: allocated if this is its first contribution, in which
+// case `accumulate` is false.
 struct GradTarget {
   Tensor& grad;
   bool accumulate;
@@ -54,12 +56,12 @@ struct GradTarget {
 GradTarget grad_target(const Var& v);
 // The same for operations that only ever add: zeroed at the first contribution.
 Tensor& zeroed_grad(const Var& v);
-// Adds `g` to the gradient of `v`; the first contribution takes the tensor over without a copy, so the caller must
-// not use `g` afterwards.
+// Adds `g` to the gradient of `v`; the first contribution takes the tensor over without a copy, so
+// the caller must not use `g` afterwards.
 void give_grad(const Var& v, Tensor g);
 
-// Runs `part` without recording and keeps only its inputs (which `part` has captured); the backward pass runs it
-// again. For whole blocks: memory of one block instead of all, for one more forward.
+// Runs `part` without recording and keeps only its inputs (which `part` has captured); the backward
+// pass runs it again. For whole blocks: memory of one block instead of all, for one more forward.
 Var recompute(Tape& tape, std::function<Var(Tape&)> part);
 
 }  // namespace weft

@@ -1,6 +1,6 @@
-// Attention: self attention along space or time, cross attention over packed captions, the same with absorbed projections,
-// self attention with relative positions, and a single wide head. q, k and v are read where the linear layers wrote them:
-// nothing is ever permuted.
+// Attention: self attention along space or time, cross attention over packed captions, the same
+// with absorbed projections, self attention with relative positions, and a single wide head. q, k
+// and v are read where the linear layers wrote them: nothing is ever permuted.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -11,9 +11,11 @@ namespace weft::ops {
 enum class Axis { space, time };
 
 // Self attention with q/k RMSNorm (eps 1e-6) and, where `rope` is defined, rotary embedding of
-// q and k in interleaved pairs, scores scaled by 1/sqrt(D), softmax in f32 (specs/stdit3.md 5.7).
-//   qkv [B,T,S,3,H,D], wq, wk f32 [D] (undefined: no q/k norm), rope f32 [positions, D/2, 2] = (cos, sin),
-//   out [B,T,S,H*D], lse f32 [sequences, H, length] = log-sum-exp of the scores, kept for the backward.
+// q and k in interleaved pairs, scores scaled by 1/sqrt(D), softmax in f32 (docs/models/stdit3.md,
+// Self attention).
+//   qkv [B,T,S,3,H,D], wq, wk f32 [D] (undefined: no q/k norm), rope f32 [positions, D/2, 2] =
+//   (cos, sin), out [B,T,S,H*D], lse f32 [sequences, H, length] = log-sum-exp of the scores, kept
+//   for the backward.
 WEFT_OP(self_attention_forward, void(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                                      const Tensor& rope, Axis axis, Tensor& out, Tensor& lse));
 
@@ -23,9 +25,10 @@ WEFT_OP(self_attention_backward,
              const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv, Tensor& dwq,
              Tensor& dwk));
 
-// Cross attention over packed captions (specs/stdit3.md 5.8): the N queries of sample b see the keys
-// [offsets[b], offsets[b+1]) only. q, out [B,N,H*D], kv [sum L,2,H,D], offsets i32 [B+1], lse f32 [B,H,N].
-// A sample without keys gets zeros. Rows of kv from offsets[B] on are padding.
+// Cross attention over packed captions (docs/models/stdit3.md, Cross attention): the N queries of
+// sample b see the keys [offsets[b], offsets[b+1]) only. q, out [B,N,H*D], kv [sum L,2,H,D],
+// offsets i32 [B+1], lse f32 [B,H,N]. A sample without keys gets zeros. Rows of kv from offsets[B]
+// on are padding.
 WEFT_OP(cross_attention_forward, void(const Tensor& q, const Tensor& kv, const Tensor& offsets,
                                       int heads, Tensor& out, Tensor& lse));
 // dq and dkv are written; padding gets zeros.
@@ -33,39 +36,47 @@ WEFT_OP(cross_attention_backward,
         void(const Tensor& q, const Tensor& kv, const Tensor& offsets, int heads, const Tensor& out,
              const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dkv));
 
-// Cross attention with short captions, its projections absorbed into the caption's side. With L keys a sample,
-//   scores of head h = (x Wq_h^T + bq_h) K_h^T / sqrt(D) = x A_h^T + a0_h,   A_h = K_h Wq_h / sqrt(D)  [L, C]
-//   output           = sum over h of P_h (V_h Wo_h^T)   = P B^T,             B_h = Wo_h V_h^T          [C, L]
-// so the two products of N tokens with C x C weights become two with C x (H L): fewer operations as long as L < D, with
-// the same result up to rounding. Keys of a head are padded to Lp, a multiple of 16; columns are (head, key).
+// Cross attention with short captions, its projections absorbed into the caption's side. With L
+// keys a sample,
+//   scores of head h = (x Wq_h^T + bq_h) K_h^T / sqrt(D) = x A_h^T + a0_h,   A_h = K_h Wq_h /
+//   sqrt(D)  [L, C] output           = sum over h of P_h (V_h Wo_h^T)   = P B^T,             B_h =
+//   Wo_h V_h^T          [C, L]
+// so the two products of N tokens with C x C weights become two with C x (H L): fewer operations as
+// long as L < D, with the same result up to rounding. Keys of a head are padded to Lp, a multiple
+// of 16; columns are (head, key).
 constexpr std::int64_t absorbed_padding = 16;
 
-// One sample: kv [L,2,H,D] f32 or bf16; wq, wo f32 [C,C], bq f32 [C] -> a [H*Lp, C] and b [C, H*Lp] of kv's type, a0 f32
-// [H*Lp]; padding is zero. C is a multiple of 16.
+// One sample: kv [L,2,H,D] f32 or bf16; wq, wo f32 [C,C], bq f32 [C] -> a [H*Lp, C] and b [C, H*Lp]
+// of kv's type, a0 f32 [H*Lp]; padding is zero. C is a multiple of 16.
 WEFT_OP(absorb_forward, void(const Tensor& kv, const Tensor& wq, const Tensor& bq, const Tensor& wo,
                              Tensor& a, Tensor& a0, Tensor& b));
-// From da f32 [H*Lp, C], da0 f32 [H*Lp], db f32 [C, H*Lp]: dkv [L,2,H,D] is written; dwq, dbq, dwo are added to, or left alone
-// where undefined.
+// From da f32 [H*Lp, C], da0 f32 [H*Lp], db f32 [C, H*Lp]: dkv [L,2,H,D] is written; dwq, dbq, dwo
+// are added to, or left alone where undefined.
 WEFT_OP(absorb_backward,
         void(const Tensor& kv, const Tensor& wq, const Tensor& bq, const Tensor& wo,
              const Tensor& da, const Tensor& da0, const Tensor& db, Tensor& dkv, Tensor& dwq,
              Tensor& dbq, Tensor& dwo));
 
-// s [N, H*Lp], in place: softmax over the first `length` columns of each head's Lp; the padding becomes 0.
+// s [N, H*Lp], in place: softmax over the first `length` columns of each head's Lp; the padding
+// becomes 0.
 WEFT_OP(head_softmax_forward, void(Tensor& s, int heads, int length));
 // ds = p (dp - sum of p dp over the head), in place of dp.
 WEFT_OP(head_softmax_backward, void(const Tensor& p, Tensor& dp, int heads));
 
-// Self attention of packed captions with T5's relative position bias, not scaled (specs/t5.md 4): caption b has the rows
-// [offsets[b], offsets[b+1]) of each of q, k, v, qkv [3,M,H,D]: one behind the other, so that each is the plain product of
-// one weight. out [M,H*D]; bias f32 [32,H]; offsets i32 [B+1]; softmax in f32. longest: of the captions, in rows.
+// Self attention of packed captions with T5's relative position bias, not scaled
+// (docs/models/t5.md, Position bias): caption b has the rows [offsets[b], offsets[b+1]) of each of
+// q, k, v, qkv [3,M,H,D]: one behind the other, so that each is the plain product of one weight.
+// out [M,H*D]; bias f32 [32,H]; offsets i32 [B+1]; softmax in f32. longest: of the captions, in
+// rows.
 WEFT_OP(relative_attention_forward, void(const Tensor& qkv, const Tensor& bias,
                                          const Tensor& offsets, std::int64_t longest, Tensor& out));
 
-// The bucket of distance = key_pos - query_pos: 32 buckets, distances to 128, both directions (specs/t5.md 4).
+// The bucket of distance = key_pos - query_pos: 32 buckets, distances to 128, both directions
+// (docs/models/t5.md, Position bias).
 constexpr int relative_bucket(int distance) {
   constexpr int buckets = 16;  // of each direction
-  // First distances of buckets 8 to 15: 8 + trunc(8 ln(n/8) / ln(16)) as the original computes it in f32.
+  // First distances of buckets 8 to 15: 8 + trunc(8 ln(n/8) / ln(16)) as the original computes it
+  // in f32.
   constexpr int first[] = {8, 12, 16, 23, 32, 46, 64, 91};
   const int n = distance < 0 ? -distance : distance;
   int bucket = n < 8 ? n : 7;
@@ -74,8 +85,9 @@ constexpr int relative_bucket(int distance) {
   return bucket + (distance > 0 ? buckets : 0);
 }
 
-// Attention of all P positions of a frame to each other with a single wide head (specs/vae.md 1, mid block):
-// out = softmax(q k^T / sqrt(C)) v, qkv [N,P,3,C], out [N,P,C], lse f32 [N,P]. Memory beyond that: a tile of scores.
+// Attention of all P positions of a frame to each other with a single wide head
+// (docs/models/video_vae.md, Spatial VAE, mid block): out = softmax(q k^T / sqrt(C)) v, qkv
+// [N,P,3,C], out [N,P,C], lse f32 [N,P]. Memory beyond that: a tile of scores.
 WEFT_OP(wide_attention_forward, void(const Tensor& qkv, Tensor& out, Tensor& lse));
 // dqkv is written.
 WEFT_OP(wide_attention_backward, void(const Tensor& qkv, const Tensor& out, const Tensor& lse,

@@ -1,13 +1,14 @@
-// Convolutions over channels-last frames, by oneDNN on the CPU and cuDNN on GPUs. Padding, nearest upsampling and the causal
-// front are part of the operation: none of them is ever written to memory.
+// Convolutions over channels-last frames, by oneDNN on the CPU and cuDNN on GPUs. Padding, nearest
+// upsampling and the causal front are part of the operation: none of them is ever written to
+// memory.
 #pragma once
 
 #include "ops/dispatch.h"
 
 namespace weft::ops {
 
-// What a convolution does to [N,T,H,W,Cin]. Kernels and the weights' layout are PyTorch's: w [Cout,Cin,kt,kh,kw], or
-// [Cout,Cin,kh,kw] where kt is 1.
+// What a convolution does to [N,T,H,W,Cin]. Kernels and the weights' layout are PyTorch's: w
+// [Cout,Cin,kt,kh,kw], or [Cout,Cin,kh,kw] where kt is 1.
 struct Conv {
   int kt = 1, kh = 1, kw = 1;
   int stride_t = 1, stride = 1;  // of frames; of rows and columns
@@ -16,13 +17,15 @@ struct Conv {
   bool upsample =
       false;  // each frame is seen at twice its height and width (nearest), stride 1 then
 
-  // Kernel k x k, padded to keep the size (specs/vae.md 1).
+  // Kernel k x k, padded to keep the size (docs/models/video_vae.md, Spatial VAE).
   static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }
-  // 3x3, stride 2, padded by one row below and one column on the right only (specs/vae.md 1).
+  // 3x3, stride 2, padded by one row below and one column on the right only
+  // (docs/models/video_vae.md, Spatial VAE).
   static Conv down() { return {1, 3, 3, 1, 2, 0, 0, 0, 1, 1, false}; }
   // same(3) of the frame upsampled to twice its size.
   static Conv up() { return {1, 3, 3, 1, 1, 0, 1, 1, 1, 1, true}; }
-  // CausalConv3d (specs/vae.md 2): k - 1 zero frames in front, one less with a stride of two.
+  // CausalConv3d (docs/models/video_vae.md, Temporal VAE): k - 1 zero frames in front, one less
+  // with a stride of two.
   static Conv causal(int k, int stride_t = 1) {
     return {k, k, k, stride_t, 1, k - 1 + (1 - stride_t), k / 2, k / 2, k / 2, k / 2, false};
   }
@@ -30,21 +33,24 @@ struct Conv {
   Shape output(const Shape& x, std::int64_t out_channels) const;
 };
 
-// Bytes that a convolution on a GPU takes of the arena at most: for the phases of an upsampled one, which it makes of its frames
-// a band at a time, and, always, for cuDNN's workspace. The stand-in for a GPU sets less.
+// Bytes that a convolution on a GPU takes of the arena at most: for the phases of an upsampled one,
+// which it makes of its frames a band at a time, and, always, for cuDNN's workspace. The stand-in
+// for a GPU sets less.
 struct ConvScratch {
   std::int64_t phases = 128 << 20, workspace = 256 << 20;
 };
 extern ConvScratch conv_scratch;
 
-// y [N,To,Ho,Wo,Cout] = conv(x) + bias (+ residual, of y's shape and type; it may be y). x, w, y f32 or bf16 alike, bias f32
-// [Cout] or undefined. f32 accumulation. Products of the same shape always take the same path.
+// y [N,To,Ho,Wo,Cout] = conv(x) + bias (+ residual, of y's shape and type; it may be y). x, w, y
+// f32 or bf16 alike, bias f32 [Cout] or undefined. f32 accumulation. Products of the same shape
+// always take the same path.
 WEFT_SCRATCH_OP(conv_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                                    const Tensor& residual, Conv conv, Tensor& y));
 // dx [N,T,H,W,Cin] (+)= the gradient of x. Gradients of padding are dropped.
 WEFT_SCRATCH_OP(conv_backward_input,
                 void(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx, bool accumulate));
-// dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not wanted).
+// dw f32, of w's shape, (+)= the gradient of w; dbias f32 [Cout] (+)= sums of dy (undefined: not
+// wanted).
 WEFT_SCRATCH_OP(conv_backward_weight, void(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw,
                                            Tensor& dbias, bool accumulate));
 

@@ -1,24 +1,28 @@
-// Diffusion on latents [B,C,T,H,W]: interpolation with noise, the masked velocity loss, sampler steps.
+// Diffusion on latents [B,C,T,H,W]: interpolation with noise, the masked velocity loss, sampler
+// steps.
 #pragma once
 
 #include "ops/dispatch.h"
 
 namespace weft::ops {
 
-// xs = (1-s) x0 + s eps with s = tau/1000, per sample; frames with mask 0 are x0 (rectified_flow.md 3.3, 3.4).
-// x0, eps, xs f32 [B,C,T,H,W]; tau f32 [B]; mask u8 [B,T] or undefined (all ones). xs may be x0.
+// xs = (1-s) x0 + s eps with s = tau/1000, per sample; frames with mask 0 are x0
+// (docs/models/stdit3.md, Training loss). x0, eps, xs f32 [B,C,T,H,W]; tau f32 [B]; mask u8 [B,T]
+// or undefined (all ones). xs may be x0.
 WEFT_OP(flow_interpolate, void(const Tensor& x0, const Tensor& eps, const Tensor& tau,
                                const Tensor& mask, Tensor& xs));
-// loss f32 [B] = mean over C,H,W and the frames with mask 1 of (v - (x0 - eps))^2, v = channels [0,C) of out
-// f32 [B,Co,T,H,W] (3.6). f64 accumulation. A sample without any masked frame has loss 0.
+// loss f32 [B] = mean over C,H,W and the frames with mask 1 of (v - (x0 - eps))^2, v = channels
+// [0,C) of out f32 [B,Co,T,H,W]. f64 accumulation. A sample without any masked frame has loss
+// 0.
 WEFT_OP(velocity_loss_forward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
                                     const Tensor& mask, Tensor& loss));
 // dout = weight * d(sum of loss): zero for channels >= C and for frames with mask 0.
 WEFT_OP(velocity_loss_backward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
                                      const Tensor& mask, float weight, Tensor& dout));
 
-// z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32 [2B,Co,T,H,W] (conditional
-// half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined: all).
+// z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32
+// [2B,Co,T,H,W] (conditional half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined:
+// all).
 WEFT_OP(guided_euler_step,
         void(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act, Tensor& z));
 

@@ -1,7 +1,8 @@
-// How an operation finds its side. WEFT_OP in a header declares the operation once for every side and makes
-// the callable that picks one; ops/cpu/*.cpp defines it inside WEFT_CPU_BEGIN/END (compiled once per
-// instruction set), kernels/*.cu in namespace weft::ops::cuda. The CUDA side is a weak symbol: a program that is not
-// linked with the kernels has null there, and never a tensor on a GPU.
+// How an operation finds its side. WEFT_OP in a header declares the operation once for every side
+// and makes the callable that picks one; ops/cpu/*.cpp defines it inside WEFT_CPU_BEGIN/END
+// (compiled once per instruction set), kernels/*.cu in namespace weft::ops::cuda. The CUDA side is
+// a weak symbol: a program that is not linked with the kernels has null there, and never a tensor
+// on a GPU.
 //
 //   WEFT_OP(silu_forward, void(const Tensor& x, Tensor& y));
 #pragma once
@@ -18,7 +19,8 @@
 
 namespace weft::ops {
 
-// Where the time of a step goes: while a profile is active, every operation adds to it under its name.
+// Where the time of a step goes: while a profile is active, every operation adds to it under its
+// name.
 struct OpTime {
   std::int64_t calls = 0;
   double seconds = 0, flops = 0;
@@ -26,7 +28,8 @@ struct OpTime {
 using Profile = std::map<std::string, OpTime>;
 void set_profile(Profile* profile);  // null: off
 
-// Told of every operation that a planning arena skips: its name and its tensors, which have shapes and types but no values.
+// Told of every operation that a planning arena skips: its name and its tensors, which have shapes
+// and types but no values.
 class OpWatch {
  public:
   virtual ~OpWatch() = default;
@@ -75,8 +78,8 @@ DeviceKind device_of(const First& first, const Rest&... rest) {
 [[noreturn]] void no_cuda_side(const char* name);
 }  // namespace detail
 
-// True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4), unless the environment says WEFT_CPU_ISA=v3: so the
-// AVX2 side can be tested anywhere.
+// True on processors with AVX-512 F, BW, CD, DQ and VL (x86-64-v4), unless the environment says
+// WEFT_CPU_ISA=v3: so the AVX2 side can be tested anywhere.
 bool cpu_is_v4();
 
 template <class Signature>
@@ -110,8 +113,9 @@ class Op<R(A...)> {
   R (*cuda_)(A...);
 };
 
-// Operations that take memory inside themselves: blocks of the current arena, given back at their end. A dry run in a planning
-// arena takes the same blocks, so that the peak it finds is that of the run.
+// Operations that take memory inside themselves: blocks of the current arena, given back at their
+// end. A dry run in a planning arena takes the same blocks, so that the peak it finds is that of
+// the run.
 
 // Whether the current arena only plans: an operation then takes its blocks and looks at no value.
 inline bool planning() { return Arena::has_current() && Arena::current().is_planning(); }
@@ -119,8 +123,8 @@ inline bool planning() { return Arena::has_current() && Arena::current().is_plan
 template <class Signature>
 class ScratchOp;
 
-// While planning, the CPU side is called all the same. For a GPU, which need not be here, `cuda_plan` takes what the CUDA side
-// would.
+// While planning, the CPU side is called all the same. For a GPU, which need not be here,
+// `cuda_plan` takes what the CUDA side would.
 template <class... A>
 class ScratchOp<void(A...)> {
  public:

@@ -1,5 +1,6 @@
-// Rearrangements: channels first and last, patches, token blocks, depth to time, and pixels of 8 bits. Each moves every element
-// once; none of them computes anything but the conversion of the type.
+// Rearrangements: channels first and last, patches, token blocks, depth to time, and pixels of 8
+// bits. Each moves every element once; none of them computes anything but the conversion of the
+// type.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -10,7 +11,8 @@ namespace weft::ops {
 WEFT_OP(to_channels_last, void(const Tensor& x, Tensor& y));
 WEFT_OP(to_channels_first, void(const Tensor& x, Tensor& y));
 
-// Depth to time (specs/vae.md 0.9): x [B,T,H,W,2C], y [B,2T,H,W,C]: channel 2c + s of frame t is channel c of frame 2t + s.
+// Depth to time (docs/models/video_vae.md, Temporal VAE): x [B,T,H,W,2C], y [B,2T,H,W,C]: channel
+// 2c + s of frame t is channel c of frame 2t + s.
 WEFT_OP(depth_to_time_forward, void(const Tensor& x, Tensor& y));
 // dx is written.
 WEFT_OP(depth_to_time_backward, void(const Tensor& dy, Tensor& dx));
@@ -19,13 +21,15 @@ struct PatchGeometry {
   int pt, ph, pw;  // patch size
 };
 
-// Gathers patches of x f32 [B,Cin,T',H',W'] into rows f32 or bf16 [B,T,S, Cin*pt*ph*pw], element order
-// (c,pt,ph,pw), zero beyond the edge; T, H, W = ceil(size / patch), S = H*W (specs/stdit3.md 3.5).
+// Gathers patches of x f32 [B,Cin,T',H',W'] into rows f32 or bf16 [B,T,S, Cin*pt*ph*pw], element
+// order (c,pt,ph,pw), zero beyond the edge; T, H, W = ceil(size / patch), S = H*W
+// (docs/models/stdit3.md, Patches).
 WEFT_OP(patchify_forward, void(const Tensor& x, PatchGeometry patch, Tensor& rows));
 // dx f32 is written: the transpose of the gather.
 WEFT_OP(patchify_backward, void(const Tensor& drows, PatchGeometry patch, Tensor& dx));
 
-// out f32 [B,Cout,T',H',W'] from rows [B,T,S, pt*ph*pw*Cout] with element order (pt,ph,pw,c), cropped (5.10).
+// out f32 [B,Cout,T',H',W'] from rows [B,T,S, pt*ph*pw*Cout] with element order (pt,ph,pw,c),
+// cropped.
 WEFT_OP(unpatchify_forward, void(const Tensor& rows, PatchGeometry patch, Tensor& out));
 // drows is written; positions beyond the crop get zero.
 WEFT_OP(unpatchify_backward, void(const Tensor& dout, PatchGeometry patch, Tensor& drows));
@@ -36,13 +40,15 @@ struct TokenBlock {
   std::int64_t from_frame = 0, from_token = 0;  // its place in what is read
   std::int64_t to_frame = 0, to_token = 0;      // and in what is written
 };
-// Copies the block from x [B,T,S,C] to y [B,T',S',C], of one type, which may be any; the rest of y stays.
+// Copies the block from x [B,T,S,C] to y [B,T',S',C], of one type, which may be any; the rest of y
+// stays.
 WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
 
 // x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
 WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
-// And back for people to look at: pixels u8 [T,H,W,3] = (frames f32 in [-1,1], clamped) to 256 levels, halves up
-// (inference.md 6); 0 where a value is not finite, and bad i32 [T] += how many of the frame's are not.
+// And back for people to look at: pixels u8 [T,H,W,3] = (frames f32 in [-1,1], clamped) to 256
+// levels, halves up (docs/generate_reference.md, Sizes); 0 where a value is not finite, and bad i32
+// [T] += how many of the frame's are not.
 WEFT_OP(frames_to_pixels, void(const Tensor& frames, Tensor& pixels, Tensor& bad));
 
 }  // namespace weft::ops

@@ -1,13 +1,14 @@
-// Matrix products of the linear layers, by oneDNN on the CPU (cuBLASLt on GPUs), with their epilogues fused.
-// Products of the same shape always take the same path, so that a restarted run repeats its bits.
+// Matrix products of the linear layers, by oneDNN on the CPU (cuBLASLt on GPUs), with their
+// epilogues fused. Products of the same shape always take the same path, so that a restarted run
+// repeats its bits.
 #pragma once
 
 #include "ops/dispatch.h"
 
 namespace weft::ops {
 
-// y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). bias f32, may be undefined; x, w, y f32 or bf16 alike;
-// residual undefined or of y's type and another tensor than y. f32 accumulation.
+// y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). bias f32, may be undefined; x, w, y f32
+// or bf16 alike; residual undefined or of y's type and another tensor than y. f32 accumulation.
 WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                              const Tensor& residual, Tensor& y));
 // dx [M,K] (+)= dy [M,N] w [N,K].
@@ -17,31 +18,35 @@ WEFT_OP(linear_backward_input,
 WEFT_OP(linear_backward_weight,
         void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
-// The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). h may be z where nothing follows back.
+// The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). h may be z where
+// nothing follows back.
 WEFT_OP(linear_gelu_forward,
         void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
-// Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight gradient. h may be z.
+// Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight
+// gradient. h may be z.
 WEFT_OP(linear_gelu_backward_input,
         void(const Tensor& dy, const Tensor& w, const Tensor& z, Tensor& dz, Tensor& h));
 
 // dbias f32 [N] (+)= column sums of dy [M,N] alone.
 WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
 
-// Products with weights that were put in order once, for models that are only run on the CPU. A library's product puts both
-// operands in order on every call, which at the few hundred rows of a batch of captions costs what it cannot earn back.
+// Products with weights that were put in order once, for models that are only run on the CPU. A
+// library's product puts both operands in order on every call, which at the few hundred rows of a
+// batch of captions costs what it cannot earn back.
 //
-// Packed weights w [N,K]: panels of 64 columns of the result, one behind the other, each [K,64], the last as wide as is left: the
-// same memory. Packed rows x [M,K]: for each 256 of K one behind the other, tiles of 6 rows, each [256,6], rows past M zero.
-// f32 throughout. A row's result does not depend on the other rows or on the threads.
-// Rows that packed rows [packed_rows(M),K] take for M.
+// Packed weights w [N,K]: panels of 64 columns of the result, one behind the other, each [K,64],
+// the last as wide as is left: the same memory. Packed rows x [M,K]: for each 256 of K one behind
+// the other, tiles of 6 rows, each [256,6], rows past M zero. f32 throughout. A row's result does
+// not depend on the other rows or on the threads. Rows that packed rows [packed_rows(M),K] take for
+// M.
 constexpr std::int64_t packed_rows(std::int64_t m) { return (m + 5) / 6 * 6; }
 
 // w [N,K] packed in its place; 64 K floats a thread beside it while it runs.
 WEFT_OP(pack_weight, void(Tensor& w));
 // packed [packed_rows(M),K] from x [M,K].
 WEFT_OP(pack_rows, void(const Tensor& x, Tensor& packed));
-// y [M,N] = x w^T + bias[N] (+ residual [M,N]) from x [packed_rows(M),K] and w, both packed. bias and residual may be undefined;
-// residual may be y.
+// y [M,N] = x w^T + bias[N] (+ residual [M,N]) from x [packed_rows(M),K] and w, both packed. bias
+// and residual may be undefined; residual may be y.
 WEFT_OP(packed_linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                                     const Tensor& residual, Tensor& y));
 
@@ -49,9 +54,10 @@ WEFT_OP(packed_linear_forward, void(const Tensor& x, const Tensor& w, const Tens
 
 namespace weft::kernels {
 
-// CUDA side: names the table of measured choices among the library's algorithms, made where it is missing; "" for none. Without a
-// table the library's first proposal is taken. A job that was run with a table repeats its bits with that same table.
-// The environment's WEFT_MATMUL_CACHE is the default. A weak symbol, as the operations.
+// CUDA side: names the table of measured choices among the library's algorithms, made where it is
+// missing; "" for none. Without a table the library's first proposal is taken. A job that was run
+// with a table repeats its bits with that same table. The environment's WEFT_MATMUL_CACHE is the
+// default. A weak symbol, as the operations.
 [[gnu::weak]] void set_matmul_tuning(const std::string& path);
 
 }  // namespace weft::kernels

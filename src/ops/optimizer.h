@@ -14,14 +14,15 @@ struct AdamW {
 };
 
 // p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p), ema = d ema + (1-d) p, all f32 of one length
-// (specs/training.md 7, 8). `ema` may be undefined; `copy` (bf16 working weights) too. `squares` f64 [1] is the global
-// gradient's sum of squares: the gradient is scaled by min(1, grad_clip / (norm + 1e-6)), and nothing at all is changed
-// where the sum is not finite, so that no host needs to look before the step.
+// (docs/models/stdit3.md, Optimizer). `ema` may be undefined; `copy` (bf16 working weights) too.
+// `squares` f64 [1] is the global gradient's sum of squares: the gradient is scaled by min(1,
+// grad_clip / (norm + 1e-6)), and nothing at all is changed where the sum is not finite, so that no
+// host needs to look before the step.
 WEFT_OP(adamw_step, void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p,
                          Tensor& m, Tensor& v, Tensor& ema, Tensor& copy));
 
-// average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first + i], f64 [rows, width];
-// a sum that is not finite changes nothing.
+// average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first
+// + i], f64 [rows, width]; a sum that is not finite changes nothing.
 WEFT_OP(running_average, void(const Tensor& rows, std::int64_t width, std::int64_t first,
                               float scale, float decay, Tensor& average));
 

@@ -7,11 +7,13 @@ namespace weft::ops {
 
 // y = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))): GELU with the tanh formula. y may be z.
 WEFT_OP(gelu_forward, void(const Tensor& z, Tensor& y));
-// dz = dy * gelu'(z). dz may be dy. `y`, if defined, is written with gelu(z) again (it may be z): the
-// weight gradient of the next layer wants it, and keeping z alone halves what the tape must hold.
+// dz = dy * gelu'(z). dz may be dy. `y`, if defined, is written with gelu(z) again (it may be z):
+// the weight gradient of the next layer wants it, and keeping z alone halves what the tape must
+// hold.
 WEFT_OP(gelu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y));
 
-// y = gelu_tanh(gu[0]) * gu[1] over gu [2,M,F], the gates before the values: y [M,F], which may be gu[0].
+// y = gelu_tanh(gu[0]) * gu[1] over gu [2,M,F], the gates before the values: y [M,F], which may be
+// gu[0].
 WEFT_OP(gated_gelu_forward, void(const Tensor& gu, Tensor& y));
 
 // y = z * sigmoid(z), f32.
@@ -21,17 +23,19 @@ WEFT_OP(silu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, bool 
 
 // y = x where x > 0, else slope * x; slope 0 is ReLU. y may be x.
 WEFT_OP(leaky_relu_forward, void(const Tensor& x, float slope, Tensor& y));
-// dx = dy where y > 0, else slope * dy, by the result y, whose sign is x's for slope >= 0 (0 counts as below). dx may be dy.
+// dx = dy where y > 0, else slope * dy, by the result y, whose sign is x's for slope >= 0 (0 counts
+// as below). dx may be dy.
 WEFT_OP(leaky_relu_backward, void(const Tensor& y, float slope, const Tensor& dy, Tensor& dx));
 
 // y += x, of equal type and size.
 WEFT_OP(add_inplace, void(const Tensor& x, Tensor& y));
 WEFT_OP(fill_zero, void(Tensor& y));
-// Copies with conversion between f32 and bf16 (round to nearest even), or from f16 to f32 (stored latents).
+// Copies with conversion between f32 and bf16 (round to nearest even), or from f16 to f32 (stored
+// latents).
 WEFT_OP(convert, void(const Tensor& x, Tensor& y));
 
-// y (+)= a * x, of one shape; f32 or bf16 each. `factor` f32 [1], if defined, multiplies a: a number that only the device
-// knows.
+// y (+)= a * x, of one shape; f32 or bf16 each. `factor` f32 [1], if defined, multiplies a: a
+// number that only the device knows.
 WEFT_OP(scaled_add,
         void(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate));
 

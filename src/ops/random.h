@@ -1,4 +1,5 @@
-// Normal numbers, and draws from Gaussians given by their moments. Tensors are f32 or bf16, arithmetic is f32.
+// Normal numbers, and draws from Gaussians given by their moments. Tensors are f32 or bf16,
+// arithmetic is f32.
 #pragma once
 
 #include "ops/pointwise.h"
@@ -9,9 +10,10 @@ namespace weft::ops {
 WEFT_OP(fill_normal, void(std::uint64_t seed, int purpose, std::uint64_t step, std::uint64_t sample,
                           Tensor& eps));
 
-// z = (mu + exp(clamp(lv, -30, 20) / 2) * eps) * a[c] + b[c] (specs/vae.md 1, 3, 6). moments hold 2C channels, mu in front
-// of lv; z has C; eps f32 of z's shape, undefined for the mean alone; affine f32 [2,C] = (a, b), undefined for 1 and 0.
-// Moments and z may differ in type.
+// z = (mu + exp(clamp(lv, -30, 20) / 2) * eps) * a[c] + b[c] (docs/models/video_vae.md, Posterior,
+// Scaling and normalisation, Derivatives). moments hold 2C channels, mu in front of lv; z has C;
+// eps f32 of z's shape, undefined for the mean alone; affine f32 [2,C] = (a, b), undefined for 1
+// and 0. Moments and z may differ in type.
 WEFT_OP(posterior_draw_forward, void(const Tensor& moments, const Tensor& eps, const Tensor& affine,
                                      Channels channels, Tensor& z));
 // dmoments (+)= ; lv gets nothing where it is clamped.

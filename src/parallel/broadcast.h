@@ -9,7 +9,8 @@
 
 namespace weft {
 
-// Collective. `values` (a vector or string of plain values) of rank `root` to all ranks, whatever their number.
+// Collective. `values` (a vector or string of plain values) of rank `root` to all ranks, whatever
+// their number.
 template <class Values>
 void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   static_assert(std::is_trivially_copyable_v<typename Values::value_type>);

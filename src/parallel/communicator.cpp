@@ -21,7 +21,8 @@ bool everywhere(MPI_Comm world, bool here) {
   return all != 0;
 }
 
-// NCCL wants every rank on a GPU of its own; a GPU's UUID is the same whoever sees it, and whatever it is numbered.
+// NCCL wants every rank on a GPU of its own; a GPU's UUID is the same whoever sees it, and whatever
+// it is numbered.
 bool own_gpus(MPI_Comm world) {
   using Name = std::array<char, 64>;
   Name mine{};
@@ -42,7 +43,8 @@ std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_s
   int size = 1;
   MPI_Comm_size(world, &size);
   const bool nccl = everywhere(world, on_cuda() && &make_nccl_communicator != nullptr);
-  // For tests: WEFT_COMM=nccl also with one rank, or on a GPU that NCCL was told is several (NCCL_HOSTID); WEFT_COMM=mpi.
+  // For tests: WEFT_COMM=nccl also with one rank, or on a GPU that NCCL was told is several
+  // (NCCL_HOSTID); WEFT_COMM=mpi.
   const char* asked = std::getenv("WEFT_COMM");
   const std::string_view forced = asked == nullptr ? "" : asked;
   WEFT_CHECK(everywhere(world, forced == "" || forced == "mpi" || (forced == "nccl" && nccl)),

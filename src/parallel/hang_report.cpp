@@ -41,8 +41,8 @@ std::uint64_t pending_operation(std::span<const RankState> states) {
   return first;
 }
 
-// Why a rank is late, or nothing. Where an operation is pending, who has not come to it holds up the others; where none is,
-// those are late who stand still.
+// Why a rank is late, or nothing. Where an operation is pending, who has not come to it holds up
+// the others; where none is, those are late who stand still.
 std::string lateness(const RankState& s, std::uint64_t operation) {
   if (!s.answers) return "does not answer";
   std::string where;
@@ -121,7 +121,8 @@ Difference difference(std::span<const RankState> states, std::span<const RankNam
             r);
       }
     if (exact.size() < 2) continue;
-    // The first one alone: those after it differ as a consequence. Bytes where mebibytes look alike.
+    // The first one alone: those after it differ as a consequence. Bytes where mebibytes look
+    // alike.
     Difference d{fmt::format("collective {} differs: {}", n,
                              contrast(rounded.size() < exact.size() ? exact : rounded, names)),
                  {}};
@@ -229,7 +230,8 @@ std::string hang_report(const std::string& complaint, std::span<const RankState>
   }
   if (count > named_in_cause) late += fmt::format(" and {} more", count - named_in_cause);
 
-  // Differing counts explain a hang only where nothing better does: ranks that run ahead differ too.
+  // Differing counts explain a hang only where nothing better does: ranks that run ahead differ
+  // too.
   std::string text = complaint, counts;
   if (!differs.text.empty())
     text = differs.text + "; " + complaint;

@@ -79,8 +79,9 @@ struct RankName {
   std::string host;
 };
 
-// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. Where the records of ranks differ, that comes first.
-// `complaint` is what the rank says that noticed, without a dot. States and names by rank.
+// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. Where the records of ranks
+// differ, that comes first. `complaint` is what the rank says that noticed, without a dot. States
+// and names by rank.
 std::string hang_report(const std::string& complaint, std::span<const RankState> states,
                         std::span<const RankName> names);
 

@@ -71,8 +71,8 @@ bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
   return done() && memory_.flush();
 }
 
-// Each round takes one piece of every rank's part: the others' contributions go to its owner. In an all-reduce the box also
-// carries, some rounds later, what this rank has summed.
+// Each round takes one piece of every rank's part: the others' contributions go to its owner. In an
+// all-reduce the box also carries, some rounds later, what this rank has summed.
 bool MpiCollectives::reduce(const MpiOperation& o) {
   const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.comm_dtype));
   const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
@@ -195,7 +195,8 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
       });
 }
 
-// Fills boxes up to `ahead` before those of the others are here, and takes those of the others as they come.
+// Fills boxes up to `ahead` before those of the others are here, and takes those of the others as
+// they come.
 bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const Step& fill,
                                 const Step& take) {
   label_.rounds = static_cast<std::uint64_t>(rounds);
@@ -269,8 +270,9 @@ bool MpiCollectives::unpack(const MpiOperation& o, Part where, const std::byte* 
   return true;
 }
 
-// Sums elements `where` over all ranks: the others' terms from their boxes, this rank's from the tensor, rounded as if it had
-// travelled. A block at a time, so that the tensor may be both term and sum.
+// Sums elements `where` over all ranks: the others' terms from their boxes, this rank's from the
+// tensor, rounded as if it had travelled. A block at a time, so that the tensor may be both term
+// and sum.
 template <class TermOf>
 bool MpiCollectives::add(const MpiOperation& o, Part where, bool rounded, TermOf&& term_of) {
   if (where.size() == 0) return true;

@@ -1,5 +1,6 @@
-// The collectives of the MPI side: who puts what into which box (mpi_mailbox.h). Sums are made by the one rank that owns a
-// part, in the order of ranks, so that they have the same bits however the boxes arrive.
+// The collectives of the MPI side: who puts what into which box (mpi_mailbox.h). Sums are made by
+// the one rank that owns a part, in the order of ranks, so that they have the same bits however the
+// boxes arrive.
 #pragma once
 
 #include <mpi.h>
@@ -18,8 +19,8 @@
 
 namespace weft {
 
-// Host access to the tensors of an operation, a piece at a time: directly to memory of the host, by way of pinned memory to
-// that of a GPU.
+// Host access to the tensors of an operation, a piece at a time: directly to memory of the host, by
+// way of pinned memory to that of a GPU.
 class MpiMemory {
  public:
   // Pieces are of at most `piece_bytes`; `stop` ends waits for the GPU.
@@ -31,7 +32,8 @@ class MpiMemory {
 
   // Elements [first, first + count) of `t` to read, until the next call of read(). Null: stopped.
   const std::byte* read(const Tensor& t, std::int64_t first, std::int64_t count);
-  // The place where elements [first, ...) of `t` are to be written, and the end of their writing. Null: stopped.
+  // The place where elements [first, ...) of `t` are to be written, and the end of their writing.
+  // Null: stopped.
   std::byte* write(const Tensor& t, std::int64_t first);
   void written(const Tensor& t, std::int64_t first, std::int64_t count);
   // Waits until all that was written is in its place. False: stopped.
@@ -58,7 +60,8 @@ class MpiMemory {
 
 enum class CollectiveKind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all };
 
-// One operation as the caller asked for it. Its tensors are held until it is done, also while an error unwinds the caller.
+// One operation as the caller asked for it. Its tensors are held until it is done, also while an
+// error unwinds the caller.
 struct MpiOperation {
   CollectiveKind kind = CollectiveKind::all_reduce;
   DType comm_dtype = DType::f32;  // what travels
@@ -70,7 +73,8 @@ struct MpiOperation {
   Watchdog::Collective record() const;
 };
 
-// Another rank is in a collective of another kind or size. The watchdogs' records tell which ranks differ.
+// Another rank is in a collective of another kind or size. The watchdogs' records tell which ranks
+// differ.
 class OtherCollective : public Error {
  public:
   using Error::Error;
@@ -85,8 +89,8 @@ class MpiCollectives {
   // Waits until device tensors are written. False: stopped.
   bool ready(const MpiOperation& o) const { return memory_.reached(o.written); }
 
-  // Operation `number`, from its start to its end. False: stopped. Throws OtherCollective, and Exit::hang if two ranks differ
-  // over what one sends the other in an all-to-all.
+  // Operation `number`, from its start to its end. False: stopped. Throws OtherCollective, and
+  // Exit::hang if two ranks differ over what one sends the other in an all-to-all.
   bool run(std::uint64_t number, const MpiOperation& o);
 
  private:

@@ -1,5 +1,5 @@
-// The MPI side of the communicator: the queue of operations and the thread that serves it. What an operation does:
-// mpi_collectives.h.
+// The MPI side of the communicator: the queue of operations and the thread that serves it. What an
+// operation does: mpi_collectives.h.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -27,7 +27,8 @@
 namespace weft {
 namespace {
 
-// The kernel's struct sched_attr as it was first: glibc has none, and the kernel's header redefines types of <sched.h>.
+// The kernel's struct sched_attr as it was first: glibc has none, and the kernel's header redefines
+// types of <sched.h>.
 struct SchedulingAttributes {
   std::uint32_t size = sizeof(SchedulingAttributes), policy = 0;
   std::uint64_t flags = 0;
@@ -36,8 +37,9 @@ struct SchedulingAttributes {
   std::uint64_t slice_ns = 0, deadline = 0, period = 0;
 };
 
-// Of the calling thread: it sleeps for as long as it says, and when it wakes it runs at once, also where compute fills the
-// cores. Linux lets threads with shorter slices go first (since 6.12; before, it takes no notice).
+// Of the calling thread: it sleeps for as long as it says, and when it wakes it runs at once, also
+// where compute fills the cores. Linux lets threads with shorter slices go first (since 6.12;
+// before, it takes no notice).
 void wake_promptly() {
   prctl(PR_SET_TIMERSLACK, 5000UL);  // ns
   SchedulingAttributes mine;
@@ -67,8 +69,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   ~MpiCommunicator() override {
-    // Operations still outstanding mean that this rank is on its way out with an error: the others may never join
-    // them, so they are abandoned, and main ends all ranks.
+    // Operations still outstanding mean that this rank is on its way out with an error: the others
+    // may never join them, so they are abandoned, and main ends all ranks.
     bool orderly = false;
     {
       const std::lock_guard lock(mutex_);
@@ -256,8 +258,8 @@ class MpiCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<MpiOperation> queue_;
-  // Tensors that are done with, or that an abandoned operation may still write to. The caller's thread lets go of them:
-  // an arena belongs to its thread.
+  // Tensors that are done with, or that an abandoned operation may still write to. The caller's
+  // thread lets go of them: an arena belongs to its thread.
   std::vector<Tensor> retired_;
   Ticket issued_ = 0, completed_ = 0;
   double busy_ = 0;

@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t wanted_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_room = std::size_t{256} << 10, least_room = std::size_t{16} << 10;
 constexpr std::uint64_t least_depth = 4;
-// To other hosts: Open MPI sends up to 64 KiB over TCP at once. A longer message first asks the receiver, and each answer would
-// wait for a thread that sleeps between its looks.
+// To other hosts: Open MPI sends up to 64 KiB over TCP at once. A longer message first asks the
+// receiver, and each answer would wait for a thread that sleeps between its looks.
 constexpr std::size_t most_message = std::size_t{60} << 10;
 constexpr int tag_all = 1, tag_each = 2;
 // A wake that was lost would cost this much, and an end that was not announced.
@@ -67,8 +67,9 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
   }
 }
 
-// Every rank makes memory of its own and maps that of the others on its host. It has a name only until all have it, so that
-// nothing stays behind however the job ends; and giving it back needs nobody else.
+// Every rank makes memory of its own and maps that of the others on its host. It has a name only
+// until all have it, so that nothing stays behind however the job ends; and giving it back needs
+// nobody else.
 void Mailboxes::open_window() {
   MPI_Comm node = MPI_COMM_NULL;
   MPI_CHECK(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
@@ -87,8 +88,9 @@ void Mailboxes::open_window() {
   MPI_CHECK(MPI_Comm_rank(node, &place));
   std::vector<int> ranks(static_cast<std::size_t>(here));
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
-  // Smaller boxes to other hosts are more, without more bytes under way: half as many at the least, with 9 ranks, and 94 % with
-  // up to 4. The same on every rank, for either all have ranks elsewhere or none has.
+  // Smaller boxes to other hosts are more, without more bytes under way: half as many at the least,
+  // with 9 ranks, and 94 % with up to 4. The same on every rank, for either all have ranks
+  // elsewhere or none has.
   const std::size_t room =
       std::clamp(wanted_bytes / static_cast<std::size_t>(size_), least_room, most_room);
   room_ = (here == size_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
@@ -151,7 +153,8 @@ std::byte* Mailboxes::map(const char* name, bool fresh) {
 
 void Mailboxes::close(bool orderly) {
   if (orderly && messages_) {
-    // All operations are done here, so what is still to be sent is small; but to a rank that has failed it never is.
+    // All operations are done here, so what is still to be sent is small; but to a rank that has
+    // failed it never is.
     int done = 0;
     for (int k = 0; k < longest_close_ms && !done; ++k) {
       done = 1;
@@ -254,8 +257,8 @@ void Mailboxes::release(int peer) {
   ring(*p.control, 2);
 }
 
-// The bell is rung before the look at the sleeper, who lies down before the kernel compares the bell: one of the two sees
-// the other.
+// The bell is rung before the look at the sleeper, who lies down before the kernel compares the
+// bell: one of the two sees the other.
 void Mailboxes::ring(Control& control, std::uint32_t wakes) {
   control.bell.fetch_add(1);
   if (control.asleep.load() >= wakes) futex(control.bell, FUTEX_WAKE, 1, nullptr);

@@ -1,6 +1,6 @@
-// How the ranks of the MPI side pass data on: boxes that each rank fills and all others read, in order. Ranks of one host
-// read each other's boxes in a shared window, with one copy in and one out, and wake each other when they sleep; to the
-// ranks of other hosts the boxes go as messages.
+// How the ranks of the MPI side pass data on: boxes that each rank fills and all others read, in
+// order. Ranks of one host read each other's boxes in a shared window, with one copy in and one
+// out, and wake each other when they sleep; to the ranks of other hosts the boxes go as messages.
 #pragma once
 
 #include <mpi.h>
@@ -21,13 +21,14 @@ struct BoxLabel {
   std::uint64_t rounds = 0;  // boxes that the writer fills for it
 };
 
-// All calls from one thread, but for interrupt(). Memory is bounded: depth() boxes a rank, and as many again for each rank
-// of another host.
+// All calls from one thread, but for interrupt(). Memory is bounded: depth() boxes a rank, and as
+// many again for each rank of another host.
 class Mailboxes {
  public:
   // Collective. `stop` turning true (and interrupt()) ends every wait.
   Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop);
-  // The end, of this rank alone: of `orderly` ones all operations are done. Nothing else may be called after it.
+  // The end, of this rank alone: of `orderly` ones all operations are done. Nothing else may be
+  // called after it.
   void close(bool orderly);
 
   // A box holds `room()` bytes for all ranks, and as many for each.
@@ -35,7 +36,8 @@ class Mailboxes {
   // Boxes of a rank that may be under way at once.
   std::int64_t depth() const { return static_cast<std::int64_t>(depth_); }
 
-  // The next box of this rank: whether it may be filled, its places (64-byte aligned), and its sending.
+  // The next box of this rank: whether it may be filled, its places (64-byte aligned), and its
+  // sending.
   bool vacant();
   BoxLabel& label() { return *reinterpret_cast<BoxLabel*>(own_box()); }
   std::byte* for_all() { return own_box() + label_bytes; }
@@ -43,14 +45,16 @@ class Mailboxes {
   // bytes_each: what for_rank() holds for each rank; empty: nothing.
   void post(std::size_t bytes_all, const std::vector<std::size_t>& bytes_each);
 
-  // The oldest box of `peer` that was not released: whether it is here, and its places. Not for this rank itself.
+  // The oldest box of `peer` that was not released: whether it is here, and its places. Not for
+  // this rank itself.
   bool arrived(int peer);
   const BoxLabel& label(int peer) const;
   const std::byte* from_all(int peer) const;
   const std::byte* from_rank(int peer) const;
   void release(int peer);
 
-  // Read the mark, look at what is there, and if there is nothing to do, wait from that mark on. False: stop.
+  // Read the mark, look at what is there, and if there is nothing to do, wait from that mark on.
+  // False: stop.
   std::uint32_t mark() const;
   bool wait(std::uint32_t mark, bool for_vacancy);
   void moved() { pause_ = std::chrono::microseconds(5); }  // there was something to do

@@ -39,7 +39,8 @@ std::byte* at(const Tensor& t, std::int64_t first) {
 
 cudaStream_t stream() { return cuda_stream(Stream::communication); }
 
-// Sends and receives between its begin and its end run together; NCCL ends the group also where a call in it failed.
+// Sends and receives between its begin and its end run together; NCCL ends the group also where a
+// call in it failed.
 class Group {
  public:
   Group() { NCCL_CHECK(ncclGroupStart()); }
@@ -141,8 +142,8 @@ void NcclCollectives::all_to_all(const Tensor& from, const std::vector<std::int6
   group.end();
 }
 
-// A piece of every part at a time, so that the scratch memory is bounded: rounded, exchanged, and added by the owner. For all
-// ranks the sum is rounded once more and goes back the same way.
+// A piece of every part at a time, so that the scratch memory is bounded: rounded, exchanged, and
+// added by the owner. For all ranks the sum is rounded once more and goes back the same way.
 void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
   if (size_ == 1) return;
   if (scratch_ == nullptr)
@@ -161,7 +162,8 @@ void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
       return Part{std::min(p.begin + first, p.end), std::min(p.begin + first + length, p.end)};
     };
     const Part mine = where(rank_);
-    // Row r of `out` goes to rank r; the rows of `in` are the terms of this rank's sum, its own among them.
+    // Row r of `out` goes to rank r; the rows of `in` are the terms of this rank's sum, its own
+    // among them.
     for (int r = 0; r < size_; ++r) {
       const Part p = where(r);
       if (p.size() == 0) continue;

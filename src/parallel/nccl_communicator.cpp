@@ -1,9 +1,10 @@
-// The NCCL side of the communicator. Operations go to a stream of high priority, behind an event of the compute stream; a
-// ticket is an event of that stream, for which the compute stream waits. The host waits for nothing.
+// The NCCL side of the communicator. Operations go to a stream of high priority, behind an event of
+// the compute stream; a ticket is an event of that stream, for which the compute stream waits. The
+// host waits for nothing.
 //
-// NCCL's communicator is a blocking one, made by a thread of its own that can be given up: a non-blocking one would start a
-// thread for each operation. What blocks inside NCCL, a first connection to a rank that never comes, is ended by
-// ncclCommAbort.
+// NCCL's communicator is a blocking one, made by a thread of its own that can be given up: a
+// non-blocking one would start a thread for each operation. What blocks inside NCCL, a first
+// connection to a rank that never comes, is ended by ncclCommAbort.
 #include <nccl.h>
 
 #include <atomic>
@@ -29,7 +30,8 @@
 namespace weft {
 namespace {
 
-// What the thread that makes the communicator shares with the one that waits for it; it may outlive both.
+// What the thread that makes the communicator shares with the one that waits for it; it may outlive
+// both.
 struct Start {
   std::mutex mutex;
   std::condition_variable changed;
@@ -60,7 +62,8 @@ class NcclCommunicator final : public Communicator {
   }
 
   ~NcclCommunicator() override {
-    // With operations outstanding this rank is on its way out with an error, and the others may never join them.
+    // With operations outstanding this rank is on its way out with an error, and the others may
+    // never join them.
     const bool healthy = !watchdog_->failed() && std::uncaught_exceptions() == 0;
     if (!healthy) watchdog_->fail(std::make_exception_ptr(Error(Exit::hang, "given up")));
     watchdog_.reset();
@@ -177,7 +180,8 @@ class NcclCommunicator final : public Communicator {
     return number_;
   }
 
-  // The caller's thread takes finished operations away: their tensors may be of an arena, which belongs to its thread.
+  // The caller's thread takes finished operations away: their tensors may be of an arena, which
+  // belongs to its thread.
   void push(Operation o) {
     const std::lock_guard lock(mutex_);
     while (!operations_.empty() && operations_.front().finished) operations_.pop_front();
@@ -279,8 +283,8 @@ class NcclCommunicator final : public Communicator {
     return o;
   }
 
-  // Ends what is under way. A thread that is inside NCCL is given a moment to come out by itself; if it does not, the abort
-  // is what brings it out.
+  // Ends what is under way. A thread that is inside NCCL is given a moment to come out by itself;
+  // if it does not, the abort is what brings it out.
   void abort() {
     if (const auto start = start_.lock()) {
       const std::lock_guard lock(start->mutex);

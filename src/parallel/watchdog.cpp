@@ -1,7 +1,8 @@
-// Who is late is asked only when somebody is stuck, so that a healthy run sends nothing: a stuck rank tells a collector,
-// the collector asks every rank how far it is, and sends all of them the verdict. The answers come from the watchdogs'
-// threads, so a rank whose main thread is stuck still answers, and one whose process is stopped does not. Rank 0 collects;
-// if that one does not answer, the first rank on another host (or rank 1) does.
+// Who is late is asked only when somebody is stuck, so that a healthy run sends nothing: a stuck
+// rank tells a collector, the collector asks every rank how far it is, and sends all of them the
+// verdict. The answers come from the watchdogs' threads, so a rank whose main thread is stuck still
+// answers, and one whose process is stopped does not. Rank 0 collects; if that one does not answer,
+// the first rank on another host (or rank 1) does.
 //
 // From the moment a rank is stuck for longer than the limit, the job ends within ten seconds:
 //   collector 0 does not answer     2.6 s   patience()
@@ -56,7 +57,8 @@ double patience_with(const char* phase) {
   return phase != nullptr && std::string_view(phase) == "save" ? 10 : 1;
 }
 
-// How long a collector waits for answers, a stuck rank for its collector, and everybody between two looks.
+// How long a collector waits for answers, a stuck rank for its collector, and everybody between two
+// looks.
 double grace(double timeout) { return std::clamp(timeout / 4, 0.5, 1.5); }
 double patience(double timeout) { return 1.5 * grace(timeout) + 0.3; }
 std::chrono::duration<double> period(double timeout) {
@@ -108,8 +110,8 @@ Watchdog::~Watchdog() {
   }
   wake_.notify_all();
   thread_.join();
-  // After a failure the others may never come to free it with us, and main ends all ranks. What is still on its way to them
-  // stays where MPI reads it.
+  // After a failure the others may never come to free it with us, and main ends all ranks. What is
+  // still on its way to them stays where MPI reads it.
   if (!failed_ && std::uncaught_exceptions() == 0)
     MPI_Comm_free(&comm_);
   else
@@ -177,7 +179,8 @@ void Watchdog::run() {
         fail(std::current_exception());
       }
       const double limit = timeout_, allowed = stalled_beyond(1);
-      // A process that was itself stopped for a while must not blame the others, who may have left over it.
+      // A process that was itself stopped for a while must not blame the others, who may have left
+      // over it.
       if (now_seconds() - last > period(timeout_).count() + std::max(0.5, limit / 4))
         quiet_until = now_seconds() + limit;
       std::string suspicion;
@@ -204,8 +207,8 @@ void Watchdog::run() {
   }
 }
 
-// The failure is thrown at this rank's next call of its communicator, and told by main. Where that call does not come, this
-// thread tells it, and ends the job.
+// The failure is thrown at this rank's next call of its communicator, and told by main. Where that
+// call does not come, this thread tells it, and ends the job.
 void Watchdog::end_if_unheard() {
   const double since = now_seconds() - failed_at_;
   if (since < last_resort_seconds) return;
@@ -286,10 +289,12 @@ bool Watchdog::serve_until(const std::function<bool()>& done, double seconds) {
   return true;
 }
 
-// The seconds that this rank's step may stand still, if it stands still for more than `share` of them; otherwise 0. An
-// operation that begins or ends counts as a move: a main thread may wait for many, one after the other.
+// The seconds that this rank's step may stand still, if it stands still for more than `share` of
+// them; otherwise 0. An operation that begins or ends counts as a move: a main thread may wait for
+// many, one after the other.
 double Watchdog::stalled_beyond(double share) const {
-  // The phase before its time, against the order in which progress() writes them: a time that is too new does no harm.
+  // The phase before its time, against the order in which progress() writes them: a time that is
+  // too new does no harm.
   const char* phase = phase_;
   if (phase == nullptr) return 0;
   const double allowed = timeout_ * patience_with(phase);
@@ -330,8 +335,8 @@ void Watchdog::report(const std::string& complaint) {
   if (!serve_until([&] { return failed_.load(); }, 0.1 * std::min(rank_, 10))) collect(complaint);
 }
 
-// Asks all ranks, says for all of them what is wrong, and sends them the verdict: in this order, since the first to get it
-// ends the job.
+// Asks all ranks, says for all of them what is wrong, and sends them the verdict: in this order,
+// since the first to get it ends the job.
 void Watchdog::collect(const std::string& complaint) {
   answers_.assign(names_.size(), {});
   answers_[static_cast<std::size_t>(rank_)] = state();
@@ -355,7 +360,8 @@ void Watchdog::collect(const std::string& complaint) {
   tell(hang_error(what, hint));
   for (int r = 0; r < size_; ++r)
     if (r != rank_) send(r, tag_verdict, text_bytes(what + '\0' + hint));
-  // Long ones need this side's help until they have arrived; those who are stopped never take theirs.
+  // Long ones need this side's help until they have arrived; those who are stopped never take
+  // theirs.
   serve_until([&] { return sent_.empty(); }, 0.3);
   fail(std::make_exception_ptr(hang_error(what, hint)));
 }

@@ -1,5 +1,5 @@
-// Watches the operations of a communicator from a thread of its own: an operation that fails or hangs becomes an error that
-// names the ranks that are late, on every rank.
+// Watches the operations of a communicator from a thread of its own: an operation that fails or
+// hangs becomes an error that names the ranks that are late, on every rank.
 #pragma once
 
 #include <mpi.h>
@@ -30,8 +30,8 @@ class Watchdog {
     std::string name;          // "all-reduce 12 (f32, 64.000 MiB)"
     double seconds = 0;        // since it could begin on this rank
   };
-  // Called from the watchdog's thread. `look` says what goes on, and throws where the transport reports an error.
-  // `stop` ends what is under way, so that no thread of this rank stays blocked.
+  // Called from the watchdog's thread. `look` says what goes on, and throws where the transport
+  // reports an error. `stop` ends what is under way, so that no thread of this rank stays blocked.
   using Look = std::function<std::optional<Operation>()>;
   using Stop = std::function<void()>;
 
@@ -41,15 +41,17 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // How far this rank is: told to the ranks that ask. Numbers count from 1. From any thread, without blocking.
+  // How far this rank is: told to the ranks that ask. Numbers count from 1. From any thread,
+  // without blocking.
   void issued(std::uint64_t number, const Collective& what);
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
-  // As Communicator::progress and set_timeout. A phase of null or "idle" says that this rank is in no step: then only
-  // operations are watched. "save" may take ten times the limit.
+  // As Communicator::progress and set_timeout. A phase of null or "idle" says that this rank is in
+  // no step: then only operations are watched. "save" may take ten times the limit.
   void progress(std::int64_t step, const char* phase);
   void set_timeout(double seconds);
-  // What only the records of all ranks can explain, such as a message of another collective: they are asked as for a hang.
+  // What only the records of all ranks can explain, such as a message of another collective: they
+  // are asked as for a hang.
   void suspect(const std::string& what);
   // Takes note of a failure, and runs `stop`. The first failure counts.
   void fail(std::exception_ptr failure);
@@ -78,7 +80,8 @@ class Watchdog {
   int rank_ = 0, size_ = 1;
   bool fixed_timeout_;  // by the environment
   std::atomic<double> timeout_;
-  // For tests: seconds to wait for answers, where a host that stands still would look like a rank that does not answer.
+  // For tests: seconds to wait for answers, where a host that stands still would look like a rank
+  // that does not answer.
   std::optional<double> fixed_grace_;
   Look look_;
   Stop stop_;

@@ -11,7 +11,8 @@
 
 namespace weft {
 
-// `weft plan DECK`: what the deck would take on a described machine, without running the model on it.
+// `weft plan DECK`: what the deck would take on a described machine, without running the model on
+// it.
 struct PlanCommand {
   PlanRequest request;
   std::string json;           // file for everything that was found
@@ -22,14 +23,15 @@ struct PlanCommand {
 int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world);
 Command plan_command();
 
-// `weft plan DECK --job encode | generate`: memory of a rank by stage, and times where rates are known. Made from shapes and
-// formulas; nothing is loaded and nothing is run.
-// Prints the tables; `json`, if not empty, names a file for the same. Exit::usage for what does not fit, naming the largest
-// that does.
+// `weft plan DECK --job encode | generate`: memory of a rank by stage, and times where rates are
+// known. Made from shapes and formulas; nothing is loaded and nothing is run. Prints the tables;
+// `json`, if not empty, names a file for the same. Exit::usage for what does not fit, naming the
+// largest that does.
 int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
              const std::string& json, int world_ranks);
 
-// `weft simulate DECK`: the deck's step plan and bucket schedule played on many ranks of a described machine.
+// `weft simulate DECK`: the deck's step plan and bucket schedule played on many ranks of a
+// described machine.
 struct SimulateRequest {
   std::vector<int> gpus = {1, 2, 4, 8, 16, 32, 64, 128};
   std::vector<std::string> fabrics = {"8x400"}, styles = {"weft"};
@@ -46,7 +48,8 @@ struct SimulateRequest {
   std::string json, plot;
 };
 
-// Prints a table a fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage for what cannot be done.
+// Prints a table a fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage
+// for what cannot be done.
 int simulate(const Deck& deck, const SimulateRequest& request);
 Command simulate_command();
 

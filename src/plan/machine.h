@@ -1,5 +1,5 @@
-// The machine that a plan is made for: nodes of ranks with fast links inside and network cards between them. Figures are what
-// one direction carries, in bytes a second, and seconds.
+// The machine that a plan is made for: nodes of ranks with fast links inside and network cards
+// between them. Figures are what one direction carries, in bytes a second, and seconds.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@ struct Machine {
   DeviceKind device = DeviceKind::cuda;
 
   int ranks_a_node = 8;
-  // Inside a node: the bus bandwidth of a ring over all its ranks (nccl-tests' busbw), i.e. what each rank sends meanwhile.
+  // Inside a node: the bus bandwidth of a ring over all its ranks (nccl-tests' busbw), i.e. what
+  // each rank sends meanwhile.
   double link_bandwidth = 370e9;
   double link_latency = 3e-6;  // of one message between ranks of a node
   // How much faster all-gathers are than reduce-scatters, which also add.
@@ -34,8 +35,9 @@ struct Machine {
   double node_bandwidth() const { return cards_a_node * card_bandwidth * card_share; }
 };
 
-// The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; H200 nodes of 8 with NVLink
-// (performance study A5, B6). `memory_gb` in 1e9 bytes. Exit::usage for a fabric that is none of these, naming the nearest.
+// The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; H200
+// nodes of 8 with NVLink (docs/plan.md, Machine constants). `memory_gb` in 1e9 bytes. Exit::usage
+// for a fabric that is none of these, naming the nearest.
 Machine described_machine(const std::string& fabric, double memory_gb);
 
 }  // namespace weft

@@ -7,9 +7,9 @@
 #include "core/statistics.h"
 #include "parallel/communicator.h"
 #include "tensor/arena.h"
-#include "train/memory_plan.h"
 #include "train/data_parallel.h"
 #include "train/measure.h"
+#include "train/memory_plan.h"
 
 namespace weft {
 namespace {

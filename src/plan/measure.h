@@ -1,4 +1,5 @@
-// This host's ranks as a machine: what a model measured of itself (TrainingTask::measure), and the collectives between them.
+// This host's ranks as a machine: what a model measured of itself (TrainingTask::measure), and the
+// collectives between them.
 #pragma once
 
 #include <mpi.h>

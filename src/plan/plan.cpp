@@ -14,10 +14,12 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t sampled_steps = 20;  // of the step plan, for placements
-// A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is copied.
+// A clip's frames on the GPU are staged twice: one micro-batch computes while the next one is
+// copied.
 constexpr std::size_t staging_buffers = 2;
 
-// Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest rank.
+// Time of steps of `micro_batches` micro-batches on `ranks` ranks: every step waits for its slowest
+// rank.
 struct Placed {
   StepTime slowest;              // means over the steps
   double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
@@ -66,8 +68,8 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
   return placed;
 }
 
-// Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and no more of the model is
-// recomputed than that clip needs.
+// Clips a bucket with which every micro-batch costs about as much as the dearest single clip, and
+// no more of the model is recomputed than that clip needs.
 void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, std::size_t capacity,
                          DeviceKind device, std::vector<BucketPlan>& plans) {
   const auto one = [&](std::size_t i) {
@@ -107,7 +109,8 @@ MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, in
   for (const auto& p : table.all())
     if (!p->trainable) fixed += static_cast<std::size_t>(p->shape.numel());
   MemoryKinds m;
-  // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has them whole.
+  // A sharded bf16 model keeps the f32 values of bf16_only weights in shards; everything else has
+  // them whole.
   const bool moved = sharded && bf16;
   m.weights = bf16 ? 2 * all : 4 * all;
   if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
@@ -184,7 +187,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                "weights, gradients and optimizer need {:.1f} GiB on each of {} ranks, which have "
                "{:.1f} GiB",
                gib(taken), plan.ranks, gib(request.memory_gb * 1e9));
-    // As the trainer does it: a sixteenth for libraries, and of the plan an eighth for what operations need inside.
+    // As the trainer does it: a sixteenth for libraries, and of the plan an eighth for what
+    // operations need inside.
     const double arena = left - left / 16;
     plan.capacity = deck.memory.arena_gib > 0 ? bytes_of_gib(deck.memory.arena_gib)
                                               : static_cast<std::size_t>(arena);
@@ -244,7 +248,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   }
   suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 
-  // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the efficiency.
+  // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the
+  // efficiency.
   const auto planner = [&](std::int64_t count) {
     return StepPlanner(buckets, sizes, count, static_cast<std::uint64_t>(deck.run.seed));
   };
@@ -287,7 +292,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     plan.bytes_sent = sent;
   }
   plan.data_bandwidth = bytes * static_cast<double>(deck.train.micro_batches) / plan.seconds;
-  // f32 masters, two moments and the EMA of all that is trained, padded as in the buckets, and what is fixed.
+  // f32 masters, two moments and the EMA of all that is trained, padded as in the buckets, and what
+  // is fixed.
   double elements = 0;
   for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
   plan.checkpoint_bytes = 16 * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);

@@ -1,5 +1,5 @@
-// What a deck would take on a described machine: memory by kind, the time of a step and where it goes, communication, data,
-// checkpoints. Made from shapes and formulas; the model is not run.
+// What a deck would take on a described machine: memory by kind, the time of a step and where it
+// goes, communication, data, checkpoints. Made from shapes and formulas; the model is not run.
 #pragma once
 
 #include <mpi.h>
@@ -37,7 +37,8 @@ struct MemoryKinds {
   std::size_t state() const { return weights + masters + fixed + gradients + moments + ema; }
   std::size_t total() const { return state() + activations + staging + reserve; }
 };
-// The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most of it.
+// The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
+// of it.
 MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks);
 
 struct BucketPlan {
@@ -73,8 +74,8 @@ struct Plan {
   double checkpoint_interval = 0;                     // seconds, Young and Daly's
 };
 
-// Collective for fabric "local", which measures (TrainingTask::measure); alone otherwise. Exit::usage for what does not fit, naming
-// the largest that does.
+// Collective for fabric "local", which measures (TrainingTask::measure); alone otherwise.
+// Exit::usage for what does not fit, naming the largest that does.
 Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);
 
 }  // namespace weft

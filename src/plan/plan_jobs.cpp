@@ -13,15 +13,15 @@
 #include "jobs/encode/encode.h"
 #include "jobs/generate/memory.h"
 #include "jobs/generate/options.h"
+#include "models/stdit3/cost.h"
 #include "models/stdit3/options.h"
 #include "models/t5/job.h"
 #include "models/t5/options.h"
 #include "models/t5/placement.h"
 #include "models/t5/t5.h"
 #include "models/video_vae/options.h"
-#include "models/stdit3/cost.h"
-#include "train/step_cost.h"
 #include "tensor/arena.h"
+#include "train/step_cost.h"
 
 namespace weft {
 namespace {

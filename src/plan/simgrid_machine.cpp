@@ -10,8 +10,8 @@ namespace sg = simgrid::s4u;
 constexpr double core_speed =
     1e9;  // operations/s of a core: work is given in seconds, so any number serves
 
-// Flows that share links fairly and nothing else: no TCP windows, no reverse traffic, no factors fitted to Ethernet. Rates and
-// latencies are those of the Network, as collectives reach them.
+// Flows that share links fairly and nothing else: no TCP windows, no reverse traffic, no factors
+// fitted to Ethernet. Rates and latencies are those of the Network, as collectives reach them.
 std::unique_ptr<sg::Engine> make_engine() {
   static std::array<const char*, 7> words = {"weft",
                                              "--log=root.thres:warning",
@@ -33,7 +33,8 @@ int nodes_for(const Network& network, int ranks) {
 
 Machine::Machine(const Network& network, int ranks)
     : network_(network), ranks_(ranks), engine_(make_engine()) {
-  // A star: each node has a link up and one down to a switch that never limits, and one that stands for its inside.
+  // A star: each node has a link up and one down to a switch that never limits, and one that stands
+  // for its inside.
   sg::NetZone* zone = sg::create_star_zone("machine");
   for (int i = 0; i < nodes_for(network, ranks); ++i) {
     sg::Host* node = zone->create_host("node" + std::to_string(i), core_speed);
@@ -58,8 +59,8 @@ Machine::~Machine() = default;
 
 void Machine::run() { engine_->run(); }
 
-// A ring in its steady state: every link carries the same stream from beginning to end, so one flow a node and kind of link is
-// the whole operation. The ring's steps count as latency ahead of it.
+// A ring in its steady state: every link carries the same stream from beginning to end, so one flow
+// a node and kind of link is the whole operation. The ring's steps count as latency ahead of it.
 void Machine::collective(Collective kind, double bytes, int times) const {
   if (ranks_ == 1) return;
   const Traffic traffic = traffic_of(network_, ranks_, kind, bytes);

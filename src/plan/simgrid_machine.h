@@ -10,7 +10,8 @@
 
 namespace weft::simulation {
 
-// One simulation: an engine with the machine in it. One at a time in a process (SimGrid's engine is a singleton).
+// One simulation: an engine with the machine in it. One at a time in a process (SimGrid's engine is
+// a singleton).
 class Machine {
  public:
   Machine(const Network& network, int ranks);
@@ -36,7 +37,8 @@ class Machine {
   std::vector<simgrid::s4u::Host*> nodes_;
 };
 
-// Blocks actors until it is opened; stays open. Actors run one at a time, so plain members are safe.
+// Blocks actors until it is opened; stays open. Actors run one at a time, so plain members are
+// safe.
 class Gate {
  public:
   void open();

@@ -1,4 +1,5 @@
-// The actors of a simulated step: one a rank, and a clerk who sees to the transfers, of which there is one at a time.
+// The actors of a simulated step: one a rank, and a clerk who sees to the transfers, of which there
+// is one at a time.
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -11,8 +12,8 @@ namespace {
 
 namespace sg = simgrid::s4u;
 
-// Points of a backward or forward at which a rank looks at the wire. More than these are taken together, but for those next to
-// the end of the backward, which decide what is left to wait for.
+// Points of a backward or forward at which a rank looks at the wire. More than these are taken
+// together, but for those next to the end of the backward, which decide what is left to wait for.
 constexpr std::size_t most_stops = 64, single_stops = 16;
 
 struct Stop {
@@ -129,7 +130,8 @@ class OverlappedPlay {
     }
   }
 
-  // Both return the seconds of computing. The first forward of a step needs the weights that are `on_their_way`.
+  // Both return the seconds of computing. The first forward of a step needs the weights that are
+  // `on_their_way`.
   double forward(double seconds, StepState* on_their_way) {
     double busy = 0, done = 0;
     if (on_their_way != nullptr)

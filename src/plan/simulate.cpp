@@ -249,7 +249,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
                                  : fmt::format("at {} TFLOP/s", request.barrier_tflops));
       fmt::print("{:>6} {:>8} {:>10} {:>10} {:>13} {:>8} {:>8} {:>8}\n", "ranks", "micro-b.",
                  "step s", "efficiency", "placed spread", "spread", "waiting", "exposed");
-      // One rank (or group of them) alone, which nothing varies or delays, is what the others are measured by.
+      // One rank (or group of them) alone, which nothing varies or delays, is what the others are
+      // measured by.
       Subject alone = subject;
       alone.step.variation = 0;
       const Result one = play_one(alone, style, alone.step.sp, request);

@@ -1,6 +1,6 @@
-// Training steps of many ranks played as events: who computes when, which transfer waits for whom. The machine's network
-// and shared processors are SimGrid's (flows that share links fairly); this header knows nothing of it. Without
-// SimGrid the program has everything but play().
+// Training steps of many ranks played as events: who computes when, which transfer waits for whom.
+// The machine's network and shared processors are SimGrid's (flows that share links fairly); this
+// header knows nothing of it. Without SimGrid the program has everything but play().
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace weft::simulation {
 
-// Nodes of equal ranks. A collective is a ring through all ranks that enters and leaves each node once, all network cards of a
-// node side by side, as NCCL lays its rings; or `two_level`: within the nodes, and between them what is left, at once.
+// Nodes of equal ranks. A collective is a ring through all ranks that enters and leaves each node
+// once, all network cards of a node side by side, as NCCL lays its rings; or `two_level`: within
+// the nodes, and between them what is left, at once.
 struct Network {
   int ranks_per_node = 8;
   double inside_rate = 370e9;  // bytes/s that a rank sends its neighbour in the node
@@ -20,12 +21,14 @@ struct Network {
   // Seconds: of an operation, of a ring's step inside a node, of one between nodes.
   double start = 0, hop_inside = 0, hop_between = 0;
   bool two_level = false;
-  // Processors that a node's ranks compute on, and share fairly if they are fewer; 0: each rank has a device of its own.
+  // Processors that a node's ranks compute on, and share fairly if they are fewer; 0: each rank has
+  // a device of its own.
   int cores_per_node = 0;
 };
 
-// Gradients that travel together. `ready`: the share of the backward after which the last of them is there; `needed`: the
-// share of the forward before which their weights must have come back. In the backward's order: `ready` grows, `needed` falls.
+// Gradients that travel together. `ready`: the share of the backward after which the last of them
+// is there; `needed`: the share of the forward before which their weights must have come back. In
+// the backward's order: `ready` grows, `needed` falls.
 struct Bucket {
   double gradient_bytes = 0, weight_bytes = 0;
   double ready = 1, needed = 0;
@@ -37,8 +40,9 @@ struct Work {
 };
 using RankWork = std::vector<std::vector<Work>>;  // [rank][micro-batch]
 
-// weft's own step (train/trainer.cpp): no barrier, buckets on the wire as they are ready, one operation at a time and in
-// the same order on every rank; the weights come back under the next forward.
+// weft's own step (train/trainer.cpp): no barrier, buckets on the wire as they are ready, one
+// operation at a time and in the same order on every rank; the weights come back under the next
+// forward.
 struct Overlapped {
   std::vector<Bucket> buckets;
   bool sharded = true;        // parallel.zero = 1: reduce-scatter and all-gather; else all-reduce
@@ -49,8 +53,9 @@ struct Overlapped {
   std::function<RankWork(std::int64_t step)> work;
 };
 
-// A barrier after each of a step's phases, no communication hidden. After phase `reduce_after` gradients are reduced in
-// messages of `message_bytes`, every rank's optimizer works `optimizer` seconds, and `tensors` all-gathers bring the weights.
+// A barrier after each of a step's phases, no communication hidden. After phase `reduce_after`
+// gradients are reduced in messages of `message_bytes`, every rank's optimizer works `optimizer`
+// seconds, and `tensors` all-gathers bring the weights.
 struct Barriers {
   std::vector<std::string> phases;
   int reduce_after = 0;
@@ -60,7 +65,8 @@ struct Barriers {
   std::function<std::vector<std::vector<double>>(std::int64_t step)> seconds;  // [rank][phase]
 };
 
-// One step, over all ranks. busy: forward, backward and optimizer; a rank's step is busy + wait + exposed.
+// One step, over all ranks. busy: forward, backward and optimizer; a rank's step is busy + wait +
+// exposed.
 struct StepTimes {
   double seconds = 0;
   double mean_busy = 0, longest_busy = 0;  // seconds
@@ -69,22 +75,25 @@ struct StepTimes {
   double spread() const { return mean_busy > 0 ? longest_busy / mean_busy - 1 : 0; }
 };
 
-// Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which must never come before the
-// real ones: so it is not linked, but sits behind a module, weft_simulation.so beside the program, loaded when asked for.
+// Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which
+// must never come before the real ones: so it is not linked, but sits behind a module,
+// weft_simulation.so beside the program, loaded when asked for.
 bool available();
 
-// `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage without SimGrid.
+// `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage
+// without SimGrid.
 std::vector<StepTimes> play(const Network& network, int ranks, const Overlapped& job, int steps,
                             int warmup);
 std::vector<StepTimes> play(const Network& network, int ranks, const Barriers& job, int steps,
                             int warmup);
 
-// What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter + all_gather.
+// What a collective takes alone: seconds for `bytes` of payload. all_reduce = reduce_scatter +
+// all_gather.
 enum class Collective { reduce_scatter, all_gather, all_reduce };
 double play_collective(const Network& network, int ranks, Collective kind, double bytes);
 
-// Closed formulas of the same: every rank of a ring of n sends its neighbour (n-1)/n of the bytes (twice for all_reduce)
-// through the slowest link, and the ring's steps add their latency.
+// Closed formulas of the same: every rank of a ring of n sends its neighbour (n-1)/n of the bytes
+// (twice for all_reduce) through the slowest link, and the ring's steps add their latency.
 double collective_seconds(const Network& network, int ranks, Collective kind, double bytes);
 // What the module gives.
 struct Player {
@@ -95,7 +104,8 @@ struct Player {
   double (*collective)(const Network&, int ranks, Collective, double bytes);
 };
 
-// What crosses a node's inside and its network cards in one operation, and how long its first byte takes.
+// What crosses a node's inside and its network cards in one operation, and how long its first byte
+// takes.
 struct Traffic {
   double inside = 0, between = 0;  // bytes
   double latency = 0;              // seconds

@@ -12,7 +12,8 @@ Traffic traffic_of(const Network& network, int ranks, Collective kind, double by
   const double n = ranks, inside = std::min(ranks, network.ranks_per_node);
   const double nodes = std::ceil(n / network.ranks_per_node);
   const auto around = [&](double ring) { return rounds * (ring - 1) / ring * bytes; };
-  // A flat ring has n - 1 steps, nodes - 1 of them over the network; two levels have the steps of both rings.
+  // A flat ring has n - 1 steps, nodes - 1 of them over the network; two levels have the steps of
+  // both rings.
   const double inside_steps = network.two_level ? inside - 1 : n - nodes;
   Traffic t;
   t.latency = network.start +

@@ -35,7 +35,8 @@ std::vector<double> agreed_seconds(const fs::path& run, std::size_t buckets) {
   return CostTable::seconds_in(note->second, buckets);
 }
 
-// Medians over a run's steps, the first ones left out: caches and the costs themselves settle there.
+// Medians over a run's steps, the first ones left out: caches and the costs themselves settle
+// there.
 void add_medians(const fs::path& run, bool sharded, StepCosts& costs) {
   std::ifstream in(run / "metrics.jsonl");
   std::vector<double> optimizer, rest;
@@ -141,8 +142,9 @@ RankWork share_work(const DeckStep& step, const StepPlanner& planner, int ranks,
   return mine;
 }
 
-// Of one clip: 2-D VAE on every frame, whose one attention layer grows with the square of the frame; temporal VAE on chunks of
-// 17 frames, each padded to a multiple of 4. Counted from the released models' layers.
+// Of one clip: 2-D VAE on every frame, whose one attention layer grows with the square of the
+// frame; temporal VAE on chunks of 17 frames, each padded to a multiple of 4. Counted from the
+// released models' layers.
 constexpr double vae_pixel = 4.126e6, vae_pixel_squared = 0.51, temporal_pixel = 1.71e6;
 constexpr double t5_caption = 2.9e12;  // 4.7e9 weights of T5-XXL's encoder, 300 tokens
 
@@ -185,7 +187,8 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
     const double weight = step.bf16_model && b.bf16_only ? 2 : 4;
     job.buckets.push_back({wire * elements, weight * elements, b.ready, b.needed});
   }
-  // Weights come back in the order 0 ... last reversed: whatever is needed early goes with what comes before it.
+  // Weights come back in the order 0 ... last reversed: whatever is needed early goes with what
+  // comes before it.
   for (std::size_t b = job.buckets.size(); b-- > 1;)
     job.buckets[b - 1].needed = std::max(job.buckets[b - 1].needed, job.buckets[b].needed);
   job.sharded = step.sharded;
@@ -227,7 +230,8 @@ double encoding_flops(const weft::Bucket& b) {
 
 Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model) {
   Barriers job;
-  // The phases that its timers and barriers delimit; the optimizer and its communication belong to the backward's.
+  // The phases that its timers and barriers delimit; the optimizer and its communication belong to
+  // the backward's.
   job.phases = {"move_data", "encode",     "mask",       "diffusion",
                 "backward",  "update_ema", "reduce_loss"};
   job.reduce_after = 4;

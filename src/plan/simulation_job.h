@@ -1,5 +1,6 @@
-// A deck's training step as the simulation plays it: the same step plan and the same sharing out as the trainer's, the
-// parameter table's buckets, and what each micro-batch costs, predicted or measured.
+// A deck's training step as the simulation plays it: the same step plan and the same sharing out as
+// the trainer's, the parameter table's buckets, and what each micro-batch costs, predicted or
+// measured.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ namespace weft::simulation {
 
 // Two-level collectives, as `weft plan` reckons them.
 Network network_of(const Machine& machine);
-// This host or one like it: ranks that share `cores` processors, and hand each other `rate` bytes/s.
+// This host or one like it: ranks that share `cores` processors, and hand each other `rate`
+// bytes/s.
 Network local_network(int cores, double rate);
 
 // Seconds of one micro-batch of each bucket at its batch size, and of the rest of a step.
@@ -30,10 +32,11 @@ struct StepCosts {
 // Those of a plan (plan/plan.h), by closed formulas.
 StepCosts planned_costs(const Plan& plan, bool sharded);
 
-// Measured ones: a run's directory (the costs that its ranks agreed on, from its newest checkpoint, and the medians of its
-// metrics), or a JSON file {"seconds": {bucket's name: seconds of a micro-batch, ...}, "optimizer": seconds, "host": seconds}
-// of which the last two may be left out. The backward takes 2 + recompute times the forward. Exit::usage or
-// Exit::checkpoint for what is not that, or lacks a bucket.
+// Measured ones: a run's directory (the costs that its ranks agreed on, from its newest checkpoint,
+// and the medians of its metrics), or a JSON file {"seconds": {bucket's name: seconds of a
+// micro-batch, ...}, "optimizer": seconds, "host": seconds} of which the last two may be left out.
+// The backward takes 2 + recompute times the forward. Exit::usage or Exit::checkpoint for what is
+// not that, or lacks a bucket.
 StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
                          std::span<const weft::Bucket> buckets, std::span<const double> recompute);
 
@@ -46,7 +49,8 @@ struct DeckStep {
   std::int64_t micro_batches = 1;  // a step, over all ranks
   std::uint64_t seed = 0;
   int sp = 1;  // ranks that share a micro-batch: each has its time
-  // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a log-normal distribution.
+  // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a
+  // log-normal distribution.
   double variation = 0;
   bool sharded = true, overlap = true, bf16_wire = false, bf16_model = false;
 };
@@ -54,12 +58,14 @@ struct DeckStep {
 // weft's own step on `ranks` ranks.
 Overlapped overlapped_job(const DeckStep& step, int ranks);
 
-// The ranks' times for a step without variation: where each has `micro_batches`/ranks of them, what the sharing out leaves.
+// The ranks' times for a step without variation: where each has `micro_batches`/ranks of them, what
+// the sharing out leaves.
 std::vector<double> rank_seconds(const DeckStep& step, int ranks, std::int64_t number);
 
-// Open-Sora 1.2's step (scripts/train.py at v1.2.0): every rank draws one micro-batch of whatever bucket comes, encodes its
-// pixels and captions, computes with every block recomputed, and waits at a barrier after each phase; gradients in bf16 buckets
-// of 12 M elements, weights by an all-gather a tensor. Operations are counted, one achieved rate turns them into time.
+// Open-Sora 1.2's step (scripts/train.py at v1.2.0): every rank draws one micro-batch of whatever
+// bucket comes, encodes its pixels and captions, computes with every block recomputed, and waits at
+// a barrier after each phase; gradients in bf16 buckets of 12 M elements, weights by an all-gather
+// a tensor. Operations are counted, one achieved rate turns them into time.
 struct BarrierModel {
   double rate = 130e12;           // FLOP/s that Open-Sora reaches (docs/scaling.md)
   double copy_rate = 25e9;        // B/s from host memory to the device
@@ -70,7 +76,8 @@ struct BarrierModel {
   std::vector<double> dit_flops;  // [bucket], forward of one clip
 };
 Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model);
-// Operations of encoding one clip of such footage: 2-D VAE, temporal VAE and T5-XXL with 300 tokens.
+// Operations of encoding one clip of such footage: 2-D VAE, temporal VAE and T5-XXL with 300
+// tokens.
 double encoding_flops(const weft::Bucket& bucket);
 
 }  // namespace weft::simulation

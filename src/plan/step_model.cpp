@@ -14,7 +14,8 @@ double CommModel::reduce_scatter(double bytes) const {
   const double links = (inside - 1) * machine.link_latency;
   if (nodes() == 1) return links + link_part;
   if (!hierarchical) {
-    // The ring's slowest stretch is the one between nodes, or the links where cards are faster than those.
+    // The ring's slowest stretch is the one between nodes, or the links where cards are faster than
+    // those.
     const double bandwidth = std::min(machine.node_bandwidth(), machine.link_bandwidth * inside);
     return (all - 1) / all * bytes / bandwidth + (all - outside) * machine.link_latency +
            outside * machine.card_latency;

@@ -1,6 +1,7 @@
-// Closed formulas for the time of a training step around what its micro-batches compute (train/step_cost.h): what communication
-// takes, and what of that the computation cannot hide. `weft plan` prints them; `weft simulate` plays the same structures
-// message by message. All times in seconds.
+// Closed formulas for the time of a training step around what its micro-batches compute
+// (train/step_cost.h): what communication takes, and what of that the computation cannot hide.
+// `weft plan` prints them; `weft simulate` plays the same structures message by message. All times
+// in seconds.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ namespace weft {
 struct CommModel {
   int ranks = 1;
   Machine machine;
-  // Hierarchical: inside the nodes and between them at once, pipelined. Flat: one ring (per card) through all ranks, in which
-  // every byte leaves each node once.
+  // Hierarchical: inside the nodes and between them at once, pipelined. Flat: one ring (per card)
+  // through all ranks, in which every byte leaves each node once.
   bool hierarchical = true;
 
   int nodes() const;
@@ -40,15 +41,17 @@ struct StepTime {
   double exposed() const { return exposed_reduce + exposed_gather; }
   double seconds() const { return compute + exposed() + optimizer; }
 };
-// zero, wire, overlap as in the deck; `optimizer_bandwidth`: B/s at which the update goes through memory.
+// zero, wire, overlap as in the deck; `optimizer_bandwidth`: B/s at which the update goes through
+// memory.
 StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                    const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                    double optimizer_bandwidth);
-// Bytes that the update of one element moves: gradient read for its norm and for the update, master, moments and EMA read and
-// written, the bf16 weight written.
+// Bytes that the update of one element moves: gradient read for its norm and for the update,
+// master, moments and EMA read and written, the bf16 weight written.
 constexpr double optimizer_bytes_an_element = 42;
 
-// Expected maximum of n standard normals (performance study B7): 1.42 for 8, 2.61 for 128.
+// Expected maximum of n standard normals (docs/plan.md, Expected maximum): 1.42 for 8, 2.59 for
+// 128.
 double expected_maximum(int n);
 // Efficiency of n ranks whose step times vary with coefficient `cv` when all wait for the slowest.
 inline double efficiency_of_variation(double cv, int n) {

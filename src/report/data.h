@@ -34,8 +34,8 @@ struct Steps {
 
 // Means over the steps that say what every rank did, of those with as many ranks as the last one.
 struct RankTimes {
-  // Seconds: a value a rank; or, of more ranks than the metrics list one by one, of the fastest, the median and the
-  // slowest.
+  // Seconds: a value a rank; or, of more ranks than the metrics list one by one, of the fastest,
+  // the median and the slowest.
   std::vector<double> busy, wait, data_wait;  // data_wait, part of busy, may be empty
   bool each = true;
   std::vector<std::size_t> steps;          // into Steps: those that were averaged

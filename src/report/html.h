@@ -1,4 +1,5 @@
-// Pieces of the report page that its sections share: text made safe, numbers with units, frames and legends.
+// Pieces of the report page that its sections share: text made safe, numbers with units, frames and
+// legends.
 #pragma once
 
 #include <string>
@@ -18,7 +19,8 @@ std::string color_of(std::size_t run);
 // Whatever comes from files is data, not HTML.
 std::string escape(const std::string& text);
 
-// Fields may be absent and losses NaN: statistics are over what is there. NaN of nothing; the sum of nothing is 0.
+// Fields may be absent and losses NaN: statistics are over what is there. NaN of nothing; the sum
+// of nothing is 0.
 std::vector<double> finite(const std::vector<double>& values);
 double median(const std::vector<double>& values);
 double total(const std::vector<double>& values);
@@ -35,8 +37,8 @@ std::string section(const std::string& title, const std::string& note, const std
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
 
-// A bar of stacked parts with text to its left and right, for a list within <div class="bars">. `whole` is what the
-// full width stands for; a piece's title shows under the pointer.
+// A bar of stacked parts with text to its left and right, for a list within <div class="bars">.
+// `whole` is what the full width stands for; a piece's title shows under the pointer.
 struct BarPiece {
   double value;
   std::string color, title;

@@ -1,5 +1,6 @@
 // Plots as inline SVG: lines with an optional band, and stacked areas, with axes, units and ticks.
-// Each carries its values as JSON in data-plot, for the script that reads them out under the pointer.
+// Each carries its values as JSON in data-plot, for the script that reads them out under the
+// pointer.
 #pragma once
 
 #include <span>
@@ -39,8 +40,8 @@ struct Layer {
 std::string stacked_plot(const PlotFrame& frame, std::span<const double> x,
                          std::span<const Layer> layers);
 
-// A plot as an SVG document of its own, which needs what the report page otherwise gives: the name space, a look, and a legend,
-// whose first line is `y` pixels from the top.
+// A plot as an SVG document of its own, which needs what the report page otherwise gives: the name
+// space, a look, and a legend, whose first line is `y` pixels from the top.
 struct LegendEntry {
   std::string color, text;
 };

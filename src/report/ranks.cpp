@@ -25,8 +25,9 @@ double mean_of(const std::vector<double>& column, const std::vector<std::size_t>
   return sum / static_cast<double>(steps.size());
 }
 
-// What each rank's mean step went into. Ranks report their work and their wait for the slowest; what is left of the
-// step is divided as on rank 0, because all ranks communicate, update and save together.
+// What each rank's mean step went into. Ranks report their work and their wait for the slowest;
+// what is left of the step is divided as on rank 0, because all ranks communicate, update and save
+// together.
 struct RankSplit {
   double part[parts] = {};
 };

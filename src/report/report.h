@@ -1,4 +1,5 @@
-// `weft report RUN... [SCALING.json...]`: one self-contained HTML page with plots, facts and samples of runs.
+// `weft report RUN... [SCALING.json...]`: one self-contained HTML page with plots, facts and
+// samples of runs.
 #pragma once
 
 #include <span>
@@ -11,20 +12,21 @@
 namespace weft {
 
 // Writes report.html into the first run's directory and prints its path to stdout. Several runs
-// share the page, their curves overlaid; inputs that end in .json are results of weft bench scaling.
-// Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page cannot be
-// written, Exit::usage without a run.
+// share the page, their curves overlaid; inputs that end in .json are results of weft bench
+// scaling. Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page
+// cannot be written, Exit::usage without a run.
 int report(const std::vector<std::string>& inputs);
 Command report_command();
 
 namespace report_page {
 
 // The page as HTML. Needs no network and no script to be read. Curves of several runs lie over
-// one another, in the order given. `scaling` comes beside the results that the runs have themselves.
+// one another, in the order given. `scaling` comes beside the results that the runs have
+// themselves.
 std::string make_page(std::span<const Run> runs, std::span<const Scaling> scaling = {});
 
-// The sections on many ranks: where the time of each went, who was waited for, how the job scales, and a rank's memory against
-// its plan.
+// The sections on many ranks: where the time of each went, who was waited for, how the job scales,
+// and a rank's memory against its plan.
 //
 // All return "" for what the run does not tell. `named`: the title names the run.
 std::string rank_bars(const Run& run, bool named);

@@ -1,4 +1,5 @@
-// The look of the report page, and the script that shows values under the pointer. Used by report.cpp alone.
+// The look of the report page, and the script that shows values under the pointer. Used by
+// report.cpp alone.
 #pragma once
 
 namespace weft::report_page {

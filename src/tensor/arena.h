@@ -21,15 +21,16 @@ class Arena {
  public:
   static constexpr std::size_t alignment = 256;
 
-  // Reserves `capacity` bytes: of address space on the CPU, where pages become resident when first written; of device
-  // memory on a GPU.
+  // Reserves `capacity` bytes: of address space on the CPU, where pages become resident when first
+  // written; of device memory on a GPU.
   static std::unique_ptr<Arena> reserve(std::size_t capacity, DeviceKind device);
   static std::unique_ptr<Arena> reserve(std::size_t capacity) {
     return reserve(capacity, this_device().kind);
   }
   // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
-  // Running a step through it tells the step's peak exactly, also for a kind of device that is not here.
-  // With a capacity (0: endless) need().fits tells whether a real one of that size would do: holes between blocks count too.
+  // Running a step through it tells the step's peak exactly, also for a kind of device that is not
+  // here. With a capacity (0: endless) need().fits tells whether a real one of that size would do:
+  // holes between blocks count too.
   static std::unique_ptr<Arena> planning(DeviceKind device, std::size_t capacity = 0);
   static std::unique_ptr<Arena> planning() { return planning(this_device().kind); }
 
@@ -73,8 +74,8 @@ class Arena {
   std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (bytes, offset)
 };
 
-// Told of every block of a GPU's arena; set by programs that check memory use (tests/cuda_on_cpu). `bytes` is what a block
-// of that size is to take.
+// Told of every block of a GPU's arena; set by programs that check memory use (tests/cuda_on_cpu).
+// `bytes` is what a block of that size is to take.
 struct ArenaWatch {
   void (*block)(void* p, std::size_t bytes, bool allocated) = nullptr;
   std::size_t (*bytes)(std::size_t bytes) = nullptr;

@@ -44,7 +44,8 @@ void use_gpu(int index) {
     WEFT_ASSERT(device.index == index);
     return;
   }
-  // Never destroyed: tensors of any age may give their memory back until the process ends, and the driver frees the rest.
+  // Never destroyed: tensors of any age may give their memory back until the process ends, and the
+  // driver frees the rest.
   runtime = make_cuda_runtime(index).release();
   device = {DeviceKind::cuda, index};
 }

@@ -1,5 +1,5 @@
-// Which kind of processor a rank computes on, and what host code needs of it. A rank owns exactly one device.
-// Nothing here names CUDA: device_cuda.cpp does, and is linked or left out.
+// Which kind of processor a rank computes on, and what host code needs of it. A rank owns exactly
+// one device. Nothing here names CUDA: device_cuda.cpp does, and is linked or left out.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,19 @@ struct Device {
   int index = 0;  // the GPU's number among those this rank can see; 0 for the CPU
 };
 
-// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES obeyed). Empty without GPUs, without
-// a driver, or in a build without CUDA, and then `why` (if given) says which. Makes no context.
+// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES obeyed).
+// Empty without GPUs, without a driver, or in a build without CUDA, and then `why` (if given) says
+// which. Makes no context.
 std::vector<std::string> visible_gpus(std::string* why = nullptr);
-// Takes GPU `index` of those: one a process, before the first tensor. parallel/rank_device.h chooses which.
+// Takes GPU `index` of those: one a process, before the first tensor. parallel/rank_device.h
+// chooses which.
 void use_gpu(int index);
 // The CPU until use_gpu(), and within a CpuScope.
 Device this_device();
 inline bool on_cuda() { return this_device().kind == DeviceKind::cuda; }
 
-// While one lives, this thread computes on the CPU, whatever the rank's device: to check the one side against the other.
+// While one lives, this thread computes on the CPU, whatever the rank's device: to check the one
+// side against the other.
 class CpuScope {
  public:
   CpuScope();
@@ -41,8 +44,9 @@ using DeviceEvent = std::shared_ptr<void>;
 // A recorded sequence of device work that can be run again with the same addresses.
 using DeviceGraph = std::shared_ptr<void>;
 
-// The GPU of this rank. All calls come from threads that have no device work of their own elsewhere; none of them
-// waits for the GPU unless it says so. Failures throw Exit::hardware, or Exit::usage when memory is too small.
+// The GPU of this rank. All calls come from threads that have no device work of their own
+// elsewhere; none of them waits for the GPU unless it says so. Failures throw Exit::hardware, or
+// Exit::usage when memory is too small.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -54,7 +58,8 @@ class DeviceRuntime {
   virtual void free_pinned(void* p) = 0;
   virtual std::size_t free_bytes() = 0;  // of device memory, now
 
-  // Host to device on `stream` through the pinned ring: `from` may be reused at once. Waits only when the ring is full.
+  // Host to device on `stream` through the pinned ring: `from` may be reused at once. Waits only
+  // when the ring is full.
   virtual void upload(void* to, const void* from, std::size_t bytes, Stream stream) = 0;
   // Device to host. Waits until all work of the compute stream so far and the copy are done.
   virtual void download(void* to, const void* from, std::size_t bytes) = 0;
@@ -69,7 +74,8 @@ class DeviceRuntime {
   virtual void synchronize() = 0;                          // the host waits for everything
   virtual double seconds(const DeviceEvent& from, const DeviceEvent& to) = 0;  // both finished
 
-  // Work of the compute stream, and of streams tied to it by events, between begin and end is recorded, not run.
+  // Work of the compute stream, and of streams tied to it by events, between begin and end is
+  // recorded, not run.
   virtual void begin_capture() = 0;
   virtual DeviceGraph end_capture() = 0;
   virtual void launch(const DeviceGraph& graph) = 0;  // on the compute stream

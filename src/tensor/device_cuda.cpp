@@ -215,7 +215,8 @@ class CudaRuntime final : public DeviceRuntime {
     DeviceEvent copied;
   };
 
-  // CUDA's current device is a thread's: whoever calls from a thread of its own gets this rank's, never GPU 0.
+  // CUDA's current device is a thread's: whoever calls from a thread of its own gets this rank's,
+  // never GPU 0.
   void enter() {
     static thread_local int current = -1;
     if (current == index_) return;
@@ -247,8 +248,8 @@ class CudaRuntime final : public DeviceRuntime {
       in_flight_.pop_front();
     };
     if (ring_at_ + bytes > ring_bytes) {
-      // What the round before left in the end that is skipped now: it is the oldest, and would hide from the look below the
-      // copies of this round, which are in the way.
+      // What the round before left in the end that is skipped now: it is the oldest, and would hide
+      // from the look below the copies of this round, which are in the way.
       while (!in_flight_.empty() && in_flight_.front().begin >= ring_at_) retire();
       ring_at_ = 0;
     }

@@ -1,4 +1,5 @@
-// CUDA as the kernels and the NCCL communicator see it. Only core/device*, parallel/nccl* and kernels/ include this.
+// CUDA as the kernels and the NCCL communicator see it. Only core/device*, parallel/nccl* and
+// kernels/ include this.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +16,8 @@ cudaStream_t cuda_stream(Stream stream);
 // The device's properties, read once.
 const cudaDeviceProp& cuda_properties();
 
-// Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp calls these if they are
-// linked.
+// Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp
+// calls these if they are linked.
 std::vector<std::string> cuda_visible_gpus(std::string& why);
 std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
 

@@ -13,8 +13,9 @@
 namespace weft {
 namespace {
 
-// NVML as far as we call it, declared here, so that weft is built without its header and starts without a driver. Layouts
-// and values are those of the documented, versioned interface (NVML API reference), which never change under a name.
+// NVML as far as we call it, declared here, so that weft is built without its header and starts
+// without a driver. Layouts and values are those of the documented, versioned interface (NVML API
+// reference), which never change under a name.
 namespace nvml {
 using Device = struct nvmlDevice_st*;
 struct Pci {
@@ -201,7 +202,8 @@ std::map<std::string, std::string> cuda_library_versions() {
   std::map<std::string, std::string> versions;
   if (&add_cuda_versions == nullptr) return versions;
   add_cuda_versions(versions);
-  // cuBLASLt is linked; NCCL is linked or left out; cuDNN is nobody's need yet, but a job that mixes several is odd.
+  // cuBLASLt is linked; NCCL is linked or left out; cuDNN is nobody's need yet, but a job that
+  // mixes several is odd.
   if (const auto f = optional_function<std::size_t()>({}, "cublasLtGetVersion")) {
     const std::size_t v = f();
     versions["cuBLASLt"] = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);

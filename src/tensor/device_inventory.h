@@ -1,5 +1,6 @@
-// What the GPUs of this host are and who uses them, for `weft doctor`. Nothing here names CUDA or NVML, and nothing makes a
-// context: NVML is opened at run time if the driver has it, the CUDA side is linked or left out.
+// What the GPUs of this host are and who uses them, for `weft doctor`. Nothing here names CUDA or
+// NVML, and nothing makes a context: NVML is opened at run time if the driver has it, the CUDA side
+// is linked or left out.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +30,13 @@ struct GpuFacts {
   std::vector<GpuProcess> processes;
 };
 
-// Every GPU of this host that the driver lets us see, through NVML; CUDA_VISIBLE_DEVICES does not hide any. Empty without a
-// driver, and then `why` says so. May be called at any time.
+// Every GPU of this host that the driver lets us see, through NVML; CUDA_VISIBLE_DEVICES does not
+// hide any. Empty without a driver, and then `why` says so. May be called at any time.
 std::vector<GpuFacts> inventory_gpus(std::string& why);
 
-// Versions of the CUDA libraries that this process has loaded or would load, by name: "CUDA runtime", "CUDA driver",
-// "cuBLASLt", "NCCL", "cuDNN". Those that are not there are left out; empty in a program without the CUDA side.
+// Versions of the CUDA libraries that this process has loaded or would load, by name: "CUDA
+// runtime", "CUDA driver", "cuBLASLt", "NCCL", "cuDNN". Those that are not there are left out;
+// empty in a program without the CUDA side.
 std::map<std::string, std::string> cuda_library_versions();
 
 // The CUDA side (device_inventory_cuda.cpp), null in programs that are not linked with it.

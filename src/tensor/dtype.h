@@ -62,7 +62,8 @@ struct f16 {
     if (a > 0x7f800000u) {
       bits = 0x7e00u;  // NaN
     } else if (a >= 0x38800000u) {
-      // Normal, or past the largest finite one: 13 bits of mantissa go, and the exponent's bias changes.
+      // Normal, or past the largest finite one: 13 bits of mantissa go, and the exponent's bias
+      // changes.
       const std::uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u);
       bits = static_cast<std::uint16_t>(
           sign | (rounded >= 0x47800000u ? 0x7c00u : (rounded - 0x38000000u) >> 13));

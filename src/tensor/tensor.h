@@ -41,7 +41,8 @@ class Tensor {
 
   // Uninitialised, from the current arena, on its device; returned to it with the last handle.
   static Tensor empty(const Shape& shape, DType dtype);
-  // Zeroed, outside any arena, on this rank's device: weights, optimizer state and whatever outlives a step.
+  // Zeroed, outside any arena, on this rank's device: weights, optimizer state and whatever
+  // outlives a step.
   static Tensor persistent(const Shape& shape, DType dtype);
   // The same in host memory.
   static Tensor host(const Shape& shape, DType dtype);

@@ -22,7 +22,8 @@ std::string run(const Steps& steps, std::string text) {
   return text;
 }
 
-// '+' is a space and %XX a byte, as in the query of a URL; bytes that are then no UTF-8 become U+FFFD.
+// '+' is a space and %XX a byte, as in the query of a URL; bytes that are then no UTF-8 become
+// U+FFFD.
 std::string unquote(const std::string& text) {
   const auto value = [](char c) {
     if (c >= '0' && c <= '9') return c - '0';

@@ -1,4 +1,5 @@
-// fix_text of text/cleaning.h: the part of ftfy that captions need, with the repair of text read in the wrong encoding.
+// fix_text of text/cleaning.h: the part of ftfy that captions need, with the repair of text read in
+// the wrong encoding.
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
 #include <unicode/utf8.h>
@@ -14,7 +15,8 @@
 namespace weft {
 namespace {
 
-// UTF-8 that was read as Latin-1 or Windows-1252: the part of ftfy.fix_text that needs judgement ----------------------
+// UTF-8 that was read as Latin-1 or Windows-1252: the part of ftfy.fix_text that needs judgement
+// ----------------------
 
 // What Windows-1252 has at 0x80 to 0x9f; the five places that it leaves empty stay C1 controls.
 constexpr char32_t upper_half[32] = {
@@ -180,8 +182,9 @@ std::string with_a0(std::string bytes) {
   return bytes;
 }
 
-// What the leads of UTF-8 sequences, of 2, 3 and 4 bytes, and their tails become when read as Latin-1, Windows-1250 to 1257 or
-// Latin-2. Only the first and Windows-1252 are repaired here, but where a sequence begins and ends is seen by all.
+// What the leads of UTF-8 sequences, of 2, 3 and 4 bytes, and their tails become when read as
+// Latin-1, Windows-1250 to 1257 or Latin-2. Only the first and Windows-1252 are repaired here, but
+// where a sequence begins and ends is seen by all.
 constexpr std::u32string_view
     leads_of_2 =
         U"ĂÂÄĀÅÃÆĆČÇĎĐÉĚÊËĖÈĒĘÐĞĢÍÎÏİÌĪĶĹĻŁŃŇŅÑÓÔÖŐÒŌØÕŘŚŠŞŢÞÚÛÜŰÙŪŲŮÝŹŽŻß×ΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩΪ"
@@ -239,7 +242,8 @@ std::u32string repair_encoding(const std::u32string& text) {
   return out;
 }
 
-// The forms of characters -----------------------------------------------------------------------------------------
+// The forms of characters
+// -----------------------------------------------------------------------------------------
 
 std::string normalised(const std::string& text, const icu::Normalizer2* form) {
   UErrorCode status = U_ZERO_ERROR;
@@ -256,7 +260,8 @@ const icu::Normalizer2* form(const icu::Normalizer2* (*get)(UErrorCode&)) {
   return made;
 }
 
-// Ligatures and digraphs of Latin letters that are one character for the sake of printing or of old encodings.
+// Ligatures and digraphs of Latin letters that are one character for the sake of printing or of old
+// encodings.
 const std::map<char32_t, std::u32string> ligatures = {
     {U'Ĳ', U"IJ"},  {U'ĳ', U"ij"},  {U'ŉ', U"ʼn"}, {U'Ǳ', U"DZ"}, {U'ǲ', U"Dz"}, {U'ǳ', U"dz"},
     {U'Ǆ', U"DŽ"},  {U'ǅ', U"Dž"},  {U'ǆ', U"dž"}, {U'Ǉ', U"LJ"}, {U'ǈ', U"Lj"}, {U'ǉ', U"lj"},

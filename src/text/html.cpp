@@ -1,4 +1,5 @@
-// html_text and html_unescape of text/cleaning.h: a tokenizer with Python's html.parser as the measure, and character references.
+// html_text and html_unescape of text/cleaning.h: a tokenizer with Python's html.parser as the
+// measure, and character references.
 #include "text/cleaning.h"
 
 #include <gumbo.h>
@@ -29,7 +30,8 @@ const std::set<std::string> empty = {
     "menuitem", "meta", "nextid",   "param",   "source", "spacer",  "track",   "wbr"};
 const std::set<std::string> hidden = {"rp", "rt", "script", "style", "template"};
 
-// Reads a page from its beginning; what cannot be finished is looked at again when the end is known.
+// Reads a page from its beginning; what cannot be finished is looked at again when the end is
+// known.
 class Reader {
  public:
   explicit Reader(const std::string& page) : page_(page) {}
@@ -230,7 +232,8 @@ void collect(const GumboNode* node, std::string& out) {
     collect(static_cast<const GumboNode*>(node->v.element.children.data[i]), out);
 }
 
-// The text that an HTML parser reads `markup` (no tags in it) as. A letter before it keeps white space from being dropped.
+// The text that an HTML parser reads `markup` (no tags in it) as. A letter before it keeps white
+// space from being dropped.
 std::string parsed(const std::string& markup) {
   const std::string page = "x" + markup;
   GumboOutput* output = gumbo_parse_with_options(&kGumboDefaultOptions, page.data(), page.size());

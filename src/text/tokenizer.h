@@ -1,4 +1,4 @@
-// T5's tokenizer (specs/t5.md 2): SentencePiece pieces, then </s>.
+// T5's tokenizer (docs/models/t5.md, Tokens): SentencePiece pieces, then </s>.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,15 @@ class Tokenizer {
  public:
   static constexpr std::int32_t end_mark = 1;  // </s>
 
-  // Exit::data unless `model` is a SentencePiece model with T5's ids for padding, </s> and unknown: 0, 1, 2.
+  // Exit::data unless `model` is a SentencePiece model with T5's ids for padding, </s> and unknown:
+  // 0, 1, 2.
   explicit Tokenizer(const std::filesystem::path& model);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  // The pieces of `text` (UTF-8) and </s>, `max_length` ids at most, of which </s> is always the last; "" is </s> alone.
-  // <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text stand for themselves, with the white space around them.
+  // The pieces of `text` (UTF-8) and </s>, `max_length` ids at most, of which </s> is always the
+  // last; "" is </s> alone. <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text stand
+  // for themselves, with the white space around them.
   std::vector<std::int32_t> encode(const std::string& text, std::int64_t max_length) const;
 
   // Pieces of the model and the 100 extra ids behind them: every id is below.
@@ -34,8 +36,8 @@ class Tokenizer {
   std::unique_ptr<sentencepiece::SentencePieceProcessor> model_;
 };
 
-// The tokenizer of the deck: t5.tokenizer, or spiece.model beside t5.weights. Exit::data where there is none, or where it has
-// more ids than t5.vocab_size.
+// The tokenizer of the deck: t5.tokenizer, or spiece.model beside t5.weights. Exit::data where
+// there is none, or where it has more ids than t5.vocab_size.
 Tokenizer open_tokenizer(const std::string& tokenizer, const std::string& weights,
                          std::int64_t vocab_size);
 

@@ -1,5 +1,6 @@
-// Texts are UTF-8 in std::string; what must look at characters looks at code points, or searches with regular expressions that
-// mean what they mean in Python's re: PCRE2, and classes written out where the two differ.
+// Texts are UTF-8 in std::string; what must look at characters looks at code points, or searches
+// with regular expressions that mean what they mean in Python's re: PCRE2, and classes written out
+// where the two differ.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,8 @@
 
 namespace weft {
 
-// Exit::data unless `text` is UTF-8: names `what` (such as "prompts.txt, line 3") and the first byte that is not.
+// Exit::data unless `text` is UTF-8: names `what` (such as "prompts.txt, line 3") and the first
+// byte that is not.
 void check_utf8(std::string_view text, const std::string& what);
 
 // Bytes that are not UTF-8 become U+FFFD.
@@ -21,8 +23,8 @@ std::string strip(const std::string& text);
 
 class Pattern {
  public:
-  // `expression` in Python's notation over UTF-8; \w \d \s \b and their opposites mean what they mean for str in Python
-  // (inside of [ ] only \w, \d and \s).
+  // `expression` in Python's notation over UTF-8; \w \d \s \b and their opposites mean what they
+  // mean for str in Python (inside of [ ] only \w, \d and \s).
   explicit Pattern(std::string_view expression);
 
   // Every match replaced; $1 in `replacement` is the first group.

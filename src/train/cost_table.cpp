@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::int64_t warm_up = 32;   // steps whose powers of two are exchanges
 constexpr std::int64_t interval = 50;  // steps between exchanges afterwards
-// What was known counts as this many measurements at most: enough to smooth noise, few enough to follow a drift.
+// What was known counts as this many measurements at most: enough to smooth noise, few enough to
+// follow a drift.
 constexpr double memory = 64;
 constexpr const char* title = "weft costs 2";
 constexpr const char* title_1 = "weft costs 1";
@@ -52,8 +53,8 @@ void CostTable::measured(int bucket, double seconds) {
   const bool first = !met_[b];
   met_[b] = true;
   if (first || !(seconds > 0)) return;
-  // Speeds are summed, not times: a micro-batch that something held up tenfold then counts as a tenth of one that nothing
-  // did, where a mean of times would count it as ten.
+  // Speeds are summed, not times: a micro-batch that something held up tenfold then counts as a
+  // tenth of one that nothing did, where a mean of times would count it as ten.
   sums_[2 * b] += 1 / seconds;
   sums_[2 * b + 1] += 1;
 }
@@ -79,8 +80,8 @@ void CostTable::agree(const std::vector<double>& sums) {
   }
 }
 
-// The title, the number of buckets, and a line for each: clips, cost, seconds and weight. Numbers are written so that they
-// read back to the same bits.
+// The title, the number of buckets, and a line for each: clips, cost, seconds and weight. Numbers
+// are written so that they read back to the same bits.
 std::string CostTable::to_text() const {
   std::string text = fmt::format("{}\n{}\n", title, planned_.size());
   for (std::size_t b = 0; b < planned_.size(); ++b)
@@ -104,7 +105,8 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
   Noted n{{}, std::vector<double>(buckets), std::vector<double>(buckets)};
   if (format_1) {
-    // A line for each exchange, the last of them the newest: its step, and pairs of seconds and weight.
+    // A line for each exchange, the last of them the newest: its step, and pairs of seconds and
+    // weight.
     std::string last;
     while (std::getline(lines, line)) last = line;
     std::istringstream numbers(last);

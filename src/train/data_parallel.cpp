@@ -105,7 +105,8 @@ void DataParallel::reduce(int bucket) {
 double DataParallel::join() {
   double blocked = 0;
   for (const auto ticket : sums_) blocked += comm_.wait(ticket);
-  // Weights went on their way before these sums: a rank that had no forward in this step has them now.
+  // Weights went on their way before these sums: a rank that had no forward in this step has them
+  // now.
   for (int b = 0; b < static_cast<int>(weights_.size()); ++b) table_.arrived(b);
   return blocked;
 }

@@ -1,9 +1,10 @@
-// Data parallelism: gradients summed over all ranks while the backward runs, each rank's share of the optimizer's work, and
-// the new weights back to all ranks under the next forward (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054). With
-// parallel.zero = 0 gradients are summed whole and every rank does all of the optimizer's work.
+// Data parallelism: gradients summed over all ranks while the backward runs, each rank's share of
+// the optimizer's work, and the new weights back to all ranks under the next forward (ZeRO stage 1:
+// Rajbhandari et al., arXiv 1910.02054). With parallel.zero = 0 gradients are summed whole and
+// every rank does all of the optimizer's work.
 //
-// Order of the collectives, the same on every rank: gradient buckets 0, 1, ... (the backward's order), the step's
-// report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
+// Order of the collectives, the same on every rank: gradient buckets 0, 1, ... (the backward's
+// order), the step's report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
 #pragma once
 
 #include <functional>
@@ -16,18 +17,20 @@
 
 namespace weft {
 
-// lr of a step that follows `steps_done` finished ones: linear warm-up, then constant (specs/training.md 7).
+// lr of a step that follows `steps_done` finished ones: linear warm-up, then constant
+// (docs/models/stdit3.md, Optimizer).
 double learning_rate(const TrainDeck& d, std::int64_t steps_done);
 
-// One AdamW step of the owned part of one bucket with gradients clipped to d.grad_clip (0: not clipped), given the sum of
-// the squares of all gradients, f64 [1] on their device (ops/optimizer.h). Changes nothing where that is not finite.
+// One AdamW step of the owned part of one bucket with gradients clipped to d.grad_clip (0: not
+// clipped), given the sum of the squares of all gradients, f64 [1] on their device
+// (ops/optimizer.h). Changes nothing where that is not finite.
 void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
                     OptimizerState& state, int bucket);
 
 class DataParallel {
  public:
-  // `comm` over all ranks that hold the model. `aside` runs what the host does in the midst of device work that may be
-  // recorded (train/step_device.h).
+  // `comm` over all ranks that hold the model. `aside` runs what the host does in the midst of
+  // device work that may be recorded (train/step_device.h).
   DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
                std::function<void(std::function<void()>)> aside);
 
@@ -37,21 +40,23 @@ class DataParallel {
   // After master weights were read from a checkpoint: to every rank, into every copy.
   void spread_weights();
 
-  // A new step: the table tells when gradients are ready; they are on their way from then on. `local` f64 [1] gets the sum
-  // of squares of this rank's own gradients (not finite: they were the fault).
+  // A new step: the table tells when gradients are ready; they are on their way from then on.
+  // `local` f64 [1] gets the sum of squares of this rank's own gradients (not finite: they were the
+  // fault).
   void begin_step(const Tensor& local);
   // Waits for the sums. Seconds that the host was blocked.
   double join();
-  // `squares` f64 [groups] = sums of squares of the summed gradient of each group of parameters, the same bits on every rank;
-  // NaN if it was not finite before or anything `reported` f64 by the ranks is not: a GPU may be a step ahead of the host that
-  // looks. Seconds blocked.
+  // `squares` f64 [groups] = sums of squares of the summed gradient of each group of parameters,
+  // the same bits on every rank; NaN if it was not finite before or anything `reported` f64 by the
+  // ranks is not: a GPU may be a step ahead of the host that looks. Seconds blocked.
   double norm(const Tensor& reported, Tensor& squares);
-  // The optimizer's step, bucket by bucket, with the settings of each group, and new weights on their way. Seconds blocked
-  // (without overlap).
+  // The optimizer's step, bucket by bucket, with the settings of each group, and new weights on
+  // their way. Seconds blocked (without overlap).
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // A fault to order (core/fault.h): from now on, or not, one gradient of this rank becomes NaN before it is sent; or now.
+  // A fault to order (core/fault.h): from now on, or not, one gradient of this rank becomes NaN
+  // before it is sent; or now.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();
   // Seconds that forwards were blocked waiting for weights, since the last call.

@@ -1,5 +1,5 @@
-// Times of a model's micro-batches on this host's ranks. Collective over all ranks of a world, which compute at once, as they
-// would in a step; devices are chosen and threads are set already.
+// Times of a model's micro-batches on this host's ranks. Collective over all ranks of a world,
+// which compute at once, as they would in a step; devices are chosen and threads are set already.
 #pragma once
 
 #include <mpi.h>
@@ -20,8 +20,8 @@ struct MeasuredTimes {
   double forward = 0, backward = 0;
 };
 
-// One micro-batch as the trainer runs it, from the clips' bytes to gradients: medians of several runs, means
-// over the ranks. The task's parameters are allocated (allocate_for_measuring).
+// One micro-batch as the trainer runs it, from the clips' bytes to gradients: medians of several
+// runs, means over the ranks. The task's parameters are allocated (allocate_for_measuring).
 MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
                                MPI_Comm world);
 // The update of all parameters: seconds an element.

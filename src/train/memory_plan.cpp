@@ -10,14 +10,15 @@
 namespace weft {
 namespace {
 
-// The share of the blocks that is `count` of them. The model rounds up to whole blocks: a hair less keeps the product with
-// the number of blocks from being rounded to the next one.
+// The share of the blocks that is `count` of them. The model rounds up to whole blocks: a hair less
+// keeps the product with the number of blocks from being rounded to the next one.
 double share_of(std::int64_t count, std::int64_t blocks) {
   if (count == 0) return 0;
   return std::nextafter(static_cast<double>(count) / static_cast<double>(blocks), 0.0);
 }
 
-// The smallest x in [low, high] with fits(x), given that fits(high), and that whatever fits goes on fitting above.
+// The smallest x in [low, high] with fits(x), given that fits(high), and that whatever fits goes on
+// fitting above.
 template <class Fits>
 std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
   while (low < high) {
@@ -68,11 +69,13 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
           plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
       return need.fits && need.bytes <= usable;
     };
-    // The most that can be saved. Recomputing the last block as well seldom saves anything: its activations are wanted first.
+    // The most that can be saved. Recomputing the last block as well seldom saves anything: its
+    // activations are wanted first.
     const bool last_pays = at_least == blocks || bytes(batch, blocks) < bytes(batch, blocks - 1);
     const std::int64_t most = last_pays ? blocks : blocks - 1;
     if (!fits(batch, most)) {
-      // What every clip of the batch adds is the same, so the largest batch that fits can be searched for in the same way.
+      // What every clip of the batch adds is the same, so the largest batch that fits can be
+      // searched for in the same way.
       const std::int64_t too_many =
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
       throw Error(
@@ -101,7 +104,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
   if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
   if (on_cuda()) {
-    // The state is there already. NCCL's buffers, cuBLASLt's workspace and CUDA's own needs get the rest.
+    // The state is there already. NCCL's buffers, cuBLASLt's workspace and CUDA's own needs get the
+    // rest.
     const std::size_t free = device_runtime().free_bytes();
     return free - free / 16;
   }

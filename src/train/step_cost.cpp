@@ -25,7 +25,8 @@ struct DryRun {
   double forward = 0, backward = 0, flops = 0;
 };
 
-// A dry run of a micro-batch; `schedule`: when the gradients of each bucket are complete, and when its weights are wanted.
+// A dry run of a micro-batch; `schedule`: when the gradients of each bucket are complete, and when
+// its weights are wanted.
 DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, double recompute,
                const Rates& rates, std::vector<BucketSchedule>* schedule) {
   const auto arena = Arena::planning();
@@ -65,7 +66,8 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   w.flops = times.flops();
   if (schedule == nullptr) return w;
   for (std::size_t b = 0; b < schedule->size(); ++b) {
-    // What has a gradient in the loss itself (the discriminator, the 2D decoder) is ready as the backward begins.
+    // What has a gradient in the loss itself (the discriminator, the 2D decoder) is ready as the
+    // backward begins.
     (*schedule)[b].ready =
         ready[b] >= end ? 1 : std::max(0.0, (ready[b] - turned) / (end - turned));
     (*schedule)[b].needed = std::min(1.0, wanted[b] / turned);

@@ -1,5 +1,6 @@
-// What a training step of a model costs: the terms in which models answer `weft plan` (TrainingTask), and the dry run from
-// which a model without formulas of its own has its answer. All times in seconds.
+// What a training step of a model costs: the terms in which models answer `weft plan`
+// (TrainingTask), and the dry run from which a model without formulas of its own has its answer.
+// All times in seconds.
 #pragma once
 
 #include <mpi.h>
@@ -17,8 +18,8 @@ namespace weft {
 
 class TrainingTask;
 
-// How fast a device works. Operations of attention are counted as nobody could do with fewer: 4 S C N forward, 2.5 times
-// that backward.
+// How fast a device works. Operations of attention are counted as nobody could do with fewer: 4 S C
+// N forward, 2.5 times that backward.
 struct Rates {
   double products = 0;            // matrix products, FLOP/s
   double attention_forward = 0;   // FLOP/s
@@ -28,10 +29,10 @@ struct Rates {
   std::string origin;             // where the figures come from: said in every report
   double convolutions = 0;        // FLOP/s of the VAE's (OpTimes); 0: not known
 };
-// Targets for an H200 (performance study B4, B9), not measurements.
+// Targets for an H200 (docs/plan.md, Targets), not measurements.
 Rates h200_targets();
-// Rates from a JSON file with the names above as keys ("origin" may be left out, and "convolutions" where
-// nothing is planned that has any). Exit::usage if it is not that.
+// Rates from a JSON file with the names above as keys ("origin" may be left out, and "convolutions"
+// where nothing is planned that has any). Exit::usage if it is not that.
 Rates read_rates(const std::string& file);
 
 // What a micro-batch takes on one rank (one of `sp` that share its tokens).
@@ -55,7 +56,8 @@ struct BucketSchedule {
   double needed = 0;  // its weights are first used when this share of the next forward is done
 };
 
-// A plan's micro-batches: [bucket] clips in each, and the share of the blocks that is recomputed (train/memory_plan.h).
+// A plan's micro-batches: [bucket] clips in each, and the share of the blocks that is recomputed
+// (train/memory_plan.h).
 struct PlannedWork {
   std::span<const Bucket> buckets;
   std::vector<std::int64_t> clips;
@@ -69,12 +71,13 @@ struct MeasuredWork {
   std::string how;  // said in the report
 };
 
-// Operations of one call as nobody could do with fewer: of a convolution 2 numel(y) Cin kt kh kw, of an upsampled one 4/9 of
-// that (ops/conv.h), of the VAE's attention 4 P P C forward and 2.5 times that backward. 0 for all that memory bounds.
+// Operations of one call as nobody could do with fewer: of a convolution 2 numel(y) Cin kt kh kw,
+// of an upsampled one 4/9 of that (ops/conv.h), of the VAE's attention 4 P P C forward and 2.5
+// times that backward. 0 for all that memory bounds.
 double operations_of(const std::string& name, std::span<const Tensor> tensors);
 
-// Adds up what the operations of this thread's dry runs would take, for as long as it lives. Each takes the larger of its FLOPs
-// over their rate and its tensors' bytes over the bandwidth.
+// Adds up what the operations of this thread's dry runs would take, for as long as it lives. Each
+// takes the larger of its FLOPs over their rate and its tensors' bytes over the bandwidth.
 class OpTimes : public ops::OpWatch {
  public:
   // Exit::usage if the rates do not tell how fast convolutions are.

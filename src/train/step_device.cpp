@@ -30,7 +30,8 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
     work();
     cut({});
   } catch (...) {
-    // The stream must leave its recording before anybody can use it again, even to report the error.
+    // The stream must leave its recording before anybody can use it again, even to report the
+    // error.
     try {
       if (std::exchange(capturing_, false)) device_runtime().end_capture();
     } catch (const std::exception&) {

@@ -41,8 +41,9 @@ void watch_stop_signals() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (const int signal : stop_signals) sigaction(signal, &action, nullptr);
-  // A thread of their own takes the signals; this one and all that it starts never see them. oneDNN 2.6's sgemm keeps
-  // data below the stack's red zone, which a handler on a computing thread would overwrite.
+  // A thread of their own takes the signals; this one and all that it starts never see them.
+  // oneDNN 2.6's sgemm keeps data below the stack's red zone, which a handler on a computing thread
+  // would overwrite.
   hold_stop_signals();
   std::thread([] {
     release_stop_signals();
@@ -60,8 +61,8 @@ double seconds_since_epoch() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// When the Slurm job ends, on the clock of now_seconds(). The clock on the wall is asked once, here: however it is set
-// later, the seconds that are left pass all the same.
+// When the Slurm job ends, on the clock of now_seconds(). The clock on the wall is asked once,
+// here: however it is set later, the seconds that are left pass all the same.
 std::optional<double> end_of_job() {
   const char* text = std::getenv("SLURM_JOB_END_TIME");
   if (!text || !*text) return {};
@@ -140,7 +141,8 @@ void Requests::heard(int rank, unsigned asked) {
   stop(stop_signal() != 0 ? signal_name(stop_signal()) : fmt::format("a signal to rank {}", rank));
 }
 
-// Whether the file asks for something; then it is removed. One that cannot be counts as one request, until it is gone.
+// Whether the file asks for something; then it is removed. One that cannot be counts as one
+// request, until it is gone.
 bool Requests::seen(File& file) {
   const std::filesystem::path path = run_dir_ / file.name;
   struct stat status;

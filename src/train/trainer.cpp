@@ -20,8 +20,8 @@
 namespace weft {
 namespace {
 
-// A run that goes on under another deck is the user's right, but not to be missed. Keys that change nothing of what is
-// computed may differ.
+// A run that goes on under another deck is the user's right, but not to be missed. Keys that change
+// nothing of what is computed may differ.
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   if (log::rank() != 0) return;
   const Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {});
@@ -87,8 +87,9 @@ void Trainer::open_data() {
 }
 
 void Trainer::start() {
-  // On a GPU the algorithms of matrix products are measured once a run: a restart must repeat their choice. Another run
-  // may choose otherwise, with other last bits: where two runs are to agree, nothing is measured.
+  // On a GPU the algorithms of matrix products are measured once a run: a restart must repeat their
+  // choice. Another run may choose otherwise, with other last bits: where two runs are to agree,
+  // nothing is measured.
   if (on_cuda() && !deck_.parallel.deterministic && &kernels::set_matmul_tuning != nullptr)
     kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
   // Exchanges of tokens stand in the midst of the forward, and no graph may hold them.
@@ -144,12 +145,14 @@ void Trainer::load_state() {
 void Trainer::plan_step() {
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
   memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
-  // Placements follow the costs, and these the recomputation: it has to be the same on ranks that share clips unevenly.
+  // Placements follow the costs, and these the recomputation: it has to be the same on ranks that
+  // share clips unevenly.
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
   }
-  // A GPU's memory is taken for good: the plan, and an eighth for what operations need inside themselves.
+  // A GPU's memory is taken for good: the plan, and an eighth for what operations need inside
+  // themselves.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);

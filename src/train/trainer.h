@@ -1,4 +1,5 @@
-// The training state and its step: from clips to updated weights on every rank. jobs/train.cpp tells the story of the job.
+// The training state and its step: from clips to updated weights on every rank. jobs/train.cpp
+// tells the story of the job.
 #pragma once
 
 #include <mpi.h>
@@ -28,20 +29,24 @@ namespace weft {
 
 class Trainer {
  public:
-  // Collective. Opens the data, checks that it fits the model, and makes sure that the run directory can be
-  // written and is no other job's.
+  // Collective. Opens the data, checks that it fits the model, and makes sure that the run
+  // directory can be written and is no other job's.
   Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world);
 
-  // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the readers.
+  // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the
+  // readers.
   void start();
 
-  // One step: forward, backward, reduction, update. Collective, without a barrier. On a GPU the step is issued, and the
-  // host waits for the one before it. Exit::non_finite and Exit::hardware leave the weights as they were.
+  // One step: forward, backward, reduction, update. Collective, without a barrier. On a GPU the
+  // step is issued, and the host waits for the one before it. Exit::non_finite and Exit::hardware
+  // leave the weights as they were.
   void step();
-  // Metrics of the steps that have ended since the last call; with `all`, waits for the one under way.
+  // Metrics of the steps that have ended since the last call; with `all`, waits for the one under
+  // way.
   std::vector<StepMetrics> finished(bool all = false);
 
-  // Collective. Starts a save of the state; its stall counts to the last step. Waits for one in flight.
+  // Collective. Starts a save of the state; its stall counts to the last step. Waits for one in
+  // flight.
   void save();
   // As save(), for the sake of train.checkpoint_every: with train.skip_saves a WARN line takes its
   // place while some rank is still writing the save before. All ranks decide alike, by what they
@@ -58,8 +63,8 @@ class Trainer {
   bool saved() const { return saves_.newest == done_; }
   // Rank 0's: train/metrics/run_facts.h.
   const std::string& run_id() const { return run_id_; }
-  // What some rank was asked for before the end of a step that has ended (bits of train/stop.h): all ranks agree. Each
-  // request is told once, but for `stop`, which stays.
+  // What some rank was asked for before the end of a step that has ended (bits of train/stop.h):
+  // all ranks agree. Each request is told once, but for `stop`, which stays.
   unsigned take_requests();
 
   bool first_rank() const { return comm_->rank() == 0; }
@@ -85,16 +90,19 @@ class Trainer {
     double seconds;
     DeviceEvent begin, end;
   };
-  // A step that was issued: its metrics as far as the host knows them, and marks of the device's progress.
+  // A step that was issued: its metrics as far as the host knows them, and marks of the device's
+  // progress.
   struct Issued {
     StepMetrics metrics;
     StepReport::Rows rows;
-    // [rank]: what the plan gave each to do in this step, and in the one whose busy times this one reports.
+    // [rank]: what the plan gave each to do in this step, and in the one whose busy times this one
+    // reports.
     std::vector<double> expected, expected_of_busy;
     std::vector<Timed> micro_batches;
     std::vector<double> cost_sums;  // this rank's, in a step after which costs are agreed
     bool compare_weights = false;
-    // Seconds that this rank was blocked between the end of its backward and the last sum, before that, and after.
+    // Seconds that this rank was blocked between the end of its backward and the last sum, before
+    // that, and after.
     double blocked = 0, blocked_in_compute = 0, blocked_for_norm = 0;
     DeviceEvent begin, computed, reduced, updated;
   };

@@ -1,4 +1,5 @@
-// What goes wrong in a step: gradients that are not finite, replicas that differ, and faults to order.
+// What goes wrong in a step: gradients that are not finite, replicas that differ, and faults to
+// order.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -63,7 +64,8 @@ void Trainer::end_faults(double compute_seconds) {
     std::this_thread::sleep_for(std::chrono::duration<double>(*share * compute_seconds));
 }
 
-// Of the weights that every rank has: all in f32, or the bf16 copies and what a bf16 model reads in f32.
+// Of the weights that every rank has: all in f32, or the bf16 copies and what a bf16 model reads in
+// f32.
 void Trainer::checksum_weights() {
   ParameterTable& table = params();
   std::int64_t low = 0;
@@ -103,8 +105,8 @@ void Trainer::compare_weights(const Issued& step) const {
       __FILE__, __LINE__);
 }
 
-// The step is run again, on every rank, from the same weights: what is not finite again comes from the data or the
-// settings, what is finite now came from the machine.
+// The step is run again, on every rank, from the same weights: what is not finite again comes from
+// the data or the settings, what is finite now came from the machine.
 void Trainer::explain_non_finite(const Issued& step) {
   if (on_cuda()) device_runtime().synchronize(device_runtime().record(Stream::compute));
   comm_->progress(step.metrics.step, "non-finite step again");
@@ -139,8 +141,9 @@ void Trainer::explain_non_finite(const Issued& step) {
       __FILE__, __LINE__);
 }
 
-// Runs this rank's micro-batches of a step one by one. Empty, or a line for each whose gradient or loss is not finite. The
-// backward goes from the last layer to the first, so the fault entered at the last one, which is named.
+// Runs this rank's micro-batches of a step one by one. Empty, or a line for each whose gradient or
+// loss is not finite. The backward goes from the last layer to the first, so the fault entered at
+// the last one, which is named.
 std::string Trainer::find_non_finite(std::int64_t step, float weight) {
   ParameterTable& table = params();
   data_parallel_->settle();

@@ -60,7 +60,8 @@ void Trainer::step() {
   step.expected_of_busy = on_cuda() ? pace_.expected : step.expected;
   begin_faults();
 
-  // 1. Forward and backward of this rank's micro-batches; a bucket's sum starts when its last gradient is in.
+  // 1. Forward and backward of this rank's micro-batches; a bucket's sum starts when its last
+  // gradient is in.
   step.begin = mark();
   report_->clear();
   data_parallel_->begin_step(report_->slot(StepReport::squares));
@@ -119,7 +120,8 @@ void Trainer::step() {
   m.arena_peak_bytes = arena_->peak();
   ++done_;
 
-  // 4. On a GPU the host looks at a step's results when the next one has been issued: the GPU never waits for it.
+  // 4. On a GPU the host looks at a step's results when the next one has been issued: the GPU never
+  // waits for it.
   if (!on_cuda()) {
     complete(std::move(step));
     return;
@@ -128,7 +130,8 @@ void Trainer::step() {
   under_way_ = std::move(step);
 }
 
-// Forward and backward of one micro-batch; gradients are overwritten by the first of a step and added to by the others.
+// Forward and backward of one micro-batch; gradients are overwritten by the first of a step and
+// added to by the others.
 void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight) {
   const auto b = static_cast<std::size_t>(clips.what.bucket);
   const TrainingWork work = task_->prepare(source_->buckets()[b], clips,
@@ -158,7 +161,8 @@ void Trainer::count_loss(const TrainingLoss& loss) {
   }
 }
 
-// Seconds, since the last call, that the host waited in the midst of compute: for weights, and for tokens of the group.
+// Seconds, since the last call, that the host waited in the midst of compute: for weights, and for
+// tokens of the group.
 double Trainer::take_blocked() {
   const double in_exchanges = task_->blocked_seconds();
   return data_parallel_->take_blocked() + in_exchanges - std::exchange(pace_.blocked, in_exchanges);
@@ -233,7 +237,8 @@ void Trainer::complete(Issued step) {
   finished_.push_back(m);
 }
 
-// Every rank sees the same figures and decides alike. The step has changed the weights by now, but no checkpoint has it yet.
+// Every rank sees the same figures and decides alike. The step has changed the weights by now, but
+// no checkpoint has it yet.
 void Trainer::look_for_spikes(const StepMetrics& m) {
   const std::pair<const char*, std::optional<SpikeWatch::Spike>> found[] = {
       {"loss", watches_.loss.step(m.loss)},

@@ -1,5 +1,5 @@
-// Arrays in stretches: who writes what, restarts at other rank counts and other cuts, thousands of stretches, and
-// checkpoints of format 1, which knew no stretches.
+// Arrays in stretches: who writes what, restarts at other rank counts and other cuts, thousands of
+// stretches, and checkpoints of format 1, which knew no stretches.
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -140,7 +140,8 @@ TEST_F(CheckpointCuts, DamageInAStretchNamesItsTensor) {
     EXPECT_TRUE(writer.wait());
   }
   on_root([&] {
-    // A rank's part of a stretch is 20,000 elements over the ranks, and parts follow each other in the shard.
+    // A rank's part of a stretch is 20,000 elements over the ranks, and parts follow each other in
+    // the shard.
     const fs::path manifest = run / "step_1" / "manifest.json";
     const checkpoint::Manifest m =
         checkpoint::manifest_from_text(read_text(manifest), manifest.string());
@@ -159,8 +160,8 @@ TEST_F(CheckpointCuts, DamageInAStretchNamesItsTensor) {
 }
 
 TEST_F(CheckpointCuts, ThousandsOfStretchesStayCheap) {
-  // Five arrays in the same 6,000 stretches of five lengths, as buckets of parameters have them; every part lies in memory
-  // of its own.
+  // Five arrays in the same 6,000 stretches of five lengths, as buckets of parameters have them;
+  // every part lies in memory of its own.
   Cuts cuts;
   for (std::int64_t i = 0, end = 0; i < 6000; ++i)
     cuts.push_back(end += std::array{64, 64, 192, 4096, 100}[std::size_t(i % 600 / 120)]);

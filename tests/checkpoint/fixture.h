@@ -42,7 +42,8 @@ class CheckpointTest : public testing::Test {
     MPI_Barrier(MPI_COMM_WORLD);
   }
 
-  // Two arrays of a length that no rank count divides, one of them in uneven stretches; the values tell step, array and place.
+  // Two arrays of a length that no rank count divides, one of them in uneven stretches; the values
+  // tell step, array and place.
   static constexpr std::int64_t length = 100'003;
   static float value(std::int64_t step, int array, std::int64_t i) {
     return static_cast<float>((step * 7 + array * 3 + i) % 16'777'213);
@@ -53,7 +54,8 @@ class CheckpointTest : public testing::Test {
       return {flat("master", master), flat("average", average, {5, 20, 50'000, 50'000, length})};
     }
   };
-  // An array that every rank holds whole, and of it this rank's parts: what the ranks of `comm` save.
+  // An array that every rank holds whole, and of it this rank's parts: what the ranks of `comm`
+  // save.
   static FlatArray flat(const char* name, std::vector<float>& whole,
                         const std::vector<std::int64_t>& cuts = {},
                         MPI_Comm comm = MPI_COMM_WORLD) {

@@ -186,7 +186,8 @@ TEST_F(Safetensors, EveryFlippedBitIsNamedOrWithoutEffect) {
   }
 }
 
-// In pieces that do not follow each other nothing can be compared; read again from the start, it is.
+// In pieces that do not follow each other nothing can be compared; read again from the start, it
+// is.
 TEST_F(Safetensors, PiecesOutOfOrderAreNotHeldAgainstTheFile) {
   const std::vector<float> f = {1, 2, 3, 4};
   write_safetensors(dir_ / "t", std::vector<SafetensorWrite>{{"a", DType::f32, {4}, bytes_of(f)}});

@@ -44,7 +44,8 @@ class StateTest : public CheckpointTest {
     return *Checkpoint::newest(run, MPI_COMM_WORLD);
   }
 
-  // Every value of `got`, in each format it has, against what was trained times `factor` (1 of what was not).
+  // Every value of `got`, in each format it has, against what was trained times `factor` (1 of what
+  // was not).
   static void expect_weights(const ParameterTable& got, const ParameterTable& trained,
                              float factor) {
     ASSERT_EQ(got.all().size(), trained.all().size());

@@ -1,4 +1,5 @@
-// WEFT_FAULT is read as documented, holds for its rank and moment alone, and is refused where it cannot be read.
+// WEFT_FAULT is read as documented, holds for its rank and moment alone, and is refused where it
+// cannot be read.
 #include "core/fault.h"
 
 #include <gtest/gtest.h>

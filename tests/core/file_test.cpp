@@ -36,7 +36,8 @@ TEST(FileIdentity, TellsVersionsOfFilesAndFoldersApart) {
   fs::remove_all(dir);
 }
 
-// What a crash left half written stands in nobody's way, and what cannot be written leaves the old file.
+// What a crash left half written stands in nobody's way, and what cannot be written leaves the old
+// file.
 TEST(ReplaceFile, OldOrNew) {
   const fs::path dir =
       fs::temp_directory_path() / ("weft_replace_test_" + std::to_string(::getpid()));

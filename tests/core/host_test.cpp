@@ -44,7 +44,8 @@ TEST_F(HostMemoryTest, WithoutControlGroupsItIsTheHosts) {
   EXPECT_EQ(quota_cores(root_), 0);
 }
 
-// Slurm limits the job's group, not the step's below it; the root of a container's tree is mounted as the top.
+// Slurm limits the job's group, not the step's below it; the root of a container's tree is mounted
+// as the top.
 TEST_F(HostMemoryTest, TheTightestGroupAboveCounts) {
   put("proc/self/cgroup", "0::/slurm/job_1/step_0\n");
   put("sys/fs/cgroup/slurm/job_1/step_0/memory.max", "max\n");

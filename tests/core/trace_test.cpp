@@ -89,8 +89,8 @@ TEST(Trace, ThreadsLoseNothing) {
   EXPECT_EQ(seen.size(), static_cast<std::size_t>(threads * each));
 }
 
-// What a span costs: printed, and bounded so generously that only a change of kind can break it. The least of many batches,
-// since the host may stand still in some.
+// What a span costs: printed, and bounded so generously that only a change of kind can break it.
+// The least of many batches, since the host may stand still in some.
 TEST(Trace, ASpanIsCheap) {
   const auto scopes = [](int n) {
     double least = std::numeric_limits<double>::infinity();

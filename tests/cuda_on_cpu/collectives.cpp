@@ -1,5 +1,6 @@
-// NCCL's operations while they run: device memory is copied to the host, MPI works on the copies without blocking, and
-// the result is copied back, so that other streams go on meanwhile and a read that comes too early finds the old values.
+// NCCL's operations while they run: device memory is copied to the host, MPI works on the copies
+// without blocking, and the result is copied back, so that other streams go on meanwhile and a read
+// that comes too early finds the old values.
 #include "collectives.h"
 
 #include <cstring>
@@ -95,7 +96,8 @@ void write(const Collective& c, const std::vector<std::byte>& host, std::size_t 
   }
 }
 
-// MPI counts in int; larger messages are one element of a contiguous type, which no reduction may have.
+// MPI counts in int; larger messages are one element of a contiguous type, which no reduction may
+// have.
 constexpr std::size_t most = 1u << 30;
 
 void start(const Collective& c, Part& part, const NcclState& s) {

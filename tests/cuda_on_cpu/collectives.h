@@ -26,7 +26,8 @@ struct NcclState {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   bool aborted = false;
-  // Operations run one after another in the order in which the host asked for them, as on every other rank.
+  // Operations run one after another in the order in which the host asked for them, as on every
+  // other rank.
   std::uint64_t issued = 0, finished = 0;
 };
 

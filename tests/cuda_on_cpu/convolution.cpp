@@ -1,5 +1,6 @@
-// cuDNN's arithmetic: the patches of each output position become rows, oneDNN multiplies them with the weights, what the
-// graph adds is added in f32, and everything is rounded once where it is stored.
+// cuDNN's arithmetic: the patches of each output position become rows, oneDNN multiplies them with
+// the weights, what the graph adds is added in f32, and everything is rounded once where it is
+// stored.
 #include "convolution.h"
 
 #include <dnnl.h>
@@ -24,7 +25,8 @@ void set(const ConvTensor& t, void* data, std::int64_t i, float v) {
     static_cast<float*>(data)[i] = v;
 }
 
-// Calls f(position, offset) for all positions of space of a tensor's sample; position counts row-major.
+// Calls f(position, offset) for all positions of space of a tensor's sample; position counts
+// row-major.
 template <class F>
 void positions(const std::vector<std::int64_t>& sizes, F&& f) {
   std::vector<std::int64_t> at(sizes.size(), 0);
@@ -53,7 +55,8 @@ std::int64_t offset(const ConvTensor& t, std::int64_t sample, const std::vector<
   return o;
 }
 
-// For every output position and every element of the kernel the offset in x's sample, -1 in the padding.
+// For every output position and every element of the kernel the offset in x's sample, -1 in the
+// padding.
 std::vector<std::int64_t> patches(const ConvGraph& g) {
   const auto out = space(g.y), kernel = space(g.w), in = space(g.x);
   const std::int64_t taps = product(kernel);

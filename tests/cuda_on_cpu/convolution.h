@@ -1,5 +1,5 @@
-// cuDNN's convolutions from the inside: what a graph's descriptors say (cudnn_calls.cpp) and what it computes
-// (convolution.cpp).
+// cuDNN's convolutions from the inside: what a graph's descriptors say (cudnn_calls.cpp) and what
+// it computes (convolution.cpp).
 #pragma once
 
 #include <cstdint>

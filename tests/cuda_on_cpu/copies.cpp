@@ -1,5 +1,5 @@
-// Copies and fills. Pinned memory is read and written when the copy runs, as the hardware does; pageable memory is read
-// when the copy is asked for, and written before the call returns.
+// Copies and fills. Pinned memory is read and written when the copy runs, as the hardware does;
+// pageable memory is read when the copy is asked for, and written before the call returns.
 #include <cstring>
 #include <memory>
 
@@ -84,8 +84,8 @@ cudaError_t cudaMemsetAsync(void* p, int value, std::size_t bytes, cudaStream_t 
                             emulation::simple("a fill", [=] { std::memset(p, value, bytes); }));
 }
 
-// The waiting forms run on a stream that nobody else has: like CUDA's default stream, it knows nothing of the order of
-// non-blocking streams.
+// The waiting forms run on a stream that nobody else has: like CUDA's default stream, it knows
+// nothing of the order of non-blocking streams.
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   const Device device;
   if (emulation::forbidden_by_capture()) return fail(cudaErrorStreamCaptureImplicit);

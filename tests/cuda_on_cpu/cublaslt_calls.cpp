@@ -1,5 +1,5 @@
-// cuBLASLt's products: descriptions are checked as the library checks them, then queued with copies of everything they
-// say; matmul.cpp computes.
+// cuBLASLt's products: descriptions are checked as the library checks them, then queued with copies
+// of everything they say; matmul.cpp computes.
 #include "matmul.h"
 
 #include <algorithm>
@@ -262,7 +262,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   const Product p = product_of(*desc, a, b, c, d);
   if (const cublasStatus_t s = check(p, desc->compute, desc->scale); s != CUBLAS_STATUS_SUCCESS)
     return s;
-  // Three that differ in what they ask for: 16-byte alignment and workspace, the first alone, neither.
+  // Three that differ in what they ask for: 16-byte alignment and workspace, the first alone,
+  // neither.
   const std::uint32_t least = *std::min_element(wishes->alignment, wishes->alignment + 4);
   const auto offer = [&](std::uint64_t alignment, std::uint64_t workspace) {
     if (*found >= wanted || least < alignment || wishes->workspace < workspace) return;
@@ -308,7 +309,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (algo != nullptr && algo->data[1] > workspace_bytes) return CUBLAS_STATUS_NOT_SUPPORTED;
   const std::size_t scribble = algo == nullptr ? 0 : algo->data[1];
   const cudaError_t error = emulation::enqueue(stream, emulation::simple("cublasLtMatmul", [=] {
-                                                 // What the library leaves in the workspace is nobody's business.
+                                                 // What the library leaves in the workspace is
+                                                 // nobody's business.
                                                  if (scribble > 0)
                                                    std::memset(workspace, 0xff, scribble);
                                                  emulation::multiply(p, a, b, c, d);

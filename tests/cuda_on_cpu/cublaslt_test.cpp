@@ -47,7 +47,8 @@ struct Result {
   std::vector<Out> d, vector, aux;
 };
 
-// Operands are value(i) of their storage: A from 0, B from 1000, C from 2000, vector from 3000, aux from 4000.
+// Operands are value(i) of their storage: A from 0, B from 1000, C from 2000, vector from 3000, aux
+// from 4000.
 template <class In, class Out>
 Result<In, Out> run(const Call& c, int algorithm = 0) {
   Result<In, Out> r{};

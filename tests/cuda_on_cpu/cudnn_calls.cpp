@@ -1,7 +1,7 @@
-// cuDNN's graph interface: descriptors keep what they are told and are checked when they are made final, as the library's
-// are; convolution.cpp computes. Engines are offered in an order that is meant to hurt: first one that rounds f32 to TF32,
-// one that does not repeat its bits, one that is proposed and then cannot be had, and only then a sound one, which wants
-// workspace and fills it.
+// cuDNN's graph interface: descriptors keep what they are told and are checked when they are made
+// final, as the library's are; convolution.cpp computes. Engines are offered in an order that is
+// meant to hurt: first one that rounds f32 to TF32, one that does not repeat its bits, one that is
+// proposed and then cannot be had, and only then a sound one, which wants workspace and fills it.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -85,8 +85,8 @@ bool tensor_is_sound(const Descriptor& d) {
   return true;
 }
 
-// The attributes of a convolution's node: convolution, w, x, y behind alpha and beta, the same for all passes but for
-// their first number and the order of w, x, y.
+// The attributes of a convolution's node: convolution, w, x, y behind alpha and beta, the same for
+// all passes but for their first number and the order of w, x, y.
 struct Node {
   ConvPass pass;
   int alpha, beta, convolution, w, x, y;
@@ -139,8 +139,8 @@ std::shared_ptr<ConvGraph> graph_of(const Descriptor& d) {
   return emulation::fault_of(*g).empty() && !g->result.is_virtual ? g : nullptr;
 }
 
-// Which engines there are. As in the library: a bias of the operands' type or none, a residual only with a bias; here also
-// nothing fused for 5 channels, so that programs show what they do then.
+// Which engines there are. As in the library: a bias of the operands' type or none, a residual only
+// with a bias; here also nothing fused for 5 channels, so that programs show what they do then.
 std::vector<Engine> engines_of(const ConvGraph& g, cudnnBackendHeurMode_t mode) {
   const std::size_t added = g.added.size();
   if (added > 0 && (g.y.sizes[1] == 5 || g.added.back().sizes == g.y.sizes || added > 2)) return {};
@@ -188,8 +188,8 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
                                        const void* values) {
   Descriptor& d = of(descriptor);
   if (d.final || count < 0 || (count > 0 && values == nullptr)) return CUDNN_STATUS_BAD_PARAM;
-  // The library takes a factor as double too where it computes in float, and then reads half of it: cuDNN 9.14 on an H100
-  // made zeros of every convolution whose alpha was the double 1.0.
+  // The library takes a factor as double too where it computes in float, and then reads half of it:
+  // cuDNN 9.14 on an H100 made zeros of every convolution whose alpha was the double 1.0.
   if (type == CUDNN_TYPE_FLOAT || type == CUDNN_TYPE_DOUBLE) {
     std::memcpy(&d.reals[name], values, sizeof(float));
     return CUDNN_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
-// cuDNN's convolutions on the stand-in: against plain loops in double, backward as the adjoint of forward, and what the
-// library refuses.
+// cuDNN's convolutions on the stand-in: against plain loops in double, backward as the adjoint of
+// forward, and what the library refuses.
 #include "cudnn.h"
 
 #include "convolution.h"

@@ -1,4 +1,5 @@
-// Events. A wait or a synchronisation means the record that was the last when it was called, as CUDA defines.
+// Events. A wait or a synchronisation means the record that was the last when it was called, as
+// CUDA defines.
 #include <chrono>
 
 #include "streams.h"

@@ -19,7 +19,8 @@
 namespace emulation {
 namespace {
 
-// Kernels are often in unnamed namespaces, which dladdr() does not see, so the file's own table is read.
+// Kernels are often in unnamed namespaces, which dladdr() does not see, so the file's own table is
+// read.
 std::string symbol_at(std::uintptr_t offset) {
   std::ifstream file("/proc/self/exe", std::ios::binary);
   const std::vector<char> image{std::istreambuf_iterator<char>(file), {}};
@@ -74,7 +75,8 @@ std::string name_of(const void* function) {
   char* plain = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
   std::string name = status == 0 ? plain : mangled;
   std::free(plain);
-  // Without the parameters and a template's "void " before: the parenthesis that matches the last one.
+  // Without the parameters and a template's "void " before: the parenthesis that matches the last
+  // one.
   if (const auto end = name.rfind(')'); end != std::string::npos) {
     int depth = 0;
     for (std::size_t i = end + 1; i-- > 0;) {

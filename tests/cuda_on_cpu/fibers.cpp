@@ -1,6 +1,7 @@
-// Threads as fibers. Which one goes on is chosen so that a missing barrier shows: each warp runs as far ahead of the
-// others as barriers let it, in an order of warps drawn anew at each barrier, and its lanes in an order drawn for each
-// block. Nothing is ever switched in between barriers and warp functions.
+// Threads as fibers. Which one goes on is chosen so that a missing barrier shows: each warp runs as
+// far ahead of the others as barriers let it, in an order of warps drawn anew at each barrier, and
+// its lanes in an order drawn for each block. Nothing is ever switched in between barriers and warp
+// functions.
 #include "fibers.h"
 
 #include <sys/mman.h>
@@ -98,7 +99,8 @@ void map_once() {
 }
 
 std::byte* stack_top(std::size_t i) { return block.stacks + (i + 1) * (stack_bytes + page); }
-// Where a stack begins. Lanes use the same few lines of their stacks, which must not all fall into one set of the cache.
+// Where a stack begins. Lanes use the same few lines of their stacks, which must not all fall into
+// one set of the cache.
 std::byte* stack_start(std::size_t i) { return stack_top(i) - i % 32 * 128; }
 
 [[noreturn]] void die_of_deadlock();

@@ -22,14 +22,16 @@ void run_kernel(const Kernel& kernel);
 std::string where();
 const void* running_kernel();  // null between kernels
 
-// Is `p` in the memory that a block may use now, and what would it be called in a message? Null: nothing of ours.
+// Is `p` in the memory that a block may use now, and what would it be called in a message? Null:
+// nothing of ours.
 const char* describe_fiber_memory(const void* p);
 
 // The block's requested bytes of shared memory.
 std::size_t shared_bytes();
 
-// Lets others run: the running thread waits for `what`, which it looks at again afterwards. Chosen at random, so that
-// everybody's turn comes. When nobody has made progress for long, that is a deadlock.
+// Lets others run: the running thread waits for `what`, which it looks at again afterwards. Chosen
+// at random, so that everybody's turn comes. When nobody has made progress for long, that is a
+// deadlock.
 void yield(const char* what);
 void made_progress();
 

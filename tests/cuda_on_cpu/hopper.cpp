@@ -1,7 +1,7 @@
-// mbarriers, bulk copies and products of a warpgroup. What CUDA leaves open is drawn: a bulk copy happens at any time
-// between its issue and the moment that somebody could know of it, a group of products when it is committed or as late as
-// the wait for it. Until then its accumulators hold NaN and its operands are not read, so that whoever touches either too
-// early is found out.
+// mbarriers, bulk copies and products of a warpgroup. What CUDA leaves open is drawn: a bulk copy
+// happens at any time between its issue and the moment that somebody could know of it, a group of
+// products when it is committed or as late as the wait for it. Until then its accumulators hold NaN
+// and its operands are not read, so that whoever touches either too early is found out.
 #include "hopper.h"
 
 #include <algorithm>
@@ -131,7 +131,8 @@ Products& mine() { return products[threadIdx.x]; }
 
 float to_float(std::uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 
-// Element (i, k) of an operand in shared memory, k being summed over (PTX ISA, matrix descriptors and canonical layouts).
+// Element (i, k) of an operand in shared memory, k being summed over (PTX ISA, matrix descriptors
+// and canonical layouts).
 float element(std::uint64_t matrix, bool by_rows, std::uint32_t i, std::uint32_t k) {
   const auto field = [&](int bit) {
     return static_cast<std::uint32_t>(matrix >> bit & 0x3fff) << 4;

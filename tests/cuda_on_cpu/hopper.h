@@ -1,4 +1,5 @@
-// Compute capability 9.0, where WEFT_EMULATION_CAPABILITY asks for it: mbarriers, bulk copies, wgmma.
+// Compute capability 9.0, where WEFT_EMULATION_CAPABILITY asks for it: mbarriers, bulk copies,
+// wgmma.
 #pragma once
 
 #include <cstddef>

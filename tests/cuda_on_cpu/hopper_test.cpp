@@ -1,4 +1,5 @@
-// Products of a warpgroup against plain loops, the operands brought by bulk copies; and the faults that must show.
+// Products of a warpgroup against plain loops, the operands brought by bulk copies; and the faults
+// that must show.
 #include <cmath>
 #include <cstring>
 
@@ -17,7 +18,8 @@ enum class Fault { none, no_wait_for_copy, no_wait_for_product, wrong_parity };
 
 constexpr int rows = 64, columns = 72, tile = 2 * rows * 128;
 
-// d = a b^T or a b of tensors [64,72] (summing over 80 columns or 64 rows) by one warpgroup: warp 0's first thread copies.
+// d = a b^T or a b of tensors [64,72] (summing over 80 columns or 64 rows) by one warpgroup: warp
+// 0's first thread copies.
 template <bool by_rows, Fault fault>
 __global__ void product(CUtensorMap a, CUtensorMap b, float* d) {
   constexpr int n = by_rows ? columns : rows, accumulators = n / 2;

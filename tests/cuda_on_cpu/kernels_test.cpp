@@ -1,4 +1,5 @@
-// Threads, barriers, warp functions, shared memory: each with its meaning, and with the fault that must not pass.
+// Threads, barriers, warp functions, shared memory: each with its meaning, and with the fault that
+// must not pass.
 #include <numeric>
 
 #include "cuda_bf16.h"
@@ -12,7 +13,8 @@ using weft::kernels::shared_memory;
 
 constexpr unsigned all = 0xffffffffu;
 
-// Sums of rows of 256 through shared memory. Without its barrier it reads what other warps have not written yet.
+// Sums of rows of 256 through shared memory. Without its barrier it reads what other warps have not
+// written yet.
 template <bool with_barrier>
 __global__ void row_sums(const float* x, float* sums) {
   float* scratch = shared_memory<float>();
@@ -54,7 +56,8 @@ TEST(Barrier, MissingOneIsCaught) {
   EXPECT_GE(caught, 19);
 }
 
-// The buffer is used twice; without the second barrier a fast warp overwrites what a slow one has yet to read.
+// The buffer is used twice; without the second barrier a fast warp overwrites what a slow one has
+// yet to read.
 template <bool with_barrier>
 __global__ void neighbours(int* out) {
   int* scratch = shared_memory<int>();
@@ -88,8 +91,9 @@ TEST(Barrier, MissingOneBeforeReuseIsCaught) {
   EXPECT_GE(caught, 9);
 }
 
-// The first thread writes and all read: right by luck wherever warps, or the lanes of one warp, run in the order of their
-// numbers. With several warps the first one's lanes are in order, so that only the order of warps is left.
+// The first thread writes and all read: right by luck wherever warps, or the lanes of one warp, run
+// in the order of their numbers. With several warps the first one's lanes are in order, so that
+// only the order of warps is left.
 template <bool with_barrier>
 __global__ void told_by_the_first(int* out) {
   int* word = shared_memory<int>();

@@ -1,5 +1,5 @@
-// cuBLASLt's arithmetic: operands become dense f32, oneDNN multiplies, the epilogue is applied element by element by its
-// documented meaning, and everything is rounded once where it is stored.
+// cuBLASLt's arithmetic: operands become dense f32, oneDNN multiplies, the epilogue is applied
+// element by element by its documented meaning, and everything is rounded once where it is stored.
 #include "matmul.h"
 
 #include <dnnl.h>

@@ -1,6 +1,6 @@
-// Device memory: each allocation ends at pages that nobody may touch, is marked in what is left around it and filled
-// with 0xff, which is NaN in every floating-point type. The fill is a private mapping of a file of 0xff, so that only
-// pages that are written take memory.
+// Device memory: each allocation ends at pages that nobody may touch, is marked in what is left
+// around it and filled with 0xff, which is NaN in every floating-point type. The fill is a private
+// mapping of a file of 0xff, so that only pages that are written take memory.
 #include "memory.h"
 
 #include <sys/mman.h>

@@ -6,14 +6,16 @@
 namespace emulation {
 
 enum class Where { elsewhere, device, pinned };
-// Where [p, p + bytes) lies; `elsewhere` is plain host memory. Dies if it runs past the end of what it begins in.
+// Where [p, p + bytes) lies; `elsewhere` is plain host memory. Dies if it runs past the end of what
+// it begins in.
 Where where_is(const void* p, std::size_t bytes);
 
 void check_all_marks();
 std::size_t device_bytes_in_use();
 std::size_t device_bytes_in_total();
 
-// Device memory can be touched while one of these lives; under WEFT_EMULATION_STRICT=1 at no other time.
+// Device memory can be touched while one of these lives; under WEFT_EMULATION_STRICT=1 at no other
+// time.
 class OpenMemory {
  public:
   OpenMemory();

@@ -1,5 +1,6 @@
-// NCCL's calls over MPI: how communicators come to be, and groups. The ranks of an id find each other by messages over
-// MPI_COMM_WORLD, so that some of them may make a communicator while others are elsewhere.
+// NCCL's calls over MPI: how communicators come to be, and groups. The ranks of an id find each
+// other by messages over MPI_COMM_WORLD, so that some of them may make a communicator while others
+// are elsewhere.
 #include "nccl.h"
 
 #include <chrono>
@@ -37,7 +38,8 @@ void finish(MPI_Request& request) {
   }
 }
 
-// The world's ranks of a communicator in its order: each tells the leader who it is, the leader tells all.
+// The world's ranks of a communicator in its order: each tells the leader who it is, the leader
+// tells all.
 std::vector<int> gather_members(const Id& id, int size, int rank) {
   int world_rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
@@ -127,7 +129,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   const emulation::Device device;
-  // Requests under way are left to MPI: a collective cannot be taken back. The handle stays, for other threads have it.
+  // Requests under way are left to MPI: a collective cannot be taken back. The handle stays, for
+  // other threads have it.
   comm->state->aborted = true;
   return ncclSuccess;
 }
@@ -205,7 +208,8 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return ncclInvalidUsage;
   if (--group_depth > 0) return ncclSuccess;
-  // All of one communicator and stream run together: sends and receives of a group cannot wait for each other.
+  // All of one communicator and stream run together: sends and receives of a group cannot wait for
+  // each other.
   std::vector<Grouped> rest = std::exchange(grouped, {});
   while (!rest.empty()) {
     const ncclComm_t comm = rest.front().comm;

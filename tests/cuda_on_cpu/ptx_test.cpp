@@ -1,4 +1,5 @@
-// Matrix fragments, matrix loads and asynchronous copies against plain loops, and bf16 against its definition.
+// Matrix fragments, matrix loads and asynchronous copies against plain loops, and bf16 against its
+// definition.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,8 +24,8 @@ std::vector<__nv_bfloat16> values(std::size_t n, int first) {
   return v;
 }
 
-// D [16,8] = 1 + A [16,16] B [16,8] through shared memory: A by ldmatrix, B [16,8] row-major by its transposed form, or
-// B^T [8,16] row-major by the plain one.
+// D [16,8] = 1 + A [16,16] B [16,8] through shared memory: A by ldmatrix, B [16,8] row-major by its
+// transposed form, or B^T [8,16] row-major by the plain one.
 template <bool b_by_rows>
 __global__ void product(const __nv_bfloat16* a, const __nv_bfloat16* b, float* d) {
   auto* sa = shared_memory<__nv_bfloat16>();

@@ -1,5 +1,6 @@
-// Streams as queues that run only when the host waits, in a random legal order: a stream is drawn and runs a random
-// number of steps, so that one stream may get far ahead of another wherever no event holds it.
+// Streams as queues that run only when the host waits, in a random legal order: a stream is drawn
+// and runs a random number of steps, so that one stream may get far ahead of another wherever no
+// event holds it.
 #include "streams.h"
 
 #include <algorithm>

@@ -12,11 +12,12 @@
 
 namespace emulation {
 
-// What one step of a piece of work came to: its end, some of it, or nothing now because it waits for something.
+// What one step of a piece of work came to: its end, some of it, or nothing now because it waits
+// for something.
 enum class Progress { done, more, blocked };
 
-// One piece of work. `state` is the work's own from the start of an execution to its end; a graph executes the same work
-// many times.
+// One piece of work. `state` is the work's own from the start of an execution to its end; a graph
+// executes the same work many times.
 struct Work {
   std::string what;  // for messages
   std::function<Progress(std::shared_ptr<void>& state)> step;
@@ -62,7 +63,8 @@ class Device {
 // Puts work at the stream's end, or into the graph being captured from it.
 cudaError_t enqueue(cudaStream_t stream, Work work);
 
-// Runs queued work in a legal order until `finished` says true. The Device is let go of between steps.
+// Runs queued work in a legal order until `finished` says true. The Device is let go of between
+// steps.
 void run_until(const std::function<bool()>& finished);
 // A random few steps.
 void run_some();
@@ -70,7 +72,8 @@ void run_some();
 // Sets what cudaGetLastError returns and gives it back.
 cudaError_t fail(cudaError_t error);
 
-// Is this thread capturing in a mode that forbids waiting, allocating and the like? Then the capture is invalid from now.
+// Is this thread capturing in a mode that forbids waiting, allocating and the like? Then the
+// capture is invalid from now.
 bool forbidden_by_capture();
 cudaStream_t first_stream();
 // For calls without a stream that wait for their end.

@@ -1,4 +1,5 @@
-// Votes, reductions, matrix products and asynchronous copies: what a warp or a thread does beyond plain C++.
+// Votes, reductions, matrix products and asynchronous copies: what a warp or a thread does beyond
+// plain C++.
 #include <cstring>
 
 #include "async_copy.h"

@@ -1,5 +1,5 @@
-// Stores that are damaged anywhere: one that version 2 wrote, with texts of variable length, and one
-// of today. The program must live, and say what it found.
+// Stores that are damaged anywhere: one that version 2 wrote, with texts of variable length, and
+// one of today. The program must live, and say what it found.
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -145,7 +145,8 @@ TEST_F(ClipStoreDamage, MutatedAnywhere) {
   const char* asked = std::getenv("WEFT_STORE_MUTANTS");
   const int mutants = asked != nullptr ? std::atoi(asked) : 40;
   write_anew();
-  // Some mutants keep HDF5 busy for ever: two processor seconds are enough for a store of this size.
+  // Some mutants keep HDF5 busy for ever: two processor seconds are enough for a store of this
+  // size.
   read_stores_with({"/bin/sh", "-c", "ulimit -t 2; exec " + reader + " \"$0\" \"$1\""});
   const std::string bases[] = {content(version_two), content(path_)};
   const std::string want = all_of(path_);

@@ -58,7 +58,8 @@ class Awkward : public ClipSource {
   mutable std::condition_variable free_;
 };
 
-// Two buckets of six clips, some of them damaged; a clip is full of its number in the source, and so is its text.
+// Two buckets of six clips, some of them damaged; a clip is full of its number in the source, and
+// so is its text.
 class Damaged : public ClipSource {
  public:
   explicit Damaged(std::set<std::int64_t> damaged) : damaged_(std::move(damaged)) {
@@ -110,7 +111,8 @@ std::vector<std::int64_t> delivered(const Damaged& source, double max_damaged) {
 }
 
 TEST(Prefetch, DamagedClipsAreReplacedByTheNextWholeOne) {
-  // Clips 2, 4 and 5 of the first bucket, and the first of the second: 5's place goes round to clip 0.
+  // Clips 2, 4 and 5 of the first bucket, and the first of the second: 5's place goes round to clip
+  // 0.
   const Damaged source({2, 4, 5, 6});
   const std::vector<std::int64_t> wanted{0, 1, 3, 3, 0, 0, 7, 7, 8, 9, 10, 11};
   for (int round = 0; round < 5; ++round) EXPECT_EQ(delivered(source, 4.0 / 12), wanted);
@@ -264,7 +266,8 @@ TEST(Prefetch, DestroyedInTheMiddleOfARead) {
   EXPECT_EQ(begun, 2);
 }
 
-// Costs that a step measures decide who gets what in the steps behind the horizon: none of those may be planned before.
+// Costs that a step measures decide who gets what in the steps behind the horizon: none of those
+// may be planned before.
 TEST(Prefetch, PlansNoStepBehindTheHorizon) {
   const Awkward source(-1);
   std::int64_t planned = -1;
@@ -286,7 +289,8 @@ TEST(Prefetch, PlansNoStepBehindTheHorizon) {
   EXPECT_THROW(prefetch.begin_step(3), Error);  // time does not go back
 }
 
-// With a horizon of 0 a step's work is planned when it begins, and what it gave before stays valid until the next one.
+// With a horizon of 0 a step's work is planned when it begins, and what it gave before stays valid
+// until the next one.
 TEST(Prefetch, NoHorizonAtAll) {
   const Awkward source(-1);
   const auto work = [](std::int64_t step) {

@@ -41,7 +41,8 @@ TEST(StepPlan, EveryClipOnceAnEpoch) {
   }
 }
 
-// Steps and epochs count in 64 bits: behind 2^31 and 2^32 an epoch still has every clip once, in an order of its own.
+// Steps and epochs count in 64 bits: behind 2^31 and 2^32 an epoch still has every clip once, in an
+// order of its own.
 TEST(StepPlan, StepsBehind32Bits) {
   const StepPlanner planner(make_buckets({12, 8, 20}), 4, 2, 7);
   std::set<std::vector<SampleId>> orders;
@@ -189,8 +190,8 @@ TEST(ShareOut, Balanced) {
   for (const double l : load) EXPECT_LE(l, 4.0 / 3.0 * sum / 8);
 }
 
-// Costs of stage 1's buckets in seconds, in about the shares in which they come: longest first alone leaves eight micro-batches
-// a rank more than 3 % apart.
+// Costs of stage 1's buckets in seconds, in about the shares in which they come: longest first
+// alone leaves eight micro-batches a rank more than 3 % apart.
 TEST(ShareOut, TradesUntilRanksAreEven) {
   const std::vector<double> kinds = {2.297, 1.315, 1.315, 1.311, 1.255, 1.255, 1.255, 1.253,
                                      1.238, 1.179, 0.808, 0.808, 0.804, 0.797, 0.641};

@@ -1,5 +1,5 @@
-// The doctor's verdict on facts that this machine cannot show: GPUs, many hosts, slow ranks. What it can show is in
-// tests/e2e/test_doctor.py.
+// The doctor's verdict on facts that this machine cannot show: GPUs, many hosts, slow ranks. What
+// it can show is in tests/e2e/test_doctor.py.
 #include <gmock/gmock.h>
 
 #include "doctor/judge.h"
@@ -21,7 +21,8 @@ GpuFacts gpu(int host, int index) {
   return g;
 }
 
-// `hosts` hosts of two NUMA nodes and four GPUs, a rank on each GPU, 8 cores each, everything as it should be.
+// `hosts` hosts of two NUMA nodes and four GPUs, a rank on each GPU, 8 cores each, everything as it
+// should be.
 std::vector<RankFacts> healthy(int hosts) {
   std::vector<RankFacts> ranks;
   for (int h = 0; h < hosts; ++h) {

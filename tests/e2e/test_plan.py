@@ -35,7 +35,7 @@ class Plan(WeftTest):
         self.assertIn("train.batch_sizes = [", text)
         self.assertEqual(plan["ranks"], 128)
         self.assertEqual(len(plan["buckets"]), 35)
-        # XL/2 (performance study B1), its state in shards: 2.4 GB of bf16 weights, 4.8 GB of f32 gradients.
+        # XL/2 (docs/models/stdit3.md, Parameters), its state in shards: 2.4 GB of bf16 weights, 4.8 GB of f32 gradients.
         self.assertAlmostEqual(plan["parameters"]["trained"] / 1.2016e9, 1, delta=0.001)
         self.assertAlmostEqual(plan["memory"]["weights"] / 2.40e9, 1, delta=0.01)
         self.assertAlmostEqual(plan["memory"]["gradients"] / 4.81e9, 1, delta=0.01)

@@ -1,4 +1,5 @@
-// A checkpoint's manifest. Its own hash would refuse nearly every mutation: it is made anew for what stands before it.
+// A checkpoint's manifest. Its own hash would refuse nearly every mutation: it is made anew for
+// what stands before it.
 #include "checkpoint/manifest.h"
 
 #include "fuzz.h"

@@ -1,4 +1,5 @@
-// The lines of finished items, gathered and part, with a zero byte between them: gathering once more changes nothing.
+// The lines of finished items, gathered and part, with a zero byte between them: gathering once
+// more changes nothing.
 #include "fuzz.h"
 #include "jobs/engine/manifest.h"
 

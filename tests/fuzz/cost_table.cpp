@@ -1,4 +1,5 @@
-// The costs in a checkpoint's notes, of a table of two buckets. What is taken reads back equal, and every cost can be placed by.
+// The costs in a checkpoint's notes, of a table of two buckets. What is taken reads back equal, and
+// every cost can be placed by.
 #include "train/cost_table.h"
 
 #include <cmath>

@@ -1,6 +1,7 @@
-// Drives a fuzz target without libFuzzer: DRIVER CORPUS RUNS [SEED]. Runs every file of the folder CORPUS, then RUNS
-// mutations of them, the same ones for the same seed. CORPUS.dict, where there is one, holds words to insert, as
-// libFuzzer reads them. An input that ends the process is kept as finding_NAME in the directory the driver was started in.
+// Drives a fuzz target without libFuzzer: DRIVER CORPUS RUNS [SEED]. Runs every file of the folder
+// CORPUS, then RUNS mutations of them, the same ones for the same seed. CORPUS.dict, where there is
+// one, holds words to insert, as libFuzzer reads them. An input that ends the process is kept as
+// finding_NAME in the directory the driver was started in.
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@
 
 #include "fuzz.h"
 
-// abort() is a finding as any other; what cannot be allocated is refused, as it is outside of the sanitizer.
+// abort() is a finding as any other; what cannot be allocated is refused, as it is outside of the
+// sanitizer.
 extern "C" const char* __asan_default_options() {
   return "handle_abort=1:allocator_may_return_null=1:max_allocation_size_mb=1024";
 }

@@ -1,5 +1,6 @@
-// What the fuzz targets share. A target is one parser and LLVMFuzzerTestOneInput; what it may do with any bytes is
-// to take them or to throw weft::Error. libFuzzer drives it (make fuzz), or driver.cpp (ctest).
+// What the fuzz targets share. A target is one parser and LLVMFuzzerTestOneInput; what it may do
+// with any bytes is to take them or to throw weft::Error. libFuzzer drives it (make fuzz), or
+// driver.cpp (ctest).
 #pragma once
 
 #include <cstddef>

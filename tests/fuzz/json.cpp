@@ -1,4 +1,5 @@
-// JSON from outside: both ways to parse agree, nothing nests deeper than the limit, and what is written reads back.
+// JSON from outside: both ways to parse agree, nothing nests deeper than the limit, and what is
+// written reads back.
 #include "core/json.h"
 
 #include "fuzz.h"

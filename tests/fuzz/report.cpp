@@ -1,5 +1,5 @@
-// What weft report reads of a run: metrics.jsonl, run.json, deck.toml and scaling.json with zero bytes between them. No text of
-// theirs becomes markup. And what a restart does to the metrics.
+// What weft report reads of a run: metrics.jsonl, run.json, deck.toml and scaling.json with zero
+// bytes between them. No text of theirs becomes markup. And what a restart does to the metrics.
 #include "report/report.h"
 
 #include "fuzz.h"

@@ -1,5 +1,5 @@
-// FFmpeg's sources as a deck names them: what passes has no character by which FFmpeg could read it otherwise, and none of the
-// filters that open files.
+// FFmpeg's sources as a deck names them: what passes has no character by which FFmpeg could read it
+// otherwise, and none of the filters that open files.
 #include "media/media_source.h"
 
 #include "fuzz.h"

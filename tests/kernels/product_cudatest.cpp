@@ -1,5 +1,5 @@
-// Matrix products beyond what the cases of ops/matmul.h show: the plain kernel of last resort, and choices that are
-// measured once, kept in a table, and found again.
+// Matrix products beyond what the cases of ops/matmul.h show: the plain kernel of last resort, and
+// choices that are measured once, kept in a table, and found again.
 #include <gtest/gtest.h>
 
 #include <unistd.h>

@@ -1,4 +1,5 @@
-// Uploads through the pinned ring (tensor/device_cuda.cpp): what is given back to the caller at once must arrive as it was.
+// Uploads through the pinned ring (tensor/device_cuda.cpp): what is given back to the caller at
+// once must arrive as it was.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -11,8 +12,9 @@ namespace {
 
 constexpr std::int64_t mib = 1 << 20;
 
-// Rounds of the 64 MiB ring that leave a small piece at its end, and the next ones skip it. The copies of a round
-// wait behind an event, so that only the ring itself keeps the next round from overwriting what they read.
+// Rounds of the 64 MiB ring that leave a small piece at its end, and the next ones skip it. The
+// copies of a round wait behind an event, so that only the ring itself keeps the next round from
+// overwriting what they read.
 TEST(UploadRing, ARoundNeverOverwritesItsOwnCopies) {
   if (!on_cuda()) use_gpu(0);
   DeviceRuntime& device = device_runtime();

@@ -22,7 +22,8 @@ std::vector<std::uint8_t> picture(std::int64_t height, std::int64_t width) {
   return rgb;
 }
 
-// Of the same pictures through Image.resize(..., BICUBIC) of Pillow and the crop of resize_crop_to_fill.
+// Of the same pictures through Image.resize(..., BICUBIC) of Pillow and the crop of
+// resize_crop_to_fill.
 TEST(Bicubic, MakesThePixelsOfPillow) {
   const struct {
     std::int64_t from_height, from_width, height, width, sum, weighted;

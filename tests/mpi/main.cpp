@@ -1,4 +1,5 @@
-// Runs GoogleTest under mpirun: every rank runs every test, and only rank 0 prints unless another fails.
+// Runs GoogleTest under mpirun: every rank runs every test, and only rank 0 prints unless another
+// fails.
 #include <gtest/gtest.h>
 #include <mpi.h>
 

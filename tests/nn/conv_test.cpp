@@ -47,7 +47,8 @@ class NnConvTest : public OpTest {
   ParameterTable table_;
 };
 
-// A residual block with a shortcut, down and up again; x is used twice, and the residual is a value used elsewhere.
+// A residual block with a shortcut, down and up again; x is used twice, and the residual is a value
+// used elsewhere.
 TEST_F(NnConvTest, ResidualBlockDownAndUp) {
   const nn::ConvWeights first = add_conv("first", {8, 4, 3, 3}),
                         second = add_conv("second", {8, 8, 3, 3}),

@@ -1,4 +1,5 @@
-// Tangents against differences of the values, and the gradients of both against differences of both.
+// Tangents against differences of the values, and the gradients of both against differences of
+// both.
 #include "nn/dual.h"
 
 #include "fixture.h"

@@ -1,4 +1,5 @@
-// Token grids that change hands between ranks: every token arrives in its place, in both directions.
+// Token grids that change hands between ranks: every token arrives in its place, in both
+// directions.
 #include "nn/exchange.h"
 
 #include <mpi.h>

@@ -1,4 +1,5 @@
-// Parameters with values worth differentiating at, and gradients held to differences of the forward itself.
+// Parameters with values worth differentiating at, and gradients held to differences of the forward
+// itself.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,9 @@
 
 namespace weft::test {
 
-// Fills every parameter of the table with values of ordinary size: the released initialisation has zeros that
-// would hide most gradients. Norm weights scatter around 1; rotary frequencies stay as they are defined.
+// Fills every parameter of the table with values of ordinary size: the released initialisation has
+// zeros that would hide most gradients. Norm weights scatter around 1; rotary frequencies stay as
+// they are defined.
 inline void randomise(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t stream = 100 * seed;
@@ -32,8 +34,9 @@ inline std::vector<float> floats(const Tensor& t) {
   return {s.begin(), s.end()};
 }
 
-// Slope of f at 0 by Ridders' method: central differences over halved steps, extrapolated to a step of 0, the value
-// whose neighbours in the tableau agree best. In f32 no one step serves: wide ones see curvature, narrow ones rounding.
+// Slope of f at 0 by Ridders' method: central differences over halved steps, extrapolated to a step
+// of 0, the value whose neighbours in the tableau agree best. In f32 no one step serves: wide ones
+// see curvature, narrow ones rounding.
 inline double slope(const std::function<double(double)>& f, double h = 0.04) {
   constexpr int levels = 6;
   double table[levels][levels], best = 0, least = std::numeric_limits<double>::infinity();
@@ -54,9 +57,10 @@ inline double slope(const std::function<double(double)>& f, double h = 0.04) {
   return best;
 }
 
-// Moves `values` along random directions d and holds the slope of `loss` to gradient . d, as a fraction of the
-// gradient's length (the expected size of the product). `rounding` is what the loss's own rounding does to a slope: it
-// counts for gradients that are small beside the loss, and never for more than a tenth.
+// Moves `values` along random directions d and holds the slope of `loss` to gradient . d, as a
+// fraction of the gradient's length (the expected size of the product). `rounding` is what the
+// loss's own rounding does to a slope: it counts for gradients that are small beside the loss, and
+// never for more than a tenth.
 inline void expect_slope(const std::string& name, const Tensor& values, const Vec& gradient,
                          const std::function<double()>& loss, double bound, double rounding = 0) {
   const double length = std::sqrt(dot(gradient, gradient));

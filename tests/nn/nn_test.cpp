@@ -20,7 +20,8 @@ class NnTest : public OpTest {
     table_.begin_step([](int) {});
   }
 
-  // One forward and backward of `f` at `inputs`; then every parameter and every input is held to its slope.
+  // One forward and backward of `f` at `inputs`; then every parameter and every input is held to
+  // its slope.
   using Function = std::function<Var(nn::Context, const std::vector<Var>&)>;
   void check(const Function& f, const std::vector<Tensor>& inputs, double bound = 1e-3) {
     Tape tape;
@@ -51,7 +52,8 @@ TEST_F(NnTest, LinearChainWithReusedValues) {
   const nn::Linear a = add_linear("a", 12, 8), b = add_linear("b", 12, 12);
   const nn::Linear fc1 = add_linear("fc1", 20, 12), fc2 = add_linear("fc2", 12, 20);
   ready();
-  // h serves as operand, as residual and as addend; s is added to itself; b's weights are used twice.
+  // h serves as operand, as residual and as addend; s is added to itself; b's weights are used
+  // twice.
   check(
       [&](nn::Context c, const std::vector<Var>& in) {
         const Var h = nn::linear(c, in[0], a);
@@ -128,8 +130,8 @@ TEST_F(NnTest, AttentionBlock) {
           const auto tokens = [&](const Var& x) {
             return nn::view(c, nn::linear(c, x, qkv), {B, T, S, 3, H, D});
           };
-          // One projection and one pair of norms for both axes, one cross attention applied twice: every gradient
-          // has two contributions.
+          // One projection and one pair of norms for both axes, one cross attention applied twice:
+          // every gradient has two contributions.
           Var x = in[0];
           for (const bool time : {false, true}) {
             const Var a = nn::self_attention(c, tokens(x), &q_norm, &k_norm, time ? rope : Tensor(),
@@ -144,8 +146,8 @@ TEST_F(NnTest, AttentionBlock) {
   }
 }
 
-// Whether the absorbed form is taken is a matter of speed: a caption that is long enough for the plain form has
-// the same output when the longer caption beside it is taken away.
+// Whether the absorbed form is taken is a matter of speed: a caption that is long enough for the
+// plain form has the same output when the longer caption beside it is taken away.
 TEST_F(NnTest, AbsorbedAndPlainCrossAttentionAgree) {
   const std::int64_t N = 40, H = 2, C = 48;
   nn::CrossAttention cross;
@@ -157,7 +159,8 @@ TEST_F(NnTest, AbsorbedAndPlainCrossAttentionAgree) {
   const Tensor y = to_tensor(random_values(20 * C, 2), {20, C});
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, table_};
-  // 17 rows are padded to 32 keys: 4 H 32 > 3 C, so that the first run is plain and the second absorbed.
+  // 17 rows are padded to 32 keys: 4 H 32 > 3 C, so that the first run is plain and the second
+  // absorbed.
   const Tensor both = nn::cross_attention(c, make_var(x), make_var(y), cross,
                                           to_tensor({0, 3, 20}, {3}, DType::i32), {3, 17}, H)
                           ->value;
@@ -169,7 +172,8 @@ TEST_F(NnTest, AbsorbedAndPlainCrossAttentionAgree) {
       << "both took the same form: the test compares nothing";
 }
 
-// What an operation hands on may not be written by it afterwards: two inputs never share one gradient.
+// What an operation hands on may not be written by it afterwards: two inputs never share one
+// gradient.
 TEST_F(NnTest, AddGivesEachSideItsOwnGradient) {
   ready();
   const Vec g = random_values(6, 1);
@@ -225,7 +229,8 @@ TEST_F(NnTest, Bf16TakesTheWorkingWeights) {
   }
   EXPECT_LT(relative_error(out[1], out[0]), 0x1p-6);
   EXPECT_LT(relative_error(grad[1], grad[0]), 0x1p-6);
-  // The f32 masters move, the working copy does not: a bf16 forward must not see it before the refresh.
+  // The f32 masters move, the working copy does not: a bf16 forward must not see it before the
+  // refresh.
   for (float& v : a.weight->value.span<float>()) v += 1.0f;
   const auto run = [&] {
     Tape tape(Tape::Mode::infer);

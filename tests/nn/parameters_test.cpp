@@ -20,7 +20,8 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
   Parameter& fixed2 = table.add("fixed2", {17}, {}, false);
   table.allocate(65536, true, true);
 
-  // The backward finishes the last first; a bucket closes once it is full, and the next starts on the padding.
+  // The backward finishes the last first; a bucket closes once it is full, and the next starts on
+  // the padding.
   EXPECT_EQ(d.offset, 0);
   EXPECT_EQ(c.offset, 2 * pad);
   EXPECT_EQ(b.offset, c.offset + 30000);
@@ -248,7 +249,8 @@ class TapeCountingTest : public OpTest {
 };
 
 TEST_F(TapeCountingTest, BucketsLeaveAfterEachLayerWithAndWithoutRecompute) {
-  // Reverse order: 2.bias and 2.weight fill bucket 0, 1.weight bucket 1, 0.bias and 0.weight bucket 2.
+  // Reverse order: 2.bias and 2.weight fill bucket 0, 1.weight bucket 1, 0.bias and 0.weight
+  // bucket 2.
   ASSERT_EQ(table_.buckets().size(), 3u);
   EXPECT_EQ(announced_when_done(false), (std::vector<std::size_t>{1, 2, 3}));
   EXPECT_EQ(announced_when_done(true), (std::vector<std::size_t>{1, 2, 3}));

@@ -96,7 +96,8 @@ TEST_F(TapeTest, ActivationsReturnAsTheBackwardRuns) {
   y.reset();
   arena_->reset_peak();
   tape.backward();
-  // Gradients and scratch of one block beside activations that shrink: far from twice the forward's share.
+  // Gradients and scratch of one block beside activations that shrink: far from twice the forward's
+  // share.
   EXPECT_LT(arena_->peak() - before, forward_holds + forward_holds / 3);
   EXPECT_EQ(arena_->used(), before);
 }

@@ -6,7 +6,8 @@
 namespace weft::test {
 namespace {
 
-// Cross attention of one sample as specs/stdit3.md 5.8 has it: projections, softmax, projection, without the output bias.
+// Cross attention of one sample as docs/models/stdit3.md, Cross attention, has it: projections,
+// softmax, projection, without the output bias.
 struct Problem {
   std::int64_t N, L, H, D;
   std::int64_t C() const { return H * D; }

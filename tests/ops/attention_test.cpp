@@ -25,7 +25,7 @@ struct Problem {
     return (sequence / c.S * c.T + i) * c.S + sequence % c.S;
   }
 
-  // RMSNorm and rotation of one row, by the formulas of specs/stdit3.md 5.7.
+  // RMSNorm and rotation of one row, by the formulas of docs/models/stdit3.md, Self attention.
   Vec prepare(const double* x, const Vec& w, std::int64_t position) const {
     Vec y(x, x + c.D);
     if (c.norm) {
@@ -171,7 +171,8 @@ Vec cross_reference(const Vec& q, const Vec& kv, const Vec& offsets, std::int64_
 }
 
 TEST_F(OpTest, CrossAttentionOverPackedCaptions) {
-  // Captions of 5, 0 and 33 tokens: one sample sees nothing and gets zeros. Two rows of padding follow.
+  // Captions of 5, 0 and 33 tokens: one sample sees nothing and gets zeros. Two rows of padding
+  // follow.
   const std::int64_t B = 3, N = 21, H = 2;
   const Vec offsets = {0, 5, 5, 38};
   for (const std::int64_t D : {8, 72})

@@ -1,5 +1,5 @@
-// The table of cases that `weft bench kernels` holds the GPU to (src/bench/kernels), on the CPU: every case against its fp64
-// reference, and every case with one thread and with several.
+// The table of cases that `weft bench kernels` holds the GPU to (src/bench/kernels), on the CPU:
+// every case against its fp64 reference, and every case with one thread and with several.
 #include <fmt/format.h>
 #include <omp.h>
 
@@ -35,7 +35,8 @@ TEST(Reference, SlopesAreDerivatives) {
   }
 }
 
-// Sums are made in an order that does not depend on the thread count, or a restarted run would not repeat its bits.
+// Sums are made in an order that does not depend on the thread count, or a restarted run would not
+// repeat its bits.
 TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
   const int threads = omp_get_max_threads();
   for (const KernelCase& c : kernel_cases(CaseSize::small)) {

@@ -158,8 +158,8 @@ TEST_P(ConvTest, PlannedPeakIsReal) {
   EXPECT_EQ(*std::max_element(planned.begin(), planned.end()) > 0, !is_product);
 }
 
-// Sizes that no tile divides, more zeros in front than a kernel is long (clips of few frames), channels of conv_in and
-// conv_out, one pixel; then channels wide enough for every fast path.
+// Sizes that no tile divides, more zeros in front than a kernel is long (clips of few frames),
+// channels of conv_in and conv_out, one pixel; then channels wide enough for every fast path.
 INSTANTIATE_TEST_SUITE_P(
     Small, ConvTest,
     testing::Values(Case{{2, 1, 6, 5, 3}, 8, Conv::same(3)},

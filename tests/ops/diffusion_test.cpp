@@ -8,7 +8,7 @@ namespace {
 constexpr std::int64_t B = 2, C = 3, T = 4, H = 3, W = 5, Co = 6;
 const Shape x_shape{B, C, T, H, W}, out_shape{B, Co, T, H, W};
 
-// specs/rectified_flow.md 3.6, sum of the samples' losses times `weight`.
+// docs/models/stdit3.md, Training loss, sum of the samples' losses times `weight`.
 double loss_of(const Vec& out, const Vec& x0, const Vec& eps, const Vec& mask,
                std::int64_t sample) {
   double sum = 0, count = 0;

@@ -8,8 +8,8 @@ namespace weft::test {
 namespace {
 
 TEST_F(OpTest, PositionEmbeddingPutsWidthFirst) {
-  // The example of specs/stdit3.md 4: C=8, H=2, W=3. There the ratio base/W is not applied; with base = round(sqrt(6))
-  // = 2 the coordinates are scaled so that it cancels.
+  // The example of docs/models/stdit3.md, Position embedding: C=8, H=2, W=3. There the ratio base/W
+  // is not applied; with base = round(sqrt(6)) = 2 the coordinates are scaled so that it cancels.
   Tensor p = poisoned({6, 8});
   ops::position_embedding(2, 3, 2.0 / 3.0, p);
   const double expected[] = {0.84147098, 0.0099998333, 0.54030231, 0.99995, 0, 0, 1, 1};

@@ -47,7 +47,8 @@ TEST_P(Linear, ForwardAndBackward) {
           << "bias " << bias << " residual " << residual;
     }
 
-  // dx = g w, dw = g^T x, db = column sums of g: each once written and once added to what was there.
+  // dx = g w, dw = g^T x, db = column sums of g: each once written and once added to what was
+  // there.
   Vec dx(x.size()), dw(w.size()), db(b.size());
   for (std::int64_t i = 0; i < c.m; ++i)
     for (std::int64_t j = 0; j < c.n; ++j) {

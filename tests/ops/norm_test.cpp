@@ -111,7 +111,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 4, 7, 20, DType::f32}, Case{2, 3, 65, 1152, DType::f32},
                     Case{2, 3, 5, 64, DType::bf16}, Case{1, 4, 70, 72, DType::bf16}));
 
-// Frames whose row is below first_row are copied, forward and backward, and give their modulation row nothing.
+// Frames whose row is below first_row are copied, forward and backward, and give their modulation
+// row nothing.
 TEST_F(OpTest, FramesBelowTheFirstRowPass) {
   const std::int64_t S = 67, C = 20, K = 2;
   const Case normalised{1, 2, S, C, DType::f32};

@@ -1,4 +1,5 @@
-// fp64 references, written as the formulas stand in the specification, and the means to hold operations to them.
+// fp64 references, written as the formulas stand in docs/models, and the means to compare
+// operations with them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -81,7 +82,8 @@ inline double dot(const Vec& a, const Vec& b) {
   return s;
 }
 
-// Holds `gradient` to central differences of the fp64 function `f` at `at`, in up to 60 places spread over it.
+// Holds `gradient` to central differences of the fp64 function `f` at `at`, in up to 60 places
+// spread over it.
 inline void expect_gradient(const std::function<double(const Vec&)>& f, const Vec& at,
                             const Vec& gradient, double bound) {
   ASSERT_EQ(at.size(), gradient.size());

@@ -7,7 +7,7 @@
 namespace weft::test {
 namespace {
 
-// The bucket by the original's formula (specs/t5.md 4).
+// The bucket by the original's formula (docs/models/t5.md, Position bias).
 int bucket(int distance) {
   const int n = std::abs(distance), offset = distance > 0 ? 16 : 0;
   if (n < 8) return offset + n;

@@ -1,5 +1,5 @@
-// Reduce-scatter, all-gather, all-to-all, bf16 as the communication dtype: right values at any length, the same bits on every rank and every
-// time, and operations that do not fit together.
+// Reduce-scatter, all-gather, all-to-all, bf16 as the communication dtype: right values at any
+// length, the same bits on every rank and every time, and operations that do not fit together.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// How the ranks pass data on: all of this host through one window; two of them each; all by messages, as between hosts.
+// How the ranks pass data on: all of this host through one window; two of them each; all by
+// messages, as between hosts.
 class CollectivesTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

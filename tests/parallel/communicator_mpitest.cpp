@@ -1,4 +1,5 @@
-// Reductions between ranks: right sums, the same bits everywhere and every time, and progress without help.
+// Reductions between ranks: right sums, the same bits everywhere and every time, and progress
+// without help.
 #include "parallel/communicator.h"
 
 #include <gtest/gtest.h>

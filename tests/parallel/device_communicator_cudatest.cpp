@@ -1,6 +1,6 @@
-// Collectives of device memory, by NCCL and through the host: right values, the order against the compute stream, and hangs
-// that name who is late. Runs on GPUs, and on the stand-in for CUDA, where a missing event
-// shows under some order of the streams (WEFT_EMULATION_SEED).
+// Collectives of device memory, by NCCL and through the host: right values, the order against the
+// compute stream, and hangs that name who is late. Runs on GPUs, and on the stand-in for CUDA,
+// where a missing event shows under some order of the streams (WEFT_EMULATION_SEED).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,7 +80,8 @@ class DeviceCommunicatorTest : public testing::TestWithParam<Maker> {
     size_ = comm_->size();
   }
   std::unique_ptr<Communicator> make(double timeout) { return GetParam()(MPI_COMM_WORLD, timeout); }
-  // Runs `f`, then looks until a failure is known, which must be a hang of `what` by the last rank alone.
+  // Runs `f`, then looks until a failure is known, which must be a hang of `what` by the last rank
+  // alone.
   void expect_hang_of_last_rank(Communicator& comm, const std::string& what,
                                 const std::function<void()>& f) {
     const auto start = std::chrono::steady_clock::now();
@@ -122,7 +123,8 @@ TEST_P(DeviceCommunicatorTest, SumsOfBothTypesAndAllLengths) {
   EXPECT_NO_THROW(comm_->check());
 }
 
-// The sum takes what the compute stream wrote before, and what the compute stream does after the wait comes after it.
+// The sum takes what the compute stream wrote before, and what the compute stream does after the
+// wait comes after it.
 TEST_P(DeviceCommunicatorTest, OrderAgainstTheComputeStream) {
   DeviceRuntime& device = device_runtime();
   const std::size_t n = 3001;
@@ -270,8 +272,8 @@ TEST_P(DeviceCommunicatorTest, ARankThatNeverComesIsNamedOnEveryRank) {
   const Tensor t = on_device(terms<float>(1000, rank_));
   comm->wait(comm->all_reduce_sum(t));
   device_runtime().synchronize();
-  // The limit holds once all the others are in it. Nothing tells when their watches, which look each few milliseconds, have
-  // seen them begin.
+  // The limit holds once all the others are in it. Nothing tells when their watches, which look
+  // each few milliseconds, have seen them begin.
   const Ticket hanging = rank_ < size_ - 1 ? comm->all_reduce_sum(t) : 0;
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   MPI_Barrier(MPI_COMM_WORLD);

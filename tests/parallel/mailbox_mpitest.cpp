@@ -26,7 +26,8 @@ Sizes sizes_of(const char* ranks_a_host) {
   return sizes;
 }
 
-// Open MPI's btl_tcp_eager_limit is 64 KiB, its own header included: a longer message waits for the receiver's leave.
+// Open MPI's btl_tcp_eager_limit is 64 KiB, its own header included: a longer message waits for the
+// receiver's leave.
 TEST(MailboxTest, MessagesToOtherHostsNeedNoLeave) {
   int ranks = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);

@@ -1,4 +1,5 @@
-// What the watch says of ranks that stopped, skipped or differ, and that it keeps still where nothing is wrong.
+// What the watch says of ranks that stopped, skipped or differ, and that it keeps still where
+// nothing is wrong.
 #include "parallel/watchdog.h"
 
 #include <gmock/gmock.h>
@@ -23,13 +24,14 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr double limit = 1.0, generous = 300;
-// Verdicts are promised within ten seconds after the limit; a host on which other tests run, too, may need more.
+// Verdicts are promised within ten seconds after the limit; a host on which other tests run, too,
+// may need more.
 constexpr double patience = limit + 60;
 constexpr Collective scatter{"reduce-scatter", DType::f32, 1 << 20};
 constexpr Collective gather{"all-gather", DType::f32, 1 << 18};
 
-// A watch over a transport that is made up: the test says which operation this rank is in. What leads up to a hang has all the
-// time it needs: the limit holds from tick() on.
+// A watch over a transport that is made up: the test says which operation this rank is in. What
+// leads up to a hang has all the time it needs: the limit holds from tick() on.
 class WatchdogTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -108,7 +110,8 @@ TEST_F(WatchdogTest, KeepsStillWithoutAnyWord) {
   EXPECT_NO_THROW(watchdog_->check());
 }
 
-// Moves that go on for longer than the limit, which is so long that a rank may stand still for seconds by itself.
+// Moves that go on for longer than the limit, which is so long that a rank may stand still for
+// seconds by itself.
 TEST_F(WatchdogTest, KeepsStillWhileThingsMove) {
   constexpr double patient = 2.5 * limit;
   const auto go_on = [&](const std::function<void(int)>& move) {
@@ -200,7 +203,8 @@ TEST_F(WatchdogTest, CollectivesThatDiffer) {
                                       size_ - 1)));
 }
 
-// The transport met a message it did not expect: nobody waits for the limit, and the records tell what it was.
+// The transport met a message it did not expect: nobody waits for the limit, and the records tell
+// what it was.
 TEST_F(WatchdogTest, ASuspicionIsExplainedByTheRecords) {
   for (std::uint64_t n = 1; n <= 3; ++n) issue(n, rank_ == 0 && n == 3 ? gather : scatter);
   enter(1);
@@ -269,7 +273,8 @@ TEST(HungCommunicator, ASkippedCollective) {
   EXPECT_THAT(cause(s), HasSubstr(fmt::format("rank {} has 3", late)));
 }
 
-// A skipped one whose place another kind takes, and one of another size: neither may end in an error of MPI, nor pass.
+// A skipped one whose place another kind takes, and one of another size: neither may end in an
+// error of MPI, nor pass.
 TEST(HungCommunicator, AnotherKindInItsPlace) {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);

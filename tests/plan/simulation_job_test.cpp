@@ -41,7 +41,7 @@ double sum(const RankWork& ranks) {
   return s;
 }
 
-// Performance study B3, in TFLOP: 2-D VAE, temporal VAE and T5 of one clip.
+// docs/plan.md, Operations of encoding, in TFLOP: 2D VAE, temporal VAE and T5 of one clip.
 TEST(SimulationJob, EncodingCostsWhatTheModelsCount) {
   EXPECT_NEAR(encoding_flops(footage(1, 256, 256)) / 3.6e12, 1, 0.02);
   EXPECT_NEAR(encoding_flops(footage(51, 256, 256)) / 23.5e12, 1, 0.02);

@@ -1,4 +1,5 @@
-// The simulation against closed formulas: transfers, order statistics, and steps that can be reckoned by hand.
+// The simulation against closed formulas: transfers, order statistics, and steps that can be
+// reckoned by hand.
 #include "plan/simulation.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,8 @@ Network fabric(double cards, double gbits, bool two_level) {
   Network n;
   n.node_rate = cards * gbits * 1e9 / 8;
   n.two_level = two_level;
-  // A flat ring is limited by the network alone if NVLink runs at its peak; two levels at what NCCL measures inside a node.
+  // A flat ring is limited by the network alone if NVLink runs at its peak; two levels at what NCCL
+  // measures inside a node.
   n.inside_rate = two_level ? 370e9 : 450e9;
   return n;
 }
@@ -121,8 +123,9 @@ TEST_F(Simulation, EqualRanksWaitForNobody) {
   }
 }
 
-// Two nodes, 1 GB/s between them: half of 2 GB takes 1 s each way. Of four buckets of 0.5 GB, 0.25 s each, the first three
-// hide in the 2 s of backward that follow them; the last is all exposed, and so is the first that the forward needs.
+// Two nodes, 1 GB/s between them: half of 2 GB takes 1 s each way. Of four buckets of 0.5 GB, 0.25
+// s each, the first three hide in the 2 s of backward that follow them; the last is all exposed,
+// and so is the first that the forward needs.
 TEST_F(Simulation, WhatNothingHidesIsExposed) {
   Overlapped job = even_job(2, 1, 0);
   job.buckets = {

@@ -170,7 +170,8 @@ TEST(Tensor, BorrowedMemoryStaysItsOwners) {
   EXPECT_EQ(owner[1], 5);
 }
 
-// A dry run in an arena that is too small goes on to the end: it tells what all of it needs, and that it does not fit.
+// A dry run in an arena that is too small goes on to the end: it tells what all of it needs, and
+// that it does not fit.
 TEST(Arena, PlanningTellsWhatDoesNotFit) {
   const auto endless = Arena::planning(DeviceKind::cpu);
   const auto small = Arena::planning(DeviceKind::cpu, 4 * Arena::alignment);

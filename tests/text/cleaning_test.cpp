@@ -1,5 +1,6 @@
-// Cleaning: the vectors of specs/t5.md 6, made with the original, and what its libraries do to HTML and to broken
-// encodings. validation/check_text.py holds thousands of captions to those libraries themselves.
+// Cleaning: the vectors of docs/models/t5.md, Cleaning, made with the original, and what its
+// libraries do to HTML and to broken encodings. validation/check_text.py holds thousands of
+// captions to those libraries themselves.
 #include "text/cleaning.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// What of the tokenizer needs no model of a real size; validation/check_text.py trains one and compares 1,000 lines.
+// What of the tokenizer needs no model of a real size; validation/check_text.py trains one and
+// compares 1,000 lines.
 #include "text/tokenizer.h"
 
 #include <gmock/gmock.h>

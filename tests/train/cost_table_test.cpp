@@ -29,7 +29,8 @@ void measure(CostTable& t, int bucket, double seconds, int times) {
   for (int i = 0; i < times; ++i) t.measured(bucket, seconds);
 }
 
-// Whatever was measured: a time that decided who computes what would decide the last bits of every sum.
+// Whatever was measured: a time that decided who computes what would decide the last bits of every
+// sum.
 TEST(CostTable, PlacesByThePlanAlone) {
   CostTable t = make(3);
   measure(t, 0, 3, 5);
@@ -78,7 +79,8 @@ TEST(CostTable, RanksAgree) {
   EXPECT_DOUBLE_EQ(a.expected(1), 5);
 }
 
-// Noise around a constant hardly shows; a machine that is twice as slow from some step on does, within a few exchanges.
+// Noise around a constant hardly shows; a machine that is twice as slow from some step on does,
+// within a few exchanges.
 TEST(CostTable, SmoothsNoiseAndFollowsDrift) {
   CostTable t = make(1);
   t.measured(0, 1);
@@ -118,7 +120,8 @@ TEST(CostTable, TextGivesTheSameTimes) {
   EXPECT_EQ(back.to_text(), t.to_text());
 }
 
-// Less memory, and thus more recomputation, or a planner that counts otherwise: the run goes on as it began.
+// Less memory, and thus more recomputation, or a planner that counts otherwise: the run goes on as
+// it began.
 TEST(CostTable, ARestartPlacesAsTheRunBegan) {
   const CostTable t = make(2);
   CostTable back({{2, 17.0 / 3}, {2, 20}});

@@ -56,7 +56,8 @@ TEST(MemoryPlan, NothingIsRecomputedWhereAllFits) {
 // An arena in which so many bytes are usable.
 std::size_t arena_for(std::size_t bytes) { return bytes + bytes / 31 + 32; }
 
-// Every capacity between the two extremes: the bucket fits, holes included; fewer blocks do not; short clips pay nothing.
+// Every capacity between the two extremes: the bucket fits, holes included; fewer blocks do not;
+// short clips pay nothing.
 TEST(MemoryPlan, AsManyBlocksAsItTakes) {
   Small s;
   const double blocks = 6;
@@ -114,7 +115,8 @@ TEST(MemoryPlan, RefusesWhatDoesNotFitAndNamesWhatDoes) {
   }
 }
 
-// A GPU's step is planned without a GPU: it has no absorbed cross attention, so the figures differ from the CPU's.
+// A GPU's step is planned without a GPU: it has no absorbed cross attention, so the figures differ
+// from the CPU's.
 TEST(MemoryPlan, ForADeviceThatIsNotHere) {
   Small s;
   const auto plan = plan_memory(*s.task, s.source->buckets(), std::vector<std::int64_t>{2, 2},

@@ -1,4 +1,5 @@
-// Requests: files in the run directory, the end of the Slurm job, signals. One process, which speaks as rank 0.
+// Requests: files in the run directory, the end of the Slurm job, signals. One process, which
+// speaks as rank 0.
 #include "train/stop.h"
 
 #include <gmock/gmock.h>

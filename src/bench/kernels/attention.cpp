@@ -17,10 +17,11 @@ namespace {
 using Cases = std::vector<KernelCase>;
 using Tensors = std::vector<Tensor>;
 
-// f32: sums of some thousand products in another order, and another exponential. bf16: probabilities, their gradient and
-// the normalised q and k are rounded to 8 bits where the CPU side keeps 24, and so is every result: a few 2^-8 of the
-// largest element, more where several such factors meet in a gradient.
-// Large scores move the exponential in f32 by as much as they are large; in bf16 that is lost among the rest.
+// f32: sums of some thousand products in another order, and another exponential. bf16:
+// probabilities, their gradient and the normalised q and k are rounded to 8 bits where the CPU side
+// keeps 24, and so is every result: a few 2^-8 of the largest element, more where several such
+// factors meet in a gradient. Large scores move the exponential in f32 by as much as they are
+// large; in bf16 that is lost among the rest.
 double tolerance_of(DType dtype, bool backward, float deviation) {
   if (dtype == DType::f32) return (backward ? 1e-5 : 5e-6) * std::max(1.0f, deviation * deviation);
   return (backward ? 6.0 : 4.0) / 256;
@@ -201,8 +202,8 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
 struct Temporal {
   std::int64_t B, T, S, H, D;
   bool norm = true, rope = true;
-  // Of q, k and v. Without norm, 12 makes scores of some hundreds, far beyond exp's range; without rotation q' and k' are
-  // q and k, so that bf16 rounds nothing that such scores would make large.
+  // Of q, k and v. Without norm, 12 makes scores of some hundreds, far beyond exp's range; without
+  // rotation q' and k' are q and k, so that bf16 rounds nothing that such scores would make large.
   float spread = 1;
 
   Shape qkv() const { return {B, T, S, 3, H, D}; }
@@ -394,7 +395,8 @@ void add_wide_attention(std::vector<KernelCase>& cases, std::int64_t N, std::int
 
 void add_small(Cases& cases, DType dtype) {
   using ops::Axis;
-  // Every head size of the instances and some between them; lengths below, at and beyond the tiles of 32, 64 and 128.
+  // Every head size of the instances and some between them; lengths below, at and beyond the tiles
+  // of 32, 64 and 128.
   for (const Self& a : std::vector<Self>{{1, 1, 1, 1, 8},
                                          {1, 2, 67, 2, 72},
                                          {1, 1, 131, 1, 72, Axis::space, false},
@@ -453,7 +455,8 @@ std::vector<KernelCase> attention_cases(CaseSize size) {
       add_wide_attention(cases, 1, 60 * 107, 512, dtype);
       continue;
     }
-    // Captions of one row; distances beyond the last bucket's; several tiles; heads for the tensor cores and others.
+    // Captions of one row; distances beyond the last bucket's; several tiles; heads for the tensor
+    // cores and others.
     add_relative(cases, {1, 7, 70}, 2, 32, dtype);
     add_relative(cases, {110, 3}, 1, 64, dtype);
     add_relative(cases, {5, 9}, 2, 12, dtype);

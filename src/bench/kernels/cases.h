@@ -1,6 +1,7 @@
-// Every operation with a GPU side, on inputs of real and of awkward sizes: the one table of shapes, draws and tolerances.
-// `weft bench kernels` checks the GPU against the CPU with it and then times both; test_ops runs its small cases on the CPU
-// against the fp64 references that stand beside them (tests/ops/cases_test.cpp). One .cpp a header of ops/.
+// Every operation with a GPU side, on inputs of real and of awkward sizes: the one table of shapes,
+// draws and tolerances. `weft bench kernels` checks the GPU against the CPU with it and then times
+// both; test_ops runs its small cases on the CPU against the fp64 references that stand beside them
+// (tests/ops/cases_test.cpp). One .cpp a header of ops/.
 #pragma once
 
 #include <functional>
@@ -11,8 +12,9 @@
 
 namespace weft {
 
-// `small`: some seconds for all cases together on the stand-in for CUDA, with sizes that divide nothing (tests, sanitizers).
-// `real`: the shapes of STDiT3-XL/2 at 51 frames 480p (T 15, S 1590) and 16 frames 256x256 (T 4, S 256).
+// `small`: some seconds for all cases together on the stand-in for CUDA, with sizes that divide
+// nothing (tests, sanitizers). `real`: the shapes of STDiT3-XL/2 at 51 frames 480p (T 15, S 1590)
+// and 16 frames 256x256 (T 4, S 256).
 enum class CaseSize { small, real };
 
 // What bounds the operation: the ceiling that its time is compared with.
@@ -25,17 +27,19 @@ struct KernelCase {
   std::string shape;  // "B2 T15 S1590 C1152"
   DType dtype = DType::f32;
   std::vector<Tensor> inputs;  // in host memory
-  // Calls the operation on `in`, which are the inputs on one device (it may change them), and returns what it wrote.
-  // Outputs come from the current arena.
+  // Calls the operation on `in`, which are the inputs on one device (it may change them), and
+  // returns what it wrote. Outputs come from the current arena.
   std::function<std::vector<Tensor>(std::vector<Tensor>& in)> run;
   double bytes =
       0;  // least traffic with the device's memory: every input read and every output written once
   double flops = 0;  // useful operations (no padding, no recomputation)
   Bound bound = Bound::bandwidth;
-  // Largest |device - CPU| allowed, as a share of the largest |CPU| of the same output. For bf16 derived from 2^-8.
+  // Largest |device - CPU| allowed, as a share of the largest |CPU| of the same output. For bf16
+  // derived from 2^-8.
   double tolerance = 1e-5;
-  // The outputs in fp64 by the formula in the specification, from the inputs' values as `run` finds them; empty where the
-  // formula is tested otherwise (tests/ops), or where there is none, as for random bits.
+  // The outputs in fp64 by the formula in the specification, from the inputs' values as `run` finds
+  // them; empty where the formula is tested otherwise (tests/ops), or where there is none, as for
+  // random bits.
   std::function<std::vector<Values>(const std::vector<Values>& in)> reference;
 };
 

@@ -59,8 +59,9 @@ KernelCase make(const char* op, const Size& s, DType dtype, const std::string& v
   c.bytes = values * static_cast<double>(size_of(dtype));
   c.flops = s.flops();
   c.bound = Bound::tensor_cores;
-  // f32: sums in another order. bf16: operands are the same, the result is rounded once more where the library does not fuse
-  // what is added, and the weights of an upsampled convolution's phases are sums, rounded.
+  // f32: sums in another order. bf16: operands are the same, the result is rounded once more where
+  // the library does not fuse what is added, and the weights of an upsampled convolution's phases
+  // are sums, rounded.
   c.tolerance = dtype == DType::bf16 ? 1.0 / 64 : 2e-5;
   return c;
 }
@@ -144,7 +145,8 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
   using ops::Conv;
   std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
-    // The decoder's heaviest levels at 480p, a frame of each, and the temporal decoder's on a chunk of latents.
+    // The decoder's heaviest levels at 480p, a frame of each, and the temporal decoder's on a chunk
+    // of latents.
     const Size sizes[] = {{{1, 1, 480, 856, 128}, 128, Conv::same(3), "same"},
                           {{1, 1, 240, 428, 256}, 256, Conv::same(3), "same"},
                           {{1, 4, 60, 107, 512}, 512, Conv::same(3), "same"},
@@ -159,8 +161,9 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
     add_forward(cases, sizes[2], DType::f32, true, true, false);
     return cases;
   }
-  // A kernel of one element; sizes kept, halved and doubled; the causal kernels with both strides; 5 channels, for which
-  // the stand-in for cuDNN fuses nothing; an odd number, for which it falls back; a 4x4 kernel; frames of one row.
+  // A kernel of one element; sizes kept, halved and doubled; the causal kernels with both strides;
+  // 5 channels, for which the stand-in for cuDNN fuses nothing; an odd number, for which it falls
+  // back; a 4x4 kernel; frames of one row.
   const Size sizes[] = {{{2, 3, 3, 2, 8}, 4, Conv::same(1), "same 1"},
                         {{1, 2, 5, 6, 8}, 12, Conv::same(3), "same"},
                         {{1, 1, 4, 3, 3}, 5, Conv::same(3), "same"},

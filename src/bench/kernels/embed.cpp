@@ -22,8 +22,8 @@ double tolerance(DType t) { return t == DType::f32 ? f32_tolerance : bf16_tolera
 
 double width(DType t) { return static_cast<double>(size_of(t)); }
 
-// A copy of `t` in host memory at an address that is 4 bytes past a multiple of 16, as slices of a batch may be: it is
-// bytes of the device that matter, so the case slices it off again there.
+// A copy of `t` in host memory at an address that is 4 bytes past a multiple of 16, as slices of a
+// batch may be: it is bytes of the device that matter, so the case slices it off again there.
 Tensor behind_one(const Tensor& t) {
   Tensor longer = Tensor::host({t.numel() + 1}, t.dtype());
   std::copy_n(t.data<float>(), t.numel(), longer.data<float>() + 1);
@@ -88,7 +88,8 @@ void add_tables(Cases& cases, std::int64_t G, std::int64_t half, std::int64_t po
   cases.push_back(std::move(r));
 }
 
-// The rows that a batch of captions takes: every other sample has its own, the rest the null caption; two rows pad.
+// The rows that a batch of captions takes: every other sample has its own, the rest the null
+// caption; two rows pad.
 std::vector<std::int32_t> caption_rows(std::int64_t B, std::int64_t L) {
   std::vector<std::int32_t> index;
   for (std::int64_t b = 0; b < B; ++b)

@@ -21,8 +21,9 @@ double product_bytes(const Size& s, DType in, DType out) {
   return a + static_cast<double>(s.m * s.n) * static_cast<double>(size_of(out));
 }
 
-// Largest difference allowed, as a share of the largest value. f32: sums of `terms` products in another order. bf16: the
-// result is rounded to 2^-9 on both sides, on one of them also the bias and what goes into GELU.
+// Largest difference allowed, as a share of the largest value. f32: sums of `terms` products in
+// another order. bf16: the result is rounded to 2^-9 on both sides, on one of them also the bias
+// and what goes into GELU.
 double tolerance(DType out, std::int64_t terms) {
   return out == DType::bf16 ? 1.0 / 64 : terms < 4096 ? 8e-6 : 3.2e-5;
 }

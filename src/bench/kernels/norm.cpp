@@ -13,7 +13,7 @@ namespace weft {
 namespace {
 
 constexpr int vectors = 6, shift = 3, scale = 4,
-              gate = 2;  // of a block's modulation (specs/stdit3.md 5.4)
+              gate = 2;  // of a block's modulation (docs/models/stdit3.md, Modulation)
 
 struct Size {
   std::int64_t B, T, S, C;
@@ -41,8 +41,8 @@ KernelCase make(const char* op, const Size& s, DType dtype, const std::string& v
                         s.first_row > 0 ? " passing" : "");
   c.dtype = dtype;
   c.bytes = activations * s.elements() * static_cast<double>(size_of(dtype));
-  // bf16: two sides that round to either side of a tie differ by one unit of the largest value's last place. f32:
-  // sums over channels and tokens in different orders.
+  // bf16: two sides that round to either side of a tie differ by one unit of the largest value's
+  // last place. f32: sums over channels and tokens in different orders.
   c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 1e-5;
   return c;
 }
@@ -181,7 +181,8 @@ void add_gate(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool d
   cases.push_back(std::move(backward));
 }
 
-// t [G,K*C], or [G,C] where it is broadcast over the vectors; the table's gradient is wanted or not.
+// t [G,K*C], or [G,C] where it is broadcast over the vectors; the table's gradient is wanted or
+// not.
 void add_modulation(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t K, std::int64_t C,
                     bool broadcast, bool table_wanted) {
   const std::int64_t columns = broadcast ? C : K * C;
@@ -267,7 +268,8 @@ struct Groups {
 
 // `values`: read and written in all.
 KernelCase make_group_case(const char* op, const std::string& shape, DType dtype, double values) {
-  // f32: sums in another order. bf16: one unit of the largest value's last place where two sides round either way.
+  // f32: sums in another order. bf16: one unit of the largest value's last place where two sides
+  // round either way.
   return make_case(op, shape, dtype, values * static_cast<double>(size_of(dtype)),
                    dtype == DType::bf16 ? 1.0 / 128 : 2e-5);
 }
@@ -381,8 +383,9 @@ std::vector<KernelCase> norm_cases(CaseSize size) {
     add_group_norm(cases, {1, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
     return cases;
   }
-  // One token; one frame; every number of steps that a warp takes over a row, full and not; channels that no vector
-  // divides; rows too long for a warp; frames that pass; more runs of a modulation row than warps that add them.
+  // One token; one frame; every number of steps that a warp takes over a row, full and not;
+  // channels that no vector divides; rows too long for a warp; frames that pass; more runs of a
+  // modulation row than warps that add them.
   for (const Size& s : {Size{1, 1, 1, 8}, Size{1, 1, 3, 37}, Size{2, 3, 5, 72}, Size{1, 2, 7, 384},
                         Size{1, 2, 3, 580}, Size{1, 3, 5, 1152}, Size{1, 2, 2, 1156},
                         Size{2, 4, 3, 20, 2}, Size{1, 3, 5, 33, 1}, Size{1, 5, 131, 24}})
@@ -398,8 +401,8 @@ std::vector<KernelCase> norm_cases(CaseSize size) {
   add_modulation_rows(cases, 3, 5, true);
   add_modulation_rows(cases, 1, 1, false);
   add_modulation_rows(cases, 200, 2, true);  // more rows than a block has threads
-  // One position; groups of one channel and of all; channels that no vector divides; more positions than a chunk; means far
-  // from zero.
+  // One position; groups of one channel and of all; channels that no vector divides; more positions
+  // than a chunk; means far from zero.
   for (const Groups& s : {Groups{1, 1, 8, 2}, Groups{2, 5, 12, 4}, Groups{1, 9, 6, 6},
                           Groups{3, 7, 16, 1}, Groups{2, 131, 8, 4}, Groups{1, 70, 24, 3}})
     for (const DType dtype : {DType::f32, DType::bf16})

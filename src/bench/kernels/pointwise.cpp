@@ -55,7 +55,8 @@ void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
     return std::vector<Values>{fp64::map(part(s, in[0]), fp64::gelu)};
   };
   cases.push_back(std::move(forward));
-  // As the MLP calls it (gradient over gradient, activation over its argument), and without the activation.
+  // As the MLP calls it (gradient over gradient, activation over its argument), and without the
+  // activation.
   for (const bool again : {true, false}) {
     auto c = make("gelu_backward", s, dtype, again ? " in place" : "", (again ? 4 : 3) * width);
     c.inputs = {z, dy};
@@ -307,8 +308,8 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_rectifiers(cases, {1, 4, 256, 256, 64}, DType::bf16);
     return cases;
   }
-  // One element; less than an access; a rest behind whole accesses; several blocks; addresses that are not aligned;
-  // arguments where exponentials overflow.
+  // One element; less than an access; a rest behind whole accesses; several blocks; addresses that
+  // are not aligned; arguments where exponentials overflow.
   for (const Size& s :
        {Size{1}, Size{7}, Size{1003}, Size{20005}, Size{1003, true}, Size{517, false, 1e4f}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {

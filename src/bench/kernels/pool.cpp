@@ -21,7 +21,8 @@ KernelCase make(const char* op, const std::string& shape, DType dtype, std::int6
   c.shape = shape;
   c.dtype = dtype;
   c.bytes = static_cast<double>(values) * static_cast<double>(size_of(dtype));
-  // Sums in another order; bf16: one unit of the largest value's last place where two sides round either way.
+  // Sums in another order; bf16: one unit of the largest value's last place where two sides round
+  // either way.
   c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 2e-5;
   c.inputs = std::move(inputs);
   c.run = std::move(run);

@@ -12,7 +12,8 @@
 namespace weft {
 namespace {
 
-// f32: sums in another order. bf16: one unit of the largest value's last place where two sides round either way.
+// f32: sums in another order. bf16: one unit of the largest value's last place where two sides
+// round either way.
 double tolerance(DType dtype) { return dtype == DType::bf16 ? 1.0 / 128 : 2e-5; }
 
 // `offset` floats into its tensor, as sample b of a batch may be.

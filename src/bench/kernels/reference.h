@@ -1,4 +1,5 @@
-// What the fp64 references of the cases are written with: functions of an element, of matrices, and attention.
+// What the fp64 references of the cases are written with: functions of an element, of matrices, and
+// attention.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +44,8 @@ inline double gelu_slope(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
 }
 
-// [m,n] = a [m,k] b [k,n], operands read with the given strides: element (i,j) of a lies at i * ai + j * aj.
+// [m,n] = a [m,k] b [k,n], operands read with the given strides: element (i,j) of a lies at i * ai
+// + j * aj.
 inline Values product(std::int64_t m, std::int64_t n, std::int64_t k, const Values& a,
                       std::int64_t ai, std::int64_t aj, const Values& b, std::int64_t bi,
                       std::int64_t bj) {
@@ -61,9 +63,11 @@ inline Values column_sums(const Values& x, std::int64_t n) {
   return sums;
 }
 
-// Attention ----------------------------------------------------------------------------------------------------------
+// Attention
+// ----------------------------------------------------------------------------------------------------------
 
-// A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be empty.
+// A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be
+// empty.
 inline Values prepared(const double* x, std::int64_t D, const Values& w, const Values& rope,
                        std::int64_t position) {
   Values y(x, x + D);
@@ -80,7 +84,8 @@ inline Values prepared(const double* x, std::int64_t D, const Values& w, const V
   return y;
 }
 
-// out += softmax(scores) v for one query: values are rows of D, `stride` apart. Returns log-sum-exp of the scores, 0 for none.
+// out += softmax(scores) v for one query: values are rows of D, `stride` apart. Returns log-sum-exp
+// of the scores, 0 for none.
 inline double attend(const Values& scores, const double* v, std::int64_t stride, std::int64_t D,
                      double* out) {
   if (scores.empty()) return 0;

@@ -15,8 +15,8 @@ struct IngestInput {
 };
 
 // Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept.
-// What a list names is not trusted: files alone. Throws Exit::data for a glob without a match and a list that cannot be read,
-// naming its line, or is larger than limits.max_list_mib.
+// What a list names is not trusted: files alone. Throws Exit::data for a glob without a match and a
+// list that cannot be read, naming its line, or is larger than limits.max_list_mib.
 std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
                                        const MediaDeck& limits);
 

@@ -119,7 +119,8 @@ void EncodeJob::prepare(const ItemBatch& samples) {
   });
 }
 
-// A GPU gets a few frames at a time: a long clip of pixels would be larger than all that its latents need.
+// A GPU gets a few frames at a time: a long clip of pixels would be larger than all that its
+// latents need.
 std::vector<std::byte> EncodeJob::encode(const std::vector<std::byte>& clip, const Bucket& b,
                                          std::int64_t sample, const std::string& what) {
   const VideoVae::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),

@@ -16,23 +16,27 @@
 
 namespace weft {
 
-// The bucket as it is stored: encode.latents and encode.dtype. `text_channels` 0: without captions' features.
+// The bucket as it is stored: encode.latents and encode.dtype. `text_channels` 0: without captions'
+// features.
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
                       std::int64_t text_channels);
 
-// Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `vae`. Exit::usage where nothing fits.
+// Arena bytes that the largest clip takes, with micro-batches that fit `capacity`: set in `vae`.
+// Exit::usage where nothing fits.
 std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity);
 
-// Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data where f16 cannot hold it:
+// Values as the store has them, f16 or f32. Exit::non_finite where one is not finite, Exit::data
+// where f16 cannot hold it:
 // "`what` encodes to ...".
 std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
                                      const std::string& what);
 
-// All clips, each by its running number over all buckets (its sample id). `job`: all that decides the latents.
+// All clips, each by its running number over all buckets (its sample id). `job`: all that decides
+// the latents.
 std::vector<ListItem> encode_items(const std::vector<Bucket>& buckets, const std::string& job);
 
-// Encodes clips, in the current arena. Noise is a function of (run.seed, sample id): the same latents at any rank count. The
-// next clip is read while one is encoded.
+// Encodes clips, in the current arena. Noise is a function of (run.seed, sample id): the same
+// latents at any rank count. The next clip is read while one is encoded.
 class EncodeJob : public ListJob {
  public:
   EncodeJob(const Deck& deck, const ClipSource& source, VideoVae& vae, const ListEngine& engine);

@@ -59,7 +59,8 @@ Texts list_texts(const ClipSource& source) {
   return texts;
 }
 
-// All that decides the latents, a line each. Features of captions are told apart by jobs/generate/prompts/prompt_features.h.
+// All that decides the latents, a line each. Features of captions are told apart by
+// jobs/generate/prompts/prompt_features.h.
 std::string describe_job(const Deck& deck, const std::string& vae) {
   std::string job = fmt::format(
       "seed {}\nclips {}\nvae {}\n", deck.run.seed,
@@ -78,8 +79,9 @@ std::string describe_job(const Deck& deck, const std::string& vae) {
   return job + "stored as " + deck.get<EncodeDeck>().dtype + "\n";
 }
 
-// Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift and vae.scale are made of
-// (specs/vae.md 3). A drawn latent varies by its posterior's variance too.
+// Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift
+// and vae.scale are made of (docs/models/video_vae.md, Chunks). A drawn latent varies by its
+// posterior's variance too.
 void measure(std::vector<Bucket>& stored, PartReader& parts) {
   const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
   std::vector<double> sum(C), squares(C);
@@ -148,7 +150,8 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
   return bytes;
 }
 
-// The store is complete, and what it was made of is not needed. `job` and what the engine still holds go with the folder.
+// The store is complete, and what it was made of is not needed. `job` and what the engine still
+// holds go with the folder.
 void remove_data(const fs::path& folder) {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(folder, failed)) {

@@ -1,4 +1,5 @@
-// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions' T5 features.
+// `weft encode DECK`: a clip store of pixels becomes one of latents, with the captions' T5
+// features.
 #pragma once
 
 #include <mpi.h>
@@ -16,8 +17,8 @@ struct EncodeDeck {
 };
 DeckTable encode_table();
 
-// Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75 if asked to stop. The same
-// command makes what is missing, and the store when all clips are there.
+// Collective. Returns the exit code: 0, 3 if clips failed (the others are kept in OUTPUT.parts), 75
+// if asked to stop. The same command makes what is missing, and the store when all clips are there.
 int encode(const Deck& deck, MPI_Comm world);
 Command encode_command();
 

@@ -1,8 +1,10 @@
-// Encoded clips on their way into one store, in a folder beside it that survives a kill at any moment. OUTPUT.parts/ holds
+// Encoded clips on their way into one store, in a folder beside it that survives a kill at any
+// moment. OUTPUT.parts/ holds
 //   job                what is encoded, and by which weights: a folder of another job is refused
 //   G-R.data           clips one behind the other, written by rank R of the G-th start
-//   encoded.jsonl      a line for each: file, offset, bytes, XXH3-128 (jobs/engine/manifest.h); encoded.rankR.jsonl while it runs
-//   text_features.*    the captions' features (jobs/generate/prompts/prompt_features.h)
+//   encoded.jsonl      a line for each: file, offset, bytes, XXH3-128 (jobs/engine/manifest.h);
+//   encoded.rankR.jsonl while it runs text_features.*    the captions' features
+//   (jobs/generate/prompts/prompt_features.h)
 #pragma once
 
 #include <mpi.h>
@@ -19,8 +21,8 @@
 
 namespace weft {
 
-// Collective. Makes the folder for this job, or takes up the one of an earlier start: Exit::usage, naming the first line that
-// differs, if that is of another.
+// Collective. Makes the folder for this job, or takes up the one of an earlier start: Exit::usage,
+// naming the first line that differs, if that is of another.
 void open_parts(const std::filesystem::path& folder, const std::string& job, MPI_Comm world);
 
 // This rank's file of clips, made with the first one.

@@ -33,24 +33,27 @@ void end_for_failed(const Members& members, int rank, const std::string& noun, M
   end_job(world, Exit::hang);
 }
 
-// A rank failed that this one makes items with: this one ends too, and other groups make what they had in hand.
+// A rank failed that this one makes items with: this one ends too, and other groups make what they
+// had in hand.
 void leave_group(const Members& members, int rank) {
   log::warn("rank {} on {} failed: this rank, of the same group, ends too", rank,
             members.state(rank).host);
   std::fflush(nullptr);
-  // As that one did. mpirun, told to let the others live, takes an end without MPI_Finalize for worse.
+  // As that one did. mpirun, told to let the others live, takes an end without MPI_Finalize for
+  // worse.
   kill(getpid(), SIGKILL);
 }
 
-// Ends this rank without MPI, which would wait for those that failed. The coordinator passes the code on.
+// Ends this rank without MPI, which would wait for those that failed. The coordinator passes the
+// code on.
 [[noreturn]] void leave_job(int code, bool coordinator, MPI_Comm world) {
   std::fflush(nullptr);
   if (coordinator && code != 0) end_job(world, static_cast<Exit>(code));
   _exit(0);
 }
 
-// Whether the launcher takes exit codes from ranks that end by themselves. An mpirun that lets the others live takes them from
-// MPI_Abort alone.
+// Whether the launcher takes exit codes from ranks that end by themselves. An mpirun that lets the
+// others live takes them from MPI_Abort alone.
 bool exit_codes_pass() {
   const char* set = std::getenv("OMPI_MCA_orte_abort_on_non_zero_status");
   return set == nullptr || (std::string_view(set) != "0" && std::string_view(set) != "false");
@@ -303,7 +306,8 @@ ListReport ListEngine::read_report() {
   return report;
 }
 
-// Items that no rank has made or failed at, though none was asked to stop: left when it was too late, or given up.
+// Items that no rank has made or failed at, though none was asked to stop: left when it was too
+// late, or given up.
 void ListEngine::add_unmade(ListReport& report) {
   if (report.stopped) return;
   const ManifestLines finished = lines();
@@ -391,8 +395,8 @@ int ListEngine::end(const ListEnd& last) {
   mine_.own = last.share;
   members_.note_summary(summary_of(mine_).dump(-1, ' ', false, Json::error_handler_t::replace));
   members_.wait_for_summaries();
-  // All wait for the coordinator, also because the launcher may end the job with the first rank that leaves. Should it fail
-  // meanwhile, the next one takes its place.
+  // All wait for the coordinator, also because the launcher may end the job with the first rank
+  // that leaves. Should it fail meanwhile, the next one takes its place.
   std::optional<int> code;
   bool any_failed = false;
   int coordinator = 0;

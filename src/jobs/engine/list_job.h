@@ -1,21 +1,24 @@
-// The list engine: a job that makes many independent items (clips, scores, masks) says what an item is and how it is made; the
-// engine does the rest on all ranks.
+// The list engine: a job that makes many independent items (clips, scores, masks) says what an item
+// is and how it is made; the engine does the rest on all ranks.
 //
 //   order      costliest items first; whoever is free claims the next (queue.h)
-//   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h): the same command makes
+//   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h):
+//   the same command makes
 //              only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
 //   failures   an item that fails is reported by name and the others are made: exit 3
-//   liveness   what a failed rank had in hand is made by others, where the launcher lets them live (members.h); an item that
+//   liveness   what a failed rank had in hand is made by others, where the launcher lets them live
+//   (members.h); an item that
 //              two ranks failed with is given up
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
 // A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
 //   ListEngine engine(settings, items, world);      // 1. what is missing
 //   if (!engine.missing().empty()) {
-//     load weights, plan memory ...                 // 2. collective work; engine.stop_requested() may be asked
-//     MyJob job(...);                               // 3. make(): items to lines of the manifest
-//     engine.run(job, engine.one_by_one());         // 4. each rank on its own from here: no collective calls
+//     load weights, plan memory ...                 // 2. collective work; engine.stop_requested()
+//     may be asked MyJob job(...);                               // 3. make(): items to lines of
+//     the manifest engine.run(job, engine.one_by_one());         // 4. each rank on its own from
+//     here: no collective calls
 //   }
 //   return engine.end({...});                       // 5. the one way out: report and exit code
 #pragma once
@@ -62,14 +65,16 @@ using ItemBatch = std::vector<std::int64_t>;
 
 class ListEngine;
 
-// Where a job puts what comes out. On the first rank of a group; the others need not call. Thread-safe.
+// Where a job puts what comes out. On the first rank of a group; the others need not call.
+// Thread-safe.
 class ItemResults {
  public:
   explicit ItemResults(ListEngine& engine) : engine_(engine) {}
-  // The item's files are there: its line of the manifest (name, key, rank, files, the job's own members).
+  // The item's files are there: its line of the manifest (name, key, rank, files, the job's own
+  // members).
   void finished(const nlohmann::ordered_json& line);
-  // It will not be made. The first form is for handlers: an error that is no item's own (memory, hardware, in the middle of a
-  // group's exchanges) is thrown again and ends the job.
+  // It will not be made. The first form is for handlers: an error that is no item's own (memory,
+  // hardware, in the middle of a group's exchanges) is thrown again and ends the job.
   void failed(std::int64_t item, const Error& e);
   void failed(const std::string& name, const std::string& why);
 
@@ -80,10 +85,12 @@ class ItemResults {
 class ListJob {
  public:
   virtual ~ListJob() = default;
-  // The items are claimed and make() will follow; with settings.ahead while others are made, so that reading overlaps.
+  // The items are claimed and make() will follow; with settings.ahead while others are made, so
+  // that reading overlaps.
   virtual void prepare(const ItemBatch&) {}
-  // Makes the items, collective over the group. Every item gets finished() or failed(), now or, where a writer thread has it,
-  // by the next flush(). An Error that is thrown is a failure of all items of the batch.
+  // Makes the items, collective over the group. Every item gets finished() or failed(), now or,
+  // where a writer thread has it, by the next flush(). An Error that is thrown is a failure of all
+  // items of the batch.
   virtual void make(const ItemBatch& items, ItemResults& results) = 0;
   // Waits until what was made is reported.
   virtual void flush(ItemResults&) {}
@@ -119,14 +126,16 @@ struct ListReport {
 struct ListEnd {
   nlohmann::ordered_json share = nlohmann::ordered_json::object();   // this rank's own numbers
   nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
-  // On the coordinator: lines for the log above the engine's, and what is to be done once all items are finished. Another rank
-  // repeats `finish` where the coordinator fails in it. No MPI in either.
+  // On the coordinator: lines for the log above the engine's, and what is to be done once all items
+  // are finished. Another rank repeats `finish` where the coordinator fails in it. No MPI in
+  // either.
   std::function<void(const ListReport&)> print, finish;
 };
 
 class ListEngine {
  public:
-  // Collective. Rank 0's keys hold: times of files, which are in them, may differ from node to node.
+  // Collective. Rank 0's keys hold: times of files, which are in them, may differ from node to
+  // node.
   ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world);
   ListEngine(const ListEngine&) = delete;
   ListEngine& operator=(const ListEngine&) = delete;
@@ -143,9 +152,9 @@ class ListEngine {
 
   // Collective at its beginning. Makes the batches until there are none, or the job is to stop.
   void run(ListJob& job, std::vector<ItemBatch> batches);
-  // All ranks, once, with or without run(). Waits for the others; the coordinator, the first living rank, finishes, prints and
-  // writes the report. Returns the exit code: 0, 3 if items failed, 75 if stopped early. Where ranks have failed it does not
-  // return: MPI would wait for them.
+  // All ranks, once, with or without run(). Waits for the others; the coordinator, the first living
+  // rank, finishes, prints and writes the report. Returns the exit code: 0, 3 if items failed, 75
+  // if stopped early. Where ranks have failed it does not return: MPI would wait for them.
   int end(const ListEnd& last);
 
   // The lines of all finished items. For ListEnd::finish.
@@ -153,7 +162,8 @@ class ListEngine {
 
  private:
   friend class ItemResults;
-  // What a failed rank has done, by its part of the manifest and its member file. Read once: it does not change any more.
+  // What a failed rank has done, by its part of the manifest and its member file. Read once: it
+  // does not change any more.
   struct Past {
     ManifestLines lines;
     std::set<std::int64_t> resolved;

@@ -1,8 +1,12 @@
-// Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/seal.h) an item, with the members
-//   name, key, rank          of the item: unique; a hash of everything that decides the result; who made it
-//   file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes and X_xxh3 is another file;
-//                            X_offset (file: offset) where the result is a piece of a file that it shares with others
-// and whatever else the job wants to say. While a job runs, each rank writes a part of its own, DIR/STEM.rankN.jsonl.
+// Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/seal.h) an item,
+// with the members
+//   name, key, rank          of the item: unique; a hash of everything that decides the result; who
+//   made it file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes
+//   and X_xxh3 is another file;
+//                            X_offset (file: offset) where the result is a piece of a file that it
+//                            shares with others
+// and whatever else the job wants to say. While a job runs, each rank writes a part of its own,
+// DIR/STEM.rankN.jsonl.
 #pragma once
 
 #include <cstdint>
@@ -25,23 +29,26 @@ using ManifestLines = std::map<std::string, ManifestLine>;  // by name
 
 class Manifest {
  public:
-  // One rank, while nobody writes. Gathers the parts of all ranks, also of a job that was killed, into DIR/STEM.jsonl, the
-  // newest line of a name counting, and removes the parts and half-written files (.*.partial*). A last line that is cut off is
-  // dropped, and so is a damaged one, with a WARN. Exit::data where the directory cannot be written.
+  // One rank, while nobody writes. Gathers the parts of all ranks, also of a job that was killed,
+  // into DIR/STEM.jsonl, the newest line of a name counting, and removes the parts and half-written
+  // files (.*.partial*). A last line that is cut off is dropped, and so is a damaged one, with a
+  // WARN. Exit::data where the directory cannot be written.
   static ManifestLines gather(const std::filesystem::path& directory, const std::string& stem);
   // What was gathered; and what one rank has added since, also while others write.
   static ManifestLines gathered(const std::filesystem::path& directory, const std::string& stem);
   static ManifestLines of_rank(const std::filesystem::path& directory, const std::string& stem,
                                int rank);
 
-  // This rank's part, made with its first line: no two ranks append to one file, which network file systems mix up.
+  // This rank's part, made with its first line: no two ranks append to one file, which network file
+  // systems mix up.
   Manifest(const std::filesystem::path& directory, const std::string& stem, int rank);
   ~Manifest();
   Manifest(const Manifest&) = delete;
   Manifest& operator=(const Manifest&) = delete;
 
-  // Appends a line. It is on the disk on return, except where lines come so fast that this would take more than a tenth of the
-  // time: then it follows with a later one, or with the destructor. Thread-safe.
+  // Appends a line. It is on the disk on return, except where lines come so fast that this would
+  // take more than a tenth of the time: then it follows with a later one, or with the destructor.
+  // Thread-safe.
   void add(const nlohmann::ordered_json& line);
 
  private:
@@ -51,12 +58,13 @@ class Manifest {
   double synced_at_ = 0, sync_seconds_ = 0;
 };
 
-// Whether the item is finished as its line says: under that key, its files with those bytes, which are read. A file that is
-// there but damaged is a WARN.
+// Whether the item is finished as its line says: under that key, its files with those bytes, which
+// are read. A file that is there but damaged is a WARN.
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const std::filesystem::path& directory);
 
-// Reads a whole file of DIR and adds the members PREFIX, PREFIX_bytes (file: bytes) and PREFIX_xxh3.
+// Reads a whole file of DIR and adds the members PREFIX, PREFIX_bytes (file: bytes) and
+// PREFIX_xxh3.
 void add_file(nlohmann::ordered_json& line, const std::filesystem::path& directory,
               const std::string& file, const std::string& prefix = "file");
 

@@ -25,8 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether processes on other nodes see at once what is written here, as on file systems of one node (where all are) and on
-// those that are coherent. Others, as NFS, need a flush.
+// Whether processes on other nodes see at once what is written here, as on file systems of one node
+// (where all are) and on those that are coherent. Others, as NFS, need a flush.
 bool is_coherent(int fd) {
   struct statfs about {};
   if (fstatfs(fd, &about) != 0) return false;

@@ -1,7 +1,8 @@
-// Liveness of a job's ranks, and what each has reported: one file a rank, DIR/N, which its rank keeps locked while it lives and
-// appends a line to for all that it does. The kernel lifts the lock when the process is gone, however it ended (a network file
-// system does when the node is gone), so no clock decides. Works beside MPI, which cannot go on without a rank: everything here
-// is answered by files.
+// Liveness of a job's ranks, and what each has reported: one file a rank, DIR/N, which its rank
+// keeps locked while it lives and appends a line to for all that it does. The kernel lifts the lock
+// when the process is gone, however it ended (a network file system does when the node is gone), so
+// no clock decides. Works beside MPI, which cannot go on without a rank: everything here is
+// answered by files.
 #pragma once
 
 #include <mpi.h>
@@ -31,10 +32,12 @@ struct MemberState {
 
 class Members {
  public:
-  // Collective. Makes DIR anew. Exit::data, with `key` of the deck in the hint, where ranks cannot write there or do not share
-  // it. Where locks of other ranks cannot be seen, a warning: a failed rank goes unnoticed.
+  // Collective. Makes DIR anew. Exit::data, with `key` of the deck in the hint, where ranks cannot
+  // write there or do not share it. Where locks of other ranks cannot be seen, a warning: a failed
+  // rank goes unnoticed.
   Members(std::filesystem::path directory, const std::string& key, MPI_Comm world);
-  // Collective, and removes DIR; not during stack unwinding, where others must not take this rank for failed.
+  // Collective, and removes DIR; not during stack unwinding, where others must not take this rank
+  // for failed.
   ~Members();
   Members(const Members&) = delete;
   Members& operator=(const Members&) = delete;
@@ -42,7 +45,8 @@ class Members {
   const std::filesystem::path& directory() const { return directory_; }
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  // Whether that rank's process is gone without having run the destructor. Never taken back. Thread-safe.
+  // Whether that rank's process is gone without having run the destructor. Never taken back.
+  // Thread-safe.
   bool failed(int rank);
   MemberState state(int rank) const;
 
@@ -59,7 +63,8 @@ class Members {
   // True for one rank alone of all that claim `what`, a file name.
   bool claim(const std::string& what);
 
-  // From now on a thread looks every second whether one of `others` has failed, and calls `then` once. Empty: no more.
+  // From now on a thread looks every second whether one of `others` has failed, and calls `then`
+  // once. Empty: no more.
   void watch(std::vector<int> others, std::function<void(int rank)> then);
   // The next rank of a ring: if each watches it, no failure goes unseen.
   std::vector<int> neighbour() const;

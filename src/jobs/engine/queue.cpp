@@ -68,7 +68,8 @@ bool StopState::look() {
   return marked;
 }
 
-// In a thread of its own: an item may take minutes, and the others are to hear before they begin another.
+// In a thread of its own: an item may take minutes, and the others are to hear before they begin
+// another.
 void StopState::watch(const std::stop_token& end) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
@@ -131,7 +132,8 @@ fs::path WorkQueue::token(std::int64_t lane, std::int64_t next) const {
   return members_.directory() / "queue" / fmt::format("{}.{}", lane, next);
 }
 
-// Listing may miss a name that is being changed: what counts is that this rank's lane is further than it was.
+// Listing may miss a name that is being changed: what counts is that this rank's lane is further
+// than it was.
 void WorkQueue::find_tokens() {
   const fs::path folder = members_.directory() / "queue";
   const std::int64_t before = tokens_[static_cast<std::size_t>(lane_)];
@@ -209,8 +211,8 @@ std::int64_t WorkQueue::leftover() {
   members_.note_idle();
   for (;;) {
     if (const std::int64_t place = stopped() ? -1 : take_over(); place >= 0) return share(place);
-    // Who has taken over what this rank would have was no longer idle when it did so: read after that, all being idle means
-    // that nothing is left.
+    // Who has taken over what this rank would have was no longer idle when it did so: read after
+    // that, all being idle means that nothing is left.
     bool over = others_idle_ || stop_->requested();
     for (int r = 0; r < members_.ranks() && over; r += groups_.size)
       over = r == members_.rank() || members_.failed(r) || members_.state(r).idle;
@@ -219,8 +221,8 @@ std::int64_t WorkQueue::leftover() {
   }
 }
 
-// Noted before it is done: others that find it claimed wait for this rank, and should it fail in between, the place is known to
-// have been in its hands.
+// Noted before it is done: others that find it claimed wait for this rank, and should it fail in
+// between, the place is known to have been in its hands.
 bool WorkQueue::take(std::int64_t place, int losses) {
   members_.note_taken(place);
   if (members_.claim(fmt::format("{}.{}", place, losses))) return true;
@@ -228,7 +230,8 @@ bool WorkQueue::take(std::int64_t place, int losses) {
   return false;
 }
 
-// A place that is open, or -1. What was seen open before is tried first: who has taken it since holds its claim.
+// A place that is open, or -1. What was seen open before is tried first: who has taken it since
+// holds its claim.
 std::int64_t WorkQueue::take_over() {
   const auto try_open = [&]() -> std::int64_t {
     while (!open_.empty()) {

@@ -1,12 +1,16 @@
-// Who makes what, and until when: groups of ranks, the request to stop, and the queue that groups claim places of.
+// Who makes what, and until when: groups of ranks, the request to stop, and the queue that groups
+// claim places of.
 //
-// Places are claimed by renaming a token: the file DIR/queue/L.P says that the places of lane L are free from its P-th on, and
-// a rank claims the next n by renaming it to L.P+n, which succeeds for one rank alone. The others get ENOENT, list the folder
-// (opening it makes a network file system look anew) and try again. Of K lanes, lane L has the places L, L+K, L+2K ...: with a
-// lane for each eight takers, few meet at one token, and whoever finds its lane empty goes on in the fullest. The winner then
-// notes in its member file what it has taken. No rank owns the queue, so no rank's failure stops it. A place that nobody has taken, or that only failed ranks have, is taken over at the
-// end: where all living ranks are idle none can be between rename and note. That covers a rank that failed just there, and a
-// rename that succeeded but whose reply the network lost.
+// Places are claimed by renaming a token: the file DIR/queue/L.P says that the places of lane L are
+// free from its P-th on, and a rank claims the next n by renaming it to L.P+n, which succeeds for
+// one rank alone. The others get ENOENT, list the folder (opening it makes a network file system
+// look anew) and try again. Of K lanes, lane L has the places L, L+K, L+2K ...: with a lane for
+// each eight takers, few meet at one token, and whoever finds its lane empty goes on in the
+// fullest. The winner then notes in its member file what it has taken. No rank owns the queue, so
+// no rank's failure stops it. A place that nobody has taken, or that only failed ranks have, is
+// taken over at the end: where all living ranks are idle none can be between rename and note. That
+// covers a rank that failed just there, and a rename that succeeded but whose reply the network
+// lost.
 #pragma once
 
 #include <mpi.h>
@@ -39,9 +43,9 @@ struct RankGroups {
   void share(std::vector<std::int64_t>& numbers) const;
 };
 
-// One protocol for all list jobs: whichever rank is asked (a signal; on the first living rank also the file DIR/stop and the
-// near end of the Slurm job) leaves a mark in the members' folder, which the others see within a second, or two at hundreds
-// of ranks, and before each claim.
+// One protocol for all list jobs: whichever rank is asked (a signal; on the first living rank also
+// the file DIR/stop and the near end of the Slurm job) leaves a mark in the members' folder, which
+// the others see within a second, or two at hundreds of ranks, and before each claim.
 class StopState {
  public:
   // `directory`: where somebody may put a file `stop`. `margin`: run.stop_margin, seconds.
@@ -66,9 +70,10 @@ class StopState {
   std::jthread thread_;
 };
 
-// How many places a claim takes, so that claims stay under 1 % of the work: half of that by the seconds of a claim, contention
-// included, and of a place, both measured, which leaves half for the beginning and the end, where claims are small. At most a
-// quarter of a taker's share of what remains, so that all end together.
+// How many places a claim takes, so that claims stay under 1 % of the work: half of that by the
+// seconds of a claim, contention included, and of a place, both measured, which leaves half for the
+// beginning and the end, where claims are small. At most a quarter of a taker's share of what
+// remains, so that all end together.
 std::int64_t places_a_claim(double claim_seconds, double place_seconds, std::int64_t remaining,
                             int takers);
 
@@ -76,16 +81,17 @@ class WorkQueue {
  public:
   // Whether a rank that failed has finished or failed all items of a place that it had taken.
   using Resolved = std::function<bool(int rank, std::int64_t place)>;
-  // Collective: ends with a barrier. Places are 0 ... places - 1, in that order; with `shared` whoever is free claims the next
-  // ones, otherwise each group has its part of them.
-  // `stop` may be null: then nothing stops it, and there are no leftovers to ask for.
+  // Collective: ends with a barrier. Places are 0 ... places - 1, in that order; with `shared`
+  // whoever is free claims the next ones, otherwise each group has its part of them. `stop` may be
+  // null: then nothing stops it, and there are no leftovers to ask for.
   WorkQueue(Members& members, StopState* stop, const RankGroups& groups, std::int64_t places,
             bool shared, Resolved resolved, MPI_Comm world, int takers_a_lane = 8);
 
-  // The group's next place, or -1: there are no more, or the job is to stop. Alike on all ranks of a group.
+  // The group's next place, or -1: there are no more, or the job is to stop. Alike on all ranks of
+  // a group.
   std::int64_t next();
-  // After that, with nothing in hand: a place that nobody living has made, or -1 once all other groups have nothing in hand
-  // either. Waits for them.
+  // After that, with nothing in hand: a place that nobody living has made, or -1 once all other
+  // groups have nothing in hand either. Waits for them.
   std::int64_t leftover();
   // Whether a failed rank had leftover()'s last place in hand.
   bool retried() const { return retried_; }
@@ -129,14 +135,15 @@ class WorkQueue {
   bool others_idle_ = false;
 };
 
-// How many ranks have failed with a place in hand, and whether it is to be made: no living rank has it, and it is not
-// resolved. Two failures are enough: the item may be what ends them.
+// How many ranks have failed with a place in hand, and whether it is to be made: no living rank has
+// it, and it is not resolved. Two failures are enough: the item may be what ends them.
 struct LeftPlace {
   int losses = 0;
   bool open = false;
 };
 constexpr int most_losses = 2;
-// The same for all places, from all ranks' states. `untaken`: whether places count as open that nobody has taken.
+// The same for all places, from all ranks' states. `untaken`: whether places count as open that
+// nobody has taken.
 std::vector<LeftPlace> left_places(const std::vector<MemberState>& states,
                                    const std::vector<bool>& failed, std::int64_t places,
                                    bool untaken, const WorkQueue::Resolved& resolved);

@@ -1,5 +1,6 @@
-// What lies between the latents that a model samples and the frames that people see: the VAE, or nothing for a model that works
-// on pixels (model.in_channels = 3), whose latents are the frames themselves, values in [-1,1].
+// What lies between the latents that a model samples and the frames that people see: the VAE, or
+// nothing for a model that works on pixels (model.in_channels = 3), whose latents are the frames
+// themselves, values in [-1,1].
 #pragma once
 
 #include <mpi.h>
@@ -20,8 +21,8 @@ class ClipCodec {
  public:
   using Part = VideoVae::Part;
 
-  // For a job, still without weights. Exit::usage where the model's latents are neither pixels nor the VAE's, or the VAE has
-  // no scale.
+  // For a job, still without weights. Exit::usage where the model's latents are neither pixels nor
+  // the VAE's, or the VAE has no scale.
   explicit ClipCodec(const Deck& deck);
   // For sizes alone.
   ClipCodec(VideoVae& vae) : vae_(&vae) {}
@@ -43,13 +44,15 @@ class ClipCodec {
   std::int64_t pixels_a_latent() const { return vae_ != nullptr ? vae_->pixels_a_latent() : 1; }
   // The part of a clip that holds latent frames [first, last), as VideoVae::part_with.
   Part part_with(std::int64_t frames, std::int64_t first, std::int64_t last) const;
-  // Pixel and latent frames of a chunk, the least that loops can overlap by; 0 pixel frames: there are no chunks.
+  // Pixel and latent frames of a chunk, the least that loops can overlap by; 0 pixel frames: there
+  // are no chunks.
   std::int64_t chunk_pixels() const;
   std::int64_t chunk_latents() const;
   // Operations of decoding a frame, about.
   double decoding_flops(double height, double width) const;
 
-  // `frames` of a clip of height x width -> f32 [1,C,part.latents,h,w] as the model sees them. In the current arena.
+  // `frames` of a clip of height x width -> f32 [1,C,part.latents,h,w] as the model sees them. In
+  // the current arena.
   Tensor encode(const Part& part, std::int64_t height, std::int64_t width,
                 const VideoVae::FrameSource& source, const VideoVae::Noise& noise) const;
   // As VideoVae::decode: f32 [1,C,T,h,w] -> `frames` pixel frames, not clamped.
@@ -59,7 +62,8 @@ class ClipCodec {
   std::int64_t frames_asked(std::int64_t frames) const;
   std::int64_t frames_at_once(std::int64_t frames) const;
   void set_frames_at_once(std::int64_t frames);
-  // As many frames at once, up to frames_asked(), as an arena of `capacity` bytes takes. Exit::usage if not even one.
+  // As many frames at once, up to frames_asked(), as an arena of `capacity` bytes takes.
+  // Exit::usage if not even one.
   std::int64_t fit_frames_at_once(std::int64_t frames, std::int64_t height, std::int64_t width,
                                   std::size_t capacity) const;
   // Peak arena bytes of coding with so many frames at once: dry runs.

@@ -65,9 +65,8 @@ void ClipJob::flush(ItemResults& results) {
 }
 
 nlohmann::ordered_json ClipJob::share() const {
-  const auto weights =
-      models_.model.params().inference_bytes(deck_.model.dtype == "bf16") +
-      (first_ ? models_.codec.weight_bytes() : 0);
+  const auto weights = models_.model.params().inference_bytes(deck_.model.dtype == "bf16") +
+                       (first_ ? models_.codec.weight_bytes() : 0);
   return {{"encode", maker_->times().encode},
           {"sample", maker_->times().sample},
           {"decode", maker_->times().decode},
@@ -80,8 +79,8 @@ nlohmann::ordered_json ClipJob::share() const {
           {"frames_planned_bytes", static_cast<double>(frames_.bytes)},
           {"frames_peak_bytes", static_cast<double>(FrameMemory::peak())},
           {"resident_bytes", static_cast<double>(resident_bytes())},
-          {"micro_batch", static_cast<double>(
-               models_.codec.frames_at_once(std::numeric_limits<std::int32_t>::max()))}};
+          {"micro_batch", static_cast<double>(models_.codec.frames_at_once(
+                              std::numeric_limits<std::int32_t>::max()))}};
 }
 
 void print_clip_table(const ListReport& report) {

@@ -19,7 +19,8 @@
 
 namespace weft {
 
-// What makes clips, before its weights are loaded. Exit::usage for a deck whose parts do not fit together.
+// What makes clips, before its weights are loaded. Exit::usage for a deck whose parts do not fit
+// together.
 struct ClipModels {
   Stdit3 model;
   ClipCodec codec;
@@ -32,7 +33,8 @@ struct ClipModels {
 
 class ClipJob : public ListJob {
  public:
-  // Collective: loads the weights, and fits batches and the VAE's micro-batch to the memory of the engine's missing clips.
+  // Collective: loads the weights, and fits batches and the VAE's micro-batch to the memory of the
+  // engine's missing clips.
   ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
           const PromptFeatures& features, std::shared_ptr<const Watermark> watermark,
           const RankDevice& device, const ListEngine& engine, MPI_Comm world);

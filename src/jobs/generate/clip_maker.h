@@ -1,4 +1,5 @@
-// Makes clips, one or a batch after another: references, noise, sampling, decoding, loop after loop (specs/inference.md 3 to 5).
+// Makes clips, one or a batch after another: references, noise, sampling, decoding, loop after loop
+// (docs/generate_reference.md, Prompts, Masks, Loops).
 #pragma once
 
 #include <mpi.h>
@@ -27,16 +28,17 @@ struct ClipTimes {
 
 class ClipMaker {
  public:
-  // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or MPI_COMM_NULL for a rank
-  // alone. The group's first rank has the codec's work.
+  // `group`: the ranks that share a clip's tokens (parallel.sp), the model's sequence group, or
+  // MPI_COMM_NULL for a rank alone. The group's first rank has the codec's work.
   ClipMaker(const Deck& deck, const GenerateJob& job, Stdit3& model, ClipCodec& codec,
             const PromptFeatures& features, MPI_Comm group);
 
-  // Collective over the group; in the current arena. On the group's first rank the frames go to `writer` as they are decoded,
-  // clip after clip; returns how many are all there. The same pixels at any rank count, and in any batch but for the order of
-  // sums. Throws what fails for the batch as a whole, Exit::data for references that cannot be read on the first rank alone,
-  // where the others return. A clip that fails by itself, as one that is not finite (Exit::non_finite), goes to `failed` on the
-  // first rank, from within the handler; the writer has dropped it then.
+  // Collective over the group; in the current arena. On the group's first rank the frames go to
+  // `writer` as they are decoded, clip after clip; returns how many are all there. The same pixels
+  // at any rank count, and in any batch but for the order of sums. Throws what fails for the batch
+  // as a whole, Exit::data for references that cannot be read on the first rank alone, where the
+  // others return. A clip that fails by itself, as one that is not finite (Exit::non_finite), goes
+  // to `failed` on the first rank, from within the handler; the writer has dropped it then.
   using Failed = std::function<void(std::int64_t item, const Error& e)>;
   std::int64_t make(const ClipBatch& batch, ClipWriter& writer, const Failed& failed);
 
@@ -55,8 +57,9 @@ class ClipMaker {
   const ClipItem& item_of(std::int64_t number) const {
     return job_.items[static_cast<std::size_t>(number)];
   }
-  // Texts and references of a loop, which the first rank reads alone, on every rank of the group: what fails at one of them
-  // alone would leave the others waiting. False where the first rank has failed.
+  // Texts and references of a loop, which the first rank reads alone, on every rank of the group:
+  // what fails at one of them alone would leave the others waiting. False where the first rank has
+  // failed.
   bool prepare(const ClipBatch& batch, std::int64_t loop, const FrameVector<float>& last_frames);
   LatentReference encode(const ClipItem& item, std::int64_t loop, std::size_t i,
                          const FrameVector<float>& last_frames);
@@ -85,13 +88,15 @@ class ClipMaker {
   ClipTimes times_;
 };
 
-// What the model is asked for, of so many clips as `item`, but for the starting noise and the prompts.
+// What the model is asked for, of so many clips as `item`, but for the starting noise and the
+// prompts.
 SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // [clips,C,T,h,w]
 Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // The prompt's groups, and for each loop from 1 on what it goes on from.
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item);
-// The chunks of a loop's clip that are encoded again, because later loops take latent frames of them; empty: none.
+// The chunks of a loop's clip that are encoded again, because later loops take latent frames of
+// them; empty: none.
 ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
                                    const ClipItem& item, std::int64_t loop);
 

@@ -1,4 +1,5 @@
-// With generate.tensors: what a clip was before it was rounded, as NAME.safetensors, written while it is made.
+// With generate.tensors: what a clip was before it was rounded, as NAME.safetensors, written while
+// it is made.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +14,8 @@ namespace weft {
 
 class ClipTensors {
  public:
-  // latent_0, latent_1 ... f32 [C,T,h,w] of `latent` [1,C,T,h,w], one a loop, and frames f32 [frames,height,width,3].
+  // latent_0, latent_1 ... f32 [C,T,h,w] of `latent` [1,C,T,h,w], one a loop, and frames f32
+  // [frames,height,width,3].
   ClipTensors(const std::filesystem::path& path, std::int64_t loops, const Shape& latent,
               std::int64_t frames, std::int64_t height, std::int64_t width);
 

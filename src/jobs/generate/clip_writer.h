@@ -1,4 +1,5 @@
-// Clips become files in a thread of their own while they are made: a few pieces of frames are in memory, never a clip.
+// Clips become files in a thread of their own while they are made: a few pieces of frames are in
+// memory, never a clip.
 #pragma once
 
 #include <condition_variable>
@@ -42,9 +43,10 @@ class ClipWriter {
   // Pieces of frames that may wait for the thread, the one in its hands among them.
   static constexpr std::size_t pieces = 4;
 
-  // `watermark`: a picture laid over a copy NAME_watermark of each clip; null for none. `piece_bytes`: the largest piece that
-  // add() will be asked for; memory for `pieces` of them is taken here, and none later. `finished` is called on the writing
-  // thread for each clip whose files are there.
+  // `watermark`: a picture laid over a copy NAME_watermark of each clip; null for none.
+  // `piece_bytes`: the largest piece that add() will be asked for; memory for `pieces` of them is
+  // taken here, and none later. `finished` is called on the writing thread for each clip whose
+  // files are there.
   ClipWriter(std::filesystem::path directory, std::shared_ptr<const Watermark> watermark, int rank,
              std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished);
   // Waits for what is under way. A clip that has not ended is dropped.
@@ -52,11 +54,12 @@ class ClipWriter {
   ClipWriter(const ClipWriter&) = delete;
   ClipWriter& operator=(const ClipWriter&) = delete;
 
-  // A clip begins: an MP4, or a PNG where it has one frame, under a hidden name until it is whole. `clip` says its name, frames
-  // and size; file, bytes, pixels and rank are filled in here.
+  // A clip begins: an MP4, or a PNG where it has one frame, under a hidden name until it is whole.
+  // `clip` says its name, frames and size; file, bytes, pixels and rank are filled in here.
   void begin(FinishedClip clip, double fps);
-  // Its next frames, u8 [count, height, width, 3], which `fill` writes. Waits first while all pieces are in use, so that a slow
-  // disk slows the clip down and does not fill the memory. What `fill` throws passes through.
+  // Its next frames, u8 [count, height, width, 3], which `fill` writes. Waits first while all
+  // pieces are in use, so that a slow disk slows the clip down and does not fill the memory. What
+  // `fill` throws passes through.
   void add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill);
   // All frames are there; `seconds` that it took: files under their names, then `finished`.
   void end(double seconds);

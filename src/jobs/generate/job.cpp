@@ -26,8 +26,9 @@ std::string or_else(const std::string& own, const std::string& of_deck) {
   return own.empty() ? of_deck : own;
 }
 
-// The deck's own words for the models and how they are asked, a line a key, without what changes no pixel: the files of
-// weights are told apart by themselves, and the rest is for training or for memory.
+// The deck's own words for the models and how they are asked, a line a key, without what changes no
+// pixel: the files of weights are told apart by themselves, and the rest is for training or for
+// memory.
 std::string model_settings(const Deck& deck) {
   const std::map<std::string, std::set<std::string>> beside = {
       {"[model]",
@@ -78,7 +79,8 @@ PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::stri
   }
 }
 
-// Every group that a loop will use asks for a reference that is there by then: each loop adds what the next goes on from.
+// Every group that a loop will use asks for a reference that is there by then: each loop adds what
+// the next goes on from.
 void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
                  const LoopLengths& loops, const std::string& where) {
   for (const MaskGroup& group : item.masks) {

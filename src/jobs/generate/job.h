@@ -24,15 +24,15 @@ struct ClipItem {
   double cost = 0;                  // operations, about
   std::vector<std::int64_t> texts;  // [loop], places in GenerateJob::texts
   std::vector<MaskGroup> masks;     // without what loops add
-  std::string
-      key;  // hash of all that decides its pixels: a finished clip of the same key is not made again
+  std::string key;  // hash of all that decides its pixels: a finished clip of the same key is not
+                    // made again
 
-  // Stands for this clip in Philox's counter: of the prompt and the sample alone, so that slices of a prompt file, more
-  // samples and other rank counts make the same clips.
+  // Stands for this clip in Philox's counter: of the prompt and the sample alone, so that slices of
+  // a prompt file, more samples and other rank counts make the same clips.
   std::uint64_t noise_id(const std::vector<Prompt>& prompts) const;
 };
 
-// How loops hang together, in frames (specs/inference.md 5).
+// How loops hang together, in frames (docs/generate_reference.md, Loops).
 struct LoopLengths {
   std::int64_t condition_latents = 0;  // that a clip begins with of the one before
   std::int64_t condition_frames = 0;   // the same in pixel frames, dropped from its beginning
@@ -50,8 +50,9 @@ struct GenerateJob {
   std::vector<std::int64_t> longest_first() const;
 };
 
-// Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for the weights in the keys.
-// Exit::usage or Exit::data as jobs/generate/prompts/sizes.h and mask_strategy.h say; reference files must be there.
+// Checks everything that the deck asks for of these prompts, but for weights. `weights` stands for
+// the weights in the keys. Exit::usage or Exit::data as jobs/generate/prompts/sizes.h and
+// mask_strategy.h say; reference files must be there.
 GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, const Stdit3& model,
                               const ClipCodec& codec, const std::string& weights);
 

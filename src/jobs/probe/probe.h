@@ -1,5 +1,5 @@
-// `weft probe WHAT`: one forward, loss or sample on given weights and inputs, for checks of a build or a device
-// against the original models. Contract: docs/probe.md.
+// `weft probe WHAT`: one forward, loss or sample on given weights and inputs, for checks of a build
+// or a device against the original models. Contract: docs/probe.md.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Inputs and outputs of `weft probe`, the inputs also of `weft bench step`: safetensors files, checked against the model
-// (docs/probe.md).
+// Inputs and outputs of `weft probe`, the inputs also of `weft bench step`: safetensors files,
+// checked against the model (docs/probe.md).
 #pragma once
 
 #include "checkpoint/safetensors.h"

@@ -1,5 +1,5 @@
-// `weft probe forward` for model.name "vae_temporal", the temporal VAE alone, and "vae", both of them: one chunk, with the
-// noise of the posteriors given. Contract: docs/probe.md.
+// `weft probe forward` for model.name "vae_temporal", the temporal VAE alone, and "vae", both of
+// them: one chunk, with the noise of the posteriors given. Contract: docs/probe.md.
 #pragma once
 
 #include "jobs/probe/probe.h"

@@ -14,8 +14,8 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "data/ingest/inputs.h"
-#include "jobs/generate/options.h"
 #include "jobs/engine/queue.h"
+#include "jobs/generate/options.h"
 #include "media/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
@@ -34,8 +34,8 @@ using nlohmann::json;
 
 constexpr std::int64_t C = TemporalVae::latent_channels;
 
-// The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is compared and
-// written lies in host memory whole, a byte a value.
+// The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is
+// compared and written lies in host memory whole, a byte a value.
 Footage read_footage(const MediaSource& source, const MediaDeck& limits,
                      const ReconstructDeck& deck, std::int64_t side) {
   const std::string& path = source.path;
@@ -65,7 +65,8 @@ Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
   return Tensor::from_host(std::span<const float>(values), {count, f.height, f.width, 3});
 }
 
-// Sums over the values of each channel of the latent, as the posterior gave it, before shift and scale.
+// Sums over the values of each channel of the latent, as the posterior gave it, before shift and
+// scale.
 json latent_sums(VideoVae& vae, const Tensor& latent) {
   const Tensor z = latent.to_host(), back = vae.denormalised().to_host();
   const std::int64_t count = z.numel() / C;

@@ -56,7 +56,8 @@ void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& cli
   in.captions = upload(packed, Tensor::from_host(std::span<const float>(y), shape));
 }
 
-// Keep factors of drop path: linear from 0 at the first pair to drop_path at the last (specs/stdit3.md 1).
+// Keep factors of drop path: linear from 0 at the first pair to drop_path at the last
+// (docs/models/stdit3.md, Configuration).
 void add_drop_path(const Deck& deck, const LoadedBatch& clips, std::int64_t B, Stdit3Input& in) {
   const Stdit3Deck& m = deck.get<Stdit3Deck>();
   if (m.drop_path <= 0) return;

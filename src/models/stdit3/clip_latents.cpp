@@ -9,15 +9,16 @@
 #include "models/video_vae/options.h"
 #include "models/video_vae/pixels.h"
 #include "models/video_vae/video_vae.h"
-#include "ops/loss.h"
 #include "ops/layout.h"
+#include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "ops/random.h"
 
 namespace weft {
 namespace {
 
-// Factors and terms that bring a drawn latent to what the model sees (specs/vae.md 3).
+// Factors and terms that bring a drawn latent to what the model sees (docs/models/video_vae.md,
+// Scaling and normalisation).
 Tensor normalising(const Bucket& bucket) {
   const std::size_t C = bucket.scale.size();
   std::vector<float> both(2 * C);

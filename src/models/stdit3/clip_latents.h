@@ -1,5 +1,5 @@
-// From clips, as a store holds them, to what STDiT3 trains on: pixels as they are, latents as they are or drawn from stored
-// moments, or pixels that a VAE encodes on the way.
+// From clips, as a store holds them, to what STDiT3 trains on: pixels as they are, latents as they
+// are or drawn from stored moments, or pixels that a VAE encodes on the way.
 #pragma once
 
 #include <memory>
@@ -27,9 +27,10 @@ class ClipLatents {
   // The bucket as the model sees it: frames, height, width and channels of the latents.
   Bucket seen(const Bucket& bucket) const;
 
-  // Writes x0 f32 [C,T,H,W] from `clip`, u8, a whole clip's bytes on this rank's device. Noise of posteriors is a function of
-  // (seed, sample) in the 2D VAE, as in `weft encode`, and of (seed, step, sample) where a latent is drawn: the same
-  // whether the moments were stored or are made here. While planning, `clip` may be undefined.
+  // Writes x0 f32 [C,T,H,W] from `clip`, u8, a whole clip's bytes on this rank's device. Noise of
+  // posteriors is a function of (seed, sample) in the 2D VAE, as in `weft encode`, and of (seed,
+  // step, sample) where a latent is drawn: the same whether the moments were stored or are made
+  // here. While planning, `clip` may be undefined.
   void make(const Bucket& bucket, const Tensor& clip, std::uint64_t step, std::uint64_t sample,
             Tensor& x0) const;
 

@@ -26,8 +26,9 @@ struct Sum {
   }
 };
 
-// Forward of one block whose attention reaches over `reach` tokens. v is the size in bytes of one [N,C] tensor of this rank;
-// how often each operation reads or writes one is counted in performance study B4.
+// Forward of one block whose attention reaches over `reach` tokens. v is the size in bytes of one
+// [N,C] tensor of this rank; how often each operation reads or writes one is counted in
+// docs/plan.md, Traffic of a block.
 void block_forward(Sum& s, double C, double hidden, double N, double reach, double L, double rows,
                    double element) {
   const double v = element * C * N, f = hidden / C;
@@ -46,7 +47,8 @@ void block_forward(Sum& s, double C, double hidden, double N, double reach, doub
   s.product(2 * C * hidden * N, (2 + f) * v);  // fc2, gate, residual
 }
 
-// Its backward: two products for each, attention 2.5 times its forward's operations; 67 v in all at a ratio of 4.
+// Its backward: two products for each, attention 2.5 times its forward's operations; 67 v in all at
+// a ratio of 4.
 void block_backward(Sum& s, double C, double hidden, double N, double reach, double L, double rows,
                     double element) {
   const double v = element * C * N, f = hidden / C;
@@ -63,7 +65,8 @@ void block_backward(Sum& s, double C, double hidden, double N, double reach, dou
   s.add(0, 1, 3 * v);                              // gates
 }
 
-// Where a parameter stands in the forward: its block among the 2 depth, or before (-1) or behind them.
+// Where a parameter stands in the forward: its block among the 2 depth, or before (-1) or behind
+// them.
 std::int64_t block_of(const std::string& name, std::int64_t depth) {
   const auto index = [&](const std::string& prefix) -> std::int64_t {
     return name.rfind(prefix, 0) == 0 ? std::stoll(name.substr(prefix.size())) : -1;
@@ -135,7 +138,8 @@ MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape
   cost.backward += 2 * ends.seconds;
   cost.flops = 3 * (depth * forward.model_flops + ends.model_flops);
 
-  // Between a spatial and a temporal block the cut axis changes: twice a pair, and as often in the backward.
+  // Between a spatial and a temporal block the cut axis changes: twice a pair, and as often in the
+  // backward.
   if (sp > 1 && exchange_bandwidth > 0)
     cost.exchange = depth * 4 * element * C * N * (sp - 1) / sp / exchange_bandwidth;
   return cost;
@@ -144,8 +148,8 @@ MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape
 std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
                                             const Stdit3Config& model) {
   const std::int64_t blocks = 2 * model.depth;
-  // Elements of each block, and how many of them come before a parameter in the forward: products take most of the time, and
-  // theirs is proportional to their weights.
+  // Elements of each block, and how many of them come before a parameter in the forward: products
+  // take most of the time, and theirs is proportional to their weights.
   std::vector<double> total(static_cast<std::size_t>(blocks), 0), before;
   for (const auto& p : table.all()) {
     const std::int64_t block = block_of(p->name, model.depth);
@@ -159,7 +163,8 @@ std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
     const Parameter& p = *table.all()[i];
     if (!p.trainable) continue;
     const std::int64_t block = block_of(p.name, model.depth);
-    // The share of the forward that is done when p is used: its gradient is complete when the backward comes by again.
+    // The share of the forward that is done when p is used: its gradient is complete when the
+    // backward comes by again.
     double at = block < 0 ? 0 : 1;
     if (block >= 0 && block < blocks)
       at = (static_cast<double>(block) + before[i] / total[static_cast<std::size_t>(block)]) /

@@ -1,4 +1,5 @@
-// Closed formulas for the time of STDiT3's training step (performance study B4). All times in seconds.
+// Closed formulas for the time of STDiT3's training step (docs/plan.md, Targets). All times in
+// seconds.
 #pragma once
 
 #include <vector>
@@ -19,11 +20,13 @@ struct MicroBatchShape {
 MicroBatchShape shape_of(const Stdit3Config& model, const Bucket& bucket, std::int64_t clips,
                          double recompute);
 
-// By the formulas: for each operation the larger of FLOPs over their rate and bytes over the bandwidth.
+// By the formulas: for each operation the larger of FLOPs over their rate and bytes over the
+// bandwidth.
 MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape& shape,
                                 const Rates& rates, int sp = 1, double exchange_bandwidth = 0);
 
-// Of a table that is laid out (ParameterTable::allocate). Blocks count alike; what comes before and after them not at all.
+// Of a table that is laid out (ParameterTable::allocate). Blocks count alike; what comes before and
+// after them not at all.
 std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table, const Stdit3Config& model);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Frame masks of training (specs/training.md 5).
+// Frame masks of training (docs/models/stdit3.md, Frame masks).
 #include <algorithm>
 #include <utility>
 

@@ -5,7 +5,8 @@
 
 namespace weft {
 
-// The network's shape (specs/stdit3.md 1) and how it trains. The default is Open-Sora 1.2's.
+// The network's shape (docs/models/stdit3.md, Configuration) and how it trains. The default is
+// Open-Sora 1.2's.
 struct Stdit3Deck {
   std::int64_t in_channels = 4;
   std::vector<std::int64_t> patch_size = {1, 2, 2};
@@ -30,7 +31,7 @@ struct Stdit3Config : Stdit3Deck {
   double recompute = 0;  // share of the blocks
 };
 Stdit3Config stdit3_config(const Deck& deck);
-// Timesteps of rectified flow (specs/training.md 2).
+// Timesteps of rectified flow (docs/models/stdit3.md, Timestep transform).
 struct DiffusionDeck {
   std::int64_t num_timesteps = 1000;
   std::string sample_method = "logit-normal";
@@ -41,13 +42,14 @@ struct DiffusionDeck {
   double transform_scale = 1.0;
   bool fix_short_clips = true;
 };
-// Share of samples that train with each frame mask (specs/training.md 5); the rest has none.
+// Share of samples that train with each frame mask (docs/models/stdit3.md, Frame masks); the rest
+// has none.
 struct MaskDeck {
   double random = 0, intepolate = 0;
   double quarter_random = 0, quarter_head = 0, quarter_tail = 0, quarter_head_tail = 0;
   double image_random = 0, image_head = 0, image_tail = 0, image_head_tail = 0;
 };
-// Sampling by Euler steps (specs/inference.md).
+// Sampling by Euler steps (docs/generate_reference.md).
 struct SamplerDeck {
   std::int64_t steps = 30;
   double cfg_scale = 7.0;

@@ -1,5 +1,7 @@
-// Rectified flow: training loss and sampler (specs/rectified_flow.md; opensora/schedulers/rf at v1.2.0).
-// tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is data; the model predicts x0 - eps.
+// Rectified flow: training loss and sampler (docs/models/stdit3.md, Rectified flow;
+// opensora/schedulers/rf at v1.2.0). tau in [0,1000], s = tau/1000; s = 1 is pure noise, s = 0 is
+// data; the model predicts x0
+// - eps.
 #pragma once
 
 #include <functional>
@@ -15,17 +17,18 @@ struct ClipSize {
   std::int64_t num_frames = 1;
 };
 
-// Moves tau towards noise for large and long clips (section 2). The original's latent length
-// floor(num_frames/17)*5 is 0 for 2 to 16 frames, which sends every tau to 0 and 1000 to NaN; `fix_short_clips`
-// takes at least 1.
+// Moves tau towards noise for large and long clips (Timestep transform). The original's latent
+// length floor(num_frames/17)*5 is 0 for 2 to 16 frames, which sends every tau to 0 and 1000 to
+// NaN; `fix_short_clips` takes at least 1.
 double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips);
 
 // The timestep that sample `sample` trains at in step `step`: a function of (seed, step, sample).
 float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t seed,
                     std::uint64_t step, std::uint64_t sample);
 
-// The frame mask of a sample, 1 = denoise (specs/training.md 5): n latent frames, never all 0. Short clips on
-// which the original fails (quarter masks below 4 frames, image_head_tail of 2) keep one frame to denoise.
+// The frame mask of a sample, 1 = denoise (docs/models/stdit3.md, Frame masks): n latent frames,
+// never all 0. Short clips on which the original fails (quarter masks below 4 frames,
+// image_head_tail of 2) keep one frame to denoise.
 std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std::uint64_t seed,
                                           std::uint64_t step, std::uint64_t sample);
 bool masks_wanted(const MaskDeck& d);
@@ -35,16 +38,17 @@ struct CaptionBatch {
   std::vector<std::int32_t> index;    // as Captions.index
   std::vector<std::int32_t> offsets;  // B+1
 };
-// Rows of `mask` i64 [Bm, L] that are not 0, tiled to `batch` samples; an empty mask takes all `length` rows.
+// Rows of `mask` i64 [Bm, L] that are not 0, tiled to `batch` samples; an empty mask takes all
+// `length` rows.
 CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
                            std::int64_t batch, bool null_caption);
-// To this rank's device. On a GPU rows are padded to a multiple of 64 (ops::padding_row), so that few row counts occur
-// and recorded steps fit most batches.
+// To this rank's device. On a GPU rows are padded to a multiple of 64 (ops::padding_row), so that
+// few row counts occur and recorded steps fit most batches.
 Captions upload(const CaptionBatch& batch, const Tensor& y);
 
-// Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise (section 3).
-// in.timestep and in.x_mask are set; in.x is made here. When the tape records, the gradient of
-// weight * sum(loss) waits in the tape, and tape.backward() sends it to the parameters.
+// Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise
+// (Training loss). in.timestep and in.x_mask are set; in.x is made here. When the tape records, the
+// gradient of weight * sum(loss) waits in the tape, and tape.backward() sends it to the parameters.
 Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps, Stdit3Input in,
                  float weight);
 
@@ -56,17 +60,20 @@ struct SampleRequest {
   ClipSize size;                // the position embedding's, and every sample's unless:
   std::vector<ClipSize> sizes;  // [B] or empty: sizes for the timestep transform
   std::vector<float>
-      edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (section 4)
-  // Fresh noise of sample b for step i, like z; called only for frames that start to be edited late.
+      edit;  // [B*T] or empty: 1 generate, 0 keep, between: keep until tau <= 1000 edit (Sampling)
+  // Fresh noise of sample b for step i, like z; called only for frames that start to be edited
+  // late.
   std::function<void(int step, Tensor& noise)> fresh_noise;
   std::function<void(int step, int steps)> progress;
 };
 
-// Whether a frame of that edit ratio is denoised at tau. In f32, as the original compares: 0.7 then reaches 700, which
-// 1000 times the f32 nearest to 0.7 does not. Frames to generate (1) always are, also where rounding puts the first tau above 1000.
+// Whether a frame of that edit ratio is denoised at tau. In f32, as the original compares: 0.7 then
+// reaches 700, which 1000 times the f32 nearest to 0.7 does not. Frames to generate (1) always are,
+// also where rounding puts the first tau above 1000.
 bool is_active(float edit, double tau);
 
-// Euler steps with classifier-free guidance from tau = 1000 to 0 (section 4). Returns z, denoised in place.
+// Euler steps with classifier-free guidance from tau = 1000 to 0 (Sampling). Returns z, denoised
+// in place.
 Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDeck& diffusion,
                    const SampleRequest& request);
 

@@ -52,7 +52,8 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
     return add_linear(params_, name, out, in, all, xavier(out, in));
   };
 
-  // 10000^(-2i/D): kept in checkpoints and loaded from them, because released ones hold rounded values.
+  // 10000^(-2i/D): kept in checkpoints and loaded from them, because released ones hold rounded
+  // values.
   rope_freqs_ = &params_.add("rope.freqs", {D / 2}, {Init::Kind::rotary, 10000.0f}, false);
 
   const auto& p = config.patch_size;
@@ -82,7 +83,8 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
                               normal(1.0 / std::sqrt(static_cast<double>(C))), all);
   final_ = linear("final_layer.linear", patch * out_channels(), C);
 
-  // Tokens and captions are bf16 in a bf16 model, and so are the weights that they meet; timesteps stay f32.
+  // Tokens and captions are bf16 in a bf16 model, and so are the weights that they meet; timesteps
+  // stay f32.
   for (const std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
     for (const Stdit3Block& b : *blocks)
       for (const nn::Linear& l : {b.qkv, b.proj, b.cross.q, b.cross.kv, b.cross.proj, b.fc1, b.fc2})
@@ -142,7 +144,7 @@ std::vector<Parameter*> Stdit3Block::parameters() const {
 Var Stdit3::block(nn::Context c, const Stdit3Block& b, ops::Axis axis, const Var& x, const Var& y,
                   const Var& t6, const Tensor& rows, const Captions& captions, const Tensor& rope,
                   const Tensor& keep) {
-  // Order of the modulation vectors (specs/stdit3.md 5.5).
+  // Order of the modulation vectors (docs/models/stdit3.md, Modulation).
   enum { shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp };
   const Shape s = x->value.shape();  // [B,T,S,C]
   const std::int64_t H = config_.num_heads;
@@ -209,7 +211,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
                           std::sqrt(in.height * in.width) / config_.input_sq_size, position);
   ops::add_position(position, x->value);
 
-  // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1 for t = 0.
+  // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1
+  // for t = 0.
   const bool masked = in.x_mask.defined();
   WEFT_ASSERT(!masked || patch.pt == 1);
   const std::int64_t G = masked ? 2 * B : B;
@@ -239,7 +242,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
     });
   if (!config_.skip_y_embedder) y = nn::mlp(c, y, y1_, y2_);
 
-  // 4. Pairs of spatial and temporal blocks; the first `recompute` share of the blocks keeps its input only.
+  // 4. Pairs of spatial and temporal blocks; the first `recompute` share of the blocks keeps its
+  // input only.
   Tensor rope = Tensor::empty({T, config_.hidden_size / config_.num_heads / 2, 2}, DType::f32);
   ops::rope_table(rope_freqs_->value, rope);
   const auto recomputed = static_cast<std::int64_t>(
@@ -272,7 +276,8 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
     run(temporal_[static_cast<std::size_t>(i)], ops::Axis::time, 2 * i + 1);
   }
 
-  // 5. Final layer. Clean frames are normalised twice: LN(o) of the already modulated o (specs/stdit3.md 5.9).
+  // 5. Final layer. Clean frames are normalised twice: LN(o) of the already modulated o
+  // (docs/models/stdit3.md, Final layer).
   const Var m = nn::modulation(c, *final_table_, t);
   Var o = nn::layer_norm_modulate(c, x, m, sample_rows, 0, 1);
   if (masked) o = nn::layer_norm_modulate(c, o, m, rows, 0, 1, static_cast<int>(B));

@@ -1,5 +1,5 @@
-// STDiT3, the spatial-temporal diffusion transformer of Open-Sora 1.2 (specs/stdit3.md; opensora/models/stdit/
-// stdit3.py at v1.2.0): named parameters and one forward function.
+// STDiT3, the spatial-temporal diffusion transformer of Open-Sora 1.2 (docs/models/stdit3.md;
+// opensora/models/stdit/stdit3.py at v1.2.0): named parameters and one forward function.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// One transformer block; spatial and temporal ones are alike (specs/stdit3.md 5.6).
+// One transformer block; spatial and temporal ones are alike (docs/models/stdit3.md, Block).
 struct Stdit3Block {
   Parameter* scale_shift_table;  // [6, C]
   nn::Linear qkv, proj;
@@ -36,9 +36,9 @@ struct Stdit3Input {
   Tensor fps;                    // f32 [B]
   double height = 0, width = 0;  // of the footage in pixels
   Captions captions;
-  Tensor x_mask;  // u8 [B, T], 1 = frame is being generated; undefined: all are
-  Tensor
-      drop_path;  // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp, sample); may be undefined
+  Tensor x_mask;          // u8 [B, T], 1 = frame is being generated; undefined: all are
+  Tensor drop_path;       // f32 [depth, 2, 2, B]: factor of (pair, spatial/temporal, attention/mlp,
+                          // sample); may be undefined
   double recompute = -1;  // share of the blocks to recompute for this input; below 0: the model's
 };
 
@@ -54,28 +54,33 @@ class Stdit3 {
   }
   DType activation_dtype() const { return config_.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
-  // From now on the ranks of `group` run each forward and backward together, on the same input, and share its tokens
-  // (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones and the final layer on a share of the tokens
-  // of each frame. Every rank gets the whole output and must be given the whole gradient of it; its parameters' gradients
-  // are what its own tokens contribute, to be summed over the group. Null: as a rank alone. `group` outlives its use.
+  // From now on the ranks of `group` run each forward and backward together, on the same input, and
+  // share its tokens (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones
+  // and the final layer on a share of the tokens of each frame. Every rank gets the whole output
+  // and must be given the whole gradient of it; its parameters' gradients are what its own tokens
+  // contribute, to be summed over the group. Null: as a rank alone. `group` outlives its use.
   void set_sequence_group(Communicator* group);
-  // The same for planning arenas, where no other rank is needed: sizes as rank `rank` of `ranks` has them.
+  // The same for planning arenas, where no other rank is needed: sizes as rank `rank` of `ranks`
+  // has them.
   void plan_sequence_group(int rank, int ranks);
   const nn::SequenceGroup& sequence_group() const { return group_; }
   // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.
   void check_sequence(std::int64_t height, std::int64_t width, std::int64_t ranks) const;
 
-  // The share of the blocks that forward() recomputes for this input, of which ceil(share * 2 * depth) blocks follow.
+  // The share of the blocks that forward() recomputes for this input, of which ceil(share * 2 *
+  // depth) blocks follow.
   double recompute_share(const Stdit3Input& in) const {
     return in.recompute < 0 ? config_.recompute : in.recompute;
   }
 
-  // Velocity (and sigma) f32 [B, out_channels, T', H', W']. `x_var` and `y_var`, if given, are nodes that hold
-  // in.x and in.captions.y and receive their gradients (weft probe); in a group, what this rank's tokens contribute.
+  // Velocity (and sigma) f32 [B, out_channels, T', H', W']. `x_var` and `y_var`, if given, are
+  // nodes that hold in.x and in.captions.y and receive their gradients (weft probe); in a group,
+  // what this rank's tokens contribute.
   Var forward(Tape& tape, const Stdit3Input& in, const Var& x_var = nullptr,
               const Var& y_var = nullptr);
 
-  // Forward operations of one sample with N = T*S tokens and L caption rows (specs/stdit3.md 11).
+  // Forward operations of one sample with N = T*S tokens and L caption rows (docs/models/stdit3.md,
+  // Operations).
   double forward_flops(std::int64_t T, std::int64_t S, std::int64_t L) const;
 
  private:

@@ -1,5 +1,6 @@
-// Precomputed T5 features of the captions of a clip source: a safetensors file with one tensor a clip, named by its
-// sample id ("0", "1", ...), [tokens, caption_channels] in F32, F16 or BF16, valid tokens only.
+// Precomputed T5 features of the captions of a clip source: a safetensors file with one tensor a
+// clip, named by its sample id ("0", "1", ...), [tokens, caption_channels] in F32, F16 or BF16,
+// valid tokens only.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +11,8 @@ namespace weft {
 
 class TextFeatures {
  public:
-  // Exit::data unless every one of `clips` clips has a caption of `channels` channels and 1 to `max_length` tokens.
+  // Exit::data unless every one of `clips` clips has a caption of `channels` channels and 1 to
+  // `max_length` tokens.
   TextFeatures(const std::filesystem::path& path, std::int64_t clips, std::int64_t channels,
                std::int64_t max_length);
 

@@ -1,4 +1,5 @@
-// What all ranks agree on before the text encoder runs: micro-batches of captions, memory, and who has which layers.
+// What all ranks agree on before the text encoder runs: micro-batches of captions, memory, and who
+// has which layers.
 #pragma once
 
 #include <mpi.h>
@@ -16,8 +17,8 @@ struct TextBatch {
   std::int64_t tokens = 0, longest = 0;
 };
 
-// Captions of like length together, longest first, `captions` to a batch: the parts of the encoder work evenly, and the first
-// batch takes the most memory.
+// Captions of like length together, longest first, `captions` to a batch: the parts of the encoder
+// work evenly, and the first batch takes the most memory.
 std::vector<TextBatch> batch_captions(const std::vector<std::int64_t>& tokens,
                                       std::int64_t captions);
 
@@ -34,8 +35,9 @@ struct T5Job {
 // Arena bytes of any part, with room for the holes that later, shorter batches leave.
 std::size_t t5_arena_bytes(const T5Deck& config, std::int64_t tokens, std::int64_t longest);
 
-// Collective. `tokens` of each text, on all ranks. Takes smaller micro-batches than t5.micro_batch where there is no room for
-// those, and says so; Exit::usage where even one caption at a time is too much.
+// Collective. `tokens` of each text, on all ranks. Takes smaller micro-batches than t5.micro_batch
+// where there is no room for those, and says so; Exit::usage where even one caption at a time is
+// too much.
 T5Job plan_t5(const T5Deck& config, const std::vector<std::int64_t>& tokens, MPI_Comm world);
 
 }  // namespace weft

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-// Shape of the T5 v1.1 encoder (specs/t5.md 3) and how it is run. The default is XXL.
+// Shape of the T5 v1.1 encoder (docs/models/t5.md, Shape) and how it is run. The default is XXL.
 struct T5Deck {
   std::string weights;
   std::string tokenizer;

@@ -1,5 +1,5 @@
-// What a rank does while captions pass through the text encoder: takes activations in, computes its layers, gives them on; and
-// rank 0 writes the features as they come out.
+// What a rank does while captions pass through the text encoder: takes activations in, computes its
+// layers, gives them on; and rank 0 writes the features as they come out.
 #pragma once
 
 #include <mpi.h>
@@ -37,14 +37,15 @@ class FeatureFile {
 
 class Passage {
  public:
-  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the activations. The first
-  // part asks `stop`, if given, between micro-batches: from then on it begins no other, and ends the stream, by which the parts
-  // behind it learn.
+  // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the
+  // activations. The first part asks `stop`, if given, between micro-batches: from then on it
+  // begins no other, and ends the stream, by which the parts behind it learn.
   Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
           const std::function<bool()>& stop, MPI_Comm comm);
 
-  // All micro-batches, or those before the stop: the file is not finished then. `ids` of all texts, at the first part;
-  // `tokens` of each, everywhere. Whether all are done, as far as this rank knows; the first part knows.
+  // All micro-batches, or those before the stop: the file is not finished then. `ids` of all texts,
+  // at the first part; `tokens` of each, everywhere. Whether all are done, as far as this rank
+  // knows; the first part knows.
   bool run(const std::vector<std::vector<std::int32_t>>& ids,
            const std::vector<std::int64_t>& tokens);
 

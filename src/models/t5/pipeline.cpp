@@ -9,7 +9,8 @@
 namespace weft {
 namespace {
 
-// Short beside a layer's work, long beside what a look at MPI costs: the core is needed for computing.
+// Short beside a layer's work, long beside what a look at MPI costs: the core is needed for
+// computing.
 constexpr auto nap = std::chrono::microseconds(200);
 
 }  // namespace
@@ -44,7 +45,8 @@ RowStream::RowStream(MPI_Comm comm, int peer, int tag, std::vector<std::int64_t>
 }
 
 RowStream::~RowStream() {
-  // On the way of an error messages may be under way still, and nobody waits for them: their memory stays.
+  // On the way of an error messages may be under way still, and nobody waits for them: their memory
+  // stays.
   if (std::uncaught_exceptions() > 0) {
     for (auto& b : buffers_) new std::vector<std::byte>(std::move(b));
     return;

@@ -1,5 +1,6 @@
-// A rank's place in the chain of ranks that hold the text encoder's layers: activations of one micro-batch come in while those
-// of another are worked on. Host memory on both sides; messages go on while the rank computes.
+// A rank's place in the chain of ranks that hold the text encoder's layers: activations of one
+// micro-batch come in while those of another are worked on. Host memory on both sides; messages go
+// on while the rank computes.
 #pragma once
 
 #include <mpi.h>
@@ -14,7 +15,8 @@
 
 namespace weft {
 
-// Keeps MPI at work on messages while this rank is not in MPI. Needs MPI_THREAD_MULTIPLE; without, it does nothing.
+// Keeps MPI at work on messages while this rank is not in MPI. Needs MPI_THREAD_MULTIPLE; without,
+// it does nothing.
 class MessageProgress {
  public:
   explicit MessageProgress(MPI_Comm comm);
@@ -27,8 +29,8 @@ class MessageProgress {
   std::thread thread_;
 };
 
-// One direction between two ranks: messages of whole rows, in order, two under way at most. Either all of them come, or a
-// message without rows ends them early.
+// One direction between two ranks: messages of whole rows, in order, two under way at most. Either
+// all of them come, or a message without rows ends them early.
 class RowStream {
  public:
   // rows[i]: rows of message i, each of row_bytes. `peer` sends or receives them under `tag`.
@@ -44,8 +46,8 @@ class RowStream {
   // There will be no more.
   void send_end(const std::function<void()>& meanwhile);
 
-  // Receiving: begins to take the next message; whether the oldest has come; waits for it: empty if it is the end. The buffer
-  // is good until two more have been begun.
+  // Receiving: begins to take the next message; whether the oldest has come; waits for it: empty if
+  // it is the end. The buffer is good until two more have been begun.
   void begin();
   bool has_come();
   std::span<const std::byte> take(const std::function<void()>& meanwhile);

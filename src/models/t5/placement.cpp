@@ -16,7 +16,8 @@ std::int64_t room(std::size_t bytes, std::size_t taken, std::size_t layer) {
   return bytes <= taken ? 0 : static_cast<std::int64_t>((bytes - taken) / layer);
 }
 
-// What is missing when ranks with these rooms cannot hold the layers, or none of them the embedding.
+// What is missing when ranks with these rooms cannot hold the layers, or none of them the
+// embedding.
 std::size_t lacking(std::span<const std::size_t> memory, std::size_t with_embedding,
                     std::size_t layer, std::int64_t layers_short) {
   std::size_t most = 0;

@@ -1,4 +1,5 @@
-// Which rank gets which layers of the text encoder, by the memory that each has. A function of sizes alone.
+// Which rank gets which layers of the text encoder, by the memory that each has. A function of
+// sizes alone.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +25,10 @@ struct T5Placement {
   std::int64_t even = 0;      // most layers of a rank if all had room enough
 };
 
-// memory [rank]: bytes that the encoder may take there; `work`: bytes beside weights that each rank with layers needs. The
-// most layers of a rank are as few as the memory allows, since the slowest part sets the pace; the first part goes to the
-// lowest rank with room for the embedding and a layer, the others follow in order of rank, and ranks without room, or
-// without need, have none.
+// memory [rank]: bytes that the encoder may take there; `work`: bytes beside weights that each rank
+// with layers needs. The most layers of a rank are as few as the memory allows, since the slowest
+// part sets the pace; the first part goes to the lowest rank with room for the embedding and a
+// layer, the others follow in order of rank, and ranks without room, or without need, have none.
 T5Placement place_t5(const T5Deck& config, std::span<const std::size_t> memory, std::size_t work);
 
 // "0 to 11 on rank 0 (4.5 GiB), 12 to 23 on rank 1 (4.4 GiB)".

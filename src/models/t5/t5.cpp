@@ -135,7 +135,8 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
     attended.release();
 
     x = operand(rms_norm(h, l.norm1));
-    // Where rows are packed, both parts have room for that: the second takes the rows of the first once the two are one.
+    // Where rows are packed, both parts have room for that: the second takes the rows of the first
+    // once the two are one.
     const std::int64_t rows = packed_ ? ops::packed_rows(M) : M;
     Tensor gu = Tensor::empty({2, rows, config_.d_ff}, dtype);
     product_into(x, l.wi_0, M, gu, 0);

@@ -1,4 +1,5 @@
-// The T5 v1.1 encoder (specs/t5.md 3 to 5; transformers' T5EncoderModel): some consecutive layers of it.
+// The T5 v1.1 encoder (docs/models/t5.md, Shape, Forward, Parameters; transformers'
+// T5EncoderModel): some consecutive layers of it.
 #pragma once
 
 #include <vector>
@@ -20,26 +21,30 @@ struct PackedTokens {
 
 class T5Encoder {
  public:
-  // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where last is all. Registers
-  // their parameters (none trainable) under the released names; params().allocate() is the caller's. Every part has the
-  // bias table of block 0. Matrices and the embedding are bf16_only: where their bf16 copy is there it is read, otherwise
-  // the f32 value; norms and the bias table are always read in f32.
+  // Layers [first, last) of config.num_layers; the embedding where first is 0, the final norm where
+  // last is all. Registers their parameters (none trainable) under the released names;
+  // params().allocate() is the caller's. Every part has the bias table of block 0. Matrices and the
+  // embedding are bf16_only: where their bf16 copy is there it is read, otherwise the f32 value;
+  // norms and the bias table are always read in f32.
   T5Encoder(const T5Deck& config, std::int64_t first, std::int64_t last);
 
   ParameterTable& params() { return params_; }
 
-  // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put in their places into the order
-  // that products read (ops/matmul.h); their `value` then is no [out,in] any more. Elsewhere nothing happens.
+  // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put
+  // in their places into the order that products read (ops/matmul.h); their `value` then is no
+  // [out,in] any more. Elsewhere nothing happens.
   void pack_weights();
 
-  // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the final norm behind the last.
-  // All in config.dtype. `h` itself is not written. Ids must lie in [0, vocab_size): nobody looks again.
+  // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the
+  // final norm behind the last. All in config.dtype. `h` itself is not written. Ids must lie in [0,
+  // vocab_size): nobody looks again.
   Tensor forward(const PackedTokens& in, const Tensor& h);
 
   // Bytes of an arena that forward() and its input go into, for M tokens in captions of `longest`.
   std::size_t plan(std::int64_t tokens, std::int64_t longest);
 
-  // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for placements, without a model.
+  // Bytes of one layer's parameters, of the embedding, of final norm and bias table: for
+  // placements, without a model.
   struct Sizes {
     std::size_t layer = 0, embedding = 0, every_part = 0;
   };
@@ -65,7 +70,8 @@ class T5Encoder {
   std::int64_t first_, last_;
 };
 
-// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight (specs/t5.md 5).
+// decoder.* and lm_head.* are spare; encoder.embed_tokens.weight is another name of shared.weight
+// (docs/models/t5.md, Parameters).
 WeightNames t5_weight_names();
 
 inline Tokenizer t5_tokenizer(const T5Deck& t5) {

@@ -45,8 +45,8 @@ struct OwnComm {
   MPI_Comm comm;
 };
 
-// This rank's layers with their weights, each byte from the files by one rank: the bias table, which all parts need, is read
-// by the first. Returns the bytes read.
+// This rank's layers with their weights, each byte from the files by one rank: the bias table,
+// which all parts need, is read by the first. Returns the bytes read.
 std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job, MPI_Comm comm) {
   const int first = job.placement.parts.front().rank;
   std::uint64_t bytes = 0;
@@ -184,7 +184,8 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
                                  rank == 0 ? std::span(ids).subspan(first, tokens.size())
                                            : std::span<const std::vector<std::int32_t>>(),
                                  tokens, comm);
-        // No batch of a part of the texts takes more than the first of all, which memory is planned by.
+        // No batch of a part of the texts takes more than the first of all, which memory is planned
+        // by.
         job.batches = batch_captions(tokens, job.captions);
         Passage passage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
         int stopped = passage.run(here, tokens) ? 0 : 1;

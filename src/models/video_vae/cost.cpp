@@ -1,5 +1,5 @@
-// The VAE in a plan: its times follow from a dry run of its step (train/step_cost.h), or are measured on clips of few frames,
-// since everything in it grows with the frames alone.
+// The VAE in a plan: its times follow from a dry run of its step (train/step_cost.h), or are
+// measured on clips of few frames, since everything in it grows with the frames alone.
 #include <algorithm>
 #include <limits>
 
@@ -10,7 +10,8 @@
 namespace weft {
 namespace {
 
-// A task whose clips have all their frames, and whose discriminator works from the first step on if it works at all.
+// A task whose clips have all their frames, and whose discriminator works from the first step on if
+// it works at all.
 struct Piece {
   Deck deck;
   VaeTask task;

@@ -44,8 +44,9 @@ void DiscriminatorLoss::judge(const Var& logits, bool real, float weight, Sums& 
   ops::scaled_add(each, factor * weight, slope, d, true);
 }
 
-// The penalty, and its derivative by the gradient g of the logits' sum at the frames. The derivative of the penalty by a
-// parameter is that of v g, v fixed at what is returned, and v g is the tangent of the logits' sum along v.
+// The penalty, and its derivative by the gradient g of the logits' sum at the frames. The
+// derivative of the penalty by a parameter is that of v g, v fixed at what is returned, and v g is
+// the tangent of the logits' sum along v.
 Tensor DiscriminatorLoss::penalise(const Tensor& real, float weight, Tensor& sum) const {
   const auto factor = static_cast<float>(deck_.gradient_penalty_weight);
   const Var x = make_var(real);

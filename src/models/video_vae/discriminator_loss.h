@@ -1,6 +1,7 @@
-// What the discriminator of a VAE's training learns from one clip (opensora/models/vae/losses.py at v1.2.0, DiscriminatorLoss):
-// half the loss of real and of fake frames each, LeCam, and the penalty on its gradient at the real frames. The original
-// computes the last two in no training script; they are as its loss defines them, with LeCam's averages as its LeCamEMA.
+// What the discriminator of a VAE's training learns from one clip (opensora/models/vae/losses.py at
+// v1.2.0, DiscriminatorLoss): half the loss of real and of fake frames each, LeCam, and the penalty
+// on its gradient at the real frames. The original computes the last two in no training script;
+// they are as its loss defines them, with LeCam's averages as its LeCamEMA.
 #pragma once
 
 #include "config/deck.h"
@@ -18,10 +19,12 @@ class DiscriminatorLoss {
   struct Sums {
     Tensor loss, lecam, penalty, real, fake;
   };
-  // Frames [1,T,H,W,3]. `weight` times the gradient of loss + lecam + penalty is in the table afterwards.
+  // Frames [1,T,H,W,3]. `weight` times the gradient of loss + lecam + penalty is in the table
+  // afterwards.
   void learn(const Tensor& real, const Tensor& fake, float weight, Sums sums) const;
 
-  // LeCam's running averages of the mean logits of real and of fake frames, f32 [2]: part of a run's state.
+  // LeCam's running averages of the mean logits of real and of fake frames, f32 [2]: part of a
+  // run's state.
   Tensor& averages() { return averages_; }
   static constexpr float decay = 0.999f;
 

@@ -9,7 +9,8 @@
 namespace weft {
 namespace {
 
-// VGG16's convolutions by slice: their numbers in torchvision's `features`, and the channels behind them.
+// VGG16's convolutions by slice: their numbers in torchvision's `features`, and the channels behind
+// them.
 struct Slice {
   std::vector<int> numbers;
   std::int64_t channels;

@@ -5,7 +5,8 @@
 
 namespace weft {
 
-// Shape of Open-Sora's VAE (specs/vae.md 1, 2) and how it is run. The released one is the default.
+// Shape of Open-Sora's VAE (docs/models/video_vae.md, Spatial VAE, Temporal VAE) and how it is run.
+// The released one is the default.
 struct VaeDeck {
   std::string weights;
   std::vector<std::int64_t> spatial_channels = {128, 256, 512, 512};
@@ -22,7 +23,8 @@ struct VaeDeck {
   std::vector<double> shift = {-0.10, 0.34, 0.27, 0.98};
   std::string dtype = "f32";
 };
-// What a VAE is trained for (specs/vae.md 4, 5). The defaults are stage 3's.
+// What a VAE is trained for (docs/models/video_vae.md, Losses, Training stages). The defaults are
+// stage 3's.
 struct VaeTrainDeck {
   bool freeze_spatial = false;
   bool pixel_loss = true;

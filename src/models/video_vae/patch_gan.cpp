@@ -25,7 +25,8 @@ PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(
     p.group = 1;
     return &p;
   };
-  // Numbers in the original's list of modules: convolution, norm, activation; the first layer has no norm.
+  // Numbers in the original's list of modules: convolution, norm, activation; the first layer has
+  // no norm.
   int number = 0;
   std::int64_t in = 3;
   const auto layer = [&](std::int64_t out, int stride, bool norm, bool last) {

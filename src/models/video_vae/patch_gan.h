@@ -1,7 +1,8 @@
-// The PatchGAN discriminator of Open-Sora's VAE training (opensora/models/vae/discriminator.py at v1.2.0, NLayerDiscriminator
-// with three layers, which is pix2pix's and VQGAN's): frame by frame a map of logits, one for each patch of 70x70 pixels.
-// Its BatchNorm normalises by the statistics of the frames that it is given, as in training; running averages, which
-// training does not read, are not kept. Weights start normal with deviation 0.02, BatchNorm's at 1 (there: 1 +- 0.02).
+// The PatchGAN discriminator of Open-Sora's VAE training (opensora/models/vae/discriminator.py at
+// v1.2.0, NLayerDiscriminator with three layers, which is pix2pix's and VQGAN's): frame by frame a
+// map of logits, one for each patch of 70x70 pixels. Its BatchNorm normalises by the statistics of
+// the frames that it is given, as in training; running averages, which training does not read, are
+// not kept. Weights start normal with deviation 0.02, BatchNorm's at 1 (there: 1 +- 0.02).
 #pragma once
 
 #include <vector>
@@ -12,7 +13,8 @@ namespace weft {
 
 class PatchGan {
  public:
-  // Registers its parameters behind `prefix`, in group 1 of the table (nn/parameters.h): they have an optimizer of their own.
+  // Registers its parameters behind `prefix`, in group 1 of the table (nn/parameters.h): they have
+  // an optimizer of their own.
   PatchGan(ParameterTable& params, const std::string& prefix);
 
   // frames [1,F,H,W,3] in [-1,1], H and W at least least_size -> logits [1,F,h,w,1].

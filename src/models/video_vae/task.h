@@ -1,5 +1,6 @@
-// Training Open-Sora's VAE: the stages of specs/vae.md 5, as [vae_train] puts them together. Clips of pixels are shortened by
-// draws of their own, so each is a part of its micro-batch (train/task.h).
+// Training Open-Sora's VAE: the stages of docs/models/video_vae.md, Training stages, as [vae_train]
+// puts them together. Clips of pixels are shortened by draws of their own, so each is a part of its
+// micro-batch (train/task.h).
 #pragma once
 
 #include <optional>
@@ -50,7 +51,8 @@ class VaeTask : public TrainingTask {
   std::string state() const override;
   void set_state(const std::string& text) override;
 
-  // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of (seed, step, sample).
+  // Frames of a clip of `frames` that sample `sample` trains with in that step: a function of
+  // (seed, step, sample).
   std::int64_t frames_drawn(std::int64_t frames, std::int64_t step, SampleId sample) const;
 
  private:

@@ -1,4 +1,5 @@
-// The 2D VAE: diffusers' AutoencoderKL in its SDXL shape (specs/vae.md 1; diffusers 0.27.2, autoencoder_kl.py), frame by frame.
+// The 2D VAE: diffusers' AutoencoderKL in its SDXL shape (docs/models/video_vae.md, Spatial VAE;
+// diffusers 0.27.2, autoencoder_kl.py), frame by frame.
 #pragma once
 
 #include <string>
@@ -16,8 +17,8 @@ class SpatialVae {
   SpatialVae(const VaeDeck& config, ParameterTable& params, const std::string& prefix,
              bool trainable = true);
 
-  // x [B,T,H,W,3] in [-1,1], each frame by itself -> moments [B,T,h,w,8]: mean and log variance, not clamped, not scaled;
-  // h = H / pixels_a_latent(), rounded down.
+  // x [B,T,H,W,3] in [-1,1], each frame by itself -> moments [B,T,h,w,8]: mean and log variance,
+  // not clamped, not scaled; h = H / pixels_a_latent(), rounded down.
   Var encode(nn::Context c, const Var& x) const;
   // z [B,T,h,w,4], not scaled -> [B,T,8h,8w,3], not clamped.
   Var decode(nn::Context c, const Var& z) const;
@@ -25,7 +26,8 @@ class SpatialVae {
   // 8 with the released shape.
   std::int64_t pixels_a_latent() const;
 
-  // What latents are multiplied by behind encode and divided by before decode (specs/vae.md 0.1).
+  // What latents are multiplied by behind encode and divided by before decode
+  // (docs/models/video_vae.md, Scaling and normalisation).
   static constexpr float scaling = 0.18215f;
   static constexpr std::int64_t latent_channels = 4;
 

@@ -35,7 +35,8 @@ Tensor factors(float a) {
 struct VaeLoss::Step {
   const VaeSample& in;
   Var z_rec,
-      last_input;  // the 2D latents as the temporal VAE gives them back; the input of its last layer
+      last_input;  // the 2D latents as the temporal VAE gives them back; the input of its last
+                   // layer
   float weight;
   Tensor sums;  // f32 [terms]
   Tensor of(Term t) const { return sums.slice(t, t + 1); }
@@ -101,7 +102,8 @@ Var VaeLoss::decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64
   return vae_.spatial().decode(c, nn::channel_affine(c, z, out_));
 }
 
-// L1 and LPIPS of decoded frames: `weight` times their gradient is added to y's; `count`: and they are counted.
+// L1 and LPIPS of decoded frames: `weight` times their gradient is added to y's; `count`: and they
+// are counted.
 void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float weight,
                          bool count) const {
   const Tensor x = nn::frames_of(s.in.frames, first, y->value.dim(1));
@@ -125,8 +127,9 @@ void VaeLoss::each_group(std::int64_t frames,
     f(first, std::min(group(frames), frames - first));
 }
 
-// Decodes a group at a time, backward at once with the gradients that `send` gives the pixels. The decoder learns, and its
-// uses are counted in the last group; the latents' gradient is added to that of z_rec.
+// Decodes a group at a time, backward at once with the gradients that `send` gives the pixels. The
+// decoder learns, and its uses are counted in the last group; the latents' gradient is added to
+// that of z_rec.
 void VaeLoss::train_decoder(const Step& s, const PixelGradient& send) const {
   ParameterTable& params = vae_.params();
   const bool counting = params.counting();
@@ -159,7 +162,8 @@ Tensor VaeLoss::decode_all(const Step& s) const {
   return fake;
 }
 
-// The discriminator's step, then its opinion of the fake frames: the generator's loss, and its gradient at the pixels.
+// The discriminator's step, then its opinion of the fake frames: the generator's loss, and its
+// gradient at the pixels.
 Tensor VaeLoss::adversarial_gradient(const Step& s, const Tensor& fake, Tensor& loss) const {
   using ops::GanLoss;
   // As VQGAN has it for both of its losses; the non-saturating one is MAGVIT's.
@@ -192,7 +196,8 @@ Tensor VaeLoss::at_last_layer(const Step& s, const Tensor& dz) const {
   return dw;
 }
 
-// The latents' gradients by the pixels' loss alone and by the adversarial loss alone, through a decoder that does not learn.
+// The latents' gradients by the pixels' loss alone and by the adversarial loss alone, through a
+// decoder that does not learn.
 VaeLoss::LatentGradients VaeLoss::latent_gradients(const Step& s, const Tensor& dy) const {
   const CountingScope uncounted(vae_.params(), false);
   const FrozenScope frozen(vae_.params(), spatial_prefix);
@@ -217,8 +222,9 @@ VaeLoss::LatentGradients VaeLoss::latent_gradients(const Step& s, const Tensor& 
   return by;
 }
 
-// Pixels and the discriminator. The adversarial loss weighs as much as its gradient at the last layer is smaller than that of
-// the pixels' loss: both are known only after a backward each through the decoder.
+// Pixels and the discriminator. The adversarial loss weighs as much as its gradient at the last
+// layer is smaller than that of the pixels' loss: both are known only after a backward each through
+// the decoder.
 void VaeLoss::learn_from_discriminator(const Step& s) const {
   // 1. What the discriminator learns from these frames, and what it says of them.
   Tensor fake = decode_all(s);
@@ -256,7 +262,8 @@ void VaeLoss::add_kl(const Step& s, const Var& moments) const {
   ops::kl_backward(moments->value, s.weight * of_kl, d, accumulate);
 }
 
-// L1 between the 2D latents and what the temporal VAE makes of them; both sides learn where both are trained.
+// L1 between the 2D latents and what the temporal VAE makes of them; both sides learn where both
+// are trained.
 void VaeLoss::compare_latents(const Step& s, const Var& z2, const Var& other, Term term) const {
   const float a_frame = 1.0f / static_cast<float>(s.frames());
   Tensor sum = s.of(term);

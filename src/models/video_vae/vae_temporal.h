@@ -1,4 +1,5 @@
-// The temporal VAE of Open-Sora 1.2, VAE_Temporal_SD (specs/vae.md 2; opensora/models/vae/vae_temporal.py at v1.2.0).
+// The temporal VAE of Open-Sora 1.2, VAE_Temporal_SD (docs/models/video_vae.md, Temporal VAE;
+// opensora/models/vae/vae_temporal.py at v1.2.0).
 #pragma once
 
 #include <string>
@@ -15,11 +16,13 @@ class TemporalVae {
   // Registers its parameters in `params`, their released names behind `prefix`.
   TemporalVae(const VaeDeck& config, ParameterTable& params, const std::string& prefix);
 
-  // x [B,T,h,w,4], the scaled latents of one chunk, any T: zero frames are put in front up to a multiple of
-  // downsampling() -> moments [B,latent_frames(T),h,w,8]: mean and log variance, not clamped.
+  // x [B,T,h,w,4], the scaled latents of one chunk, any T: zero frames are put in front up to a
+  // multiple of downsampling() -> moments [B,latent_frames(T),h,w,8]: mean and log variance, not
+  // clamped.
   Var encode(nn::Context c, const Var& x) const;
-  // z [B,t,h,w,4] -> [B,frames,h,w,4]: the first frames, which answer to padding, are dropped. `last_input`, if given, gets
-  // the input of the last layer, a Conv::causal(3) whose weight is last_layer().
+  // z [B,t,h,w,4] -> [B,frames,h,w,4]: the first frames, which answer to padding, are dropped.
+  // `last_input`, if given, gets the input of the last layer, a Conv::causal(3) whose weight is
+  // last_layer().
   Var decode(nn::Context c, const Var& z, std::int64_t frames, Var* last_input = nullptr) const;
 
   // Frames to a latent frame: 4 in the released model.
@@ -29,7 +32,8 @@ class TemporalVae {
     return (frames + downsampling_ - 1) / downsampling_;
   }
   static constexpr std::int64_t latent_channels = 4;
-  // The last weight of the decoder: what an adversarial loss measures its gradients at (specs/vae.md 4).
+  // The last weight of the decoder: what an adversarial loss measures its gradients at
+  // (docs/models/video_vae.md, Losses).
   Parameter& last_layer() const { return *decoder_.out.weight; }
 
  private:

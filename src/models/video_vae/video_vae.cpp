@@ -248,7 +248,8 @@ WeightNames vae_weight_names() {
 
 namespace {
 
-// What "scale" or "shift" of these files has that the deck has not; empty where they agree, or where either side has none.
+// What "scale" or "shift" of these files has that the deck has not; empty where they agree, or
+// where either side has none.
 std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
   const std::pair<const char*, const std::vector<double>*> both[] = {{"scale", &deck.scale},
                                                                      {"shift", &deck.shift}};

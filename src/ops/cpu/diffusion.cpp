@@ -16,7 +16,8 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-// Calls f(b, c, t, offset of the frame's first pixel in x) for every frame of x [B,C,T,H,W], in parallel.
+// Calls f(b, c, t, offset of the frame's first pixel in x) for every frame of x [B,C,T,H,W], in
+// parallel.
 template <class F>
 void for_frames(const Tensor& x, F&& f) {
   const std::int64_t B = x.dim(0), C = x.dim(1), T = x.dim(2), frame = x.dim(3) * x.dim(4);

@@ -61,7 +61,8 @@ void timestep_embedding(const Tensor& s, Tensor& e) {
   const float* in = s.data<float>();
   float* out = e.data<float>();
   for (std::int64_t k = 0; k < half; ++k) {
-    // The frequency and the angle are each rounded to f32: at s ~ 1000 more precision would change the output.
+    // The frequency and the angle are each rounded to f32: at s ~ 1000 more precision would change
+    // the output.
     const float frequency = std::exp(static_cast<float>(-std::log(10000.0)) *
                                      static_cast<float>(k) / static_cast<float>(half));
     for (std::int64_t i = 0; i < count; ++i) {

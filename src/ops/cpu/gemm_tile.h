@@ -1,12 +1,14 @@
-// Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two strides (so it
-// may be a transpose) and B, C row-major with rows of a whole number of vectors. Included after simd.h.
+// Small matrix products on scratch memory, for attention: C[m,n] (+)= A B, with A read through two
+// strides (so it may be a transpose) and B, C row-major with rows of a whole number of vectors.
+// Included after simd.h.
 
 #pragma once
 
 #include "ops/cpu/simd.h"
 
-// Rows and vectors of C held in registers at a time: their product is the number of accumulators, and NV vectors of B
-// and one of A must fit beside them. Fewer vectors go with more rows, or the chain of additions would wait for itself.
+// Rows and vectors of C held in registers at a time: their product is the number of accumulators,
+// and NV vectors of B and one of A must fit beside them. Fewer vectors go with more rows, or the
+// chain of additions would wait for itself.
 #ifdef __AVX512F__
 constexpr int widest_tile = 4;
 template <int NV>
@@ -73,7 +75,8 @@ static inline void panel(std::int64_t m, std::int64_t depth, const float* a,
                         depth_stride, b, ldb, c + i * ldc, ldc, accumulate);
 }
 
-// A(i,k) = a[i*row_stride + k*depth_stride]; n is rounded up to whole vectors, which B and C must have.
+// A(i,k) = a[i*row_stride + k*depth_stride]; n is rounded up to whole vectors, which B and C must
+// have.
 static inline void small_gemm(std::int64_t m, std::int64_t n, std::int64_t depth, const float* a,
                               std::int64_t row_stride, std::int64_t depth_stride, const float* b,
                               std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
@@ -102,8 +105,8 @@ static inline void small_gemm(std::int64_t m, std::int64_t n, std::int64_t depth
   }
 }
 
-// Floats from one row to the next in scratch of n columns: an odd number of vectors, so that a column does not fall on
-// few sets of the first-level cache.
+// Floats from one row to the next in scratch of n columns: an odd number of vectors, so that a
+// column does not fall on few sets of the first-level cache.
 static inline std::int64_t padded_stride(std::int64_t n) { return ((n + W - 1) / W | 1) * W; }
 
 // to[d, i] = from[i, d] for n rows of `from` (ld `from_ld`), `to` having `to_ld` floats a row.

@@ -1,6 +1,7 @@
-// CPU side of GroupNorm of ops/norm.h. Channels lie together, groups are runs of them, so every pass works on vectors
-// of channels and sums them per channel; groups only appear where a few numbers per channel are put together. Forward: two
-// reads, one write of the activations; backward: two reads of x and dy, one write.
+// CPU side of GroupNorm of ops/norm.h. Channels lie together, groups are runs of them, so every
+// pass works on vectors of channels and sums them per channel; groups only appear where a few
+// numbers per channel are put together. Forward: two reads, one write of the activations; backward:
+// two reads of x and dy, one write.
 #include "ops/norm.h"
 
 #include <immintrin.h>
@@ -41,8 +42,8 @@ void for_chunks(const Sizes& s, F&& f) {
   }
 }
 
-// Per chunk and channel: mean and sum of squared deviations from it. Differences from the chunk's first row are summed:
-// they do not cancel.
+// Per chunk and channel: mean and sum of squared deviations from it. Differences from the chunk's
+// first row are summed: they do not cancel.
 template <class T>
 void chunk_moments(const Sizes& s, const T* x, float* partial) {
   for_chunks(s, [&](std::int64_t, std::int64_t first, std::int64_t rows, std::int64_t chunk) {
@@ -183,7 +184,8 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
         store_n(partial + chunk * 2 * s.C + s.C + i, product, width);
       });
     });
-    // dx = g a + x b + c per channel (specs/vae.md 6), from the sums of the group; dgamma and dbeta on the way.
+    // dx = g a + x b + c per channel (docs/models/video_vae.md, Derivatives), from the sums of the
+    // group; dgamma and dbeta on the way.
     std::vector<float> linear(static_cast<std::size_t>(s.N * 2 * s.C));
     std::vector<double> sums(static_cast<std::size_t>(2 * s.C));
     for (std::int64_t n = 0; n < s.N; ++n) {
@@ -230,7 +232,8 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
 
 // With a = dyt, b = xt, means over the positions, p = mean(a xhat), q = mean(b xhat) and
 // r = mean(a b) - mean(a) mean(b) - p q, per channel:
-//   dx = -gamma / sigma^2 (r xhat + q (a - mean(a) - p xhat) + p (b - mean(b) - q xhat)), dgamma = positions / sigma r.
+//   dx = -gamma / sigma^2 (r xhat + q (a - mean(a) - p xhat) + p (b - mean(b) - q xhat)), dgamma =
+//   positions / sigma r.
 void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Tensor& stats,
                                  const Tensor& tangent, const Tensor& dyt, Tensor& dx,
                                  bool accumulate, Tensor& dgamma) {

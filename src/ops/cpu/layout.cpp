@@ -39,8 +39,9 @@ void exchange_axes(const T* from, std::int64_t B, std::int64_t m, std::int64_t n
             to[(b * n + j) * m + i] = from[(b * m + i) * n + j];
 }
 
-// Calls f(pixel offset in x or -1 beyond its edge, row, element of the row) for every element of the patch
-// rows of x [B,C,T',H',W']; `channels_first` orders a row (c,pt,ph,pw), else (pt,ph,pw,c).
+// Calls f(pixel offset in x or -1 beyond its edge, row, element of the row) for every element of
+// the patch rows of x [B,C,T',H',W']; `channels_first` orders a row (c,pt,ph,pw), else
+// (pt,ph,pw,c).
 template <class F>
 void for_patches(const Tensor& x, PatchGeometry p, bool channels_first, F&& f) {
   const std::int64_t B = x.dim(0), C = x.dim(1), Tx = x.dim(2), Hx = x.dim(3), Wx = x.dim(4);

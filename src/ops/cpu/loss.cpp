@@ -1,4 +1,5 @@
-// CPU side of ops/loss.h. Sums are made of fixed blocks, so that they do not depend on the thread count.
+// CPU side of ops/loss.h. Sums are made of fixed blocks, so that they do not depend on the thread
+// count.
 #include "ops/loss.h"
 
 #include <immintrin.h>
@@ -163,7 +164,8 @@ void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float wei
       });
       const float norm = std::sqrt(hsum(yy));
       const float rx = 1.0f / (std::sqrt(hsum(xx)) + 1e-10f), ry = 1.0f / (norm + 1e-10f);
-      // With g = the gradient of the normalised b: db = g / (|b| + e) - b (g b) / (|b| (|b| + e)^2).
+      // With g = the gradient of the normalised b: db = g / (|b| + e) - b (g b) / (|b| (|b| +
+      // e)^2).
       vf along{};
       for_vectors(C, [&](std::int64_t c, int n) {
         const vf v = load_n(y + p * C + c, n);

@@ -1,5 +1,6 @@
-// CPU side of ops/norm.h but for GroupNorm (group_norm.cpp). One token row (C floats, a few KiB) stays in the first-level cache between the passes
-// over it, so that each operation reads and writes every activation once.
+// CPU side of ops/norm.h but for GroupNorm (group_norm.cpp). One token row (C floats, a few KiB)
+// stays in the first-level cache between the passes over it, so that each operation reads and
+// writes every activation once.
 #include "ops/norm.h"
 
 #include <immintrin.h>
@@ -18,7 +19,8 @@ namespace {
 #include "ops/cpu/simd.h"
 
 constexpr float epsilon = 1e-6f;
-// Tokens per partial sum of a parameter gradient. Fixed, so that the sums do not depend on the threads.
+// Tokens per partial sum of a parameter gradient. Fixed, so that the sums do not depend on the
+// threads.
 constexpr std::int64_t chunk_tokens = 64;
 
 struct Frames {

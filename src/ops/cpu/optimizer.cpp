@@ -1,4 +1,5 @@
-// CPU side of ops/optimizer.h: one pass, bound by memory (20 bytes an element read, 16 written with EMA, 2 for a bf16 copy).
+// CPU side of ops/optimizer.h: one pass, bound by memory (20 bytes an element read, 16 written with
+// EMA, 2 for a bf16 copy).
 #include "ops/optimizer.h"
 
 #include <immintrin.h>

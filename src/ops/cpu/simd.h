@@ -1,6 +1,6 @@
-// Vectors of one register for the instruction set that the file is compiled for (8 or 16 floats), and the
-// few functions that the CPU operations are made of. Included inside WEFT_CPU_BEGIN/END, so that the two
-// compilations never share a symbol.
+// Vectors of one register for the instruction set that the file is compiled for (8 or 16 floats),
+// and the few functions that the CPU operations are made of. Included inside WEFT_CPU_BEGIN/END, so
+// that the two compilations never share a symbol.
 
 #pragma once
 
@@ -71,7 +71,8 @@ static inline void store_part(T* p, vf v, int n) {
 }
 #endif
 
-// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions warn of their insides.)
+// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions warn of
+// their insides.)
 static inline __m128 lower_lanes(vf v, bool take_max) {
 #ifdef __AVX512F__
   const __m256 low = (__m256)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -113,8 +114,8 @@ static inline vf exp_reduced(vf r) {
   return p * r * r + r + 1.0f;
 }
 
-// e^x to 2 ulp; 0 far below -87, and at most e^88. Cody-Waite reduction by ln 2. A NaN stays one: the comparisons are
-// written so that it fails them and goes through.
+// e^x to 2 ulp; 0 far below -87, and at most e^88. Cody-Waite reduction by ln 2. A NaN stays one:
+// the comparisons are written so that it fails them and goes through.
 static inline vf vexp(vf x) {
 #ifdef __AVX512F__
   const vf c = (vf)_mm512_max_ps((__m512)splat(-100.0f), (__m512)x);
@@ -134,7 +135,8 @@ static inline vf vexp(vf x) {
 // 1 / (1 + e^-x).
 static inline vf vsigmoid(vf x) {
 #ifdef __AVX512F__
-  // A 14-bit reciprocal and one Newton step; the bound keeps the denominator finite, which the step needs.
+  // A 14-bit reciprocal and one Newton step; the bound keeps the denominator finite, which the step
+  // needs.
   const vf d = 1.0f + vexp((vf)_mm512_min_ps((__m512)splat(87.0f), (__m512)(-x)));
   const vf r = (vf)_mm512_rcp14_ps((__m512)d);
   return r * (2.0f - d * r);

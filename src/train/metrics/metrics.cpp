@@ -45,8 +45,8 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
              "cannot rename {} to {}: {}", kept.string(), path.string(), failed.message());
 }
 
-// Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone. Microseconds are
-// enough of a float's digits.
+// Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone.
+// Microseconds are enough of a float's digits.
 nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
   const auto rounded = [](float s) { return std::round(double{s} * 1e6) / 1e6; };
   auto j = nlohmann::ordered_json::array();
@@ -85,7 +85,8 @@ MetricsWriter::~MetricsWriter() {
   close(file_);
 }
 
-// Whole lines or nothing: what a full disk cuts off is taken back and tried again with the next line.
+// Whole lines or nothing: what a full disk cuts off is taken back and tried again with the next
+// line.
 bool MetricsWriter::flush() {
   const off_t before = lseek(file_, 0, SEEK_END);
   std::size_t written = 0;

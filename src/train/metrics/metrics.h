@@ -29,7 +29,8 @@ struct StepMetrics {
   std::vector<std::pair<std::string, double>> terms;  // what the loss is made of; may be empty
   std::vector<std::int64_t> samples;                  // of all ranks, in the order of the step plan
 
-  // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank is negative.
+  // What rank 0 knows of all ranks, in seconds a rank; nothing of it is written while slowest_rank
+  // is negative.
   int slowest_rank = -1;
   double spread = 0;             // (greatest - mean) / mean of rank_busy
   std::vector<float> rank_busy;  // until its own gradients were there: wait for clips and compute
@@ -43,8 +44,8 @@ double spread_of(std::span<const float> busy);
 
 class MetricsWriter {
  public:
-  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are dropped first, as
-  // is a last line that a crash cut short.
+  // Appends to RUN/metrics.jsonl. Lines of steps from `first_step` on, which a restart repeats, are
+  // dropped first, as is a last line that a crash cut short.
   MetricsWriter(const std::filesystem::path& run_dir, std::int64_t first_step);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;

@@ -8,8 +8,9 @@
 
 namespace weft {
 
-// A run's id tells it from others: "id" of RUN/run.json and a note of each checkpoint. It goes with the run directory,
-// wherever that is moved. "" where run.json is not there, is damaged or of an older weft.
+// A run's id tells it from others: "id" of RUN/run.json and a note of each checkpoint. It goes with
+// the run directory, wherever that is moved. "" where run.json is not there, is damaged or of an
+// older weft.
 std::string stored_run_id(const std::filesystem::path& run_dir);
 // 32 hexadecimal digits that no other run has.
 std::string new_run_id();
@@ -24,7 +25,8 @@ class RunFacts {
 
   void count(const StepMetrics& m);
   void print_step(const StepMetrics& m) const;
-  // Achieved against predicted, where the time went and on whom it was waited for, and every warning once more.
+  // Achieved against predicted, where the time went and on whom it was waited for, and every
+  // warning once more.
   void print_end(const Trainer& trainer) const;
 
  private:

@@ -26,8 +26,8 @@ namespace {
 
 constexpr const char* lane_names[trace::lanes] = {"step",          "compute", "wait",
                                                   "communication", "data",    "checkpoint"};
-// Numbers of threads: unique among all ranks (Perfetto takes them for system-wide), and readable. Rows beyond the last
-// share it, which some hundred threads in one lane would take.
+// Numbers of threads: unique among all ranks (Perfetto takes them for system-wide), and readable.
+// Rows beyond the last share it, which some hundred threads in one lane would take.
 constexpr int rows_a_lane = 100, threads_a_rank = 1000;
 static_assert(trace::lanes * rows_a_lane <= threads_a_rank);
 
@@ -128,7 +128,8 @@ void TraceFile::add(const RankTrace& rank) {
     const auto argument = [](const std::string& name, std::int64_t value) {
       return fmt::format(",\"args\":{{{}:{}}}", name, value);
     };
-    // Perfetto lists processes in the order of their first events, not of sort_index: every rank has one at the origin.
+    // Perfetto lists processes in the order of their first events, not of sort_index: every rank
+    // has one at the origin.
     if (first_lane)
       complete("\"trace\"", 0, 0, 0, argument("\"clock_error_ns\"", rank.clock_error));
     for (std::size_t i = 0; i < rows.spans.size(); ++i) {
@@ -255,7 +256,8 @@ RankTrace receive_trace(int rank, MPI_Comm comm) {
   return out;
 }
 
-// Runs `work` unless something failed before. What fails is told once, and the collective goes on to its end.
+// Runs `work` unless something failed before. What fails is told once, and the collective goes on
+// to its end.
 template <class Work>
 void attempt(bool& failed, const Work& work) {
   if (failed) return;
@@ -281,8 +283,8 @@ ClockOffset::~ClockOffset() {
 
 void ClockOffset::measure_again() { last_ = measure(); }
 
-// Rank 0 answers with its clock; the asking rank takes that for the middle of its round trip. The fastest trip is the
-// one that nothing else held up, on either way.
+// Rank 0 answers with its clock; the asking rank takes that for the middle of its round trip. The
+// fastest trip is the one that nothing else held up, on either way.
 ClockOffset::Reading ClockOffset::measure() const {
   const int rank = rank_of(comm_), ranks = size_of(comm_);
   Reading best;

@@ -1,6 +1,6 @@
-// The trace of all ranks as one file in Chrome's JSON format, their clocks aligned, which ui.perfetto.dev and chrome://tracing
-// open: a process is a rank, a thread of it one lane of core/trace.h. Format: "Trace Event Format" (Google, 2016), complete
-// events ("X").
+// The trace of all ranks as one file in Chrome's JSON format, their clocks aligned, which
+// ui.perfetto.dev and chrome://tracing open: a process is a rank, a thread of it one lane of
+// core/trace.h. Format: "Trace Event Format" (Google, 2016), complete events ("X").
 #pragma once
 
 #include <mpi.h>
@@ -33,8 +33,9 @@ struct RankTrace {
   std::int64_t clock_error = 0;  // nanoseconds by which all of them may be early or late
 };
 
-// Spans of one lane, in order of their begins, and the row of the picture each is drawn in: viewers want spans of a row
-// to nest or to stand apart, but several threads may share a lane (readers of clips, say), and then take further rows.
+// Spans of one lane, in order of their begins, and the row of the picture each is drawn in: viewers
+// want spans of a row to nest or to stand apart, but several threads may share a lane (readers of
+// clips, say), and then take further rows.
 struct LaneRows {
   std::vector<TraceSpan> spans;
   std::vector<int> row;
@@ -45,8 +46,8 @@ LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane);
 // Writes rank after rank, so that no more than one rank's spans have to be in memory.
 class TraceFile {
  public:
-  // Writes to PATH.tmp until finish(). Times in the file count from `origin`, nanoseconds on rank 0's clock.
-  // Exit::usage if it cannot be written.
+  // Writes to PATH.tmp until finish(). Times in the file count from `origin`, nanoseconds on rank
+  // 0's clock. Exit::usage if it cannot be written.
   TraceFile(const std::filesystem::path& path, std::int64_t origin);
   // Without a finish the draft is removed.
   ~TraceFile();
@@ -54,7 +55,8 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   void add(const RankTrace& rank);
-  // Closes the file and gives it its name; `facts` are strings kept beside the events ("build", "run").
+  // Closes the file and gives it its name; `facts` are strings kept beside the events ("build",
+  // "run").
   void finish(std::span<const std::pair<std::string, std::string>> facts);
 
  private:
@@ -66,8 +68,9 @@ class TraceFile {
   bool first_ = true;
 };
 
-// This rank's clock (now_seconds()) against rank 0's, from the fastest of many round trips. Two measurements, at the
-// start and at the end of what is traced, also correct the drift between the clocks, as a straight line.
+// This rank's clock (now_seconds()) against rank 0's, from the fastest of many round trips. Two
+// measurements, at the start and at the end of what is traced, also correct the drift between the
+// clocks, as a straight line.
 class ClockOffset {
  public:
   // Collective: rank 0 plays ping-pong with one rank after another, well under a millisecond each.
@@ -81,10 +84,12 @@ class ClockOffset {
 
   // A moment of this rank on rank 0's clock, both in seconds.
   double on_rank_0(double local) const;
-  // Seconds by which on_rank_0() may be wrong at the moments of the measurements: half the worse round trip.
+  // Seconds by which on_rank_0() may be wrong at the moments of the measurements: half the worse
+  // round trip.
   double error() const;
 
-  // Two clocks read at one moment, as well as that can be known: rank 0's is ahead by `ahead`, give or take `error`.
+  // Two clocks read at one moment, as well as that can be known: rank 0's is ahead by `ahead`, give
+  // or take `error`.
   struct Reading {
     double local = 0, ahead = 0, error = 0;  // seconds
   };
@@ -97,9 +102,10 @@ class ClockOffset {
   Reading first_, last_;
 };
 
-// Collective: writes RUN/trace.json with the spans of core/trace.h of all ranks, whole or not at all. Rank 0 holds one
-// rank's spans at a time; of many ranks each gives its latest only, so that viewers can open the file. A file that
-// cannot be written is one WARN: no run ends for its trace. Without `clock` the offsets are measured now alone.
+// Collective: writes RUN/trace.json with the spans of core/trace.h of all ranks, whole or not at
+// all. Rank 0 holds one rank's spans at a time; of many ranks each gives its latest only, so that
+// viewers can open the file. A file that cannot be written is one WARN: no run ends for its trace.
+// Without `clock` the offsets are measured now alone.
 void write_trace(const std::filesystem::path& run_dir, MPI_Comm world,
                  ClockOffset* clock = nullptr);
 

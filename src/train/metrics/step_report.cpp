@@ -41,8 +41,8 @@ void StepReport::clear() {
   ops::fill_zero(device_slots);
 }
 
-Communicator::Ticket StepReport::send(unsigned request_bits, double busy_seconds, double data_seconds,
-                                      double sample_checksum) {
+Communicator::Ticket StepReport::send(unsigned request_bits, double busy_seconds,
+                                      double data_seconds, double sample_checksum) {
   std::array<double, used_slots - host_slots> values{};
   values[requests - host_slots] = request_bits;
   values[busy - host_slots] = busy_seconds;

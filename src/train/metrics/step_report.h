@@ -1,5 +1,5 @@
-// What every rank tells every other once a step: one small all-gather, which makes the loss, the decisions that all ranks
-// take alike, and the table of who was slow.
+// What every rank tells every other once a step: one small all-gather, which makes the loss, the
+// decisions that all ranks take alike, and the table of who was slow.
 #pragma once
 
 #include <memory>
@@ -44,8 +44,8 @@ class StepReport {
   const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
   // f64 [groups] beside the rows: the gradient's squared norms.
   Tensor& norm() { return norm_; }
-  // Brings all rows and the norm to the host: at once on the CPU, behind the compute stream's work on a GPU. The memory is
-  // used again two calls later.
+  // Brings all rows and the norm to the host: at once on the CPU, behind the compute stream's work
+  // on a GPU. The memory is used again two calls later.
   struct Rows {
     std::span<const double> values;        // [ranks, width]
     const double* squared_norm = nullptr;  // [groups]

@@ -32,13 +32,14 @@ namespace {
 
 // With fewer comparisons nobody is judged: the first steps of a run are unlike the others.
 constexpr std::size_t least = 12;
-// The mean has to stand clear of zero by this many of its own standard errors. With 4, bursts of load on a host of two ranks
-// looked like a slow rank in 6 of 400 drawn runs of 1,000 steps; with 5 in none.
+// The mean has to stand clear of zero by this many of its own standard errors. With 4, bursts of
+// load on a host of two ranks looked like a slow rank in 6 of 400 drawn runs of 1,000 steps; with 5
+// in none.
 constexpr double clear_by = 6;
 
-// Mean of the middle half, and its standard error from the same half: neither is moved by a few steps in which
-// something else had the processor. 0.74 makes a standard deviation of the distance of a normal distribution's
-// quartiles, 1.09 is the price of leaving out the outer half.
+// Mean of the middle half, and its standard error from the same half: neither is moved by a few
+// steps in which something else had the processor. 0.74 makes a standard deviation of the distance
+// of a normal distribution's quartiles, 1.09 is the price of leaving out the outer half.
 struct Middle {
   double mean, error;
 };

@@ -1,5 +1,6 @@
-// Watches over figures that every rank has alike, so that all come to the same verdict without communication: losses and
-// gradient norms that leap, and ranks that are constantly slower than the others. Pure arithmetic.
+// Watches over figures that every rank has alike, so that all come to the same verdict without
+// communication: losses and gradient norms that leap, and ranks that are constantly slower than the
+// others. Pure arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +15,16 @@ class SpikeWatch {
   static constexpr std::size_t window = 64;  // values that a new one is compared with
   static constexpr std::size_t least = 32;   // with fewer nothing is judged
 
-  // A spike lies more than `deviations` above the median. A deviation is that of a normal distribution with the window's median
-  // absolute deviation, and at least a twentieth of the median: losses that hardly vary must not make much of little.
+  // A spike lies more than `deviations` above the median. A deviation is that of a normal
+  // distribution with the window's median absolute deviation, and at least a twentieth of the
+  // median: losses that hardly vary must not make much of little.
   explicit SpikeWatch(double deviations) : deviations_(deviations) {}
 
   struct Spike {
     double median, deviations;  // of the values before; how far above it
   };
-  // The next value. Of several spikes in a row the first alone is told. All values enter the window, so that a
-  // lasting change of level is soon taken for granted.
+  // The next value. Of several spikes in a row the first alone is told. All values enter the
+  // window, so that a lasting change of level is soon taken for granted.
   std::optional<Spike> step(double value);
 
  private:
@@ -32,10 +34,10 @@ class SpikeWatch {
   bool within_ = false;  // the last value was a spike
 };
 
-// A rank's pace in a step is its busy time over what the plan expected of it. Each rank is compared with the median of
-// all others' paces (not of all: of two ranks the median would be half the slow one itself), the middle of its last
-// `window` comparisons is averaged, and a rank is slow when that exceeds `threshold` and stands clear of its own
-// scatter.
+// A rank's pace in a step is its busy time over what the plan expected of it. Each rank is compared
+// with the median of all others' paces (not of all: of two ranks the median would be half the slow
+// one itself), the middle of its last `window` comparisons is averaged, and a rank is slow when
+// that exceeds `threshold` and stands clear of its own scatter.
 class StragglerWatch {
  public:
   static constexpr int window = 16;             // steps with work
@@ -50,10 +52,10 @@ class StragglerWatch {
 
   explicit StragglerWatch(int ranks);
 
-  // Each step: busy seconds of every rank and what the plan expected of each, in any unit; 0 for a rank without work,
-  // which is then not judged. Expectations should be measured: a cost table that is wrong by a tenth for a bucket that
-  // always falls to the same rank looks like a slow rank. Returns news only: each straggler once, and again only after
-  // a recovery.
+  // Each step: busy seconds of every rank and what the plan expected of each, in any unit; 0 for a
+  // rank without work, which is then not judged. Expectations should be measured: a cost table that
+  // is wrong by a tenth for a bucket that always falls to the same rank looks like a slow rank.
+  // Returns news only: each straggler once, and again only after a recovery.
   std::vector<Verdict> step(std::span<const double> busy, std::span<const double> expected);
 
   bool slow(int rank) const { return ranks_[static_cast<std::size_t>(rank)].slow; }

@@ -1,4 +1,5 @@
-// The part of cuBLASLt that weft uses (cublaslt.cpp), with the library's own values. Column-major, as the library.
+// The part of cuBLASLt that weft uses (cublaslt.cpp), with the library's own values. Column-major,
+// as the library.
 #pragma once
 
 #include <cstddef>

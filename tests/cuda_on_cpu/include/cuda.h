@@ -1,4 +1,5 @@
-// What weft takes from the driver's header: tensor maps (kernels/attention/flash_sm90.cu). cudaTypedefs.h has the function's type.
+// What weft takes from the driver's header: tensor maps (kernels/attention/flash_sm90.cu).
+// cudaTypedefs.h has the function's type.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// bfloat16 as CUDA defines it: conversions from float round to nearest even, NaN becomes 0x7fff, arithmetic is done in
-// float and rounded once. The part of cuda_bf16.h that weft uses.
+// bfloat16 as CUDA defines it: conversions from float round to nearest even, NaN becomes 0x7fff,
+// arithmetic is done in float and rounded once. The part of cuda_bf16.h that weft uses.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,6 @@
-// A stand-in for CUDA's runtime on a machine without a GPU: the part of it that weft uses. README.md of this folder says
-// what each call does here. Values of the enumerations are CUDA's, since programs print them.
+// A stand-in for CUDA's runtime on a machine without a GPU: the part of it that weft uses.
+// README.md of this folder says what each call does here. Values of the enumerations are CUDA's,
+// since programs print them.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,7 @@
-// What device code sees: indices, barriers, warp functions, atomics, arithmetic. Part of cuda_runtime.h. The threads of
-// a block are fibers of one OS thread (fibers.cpp) and blocks run one after another, so plain memory accesses are the
-// atomics, and the indices are plain variables that a switch between fibers sets.
+// What device code sees: indices, barriers, warp functions, atomics, arithmetic. Part of
+// cuda_runtime.h. The threads of a block are fibers of one OS thread (fibers.cpp) and blocks run
+// one after another, so plain memory accesses are the atomics, and the indices are plain variables
+// that a switch between fibers sets.
 #pragma once
 
 #include <bit>
@@ -21,8 +22,9 @@ namespace emulation {
 
 // Works on what all lanes brought; lanes[i] is lane i's, null outside `mask`.
 using Combine = void (*)(void* const* lanes, unsigned mask);
-// A warp function: returns once every lane of `mask` has come with the same `combine`, which is called once. A lane
-// that the block does not have, that has ended or that waits elsewhere is an error.
+// A warp function: returns once every lane of `mask` has come with the same `combine`, which is
+// called once. A lane that the block does not have, that has ended or that waits elsewhere is an
+// error.
 void collective(unsigned mask, const char* what, Combine combine, void* lane_data);
 
 enum class Vote { none, count, all, any };
@@ -60,7 +62,8 @@ T shuffle(unsigned mask, const char* what, T value, int from) {
 }  // namespace emulation
 
 namespace weft::kernels {
-// The block's dynamic shared memory (kernels/launch.cuh): 1024-byte aligned, poisoned before each block, fenced behind.
+// The block's dynamic shared memory (kernels/launch.cuh): 1024-byte aligned, poisoned before each
+// block, fenced behind.
 template <class T>
 T* shared_memory() {
   return static_cast<T*>(emulation::shared_base());
@@ -240,7 +243,8 @@ inline void sincospif(float x, float* s, float* c) {
   const double angle = 3.14159265358979323846 * static_cast<double>(x);
   *s = static_cast<float>(std::sin(angle)), *c = static_cast<float>(std::cos(angle));
 }
-// No fused multiply-add may be made of these on either side; a volatile keeps the host compiler from it too.
+// No fused multiply-add may be made of these on either side; a volatile keeps the host compiler
+// from it too.
 inline float __fadd_rn(float a, float b) {
   volatile float r = a + b;
   return r;

@@ -1,4 +1,5 @@
-// The functions of kernels/ptx.cuh by the meaning that the PTX ISA documents; that header describes each.
+// The functions of kernels/ptx.cuh by the meaning that the PTX ISA documents; that header describes
+// each.
 #pragma once
 
 #include <cstdint>

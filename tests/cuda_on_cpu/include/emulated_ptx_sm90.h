@@ -1,4 +1,5 @@
-// The functions of kernels/ptx_sm90.cuh by the meaning that the PTX ISA documents; that header describes each.
+// The functions of kernels/ptx_sm90.cuh by the meaning that the PTX ISA documents; that header
+// describes each.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ void copy_box(void* to, const CUtensorMap& map, std::uint64_t* barrier, const in
 void copy_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier);
 void named_barrier(int id, int threads, bool wait);
 
-// One lane's part in a product of a warpgroup: its accumulators, its registers of A or A's descriptor, B's descriptor.
+// One lane's part in a product of a warpgroup: its accumulators, its registers of A or A's
+// descriptor, B's descriptor.
 struct Product {
   int n;
   float* d;

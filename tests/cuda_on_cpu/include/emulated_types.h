@@ -12,10 +12,11 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
-// __noinline__ is not defined: the C++ library spells an attribute so. __shared__ is not either: a variable of it would
-// be one for all blocks; kernels take shared_memory<T>().
+// __noinline__ is not defined: the C++ library spells an attribute so. __shared__ is not either: a
+// variable of it would be one for all blocks; kernels take shared_memory<T>().
 
-// Alignments are CUDA's, so that a misplaced 16-byte access shows where the compiler uses aligned instructions.
+// Alignments are CUDA's, so that a misplaced 16-byte access shows where the compiler uses aligned
+// instructions.
 #define EMULATED_VECTORS(T, name, a2, a4) \
   struct name##1 { \
     T x; \

@@ -7,20 +7,22 @@
 
 namespace emulation {
 
-// Restarts every random order with `seed` (environment WEFT_EMULATION_SEED, default 1). No work may be pending.
+// Restarts every random order with `seed` (environment WEFT_EMULATION_SEED, default 1). No work may
+// be pending.
 void set_seed(unsigned long long seed);
 
-// An arena inside one cudaMalloc tells its blocks through this (tensor/arena.h, device_memory_hook): p as handed out, bytes
-// as asked for. The arena must leave red_zone(bytes) bytes between p and the next block. The block's rest is marked when
-// it is handed out, looked at when it is given back, and the block is then poisoned: each queued on the arena's stream,
-// in order with the work that uses the block. During a capture the same is recorded.
+// An arena inside one cudaMalloc tells its blocks through this (tensor/arena.h,
+// device_memory_hook): p as handed out, bytes as asked for. The arena must leave red_zone(bytes)
+// bytes between p and the next block. The block's rest is marked when it is handed out, looked at
+// when it is given back, and the block is then poisoned: each queued on the arena's stream, in
+// order with the work that uses the block. During a capture the same is recorded.
 void arena_block(void* p, std::size_t bytes, bool allocated);
 // Bytes that a block of `bytes` takes: rounded up to 256, and 256 more.
 std::size_t arena_block_bytes(std::size_t bytes);
 // The arena's stream: the first stream created, unless set here. Null goes back to that.
 void set_arena_stream(cudaStream_t stream);
-// Looks at every mark of every live allocation and arena block now; dies where one is damaged. Also done by
-// cudaDeviceSynchronize and cudaFree.
+// Looks at every mark of every live allocation and arena block now; dies where one is damaged. Also
+// done by cudaDeviceSynchronize and cudaFree.
 void check_marks();
 
 // Fills device memory with the poison pattern, now.

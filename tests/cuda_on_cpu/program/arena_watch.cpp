@@ -1,5 +1,5 @@
-// Lets the stand-in see the arena's blocks, so that a kernel that writes past one, or reads what nobody wrote, is caught
-// though all of them lie in one allocation.
+// Lets the stand-in see the arena's blocks, so that a kernel that writes past one, or reads what
+// nobody wrote, is caught though all of them lie in one allocation.
 #include "emulation.h"
 #include "ops/conv.h"
 #include "tensor/arena.h"

@@ -1,4 +1,5 @@
-// The list engine with a toy job, which also shows how a job is written: order and claims, batches, stop, restart, failed items.
+// The list engine with a toy job, which also shows how a job is written: order and claims, batches,
+// stop, restart, failed items.
 #include "jobs/engine/list_job.h"
 
 #include <fmt/format.h>
@@ -17,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 
-// ---- A job: item i becomes a file that holds i squared -------------------------------------------------------------------
+// ---- A job: item i becomes a file that holds i squared
+// -------------------------------------------------------------------
 class Squares : public ListJob {
  public:
   explicit Squares(const ListEngine& engine) : engine_(engine) {}

@@ -1,4 +1,5 @@
-// Members and their queue: what each has reported, who has claimed what, and what failed ranks leave to others.
+// Members and their queue: what each has reported, who has claimed what, and what failed ranks
+// leave to others.
 #include "jobs/engine/queue.h"
 
 #include <gtest/gtest.h>
@@ -211,8 +212,8 @@ TEST(WorkQueue, APlaceThatNobodyHasNotedIsTakenOver) {
   EXPECT_EQ(q.made_by_all(), std::vector<int>(12, 1));
 }
 
-// The last rank fails with its first place in hand, rank 0 is slow, and those between are through before it goes on. Every place
-// is made once, but the failed rank's, which it had begun.
+// The last rank fails with its first place in hand, rank 0 is slow, and those between are through
+// before it goes on. Every place is made once, but the failed rank's, which it had begun.
 TEST(WorkQueue, GivesEveryPlaceOnceWhenARankFails) {
   for (const bool shared : {false, true}) {
     Queue q(3 * 4, shared);
@@ -234,8 +235,9 @@ TEST(WorkQueue, GivesEveryPlaceOnceWhenARankFails) {
   }
 }
 
-// A measurement, not a test: claims a second, and their share of the takers' time, for WEFT_CLAIM_PLACES places that take
-// WEFT_CLAIM_MICROSECONDS each. --gtest_also_run_disabled_tests --gtest_filter='*ClaimRate'
+// A measurement, not a test: claims a second, and their share of the takers' time, for
+// WEFT_CLAIM_PLACES places that take WEFT_CLAIM_MICROSECONDS each. --gtest_also_run_disabled_tests
+// --gtest_filter='*ClaimRate'
 TEST(WorkQueue, DISABLED_ClaimRate) {
   const auto number = [](const char* name, std::int64_t otherwise) {
     const char* text = std::getenv(name);

@@ -1,4 +1,5 @@
-// Clips that arrive piece by piece: the files and lines that they become, what fails, and what is in memory.
+// Clips that arrive piece by piece: the files and lines that they become, what fails, and what is
+// in memory.
 #include "jobs/generate/clip_writer.h"
 
 #include <gmock/gmock.h>
@@ -149,7 +150,8 @@ TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {
               flips - remade);
 }
 
-// Pieces are one clip: its pixels' hash is that of all of them, and the memory is that of the pieces whatever its length.
+// Pieces are one clip: its pixels' hash is that of all of them, and the memory is that of the
+// pieces whatever its length.
 TEST_F(ClipWriterTest, MemoryDoesNotGrowWithTheClip) {
   std::vector<std::uint8_t> all;
   FrameMemory::reset_peak();
@@ -187,8 +189,8 @@ TEST_F(ClipWriterTest, WhatIsDroppedLeavesNothing) {
   EXPECT_THAT(files(), ElementsAre("generated.rank0.jsonl", "whole.mp4"));
 }
 
-// A disk with no room, played by a limit on the size of files: the clip is named, the producer does not wait for ever, and
-// what comes after is written.
+// A disk with no room, played by a limit on the size of files: the clip is named, the producer does
+// not wait for ever, and what comes after is written.
 TEST_F(ClipWriterTest, AFullDiskFailsTheClipInHand) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -51,7 +51,7 @@ TEST_F(FlowTest, LossAndItsGradient) {
     if (masked) in.x_mask = to_tensor(mask, {B, T}, DType::u8);
     const Tensor x0 = random(1), eps = random(2);
     const Vec data = to_values(x0), noise = to_values(eps);
-    // specs/rectified_flow.md 3, with the model's own output.
+    // docs/models/stdit3.md, Training loss, with the model's own output.
     const auto reference = [&] {
       Vec xs(data.size());
       const std::int64_t C = shape_[1], frame = H * W;
@@ -143,8 +143,8 @@ class SamplerTest : public FlowTest {
     return to_values(z);
   }
 
-  // specs/rectified_flow.md 4 in f64 around the model, one half at a time: the conditional captions, then the
-  // null caption with the same counts.
+  // docs/models/stdit3.md, Sampling, in f64 around the model, one half at a time: the conditional
+  // captions, then the null caption with the same counts.
   Vec reference(const SampleRequest& r) {
     const Stdit3Config& d = model_.net.config();
     Vec z = to_values(r.z);
@@ -246,8 +246,9 @@ TEST_F(SamplerTest, KeptFramesKeepTheirBits) {
   EXPECT_TRUE(noised_at_.empty());
 }
 
-// The original's rule: mask * 1000 >= t, both in f32, with t = (1 - i / K) * 1000 rounded from f64. Of 495,495 ratios, step counts
-// and steps 136 come out otherwise in f64, 0.7 and 0.9 at 10 steps among them; in f32 all are as in exact arithmetic.
+// The original's rule: mask * 1000 >= t, both in f32, with t = (1 - i / K) * 1000 rounded from f64.
+// Of 495,495 ratios, step counts and steps 136 come out otherwise in f64, 0.7 and 0.9 at 10 steps
+// among them; in f32 all are as in exact arithmetic.
 TEST(EditRatio, JoinsAsTheOriginalDoes) {
   int exact = 0, otherwise = 0;
   for (int percent = 1; percent < 100; ++percent)
@@ -306,7 +307,8 @@ TEST_F(SamplerTest, GuidanceOfOneIsTheConditionalModel) {
 }
 
 TEST_F(SamplerTest, EulerIntegratesAConstantVelocityExactly) {
-  // Only the final bias is left: channel c of every pixel moves with velocity c + 1/4, sigma channels apart.
+  // Only the final bias is left: channel c of every pixel moves with velocity c + 1/4, sigma
+  // channels apart.
   for (const auto& p : model_.net.params().all())
     if (p->init.kind != Init::Kind::rotary)
       std::fill_n(p->value.data<float>(), p->value.numel(), 0.0f);

@@ -116,8 +116,8 @@ TEST(FrameMask, EverySecondFrame) {
   expect_shares(histogram(kinds[1], 2), {{"01", 0.5}, {"10", 0.5}}, "intepolate");
 }
 
-// Each frame is kept by rand > ratio with ratio uniform in [0.1, 0.9]: half of them, and together more spread than
-// independent coins.
+// Each frame is kept by rand > ratio with ratio uniform in [0.1, 0.9]: half of them, and together
+// more spread than independent coins.
 TEST(FrameMask, RandomDrawsItsRatio) {
   const std::int64_t n = 15;
   double sum = 0, squares = 0;

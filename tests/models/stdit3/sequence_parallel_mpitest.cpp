@@ -1,5 +1,6 @@
-// A model whose tokens are shared by all ranks against the same model on each rank alone: output, every gradient, loss and
-// samples. Parts are uneven nearly everywhere: 405 tokens and 5 frames on 2, 3 and 4 ranks, and fewer frames than ranks.
+// A model whose tokens are shared by all ranks against the same model on each rank alone: output,
+// every gradient, loss and samples. Parts are uneven nearly everywhere: 405 tokens and 5 frames on
+// 2, 3 and 4 ranks, and fewer frames than ranks.
 #include <mpi.h>
 
 #include <algorithm>
@@ -36,7 +37,8 @@ bool same_everywhere(Vec v) {
   return same != 0;
 }
 
-// What one forward and backward gives: the output, and the gradients of every parameter, of x and of y.
+// What one forward and backward gives: the output, and the gradients of every parameter, of x and
+// of y.
 struct Outcome {
   Vec out;
   std::vector<std::pair<std::string, Vec>> gradients;
@@ -86,8 +88,9 @@ class SequenceGroups : public testing::Test {
 };
 class SequenceParallel : public SequenceGroups, public testing::WithParamInterface<Case> {};
 
-// Shares of a tensor's length. Every token's own arithmetic is the same on any number of ranks, and its bits as a rule are
-// too; a gradient that sums over tokens is f32 sums in another order. In bf16 each rank rounds its own part of such a sum.
+// Shares of a tensor's length. Every token's own arithmetic is the same on any number of ranks, and
+// its bits as a rule are too; a gradient that sums over tokens is f32 sums in another order. In
+// bf16 each rank rounds its own part of such a sum.
 double output_bound(const Stdit3Config& d) { return d.dtype == "bf16" ? 4 * 0x1p-9 : 1e-6; }
 double gradient_bound(const Stdit3Config& d) { return d.dtype == "bf16" ? 8 * 0x1p-9 : 1e-5; }
 
@@ -114,7 +117,8 @@ TEST_P(SequenceParallel, AgreesWithOneRank) {
     const auto& [name, expected] = alone.gradients[i];
     const Vec sum = summed(shared.gradients[i].second);
     const double length = std::sqrt(dot(expected, expected));
-    // Gradients that are zero but for rounding (q and k of a frame alone) are held to the size of the others.
+    // Gradients that are zero but for rounding (q and k of a frame alone) are held to the size of
+    // the others.
     const double error = relative_error(sum, expected) * (length > 0 ? length : 1);
     const double relative = error / std::max(length, 1e-3 * longest);
     EXPECT_LE(relative, gradient_bound(c.deck)) << name << " of length " << length;
@@ -213,8 +217,8 @@ class Counting : public Communicator {
   Communicator& of_;
 };
 
-// Every bucket is announced once, in order, when its gradient is final, and between the same two exchanges on every rank:
-// also by ranks that skip blocks.
+// Every bucket is announced once, in order, when its gradient is final, and between the same two
+// exchanges on every rank: also by ranks that skip blocks.
 TEST_F(SequenceGroups, BucketsAreAnnouncedAlikeOnAllRanks) {
   for (const std::int64_t T : {1, 2, 5})
     for (const double recompute : {0.0, 0.5}) {

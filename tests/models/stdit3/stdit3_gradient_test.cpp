@@ -1,4 +1,5 @@
-// Every gradient of the whole model against differences of its forward, over the ways in which it can be configured.
+// Every gradient of the whole model against differences of its forward, over the ways in which it
+// can be configured.
 #include <omp.h>
 
 #include "fixture.h"
@@ -37,7 +38,8 @@ TEST_P(Stdit3Gradient, MatchesDifferences) {
   EXPECT_EQ(arena_->used(), before) << "something of the step stayed behind";
   const auto loss = [&] { return dot(model(in), g); };
 
-  // Rounding of an f32 forward over the smallest gradients; a contribution left out shows at 0.1 and more.
+  // Rounding of an f32 forward over the smallest gradients; a contribution left out shows at 0.1
+  // and more.
   const double bound = 2e-2;
   const Vec out = model(in);
   const double rounding = 4e-5 * std::sqrt(dot(out, out));  // f32 over steps of about 0.01
@@ -51,7 +53,8 @@ TEST_P(Stdit3Gradient, MatchesDifferences) {
       EXPECT_EQ(gradient, Vec(gradient.size(), 0.0)) << p->name << " has no part in the output";
       continue;
     }
-    // A frame alone attends to itself whatever q and k are: what is left of their gradient is rounding.
+    // A frame alone attends to itself whatever q and k are: what is left of their gradient is
+    // rounding.
     if (batch.T == 1 && p->name.starts_with("temporal_blocks.") &&
         p->name.ends_with("_norm.weight"))
       continue;

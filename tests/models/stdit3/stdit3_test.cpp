@@ -10,7 +10,7 @@
 namespace weft::test {
 namespace {
 
-// The state dictionary of a release, from the table of specs/stdit3.md 10.
+// The state dictionary of a release, from the table of docs/models/stdit3.md, Parameters.
 std::map<std::string, Shape> released(std::int64_t C, std::int64_t depth, std::int64_t D) {
   std::map<std::string, Shape> s;
   const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
@@ -88,7 +88,7 @@ TEST(Stdit3Names, OtherConfigurations) {
 
 TEST(Stdit3Names, OperationsOfTheReleasedModel) {
   const Stdit3 model{Stdit3Config{}};
-  // specs/stdit3.md 11, TFLOP at 120 caption rows.
+  // docs/models/stdit3.md, Operations, TFLOP at 120 caption rows.
   EXPECT_NEAR(model.forward_flops(15, 405, 120) * 1e-12, 13.2, 0.1);
   EXPECT_NEAR(model.forward_flops(30, 920, 120) * 1e-12, 61.7, 0.2);
   EXPECT_NEAR(model.forward_flops(15, 3600, 120) * 1e-12, 139.3, 0.4);
@@ -96,7 +96,7 @@ TEST(Stdit3Names, OperationsOfTheReleasedModel) {
 
 class Stdit3Test : public OpTest {};
 
-// specs/stdit3.md 8.
+// docs/models/stdit3.md, Initialisation.
 TEST_F(Stdit3Test, Initialisation) {
   Stdit3Config deck = tiny_model();
   deck.hidden_size = 64;
@@ -211,7 +211,8 @@ TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
   const Vec clean = model(in);
   for (const int b : {0, 2}) EXPECT_LT(relative_error(sample(clean, b), sample(plain, b)), 1e-6);
   EXPECT_GT(relative_error(sample(clean, 1), sample(plain, 1)), 0.05);
-  // At t = 0 the clean frame's modulation is the others'; only the second norm of the final layer tells them apart.
+  // At t = 0 the clean frame's modulation is the others'; only the second norm of the final layer
+  // tells them apart.
   in.timestep.data<float>()[1] = 0;
   const Vec zero = sample(model(in), 1);
   in.x_mask.release();

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// specs/rectified_flow.md 2: tau = 500 in f32 by the original.
+// docs/models/stdit3.md, Timestep transform: tau = 500 in f32 by the original.
 TEST(TimestepTransform, MatchesTheOriginal) {
   struct Sample {
     ClipSize size;
@@ -58,7 +58,8 @@ TEST(TimestepTransform, ShortClipsKeepTheirTimestepsUnlessAsked) {
   EXPECT_GT(timestep_transform(500, {512, 512, 17}, 1.0, true), 500);
 }
 
-// Largest distance of the sample's distribution from `cdf`, times sqrt(n): above 1.95 once in a thousand.
+// Largest distance of the sample's distribution from `cdf`, times sqrt(n): above 1.95 once in a
+// thousand.
 double kolmogorov(std::vector<double> v, const std::function<double(double)>& cdf) {
   std::sort(v.begin(), v.end());
   const auto n = static_cast<double>(v.size());

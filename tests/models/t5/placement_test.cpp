@@ -1,4 +1,5 @@
-// Layers of the text encoder placed by memory: even where there is room, shifted where there is not, and what is missing.
+// Layers of the text encoder placed by memory: even where there is room, shifted where there is
+// not, and what is missing.
 #include "models/t5/placement.h"
 #include "models/t5/options.h"
 
@@ -26,7 +27,8 @@ std::vector<std::int64_t> layers(const T5Deck& config, const std::vector<std::si
     const auto rank = static_cast<std::size_t>(part.rank);
     EXPECT_EQ(on[rank], 0) << "one part a rank";
     EXPECT_LE(part.weights + work, memory[rank]);
-    // The figure is that of the real parameters, but for one final norm that only the last part has.
+    // The figure is that of the real parameters, but for one final norm that only the last part
+    // has.
     T5Encoder real(config, part.first, part.last);
     const std::size_t bytes = real.params().inference_bytes(config.dtype == "bf16");
     EXPECT_GE(part.weights, bytes);

@@ -1,4 +1,5 @@
-// The T5 encoder against specs/t5.md 4 in f64, in one piece and in parts. validation/check_t5.py holds it to transformers.
+// The T5 encoder against docs/models/t5.md, Forward, in f64, in one piece and in parts.
+// validation/check_t5.py holds it to transformers.
 #include "models/t5/t5.h"
 #include "models/t5/options.h"
 
@@ -174,7 +175,7 @@ TEST_F(T5Test, PlansWhatItTakesAndCountsItsWeights) {
   EXPECT_LE(planned, arena->peak() * 3 / 2);
   EXPECT_EQ(T5Encoder::sizes(d).layer * 2 + T5Encoder::sizes(d).every_part,
             static_cast<std::size_t>(t5.params().total_elements()) * 4);
-  // specs/t5.md 3: all of XXL.
+  // docs/models/t5.md, Shape: all of XXL.
   const T5Encoder::Sizes xxl = T5Encoder::sizes(T5Deck{});
   EXPECT_EQ(xxl.embedding + 24 * xxl.layer + xxl.every_part, 4762310656u * 4);
 }

@@ -1,5 +1,5 @@
-// The text encoder over ranks: the same features wherever its layers are, each weight byte read once, nobody above its limit,
-// and all memory given back.
+// The text encoder over ranks: the same features wherever its layers are, each weight byte read
+// once, nobody above its limit, and all memory given back.
 #include "models/t5/options.h"
 #include "models/t5/text_encoder.h"
 
@@ -144,7 +144,8 @@ class TextEncoder : public testing::Test {
     return done;
   }
 
-  // Limits with room for so many layers on each rank, a little more, and the embedding where `embedding`.
+  // Limits with room for so many layers on each rank, a little more, and the embedding where
+  // `embedding`.
   void limit(const std::vector<int>& layers, std::size_t embedding) {
     deck_.get<T5Deck>().memory_gib.clear();
     std::vector<std::int64_t> tokens;
@@ -251,7 +252,8 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
                       : encode_tokens(deck_, decltype(ids_){}, std::vector<TextFile>{}, stop,
                                       MPI_COMM_WORLD);
   };
-  // Asked to stop when a file is there: the first stage ends the stream, all know by the end of the next file.
+  // Asked to stop when a file is there: the first stage ends the stream, all know by the end of the
+  // next file.
   EXPECT_TRUE(encode_files([&] { return fs::exists(dir_ / "a"); }).stopped);
   EXPECT_TRUE(fs::exists(dir_ / "a"));
   EXPECT_FALSE(fs::exists(dir_ / "c"));
@@ -273,7 +275,8 @@ TEST_F(TextEncoder, WritesSeveralFilesAndStopsAmongThem) {
   EXPECT_EQ(SafetensorsFile::open(dir_ / "a").metadata().at("key"), "k");
 }
 
-// Asked to stop before the third micro-batch. Every rank has a layer, so the end of the stream passes through all.
+// Asked to stop before the third micro-batch. Every rank has a layer, so the end of the stream
+// passes through all.
 TEST_F(TextEncoder, StopsBetweenMicroBatches) {
   deck_.get<T5Deck>().num_layers = ranks_;
   deck_.get<T5Deck>().micro_batch = 1;

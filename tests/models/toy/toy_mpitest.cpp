@@ -1,4 +1,5 @@
-// What a new model costs: this file, but for the test at its end, is all of it. Of a real one the parts stand in
+// What a new model costs: this file, but for the test at its end, is all of it. Of a real one the
+// parts stand in
 //   src/models/NAME/options.{h,cpp}   the table of the deck
 //   src/models/NAME/NAME.{h,cpp}      the network
 //   src/models/NAME/task.{h,cpp}      training, and what of planning is not left to the dry run
@@ -161,7 +162,8 @@ TEST_F(Toy, ThePlannerHasItsCostFromADryRun) {
   const std::vector<Bucket> buckets = {bucket};
   const auto cost = task->costs({buckets, {3}, {0}}, h200_targets(), 0);
   ASSERT_EQ(cost.size(), 1u);
-  // Three clips through a layer of 16 x 16: 2 x 256 operations forward; backward at its weight alone, since its input is fixed.
+  // Three clips through a layer of 16 x 16: 2 x 256 operations forward; backward at its weight
+  // alone, since its input is fixed.
   EXPECT_EQ(cost[0].flops, 3 * 2 * 512);
   EXPECT_GT(cost[0].backward, 0);
   EXPECT_EQ(task->schedule(buckets).size(), task->params().buckets().size());

@@ -5,7 +5,8 @@
 namespace weft::test {
 namespace {
 
-// One derivative by two ways: u . (tangent along v) forward is (gradient of u . logits) . v backward. Kinks do not matter.
+// One derivative by two ways: u . (tangent along v) forward is (gradient of u . logits) . v
+// backward. Kinks do not matter.
 TEST_F(OpTest, TangentsOfTheDiscriminatorAreItsGradients) {
   ParameterTable table;
   PatchGan gan(table, "discriminator.");

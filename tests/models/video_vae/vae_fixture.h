@@ -27,7 +27,8 @@ inline VaeDeck tiny_vae() {
   return d;
 }
 
-// Randomised as the models of other tests are, but with convolutions that keep the size of what goes through them.
+// Randomised as the models of other tests are, but with convolutions that keep the size of what
+// goes through them.
 inline void randomise_vae(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t stream = 100 * seed;

@@ -17,8 +17,7 @@ TEST(VaeParameters, ReleasedNamesAndCounts) {
     ++tensors[temporal];
     elements[temporal] += p->shape.numel();
   }
-  // specs/vae.md 1, 2. (The specification's 281 tensors of the temporal model are 267 by its own table of names, which
-  // makes exactly its number of elements.)
+  // docs/models/video_vae.md, Parameters.
   EXPECT_EQ(tensors[0], 248);
   EXPECT_EQ(elements[0], 83653863);
   EXPECT_EQ(tensors[1], 267);
@@ -148,8 +147,9 @@ TEST_F(Vae, ParameterGradientsAreSlopes) {
     return against(frames->value, g) + against(moments->value, gm);
   };
   expect_slope("x", x->value, to_values(x->grad), loss, 2e-2);
-  // All tensors of the temporal model are held to the original's in the golden case, those of the 2D one to diffusers'
-  // (validation/check_vae.py): here some, which takes a second. Biases of keys have no gradient but rounding.
+  // All tensors of the temporal model are held to the original's in the golden case, those of the
+  // 2D one to diffusers' (validation/check_vae.py): here some, which takes a second. Biases of keys
+  // have no gradient but rounding.
   for (std::size_t i = 3; i < table.all().size(); i += 13) {
     Parameter& p = *table.all()[i];
     if (!p.name.ends_with("to_k.bias"))

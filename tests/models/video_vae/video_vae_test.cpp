@@ -1,4 +1,5 @@
-// The VAE over whole clips: chunks, micro-batches, noise, and memory that does not grow with the length.
+// The VAE over whole clips: chunks, micro-batches, noise, and memory that does not grow with the
+// length.
 #include "models/video_vae/options.h"
 #include "vae_fixture.h"
 
@@ -122,7 +123,7 @@ TEST_F(VideoVaeTest, Bf16IsClose) {
   EXPECT_LT(relative_error(to_values(decode(rounded.vae, latent, 5)),
                            to_values(decode(exact.vae, latent, 5))),
             4e-2);
-  // specs/vae.md 0.8: the buffers of a bf16 model.
+  // docs/models/video_vae.md, Scaling and normalisation: the buffers of a bf16 model.
   const float* scale = rounded.vae.denormalised().data<float>();
   EXPECT_EQ(scale[0], 3.84375f);
   EXPECT_EQ(scale[3], 3.0625f);

@@ -28,8 +28,8 @@ int world_size() {
   return size;
 }
 
-// All ranks of this test run on one host, whose clock they share: what ClockOffset must find is what the test puts
-// between.
+// All ranks of this test run on one host, whose clock they share: what ClockOffset must find is
+// what the test puts between.
 TEST(ClockOffset, OneHostHasOneClock) {
   const ClockOffset clock(MPI_COMM_WORLD);
   const double now = now_seconds();

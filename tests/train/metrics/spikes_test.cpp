@@ -29,7 +29,8 @@ TEST(Spikes, NothingIsJudgedBeforeThereIsEnoughToCompareWith) {
   EXPECT_TRUE(watch.step(1000));
 }
 
-// The losses of rectified flow: small batches, timesteps from 0 to 1, falling over thousands of steps.
+// The losses of rectified flow: small batches, timesteps from 0 to 1, falling over thousands of
+// steps.
 TEST(Spikes, NoisyLossesThatFallGiveNoAlarm) {
   for (int seed = 0; seed < 20; ++seed) {
     SpikeWatch watch(10);

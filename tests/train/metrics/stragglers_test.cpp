@@ -33,7 +33,8 @@ class Machine {
                       .uniform(0);
     for (std::size_t r = 0; r < busy.size(); ++r) {
       const Philox random(seed_, Purpose::synthetic, static_cast<std::uint64_t>(step), r);
-      // Work from half to twice the usual, in a unit of its own; now and then none where a rank has others beside it.
+      // Work from half to twice the usual, in a unit of its own; now and then none where a rank has
+      // others beside it.
       expected[r] =
           busy.size() > 2 && random.uniform(0) < idle ? 0 : 50 * (1 + 3 * random.uniform(1));
       const double pace = common * slower(static_cast<int>(r), step) * (1 + error(random));
@@ -175,14 +176,16 @@ TEST(Stragglers, AFewLongStepsAreNoStraggler) {
   StragglerWatch watch(4);
   Machine machine(4, Noise::normal, 0.03, 4);
   for (std::int64_t step = 0; step < 300; ++step) {
-    // Three steps in a row every twenty, twenty times as long: a checkpoint, a page that was swapped out.
+    // Three steps in a row every twenty, twenty times as long: a checkpoint, a page that was
+    // swapped out.
     machine.play(step, [](int r, std::int64_t s) { return r == 2 && s % 20 < 3 ? 20.0 : 1.0; });
     EXPECT_TRUE(watch.step(machine.busy, machine.expected).empty()) << step;
   }
 }
 
-// A host that other jobs use: on any rank now and then a delay with a heavy tail, and at times a load that takes a share of one
-// rank's processor for some steps on end. None of it is a property of the rank.
+// A host that other jobs use: on any rank now and then a delay with a heavy tail, and at times a
+// load that takes a share of one rank's processor for some steps on end. None of it is a property
+// of the rank.
 class LoadedHost {
  public:
   LoadedHost(int ranks, std::uint64_t seed) : ranks_(ranks), seed_(seed) {}
@@ -194,7 +197,8 @@ class LoadedHost {
     // One step in seven is delayed, by a Pareto law: 5 % in most, many times the step in a few.
     if (here.uniform(0) < 0.15f)
       pace += std::min(20.0, 0.05 / std::pow(std::max(1e-6f, here.uniform(1)), 1 / 1.3));
-    // One burst in each stretch of 50 steps: 2 to 6 steps on one rank, at half to a third of its pace.
+    // One burst in each stretch of 50 steps: 2 to 6 steps on one rank, at half to a third of its
+    // pace.
     const std::int64_t stretch = step / 50;
     const Philox burst(seed_, Purpose::sampler, static_cast<std::uint64_t>(stretch), 0);
     const auto victim = static_cast<int>(burst.uniform(0) * static_cast<float>(ranks_));

@@ -22,15 +22,17 @@ struct TextRows {
   std::int64_t tokens = 0;
 };
 
-// A line of all that decides the features beside the texts: T5's shape and precision, cleaning, weights, tokenizer.
+// A line of all that decides the features beside the texts: T5's shape and precision, cleaning,
+// weights, tokenizer.
 std::string describe_text_encoder(const T5Deck& t5);
 
 class PromptFeatures {
  public:
-  // Collective. Encodes `texts`, which count on rank 0 alone, into DIR/text_features.safetensors; of more than `texts_a_file`
-  // the next ones into DIR/text_features-1.safetensors and so on. A file of the same texts, weights and [t5] settings stays
-  // as it is. `wanted` false, or t5.weights empty: no features, every text is the null caption.
-  // `stop`, asked on every rank between micro-batches, ends the work early: see encoded().stopped.
+  // Collective. Encodes `texts`, which count on rank 0 alone, into DIR/text_features.safetensors;
+  // of more than `texts_a_file` the next ones into DIR/text_features-1.safetensors and so on. A
+  // file of the same texts, weights and [t5] settings stays as it is. `wanted` false, or t5.weights
+  // empty: no features, every text is the null caption. `stop`, asked on every rank between
+  // micro-batches, ends the work early: see encoded().stopped.
   PromptFeatures(const Deck& deck, const std::vector<std::string>& texts,
                  const std::filesystem::path& directory, bool wanted, MPI_Comm world,
                  const std::function<bool()>& stop = {}, std::int64_t texts_a_file = 2048);

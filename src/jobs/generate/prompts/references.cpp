@@ -30,8 +30,8 @@ class SizedFrames {
               std::int64_t width)
       : file_(file.path), reader_(file, {.access = access}), height_(height), width_(width) {}
 
-  // The frame of that number, greater than the last one's, in [-1,1]: f32 [height, width, 3]. As in the original a picture is
-  // rounded to bytes when it has been resized, a video is not.
+  // The frame of that number, greater than the last one's, in [-1,1]: f32 [height, width, 3]. As in
+  // the original a picture is rounded to bytes when it has been resized, a video is not.
   void take(std::int64_t number, float* out) {
     const VideoFrame* frame = nullptr;
     do frame = reader_.next();

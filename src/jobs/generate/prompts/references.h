@@ -1,4 +1,5 @@
-// Pictures and videos that a clip begins with or is edited from, as latents (specs/inference.md 3.5).
+// Pictures and videos that a clip begins with or is edited from, as latents
+// (docs/generate_reference.md, Masks).
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace weft {
 
-// Of a reference of `frames` latent frames those that a clip takes, [first, first + latents), and the rest of their chunks:
-// f32 [C, latents, h, w] in host memory.
+// Of a reference of `frames` latent frames those that a clip takes, [first, first + latents), and
+// the rest of their chunks: f32 [C, latents, h, w] in host memory.
 struct LatentReference {
   std::vector<float> values;
   std::int64_t frames = 0, first = 0, latents = 0;
@@ -23,15 +24,15 @@ struct LatentReference {
 // Which of a reference's latent frames are taken, when it has so many.
 using TakenFrames = std::function<LatentRange(std::int64_t latents)>;
 
-// Exit::data, beginning with `where`, for a file that is not there or cannot be read, and for a source graph that `named_by` may
-// not ask for. Nothing is decoded.
+// Exit::data, beginning with `where`, for a file that is not there or cannot be read, and for a
+// source graph that `named_by` may not ask for. Nothing is decoded.
 void check_references(const std::vector<std::string>& files, MediaTrust named_by,
                       const std::string& where);
 
-// Reads a picture (bicubic) or a video (bilinear), both as media/resize.h, sized to cover height x width, and
-// encodes the chunks that are taken: a draw from the posterior, the same as of the whole. A video is read twice, first to
-// count its frames, and as many of them as the codec takes at once are in memory. In the current arena. Exit::data with FFmpeg's
-// reason, or from `taken`.
+// Reads a picture (bicubic) or a video (bilinear), both as media/resize.h, sized to cover height x
+// width, and encodes the chunks that are taken: a draw from the posterior, the same as of the
+// whole. A video is read twice, first to count its frames, and as many of them as the codec takes
+// at once are in memory. In the current arena. Exit::data with FFmpeg's reason, or from `taken`.
 LatentReference encode_reference(const MediaSource& file, const MediaAccess& access,
                                  std::int64_t height, std::int64_t width, const ClipCodec& codec,
                                  const VideoVae::Noise& noise, const TakenFrames& taken);
@@ -41,7 +42,8 @@ LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec:
                               std::int64_t height, std::int64_t width, const ClipCodec& codec,
                               const VideoVae::Noise& noise);
 
-// The most that encode_reference has of frames in host memory, bytes, where the codec takes `at_once`.
+// The most that encode_reference has of frames in host memory, bytes, where the codec takes
+// `at_once`.
 std::size_t reference_bytes(std::int64_t at_once, std::int64_t height, std::int64_t width);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// CPU side of cross attention with absorbed projections (ops/attention.h). The large products are ops/matmul.h; here are the small ones, head by head, on the
-// register tiles of gemm_tile.h.
+// CPU side of cross attention with absorbed projections (ops/attention.h). The large products are
+// ops/matmul.h; here are the small ones, head by head, on the register tiles of gemm_tile.h.
 #include "ops/attention.h"
 
 #include <immintrin.h>
@@ -27,7 +27,8 @@ struct Sizes {
         columns(H * Lp) {}
 };
 
-// Rows of head h of the keys (part 0) or values (part 1) as f32, [Lp, Dp], zero-padded, times `factor`.
+// Rows of head h of the keys (part 0) or values (part 1) as f32, [Lp, Dp], zero-padded, times
+// `factor`.
 template <class T>
 void pack_head(const Sizes& s, const T* kv, std::int64_t part, std::int64_t h, float factor,
                float* to) {

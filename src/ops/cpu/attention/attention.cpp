@@ -1,7 +1,7 @@
-// CPU side of ops/attention.h. One head of one sequence at a time: q, k and v rows are normalised, rotated and
-// packed into scratch memory once, scores of a block of queries stay in the cache, and the products are the
-// register tiles of gemm_tile.h. Work: forward 4 n^2 D, backward 10 n^2 D operations a head; activations are read
-// and written once.
+// CPU side of ops/attention.h. One head of one sequence at a time: q, k and v rows are normalised,
+// rotated and packed into scratch memory once, scores of a block of queries stay in the cache, and
+// the products are the register tiles of gemm_tile.h. Work: forward 4 n^2 D, backward 10 n^2 D
+// operations a head; activations are read and written once.
 #include "ops/attention.h"
 
 #include <immintrin.h>
@@ -19,7 +19,8 @@ namespace {
 
 constexpr float epsilon = 1e-6f;
 constexpr std::int64_t query_block = 96;
-// Pieces that the heads are cut into, each summing its own dwq, dwk: fixed, so that sums do not depend on threads.
+// Pieces that the heads are cut into, each summing its own dwq, dwk: fixed, so that sums do not
+// depend on threads.
 constexpr std::int64_t max_pieces = 256;
 
 std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
@@ -76,7 +77,8 @@ void pack(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d, c
   }
 }
 
-// The transpose of pack for gradients: g [n, dp] w.r.t. the packed rows -> dx rows, dw += (if not null).
+// The transpose of pack for gradients: g [n, dp] w.r.t. the packed rows -> dx rows, dw += (if not
+// null).
 template <class T>
 void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d,
                      const Prepare& p, float factor, float* g, Rows<T> dx, float* dw) {
@@ -195,7 +197,8 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
     small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
     small_gemm(rows, nk, d, dresult, dp, 1, values_t, np, dscores, np, false);
     for (std::int64_t r = 0; r < rows; ++r) {
-      // The softmax's correction, sum of p dp, from the row at hand: dout * out would bring in the rounding of out.
+      // The softmax's correction, sum of p dp, from the row at hand: dout * out would bring in the
+      // rounding of out.
       const float l = lse[first + r];
       float *s = scores + r * np, *ds = dscores + r * np;
       vf dot{};

@@ -1,7 +1,8 @@
-// CPU side of relative_attention_forward. One head of one caption at a time, as in attention.cpp: the keys are transposed
-// into scratch memory once, scores of a block of queries stay in the cache, and the products are the register tiles of
-// gemm_tile.h. Work: 4 n^2 D operations a head. The bias depends on the head and on key - query alone, so that the
-// bias of a row of scores is a piece of one line of 2 n - 1 numbers.
+// CPU side of relative_attention_forward. One head of one caption at a time, as in attention.cpp:
+// the keys are transposed into scratch memory once, scores of a block of queries stay in the cache,
+// and the products are the register tiles of gemm_tile.h. Work: 4 n^2 D operations a head. The bias
+// depends on the head and on key - query alone, so that the bias of a row of scores is a piece of
+// one line of 2 n - 1 numbers.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ struct Scratch;
 
 std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
 
-// Rows of D elements, `stride` apart, as floats `ld` apart with zeros behind D: themselves where they are that already.
+// Rows of D elements, `stride` apart, as floats `ld` apart with zeros behind D: themselves where
+// they are that already.
 struct Packed {
   const float* rows;
   std::int64_t ld;
@@ -37,8 +39,8 @@ Packed pack(const T* x, std::int64_t stride, std::int64_t n, std::int64_t d, flo
   return {to, dp};
 }
 
-// scores [rows, np] of queries first ... first + rows -> softmax numerators; inverse[r] = 1 / sum. `bias` is the line of
-// this head, zero distance at its middle `zero`.
+// scores [rows, np] of queries first ... first + rows -> softmax numerators; inverse[r] = 1 / sum.
+// `bias` is the line of this head, zero distance at its middle `zero`.
 void softmax_rows(float* scores, std::int64_t first, std::int64_t rows, std::int64_t n,
                   std::int64_t np, const float* zero, float* inverse) {
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -1,7 +1,9 @@
-// CPU side of wide_attention of ops/attention.h. A head of hundreds of channels makes the products large: they go through
-// sgemm, a tile of queries against all keys at a time, each thread on products of its own (sgemm's own threads wait for each
-// other at every call). What a thread takes is cut by the sizes alone, so that the sums do not depend on the threads. f32 reads q, k and v where they lie; bf16 is converted a frame at a
-// time. sgemm must not be interrupted by a signal handler (train/stop.cpp).
+// CPU side of wide_attention of ops/attention.h. A head of hundreds of channels makes the products
+// large: they go through sgemm, a tile of queries against all keys at a time, each thread on
+// products of its own (sgemm's own threads wait for each other at every call). What a thread takes
+// is cut by the sizes alone, so that the sums do not depend on the threads. f32 reads q, k and v
+// where they lie; bf16 is converted a frame at a time. sgemm must not be interrupted by a signal
+// handler (train/stop.cpp).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -63,7 +65,8 @@ void store_back(const float* from, std::int64_t n, T* to) {
   if constexpr (!std::is_same_v<T, float>) convert(from, n, to);
 }
 
-// One query: s, its scores, become probabilities; ds, gradients of those, become gradients of the scores times `factor`.
+// One query: s, its scores, become probabilities; ds, gradients of those, become gradients of the
+// scores times `factor`.
 void softmax_gradient(const float* out, const float* dout, std::int64_t C, float lse, float factor,
                       std::int64_t P, float* s, float* ds) {
   vf dots{};

@@ -1,4 +1,5 @@
-// CPU side of ops/conv.h: which way a convolution goes. bf16 is converted to f32 and back; the kernels are f32 alone.
+// CPU side of ops/conv.h: which way a convolution goes. bf16 is converted to f32 and back; the
+// kernels are f32 alone.
 #include "ops/conv.h"
 
 #include <immintrin.h>
@@ -112,7 +113,8 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 }
 
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
-  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left to oneDNN.
+  // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left
+  // to oneDNN.
   const bool turns = g.front < g.kt && g.top < g.kh && g.left < g.kw;
   if (g.stride_t == 1 && g.stride == 1 && turns) {
     const Tensor turned = floats(g.w_numel());

@@ -1,5 +1,6 @@
-// Convolutions by oneDNN's own kernels: whatever winograd.cpp does not take. Weights are reordered into the layout that the
-// kernel prefers at every call. Primitives are made once per shape and kept.
+// Convolutions by oneDNN's own kernels: whatever winograd.cpp does not take. Weights are reordered
+// into the layout that the kernel prefers at every call. Primitives are made once per shape and
+// kept.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -102,7 +103,8 @@ memory at(const memory::desc& d, const float* p) {
   return memory(d, engine(), const_cast<float*>(p));
 }
 
-// What a call takes of the arena: weights in the kernel's layout where that is not ours, and the kernel's own scratch.
+// What a call takes of the arena: weights in the kernel's layout where that is not ours, and the
+// kernel's own scratch.
 struct Scratch {
   explicit Scratch(const Primitive& p)
       : packed(p.reorders ? of(p.weights) : Tensor()), scratchpad(of(p.scratchpad)) {}

@@ -1,9 +1,10 @@
-// What the CPU side's convolutions share: a convolution with every padding spelt out, and the ways to compute it. Included
-// inside WEFT_CPU_BEGIN/END.
+// What the CPU side's convolutions share: a convolution with every padding spelt out, and the ways
+// to compute it. Included inside WEFT_CPU_BEGIN/END.
 
 #pragma once
 
-// Floats of the arena until the operation's end; while planning they are taken too, and nothing may be written.
+// Floats of the arena until the operation's end; while planning they are taken too, and nothing may
+// be written.
 static inline Tensor floats(std::int64_t n) { return Tensor::empty({n}, DType::f32); }
 
 // x [n,t,h,w,cin] -> y [n,to,ho,wo,cout], weights [cout,cin,kt,kh,kw].
@@ -29,8 +30,9 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate);
 
-// 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms (winograd.cpp). `up` is 1 where x
-// is seen at twice its height and width; `fold` is 1 where y gets the sums of the result's 2x2 blocks (without bias).
+// 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms
+// (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1 where y gets
+// the sums of the result's 2x2 blocks (without bias).
 bool winograd_fits(const Geometry& g);
 void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y);

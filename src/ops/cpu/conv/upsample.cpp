@@ -1,6 +1,7 @@
-// 3x3 of a frame seen at twice its height and width, without that frame: row 2i + p of the result sees only rows i - 1 + p
-// and i + p of the small frame, so each of the four phases (p, q) is a 2x2 convolution of the small frame with sums of the
-// 3x3's weights. 16 products a small pixel instead of 36; the backward likewise.
+// 3x3 of a frame seen at twice its height and width, without that frame: row 2i + p of the result
+// sees only rows i - 1 + p and i + p of the small frame, so each of the four phases (p, q) is a 2x2
+// convolution of the small frame with sums of the 3x3's weights. 16 products a small pixel instead
+// of 36; the backward likewise.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -51,7 +52,8 @@ void for_phase(const Geometry& g, int p, int q, F&& f) {
       f((i * g.w + j) * g.cout, ((2 * i + p) * 2 * g.w + 2 * j + q) * g.cout);
 }
 
-// Calls f(g, p, q, sums, phase) for each phase, with memory for its weights and for its pixels of one frame.
+// Calls f(g, p, q, sums, phase) for each phase, with memory for its weights and for its pixels of
+// one frame.
 template <class F>
 void each_phase(const Shape& x, std::int64_t cout, F&& f) {
   for (int p = 0; p < 2; ++p)

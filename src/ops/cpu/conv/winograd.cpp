@@ -1,7 +1,9 @@
-// 3x3 convolutions of stride 1 over planes by Winograd's F(4x4, 3x3): a quarter of the products. Kernels of several frames
-// (kt, kh, kw) = (3, 3, 3) are the sum over kt of such. A block of tiles at a time: its inputs transformed, 36 matrix
-// products with the transformed weights, results transformed back and stored with bias and residual; what lies between
-// stays in the thread's second-level cache as far as the channels allow. An upsampled frame is read through its small one.
+// 3x3 convolutions of stride 1 over planes by Winograd's F(4x4, 3x3): a quarter of the products.
+// Kernels of several frames (kt, kh, kw) = (3, 3, 3) are the sum over kt of such. A block of tiles
+// at a time: its inputs transformed, 36 matrix products with the transformed weights, results
+// transformed back and stored with bias and residual; what lies between stays in the thread's
+// second-level cache as far as the channels allow. An upsampled frame is read through its small
+// one.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -74,8 +76,9 @@ void transform_outputs(const Plan& p, const float* products, const float* bias, 
   }
 }
 
-// out [count, outs] = in [count, depth] times the weights of one point. Weights stay in the first-level cache over the rows
-// in pieces, and the piece after is fetched meanwhile: they come from far, once for every block of tiles.
+// out [count, outs] = in [count, depth] times the weights of one point. Weights stay in the
+// first-level cache over the rows in pieces, and the piece after is fetched meanwhile: they come
+// from far, once for every block of tiles.
 void multiply(const Plan& p, std::int64_t count, const float* in, const float* weights,
               float* out) {
   constexpr std::int64_t piece = 128, rows = 24, line = 16;

@@ -1,10 +1,11 @@
-// Winograd's F(4x4, 3x3): 4x4 results of a 3x3 kernel from 6x6 inputs by 36 products instead of 144 (Lavin and Gray,
-// arXiv:1509.09308). In one dimension y = A^T ((G g) * (B^T d)), from the polynomial with values at 0, +-a, +-b and infinity.
-// a = 3/4, b = 3/2 rather than the usual 1, 2: all constants are exact, and the error is a third (largest error 3e-6 of the
-// largest value at 256 channels, a direct sum in f32 has 1.5e-6).
+// Winograd's F(4x4, 3x3): 4x4 results of a 3x3 kernel from 6x6 inputs by 36 products instead of 144
+// (Lavin and Gray, arXiv:1509.09308). In one dimension y = A^T ((G g) * (B^T d)), from the
+// polynomial with values at 0, +-a, +-b and infinity. a = 3/4, b = 3/2 rather than the usual 1, 2:
+// all constants are exact, and the error is a third (largest error 3e-6 of the largest value at 256
+// channels, a direct sum in f32 has 1.5e-6).
 //
-// Here the transforms of one tile, and what the forward and the weights' gradient share: the tiles of a result, and the inputs
-// of tiles transformed. Included inside an unnamed namespace.
+// Here the transforms of one tile, and what the forward and the weights' gradient share: the tiles
+// of a result, and the inputs of tiles transformed. Included inside an unnamed namespace.
 
 #pragma once
 
@@ -88,8 +89,8 @@ static inline void both_ways(const vf* from, vf* to, Line&& line) {
 
 static inline std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
 
-// The tiles of a result, and what follows from the channels. `up`: rows and columns of x are seen twice. `fold`: two rows
-// and columns of the result are added into one of y.
+// The tiles of a result, and what follows from the channels. `up`: rows and columns of x are seen
+// twice. `fold`: two rows and columns of the result are added into one of y.
 struct Plan {
   Geometry g;
   int up, fold;
@@ -100,7 +101,8 @@ struct Plan {
   std::int64_t tiles, block, blocks;
 };
 
-// Tiles that a thread works on at a time: many, so that weights are read seldom; few enough to share them out evenly.
+// Tiles that a thread works on at a time: many, so that weights are read seldom; few enough to
+// share them out evenly.
 static inline Plan plan(const Geometry& g, int up, int fold) {
   Plan p;
   p.g = g;
@@ -134,7 +136,8 @@ static inline Place place(const Plan& p, std::int64_t tile) {
   return q;
 }
 
-// Inputs of tiles [first, first + count) transformed: 36 times [count, in_stride], `apart` floats from one to the next.
+// Inputs of tiles [first, first + count) transformed: 36 times [count, in_stride], `apart` floats
+// from one to the next.
 static inline void transform_inputs(const Plan& p, const float* x, std::int64_t first,
                                     std::int64_t count, std::int64_t apart, float* to) {
   const Geometry& g = p.g;

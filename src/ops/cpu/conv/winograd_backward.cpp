@@ -1,6 +1,6 @@
-// The weights' gradient of winograd.cpp's convolutions by the same transforms, the other way: results' gradients 4x4 -> 6x6,
-// 36 products with the transformed inputs summed over all tiles, 6x6 -> 3x3. A chunk of tiles at a time; the sums do not
-// depend on the threads.
+// The weights' gradient of winograd.cpp's convolutions by the same transforms, the other way:
+// results' gradients 4x4 -> 6x6, 36 products with the transformed inputs summed over all tiles, 6x6
+// -> 3x3. A chunk of tiles at a time; the sums do not depend on the threads.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -16,8 +16,8 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/conv/winograd.h"
 
-// Tiles whose products are added at a time: many, so that the sums are read and written seldom and threads wait for each
-// other seldom, within 64 MiB of transformed values.
+// Tiles whose products are added at a time: many, so that the sums are read and written seldom and
+// threads wait for each other seldom, within 64 MiB of transformed values.
 std::int64_t chunk_of(const Plan& p) {
   return std::clamp<std::int64_t>((16 << 20) / (tile_points * (p.in_stride + p.out_stride)), 192,
                                   2048);
@@ -25,7 +25,8 @@ std::int64_t chunk_of(const Plan& p) {
 // Tiles that a thread transforms at a time, and inputs that it multiplies.
 constexpr std::int64_t share = 8, inputs_share = 96;
 
-// dy of tiles [first, first + count), transformed: 36 times [count, out_stride], `apart` floats from one to the next.
+// dy of tiles [first, first + count), transformed: 36 times [count, out_stride], `apart` floats
+// from one to the next.
 void transform_gradients(const Plan& p, const float* dy, std::int64_t first, std::int64_t count,
                          std::int64_t apart, float* to) {
   const Geometry& g = p.g;

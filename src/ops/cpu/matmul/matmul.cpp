@@ -1,8 +1,10 @@
-// CPU side of ops/matmul.h, by oneDNN. Three paths (validation/matmul_rate.cpp holds them against oneDNN's best): the
-// forward fuses bias and residual into the matmul primitive, with weights packed into the layout it prefers where many
-// rows share the packing; gradients in f32 go through sgemm, which has none of the shapes on which the primitive drops
-// to half; all else is the plain primitive. Primitives are made once per shape and kept; their scratchpad is ours, so
-// that the steady state allocates nothing large. sgemm must not be interrupted by a signal handler (train/stop.cpp).
+// CPU side of ops/matmul.h, by oneDNN. Three paths (validation/matmul_rate.cpp holds them against
+// oneDNN's best): the forward fuses bias and residual into the matmul primitive, with weights
+// packed into the layout it prefers where many rows share the packing; gradients in f32 go through
+// sgemm, which has none of the shapes on which the primitive drops to half; all else is the plain
+// primitive. Primitives are made once per shape and kept; their scratchpad is ours, so that the
+// steady state allocates nothing large. sgemm must not be interrupted by a signal handler
+// (train/stop.cpp).
 #include "ops/matmul.h"
 
 #include <immintrin.h>
@@ -44,7 +46,8 @@ struct Primitive {
   dnnl::reorder pack;
 };
 
-// Rows from which packing the weights pays: its cost is that of reading and writing them, whatever the rows.
+// Rows from which packing the weights pays: its cost is that of reading and writing them, whatever
+// the rows.
 constexpr std::int64_t rows_worth_packing = 2048;
 
 dnnl::engine& engine() {
@@ -82,7 +85,8 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
   if (p.m == 0 || p.n == 0) return;
   detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
                     static_cast<double>(p.k));
-  // The forward's products without bias (T5) are better off with the primitive: a third faster at 100 rows.
+  // The forward's products without bias (T5) are better off with the primitive: a third faster at
+  // 100 rows.
   const bool forward = !p.a_transposed && p.b_transposed;
   const bool plain = !p.bias && !p.residual && p.in == DType::f32 && p.out == DType::f32;
   if (plain && !forward) {

@@ -1,7 +1,8 @@
-// CPU side of the packed products of ops/matmul.h, on register tiles of 6 x 64 (of 6 x 16 in AVX2). Work: 2 M N K operations on packed_rows(M) rows; the
-// weights are read once for each 480 rows, in the order in which they lie, the next piece fetched while one is multiplied. What a
-// thread has in hand fits its second-level cache: 480 x 256 of x, 256 x 64 of w twice, 480 x 256 of y. With plain rows of 4096
-// floats it would not, for those fall on few sets of it.
+// CPU side of the packed products of ops/matmul.h, on register tiles of 6 x 64 (of 6 x 16 in AVX2).
+// Work: 2 M N K operations on packed_rows(M) rows; the weights are read once for each 480 rows, in
+// the order in which they lie, the next piece fetched while one is multiplied. What a thread has in
+// hand fits its second-level cache: 480 x 256 of x, 256 x 64 of w twice, 480 x 256 of y. With plain
+// rows of 4096 floats it would not, for those fall on few sets of it.
 #include "ops/matmul.h"
 
 #include <immintrin.h>
@@ -26,8 +27,8 @@ constexpr int NV = W == 16 ? 4 : 2;  // vectors of a tile
 constexpr std::int64_t line = 16;    // floats of a cache line
 constexpr std::int64_t ahead = 48;   // of the depth: how far x is fetched before it is used
 
-// c [R,64] (+)= a [depth,R] b [depth,64]. With each k the next F lines are fetched from next + k step on: a few at a time, for
-// many at once would hold up the loads of what is multiplied.
+// c [R,64] (+)= a [depth,R] b [depth,64]. With each k the next F lines are fetched from next + k
+// step on: a few at a time, for many at once would hold up the loads of what is multiplied.
 template <int F>
 void multiply(std::int64_t depth, const float* a, const float* b, const float* next,
               std::int64_t step, float* c, bool accumulate) {
@@ -60,7 +61,8 @@ void multiply(std::int64_t depth, const float* a, const float* b, const float* n
   }
 }
 
-// c [tiles][R,64] (+)= a [tiles][depth,R] b [depth,64]. Meanwhile the piece of weights at `next` is fetched, by every tile a part.
+// c [tiles][R,64] (+)= a [tiles][depth,R] b [depth,64]. Meanwhile the piece of weights at `next` is
+// fetched, by every tile a part.
 void multiply(std::int64_t tiles, std::int64_t depth, const float* a, const float* b,
               const float* next, float* c, bool accumulate) {
   const std::int64_t step = (panel_columns + tiles - 1) / tiles;
@@ -124,7 +126,8 @@ void packed_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
   const float* add_bias = bias.defined() ? bias.data<float>() : nullptr;
   const float* add = residual.defined() ? residual.data<float>() : nullptr;
   float* out = y.data<float>();
-  // A thread takes some panels at a time, so that a block of x is used for all of them; fewer where there are many threads.
+  // A thread takes some panels at a time, so that a block of x is used for all of them; fewer where
+  // there are many threads.
   const std::int64_t panels = (n + panel_columns - 1) / panel_columns;
   const std::int64_t together =
       std::clamp<std::int64_t>(panels / (2 * omp_get_max_threads()), 1, most_panels);

@@ -1,4 +1,5 @@
-// Mask strategies: the notation, where frames go, and the examples of specs/inference.md 4.
+// Mask strategies: the notation, where frames go, and the examples of docs/generate_reference.md,
+// Masks.
 #include "jobs/generate/prompts/mask_strategy.h"
 
 #include <gmock/gmock.h>

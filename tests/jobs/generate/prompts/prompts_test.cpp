@@ -261,7 +261,8 @@ TEST(Prompts, KnowsUtf8) {
         << bad;
 }
 
-// A model without captions makes clips without being given any; with a text encoder a prompt is needed.
+// A model without captions makes clips without being given any; with a text encoder a prompt is
+// needed.
 TEST(ReadPrompts, NoneIsNeededWithoutATextEncoder) {
   Deck d;
   d.get<GenerateDeck>().num_samples = 2;

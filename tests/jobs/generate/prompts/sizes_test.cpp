@@ -1,4 +1,4 @@
-// Names of sizes and lengths, against specs/inference.md 2.
+// Names of sizes and lengths, against docs/generate_reference.md, Sizes.
 #include "jobs/generate/prompts/sizes.h"
 #include "jobs/generate/options.h"
 
