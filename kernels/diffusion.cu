@@ -5,7 +5,9 @@
 // of 4 values. Bytes for n elements of x0 [B,C,T,H,W] and n' = n Co / C of the model's output:
 //   flow_interpolate        12 n (8 n in frames with mask 0), 3 operations an element
 //   velocity_loss_forward   12 n; f64 sums, a block's share each, then one block a sample adds them
-//   in order velocity_loss_backward  12 n + 4 n' guided_euler_step       16 n
+//                           in order
+//   velocity_loss_backward  12 n + 4 n'
+//   guided_euler_step       16 n
 // Scratch: velocity_loss_forward takes 8 bytes for each 4096 values of a frame, at least 8 a frame
 // and channel.
 #include "ops/diffusion.h"

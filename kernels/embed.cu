@@ -4,10 +4,12 @@
 // small at STDiT3's sizes that starting them is what they cost. n = elements, w = bytes of the
 // rows' type.
 //   position_embedding     4 n written; 1 double power and 4 sines for 4 values; a thread keeps its
-//   frequency add_position           x read and written, p read once: a thread keeps its 16 bytes
-//   of p and walks over frames timestep_embedding, rope_table: a few KB embedding_forward      2 n
-//   w, 16 bytes an access gather_captions        n (4 + w), and n (w + 8) backward: a block a row,
-//   16-byte accesses
+//                          frequency
+//   add_position           x read and written, p read once: a thread keeps its 16 bytes of p and
+//                          walks over frames
+//   timestep_embedding, rope_table: a few KB
+//   embedding_forward      2 n w, 16 bytes an access
+//   gather_captions        n (4 + w), and n (w + 8) backward: a block a row, 16-byte accesses
 // No operation takes scratch.
 #include "ops/embed.h"
 

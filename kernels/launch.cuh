@@ -4,7 +4,7 @@
 //   - shared memory is dynamic and comes from shared_memory<T>(); no __shared__ variables;
 //   - PTX stands in ptx.cuh alone, as functions;
 //   - every thread of a block reaches every __syncthreads(), every lane named in a mask its warp
-//   function.
+//     function.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -2,16 +2,16 @@
 //
 // Bound by memory, every element read and written once.
 //   channels first, last   pixels (3 channels) and latents (4): a thread takes a position, so that
-//   each channel's plane is
-//                          read in whole lines, and the lines of the other side are whole once its
-//                          neighbours have written
+//                          each channel's plane is read in whole lines, and the lines of the other
+//                          side are whole once its neighbours have written
 //   depth to time          pairs of channels that lie side by side
 //   patchify, unpatchify   n (4 + w) bytes for n elements of w bytes in the rows: a strip of
-//   patches goes through shared memory,
-//                          so that pixels and rows are both read and written in runs
+//                          patches goes through shared memory, so that pixels and rows are both
+//                          read and written in runs
 //   copy_tokens            4 bytes an element of bf16
 //   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16
-//   bytes a lane frames_to_pixels       5 a value
+//                          bytes a lane
+//   frames_to_pixels       5 a value
 #include "ops/layout.h"
 
 #include <algorithm>

@@ -3,7 +3,8 @@
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):
 //   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16
-//   or back), copy_tokens 4; silu_forward 8 and silu_backward 12 (16 added), f32 alone.
+//     or back), copy_tokens 4;
+//   silu_forward 8 and silu_backward 12 (16 added), f32 alone.
 // 16 bytes an access and four of them a thread and input, so that with every thread resident an SM
 // of an H200 has some 64 KB under way, twice what its share of 4.8 TB/s needs. The GELU in bf16
 // comes nearest to the processor's own limits: two special-function results an element, where an SM

@@ -18,8 +18,9 @@ namespace weft::kernels {
 // group = lane / 4 and pair = lane % 4, two bf16 a register (the lower column or row in the lower
 // half):
 //   a[0] = A[group][2 pair ..], a[1] = A[group+8][2 pair ..], a[2] = A[group][2 pair + 8 ..], a[3]
-//   = A[group+8][2 pair + 8 ..] b[0] = B[2 pair ..][group], b[1] = B[2 pair + 8 ..][group] d[0..1]
-//   = D[group][2 pair ..], d[2..3] = D[group+8][2 pair ..]
+//     = A[group+8][2 pair + 8 ..]
+//   b[0] = B[2 pair ..][group], b[1] = B[2 pair + 8 ..][group]
+//   d[0..1] = D[group][2 pair ..], d[2..3] = D[group+8][2 pair ..]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4],
                                             const std::uint32_t (&b)[2]) {
   asm volatile(

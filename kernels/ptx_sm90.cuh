@@ -204,8 +204,8 @@ WEFT_WGMMA(128, WEFT_R64, WEFT_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%
 #ifdef WEFT_SM90
 // Matrix descriptors (PTX ISA, "Matrix Descriptor Format"; all counts in units of 16 bytes):
 //   bits 0-13 start address, 16-29 leading dimension byte offset, 32-45 stride dimension byte
-//   offset, 49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128
-//   bytes).
+//     offset,
+//   49-51 base offset (0: atoms lie at multiples of 1024 bytes), 62-63 swizzle (1: 128 bytes).
 // Tiles here are [atoms][rows][64 columns] of bf16: rows of 128 bytes, eight of them an atom of
 // 1024 bytes, in which the 16-byte piece p of row r lies at p ^ (r % 8) - what a bulk tensor copy
 // with CU_TENSOR_MAP_SWIZZLE_128B writes.

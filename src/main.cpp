@@ -18,7 +18,7 @@ namespace {
 
 // Says once what went wrong and ends every rank.
 int end_with(weft::Error& e, int size) {
-  weft::log::tell(e);
+  weft::log::report(e);
   const int code = static_cast<int>(e.code());
   if (size > 1) {
     std::fflush(nullptr);

@@ -3,10 +3,9 @@
 //
 //   along T, T <= 128:  temporal.cu, everything in one kernel
 //   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then
-//   flash attention:
-//                       flash_f32.cu for f32; for bf16 flash_sm90*.cu where the device and the
-//                       shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or sm90 in the
-//                       environment overrides the choice.
+//                       flash attention: flash_f32.cu for f32; for bf16 flash_sm90*.cu where the
+//                       device and the shape allow it, else flash_sm80*.cu. WEFT_ATTENTION=sm80 or
+//                       sm90 in the environment overrides the choice.
 //
 // Scratch taken inside an operation (not seen by the planning arena): self attention with norm or
 // rotary embedding 2/3 of qkv; backward also 4 bytes for each row and head (delta) and 8 D bytes

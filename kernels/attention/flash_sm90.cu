@@ -10,10 +10,9 @@
 // Either alone would be near its limit only while the other runs too. So
 //   - one warpgroup only copies; two or three multiply, 64 queries each;
 //   - within a warpgroup the scores of block j are multiplied together with P V of block j - 1, and
-//   the softmax of block j
-//     runs while P V is under way;
+//     the softmax of block j runs while P V is under way;
 //   - the warpgroups take turns in issuing products (named barriers), so that one's softmax meets
-//   the other's products.
+//     the other's products.
 #include "attention/flash_sm90_tiles.cuh"
 
 #include <cudaTypedefs.h>

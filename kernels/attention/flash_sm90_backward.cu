@@ -10,9 +10,8 @@
 //
 // Both kernels are one: the block owns 64 rows a warpgroup of one side (X1, X2), and passes over 64
 // rows at a time of the other (Y1, Y2), which a copying warpgroup brings:
-//   keys kernel:    X = K, V  Y = Q, dO   S^T = X1 Y1^T, dP^T = X2 Y2^T   dV += P^T Y2, dK += dS^T
-//   Y1 queries kernel: X = Q, dO Y = K, V    S = X1 Y1^T,   dP = X2 Y2^T                    dQ +=
-//   dS Y1
+//   keys kernel:    X = K, V Y = Q, dO S^T = X1 Y1^T, dP^T = X2 Y2^T dV += P^T Y2, dK += dS^T Y1
+//   queries kernel: X = Q, dO Y = K, V    S = X1 Y1^T, dP = X2 Y2^T dQ += dS Y1
 // so that P and dS are always A operands in registers as they come out of the first products. For D
 // <= 72 X stays in registers too, and shared memory is read for Y alone: 64 of its 128 bytes a
 // cycle while the tensor cores are busy. The first products of the next rows are issued before the

@@ -2,22 +2,21 @@
 // src/ops/cpu/attention/attention.cpp, cases src/bench/kernels/attention.cpp; other sizes and f32
 // in temporal.cu.
 //   forward   reads q, k, v and writes out: 8 T D bytes a head and 4 T^2 D operations, at T 15 7.5
-//   operations a byte, where
-//             a GPU has some 200: only traffic counts. Each byte is moved once, by runs of whole
-//             16-byte pieces.
+//             operations a byte, where a GPU has some 200: only traffic counts. Each byte is moved
+//             once, by runs of whole 16-byte pieces.
 //   backward  reads q, k, v, dout (beyond 16 frames out, too) and writes three gradients: 14 (16) T
-//   D bytes, 10 T^2 D operations.
+//             D bytes, 10 T^2 D operations.
 // A block takes one token of one sample and a few neighbouring heads for all frames, so that a
 // frame's piece is one run of memory (2 heads of 72: 288 bytes, nine whole sectors), fetched with
 // cp.async; nothing is permuted. There is no pipeline within a block: blocks are small, and while
 // one computes others fetch. At T 15 and D 72, by count and not measured:
 //   forward   4 warps, 33 KiB, at most 96 registers: 5 blocks, so 130 KiB under way on a
-//   multiprocessor of an H200, where
-//             4.3 TB/s times a microsecond of latency over 132 of them is 33 KiB. A head takes 19
-//             mma and about 300 clocks of shared memory, where memory takes about 480.
+//             multiprocessor of an H200, where 4.3 TB/s times a microsecond of latency over 132 of
+//             them is 33 KiB. A head takes 19 mma and about 300 clocks of shared memory, where
+//             memory takes about 480.
 //   backward  4 warps, 33 KiB, at most 128 registers: 4 blocks, 74 KiB under way. A head takes 58
-//   mma and about 700 clocks of
-//             shared memory, where memory takes about 830: the tighter one.
+//             mma and about 700 clocks of shared memory, where memory takes about 830: the tighter
+//             one.
 // Fragments come by ldmatrix and without bank conflicts, for shared memory is what could bind
 // beside memory. Scratch: 2 D f32 for each block of the backward, at most 4096 blocks.
 #include "attention/temporal_mma.cuh"

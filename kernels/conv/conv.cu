@@ -3,8 +3,7 @@
 //
 //   kernel 1x1x1        a product of rows (product.cuh), bias and residual in its epilogue
 //   upsampled           2x2 convolutions of the frame itself (conv_layout.cuh): 16 products for 36;
-//   in bands of rows, so that
-//                       the phases take a bounded scratch
+//                       in bands of rows, so that the phases take a bounded scratch
 //   all others          one convolution each, zeros on one side alone included
 //
 // Operations 2 numel(y) Cin kt kh kw (of the upsampled one 4/9 of that), traffic x, w and y once:

@@ -2,11 +2,13 @@
 // src/bench/kernels/matmul.cpp. Each operation is one cuBLASLt product (product_lt.cu) with an
 // epilogue; least traffic in elements, and what is done about it:
 //   linear_forward               M K + N K + M N (+ M N residual): bias and residual in the
-//   epilogue linear_backward_input        M N + N K + M K (twice M K when accumulating)
+//                                epilogue
+//   linear_backward_input        M N + N K + M K (twice M K when accumulating)
 //   linear_backward_weight       M N + M K + N K of f32: the bias gradient is summed while dy
-//   passes through linear_gelu_forward          M K + N K + 2 M N: z is the epilogue's auxiliary
-//   output linear_gelu_backward_input   M N + N K + 3 M K: gelu' in the epilogue; h = gelu(z) is
-//   one more pass, 2 M K
+//                                passes through
+//   linear_gelu_forward          M K + N K + 2 M N: z is the epilogue's auxiliary output
+//   linear_gelu_backward_input   M N + N K + 3 M K: gelu' in the epilogue; h = gelu(z) is one more
+//                                pass, 2 M K
 // Operations 2 M N K each. What the library does not fuse is done by kernels of our own behind the
 // product, which the environment's WEFT_MATMUL_FUSED=0 asks for everywhere; with a table
 // (set_matmul_tuning) the faster of the two is taken. Scratch: partial sums of the bias gradient,

@@ -4,8 +4,8 @@
 // Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
 // bytes), f32 twice that:
 //   layer_norm_modulate_forward    x in, y out              4608 bytes, about 8 C operations
-//   layer_norm_modulate_backward   x, dy in, dx out         6912 bytes, or 9216 with `accumulate`;
-//   about 14 C operations
+//   layer_norm_modulate_backward   x, dy in, dx out 6912 bytes, or 9216 with `accumulate`; about 14
+//                                  C operations
 // At 4.8 TB/s an SM of an H200 has some 220 clocks for a token of 4608 bytes, about 24 instructions
 // an element: enough, as long as every byte moves once and some 30 KB a SM are on the way at any
 // time, which a warp a token with all of its row in registers gives (frames.cuh). The modulation

@@ -40,9 +40,9 @@ std::array<char, 256> name_text{};
 
 std::atomic<long> teller = 0;      // the thread that tells of its end: the first
 std::array<char, 512> uncaught{};  // the exception that ended this process, written before abort()
-std::array<char, 2048> told{};     // the message without calls
+std::array<char, 2048> reported{};     // the message without calls
 std::size_t message = 0;
-constexpr unsigned most_seconds = 10;  // for the stack: a lock may be in the hands of who crashed
+constexpr unsigned most_seconds = 10;  // for the stack: whoever crashed may hold a lock
 
 // Text put together without the heap, for a handler.
 class Line {
@@ -129,8 +129,8 @@ void say(int number) {
       "HINT: a bug of weft or a library, or a broken node (weft doctor); report it with these "
       "calls, addr2line -Cfe BINARY +0xADDRESS names them\n");
   // Kept for the clock, should the calls never come back.
-  message = line.text().size() < told.size() ? line.text().size() : told.size();
-  std::memcpy(told.data(), line.text().data(), message);
+  message = line.text().size() < reported.size() ? line.text().size() : reported.size();
+  std::memcpy(reported.data(), line.text().data(), message);
   add_calls(line);
   alarm(0);
   line.put();
@@ -142,7 +142,7 @@ void on_signal(int number) {
   if (teller.compare_exchange_strong(none, self)) {
     // A clock of its own ends the process if the calls cannot be had.
     std::signal(SIGALRM, [](int) {
-      [[maybe_unused]] const auto written = write(STDERR_FILENO, told.data(), message);
+      [[maybe_unused]] const auto written = write(STDERR_FILENO, reported.data(), message);
       _exit(static_cast<int>(Exit::internal));
     });
     alarm(most_seconds);

@@ -42,15 +42,15 @@ class Error : public std::runtime_error {
   const char* file() const { return file_; }
   int line() const { return line_; }
   // Another rank, or another thread, has told it for all ranks: main ends the job without a word.
-  bool told() const { return told_; }
-  void set_told() { told_ = true; }
+  bool reported() const { return reported_; }
+  void set_reported() { reported_ = true; }
 
  private:
   Exit code_;
   std::string hint_;
   const char* file_;
   int line_;
-  bool told_ = false;
+  bool reported_ = false;
 };
 
 }  // namespace weft

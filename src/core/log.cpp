@@ -60,13 +60,13 @@ std::vector<std::string> warnings() {
   return state().warnings;
 }
 
-void tell(Error& e) {
-  if (e.told()) return;
+void report(Error& e) {
+  if (e.reported()) return;
   if (rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
   error("ERROR: {}", e.what());
   if (!e.hint().empty()) error("HINT: {}", e.hint());
   if (e.code() == Exit::internal) error("at {}:{}", e.file(), e.line());
-  e.set_told();
+  e.set_reported();
 }
 
 }  // namespace weft::log

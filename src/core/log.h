@@ -37,7 +37,7 @@ void error(fmt::format_string<A...> f, A&&... a) {
 // Says once what went wrong and what to do. Ranks other than 0 wait a moment first, since most
 // errors meet all ranks alike and the first rank's word is enough: main ends the job when it has
 // spoken.
-void tell(Error& e);
+void report(Error& e);
 
 // The warnings of this rank so far, so that the summary at the end can repeat them.
 std::vector<std::string> warnings();

@@ -2,8 +2,7 @@
 // h5dump and h5py.
 //
 //   /                       attributes format = "weft clips", schema_version = 3 (1, 2 are read
-//   too);
-//                           made_by, optional: what `weft encode` made it of, a line each
+//                           too); made_by, optional: what `weft encode` made it of, a line each
 //   /clips/<bucket>         attributes pixel_frames, pixel_height, pixel_width
 //   /clips/<bucket>/frames  u8 [N,T,H,W,3], one clip a chunk, no filter         (pixels), or
 //   /clips/<bucket>/latents f32 or f16 [N,C,T,H,W], one clip a chunk, no filter (latents)

@@ -25,7 +25,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
 
   // 2. Steps, until done or asked to stop.
   bool last = false;
-  const auto tell = [&] {
+  const auto report = [&] {
     for (const StepMetrics& m : trainer.finished(last)) {
       facts.count(m);
       if (!trainer.first_rank()) continue;
@@ -48,10 +48,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
     else if (!last && regular)
       trainer.save_if_free();
     if ((asked & request::dump_trace) != 0) write_trace(deck.run.dir, world, &clock);
-    tell();
+    report();
   }
   last = true;
-  tell();
+  report();
 
   // 3. The last state is always saved.
   if (!trainer.saved()) trainer.save();
@@ -83,7 +83,7 @@ int train(const Deck& deck, MPI_Comm world) {
     return run(deck, world, trainer, clock);
   } catch (Error& e) {
     // A save that is under way ends first, which may take minutes: the reason is told before that.
-    log::tell(e);
+    log::report(e);
     trainer.about_to_end();
     throw;
   }

@@ -14,8 +14,9 @@ enum class Axis { space, time };
 // q and k in interleaved pairs, scores scaled by 1/sqrt(D), softmax in f32 (docs/models/stdit3.md,
 // Self attention).
 //   qkv [B,T,S,3,H,D], wq, wk f32 [D] (undefined: no q/k norm), rope f32 [positions, D/2, 2] =
-//   (cos, sin), out [B,T,S,H*D], lse f32 [sequences, H, length] = log-sum-exp of the scores, kept
-//   for the backward.
+//     (cos, sin),
+//   out [B,T,S,H*D], lse f32 [sequences, H, length] = log-sum-exp of the scores, kept for the
+//     backward.
 WEFT_OP(self_attention_forward, void(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                                      const Tensor& rope, Axis axis, Tensor& out, Tensor& lse));
 
@@ -39,8 +40,8 @@ WEFT_OP(cross_attention_backward,
 // Cross attention with short captions, its projections absorbed into the caption's side. With L
 // keys a sample,
 //   scores of head h = (x Wq_h^T + bq_h) K_h^T / sqrt(D) = x A_h^T + a0_h,   A_h = K_h Wq_h /
-//   sqrt(D)  [L, C] output           = sum over h of P_h (V_h Wo_h^T)   = P B^T,             B_h =
-//   Wo_h V_h^T          [C, L]
+//     sqrt(D) [L, C]
+//   output           = sum over h of P_h (V_h Wo_h^T) = P B^T, B_h = Wo_h V_h^T [C, L]
 // so the two products of N tokens with C x C weights become two with C x (H L): fewer operations as
 // long as L < D, with the same result up to rounding. Keys of a head are padded to Lp, a multiple
 // of 16; columns are (head, key).

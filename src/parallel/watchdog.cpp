@@ -70,11 +70,11 @@ std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}
 // What is told by the collector for all.
 Error hang_error(const std::string& what, const std::string& hint) {
   Error e(Exit::hang, what, hint, __FILE__, __LINE__);
-  e.set_told();
+  e.set_reported();
   return e;
 }
 
-void tell(const Error& e) {
+void report_error(const Error& e) {
   log::error("ERROR: {}", e.what());
   if (!e.hint().empty()) log::error("HINT: {}", e.hint());
 }
@@ -221,7 +221,7 @@ void Watchdog::end_if_unheard() {
                                         : last_resort_seconds))
       return;
     if (seen_ && e.code() != Exit::hang) return;
-    if (!e.told() && !seen_) tell(e);
+    if (!e.reported() && !seen_) report_error(e);
     end_job(comm_, e.code());
   } catch (const std::exception& e) {
     if (seen_ || since < patience_with_busy_rank_seconds) return;
@@ -357,7 +357,7 @@ void Watchdog::collect(const std::string& complaint) {
             "the ranks that differ; otherwise this is a bug in weft, please report it with the log"
           : "see what the late ranks and their nodes do (weft doctor on them); if ranks really "
             "differ by so much, raise parallel.hang_timeout or the environment's WEFT_COMM_TIMEOUT";
-  tell(hang_error(what, hint));
+  report_error(hang_error(what, hint));
   for (int r = 0; r < size_; ++r)
     if (r != rank_) send(r, tag_verdict, text_bytes(what + '\0' + hint));
   // Long ones need this side's help until they have arrived; those who are stopped never take

@@ -55,7 +55,7 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // A fault to order (core/fault.h): from now on, or not, one gradient of this rank becomes NaN
+  // Fault injection (core/fault_injection.h): from now on, or not, one gradient of this rank becomes NaN
   // before it is sent; or now.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();

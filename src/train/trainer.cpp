@@ -93,7 +93,7 @@ void Trainer::start() {
   if (on_cuda() && !deck_.parallel.deterministic && &kernels::set_matmul_tuning != nullptr)
     kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
   // Exchanges of tokens stand in the midst of the forward, and no graph may hold them.
-  // Nor can a fault to order enter a graph.
+  // Nor may an injected fault enter a graph.
   const bool recordable = !sequence_ && std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
   data_parallel_ = std::make_unique<DataParallel>(

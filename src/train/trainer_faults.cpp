@@ -9,7 +9,7 @@
 
 #include "core/crash.h"
 #include "core/error.h"
-#include "core/fault.h"
+#include "core/fault_injection.h"
 #include "core/log.h"
 #include "ops/reduce.h"
 #include "tensor/device.h"
@@ -127,7 +127,7 @@ void Trainer::explain_non_finite(const Issued& step) {
   const std::string found = all_texts(mine, world_);
   if (!found.empty())
     throw Error(Exit::non_finite,
-                fmt::format("{}; the step was run again and it was so again:{}", what, found),
+                fmt::format("{}; reproduced on re-run:{}", what, found),
                 "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
                 "the weights were not changed by this step",
                 __FILE__, __LINE__);

@@ -94,14 +94,14 @@ void Trainer::step() {
   }
   m.split.compute = now_seconds() - start - m.split.data_wait - blocked_in_compute;
   const double busy = on_cuda() ? pace_.busy : m.split.compute + m.split.data_wait;
-  const auto told = report_->send(
+  const auto reported = report_->send(
       look_at_requests(), busy, on_cuda() ? pace_.data_wait : m.split.data_wait, checksum_of(mine));
-  const auto costs_told = agree_on_costs(step);
+  const auto costs_reported = agree_on_costs(step);
   step.computed = mark();
 
   // 2. What is left of the sums.
   comm_->progress(done_, "sums");
-  step.blocked = data_parallel_->join() + comm_->wait(told) + comm_->wait(costs_told);
+  step.blocked = data_parallel_->join() + comm_->wait(reported) + comm_->wait(costs_reported);
   step.reduced = mark();
 
   // 3. Clip and update; the new weights go on their way.

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "core/fault.h"
+#include "core/fault_injection.h"
 
 namespace weft::crash {
 namespace {

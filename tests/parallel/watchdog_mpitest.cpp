@@ -228,7 +228,7 @@ TEST_F(WatchdogTest, AFailureIsThrownAsItIs) {
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::hardware);
     EXPECT_STREQ(e.what(), "a cable is cut");
-    EXPECT_FALSE(e.told());
+    EXPECT_FALSE(e.reported());
   }
 }
 
@@ -245,7 +245,7 @@ std::string verdict_of(const std::function<void(Communicator&, int rank)>& job) 
     }
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::hang) << e.what();
-    EXPECT_TRUE(e.told()) << "one rank tells it, before anybody ends the job";
+    EXPECT_TRUE(e.reported()) << "one rank tells it, before anybody ends the job";
     return e.what();
   }
   return "";

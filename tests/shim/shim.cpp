@@ -3,24 +3,21 @@
 //   init_signal=N   sends the process signal N within MPI_Init_thread, as somebody does who stops a
 //                   job at once
 //   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file
-//   whose
-//                   name ends with FILE, takes MS milliseconds longer
+//                           whose name ends with FILE, takes MS milliseconds longer
 //   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main
 //                   thread has been seen asleep, in one and the same wait, LOOKS times in a row,
 //                   10 ms apart
 //   held_writes=UNTIL:PART  each pwrite of a file with PART in its path waits until a file UNTIL
 //                   exists
 //   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART
-//   in its
-//                   path take that much longer, half of it before and half behind, as over a
-//                   network
+//                                   in its path take that much longer, half of it before and half
+//                                   behind, as over a network
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
 //                   time the rank has asked any clock EVERY times more: there, back, there. Each
 //                   jump is a line "RANK SECONDS" of LOG
 //   wall_clock_of_ranks=SECONDS   rank r's wall clock is r times SECONDS ahead
 //   record=LOG:DIR  what happens to the files below DIR goes to LOG, in one order over all
-//   processes
-//                   (tests/e2e/test_power_cut.py reads it)
+//                   processes (tests/e2e/test_power_cut.py reads it)
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -295,7 +295,7 @@ class JobScripts(unittest.TestCase):
                     return set((out / ".ranks" / "1").read_text().split())
                 except OSError:
                     return set()  # not begun, or over
-            self.until("a clip in the hands of rank 1", lambda: cluster.job(job).get("JobState") in ENDED or
+            self.until("a clip that rank 1 has claimed", lambda: cluster.job(job).get("JobState") in ENDED or
                        "take" in words())
             try:
                 task = cluster.task(job, 1)

@@ -3,8 +3,8 @@
 //   job                what is encoded, and by which weights: a folder of another job is refused
 //   G-R.data           clips one behind the other, written by rank R of the G-th start
 //   encoded.jsonl      a line for each: file, offset, bytes, XXH3-128 (jobs/engine/manifest.h);
-//   encoded.rankR.jsonl while it runs text_features.*    the captions' features
-//   (jobs/generate/prompts/prompt_features.h)
+//                      encoded.rankR.jsonl while it runs
+//   text_features.*    the captions' features (jobs/generate/prompts/prompt_features.h)
 #pragma once
 
 #include <mpi.h>

@@ -378,7 +378,7 @@ int ListEngine::conclude(const ListEnd& last) {
         Exit::data,
         fmt::format("{} of {} {}s failed", report.failures.size(), report.wanted, settings_.noun),
         "see the lines above; the same command makes only what is missing");
-    log::tell(e);
+    log::report(e);
     return static_cast<int>(Exit::data);
   }
   if (report.stopped && !complete) {

@@ -3,22 +3,19 @@
 //
 //   order      costliest items first; whoever is free claims the next (queue.h)
 //   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h):
-//   the same command makes
-//              only what is missing, was damaged, or has another key
+//              the same command makes only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
 //   failures   an item that fails is reported by name and the others are made: exit 3
 //   liveness   what a failed rank had in hand is made by others, where the launcher lets them live
-//   (members.h); an item that
-//              two ranks failed with is given up
+//              (members.h); an item that two ranks failed with is given up
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
 // A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
 //   ListEngine engine(settings, items, world);      // 1. what is missing
 //   if (!engine.missing().empty()) {
-//     load weights, plan memory ...                 // 2. collective work; engine.stop_requested()
-//     may be asked MyJob job(...);                               // 3. make(): items to lines of
-//     the manifest engine.run(job, engine.one_by_one());         // 4. each rank on its own from
-//     here: no collective calls
+//     load weights, plan memory ...                 // 2. collective work (engine.stop_requested())
+//     MyJob job(...);                               // 3. make(): items to lines of the manifest
+//     engine.run(job, engine.one_by_one());         // 4. each rank by itself: no collective calls
 //   }
 //   return engine.end({...});                       // 5. the one way out: report and exit code
 #pragma once

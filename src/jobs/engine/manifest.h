@@ -1,10 +1,10 @@
 // Which items of a job are finished: DIR/STEM.jsonl, one sealed JSON object (core/seal.h) an item,
 // with the members
 //   name, key, rank          of the item: unique; a hash of everything that decides the result; who
-//   made it file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes
-//   and X_xxh3 is another file;
-//                            X_offset (file: offset) where the result is a piece of a file that it
-//                            shares with others
+//                            made it
+//   file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes and
+//                            X_xxh3 is another file; X_offset (file: offset) where the result is a
+//                            piece of a file that it shares with others
 // and whatever else the job wants to say. While a job runs, each rank writes a part of its own,
 // DIR/STEM.rankN.jsonl.
 #pragma once

@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "core/crash.h"
 #include "core/error.h"
-#include "core/fault.h"
+#include "core/fault_injection.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "jobs/generate/options.h"
@@ -205,14 +205,14 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
                      noise);
   };
   add_captions(clips, request);
-  double told = begin;
+  double reported = begin;
   request.progress = [&](int step, int steps) {
-    if (step < steps && now_seconds() - told < 10) return;
-    if (step == steps && told == begin) return;  // short ones need no line
-    told = now_seconds();
+    if (step < steps && now_seconds() - reported < 10) return;
+    if (step == steps && reported == begin) return;  // short ones need no line
+    reported = now_seconds();
     log::info("sample    {}{}: loop {}, step {}/{}, {:.0f} s", item.name,
               clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, step, steps,
-              told - begin);
+              reported - begin);
   };
   const Tensor z =
       flow_sample(model_, deck_.get<SamplerDeck>(), deck_.get<DiffusionDeck>(), request);

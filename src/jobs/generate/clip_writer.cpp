@@ -91,7 +91,7 @@ ClipWriter::~ClipWriter() {
   thread_.join();
 }
 
-void ClipWriter::tell(Event event) {
+void ClipWriter::send(Event event) {
   const std::lock_guard lock(mutex_);
   waiting_.push_back(std::move(event));
   changed_.notify_all();
@@ -101,7 +101,7 @@ void ClipWriter::begin(FinishedClip clip, double fps) {
   frame_bytes_ = clip.height * clip.width * 3;
   clip.file = clip.name + (clip.frames == 1 ? ".png" : ".mp4");
   clip.rank = rank_;
-  tell(Begin{std::move(clip), fps});
+  send(Begin{std::move(clip), fps});
 }
 
 void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill) {
@@ -118,12 +118,12 @@ void ClipWriter::add(std::int64_t count, const std::function<void(std::span<std:
     const std::lock_guard lock(mutex_);
     ++in_use_;
   }
-  tell(Piece{next_, count});
+  send(Piece{next_, count});
   next_ = (next_ + 1) % pieces;
 }
 
-void ClipWriter::end(double seconds) { tell(End{seconds}); }
-void ClipWriter::drop() { tell(Drop{}); }
+void ClipWriter::end(double seconds) { send(End{seconds}); }
+void ClipWriter::drop() { send(Drop{}); }
 
 std::vector<ClipWriter::Failure> ClipWriter::finish() {
   std::unique_lock lock(mutex_);

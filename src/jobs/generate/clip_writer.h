@@ -93,7 +93,7 @@ class ClipWriter {
   struct Drop {};
   using Event = std::variant<Begin, Piece, End, Drop>;
 
-  void tell(Event event);
+  void send(Event event);
   void run();
   void take(const Event& event);
 

@@ -37,7 +37,7 @@ class T5Encoder {
 
   // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the
   // final norm behind the last. All in config.dtype. `h` itself is not written. Ids must lie in [0,
-  // vocab_size): nobody looks again.
+  // vocab_size): not checked.
   Tensor forward(const PackedTokens& in, const Tensor& h);
 
   // Bytes of an arena that forward() and its input go into, for M tokens in captions of `longest`.

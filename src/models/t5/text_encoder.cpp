@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "models/t5/job.h"
 #include "models/t5/options.h"
-#include "models/t5/passage.h"
+#include "models/t5/pipeline_stage.h"
 #include "models/t5/pipeline.h"
 #include "models/t5/t5.h"
 #include "parallel/broadcast.h"
@@ -39,7 +39,7 @@ int rank_in(MPI_Comm comm) {
 struct OwnComm {
   explicit OwnComm(MPI_Comm from) { MPI_Comm_dup(from, &comm); }
   ~OwnComm() {
-    // Collective: on the way of an error nobody would answer.
+    // Collective: during stack unwinding nobody would answer.
     if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
   }
   MPI_Comm comm;
@@ -176,7 +176,7 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
     {
       const ArenaScope scope(*arena);
       const MessageProgress progress(comm);
-      double told = now_seconds();
+      double reported = now_seconds();
       for (std::size_t f = 0; f < ends.size(); ++f) {
         if (f > 0) begin_file(f);
         const std::size_t first = f == 0 ? 0 : ends[f - 1];
@@ -187,13 +187,13 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
         // No batch of a part of the texts takes more than the first of all, which memory is planned
         // by.
         job.batches = batch_captions(tokens, job.captions);
-        Passage passage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
-        int stopped = passage.run(here, tokens) ? 0 : 1;
+        PipelineStage stage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
+        int stopped = stage.run(here, tokens) ? 0 : 1;
         MPI_Bcast(&stopped, 1, MPI_INT, job.placement.parts.front().rank, comm);
         done.stopped = stopped != 0;
         if (done.stopped || f + 1 == ends.size()) break;
-        if (now_seconds() - told < progress_seconds) continue;
-        told = now_seconds();
+        if (now_seconds() - reported < progress_seconds) continue;
+        reported = now_seconds();
         log::info("text      {} of {} texts", ends[f], ends.back());
       }
     }

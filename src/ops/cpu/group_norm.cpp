@@ -233,7 +233,7 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
 // With a = dyt, b = xt, means over the positions, p = mean(a xhat), q = mean(b xhat) and
 // r = mean(a b) - mean(a) mean(b) - p q, per channel:
 //   dx = -gamma / sigma^2 (r xhat + q (a - mean(a) - p xhat) + p (b - mean(b) - q xhat)), dgamma =
-//   positions / sigma r.
+//     positions / sigma r.
 void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Tensor& stats,
                                  const Tensor& tangent, const Tensor& dyt, Tensor& dx,
                                  bool accumulate, Tensor& dgamma) {

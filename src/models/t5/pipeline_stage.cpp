@@ -1,4 +1,4 @@
-#include "models/t5/passage.h"
+#include "models/t5/pipeline_stage.h"
 
 #include <algorithm>
 
@@ -33,7 +33,7 @@ void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows,
   }
 }
 
-Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
+PipelineStage::PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
                  const std::function<bool()>& stop, MPI_Comm comm)
     : job_(job),
       part_(part),
@@ -60,7 +60,7 @@ Passage::Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, Featur
     results_.emplace(comm, parts.back().rank, result, rows, row);
 }
 
-bool Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
+bool PipelineStage::run(const std::vector<std::vector<std::int32_t>>& ids,
                   const std::vector<std::int64_t>& tokens) {
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
@@ -77,7 +77,7 @@ bool Passage::run(const std::vector<std::vector<std::int32_t>>& ids,
 }
 
 // One micro-batch; false: there is none any more.
-bool Passage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
+bool PipelineStage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
                    const std::vector<std::int64_t>& tokens) {
   const auto look = [this] { meanwhile(); };
   if (!in_ && stop_ && stop_()) return false;
@@ -116,13 +116,13 @@ bool Passage::step(const TextBatch& batch, const std::vector<std::vector<std::in
 }
 
 // While this rank waits for others.
-void Passage::meanwhile() { take_results(); }
+void PipelineStage::meanwhile() { take_results(); }
 
-void Passage::take_results() {
+void PipelineStage::take_results() {
   while (results_ && !results_->done() && results_->has_come()) take_result();
 }
 
-void Passage::take_result() {
+void PipelineStage::take_result() {
   const std::span<const std::byte> rows = results_->take([] {});
   if (rows.empty()) return;
   file_->write(job_.batches[written_++], rows, low_);

@@ -35,12 +35,12 @@ class FeatureFile {
   std::optional<SafetensorsWriter> writer_;
 };
 
-class Passage {
+class PipelineStage {
  public:
   // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the
   // activations. The first part asks `stop`, if given, between micro-batches: from then on it
   // begins no other, and ends the stream, by which the parts behind it learn.
-  Passage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
+  PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
           const std::function<bool()>& stop, MPI_Comm comm);
 
   // All micro-batches, or those before the stop: the file is not finished then. `ids` of all texts,
