@@ -13,7 +13,7 @@
 #include "models/registry.h"
 #include "nn/nn.h"
 #include "ops/pointwise.h"
-#include "ops/vae_loss.h"
+#include "ops/loss.h"
 #include "train/trainer.h"
 
 namespace weft {
