@@ -299,7 +299,7 @@ ListReport ListEngine::read_report() {
       for (const std::int64_t item : batches_.at(static_cast<std::size_t>(place)))
         if (finished_by(r, item))
           ++share.made;
-        else if (!state.resolved.contains(item))
+        else if (state.begun.contains(place) && !state.resolved.contains(item))
           failed.in_hand.push_back(items_[static_cast<std::size_t>(item)].name);
     report.failed_ranks.push_back(std::move(failed));
   }

@@ -158,6 +158,8 @@ MemberState Members::state(int rank) const {
         else
           s.taken.erase(number + i * stride);
     }
+    if (word == "begin") words >> number;
+    if (word == "begin" || (word == "take" && count == 1)) s.begun.insert(number);
     if (word == "fail" || word == "resolved") {
       words >> number;
       s.resolved.insert(number);
@@ -173,12 +175,12 @@ MemberState Members::state(int rank) const {
   return s;
 }
 
-void Members::note(std::string line) {
+void Members::note(std::string line, bool flush) {
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
   if (::write(fd_, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
     log::warn("cannot write {}: {}", file(rank_).string(), std::strerror(errno));
-  if (flush_) fdatasync(fd_);
+  if (flush && flush_) fdatasync(fd_);
 }
 
 void Members::note_taken(std::int64_t place, std::int64_t count, std::int64_t stride) {
@@ -187,6 +189,8 @@ void Members::note_taken(std::int64_t place, std::int64_t count, std::int64_t st
 void Members::note_dropped(std::int64_t place, std::int64_t count, std::int64_t stride) {
   note(fmt::format("drop {} {} {}", place, count, stride));
 }
+// Not flushed: with items of milliseconds that would cost more than they do.
+void Members::note_begun(std::int64_t place) { note(fmt::format("begin {}", place), false); }
 void Members::note_failed(std::int64_t item, const std::string& why) {
   note(fmt::format("fail {} {}", item, why));
 }

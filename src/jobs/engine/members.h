@@ -22,6 +22,7 @@ namespace weft {
 // What a member's file says.
 struct MemberState {
   std::set<std::int64_t> taken;       // places of the queue, in hand and done
+  std::set<std::int64_t> begun;       // of those the ones that it has worked on
   std::set<std::int64_t> resolved;    // items that it failed at, or found resolved by a failed rank
   std::vector<std::string> failures;  // "NAME: why"
   std::string host, summary;          // where it runs; its last report, empty before
@@ -51,9 +52,11 @@ class Members {
   MemberState state(int rank) const;
 
   // One line each in this rank's file, which all nodes see on return. Thread-safe.
-  // Places place, place + stride, ..., `count` of them.
+  // Places place, place + stride, ..., `count` of them. One alone is begun at once, of several each
+  // is noted as it is begun.
   void note_taken(std::int64_t place, std::int64_t count = 1, std::int64_t stride = 1);
   void note_dropped(std::int64_t place, std::int64_t count = 1, std::int64_t stride = 1);
+  void note_begun(std::int64_t place);
   void note_failed(std::int64_t item, const std::string& why);
   void note_resolved(std::int64_t item);
   void note_idle();
@@ -76,7 +79,7 @@ class Members {
  private:
   std::filesystem::path file(int rank) const;
   bool locked(int rank) const;
-  void note(std::string line);
+  void note(std::string line, bool flush = true);
   void look_at_watched();
 
   std::filesystem::path directory_;

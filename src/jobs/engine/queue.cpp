@@ -173,6 +173,7 @@ bool WorkQueue::claim() {
     }
     at_ = next;
     next = end_ = next + n;
+    several_ = n > 1;
     members_.note_taken(place_of(at_), n, lanes_);
     const double seconds = now_seconds() - begin;
     claim_ = claims_ == 0 ? seconds : 0.75 * claim_ + 0.25 * seconds;
@@ -198,6 +199,7 @@ std::int64_t WorkQueue::next() {
       at_ = end_;
     }
     if (at_ < end_ || (!stopped() && claim())) place = place_of(at_++);
+    if (place >= 0 && several_) members_.note_begun(place);
   } else if (at_ < end_ && !stopped()) {
     place = at_++;
     if (groups_.count > 1) members_.note_taken(place);  // alone, it leaves nothing to others
@@ -276,7 +278,7 @@ std::vector<LeftPlace> left_places(const std::vector<MemberState>& states,
       WEFT_ASSERT(p < left.size());
       taken[p] = true;
       if (failed[r] && !resolved(static_cast<int>(r), place))
-        ++left[p].losses;
+        left[p].losses += states[r].begun.contains(place) ? 1 : 0;
       else
         held[p] = true;
     }

@@ -125,6 +125,7 @@ class WorkQueue {
   std::int64_t lanes_ = 1, lane_ = 0;  // how many; that of the last claim
   std::vector<std::int64_t> tokens_;   // [lanes], as seen last
   std::int64_t at_ = 0, end_ = 0;      // of the lane, what this group has claimed and not yet begun
+  bool several_ = false;               // whether that claim was of several places
   std::int64_t claims_ = 0;
   double claim_total_ = 0, claim_ = 0, place_ = 0, given_ = 0;  // seconds; when next() returned
   struct Open {
@@ -135,8 +136,8 @@ class WorkQueue {
   bool others_idle_ = false;
 };
 
-// How many ranks have failed with a place in hand, and whether it is to be made: no living rank has
-// it, and it is not resolved. Two failures are enough: the item may be what ends them.
+// How many ranks have failed while they worked on a place, and whether it is to be made: no living
+// rank has it, and it is not resolved. Two failures are enough: the item may be what ends them.
 struct LeftPlace {
   int losses = 0;
   bool open = false;
