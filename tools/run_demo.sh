@@ -154,6 +154,7 @@ timed "generate"
 
 say "report"
 "$weft" report "$run/stdit"
+python3 -B tools/demo_pictures.py "$run"
 timed "report"
 
 newest() { find "$run" -type f -name "$1" -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2-; }
@@ -163,4 +164,4 @@ for result in "$clip" "$report"; do
   [ -s "$result" ] || die "a result is missing: clip '$clip', report '$report'"
 done
 say "done in $SECONDS s"
-printf '  clips   %s\n  report  %s\n' "$(dirname "$clip")" "$report"
+printf '  clips   %s\n  report  %s\n  frames  %s\n' "$(dirname "$clip")" "$report" "$run/frames.png"

@@ -38,9 +38,9 @@ static_assert(std::atomic<const char*>::is_always_lock_free);
 
 std::array<char, 256> name_text{};
 
-std::atomic<long> teller = 0;      // the thread that tells of its end: the first
-std::array<char, 512> uncaught{};  // the exception that ended this process, written before abort()
-std::array<char, 2048> reported{};     // the message without calls
+std::atomic<long> teller = 0;       // the thread that tells of its end: the first
+std::array<char, 512> uncaught{};   // the exception that ended this process, written before abort()
+std::array<char, 2048> reported{};  // the message without calls
 std::size_t message = 0;
 constexpr unsigned most_seconds = 10;  // for the stack: whoever crashed may hold a lock
 

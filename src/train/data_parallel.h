@@ -55,8 +55,8 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/fault_injection.h): from now on, or not, one gradient of this rank becomes NaN
-  // before it is sent; or now.
+  // Fault injection (core/fault_injection.h): from now on, or not, one gradient of this rank
+  // becomes NaN before it is sent; or now.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();
   // Seconds that forwards were blocked waiting for weights, since the last call.

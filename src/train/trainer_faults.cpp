@@ -126,8 +126,7 @@ void Trainer::explain_non_finite(const Issued& step) {
   }
   const std::string found = all_texts(mine, world_);
   if (!found.empty())
-    throw Error(Exit::non_finite,
-                fmt::format("{}; reproduced on re-run:{}", what, found),
+    throw Error(Exit::non_finite, fmt::format("{}; reproduced on re-run:{}", what, found),
                 "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
                 "the weights were not changed by this step",
                 __FILE__, __LINE__);

@@ -33,8 +33,8 @@ void FeatureFile::write(const TextBatch& batch, std::span<const std::byte> rows,
   }
 }
 
-PipelineStage::PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-                 const std::function<bool()>& stop, MPI_Comm comm)
+PipelineStage::PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part,
+                             FeatureFile* file, const std::function<bool()>& stop, MPI_Comm comm)
     : job_(job),
       part_(part),
       file_(file),
@@ -61,7 +61,7 @@ PipelineStage::PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* 
 }
 
 bool PipelineStage::run(const std::vector<std::vector<std::int32_t>>& ids,
-                  const std::vector<std::int64_t>& tokens) {
+                        const std::vector<std::int64_t>& tokens) {
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
   bool all = true;
@@ -78,7 +78,7 @@ bool PipelineStage::run(const std::vector<std::vector<std::int32_t>>& ids,
 
 // One micro-batch; false: there is none any more.
 bool PipelineStage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
-                   const std::vector<std::int64_t>& tokens) {
+                         const std::vector<std::int64_t>& tokens) {
   const auto look = [this] { meanwhile(); };
   if (!in_ && stop_ && stop_()) return false;
   PackedTokens packed;

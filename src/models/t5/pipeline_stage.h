@@ -41,7 +41,7 @@ class PipelineStage {
   // activations. The first part asks `stop`, if given, between micro-batches: from then on it
   // begins no other, and ends the stream, by which the parts behind it learn.
   PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
-          const std::function<bool()>& stop, MPI_Comm comm);
+                const std::function<bool()>& stop, MPI_Comm comm);
 
   // All micro-batches, or those before the stop: the file is not finished then. `ids` of all texts,
   // at the first part; `tokens` of each, everywhere. Whether all are done, as far as this rank

@@ -12,8 +12,8 @@
 
 #include "models/registry.h"
 #include "nn/nn.h"
-#include "ops/pointwise.h"
 #include "ops/loss.h"
+#include "ops/pointwise.h"
 #include "train/trainer.h"
 
 namespace weft {
