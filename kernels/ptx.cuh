@@ -1,6 +1,6 @@
 // The PTX instructions that kernels use, as functions (PTX ISA 8.x, sections named at each).
-// tests/cuda_on_cpu/include/emulated_ptx.h gives the same functions by their documented meaning where the
-// kernels are compiled for the CPU.
+// tests/cuda_on_cpu/include/emulated_ptx.h gives the same functions by their documented meaning
+// where the kernels are compiled for the CPU.
 #pragma once
 
 #ifdef WEFT_CUDA_ON_CPU

@@ -1,5 +1,6 @@
-// What this rank did when, for `run.trace`: spans in a ring in memory, written by train/metrics/run_trace.h
-// as one file for all ranks. Costs one predictable branch while it is off.
+// What this rank did when, for `run.trace`: spans in a ring in memory, written by
+// train/metrics/run_trace.h as one file for all ranks. Costs one predictable branch while it is
+// off.
 #pragma once
 
 #include <atomic>
