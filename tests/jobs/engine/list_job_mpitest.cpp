@@ -18,8 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 
-// ---- A job: item i becomes a file that holds i squared
-// -------------------------------------------------------------------
+// ---- A job: item i becomes a file that holds i squared ----
 class Squares : public ListJob {
  public:
   explicit Squares(const ListEngine& engine) : engine_(engine) {}
@@ -80,7 +79,7 @@ int make_squares(const ListSettings& settings, const std::vector<ListItem>& item
   }
   return engine.end(last);
 }
-// --------------------------------------------------------------------------------------------------------------------------
+// ---- Its tests ----
 
 class ListJobTest : public ::testing::Test {
  protected:
