@@ -28,8 +28,7 @@ bool aligned(const T* p) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
 }
 
-// Positions
-// ----------------------------------------------------------------------------------------------------------
+// ---- Positions ----
 
 constexpr int positions_a_thread = 16;
 
@@ -93,8 +92,7 @@ __global__ void add_position_kernel(const float* p, T* x, std::int64_t size, std
     }
 }
 
-// Tables
-// -------------------------------------------------------------------------------------------------------------
+// ---- Tables ----
 
 // The frequency is the exponential rounded once to f32, as the host's is: at s ~ 1000 an ulp of it
 // would show.
@@ -126,8 +124,7 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(y, i, load_vec<V>(table, ids[i / packs] * packs + i % packs));
 }
 
-// Captions
-// -----------------------------------------------------------------------------------------------------------
+// ---- Captions ----
 
 // Block: one row; `pack` elements a thread and turn.
 template <class T, int pack>

@@ -16,7 +16,6 @@ namespace weft {
 namespace {
 
 // UTF-8 that was read as Latin-1 or Windows-1252: the part of ftfy.fix_text that needs judgement
-// ----------------------
 
 // What Windows-1252 has at 0x80 to 0x9f; the five places that it leaves empty stay C1 controls.
 constexpr char32_t upper_half[32] = {
@@ -242,8 +241,7 @@ std::u32string repair_encoding(const std::u32string& text) {
   return out;
 }
 
-// The forms of characters
-// -----------------------------------------------------------------------------------------
+// ---- The forms of characters ----
 
 std::string normalised(const std::string& text, const icu::Normalizer2* form) {
   UErrorCode status = U_ZERO_ERROR;

@@ -63,8 +63,7 @@ inline Values column_sums(const Values& x, std::int64_t n) {
   return sums;
 }
 
-// Attention
-// ----------------------------------------------------------------------------------------------------------
+// ---- Attention ----
 
 // A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be
 // empty.
