@@ -96,15 +96,15 @@ until_done() {
   run_weft "$command" "$DECK" "$@"
   code=$?
   say "weft $command ended with $code"
-  # 137: a rank of `generate` was lost. The others made what they could; another start makes the rest, or finds all done.
-  if [ "$command" = generate ] && [ "$code" -eq 137 ]; then
+  # 137: a rank failed. The others made what they could; another start makes the rest, or finds all done.
+  if [ "$code" -eq 137 ]; then
     [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "$again" -eq 0 ] ||
-      stop_here 137 "a rank was lost in a start after the first, and no clip made: not queued again. HINT: too little memory?" \
+      stop_here 137 "a rank failed in a start after the first, and no clip was made: not queued again. HINT: too little memory?" \
         "the node's log tells"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi
-  # A file `stop` in OUTPUT is somebody's wish.
+  # A file `stop` in OUTPUT is somebody's request.
   for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
     [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
   done
@@ -116,5 +116,11 @@ until_done() {
   exit 75
 }
 
-# What changes with each clip that `weft generate` has made; where no rank is left to gather their lines, they lie in parts.
-clips_made() { cat "${OUTPUT:-}"/generated.jsonl "${OUTPUT:-}"/generated.rank*.jsonl 2>/dev/null | sort | cksum; }
+# What changes with each clip that has been made, and with the store that `weft encode` makes of them; where no rank is left
+# to gather their lines, they lie in parts.
+clips_made() {
+  {
+    cat "${OUTPUT:-}"/generated.jsonl "${OUTPUT:-}"/generated.rank*.jsonl "${OUTPUT:-}".parts/encoded*.jsonl
+    [ ! -f "${OUTPUT:-}" ] || echo whole
+  } 2>/dev/null | sort | cksum
+}

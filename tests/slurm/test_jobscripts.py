@@ -283,16 +283,16 @@ class JobScripts(unittest.TestCase):
         self.show(f"job {vae}: two steps of a VAE; job {encode}: 4 clips encoded; job {generate}: stopped by SIGUSR1 after "
                   f"{before} clips, queued again, Restarts={facts['Restarts']}, went on until out/stop; job {rest} made the rest")
 
-    def lose(self, take_away, partition, prompts):
-        """A job of two nodes, whose rank 1 take_away(process) takes away while it makes clips: its id, the clips' folder."""
+    def lose(self, take_away, partition, command, *overrides):
+        """A job of two nodes, whose rank 1 take_away(process) takes away while it makes clips: its id, its output."""
         for attempt in range(20):
-            out = self.site / f"{partition}{attempt}"
-            job = self.sbatch("generate", f"generate.prompt_file={prompts}", f"generate.output={out.name}",
-                              "generate.num_frames=1", "sampler.steps=240", deck="generate.toml", partition=partition,
+            out = self.site / f"{partition}{attempt}{'.h5' if command == 'encode' else ''}"
+            members = (out.with_name(out.name + ".parts") if command == "encode" else out) / ".ranks"
+            job = self.sbatch(command, f"{command}.output={out.name}", *overrides, deck="generate.toml", partition=partition,
                               options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
             def words():
                 try:
-                    return set((out / ".ranks" / "1").read_text().split())
+                    return set((members / "1").read_text().split())
                 except OSError:
                     return set()  # not begun, or over
             self.until("a clip that rank 1 has claimed", lambda: cluster.job(job).get("JobState") in ENDED or
@@ -313,9 +313,10 @@ class JobScripts(unittest.TestCase):
         """Two jobs of one prompt file: in each, the rank that is left makes all clips."""
         (self.site / "generate.toml").write_text(TINY_GENERATE_DECK)
         (self.site / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(8)))
-        killed, by_kill = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "prompts.txt")
+        clips = ("generate", "generate.prompt_file=prompts.txt", "generate.num_frames=1", "sampler.steps=240")
+        killed, by_kill = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", *clips)
         nodes = []
-        cut_off, by_node = self.lose(lambda task: nodes.append(cluster.lose_node_of(task)), "spare", "prompts.txt")
+        cut_off, by_node = self.lose(lambda task: nodes.append(cluster.lose_node_of(task)), "spare", *clips)
         pixels = []
         for job, out in (killed, by_kill), (cut_off, by_node):
             facts = self.finish(job)
@@ -338,6 +339,54 @@ class JobScripts(unittest.TestCase):
             self.assertIn("weft generate ended with 0", text)
         self.show(f"job {killed}: SIGKILL of rank 1 in the middle, all 8 clips by rank 0, exit 137, queued again, exit 0; job "
                   f"{cut_off}: node {nodes[0]} gone with rank 1, the same 8 clips, exit 0, not queued again")
+
+    def test_encode_with_a_failed_rank_a_stop_and_a_damaged_clip(self):
+        (self.site / "generate.toml").write_text(TINY_GENERATE_DECK)
+        run = [str(WEFT), "ingest", "generate.toml", 'ingest.inputs=["lavfi:testsrc2=size=64x64:rate=10:duration=60"]',
+               "ingest.output=clips.h5", "ingest.height=32", "ingest.width=32", "ingest.frames=[3]"]
+        cluster.run(*run, cwd=self.site)
+        jobs = ("data.path=clips.h5", "encode.text=false", "vae.weights=random:1")
+        # 1. Rank 1 is killed: rank 0 encodes the rest; the next start finds the store made.
+        killed, store = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "encode", *jobs)
+        facts = self.finish(killed)
+        said = (self.site / f"weft-encode-{killed}.out").read_text()
+        self.assertEqual(facts["Restarts"], "1", said)
+        for text in "failed    rank 1 on", "weft encode ended with 137", "is made already", "weft encode ended with 0":
+            self.assertIn(text, said)
+        # 2. A file stops a job of more clips than are made; the same store is untouched by it.
+        many = self.sbatch("encode", "data.path=synthetic:clips=100000,frames=3,height=32,width=32", *jobs[1:],
+                           "encode.output=many.h5", deck="generate.toml", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
+        parts = self.site / "many.h5.parts"
+        self.until("a clip", lambda: any(p.stat().st_size for p in parts.glob("encoded.rank*.jsonl")))
+        (parts / "stop").touch()
+        self.finish(many, "FAILED", "75:0")
+        made = (parts / "encoded.jsonl").read_bytes().count(b"\n")
+        self.assertGreater(made, 0)
+        # 3. A damaged clip is named and the others are kept; whole again, it alone is made, and the store is the same.
+        clips = self.site / "clips.h5"
+        cluster.run("h5dump", "-d", "/clips/32x32-3/frames", "-b", "LE", "-o", "raw", "clips.h5", cwd=self.site)
+        at = clips.read_bytes().index((self.site / "raw").read_bytes()[:3 * 32 * 32 * 3]) + 1000
+        times = clips.stat()
+
+        def flip():
+            with open(clips, "r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1]))
+            os.utime(clips, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same store, as the job knows it
+        flip()
+        again = (*jobs, "encode.output=again.h5")
+        shape = ("--ntasks-per-node=2", "--cpus-per-task=1")
+        self.finish(damaged := self.sbatch("encode", *again, deck="generate.toml", options=shape), "FAILED", "3:0")
+        self.assertIn("failed    32x32-3/0: ", (self.site / f"weft-encode-{damaged}.out").read_text())
+        self.assertFalse((self.site / "again.h5").exists())
+        flip()
+        self.finish(whole := self.sbatch("encode", *again, deck="generate.toml", options=shape))
+        self.assertIn("clips     1 made, ", (self.site / f"weft-encode-{whole}.out").read_text())
+        self.assertEqual((self.site / "again.h5").read_bytes(), store.read_bytes())
+        self.show(f"job {killed}: SIGKILL of rank 1 while encoding, exit 137, queued again, the store whole, exit 0; job {many}: "
+                  f"stopped by the file after {made} clips, exit 75; job {damaged}: one damaged clip, exit 3; job {whole} made it")
 
     def test_a_wrong_deck_ends_the_job(self):
         job = self.sbatch("train_1node", "train.stepps=3", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
@@ -387,7 +436,7 @@ exit 75
         other = self.sbatch("train_1node", options=shape, WEFT="./crawling", MAX_RESTARTS="1")
         third = self.sbatch("generate", 'generate.output="an out"', options=shape, WEFT="./losing")
         self.assertEqual(self.finish(third, "FAILED", "137:0")["Restarts"], "2")
-        self.assertIn("a rank was lost in a start after the first, and no clip made: not queued again", self.output())
+        self.assertIn("a rank failed in a start after the first, and no clip was made: not queued again", self.output())
         self.assertEqual(self.finish(one, "FAILED", "75:0")["Restarts"], "0")
         self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")
