@@ -118,8 +118,9 @@ void measure(std::vector<Bucket>& stored, PartReader& parts) {
     scale.push_back(static_cast<float>(std::sqrt(std::max(variance, 1e-12))));
   }
   for (Bucket& b : stored) b.scale = scale, b.shift = shift;
-  log::info("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}]: give them to `weft generate` too",
-            fmt::join(shift, ","), fmt::join(scale, ","));
+  log::write_info(fmt::format(
+      "measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}]: give them to `weft generate` too",
+      fmt::join(shift, ","), fmt::join(scale, ",")));
 }
 
 // The clips in the order of the footage's store, so that sample ids stay what they are.

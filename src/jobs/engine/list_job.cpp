@@ -210,18 +210,19 @@ ListEngine::Claimed ListEngine::take(WorkQueue& queue, bool leftover) {
   return claimed;
 }
 
-void ListEngine::make(ListJob& job, const Claimed& batch, ItemResults& results) {
+void ListEngine::make(ListJob& job, WorkQueue& queue, const Claimed& batch) {
   const double begin = now_seconds();
   try {
-    job.make(batch.items, results);
+    job.make(batch.items, results_);
     if (groups_.first) ++mine_.batches[std::to_string(batch.items.size())];
   } catch (const Error& e) {
-    for (const std::int64_t item : batch.items) results.failed(item, e);
+    for (const std::int64_t item : batch.items) results_.failed(item, e);
   }
   const double end = now_seconds();
   mine_.last_end = end - start_;
   mine_.busy += end - begin;
   stop_.took(end - begin);
+  queue.took(end - begin);
   if (settings_.shared) tell_progress(batch.place);
 }
 
@@ -249,7 +250,6 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   // From here on each group is on its own.
   members_.watch(groups_.mates(), [this](int rank) { leave_group(members_, rank); });
   start_ = progress_at_ = now_seconds();
-  ItemResults results(*this);
   const bool ahead = settings_.ahead && groups_.size == 1;
   const auto claim = [&](bool leftover) {
     Claimed claimed = take(queue, leftover);
@@ -258,13 +258,13 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   };
   for (Claimed now = claim(false);;) {
     if (now.place < 0) {
-      job.flush(results);
+      job.flush(results_);
       now = claim(true);
       if (now.place < 0) break;
     }
     Claimed next;
     if (ahead) next = claim(false);
-    if (!now.items.empty()) make(job, now, results);
+    if (!now.items.empty()) make(job, queue, now);
     now = ahead ? std::move(next) : claim(false);
     if (ahead && now.place >= 0 && stop_.requested()) {
       queue.drop(now.place);
@@ -381,7 +381,8 @@ int ListEngine::conclude(const ListEnd& last) {
     log::report(e);
     return static_cast<int>(Exit::data);
   }
-  if (report.stopped && !complete) {
+  // What finish() does may take long: it is left to the next start.
+  if (report.stopped && (!complete || last.finish)) {
     log::write_info("stopped on request: run the same command to go on");
     return static_cast<int>(Exit::stopped);
   }
@@ -395,6 +396,7 @@ int ListEngine::end(const ListEnd& last) {
   mine_.own = last.share;
   members_.note_summary(summary_of(mine_).dump(-1, ' ', false, Json::error_handler_t::replace));
   members_.wait_for_summaries();
+  members_.watch({}, {});  // nobody waits for anybody in MPI until the job is concluded
   // All wait for the coordinator, also because the launcher may end the job with the first rank
   // that leaves. Should it fail meanwhile, the next one takes its place.
   std::optional<int> code;

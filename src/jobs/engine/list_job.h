@@ -175,7 +175,7 @@ class ListEngine {
     ItemBatch items;
   };
   Claimed take(WorkQueue& queue, bool leftover);
-  void make(ListJob& job, const Claimed& batch, ItemResults& results);
+  void make(ListJob& job, WorkQueue& queue, const Claimed& batch);
   void tell_progress(std::int64_t place);
   void find_missing();
   ListReport read_report();
@@ -194,6 +194,7 @@ class ListEngine {
   Members members_;
   StopState stop_;
   std::unique_ptr<Manifest> manifest_;
+  ItemResults results_{*this};  // outlives run(): writer threads report while an error unwinds
   RankShare mine_;
   std::atomic<std::int64_t> made_ = 0, failed_ = 0;
   double start_ = 0, progress_at_ = 0;  // of the queue; of the last progress line

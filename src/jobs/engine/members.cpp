@@ -82,16 +82,24 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
 Members::~Members() {
   // The error that unwinds the stack ends the job with its own exit code: this rank has not failed.
   if (std::uncaught_exceptions() > 0) {
-    note("left");
+    note_left();
     return;
   }
   // The watch goes on until all are here; those that come first say so.
   MPI_Barrier(world_);
   thread_ = std::jthread();
-  note("left");
+  note_left();
   ::close(fd_);
   std::error_code failure;
   if (rank_ == 0) fs::remove_all(directory_, failure);
+}
+
+void Members::note_left() {
+  try {
+    note("left");
+  } catch (const Error& e) {
+    log::warn("{}", e.what());  // in a destructor, and nobody waits for it
+  }
 }
 
 fs::path Members::file(int rank) const { return directory_ / std::to_string(rank); }
@@ -178,8 +186,11 @@ MemberState Members::state(int rank) const {
 void Members::note(std::string line, bool flush) {
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
-  if (::write(fd_, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
-    log::warn("cannot write {}: {}", file(rank_).string(), std::strerror(errno));
+  // The others wait for what is noted here: a job that cannot note it must end.
+  errno = ENOSPC;  // what a short write means
+  WEFT_CHECK(::write(fd_, line.data(), line.size()) == static_cast<ssize_t>(line.size()),
+             Exit::data, "is the disk full? the same command makes what is missing",
+             "cannot write {}: {}", file(rank_).string(), std::strerror(errno));
   if (flush && flush_) fdatasync(fd_);
 }
 

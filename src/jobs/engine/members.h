@@ -51,7 +51,8 @@ class Members {
   bool failed(int rank);
   MemberState state(int rank) const;
 
-  // One line each in this rank's file, which all nodes see on return. Thread-safe.
+  // One line each in this rank's file, which all nodes see on return. Thread-safe. Exit::data where
+  // it cannot be written.
   // Places place, place + stride, ..., `count` of them. One alone is begun at once, of several each
   // is noted as it is begun.
   void note_taken(std::int64_t place, std::int64_t count = 1, std::int64_t stride = 1);
@@ -80,6 +81,7 @@ class Members {
   std::filesystem::path file(int rank) const;
   bool locked(int rank) const;
   void note(std::string line, bool flush = true);
+  void note_left();
   void look_at_watched();
 
   std::filesystem::path directory_;

@@ -78,9 +78,14 @@ void StopState::watch(const std::stop_token& end) {
   const double every = std::max(1.0, members_.ranks() / 200.0);
   for (double next = now_seconds() + every; !end.stop_requested();) {
     if ((requests_.look(longest_, 0, coordinator == members_.rank()) & request::stop) != 0) {
+      // Noted before this rank heeds it: a summary without it would make the rest failures.
+      try {
+        members_.note_stopped();
+        members_.claim(stop_mark);
+      } catch (const Error& e) {
+        log::warn("{}", e.what());  // a full disk ends the main thread by itself
+      }
       requested_ = true;
-      members_.note_stopped();
-      members_.claim(stop_mark);
       return;
     }
     if (now_seconds() >= next) {
@@ -125,7 +130,6 @@ WorkQueue::WorkQueue(Members& members, StopState* stop, const RankGroups& groups
       members_.claim(fmt::format("queue/{}.0", lane));
   }
   MPI_Barrier(world);
-  given_ = now_seconds();
 }
 
 fs::path WorkQueue::token(std::int64_t lane, std::int64_t next) const {
@@ -190,8 +194,6 @@ std::int64_t WorkQueue::share(std::int64_t place) const {
 
 std::int64_t WorkQueue::next() {
   if (!groups_.first) return share(-1);
-  const double seconds = now_seconds() - given_;
-  if (claims_ > 0) place_ = place_ == 0 ? seconds : 0.75 * place_ + 0.25 * seconds;
   std::int64_t place = -1;
   if (shared_) {
     if (at_ < end_ && stop_ != nullptr && stop_->requested()) {
@@ -204,8 +206,11 @@ std::int64_t WorkQueue::next() {
     place = at_++;
     if (groups_.count > 1) members_.note_taken(place);  // alone, it leaves nothing to others
   }
-  given_ = now_seconds();
   return share(place);
+}
+
+void WorkQueue::took(double seconds) {
+  place_ = place_ == 0 ? seconds : 0.75 * place_ + 0.25 * seconds;
 }
 
 std::int64_t WorkQueue::leftover() {
@@ -213,12 +218,12 @@ std::int64_t WorkQueue::leftover() {
   members_.note_idle();
   for (;;) {
     if (const std::int64_t place = stopped() ? -1 : take_over(); place >= 0) return share(place);
-    // Who has taken over what this rank would have was no longer idle when it did so: read after
-    // that, all being idle means that nothing is left.
-    bool over = others_idle_ || stop_->requested();
-    for (int r = 0; r < members_.ranks() && over; r += groups_.size)
-      over = r == members_.rank() || members_.failed(r) || members_.state(r).idle;
-    if (over) return share(-1);
+    // All were idle, and nothing was open: nothing is left. Where all were idle and something was
+    // open, another has taken it over meanwhile; but not forever, for a claim may exist whose maker
+    // never learnt of it.
+    fruitless_ = others_idle_ && found_open_ ? fruitless_ + 1 : 0;
+    const bool none_left = others_idle_ && (!found_open_ || fruitless_ >= most_fruitless);
+    if (none_left || stop_->requested()) return share(-1);
     members_.pause();
   }
 }
@@ -261,6 +266,7 @@ std::int64_t WorkQueue::take_over() {
     if (const LeftPlace& p = left[static_cast<std::size_t>(place)];
         p.open && p.losses < most_losses)
       open_.push_back({place, p.losses});
+  found_open_ = !open_.empty();
   // Each group begins elsewhere, so that they do not all try the same.
   std::rotate(open_.begin(), open_.begin() + std::ssize(open_) * groups_.index / groups_.count,
               open_.end());

@@ -90,6 +90,8 @@ class WorkQueue {
   // The group's next place, or -1: there are no more, or the job is to stop. Alike on all ranks of
   // a group.
   std::int64_t next();
+  // Seconds that a place has taken, from which the next claims' sizes follow.
+  void took(double seconds);
   // After that, with nothing in hand: a place that nobody living has made, or -1 once all other
   // groups have nothing in hand either. Waits for them.
   std::int64_t leftover();
@@ -127,13 +129,15 @@ class WorkQueue {
   std::int64_t at_ = 0, end_ = 0;      // of the lane, what this group has claimed and not yet begun
   bool several_ = false;               // whether that claim was of several places
   std::int64_t claims_ = 0;
-  double claim_total_ = 0, claim_ = 0, place_ = 0, given_ = 0;  // seconds; when next() returned
+  double claim_total_ = 0, claim_ = 0, place_ = 0;  // seconds
   struct Open {
     std::int64_t place;
     int losses;
   };
-  std::vector<Open> open_;  // as seen last, from the back on
-  bool others_idle_ = false;
+  std::vector<Open> open_;                         // as seen last, from the back on
+  bool others_idle_ = false, found_open_ = false;  // in the last look at all
+  static constexpr int most_fruitless = 20;
+  int fruitless_ = 0;  // looks in turn that found places open, all others idle, and no claim won
 };
 
 // How many ranks have failed while they worked on a place, and whether it is to be made: no living

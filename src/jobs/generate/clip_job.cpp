@@ -55,7 +55,7 @@ ClipJob::ClipJob(const Deck& deck, const GenerateJob& job, ClipModels& models,
 }
 
 void ClipJob::make(const ItemBatch& clips, ItemResults& results) {
-  results_ = &results;
+  if (results_ == nullptr) results_ = &results;  // the writer thread reads it from then on
   maker_->make(clips, *writer_,
                [&](std::int64_t clip, const Error& e) { results.failed(clip, e); });
 }

@@ -143,7 +143,7 @@ struct Queue {
     return place >= 0;
   }
   void make_all() {
-    while (make(queue.next())) continue;
+    while (make(queue.next())) queue.took(1e-6);
     while (make(queue.leftover())) continue;
   }
   std::vector<int> made_by_all() const {
@@ -248,8 +248,10 @@ TEST(WorkQueue, DISABLED_ClaimRate) {
   Queue q(places);
   MPI_Barrier(MPI_COMM_WORLD);
   const double begin = now_seconds();
-  while (q.make(q.queue.next()))
+  for (double start = now_seconds(); q.make(q.queue.next()); start = now_seconds()) {
     if (microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    q.queue.took(now_seconds() - start);
+  }
   double mine[3] = {now_seconds() - begin, q.queue.claim_seconds(),
                     static_cast<double>(q.queue.claims())};
   double sum[3] = {}, longest = 0;
