@@ -53,7 +53,8 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
     const Tensor dy = std::move(out->grad);
     if (w.weight->trainable) {
       Tensor none;
-      // One of the two may have been used without the other (nn/dual.cpp).
+      // The weight may have been used without the bias (nn/dual.cpp); the product below has one
+      // flag for both, so both are made ready to be added to.
       if (w.bias && w.bias->grad_written != w.weight->grad_written)
         w.weight->grad_to_add(), w.bias->grad_to_add();
       ops::conv_backward_weight(x->value, dy, geometry, w.weight->grad,
@@ -65,6 +66,7 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
       const auto [dx, accumulate] = grad_target(x);
       ops::conv_backward_input(dy, weight_for(w, dy.dtype()), geometry, dx, accumulate);
     }
+    // Last: the residual may take over dy's memory.
     if (residual && residual->needs_grad) give_grad(residual, dy);
     note_done(table, {w.weight, w.bias});
   });

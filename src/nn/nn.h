@@ -26,7 +26,7 @@ struct Context {
 // the weight.
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
 
-// fc2(gelu_tanh(fc1(x))). Keeps fc1's output only; the activation is made again in the backward.
+// fc2(gelu_tanh(fc1(x))). Keeps only fc1's output; the backward recomputes the activation.
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
 
 Var silu(Context c, const Var& x);
