@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-// Factors and terms that bring a drawn latent to what the model sees (docs/models/video_vae.md,
+// Factors and terms that turn a drawn latent into the model's input (docs/models/video_vae.md,
 // Scaling and normalisation).
 Tensor normalising(const Bucket& bucket) {
   const std::size_t C = bucket.scale.size();
@@ -112,7 +112,7 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
   const Shape one{1, x0.dim(0), x0.dim(1), x0.dim(2), x0.dim(3)};
   Tensor eps = Tensor::empty(one, DType::f32), z = x0.view(one);
   const Tensor affine = encode ? vae_->normalised() : normalising(bucket);
-  if (!clip.defined()) return;
+  if (!clip.defined()) return;  // planning: everything that takes memory is allocated by now
   ops::fill_normal(seed_, static_cast<int>(Purpose::latent), step, sample, eps);
   ops::posterior_draw_forward(moments.view({1, 2 * one[1], one[2], one[3], one[4]}), eps, affine,
                               ops::Channels::first, z);

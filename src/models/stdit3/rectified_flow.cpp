@@ -15,6 +15,7 @@ namespace weft {
 double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
   const double u = tau / 1000.0;
   const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
+  // Integer division first, as in the original: 17 pixel frames are 5 latent frames.
   std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
   if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
   const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
@@ -131,6 +132,7 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
     in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
     noise = Tensor::empty(z.shape(), DType::f32);
   }
+  // Frames to generate start as noise, so they never join.
   std::vector<bool> seen(request.edit.size());
   for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
 

@@ -149,7 +149,7 @@ std::int64_t SpatialVae::pixels_a_latent() const {
   return std::int64_t{1} << (encoder_.levels.size() - 1);
 }
 
-// Inputs are taken by value: what a caller moves in goes back to the arena as soon as it is read.
+// Takes inputs by value: what a caller moves in returns to the arena as soon as it has been read.
 Var SpatialVae::res_block(nn::Context c, Var x, const ResBlock& b) const {
   Var h = nn::group_norm(c, x, b.norm1, groups_, norm_eps, true);
   h = nn::conv(c, h, b.conv1, Conv::same(3));
