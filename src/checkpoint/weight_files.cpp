@@ -190,6 +190,7 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
                index.string(), detail::printable(name), shard);
     tensors.push_back({*e, place->second});
   }
+  // The other direction: a shard must hold nothing that the index does not place there.
   for (const SafetensorsFile& s : shards)
     for (const SafetensorEntry& e : s.entries()) {
       const auto it = map.find(e.name);

@@ -139,6 +139,7 @@ Var leaky_relu(Context c, const Var& x, float slope) {
   if (c.tape.recording())
     c.tape.record([x, slope, out] {
       Tensor d = std::move(out->grad);
+      // The output has overwritten x, but shows as well where x was above 0.
       ops::leaky_relu_backward(out->value, slope, d, d);
       give_grad(x, std::move(d));
     });
@@ -238,7 +239,8 @@ Var channel_affine(Context c, const Var& x, const Tensor& affine) {
 
 namespace {
 
-// The last frames of x [B,T,H,W,C], `frames` of them; where that is more than T, zeros come first.
+// The last `frames` frames of x [B,T,H,W,C], after zeros if that is more than T. Dropping and
+// padding at the front are thus each other's backward.
 Tensor last_frames(const Tensor& x, std::int64_t frames) {
   const Shape& s = x.shape();
   const std::int64_t pixels = s[2] * s[3], kept = std::min(frames, s[1]);

@@ -68,6 +68,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
   const auto out_pieces = pieces_of(from, to, group.size);
   const auto in_pieces = pieces_of(shape, other(to), group.size);
 
+  // 1. Packs the pieces in order of ranks.
   Tensor send = x.view({x.numel()});
   if (!travels_as_it_is(from, to)) {
     send = Tensor::empty({x.numel()}, dtype);
@@ -79,6 +80,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
     }
   }
   x.release();  // before the next allocation, which can reuse its memory
+  // 2. Sends and receives; a dry run only allocates.
   Tensor received = Tensor::empty({shape.numel()}, dtype);
   if (!planning()) {
     const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
@@ -86,6 +88,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
         group.ranks->wait(group.ranks->all_to_all(lent(send), give, lent(received), get));
   }
   send.release();
+  // 3. Puts the received pieces into the grid.
   if (travels_as_it_is(shape, other(to))) return received.view(shape);
   Tensor out = Tensor::empty(shape, dtype);
   std::int64_t at = 0;

@@ -42,7 +42,7 @@ Var modulation(Context c, Parameter& table, const Var& t);
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
                         int scale, int first_row = 0);
 
-// x + m[row, gate] * keep[b] * p. The backward puts p's gradient where p's value is: nothing else
+// x + m[row, gate] * keep[b] * p. The backward overwrites p's value with p's gradient: nothing else
 // may need p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);

@@ -76,6 +76,7 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
     at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
     buckets_.back().end = at;
   };
+  // bf16_only buckets come first, so that drop_bf16_only_values() can cut them off the front.
   for (const bool bf16_only : {true, false})
     for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
       Parameter& p = **it;

@@ -50,6 +50,7 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
   };
   Kind kind = identity;
   bool quarter = false;
+  // One draw against the running sum of the shares; beyond all of them there is no mask.
   double u = draws.unit(), sum = 0;
   for (const Row& r : rows) {
     sum += r.share;

@@ -32,6 +32,7 @@ float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t 
   else if (d.sample_method == "uniform")
     u = random.uniform(0);
   else
+    // Logit-normal: the logistic function of a normal draw.
     u = 1.0 / (1.0 + std::exp(-(d.loc + d.scale * static_cast<double>(random.normal(0)))));
   double tau = u * 1000.0;
   if (d.use_timestep_transform)

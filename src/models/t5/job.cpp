@@ -28,6 +28,7 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
       asked.empty()
           ? free_memory(world)
           : static_cast<unsigned long long>(bytes_of_gib(asked[asked.size() == 1 ? 0 : r]));
+  // All ranks place the layers by the same numbers, so they need no further agreement.
   std::vector<unsigned long long> all(n);
   MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, world);
   return {all.begin(), all.end()};

@@ -89,8 +89,8 @@ bool PipelineStage::step(const TextBatch& batch, const std::vector<std::vector<s
     offsets.push_back(offsets.back() + static_cast<std::int32_t>(tokens[text]));
     if (!in_) all.insert(all.end(), ids[text].begin(), ids[text].end());
   }
-  all.resize(static_cast<std::size_t>(
-      batch.tokens));  // parts behind the first use the number of ids alone
+  all.resize(
+      static_cast<std::size_t>(batch.tokens));  // parts behind the first use only their number
   packed.ids = Tensor::from_host(std::span<const std::int32_t>(all), {batch.tokens});
   packed.offsets = Tensor::from_host(std::span<const std::int32_t>(offsets),
                                      {static_cast<std::int64_t>(offsets.size())});

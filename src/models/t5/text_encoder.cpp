@@ -189,6 +189,7 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
         job.batches = batch_captions(tokens, job.captions);
         PipelineStage stage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
         int stopped = stage.run(here, tokens) ? 0 : 1;
+        // Only the first part is sure to know of a stop.
         MPI_Bcast(&stopped, 1, MPI_INT, job.placement.parts.front().rank, comm);
         done.stopped = stopped != 0;
         if (done.stopped || f + 1 == ends.size()) break;

@@ -59,6 +59,7 @@ void VaeTask::check(std::span<const Bucket> buckets) {
   const bool pixels = v.pixel_loss || gan_;
   const bool perceptual = pixels && v.perceptual_weight > 0 && !v.lpips_weights.empty();
   const std::int64_t cut = vae_.pixels_a_latent();
+  // LPIPS halves frames four times, so it needs 16 pixels.
   const std::int64_t least = gan_ ? PatchGan::least_size : perceptual ? 16 : cut;
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.dtype == DType::u8 && b.channels == 3, Exit::usage,

@@ -121,6 +121,7 @@ class SpatialVae::Builder {
     for (std::size_t i = 0; i < channels.size(); ++i) {
       const std::string level = name + ".up_blocks." + std::to_string(i);
       Level l;
+      // One block more than in the encoder.
       for (std::int64_t j = 0; j <= config_.spatial_res_blocks; ++j, C = channels[i])
         l.blocks.push_back(block(level + ".resnets." + std::to_string(j), C, channels[i]));
       if (i + 1 < channels.size()) l.resample = conv(level + ".upsamplers.0.conv", C, C, 3);

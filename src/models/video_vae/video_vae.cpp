@@ -133,6 +133,7 @@ VideoVae::Part VideoVae::part_with(std::int64_t frames, std::int64_t first,
                                    std::int64_t last) const {
   WEFT_ASSERT(0 <= first && first < last && last <= latent_frames(frames));
   const std::int64_t chunk = chunk_frames(frames), latents = temporal_->latent_frames(chunk);
+  // Rounds out to whole chunks; only a clip's last chunk may be shorter.
   Part part{frames, first / latents * chunk, 0, first / latents * latents, 0};
   part.frames = std::min(frames, (last + latents - 1) / latents * chunk) - part.first_frame;
   part.latents = latent_frames(part.first_frame + part.frames) - part.first_latent;
@@ -237,6 +238,7 @@ WeightNames vae_weight_names() {
       if (const std::size_t at = name.find(now); at != name.npos)
         names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
     constexpr std::string_view wrapped = "spatial_vae.module.";
+    // Without the prefix: files of the 2D VAE alone, under new names and old.
     if (name.starts_with(wrapped)) {
       names.push_back(name.substr(wrapped.size()));
       if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
@@ -273,7 +275,7 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
 }  // namespace
 
 void compare_scale(const ModelSource& source, const VaeDeck& deck) {
-  if (log::rank() != 0) return;
+  if (log::rank() != 0) return;  // one warning for all ranks
   const std::optional<WeightFiles> files = source.files();
   const std::string other = files ? other_scale(*files, deck) : "";
   if (!other.empty()) log::warn("{}: the deck's is used", other);
