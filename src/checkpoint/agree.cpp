@@ -13,7 +13,7 @@
 namespace weft::checkpoint {
 namespace {
 
-// Fixed size, so that one gather carries all there is to say.
+// Fixed size, so that one gather carries everything.
 struct Note {
   std::int32_t failed = 0;
   std::int32_t code = 0;
@@ -21,10 +21,10 @@ struct Note {
   std::array<char, 256> hint{};
 };
 
-// MPI's own wait spins on a processor that the training needs.
+// MPI_Wait() would spin on a processor that the training needs.
 void wait(MPI_Request request) {
-  // Short at first: most collectives are through at once. Never more than two milliseconds: a
-  // save takes a handful of collectives.
+  // Short at first: most collectives complete at once. Never more than two milliseconds: a save
+  // needs a handful of collectives.
   auto pause = std::chrono::microseconds(20);
   for (int done = 0;;) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
@@ -40,7 +40,7 @@ void share(MPI_Comm comm, void* data, int bytes) {
   wait(request);
 }
 
-// Cuts what is too long; the arrays are zeroed, so a zero always ends the text.
+// Truncates long text; the arrays start zeroed, so a terminating zero always remains.
 template <std::size_t N>
 void put(std::array<char, N>& to, const std::string& text) {
   std::memcpy(to.data(), text.data(), std::min(N - 1, text.size()));
@@ -67,8 +67,8 @@ Outcome outcome_of(std::exception_ptr error) {
   return o;
 }
 
-// Rank 0 hears everybody and decides; all get its verdict. Two collectives of fixed size, so that
-// there is nothing to agree on before.
+// Rank 0 gathers all outcomes, decides and broadcasts the verdict. Both collectives have a fixed
+// size, so that nothing has to be agreed on beforehand.
 Outcome agree(MPI_Comm comm, const Outcome& mine) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
@@ -85,6 +85,7 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
   MPI_Request request;
   MPI_Igather(&note, sizeof note, MPI_BYTE, all.data(), sizeof note, MPI_BYTE, 0, comm, &request);
   wait(request);
+  // The lowest rank's failure is the verdict; the others are only counted.
   int failures = 0;
   for (const Note& n : all)
     if (n.failed != 0 && failures++ == 0) note = n;
@@ -108,11 +109,13 @@ void share_text(MPI_Comm comm, std::string& text) {
     share(comm, text.data() + at, static_cast<int>(std::min(piece, bytes - at)));
 }
 
-// Ranks may have different amounts (the last block of a shard, or none at all).
+// Ranks may contribute different amounts (a shorter shard, or none at all): a first gather
+// collects the sizes.
 std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
+  // An int is enough: 16 bytes of hash stand for 16 MiB of a shard.
   const int bytes = static_cast<int>(mine.size());
   std::vector<int> counts(static_cast<std::size_t>(size)), offsets(counts.size());
   MPI_Request request;

@@ -1,5 +1,5 @@
-// How ranks agree on what happened, from any thread, without spinning: collectives that are started
-// and then polled with short sleeps, so that the processor stays with the training.
+// How ranks agree on what happened, from any thread: nonblocking collectives, polled with short
+// sleeps instead of spinning, so that the processor stays with the training.
 #pragma once
 
 #include <mpi.h>
@@ -14,7 +14,7 @@
 
 namespace weft::checkpoint {
 
-// What a rank has to say about a piece of work: fine, or the first thing that went wrong.
+// A rank's result of a piece of work: success, or the first thing that went wrong.
 struct Outcome {
   std::string error, hint;  // empty: fine
   Exit code = Exit::checkpoint;
@@ -33,7 +33,7 @@ Outcome agree(MPI_Comm comm, const Outcome& mine);
 // Collective. `text` of rank 0, everywhere.
 void share_text(MPI_Comm comm, std::string& text);
 
-// Collective. All ranks' bytes, one rank after another; empty but on rank 0.
+// Collective. All ranks' bytes, one rank after another; empty except on rank 0.
 std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine);
 
 template <class F>

@@ -1,5 +1,5 @@
-// Loading. Nothing is taken from a checkpoint before every byte of it has been compared with its
-// hash; the ranks share that work.
+// Loading. No value is used before every byte of the checkpoint has been compared with its hash;
+// the ranks share that work.
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
@@ -34,8 +34,8 @@ std::string read_text(const fs::path& path, std::uint64_t limit) {
   return text;
 }
 
-// The manifest's text and all that can be said without reading the shards: what is missing, what
-// is too much, whether it is the manifest that was verified here.
+// Returns the manifest's text after every check that does not read the shards: missing files,
+// surplus files, and whether this is the manifest that was verified here.
 std::string read_manifest(const fs::path& dir) {
   std::error_code ec;
   const fs::file_status status = fs::symlink_status(dir, ec);
@@ -49,6 +49,7 @@ std::string read_manifest(const fs::path& dir) {
   std::string text = read_text(path, longest_manifest);
   const Manifest m = manifest_from_text(text, path.string());
 
+  // A directory whose name is no step's is accepted at any step.
   const auto named = step_of(dir.filename().string());
   if (named && *named != m.info.step)
     refuse(fmt::format("{} is the manifest of step {}: of another checkpoint", path.string(),
@@ -72,8 +73,9 @@ std::string read_manifest(const fs::path& dir) {
   return text;
 }
 
-// Compares this part's blocks of all shards with their hashes; part p takes every blocks whose
-// running number is p modulo `parts`. Throws at the first that differs.
+// Compares this part's blocks of all shards with their hashes: part p takes the blocks whose
+// running number is p modulo `parts`, so that the work is even at any rank count. Throws at the
+// first that differs.
 void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) {
   std::vector<std::byte> buffer;
   std::uint64_t number = 0;
@@ -90,6 +92,7 @@ void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) 
       file.read(buffer, begin);
       const Hash128 found = hash128(buffer);
       if (found == s.blocks[b]) continue;
+      // A block that matches another shard's hash means swapped files, not damaged bytes.
       for (const ShardTable& other : m.shards)
         if (&other != &s && b < other.blocks.size() && other.blocks[b] == found)
           refuse(fmt::format("{} holds what belongs into {}: swapped or copied over", path.string(),
@@ -100,7 +103,7 @@ void verify_blocks(const Manifest& m, const fs::path& dir, int part, int parts) 
   }
 }
 
-// A checkpoint that somebody copied into the directory of another run would pass for its state.
+// Otherwise a checkpoint copied into the directory of another run would pass for that run's state.
 void check_run(const CheckpointInfo& info, const fs::path& dir, const std::string& run) {
   const auto note = info.notes.find("run");
   if (run.empty() || note == info.notes.end() || note->second == run) return;
@@ -119,9 +122,9 @@ std::string human_bytes(std::uint64_t bytes) {
 
 }  // namespace
 
-// Where every element is. A rank's part of a stretch lies behind its parts of the stretches before;
-// how many elements those are is counted once a list of cuts, so that a read finds its place among
-// thousands of stretches by searching.
+// Where every element is. In a shard, a rank's part of a stretch follows its parts of the earlier
+// stretches. Their sizes are summed once for each list of cuts, so that a read finds its place
+// among thousands of stretches by binary search.
 struct Checkpoint::Placement {
   Layout layout;
   std::vector<fs::path> files;                     // one a rank
@@ -152,7 +155,7 @@ struct Checkpoint::Placement {
   }
   int ranks() const { return static_cast<int>(files.size()); }
 
-  // File after file, each opened once.
+  // Goes file by file, so that each is opened at most once.
   void read(std::size_t array, std::int64_t begin, std::span<float> out) const {
     const std::size_t list = layout.arrays[array].cuts;
     const std::vector<std::int64_t>& cuts = layout.cuts[list];
@@ -215,8 +218,8 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
   MPI_Comm_rank(own, &rank);
   MPI_Comm_size(own, &size);
 
-  // Rank 0 decides the order of candidates: the one that `latest` names, then older ones; all of
-  // them, newest first, where `latest` is lost.
+  // Rank 0 decides the order of candidates: the one that `latest` names, then older ones; if
+  // `latest` is missing, all of them, newest first.
   std::vector<std::int64_t> candidates;
   std::optional<std::string> latest;
   agree(own, attempt([&] {
@@ -231,7 +234,7 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
     const auto it =
         named ? std::find(candidates.begin(), candidates.end(), *named) : candidates.end();
     if (it != candidates.end())
-      // Later steps are of a run that was abandoned, or of another one: never fall back to those.
+      // Later steps belong to an abandoned run or to another one: never fall back to those.
       candidates.erase(candidates.begin(), it);
     else
       faults.push_back(fmt::format("{} names {}, which is no checkpoint here",
@@ -242,7 +245,8 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
   for (const std::string& f : faults) log::warn("{}", f);
 
   for (std::size_t i = 0;; ++i) {
-    // What rank 0 tries next travels as the directory's name and the manifest's text.
+    // Rank 0 sends its next candidate as the directory's name and then the manifest's text, so
+    // that all ranks judge the same bytes. An empty name ends the search.
     std::string name = i < candidates.size() ? step_name(candidates[i]) : "", text;
     share_text(own, name);
     if (name.empty()) break;
@@ -266,7 +270,7 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
     faults.push_back(o.error);
     if (rank == 0) log::warn("checkpoint {} is not usable: {}", dir.string(), o.error);
   }
-  // Rank 0 alone knows a dangling `latest`; all must leave in the same way.
+  // Only rank 0 knows of a dangling `latest`; all ranks must leave in the same way.
   const Outcome end = agree(own, attempt([&] {
                               if (rank != 0 || faults.empty()) return;
                               refuse(fmt::format("no checkpoint of {} is usable: {}",
@@ -278,7 +282,8 @@ std::optional<Checkpoint> Checkpoint::newest(const std::filesystem::path& run_di
 }
 
 Checkpoint Checkpoint::open(const std::filesystem::path& given) {
-  // `latest` is a link, and so may be what a person types; within the checkpoint none is followed.
+  // `latest` is a link, and so may be a path that a user types; links within the checkpoint are not
+  // followed.
   std::error_code ec;
   fs::path dir = fs::canonical(given, ec);
   if (ec) refuse(fmt::format("cannot open {}: {}", given.string(), ec.message()), "check the path");

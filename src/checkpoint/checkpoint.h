@@ -55,22 +55,21 @@ class CheckpointWriter {
 
   // Collective. Copies this rank's share (the cut, the only stall) and returns; a thread writes
   // step_N.tmp/, fsyncs, gathers hashes, writes the manifest, renames, reads back, marks verified,
-  // moves `latest`, and deletes older ones beyond `keep`. If a save is still in flight it is waited
-  // for first. Returns the seconds that the caller was stalled.
+  // moves `latest`, and deletes older ones beyond `keep`. Waits first for a save still in flight.
+  // Returns the seconds that the caller was stalled.
   double save(const CheckpointInfo& info, std::span<const FlatArray> arrays);
   // Collective. Waits until nothing is in flight. A save that failed (disk full, quota) is one
   // ERROR line naming path, bytes and reason; the older checkpoints stay and the run goes on:
   // returns false. Three failures in a row throw Exit::checkpoint at the next save().
   bool wait();
-  // Collective. That there is room for a checkpoint of these arrays now: this rank's shard within
-  // the limit of a file's size (ulimit -f), all shards in the free space of the file system.
-  // Exit::checkpoint if not.
+  // Collective. Checks that a checkpoint of these arrays has room now: this rank's shard within the
+  // file size limit (ulimit -f), all shards in the file system's free space. Exit::checkpoint if
+  // not.
   void check_room(std::span<const FlatArray> arrays);
-  // Whether this rank's part of a save is still being written, and for how many seconds then. Ranks
-  // differ in this: they agree before they act on it.
+  // The seconds for which this rank has been writing its part of a save; nullopt if it is not.
+  // Ranks may differ: they must agree before they act on it.
   std::optional<double> writing_for() const;
-  // Seconds that the longest save so far took from the cut until it was verified; 0 before the
-  // first.
+  // Seconds from the cut to the verified checkpoint of the longest save so far; 0 before the first.
   double longest_save() const;
 
  private:

@@ -37,7 +37,7 @@ void pass(const char* site) {
               __LINE__);
 }
 
-// Removes a tree and says so when it cannot; never follows a link out of it.
+// Removes a tree or throws; never follows a link out of it.
 void remove_tree(const fs::path& path) {
   std::error_code ec;
   fs::remove_all(path, ec);
@@ -59,7 +59,7 @@ bool exchange(const fs::path& a, const fs::path& b) {
 
 std::string step_name(std::int64_t step) { return fmt::format("step_{}", step); }
 
-// One spelling a step: "step_020" or "step_+2" would let two directories claim the same one.
+// Accepts one spelling per step: with "step_020" two directories could claim the same step.
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with("step_")) return std::nullopt;
   std::int64_t step = 0;
@@ -92,12 +92,12 @@ std::optional<std::string> read_latest(const fs::path& run_dir) {
   const fs::path latest = run_dir / "latest";
   const fs::file_status status = fs::symlink_status(latest, ec);
   if (!fs::exists(status)) return std::nullopt;
-  // A file or directory in its place is not ours; its name then fits no step.
+  // A file or directory in its place is not weft's; the text returned names no step.
   if (status.type() != fs::file_type::symlink) return "(not a link)";
   return fs::read_symlink(latest, ec).string();
 }
 
-// Saves, clips and logs need a few files more than are open by now.
+// Saves, clips and logs need a few more descriptors than are open now.
 static void probe_open_files() {
   constexpr int wanted = 32;
   std::vector<int> opened;
@@ -117,8 +117,8 @@ static void probe_open_files() {
              limit.rlim_cur, wanted - std::ssize(opened));
 }
 
-// Writing and syncing a page finds full disks, quotas, read-only mounts and file size limits now,
-// not when the first hours of training are to be saved.
+// Writing and syncing one page reveals full disks, quotas, read-only mounts and file size limits
+// now rather than at the first save, hours into the training.
 void probe_directory(const fs::path& run_dir, int rank) {
   probe_open_files();
   std::error_code ec;
@@ -171,7 +171,7 @@ void check_file_size(const fs::path& shard, std::uint64_t bytes) {
 
 void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
   struct statvfs disk {};
-  // Some network file systems do not tell.
+  // Some network file systems do not report their size.
   if (::statvfs(run_dir.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
   const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
   WEFT_CHECK(bytes <= free, Exit::checkpoint, "free some space or choose another run.dir",
@@ -180,6 +180,7 @@ void check_free_space(const fs::path& run_dir, std::uint64_t bytes) {
 }
 
 void clear_remains(const fs::path& run_dir) {
+  // Collected first and changed later: entries must not move while the directory is iterated.
   std::vector<fs::path> remains;
   std::vector<std::int64_t> replaced, moved_aside;
   std::error_code ec;
@@ -187,7 +188,8 @@ void clear_remains(const fs::path& run_dir) {
     const std::string name = it->path().filename().string();
     const auto step = step_of(name.substr(0, name.size() - std::min<std::size_t>(4, name.size())));
     if (step && name.ends_with(".tmp")) {
-      // Cut off between exchange and read-back: the older one of the same step is the proven one.
+      // A save cut off between exchange and read-back: step_N.tmp is the older, verified checkpoint
+      // of the same step, and step_N the unproven one.
       const fs::path now = run_dir / step_name(*step);
       if (fs::exists(it->path() / verified_name, ec) && fs::exists(now, ec) &&
           !fs::exists(now / verified_name, ec))
@@ -202,6 +204,8 @@ void clear_remains(const fs::path& run_dir) {
   }
   for (const std::int64_t step : replaced) withdraw(run_dir, step);
   for (const fs::path& path : remains) remove_tree(path);
+  // publish() without an atomic exchange was cut off: unless step_N is there, .old holds the only
+  // copy of it.
   for (const std::int64_t step : moved_aside) {
     const fs::path old = run_dir / (step_name(step) + ".old"), now = run_dir / step_name(step);
     if (fs::exists(now, ec))
@@ -218,7 +222,8 @@ void publish(const fs::path& run_dir, std::int64_t step) {
     rename_file(from, to, Exit::checkpoint);
   } else if (!exchange(from, to)) {
     // Without an atomic exchange there is a moment without step_N: `latest` may dangle, and a
-    // restart at that moment takes an older checkpoint.
+    // restart at that moment uses an older checkpoint. The older step_N ends up where an exchange
+    // would have put it, since withdraw() looks for it there.
     const fs::path aside = run_dir / (step_name(step) + ".old");
     remove_tree(aside);
     rename_file(to, aside, Exit::checkpoint);
@@ -229,7 +234,7 @@ void publish(const fs::path& run_dir, std::int64_t step) {
   sync_directory(run_dir, Exit::checkpoint);
 }
 
-// Where an older step_N was exchanged, it lies at step_N.tmp and comes back.
+// If publish() displaced an older step_N, that one is at step_N.tmp and returns to its place.
 void withdraw(const fs::path& run_dir, std::int64_t step) {
   const fs::path old = temporary(run_dir, step), now = run_dir / step_name(step);
   std::error_code ec;
@@ -240,11 +245,12 @@ void withdraw(const fs::path& run_dir, std::int64_t step) {
   remove_tree(now);
 }
 
-// The order matters: the mark is on the disk before `latest` can point at the step.
+// The order matters: the mark must be on disk before `latest` can point at the step.
 void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string& hash) {
   const fs::path dir = run_dir / step_name(step);
   replace_file(dir / verified_name, hash + "\n", Exit::checkpoint, Durable::yes);
   pass("marked");
+  // A link cannot be changed in place; renaming a new one over it is atomic.
   const fs::path link = run_dir / "latest.tmp";
   ::unlink(link.c_str());
   if (::symlink(step_name(step).c_str(), link.c_str()) != 0)
@@ -266,7 +272,7 @@ void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {
       if (fs::exists(dir / verified_name, ec)) ++kept;
       continue;
     }
-    // Out of sight first: a deletion that is cut off must not leave half a checkpoint behind.
+    // Renamed first: an interrupted deletion must not leave half a checkpoint under a step's name.
     const fs::path doomed = temporary(run_dir, s);
     remove_tree(doomed);
     rename_file(dir, doomed, Exit::checkpoint);
@@ -288,7 +294,8 @@ RunLock::RunLock(const fs::path& run_dir) : path_(run_dir / "lock") {
 
     const bool got = flock(fd_, LOCK_EX | LOCK_NB) == 0;
     const int reason = errno;
-    // File systems without locks: the process that the file names tells, if it was on this host.
+    // On file systems without locks, check whether the process that the file names is alive, if it
+    // ran on this host.
     bool alive = !got && reason == EWOULDBLOCK;
     const std::string mine = fmt::format("host {} process ", host_name());
     if (!got && !alive && holder.starts_with(mine)) {
@@ -303,8 +310,8 @@ RunLock::RunLock(const fs::path& run_dir) : path_(run_dir / "lock") {
                               holder.empty() ? "holder not known yet" : holder),
                   "wait for it, stop it, or choose another run.dir", __FILE__, __LINE__);
     }
-    // The last holder may have removed the file between our opening and locking it: then the lock
-    // is on a file that nobody else can see, and worth nothing.
+    // The previous holder may have removed the file between our open and our lock: then the lock is
+    // on a file that nobody else can open, and worth nothing, so try again.
     struct stat ours {
     }, theirs{};
     if (fstat(fd_, &ours) == 0 && ::stat(path_.c_str(), &theirs) == 0 &&
@@ -323,6 +330,7 @@ RunLock::RunLock(const fs::path& run_dir) : path_(run_dir / "lock") {
 
 RunLock::~RunLock() {
   if (fd_ < 0) return;
+  // Removed while still locked: after close() the file may already be another job's lock.
   ::unlink(path_.c_str());
   ::close(fd_);
 }

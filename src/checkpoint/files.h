@@ -21,21 +21,21 @@ std::optional<std::int64_t> step_of(const std::string& name);
 // The steps that have a directory of their own (links are not followed), newest first. A run
 // directory that does not exist has none; one that cannot be read throws Exit::checkpoint.
 std::vector<std::int64_t> list_steps(const fs::path& run_dir);
-// What RUN/latest points to: nullopt if there is no such link; the text as it is otherwise.
+// The target of RUN/latest, unchecked; nullopt if there is no such link.
 std::optional<std::string> read_latest(const fs::path& run_dir);
 
 // Creates the directory, proves that this process can write, sync and delete in it, and open some
 // more files. `rank` keeps the probes of several ranks apart. Throws Exit::checkpoint.
 void probe_directory(const fs::path& run_dir, int rank);
-// That what a job reads and writes in its run directory are files there: neither a link, through
-// which it would write elsewhere, nor a pipe, at which it would wait. Throws Exit::checkpoint. A
-// directory that everybody may write to is one WARN line.
+// Checks that the names a job reads and writes in its run directory are regular files: neither a
+// link, through which it would write elsewhere, nor a pipe, on which it would block. Throws
+// Exit::checkpoint. A world-writable directory is one WARN line.
 void check_own_files(const fs::path& run_dir);
-// That limits of this process and of the file system let a checkpoint be written: a shard of
+// Check that the limits of this process and of the file system allow a checkpoint: a shard of
 // `bytes` bytes (ulimit -f), all shards (free space). Throw Exit::checkpoint.
 void check_file_size(const fs::path& shard, std::uint64_t bytes);
 void check_free_space(const fs::path& run_dir, std::uint64_t bytes);
-// Removes what interrupted saves and deletions have left.
+// Removes the remains of interrupted saves and deletions.
 void clear_remains(const fs::path& run_dir);
 
 // Puts step_N.tmp in the place of step_N. An older step_N is exchanged in one step and lies at
@@ -49,8 +49,8 @@ void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string
 // steps (left by a run that went back) are not counted and not touched.
 void delete_older(const fs::path& run_dir, std::int64_t step, int keep);
 
-// Held while a job writes into a run directory. The kernel gives it back when the job dies,
-// however it dies; file `lock` says who has it.
+// Held while a job writes into a run directory. The kernel releases it when the job dies, however
+// it dies; the file `lock` names the holder.
 class RunLock {
  public:
   // Throws Exit::checkpoint, naming host and process, when a live job holds it.

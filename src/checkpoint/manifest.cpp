@@ -33,13 +33,13 @@ std::int64_t cut_point(std::int64_t len, std::int64_t part, std::int64_t parts) 
   return len / parts * part + len % parts * part / parts;
 }
 
-// More stretches than any state has in all lists, or in all arrays: 2^16 elements or more each, 69
-// billion and more in all. A number beyond it is damage, not a reason to run out of memory.
+// More stretches than any state has in all lists, or in all arrays: at 2^16 elements or more each,
+// 69 billion or more in all. A larger number is damage, and must not exhaust the memory.
 constexpr std::int64_t most_stretches = std::int64_t{1} << 20;
 
-// A list of cuts as text: lengths of the stretches, "65536*12 4096" for twelve of one length and
-// one of another. State is cut into buckets that are mostly of one size, so thousands of stretches
-// are a line or two.
+// A list of cuts as text: the lengths of the stretches, "65536*12 4096" for twelve of one length
+// and one of another. Most buckets of the state have the same size, so thousands of stretches fit a
+// line or two.
 std::string cuts_to_text(const std::vector<std::int64_t>& cuts) {
   std::string text;
   std::int64_t begin = 0;
@@ -53,7 +53,7 @@ std::string cuts_to_text(const std::vector<std::int64_t>& cuts) {
   return text;
 }
 
-// Empty if it is no such text.
+// Empty if the text is malformed.
 std::vector<std::int64_t> cuts_from_text(const std::string& text) {
   std::vector<std::int64_t> cuts;
   const char *at = text.data(), *const stop = at + text.size();
@@ -77,7 +77,7 @@ std::vector<std::int64_t> cuts_from_text(const std::string& text) {
   }
 }
 
-// The number of the list in `layout` that equals `cuts`, which is added where there is none.
+// The index of the list in `layout` that equals `cuts`; adds it if there is none.
 std::size_t list_of(Layout& layout, std::vector<std::int64_t> cuts) {
   const auto it = std::find(layout.cuts.begin(), layout.cuts.end(), cuts);
   const auto index = static_cast<std::size_t>(it - layout.cuts.begin());
@@ -92,8 +92,8 @@ std::uint64_t shard_bytes(const Layout& layout, int rank, int ranks) {
   return bytes;
 }
 
-// A shard has to be exactly what its place in the list makes it: anything else was not written by
-// a save, and reading by it could go wrong in ways that nobody has tried.
+// A shard must be exactly what its place in the list makes it: no save writes anything else, and
+// reading by such an entry is untested.
 void check_shards(const Manifest& m, const std::string& where) {
   if (m.shards.empty()) refuse(where, "lists no shards");
   const int ranks = static_cast<int>(m.shards.size());
@@ -101,13 +101,13 @@ void check_shards(const Manifest& m, const std::string& where) {
     const ShardTable& s = m.shards[static_cast<std::size_t>(r)];
     const std::string file = shard_name(static_cast<std::size_t>(r));
     const std::uint64_t bytes = shard_bytes(m.layout, r, ranks);
-    // Blocks are counted, not made: arrays that are not there could ask for any number of them.
+    // Counts the blocks without allocating them: invented arrays could ask for any number.
     if (s.file != file || s.bytes != bytes || s.blocks.size() != block_count(bytes))
       refuse(where, fmt::format("the entry of {} contradicts the arrays", file));
   }
 }
 
-// Format 1 named each shard's ranges; they have to be what its rule says.
+// Format 1 lists each shard's ranges; they must be those that its rule gives.
 void check_ranges(const Manifest& m, const ordered_json& shards, const std::string& where) {
   const int ranks = static_cast<int>(m.shards.size());
   for (int r = 0; r < ranks; ++r) {
@@ -242,13 +242,14 @@ ShardTable shard_of(const Layout& layout, int rank, int ranks) {
   return shard;
 }
 
+// Hashes the blocks' hashes, not the data, of which each rank has only its own share.
 Hash128 state_hash(std::span<const ShardTable> shards) {
   Hasher hasher;
   for (const ShardTable& s : shards) hasher.add(std::as_bytes(std::span(s.blocks)));
   return hasher.value();
 }
 
-// One space of indent: a person can read it and the size stays near the data's.
+// One space of indent: readable, and hardly larger than the data itself.
 std::string to_text(const Manifest& m) {
   ordered_json j;
   j["schema"] = schema;
@@ -275,8 +276,9 @@ std::string to_text(const Manifest& m) {
     j["shards"].push_back(std::move(shard));
   }
   j["state_hash"] = to_hex(m.state_hash);
-  // Names of hosts and paths may hold any bytes: what is not UTF-8 is replaced, not refused.
+  // Host names and paths may hold any bytes: invalid UTF-8 is replaced, not refused.
   std::string text = j.dump(1, ' ', false, ordered_json::error_handler_t::replace);
+  // The hash covers all text before it, so it is appended to the dump instead of put into `j`.
   text.resize(text.size() - 2);  // the last "\n}"
   return text + tail(to_hex(hash128(text)));
 }
@@ -290,6 +292,7 @@ std::string manifest_hash(const std::string& text) {
 Manifest manifest_from_text(const std::string& text, const std::string& where) {
   const std::size_t length = tail(std::string(32, '0')).size();
   if (text.size() <= length) refuse(where, fmt::format("cut off at {} bytes", text.size()));
+  // The hash comes before parsing: damaged text is then reported as damaged, not as bad JSON.
   const std::string body = text.substr(0, text.size() - length);
   if (text.substr(body.size()) != tail(to_hex(hash128(body))))
     refuse(where, text.ends_with(tail_end) ? "damaged: it does not match its own hash"
@@ -311,7 +314,7 @@ Manifest manifest_from_text(const std::string& text, const std::string& where) {
 }
 
 std::string tensors_in(const Manifest& m, int rank, std::uint64_t begin, std::uint64_t end) {
-  // The piece of each array that is hit, in elements, which is what the tensor table counts in.
+  // The pieces of each array that the bytes touch, in elements, the unit of the tensor table.
   std::vector<std::vector<Part>> hit(m.layout.arrays.size());
   for (const Piece& p : pieces_of(m.layout, rank, static_cast<int>(m.shards.size()))) {
     const std::uint64_t stop = p.offset + static_cast<std::uint64_t>(p.end - p.begin) * 4;
@@ -328,7 +331,7 @@ std::string tensors_in(const Manifest& m, int rank, std::uint64_t begin, std::ui
     for (const TensorRange& t : m.info.tensors) {
       std::int64_t n = 1;
       for (const std::int64_t d : t.shape) n *= d;
-      // Parts are in order: the first that ends behind the tensor's begin decides.
+      // Parts are sorted: the first one that ends after the tensor's begin decides.
       const auto part = std::upper_bound(hit[a].begin(), hit[a].end(), t.offset,
                                          [](std::int64_t at, const Part& p) { return at < p.end; });
       if (part == hit[a].end() || part->begin >= t.offset + n) continue;

@@ -1,4 +1,4 @@
-// The manifest of a checkpoint: what is where, and the hash of everything (docs/checkpoints.md).
+// The manifest of a checkpoint: where every element is, and all hashes (docs/checkpoints.md).
 #pragma once
 
 #include <span>
@@ -71,7 +71,7 @@ Hash128 state_hash(std::span<const ShardTable> shards);
 
 // The manifest as JSON whose last member is the hash of all bytes before it.
 std::string to_text(const Manifest& manifest);
-// Reads and checks it: own hash, schema, and that the shards are what the layout makes them. Throws
+// Reads and checks it: its own hash, the schema, and that the shards match the layout. Throws
 // Exit::checkpoint with a message that begins with `where`.
 Manifest manifest_from_text(const std::string& text, const std::string& where);
 // The hash at the end of a manifest's text, which the mark `verified` repeats.

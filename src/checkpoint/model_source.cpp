@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* random_prefix = "random:";
 
-// A table drawn at random gives a model that does something: what starts at zero gets small
-// numbers.
+// Parameters that start at zero get small random values: otherwise the branches that they scale
+// would add nothing.
 void draw(ParameterTable& table, std::uint64_t seed) {
   table.initialise(seed);
   std::uint64_t number = 0;
@@ -27,6 +27,7 @@ void draw(ParameterTable& table, std::uint64_t seed) {
     const double deviation =
         0.3 / std::sqrt(static_cast<double>(p->shape.numel()) / static_cast<double>(p->shape[0]));
     std::vector<float> values(static_cast<std::size_t>(p->shape.numel()));
+    // 1 keeps these draws apart from those of ParameterTable::initialise(), which uses 0.
     const Philox random(seed, Purpose::init, 1, number);
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>(deviation) * random.normal(static_cast<std::uint32_t>(i));
@@ -40,6 +41,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                          const std::string& run_dir, bool ema, MPI_Comm world)
     : weights_(weights), ema_(ema) {
   if (weights_.starts_with(random_prefix)) {
+    // Numbers of up to 18 digits always fit the 64 bits of stoull() in load().
     const std::string seed = weights_.substr(std::string(random_prefix).size());
     WEFT_CHECK(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos &&
                    seed.size() <= 18,

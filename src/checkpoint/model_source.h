@@ -1,4 +1,4 @@
-// Where the weights of a model that is only run come from.
+// The source of the weights of a model that is only run.
 #pragma once
 
 #include <mpi.h>
@@ -21,14 +21,14 @@ class ModelSource {
   ModelSource(const std::string& key, const std::string& weights, const std::string& run_dir,
               bool ema, MPI_Comm world);
 
-  // Tells these weights from others: names, sizes and times of files.
+  // Distinguishes these weights from others: names, sizes and times of files.
   const std::string& identity() const { return identity_; }
   // For the log.
   std::string describe() const;
-  // Allocates the table for running alone and fills it. Exit::data or Exit::checkpoint where they
+  // Allocates the table for inference and fills it. Exit::data or Exit::checkpoint if the weights
   // do not fit.
   void load(ParameterTable& table, const WeightNames& names, bool bf16) const;
-  // The files that were named; nothing for a checkpoint, or for weights drawn at random.
+  // The files that were named; nullopt for a checkpoint, or for weights drawn at random.
   std::optional<WeightFiles> files() const;
 
  private:

@@ -44,7 +44,7 @@ void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_b
 }
 
 // IEEE binary16 to binary32, exact. By hand, since the baseline processor has no instruction for
-// it.
+// it. The exponent's bias changes from 15 to 127; infinities and NaN keep all its bits set.
 float half_to_float(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t(h & 0x8000u) << 16;
   const std::uint32_t exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
@@ -84,7 +84,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   f.entries_ = std::move(header.entries);
   f.metadata_ = std::move(header.metadata);
 
-  // By place in the file: the tiling check walks it once, and readers go forward through the disk.
+  // By place in the file: the tiling check needs one pass, and readers move forward through it.
   std::stable_sort(f.entries_.begin(), f.entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
@@ -93,7 +93,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const auto name_at = [&](std::uint32_t i) -> const std::string& { return f.entries_[i].name; };
   std::sort(f.by_name_.begin(), f.by_name_.end(),
             [&](auto a, auto b) { return name_at(a) < name_at(b); });
-  // Two keys that differ as JSON text may be one name ("\\u0061" is "a"): compared as parsed.
+  // Keys that differ as JSON text may be the same name ("\\u0061" is "a"): compare parsed names.
   const auto twin = std::adjacent_find(f.by_name_.begin(), f.by_name_.end(),
                                        [&](auto a, auto b) { return name_at(a) == name_at(b); });
   WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
@@ -103,7 +103,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   return f;
 }
 
-// From the metadata to the entries.
+// Moves the hashes from the metadata to the entries and checks the header's own.
 void SafetensorsFile::take_hashes(const std::string& json) {
   const std::string name = path_.string();
   std::size_t tensors = 0;
@@ -136,6 +136,7 @@ void SafetensorsFile::take_hashes(const std::string& json) {
   WEFT_CHECK(hashed_ && tensors == entries_.size(), Exit::data, rewritten,
              "{}: the header is damaged: {} tensors, hashes of {}{}", name, entries_.size(),
              tensors, hashed_ ? "" : ", none of the header");
+  // The header was hashed with zeros in place of its own hash.
   std::string zeros = json;
   const std::string here = detail::header_hash_json(*of_header);
   const std::size_t at = zeros.find(here);
@@ -193,6 +194,8 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
   if (out.size() == entry.end - entry.begin) return read(entry, out);
   file_->read(out, data_offset_ + begin);
   if (!entry.hash) return;
+  // The first piece starts the hash. A piece out of order, or of another tensor, cannot continue
+  // it: such a tensor is not compared.
   if (begin == entry.begin) {
     pieces_->begin = pieces_->next = begin;
     pieces_->hasher.reset();
@@ -259,8 +262,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     return size_of(tensors[a].dtype) > size_of(tensors[b].dtype);
   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  // Room for the hashes, which are known at the end alone. The file's own metadata first, as
-  // before.
+  // Reserves room for the hashes, which are known only at the end. The file's own metadata comes
+  // first, as before.
   const std::string zeros(32, '0'), key(detail::hash_key);
   nlohmann::ordered_json& texts = header["__metadata__"] = metadata;
   texts[key] = zeros;
@@ -289,7 +292,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
       path_.string(), tensors.size(), json.size(), detail::longest_header);
   const std::uint64_t length = json.size();
   for (Written& t : tensors_) t.begin += 8 + length;
-  // Where the digits go: the keys stand in the order in which they were put in.
+  // Finds where the digits go: the keys keep the order of their insertion. The first match after
+  // the header's key is the header's own value, so the first tensor skips it.
   std::size_t at = json.find(detail::header_hash_json(zeros));
   WEFT_ASSERT(at != json.npos);
   for (const std::size_t i : order) {
@@ -299,7 +303,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     tensors_[i].digits = at + 3;
   }
 
-  ::unlink(temporary_.c_str());  // left over from a crash; nobody else writes this name
+  ::unlink(temporary_.c_str());  // left over from a crash; no other process writes this name
   try {
     file_.emplace(File::create(temporary_, Exit::data));
     file_->write(std::as_bytes(std::span(&length, 1)), 0);
@@ -336,6 +340,7 @@ void SafetensorsWriter::write(std::size_t i, std::span<const std::byte> bytes,
 void SafetensorsWriter::finish() {
   WEFT_ASSERT(missing_ == 0);
   for (const Written& t : tensors_) header_.replace(t.digits, 32, to_hex(t.hash));
+  // The header's hash covers the tensors' hashes, so it comes last.
   const std::string zeros = detail::header_hash_json(std::string(32, '0'));
   const std::string digits = detail::header_hash_json(to_hex(hash128(header_)));
   header_.replace(header_.find(zeros), zeros.size(), digits);

@@ -20,8 +20,7 @@ namespace weft {
 
 // Hashes in the metadata, which other programs ignore: "xxh3:NAME" is XXH3-128 of tensor NAME's
 // bytes, "xxh3" that of the JSON header with the 32 digits of this very value set to 0. A file has
-// all of them or none. Where they are, whatever reads a tensor from its first byte to its last
-// compares.
+// all of them or none. If it has them, every read of a whole tensor compares.
 struct SafetensorEntry {
   std::string name;
   DType dtype = DType::f32;
@@ -47,8 +46,8 @@ class SafetensorsFile {
   bool hashed() const { return hashed_; }
   const std::filesystem::path& path() const { return path_; }
 
-  // Reads a tensor's raw bytes into `out` (exactly its size). As all reading: Exit::data, naming
-  // file and tensor, where the hash differs.
+  // Reads a tensor's raw bytes into `out` (exactly its size). Like every read, throws Exit::data,
+  // naming file and tensor, if the hash differs.
   void read(const SafetensorEntry& entry, std::span<std::byte> out) const;
   // Reads a floating tensor (F32, F16, BF16) converted to float. Exit::data if it is not floating.
   std::vector<float> read_f32(const SafetensorEntry& entry) const;
@@ -95,7 +94,7 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
 // memory.
 class SafetensorsWriter {
  public:
-  // Writes the header of PATH.tmp. Of `tensors` the bytes are not looked at.
+  // Writes the header of PATH.tmp. Ignores the bytes in `tensors`.
   SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorWrite> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   // Removes PATH.tmp unless finish() has been called.

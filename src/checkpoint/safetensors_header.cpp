@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// More axes than any tensor has; keeps a header of 100 MB of numbers from becoming memory.
+// More axes than any tensor has; a header of 100 MB of numbers must not fill the memory.
 constexpr std::size_t most_axes = 32;
 
 struct KnownType {
@@ -23,8 +23,8 @@ constexpr KnownType known_types[] = {
     {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16},   {"I64", DType::i64},
     {"I32", DType::i32}, {"U8", DType::u8},   {"BOOL", DType::boolean}};
 
-// Follows the header's events instead of building a document: nothing is kept that is not used,
-// and nesting deeper than the format has ends at once.
+// Follows the parser's events instead of building a document: it keeps only what is used, and
+// rejects nesting deeper than the format's at once.
 //   { "__metadata__": {text: text}, NAME: {"dtype": text, "shape": [n], "data_offsets": [n, n]} }
 class Reader : public json::json_sax_t {
  public:
@@ -204,7 +204,7 @@ class Reader : public json::json_sax_t {
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, const std::string& file) {
-  // The JSON library takes a zero byte for the end of the text and would ignore what follows.
+  // The JSON library takes a zero byte as the end of the text and would ignore the rest.
   const std::size_t zero = text.find('\0');
   WEFT_CHECK(zero == text.npos, Exit::data,
              "not a safetensors file, or a damaged one: copy or export it again",

@@ -1,4 +1,4 @@
-// The JSON header of a safetensors file, read without trust. Used by the files beside it alone.
+// The JSON header of a safetensors file, read without trust. Used only by this folder's files.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
 // The format's own spelling of a type.
 const char* format_name(DType t);
 
-// A name from a file made fit for a message: control characters escaped, long ones cut.
+// A file's name for use in messages: control characters escaped, long names truncated.
 std::string printable(std::string_view name);
 
 }  // namespace weft::detail

@@ -96,6 +96,7 @@ void save_weights(const std::filesystem::path& path, const ParameterTable& table
     write_file(path.parent_path() / name, part, how);
     for (const Item& i : part) index["weight_map"][i.name] = name;
   }
+  // Last, so that an index never names a shard that is not complete.
   replace_file(path.string() + ".index.json", index.dump(2) + "\n", Exit::data, Durable::yes);
 }
 

@@ -33,7 +33,7 @@ const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
   return *range;
 }
 
-// Elements of `array` from `offset` on, as many as `to` has, which may live on a GPU.
+// Fills `to`, which may be on a GPU, with elements of `array` from `offset` on.
 void read_into(const Checkpoint& c, const std::string& array, std::int64_t offset, Tensor& to) {
   if (to.device() == DeviceKind::cpu) {
     c.read(array, offset, to.span<float>());
@@ -44,8 +44,8 @@ void read_into(const Checkpoint& c, const std::string& array, std::int64_t offse
   to.set(std::span<const float>(values));
 }
 
-// Reads `array` of the checkpoint into what `part_of_bucket(b)` holds of each bucket: elements
-// `owned(b)` of the flat space.
+// Reads `array` of the checkpoint into `target(b)`, which holds elements `owned(b)` of the flat
+// space, for each bucket b.
 template <class Owned, class Target>
 void read_trainable(const Checkpoint& c, const std::string& array, ParameterTable& table,
                     Owned&& owned, Target&& target) {
@@ -70,8 +70,8 @@ void read_fixed(const Checkpoint& c, ParameterTable& table) {
   read_into(c, "fixed", 0, table.fixed());
 }
 
-// Weights alone, a piece at a time, into whatever formats the table keeps. What the run did not
-// train is what the checkpoint has no name for, whether this table would train it or not.
+// Reads weights alone, piece by piece, into whatever formats the table keeps. A parameter that the
+// checkpoint does not name was not trained by the run, whether or not this table would train it.
 void read_weights(const Checkpoint& c, const std::string& array, ParameterTable& table) {
   std::map<const Parameter*, std::int64_t> fixed;
   const Parameter* first_fixed = nullptr;  // the last to be placed
@@ -118,7 +118,7 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
                                    int ranks) {
   std::vector<std::int64_t> cuts;
   for (const ParameterTable::Bucket& b : table.buckets()) cuts.push_back(b.end);
-  // Of what this rank holds of a bucket it writes its part: all of it, if the state is sharded.
+  // Each rank writes its part of every bucket: all that it holds if the state is sharded.
   const auto flat = [&](const char* name, Tensor (OptimizerState::*array)(int) const) {
     FlatArray a{name, cuts.back(), cuts, {}, table.values().device()};
     for (int b = 0; b < static_cast<int>(cuts.size()); ++b) {

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// What a checkpoint says of this state after `steps_done` steps.
+// The description that a checkpoint stores of this state after `steps_done` steps.
 CheckpointInfo describe_state(const Deck& deck, ParameterTable& table, std::int64_t steps_done);
 
 // The flat arrays of the state, master, exp_avg, exp_avg_sq, ema and fixed, as rank `rank` of
@@ -21,9 +21,9 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
 // and so may what is trained (vae_train.freeze_spatial). Exit::checkpoint names the first tensor
 // that does not fit.
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table);
-// To go on training: masters, moments and EMA that this rank holds, and what is not trained, which
-// must be the same as in the run. Weights that other ranks hold are to be spread afterwards
-// (DataParallel::spread_weights).
+// To resume training: reads the masters, moments and EMA that this rank holds, and the untrained
+// parameters, which must be the same as in the run. The caller then spreads the weights that other
+// ranks hold (DataParallel::spread_weights).
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table, OptimizerState& state);
 
 // As above, but the weights are the EMA's.

@@ -17,7 +17,7 @@ using nlohmann::json;
 constexpr const char* index_ending = ".safetensors.index.json";
 constexpr const char* convert =
     "validation/convert_weights.py makes safetensors of PyTorch's files (.bin, .pt, .pth, .ckpt)";
-// As for the header of a safetensors file.
+// The same limit as for the header of a safetensors file.
 constexpr std::uint64_t longest_index = 100'000'000;
 
 bool ends_with(const fs::path& file, const char* ending) {
@@ -47,7 +47,7 @@ fs::path find_in_folder(const fs::path& folder) {
   WEFT_CHECK(!indices.empty() || !files.empty(), Exit::data,
              pytorch ? convert : "name the folder that holds NAME.safetensors or its index",
              "{} holds no safetensors file", folder.string());
-  // The order in which the libraries look that wrote them.
+  // In the order in which the libraries that write such folders look.
   for (const char* ending : {".safetensors", index_ending})
     for (const char* stem : {"model", "diffusion_pytorch_model"}) {
       const fs::path file = folder / (std::string(stem) + ending);
@@ -59,8 +59,8 @@ fs::path find_in_folder(const fs::path& folder) {
   return among.front();
 }
 
-// Takes "weight_map" from the parser's events; what else an index holds is passed over, however
-// deep.
+// Takes "weight_map" from the parser's events and skips everything else in the index, however
+// deeply nested.
 class Reader : public json::json_sax_t {
  public:
   explicit Reader(const std::string& file) : file_(file) {}
@@ -157,7 +157,7 @@ std::map<std::string, std::string> read_weight_index(const fs::path& file) {
   std::string text(input.size(), '\0');
   input.read(std::as_writable_bytes(std::span(text)), 0);
   Reader reader(name);
-  // The JSON library takes a zero byte for the end of the text and would ignore what follows.
+  // The JSON library takes a zero byte as the end of the text and would ignore the rest.
   if (text.find('\0') != text.npos) reader.refuse("not JSON: it holds a zero byte");
   json::sax_parse(text, &reader, json::input_format_t::json, true);
   if (!reader.seen || reader.shards.empty()) reader.refuse("no \"weight_map\", or an empty one");
@@ -171,7 +171,7 @@ namespace {
 
 constexpr const char* damaged = "copy the model again: its index and its shards belong together";
 
-// Opens the shards that the index names and takes from each what it says is there.
+// Opens the shards that the index names; index and shards must list the same tensors.
 void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile>& shards,
                  std::vector<WeightFiles::Tensor>& tensors) {
   const std::map<std::string, std::string> map = detail::read_weight_index(index);
@@ -190,6 +190,7 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
                index.string(), detail::printable(name), shard);
     tensors.push_back({*e, place->second});
   }
+  // The other direction: a shard must hold nothing that the index does not place there.
   for (const SafetensorsFile& s : shards)
     for (const SafetensorEntry& e : s.entries()) {
       const auto it = map.find(e.name);

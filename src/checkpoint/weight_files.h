@@ -1,4 +1,4 @@
-// Weights as people have them: one safetensors file, a model in shards with its index
+// Weights as users have them: one safetensors file, a model in shards with its index
 // (NAME.safetensors.index.json), or the folder that holds either, under Hugging Face's names.
 #pragma once
 
@@ -15,9 +15,9 @@ namespace weft {
 
 class WeightFiles {
  public:
-  // Opens every file and reads the headers alone. Exit::data, with the one thing that is wrong,
-  // where no such file is there, an index names a shard that is missing or cut short, or index and
-  // shards do not hold the same names.
+  // Opens every file and reads only the headers. Exit::data, naming the fault, if there is no such
+  // file, an index names a shard that is missing or cut short, or index and shards do not hold the
+  // same names.
   static WeightFiles open(const std::filesystem::path& path);
 
   struct Tensor {
@@ -34,7 +34,7 @@ class WeightFiles {
   void read_f32(const Tensor& t, std::int64_t first, std::span<float> out) const;
   void read_bf16(const Tensor& t, std::int64_t first, std::span<bf16> out) const;
 
-  // Bytes of tensors that were read since open(), headers not counted.
+  // Bytes of tensors read since open(), without headers.
   std::uint64_t bytes_read() const { return bytes_read_; }
 
  private:

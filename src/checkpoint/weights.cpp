@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// Elements that are read at a time: 16 MiB of floats.
+// Elements per read: 16 MiB of floats.
 constexpr std::int64_t piece = std::int64_t{1} << 22;
 
 const WeightFiles::Tensor* find(const WeightFiles& files, const std::string& name,
@@ -37,7 +37,7 @@ void read_parameter(const WeightFiles& files, const WeightFiles::Tensor& from, P
       std::vector<float> values(static_cast<std::size_t>(n));
       files.read_f32(from, first, values);
       p.set(first, values);
-    } else {
+    } else {  // bf16_only: no f32 copy is made
       std::vector<bf16> values(static_cast<std::size_t>(n));
       files.read_bf16(from, first, values);
       p.working.view({p.shape.numel()}).slice(first, first + n).set(std::span<const bf16>(values));

@@ -10,23 +10,23 @@
 
 namespace weft {
 
-// How files of a model differ from its list of parameters.
+// How a model's files may differ from its list of parameters.
 struct WeightNames {
   std::string section = "model";  // of the deck that gives the shapes, for messages
-  // Whether a file may hold that name beside the model's: it is not read.
+  // Whether a file may hold that name in addition to the model's; such a tensor is not read.
   std::function<bool(const std::string&)> spare;
-  // Other names under which files have that parameter.
+  // Other names that files use for that parameter.
   std::function<std::vector<std::string>(const std::string&)> others;
 };
 
 // Every parameter of the table must be in the files (a file, an index, a folder:
 // checkpoint/weight_files.h) with its shape, and they must hold nothing else; otherwise Exit::data
-// names the tensor, both shapes and the nearest name. Read piece by piece into place, rounded to
-// bf16 where the table keeps that: nothing more is in memory than the table and a piece.
+// names the tensor, both shapes and the nearest name. Reads piece by piece into place, rounded to
+// bf16 where the table keeps that: memory holds nothing beyond the table and one piece.
 void load_weights(const std::filesystem::path& path, ParameterTable& table,
                   const WeightNames& names = {});
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
-// (it needs no memory), `part` those to read. `skip`, if given, says which of them somebody else
+// (it needs no memory), `part` those to read. `skip`, if given, selects those that another rank
 // reads.
 void check_weights(const WeightFiles& files, const ParameterTable& whole, const WeightNames& names);
 void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNames& names,

@@ -1,6 +1,6 @@
-// Saving. The caller's thread copies this rank's share (the cut); a thread of the writer does the
-// rest in phases. Every phase ends with all ranks agreeing on how it went, so that a failure
-// anywhere is a failure everywhere and no rank waits for one that has given up.
+// Saving. The caller's thread copies this rank's share (the cut); the writer's own thread does the
+// rest in phases. After every phase all ranks agree on its outcome, so that a failure anywhere is a
+// failure everywhere and no rank waits for one that has given up.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -35,9 +35,8 @@ struct Source {
   DeviceKind device = DeviceKind::cpu;
 };
 
-// This rank's pieces in the order of the shard. Those that follow each other in memory too become
-// one: the state of a model has thousands of stretches, and a copy from a GPU is not cheap to
-// begin.
+// This rank's pieces in the order of the shard. Pieces that are adjacent in memory too are merged:
+// a model's state has thousands of stretches, and each copy from a GPU has a start-up cost.
 std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> arrays, int rank,
                                int ranks) {
   std::vector<Source> sources;
@@ -61,9 +60,8 @@ std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> 
   return sources;
 }
 
-// Copies and hashes bytes [begin, end) of the shard. The hash is taken from the source, not from
-// the copy: a copy that went wrong then shows when the file is read back. What came from a GPU is
-// in `staging` already.
+// Copies and hashes bytes [begin, end) of the shard. Hashes the source, not the copy, so that
+// reading the file back reveals a faulty copy. Data from a GPU is in `staging` already.
 Hash128 cut_block(const std::vector<Source>& sources, std::uint64_t begin, std::uint64_t end,
                   std::byte* staging) {
   constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy
@@ -95,7 +93,7 @@ struct CheckpointWriter::State {
   int rank = 0, ranks = 1, keep = 2;
   std::unique_ptr<RunLock> lock;  // rank 0's
 
-  // The copy of this rank's share. Allocated once: saves do not make the job grow.
+  // The copy of this rank's share. Allocated once, so that saves do not make the job grow.
   std::unique_ptr<std::byte[]> staging;
   std::uint64_t staging_bytes = 0;
 
@@ -124,6 +122,7 @@ struct CheckpointWriter::State {
 
 void CheckpointWriter::State::cut(std::span<const FlatArray> arrays) {
   if (staging_bytes != shard.bytes) {
+    // Frees the old buffer first: both at once may not fit.
     staging.reset();
     staging.reset(new (std::nothrow) std::byte[shard.bytes]);
     WEFT_CHECK(staging != nullptr, Exit::checkpoint, "use more ranks, or hosts with more memory",
@@ -150,12 +149,13 @@ void CheckpointWriter::State::write_shard() {
     pass("block");
   }
   pass("shard");
+  // Synced first: only written pages can leave the cache, and the read-back must come from disk.
   file.sync();
   file.drop_cache();
   file.close();
 }
 
-// Rank 0: completes the manifest with the hashes of all ranks and makes it lasting.
+// Rank 0: completes the manifest with all ranks' hashes and writes it durably.
 std::string CheckpointWriter::State::write_manifest(std::span<const std::byte> hashes) {
   manifest.shards.clear();
   for (int r = 0; r < ranks; ++r) {
@@ -173,13 +173,14 @@ std::string CheckpointWriter::State::write_manifest(std::span<const std::byte> h
   pass("manifest");
   file.sync();
   file.close();
+  // Every rank has written its shard by now: this makes the names of all of them durable.
   sync_directory(temporary(), Exit::checkpoint);
   pass("synced");
   return text;
 }
 
-// Reads this rank's shard (and rank 0 the manifest) from the disk and compares with the hashes of
-// the cut. The staging buffer has done its work and takes the bytes.
+// Reads this rank's shard (and rank 0 the manifest) from the disk and compares it with the hashes
+// of the cut. The staging buffer is free again and takes the bytes.
 void CheckpointWriter::State::read_back(const std::string& manifest_text) {
   pass("verify");
   const File file = File::open(final_dir() / shard.file, Exit::checkpoint, false);
@@ -221,7 +222,7 @@ Outcome CheckpointWriter::State::try_to_write(std::string& text, bool& published
   const std::vector<std::byte> hashes = collect(comm, std::as_bytes(std::span(shard.blocks)));
   o = on_root([&] {
     text = write_manifest(hashes);
-    published = true;  // from here on a failure has to look at what is there
+    published = true;  // from here on clean_up() must look at step_N on disk
     publish(run_dir, manifest.info.step);
   });
   if (!o.ok()) return o;
@@ -230,11 +231,11 @@ Outcome CheckpointWriter::State::try_to_write(std::string& text, bool& published
   return on_root([&] { mark_verified(run_dir, manifest.info.step, manifest_hash(text)); });
 }
 
-// Rank 0, after a failure: nothing of the failed save stays.
+// Rank 0, after a failure: removes everything of the failed save.
 void CheckpointWriter::State::clean_up(bool published) {
   const Outcome o = attempt([&] {
     std::error_code ec;
-    // What is on disk decides: a step without its mark is the one that failed.
+    // The mark on disk decides: a step without it is the one that failed.
     if (published && !fs::exists(final_dir() / verified_name, ec))
       withdraw(run_dir, manifest.info.step);
     fs::remove_all(temporary(), ec);
@@ -279,7 +280,7 @@ CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm,
   int threads = 0;
   MPI_Query_thread(&threads);
   WEFT_ASSERT(threads == MPI_THREAD_MULTIPLE);
-  // A limit on file sizes is to be an error of write(), not the death of the job.
+  // Hitting a file size limit must be an error of write(), not kill the job.
   std::signal(SIGXFSZ, SIG_IGN);
   State& s = *state_;
   s.run_dir = std::move(run_dir);
@@ -307,10 +308,10 @@ CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm,
 
 CheckpointWriter::~CheckpointWriter() {
   State& s = *state_;
-  // Joins even while an exception is on its way: a save in flight on this rank is in flight, or
-  // about to be, on all others.
+  // Joins even during stack unwinding: a save in flight on this rank is in flight, or about to be,
+  // on all others.
   if (s.thread.joinable()) s.thread.join();
-  // Freeing is collective: not while this rank alone may be unwinding.
+  // MPI_Comm_free() is collective: this rank may be the only one that unwinds.
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (std::uncaught_exceptions() == 0 && finalized == 0) MPI_Comm_free(&s.comm);
@@ -320,6 +321,7 @@ double CheckpointWriter::save(const CheckpointInfo& info, std::span<const FlatAr
   const auto start = std::chrono::steady_clock::now();
   State& s = *state_;
   wait();
+  // All ranks agreed on each outcome, so they count the same failures and all throw here.
   if (s.failures >= most_failures)
     throw Error(Exit::checkpoint,
                 fmt::format("{} saves in a row have failed, the last with: {}", s.failures,

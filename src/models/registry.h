@@ -12,16 +12,16 @@
 namespace weft {
 
 struct Model {
-  std::string name;  // model.name; empty: no deck asks for it by name
+  std::string name;  // model.name; empty: no deck names it
   std::vector<DeckTable> (*tables)() = nullptr;
-  TaskFactory make_task = nullptr;  // null: it is no model that trains by itself
+  TaskFactory make_task = nullptr;  // null: it does not train by itself
 };
 
-// Those of registry.cpp, and those added.
+// The models of registry.cpp and those added.
 const std::vector<Model>& models();
 void add_model(Model model);
 
-// The model of that name that trains by itself; null: there is none.
+// The model of that name that trains by itself; null if there is none.
 const Model* find_model(const std::string& name);
 // The task that model.name asks for. `deck` outlives it.
 std::unique_ptr<TrainingTask> make_task(const Deck& deck);

@@ -53,7 +53,8 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
     const Tensor dy = std::move(out->grad);
     if (w.weight->trainable) {
       Tensor none;
-      // One of the two may have been used without the other (nn/dual.cpp).
+      // The weight may have been used without the bias (nn/dual.cpp); the product below has one
+      // flag for both, so both are made ready to be added to.
       if (w.bias && w.bias->grad_written != w.weight->grad_written)
         w.weight->grad_to_add(), w.bias->grad_to_add();
       ops::conv_backward_weight(x->value, dy, geometry, w.weight->grad,
@@ -65,6 +66,7 @@ Var conv(Context c, const Var& x, const ConvWeights& w, ops::Conv geometry, cons
       const auto [dx, accumulate] = grad_target(x);
       ops::conv_backward_input(dy, weight_for(w, dy.dtype()), geometry, dx, accumulate);
     }
+    // Last: the residual may take over dy's memory.
     if (residual && residual->needs_grad) give_grad(residual, dy);
     note_done(table, {w.weight, w.bias});
   });
@@ -137,6 +139,7 @@ Var leaky_relu(Context c, const Var& x, float slope) {
   if (c.tape.recording())
     c.tape.record([x, slope, out] {
       Tensor d = std::move(out->grad);
+      // The output has overwritten x, but shows as well where x was above 0.
       ops::leaky_relu_backward(out->value, slope, d, d);
       give_grad(x, std::move(d));
     });
@@ -236,7 +239,8 @@ Var channel_affine(Context c, const Var& x, const Tensor& affine) {
 
 namespace {
 
-// The last frames of x [B,T,H,W,C], `frames` of them; where that is more than T, zeros come first.
+// The last `frames` frames of x [B,T,H,W,C], after zeros if that is more than T. Dropping and
+// padding at the front are thus each other's backward.
 Tensor last_frames(const Tensor& x, std::int64_t frames) {
   const Shape& s = x.shape();
   const std::int64_t pixels = s[2] * s[3], kept = std::min(frames, s[1]);

@@ -36,14 +36,14 @@ Var depth_to_time(Context c, const Var& x);
 Var channels_last(Context c, const Var& x);
 Var channels_first(Context c, const Var& x);
 
-// x where it is above 0, else slope * x; slope 0 is ReLU. Takes x's memory: nothing else may need
-// its value.
+// x where it is above 0, else slope * x; slope 0 is ReLU. Overwrites x: nothing else may need its
+// value.
 Var leaky_relu(Context c, const Var& x, float slope);
 
-// Greatest of each 2x2 rectangle: [N,T,H,W,C] -> [N,T,H/2,W/2,C].
+// Maximum of each 2x2 square: [N,T,H,W,C] -> [N,T,H/2,W/2,C].
 Var max_pool(Context c, const Var& x);
 
-// Frames one behind the other: pieces [1,t,H,W,C] -> [1,sum t,H,W,C].
+// Concatenates frames: pieces [1,t,H,W,C] -> [1,sum t,H,W,C].
 Var join_frames(Context c, const std::vector<Var>& pieces);
 
 // Frames [first, first + count) of x [1,T,H,W,C]: the same memory.

@@ -13,8 +13,7 @@ inline const Tensor& weight_for(const Linear& l, DType dtype) {
   return dtype == DType::bf16 ? l.weight->working : l.weight->value;
 }
 
-// To be called before a forward reads the parameters: waits for new values that are still on their
-// way.
+// Must be called before a forward reads the parameters: waits for new values still in transit.
 inline void use(const Context& c, std::initializer_list<Parameter*> used) {
   for (Parameter* p : used) {
     if (p == nullptr) continue;

@@ -9,8 +9,8 @@
 
 namespace weft::nn {
 
-// The tangent first: in the backward the values' gradients then come first, and those of the
-// weights with the biases'.
+// The tangent is recorded first, so that the backward starts with the value's convolution, which
+// writes the gradients of weight and bias together; the tangent's then adds to the weight's.
 Dual conv(Context c, const Dual& x, const ConvWeights& w, ops::Conv geometry) {
   const Var tangent = conv(c, x.tangent, {w.weight, nullptr}, geometry);
   return {conv(c, x.value, w, geometry), tangent};
@@ -25,6 +25,7 @@ Dual batch_norm(Context c, const Dual& x, const NormWeights& w, float eps) {
   Tensor stats = Tensor::empty({1, channels, 2}, DType::f32), none;
   const Tensor &gamma = w.weight->value, &beta = w.bias->value;
   ops::group_norm_forward(in, gamma, beta, channels, eps, false, y, stats);
+  // The Jacobian of a channel's norm is symmetric: the backward's kernel also maps tangents.
   ops::group_norm_backward(in, gamma, beta, stats, channels, false, x.tangent->value, yt, false,
                            none, none);
   const Dual out{make_var(y), make_var(yt)};

@@ -1,6 +1,6 @@
-// Values with their tangents, which is forward-mode differentiation: what the layers of a
-// discriminator make of a direction at its input. Both are on the tape, so the derivative along
-// that direction is differentiated in its turn (gradient penalties).
+// Values with their tangents (forward-mode differentiation): the derivative of a discriminator's
+// layers along a direction at its input. Both are on the tape, so that this derivative can itself
+// be differentiated (gradient penalties).
 #pragma once
 
 #include "nn/conv.h"
@@ -17,7 +17,7 @@ Dual conv(Context c, const Dual& x, const ConvWeights& w, ops::Conv geometry);
 // A norm for each channel over all positions of one sample, by their own statistics.
 Dual batch_norm(Context c, const Dual& x, const NormWeights& w, float eps);
 
-// Takes both memories of x: nothing else may need its values.
+// Overwrites both tensors of x: nothing else may need their values.
 Dual leaky_relu(Context c, const Dual& x, float slope);
 
 }  // namespace weft::nn

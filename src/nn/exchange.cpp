@@ -13,8 +13,8 @@ namespace {
 
 Cut other(Cut cut) { return cut == Cut::frames ? Cut::tokens : Cut::frames; }
 
-// What each rank has of a grid [B,T,S,C] that is whole here in the axis that `cut` cuts, in order
-// of ranks.
+// Each rank's piece, in order of ranks, of a grid [B,T,S,C] that is whole here in the axis that
+// `cut` cuts.
 struct Piece {
   Shape shape;
   ops::TokenBlock block;  // from the grid to the piece
@@ -50,11 +50,11 @@ ops::TokenBlock reversed(ops::TokenBlock b) {
   return b;
 }
 
-// One sample's pieces along time lie in the grid as they travel: no copy.
+// With one sample, pieces along time are contiguous in the grid: they are sent without a copy.
 bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
 
-// What a communicator is given. It may let go of a tensor later than it is done with it, and in a
-// thread of its own: blocks of the arena must come back here, in the order that was planned.
+// A tensor for a communicator, without ownership: a communicator may release its tensors late and
+// in its own thread, but blocks of the arena must be freed here, in the order that was planned.
 Tensor lent(const Tensor& t) { return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device()); }
 
 bool planning() { return Arena::current().is_planning(); }
@@ -68,6 +68,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
   const auto out_pieces = pieces_of(from, to, group.size);
   const auto in_pieces = pieces_of(shape, other(to), group.size);
 
+  // 1. Packs the pieces in order of ranks.
   Tensor send = x.view({x.numel()});
   if (!travels_as_it_is(from, to)) {
     send = Tensor::empty({x.numel()}, dtype);
@@ -78,7 +79,8 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
       at += p.shape.numel();
     }
   }
-  x.release();
+  x.release();  // before the next allocation, which can reuse its memory
+  // 2. Sends and receives; a dry run only allocates.
   Tensor received = Tensor::empty({shape.numel()}, dtype);
   if (!planning()) {
     const auto give = counts_of(out_pieces), get = counts_of(in_pieces);
@@ -86,6 +88,7 @@ Tensor exchanged(Tensor x, SequenceGroup& group, Cut to, std::int64_t whole) {
         group.ranks->wait(group.ranks->all_to_all(lent(send), give, lent(received), get));
   }
   send.release();
+  // 3. Puts the received pieces into the grid.
   if (travels_as_it_is(shape, other(to))) return received.view(shape);
   Tensor out = Tensor::empty(shape, dtype);
   std::int64_t at = 0;
@@ -115,7 +118,7 @@ Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S)
   WEFT_ASSERT(own.rank() == 4 && (group.ranks != nullptr || planning()));
   const Shape shape{own[0], own[1], S, own[3]};
   const auto pieces = pieces_of(shape, Cut::tokens, group.size);
-  // Slots of one size, so that they are the ranks' parts of the whole (core/parts.h).
+  // Slots of equal size, so that each is its rank's part of the whole (core/parts.h).
   std::int64_t slot = 0;
   for (const Piece& p : pieces) slot = std::max(slot, p.shape.numel());
   slot = (slot + part_unit - 1) / part_unit * part_unit;

@@ -18,9 +18,9 @@ namespace weft::nn {
 
 // This rank's place among those that share its clips.
 struct SequenceGroup {
-  Communicator* ranks = nullptr;  // null: a rank alone, or a group that is only planned with
+  Communicator* ranks = nullptr;  // null: a rank alone, or a group used only for planning
   int rank = 0, size = 1;
-  double blocked_seconds = 0;  // that the host has waited in exchanges so far
+  double blocked_seconds = 0;  // the host's waiting time in exchanges so far
 
   bool alone() const { return size == 1; }
 };
@@ -37,18 +37,18 @@ inline Part share_of(std::int64_t n, int rank, int ranks) {
 
 // From one cut to the other, `to`; backward the same in reverse. `whole` is the number of frames
 // (to tokens) or of tokens a frame (to frames) of the clip, all of which this rank will have. Every
-// rank of the group joins in, also with nothing to give. x's value is given up: nothing else may
-// need it.
+// rank of the group takes part, even with nothing to send. Frees x's value: nothing else may need
+// it.
 Var exchange(Context c, const Var& x, SequenceGroup& group, Cut to, std::int64_t whole);
 
 // x [B,T,S_r,C] of all ranks -> [B,T,S,C] on every rank. Backward takes this rank's own tokens:
 // each rank has the whole gradient of the result, and what the ranks send back adds up to it once.
 Var gather_tokens(Context c, const Var& x, SequenceGroup& group, std::int64_t S);
 
-// In place of what this rank skips because none of its tokens are here: the parameters count as
-// used, without a contribution. So buckets of gradients are announced between the same exchanges on
-// every rank of a group; on GPUs all collectives share a stream, where two of them in another order
-// on another rank would wait for each other for ever.
+// Stands for an operation that this rank skips because it has none of its tokens: the parameters
+// count as used, without a contribution. Buckets of gradients are thus announced between the same
+// exchanges on every rank of a group. On GPUs all collectives share a stream, where two of them in
+// another order on another rank would deadlock.
 void skip(Context c, const std::vector<Parameter*>& parameters);
 
 // Collective. The communicator of this rank's group, which are `ranks` consecutive ranks of the

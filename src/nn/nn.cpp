@@ -35,7 +35,7 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
       const auto [dx, accumulate] = grad_target(x);
       ops::linear_backward_input(dy, weight_for(l, dy.dtype()), dx, accumulate);
     }
-    if (residual) give_grad(residual, dy);
+    if (residual) give_grad(residual, dy);  // last: it may take over dy's memory
     note_done(table, {l.weight, l.bias});
   });
   return out;
@@ -46,6 +46,7 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   const DType dtype = x->value.dtype();
   const std::int64_t hidden = fc1.weight->shape[0];
   Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
+  // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
   ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), fc1.bias->value, z, h);
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
@@ -88,7 +89,7 @@ Var add(Context c, const Var& a, const Var& b) {
   const Var out = make_var(y);
   if (c.tape.recording())
     c.tape.record([a, b, out] {
-      // Two owners of one gradient would write into each other: one of them gets a copy.
+      // Two owners of one gradient would overwrite each other: a gets a copy.
       ops::add_inplace(out->grad, zeroed_grad(a));
       give_grad(b, std::move(out->grad));
     });
@@ -136,7 +137,7 @@ Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Ten
   const Var out = make_var(y);
   if (c.tape.recording())
     c.tape.record([x, p, m, rows, gate, keep, out] {
-      // p's value is needed no more: its memory takes its gradient.
+      // p's value is no longer needed: its gradient reuses that memory.
       p->grad = p->value;
       ops::gate_residual_backward(out->grad, p->value, m->value, rows, gate, keep, p->grad,
                                   zeroed_grad(m));

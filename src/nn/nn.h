@@ -26,7 +26,7 @@ struct Context {
 // the weight.
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
 
-// fc2(gelu_tanh(fc1(x))). Keeps fc1's output only; the activation is made again in the backward.
+// fc2(gelu_tanh(fc1(x))). Keeps only fc1's output; the backward recomputes the activation.
 Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2);
 
 Var silu(Context c, const Var& x);
@@ -42,7 +42,7 @@ Var modulation(Context c, Parameter& table, const Var& t);
 Var layer_norm_modulate(Context c, const Var& x, const Var& m, const Tensor& rows, int shift,
                         int scale, int first_row = 0);
 
-// x + m[row, gate] * keep[b] * p. The backward puts p's gradient where p's value is: nothing else
+// x + m[row, gate] * keep[b] * p. The backward overwrites p's value with p's gradient: nothing else
 // may need p.
 Var gate_residual(Context c, const Var& x, const Var& p, const Var& m, const Tensor& rows, int gate,
                   const Tensor& keep);

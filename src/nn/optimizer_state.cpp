@@ -22,6 +22,7 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
     ops::convert(master(b), to);
   }
   if (!sharded || !table.working().defined() || low == 0) return;
+  // The EMA still equals the masters and is already cut into this rank's parts: copy it.
   Tensor moved = Tensor::persistent({low}, DType::f32);
   ops::convert(ema_.slice(0, low), moved);
   master_ = moved;

@@ -1,5 +1,5 @@
-// The arrays that AdamW and EMA keep of the trainable parameters: all of them on every rank, or of
-// each rank's parts alone.
+// The arrays that AdamW and EMA keep for the trainable parameters: whole on every rank, or only for
+// the rank's own parts.
 #pragma once
 
 #include <vector>

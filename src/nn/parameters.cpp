@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// Parameters start on whole cache lines.
+// Parameters start on whole cache lines: 16 floats.
 std::int64_t aligned(std::int64_t n) { return (n + 15) / 16 * 16; }
 
 // FNV-1a: the stream number of a parameter is a function of its name alone.
@@ -76,6 +76,7 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
     at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
     buckets_.back().end = at;
   };
+  // bf16_only buckets come first, so that drop_bf16_only_values() can cut them off the front.
   for (const bool bf16_only : {true, false})
     for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
       Parameter& p = **it;
@@ -90,6 +91,7 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
       p.bucket = static_cast<int>(buckets_.size()) - 1;
       at += aligned(p.shape.numel());
     }
+  // One bucket even with nothing to train: flat_arrays() takes the length from the last one.
   if (buckets_.empty()) buckets_.push_back(Bucket{});
   close_bucket();
   values_begin_ = 0;
@@ -115,7 +117,8 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
 }
 
 void ParameterTable::allocate_for_inference(bool bf16_model) {
-  // Twice over the parameters: their places, then the two flat tensors cut into them.
+  // Two passes over the parameters: the first finds their places, the second cuts the two flat
+  // tensors into them.
   std::int64_t wide_at = 0, low_at = 0;
   Tensor wide, low;
   for (const bool placed : {false, true}) {
@@ -253,7 +256,8 @@ void ParameterTable::note_done(Parameter& p) {
   --p.pending;
   auto& bucket = buckets_[static_cast<std::size_t>(p.bucket)];
   if (--bucket.pending == 0) {
-    // Parameters of the bucket that nothing used this step still hold the last step's gradient.
+    // Parameters of the bucket that were not used in this step still hold the last step's gradient:
+    // zero it.
     for (const auto& q : parameters_)
       if (q->trainable && q->bucket == p.bucket && !q->grad_written) q->grad_to_add();
     bucket.ready = true;
@@ -262,7 +266,8 @@ void ParameterTable::note_done(Parameter& p) {
 }
 
 void ParameterTable::announce() {
-  // In order of buckets on every rank, so that collectives match whatever each rank's backward did.
+  // In order of buckets, so that collectives match on all ranks in whatever order each rank's
+  // backward finished them.
   while (next_bucket_ < static_cast<int>(buckets_.size()) &&
          buckets_[static_cast<std::size_t>(next_bucket_)].ready)
     on_ready_(next_bucket_++);

@@ -65,8 +65,8 @@ class ParameterTable {
   // What that takes: the bytes of parameters, without those lost to alignment.
   std::size_t inference_bytes(bool bf16_model) const;
 
-  // Where the flat space of those parameters that are `fixed` has each of them, told to `place`:
-  // the same as in fixed(), for whatever is said to be fixed. Elements of the space.
+  // Reports to `place` the offset of each parameter for which `fixed` holds, in a flat space laid
+  // out as fixed() is. Returns the elements of that space.
   std::int64_t lay_out_fixed(
       const std::function<bool(const Parameter&)>& fixed,
       const std::function<void(Parameter&, std::int64_t offset)>& place) const;
@@ -96,9 +96,9 @@ class ParameterTable {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   int groups() const;  // of parameters, at least 1
 
-  // Lets go of the f32 values of buckets that are bf16_only, once somebody else keeps the masters
-  // in shards: values() then begins at values_begin(), and such a parameter's `value` is undefined.
-  // Needs a bf16 copy.
+  // Frees the f32 values of bf16_only buckets, whose masters are then kept in shards elsewhere:
+  // values() then begins at values_begin(), and such a parameter's `value` is undefined. Needs a
+  // bf16 copy.
   void drop_bf16_only_values();
   std::int64_t values_begin() const { return values_begin_; }
 
@@ -121,7 +121,7 @@ class ParameterTable {
   void note_done(Parameter& p);
   void finish_step();
 
-  // What a step has done to the table so far, for whoever replays recorded device work instead of
+  // What a step has changed in the table so far, for replaying recorded device work instead of
   // running it.
   struct StepState {
     std::vector<bool> grad_written;
@@ -143,8 +143,8 @@ class ParameterTable {
   int next_bucket_ = 0;
 };
 
-// While it lives, the parameters whose names begin with `prefix` are not trained: a backward sends
-// gradients through what they do and leaves none in them.
+// During its lifetime, parameters whose names begin with `prefix` are not trained: a backward sends
+// gradients through their operations but accumulates none in them.
 class FrozenScope {
  public:
   FrozenScope(ParameterTable& table, std::string_view prefix) {
@@ -161,7 +161,7 @@ class FrozenScope {
  private:
   std::vector<Parameter*> frozen_;
 };
-// Turns the counting of uses on or off for as long as it lives.
+// Turns the counting of uses on or off during its lifetime.
 class CountingScope {
  public:
   CountingScope(ParameterTable& table, bool on) : table_(table), before_(table.counting()) {

@@ -6,6 +6,7 @@ namespace weft {
 
 void Tape::backward() {
   while (!steps_.empty()) {
+    // The record dies after it has run, which returns the activations it holds to the arena.
     const std::function<void()> step = std::move(steps_.back());
     steps_.pop_back();
     step();
@@ -36,7 +37,7 @@ void give_grad(const Var& v, Tensor g) {
 Var recompute(Tape& tape, std::function<Var(Tape&)> part) {
   if (!tape.recording()) return part(tape);
   Tape first(Tape::Mode::discard);
-  // The result's own node: the one that the second run makes belongs to the inner tape.
+  // The result gets its own node: the one from the second run belongs to the inner tape.
   const Var out = make_var(part(first)->value);
   tape.record([part = std::move(part), out] {
     Tape second(Tape::Mode::replay);

@@ -47,8 +47,8 @@ class Tape {
   std::vector<std::function<void()>> steps_;
 };
 
-// Where the gradient of `v` is to be written: allocated if this is its first contribution, in which
-// case `accumulate` is false.
+// The tensor for the gradient of `v`: allocated if this is its first contribution, in which case
+// `accumulate` is false.
 struct GradTarget {
   Tensor& grad;
   bool accumulate;

@@ -104,7 +104,7 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
   add_captions(deck, bucket, clips, features, B, t.in);
   add_drop_path(deck, clips, B, t.in);
   if (planning) {
-    // One clip after the other: what one takes meanwhile, all take.
+    // Clips are made one after the other, so one shows the peak of memory for all.
     Tensor x0 = t.x0.slice(0, 1).view(one);
     latents.make(bucket, Tensor(), step, 0, x0);
     return t;

@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-// Factors and terms that bring a drawn latent to what the model sees (docs/models/video_vae.md,
+// Factors and terms that turn a drawn latent into the model's input (docs/models/video_vae.md,
 // Scaling and normalisation).
 Tensor normalising(const Bucket& bucket) {
   const std::size_t C = bucket.scale.size();
@@ -81,6 +81,7 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
                        std::uint64_t sample, Tensor& x0) const {
   const Shape stored{bucket.channels, bucket.frames, bucket.height, bucket.width};
   const bool encode = encodes(bucket);
+  // 1. Pixels that the model trains on directly, or stored latents: only converted.
   if (bucket.dtype == DType::u8 && !encode) {
     if (clip.defined())
       ops::frames_to_latent(clip.view({stored[1], stored[2], stored[3], stored[0]}), x0);
@@ -94,6 +95,7 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
     return;
   }
 
+  // 2. Moments: from the VAE, or as stored.
   Tensor moments;
   if (encode) {
     const VideoVae::Noise noise{seed_, sample};
@@ -109,10 +111,11 @@ void ClipLatents::make(const Bucket& bucket, const Tensor& clip, std::uint64_t s
     moments = Tensor::empty(stored, DType::f32);
     if (clip.defined()) ops::convert(as_stored(DType::f16), moments);
   }
+  // 3. A latent drawn from them, normalised.
   const Shape one{1, x0.dim(0), x0.dim(1), x0.dim(2), x0.dim(3)};
   Tensor eps = Tensor::empty(one, DType::f32), z = x0.view(one);
   const Tensor affine = encode ? vae_->normalised() : normalising(bucket);
-  if (!clip.defined()) return;
+  if (!clip.defined()) return;  // planning: everything that takes memory is allocated by now
   ops::fill_normal(seed_, static_cast<int>(Purpose::latent), step, sample, eps);
   ops::posterior_draw_forward(moments.view({1, 2 * one[1], one[2], one[3], one[4]}), eps, affine,
                               ops::Channels::first, z);

@@ -17,7 +17,7 @@ class ClipLatents {
   explicit ClipLatents(const Deck& deck);
   // Exit::usage unless the bucket, as the model sees it, has model.in_channels channels.
   void check(const Bucket& bucket) const;
-  // Reads the VAE, if one of the buckets wants it.
+  // Reads the VAE if one of the buckets needs it.
   void load(std::span<const Bucket> buckets);
 
   // Whether its clips are pixels that the VAE encodes, and the bytes of the VAE's weights.

@@ -47,8 +47,8 @@ void block_forward(Sum& s, double C, double hidden, double N, double reach, doub
   s.product(2 * C * hidden * N, (2 + f) * v);  // fc2, gate, residual
 }
 
-// Its backward: two products for each, attention 2.5 times its forward's operations; 67 v in all at
-// a ratio of 4.
+// Its backward: two products for each of the forward's, and 2.5 times its attention operations;
+// 67 v in all at a ratio of 4.
 void block_backward(Sum& s, double C, double hidden, double N, double reach, double L, double rows,
                     double element) {
   const double v = element * C * N, f = hidden / C;
@@ -65,8 +65,8 @@ void block_backward(Sum& s, double C, double hidden, double N, double reach, dou
   s.add(0, 1, 3 * v);                              // gates
 }
 
-// Where a parameter stands in the forward: its block among the 2 depth, or before (-1) or behind
-// them.
+// A parameter's block in the order of the forward, 0 to 2 depth - 1; -1 before the blocks, 2 depth
+// after them.
 std::int64_t block_of(const std::string& name, std::int64_t depth) {
   const auto index = [&](const std::string& prefix) -> std::int64_t {
     return name.rfind(prefix, 0) == 0 ? std::stoll(name.substr(prefix.size())) : -1;
@@ -123,7 +123,7 @@ MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape
   cost.forward = depth * forward.seconds;
   cost.backward = depth * backward.seconds;
 
-  // What stands before and behind the blocks: patches, captions, final layer.
+  // Work before and after the blocks: patches, captions, final layer.
   const double patch =
       static_cast<double>(model.patch_size[0] * model.patch_size[1] * model.patch_size[2]);
   const double channels = static_cast<double>(model.in_channels) * (model.pred_sigma ? 3 : 2);
@@ -148,8 +148,8 @@ MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape
 std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
                                             const Stdit3Config& model) {
   const std::int64_t blocks = 2 * model.depth;
-  // Elements of each block, and how many of them come before a parameter in the forward: products
-  // take most of the time, and theirs is proportional to their weights.
+  // Elements of each block, and how many of them precede a parameter in the forward. They stand for
+  // time: products take most of it, in proportion to their weights.
   std::vector<double> total(static_cast<std::size_t>(blocks), 0), before;
   for (const auto& p : table.all()) {
     const std::int64_t block = block_of(p->name, model.depth);
@@ -163,8 +163,8 @@ std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
     const Parameter& p = *table.all()[i];
     if (!p.trainable) continue;
     const std::int64_t block = block_of(p.name, model.depth);
-    // The share of the forward that is done when p is used: its gradient is complete when the
-    // backward comes by again.
+    // The share of the forward that is done when p is used; the backward completes p's gradient at
+    // the same place.
     double at = block < 0 ? 0 : 1;
     if (block >= 0 && block < blocks)
       at = (static_cast<double>(block) + before[i] / total[static_cast<std::size_t>(block)]) /
@@ -173,7 +173,7 @@ std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table,
     b.ready = std::max(b.ready, 1 - at);
     b.needed = std::min(b.needed, at);
   }
-  // A bucket goes on the wire after all before it.
+  // Buckets are reduced in order: none is sent before those ahead of it.
   for (std::size_t i = 1; i < schedule.size(); ++i)
     schedule[i].ready = std::max(schedule[i].ready, schedule[i - 1].ready);
   return schedule;
@@ -221,7 +221,7 @@ std::vector<MicroBatchCost> Stdit3Task::costs(const PlannedWork& work, const Rat
 }
 
 MeasuredWork Stdit3Task::measure(const PlannedWork& work, MPI_Comm world) {
-  // A measured micro-batch is one rank's own: what sharing its tokens takes is not measured.
+  // A micro-batch is measured on one rank alone: the cost of sharing its tokens is not.
   WEFT_CHECK(deck_.parallel.sp == 1, Exit::usage,
              "describe the machine (--fabric), or plan without parallel.sp",
              "--fabric local with parallel.sp = {}", deck_.parallel.sp);
@@ -238,6 +238,7 @@ MeasuredWork Stdit3Task::measure(const PlannedWork& work, MPI_Comm world) {
       const MeasuredTimes t1 = time_micro_batch(one.task, b, clips, world);
       const MeasuredTimes t2 = time_micro_batch(two.task, b, clips, world);
       const double scale = static_cast<double>(work.clips[i]) / static_cast<double>(clips);
+      // The difference of the two depths is one pair; what does not grow with depth cancels out.
       const double pair = t2.forward - t1.forward;
       cost.forward = scale * (t1.forward + (depth - 1) * pair);
       cost.backward = scale * (t1.backward + (depth - 1) * (t2.backward - t1.backward));

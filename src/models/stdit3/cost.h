@@ -25,8 +25,8 @@ MicroBatchShape shape_of(const Stdit3Config& model, const Bucket& bucket, std::i
 MicroBatchCost micro_batch_cost(const Stdit3Config& model, const MicroBatchShape& shape,
                                 const Rates& rates, int sp = 1, double exchange_bandwidth = 0);
 
-// Of a table that is laid out (ParameterTable::allocate). Blocks count alike; what comes before and
-// after them not at all.
+// For an allocated table (ParameterTable::allocate). All blocks count the same; layers before and
+// after them do not count.
 std::vector<BucketSchedule> bucket_schedule(const ParameterTable& table, const Stdit3Config& model);
 
 }  // namespace weft

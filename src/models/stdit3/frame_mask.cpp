@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Draws numbered as they are used, so that a mask is a function of its stream.
+// Numbers the draws in the order of use, so that a mask is a function of its stream.
 struct Draws {
   Philox random;
   std::uint32_t next = 0;
@@ -50,6 +50,7 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
   };
   Kind kind = identity;
   bool quarter = false;
+  // One draw against the running sum of the shares; beyond all of them there is no mask.
   double u = draws.unit(), sum = 0;
   for (const Row& r : rows) {
     sum += r.share;
@@ -91,6 +92,7 @@ std::vector<std::uint8_t> draw_frame_mask(const MaskDeck& d, std::int64_t n, std
       clear(n - k, n);
       break;
   }
+  // Short clips can lose every frame: the loss needs one to denoise.
   if (std::none_of(mask.begin(), mask.end(), [](std::uint8_t m) { return m != 0; }))
     mask.back() = 1;
   return mask;

@@ -15,6 +15,7 @@ namespace weft {
 double timestep_transform(double tau, const ClipSize& size, double scale, bool fix_short_clips) {
   const double u = tau / 1000.0;
   const double space = std::sqrt(size.height * size.width / (512.0 * 512.0));
+  // Integer division first, as in the original: 17 pixel frames are 5 latent frames.
   std::int64_t frames = size.num_frames == 1 ? 1 : size.num_frames / 17 * 5;
   if (fix_short_clips) frames = std::max<std::int64_t>(frames, 1);
   const double ratio = space * std::sqrt(static_cast<double>(frames)) * scale;
@@ -31,6 +32,7 @@ float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t 
   else if (d.sample_method == "uniform")
     u = random.uniform(0);
   else
+    // Logit-normal: the logistic function of a normal draw.
     u = 1.0 / (1.0 + std::exp(-(d.loc + d.scale * static_cast<double>(random.normal(0)))));
   double tau = u * 1000.0;
   if (d.use_timestep_transform)
@@ -131,6 +133,7 @@ Tensor flow_sample(Stdit3& model, const SamplerDeck& sampler, const DiffusionDec
     in.x_mask = Tensor::empty({2 * B, T}, DType::u8);
     noise = Tensor::empty(z.shape(), DType::f32);
   }
+  // Frames to generate start as noise, so they never join.
   std::vector<bool> seen(request.edit.size());
   for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = request.edit[i] == 1.0f;
 

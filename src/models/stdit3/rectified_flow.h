@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// What the resolution/length transform needs of a clip, in pixels and pixel frames.
+// The size of a clip for the resolution/length transform, in pixels and pixel frames.
 struct ClipSize {
   double height = 0, width = 0;
   std::int64_t num_frames = 1;

@@ -31,7 +31,7 @@ nn::Linear add_linear(ParameterTable& table, const std::string& name, std::int64
   return l;
 }
 
-// Frames of a grid [B,T,S,C]; the grid itself where they are all of it.
+// Frames of a grid [B,T,S,C]; the grid itself, uncopied, if they are all of it.
 Tensor take_frames(const Tensor& grid, Part frames) {
   if (frames.size() == grid.dim(1)) return grid;
   Tensor taken =
@@ -52,8 +52,7 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
     return add_linear(params_, name, out, in, all, xavier(out, in));
   };
 
-  // 10000^(-2i/D): kept in checkpoints and loaded from them, because released ones hold rounded
-  // values.
+  // 10000^(-2i/D). A parameter, saved and loaded, because released checkpoints hold rounded values.
   rope_freqs_ = &params_.add("rope.freqs", {D / 2}, {Init::Kind::rotary, 10000.0f}, false);
 
   const auto& p = config.patch_size;
@@ -177,7 +176,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   const std::int64_t H = (in.x.dim(3) + patch.ph - 1) / patch.ph;
   const std::int64_t W = (in.x.dim(4) + patch.pw - 1) / patch.pw, S = H * W;
   WEFT_ASSERT(in.x.dim(1) == config_.in_channels && S >= group_.size);
-  // The frames that are this rank's wherever it has all tokens of a frame.
+  // This rank's frames wherever the grid is cut by frames.
   const Part frames = nn::share_of(T, group_.rank, group_.size);
 
   // 1. Tokens: patches through one matrix product, plus the position embedding.
@@ -209,6 +208,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   Tensor position = Tensor::empty({S, C}, DType::f32);
   ops::position_embedding(static_cast<int>(H), static_cast<int>(W),
                           std::sqrt(in.height * in.width) / config_.input_sq_size, position);
+  // In place and unrecorded: a constant changes no gradient.
   ops::add_position(position, x->value);
 
   // 2. Timestep and fps: rows 0..B-1 for the samples' timesteps; with a frame mask, rows B..2B-1
@@ -229,7 +229,7 @@ Var Stdit3::forward(Tape& tape, const Stdit3Input& in, const Var& x_var, const V
   const Var t = nn::add(c, embed(times, t1_, t2_), embed(rates, fps1_, fps2_));
   const Var t6 = nn::linear(c, nn::silu(c, t), t_block_);
 
-  // 3. Captions: only the rows that count, projected to C.
+  // 3. Captions: only the valid rows, projected to C.
   const std::int64_t L = in.captions.index.numel();
   Var y;
   const std::int64_t caption_width = config_.skip_y_embedder ? C : config_.caption_channels;

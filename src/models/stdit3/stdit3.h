@@ -58,10 +58,9 @@ class Stdit3 {
   // share its tokens (nn/exchange.h): spatial blocks run on a share of the frames, temporal ones
   // and the final layer on a share of the tokens of each frame. Every rank gets the whole output
   // and must be given the whole gradient of it; its parameters' gradients are what its own tokens
-  // contribute, to be summed over the group. Null: as a rank alone. `group` outlives its use.
+  // contribute, to be summed over the group. Null: without a group. `group` outlives its use.
   void set_sequence_group(Communicator* group);
-  // The same for planning arenas, where no other rank is needed: sizes as rank `rank` of `ranks`
-  // has them.
+  // The same for planning arenas, without other ranks: sizes are those of rank `rank` of `ranks`.
   void plan_sequence_group(int rank, int ranks);
   const nn::SequenceGroup& sequence_group() const { return group_; }
   // Exit::usage unless a latent of this size has tokens for every rank of a group of `ranks`.

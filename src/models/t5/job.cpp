@@ -28,6 +28,7 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
       asked.empty()
           ? free_memory(world)
           : static_cast<unsigned long long>(bytes_of_gib(asked[asked.size() == 1 ? 0 : r]));
+  // All ranks place the layers by the same numbers, so they need no further agreement.
   std::vector<unsigned long long> all(n);
   MPI_Allgather(&mine, 1, MPI_UNSIGNED_LONG_LONG, all.data(), 1, MPI_UNSIGNED_LONG_LONG, world);
   return {all.begin(), all.end()};
@@ -36,9 +37,11 @@ std::vector<std::size_t> memory_limits(const T5Deck& config, MPI_Comm world) {
 }  // namespace
 
 std::size_t t5_arena_bytes(const T5Deck& config, std::int64_t tokens, std::int64_t longest) {
+  // The first part starts from ids, the others from activations: either may need more.
   std::size_t most = T5Encoder(config, 0, config.num_layers).plan(tokens, longest);
   if (config.num_layers > 1)
     most = std::max(most, T5Encoder(config, 1, config.num_layers).plan(tokens, longest));
+  // Later, shorter batches leave holes of other sizes: a 32nd more makes room for them.
   return most + most / 32 + 64 * Arena::alignment;
 }
 
@@ -63,12 +66,13 @@ T5Job plan_t5(const T5Deck& config, const std::vector<std::int64_t>& tokens, MPI
   job.limits = memory_limits(config, world);
   const std::size_t row =
       static_cast<std::size_t>(config.d_model) * (config.dtype == "bf16" ? 2 : 4);
+  // Halves the micro-batch until the encoder fits. The first batch takes the most memory.
   std::int64_t captions = config.micro_batch;
   for (;; captions = (captions + 1) / 2) {
     job.batches = batch_captions(tokens, captions);
     job.captions = captions;
     job.arena = t5_arena_bytes(config, job.batches.front().tokens, job.batches.front().longest);
-    // In, out, and on rank 0 the results.
+    // Three streams: in, out, and on rank 0 the results.
     job.messages = on_cuda() ? 0 : 3 * RowStream::bytes(job.batches.front().tokens, row);
     job.placement = place_t5(config, job.limits, job.arena + job.messages);
     if (!job.placement.parts.empty() || captions == 1) break;

@@ -1,5 +1,5 @@
-// What all ranks agree on before the text encoder runs: micro-batches of captions, memory, and who
-// has which layers.
+// What all ranks agree on before the text encoder runs: micro-batches of captions, memory, and the
+// placement of layers.
 #pragma once
 
 #include <mpi.h>
@@ -35,9 +35,8 @@ struct T5Job {
 // Arena bytes of any part, with room for the holes that later, shorter batches leave.
 std::size_t t5_arena_bytes(const T5Deck& config, std::int64_t tokens, std::int64_t longest);
 
-// Collective. `tokens` of each text, on all ranks. Takes smaller micro-batches than t5.micro_batch
-// where there is no room for those, and says so; Exit::usage where even one caption at a time is
-// too much.
+// Collective. `tokens` of each text, on all ranks. Uses micro-batches smaller than t5.micro_batch,
+// with a warning, if those do not fit; Exit::usage if not even one caption at a time fits.
 T5Job plan_t5(const T5Deck& config, const std::vector<std::int64_t>& tokens, MPI_Comm world);
 
 }  // namespace weft

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Short beside a layer's work, long beside what a look at MPI costs: the core is needed for
+// Short beside a layer's work, long beside the cost of polling MPI: the core is needed for
 // computing.
 constexpr auto nap = std::chrono::microseconds(200);
 
@@ -20,7 +20,7 @@ MessageProgress::MessageProgress(MPI_Comm comm) {
   MPI_Query_thread(&provided);
   if (provided != MPI_THREAD_MULTIPLE) return;
   thread_ = std::thread([this, comm] {
-    constexpr int nobody = 99;  // a tag that no message has: any look moves the others on
+    constexpr int nobody = 99;  // no message has this tag: probing only lets MPI make progress
     while (!stop_) {
       int flag = 0;
       MPI_Iprobe(MPI_ANY_SOURCE, nobody, comm, &flag, MPI_STATUS_IGNORE);
@@ -37,7 +37,7 @@ MessageProgress::~MessageProgress() {
 RowStream::RowStream(MPI_Comm comm, int peer, int tag, std::vector<std::int64_t> rows,
                      std::size_t row_bytes)
     : comm_(comm), peer_(peer), tag_(tag), rows_(std::move(rows)), row_bytes_(row_bytes) {
-  // By rows: counts of bytes would not fit MPI's int.
+  // Counts rows: a count of bytes may not fit MPI's int.
   MPI_Type_contiguous(static_cast<int>(row_bytes), MPI_BYTE, &row_);
   MPI_Type_commit(&row_);
   const std::int64_t most = rows_.empty() ? 0 : *std::max_element(rows_.begin(), rows_.end());
@@ -45,8 +45,8 @@ RowStream::RowStream(MPI_Comm comm, int peer, int tag, std::vector<std::int64_t>
 }
 
 RowStream::~RowStream() {
-  // On the way of an error messages may be under way still, and nobody waits for them: their memory
-  // stays.
+  // During stack unwinding messages may still be in flight, and nothing waits for them: leak their
+  // buffers.
   if (std::uncaught_exceptions() > 0) {
     for (auto& b : buffers_) new std::vector<std::byte>(std::move(b));
     return;
@@ -111,7 +111,7 @@ std::span<const std::byte> RowStream::take(const std::function<void()>& meanwhil
   const std::size_t slot = taken_ % 2;
   wait(slot, meanwhile);
   if (came_[slot] > 0) return buffer(taken_++);
-  // Nothing will come into the other buffer.
+  // The end of the stream: nothing will arrive in the other buffer, so cancel its receive.
   ended_ = true;
   MPI_Request& other = requests_[1 - slot];
   if (other == MPI_REQUEST_NULL) return {};

@@ -1,6 +1,6 @@
-// A rank's place in the chain of ranks that hold the text encoder's layers: activations of one
-// micro-batch come in while those of another are worked on. Host memory on both sides; messages go
-// on while the rank computes.
+// A rank's place in the chain of ranks that hold the text encoder's layers: it receives the
+// activations of one micro-batch while it computes another. Host memory on both sides; messages
+// progress while the rank computes.
 #pragma once
 
 #include <mpi.h>
@@ -15,8 +15,8 @@
 
 namespace weft {
 
-// Keeps MPI at work on messages while this rank is not in MPI. Needs MPI_THREAD_MULTIPLE; without,
-// it does nothing.
+// Lets MPI progress messages while this rank is computing. Needs MPI_THREAD_MULTIPLE; does nothing
+// without it.
 class MessageProgress {
  public:
   explicit MessageProgress(MPI_Comm comm);
@@ -29,8 +29,8 @@ class MessageProgress {
   std::thread thread_;
 };
 
-// One direction between two ranks: messages of whole rows, in order, two under way at most. Either
-// all of them come, or a message without rows ends them early.
+// One direction between two ranks: messages of whole rows, in order, at most two in flight. Either
+// all of them arrive, or a message without rows ends the stream early.
 class RowStream {
  public:
   // rows[i]: rows of message i, each of row_bytes. `peer` sends or receives them under `tag`.
@@ -40,20 +40,21 @@ class RowStream {
   RowStream(const RowStream&) = delete;
   RowStream& operator=(const RowStream&) = delete;
 
-  // Sending: a buffer for the next message, once its last one has left; then off with it.
+  // Sending: next_buffer() returns a buffer once its previous message has left; send() sends it.
   std::span<std::byte> next_buffer(const std::function<void()>& meanwhile);
   void send();
-  // There will be no more.
+  // Ends the stream early.
   void send_end(const std::function<void()>& meanwhile);
 
-  // Receiving: begins to take the next message; whether the oldest has come; waits for it: empty if
-  // it is the end. The buffer is good until two more have been begun.
+  // Receiving: begin() posts the receive of the next message; has_come() tells whether the oldest
+  // has arrived; take() waits for it and is empty at the end. A buffer is valid until two more
+  // receives have begun.
   void begin();
   bool has_come();
   std::span<const std::byte> take(const std::function<void()>& meanwhile);
 
   bool done() const { return taken_ == rows_.size() || ended_; }
-  // Until everything sent has left.
+  // Waits until everything sent has left.
   void drain(const std::function<void()>& meanwhile);
 
   // Memory of the two buffers.

@@ -62,6 +62,7 @@ PipelineStage::PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* 
 
 bool PipelineStage::run(const std::vector<std::vector<std::int32_t>>& ids,
                         const std::vector<std::int64_t>& tokens) {
+  // Receives into both result buffers from the start: results arrive while this rank computes.
   for (int ahead = 0; ahead < 2 && results_; ++ahead) results_->begin();
   if (in_) in_->begin();
   bool all = true;
@@ -71,12 +72,13 @@ bool PipelineStage::run(const std::vector<std::vector<std::int32_t>>& ids,
   if (!all && out_) out_->send_end([this] { meanwhile(); });
   if (out_) out_->drain([this] { meanwhile(); });
   while (results_ && !results_->done()) take_result();
+  // Rank 0 may hold no layers: it learns of a stop from a stream that ends early.
   if (results_) all = written_ == job_.batches.size();
   if (file_ != nullptr && all) file_->finish();
   return all;
 }
 
-// One micro-batch; false: there is none any more.
+// One micro-batch; false if there are no more.
 bool PipelineStage::step(const TextBatch& batch, const std::vector<std::vector<std::int32_t>>& ids,
                          const std::vector<std::int64_t>& tokens) {
   const auto look = [this] { meanwhile(); };
@@ -88,14 +90,14 @@ bool PipelineStage::step(const TextBatch& batch, const std::vector<std::vector<s
     if (!in_) all.insert(all.end(), ids[text].begin(), ids[text].end());
   }
   all.resize(
-      static_cast<std::size_t>(batch.tokens));  // behind the first part only their number counts
+      static_cast<std::size_t>(batch.tokens));  // parts behind the first use only their number
   packed.ids = Tensor::from_host(std::span<const std::int32_t>(all), {batch.tokens});
   packed.offsets = Tensor::from_host(std::span<const std::int32_t>(offsets),
                                      {static_cast<std::int64_t>(offsets.size())});
   packed.longest = batch.longest;
   Tensor h;
   if (in_) {
-    in_->begin();  // the next one, on its way while this one is worked on
+    in_->begin();  // receives the next one while this one is computed
     const std::span<const std::byte> rows = in_->take(look);
     if (rows.empty()) return false;
     h = Tensor::empty({batch.tokens, width_}, low_ ? DType::bf16 : DType::f32);

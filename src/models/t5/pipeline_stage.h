@@ -1,5 +1,5 @@
-// What a rank does while captions pass through the text encoder: takes activations in, computes its
-// layers, gives them on; and rank 0 writes the features as they come out.
+// A rank's work while captions pass through the text encoder: receives activations, computes its
+// layers, sends the result on; rank 0 writes the features as they arrive.
 #pragma once
 
 #include <mpi.h>
@@ -38,8 +38,8 @@ class FeatureFile {
 class PipelineStage {
  public:
   // `part`: this rank's layers, or null; `file`: on rank 0. The current arena is that of the
-  // activations. The first part asks `stop`, if given, between micro-batches: from then on it
-  // begins no other, and ends the stream, by which the parts behind it learn.
+  // activations. The first part calls `stop`, if given, between micro-batches: once it returns
+  // true, the part begins no other and ends the stream, which tells the parts behind it.
   PipelineStage(const T5Deck& config, const T5Job& job, T5Encoder* part, FeatureFile* file,
                 const std::function<bool()>& stop, MPI_Comm comm);
 

@@ -16,8 +16,7 @@ std::int64_t room(std::size_t bytes, std::size_t taken, std::size_t layer) {
   return bytes <= taken ? 0 : static_cast<std::int64_t>((bytes - taken) / layer);
 }
 
-// What is missing when ranks with these rooms cannot hold the layers, or none of them the
-// embedding.
+// The bytes missing when the ranks cannot hold all layers, or none can hold the embedding.
 std::size_t lacking(std::span<const std::size_t> memory, std::size_t with_embedding,
                     std::size_t layer, std::int64_t layers_short) {
   std::size_t most = 0;
@@ -53,7 +52,8 @@ T5Placement place_t5(const T5Deck& config, std::span<const std::size_t> memory, 
     return placement;
   }
 
-  // The fewest layers a rank with which all find a place; then in order, as long as there are any.
+  // The lowest limit of layers a rank at which all layers find a place; the ranks then get theirs
+  // in order.
   const auto held = [&](std::int64_t limit) {
     std::int64_t n = 0;
     for (const std::int64_t r : rooms) n += std::min(r, limit);
@@ -64,7 +64,8 @@ T5Placement place_t5(const T5Deck& config, std::span<const std::size_t> memory, 
   std::int64_t spare = held(limit) - config.num_layers, at = 0;
   const auto give = [&](int rank) {
     std::int64_t n = std::min(rooms[static_cast<std::size_t>(rank)], limit);
-    // What nobody needs is left off where the limit is reached: those ranks would be the slowest.
+    // Takes surplus room from ranks at the limit, which would be the slowest. The first part keeps
+    // at least one layer.
     if (n == limit && spare > 0 && (limit > 1 || rank != first)) --n, --spare;
     if (n == 0) return;
     const std::size_t bytes =

@@ -1,5 +1,4 @@
-// Which rank gets which layers of the text encoder, by the memory that each has. A function of
-// sizes alone.
+// Places the text encoder's layers on ranks by the memory that each has. A function of sizes alone.
 #pragma once
 
 #include <cstdint>

@@ -135,8 +135,8 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
     attended.release();
 
     x = operand(rms_norm(h, l.norm1));
-    // Where rows are packed, both parts have room for that: the second takes the rows of the first
-    // once the two are one.
+    // Packed rows can be more than M, so both parts have room for them: after gating, the result in
+    // the first part is packed into the second.
     const std::int64_t rows = packed_ ? ops::packed_rows(M) : M;
     Tensor gu = Tensor::empty({2, rows, config_.d_ff}, dtype);
     product_into(x, l.wi_0, M, gu, 0);
@@ -156,7 +156,7 @@ Tensor T5Encoder::forward(const PackedTokens& in, const Tensor& given) {
 
 std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
   const bool packed_now = std::exchange(packed_, packs());  // as it will run
-  // In an arena of that size; 0: an endless one.
+  // In an arena of that size; 0: an unlimited one.
   const auto need = [&](std::size_t capacity) {
     const auto arena = Arena::planning(this_device().kind, capacity);
     const ArenaScope scope(*arena);
@@ -171,7 +171,7 @@ std::size_t T5Encoder::plan(std::int64_t tokens, std::int64_t longest) {
     forward(in, h);
     return arena->need();
   };
-  // Holes between blocks need room beyond the peak: the first size that all goes into.
+  // Holes between blocks need room beyond the peak: grow to the first size that fits.
   std::size_t capacity = need(0).bytes;
   while (!need(capacity).fits)
     capacity += std::max(capacity / 16, Arena::alignment) / Arena::alignment * Arena::alignment;

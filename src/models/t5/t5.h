@@ -30,9 +30,9 @@ class T5Encoder {
 
   ParameterTable& params() { return params_; }
 
-  // To be called once, after the weights are there: in f32 on the CPU the layers' matrices are put
-  // in their places into the order that products read (ops/matmul.h); their `value` then is no
-  // [out,in] any more. Elsewhere nothing happens.
+  // Must be called once the weights are loaded: in f32 on the CPU it reorders the layers' matrices
+  // in place as products read them (ops/matmul.h); their `value` is then no longer [out,in].
+  // Otherwise it does nothing.
   void pack_weights();
 
   // h [M,d_model] into layer `first` (undefined: from in.ids) -> out of layer last - 1, with the

@@ -35,18 +35,18 @@ int rank_in(MPI_Comm comm) {
   return rank;
 }
 
-// The communicator's own copy, so that our messages meet nobody else's.
+// A duplicate of the communicator, so that messages here never match other code's.
 struct OwnComm {
   explicit OwnComm(MPI_Comm from) { MPI_Comm_dup(from, &comm); }
   ~OwnComm() {
-    // Collective: during stack unwinding nobody would answer.
+    // Collective: during stack unwinding the other ranks may not take part.
     if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
   }
   MPI_Comm comm;
 };
 
-// This rank's layers with their weights, each byte from the files by one rank: the bias table,
-// which all parts need, is read by the first. Returns the bytes read.
+// Loads the weights of this rank's layers. Only one rank reads each byte of the files: the first
+// part reads the bias table, which all parts need, and broadcasts it. Returns the bytes read.
 std::uint64_t load_part(const T5Deck& config, T5Encoder* part, const T5Job& job, MPI_Comm comm) {
   const int first = job.placement.parts.front().rank;
   std::uint64_t bytes = 0;
@@ -91,7 +91,7 @@ std::vector<std::int64_t> share_lengths(const T5Deck& config,
   return tokens;
 }
 
-// The ids from rank 0 to the rank of the first part, if that is another.
+// Sends the ids from rank 0 to the rank of the first part, if that is another.
 std::vector<std::vector<std::int32_t>> ids_at(int first,
                                               std::span<const std::vector<std::int32_t>> ids,
                                               const std::vector<std::int64_t>& tokens,
@@ -162,7 +162,7 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
     tokens.assign(from, done.tokens.begin() + static_cast<std::ptrdiff_t>(ends[f]));
     if (rank == 0) features.emplace(files[f].path, tokens, config.d_model, files[f].metadata);
   };
-  begin_file(0);  // a folder that cannot be written is found out now
+  begin_file(0);  // finds an unwritable folder before the weights are loaded
   std::size_t planned = 0, taken = 0, read = 0;
   {
     std::unique_ptr<T5Encoder> part;
@@ -184,11 +184,12 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
                                  rank == 0 ? std::span(ids).subspan(first, tokens.size())
                                            : std::span<const std::vector<std::int32_t>>(),
                                  tokens, comm);
-        // No batch of a part of the texts takes more than the first of all, which memory is planned
-        // by.
+        // No batch of one file's texts needs more than the first batch of all texts, for which the
+        // memory is planned.
         job.batches = batch_captions(tokens, job.captions);
         PipelineStage stage(config, job, part.get(), features ? &*features : nullptr, stop, comm);
         int stopped = stage.run(here, tokens) ? 0 : 1;
+        // Only the first part is sure to know of a stop.
         MPI_Bcast(&stopped, 1, MPI_INT, job.placement.parts.front().rank, comm);
         done.stopped = stopped != 0;
         if (done.stopped || f + 1 == ends.size()) break;
@@ -200,13 +201,13 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
     if (part)
       taken = part->params().inference_bytes(config.dtype == "bf16") + arena->peak() + job.messages;
   }
-  // Small blocks that the C library keeps would stay ours for the rest of the run.
+  // Otherwise the C library would keep freed small blocks for the rest of the run.
   malloc_trim(0);
   done.bytes_planned = gather(planned, comm);
   done.bytes_taken = gather(taken, comm);
   for (const std::size_t bytes : gather(read, comm)) done.weight_bytes_read += bytes;
   done.seconds = now_seconds() - start;
-  return done;  // the gathering was a meeting: the file is there for all ranks
+  return done;  // the gathers synchronised all ranks: rank 0's files exist
 }
 
 EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::int32_t>>& ids,

@@ -1,5 +1,5 @@
-// Captions to T5 features, the encoder split over the ranks: each has some of the layers, as many
-// as its free memory takes, and captions go through them in micro-batches, one behind the other.
+// Captions to T5 features. The encoder is split over the ranks: each holds as many layers as fit
+// its free memory, and captions pass through them in consecutive micro-batches.
 #pragma once
 
 #include <mpi.h>
@@ -37,8 +37,8 @@ struct TextFile {
 // Collective. Cleans the texts (t5.clean) and encodes them; rank 0 writes `file`, a safetensors
 // file with one tensor a text, named by its place in the list ("0", "1", ...), F32 [tokens,
 // d_model]: what models/stdit3/text_features.h reads. The same values to 1e-5 at any number of
-// ranks and any placement. All memory that it took is given back before it returns. `texts` counts
-// on rank 0 alone; every rank gets the whole answer. No arena needs to be current. Exit::usage
+// ranks and any placement. Frees all its memory before it returns. `texts` matters only on rank 0;
+// every rank gets the whole answer. No arena needs to be current. Exit::usage
 // where the ranks' memory is too small together, with what is missing; Exit::data for weights or a
 // tokenizer that do not fit, and for text that is not UTF-8.
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
@@ -46,8 +46,8 @@ EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& text
 
 // The same into several files, each written when its texts are done; names count from "0" in each.
 // `files` counts on rank 0 alone. `stop`, if given, is asked between micro-batches by the rank that
-// has the first layers, any one of them: it must know what any rank was asked. Micro-batches under
-// way are ended, and the file that they belong to is not written; those before it are there.
+// has the first layers, any one of them: it must know what any rank was asked. Micro-batches in
+// flight are finished, but their file is not written; earlier files are complete.
 EncodedTexts encode_texts(const Deck& deck, const std::vector<std::string>& texts,
                           const std::vector<TextFile>& files, const std::function<bool()>& stop,
                           MPI_Comm world);

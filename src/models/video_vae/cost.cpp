@@ -51,7 +51,8 @@ MeasuredWork VaeTask::measure(const PlannedWork& work, MPI_Comm world) {
       const Bucket& whole = work.buckets[i];
       cost = dry_run_cost(*this, whole, work.clips[i], work.recompute[i], h200_targets());
       const double again = cost.again / (cost.forward + cost.backward);
-      // One group of frames and two, or all frames where there are no more.
+      // Measures one group of frames and two, whose difference is the time of more frames; all
+      // frames if the clip has no more.
       const std::int64_t group = frames_at_once(whole);
       Bucket some = whole;
       some.frames = std::min(whole.frames, 2 * group);

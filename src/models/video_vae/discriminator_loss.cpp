@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// The derivative by all logits' sum: ones.
+// The derivative of the logits' sum: ones.
 void send_ones(const Var& logits) {
   const auto [d, accumulate] = grad_target(logits);
   ops::gan_loss_backward(logits->value, ops::GanLoss::linear, 1,
@@ -44,9 +44,9 @@ void DiscriminatorLoss::judge(const Var& logits, bool real, float weight, Sums& 
   ops::scaled_add(each, factor * weight, slope, d, true);
 }
 
-// The penalty, and its derivative by the gradient g of the logits' sum at the frames. The
-// derivative of the penalty by a parameter is that of v g, v fixed at what is returned, and v g is
-// the tangent of the logits' sum along v.
+// Adds the penalty and returns v, its derivative by the gradient g of the logits' sum at the
+// frames. The penalty's derivative by a parameter is that of v g with v held fixed, and v g is the
+// tangent of the logits' sum along v.
 Tensor DiscriminatorLoss::penalise(const Tensor& real, float weight, Tensor& sum) const {
   const auto factor = static_cast<float>(deck_.gradient_penalty_weight);
   const Var x = make_var(real);
@@ -66,7 +66,8 @@ void DiscriminatorLoss::learn(const Tensor& real, const Tensor& fake, float weig
                               Sums sums) const {
   Tape tape;
   const nn::Context c{tape, params_};
-  // Fake frames first: this pass waits for new weights, which one with fixed parameters does not.
+  // Fake frames first: their pass waits for new weights, which penalise() with its frozen
+  // parameters does not.
   judge(gan_.forward(c, make_var(fake, false)), false, weight, sums);
   const Var x = make_var(real, false);
   if (deck_.gradient_penalty_weight > 0) {

@@ -1,6 +1,5 @@
 // LPIPS with VGG16 (docs/models/video_vae.md, LPIPS; Zhang et al., arXiv 1801.03924; the reference
-// package `lpips`): how different two frames look, by features of a network that is given and never
-// trained.
+// package `lpips`): how different two frames look, by the features of a fixed, pretrained network.
 #pragma once
 
 #include <array>

@@ -36,7 +36,7 @@ PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(
     l.conv.weight =
         add(conv + ".weight", {out, in, kernel, kernel}, {Init::Kind::normal, deviation});
     const auto fan_in = static_cast<float>(in * kernel * kernel);
-    if (!norm)
+    if (!norm)  // a norm brings its own bias
       l.conv.bias = add(conv + ".bias", {out}, {Init::Kind::uniform, 1.0f / std::sqrt(fan_in)});
     if (norm) {
       const std::string name = std::to_string(number++);

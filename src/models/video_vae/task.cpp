@@ -59,6 +59,7 @@ void VaeTask::check(std::span<const Bucket> buckets) {
   const bool pixels = v.pixel_loss || gan_;
   const bool perceptual = pixels && v.perceptual_weight > 0 && !v.lpips_weights.empty();
   const std::int64_t cut = vae_.pixels_a_latent();
+  // LPIPS halves frames four times, so it needs 16 pixels.
   const std::int64_t least = gan_ ? PatchGan::least_size : perceptual ? 16 : cut;
   for (const Bucket& b : buckets) {
     WEFT_CHECK(b.dtype == DType::u8 && b.channels == 3, Exit::usage,
@@ -112,12 +113,12 @@ void VaeTask::share_clips(Communicator* group) {
              "the VAE's clips cannot be shared by ranks (parallel.sp = {})", deck_.parallel.sp);
 }
 
-// Groups of frames that the 2D encoder records; without its training there is nothing to record.
+// Groups of frames that the 2D encoder records; none if it is not trained.
 std::int64_t VaeTask::blocks(const Bucket& bucket) const {
   return deck_.get<VaeTrainDeck>().freeze_spatial ? 0 : loss_->groups(bucket.frames);
 }
 
-// In pixels: everything else is alike for all buckets.
+// In pixels: all other factors are the same for every bucket.
 double VaeTask::cost(const Bucket& bucket, double recompute) const {
   return static_cast<double>(bucket.frames * bucket.height * bucket.width) * (3 + recompute);
 }
@@ -137,7 +138,7 @@ double VaeTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_
          static_cast<double>(bucket.frames * std::ssize(clips.samples));
 }
 
-// While planning, of a clip as long as they get.
+// While planning, the longest clip there can be.
 VaeSample VaeTask::make_sample(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                                std::int64_t index) {
   const bool planning = clips.what.samples.empty();
@@ -194,6 +195,7 @@ void VaeTask::end_step(const StepReport& report, std::int64_t step, std::int64_t
 std::string VaeTask::state() const {
   if (!gan_ || deck_.get<VaeTrainDeck>().lecam_weight == 0) return {};
   const Tensor averages = loss_->discriminator_loss()->averages().to_host();
+  // Hexadecimal floats, so that set_state() restores every bit.
   return fmt::format("lecam {:a} {:a}", averages.data<float>()[0], averages.data<float>()[1]);
 }
 

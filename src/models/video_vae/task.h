@@ -39,7 +39,7 @@ class VaeTask : public TrainingTask {
   // Frames of a clip that the 2D VAE and LPIPS take at once.
   std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }
 
-  // LPIPS's network stands in no table of params().
+  // LPIPS's network is not part of params().
   std::size_t other_weights() const override { return lpips_ ? lpips_->weight_bytes() : 0; }
   void check_plan(std::span<const Bucket> buckets, bool local) override;
   std::string unit() const override { return "latents"; }

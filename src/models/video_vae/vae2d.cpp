@@ -121,6 +121,7 @@ class SpatialVae::Builder {
     for (std::size_t i = 0; i < channels.size(); ++i) {
       const std::string level = name + ".up_blocks." + std::to_string(i);
       Level l;
+      // One block more than in the encoder.
       for (std::int64_t j = 0; j <= config_.spatial_res_blocks; ++j, C = channels[i])
         l.blocks.push_back(block(level + ".resnets." + std::to_string(j), C, channels[i]));
       if (i + 1 < channels.size()) l.resample = conv(level + ".upsamplers.0.conv", C, C, 3);
@@ -149,7 +150,7 @@ std::int64_t SpatialVae::pixels_a_latent() const {
   return std::int64_t{1} << (encoder_.levels.size() - 1);
 }
 
-// Inputs are taken by value: what a caller moves in goes back to the arena as soon as it is read.
+// Takes inputs by value: what a caller moves in returns to the arena as soon as it has been read.
 Var SpatialVae::res_block(nn::Context c, Var x, const ResBlock& b) const {
   Var h = nn::group_norm(c, x, b.norm1, groups_, norm_eps, true);
   h = nn::conv(c, h, b.conv1, Conv::same(3));

@@ -73,6 +73,7 @@ std::int64_t VaeLoss::groups(std::int64_t frames) const {
 // The drawn 2D latents [1,T,h,w,4].
 Var VaeLoss::encode(nn::Context c, const VaeSample& in) const {
   const std::int64_t frames = in.frames.dim(1), size = group(frames);
+  // Less 1e-9, so that rounding errors in the share do not add a group.
   const auto again = static_cast<std::int64_t>(
       std::ceil(in.recompute * static_cast<double>(groups(frames)) - 1e-9));
   Tape plain(Tape::Mode::infer);
@@ -102,8 +103,8 @@ Var VaeLoss::decode(Tape& tape, const Var& z_rec, std::int64_t first, std::int64
   return vae_.spatial().decode(c, nn::channel_affine(c, z, out_));
 }
 
-// L1 and LPIPS of decoded frames: `weight` times their gradient is added to y's; `count`: and they
-// are counted.
+// L1 and LPIPS of decoded frames: adds `weight` times their gradient to y's, and with `count` their
+// values to the sums.
 void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float weight,
                          bool count) const {
   const Tensor x = nn::frames_of(s.in.frames, first, y->value.dim(1));
@@ -113,7 +114,7 @@ void VaeLoss::add_pixels(const Step& s, const Var& y, std::int64_t first, float 
   const auto [dy, accumulate] = grad_target(y);
   ops::l1_backward(y->value, x, weight * a_frame, dy, accumulate);
   if (lpips_ == nullptr) return;
-  // LPIPS of a frame is added to each of its values, so it counts as often as there are.
+  // The loss adds a frame's LPIPS to each of the frame's values, so it counts once per value.
   const float often = static_cast<float>(deck_.perceptual_weight) * a_frame *
                       static_cast<float>(y->value.numel() / y->value.dim(1));
   Tensor unused = zeros({1});
@@ -127,9 +128,9 @@ void VaeLoss::each_group(std::int64_t frames,
     f(first, std::min(group(frames), frames - first));
 }
 
-// Decodes a group at a time, backward at once with the gradients that `send` gives the pixels. The
-// decoder learns, and its uses are counted in the last group; the latents' gradient is added to
-// that of z_rec.
+// Decodes one group at a time and runs its backward at once, with the gradients that `send` gives
+// the pixels. The decoder learns. Its uses are counted in the last group only, since its gradients
+// are complete only then. Adds the latents' gradient to that of z_rec.
 void VaeLoss::train_decoder(const Step& s, const PixelGradient& send) const {
   ParameterTable& params = vae_.params();
   const bool counting = params.counting();
@@ -162,7 +163,7 @@ Tensor VaeLoss::decode_all(const Step& s) const {
   return fake;
 }
 
-// The discriminator's step, then its opinion of the fake frames: the generator's loss, and its
+// The discriminator's step, then its judgement of the fake frames: the generator's loss, and its
 // gradient at the pixels.
 Tensor VaeLoss::adversarial_gradient(const Step& s, const Tensor& fake, Tensor& loss) const {
   using ops::GanLoss;
@@ -187,6 +188,7 @@ Tensor VaeLoss::adversarial_gradient(const Step& s, const Tensor& fake, Tensor& 
 
 // The gradient at the weight of the temporal decoder's last layer, given that at its output.
 Tensor VaeLoss::at_last_layer(const Step& s, const Tensor& dz) const {
+  // The layer also makes the frames that decode() drops: their gradient is zero.
   const Shape& in = s.last_input->value.shape();
   Tensor padded = zeros({1, in[1], in[2], in[3], channels}, dz.dtype());
   Tensor kept = nn::frames_of(padded, in[1] - s.frames(), s.frames());
@@ -222,11 +224,10 @@ VaeLoss::LatentGradients VaeLoss::latent_gradients(const Step& s, const Tensor& 
   return by;
 }
 
-// Pixels and the discriminator. The adversarial loss weighs as much as its gradient at the last
-// layer is smaller than that of the pixels' loss: both are known only after a backward each through
-// the decoder.
+// Pixels and the discriminator. The adversarial loss is weighted by the ratio of the pixel loss's
+// gradient at the last layer to its own: knowing them takes one backward through the decoder each.
 void VaeLoss::learn_from_discriminator(const Step& s) const {
-  // 1. What the discriminator learns from these frames, and what it says of them.
+  // 1. The discriminator learns from these frames, then judges them.
   Tensor fake = decode_all(s);
   Tensor loss = zeros({1});
   const Tensor dy_adversarial = adversarial_gradient(s, fake, loss);

@@ -1,7 +1,7 @@
 // The loss of one clip that a VAE trains on (docs/models/video_vae.md, Losses;
 // opensora/models/vae/losses.py and scripts/train_vae.py at v1.2.0) and its gradient. The 2D VAE
-// and everything on pixels works on a few frames at a time, forward and at once backward: its
-// memory does not grow with the clip, and nothing is computed twice for that.
+// and everything on pixels works on a few frames at a time, each forward followed at once by its
+// backward: its memory does not grow with the clip, without computing anything twice.
 #pragma once
 
 #include <functional>
@@ -46,9 +46,9 @@ class VaeLoss {
   };
   static std::vector<std::string> names();
 
-  // The loss of the clip, which is the sum of its terms but for the discriminator's, and these. The
-  // temporal VAE's gradient waits in the tape; the discriminator's and, where it trains, the 2D
-  // decoder's are in the table already.
+  // The loss of the clip, which is the sum of its terms without the discriminator's, and the terms.
+  // The temporal VAE's gradient waits in the tape; the discriminator's and, if it trains, the 2D
+  // decoder's are already in the table.
   TrainingLoss operator()(Tape& tape, const VaeSample& in, float weight) const;
 
   // Of the discriminator; null where there is none.

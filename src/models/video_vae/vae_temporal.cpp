@@ -102,7 +102,8 @@ TemporalVae::TemporalVae(const VaeDeck& config, ParameterTable& params, const st
   for (const bool halves : config.temporal_downsample) downsampling_ *= halves ? 2 : 1;
 }
 
-// The input is taken by value: what a caller moves in goes back to the arena as soon as it is read.
+// Takes the input by value: what a caller moves in returns to the arena as soon as it has been
+// read.
 Var TemporalVae::res_block(nn::Context c, Var x, const ResBlock& b) const {
   Var h = nn::group_norm(c, x, b.norm1, groups_, norm_eps, true);
   h = nn::conv(c, h, b.conv1, Conv::causal(3));
@@ -140,7 +141,7 @@ Var TemporalVae::decode(nn::Context c, const Var& z, std::int64_t frames, Var* l
   x = nn::group_norm(c, x, decoder_.norm, groups_, norm_eps, true);
   if (last_input != nullptr) *last_input = x;
   x = nn::conv(c, x, decoder_.out, Conv::causal(3));
-  // Norms and convolutions have seen them until here: the original drops them last.
+  // Dropped last, as in the original: norms and convolutions include the padding's frames.
   return nn::drop_frames(c, x, all - frames);
 }
 

@@ -19,7 +19,7 @@ constexpr std::int64_t C = TemporalVae::latent_channels;
 
 using ops::Channels;
 
-// What the constants are in the model's number format.
+// A constant as the model's number format holds it.
 float as_stored(double v, DType dtype) {
   const auto f = static_cast<float>(v);
   return dtype == DType::bf16 ? static_cast<float>(bf16(f)) : f;
@@ -71,7 +71,7 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
   up.fill(SpatialVae::scaling);
   down.fill(1.0f / SpatialVae::scaling);
   for (std::size_t c = 0; c < up.size(); ++c) {
-    // Not known yet: latents as they are.
+    // Not measured yet: leave the latents unchanged.
     back[c] = config.scale.empty() ? 1.0f : as_stored(config.scale[c], activation_dtype());
     more[c] = config.shift.empty() ? 0.0f : as_stored(config.shift[c], activation_dtype());
     by[c] = 1.0f / back[c];
@@ -133,6 +133,7 @@ VideoVae::Part VideoVae::part_with(std::int64_t frames, std::int64_t first,
                                    std::int64_t last) const {
   WEFT_ASSERT(0 <= first && first < last && last <= latent_frames(frames));
   const std::int64_t chunk = chunk_frames(frames), latents = temporal_->latent_frames(chunk);
+  // Rounds out to whole chunks; only a clip's last chunk may be shorter.
   Part part{frames, first / latents * chunk, 0, first / latents * latents, 0};
   part.frames = std::min(frames, (last + latents - 1) / latents * chunk) - part.first_frame;
   part.latents = latent_frames(part.first_frame + part.frames) - part.first_latent;
@@ -171,7 +172,7 @@ Tensor VideoVae::draw_latent(const Part& part, const Tensor& moments, const Nois
   WEFT_ASSERT(s.rank() == 5 && s[1] == 2 * C && s[2] == part.latents);
   Tensor z = Tensor::empty({s[0], C, s[2], s[3], s[4]}, DType::f32), eps;
   if (noise != nullptr) {
-    // Elements are numbered over the whole clip.
+    // Elements are numbered over the whole clip: a part gets the noise it has within the clip.
     const std::int64_t frames =
         part.clip_frames > 0 ? latent_frames(part.clip_frames) : part.latents;
     eps = Tensor::empty({s[0], C, frames, s[3], s[4]}, DType::f32);
@@ -237,6 +238,7 @@ WeightNames vae_weight_names() {
       if (const std::size_t at = name.find(now); at != name.npos)
         names.push_back(std::string(name).replace(at, std::string_view(now).size(), before));
     constexpr std::string_view wrapped = "spatial_vae.module.";
+    // Without the prefix: files of the 2D VAE alone, under new names and old.
     if (name.starts_with(wrapped)) {
       names.push_back(name.substr(wrapped.size()));
       if (names.size() > 1) names.push_back(names.front().substr(wrapped.size()));
@@ -260,7 +262,7 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
     for (const std::int64_t n : held->entry.shape) count *= n;
     std::vector<float> theirs(static_cast<std::size_t>(count));
     files.read_f32(*held, 0, theirs);
-    // Files of bf16 have them rounded.
+    // bf16 files hold rounded values: the steps of bf16 are up to 1/128 of the value.
     const bool alike = std::ranges::equal(
         theirs, *ours, [](double a, double b) { return std::abs(a - b) <= std::abs(b) / 128; });
     if (!alike)
@@ -273,7 +275,7 @@ std::string other_scale(const WeightFiles& files, const VaeDeck& deck) {
 }  // namespace
 
 void compare_scale(const ModelSource& source, const VaeDeck& deck) {
-  if (log::rank() != 0) return;
+  if (log::rank() != 0) return;  // one warning for all ranks
   const std::optional<WeightFiles> files = source.files();
   const std::string other = files ? other_scale(*files, deck) : "";
   if (!other.empty()) log::warn("{}: the deck's is used", other);

@@ -127,8 +127,8 @@ class VideoVae {
 // to_v, to_out.0; a 2D VAE by itself has its names without "spatial_vae.module."
 // (docs/models/video_vae.md, Spatial VAE).
 WeightNames vae_weight_names();
-// One line of warning where files of a VAE have another scale or shift than the deck, which is the
-// one that counts.
+// Logs one warning if the files of a VAE have another scale or shift than the deck, whose values
+// are used.
 void compare_scale(const ModelSource& source, const VaeDeck& deck);
 
 }  // namespace weft

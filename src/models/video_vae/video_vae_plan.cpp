@@ -1,4 +1,4 @@
-// What coding a clip takes of the arena, known before it is done.
+// How much of the arena coding a clip takes, from a dry run.
 #include <algorithm>
 
 #include "core/error.h"
@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// A micro-batch size for the scope's life.
+// Sets the micro-batch size during its lifetime.
 class MicroBatch {
  public:
   MicroBatch(VideoVae& vae, std::int64_t frames) : vae_(vae), before_(vae.micro_batch()) {
@@ -56,9 +56,9 @@ MemoryNeed VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std::
 std::int64_t VideoVae::largest_micro_batch(std::int64_t frames, std::int64_t height,
                                            std::int64_t width, std::size_t capacity,
                                            bool decode_too) {
-  // 0 would be an arena without end.
+  // At least 1: 0 would mean an unlimited arena.
   const std::size_t usable = std::max<std::size_t>(1, capacity - capacity / 32);
-  // Two chunks are as long as any clip to the arena; only the latent grows, and that is counted.
+  // From two chunks on, the need grows only by the latent, which is counted.
   const auto fits = [&](std::int64_t n) {
     return plan_encode(frames, height, width, n, usable).fits &&
            (!decode_too || plan_decode(frames, height, width, n, usable).fits);
