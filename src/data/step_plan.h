@@ -45,8 +45,8 @@ class StepPlanner {
   std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
 
  private:
-  // The caller holds mutex_. Cached, the last two: readers are in the next epoch while the trainer
-  // ends one.
+  // The caller holds mutex_. The last two epochs are cached: readers are already in the next one
+  // while the trainer finishes one.
   const std::vector<MicroBatch>& epoch(std::int64_t e) const;
 
   std::vector<Bucket> buckets_;
