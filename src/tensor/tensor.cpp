@@ -52,6 +52,7 @@ Tensor Tensor::host(const Shape& shape, DType dtype) {
   Tensor t;
   t.shape_ = shape;
   t.dtype_ = dtype;
+  // One more byte: mmap refuses an empty mapping, and tensors may be empty.
   const std::size_t bytes = t.bytes() + 1;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "use more ranks or a smaller model",
