@@ -42,7 +42,7 @@ std::atomic<long> teller = 0;       // the first thread to crash: it reports
 std::array<char, 512> uncaught{};   // the exception that ended this process, written before abort()
 std::array<char, 2048> reported{};  // the message without calls
 std::size_t message = 0;
-constexpr unsigned most_seconds = 10;  // for the stack: whoever crashed may hold a lock
+constexpr unsigned most_seconds = 10;  // for the backtrace: the crashed thread may hold a lock
 
 // Text built without the heap, so that a signal handler may use it.
 class Line {
