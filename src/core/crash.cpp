@@ -68,7 +68,7 @@ class Line {
       add(number_at);
   }
   std::string_view text() const { return {text_.data(), size_}; }
-  // What `file` holds, as far as there is room.
+  // Appends the contents of `file`, as far as they fit.
   void add_file(int file) {
     const ssize_t n = pread(file, text_.data() + size_, text_.size() - size_, 0);
     if (n > 0) size_ += static_cast<std::size_t>(n);
@@ -151,6 +151,7 @@ void on_signal(int number) {
   } else if (none != self) {
     for (;;) pause();  // another thread reports, and ends the process
   }
+  // Reached also when this thread crashes again while it reports.
   std::signal(number, SIG_DFL);
   raise(number);  // delivered when the handler returns
 }

@@ -25,6 +25,7 @@ std::optional<double> number_in(const fs::path& file) {
 }
 
 std::optional<double> number_in(const fs::path& dir, const char* v2, const char* v1) {
+  // Version 2 of control groups first, then version 1.
   const auto n = number_in(dir / v2);
   return n ? n : number_in(dir / v1);
 }
@@ -90,6 +91,8 @@ HostMemory host_memory(const fs::path& root) {
     total = std::min(total, *limit);
     // Usage includes cached files; the kernel frees the inactive ones when memory gets short.
     const double used = number_in(dir, "memory.current", "memory.usage_in_bytes").value_or(0);
+    // Version 1 counts the groups below in total_inactive_file; version 2 has inactive_file only,
+    // which includes them.
     auto cached = value_of(dir / "memory.stat", "total_inactive_file");
     if (!cached) cached = value_of(dir / "memory.stat", "inactive_file");
     available = std::min(available, *limit - std::max(0.0, used - cached.value_or(0)));

@@ -191,6 +191,7 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
       posix_spawn(&child, command[0].c_str(), &files, &how, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&how);
+  // Close this side's write end, or the read below would never see the end.
   close(ends[1]);
   std::string said;
   std::vector<char> buffer(64 << 10);

@@ -289,6 +289,7 @@ class Opener {
     const h5::Handle how(H5Dget_create_plist(rows), H5Pclose);
     check(H5Pget_layout(how) == H5D_CONTIGUOUS && H5Pget_external_count(how) == 0, where,
           "does not store text_features in one piece");
+    // Without rows the dataset has no place in the file.
     if (dims[0] > 0) {
       const haddr_t begin = H5Dget_offset(rows);
       check(begin != HADDR_UNDEF && begin <= bytes_ && dims[0] * row <= bytes_ - begin, where,

@@ -205,6 +205,7 @@ struct Prefetcher::State {
       }
       lock.lock();
       if (error && !s.error) s.error = error;
+      // Only the consumer waits for this.
       if (--s.left == 0) batch_ready.notify_one();
     }
   }

@@ -98,6 +98,7 @@ struct Scene {
     const float speed = 0.02f + 0.08f * random.uniform(element);
     const float direction = random.u32(element + 20) & 1u ? 1.0f : -1.0f;
     const float start = random.uniform(element + 1) * 2 * extent;
+    // 4096 extents, a whole number of periods, keep the argument of fmod positive for every frame.
     const float at =
         std::fmod(start + direction * speed * static_cast<float>(t) + 4096 * extent, 2 * extent);
     return at < extent ? at : 2 * extent - at;

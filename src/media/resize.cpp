@@ -130,6 +130,7 @@ void resample(const std::uint8_t* in, std::int64_t in_line, std::int64_t in_step
   for (std::int64_t l = 0; l < lines; ++l)
     for (std::size_t i = 0; i < taps.size(); ++i)
       for (int c = 0; c < 3; ++c) {
+        // Starts at half a unit, so that the shift below rounds to nearest.
         std::int64_t sum = 1 << (weight_bits - 1);
         const std::uint8_t* from = in + l * in_line + taps[i].first * in_step + c;
         for (std::size_t k = 0; k < taps[i].weights.size(); ++k)

@@ -18,8 +18,8 @@ extern "C" {
 
 namespace weft {
 
-// Packets -> decoder -> filter graph -> RGB, one at a time: no more than a handful of frames is
-// ever in memory.
+// Packets -> decoder -> filter graph -> RGB, one at a time, so that at most a handful of frames is
+// in memory.
 struct VideoReader::State {
   std::string path;
   VideoReaderOptions options;

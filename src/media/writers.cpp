@@ -199,6 +199,7 @@ void write_png(const std::string& path, std::int64_t height, std::int64_t width,
   if (file == nullptr) fail(path, AVERROR(errno));
   const bool whole = std::fwrite(packet->data, 1, static_cast<std::size_t>(packet->size), file) ==
                      static_cast<std::size_t>(packet->size);
+  // A full disk may show only when the file is closed.
   const bool closed = std::fclose(file) == 0;
   if (!whole || !closed) {
     const int code = AVERROR(errno);

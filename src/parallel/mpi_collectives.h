@@ -65,7 +65,7 @@ enum class CollectiveKind : std::uint32_t { all_reduce, reduce_scatter, all_gath
 struct MpiOperation {
   CollectiveKind kind = CollectiveKind::all_reduce;
   DType comm_dtype = DType::f32;  // type that is sent
-  Tensor to = {}, from = {};      // from: of an all-to-all alone; the others work in place
+  Tensor to = {}, from = {};      // from: for an all-to-all only; others work in place
   std::vector<std::int64_t> to_counts = {}, from_counts = {};
   DeviceEvent written =
       {};  // of device tensors: the compute stream has come to where it was issued
@@ -113,7 +113,7 @@ class MpiCollectives {
   const std::atomic<bool>& stop_;
   Mailboxes boxes_;
   MpiMemory memory_;
-  BoxLabel label_;                    // of the operation under way
+  BoxLabel label_;                    // of the operation in progress
   std::vector<std::int64_t> rounds_;  // per rank, known once its first box has arrived
   std::vector<std::size_t> each_;     // bytes for each rank in the box being filled
   std::vector<const void*> terms_;

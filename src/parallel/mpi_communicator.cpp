@@ -80,6 +80,7 @@ class MpiCommunicator final : public Communicator {
       stop();
       thread_.join();
       orderly = orderly && !watchdog_->failed() && std::uncaught_exceptions() == 0;
+      // Its thread calls look() and stop() of this object, so it ends before the members go.
       watchdog_.reset();
       collectives_->close(orderly);
     }

@@ -97,6 +97,7 @@ void Mailboxes::open_window() {
   depth_ = least_depth * std::max<std::uint64_t>(1, room / room_);
   const std::size_t head = sizeof(Control) + 64 * static_cast<std::size_t>(here);
   mapped_bytes_ = head + depth_ * box_bytes();
+  // Keeps the names of several communicators in one process apart.
   static std::atomic<int> made = 0;
   using Name = std::array<char, 64>;
   Name name{};
@@ -128,6 +129,7 @@ void Mailboxes::open_window() {
   }
   int mine = whole, all = 0;
   MPI_CHECK(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, node));
+  // After the all-reduce every rank has mapped the memory, or failed: the name is no longer needed.
   shm_unlink(name.data());
   MPI_CHECK(MPI_Comm_free(&node));
   WEFT_CHECK(all != 0, Exit::hardware,
@@ -207,6 +209,7 @@ void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& byte
                           MPI_BYTE, peer, tag_each, comm_, &sends.emplace_back()));
     }
   }
+  // Release order: a rank that sees the new count also sees the contents of the box.
   control_->posted.store(++posted_, std::memory_order_release);
   for (Peer& p : peers_)
     if (p.control != nullptr) ring(*p.control, 1);

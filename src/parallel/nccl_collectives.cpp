@@ -87,6 +87,7 @@ void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
   if (t.numel() == 0) return;
   if (comm_dtype == CommDtype::bf16) return sum_as_bf16(t, false);
   if (equal_parts(t)) {
+    // ncclReduceScatter takes equal parts only; uneven ones take one reduction per owner, below.
     NCCL_CHECK(ncclReduceScatter(t.raw(), at(t, part(t, rank_).begin),
                                  static_cast<std::size_t>(t.numel() / size_), ncclFloat32, ncclSum,
                                  comm_, stream()));
@@ -105,6 +106,7 @@ void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
 void NcclCollectives::all_gather(const Tensor& t) {
   if (t.numel() == 0) return;
   if (equal_parts(t)) {
+    // ncclAllGather takes equal parts only; uneven ones take one broadcast per owner, below.
     NCCL_CHECK(ncclAllGather(at(t, part(t, rank_).begin), t.raw(),
                              static_cast<std::size_t>(t.numel() / size_), nccl_type(t.dtype()),
                              comm_, stream()));

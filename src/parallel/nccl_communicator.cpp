@@ -162,6 +162,8 @@ class NcclCommunicator final : public Communicator {
     enter(o);
     std::exception_ptr failure;
     {
+      // abort() waits for this lock, so that a call can return before the communicator is
+      // destroyed.
       const std::lock_guard calling(call_mutex_);
       try {
         if (!watchdog_->failed()) call();
@@ -294,6 +296,7 @@ class NcclCommunicator final : public Communicator {
     ncclComm_t comm = nullptr;
     {
       const std::lock_guard lock(mutex_);
+      // Cleared under the lock, so that look() no longer uses it.
       comm = comm_;
       comm_ = nullptr;
     }

@@ -191,6 +191,8 @@ class CudaRuntime final : public DeviceRuntime {
     CUDA_CHECK(cudaStreamEndCapture(cuda_stream(Stream::compute), &graph));
     cudaGraphExec_t exec = nullptr;
     const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+    // The executable graph does not need its source, so that goes first, before any error is
+    // thrown.
     cudaGraphDestroy(graph);
     CUDA_CHECK(error);
     return DeviceGraph(exec,

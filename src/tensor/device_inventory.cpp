@@ -99,6 +99,7 @@ std::vector<GpuProcess> processes_of(const Nvml& n, nvml::Device d) {
   auto count = static_cast<unsigned>(found.size());
   int status = n.call<Signature>(name, d, &count, found.data());
   if (status == nvml::not_enough) {
+    // Leave room for processes that start between the two calls.
     found.resize(count + 64);
     count = static_cast<unsigned>(found.size());
     status = n.call<Signature>(name, d, &count, found.data());

@@ -12,7 +12,7 @@ namespace weft {
 
 // A process that holds a context on a GPU.
 struct GpuProcess {
-  int pid = 0;            // as the host counts; in a container it may be nobody that we can see
+  int pid = 0;            // the host's; in a container we may not see that process
   std::string name;       // of its command, "" if it cannot be seen from here
   double memory_gib = 0;  // on that GPU; 0 if the driver does not say
 };

@@ -73,6 +73,7 @@ Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype, DeviceKind de
 }
 
 void Tensor::set_bytes(const void* from, std::size_t size) {
+  // In a dry run tensors have no memory.
   if (Arena::has_current() && Arena::current().is_planning()) return;
   WEFT_ASSERT(size == bytes());
   if (size == 0) return;
