@@ -1,5 +1,5 @@
-// A command of weft as its owner describes it: name, help, options and what it does. cli/ makes the
-// command line of all of them.
+// A command of weft: name, help, options and action, as its owner describes it. cli/ builds the
+// command line from all of them.
 #pragma once
 
 #include <mpi.h>
@@ -37,7 +37,7 @@ struct Command {
   // `deck` has its defaults in a command that takes none. Returns the exit code, or throws Error.
   std::function<int(const Deck& deck, MPI_Comm world)> run = nullptr;
   bool first_rank_only = false;  // the others do nothing, and end with 0
-  // It takes SIGTERM, SIGINT and SIGUSR1 for requests to save its state and stop.
+  // It treats SIGTERM, SIGINT and SIGUSR1 as requests to save its state and stop.
   bool heeds_stops = false;
   std::vector<Argument> arguments = {};
   std::vector<Command> commands =

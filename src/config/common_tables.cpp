@@ -73,7 +73,7 @@ void data_rows(Rows& r, DataDeck& d) {
            "bucket, the same in every run. 0 ends the job at the first.");
 }
 
-// [model] begins and ends with what the deck says of any model; STDiT3 has its shape in between.
+// [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
 void model_rows(Rows& r, ModelDeck& d) {
   r.text("name", d.name, "The model that is trained or probed; the shape of a VAE is in [vae].",
          model_names());

@@ -18,7 +18,7 @@ using Ints = std::vector<std::int64_t>;
 using Numbers = std::vector<double>;
 using Texts = std::vector<std::string>;
 
-// Where a value came from, as the start of a message: "demo.toml:12: " or "override 'a.b=1': ".
+// The origin of a value, as the start of a message: "demo.toml:12: " or "override 'a.b=1': ".
 struct Origin {
   std::string name;
   bool is_override = false;
@@ -44,7 +44,7 @@ std::vector<std::string> sections(const std::vector<Option>& table) {
   return names;
 }
 
-// What a value should look like, for the message about one that does not.
+// The expected form of a value, for the message about one that does not match.
 std::string expected(const Option& o) {
   struct Visitor {
     const char* operator()(bool*) const { return "true or false"; }
@@ -157,7 +157,7 @@ class Assign {
   template <class T>
   std::vector<T> read(const toml::node& node, const std::vector<T>*) const {
     const auto* list = node.as_array();
-    // A single value for a list saves brackets and quotes on the command line, and only there.
+    // A single value for a list saves brackets and quotes on the command line; accepted only there.
     if (list == nullptr && origin_.is_override) return {read(node, static_cast<const T*>(nullptr))};
     if (list == nullptr) wrong_type(node);
     std::vector<T> values;
@@ -167,7 +167,7 @@ class Assign {
   }
 
   double in_range(const toml::node& node, double value) const {
-    // Written so that nan is refused too.
+    // This form of the comparison refuses nan too.
     if (!(value >= option_.minimum && value <= option_.maximum))
       refuse(
           fmt::format("{}{} = {} is out of range", origin_.at(node.source()), option_.key, value),
@@ -190,19 +190,19 @@ class Assign {
   const Origin& origin_;
 };
 
-// What to say about a key that does not exist.
+// The hint for an unknown key.
 std::string suggestion(const std::string& key, const std::vector<Option>& table) {
   Texts known;
   for (const Option& o : table) known.push_back(o.key);
   std::string near = nearest_name(key, known);
-  // The right name in the wrong table (or in none) is as common as a slip of the finger.
+  // The right name in the wrong table (or in none) is as common as a typo.
   for (const Option& o : table)
     if (near.empty() && name_of(o.key) == name_of(key)) near = o.key;
   if (!near.empty()) return fmt::format("did you mean {}?", near);
   return "weft help deck lists every key";
 }
 
-// The row of a key. Some two hundred rows: a search through them costs nothing worth an index.
+// The row of a key. With some two hundred rows, a linear search is fast enough.
 const Option& find(const std::string& key, const std::vector<Option>& table,
                    const std::string& where) {
   for (const Option& o : table)
@@ -210,8 +210,8 @@ const Option& find(const std::string& key, const std::vector<Option>& table,
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
-// Puts a parsed deck into the targets of the option table. Everything it holds must have a row:
-// a key that nobody reads would be a setting that somebody believes in.
+// Puts a parsed deck into the targets of the option table. Every entry must have a row: a key that
+// nothing reads would be a setting without effect.
 void apply(const toml::table& root, const std::vector<Option>& table, const Origin& origin) {
   const Texts known = sections(table);
   for (const auto& [name, node] : root) {
@@ -237,8 +237,8 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
   }
 }
 
-// The value of an override. What is not TOML is taken as a text if a text is wanted, so that
-// run.dir=runs/a needs no quotes that the shell would eat anyway.
+// Parses the value of an override. If the key wants a text, anything that does not look like TOML
+// is taken as text, so that run.dir=runs/a needs no quotes, which the shell would remove anyway.
 toml::table parse_value(const std::string& text, const Option& option, const Origin& origin) {
   const bool texts = std::holds_alternative<Texts*>(option.target);
   const bool wants_text = texts || std::holds_alternative<std::string*>(option.target);
@@ -274,7 +274,7 @@ void apply_override(const std::string& text, const std::vector<Option>& table) {
   Assign(option, origin).set(*value.get("v"));
 }
 
-// What no single key can say about itself.
+// Checks conditions over several keys.
 void cross_check(const Deck& deck, const std::string& origin) {
   const DeckDemand demand = [&](bool holds, const std::string& what, const std::string& hint) {
     if (!holds) refuse(origin + ": " + what, hint);
@@ -343,7 +343,7 @@ std::string write(const Deck& deck, bool with_help) {
   return out;
 }
 
-// Edits (insert, delete, replace, swap of neighbours) that turn a into b, ignoring case.
+// Number of edits (insert, delete, replace, swap of neighbours) that turn a into b, ignoring case.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   const auto same = [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) ==
@@ -405,8 +405,8 @@ std::string to_toml(const Deck& deck) { return write(deck, false); }
 std::string default_deck_with_help() { return write(Deck{}, true); }
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
-  // A third of the name may differ: enough for slips, too little for another word. Very long
-  // names are not compared: the cost grows with the product of the lengths.
+  // A third of the name may differ: enough for typos, too little for another word. Very long names
+  // are not compared, since the cost grows with the product of the lengths.
   if (name.size() > 1000) return "";
   std::size_t best = std::max<std::size_t>(name.size() <= 3 ? 1 : 2, name.size() / 3) + 1;
   std::string nearest;

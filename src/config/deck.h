@@ -1,6 +1,6 @@
 // The input deck: TOML -> typed structs. Each table belongs to the module that reads it, which
-// brings its struct and its rows (config/deck_table.h); from the rows come parser, reference page,
-// default deck and the copy kept with every run.
+// provides its struct and its rows (config/deck_table.h). Parser, reference page, default deck and
+// the copy kept with every run all follow from the rows.
 #pragma once
 
 #include <any>
@@ -31,7 +31,7 @@ struct DeviceDeck {
 struct MemoryDeck {
   double arena_gib = 0;
 };
-// Limits of all media that is read, and of lists and prompts in files (docs/security.md).
+// Limits of all media, and of lists and prompts in files (docs/security.md).
 struct MediaDeck {
   double max_gib = 64;
   double max_hours = 24;
@@ -49,8 +49,8 @@ struct DataDeck {
   bool verify = true;
   double max_damaged = 0;
 };
-// Of whichever model is trained or run; its shape stands in a table of its own, or for STDiT3
-// beside these.
+// Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
+// these keys.
 struct ModelDeck {
   std::string name = "stdit3";
   std::string dtype = "f32";
@@ -88,8 +88,8 @@ struct ParallelDeck {
   double hang_timeout = 0;
 };
 
-// All tables of a deck: those above by name, those that models and jobs own by their type. A table
-// that no deck was read for has its defaults. References stay valid while the deck lives.
+// All tables of a deck: those above by name, those of models and jobs by their type. A table for
+// which no deck was read has its defaults. References stay valid while the deck lives.
 class Deck {
  public:
   RunDeck run;
@@ -136,8 +136,8 @@ std::string to_toml(const Deck& deck);
 // As above with every key's help, type and range as comments: `weft help deck`.
 std::string default_deck_with_help();
 
-// Keys whose values differ between two decks, in the order of the table; `fixed` asks for those
-// alone that a run should keep when it goes on (Option::fixed).
+// Keys whose values differ between two decks, in the order of the table; `fixed` selects only those
+// that a run should keep when it resumes (Option::fixed).
 std::vector<std::string> changed_keys(Deck a, Deck b, bool fixed = false);
 
 // The name in `known` closest to `name` by edit distance, or "" if none is near.

@@ -1,5 +1,5 @@
-// How a module describes its table of the deck: a function that adds its rows, and one that checks
-// what no single key can say.
+// How a module describes its table of the deck: one function that adds its rows, and one that
+// checks conditions over several keys.
 #pragma once
 
 #include <functional>
@@ -29,8 +29,8 @@ struct Option {
   std::string help;                  // one sentence, with the unit
   std::vector<std::string> choices;  // of a string; empty: any
   double minimum, maximum;           // of a number, inclusive
-  bool fixed = false;                // what a training run computes follows from it
-  std::string alias = {};            // another key that decks may use for it
+  bool fixed = false;                // a training run's results depend on it
+  std::string alias = {};            // another key that decks may use
 };
 
 // The rows of one table, in the order of the reference page.
@@ -87,7 +87,7 @@ DeckTable deck_table(std::string section, void (*rows)(Rows&, T&),
           }};
 }
 
-// Every key there is, in the order of the reference page, with targets in `deck`.
+// Every key, in the order of the reference page, with targets in `deck`.
 std::vector<Option> option_table(Deck& deck);
 
 // For config/deck.cpp: the tables of the run itself, and all tables in order.

@@ -38,13 +38,13 @@ static_assert(std::atomic<const char*>::is_always_lock_free);
 
 std::array<char, 256> name_text{};
 
-std::atomic<long> teller = 0;       // the thread that tells of its end: the first
+std::atomic<long> teller = 0;       // the first thread to crash: it reports
 std::array<char, 512> uncaught{};   // the exception that ended this process, written before abort()
 std::array<char, 2048> reported{};  // the message without calls
 std::size_t message = 0;
-constexpr unsigned most_seconds = 10;  // for the stack: whoever crashed may hold a lock
+constexpr unsigned most_seconds = 10;  // for the backtrace: the crashed thread may hold a lock
 
-// Text put together without the heap, for a handler.
+// Text built without the heap, so that a signal handler may use it.
 class Line {
  public:
   void add(std::string_view s) {
@@ -68,12 +68,12 @@ class Line {
       add(number_at);
   }
   std::string_view text() const { return {text_.data(), size_}; }
-  // What `file` holds, as far as there is room.
+  // Appends the contents of `file`, as far as they fit.
   void add_file(int file) {
     const ssize_t n = pread(file, text_.data() + size_, text_.size() - size_, 0);
     if (n > 0) size_ += static_cast<std::size_t>(n);
   }
-  // In one piece, so that lines of other ranks do not come between.
+  // Written in one piece, so that lines of other ranks do not come between.
   void put() const {
     std::string_view rest = text();
     while (!rest.empty()) {
@@ -88,7 +88,8 @@ class Line {
   std::size_t size_ = 0;
 };
 
-// The calls that led here, into `line`: the C library writes them to files alone.
+// Appends the call stack to `line`. backtrace_symbols_fd() writes to a file descriptor only, hence
+// the memfd.
 void add_calls(Line& line) {
   std::array<void*, 64> calls;
   const int count = backtrace(calls.data(), calls.size());
@@ -128,7 +129,7 @@ void say(int number) {
   line.add(
       "HINT: a bug of weft or a library, or a broken node (weft doctor); report it with these "
       "calls, addr2line -Cfe BINARY +0xADDRESS names them\n");
-  // Kept for the clock, should the calls never come back.
+  // Kept for the alarm handler, in case the backtrace never returns.
   message = line.text().size() < reported.size() ? line.text().size() : reported.size();
   std::memcpy(reported.data(), line.text().data(), message);
   add_calls(line);
@@ -140,7 +141,7 @@ void on_signal(int number) {
   const long self = syscall(SYS_gettid);
   long none = 0;
   if (teller.compare_exchange_strong(none, self)) {
-    // A clock of its own ends the process if the calls cannot be had.
+    // An alarm ends the process if the backtrace cannot be had.
     std::signal(SIGALRM, [](int) {
       [[maybe_unused]] const auto written = write(STDERR_FILENO, reported.data(), message);
       _exit(static_cast<int>(Exit::internal));
@@ -148,10 +149,11 @@ void on_signal(int number) {
     alarm(most_seconds);
     say(number);
   } else if (none != self) {
-    for (;;) pause();  // another thread tells, and ends us all
+    for (;;) pause();  // another thread reports, and ends the process
   }
+  // Reached also when this thread crashes again while it reports.
   std::signal(number, SIG_DFL);
-  raise(number);  // comes when the handler returns
+  raise(number);  // delivered when the handler returns
 }
 
 [[noreturn]] void on_terminate() {
@@ -173,7 +175,7 @@ void on_signal(int number) {
 }  // namespace
 
 void watch() {
-  // The first call loads a library and takes memory: not in a handler.
+  // The first backtrace() loads a library and allocates memory: do it here, not in a handler.
   std::array<void*, 2> calls;
   backtrace(calls.data(), calls.size());
   static std::array<char, 1 << 16> stack;
@@ -196,6 +198,7 @@ void at(const char* what, std::int64_t number) {
 }
 
 void at(const char* what, const char* name) {
+  // Clear the place while the name changes, so that a handler never reads half of it.
   what_at = nullptr;
   std::strncpy(name_text.data(), name, name_text.size() - 1);
   name_at = name_text.data();

@@ -1,8 +1,8 @@
-// One error channel for the whole program: every failure that a user can meet is an Error, which
-// carries what happened, what to do about it, and the exit code the job ends with.
+// The only error channel of the program: every failure that a user can meet is an Error, which
+// carries what happened, what to do about it, and the exit code of the job.
 #pragma once
 
-// fmt 9 takes nvcc for a compiler without constexpr, and then does not compile in C++20.
+// fmt 9 considers nvcc a compiler without constexpr, and then does not compile in C++20.
 #if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
 #define FMT_USE_CONSTEXPR 1
 #endif
@@ -23,7 +23,7 @@ enum class Exit : int {
   non_finite = 5,  // loss or gradient is not finite
   hardware = 6,    // suspected hardware fault
   hang = 7,        // a rank made no progress
-  internal = 70,   // a broken promise inside weft itself: a bug
+  internal = 70,   // a broken invariant inside weft: a bug
   stopped = 75,    // stopped early on request, state saved: submit again
 };
 
@@ -41,7 +41,7 @@ class Error : public std::runtime_error {
   const std::string& hint() const { return hint_; }
   const char* file() const { return file_; }
   int line() const { return line_; }
-  // Another rank, or another thread, has told it for all ranks: main ends the job without a word.
+  // Another rank or thread has reported this error for all ranks: main ends the job silently.
   bool reported() const { return reported_; }
   void set_reported() { reported_ = true; }
 
@@ -63,7 +63,7 @@ class Error : public std::runtime_error {
       throw ::weft::Error((exit_code), fmt::format(__VA_ARGS__), (hint), __FILE__, __LINE__); \
   } while (false)
 
-// For promises between weft's own parts: a failure is a bug, never a user's mistake.
+// For invariants between weft's own parts: a failure is a bug, never a user's mistake.
 #define WEFT_ASSERT(cond) \
   do { \
     if (!(cond)) \

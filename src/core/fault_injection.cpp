@@ -71,8 +71,8 @@ Fault fault_of(std::string_view text) {
               __FILE__, __LINE__);
 }
 
-// Read anew each time: without faults that is a look at the environment, and with them nobody
-// counts microseconds.
+// Parsed anew at each call: without faults that costs one look at the environment, and with them
+// time does not matter.
 std::vector<Fault> faults_from_environment() {
   std::vector<Fault> faults;
   const char* text = std::getenv("WEFT_FAULT");
@@ -81,15 +81,15 @@ std::vector<Fault> faults_from_environment() {
   return faults;
 }
 
-// Not inlined, and not turned into a loop: each call takes a part of the stack.
+// Neither inlined nor turned into a loop, so that each call uses some of the stack.
 __attribute__((noinline)) int overflow(volatile int* above) {
   volatile int page[1024] = {above[0] + 1};
   if (page[0] == std::numeric_limits<int>::max())
-    return 0;  // never reached: compilers ask for an end
+    return 0;  // never reached: avoids a compiler warning
   return overflow(page) + page[0];
 }
 
-// As a job meets the limit that `ulimit -v` sets.
+// Meets the same limit as a job under `ulimit -v`.
 void run_out_of_memory() {
   rlimit limit{};
   getrlimit(RLIMIT_AS, &limit);

@@ -20,12 +20,12 @@ namespace weft::fault {
 
 enum class Kind { slow, stop, skip, flip, nan, crash };
 
-// The value of the fault of this kind that is to happen on this rank `at` (0 if it has none), or
-// nothing. `slow` holds from its step on, the others at their step alone. Exit::usage for a
-// WEFT_FAULT that cannot be read.
+// The value of the fault of this kind that is due on this rank `at` (0 if it has none), or nothing.
+// `slow` holds from its step on, the others at their step only. Exit::usage for a malformed
+// WEFT_FAULT.
 std::optional<double> ordered(Kind kind, std::int64_t at);
 
-// Ends this process as `crash` says, if it is ordered here.
+// Ends this process as `crash` says, if one is due here.
 void crash_if_ordered(std::int64_t at);
 
 }  // namespace weft::fault

@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// What a person can do about it. Only reasons that users meet; the rest speak for themselves.
+// What the user can do about it. Covers only common errors; the rest explain themselves.
 const char* hint_for(int reason) {
   switch (reason) {
     case ENOSPC:
@@ -48,7 +48,7 @@ const char* hint_for(int reason) {
               __LINE__);
 }
 
-// Some kernels refuse more than 2 GiB in one call, and a signal should not wait for long.
+// Some kernels refuse more than 2 GiB in one call, and a signal should not have to wait long.
 constexpr std::size_t longest_call = std::size_t{64} << 20;
 
 }  // namespace
@@ -66,7 +66,7 @@ File File::open(const std::filesystem::path& path, Exit code, bool follow_links)
   return file;
 }
 
-// O_EXCL and O_NOFOLLOW: nothing that somebody put in the place beforehand is written through.
+// O_EXCL and O_NOFOLLOW: never write through a file or link that someone placed there beforehand.
 File File::create(const std::filesystem::path& path, Exit code) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd < 0) refuse(code, errno, fmt::format("cannot create {}", path.string()));
@@ -113,7 +113,7 @@ void File::write(std::span<const std::byte> bytes, std::uint64_t offset) {
     const std::size_t want = std::min(bytes.size() - done, longest_call);
     const ssize_t n = pwrite(fd_, bytes.data() + done, want, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    // Nothing written without an error means no room, on the file systems that do it.
+    // Some file systems write nothing and report no error when they are full.
     if (n == 0) errno = ENOSPC;
     if (n <= 0) fail("write", bytes.size() - done, offset + done);
     done += static_cast<std::size_t>(n);
@@ -132,7 +132,8 @@ void File::drop_cache() const { posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED); }
 
 void File::close() {
   const int fd = std::exchange(fd_, -1);
-  // EINTR closes on Linux all the same; a second close could hit another thread's file.
+  // On Linux the descriptor is closed even after EINTR; a second close could hit another thread's
+  // file.
   if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail("close", 0, 0);
 }
 
@@ -149,7 +150,7 @@ void sync_directory(const std::filesystem::path& dir, Exit code) {
   const int result = fsync(fd);
   const int reason = errno;
   ::close(fd);
-  // Some network file systems cannot sync directories and say EINVAL: nothing more can be done.
+  // Some network file systems cannot sync directories and return EINVAL: nothing more can be done.
   if (result != 0 && reason != EINVAL)
     refuse(code, reason, fmt::format("cannot sync directory {}", dir.string()));
 }
@@ -214,7 +215,7 @@ std::string file_identity(const std::string& file) {
 std::string folder_identity(const std::string& path) {
   std::error_code none;
   std::filesystem::path folder = path;
-  // An index stands for its shards, which may be written anew beside it.
+  // An index stands for its shards, which may be rewritten next to it: identify the whole folder.
   if (path.ends_with(".json")) folder = std::filesystem::absolute(folder).parent_path();
   if (!std::filesystem::is_directory(folder, none)) return file_identity(path);
   std::set<std::string> files;

@@ -36,7 +36,7 @@ class File {
   void sync();
   // Tells the kernel to forget cached pages, so that the next read comes from the disk.
   void drop_cache() const;
-  // Closes now, so that errors which the file system reports late are seen.
+  // Closes now, so that errors which the file system reports late are noticed.
   void close();
 
   const std::filesystem::path& path() const { return path_; }
@@ -51,7 +51,7 @@ class File {
   Exit code_ = Exit::data;
 };
 
-// All of a regular file, of `most` bytes or fewer: Error(code) with `hint` where it has more.
+// Reads a whole regular file of at most `most` bytes: Error(code) with `hint` if it is larger.
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
                        const std::string& hint);
 
@@ -59,19 +59,19 @@ struct FileHash {
   std::uint64_t bytes = 0;
   Hash128 hash;
 };
-// Of a file's content, which is read. Throws Exit::data.
+// Hash of a file's content, which is read. Throws Exit::data.
 FileHash hash_of_file(const std::filesystem::path& path);
 
-// What tells one version of a file from another: name, size and time of its last change.
+// Identifies one version of a file: name, size and time of the last change.
 std::string file_identity(const std::string& file);
-// The same of a file, or of all files in a folder.
+// The same for a file, or for all files in a folder.
 std::string folder_identity(const std::string& path);
 
 // Makes entries of a directory (new files, renames) survive a power cut.
 void sync_directory(const std::filesystem::path& dir, Exit code);
 
-// Writes PATH.tmp, then renames it: whoever reads sees the old file or all of the new one. Durable:
-// so after a power cut too.
+// Writes PATH.tmp, then renames it: readers see either the old file or all of the new one. With
+// Durable::yes this holds after a power cut too.
 enum class Durable { no, yes };
 void replace_file(const std::filesystem::path& path, std::string_view text, Exit code,
                   Durable durable);

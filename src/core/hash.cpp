@@ -7,8 +7,8 @@
 
 #include "core/error.h"
 
-// libxxhash's own choice of the widest vectors the processor has. Not every build of the library
-// carries it, hence weak; the plain function gives the same hash, more slowly.
+// libxxhash's own dispatch to the widest vectors of the processor. Not every build of the library
+// contains it, hence weak; the plain function gives the same hash, more slowly.
 extern "C" [[gnu::weak]] XXH_errorcode XXH3_64bits_update_dispatch(XXH3_state_t* state,
                                                                    const void* input, size_t bytes);
 
@@ -48,7 +48,7 @@ std::optional<Hash128> hash_from_hex(std::string_view hex) {
     const auto [end, error] = std::from_chars(part.data(), part.data() + 16, *half, 16);
     if (error != std::errc() || end != part.data() + 16) return std::nullopt;
   }
-  // One value, one spelling: a flipped bit that turns a into A must not pass.
+  // Only lower case is accepted: a flipped bit that turns a into A must be noticed.
   if (to_hex(h) != hex) return std::nullopt;
   return h;
 }

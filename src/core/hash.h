@@ -1,6 +1,6 @@
 // XXH3 (xxhash.com), 128 bits for files and 64 for clips: fast enough to hash all state at every
-// save, wide enough that no damage by accident goes unseen. It does not protect against somebody
-// who means harm.
+// save, wide enough that accidental damage is always found. It does not protect against deliberate
+// changes.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Hasher {
 std::string to_hex(const Hash128& hash);
 std::optional<Hash128> hash_from_hex(std::string_view hex);
 
-// XXH3-64 of bytes that come piece by piece: the clips of a store.
+// XXH3-64 of bytes given piece by piece: the clips of a store.
 class ClipHash {
  public:
   ClipHash();

@@ -16,8 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number that a file of the system begins with; nothing where it has none ("max"), or is
-// missing.
+// The number at the start of a system file; nothing if there is none ("max") or no file.
 std::optional<double> number_in(const fs::path& file) {
   std::ifstream in(file);
   double n = 0;
@@ -26,11 +25,12 @@ std::optional<double> number_in(const fs::path& file) {
 }
 
 std::optional<double> number_in(const fs::path& dir, const char* v2, const char* v1) {
+  // Version 2 of control groups first, then version 1.
   const auto n = number_in(dir / v2);
   return n ? n : number_in(dir / v1);
 }
 
-// The number behind `key` in a file of "key number ..." lines.
+// The number after `key` in a file of "key number ..." lines.
 std::optional<double> value_of(const fs::path& file, std::string_view key) {
   std::ifstream in(file);
   double n = 0;
@@ -89,8 +89,10 @@ HostMemory host_memory(const fs::path& root) {
     const auto limit = number_in(dir, "memory.max", "memory.limit_in_bytes");
     if (!limit) continue;
     total = std::min(total, *limit);
-    // Usage counts cached files too; those not in use are given back when memory gets short.
+    // Usage includes cached files; the kernel frees the inactive ones when memory gets short.
     const double used = number_in(dir, "memory.current", "memory.usage_in_bytes").value_or(0);
+    // Version 1 counts the groups below in total_inactive_file; version 2 has inactive_file only,
+    // which includes them.
     auto cached = value_of(dir / "memory.stat", "total_inactive_file");
     if (!cached) cached = value_of(dir / "memory.stat", "inactive_file");
     available = std::min(available, *limit - std::max(0.0, used - cached.value_or(0)));

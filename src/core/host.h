@@ -1,6 +1,6 @@
-// This host: its name, its memory and processor time as far as this process may use them, and how
-// sizes are written. Control groups of either version (a container, a Slurm job) count, from the
-// process's own up to the root of the tree.
+// This host: its name, the memory and processor time that this process may use, and how sizes are
+// written. Control groups of both versions (a container, a Slurm job) count, from the process's own
+// up to the root of the tree.
 #pragma once
 
 #include <cstddef>

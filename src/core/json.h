@@ -1,4 +1,4 @@
-// JSON from outside: how deep it may nest.
+// JSON from outside, with a limit on nesting.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace weft {
 
-// Nobody writes deeper; nlohmann's dump, copies and comparisons recurse, and enough brackets end
-// the stack.
+// Deeper than any real document. nlohmann's dump, copies and comparisons recurse, so enough
+// brackets would overflow the stack.
 inline constexpr int deepest_json = 64;
 
-// Whether no bracket of `text` lies deeper. Strings are told apart as JSON does up to its first
-// fault, where a parser stops.
+// Whether no bracket of `text` lies deeper. Strings are recognised as in JSON up to its first
+// error, where a parser stops.
 inline bool is_shallow_json(std::string_view text) {
   int depth = 0;
   bool quoted = false;
@@ -40,15 +40,15 @@ struct JsonTooDeep : nlohmann::json::exception {
   JsonTooDeep() : exception(0, "[json.exception] nested deeper than 64 brackets") {}
 };
 
-// As Json::parse; throws JsonTooDeep, which is a nlohmann::json::exception too, before anything is
-// parsed. What a user, a file or another program gives goes through here.
+// As Json::parse, but throws JsonTooDeep, which is a nlohmann::json::exception too, before parsing.
+// All input from users, files or other programs goes through here.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text) {
   if (!is_shallow_json(text)) throw JsonTooDeep();
   return Json::parse(text);
 }
 
-// The same without exceptions: what is broken or too deep is_discarded().
+// The same without exceptions: broken or too deep input is_discarded().
 template <class Json = nlohmann::json>
 Json try_parse_json(std::string_view text) {
   if (!is_shallow_json(text)) return Json(Json::value_t::discarded);
@@ -59,8 +59,8 @@ struct JsonNotWhole : nlohmann::json::exception {
   JsonNotWhole() : exception(0, "[json.exception] not a whole number of its range") {}
 };
 
-// The whole number that `j` is; JsonNotWhole if it is none, or none that a T holds. get<T>() takes
-// fractions, 1e300 and 2^64 - 1 for a T too, with whatever comes of it.
+// The whole number that `j` holds; JsonNotWhole if it is not one, or does not fit in a T. get<T>()
+// would also accept fractions, 1e300 and 2^64 - 1, with arbitrary results.
 template <class T, class Json>
 T whole_number(const Json& j) {
   if (j.is_number_unsigned()) {

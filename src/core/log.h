@@ -1,5 +1,5 @@
-// What the job says to a person: rank 0 speaks, other ranks only warn. Everything goes to stderr,
-// so that stdout stays free for results that are asked for (tables, JSON).
+// Messages of the job: rank 0 informs, other ranks only warn. Everything goes to stderr, so that
+// stdout is free for requested results (tables, JSON).
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ template <class... A>
 void info(fmt::format_string<A...> f, A&&... a) {
   if (rank() == 0) write_info(fmt::format(f, std::forward<A>(a)...));
 }
-// Any rank, prefixed with rank and host where there are several. Kept for the end table.
+// Any rank; prefixed with rank and host if there are several. Kept for the summary at the end.
 template <class... A>
 void warn(fmt::format_string<A...> f, A&&... a) {
   write_warn(fmt::format(f, std::forward<A>(a)...));
@@ -34,12 +34,11 @@ void error(fmt::format_string<A...> f, A&&... a) {
   write_error(fmt::format(f, std::forward<A>(a)...));
 }
 
-// Says once what went wrong and what to do. Ranks other than 0 wait a moment first, since most
-// errors meet all ranks alike and the first rank's word is enough: main ends the job when it has
-// spoken.
+// Reports once what went wrong and what to do. Ranks other than 0 wait a moment first: most errors
+// are the same on all ranks, and main ends the job once the first rank has reported.
 void report(Error& e);
 
-// The warnings of this rank so far, so that the summary at the end can repeat them.
+// This rank's warnings so far, repeated in the summary at the end.
 std::vector<std::string> warnings();
 
 }  // namespace weft::log

@@ -1,5 +1,5 @@
-// How a range of a flat array is divided among ranks: the one rule that reduction, optimizer,
-// checkpoint and their tests share.
+// How a range of a flat array is divided among ranks: the one rule shared by reduction, optimizer,
+// checkpoint and their tests.
 #pragma once
 
 #include <cstdint>

@@ -24,6 +24,7 @@ std::string hash_of(std::string_view text) {
 
 std::string seal_json(std::string object) {
   const std::string hash = hash_of(object);
+  // The hash covers the object as it was, closing brace included; the brace then follows the seal.
   object.pop_back();
   return object.append(json.before).append(hash).append(json.after);
 }

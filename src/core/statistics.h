@@ -7,8 +7,7 @@
 
 namespace weft {
 
-// The middle of the sorted values, the upper one of an even number: a value that was measured. 0
-// for none.
+// The median: a measured value, the upper one of an even number. 0 if there is none.
 inline double upper_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -16,7 +15,7 @@ inline double upper_median(std::vector<double> values) {
   return *middle;
 }
 
-// The same, but the mean of the two in the middle of an even number.
+// The same, but the mean of the two middle values of an even number.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

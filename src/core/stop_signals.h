@@ -1,6 +1,6 @@
-// The signals that ask a job to stop: SIGTERM, SIGINT, SIGUSR1. main holds them back before MPI
-// starts its threads, which inherit that; so one that comes during start-up waits, either for the
-// job's handler (train/stop.h) or for its release.
+// The signals that ask a job to stop: SIGTERM, SIGINT, SIGUSR1. main blocks them before MPI starts
+// its threads, which inherit the mask; a signal that arrives during start-up stays pending until
+// the job installs its handler (train/stop.h) or unblocks it.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ inline void mask_stop_signals(int how) {
   for (const int signal : stop_signals) sigaddset(&set, signal);
   pthread_sigmask(how, &set, nullptr);
 }
-// Of this thread and those that it starts from now on.
+// Blocks them for this thread and those that it starts from now on.
 inline void hold_stop_signals() { mask_stop_signals(SIG_BLOCK); }
-// One that waited is delivered at once.
+// A pending signal is delivered at once.
 inline void release_stop_signals() { mask_stop_signals(SIG_UNBLOCK); }
 
 }  // namespace weft

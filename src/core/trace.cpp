@@ -9,7 +9,8 @@ std::atomic<bool> enabled{false};
 
 namespace {
 
-// One lock for all threads of a rank: some hundred spans a step, each held for the time of a copy.
+// One lock for all threads of a rank suffices: some hundred spans a step, each holding it for one
+// copy.
 struct Ring {
   std::mutex lock;
   std::vector<Span> spans;

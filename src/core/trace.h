@@ -1,6 +1,6 @@
-// What this rank did when, for `run.trace`: spans in a ring in memory, written by
-// train/metrics/run_trace.h as one file for all ranks. Costs one predictable branch while it is
-// off.
+// What this rank did and when, for `run.trace`: spans in a ring in memory, which
+// train/metrics/run_trace.h writes as one file for all ranks. While off, it costs one predictable
+// branch.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct Span {
 };
 
 extern std::atomic<bool> enabled;
-// Turns it on with room for `spans`; the oldest go when it is full.
+// Turns tracing on with room for `spans`; the oldest are overwritten when it is full.
 void start(std::size_t spans = 1 << 18);
 void stop();
 // Thread-safe.

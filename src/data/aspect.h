@@ -20,7 +20,7 @@ struct AspectSize {
 // "2048", "2880" with 40. In this order.
 const std::vector<std::string>& resolution_names();
 
-// Pixels that a clip of this resolution has, more or less. Throws Exit::usage on an unknown name,
+// The nominal number of pixels of a clip of this resolution. Throws Exit::usage on an unknown name,
 // naming the nearest.
 std::int64_t resolution_area(const std::string& resolution);
 

@@ -14,7 +14,7 @@
 namespace weft {
 
 // Clips of one shape. Pixels are u8 [T,H,W,3]; latents are f32 or f16 [C,T,H,W], either as the
-// model sees them, or as the moments of the VAE's posterior, from which they are drawn.
+// model sees them, or as the moments of the VAE's posterior, from which latents are drawn.
 struct Bucket {
   std::string name;  // "144p-51-0.56": resolution, frames, aspect key
   std::int64_t frames = 0, height = 0, width = 0, channels = 3;
@@ -24,7 +24,7 @@ struct Bucket {
                pixel_width = 0;  // of the footage, also for latents
 
   // The channels are means, then log variances (clamped, not normalised): a latent of half as many
-  // channels is drawn from them, less shift, over scale.
+  // channels is drawn from them, minus shift, divided by scale.
   bool moments = false;
   std::vector<float> scale, shift;  // the VAE's, one a channel of the latent; empty where unknown
 
@@ -44,8 +44,8 @@ struct ClipInfo {
   std::string source, text;  // where the clip was cut from; its caption ("" = none)
 };
 
-// A clip whose hash is wrong: what is stored is not what was written. Other faults of reading may
-// pass, this one stays.
+// A clip whose hash is wrong: the bytes read differ from those written. Other read errors may be
+// transient, this one is permanent.
 struct DamagedClip : Error {
   using Error::Error;
 };
@@ -60,9 +60,9 @@ class ClipSource {
   // wrong.
   virtual void read(int bucket, std::int64_t index, std::span<std::byte> out) const = 0;
 
-  // Text features of a clip's caption, its valid tokens alone: their number, 0 where the clip has
-  // no caption or the bucket no features; and the features [tokens, text_channels], converted.
-  // As safe, and as strict, as read().
+  // Text features of a clip's caption, valid tokens only: their number, 0 if the clip has no
+  // caption or the bucket no features; and the features [tokens, text_channels], converted to f32.
+  // As thread-safe, and as strict, as read().
   virtual std::int64_t text_tokens(int bucket, std::int64_t index) const { return 0; }
   virtual std::vector<float> read_text(int bucket, std::int64_t index) const { return {}; }
 };

@@ -24,8 +24,8 @@ namespace {
 
 constexpr const char* h5_magic = "\x89HDF\r\n\x1a\n";
 
-// A clip is read in pieces that are still in the cache when the hash goes over them. Smaller pieces
-// cost more in system calls than they save; measured with `weft bench read`.
+// A clip is read in pieces that are still in the cache when they are hashed. Smaller pieces cost
+// more in system calls than they save; measured with `weft bench read`.
 constexpr std::size_t piece = 256 << 10;
 
 struct File {
@@ -107,7 +107,7 @@ class ClipStore : public ClipSource {
     return stored_[static_cast<std::size_t>(bucket)];
   }
 
-  // A clip's bytes, or those of its caption's features (`what`), from one place in the file.
+  // Reads a clip's bytes, or those of its caption's features (`what`), from one place in the file.
   void read_bytes(const char* what, const Bucket& b, std::int64_t index, std::uint64_t offset,
                   std::uint64_t xxh3, std::span<std::byte> out) const {
     ClipHash hash;
@@ -116,7 +116,7 @@ class ClipStore : public ClipSource {
       const std::size_t want = verify_ ? std::min(piece, out.size() - done) : out.size() - done;
       const ssize_t got =
           pread(file_.fd, out.data() + done, want, static_cast<off_t>(offset + done));
-      if (got < 0 && errno == EINTR) continue;  // a signal came: nothing was read
+      if (got < 0 && errno == EINTR) continue;  // interrupted by a signal: nothing was read
       WEFT_CHECK(
           got > 0, Exit::data, "check the file system; the store may have been replaced",
           "cannot read {} {} of bucket {} in {}: {}", what, index, b.name, path_,
@@ -138,7 +138,7 @@ class ClipStore : public ClipSource {
         __FILE__, __LINE__);
   }
 
-  // Written by the constructor alone, so that reading needs no lock.
+  // Written only by the constructor, so reading needs no lock.
   std::string path_;
   bool verify_;
   File file_;

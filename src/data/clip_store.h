@@ -39,11 +39,11 @@ namespace weft {
 inline constexpr int clip_store_version = 3, oldest_clip_store_version = 1;
 inline constexpr int first_hashed_tables = 3;  // the first version with hashes of its tables
 
-// Whether the file begins as an HDF5 file does. False for a file that cannot be read.
+// Whether the file starts like an HDF5 file. False for a file that cannot be read.
 bool is_hdf5(const std::string& path);
 
-// Opens and checks everything but the clips' bytes: schema, ranks, types, one clip a chunk, every
-// clip inside the file, the tables' hashes; HDF5 does so in a process that may die
+// Opens the store and checks everything except the clips' bytes: schema, ranks, types, one clip per
+// chunk, every clip inside the file, the tables' hashes. HDF5 does this in a process that may die
 // (clip_store_child.h). Clips are then read with pread, without HDF5 and its lock. Throws
 // Exit::data with one message that names file, bucket and fault.
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify);
@@ -52,12 +52,12 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 // whole file: throws Exit::data, naming the clip, when a hash is wrong.
 std::string describe_clip_store(const std::string& path);
 
-// The store's attribute made_by; "" where there is none, or no store. Damage is a WARN.
+// The store's attribute made_by; "" if it has none, or is not a store. Damage gives a WARN.
 std::string stored_made_by(const std::string& path);
 
-// Writes a store to PATH.tmp; commit() makes it PATH. Without commit nothing is left behind.
+// Writes a store to PATH.tmp; commit() renames it to PATH. Without commit nothing is left behind.
 // Memory does not grow with the clips' bytes. Throws Exit::data when the disk is full or the
-// directory cannot be written.
+// directory is not writable.
 class ClipStoreWriter {
  public:
   // `made_by`, if not empty, is kept for stored_made_by().

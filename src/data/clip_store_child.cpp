@@ -23,8 +23,8 @@ namespace weft {
 namespace {
 
 constexpr const char* child_argument = "--read-clip-store";
-// Processor seconds between two signs of life: a call that takes more does not end. Storage that is
-// slow takes none.
+// CPU seconds allowed between two signs of life: a call that takes more never ends. Waiting for
+// slow storage uses none.
 constexpr rlim_t longest_call = 20;
 
 std::vector<std::string>& reader_command() {
@@ -32,7 +32,8 @@ std::vector<std::string>& reader_command() {
   return command;
 }
 
-// Numbers as they lie in memory, lists and texts behind their length: both ends are one program.
+// Numbers are packed as they lie in memory, lists and texts behind their length: both ends are the
+// same program.
 class Packer {
  public:
   template <class T>
@@ -56,7 +57,7 @@ class Packer {
   std::string bytes_;
 };
 
-// The child may have been hurt by what it read: no length is believed that the bytes do not hold.
+// Damaged input may have corrupted the child: no length is trusted that the bytes do not hold.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
@@ -108,6 +109,7 @@ void each_field(F& f, A& answer) {
   std::uint64_t buckets = answer.facts.buckets.size();
   f(buckets);
   if constexpr (!std::is_const_v<A>) {
+    // `buckets` comes from the child: bounded before memory is allocated for it.
     answer.facts.buckets.resize(std::min<std::uint64_t>(buckets, 1u << 16));
     answer.facts.stored.resize(answer.facts.buckets.size());
   }
@@ -118,7 +120,7 @@ void each_field(F& f, A& answer) {
   }
 }
 
-// More processor time for the next call of HDF5.
+// Grants more CPU time for the next HDF5 call.
 void sign_of_life() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
@@ -130,7 +132,7 @@ void sign_of_life() {
 }
 
 int serve(const std::string& path, std::uint64_t bytes) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody reads the answer of a child whose rank has died
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody reads the answer once the rank has died
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -163,7 +165,8 @@ int serve(const std::string& path, std::uint64_t bytes) {
   return 0;
 }
 
-// Starts the command; its standard output is read until it ends. The wait status, and what it said.
+// Runs the command and reads its standard output until it ends. Returns the wait status and the
+// output.
 std::pair<int, std::string> run(const std::vector<std::string>& command) {
   int ends[2];
   WEFT_CHECK(pipe2(ends, O_CLOEXEC) == 0, Exit::data, "raise the limit of open files (ulimit -n)",
@@ -174,7 +177,8 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
-  // A request to stop goes to the whole process group: the rank heeds it, the child ends anyway.
+  // A stop signal goes to the whole process group. The rank handles it; the child must not die of
+  // it and ends by itself anyway.
   posix_spawnattr_t how;
   posix_spawnattr_init(&how);
   sigset_t stops;
@@ -187,6 +191,7 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
       posix_spawn(&child, command[0].c_str(), &files, &how, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&how);
+  // Close this side's write end, or the read below would never see the end.
   close(ends[1]);
   std::string said;
   std::vector<char> buffer(64 << 10);
@@ -205,7 +210,7 @@ std::pair<int, std::string> run(const std::vector<std::string>& command) {
   return {status, std::move(said)};
 }
 
-// How the child died, in words.
+// How the child ended, in words.
 std::string end_of(int status) {
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU)
     return fmt::format("kept the HDF5 library busy without end");

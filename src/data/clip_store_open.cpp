@@ -15,9 +15,10 @@ namespace {
 
 constexpr const char* remake = "make the store again with `weft ingest` or `weft encode`";
 
-// Stores of up to so many clips a bucket ask HDF5 for the place of each one (quadratic in 1.10).
+// Buckets of up to this many clips ask HDF5 for the place of each one (quadratic in HDF5 1.10).
 constexpr std::int64_t ask_for_each = 2048;
-// Beyond that the stored offsets are compared with HDF5 at so many clips, first and last included.
+// In larger buckets the stored offsets are compared with HDF5's at this many clips, the first and
+// the last included.
 constexpr std::int64_t spot_checks = 64;
 
 // Everything that opening does, with the file's name at hand for its messages.
@@ -26,7 +27,7 @@ class Opener {
   Opener(const std::string& path, std::uint64_t bytes, const std::function<void()>& alive)
       : path_(path), bytes_(bytes), alive_(alive) {
     const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    H5Pset_file_locking(access, false, true);  // many jobs read one store
+    H5Pset_file_locking(access, false, true);  // many jobs may read one store at once
     file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
     if (!file_.valid()) {
       const std::string reason = h5::last_error();
@@ -52,7 +53,8 @@ class Opener {
     return H5Aexists(top, "made_by") > 0 ? text_attribute(top, "/", "made_by") : "";
   }
 
-  // Of the buckets, sorted: their order, and with it every sample id, is a matter of the names.
+  // The buckets' names, sorted: sample ids count clips in this order, so it depends on the names
+  // alone.
   std::vector<std::string> names() {
     h5::Handle group(H5Gopen2(file_, "clips", H5P_DEFAULT), H5Gclose);
     check(group.valid(), "/clips", "is not a group");
@@ -67,7 +69,7 @@ class Opener {
     return found;
   }
 
-  // Shape first, then the tables: how long they have to be is known only after it.
+  // Reads the shape first, then the tables, whose length follows from it.
   void read(const std::string& name, Bucket& bucket, StoredBucket& stored) {
     const std::string where = "bucket " + name;
     h5::Handle group(H5Gopen2(file_, ("clips/" + name).c_str(), H5P_DEFAULT), H5Gclose);
@@ -132,7 +134,7 @@ class Opener {
     return value;
   }
 
-  // Of fixed length, or of variable length as version 2 had them.
+  // The text has a fixed length, or a variable one as in version 2.
   std::string text_attribute(hid_t object, const std::string& where, const char* name) {
     const h5::Handle a(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
     const h5::Handle type(a.valid() ? H5Aget_type(a) : H5I_INVALID_HID, H5Tclose);
@@ -159,7 +161,7 @@ class Opener {
     return value;
   }
 
-  // Of `n` finite numbers; none where the attribute is missing.
+  // `n` finite numbers; none if the attribute is missing.
   std::vector<float> float_attribute(hid_t object, const std::string& where, const char* name,
                                      std::int64_t n) {
     if (H5Aexists(object, name) <= 0) return {};
@@ -175,7 +177,7 @@ class Opener {
     return values;
   }
 
-  // What the latents are, and the VAE's constants.
+  // The kind of latents, and the VAE's constants.
   void read_kind(hid_t group, const std::string& where, Bucket& bucket) {
     if (H5Aexists(group, "kind") > 0) {
       const std::string kind = text_attribute(group, where, "kind");
@@ -210,7 +212,8 @@ class Opener {
     return dims;
   }
 
-  // Type and shape of the clips. Nothing of it is believed before the file is big enough for it.
+  // Type and shape of the clips. No dimension is trusted before the file is found large enough for
+  // it.
   void read_shape(hid_t group, const std::string& where, Bucket& bucket) {
     const bool pixels = H5Lexists(group, "frames", H5P_DEFAULT) > 0;
     const bool latents = H5Lexists(group, "latents", H5P_DEFAULT) > 0;
@@ -263,7 +266,8 @@ class Opener {
     if (!pixels) read_kind(group, where, bucket);
   }
 
-  // Type and shape of the text features, which rows are whose, and that they lie inside the file.
+  // Type and shape of the text features and which rows belong to which clip; checks that they lie
+  // inside the file.
   void read_text_shape(hid_t group, const std::string& where, Bucket& bucket,
                        StoredBucket& stored) {
     const h5::Handle rows = open_dataset(group, where, "text_features");
@@ -285,6 +289,7 @@ class Opener {
     const h5::Handle how(H5Dget_create_plist(rows), H5Pclose);
     check(H5Pget_layout(how) == H5D_CONTIGUOUS && H5Pget_external_count(how) == 0, where,
           "does not store text_features in one piece");
+    // Without rows the dataset has no place in the file.
     if (dims[0] > 0) {
       const haddr_t begin = H5Dget_offset(rows);
       check(begin != HADDR_UNDEF && begin <= bytes_ && dims[0] * row <= bytes_ - begin, where,
@@ -336,7 +341,7 @@ class Opener {
     return out;
   }
 
-  // One text a clip, from one array of bytes and the places where each of them ends.
+  // One text per clip, from one array of bytes and the position where each text ends.
   std::vector<std::string> read_texts(hid_t group, const std::string& where, const char* name,
                                       std::size_t n) {
     std::vector<std::uint64_t> ends(n);
@@ -355,7 +360,7 @@ class Opener {
     return out;
   }
 
-  // Where HDF5 keeps a clip. A chunk of another size than the clip's would mean a filter or damage.
+  // Where HDF5 stores a clip. A chunk of a different size than the clip means a filter or damage.
   std::uint64_t ask(hid_t clips, std::int64_t index, std::size_t clip_bytes,
                     const std::string& where) {
     alive_();
@@ -369,8 +374,8 @@ class Opener {
     return address;
   }
 
-  // Fills stored.offset, and makes sure that every clip lies inside the file: a store that was cut
-  // off while it was copied is found here, not in the middle of a run.
+  // Fills stored.offset and checks that every clip lies inside the file: a store truncated while it
+  // was copied is detected here, not in the middle of a run.
   void find_clips(hid_t group, const std::string& where, const Bucket& bucket,
                   StoredBucket& stored) {
     const std::size_t clip_bytes = bucket.clip_bytes();
@@ -388,7 +393,7 @@ class Opener {
             ask(clips, clip, clip_bytes, where) == stored.offset[static_cast<std::size_t>(clip)];
       }
       if (!known)
-        // Right either way, but somebody should know why the job starts slowly.
+        // The result is right either way, but the user should know why the job starts slowly.
         warnings.push_back(
             fmt::format("clip store {}: {} has stale offsets (was it repacked?); asking HDF5 for "
                         "the place of each of its {} clips, which takes longer",

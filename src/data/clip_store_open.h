@@ -1,4 +1,4 @@
-// What opening a clip store finds out through HDF5, for the clip_store_*.cpp alone.
+// What HDF5 reports about a clip store when it is opened; for clip_store_*.cpp only.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,18 @@
 
 namespace weft {
 
-// Beside Bucket, all of length `clips`.
+// In addition to Bucket; all of length `clips`.
 struct StoredBucket {
   std::vector<std::uint64_t> offset;  // of the clip's first byte in the file
   std::vector<std::uint64_t> xxh3;    // of the clip's bytes
   std::vector<ClipInfo> info;
-  // Of the text features, if the bucket has any: rows [offset i, offset i+1) from `text_begin` on.
+  // The text features, if the bucket has any: rows [offset i, offset i+1), the first row at
+  // `text_begin`.
   std::vector<std::uint64_t> text_offset, text_xxh3;
   std::uint64_t text_begin = 0;
 };
 
-// Everything but the clips' bytes. Buckets are in the order of their names.
+// Everything except the clips' bytes. Buckets are in the order of their names.
 struct StoreFacts {
   std::string made_by;  // the attribute, "" where there is none
   std::vector<Bucket> buckets;
@@ -28,8 +29,8 @@ struct StoreFacts {
   std::vector<std::string> warnings;
 };
 
-// Calls `f` on each field that a bucket's hash covers, always in the same order. Where HDF5 put the
-// bytes is not among them: h5repack may move them.
+// Calls `f` on each field that a bucket's hash covers, always in the same order. The positions
+// where HDF5 put the bytes are not covered: h5repack may move them.
 template <class F, class B, class S>
 void each_hashed_field(F&& f, B& bucket, S& stored) {
   f(bucket.name), f(bucket.frames), f(bucket.height), f(bucket.width), f(bucket.channels);
@@ -42,8 +43,8 @@ void each_hashed_field(F&& f, B& bucket, S& stored) {
 // XXH3-64 over these fields.
 std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored);
 
-// Checks a store of `bytes` bytes as open_clip_store promises and closes it again. Damage may crash
-// the HDF5 library: clip_store_child.h. `alive` is called between one call of HDF5 and the next.
+// Checks a store of `bytes` bytes as open_clip_store promises, and closes it again. Damage may
+// crash the HDF5 library: see clip_store_child.h. `alive` is called between HDF5 calls.
 StoreFacts open_checked(
     const std::string& path, std::uint64_t bytes, const std::function<void()>& alive = [] {});
 

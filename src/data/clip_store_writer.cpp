@@ -22,7 +22,7 @@ struct OpenBucket {
   h5::Handle group, clips;
   std::vector<hsize_t> dims;  // of the dataset; dims[0] counts the clips so far
   StoredBucket stored;
-  // Text features wait in a file of their own: how many rows there are is known at the end alone.
+  // Text features are spooled to a separate file: their number of rows is known only at the end.
   std::string spool_path;
   int spool = -1;
 
@@ -44,7 +44,7 @@ h5::Handle new_group(hid_t where, const std::string& name) {
   return {H5Gcreate2(where, name.c_str(), H5P_DEFAULT, how, H5P_DEFAULT), H5Gclose};
 }
 
-// A rename is only safe when the bytes are on the disk before the name is.
+// A rename is safe only once the file's bytes are on disk before its new name is.
 void sync(const std::filesystem::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool ok = fd >= 0 && fsync(fd) == 0;
@@ -62,7 +62,7 @@ struct ClipStoreWriter::State {
   std::deque<OpenBucket> buckets;
   bool committed = false;
 
-  // Every HDF5 call of the writer ends here when it fails.
+  // All failing HDF5 calls of the writer are reported here.
   void check(bool ok, const std::string& what) const {
     WEFT_CHECK(ok, Exit::data, "is the disk full, or the directory not writable?",
                "cannot write clip store {}: {}: {}", temporary, what, h5::last_error());
@@ -120,8 +120,8 @@ struct ClipStoreWriter::State {
   }
 
   void write_tables(OpenBucket& b) {
-    // Asking is quadratic in HDF5 1.10 (half a second for 10,000 clips), and done here once instead
-    // of at every opening.
+    // Asking for offsets is quadratic in HDF5 1.10 (half a second for 10,000 clips): done once here
+    // instead of at every opening.
     std::vector<hsize_t> at(b.dims.size(), 0);
     for (; at[0] < b.dims[0]; ++at[0]) {
       unsigned filters = 0;
@@ -140,7 +140,8 @@ struct ClipStoreWriter::State {
     write_texts(b, "captions", [](const ClipInfo& info) { return info.text; });
     b.bucket.clips = std::ssize(b.stored.info);
     b.bucket.longest_text = 0;
-    // What a reader does not find in the file, it does not hash.
+    // Clear the fields that this bucket does not store: a reader leaves them at their defaults when
+    // it computes the hash.
     if (b.bucket.dtype == DType::u8) {
       b.bucket.moments = false;
       b.bucket.scale.clear(), b.bucket.shift.clear();
@@ -161,7 +162,7 @@ struct ClipStoreWriter::State {
     copy_text(b);
   }
 
-  // From the spool into one contiguous dataset, so that a row's place follows from its number.
+  // Copies the spool into one contiguous dataset, so that a row's place follows from its number.
   void copy_text(const OpenBucket& b) {
     const auto channels = static_cast<hsize_t>(b.bucket.text_channels);
     const hsize_t rows = b.stored.text_offset.back(), dims[2] = {rows, channels};
@@ -214,11 +215,11 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& mad
   s.path = path;
   s.temporary = path + ".tmp";
   const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  // Clips begin at multiples of 1 MiB, as parallel file systems like it; only those of 4 MiB and
+  // Clips begin at multiples of 1 MiB, which suits parallel file systems; only those of 4 MiB and
   // more, so that at most a fifth of the file is padding.
   H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
-  H5Pset_file_locking(access, true, true);  // where the file system knows locks
-  // The first format with checksums over its structure; HDF5 reads it since 1.10 (2016).
+  H5Pset_file_locking(access, true, true);  // where the file system supports locks
+  // The first HDF5 format with checksums over its structure; readable since HDF5 1.10 (2016).
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   const h5::Handle top_group(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(top_group, false);  // the same clips make the same file, byte by byte
@@ -335,6 +336,7 @@ void ClipStoreWriter::commit() {
   WEFT_CHECK(!error, Exit::data, "check the directory's permissions", "cannot rename {} to {}: {}",
              s.temporary, s.path, error.message());
   s.committed = true;
+  // Sync the directory too: the rename itself must survive a power cut.
   const auto directory = std::filesystem::absolute(s.path).parent_path();
   sync(directory);
 }

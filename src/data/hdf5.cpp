@@ -8,7 +8,7 @@ std::string last_error() {
     if (e->desc != nullptr) *static_cast<std::string*>(out) = e->desc;
     return 0;
   };
-  // Downward: from the call that was made to the innermost one, whose text says most.
+  // Walk downward, from the call that was made to the innermost one, whose text says most.
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &reason);
   // "file write failed: time = ..., filename = ..., errno = 28, error message = 'No space left on
   // device', buf = 0x...": the system's own words are all that a reader needs.
@@ -23,7 +23,8 @@ std::string last_error() {
 
 Handle half_type() {
   const hid_t t = H5Tcopy(H5T_IEEE_F32LE);
-  // 1 sign, 5 exponent and 10 mantissa bits; the fields shrink before the size does.
+  // 1 sign, 5 exponent and 10 mantissa bits. The fields shrink before the size, which must always
+  // hold them.
   H5Tset_fields(t, 15, 10, 5, 0, 10);
   H5Tset_size(t, 2);
   H5Tset_ebias(t, 15);

@@ -1,4 +1,4 @@
-// Small owning handles around HDF5's C library, and its errors as weft::Error.
+// Small owning handles for HDF5's C library, and its errors as weft::Error.
 #pragma once
 
 #include <hdf5.h>
@@ -24,7 +24,7 @@ class Handle {
 
   bool valid() const { return id_ >= 0; }
   operator hid_t() const { return id_; }
-  // Closes now, so that a failure (a full disk shows up here) can be seen.
+  // Closes now, so that a failure (a full disk shows up here) is noticed.
   bool close_now() {
     const hid_t id = std::exchange(id_, -1);
     return id < 0 || close_(id) >= 0;
@@ -44,7 +44,8 @@ class Handle {
 class QuietErrors {
  public:
   QuietErrors() {
-    // At exit HDF5 would close what is open, and dies in it when a full disk kept it from closing.
+    // At exit HDF5 would close all open objects, and crashes if a full disk kept it from closing
+    // one.
     H5dont_atexit();
     H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -61,7 +62,7 @@ class QuietErrors {
 // HDF5's innermost reason for the last failure on this thread, "" if it gave none.
 std::string last_error();
 
-// Types as they lie in the file: little-endian, whatever the host.
+// Types as stored in the file: little-endian, whatever the host.
 Handle half_type();                                    // IEEE binary16, as h5py's float16
 Handle string_type(std::size_t bytes = H5T_VARIABLE);  // UTF-8, of variable or that length
 

@@ -23,7 +23,7 @@
 namespace weft {
 namespace {
 
-// Page-backed memory, faulted in once: a slot is written again and again for the whole run.
+// Memory in whole pages, faulted in once: a slot is rewritten throughout the run.
 class Pages {
  public:
   Pages() = default;
@@ -58,8 +58,8 @@ struct Slot {
   Pages pages;
   LoadedBatch batch;
   std::size_t clip_bytes = 0;
-  std::size_t taken = 0;  // clips that a reader has begun
-  std::size_t left = 0;   // clips that are not finished
+  std::size_t taken = 0;  // clips that readers have begun
+  std::size_t left = 0;   // clips not finished yet
   std::exception_ptr error;
 };
 
@@ -68,8 +68,8 @@ struct Slot {
 struct Prefetcher::State {
   const ClipSource& source;
   std::function<Work(std::int64_t)> next_work;
-  std::int64_t step, last_step;                    // next to plan; where to end
-  std::int64_t begun, horizon;                     // nothing is planned behind begun + horizon
+  std::int64_t step, last_step;                    // next step to plan; end (exclusive)
+  std::int64_t begun, horizon;                     // nothing is planned after begun + horizon
   std::deque<std::pair<int, MicroBatch>> planned;  // of `step - 1`, not in a slot yet
   std::size_t most_clips = 0;                      // in a micro-batch so far
   std::size_t largest_clip = 0;                    // bytes, over all buckets
@@ -77,7 +77,7 @@ struct Prefetcher::State {
   std::set<std::pair<int, std::int64_t>> damaged;  // (bucket, clip), met here
 
   std::deque<Slot> slots;
-  // Slots are filled and delivered round and round: these count micro-batches since the start.
+  // Slots are filled and delivered in turn: these count micro-batches since the start.
   std::size_t head = 0;  // next to deliver
   std::size_t tail = 0;  // next to plan
   bool delivered = false;
@@ -102,7 +102,7 @@ struct Prefetcher::State {
 
   Slot& slot(std::size_t count) { return slots[count % slots.size()]; }
 
-  // Fills free slots; on the consumer's thread alone, outside the lock while it plans.
+  // Fills free slots. Runs on the consumer's thread only, and plans outside the lock.
   void plan() {
     while (tail - head < slots.size()) {
       while (planned.empty() && step < last_step && step <= begun + horizon) {
@@ -114,10 +114,10 @@ struct Prefetcher::State {
       planned.pop_front();
       WEFT_ASSERT(!what.clips.empty());
 
-      // No reader looks at this slot before `tail` passes it, so it is filled without the lock.
+      // No reader touches this slot before `tail` passes it, so it is filled without the lock.
       Slot& s = slot(tail);
       most_clips = std::max(most_clips, what.clips.size());
-      // As large as any bucket could need, so that a slot does not move when buckets alternate.
+      // Large enough for any bucket, so that a slot is not reallocated when buckets alternate.
       s.pages.grow(most_clips * largest_clip);
       const Bucket& bucket = source.buckets()[static_cast<std::size_t>(what.bucket)];
       s.clip_bytes = bucket.clip_bytes();
@@ -140,8 +140,8 @@ struct Prefetcher::State {
     }
   }
 
-  // Reads a clip, or the next whole one of its bucket. What is damaged stays so: every run, restart
-  // and rank puts the same clip in its place.
+  // Reads a clip, or if it is damaged the next whole one of its bucket. Damage is permanent, so
+  // every run, restart and rank substitutes the same clip.
   void read_clip(Slot& s, std::size_t clip) {
     MicroBatch& what = s.batch.what;
     const std::int64_t clips = source.buckets()[static_cast<std::size_t>(what.bucket)].clips;
@@ -161,7 +161,7 @@ struct Prefetcher::State {
     }
   }
 
-  // Throws when that are too many.
+  // Throws if there are too many damaged clips.
   void note_damage(int bucket, std::int64_t index, const DamagedClip& e) {
     std::size_t found = 0;
     {
@@ -183,7 +183,7 @@ struct Prefetcher::State {
   }
 
   void read_clips() {
-    // Signals to stop are the main thread's business.
+    // Stop signals are handled by the main thread.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -196,7 +196,7 @@ struct Prefetcher::State {
       const std::size_t clip = s.taken++;
       if (s.taken == s.batch.what.clips.size()) ++reading;
       lock.unlock();
-      // An error waits in its slot: the batches before it are still good and come first.
+      // An error is kept in its slot: the batches before it are still good and are delivered first.
       std::exception_ptr error;
       try {
         read_clip(s, clip);
@@ -205,6 +205,7 @@ struct Prefetcher::State {
       }
       lock.lock();
       if (error && !s.error) s.error = error;
+      // Only the consumer waits for this.
       if (--s.left == 0) batch_ready.notify_one();
     }
   }
@@ -245,7 +246,7 @@ const LoadedBatch& Prefetcher::next() {
   State& s = *state_;
   const auto begin = std::chrono::steady_clock::now();
   if (s.delivered) {
-    ++s.head;  // the caller is done with the last one: its slot is free
+    ++s.head;  // the caller has finished with the last one: its slot is free
     s.delivered = false;
     s.plan();
   }
@@ -256,7 +257,7 @@ const LoadedBatch& Prefetcher::next() {
     std::unique_lock lock(s.mutex);
     s.batch_ready.wait(lock, [&] { return slot.left == 0; });
   }
-  // The slot stays in place, so that asking again reports the same error.
+  // The slot stays at the head, so that calling again reports the same error.
   if (slot.error) std::rethrow_exception(slot.error);
   s.delivered = true;
   slot.batch.waited_seconds =
@@ -265,7 +266,7 @@ const LoadedBatch& Prefetcher::next() {
 }
 
 int Prefetcher::default_readers(int threads) {
-  // One reader keeps up with several cores that compute; more than four gain nothing.
+  // One reader keeps several compute cores supplied; more than four gain nothing.
   return std::clamp(threads / 4, 1, 4);
 }
 

@@ -48,7 +48,7 @@ std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Buc
   }
 
   std::vector<std::int64_t> sizes;
-  std::set<std::string> names, unused;  // beginnings that there are; entries that no bucket has
+  std::set<std::string> names, unused;  // known beginnings; entries that match no bucket
   for (const auto& [name, clips] : entries) unused.insert(name);
   for (const Bucket& b : buckets) {
     sizes.push_back(deck.batch_size);
@@ -112,7 +112,7 @@ const std::vector<MicroBatch>& StepPlanner::epoch(std::int64_t e) const {
     std::iota(order.begin(), order.end(), 0);
     shuffle(order, seed_, e, static_cast<std::int64_t>(b));
     const std::int64_t size = std::min(batch_sizes_[b], clips);
-    // The remainder differs from epoch to epoch, because the cut comes after the shuffle.
+    // The dropped remainder differs from epoch to epoch, because the cut comes after the shuffle.
     for (std::int64_t at = 0; size > 0 && at + size <= clips; at += size) {
       MicroBatch m;
       m.bucket = static_cast<int>(b);
@@ -141,24 +141,26 @@ std::vector<MicroBatch> StepPlanner::plan(std::int64_t step) const {
 
 namespace {
 
-// Ranks within this of the mean are even enough: costs are no better known than that.
+// Loads within this factor of the mean are even enough: costs are not known any better.
 constexpr double even_enough = 1.005;
 
-// Longest first leaves its last micro-batches where they happen to fit, with eight a rank some 5 %
-// apart. So while the busiest rank has more than enough, it gives one away, or changes one for a
-// cheaper one, wherever that lowers the greater of the two loads most; the first trade that leaves
-// both even enough is as good as any. The busiest load falls each time, so it ends.
+// Longest-first places its last micro-batches wherever they fit, which with eight per rank leaves
+// loads some 5 % apart. So while the busiest rank has more than enough, it gives one micro-batch
+// away, or swaps one for a cheaper one, wherever that lowers the greater of the two loads most; the
+// first trade that leaves both even enough is taken. The busiest load falls each time, so the loop
+// ends.
 void trade(std::span<const double> cost, std::vector<double>& load, std::vector<int>& rank_of) {
   std::vector<std::vector<std::size_t>> has(load.size());
   for (std::size_t i = 0; i < cost.size(); ++i)
     has[static_cast<std::size_t>(rank_of[i])].push_back(i);
   const double goal = std::accumulate(load.begin(), load.end(), 0.0) /
                       static_cast<double>(load.size()) * even_enough;
-  // The search goes on where the last one ended: those before have been found wanting, mostly.
+  // The search resumes where the last one ended: the ranks before have mostly been ruled out.
   for (std::size_t first = 0;;) {
     const auto busiest =
         static_cast<std::size_t>(std::max_element(load.begin(), load.end()) - load.begin());
     if (load[busiest] <= goal) return;
+    // The margin of 1e-9 rejects trades that gain only rounding error, so that the loop ends.
     double best = load[busiest] * (1 - 1e-9), moved = 0;
     std::size_t partner = load.size(), given = 0;
     std::optional<std::size_t> taken;

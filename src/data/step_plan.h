@@ -12,7 +12,7 @@
 
 namespace weft {
 
-// A sample's id for life: the running number of its clip over all buckets of the source.
+// A sample's permanent id: the running number of its clip over all buckets of the source.
 using SampleId = std::int64_t;
 
 struct MicroBatch {
@@ -21,10 +21,10 @@ struct MicroBatch {
   std::vector<SampleId> samples;    // the same clips by id
 };
 
-// Clips in a micro-batch of each bucket: of the entries NAME=CLIPS of train.batch_sizes the one
-// with the longest NAME that is the bucket's name or its beginning up to a dash, else
-// train.batch_size. Exit::usage for an entry that is not NAME=CLIPS, that comes twice, or whose
-// NAME no bucket has (with the nearest that one has).
+// Clips per micro-batch of each bucket: from the entry NAME=CLIPS of train.batch_sizes with the
+// longest NAME that is the bucket's name or its beginning up to a dash, else train.batch_size.
+// Exit::usage for an entry that is not NAME=CLIPS, that occurs twice, or whose NAME matches no
+// bucket (with the nearest name that does).
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
 
 // Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into
@@ -45,8 +45,8 @@ class StepPlanner {
   std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
 
  private:
-  // The caller holds mutex_. Cached, the last two: readers are in the next epoch while the trainer
-  // ends one.
+  // The caller holds mutex_. The last two epochs are cached: readers are already in the next one
+  // while the trainer finishes one.
   const std::vector<MicroBatch>& epoch(std::int64_t e) const;
 
   std::vector<Bucket> buckets_;
@@ -62,10 +62,10 @@ class StepPlanner {
   mutable std::array<Epoch, 2> cached_;
 };
 
-// Shares a step's micro-batches out: the costliest first to the rank with least to do, the lower
-// rank and the earlier micro-batch among equals; then single ones change ranks until the busiest
-// rank is within 0.5 % of the mean or no trade with another rank helps it. Returns the rank of each
-// micro-batch; the same for the same costs, to the bit.
+// Distributes a step's micro-batches: the costliest first to the rank with the least load, the
+// lower rank and the earlier micro-batch among equals; then single ones change ranks until the
+// busiest rank is within 0.5 % of the mean or no trade with another rank helps it. Returns the rank
+// of each micro-batch; the same costs always give the same ranks.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
 
 }  // namespace weft

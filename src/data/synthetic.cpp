@@ -72,7 +72,7 @@ void set(Part& part, const std::string& item) {
   *target[which] = value;
 }
 
-// What is drawn for a sample. Positions and speeds are in units of the frame's shorter side.
+// The random parameters of a sample. Positions and speeds are in units of the frame's shorter side.
 struct Scene {
   Philox random;
   int channels;
@@ -90,20 +90,23 @@ struct Scene {
   float size(int shape) const {
     return 0.12f + 0.1f * random.uniform(static_cast<std::uint32_t>(shape));
   }
-  // Where along one axis of length `extent` the shape is at frame t, bouncing off the edges.
+  // The shape's position at frame t along one axis of length `extent`, bouncing off the edges.
   float position(int shape, int axis, float extent, std::int64_t t) const {
     const std::uint32_t element = static_cast<std::uint32_t>(8 + 4 * shape + 2 * axis);
-    // Elements 8..15 and 28..35: apart from sizes (0, 1), corners (64 on) and colours (512 on).
+    // Elements 8..15 and 28..35 do not overlap those of sizes (0, 1), corners (64 on) and colours
+    // (512 on).
     const float speed = 0.02f + 0.08f * random.uniform(element);
     const float direction = random.u32(element + 20) & 1u ? 1.0f : -1.0f;
     const float start = random.uniform(element + 1) * 2 * extent;
+    // 4096 extents, a whole number of periods, keep the argument of fmod positive for every frame.
     const float at =
         std::fmod(start + direction * speed * static_cast<float>(t) + 4096 * extent, 2 * extent);
     return at < extent ? at : 2 * extent - at;
   }
 };
 
-// One frame, f32 [H,W,C] in [0,1]. The shapes' edges are one pixel soft, so that slow drift shows.
+// Draws one frame, f32 [H,W,C] in [0,1]. The shapes' edges are one pixel soft, so that slow drift
+// is visible.
 void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float>& frame) {
   const int channels = scene.channels;
   const float side = static_cast<float>(std::min(b.height, b.width));
@@ -148,8 +151,8 @@ void draw(const Scene& scene, const Bucket& b, std::int64_t t, std::vector<float
   }
 }
 
-// Frames of footage that Open-Sora's VAE packs into T latent frames: 17 into 5, a rest of r into
-// ceil(r / 4).
+// The frames of footage that Open-Sora's VAE packs into T latent frames: 17 into 5, a remainder of
+// r into ceil(r / 4).
 std::int64_t pixel_frames_of(std::int64_t latent_frames) {
   const std::int64_t rest = latent_frames % 5;
   return latent_frames / 5 * 17 + (rest > 0 ? 4 * (rest - 1) + 1 : 0);
@@ -161,7 +164,7 @@ class SyntheticSource : public ClipSource {
     std::int64_t first = 0;
     const std::vector<std::string> texts = split(spec, ';');
     for (const std::string& text : texts) {
-      if (text.empty() && texts.size() > 1) continue;  // behind the last ";"
+      if (text.empty() && texts.size() > 1) continue;  // after the last ";"
       Part part;
       for (const std::string& item : split(text, ','))
         if (!item.empty()) set(part, item);

@@ -13,13 +13,13 @@
 namespace weft {
 namespace {
 
-// Closes what is open on every way out.
+// Closes the connection on every exit path.
 struct Stream {
   AVIOContext* io = nullptr;
   ~Stream() { avio_closep(&io); }
 };
 
-// When to give up. FFmpeg asks while it waits.
+// When to give up. FFmpeg polls this while it waits.
 struct Budget {
   const MediaAccess& access;
   double begin = now_seconds();
@@ -51,7 +51,7 @@ void fetch(const std::string& address, const std::string& part, const MediaAcces
   };
   Stream from;
   AVDictionary* options = nullptr;
-  av_dict_set(&options, "rw_timeout", "30000000", 0);  // microseconds
+  av_dict_set(&options, "rw_timeout", "30000000", 0);  // microseconds without a byte
   av_dict_set(&options, "protocol_whitelist", "http,https,ftp,tcp,tls", 0);
   const AVIOInterruptCB interrupt = {
       [](void* b) { return static_cast<Budget*>(b)->is_over() ? 1 : 0; }, &budget};
@@ -99,6 +99,8 @@ void download(const std::string& address, const std::string& path, const MediaAc
   try {
     fetch(address, part, access);
     try {
+      // Open it once under its temporary name: only files that are read as media get their final
+      // name.
       VideoReader({part, MediaTrust::untrusted}, {.access = access});
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("what {} holds is not read: {}", address, e.what()),

@@ -14,7 +14,7 @@ namespace weft::ff {
 namespace {
 
 std::mutex mutex;
-std::string last_line;  // decoders log from threads of their own
+std::string last_line;  // locked: decoders log from their own threads
 
 void keep(void* object, int level, const char* format, va_list arguments) {
   if (level > AV_LOG_ERROR) return;
@@ -23,7 +23,7 @@ void keep(void* object, int level, const char* format, va_list arguments) {
   av_log_format_line2(object, level, format, arguments, line, sizeof line, &prefix);
   std::string text = line;
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  // "[mov,mp4 @ 0x55..] moov atom not found": the address says nothing to anybody.
+  // "[mov,mp4 @ 0x55..] moov atom not found": drop the address, which is of no use to users.
   const auto at = text.find(" @ 0x"), end = text.find("] ");
   if (at != std::string::npos && end != std::string::npos && at < end) text.erase(at, end - at);
   std::lock_guard lock(mutex);

@@ -27,7 +27,7 @@ using Ptr = std::unique_ptr<T, Deleter>;
 // Sends FFmpeg's log to us instead of stderr, once per process. Call before any other use.
 void quiet();
 
-// FFmpeg's words for `code`, with the last error line that it logged since the last call.
+// FFmpeg's message for `code`, with the last error line that it logged since the last call.
 std::string reason(int code);
 
 }  // namespace weft::ff

@@ -10,8 +10,8 @@ namespace weft {
 namespace {
 
 // None of these has an option that names a file. `movie`, `lut3d`, `drawtext`, `metadata`,
-// `sendcmd`, `zmq`, `curves`, `frei0r`, `life` and `cellauto` have, and others may: what is not
-// listed is refused.
+// `sendcmd`, `zmq`, `curves`, `frei0r`, `life` and `cellauto` have one, and others may: anything
+// not listed is refused.
 constexpr std::array sources = {
     "allrgb",     "allyuv",      "color",      "colorchart", "colorspectrum", "gradients",
     "mandelbrot", "nullsrc",     "pal100bars", "pal75bars",  "rgbtestsrc",    "sierpinski",
@@ -29,7 +29,7 @@ bool is_word(std::string_view s) {
   });
 }
 
-// [a][b]name=options[c]: the name, when all labels are plain words.
+// Returns the name in [a][b]name=options[c], if all labels are plain words.
 std::string_view name_of(std::string_view filter, const std::string& graph) {
   const auto broken = [&](bool good) {
     WEFT_CHECK(good, Exit::data, "write labels as [name], before and behind a filter",

@@ -18,8 +18,9 @@ extern "C" {
 namespace weft::ff {
 namespace {
 
-// Demuxers of footage and pictures. What names other files is not among them (hls, dash, concat,
-// image2 with its patterns, sdp, svg, subtitles, devices), nor what nobody keeps footage in.
+// Demuxers of footage and pictures. Excluded are those that name other files (hls, dash, concat,
+// image2 with its patterns, sdp, svg, subtitles, devices), and formats that nobody keeps footage
+// in.
 constexpr const char* formats =
     "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,ogg,mxf,asf,nut,ivf,obu,dv,yuv4mpegpipe,h264,hevc,"
     "m4v,"
@@ -30,7 +31,7 @@ constexpr const char* formats =
 constexpr const char* size_hint = "leave it out, make it smaller, or raise media.max_megapixels";
 constexpr const char* general_hint = "try to play it with ffplay; leave it out, or convert it";
 
-// FFmpeg's demuxers open other files through this.
+// FFmpeg's demuxers call this to open other files.
 int refuse_to_open(AVFormatContext* context, AVIOContext** io, const char*, int, AVDictionary**) {
   *io = nullptr;
   av_log(context, AV_LOG_ERROR, "it names another file, which is not opened\n");
@@ -54,11 +55,14 @@ struct OpenMedia::Bytes {
 
   static int read(void* opaque, std::uint8_t* out, int wanted) {
     auto& b = *static_cast<Bytes*>(opaque);
+    // Checked at every read, since one FFmpeg call such as probing may read for long.
     if (b.media.is_over()) return AVERROR_EXIT;
     const auto count = static_cast<std::size_t>(
         std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), b.size - b.at));
     if (count == 0) return AVERROR_EOF;
     try {
+      // An exception must not pass through FFmpeg's C frames: log the reason for fail() and return
+      // a code.
       b.file.read(std::as_writable_bytes(std::span(out, count)), b.at);
     } catch (const Error& e) {
       av_log(nullptr, AV_LOG_ERROR, "%s\n", e.what());
@@ -75,6 +79,7 @@ struct OpenMedia::Bytes {
     const std::int64_t from = whence == SEEK_SET   ? 0
                               : whence == SEEK_CUR ? static_cast<std::int64_t>(b.at)
                                                    : size;
+    // Tested without adding first, since the sum of file-supplied offsets could overflow.
     if (offset < -from || offset > size - from) return AVERROR(EINVAL);
     b.at = static_cast<std::uint64_t>(from + offset);
     return from + offset;
@@ -134,7 +139,7 @@ void OpenMedia::open_file() {
              source_.path, kind->name);
   format_->pb = bytes_->io;
   AVDictionary* o = options();
-  // A name would be read as a protocol, and beside it others would be looked for.
+  // Pass no name: FFmpeg would parse it as a protocol, and look for other files next to it.
   const int opened = avformat_open_input(&format_, "", kind, &o);
   av_dict_free(&o);
   check(opened, "open");
@@ -155,7 +160,7 @@ void OpenMedia::open_graph() {
 
 void OpenMedia::check_streams() {
   const MediaDeck& limits = access_.limits;
-  // FFmpeg decodes the first frames to understand a stream.
+  // FFmpeg decodes the first frames here to detect a stream's format, so sizes are limited before.
   std::vector<AVDictionary*> each(format_->nb_streams);
   for (unsigned i = 0; i < format_->nb_streams; ++i) {
     const AVCodecParameters& p = *format_->streams[i]->codecpar;
@@ -171,7 +176,7 @@ void OpenMedia::check_streams() {
   for (unsigned i = 0; i < format_->nb_streams; ++i)  // sound is not even demuxed
     if (static_cast<int>(i) != index) format_->streams[i]->discard = AVDISCARD_ALL;
   check_size(stream_->codecpar->height, stream_->codecpar->width);
-  // A drawing may name other files.
+  // An SVG drawing may name other files.
   WEFT_CHECK(codec_->id != AV_CODEC_ID_SVG, Exit::data, general_hint,
              "cannot open video {}: SVG is not read", source_.path);
   const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
@@ -203,7 +208,7 @@ void OpenMedia::check_size(std::int64_t height, std::int64_t width) const {
              width, most);
 }
 
-// With room for whole macroblocks: this one guards memory, check_size is exact.
+// Includes room for whole macroblocks: this limit guards memory, check_size is exact.
 std::int64_t OpenMedia::most_pixels() const {
   return std::llround(access_.limits.max_megapixels * 1e6 * 1.25) + (1 << 16);
 }

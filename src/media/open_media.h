@@ -1,10 +1,10 @@
-// The one door through which media comes in. For the files of this module only.
+// The only entry point for media. For the files of this module only.
 //
 // Media is not trusted: FFmpeg knows formats that name other files and addresses (playlists,
 // concat, HLS, SDP), names that are protocols (concat:, subfile,,:), and graphs that read and write
-// files. Here a name is only ever a file's: weft opens it itself, a regular file, and hands FFmpeg
-// its bytes. Of formats those pass that hold pictures in themselves; FFmpeg can open nothing else
-// for them.
+// files. Here a name is always a file's: weft opens it itself, as a regular file, and passes its
+// bytes to FFmpeg. Only formats that contain their own pictures are accepted, and FFmpeg can open
+// nothing else for them.
 #pragma once
 
 #include <exception>
@@ -18,9 +18,9 @@ namespace weft::ff {
 
 class OpenMedia {
  public:
-  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming it: not a
-  // regular file, a format that is not read, larger than access.limits allows, a source graph from
-  // somebody who may not ask for one, or FFmpeg's reason.
+  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming the source:
+  // not a regular file, an unsupported format, larger than access.limits allows, a source graph
+  // named by someone not trusted with one, or FFmpeg's reason.
   OpenMedia(const MediaSource& source, const MediaAccess& access);
   ~OpenMedia();
   OpenMedia(const OpenMedia&) = delete;
@@ -30,11 +30,11 @@ class OpenMedia {
   AVStream* stream() const { return stream_; }
   bool is_image() const;  // a still picture
 
-  // Opened, with the limit of pixels.
+  // Opens the decoder, with the limit of pixels.
   Ptr<AVCodecContext> open_decoder(int threads);
 
-  // Time counts against limits.timeout while one of these lives, not while others use what was
-  // read.
+  // While one of these exists, time counts against limits.timeout; the time in which others use the
+  // frames does not count.
   class Work {
    public:
     explicit Work(OpenMedia& media);
@@ -47,7 +47,7 @@ class OpenMedia {
   };
   // Throws if frames of that size are too large.
   void check_size(std::int64_t height, std::int64_t width) const;
-  // Throws if the time is up or a stop was asked for (Exit::stopped).
+  // Throws if the time is up or a stop was requested (Exit::stopped).
   void check_budget();
   // As check_budget; otherwise "cannot WHAT video PATH" with FFmpeg's reason.
   [[noreturn]] void fail(const std::string& what, int code);

@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t window = 7;
 constexpr std::int64_t colours = 3;
 
-// What a window's means and variances are made of: exact in 64-bit integers.
+// Sums from which a window's means and variances follow: exact in 64-bit integers, so that adding
+// and removing rows leaves no rounding error.
 struct Sums {
   std::int64_t a = 0, b = 0, aa = 0, bb = 0, ab = 0;
   void add(std::int64_t x, std::int64_t y, std::int64_t sign) {
@@ -51,7 +52,7 @@ double ssim(const std::uint8_t* a, const std::uint8_t* b, std::int64_t height, s
   WEFT_CHECK(height >= window && width >= window, Exit::data, "take larger frames",
              "SSIM looks at windows of {0}x{0}, a frame of {1}x{2} has none", window, height,
              width);
-  // Sums over the last seven rows of each column; a window slides over them.
+  // Keep sums over the last seven rows of each column and slide the window over them.
   double total = 0;
   for (std::int64_t c = 0; c < colours; ++c) {
     std::vector<Sums> columns(static_cast<std::size_t>(width));

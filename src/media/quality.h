@@ -1,4 +1,4 @@
-// How near a picture comes to another one: PSNR and SSIM of frames in 256 levels.
+// How close a picture is to another one: PSNR and SSIM of frames in 256 levels.
 #pragma once
 
 #include <cstdint>

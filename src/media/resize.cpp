@@ -39,7 +39,7 @@ void CoverResize::prepare(const VideoFrame& frame, std::int64_t height, std::int
               : width;
   rows_ = taps(frame.height, scaled_height, height);
   columns_ = taps(frame.width, scaled_width, width);
-  for (Tap& t : columns_) {  // in bytes, ready for use
+  for (Tap& t : columns_) {  // in bytes, ready to use as offsets
     t.low *= 3;
     t.high *= 3;
   }
@@ -49,7 +49,7 @@ void CoverResize::prepare(const VideoFrame& frame, std::int64_t height, std::int
 
 template <class T>
 void CoverResize::cover(const VideoFrame& frame, std::int64_t height, std::int64_t width, T* out) {
-  // Footage that was made for the bucket passes through untouched.
+  // Footage that already has the bucket's size passes through unchanged.
   if (frame.height == height && frame.width == width) {
     for (std::int64_t y = 0; y < height; ++y)
       std::copy_n(frame.rgb + y * frame.stride, width * 3, out + y * width * 3);
@@ -97,7 +97,7 @@ double cubic(double x) {
   return 0;
 }
 
-// The samples that make one sample of the result.
+// The input samples of one output sample.
 struct Taps {
   std::int64_t first = 0;
   std::vector<std::int32_t> weights;  // in units of 2^-22
@@ -123,13 +123,14 @@ std::vector<Taps> make_taps(std::int64_t in, std::int64_t out) {
   return all;
 }
 
-// One direction: `lines` lines of samples that lie `step` bytes apart.
+// Resamples in one direction: `lines` lines of samples that are `step` bytes apart.
 void resample(const std::uint8_t* in, std::int64_t in_line, std::int64_t in_step,
               const std::vector<Taps>& taps, std::int64_t lines, std::uint8_t* out,
               std::int64_t out_line, std::int64_t out_step) {
   for (std::int64_t l = 0; l < lines; ++l)
     for (std::size_t i = 0; i < taps.size(); ++i)
       for (int c = 0; c < 3; ++c) {
+        // Starts at half a unit, so that the shift below rounds to nearest.
         std::int64_t sum = 1 << (weight_bits - 1);
         const std::uint8_t* from = in + l * in_line + taps[i].first * in_step + c;
         for (std::size_t k = 0; k < taps[i].weights.size(); ++k)
@@ -139,7 +140,7 @@ void resample(const std::uint8_t* in, std::int64_t in_line, std::int64_t in_step
       }
 }
 
-// As Python's round: halves to even.
+// Rounds as Python's round: halves to even.
 std::int64_t rounded(double x) { return static_cast<std::int64_t>(std::nearbyint(x)); }
 
 }  // namespace

@@ -18,8 +18,8 @@ extern "C" {
 
 namespace weft {
 
-// Packets -> decoder -> filter graph -> RGB, one at a time: no more than a handful of frames is
-// ever in memory.
+// Packets -> decoder -> filter graph -> RGB, one at a time, so that at most a handful of frames is
+// in memory.
 struct VideoReader::State {
   std::string path;
   VideoReaderOptions options;
@@ -52,7 +52,7 @@ struct VideoReader::State {
     if (rate.num > 0 && rate.den > 0) fps = av_q2d(rate);
     if (options.fps > 0) fps = options.fps;
 
-    // The matrix says how far counter-clockwise to turn; only quarters occur in practice.
+    // The display matrix rotates counter-clockwise; only quarter turns occur in practice.
     const auto* matrix = reinterpret_cast<const std::int32_t*>(
         av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr));
     if (matrix != nullptr) {
@@ -82,7 +82,8 @@ struct VideoReader::State {
     if (quarter_turns == 1) chain += "transpose=clock,";
     if (quarter_turns == 2) chain += "hflip,vflip,";
     if (quarter_turns == 3) chain += "transpose=cclock,";
-    // Same size: only chroma is interpolated here. Full chroma, as a decoder to RGB should.
+    // The size stays the same, so only chroma is interpolated. Full chroma, as a decoder to RGB
+    // should.
     chain += "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
     AVFilterInOut* outputs = avfilter_inout_alloc();
     AVFilterInOut* inputs = avfilter_inout_alloc();
@@ -101,13 +102,13 @@ struct VideoReader::State {
     graph_format = decoded->format;
   }
 
-  // Gives the decoder the next packet of our stream, or tells it that there is none.
+  // Sends the decoder the next packet of our stream, or the end of the stream.
   void feed() {
     for (;;) {
       const int got = av_read_frame(media.format(), packet.get());
       if (got == AVERROR_EOF) {
         check(avcodec_send_packet(decoder.get(), nullptr), "decode");
-        // A file that was cut off often just ends. Edit lists leave out a few frames; not a tenth.
+        // A truncated file often just ends. Edit lists leave out a few frames, but not a tenth.
         const std::int64_t promised = stream->nb_frames;
         WEFT_CHECK(promised <= 0 || packets * 10 >= promised * 9, Exit::data,
                    "the file is incomplete: copy it again", "video {} ends after {} of {} frames",
@@ -144,7 +145,7 @@ struct VideoReader::State {
       ++damaged;
     if (decoded->width != graph_width || decoded->height != graph_height ||
         decoded->format != graph_format)
-      build_graph();  // the first frame, or the picture changed its size
+      build_graph();  // first frame, or the picture size has changed
     check(av_buffersrc_add_frame(source, decoded.get()), "convert");
   }
 
@@ -178,7 +179,7 @@ struct VideoReader::State {
     return &frame;
   }
 
-  // What a container says of its length need not be so, and a graph may have no end.
+  // A container's claim of its length may be wrong, and a graph may be endless.
   void check_length() const {
     const MediaDeck& limits = options.access.limits;
     const char* hint = path.starts_with("lavfi:")

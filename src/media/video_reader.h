@@ -25,12 +25,12 @@ struct VideoReaderOptions {
   MediaAccess access = {};
 };
 
-// A file of a format that holds its pictures itself (an image is a video of one frame), or, from a
-// deck alone, "lavfi:GRAPH", one of FFmpeg's own sources, such as
-// "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation that a phone noted in the file is
-// applied. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, goes beyond
-// the limits of the deck's [media], or ends before nine tenths of the frames that its container
-// promises; Exit::stopped when a stop was asked for.
+// Reads a file of a format that contains its own pictures (an image is a video of one frame), or,
+// from a deck only, "lavfi:GRAPH", one of FFmpeg's own sources, such as
+// "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation recorded in the file, as phones do, is
+// applied. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, exceeds the
+// limits of the deck's [media], or ends before nine tenths of the frames that its container
+// promises; Exit::stopped when a stop was requested.
 class VideoReader {
  public:
   explicit VideoReader(const MediaSource& source, VideoReaderOptions options = {});
@@ -51,7 +51,7 @@ class VideoReader {
   std::unique_ptr<State> state_;
 };
 
-// A small clip whole in memory, for tests and conditioning frames.
+// A small clip held in memory, for tests and conditioning frames.
 struct Footage {
   std::vector<std::uint8_t> rgb;  // [T,H,W,3]
   std::int64_t frames = 0, height = 0, width = 0;

@@ -19,7 +19,8 @@ std::vector<std::uint8_t> scale(const std::uint8_t* const* planes, const int* st
                      static_cast<int>(to_width), static_cast<int>(to_height), AV_PIX_FMT_RGBA,
                      SWS_BICUBIC | SWS_ACCURATE_RND, nullptr, nullptr, nullptr));
   WEFT_ASSERT(convert != nullptr);
-  // swscale writes whole vectors: rows of its own, with room behind them.
+  // swscale writes whole vectors, past the last pixel: give it padded rows, with space behind the
+  // last one.
   const std::int64_t stride = (to_width * 4 + 63) / 64 * 64;
   std::vector<std::uint8_t> padded(static_cast<std::size_t>(stride * to_height + 64));
   std::uint8_t* const to[] = {padded.data()};

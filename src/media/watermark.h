@@ -15,7 +15,7 @@ class Watermark {
   explicit Watermark(const std::string& path, const MediaDeck& limits = {});
 
   // Lays it over the upper left corner of each of `frames` frames rgb [T,H,W,3], a tenth of their
-  // height high (at least 2 pixels), its proportions kept: what the released sampler asks of
+  // height high (at least 2 pixels), proportions kept: what the released sampler requests from
   // FFmpeg.
   void lay_over(std::uint8_t* rgb, std::int64_t frames, std::int64_t height,
                 std::int64_t width) const;

@@ -31,8 +31,8 @@ std::int64_t even(std::int64_t size) { return (size + 1) / 2 * 2; }
 void pad_frame(const std::uint8_t* from, std::int64_t height, std::int64_t width,
                std::vector<std::uint8_t>& out) {
   const std::int64_t to_width = even(width);
-  // swscale reads whole vectors, past the last pixel too: what lies there must not decide the
-  // file's bytes.
+  // swscale reads whole vectors, past the last pixel too: pad them, so that stray memory does not
+  // affect the file's bytes.
   constexpr std::int64_t vector = 64;
   out.resize(static_cast<std::size_t>(even(height) * to_width * 3 + vector));
   for (std::int64_t y = 0; y < even(height); ++y) {
@@ -45,7 +45,7 @@ void pad_frame(const std::uint8_t* from, std::int64_t height, std::int64_t width
 
 }  // namespace
 
-// An MP4 file while it is written; closes what is open on every way out.
+// An MP4 file being written; closes everything on every exit path.
 struct Mp4Writer::State {
   explicit State(const std::string& file) : path(file) {
     check(path, avformat_alloc_output_context2(&format, nullptr, "mp4", path.c_str()));
@@ -70,7 +70,8 @@ struct Mp4Writer::State {
     encoder->pix_fmt = AV_PIX_FMT_YUV420P;
     encoder->time_base = av_inv_q(rate);
     encoder->framerate = rate;
-    // What swscale makes of RGB by default; players would guess BT.709 for large pictures.
+    // What swscale makes of RGB by default; without it, players would guess BT.709 for large
+    // pictures.
     encoder->colorspace = AVCOL_SPC_SMPTE170M;
     encoder->color_range = AVCOL_RANGE_MPEG;
     if ((format->oformat->flags & AVFMT_GLOBALHEADER) != 0)
@@ -103,7 +104,7 @@ struct Mp4Writer::State {
       const int got = avcodec_receive_packet(encoder.get(), packet.get());
       if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
       check(path, got);
-      packet->duration = 1;  // without it the last frame would last no time
+      packet->duration = 1;  // else the last frame would have no duration
       av_packet_rescale_ts(packet.get(), encoder->time_base, stream->time_base);
       packet->stream_index = stream->index;
       check(path, av_interleaved_write_frame(format, packet.get()));
@@ -198,6 +199,7 @@ void write_png(const std::string& path, std::int64_t height, std::int64_t width,
   if (file == nullptr) fail(path, AVERROR(errno));
   const bool whole = std::fwrite(packet->data, 1, static_cast<std::size_t>(packet->size), file) ==
                      static_cast<std::size_t>(packet->size);
+  // A full disk may show only when the file is closed.
   const bool closed = std::fclose(file) == 0;
   if (!whole || !closed) {
     const int code = AVERROR(errno);

@@ -1,4 +1,4 @@
-// Results as files that people look at: MP4 clips, PNG images, contact sheets.
+// Results as files to look at: MP4 clips, PNG images, contact sheets.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace weft {
 
-// Pixels [T,H,W,3] that somebody else keeps alive.
+// Pixels [T,H,W,3] that their owner keeps alive.
 struct ClipView {
   const std::uint8_t* rgb = nullptr;
   std::int64_t frames = 0, height = 0, width = 0;
 };
 
-// An MP4 that grows while its frames are made, in memory that does not depend on its length (the
-// encoder looks some dozens of frames ahead). H.264 (libx264, nearly lossless) where FFmpeg has it,
+// An MP4 written while its frames are made, in memory that does not depend on its length (the
+// encoder looks some dozens of frames ahead). H.264 (libx264, nearly lossless) if FFmpeg has it,
 // otherwise MPEG-4 part 2; yuv420p, so that every player shows it. Chroma needs even sizes: an odd
 // height or width grows by one, repeating its last row or column. Throws Exit::data with FFmpeg's
-// reason; what is not finished is removed.
+// reason; an unfinished file is removed.
 class Mp4Writer {
  public:
   // 0 < fps <= 1000, otherwise Exit::usage.
@@ -38,7 +38,7 @@ class Mp4Writer {
   std::unique_ptr<State> state_;
 };
 
-// A clip that is there already.
+// Writes a clip that is complete in memory.
 void write_mp4(const std::string& path, const ClipView& clip, double fps);
 
 // `rgb` is [height, width, 3]. Throws Exit::data.

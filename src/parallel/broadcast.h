@@ -1,4 +1,4 @@
-// Values whose number only one rank knows.
+// Broadcasts values whose number only one rank knows.
 #pragma once
 
 #include <mpi.h>
@@ -9,15 +9,15 @@
 
 namespace weft {
 
-// Collective. `values` (a vector or string of plain values) of rank `root` to all ranks, whatever
-// their number.
+// Collective. Sends `values` (a vector or string of plain values) of rank `root` to all ranks,
+// whatever their number.
 template <class Values>
 void broadcast_sized(Values& values, MPI_Comm comm, int root = 0) {
   static_assert(std::is_trivially_copyable_v<typename Values::value_type>);
   std::uint64_t size = values.size();
   MPI_Bcast(&size, 1, MPI_UINT64_T, root, comm);
   values.resize(static_cast<std::size_t>(size));
-  // MPI counts in int.
+  // MPI counts in int, so large data goes in pieces.
   constexpr std::uint64_t longest_call = std::uint64_t{1} << 30;
   const std::uint64_t bytes = size * sizeof(typename Values::value_type);
   char* const data = reinterpret_cast<char*>(values.data());

@@ -1,4 +1,4 @@
-// Which communicator a job gets.
+// Chooses the communicator of a job.
 #include "parallel/communicator.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ bool everywhere(MPI_Comm world, bool here) {
   return all != 0;
 }
 
-// NCCL wants every rank on a GPU of its own; a GPU's UUID is the same whoever sees it, and whatever
-// it is numbered.
+// NCCL requires a separate GPU for every rank. GPUs are compared by UUID, which is the same in
+// every process, whatever index the GPU has there.
 bool own_gpus(MPI_Comm world) {
   using Name = std::array<char, 64>;
   Name mine{};
@@ -42,16 +42,18 @@ bool own_gpus(MPI_Comm world) {
 std::unique_ptr<Communicator> make_communicator(MPI_Comm world, double timeout_seconds) {
   int size = 1;
   MPI_Comm_size(world, &size);
+  // Making a communicator is collective, so all ranks must make the same choice: hence
+  // everywhere().
   const bool nccl = everywhere(world, on_cuda() && &make_nccl_communicator != nullptr);
-  // For tests: WEFT_COMM=nccl also with one rank, or on a GPU that NCCL was told is several
-  // (NCCL_HOSTID); WEFT_COMM=mpi.
+  // For tests: WEFT_COMM=nccl forces NCCL also with one rank, or on one GPU that NCCL_HOSTID makes
+  // NCCL take for several; WEFT_COMM=mpi forces MPI.
   const char* asked = std::getenv("WEFT_COMM");
   const std::string_view forced = asked == nullptr ? "" : asked;
   WEFT_CHECK(everywhere(world, forced == "" || forced == "mpi" || (forced == "nccl" && nccl)),
              Exit::usage, "use mpi, or nccl on GPUs in a build with NCCL, or leave it out",
              "WEFT_COMM = \"{}\" cannot be had on every rank", forced);
   if (everywhere(world, forced == "nccl")) return make_nccl_communicator(world, timeout_seconds);
-  // One rank has nothing to reduce: the MPI side then does nothing at all.
+  // A single rank has nothing to reduce, and the MPI communicator then does nothing at all.
   if (nccl && size > 1 && everywhere(world, forced != "mpi") && own_gpus(world))
     return make_nccl_communicator(world, timeout_seconds);
   return make_mpi_communicator(world, timeout_seconds);

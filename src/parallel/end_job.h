@@ -11,7 +11,8 @@
 
 namespace weft {
 
-// With this exit code; this rank ends also where MPI cannot end the others. From any thread.
+// Ends the job with this exit code, and this rank even if MPI cannot end the others. Callable from
+// any thread.
 [[noreturn]] inline void end_job(MPI_Comm comm, Exit code) {
   // MPI_Abort may wait for a daemon that is gone.
   static int status;

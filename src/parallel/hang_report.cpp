@@ -13,11 +13,11 @@ namespace weft {
 
 namespace {
 
-constexpr std::size_t table_rows = 16;  // with more ranks: those that are late, and `others` more
+constexpr std::size_t table_rows = 16;  // with more ranks: only the late ones, and `others` more
 constexpr std::size_t others = 4;
 constexpr std::size_t named_in_cause = 8;
 
-// What is sent ahead of the records.
+// Sent ahead of the records.
 struct Head {
   std::int64_t step = 0;
   double phase_seconds = 0;
@@ -32,7 +32,8 @@ std::optional<FlightRecord::Entry> entry(const RankState& s, std::uint64_t numbe
   return at == s.records.end() ? std::nullopt : std::optional(*at);
 }
 
-// The operation that all wait for: the first that a rank is in and has not done. 0: none.
+// The operation that all ranks wait for: the first that some rank has begun and not completed. 0:
+// none.
 std::uint64_t pending_operation(std::span<const RankState> states) {
   std::uint64_t first = 0;
   for (const RankState& s : states)
@@ -41,8 +42,8 @@ std::uint64_t pending_operation(std::span<const RankState> states) {
   return first;
 }
 
-// Why a rank is late, or nothing. Where an operation is pending, who has not come to it holds up
-// the others; where none is, those are late who stand still.
+// Why a rank is late, or "". If an operation is pending, the ranks that have not reached it hold up
+// the others; if none is, the ranks whose step stands still are late.
 std::string lateness(const RankState& s, std::uint64_t operation) {
   if (!s.answers) return "does not answer";
   std::string where;
@@ -65,7 +66,8 @@ std::string list(const std::vector<std::size_t>& which, std::span<const RankName
   return text;
 }
 
-// What and who. "rank 2 has A, the others B": the rarest first.
+// A finding, and the ranks it holds for. Sorted, the rarest comes first: "rank 2 has A, the others
+// B".
 using Groups = std::vector<std::pair<std::string, std::vector<std::size_t>>>;
 
 void add(Groups& groups, const std::string& what, std::size_t rank) {
@@ -98,14 +100,14 @@ std::string contrast(Groups groups, std::span<const RankName> names) {
   return text;
 }
 
-// The first collective that is not the same on all ranks that have issued so many.
+// The first collective that differs among the ranks that have issued it.
 struct Difference {
   std::string text;                // empty: none
-  std::vector<std::size_t> ranks;  // that have another one than most
+  std::vector<std::size_t> ranks;  // whose collective differs from the majority's
 };
 
 Difference difference(std::span<const RankState> states, std::span<const RankName> names) {
-  // Only numbers that every ring still holds: what one has forgotten is no difference.
+  // Compare only numbers that every ring still holds: an overwritten entry is not a difference.
   std::uint64_t first = 1, last = 0;
   for (const RankState& s : states) {
     if (!s.answers) continue;
@@ -121,8 +123,8 @@ Difference difference(std::span<const RankState> states, std::span<const RankNam
             r);
       }
     if (exact.size() < 2) continue;
-    // The first one alone: those after it differ as a consequence. Bytes where mebibytes look
-    // alike.
+    // Report the first one only: later ones differ as a consequence. Give the size in bytes where
+    // it looks alike in MiB.
     Difference d{fmt::format("collective {} differs: {}", n,
                              contrast(rounded.size() < exact.size() ? exact : rounded, names)),
                  {}};
@@ -135,7 +137,7 @@ Difference difference(std::span<const RankState> states, std::span<const RankNam
   return {};
 }
 
-// "rank 2 has issued 56 collectives, the others 57", or nothing where it says little.
+// "rank 2 has issued 56 collectives, the others 57", or "" where it says little.
 std::string behind(std::span<const RankState> states, std::span<const RankName> names) {
   Groups groups;
   for (std::size_t r = 0; r < states.size(); ++r)
@@ -265,6 +267,8 @@ std::string FlightRecord::Entry::describe() const {
 void FlightRecord::issued(std::uint64_t number, const Collective& what) {
   if (number > 0) {
     Slot& s = slots_[number % length];
+    // 0 while the fields change: entries() reads the number before and after its copy, and drops
+    // the entry if it is not the expected one.
     s.number = 0;
     s.bytes = what.bytes;
     s.kind = what.kind;

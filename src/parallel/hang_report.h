@@ -1,4 +1,4 @@
-// What a hang looks like from all ranks: its cause in a line and a table, one line a rank.
+// Describes a hang as seen by all ranks: its cause in one line, and a table with one line per rank.
 #pragma once
 
 #include <array>
@@ -13,17 +13,17 @@
 
 namespace weft {
 
-// A collective as every rank should see it.
+// A collective, described alike on every rank.
 struct Collective {
   const char* kind = "";  // "all-reduce", "reduce-scatter", "all-gather", "all-to-all": a literal
   DType dtype = DType::f32;
   std::uint64_t bytes = 0;  // of the whole operation, the same on every rank
 };
 
-// A ring without locks: the caller's thread issues, another may begin and complete, a third reads.
+// A lock-free ring: the caller's thread issues, another may begin and complete, a third reads.
 class FlightRecord {
  public:
-  // A step's collectives of a large model; what is older than that is forgotten.
+  // Holds one step's collectives of a large model; older entries are overwritten.
   static constexpr std::size_t length = 256;
 
   // A copy that can be sent to another rank.
@@ -38,7 +38,7 @@ class FlightRecord {
     std::string describe() const;  // "all-reduce (f32, 64.000 MiB)"
   };
 
-  // Numbers count from 1; 0 starts the count anew.
+  // Numbers count from 1; 0 restarts the count.
   void issued(std::uint64_t number, const Collective& what);
   void begun(std::uint64_t number) { begun_.store(number); }
   void completed(std::uint64_t number) { completed_.store(number); }
@@ -46,7 +46,7 @@ class FlightRecord {
   std::uint64_t last_issued() const { return issued_.load(); }
   std::uint64_t last_begun() const { return begun_.load(); }
   std::uint64_t last_completed() const { return completed_.load(); }
-  // What is remembered, oldest first. Entries that are overwritten meanwhile are left out.
+  // The entries still held, oldest first. Entries overwritten meanwhile are left out.
   std::vector<Entry> entries() const;
 
  private:
@@ -60,7 +60,7 @@ class FlightRecord {
   std::atomic<std::uint64_t> issued_ = 0, begun_ = 0, completed_ = 0;
 };
 
-// How far one rank is, as its watchdog's thread tells it.
+// One rank's progress, as its watchdog's thread reports it.
 struct RankState {
   bool answers = false;
   bool stalled = false;   // in a step, and nothing moved for the timeout
@@ -79,9 +79,9 @@ struct RankName {
   std::string host;
 };
 
-// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. Where the records of ranks
-// differ, that comes first. `complaint` is what the rank says that noticed, without a dot. States
-// and names by rank.
+// "COMPLAINT; late: rank 3 on n14 (has not issued it)", then the table. If the ranks' records
+// differ, that comes first. `complaint` comes from the rank that noticed the hang, without a full
+// stop. States and names are in order of rank.
 std::string hang_report(const std::string& complaint, std::span<const RankState> states,
                         std::span<const RankName> names);
 

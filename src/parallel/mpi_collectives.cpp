@@ -15,10 +15,10 @@ namespace {
 
 constexpr std::array<const char*, 4> kind_names = {"all-reduce", "reduce-scatter", "all-gather",
                                                    "all-to-all"};
-// Up to here everybody sends everything to everybody: one way instead of two.
+// Up to this size every rank sends its whole tensor to all others: one exchange instead of two.
 constexpr std::size_t small_bytes = std::size_t{64} << 10;
-constexpr std::int64_t sum_block = 4096;  // elements: all terms of a block stay in the first cache
-constexpr std::size_t count_bytes = 64;   // at the head of a piece of an all-to-all
+constexpr std::int64_t sum_block = 4096;  // elements: all terms of a block stay in the L1 cache
+constexpr std::size_t count_bytes = 64;   // element count ahead of an all-to-all's piece
 
 std::int64_t rounds_for(std::int64_t count, std::int64_t piece) {
   return std::max<std::int64_t>(1, (count + piece - 1) / piece);
@@ -71,8 +71,9 @@ bool MpiCollectives::run(std::uint64_t number, const MpiOperation& o) {
   return done() && memory_.flush();
 }
 
-// Each round takes one piece of every rank's part: the others' contributions go to its owner. In an
-// all-reduce the box also carries, some rounds later, what this rank has summed.
+// Each round handles one piece of every rank's part: the other ranks send their contributions to
+// the part's owner. In an all-reduce the box also carries the sum that this rank finished `behind`
+// rounds earlier, so that both directions overlap.
 bool MpiCollectives::reduce(const MpiOperation& o) {
   const auto piece = static_cast<std::int64_t>(boxes_.room() / size_of(o.comm_dtype));
   const auto part = [&](int r) { return part_of(0, o.to.numel(), r, size_); };
@@ -80,6 +81,8 @@ bool MpiCollectives::reduce(const MpiOperation& o) {
   for (int r = 0; r < size_; ++r) longest = std::max(longest, part(r).size());
   const std::int64_t pieces = rounds_for(longest, piece);
   const bool gathers = o.kind == CollectiveKind::all_reduce;
+  // fill(k) sends the sum of round k - behind. Filling at most `behind` rounds ahead ensures that
+  // take(k - behind) has already computed it.
   const std::int64_t behind = std::min(pieces, boxes_.depth() - 1);
   const auto fill = [&](std::int64_t k) {
     for (int r = 0; r < size_; ++r) {
@@ -143,7 +146,7 @@ bool MpiCollectives::gather(const MpiOperation& o) {
       });
 }
 
-// Every piece says how much there is in all, so that two ranks that disagree learn it.
+// Every piece carries the total element count, so that two ranks that disagree detect it.
 bool MpiCollectives::exchange(const MpiOperation& o) {
   const auto piece =
       static_cast<std::int64_t>((boxes_.room() - count_bytes) / size_of(o.comm_dtype));
@@ -195,7 +198,7 @@ bool MpiCollectives::exchange(const MpiOperation& o) {
       });
 }
 
-// Fills boxes up to `ahead` before those of the others are here, and takes those of the others as
+// Fills boxes up to `ahead` rounds before the other ranks' boxes have arrived, and takes theirs as
 // they come.
 bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const Step& fill,
                                 const Step& take) {
@@ -205,6 +208,7 @@ bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const S
   std::int64_t filled = 0, taken = 0, last = rounds;
   while (filled < rounds || taken < last) {
     if (stop_) return false;
+    // Read the bell before looking for work: if it rings after this line, wait() returns at once.
     const std::uint32_t mark = boxes_.mark();
     bool moved = false, full = false;
     if (filled < rounds && filled < taken + ahead) {
@@ -216,6 +220,7 @@ bool MpiCollectives::run_rounds(std::int64_t rounds, std::int64_t ahead, const S
       }
     }
     if (taken < last && all_here(taken)) {
+      // In an all-to-all the ranks may have different numbers of rounds; their labels give them.
       last = *std::max_element(rounds_.begin(), rounds_.end());
       if (!take(taken)) return false;
       for (int r = 0; r < size_; ++r)
@@ -253,7 +258,7 @@ void MpiCollectives::compare(int peer) const {
                         differ_hint, __FILE__, __LINE__);
 }
 
-// To and from the communication dtype.
+// pack() and unpack() convert to and from the communication dtype.
 bool MpiCollectives::pack(const MpiOperation& o, const Tensor& t, Part where, std::byte* to) {
   if (where.size() == 0) return true;
   const std::byte* from = memory_.read(t, where.begin, where.size());
@@ -270,9 +275,9 @@ bool MpiCollectives::unpack(const MpiOperation& o, Part where, const std::byte* 
   return true;
 }
 
-// Sums elements `where` over all ranks: the others' terms from their boxes, this rank's from the
-// tensor, rounded as if it had travelled. A block at a time, so that the tensor may be both term
-// and sum.
+// Sums elements `where` over all ranks: the other ranks' terms come from their boxes, this rank's
+// from the tensor, rounded as if it had been sent. Works block by block, so that the tensor can be
+// both a term and the sum.
 template <class TermOf>
 bool MpiCollectives::add(const MpiOperation& o, Part where, bool rounded, TermOf&& term_of) {
   if (where.size() == 0) return true;
@@ -308,6 +313,7 @@ std::byte* MpiMemory::of(Stage& s) {
 }
 
 bool MpiMemory::reached(const DeviceEvent& event) const {
+  // Polls with growing pauses instead of blocking in CUDA, so that `stop_` can end the wait.
   if (!event) return true;
   for (auto pause = std::chrono::microseconds(5); !device_runtime().finished(event);
        pause = std::min(pause * 2, std::chrono::microseconds(200))) {
@@ -327,6 +333,7 @@ const std::byte* MpiMemory::read(const Tensor& t, std::int64_t first, std::int64
 
 std::byte* MpiMemory::write(const Tensor& t, std::int64_t first) {
   if (t.device() == DeviceKind::cpu) return at(t, first);
+  // Two buffers in turn: one is filled while the copy from the other runs.
   turn_ = (turn_ + 1) % out_.size();
   return reached(out_[turn_].free) ? of(out_[turn_]) : nullptr;
 }

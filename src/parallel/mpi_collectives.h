@@ -1,6 +1,6 @@
-// The collectives of the MPI side: who puts what into which box (mpi_mailbox.h). Sums are made by
-// the one rank that owns a part, in the order of ranks, so that they have the same bits however the
-// boxes arrive.
+// The collectives of the MPI communicator: who puts what into which box (mpi_mailbox.h). The rank
+// that owns a part sums it, in the order of ranks, so that the bits do not depend on the order in
+// which boxes arrive.
 #pragma once
 
 #include <mpi.h>
@@ -19,11 +19,11 @@
 
 namespace weft {
 
-// Host access to the tensors of an operation, a piece at a time: directly to memory of the host, by
-// way of pinned memory to that of a GPU.
+// Host access to an operation's tensors, one piece at a time: host memory directly, GPU memory
+// through pinned memory.
 class MpiMemory {
  public:
-  // Pieces are of at most `piece_bytes`; `stop` ends waits for the GPU.
+  // Pieces have at most `piece_bytes`; `stop` ends waits for the GPU.
   MpiMemory(std::size_t piece_bytes, const std::atomic<bool>& stop)
       : piece_bytes_(piece_bytes), stop_(stop) {}
   ~MpiMemory();
@@ -32,11 +32,11 @@ class MpiMemory {
 
   // Elements [first, first + count) of `t` to read, until the next call of read(). Null: stopped.
   const std::byte* read(const Tensor& t, std::int64_t first, std::int64_t count);
-  // The place where elements [first, ...) of `t` are to be written, and the end of their writing.
-  // Null: stopped.
+  // The address to write elements [first, ...) of `t` to, and the call that ends the writing. Null:
+  // stopped.
   std::byte* write(const Tensor& t, std::int64_t first);
   void written(const Tensor& t, std::int64_t first, std::int64_t count);
-  // Waits until all that was written is in its place. False: stopped.
+  // Waits until all written pieces have reached their tensors. False: stopped.
   bool flush();
   // Waits for an event of the GPU, with pauses. False: stopped.
   bool reached(const DeviceEvent& event) const;
@@ -47,25 +47,25 @@ class MpiMemory {
   }
   struct Stage {
     void* memory = nullptr;  // pinned, made when first used
-    DeviceEvent free;        // the GPU is done with it
+    DeviceEvent free;        // the GPU has finished with it
   };
   std::byte* of(Stage& s);
 
   std::size_t piece_bytes_;
   const std::atomic<bool>& stop_;
   Stage in_;
-  std::array<Stage, 2> out_;  // one is filled while the other is on its way
+  std::array<Stage, 2> out_;  // one is filled while the other is copied
   std::size_t turn_ = 0;
 };
 
 enum class CollectiveKind : std::uint32_t { all_reduce, reduce_scatter, all_gather, all_to_all };
 
-// One operation as the caller asked for it. Its tensors are held until it is done, also while an
+// One operation as the caller requested it. It holds its tensors until it is done, also while an
 // error unwinds the caller.
 struct MpiOperation {
   CollectiveKind kind = CollectiveKind::all_reduce;
-  DType comm_dtype = DType::f32;  // what travels
-  Tensor to = {}, from = {};      // from: of an all-to-all alone; the others work in place
+  DType comm_dtype = DType::f32;  // type that is sent
+  Tensor to = {}, from = {};      // from: for an all-to-all only; others work in place
   std::vector<std::int64_t> to_counts = {}, from_counts = {};
   DeviceEvent written =
       {};  // of device tensors: the compute stream has come to where it was issued
@@ -73,8 +73,8 @@ struct MpiOperation {
   Watchdog::Collective record() const;
 };
 
-// Another rank is in a collective of another kind or size. The watchdogs' records tell which ranks
-// differ.
+// Thrown if another rank is in a collective of another kind or size. The watchdogs' records tell
+// which ranks differ.
 class OtherCollective : public Error {
  public:
   using Error::Error;
@@ -89,12 +89,12 @@ class MpiCollectives {
   // Waits until device tensors are written. False: stopped.
   bool ready(const MpiOperation& o) const { return memory_.reached(o.written); }
 
-  // Operation `number`, from its start to its end. False: stopped. Throws OtherCollective, and
-  // Exit::hang if two ranks differ over what one sends the other in an all-to-all.
+  // Runs operation `number` to its end. False: stopped. Throws OtherCollective, and Exit::hang if
+  // two ranks disagree about the size that one sends the other in an all-to-all.
   bool run(std::uint64_t number, const MpiOperation& o);
 
  private:
-  // Fills box `round` of this rank, or takes what is in that box of all the others. False: stopped.
+  // Fills box `round` of this rank, or takes that box of all other ranks. False: stopped.
   using Step = std::function<bool(std::int64_t round)>;
 
   bool reduce(const MpiOperation& o);
@@ -113,11 +113,11 @@ class MpiCollectives {
   const std::atomic<bool>& stop_;
   Mailboxes boxes_;
   MpiMemory memory_;
-  BoxLabel label_;                    // of the operation under way
-  std::vector<std::int64_t> rounds_;  // of each rank in it, once its first box is here
+  BoxLabel label_;                    // of the operation in progress
+  std::vector<std::int64_t> rounds_;  // per rank, known once its first box has arrived
   std::vector<std::size_t> each_;     // bytes for each rank in the box being filled
   std::vector<const void*> terms_;
-  std::vector<std::byte> rounded_;  // this rank's own term as it would have travelled
+  std::vector<std::byte> rounded_;  // this rank's own term, rounded as if sent
 };
 
 }  // namespace weft

@@ -27,8 +27,8 @@
 namespace weft {
 namespace {
 
-// The kernel's struct sched_attr as it was first: glibc has none, and the kernel's header redefines
-// types of <sched.h>.
+// The first version of the kernel's struct sched_attr: glibc has none, and the kernel's header
+// redefines types of <sched.h>.
 struct SchedulingAttributes {
   std::uint32_t size = sizeof(SchedulingAttributes), policy = 0;
   std::uint64_t flags = 0;
@@ -37,9 +37,9 @@ struct SchedulingAttributes {
   std::uint64_t slice_ns = 0, deadline = 0, period = 0;
 };
 
-// Of the calling thread: it sleeps for as long as it says, and when it wakes it runs at once, also
-// where compute fills the cores. Linux lets threads with shorter slices go first (since 6.12;
-// before, it takes no notice).
+// The calling thread then sleeps only as long as it asks for, and runs at once when it wakes, even
+// where compute fills the cores. Linux schedules threads with shorter slices first (since 6.12;
+// earlier versions ignore the request).
 void wake_promptly() {
   prctl(PR_SET_TIMERSLACK, 5000UL);  // ns
   SchedulingAttributes mine;
@@ -61,7 +61,7 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
     if (size_ > 1) collectives_.emplace(comm_, stop_);
-    // One rank alone can hang too, in its data or in a save.
+    // A single rank can hang too, while it reads data or saves.
     watchdog_.emplace(
         world, timeout_seconds, [this] { return look(); }, [this] { stop(); });
     if (size_ == 1) return;
@@ -69,8 +69,8 @@ class MpiCommunicator final : public Communicator {
   }
 
   ~MpiCommunicator() override {
-    // Operations still outstanding mean that this rank is on its way out with an error: the others
-    // may never join them, so they are abandoned, and main ends all ranks.
+    // Outstanding operations mean that this rank is terminating with an error: the other ranks may
+    // never join them, so they are abandoned, and main ends all ranks.
     bool orderly = false;
     {
       const std::lock_guard lock(mutex_);
@@ -80,6 +80,7 @@ class MpiCommunicator final : public Communicator {
       stop();
       thread_.join();
       orderly = orderly && !watchdog_->failed() && std::uncaught_exceptions() == 0;
+      // Its thread calls look() and stop() of this object, so it ends before the members go.
       watchdog_.reset();
       collectives_->close(orderly);
     }
@@ -140,7 +141,7 @@ class MpiCommunicator final : public Communicator {
     const double start = now_seconds();
     {
       std::unique_lock lock(mutex_);
-      WEFT_ASSERT(ticket <= issued_);  // nobody would ever complete it
+      WEFT_ASSERT(ticket <= issued_);  // otherwise it would never complete
       if (completed_ < ticket) {
         const trace::Scope scope("wait for communication", trace::Lane::wait,
                                  static_cast<std::int64_t>(ticket), "collective");
@@ -179,7 +180,7 @@ class MpiCommunicator final : public Communicator {
       std::memcpy(to.raw(), from.raw(), from.bytes());
   }
 
-  // For the watchdog: what is under way.
+  // The operation in progress, for the watchdog.
   std::optional<Watchdog::Operation> look() {
     std::lock_guard lock(mutex_);
     if (began_ == 0) return std::nullopt;
@@ -188,7 +189,7 @@ class MpiCommunicator final : public Communicator {
 
   void stop() {
     {
-      std::lock_guard lock(mutex_);  // or a thread misses the call between its look and its sleep
+      std::lock_guard lock(mutex_);  // else a thread misses the wake-up before its sleep
       stop_ = true;
     }
     wake_.notify_all();
@@ -196,7 +197,7 @@ class MpiCommunicator final : public Communicator {
     if (collectives_) collectives_->interrupt();
   }
 
-  // The progress thread: one operation after the other, in the order of their issue.
+  // The progress thread: runs the operations one at a time, in order of issue.
   void serve() {
     wake_promptly();
     for (;;) {
@@ -212,7 +213,7 @@ class MpiCommunicator final : public Communicator {
       try {
         done = run(o);
       } catch (const OtherCollective& e) {
-        watchdog_->suspect(e.what());  // who differs from whom is told by the records of all ranks
+        watchdog_->suspect(e.what());  // the records of all ranks tell who differs
         std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_.load(); });
       } catch (...) {
@@ -232,7 +233,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   bool run(const MpiOperation& o) {
-    // The compute before it is not communication: neither counted nor watched.
+    // Waiting for the compute before it is not communication: it is neither counted nor watched.
     if (!collectives_->ready(o)) return false;
     const Watchdog::Collective record = o.record();
     Ticket number;
@@ -254,16 +255,16 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
-  std::int64_t asked_ = 0;  // operations that were asked for, with those that a fault leaves out
+  std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   mutable std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<MpiOperation> queue_;
-  // Tensors that are done with, or that an abandoned operation may still write to. The caller's
-  // thread lets go of them: an arena belongs to its thread.
+  // Tensors of completed operations, and those that an abandoned operation may still write to. The
+  // caller's thread releases them, since an arena belongs to its thread.
   std::vector<Tensor> retired_;
   Ticket issued_ = 0, completed_ = 0;
   double busy_ = 0;
-  double began_ = 0;  // of the operation under way, 0 between two
+  double began_ = 0;  // start of the operation in progress, 0 if there is none
   std::string name_;
   std::atomic<bool> stop_ = false;
   std::optional<MpiCollectives> collectives_;

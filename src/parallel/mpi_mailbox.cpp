@@ -18,15 +18,15 @@
 namespace weft {
 namespace {
 
-// A rank's boxes stay in a core's cache from their writing to their reading.
+// Small enough that a rank's boxes stay in a core's cache between writing and reading.
 constexpr std::size_t wanted_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_room = std::size_t{256} << 10, least_room = std::size_t{16} << 10;
 constexpr std::uint64_t least_depth = 4;
-// To other hosts: Open MPI sends up to 64 KiB over TCP at once. A longer message first asks the
-// receiver, and each answer would wait for a thread that sleeps between its looks.
+// For other hosts: Open MPI sends messages of up to 64 KiB over TCP at once. A longer one first
+// asks the receiver, and each answer would wait for a thread that sleeps between its polls.
 constexpr std::size_t most_message = std::size_t{60} << 10;
 constexpr int tag_all = 1, tag_each = 2;
-// A wake that was lost would cost this much, and an end that was not announced.
+// Upper bound of the delay that a lost wake-up or an unannounced end costs.
 constexpr long longest_sleep_ns = 100'000'000;
 constexpr int longest_close_ms = 2000;
 
@@ -67,13 +67,13 @@ Mailboxes::Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop) : comm_(comm)
   }
 }
 
-// Every rank makes memory of its own and maps that of the others on its host. It has a name only
-// until all have it, so that nothing stays behind however the job ends; and giving it back needs
-// nobody else.
+// Every rank creates its own shared memory and maps that of the other ranks on its host. The name
+// exists only until all have mapped it, so nothing stays behind however the job ends, and releasing
+// the memory needs no other rank.
 void Mailboxes::open_window() {
   MPI_Comm node = MPI_COMM_NULL;
   MPI_CHECK(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
-  // For tests: so many ranks are taken for those of one host.
+  // For tests: treats this many consecutive ranks as those of one host.
   if (const char* text = std::getenv("WEFT_COMM_NODE_RANKS")) {
     const int ranks = std::atoi(text);
     WEFT_CHECK(ranks > 0, Exit::usage, "give a number of ranks", "WEFT_COMM_NODE_RANKS = \"{}\"",
@@ -88,15 +88,16 @@ void Mailboxes::open_window() {
   MPI_CHECK(MPI_Comm_rank(node, &place));
   std::vector<int> ranks(static_cast<std::size_t>(here));
   MPI_CHECK(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, node));
-  // Smaller boxes to other hosts are more, without more bytes under way: half as many at the least,
-  // with 9 ranks, and 94 % with up to 4. The same on every rank, for either all have ranks
-  // elsewhere or none has.
+  // Boxes to other hosts are smaller but more numerous, and never put more bytes in flight: 94 % of
+  // them with up to 4 ranks, and half with 9, the worst case. All ranks agree on the size, since
+  // either all have ranks on other hosts or none has.
   const std::size_t room =
       std::clamp(wanted_bytes / static_cast<std::size_t>(size_), least_room, most_room);
   room_ = (here == size_ ? room : std::min(room, most_message - label_bytes)) / 64 * 64;
   depth_ = least_depth * std::max<std::uint64_t>(1, room / room_);
   const std::size_t head = sizeof(Control) + 64 * static_cast<std::size_t>(here);
   mapped_bytes_ = head + depth_ * box_bytes();
+  // Keeps the names of several communicators in one process apart.
   static std::atomic<int> made = 0;
   using Name = std::array<char, 64>;
   Name name{};
@@ -128,6 +129,7 @@ void Mailboxes::open_window() {
   }
   int mine = whole, all = 0;
   MPI_CHECK(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, node));
+  // After the all-reduce every rank has mapped the memory, or failed: the name is no longer needed.
   shm_unlink(name.data());
   MPI_CHECK(MPI_Comm_free(&node));
   WEFT_CHECK(all != 0, Exit::hardware,
@@ -137,12 +139,12 @@ void Mailboxes::open_window() {
              static_cast<double>(mapped_bytes_) / (1 << 20));
 }
 
-// Null where it cannot be had.
+// Null on failure.
 std::byte* Mailboxes::map(const char* name, bool fresh) {
   const int file = shm_open(name, fresh ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, S_IRUSR | S_IWUSR);
   if (file < 0) return nullptr;
   void* p = MAP_FAILED;
-  // Room is taken now: what a full /dev/shm lacks later would be a signal.
+  // Reserve the space now: if /dev/shm ran full later, a write to the map would raise a signal.
   if (!fresh || posix_fallocate(file, 0, static_cast<off_t>(mapped_bytes_)) == 0)
     p = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
@@ -153,8 +155,8 @@ std::byte* Mailboxes::map(const char* name, bool fresh) {
 
 void Mailboxes::close(bool orderly) {
   if (orderly && messages_) {
-    // All operations are done here, so what is still to be sent is small; but to a rank that has
-    // failed it never is.
+    // All operations are complete here, so little remains to be sent; but a message to a failed
+    // rank never completes.
     int done = 0;
     for (int k = 0; k < longest_close_ms && !done; ++k) {
       done = 1;
@@ -174,7 +176,7 @@ void Mailboxes::close(bool orderly) {
       }
     orderly = done != 0;
   }
-  // After messages that are neither sent nor cancelled MPI goes on using the boxes.
+  // MPI still uses the boxes of messages that were neither sent nor cancelled: leave them mapped.
   if (orderly || !messages_)
     for (void* p : maps_) munmap(p, mapped_bytes_);
   else
@@ -198,7 +200,7 @@ void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& byte
   if (messages_) {
     auto& sends = sends_[posted_ % depth_];
     for (int k = 1; k < size_; ++k) {
-      const int peer = (rank_ + k) % size_;  // not everybody to the same rank at once
+      const int peer = (rank_ + k) % size_;  // not all ranks to the same one at once
       const auto at = static_cast<std::size_t>(peer);
       if (peers_[at].control != nullptr) continue;
       MPI_CHECK(MPI_Isend(own_box(), static_cast<int>(label_bytes + bytes_all), MPI_BYTE, peer,
@@ -207,6 +209,7 @@ void Mailboxes::post(std::size_t bytes_all, const std::vector<std::size_t>& byte
                           MPI_BYTE, peer, tag_each, comm_, &sends.emplace_back()));
     }
   }
+  // Release order: a rank that sees the new count also sees the contents of the box.
   control_->posted.store(++posted_, std::memory_order_release);
   for (Peer& p : peers_)
     if (p.control != nullptr) ring(*p.control, 1);
@@ -257,8 +260,8 @@ void Mailboxes::release(int peer) {
   ring(*p.control, 2);
 }
 
-// The bell is rung before the look at the sleeper, who lies down before the kernel compares the
-// bell: one of the two sees the other.
+// Avoids a lost wake-up: the ringer increments the bell before it reads `asleep`, and the sleeper
+// sets `asleep` before the kernel compares the bell. At least one of them sees the other.
 void Mailboxes::ring(Control& control, std::uint32_t wakes) {
   control.bell.fetch_add(1);
   if (control.asleep.load() >= wakes) futex(control.bell, FUTEX_WAKE, 1, nullptr);
@@ -269,7 +272,8 @@ std::uint32_t Mailboxes::mark() const { return control_->bell.load(); }
 bool Mailboxes::wait(std::uint32_t mark, bool for_vacancy) {
   if (stop_) return false;
   if (messages_) {
-    // MPI has no bell. Short pauses cost little latency, growing ones no processor time.
+    // MPI cannot wake this thread, so it polls: short pauses cost little latency, growing ones no
+    // processor time.
     std::this_thread::sleep_for(pause_);
     pause_ = std::min(pause_ * 2, std::chrono::microseconds(200));
     return !stop_;

@@ -1,6 +1,6 @@
-// How the ranks of the MPI side pass data on: boxes that each rank fills and all others read, in
-// order. Ranks of one host read each other's boxes in a shared window, with one copy in and one
-// out, and wake each other when they sleep; to the ranks of other hosts the boxes go as messages.
+// Data exchange of the MPI communicator: boxes that each rank fills and all others read, in order.
+// Ranks on one host read each other's boxes in shared memory, with one copy in and one out, and
+// wake each other when they sleep; boxes go to the ranks of other hosts as messages.
 #pragma once
 
 #include <mpi.h>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-// At the head of every box: what its writer believes to be going on.
+// At the head of every box: the operation that its writer is in.
 struct BoxLabel {
   std::uint64_t number = 0;  // of the collective, from 1
   std::uint32_t kind = 0, dtype = 0;
@@ -21,22 +21,21 @@ struct BoxLabel {
   std::uint64_t rounds = 0;  // boxes that the writer fills for it
 };
 
-// All calls from one thread, but for interrupt(). Memory is bounded: depth() boxes a rank, and as
-// many again for each rank of another host.
+// All calls come from one thread, except interrupt(). Memory is bounded: depth() boxes for this
+// rank, and as many for each rank on another host.
 class Mailboxes {
  public:
   // Collective. `stop` turning true (and interrupt()) ends every wait.
   Mailboxes(MPI_Comm comm, const std::atomic<bool>& stop);
-  // The end, of this rank alone: of `orderly` ones all operations are done. Nothing else may be
-  // called after it.
+  // Ends this rank's use; `orderly` means that all operations are done. No other call may follow.
   void close(bool orderly);
 
   // A box holds `room()` bytes for all ranks, and as many for each.
   std::size_t room() const { return room_; }
-  // Boxes of a rank that may be under way at once.
+  // Boxes of a rank that may be in flight at once.
   std::int64_t depth() const { return static_cast<std::int64_t>(depth_); }
 
-  // The next box of this rank: whether it may be filled, its places (64-byte aligned), and its
+  // This rank's next box: whether it may be filled, its addresses (64-byte aligned), and its
   // sending.
   bool vacant();
   BoxLabel& label() { return *reinterpret_cast<BoxLabel*>(own_box()); }
@@ -45,7 +44,7 @@ class Mailboxes {
   // bytes_each: what for_rank() holds for each rank; empty: nothing.
   void post(std::size_t bytes_all, const std::vector<std::size_t>& bytes_each);
 
-  // The oldest box of `peer` that was not released: whether it is here, and its places. Not for
+  // The oldest box of `peer` not yet released: whether it has arrived, and its addresses. Not for
   // this rank itself.
   bool arrived(int peer);
   const BoxLabel& label(int peer) const;
@@ -53,22 +52,22 @@ class Mailboxes {
   const std::byte* from_rank(int peer) const;
   void release(int peer);
 
-  // Read the mark, look at what is there, and if there is nothing to do, wait from that mark on.
-  // False: stop.
+  // Read the mark, look for work, and if there is none, wait from that mark on. False: stop.
   std::uint32_t mark() const;
   bool wait(std::uint32_t mark, bool for_vacancy);
-  void moved() { pause_ = std::chrono::microseconds(5); }  // there was something to do
+  void moved() { pause_ = std::chrono::microseconds(5); }  // work was found
   void interrupt();                                        // from any thread
 
  private:
   static constexpr std::size_t label_bytes = 64;
 
-  // Of each rank, at the head of its part of the window.
+  // One per rank, at the head of its shared memory.
   struct alignas(64) Control {
     std::atomic<std::uint64_t> posted = 0;
     alignas(64) std::atomic<std::uint32_t> bell = 0;  // counts; the word to sleep on
     std::atomic<std::uint32_t> asleep = 0;  // 1: for a box of another rank, 2: also for a vacancy
-    // Boxes of each rank of the host that this rank is done with: behind it, one a cache line.
+    // Followed by one counter per rank of the host, one a cache line: its boxes that this rank has
+    // finished with.
   };
   struct Peer {
     Control* control = nullptr;  // of a rank of this host
@@ -76,7 +75,7 @@ class Mailboxes {
     std::atomic<std::uint64_t>* read_by_me = nullptr;
     std::atomic<std::uint64_t>* read_by_them = nullptr;
     std::uint64_t taken = 0;  // boxes released
-    // Of a rank elsewhere: receives of the next boxes, two messages each.
+    // For a rank on another host: receives of the next boxes, two messages each.
     std::vector<MPI_Request> requests = {};
     std::vector<std::byte> inbox = {};
   };
@@ -103,7 +102,7 @@ class Mailboxes {
   Control* control_ = nullptr;
   std::byte* boxes_ = nullptr;
   std::uint64_t posted_ = 0;
-  std::vector<std::vector<MPI_Request>> sends_;  // of each of the own boxes
+  std::vector<std::vector<MPI_Request>> sends_;  // for each of this rank's boxes
   bool messages_ = false;                        // some rank is on another host
   std::chrono::microseconds pause_{5};
 };

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Of bf16 on its way out, and as much on its way in.
+// bf16 elements to send, and as many to receive.
 constexpr std::int64_t scratch_elements = std::int64_t{1} << 24;
 
 ncclDataType_t nccl_type(DType t) {
@@ -24,7 +24,7 @@ ncclDataType_t nccl_type(DType t) {
       return ncclInt64;
     case DType::i32:
       return ncclInt32;
-    case DType::f16:  // two bytes that nobody adds
+    case DType::f16:  // two bytes, never summed
       return ncclBfloat16;
     case DType::u8:
     case DType::boolean:
@@ -39,8 +39,8 @@ std::byte* at(const Tensor& t, std::int64_t first) {
 
 cudaStream_t stream() { return cuda_stream(Stream::communication); }
 
-// Sends and receives between its begin and its end run together; NCCL ends the group also where a
-// call in it failed.
+// Runs the sends and receives between its construction and end() together. The destructor closes
+// the group also when a call in it failed.
 class Group {
  public:
   Group() { NCCL_CHECK(ncclGroupStart()); }
@@ -87,6 +87,7 @@ void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
   if (t.numel() == 0) return;
   if (comm_dtype == CommDtype::bf16) return sum_as_bf16(t, false);
   if (equal_parts(t)) {
+    // ncclReduceScatter takes equal parts only; uneven ones take one reduction per owner, below.
     NCCL_CHECK(ncclReduceScatter(t.raw(), at(t, part(t, rank_).begin),
                                  static_cast<std::size_t>(t.numel() / size_), ncclFloat32, ncclSum,
                                  comm_, stream()));
@@ -105,6 +106,7 @@ void NcclCollectives::reduce_scatter(const Tensor& t, CommDtype comm_dtype) {
 void NcclCollectives::all_gather(const Tensor& t) {
   if (t.numel() == 0) return;
   if (equal_parts(t)) {
+    // ncclAllGather takes equal parts only; uneven ones take one broadcast per owner, below.
     NCCL_CHECK(ncclAllGather(at(t, part(t, rank_).begin), t.raw(),
                              static_cast<std::size_t>(t.numel() / size_), nccl_type(t.dtype()),
                              comm_, stream()));
@@ -142,8 +144,9 @@ void NcclCollectives::all_to_all(const Tensor& from, const std::vector<std::int6
   group.end();
 }
 
-// A piece of every part at a time, so that the scratch memory is bounded: rounded, exchanged, and
-// added by the owner. For all ranks the sum is rounded once more and goes back the same way.
+// Handles one piece of every part at a time, so that the scratch memory is bounded: a piece is
+// rounded, exchanged, and summed by its owner. For an all-reduce the sum is rounded once more and
+// goes back the same way.
 void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
   if (size_ == 1) return;
   if (scratch_ == nullptr)
@@ -187,7 +190,8 @@ void NcclCollectives::sum_as_bf16(const Tensor& t, bool for_all) {
     if (mine.size() > 0)
       ops::sum_parts(rows(in, 0, size_, mine.size()), sum, Stream::communication);
     if (!for_all) continue;
-    // All send as much as the longest piece has; what is behind the shorter ones is read by nobody.
+    // Every rank sends as much as the longest piece has; the tail behind a shorter one is never
+    // read.
     std::int64_t most = 0;
     for (int r = 0; r < size_; ++r) most = std::max(most, where(r).size());
     Tensor rounded = Tensor::borrow(out, {mine.size()}, DType::bf16, DeviceKind::cuda);

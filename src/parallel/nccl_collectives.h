@@ -1,9 +1,9 @@
-// What weft's collectives are in NCCL's calls, on the communication stream.
+// weft's collectives as NCCL calls on the communication stream.
 //
 // With bf16 every rank sends each other rank its contribution to that rank's part, and the owner
-// adds them in f32 in the order of ranks. All ranks are taken for equally far: where several nodes
-// of many GPUs share few network cards, this sends more between nodes than NCCL's own f32 sums do,
-// which add inside a node first.
+// sums them in f32 in the order of ranks. All ranks are treated as equally distant: where several
+// nodes of many GPUs share few network cards, this sends more between nodes than NCCL's own f32
+// sums, which add inside a node first.
 #pragma once
 
 #include <nccl.h>
@@ -23,8 +23,8 @@ namespace weft {
 void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call, int line);
 #define NCCL_CHECK(call) ::weft::check_nccl((call), nullptr, #call, __LINE__)
 
-// All calls from the thread that issues; they return as soon as the work is queued. Parts, types
-// and counts: communicator.h. Device memory for bf16 is taken at its first use and kept.
+// All calls come from the thread that issues; they return as soon as the work is queued. Parts,
+// types and counts: communicator.h. Device memory for bf16 is allocated at first use and kept.
 class NcclCollectives {
  public:
   NcclCollectives(int rank, int size) : rank_(rank), size_(size) {}

@@ -1,10 +1,10 @@
-// The NCCL side of the communicator. Operations go to a stream of high priority, behind an event of
-// the compute stream; a ticket is an event of that stream, for which the compute stream waits. The
-// host waits for nothing.
+// The NCCL communicator. Operations run on a stream of high priority, ordered after an event of the
+// compute stream. A ticket is an event of that stream, and the compute stream waits for it. The
+// host never waits.
 //
-// NCCL's communicator is a blocking one, made by a thread of its own that can be given up: a
-// non-blocking one would start a thread for each operation. What blocks inside NCCL, a first
-// connection to a rank that never comes, is ended by ncclCommAbort.
+// NCCL's own communicator is a blocking one, made by a separate thread that can be abandoned: a
+// non-blocking one would start a thread for each operation. ncclCommAbort ends a call that blocks
+// inside NCCL, such as a first connection to a rank that never comes.
 #include <nccl.h>
 
 #include <atomic>
@@ -30,8 +30,7 @@
 namespace weft {
 namespace {
 
-// What the thread that makes the communicator shares with the one that waits for it; it may outlive
-// both.
+// Shared by the thread that makes the communicator and the one that waits for it; may outlive both.
 struct Start {
   std::mutex mutex;
   std::condition_variable changed;
@@ -56,13 +55,13 @@ class NcclCommunicator final : public Communicator {
     try {
       start(world);
     } catch (...) {
-      watchdog_.reset();  // its thread must not look at what is being taken apart
+      watchdog_.reset();  // its thread must not look at members being destroyed
       throw;
     }
   }
 
   ~NcclCommunicator() override {
-    // With operations outstanding this rank is on its way out with an error, and the others may
+    // With operations outstanding this rank is terminating with an error, and the other ranks may
     // never join them.
     const bool healthy = !watchdog_->failed() && std::uncaught_exceptions() == 0;
     if (!healthy) watchdog_->fail(std::make_exception_ptr(Error(Exit::hang, "given up")));
@@ -126,7 +125,7 @@ class NcclCommunicator final : public Communicator {
       for (const Operation& o : operations_)
         if (o.number == ticket) done = o.done;
     }
-    // One that is known to be finished needs no order any more.
+    // An operation known to be finished needs no ordering.
     if (done) device_runtime().wait(Stream::compute, done);
     return 0;
   }
@@ -163,6 +162,8 @@ class NcclCommunicator final : public Communicator {
     enter(o);
     std::exception_ptr failure;
     {
+      // abort() waits for this lock, so that a call can return before the communicator is
+      // destroyed.
       const std::lock_guard calling(call_mutex_);
       try {
         if (!watchdog_->failed()) call();
@@ -171,7 +172,7 @@ class NcclCommunicator final : public Communicator {
       }
     }
     leave();
-    check();  // after an abort that is the better reason
+    check();  // after an abort, the watchdog's reason is the better one
     if (failure) std::rethrow_exception(failure);
     o.done = device.record(Stream::communication);
     o.to = to;
@@ -180,7 +181,7 @@ class NcclCommunicator final : public Communicator {
     return number_;
   }
 
-  // The caller's thread takes finished operations away: their tensors may be of an arena, which
+  // The caller's thread removes finished operations: their tensors may come from an arena, which
   // belongs to its thread.
   void push(Operation o) {
     const std::lock_guard lock(mutex_);
@@ -188,7 +189,7 @@ class NcclCommunicator final : public Communicator {
     operations_.push_back(std::move(o));
   }
 
-  // While this rank is inside a call of NCCL, which may block at its first use of a connection.
+  // Mark the time inside an NCCL call, which may block when it first uses a connection.
   void enter(const Operation& o) {
     const std::lock_guard lock(mutex_);
     calling_ = Watchdog::Operation{o.number, o.name, 0};
@@ -199,7 +200,8 @@ class NcclCommunicator final : public Communicator {
     calling_.reset();
   }
 
-  // Makes comm_, all ranks together, or throws once the watchdog says that somebody does not come.
+  // Makes comm_ together with all ranks, or throws once the watchdog reports that a rank does not
+  // come.
   void start(MPI_Comm world) {
     Operation o;
     o.number = 1;
@@ -243,11 +245,11 @@ class NcclCommunicator final : public Communicator {
     leave();
     collectives_.emplace(rank_, size_);
     collectives_->use(comm_);
-    watchdog_->issued(0, {});  // and collectives are counted from 1
+    watchdog_->issued(0, {});  // so that collectives are counted from 1
     watchdog_->begun(0);
   }
 
-  // From the watchdog's thread: what goes on.
+  // Called by the watchdog's thread: the operation in progress.
   std::optional<Watchdog::Operation> look() {
     const std::lock_guard lock(mutex_);
     if (comm_ != nullptr) {
@@ -271,7 +273,7 @@ class NcclCommunicator final : public Communicator {
       o.finished = true;
       watchdog_->completed(o.number);
       if (trace::enabled) {
-        // As exact as the looks of this thread: the end is at most one of its periods late.
+        // Only as exact as this thread's polling: the end is at most one of its periods late.
         const double now = now_seconds();
         trace::add({o.kind, trace::Lane::communication, now - seconds, now,
                     static_cast<std::int64_t>(o.to.bytes()), "bytes"});
@@ -283,8 +285,8 @@ class NcclCommunicator final : public Communicator {
     return o;
   }
 
-  // Ends what is under way. A thread that is inside NCCL is given a moment to come out by itself;
-  // if it does not, the abort is what brings it out.
+  // Ends the operations in progress. A thread inside NCCL gets a second to return by itself; if it
+  // does not, the abort makes it return.
   void abort() {
     if (const auto start = start_.lock()) {
       const std::lock_guard lock(start->mutex);
@@ -294,6 +296,7 @@ class NcclCommunicator final : public Communicator {
     ncclComm_t comm = nullptr;
     {
       const std::lock_guard lock(mutex_);
+      // Cleared under the lock, so that look() no longer uses it.
       comm = comm_;
       comm_ = nullptr;
     }
@@ -304,9 +307,9 @@ class NcclCommunicator final : public Communicator {
   }
 
   int rank_ = 0, size_ = 1;
-  // The caller's thread alone.
+  // Used by the caller's thread only.
   std::uint64_t number_ = 0;
-  std::int64_t asked_ = 0;  // operations that were asked for, with those that a fault leaves out
+  std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
   std::optional<NcclCollectives> collectives_;
   // Shared with the watchdog's thread.
   mutable std::mutex mutex_;

@@ -64,7 +64,8 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
     return chosen;
   }
 
-  // Every rank walks through the same choices.
+  // Every rank computes the same assignment, so none needs to be sent: each rank in turn takes, of
+  // the GPUs that it sees, the one with the fewest users so far.
   std::map<std::string, int> users;
   std::string mine;
   int index = 0;

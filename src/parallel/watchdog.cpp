@@ -1,14 +1,14 @@
-// Who is late is asked only when somebody is stuck, so that a healthy run sends nothing: a stuck
-// rank tells a collector, the collector asks every rank how far it is, and sends all of them the
-// verdict. The answers come from the watchdogs' threads, so a rank whose main thread is stuck still
-// answers, and one whose process is stopped does not. Rank 0 collects; if that one does not answer,
-// the first rank on another host (or rank 1) does.
+// Ranks ask who is late only when one of them is stuck, so a healthy run sends nothing. A stuck
+// rank alarms a collector; the collector asks every rank how far it is, and sends all of them the
+// verdict. The watchdogs' threads answer, so a rank whose main thread is stuck still answers, and
+// one whose process is stopped does not. Rank 0 collects; if it does not answer, the first rank on
+// another host (or rank 1) does.
 //
 // From the moment a rank is stuck for longer than the limit, the job ends within ten seconds:
 //   collector 0 does not answer     2.6 s   patience()
 //   late ranks do not answer        1.5 s   grace(), unless tests ask for more (WEFT_COMM_GRACE)
 //   the verdict finds no listener   2.5 s   last_resort_seconds
-// and what mpirun or srun takes to end the ranks, about a second.
+// plus the second or so that mpirun or srun takes to end the ranks.
 #include "parallel/watchdog.h"
 
 #include <unistd.h>
@@ -33,9 +33,9 @@ namespace weft {
 namespace {
 
 constexpr int tag_alarm = 1, tag_question = 2, tag_answer = 3, tag_verdict = 4;
-// After a hang, how long a main thread may take to meet it, and to end the job after that.
+// After a hang: how long a main thread may take to notice it, and then to end the job.
 constexpr double last_resort_seconds = 2.5, last_resort_when_seen_seconds = 6;
-// After another failure: told by this thread, and at last ended by it.
+// After any other failure: how long until this thread reports it and ends the job.
 constexpr double patience_with_busy_rank_seconds = 60;
 
 std::optional<double> seconds_in(const char* variable) {
@@ -52,13 +52,13 @@ double choose_timeout(double wanted) {
   return seconds_in("WEFT_COMM_TIMEOUT").value_or(wanted > 0 ? wanted : (on_cuda() ? 600 : 3600));
 }
 
-// Storage that is busy is no hang: a save may take so many times the limit.
+// Busy storage is not a hang: a save may take this many times the limit.
 double patience_with(const char* phase) {
   return phase != nullptr && std::string_view(phase) == "save" ? 10 : 1;
 }
 
-// How long a collector waits for answers, a stuck rank for its collector, and everybody between two
-// looks.
+// How long a collector waits for answers, a stuck rank waits for its collector, and every watchdog
+// waits between two looks.
 double grace(double timeout) { return std::clamp(timeout / 4, 0.5, 1.5); }
 double patience(double timeout) { return 1.5 * grace(timeout) + 0.3; }
 std::chrono::duration<double> period(double timeout) {
@@ -67,7 +67,7 @@ std::chrono::duration<double> period(double timeout) {
 
 std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}; }
 
-// What is told by the collector for all.
+// The collector reports the error for all ranks.
 Error hang_error(const std::string& what, const std::string& hint) {
   Error e(Exit::hang, what, hint, __FILE__, __LINE__);
   e.set_reported();
@@ -90,7 +90,7 @@ Watchdog::Watchdog(MPI_Comm world, double timeout_seconds, Look look, Stop stop)
   MPI_Comm_dup(world, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
-  // Ranks of a group are known to people by their number among all.
+  // Reports name the ranks of a group by their number in MPI_COMM_WORLD, which users know.
   struct Name {
     int rank = 0;
     std::array<char, 60> host{};
@@ -110,8 +110,8 @@ Watchdog::~Watchdog() {
   }
   wake_.notify_all();
   thread_.join();
-  // After a failure the others may never come to free it with us, and main ends all ranks. What is
-  // still on its way to them stays where MPI reads it.
+  // After a failure the other ranks may never join MPI_Comm_free, and main ends all ranks. Unsent
+  // messages are leaked, since MPI may still read them.
   if (!failed_ && std::uncaught_exceptions() == 0)
     MPI_Comm_free(&comm_);
   else
@@ -133,7 +133,7 @@ void Watchdog::completed(std::uint64_t number) {
 }
 
 void Watchdog::progress(std::int64_t step, const char* phase) {
-  // The time first: the thread must not see a new phase with the time of an old one.
+  // Write the time first: the thread must not see a new phase with the time of an old one.
   phase_since_ = now_seconds();
   step_ = step;
   phase_ = phase == nullptr || std::string_view(phase) == "idle" ? nullptr : phase;
@@ -179,8 +179,8 @@ void Watchdog::run() {
         fail(std::current_exception());
       }
       const double limit = timeout_, allowed = stalled_beyond(1);
-      // A process that was itself stopped for a while must not blame the others, who may have left
-      // over it.
+      // A process that was itself stopped for a while must not blame the others, which may have
+      // left because of it.
       if (now_seconds() - last > period(timeout_).count() + std::max(0.5, limit / 4))
         quiet_until = now_seconds() + limit;
       std::string suspicion;
@@ -207,8 +207,8 @@ void Watchdog::run() {
   }
 }
 
-// The failure is thrown at this rank's next call of its communicator, and told by main. Where that
-// call does not come, this thread tells it, and ends the job.
+// This rank's next call of its communicator throws the failure, and main reports it. If that call
+// never comes, this thread reports the failure and ends the job.
 void Watchdog::end_if_unheard() {
   const double since = now_seconds() - failed_at_;
   if (since < last_resort_seconds) return;
@@ -230,7 +230,7 @@ void Watchdog::end_if_unheard() {
   }
 }
 
-// Takes what has come and answers it. Blocks for nobody.
+// Receives the waiting messages and answers them. Never blocks.
 void Watchdog::serve() {
   for (;;) {
     int there = 0;
@@ -260,7 +260,7 @@ void Watchdog::receive(int source, int tag, std::vector<char> bytes) {
       send(source, tag_answer, state().to_bytes());
       break;
     case tag_answer:
-      if (!answers_.empty())  // of its own question, or late to one before: as good
+      if (!answers_.empty())  // an answer to an earlier question is as good
         answers_[static_cast<std::size_t>(source)] = RankState::from_bytes(bytes);
       break;
     case tag_verdict: {
@@ -279,7 +279,7 @@ void Watchdog::send(int target, int tag, std::vector<char> bytes) {
             &m.request);
 }
 
-// Serves the others until `done`, or for so long; whether it was done.
+// Serves the other ranks until `done` or for `seconds`; returns whether it was done.
 bool Watchdog::serve_until(const std::function<bool()>& done, double seconds) {
   for (const double start = now_seconds(); !done();) {
     if (now_seconds() - start > seconds) return false;
@@ -289,12 +289,12 @@ bool Watchdog::serve_until(const std::function<bool()>& done, double seconds) {
   return true;
 }
 
-// The seconds that this rank's step may stand still, if it stands still for more than `share` of
+// The seconds that this rank's step may stand still, if it has stood still for more than `share` of
 // them; otherwise 0. An operation that begins or ends counts as a move: a main thread may wait for
 // many, one after the other.
 double Watchdog::stalled_beyond(double share) const {
-  // The phase before its time, against the order in which progress() writes them: a time that is
-  // too new does no harm.
+  // Read the phase before its time, against the order in which progress() writes them: a time that
+  // is too new does no harm.
   const char* phase = phase_;
   if (phase == nullptr) return 0;
   const double allowed = timeout_ * patience_with(phase);
@@ -310,7 +310,7 @@ RankState Watchdog::state() const {
     s.step = step_;
     s.phase_seconds = now_seconds() - phase_since_;
   }
-  // Those who notice first ask the others a moment before their time.
+  // The first rank to notice asks the others slightly before their own limit: hence 0.9.
   s.stalled = stalled_beyond(0.9) > 0;
   s.completed = record_.last_completed();
   s.begun = record_.last_begun();
@@ -319,7 +319,7 @@ RankState Watchdog::state() const {
   return s;
 }
 
-// Makes it known to every rank that this one is stuck.
+// Tells every rank that this one is stuck.
 void Watchdog::report(const std::string& complaint) {
   const auto elsewhere = std::find_if(names_.begin(), names_.end(), [&](const RankName& n) {
     return n.host != names_.front().host;
@@ -331,12 +331,13 @@ void Watchdog::report(const std::string& complaint) {
     send(collector, tag_alarm, text_bytes(complaint));
     if (serve_until([&] { return failed_.load(); }, patience(timeout_))) return;
   }
-  // Two hosts are gone: the first of the others, one after the other, so that one of them tells it.
+  // Two hosts are gone: the remaining ranks try one after the other, so that one of them reports
+  // it.
   if (!serve_until([&] { return failed_.load(); }, 0.1 * std::min(rank_, 10))) collect(complaint);
 }
 
-// Asks all ranks, says for all of them what is wrong, and sends them the verdict: in this order,
-// since the first to get it ends the job.
+// Asks all ranks, reports the cause for all of them, then sends the verdict: in this order, since
+// the first rank to receive it ends the job.
 void Watchdog::collect(const std::string& complaint) {
   answers_.assign(names_.size(), {});
   answers_[static_cast<std::size_t>(rank_)] = state();
@@ -360,7 +361,7 @@ void Watchdog::collect(const std::string& complaint) {
   report_error(hang_error(what, hint));
   for (int r = 0; r < size_; ++r)
     if (r != rank_) send(r, tag_verdict, text_bytes(what + '\0' + hint));
-  // Long ones need this side's help until they have arrived; those who are stopped never take
+  // Long messages need this side's help until they have arrived; stopped processes never take
   // theirs.
   serve_until([&] { return sent_.empty(); }, 0.3);
   fail(std::make_exception_ptr(hang_error(what, hint)));

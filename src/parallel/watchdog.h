@@ -1,5 +1,5 @@
-// Watches the operations of a communicator from a thread of its own: an operation that fails or
-// hangs becomes an error that names the ranks that are late, on every rank.
+// Watches a communicator's operations from a separate thread: an operation that fails or hangs
+// becomes, on every rank, an error that names the late ranks.
 #pragma once
 
 #include <mpi.h>
@@ -24,14 +24,15 @@ namespace weft {
 class Watchdog {
  public:
   using Collective = weft::Collective;
-  // The operation that this rank is in: begun, not done.
+  // The operation in progress on this rank: begun, not completed.
   struct Operation {
     std::uint64_t number = 0;  // the same on every rank, and growing
     std::string name;          // "all-reduce 12 (f32, 64.000 MiB)"
     double seconds = 0;        // since it could begin on this rank
   };
-  // Called from the watchdog's thread. `look` says what goes on, and throws where the transport
-  // reports an error. `stop` ends what is under way, so that no thread of this rank stays blocked.
+  // Called from the watchdog's thread. `look` returns the operation in progress, and throws if the
+  // transport reports an error. `stop` ends the operations in progress, so that no thread of this
+  // rank stays blocked.
   using Look = std::function<std::optional<Operation>()>;
   using Stop = std::function<void()>;
 
@@ -41,19 +42,19 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // How far this rank is: told to the ranks that ask. Numbers count from 1. From any thread,
-  // without blocking.
+  // This rank's progress, sent to the ranks that ask. Numbers count from 1. Callable from any
+  // thread; never blocks.
   void issued(std::uint64_t number, const Collective& what);
   void begun(std::uint64_t number);
   void completed(std::uint64_t number);
-  // As Communicator::progress and set_timeout. A phase of null or "idle" says that this rank is in
+  // As Communicator::progress and set_timeout. A phase of null or "idle" means that this rank is in
   // no step: then only operations are watched. "save" may take ten times the limit.
   void progress(std::int64_t step, const char* phase);
   void set_timeout(double seconds);
-  // What only the records of all ranks can explain, such as a message of another collective: they
-  // are asked as for a hang.
+  // Reports a fault that only the records of all ranks can explain, such as a message of another
+  // collective: the ranks are asked as for a hang.
   void suspect(const std::string& what);
-  // Takes note of a failure, and runs `stop`. The first failure counts.
+  // Records a failure and runs `stop`. The first failure counts.
   void fail(std::exception_ptr failure);
   bool failed() const { return failed_; }
   // Throws the failure, if there is one.
@@ -80,8 +81,8 @@ class Watchdog {
   int rank_ = 0, size_ = 1;
   bool fixed_timeout_;  // by the environment
   std::atomic<double> timeout_;
-  // For tests: seconds to wait for answers, where a host that stands still would look like a rank
-  // that does not answer.
+  // For tests: seconds to wait for answers, where a stalled host would look like a rank that does
+  // not answer.
   std::optional<double> fixed_grace_;
   Look look_;
   Stop stop_;
@@ -97,10 +98,10 @@ class Watchdog {
   std::exception_ptr failure_;
   double failed_at_ = 0;
   std::string suspicion_;
-  // The thread's own.
+  // Used by the watchdog's thread only.
   std::list<Message> sent_;
   std::vector<RankState> answers_;    // to this rank's last question
-  std::optional<std::string> alarm_;  // what another rank complains of, to this one
+  std::optional<std::string> alarm_;  // another rank's complaint, sent to this one
   std::thread thread_;
 };
 

@@ -13,7 +13,8 @@ namespace {
 
 thread_local Arena* current_arena = nullptr;
 
-// A planning arena hands out addresses that nobody may touch; a non-null base keeps them non-null.
+// A planning arena hands out addresses that nothing may access; a non-null base keeps them
+// non-null.
 std::byte* const planning_base = reinterpret_cast<std::byte*>(std::size_t{1} << 20);
 constexpr std::size_t planning_capacity = std::size_t{1} << 46;
 
@@ -47,7 +48,7 @@ std::unique_ptr<Arena> Arena::reserve(std::size_t capacity, DeviceKind device) {
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "lower memory.arena_gib",
              "cannot reserve an arena of {:.1f} GiB: {}", gib(capacity), std::strerror(errno));
-  // Large pages spare page faults and TLB misses; a kernel without them simply says no.
+  // Huge pages save page faults and TLB misses; kernels without them refuse, which does no harm.
   madvise(p, capacity, MADV_HUGEPAGE);
   return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(p), capacity, false, device));
 }
@@ -69,6 +70,7 @@ void* Arena::allocate(std::size_t bytes) {
   const std::size_t need = block_bytes(bytes);
   auto it = free_by_size_.lower_bound({need, 0});
   if (it == free_by_size_.end() && planning_) {
+    // The dry run continues past its capacity, since the caller also wants to know the peak.
     fits_ = false;
     add_free(capacity_, planning_capacity);
     capacity_ += planning_capacity;

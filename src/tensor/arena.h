@@ -1,5 +1,5 @@
-// The memory of a rank's step: one region, reserved once, from which tensors take and give back
-// blocks. Pages are touched once and reused ever after, so a run cannot grow.
+// The memory of a rank's step: one region, reserved once, from which tensors take blocks and to
+// which they return them. Pages are touched once and reused ever after, so a run cannot grow.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// What a dry run took of a planning arena.
+// What a dry run took from a planning arena.
 struct MemoryNeed {
   std::size_t bytes = 0;  // at the peak
   bool fits = true;       // into the arena's capacity, holes between blocks included
@@ -27,10 +27,10 @@ class Arena {
   static std::unique_ptr<Arena> reserve(std::size_t capacity) {
     return reserve(capacity, this_device().kind);
   }
-  // An arena without memory: every operation on its tensors is skipped, only sizes are followed.
-  // Running a step through it tells the step's peak exactly, also for a kind of device that is not
-  // here. With a capacity (0: endless) need().fits tells whether a real one of that size would do:
-  // holes between blocks count too.
+  // An arena without memory: every operation on its tensors is skipped, and only sizes are tracked.
+  // Running a step through it gives the step's exact peak, also for a kind of device that this host
+  // lacks. With a capacity (0: unlimited) need().fits tells whether a real arena of that size would
+  // suffice: holes between blocks count too.
   static std::unique_ptr<Arena> planning(DeviceKind device, std::size_t capacity = 0);
   static std::unique_ptr<Arena> planning() { return planning(this_device().kind); }
 
@@ -38,8 +38,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Best fit, the lower address among equals, so that the same sequence of calls gives the same
-  // addresses. Throws Exit::usage when the arena is full; a planning one notes it and goes on.
+  // Best fit, lower address first, so that the same sequence of calls gives the same addresses.
+  // Throws Exit::usage when the arena is full; a planning one records it and continues.
   void* allocate(std::size_t bytes);
   void free(void* p, std::size_t bytes);
 
@@ -74,8 +74,8 @@ class Arena {
   std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (bytes, offset)
 };
 
-// Told of every block of a GPU's arena; set by programs that check memory use (tests/cuda_on_cpu).
-// `bytes` is what a block of that size is to take.
+// Called for every block of a GPU's arena; set by programs that check memory use
+// (tests/cuda_on_cpu). `bytes` returns the size that a block of that size should take.
 struct ArenaWatch {
   void (*block)(void* p, std::size_t bytes, bool allocated) = nullptr;
   std::size_t (*bytes)(std::size_t bytes) = nullptr;

@@ -44,8 +44,8 @@ void use_gpu(int index) {
     WEFT_ASSERT(device.index == index);
     return;
   }
-  // Never destroyed: tensors of any age may give their memory back until the process ends, and the
-  // driver frees the rest.
+  // Never destroyed: tensors may return memory until the process ends, and the driver frees the
+  // rest.
   runtime = make_cuda_runtime(index).release();
   device = {DeviceKind::cuda, index};
 }
@@ -61,8 +61,8 @@ DeviceRuntime& device_runtime() {
 }
 
 int set_threads(int requested, int ranks_on_host) {
-  // When the launcher has bound this rank to its own cores, those are all its own; when every rank
-  // sees the whole host, the host is shared out.
+  // If the launcher has bound this rank to its own cores, it uses all of them; if every rank sees
+  // the whole host, the ranks share it.
   const int cores = usable_cores();
   const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   int threads = requested;

@@ -1,5 +1,5 @@
-// Which kind of processor a rank computes on, and what host code needs of it. A rank owns exactly
-// one device. Nothing here names CUDA: device_cuda.cpp does, and is linked or left out.
+// The kind of processor a rank computes on, and what host code needs of it. A rank owns exactly one
+// device. Nothing here names CUDA: device_cuda.cpp does, and is linked or left out.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,19 @@ struct Device {
   int index = 0;  // the GPU's number among those this rank can see; 0 for the CPU
 };
 
-// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES obeyed).
-// Empty without GPUs, without a driver, or in a build without CUDA, and then `why` (if given) says
-// which. Makes no context.
+// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES respected).
+// Empty without GPUs, without a driver, or in a build without CUDA; `why` (if given) then says
+// which. Creates no context.
 std::vector<std::string> visible_gpus(std::string* why = nullptr);
-// Takes GPU `index` of those: one a process, before the first tensor. parallel/rank_device.h
+// Takes GPU `index` of those: one per process, before the first tensor. parallel/rank_device.h
 // chooses which.
 void use_gpu(int index);
 // The CPU until use_gpu(), and within a CpuScope.
 Device this_device();
 inline bool on_cuda() { return this_device().kind == DeviceKind::cuda; }
 
-// While one lives, this thread computes on the CPU, whatever the rank's device: to check the one
-// side against the other.
+// While one exists, this thread computes on the CPU, whatever the rank's device: to check one side
+// against the other.
 class CpuScope {
  public:
   CpuScope();
@@ -37,7 +37,7 @@ class CpuScope {
   CpuScope& operator=(const CpuScope&) = delete;
 };
 
-// Streams of a GPU: work within one runs in order, between two only events order it.
+// Streams of a GPU: work within one runs in order; only events order work of different streams.
 enum class Stream { compute, communication, copy };
 // A mark in a stream. Copies share it.
 using DeviceEvent = std::shared_ptr<void>;
@@ -45,8 +45,8 @@ using DeviceEvent = std::shared_ptr<void>;
 using DeviceGraph = std::shared_ptr<void>;
 
 // The GPU of this rank. All calls come from threads that have no device work of their own
-// elsewhere; none of them waits for the GPU unless it says so. Failures throw Exit::hardware, or
-// Exit::usage when memory is too small.
+// elsewhere; none of them waits for the GPU unless noted. Failures throw Exit::hardware, or
+// Exit::usage if memory is too small.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;

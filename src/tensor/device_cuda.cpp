@@ -48,7 +48,7 @@ class CudaRuntime final : public DeviceRuntime {
     void* p = nullptr;
     const cudaError_t error = cudaMalloc(&p, bytes);
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // or the next call would report it again
+      cudaGetLastError();  // else the next call would report it again
       std::size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
       throw Error(Exit::usage,
@@ -97,6 +97,7 @@ class CudaRuntime final : public DeviceRuntime {
     auto* target = static_cast<std::byte*>(to);
     const auto* source = static_cast<const std::byte*>(from);
     for (std::size_t done = 0; done < bytes;) {
+      // Quarters of the ring, so that the host fills one while the GPU copies others.
       const std::size_t piece = std::min(bytes - done, ring_bytes / 4);
       std::byte* pinned = take_from_ring(piece);
       std::memcpy(pinned, source + done, piece);
@@ -110,7 +111,7 @@ class CudaRuntime final : public DeviceRuntime {
   void download(void* to, const void* from, std::size_t bytes) override {
     enter();
     const std::lock_guard lock(stage_mutex_);
-    // Two halves: the host empties one while the other is filled.
+    // Two halves: the host empties one while the GPU fills the other.
     DeviceEvent filled[2];
     const auto piece = [&](std::size_t i) {
       return std::min(stage_bytes, bytes - i * stage_bytes);
@@ -154,7 +155,7 @@ class CudaRuntime final : public DeviceRuntime {
     enter();
     const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event.get()));
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // or somebody's look at the last error would find it
+      cudaGetLastError();  // else a later check of the last error would find it
       return false;
     }
     CUDA_CHECK(state);
@@ -178,7 +179,7 @@ class CudaRuntime final : public DeviceRuntime {
 
   void begin_capture() override {
     enter();
-    // Thread-local: the communicator's watcher may query its own events meanwhile.
+    // Thread-local capture: the communicator's watchdog may query its own events meanwhile.
     CUDA_CHECK(
         cudaStreamBeginCapture(cuda_stream(Stream::compute), cudaStreamCaptureModeThreadLocal));
     capturing_ = true;
@@ -190,6 +191,8 @@ class CudaRuntime final : public DeviceRuntime {
     CUDA_CHECK(cudaStreamEndCapture(cuda_stream(Stream::compute), &graph));
     cudaGraphExec_t exec = nullptr;
     const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+    // The executable graph does not need its source, so that goes first, before any error is
+    // thrown.
     cudaGraphDestroy(graph);
     CUDA_CHECK(error);
     return DeviceGraph(exec,
@@ -215,8 +218,7 @@ class CudaRuntime final : public DeviceRuntime {
     DeviceEvent copied;
   };
 
-  // CUDA's current device is a thread's: whoever calls from a thread of its own gets this rank's,
-  // never GPU 0.
+  // CUDA's current device is per thread: every calling thread gets this rank's GPU, never GPU 0.
   void enter() {
     static thread_local int current = -1;
     if (current == index_) return;
@@ -224,7 +226,7 @@ class CudaRuntime final : public DeviceRuntime {
     current = index_;
   }
 
-  // Events are used again: making one takes microseconds, and a step takes hundreds.
+  // Events are reused: creating one takes microseconds, and a step needs hundreds.
   DeviceEvent take_event() {
     const std::lock_guard lock(event_mutex_);
     cudaEvent_t event = nullptr;
@@ -240,7 +242,7 @@ class CudaRuntime final : public DeviceRuntime {
     });
   }
 
-  // The next `bytes` of the ring, once the copies that read them are done.
+  // The next `bytes` of the ring, once the copies that read them have finished.
   std::byte* take_from_ring(std::size_t bytes) {
     bytes = (bytes + 255) / 256 * 256;
     const auto retire = [this] {
@@ -248,8 +250,8 @@ class CudaRuntime final : public DeviceRuntime {
       in_flight_.pop_front();
     };
     if (ring_at_ + bytes > ring_bytes) {
-      // What the round before left in the end that is skipped now: it is the oldest, and would hide
-      // from the look below the copies of this round, which are in the way.
+      // Retire the copies that the previous round left in the skipped end of the ring: they are the
+      // oldest, and would hide this round's copies, which are in the way, from the check below.
       while (!in_flight_.empty() && in_flight_.front().begin >= ring_at_) retire();
       ring_at_ = 0;
     }

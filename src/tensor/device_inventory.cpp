@@ -13,9 +13,9 @@
 namespace weft {
 namespace {
 
-// NVML as far as we call it, declared here, so that weft is built without its header and starts
+// The part of NVML that weft calls, declared here so that weft builds without its header and starts
 // without a driver. Layouts and values are those of the documented, versioned interface (NVML API
-// reference), which never change under a name.
+// reference), which never change for a given name.
 namespace nvml {
 using Device = struct nvmlDevice_st*;
 struct Pci {
@@ -66,7 +66,7 @@ class Nvml {
   Signature* function(const char* name) const {
     return reinterpret_cast<Signature*>(dlsym(library_, name));
   }
-  // A status other than success means: this GPU or driver cannot say.
+  // A status other than success means that this GPU or driver does not know.
   template <class Signature, class... A>
   int call(const char* name, A... arguments) const {
     const auto f = function<Signature>(name);
@@ -99,6 +99,7 @@ std::vector<GpuProcess> processes_of(const Nvml& n, nvml::Device d) {
   auto count = static_cast<unsigned>(found.size());
   int status = n.call<Signature>(name, d, &count, found.data());
   if (status == nvml::not_enough) {
+    // Leave room for processes that start between the two calls.
     found.resize(count + 64);
     count = static_cast<unsigned>(found.size());
     status = n.call<Signature>(name, d, &count, found.data());
@@ -165,7 +166,7 @@ GpuFacts facts_of(const Nvml& n, nvml::Device d) {
   return g;
 }
 
-// A function of a library that may be linked, loaded later, or absent. What is opened stays open.
+// A function of a library that may be linked, loaded later, or absent. Opened libraries stay open.
 template <class Signature>
 Signature* optional_function(std::initializer_list<const char*> libraries, const char* name) {
   if (void* f = dlsym(RTLD_DEFAULT, name)) return reinterpret_cast<Signature*>(f);
@@ -190,7 +191,7 @@ std::vector<GpuFacts> inventory_gpus(std::string& why) {
     nvml::Device d = nullptr;
     if (n.call<int(unsigned, nvml::Device*)>("nvmlDeviceGetHandleByIndex_v2", i, &d) !=
         nvml::success)
-      continue;  // one that this job's control group hides
+      continue;  // hidden by this job's control group
     gpus.push_back(facts_of(n, d));
     gpus.back().driver = driver;
   }
@@ -202,8 +203,8 @@ std::map<std::string, std::string> cuda_library_versions() {
   std::map<std::string, std::string> versions;
   if (&add_cuda_versions == nullptr) return versions;
   add_cuda_versions(versions);
-  // cuBLASLt is linked; NCCL is linked or left out; cuDNN is nobody's need yet, but a job that
-  // mixes several is odd.
+  // cuBLASLt is linked; NCCL is linked or left out; weft does not use cuDNN yet, but a job that
+  // mixes several versions is suspicious.
   if (const auto f = optional_function<std::size_t()>({}, "cublasLtGetVersion")) {
     const std::size_t v = f();
     versions["cuBLASLt"] = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);

@@ -1,6 +1,6 @@
-// What the GPUs of this host are and who uses them, for `weft doctor`. Nothing here names CUDA or
-// NVML, and nothing makes a context: NVML is opened at run time if the driver has it, the CUDA side
-// is linked or left out.
+// The GPUs of this host and the processes that use them, for `weft doctor`. Nothing here names CUDA
+// or NVML, and nothing creates a context: NVML is opened at run time if the driver has it, and the
+// CUDA side is linked or left out.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace weft {
 
 // A process that holds a context on a GPU.
 struct GpuProcess {
-  int pid = 0;            // as the host counts; in a container it may be nobody that we can see
+  int pid = 0;            // the host's; in a container we may not see that process
   std::string name;       // of its command, "" if it cannot be seen from here
   double memory_gib = 0;  // on that GPU; 0 if the driver does not say
 };
@@ -30,8 +30,8 @@ struct GpuFacts {
   std::vector<GpuProcess> processes;
 };
 
-// Every GPU of this host that the driver lets us see, through NVML; CUDA_VISIBLE_DEVICES does not
-// hide any. Empty without a driver, and then `why` says so. May be called at any time.
+// Every GPU of this host that the driver shows, through NVML; CUDA_VISIBLE_DEVICES does not hide
+// any. Empty without a driver; `why` then says so. May be called at any time.
 std::vector<GpuFacts> inventory_gpus(std::string& why);
 
 // Versions of the CUDA libraries that this process has loaded or would load, by name: "CUDA

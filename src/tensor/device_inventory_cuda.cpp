@@ -19,7 +19,7 @@ void add_cuda_versions(std::map<std::string, std::string>& versions) {
   // 0 without a driver.
   if (cudaDriverGetVersion(&version) == cudaSuccess && version > 0)
     versions["CUDA driver"] = dotted(version);
-  cudaGetLastError();  // what fails here is nobody else's error
+  cudaGetLastError();  // clear it: a failure here is no error of later calls
 }
 
 }  // namespace weft

@@ -52,6 +52,7 @@ Tensor Tensor::host(const Shape& shape, DType dtype) {
   Tensor t;
   t.shape_ = shape;
   t.dtype_ = dtype;
+  // One more byte: mmap refuses an empty mapping, and tensors may be empty.
   const std::size_t bytes = t.bytes() + 1;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   WEFT_CHECK(p != MAP_FAILED, Exit::usage, "use more ranks or a smaller model",
@@ -72,6 +73,7 @@ Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype, DeviceKind de
 }
 
 void Tensor::set_bytes(const void* from, std::size_t size) {
+  // In a dry run tensors have no memory.
   if (Arena::has_current() && Arena::current().is_planning()) return;
   WEFT_ASSERT(size == bytes());
   if (size == 0) return;

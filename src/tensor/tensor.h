@@ -46,7 +46,7 @@ class Tensor {
   static Tensor persistent(const Shape& shape, DType dtype);
   // The same in host memory.
   static Tensor host(const Shape& shape, DType dtype);
-  // Borrows memory that somebody else keeps alive.
+  // Borrows memory that its owner keeps alive.
   static Tensor borrow(void* data, const Shape& shape, DType dtype,
                        DeviceKind device = DeviceKind::cpu);
   // A copy of host values in the current arena; nothing is copied while planning.
@@ -57,7 +57,7 @@ class Tensor {
     return t;
   }
 
-  // Overwrites with host values, which may be reused at once. Waits for nothing on a GPU.
+  // Overwrites with host values; the source may be reused at once. Never waits for a GPU.
   template <class T>
   void set(std::span<const T> values) {
     check_dtype(dtype_of<T>::value);
@@ -66,7 +66,7 @@ class Tensor {
   void set(std::span<const std::byte> bytes) { set_bytes(bytes.data(), bytes.size()); }
   // The values in host memory: this tensor itself on the CPU, a copy (waited for) from a GPU.
   Tensor to_host() const;
-  // A copy on this rank's device in the current arena; itself where it is already there.
+  // A copy on this rank's device in the current arena; this tensor itself if it is already there.
   Tensor to_device() const;
 
   bool defined() const { return data_ != nullptr; }
@@ -78,7 +78,7 @@ class Tensor {
 
   void* raw() const { return data_; }
   DeviceKind device() const { return device_; }
-  // Typed access from the host; a wrong T, or memory of a GPU, is a bug and throws.
+  // Typed access from the host; throws on a wrong T, or for GPU memory, as a bug.
   template <class T>
   T* data() const {
     check_dtype(dtype_of<T>::value);

@@ -1,5 +1,5 @@
 // Whether products and convolutions in f32 may round their factors to TF32 (10 bits of mantissa) on
-// GPUs, which multiplies them on tensor cores: deck key device.tf32. One setting a process, made
+// GPUs, so that tensor cores multiply them: deck key device.tf32. One setting per process, made
 // before the first operation; sums stay in f32.
 #pragma once
 

@@ -63,7 +63,7 @@ const Steps& before_html() {
   return steps;
 }
 
-// From the page's text to one without marks that no reader would speak.
+// Removes from the page's text the marks that no reader would speak.
 const Steps& marks() {
   static const std::string ellipsis_and_signs = R"([#®•©™&@·º½¾¿¡§~)(\]\[}{|\\/*]+)";
   static const Steps steps = {
@@ -93,7 +93,7 @@ const Steps& marks() {
   return steps;
 }
 
-// What shops, stock photographs and file names leave in captions; then spaces and the ends.
+// Removes what shops, stock photos and file names leave in captions; then tidies spaces and ends.
 const Steps& rubbish() {
   static const Steps steps = {
       {Pattern(R"(\b[a-zA-Z]{1,3}\d{3,15}\b)"), ""},

@@ -7,8 +7,9 @@
 namespace weft {
 
 // The original's text_preprocessing: two passes of its clean_caption, expression by expression.
-// `text` must be UTF-8. The same as the original but where its libraries decide: HTML is read as
-// Python 3.11's html.parser does, and of ftfy.fix_text there is what fix_text covers.
+// `text` must be UTF-8. The result is the same as the original's except where its libraries decide:
+// HTML is parsed as by Python 3.11's html.parser, and ftfy.fix_text is covered as far as fix_text
+// goes.
 std::string clean_text(const std::string& text);
 
 // What of ftfy.fix_text matters to captions that clean_caption has gone over already.

@@ -35,7 +35,7 @@ std::optional<unsigned char> byte_in_windows_1252(char32_t c) {
   return {};
 }
 
-// Kinds of characters whose neighbourhood tells texts from accidents.
+// Kinds of characters whose neighbours tell real text from misread bytes.
 enum Kind : unsigned {
   other = 0,
   strange = 1,   // signs that hardly anybody writes: broken bar, diaeresis by itself, dagger ...
@@ -76,7 +76,7 @@ bool is_word(char32_t c) {
 
 bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Whether characters stand together as no language puts them.
+// Whether characters are combined as in no language.
 bool looks_wrong(std::u32string_view text) {
   constexpr unsigned any = law | currency | opening | closing | number | small | capital;
   const auto in = [](char32_t c, std::u32string_view set) { return set.find(c) != set.npos; };
@@ -99,7 +99,7 @@ bool looks_wrong(std::u32string_view text) {
     if (c == U'Ã' && second == U'¡') return true;
     if (c == U'×' && in(second, U"²³")) return true;
     if (c == U'à' && in(second, U"²µ¹¼½¾")) return true;
-    // A lead whose tail, a no-break space, has become a space.
+    // A lead whose tail, a no-break space, was turned into a space.
     if (in(c, U"ÂÃ") && second == ' ') {
       const auto before = [&](std::size_t k) { return i >= k ? text[i - k] : U'\0'; };
       const auto ends = [](char32_t l) { return l >= 'a' && l <= 'z'; };
@@ -145,7 +145,7 @@ std::optional<std::u32string> decoded(const std::string& bytes) {
 
 bool is_tail(unsigned char c) { return c >= 0x80 && c < 0xc0; }
 
-// Puts back byte A0 where somebody took the no-break space inside a character for a space.
+// Restores byte A0 where the no-break space inside a character was replaced by a space.
 std::string with_a0(std::string bytes) {
   const auto at = [&](std::size_t i) {
     return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0;
@@ -198,7 +198,7 @@ bool may_be_tail(char32_t c) {
          more_tails.find(c) != more_tails.npos;
 }
 
-// How many characters from `i` on look like one UTF-8 sequence; 0: they do not.
+// The number of characters from `i` on that look like one UTF-8 sequence; 0 if they do not.
 std::size_t sequence(std::u32string_view text, std::size_t i) {
   if (i >= text.size()) return 0;
   const auto in = [&](std::u32string_view set) { return set.find(text[i]) != set.npos; };
@@ -224,7 +224,7 @@ std::u32string repair_encoding(const std::u32string& text) {
     if (bytes.size() != text.size()) continue;
     if (const auto fixed = decoded(with_a0(bytes))) return *fixed;
   }
-  // Not the whole text: then sequences in it.
+  // The whole text does not decode: try single sequences in it.
   std::u32string out;
   for (std::size_t i = 0; i < text.size();) {
     std::size_t end = i;
@@ -236,7 +236,7 @@ std::u32string repair_encoding(const std::u32string& text) {
     out += part;
     i += std::max<std::size_t>(end - i, 1);
   }
-  // C1 controls were meant to be Windows-1252; what then stands there is looked at again.
+  // C1 controls were meant as Windows-1252; the result is examined again.
   if (out == text) std::ranges::transform(out, out.begin(), windows_1252);
   return out;
 }
@@ -258,7 +258,7 @@ const icu::Normalizer2* form(const icu::Normalizer2* (*get)(UErrorCode&)) {
   return made;
 }
 
-// Ligatures and digraphs of Latin letters that are one character for the sake of printing or of old
+// Ligatures and digraphs of Latin letters encoded as one character for printing or for old
 // encodings.
 const std::map<char32_t, std::u32string> ligatures = {
     {U'Ĳ', U"IJ"},  {U'ĳ', U"ij"},  {U'ŉ', U"ʼn"}, {U'Ǳ', U"DZ"}, {U'ǲ', U"Dz"}, {U'ǳ', U"dz"},
@@ -317,12 +317,12 @@ std::string fix_once(const std::string& text, bool references) {
 
 std::string fix_text(const std::string& text) {
   std::string out;
-  // Line by line: one broken line says nothing about the next.
+  // Repair line by line: one broken line says nothing about the next.
   bool references = true;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
     std::string line = text.substr(begin, end - begin);
-    // Where there are tags, references may be meant as they stand.
+    // In a text with tags, references may be intended literally.
     if (line.find('<') != std::string::npos) references = false;
     for (std::string next; (next = fix_once(line, references)) != line;) line = next;
     out += line;

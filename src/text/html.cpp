@@ -1,5 +1,5 @@
-// html_text and html_unescape of text/cleaning.h: a tokenizer with Python's html.parser as the
-// measure, and character references.
+// html_text and html_unescape of text/cleaning.h: a tokenizer that follows Python's html.parser,
+// and character references.
 #include "text/cleaning.h"
 
 #include <gumbo.h>
@@ -23,15 +23,14 @@ std::string lower(std::string s) {
   return s;
 }
 
-// Elements that hold nothing, and elements whose text is none of the page's.
+// Elements without content, and elements whose text does not belong to the page.
 const std::set<std::string> empty = {
     "area",     "base", "basefont", "bgsound", "br",     "col",     "command", "embed",
     "frame",    "hr",   "image",    "img",     "input",  "isindex", "keygen",  "link",
     "menuitem", "meta", "nextid",   "param",   "source", "spacer",  "track",   "wbr"};
 const std::set<std::string> hidden = {"rp", "rt", "script", "style", "template"};
 
-// Reads a page from its beginning; what cannot be finished is looked at again when the end is
-// known.
+// Reads a page from its beginning; unfinished constructs are examined again when the end is known.
 class Reader {
  public:
   explicit Reader(const std::string& page) : page_(page) {}
@@ -126,7 +125,7 @@ class Reader {
     if (next == '/') {
       if (page_.compare(end, 2, "/>") != 0) return none;
       ++end;
-    } else if (next != '>') {  // no tag after all
+    } else if (next != '>') {  // not a tag after all
       give(std::string_view(page_).substr(at_, end - at_));
       return end;
     }
@@ -155,7 +154,7 @@ class Reader {
                      first);
     } else {
       const std::size_t after = name.match(page_, at_ + 2);
-      if (after == none) return end;  // taken for a comment
+      if (after == none) return end;  // treated as a comment
       tag = page_.substr(at_ + 2, after - at_ - 2);
       end = behind('>', after);
     }
@@ -204,7 +203,7 @@ class Reader {
     }
     if (at_ + 1 >= page_.size()) return false;
     if (is_letter(page_[at_ + 1])) {
-      if (last && at_ + 2 == page_.size()) ++at_;  // html.parser loses the & of a last "&x"
+      if (last && at_ + 2 == page_.size()) ++at_;  // html.parser drops the & of a last "&x"
       return false;
     }
     give("&");
@@ -232,8 +231,8 @@ void collect(const GumboNode* node, std::string& out) {
     collect(static_cast<const GumboNode*>(node->v.element.children.data[i]), out);
 }
 
-// The text that an HTML parser reads `markup` (no tags in it) as. A letter before it keeps white
-// space from being dropped.
+// The text that an HTML parser reads from `markup` (which has no tags). A letter before it keeps
+// white space from being dropped.
 std::string parsed(const std::string& markup) {
   const std::string page = "x" + markup;
   GumboOutput* output = gumbo_parse_with_options(&kGumboDefaultOptions, page.data(), page.size());
@@ -263,7 +262,7 @@ std::string numbered(std::uint64_t n) {
 
 std::string named_character(const std::string& name) {
   const std::string text = parsed("&" + name + ";");
-  // A name that is not known, or known only in part, leaves the semicolon behind.
+  // An unknown name, or one known only in part, leaves the semicolon behind.
   return name != "semi" && text.ends_with(';') ? "" : text;
 }
 

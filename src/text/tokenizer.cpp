@@ -20,6 +20,7 @@ Tokenizer::Tokenizer(const std::filesystem::path& model)
   marks_ = {{"<pad>", 0}, {"</s>", end_mark}, {"<unk>", 2}};
   const int pieces = model_->GetPieceSize();
   for (int i = 0; i < 100; ++i)
+    // T5 numbers its extra ids downward: <extra_id_0> is the last id.
     marks_.emplace_back("<extra_id_" + std::to_string(i) + ">", pieces + 99 - i);
 }
 

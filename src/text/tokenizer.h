@@ -24,11 +24,11 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
 
   // The pieces of `text` (UTF-8) and </s>, `max_length` ids at most, of which </s> is always the
-  // last; "" is </s> alone. <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text stand
-  // for themselves, with the white space around them.
+  // last; "" is </s> alone. <extra_id_0> ... <extra_id_99>, </s>, <pad> and <unk> in the text are
+  // ids of their own, together with the white space around them.
   std::vector<std::int32_t> encode(const std::string& text, std::int64_t max_length) const;
 
-  // Pieces of the model and the 100 extra ids behind them: every id is below.
+  // The model's pieces plus the 100 extra ids after them: every id is below this.
   std::int64_t size() const;
 
  private:
@@ -36,8 +36,8 @@ class Tokenizer {
   std::unique_ptr<sentencepiece::SentencePieceProcessor> model_;
 };
 
-// The tokenizer of the deck: t5.tokenizer, or spiece.model beside t5.weights. Exit::data where
-// there is none, or where it has more ids than t5.vocab_size.
+// Opens the deck's tokenizer: t5.tokenizer, or spiece.model next to t5.weights. Exit::data if there
+// is none, or if it has more ids than t5.vocab_size.
 Tokenizer open_tokenizer(const std::string& tokenizer, const std::string& weights,
                          std::int64_t vocab_size);
 

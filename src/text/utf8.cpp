@@ -66,7 +66,7 @@ const std::string space =
 const std::string word = R"(\p{L}\p{N}_)";
 const std::string digit = R"(\p{Nd})";
 
-// Python's classes in place of PCRE2's, which differ in places and between its versions.
+// Uses Python's character classes instead of PCRE2's, which differ in places and between versions.
 std::string written_out(std::string_view expression) {
   const std::string w = "[" + word + "]";
   const std::map<char, std::string> outside = {
@@ -108,7 +108,7 @@ struct Pattern::Code {
     pcre2_match_data_free(found);
     pcre2_code_free(code);
   }
-  // Whether there is a match at or behind `at`; its place is then in `found`.
+  // Whether there is a match at or after `at`; its position is then in `found`.
   bool search(std::string_view text, std::size_t at, std::uint32_t options) const {
     const int n = pcre2_match(code, bytes_of(text), text.size(), at, options | PCRE2_NO_UTF_CHECK,
                               found, nullptr);
@@ -128,7 +128,7 @@ Pattern::Pattern(std::string_view expression) : code_(std::make_shared<Code>()) 
       pcre2_compile(bytes_of(full), full.size(), PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
   WEFT_ASSERT(code_->code != nullptr);
   pcre2_jit_compile(code_->code,
-                    PCRE2_JIT_COMPLETE);  // where there is none, the interpreter does it
+                    PCRE2_JIT_COMPLETE);  // without a JIT, the interpreter is used
   code_->found = pcre2_match_data_create_from_pattern(code_->code, nullptr);
 }
 
@@ -137,7 +137,7 @@ std::string Pattern::replace(const std::string& text, const std::string& replace
   std::size_t done = 0;
   while (code_->search(text, done, 0)) {
     const std::size_t* at = pcre2_get_ovector_pointer(code_->found);
-    WEFT_ASSERT(at[1] > at[0]);  // none of our expressions matches nothing
+    WEFT_ASSERT(at[1] > at[0]);  // none of our expressions matches an empty text
     out.append(text, done, at[0] - done);
     for (std::size_t i = 0; i < replacement.size(); ++i)
       if (replacement.compare(i, 2, "$1") == 0)

@@ -19,7 +19,8 @@ struct Size {
   std::int64_t height = 0, width = 0;
 };
 
-// The largest listed resolution that the picture serves; none if it is too small for all of them.
+// The largest listed resolution that the picture is big enough for; none if it is too small for
+// all.
 std::optional<Size> choose_size(const IngestDeck& deck, std::int64_t height, std::int64_t width) {
   if (deck.height > 0)
     return Size{fmt::format("{}x{}", deck.height, deck.width), "", deck.height, deck.width};
@@ -50,7 +51,8 @@ class Cutter {
       : input_(input), deck_(deck), reader_(reader), size_(std::move(size)), take_(take) {
     lengths_ = deck.frames;
     std::sort(lengths_.begin(), lengths_.end(), std::greater<>());
-    // Length 1 beside others is for stills: single frames cut from a video's rest teach nothing.
+    // Length 1 next to longer ones is for stills: single frames cut from a video's remainder teach
+    // nothing.
     if (lengths_.back() == 1 && lengths_.front() > 1 && !reader.is_image())
       lengths_.erase(std::find(lengths_.begin(), lengths_.end(), 1), lengths_.end());
     // Strides that are multiples of the interval take every interval-th frame of the video; others
@@ -79,7 +81,7 @@ class Cutter {
     return true;
   }
 
-  // The rest, which is too short for the longest clip.
+  // The remainder, which is too short for the longest clip.
   void finish() {
     for (;;) {
       const auto length = std::find_if(lengths_.begin(), lengths_.end(), [&](std::int64_t t) {
@@ -138,10 +140,10 @@ class Cutter {
   bool sparse_ = true;
   std::size_t frame_bytes_ = 0;
   std::int64_t seen_ = 0;   // frames of the video so far
-  std::int64_t start_ = 0;  // of the window that is being filled
+  std::int64_t start_ = 0;  // of the window being filled
   std::int64_t clips_ = 0;
   std::deque<Waiting> waiting_;
-  std::vector<Waiting> spare_;  // their memory is used again
+  std::vector<Waiting> spare_;  // their memory is reused
   std::vector<std::byte> clip_;
 };
 
@@ -154,7 +156,7 @@ CutResult cut_video(
   CutResult result;
   std::optional<VideoReader> reader;
   std::optional<Cutter> cutter;
-  // Only the video's own faults are caught, never those of `take` (a full disk is no broken video).
+  // Catch only the video's own faults, never those of `take`: a full disk is not a broken video.
   const auto next = [&]() -> const VideoFrame* {
     try {
       if (!reader) reader.emplace(input.media, VideoReaderOptions{deck.fps, threads, access});
@@ -185,7 +187,7 @@ CutResult cut_video(
     }
   }
   if (cutter) {
-    // Behind a fault nothing is sure to be whole.
+    // After a fault, no further frame is certain to be whole.
     if (result.broken.empty()) cutter->finish();
     result.clips = cutter->clips();
     if (result.clips == 0 && result.broken.empty())

@@ -1,5 +1,5 @@
-// The story of the job: list the videos, cut this rank's share into a part file, tell rank 0 what
-// came out, and there put the parts together in the order of the inputs.
+// The steps of the job: list the videos, cut this rank's share into a part file, report the results
+// to rank 0, which merges the parts in the order of the inputs.
 #include "data/ingest/ingest.h"
 
 #include <omp.h>
@@ -47,7 +47,7 @@ void check_deck(const IngestDeck& deck) {
   for (const std::string& name : deck.resolutions) resolution_area(name);  // throws if unknown
 }
 
-// A store that makes its buckets as clips for them come.
+// A store that creates its buckets when their first clips arrive.
 class BucketedWriter {
  public:
   explicit BucketedWriter(const std::string& path) : writer_(path) {}
@@ -68,7 +68,7 @@ std::string part_path(const std::string& output, int rank) {
   return fmt::format("{}.part{}", output, rank);
 }
 
-// What a rank made of its videos.
+// What a rank cut from its videos.
 struct Share {
   // One a clip, in order: "video bucket-name". Rank 0 follows it when it puts the parts together.
   struct Made {
@@ -128,7 +128,7 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
   return share;
 }
 
-// Text of every rank at rank 0, by rank.
+// Gathers every rank's text on rank 0, by rank.
 std::vector<std::string> gather_text(const std::string& mine, MPI_Comm comm) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
@@ -181,7 +181,7 @@ struct Written {
   std::map<std::string, std::pair<Bucket, std::int64_t>> buckets;  // clips of each
 };
 
-// Puts the parts together: video by video, as if one rank had cut them all.
+// Merges the parts video by video, as if one rank had cut them all.
 Written merge(const std::string& output, const std::vector<std::vector<Share::Made>>& made,
               std::int64_t limit) {
   struct Part {
@@ -202,7 +202,7 @@ Written merge(const std::string& output, const std::vector<std::vector<Share::Ma
   BucketedWriter writer(output);
   std::vector<std::byte> clip;
   while (limit == 0 || written.clips < limit) {
-    // The rank that has the earliest video next; a video lies whole in one part.
+    // Pick the rank whose next video is the earliest; a video is always whole in one part.
     std::size_t from = made.size();
     for (std::size_t r = 0; r < made.size(); ++r)
       if (parts[r].next < made[r].size() &&
@@ -244,7 +244,7 @@ void print_table(const std::string& output, const Written& written,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
-// Takes the part files away, however the job ends.
+// Removes the part files, however the job ends.
 struct PartRemover {
   std::string path;
   ~PartRemover() { unlink(path.c_str()); }
@@ -258,7 +258,7 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
 
-  // 1. What there is to do; every rank lists it for itself.
+  // 1. List the inputs; every rank does so itself.
   check_deck(deck.get<IngestDeck>());
   const std::vector<IngestInput> inputs = expand_inputs(deck.get<IngestDeck>().inputs, deck.media);
   WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in ingest.inputs",
@@ -266,20 +266,21 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size,
             deck.get<IngestDeck>().output);
 
-  // 2. This rank's videos into its part file.
+  // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, static_cast<std::int64_t>(inputs.size()));
   const PartRemover remover{part_path(deck.get<IngestDeck>().output, rank)};
   const Share share = cut_share(deck, inputs, rank, size, progress);
   progress.finish();
 
-  // 3. What all ranks made.
+  // 3. Collect what all ranks made.
   const std::vector<std::string> lists = gather_text(to_text(share.clips), comm);
   const std::vector<std::string> faults = gather_text(share.first_fault, comm);
   const std::array<std::int64_t, 3> mine = {share.frames, share.broken, share.unused};
   std::array<std::int64_t, 3> sums{};
   MPI_Allreduce(mine.data(), sums.data(), 3, MPI_INT64_T, MPI_SUM, comm);
 
-  // 4. One store, on rank 0. The others keep their parts until it is whole, or has failed.
+  // 4. Merge into one store on rank 0. The other ranks keep their parts until it is complete or has
+  // failed.
   int code = 0;
   std::exception_ptr failure;
   if (rank == 0) {
@@ -305,9 +306,9 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   }
   MPI_Bcast(&code, 1, MPI_INT, 0, comm);
   if (failure) std::rethrow_exception(failure);
-  if (code != 0) return code;  // rank 0 says why
+  if (code != 0) return code;  // rank 0 reports the reason
 
-  // 5. With ingest.strict a broken video shows in the exit code.
+  // 5. With ingest.strict a broken video sets the exit code.
   if (deck.get<IngestDeck>().strict && sums[1] > 0) {
     if (rank == 0)
       log::error("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());

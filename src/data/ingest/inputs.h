@@ -1,4 +1,4 @@
-// The list of videos that a deck's ingest.inputs stands for.
+// The list of videos that a deck's ingest.inputs expands to.
 #pragma once
 
 #include <string>
@@ -14,9 +14,10 @@ struct IngestInput {
   std::string text;  // the caption, "" = none
 };
 
-// Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept.
-// What a list names is not trusted: files alone. Throws Exit::data for a glob without a match and a
-// list that cannot be read, naming its line, or is larger than limits.max_list_mib.
+// Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept. The
+// entries of a list are not trusted: they may name only files. Throws Exit::data for a glob without
+// a match and for a list that cannot be read, naming its line, or is larger than
+// limits.max_list_mib.
 std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
                                        const MediaDeck& limits);
 

@@ -32,7 +32,7 @@ void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t v
   const double since = std::chrono::duration<double>(Clock::now() - last_).count();
   if (rank_ != 0) {
     if (since < 1) return;
-    // Four numbers travel eagerly: this does not wait for rank 0.
+    // MPI sends four numbers eagerly, so this does not wait for rank 0.
     MPI_Send(mine.data(), 4, MPI_INT64_T, 0, tag, comm_);
     last_ = Clock::now();
   } else if (since >= (terminal_ ? 0.2 : 10)) {
@@ -87,7 +87,7 @@ void IngestProgress::finish() {
       show(false);
       last_ = Clock::now();
     }
-    // Other ranks decode on the cores that a busy wait would take.
+    // Sleep: a busy wait would take cores on which other ranks decode.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   if (terminal_) show(true);

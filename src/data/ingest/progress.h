@@ -1,4 +1,5 @@
-// How far all ranks are, on one line of rank 0's terminal (or a plain line every ten seconds).
+// Shows the progress of all ranks on one line of rank 0's terminal (or a plain line every ten
+// seconds).
 #pragma once
 
 #include <mpi.h>
@@ -10,7 +11,7 @@
 
 namespace weft {
 
-// Ranks tell rank 0 at most once a second, in small messages that nobody waits for.
+// Ranks report to rank 0 at most once a second, in small messages for which no rank waits.
 class IngestProgress {
  public:
   IngestProgress(MPI_Comm comm, std::int64_t videos);
