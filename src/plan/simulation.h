@@ -76,8 +76,8 @@ struct StepTimes {
 };
 
 // Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which
-// must never come before the real ones: so it is not linked, but sits behind a module,
-// weft_simulation.so beside the program, loaded when asked for.
+// must never take precedence over the real ones. So it is not linked: a module beside the program,
+// weft_simulation.so, holds it and is loaded on demand.
 bool available();
 
 // `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage
