@@ -91,7 +91,7 @@ int bench_read(const std::string& store, int readers, bool json) {
   }
   hashes.resize(clips.size());
 
-  // Plain reads: the same clips, the same number of threads, nothing looked at.
+  // Plain reads: the same clips, the same number of threads, nothing checked.
   const std::size_t ring = static_cast<std::size_t>(slots * batch);
   Buffer buffer(ring * largest);
   const auto read_plain = [&](bool keep_hashes) {

@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 void meet(MPI_Comm world) {
   using namespace std::chrono_literals;
-  // Twice: after a long wait with long sleeps the ranks are 50 ms apart, after a short one with
-  // short sleeps no more.
+  // Two rounds: the first may be a long wait with long sleeps, which leaves the ranks up to 50 ms
+  // apart; the second is short, with short sleeps, and brings them together.
   for (const auto longest : {50ms, 0ms}) {
     MPI_Request request;
     MPI_Ibarrier(world, &request);

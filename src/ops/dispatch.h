@@ -28,8 +28,8 @@ struct OpTime {
 using Profile = std::map<std::string, OpTime>;
 void set_profile(Profile* profile);  // null: off
 
-// Told of every operation that a planning arena skips: its name and its tensors, which have shapes
-// and types but no values.
+// Notified of every operation that a planning arena skips: its name and its tensors, which have
+// shapes and types but no values.
 class OpWatch {
  public:
   virtual ~OpWatch() = default;

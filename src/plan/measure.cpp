@@ -49,7 +49,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
   machine.link_latency = mean[2] / (ranks - 1);
   const double reduce = std::max(mean[0] - mean[2], 1e-9),
                gather = std::max(mean[1] - mean[2], 1e-9);
-  // A bf16 wire carries half the bytes of the reduction; weights are gathered as f32 in any case.
+  // A bf16 wire carries half the bytes of the reduction; the gather here moves f32.
   machine.link_bandwidth = (comm_dtype == CommDtype::bf16 ? 0.5 : 1.0) * sent / reduce;
   machine.gather_factor = sent / gather / machine.link_bandwidth;
 }

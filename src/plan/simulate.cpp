@@ -242,7 +242,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   for (const std::string& fabric : request.fabrics) {
     Stdit3 model(stdit3_config(deck));
     Subject subject = make_subject(deck, request, fabric, model);
-    // Planned once for the most ranks: all rank counts then recompute alike and can be compared.
+    // Planned once, for the most ranks: all rank counts are played with its costs and
+    // recomputation.
     add_machine(deck, request, gpus.back(), subject);
     for (const std::string& style : request.styles) {
       fmt::print("\n{} on {}, costs {}\n", style, fabric,

@@ -54,6 +54,7 @@ void each_vector(std::int64_t count, F&& f) {
 
 void add_to(Tensor& loss, double value) { loss.data<float>()[0] += static_cast<float>(value); }
 
+// Either form takes the exponential of a negative number only: it cannot overflow.
 double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
 }  // namespace
