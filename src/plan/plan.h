@@ -60,7 +60,7 @@ struct Plan {
   std::size_t capacity = 0;  // of the arena
   std::vector<BucketPlan> buckets;
   std::vector<BucketSchedule> schedule;
-  StepTime step;         // of the slowest rank, mean over the steps looked at
+  StepTime step;         // of the slowest rank, mean over the sampled steps
   double seconds = 0;    // a step
   double imbalance = 0;  // share of a step that the mean rank waits for the slowest
   double tokens_a_step = 0, flops_a_step = 0;  // over all ranks

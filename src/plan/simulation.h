@@ -1,6 +1,6 @@
 // Training steps of many ranks played as events: who computes when, which transfer waits for whom.
 // The machine's network and shared processors are SimGrid's (flows that share links fairly); this
-// header knows nothing of it. Without SimGrid the program has everything but play().
+// header does not depend on it. Without SimGrid the program has everything but play().
 #pragma once
 
 #include <cstdint>

@@ -153,7 +153,7 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
   float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
   float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
   pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  // Columns beyond nk hold whatever the scratch held: their products are never looked at.
+  // Columns beyond nk hold whatever the scratch held: their products are never read.
   transpose(keys, dp, nk, d, keys_t, np);
   pack<T>(v, 0, nk, d, Prepare{}, 1.0f, values);
   for (std::int64_t first = 0; first < nq; first += qb) {
@@ -165,6 +165,7 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
     for (std::int64_t r = 0; r < rows; ++r) {
       T* to = out[first + r];
       for_vectors(d, [&](std::int64_t i, int m) {
+        // Divided by the softmax's sum only now: d values a row instead of nk.
         store_n(to + i, load(result + r * dp + i) * inverse[r], m);
       });
     }
@@ -374,6 +375,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     const float* ls = lse.data<float>();
     std::fill(dkvs + first[B] * 2 * c, dkvs + dkv.numel(), T(0.0f));
 #pragma omp parallel for schedule(static)
+    // Queries are not cut into pieces here: one task sums all of a head's dk and dv, in one order.
     for (std::int64_t task = 0; task < B * H; ++task) {
       const std::int64_t b = task / H, h = task % H, at = b * N * c + h * D;
       const std::int64_t keys = first[b + 1] - first[b], kat = first[b] * 2 * c + h * D;
