@@ -134,7 +134,7 @@ __device__ __forceinline__ float warp_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(full_mask, x, offset));
   return x;
 }
-// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nobody else
+// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nothing else
 // uses meanwhile.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;

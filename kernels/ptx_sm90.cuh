@@ -111,8 +111,8 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- wgmma. Between a product and the wait for its group nobody touches its accumulators, its A
-// registers or the shared memory of its operands. Orders register accesses before and products
+// ---- wgmma. Between a product and the wait for its group nothing may touch its accumulators, its
+// A registers or the shared memory of its operands. Orders register accesses before and products
 // after it: needed before the first product and after registers of one have been written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -117,7 +117,7 @@ int bench_read(const std::string& store, int readers, bool json) {
   };
 
   // A steady state is timed: a ring's worth of micro-batches goes before the clock starts, and as
-  // many are on their way when it stops, so that neither filling the ring nor reading ahead counts.
+  // many are in flight when it stops, so that neither filling the ring nor reading ahead counts.
   std::int64_t wrong = 0;
   const auto steps = static_cast<std::int64_t>(work.size());
   const auto read_prefetched = [&](bool compare) {

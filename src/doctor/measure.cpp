@@ -278,7 +278,8 @@ std::string file_system_of(int fd) {
 
 double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::string& name) {
   std::vector<std::byte> buffer(piece);
-  // Otherwise the page cache would answer. It drops clean pages only, so nobody's data is at risk.
+  // Otherwise the page cache would answer. It drops clean pages only and changes nothing for
+  // others.
   posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   const double start = now_seconds();
   for (std::size_t done = 0; done < bytes;) {

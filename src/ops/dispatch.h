@@ -35,7 +35,7 @@ class OpWatch {
   virtual ~OpWatch() = default;
   virtual void met(const std::string& name, std::span<const Tensor> tensors) = 0;
 };
-void set_op_watch(OpWatch* watch);  // null: nobody
+void set_op_watch(OpWatch* watch);  // null: none
 
 namespace detail {
 extern Profile* active_profile;

@@ -27,8 +27,8 @@ struct Network {
 };
 
 // Gradients that travel together. `ready`: the share of the backward after which the last of them
-// is there; `needed`: the share of the forward before which their weights must have come back. In
-// the backward's order: `ready` grows, `needed` falls.
+// is complete; `needed`: the share of the forward before which their weights must have come back.
+// In the backward's order: `ready` grows, `needed` falls.
 struct Bucket {
   double gradient_bytes = 0, weight_bytes = 0;
   double ready = 1, needed = 0;

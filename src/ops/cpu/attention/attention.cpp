@@ -205,7 +205,7 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
       vf dot{};
       for_vectors(nk, [&](std::int64_t i, int m) {
         vf p = vexp(load(s + i) - l), g = load(ds + i);
-        if (m < W) {  // nothing has written behind the row's end
+        if (m < W) {  // beyond the row's end the scratch is not written
           p = select_first(p, m, 0.0f);
           g = select_first(g, m, 0.0f);
         }

@@ -123,7 +123,7 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
     b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
     b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
     b.front = g.kt - 1 - g.front, b.top = g.kh - 1 - g.top, b.left = g.kw - 1 - g.left;
-    // What follows the last is what makes the sizes come out.
+    // The zeros behind follow from the sizes.
     b.back = b.to + g.kt - 1 - b.t - b.front;
     b.bottom = b.ho + g.kh - 1 - b.h - b.top;
     b.right = b.wo + g.kw - 1 - b.w - b.left;

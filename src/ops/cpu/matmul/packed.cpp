@@ -62,7 +62,7 @@ void multiply(std::int64_t depth, const float* a, const float* b, const float* n
 }
 
 // c [tiles][R,64] (+)= a [tiles][depth,R] b [depth,64]. Meanwhile the piece of weights at `next` is
-// fetched, by every tile a part.
+// fetched, a part by each tile.
 void multiply(std::int64_t tiles, std::int64_t depth, const float* a, const float* b,
               const float* next, float* c, bool accumulate) {
   const std::int64_t step = (panel_columns + tiles - 1) / tiles;
