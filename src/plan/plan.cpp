@@ -301,6 +301,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.checkpoint_bytes = 16 * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
+  // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
+  // of a device's.
   plan.checkpoint_interval =
       std::sqrt(2 * plan.checkpoint_stall * request.mtbf_hours * 3600 / plan.ranks);
   return plan;
