@@ -113,7 +113,7 @@ __device__ __forceinline__ Pack<T> load_pack(const T* p) {
 template <class T>
 __device__ __forceinline__ void store_pack(T* p, const Pack<T>& x) {
 #ifdef __CUDA_ARCH__
-  // Element-wise copies of the struct become two-byte stores in nvcc's hands.
+  // nvcc turns element-wise copies of the struct into two-byte stores.
   uint4 bits;
   memcpy(&bits, &x, sizeof bits);
   *reinterpret_cast<uint4*>(p) = bits;

@@ -1,6 +1,6 @@
 // Hopper's own instructions as functions (PTX ISA 8.0 and later, compute capability 9.0a):
-// mbarriers, bulk copies into shared memory, matrix products of a warpgroup. Whoever includes this
-// writes device code where WEFT_SM90 is defined alone: the other architectures get empty kernels.
+// mbarriers, bulk copies into shared memory, matrix products of a warpgroup. Includers write device
+// code only where WEFT_SM90 is defined: the other architectures get empty kernels.
 // tests/cuda_on_cpu/include/emulated_ptx_sm90.h gives the same functions by their documented
 // meaning where the kernels are compiled for the CPU.
 #pragma once

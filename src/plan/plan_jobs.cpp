@@ -66,8 +66,8 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
   }
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
   const T5Encoder::Sizes sizes = T5Encoder::sizes(t5);
-  // sizes.layer is in bytes of t5.dtype. Counts the weights' products alone, two operations a
-  // parameter and token.
+  // sizes.layer is bytes, nearly all of matrices in t5.dtype. Counts their products alone, two
+  // operations a parameter and token.
   const double parameters = static_cast<double>(sizes.layer) * static_cast<double>(t5.num_layers) /
                             (t5.dtype == "bf16" ? 2 : 4);
   plan.seconds_a_caption = 2 * parameters * static_cast<double>(t5.max_length) / rates.products;
@@ -247,7 +247,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   if (sp > 1) model.plan_sequence_group(sp - 1, sp);
   const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
   const std::size_t coder = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
-  // Both models stay in memory for the whole job; clips share what they leave.
+  // Clips have what the weights of both models leave.
   WEFT_CHECK(stdit + coder < usable(request), Exit::usage,
              "set model.dtype and vae.dtype to \"bf16\", or give ranks more memory",
              "the weights of STDiT3 and VAE take {:.2f} GB of {:.1f}",
