@@ -1,6 +1,6 @@
 // Convolutions by cuDNN 9's graph interface. CPU twin src/ops/cpu/conv/, cases
-// src/bench/kernels/conv.cpp. Which engines the library offers for the VAE's shapes on an H200 was
-// asked without one (docs/gpu.md).
+// src/bench/kernels/conv.cpp. The library was asked without an H200 which engines it offers there
+// for the VAE's shapes (docs/gpu.md).
 //
 // A convolution is a graph of one node, or of three with residual and bias behind it, whose engine
 // is the first that the library's own model of time (heuristics, mode A, then its fall-backs)

@@ -91,6 +91,7 @@ void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::i
       const float *c = p.cosine + (first + r) * dp, *s = p.sine + (first + r) * dp;
       for (std::int64_t i = 0; i < d; i += W) {
         const vf v = load(gr + i);
+        // The transpose of a rotation turns back: the sine changes its sign.
         store(gr + i, v * load(c + i) - swap_pairs(v) * load(s + i));
       }
     }
@@ -329,6 +330,7 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
   if (!weights) return;
   for (std::int64_t piece = 0; piece < pieces; ++piece)
     for (std::int64_t i = 0; i < l.D; ++i) {
+      // Pieces are added in their order, whichever threads made them.
       dwq.data<float>()[i] += partials[piece * 2 * dp + i];
       dwk.data<float>()[i] += partials[piece * 2 * dp + dp + i];
     }

@@ -178,6 +178,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   Result out(y);
   if (residual.defined()) {
     const Tensor r = as_f32(residual);
+    // The residual becomes the result's first value, to which the convolution adds.
     if (r.raw() != out.copy.raw() && !planning())
       std::memcpy(out.f32(), r.raw(), static_cast<std::size_t>(y.numel()) * 4);
   }

@@ -95,6 +95,7 @@ void pack_weight(Tensor& w) {
 #pragma omp for schedule(static)
     for (std::int64_t j = 0; j < n; j += panel_columns) {
       const std::int64_t width = std::min(panel_columns, n - j);
+      // Copied aside first: a panel takes the place of its own plain rows.
       std::copy_n(data + j * k, width * k, plain.data());
       transpose(plain.data(), k, width, k, data + j * k, width);
     }
@@ -144,6 +145,8 @@ void packed_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
         for (std::int64_t p = first; p < last; ++p) {
           const std::int64_t width = std::min(panel_columns, n - p * panel_columns);
           const float* panel_of = b + p * panel_columns * k + k0 * width;
+          // What this thread multiplies next is fetched meanwhile: the same depth of the next
+          // panel, or the next depth of the first.
           const float* next = p + 1 < last
                                   ? panel_of + panel_columns * k
                                   : b + first * panel_columns * k + (k0 + depth) * panel_columns;
