@@ -68,7 +68,7 @@ __global__ void add_position_kernel(const float* p, T* x, std::int64_t size, std
       *reinterpret_cast<Pack<float>*>(shift + j) = load_pack(p + i + j);
   }
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * frames_a_thread;
-  // All frames' loads first: they are what is waited for.
+  // All frames' loads first: their latency is what the kernel waits for.
   Pack<T> v[frames_a_thread];
 #pragma unroll
   for (int f = 0; f < frames_a_thread; ++f)

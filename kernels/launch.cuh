@@ -113,7 +113,7 @@ __device__ __forceinline__ Pack<T> load_pack(const T* p) {
 template <class T>
 __device__ __forceinline__ void store_pack(T* p, const Pack<T>& x) {
 #ifdef __CUDA_ARCH__
-  // Element-wise copies of the struct become two-byte stores in nvcc's hands.
+  // nvcc turns element-wise copies of the struct into two-byte stores.
   uint4 bits;
   memcpy(&bits, &x, sizeof bits);
   *reinterpret_cast<uint4*>(p) = bits;
@@ -134,7 +134,7 @@ __device__ __forceinline__ float warp_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(full_mask, x, offset));
   return x;
 }
-// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nobody else
+// Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nothing else
 // uses meanwhile.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int threads = 256;
 
-// What the norm decides: by what the gradient is multiplied, or that nothing is done.
+// What the norm decides: the factor of the gradient, or that the step is left out.
 struct Verdict {
   float scale;
   bool finite;

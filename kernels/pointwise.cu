@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(threads, 3)
   walk<V, false>(in, out, count, [](const float(&a)[1], float(&b)[1]) { b[0] = a[0]; });
 }
 
-// By integers alone, so that no header for half numbers is wanted: what is subnormal in f16 is a
+// In integers alone, so that no header for half floats is needed: what is subnormal in f16 is a
 // multiple of 2^-24.
 __global__ void __launch_bounds__(threads)
     widen_half_kernel(const std::uint16_t* x, float* y, std::int64_t count) {

@@ -1,6 +1,6 @@
 // Hopper's own instructions as functions (PTX ISA 8.0 and later, compute capability 9.0a):
-// mbarriers, bulk copies into shared memory, matrix products of a warpgroup. Whoever includes this
-// writes device code where WEFT_SM90 is defined alone: the other architectures get empty kernels.
+// mbarriers, bulk copies into shared memory, matrix products of a warpgroup. Includers write device
+// code only where WEFT_SM90 is defined: the other architectures get empty kernels.
 // tests/cuda_on_cpu/include/emulated_ptx_sm90.h gives the same functions by their documented
 // meaning where the kernels are compiled for the CPU.
 #pragma once
@@ -111,8 +111,8 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- wgmma. Between a product and the wait for its group nobody touches its accumulators, its A
-// registers or the shared memory of its operands. Orders register accesses before and products
+// ---- wgmma. Between a product and the wait for its group nothing may touch its accumulators, its
+// A registers or the shared memory of its operands. Orders register accesses before and products
 // after it: needed before the first product and after registers of one have been written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) *total = odd == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
 }
 
-// One block: it fetches side by side, one thread adds in order, as on the CPU.
+// One block: all threads load in parallel, one adds in order, as on the CPU.
 __global__ void add_sum_kernel(const float* x, std::int64_t count, double* total) {
   float* values = shared_memory<float>();
   double sum = threadIdx.x == 0 ? *total : 0.0;

@@ -60,8 +60,8 @@ __device__ __forceinline__ Vec<T, V> pack(const float (&f)[V]) {
   return x;
 }
 
-// Whether V elements of each tensor can be one access: its first element is aligned to them. A
-// tensor that is not given can.
+// Whether V elements of each tensor can be one access: its first element is aligned to them. An
+// undefined tensor qualifies.
 template <int V, class... Tensors>
 bool aligned(const Tensors&... t) {
   const auto one = [](const Tensor& x) {

@@ -14,7 +14,7 @@ template <class T>
 __global__ void __launch_bounds__(256) flash_delta_kernel(FlashBackward<T> p) {
   constexpr int size = Pack<T>::size;
   const int lane = threadIdx.x % delta_lanes;
-  // In 32 bits: a division in 64 takes longer than the memory does for a row.
+  // In 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
   const unsigned row = blockIdx.x * (256 / delta_lanes) + threadIdx.x / delta_lanes;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
   const unsigned nq = static_cast<unsigned>(p.shape.nq);

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
     __syncthreads();
   }
   cp_async_commit();
-  cp_async_wait<0>();  // without keys the queries are still on their way
+  cp_async_wait<0>();  // without keys the queries are still in flight
 
   float inverse[4];
   float* const lse = p.lse + (static_cast<std::int64_t>(s) * p.shape.heads + h) * nq;
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(f32_threads, 1)
     __syncthreads();
   }
   cp_async_commit();
-  cp_async_wait<0>();  // a share of no queries has keys on their way
+  cp_async_wait<0>();  // a share without queries has keys in flight
 
   const float scale = p.shape.scale;
   const float by_scale[4] = {scale, scale, scale, scale}, by_one[4] = {1.0f, 1.0f, 1.0f, 1.0f};

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
     }
     __syncthreads();  // the next pass fills this stage
   }
-  cp_async_wait<0>();  // without keys the queries are still on their way
+  cp_async_wait<0>();  // without keys the queries are still in flight
 
   bf16_t* const to = p.out.at(s, h, p.shape.inner);
   float* const lse = p.lse + (static_cast<std::int64_t>(s) * p.shape.heads + h) * nq;

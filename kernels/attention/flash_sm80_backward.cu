@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
         ds[t][e] = prob[t][e] * (ds[t][e] - delta[t * 8 + lane % 4 * 2 + e % 2]);
     weighted_rows<ND, NT, Tile::pitch>(dk, ds, queries);
 
-    // The other stage's numbers were last read before the barrier that ended the pass before.
+    // The other stage's numbers were last read before the barrier that ended the previous pass.
     if (block + 1 < blocks) put_stat(1 - stage, next);
     __syncthreads();
   }
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         prob[t][e] = exp2_approx(prob[t][e] * to_log2 - lse[e / 2]);
-        // A key that is not there has zeros for k, but exp(0 - lse) may be infinite.
+        // A key beyond the end has zeros for k, but exp(0 - lse) may be infinite.
         if (t * 8 + lane % 4 * 2 + e % 2 >= left) prob[t][e] = 0.0f;
       }
     row_products<KD, NT, Tile::pitch>(ds, gradients, warp * 16, keys + Tile::pass_size);

@@ -68,7 +68,7 @@ struct ForwardMemory {
     return reinterpret_cast<std::uint64_t*>(base + Tile::q_bytes +
                                             Tile::stages * 2 * Tile::kv_bytes);
   }
-  // "full": bulk copies have brought it. "empty": every warp that multiplies has done with it.
+  // "full": the bulk copies have arrived. "empty": every multiplying warp has finished with it.
   __device__ __forceinline__ std::uint64_t* q_full() const { return barriers(); }
   __device__ __forceinline__ std::uint64_t* q_empty() const { return barriers() + 1; }
   __device__ __forceinline__ std::uint64_t* k_full(int s) const { return barriers() + 2 + s; }
@@ -91,8 +91,8 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardWork& work, int ind
           index / work.tiles / work.shape.heads};
 }
 
-// The copying thread. A stage's "empty" barrier is first waited for with parity 1, which a new
-// barrier fulfils.
+// The copying thread. The first wait for a stage's "empty" barrier is with parity 1, which a new
+// barrier satisfies.
 template <class Tile>
 __device__ __forceinline__ void copy_forward(const CUtensorMap* q, const CUtensorMap* k,
                                              const CUtensorMap* v, const ForwardWork& work,
@@ -223,8 +223,8 @@ __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
       done_with(memory.k_empty(ring.stage));
       softmax(scores, top, sum, shrink, to_log2, nk - block * Tile::keys);
       keep_in_place(scores);
-      // Also what holds ptxas from moving the wait for P V up before the softmax: it schedules
-      // within straight code.
+      // This also keeps ptxas from moving the wait for P V ahead of the softmax: it schedules
+      // within straight-line code only.
       mbarrier_wait(memory.v_full(ring.stage), ring.parity);
       wgmma_wait<0>();
       keep_in_place(out);
@@ -307,8 +307,8 @@ void launch_forward(const FlashForward<__nv_bfloat16>& p) {
 
 CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                             int count, int box_rows) {
-  // The driver's function through the runtime: the binary names no symbol of libcuda and starts
-  // without a driver.
+  // Looks the driver's function up through the runtime: the binary references no libcuda symbol and
+  // starts without a driver.
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found{};

@@ -34,8 +34,8 @@ struct BackwardTile {
   static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
   static constexpr int stages = 3;
   static constexpr bool x_in_registers = ND <= 72;
-  // The next first products are issued before the second ones where accumulators for both are to be
-  // had.
+  // The next first products are issued before the second ones where registers allow accumulators
+  // for both.
   static constexpr bool ahead = ND <= 72 || !keys;
   static constexpr int own_bytes = tile_bytes(KD, own_rows), pass_bytes = tile_bytes(KD, pass_rows);
   static constexpr int stat_bytes = keys ? pass_rows * 8 : 0;
@@ -255,8 +255,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(prob);
       keep_in_place(ds);
     };
-    // Waiting for the next rows is also what holds ptxas from moving a wait for products up before
-    // the elementwise part: it schedules within straight code.
+    // Waiting for the next rows also keeps ptxas from moving a wait for products ahead of the
+    // elementwise part: it schedules within straight-line code only.
     const auto await_rows = [&](int block) {
       if (block < blocks) mbarrier_wait(memory.y_full(ring.stage), ring.parity);
     };
@@ -299,7 +299,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     finish_second(stage);
     if constexpr (!Tile::x_in_registers) done_with(memory.x_empty());
 
-    // Found anew: kept over the loop, these numbers would take registers that accumulators need.
+    // Computed again: kept across the loop, these numbers would take registers that accumulators
+    // need.
     asm volatile("" : "+r"(index));
     const OwnTile to = own_tile<Tile>(work, index);
     const int row = to.first + group * 64;
@@ -349,7 +350,7 @@ constexpr int stat_lanes = 16;  // to one row, 16 bytes each: up to 128 columns
 __global__ void __launch_bounds__(256)
     flash_sm90_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
   const int lane = threadIdx.x % stat_lanes, D = p.shape.D;
-  // In 32 bits: a division in 64 takes longer than the memory does for a row.
+  // In 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
   const unsigned row = blockIdx.x * (256 / stat_lanes) + threadIdx.x / stat_lanes;
   const unsigned heads = static_cast<unsigned>(p.shape.heads),
                  length = static_cast<unsigned>(padded);

@@ -32,7 +32,7 @@ struct QkRow {
   int part, head;
 };
 
-// Rows are counted in 32 bits: a division in 64 takes longer than the memory does for a row.
+// Rows are counted in 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
 template <class T>
 __device__ __forceinline__ QkRow<T> find_row(const QkShape& shape, const T* qkv, const float* rope,
                                              unsigned token, int part, int head) {

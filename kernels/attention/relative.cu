@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(plain_threads)
       sum += e;
       p[i * (plain_keys + 1) + j + 16 * m] = e;
     }
-    __syncwarp();  // a query's sixteen threads are of one warp
+    __syncwarp();  // a query's sixteen threads share a warp
 #pragma unroll
     for (int n = 0; n < most_D / 16; ++n) {
       const int d = j + 16 * n;

@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(threads, 4)
   Row sum_q{}, sum_k{};
   for (unsigned unit = blockIdx.x; unit < l.units; unit += gridDim.x) {
     const Place place(unit, l);
-    __syncthreads();  // the unit before is done with shared memory
+    __syncthreads();  // the previous unit is done with shared memory
     for (int t = warp; t < l.T; t += warps) {
       const Row k = load_row(qkv + place.at(t, 1, 3, l), l.D);
       store_row(prepare(k, wk, turn_of(rope, t, l.D), 1.0f, l.D), x + t * stride, l.D);

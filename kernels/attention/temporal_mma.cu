@@ -29,7 +29,7 @@ namespace weft::kernels {
 namespace temporal {
 namespace {
 
-// Rows that both passes of the backward ask for again and again, per head [frames] each.
+// Rows that both passes of the backward read repeatedly, per head [frames] each.
 constexpr int row_values = 4;  // rstd of q, rstd of k, lse * log2(e), delta
 
 // The row of [B,T,S] where a token of a sample has frame 0; tokens count over B and S.
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(single ? 128 : 256, chunks > 9 ? 1 + single : 
     const unsigned token = unit / groups;
     const std::int64_t row = first_row(token, shape);
     const std::int64_t at_qkv = row * 3 * C + first * H::D, at_out = row * C + first * H::D;
-    __syncthreads();  // the unit before is stored
+    __syncthreads();  // the previous unit is stored
 #pragma unroll 1
     for (int i = at_q; i <= (single ? at_do : at_o); ++i) {
       const bf16_t* from = i == at_do ? dout : i == at_o ? out : qkv + i * C;

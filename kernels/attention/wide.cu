@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads)
   const float* const from = s + blockIdx.x * P;
   float top = -INFINITY;
   for (std::int64_t i = threadIdx.x; i < P; i += threads) top = fmaxf(top, from[i]);
-  // The block's maximum by the way of block_sum().
+  // The block's maximum, computed as block_sum() does.
   top = warp_max(top);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = top;
   __syncthreads();
@@ -172,7 +172,7 @@ void wide_attention_backward(const Tensor& qkv, const Tensor& out, const Tensor&
       const T* const gradient = data<T>(dout) + n * P * C;
       T* const to = data<T>(dqkv) + n * P * 3 * C;
       float* const row_lse = data<float>(lse) + n * P;
-      // Where dk (0) and dv (1) are summed: at once in their place, or aside in f32.
+      // Where dk (0) and dv (1) are summed: directly in place, or aside in f32.
       const auto place = [&](int which) {
         return exact ? static_cast<void*>(to + (1 + which) * C)
                      : static_cast<void*>(data<float>(sums) + which * P * C);

@@ -1,6 +1,6 @@
 // Convolutions by cuDNN 9's graph interface. CPU twin src/ops/cpu/conv/, cases
-// src/bench/kernels/conv.cpp. Which engines the library offers for the VAE's shapes on an H200 it
-// told without one (docs/gpu.md).
+// src/bench/kernels/conv.cpp. The library was asked without an H200 which engines it offers there
+// for the VAE's shapes (docs/gpu.md).
 //
 // A convolution is a graph of one node, or of three with residual and bias behind it, whose engine
 // is the first that the library's own model of time (heuristics, mode A, then its fall-backs)
@@ -308,8 +308,8 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
   std::vector<Descriptor> nodes;
   const Names name = names_of(c.pass);
   Descriptor& node = nodes.emplace_back(name.type);
-  // In the type of the computation: cuDNN takes doubles too, without a word, and reads half of one
-  // as a float. 1.0 is then 0.
+  // In the type of the computation: cuDNN silently accepts doubles too and reads half of one as a
+  // float, so that 1.0 becomes 0.
   node.set(name.alpha, CUDNN_TYPE_FLOAT, 1.0f);
   node.set(name.beta, CUDNN_TYPE_FLOAT, c.accumulate ? 1.0f : 0.0f);
   node.set(name.convolution, shape);
@@ -371,7 +371,7 @@ bool is_welcome(const Descriptor& config, const Key& key) {
   });
 }
 
-// Takes the first engine of the library's list that is welcome, small enough and can be had.
+// Takes the first engine of the library's list that is acceptable, small enough and available.
 bool choose(const Descriptor& graph, cudnnBackendHeurMode_t mode, const Key& key, Plan& plan) {
   Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
@@ -425,7 +425,7 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
   const std::array<const void*, 5> pointers{at.x, at.w, at.y, at.bias, at.residual};
   Key key{c, {}, c.type == DType::f32 && tf32_allowed()};
   for (std::size_t i = 0; i < pointers.size(); ++i) key.alignments[i] = alignment_of(pointers[i]);
-  // Never destroyed: when the process ends the library may be gone before it.
+  // Never destroyed: at process exit the library may be unloaded first.
   static auto& plans = *new std::map<Key, Plan>;
   auto it = plans.find(key);
   if (it == plans.end()) it = plans.emplace(key, make_plan(key)).first;
@@ -440,8 +440,8 @@ bool convolve(const Convolution& c, const ConvolutionOperands& at) {
       used.push_back(ids[i]);
       addresses.push_back(pointers[i]);
     }
-  // Whole whatever the engine takes of it: a plan made without the library knows no more than the
-  // limit.
+  // Always the whole limit, whatever the engine needs: a plan made without the library knows only
+  // the limit.
   const Tensor workspace = Tensor::empty({ops::conv_scratch.workspace / 4}, DType::f32);
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, used);

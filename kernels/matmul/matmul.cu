@@ -45,7 +45,7 @@ void count(const Product& p) {
                     static_cast<double>(p.inner));
 }
 
-// The library is asked for `p` with its epilogue; false if it cannot, said once a process.
+// Asks the library for `p` with its epilogue; false if it cannot, logged once per process.
 bool fused(const Product& p, const Operands& x) {
   if (kernels::product_lt(p, x)) return true;
   static bool said = false;

@@ -157,6 +157,7 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
   // output's type, for it rounds parts.
   set(wanted, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  // A and B change places: the library computes the transpose.
   set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b);
   set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a);
   set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c);
@@ -167,7 +168,7 @@ Plan make_plan(const Key& key, const void* vector, const void* aux) {
       cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.d,
                                      plan.d, wanted, proposals, results, &found);
   LT_CHECK(cublasLtMatmulPreferenceDestroy(wanted));
-  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" is said in several ways
+  if (status != CUBLAS_STATUS_SUCCESS) found = 0;  // "not supported" has several codes
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS)
       plan.algorithms[static_cast<std::size_t>(plan.options++)] = results[i].algo;
@@ -182,9 +183,8 @@ cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Oper
                         workspace_bytes, cuda_stream(Stream::compute));
 }
 
-// The algorithm to take, measured on the real operands where the table asks for it. What is in
-// place while that goes on is left as it was: C is read where it lies, and D, aux and a bias
-// gradient go elsewhere.
+// The algorithm to take, measured on the real operands where the table asks for it. Measuring
+// changes no operand: C is read in place, and D, aux and a bias gradient go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
   const std::string name = key.text();
@@ -248,13 +248,14 @@ bool product_lt(const Product& p, const Operands& x) {
   if (plan.options == 0) return false;
   if (rounds) round_vector(x.vector, lt.bias, p.columns);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
-  // What the operation points to since its last call may be gone: the bias of another training of
-  // this process.
+  // Pointers from the last call may dangle: the bias may belong to another training of this
+  // process.
   if (!known) point(plan, vector, x.aux);
   int chosen = known ? plan.chosen : choose_algorithm(plan, key, x);
   point(plan, vector, x.aux);
   cublasStatus_t status = run(plan, chosen, p, x);
-  // A proposal may still be refused when it is run: the next one then, always the same way.
+  // A proposal may still be refused when it is run: the next one is tried, always in the same
+  // order.
   while (status == CUBLAS_STATUS_NOT_SUPPORTED && chosen + 1 < plan.options)
     status = run(plan, ++chosen, p, x);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
@@ -262,7 +263,7 @@ bool product_lt(const Product& p, const Operands& x) {
     return false;
   }
   check(status, "cublasLtMatmul", __LINE__);
-  // What a capture takes is not kept: it could not measure.
+  // The choice of a capture is not kept, because a capture cannot measure.
   if (!known && !compute_is_capturing()) {
     plan.chosen = chosen;
     plan.generation = table_generation();

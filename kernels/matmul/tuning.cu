@@ -136,7 +136,7 @@ int choose(const std::string& key, int options, const std::function<bool(int)>& 
     if (const int known = entry(t, key); known >= 0) return known < options ? known : 0;
   }
   if (compute_is_capturing()) return 0;
-  // Nothing is held while measuring: `run` may choose for itself on the way.
+  // No lock is held while measuring, because `run` may make choices of its own.
   int best = 0;
   double least = std::numeric_limits<double>::infinity();
   for (int option = 0; option < options; ++option) {

@@ -11,7 +11,7 @@ namespace weft::kernels {
 // their sums, so a run repeats its bits only if it repeats its choices: without a table
 // (set_matmul_tuning) this is always option 0; with one it is the table's entry, and work that has
 // none yet is measured once, unless a capture is under way, and entered. `run(option)` enqueues the
-// work once, into outputs that nobody needs, and returns false where the option cannot run.
+// work once, into outputs that are not needed, and returns false where the option cannot run.
 int choose(const std::string& key, int options, const std::function<bool(int)>& run);
 
 // False where choose() is always 0.

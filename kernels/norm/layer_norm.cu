@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(forward_warps * 32, 2)
       sum += (v[0] + v[1]) + (v[2] + v[3]);
     }
     mean[t] = warp_sum(sum) / static_cast<float>(g.channels);
-    // Around the mean, as the CPU does: the difference of two large sums would lose what a large
-    // mean hides.
+    // Around the mean, as the CPU does: with a large mean the difference of two large sums would
+    // cancel.
 #pragma unroll
     for (int n = 0; n < N; ++n)
       if (n * 32 + lane < quads) {

@@ -21,7 +21,8 @@ struct BenchCommRequest {
 
 // Collective. Prints time, algorithm and bus bandwidth (2 (n-1)/n of it, as nccl-tests counts) and
 // wrong elements of sums whose results are known exactly, and processor time of this rank a byte;
-// with bf16 on the wire, and by MPI_Allreduce on the host, in turn. Exit::hardware if any is wrong.
+// with bf16 on the wire, and by MPI_Allreduce on the host, interleaved. Exit::hardware if any is
+// wrong.
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
 Command bench_comm_command();
 
@@ -67,7 +68,7 @@ struct BenchScalingRequest {
 // on the same samples agree within what reordered sums explain; Exit::hardware if not), then times
 // them in turn, round by round. Of a round every rank count trains on the same samples (weak: fewer
 // ranks take more steps). Ranks that a count leaves out sleep. On CPUs it also runs as many
-// trainings side by side that have nothing to do with each other: what the machine itself gives.
+// independent trainings side by side: the ceiling that the machine itself sets.
 int bench_scaling(const Deck& deck, const BenchScalingRequest& request, MPI_Comm world);
 Command bench_scaling_command();
 

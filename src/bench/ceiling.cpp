@@ -26,6 +26,7 @@ double seconds_of(const std::function<void()>& f) {
     gpu.synchronize(end);
     return gpu.seconds(begin, end) / calls;
   };
+  // Two calls to warm up, then rounds of about 50 ms each; the median of five counts.
   time(2);
   const int calls = static_cast<int>(std::clamp(0.05 / std::max(time(1), 1e-6), 1.0, 1000.0));
   std::vector<double> rounds;
@@ -46,7 +47,7 @@ double product_rate(DType dtype, std::int64_t n) {
 }  // namespace
 
 double product_rate(DType dtype) {
-  // A GPU wants a large product to show its rate, a CPU would be at it for a minute.
+  // A GPU needs a large product to show its rate; a CPU would take a minute for it.
   const double rate = product_rate(dtype, 2048);
   return rate > 5e12 ? product_rate(dtype, 8192) : rate;
 }

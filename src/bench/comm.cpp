@@ -37,7 +37,7 @@ double all_reduce_seconds(Communicator& comm, const Tensor& t, CommDtype comm_dt
   return gpu.seconds(begin, end);
 }
 
-// What MPI itself takes for it, as its users call it.
+// Plain MPI_Allreduce for comparison.
 double plain_seconds(const Tensor& t, MPI_Comm world) {
   const double start = now_seconds();
   MPI_Allreduce(MPI_IN_PLACE, t.raw(), static_cast<int>(t.numel()), MPI_FLOAT, MPI_SUM, world);
@@ -105,7 +105,7 @@ int bench_comm(const BenchCommRequest& request, MPI_Comm world) {
 
     const std::vector<float> zeros(terms.size(), 0.0f);  // many sums of sums would overflow
     t.set(std::span<const float>(zeros));
-    // In turn, so that what else happens on these nodes meets all of them.
+    // Interleaved, so that other load on these nodes affects all three alike.
     Timing ours, half, plain;
     const int rounds = n < (1 << 18) ? 25 : 7;
     for (int i = 0; i < rounds; ++i) {

@@ -59,6 +59,7 @@ int bench_kernels(const BenchKernelsRequest& request) {
         wanted = values_of(c.run(inputs));
       }
       std::vector<Tensor> inputs = copies(c.inputs);
+      // Fresh copies for every run: an operation may change its inputs.
       verdict = compare(values_of(c.run(inputs)), wanted, c.tolerance);
       ++checked;
     }
@@ -81,7 +82,7 @@ int bench_kernels(const BenchKernelsRequest& request) {
                timed ? fmt::format("{:.0f} %", share * 100) : "",
                on_cuda() ? fmt::format("{:.1e}", verdict.worst) : "",
                on_cuda() ? fmt::format("{}", verdict.wrong) : "-");
-    std::fflush(stdout);  // into a file too: a run that is ended has told what it did
+    std::fflush(stdout);  // to a file too: an aborted run still shows what it did
     table.push_back({{"op", c.op},
                      {"shape", c.shape},
                      {"dtype", name_of(c.dtype)},

@@ -91,7 +91,7 @@ int bench_read(const std::string& store, int readers, bool json) {
   }
   hashes.resize(clips.size());
 
-  // Plain reads: the same clips, the same number of threads, nothing looked at.
+  // Plain reads: the same clips, the same number of threads, nothing checked.
   const std::size_t ring = static_cast<std::size_t>(slots * batch);
   Buffer buffer(ring * largest);
   const auto read_plain = [&](bool keep_hashes) {
@@ -117,7 +117,7 @@ int bench_read(const std::string& store, int readers, bool json) {
   };
 
   // A steady state is timed: a ring's worth of micro-batches goes before the clock starts, and as
-  // many are on their way when it stops, so that neither filling the ring nor reading ahead counts.
+  // many are in flight when it stops, so that neither filling the ring nor reading ahead counts.
   std::int64_t wrong = 0;
   const auto steps = static_cast<std::int64_t>(work.size());
   const auto read_prefetched = [&](bool compare) {

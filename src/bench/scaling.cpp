@@ -52,6 +52,7 @@ void make_uniform(Deck& deck) {
       buckets.begin(), buckets.end(),
       [](const Bucket& a, const Bucket& b) { return a.clip_bytes() < b.clip_bytes(); });
   deck.data.path = mark + parts[static_cast<std::size_t>(largest - buckets.begin())];
+  // Entries for the buckets left out go too: they would name no bucket.
   std::erase_if(deck.train.batch_sizes, [&](const std::string& entry) {
     const std::string name = entry.substr(0, entry.find('='));
     return largest->name != name && !largest->name.starts_with(name + "-");
@@ -66,7 +67,7 @@ Deck bench_deck(Deck deck, const BenchScalingRequest& request, int threads) {
   deck.run.resume = false;
   deck.run.trace = false;
   deck.train.checkpoint_every = 0;
-  deck.parallel.hang_timeout = 3600;  // a training that waits for its turn does not hang
+  deck.parallel.hang_timeout = 3600;  // a training that waits for its turn is not hung
   return deck;
 }
 
@@ -130,7 +131,7 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
     const double share = distance == 0 ? 0 : std::sqrt(distance / update);
     result.loss_difference = std::max(result.loss_difference, loss);
     result.weight_difference = std::max(result.weight_difference, share);
-    // Written so that what is not a number is wrong.
+    // Negated, so that NaN counts as wrong.
     if (!(loss <= loss_bound && share <= weight_bound))
       wrong = fmt::format(
           "{} do not compute what {} do: after {} steps losses differ by {:.1e} (bound {:.1e}), "
@@ -144,8 +145,8 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
   return wrong;
 }
 
-// Rank 0. Nothing of a file that is there goes before there is something new: `text` may be empty,
-// to see that one could.
+// Rank 0. An existing file keeps its content until there is a result: an empty `text` only checks
+// that the file can be written.
 void write_text(const std::string& path, const std::string& text) {
   if (path.empty()) return;
   std::ofstream out(path, text.empty() ? std::ios::app : std::ios::binary);
@@ -180,7 +181,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
   for (const int n : counts) {
     setups.push_back({n, true, false});
     if (n > 1 && request.no_overlap) setups.push_back({n, false, false});
-    // GPUs share no cores, caches or memory that independent work could fight for. (Trainings of
+    // GPUs share no cores, caches or memory that independent work could compete for. (Trainings of
     // one rank know no parallel.sp, which then is 1, since a count of 1 was named.)
     if (n > 1 && counts.front() == 1 && !on_cuda()) setups.push_back({n, true, true});
   }
@@ -201,14 +202,15 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
         __FILE__, __LINE__);
   }
 
-  // 3. All are timed, in turn. Every training lives through all rounds, so that each is warm once
-  // and for all.
+  // 3. All are timed, in turn. Every training stays alive through all rounds, so that each warms up
+  // only once.
   const std::int64_t warmup = whole_steps(request.warmup, counts, weak);
   const std::int64_t steps = whole_steps(request.steps, counts, weak);
   std::vector<std::unique_ptr<Contender>> contenders;
   std::vector<std::int64_t> times;  // steps of each for one of the greatest rank count
   for (const ContenderSetup& s : setups) {
     const std::int64_t used = s.alone ? 1 : s.ranks;
+    // Weak: fewer ranks take more steps, so that every rank count trains on the same samples.
     times.push_back(weak ? most : used);
     const std::int64_t total = (warmup + steps * request.rounds) * times.back() / used;
     contenders.push_back(
@@ -227,14 +229,14 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
       std::getline(std::cin, line);
     }
     meet(world);
-    // Another begins in each round, so that none always follows the same one.
+    // A different one begins each round, so that none always follows the same one.
     for (std::size_t i = 0; i < setups.size(); ++i) {
       const std::size_t c = (i + static_cast<std::size_t>(r)) % setups.size();
       rounds[c].push_back(time_round(*contenders[c], times[c], buckets.size() == 1, world));
     }
   }
 
-  // 4. What came of it.
+  // 4. The results.
   for (std::size_t c = 0; c < setups.size(); ++c) {
     if (setups[c].overlap && !setups[c].alone) {
       result.points.emplace_back();

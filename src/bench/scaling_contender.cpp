@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 void meet(MPI_Comm world) {
   using namespace std::chrono_literals;
-  // Twice: after a long wait with long sleeps the ranks are 50 ms apart, after a short one with
-  // short sleeps no more.
+  // Two rounds: the first may be a long wait with long sleeps, which leaves the ranks up to 50 ms
+  // apart; the second is short, with short sleeps, and brings them together.
   for (const auto longest : {50ms, 0ms}) {
     MPI_Request request;
     MPI_Ibarrier(world, &request);
@@ -80,7 +80,7 @@ std::vector<StepMetrics> Contender::run(std::int64_t steps) {
   const double start = now_seconds();
   settle();
   // The last step's weights would have travelled under the next forward, and taken processor time
-  // from it. The first step of these had no such guests: their time counts here.
+  // from it. The first step here had none to share with, so their time is added to the last.
   if (!all.empty() && !on_cuda()) all.back().seconds += now_seconds() - start;
   return all;
 }
@@ -126,8 +126,8 @@ ScalingRound time_round(Contender& contender, std::int64_t steps, bool by_median
       sums[1] += m.split.comm_exposed / static_cast<double>(metrics.size());
       sums[2] += m.split.wait_slowest / static_cast<double>(metrics.size());
     }
-    // Steps of one kind: the median leaves out what the machine did to single ones. Of several
-    // kinds: all count.
+    // Steps of one kind: the median leaves out those that the machine disturbed. Of several kinds:
+    // the mean counts all.
     sums[0] = by_median ? upper_median(seconds)
                         : std::accumulate(seconds.begin(), seconds.end(), 0.0) /
                               static_cast<double>(seconds.size());

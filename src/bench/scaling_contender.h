@@ -13,9 +13,8 @@
 
 namespace weft {
 
-// Collective. Waits until every rank is here, asleep but for a look now and then: who has nothing
-// to do must not take processor time from who is being timed. Ranks leave it within a fraction of a
-// millisecond.
+// Collective. Waits, mostly asleep, until every rank is here: idle ranks must not take processor
+// time from those being timed. Ranks leave it within a fraction of a millisecond.
 void meet(MPI_Comm world);
 
 // A directory of this rank for the run.dir of its trainings, below TMPDIR; gone when the bench
@@ -51,8 +50,8 @@ class Contender {
   Contender(const Contender&) = delete;
   Contender& operator=(const Contender&) = delete;
 
-  // Steps; their metrics as this rank sees them. Nothing on ranks that are left out. Afterwards
-  // nothing of the training is at work any more.
+  // Steps; their metrics as this rank sees them. Nothing on ranks that are left out. Afterwards no
+  // part of the training is still running.
   std::vector<StepMetrics> run(std::int64_t steps);
   // All weights as the model uses them, one after the other; none on ranks that are left out.
   std::vector<float> weights();
@@ -60,7 +59,7 @@ class Contender {
   bool same_on_all(const std::vector<float>& values) const;
 
  private:
-  void settle();  // waits for weights on their way from the ranks that updated them
+  void settle();  // waits for weights in flight from the ranks that updated them
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::unique_ptr<Trainer> trainer_;

@@ -1,4 +1,4 @@
-// What weft bench scaling has found, as a table, as JSON and as a plot.
+// The results of weft bench scaling as a table, as JSON and as a plot.
 #pragma once
 
 #include <string>

@@ -113,6 +113,7 @@ int wrong_against_cpu(const Deck& deck) {
   const auto wanted = small_step(deck);
   const double tolerance = deck.model.dtype == "bf16" ? 2e-2 : 1e-4;
   const auto off = [&](double a, double b) {
+    // Negated, so that NaN counts as wrong.
     return !(std::abs(a - b) <= tolerance * std::abs(b));
   };
   return off(got.first, wanted.first) + off(got.second, wanted.second);
@@ -131,6 +132,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
              "loss or gradient norm of a small step differ from the CPU side's");
   double ceiling = 0;
   {
+    // In a scope of its own: this memory is free again before the model's arena is sized.
     const auto arena = Arena::reserve(std::size_t{1} << 30);
     const ArenaScope scope(*arena);
     ceiling = product_rate(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32);
@@ -171,6 +173,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
 
   std::vector<double> seconds, losses;
   ops::Profile profile;
+  // A replayed graph calls no operation that could be timed, so a profile runs without.
   StepGraphs graphs(on_cuda() && deck.device.graphs && !request.profile);
   for (int i = 0; i < request.warmup + request.steps; ++i) {
     if (i == request.warmup && request.profile) ops::set_profile(&profile);

@@ -102,7 +102,7 @@ void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
   std::set<std::string> names;
   for (const RankFacts& r : ranks)
     for (const auto& [name, value] : r.*member) {
-      // Numbers that the launcher gives each process: true, and of no use here.
+      // The launcher sets these for each process: they differ rightly, and tell nothing here.
       if (name.rfind("OMPI_MCA_orte", 0) != 0 && name.rfind("OMPI_MCA_ess", 0) != 0 &&
           name.rfind("OMPI_MCA_pmix", 0) != 0 && name.rfind("OMPI_MCA_initial", 0) != 0 &&
           name.rfind("OMPI_MCA_shmem_RUNTIME", 0) != 0 && name.rfind("OMPI_COMM", 0) != 0 &&
@@ -225,7 +225,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
   device = together("matrix product", [&] { measure_products(facts); }) && device;
   device = together("device copies", [&] { measure_device_copies(facts); }) && device;
   together("files", [&] { measure_files(deck.data.path, facts); });
-  // A rank whose device does not work would leave the others waiting.
+  // Skipped if any rank's device failed: that rank would leave the others waiting.
   int size = 1;
   MPI_Comm_size(world, &size);
   if (on_all(device, world) && size > 1)
@@ -255,6 +255,7 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
       written = out ? 1 : 0;
     }
   }
+  // Every rank ends with the same status, whichever of them the launcher reports.
   int agreed[2] = {code, written};
   MPI_Bcast(agreed, 2, MPI_INT, 0, world);
   WEFT_CHECK(agreed[1] == 1, Exit::data, "name a file that can be written", "cannot write {}",
@@ -266,7 +267,7 @@ Command doctor_command() {
   const auto r = std::make_shared<DoctorRequest>();
   Command c{"doctor", "examine machine, ranks and devices; say what is wrong and what to do",
             [r](const Deck&, MPI_Comm world) { return doctor(*r, world); }};
-  // Read by the command itself: a deck that cannot be read is one more finding.
+  // The command reads the deck itself, as it is optional here.
   c.option("deck", r->deck, "input deck (TOML); its data path is read");
   c.option("overrides", r->overrides, "section.key=value");
   c.option("--json", r->json, "file for everything that was found");

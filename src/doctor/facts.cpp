@@ -69,7 +69,7 @@ std::vector<int> parse_set(const std::string& text) {
 }
 
 std::vector<int> bound_cores() {
-  // The kernel's mask may be longer than cpu_set_t.
+  // The kernel's mask may be longer than cpu_set_t; the call fails until the set is long enough.
   for (std::size_t most = 1024; most <= (1u << 16); most *= 2) {
     cpu_set_t* set = CPU_ALLOC(most);
     const std::size_t bytes = CPU_ALLOC_SIZE(most);
@@ -211,7 +211,7 @@ std::vector<RankFacts> gather_facts(const RankFacts& mine, MPI_Comm world) {
   int rank = 0, size = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &size);
-  // Names and variables of others may hold any bytes.
+  // Names and environment values may hold any bytes, and dump() would throw on invalid UTF-8.
   const std::string text =
       nlohmann::json(mine).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const int bytes = static_cast<int>(text.size());

@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// Something that went wrong on a rank while the doctor looked at it, as the Error said it.
+// Something that went wrong while the doctor examined a rank, as the Error reported it.
 struct RankFault {
   int code = 0;
   std::string stage, what, hint;  // stage: "matrix product"

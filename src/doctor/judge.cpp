@@ -94,7 +94,7 @@ bool differs_by_nature(const std::string& name) {
                       "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE", "OMP_PLACES", "GOMP_CPU_AFFINITY"});
 }
 
-// Paths may differ and still lead to the same libraries; whether they do, the versions tell.
+// Paths may differ and still lead to the same libraries; the versions show whether they do.
 bool is_path(const std::string& name) {
   const auto ends = [&](const char* end) {
     const std::string e = end;
@@ -104,7 +104,7 @@ bool is_path(const std::string& name) {
          ends("_ROOT");
 }
 
-// "/a:/b:/a:" says no more than "/a:/b".
+// "/a:/b:/a:" means the same as "/a:/b".
 std::string without_repeats(const std::string& paths) {
   std::vector<std::string> seen;
   std::istringstream in(paths);

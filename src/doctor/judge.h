@@ -1,4 +1,4 @@
-// The doctor's verdict: from the facts of all ranks to findings, without looking at the machine
+// The doctor's verdict: from the facts of all ranks to findings, without examining the machine
 // again.
 #pragma once
 

@@ -42,9 +42,9 @@ void judge_one_gpu(const std::string& host, const GpuFacts& g,
            "--gpus-per-task=1)");
     }
   }
-  // Of a GPU that nobody of ours uses, only its errors matter.
+  // Other processes matter only on a GPU that one of the ranks uses.
   if (!others.empty() && !users.empty()) {
-    // Seen from a container our own processes bear numbers of the host.
+    // In a container NVML reports the host's process numbers, for the ranks' own processes too.
     const bool hidden = std::none_of(g.processes.begin(), g.processes.end(), [&](const auto& p) {
       return std::any_of(here.begin(), here.end(),
                          [&](const RankFacts* r) { return r->pid == p.pid; });

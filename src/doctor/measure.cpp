@@ -101,7 +101,7 @@ void known_product(const std::string& name, RankFacts& facts) {
   for (std::int64_t n = 0; n < rows; ++n) biases.push_back(static_cast<float>(n % period));
   const Tensor bias = Tensor::from_host<float>(biases, {rows});
   Tensor y = Tensor::empty({rows, rows}, dtype_of<T>::value);
-  // An element that nobody writes must not pass for one that an earlier run wrote.
+  // NaN first: an element left unwritten must not pass for the result of an earlier run.
   const std::vector<T> nan(static_cast<std::size_t>(rows * rows),
                            T(std::numeric_limits<float>::quiet_NaN()));
   const std::vector<T> known = known_table<T>();
@@ -162,7 +162,7 @@ void measure_device_copies(RankFacts& facts) {
   const std::size_t bytes = std::min<std::size_t>(256u << 20, gpu.free_bytes() / 16 / 4096 * 4096);
   WEFT_CHECK(bytes >= (1u << 20), Exit::usage, "see who else holds memory of this GPU",
              "GPU has no memory left: {} bytes are free", gpu.free_bytes());
-  struct Memory {  // given back whatever happens
+  struct Memory {  // freed on every path out
     DeviceRuntime& gpu;
     void *host_from, *host_to, *a, *b;
     ~Memory() {
@@ -174,6 +174,7 @@ void measure_device_copies(RankFacts& facts) {
   } m{gpu, gpu.allocate_pinned(bytes), gpu.allocate_pinned(bytes), gpu.allocate(bytes, false),
       gpu.allocate(bytes, false)};
   auto* from = static_cast<std::uint32_t*>(m.host_from);
+  // An odd factor makes every word different, so a copy to the wrong place shows too.
   for (std::size_t i = 0; i < bytes / 4; ++i) from[i] = static_cast<std::uint32_t>(i) * 2654435761u;
   std::memset(m.host_to, 0, bytes);
   const auto rate = [&](void* to, const void* what, double passes) {
@@ -192,6 +193,8 @@ void measure_device_copies(RankFacts& facts) {
 
 void measure_all_reduce(Communicator& comm, RankFacts& facts) {
   facts.communicator = comm.describe();
+  // Whole numbers of at most 15: the sums are exact in f32 in any order. They repeat every 31
+  // elements, so a table of 31 knows them all.
   const auto term = [](std::int64_t element, int rank) {
     return static_cast<float>((element % 31 * 7 + rank * 13) % 31 - 15);
   };
@@ -275,8 +278,8 @@ std::string file_system_of(int fd) {
 
 double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::string& name) {
   std::vector<std::byte> buffer(piece);
-  // Without this the page cache would answer. It works on clean pages alone, and changes nothing
-  // for others.
+  // Otherwise the page cache would answer. It drops clean pages only and changes nothing for
+  // others.
   posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   const double start = now_seconds();
   for (std::size_t done = 0; done < bytes;) {
@@ -316,7 +319,7 @@ void measure_files(const std::string& path, RankFacts& facts) {
   const File file(open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   WEFT_CHECK(file.fd() >= 0, Exit::data, "start weft in a directory that it may write to",
              "cannot make a file in the working directory: {}", std::strerror(errno));
-  unlink(name.c_str());  // it goes with the last handle, whatever happens
+  unlink(name.c_str());  // the file goes with its last handle, even after a crash
   facts.file = "a temporary file in the working directory";
   facts.file_system = file_system_of(file.fd());
   const std::vector<std::byte> bytes(piece, std::byte{42});
@@ -326,6 +329,8 @@ void measure_files(const std::string& path, RankFacts& facts) {
                    static_cast<ssize_t>(piece),
                Exit::data, "free space, or see your quota", "writing {} MiB here failed: {}",
                temporary_bytes >> 20, std::strerror(errno));
+  // Part of the timing: a write counts once it is on storage. It also leaves the pages clean, which
+  // the read below needs to drop them.
   WEFT_CHECK(fsync(file.fd()) == 0, Exit::data, "free space, or see your quota",
              "writing {} MiB here failed: {}", temporary_bytes >> 20, std::strerror(errno));
   facts.measured["file write GB/s"] =

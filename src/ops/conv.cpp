@@ -52,6 +52,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   if (conv.upsample) {
     const std::int64_t H = x.dim(2), row = (x.dim(3) + 1) * 4 * y.dim(4);
     const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(x.dtype()));
+    // A band of `rows` input rows has one more row of phases.
     const std::int64_t rows = std::clamp<std::int64_t>(limit / row - 1, 1, H);
     const std::int64_t frames =
         rows < H ? 1 : std::clamp<std::int64_t>(limit / ((H + 1) * row), 1, x.dim(0) * x.dim(1));

@@ -55,6 +55,7 @@ void no_cuda_side(const char* name) {
 }  // namespace detail
 
 void set_profile(Profile* profile) {
+  // The only wait: until here the events have cost the operations nothing but their recording.
   for (const OnDevice& op : on_device) {
     device_runtime().synchronize(op.end);
     op.entry->seconds += device_runtime().seconds(op.begin, op.end);

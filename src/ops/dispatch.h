@@ -28,14 +28,14 @@ struct OpTime {
 using Profile = std::map<std::string, OpTime>;
 void set_profile(Profile* profile);  // null: off
 
-// Told of every operation that a planning arena skips: its name and its tensors, which have shapes
-// and types but no values.
+// Notified of every operation that a planning arena skips: its name and its tensors, which have
+// shapes and types but no values.
 class OpWatch {
  public:
   virtual ~OpWatch() = default;
   virtual void met(const std::string& name, std::span<const Tensor> tensors) = 0;
 };
-void set_op_watch(OpWatch* watch);  // null: nobody
+void set_op_watch(OpWatch* watch);  // null: none
 
 namespace detail {
 extern Profile* active_profile;

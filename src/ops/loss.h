@@ -1,5 +1,5 @@
 // Losses and their gradients: absolute differences, KL divergence, LPIPS, the losses of a
-// discriminator and what regularises it. Activations are f32 or bf16, channels last; arithmetic is
+// discriminator and its regularisers. Activations are f32 or bf16, channels last; arithmetic is
 // f32, and sums are f64 in an order that does not depend on the thread count. `weight` multiplies
 // the whole loss: backward functions write weight * d(what forward adds for a weight of 1).
 #pragma once

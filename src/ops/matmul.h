@@ -19,7 +19,7 @@ WEFT_OP(linear_backward_weight,
         void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
 // The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). h may be z where
-// nothing follows back.
+// no backward follows.
 WEFT_OP(linear_gelu_forward,
         void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
 // Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight
@@ -30,9 +30,9 @@ WEFT_OP(linear_gelu_backward_input,
 // dbias f32 [N] (+)= column sums of dy [M,N] alone.
 WEFT_OP(bias_gradient, void(const Tensor& dy, Tensor& dbias, bool accumulate));
 
-// Products with weights that were put in order once, for models that are only run on the CPU. A
-// library's product puts both operands in order on every call, which at the few hundred rows of a
-// batch of captions costs what it cannot earn back.
+// Products with weights that were packed once, for models that only run forward on the CPU. A
+// library's product packs both operands on every call, which does not pay off at the few hundred
+// rows of a batch of captions.
 //
 // Packed weights w [N,K]: panels of 64 columns of the result, one behind the other, each [K,64],
 // the last as wide as is left: the same memory. Packed rows x [M,K]: for each 256 of K one behind

@@ -13,7 +13,7 @@ namespace weft::ops {
 WEFT_OP(sum_of_squares, void(const Tensor& x, Tensor& sum, bool accumulate));
 
 // sum f64 [1] = 0 if it and all `values` f64 are finite, else NaN: to start a sum of squares with,
-// so that one step that went wrong keeps all later ones from changing anything.
+// so that after one step with a non-finite result no later step changes anything.
 WEFT_OP(carry_non_finite, void(const Tensor& values, Tensor& sum));
 
 // total f64 [1] += sum of x f32, in order.

@@ -174,7 +174,7 @@ int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
     MPI_Comm_size(world, &ranks);
     return rank == 0 ? plan_job(deck, command.request, command.job, command.json, ranks) : 0;
   }
-  // A described machine is one rank's business, a measured one everybody's.
+  // Rank 0 alone plans a described machine; measuring takes all ranks.
   if (rank != 0 && command.request.fabric != "local") return 0;
   const Plan p = make_plan(deck, command.request, world);
   if (rank != 0) return 0;

@@ -48,7 +48,7 @@ struct SimulateRequest {
   std::string json, plot;
 };
 
-// Prints a table a fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage
+// Prints a table per fabric and style, writes JSON and SVG as asked. Returns 0; throws Exit::usage
 // for what cannot be done.
 int simulate(const Deck& deck, const SimulateRequest& request);
 Command simulate_command();

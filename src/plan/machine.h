@@ -9,7 +9,7 @@
 namespace weft {
 
 struct Machine {
-  std::string name;  // as it was asked for: "8x400", "1x200", "local"
+  std::string name;  // as given: "8x400", "1x200", "local"
   DeviceKind device = DeviceKind::cuda;
 
   int ranks_a_node = 8;

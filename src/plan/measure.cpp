@@ -29,6 +29,7 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
     const auto timed = [&](std::size_t which, Communicator::Ticket ticket, double start) {
       comm->wait(ticket);
       const double end = now_done();
+      // Run 0 only warms up.
       if (run > 0) seconds[which].push_back(end - start);
     };
     MPI_Barrier(world);
@@ -44,9 +45,11 @@ void measure_collectives(const Deck& deck, Machine& machine, MPI_Comm world) {
   std::array<double, 3> mean{};
   for (std::size_t i = 0; i < 3; ++i) mean[i] = mean_over_ranks(upper_median(seconds[i]), world);
   const double sent = 4.0 * static_cast<double>(elements) * (ranks - 1) / ranks;
+  // The smallest all-gather carries almost nothing: its time is the latency of ranks - 1 hops.
   machine.link_latency = mean[2] / (ranks - 1);
   const double reduce = std::max(mean[0] - mean[2], 1e-9),
                gather = std::max(mean[1] - mean[2], 1e-9);
+  // A bf16 wire carries half the bytes of the reduction; the gather here moves f32.
   machine.link_bandwidth = (comm_dtype == CommDtype::bf16 ? 0.5 : 1.0) * sent / reduce;
   machine.gather_factor = sent / gather / machine.link_bandwidth;
 }

@@ -88,6 +88,7 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
             .recompute;
     while (clips > 1 &&
            plan_step_memory(task, buckets[i], clips, recompute, device).bytes > capacity)
+      // Steps of a sixteenth, because every attempt is a dry run of a whole step.
       clips -= std::max<std::int64_t>(1, clips / 16);
     plans[i].equal_cost_batch = clips;
   }
@@ -160,7 +161,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   task.check_plan(buckets, local);
   plan.model = task.describe();
   plan.unit = task.unit();
-  // Memory that nobody touches costs nothing: the layout is what counts.
+  // Only the layout matters here: pages that are never touched cost nothing.
   task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                          task.bf16(), true);
   plan.parameters = task.params().total_elements();
@@ -261,6 +262,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.imbalance = full.slowest.compute > 0 ? 1 - full.busy / full.slowest.compute : 0;
   plan.tokens_a_step = full.share * tokens * static_cast<double>(deck.train.micro_batches);
   plan.flops_a_step = full.share * flops * static_cast<double>(deck.train.micro_batches);
+  // Weak scaling: each group keeps its micro-batches, and throughput is work a second and rank.
   const double a_group = static_cast<double>(deck.train.micro_batches) * sp / plan.ranks;
   double alone = 0;
   for (int ranks = sp; ranks <= plan.ranks;
@@ -299,6 +301,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.checkpoint_bytes = 16 * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
+  // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks
+  // of a device's.
   plan.checkpoint_interval =
       std::sqrt(2 * plan.checkpoint_stall * request.mtbf_hours * 3600 / plan.ranks);
   return plan;

@@ -32,7 +32,7 @@ struct MemoryKinds {
   std::size_t gradients = 0;  // f32
   std::size_t moments = 0, ema = 0;
   std::size_t activations = 0;  // peak of the largest bucket
-  std::size_t staging = 0;      // clips on their way to the device
+  std::size_t staging = 0;      // clips in flight to the device
   std::size_t reserve = 0;  // left for libraries, and for what operations need inside themselves
   std::size_t state() const { return weights + masters + fixed + gradients + moments + ema; }
   std::size_t total() const { return state() + activations + staging + reserve; }
@@ -60,7 +60,7 @@ struct Plan {
   std::size_t capacity = 0;  // of the arena
   std::vector<BucketPlan> buckets;
   std::vector<BucketSchedule> schedule;
-  StepTime step;         // of the slowest rank, mean over the steps looked at
+  StepTime step;         // of the slowest rank, mean over the sampled steps
   double seconds = 0;    // a step
   double imbalance = 0;  // share of a step that the mean rank waits for the slowest
   double tokens_a_step = 0, flops_a_step = 0;  // over all ranks

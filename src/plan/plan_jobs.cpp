@@ -66,6 +66,8 @@ TextPlan plan_text(const Deck& deck, const PlanRequest& request, int ranks) {
   }
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
   const T5Encoder::Sizes sizes = T5Encoder::sizes(t5);
+  // sizes.layer is bytes, nearly all of matrices in t5.dtype. Counts their products alone, two
+  // operations a parameter and token.
   const double parameters = static_cast<double>(sizes.layer) * static_cast<double>(t5.num_layers) /
                             (t5.dtype == "bf16" ? 2 : 4);
   plan.seconds_a_caption = 2 * parameters * static_cast<double>(t5.max_length) / rates.products;
@@ -81,12 +83,14 @@ struct VaePlan {
   double encoding = 0, decoding = 0;  // seconds a clip
 };
 
-// As a run chooses the micro-batch; 0: the clip does not fit frame by frame.
+// Chooses the micro-batch as a run does; 0: the clip does not fit even frame by frame.
 VaePlan fit_vae(VideoVae& vae, const ClipShape& shape, std::size_t capacity, bool decode,
                 const Rates& rates) {
   const auto [frames, height, width] = shape;
   VaePlan plan;
   plan.micro_batch = vae.largest_micro_batch(frames, height, width, capacity, decode);
+  // A clip that does not fit is planned frame by frame all the same: the message names what it
+  // takes.
   const std::int64_t at_once = std::max<std::int64_t>(plan.micro_batch, 1);
   {
     const OpTimes times(rates);
@@ -138,6 +142,7 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
   plan.together = fit_batch(deck, model, item, limit, capacity);
   plan.shape = {item.pixels.frames, item.pixels.height, item.pixels.width};
   plan.sampling = plan_sampling(deck, model, item, plan.together).bytes;
+  // Clips that were sampled together are decoded one by one: the others wait in memory meanwhile.
   const std::size_t waiting = bytes_of_waiting(deck, item, plan.together);
   plan.vae = fit_vae(vae, plan.shape, capacity - waiting, true, rates);
   plan.vae.bytes += waiting;
@@ -208,6 +213,7 @@ std::string longest_that_fits(const Deck& deck, Stdit3& model, VideoVae& vae, st
         shorter, read_prompts(shorter.get<GenerateDeck>(), {}, deck.media), model, vae, "");
     bool fits = true;
     for (const ClipItem& item : job.items) {
+      // Only the memory counts here: one clip at a time, and any bandwidth for the links.
       const ClipPlan p = plan_clip(shorter, model, vae, item, 1, capacity, rates, 1);
       fits = fits && p.sampling <= capacity && p.vae.micro_batch > 0;
     }
@@ -241,6 +247,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   if (sp > 1) model.plan_sequence_group(sp - 1, sp);
   const std::size_t stdit = model.params().inference_bytes(deck.model.dtype == "bf16");
   const std::size_t coder = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");
+  // Clips have what the weights of both models leave.
   WEFT_CHECK(stdit + coder < usable(request), Exit::usage,
              "set model.dtype and vae.dtype to \"bf16\", or give ranks more memory",
              "the weights of STDiT3 and VAE take {:.2f} GB of {:.1f}",
@@ -274,7 +281,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
     const double a_clip =
         (p.seconds + p.vae.decoding) * static_cast<double>(deck.get<GenerateDeck>().loop);
     seconds += a_clip * static_cast<double>(p.clips);
-    // What a group takes at least: a batch.
+    // A group takes at least as long as its largest batch.
     longest = std::max(longest, a_clip * static_cast<double>(std::min(p.together, p.clips)));
     j["clips"].push_back({{"size", size_name(shape)},
                           {"clips", p.clips},
@@ -286,6 +293,7 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
                           {"decoding_seconds", p.vae.decoding}});
   }
   std::int64_t at_once = 1;
+  // One VAE decodes clips of all sizes: frames on the host are planned for its largest micro-batch.
   for (const auto& [shape, p] : sizes) at_once = std::max(at_once, p.vae.micro_batch);
   vae.set_micro_batch(at_once);
   row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), vae).bytes,

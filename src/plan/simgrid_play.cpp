@@ -1,5 +1,4 @@
-// The actors of a simulated step: one a rank, and a clerk who sees to the transfers, of which there
-// is one at a time.
+// The actors of a simulated step: one per rank, and a clerk that runs the transfers one at a time.
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -12,8 +11,8 @@ namespace {
 
 namespace sg = simgrid::s4u;
 
-// Points of a backward or forward at which a rank looks at the wire. More than these are taken
-// together, but for those next to the end of the backward, which decide what is left to wait for.
+// Points of a backward or forward at which a rank checks the wire. Above `most_stops`, buckets are
+// grouped, except the last ones of the backward: they decide what is left to wait for.
 constexpr std::size_t most_stops = 64, single_stops = 16;
 
 struct Stop {
@@ -30,7 +29,8 @@ std::vector<Stop> make_stops(const std::vector<Bucket>& buckets) {
     stops.push_back({static_cast<int>(first), static_cast<int>(last), buckets[last - 1].ready,
                      buckets[first].needed});
   };
-  // Ready with the last of the group, needed with the first to be used, which is the last too.
+  // A group is ready with its last bucket, and needed with the one used first: also the last, as
+  // `needed` falls from bucket to bucket.
   for (std::size_t g = 0; g < groups; ++g)
     add((n - singles) * g / groups, (n - singles) * (g + 1) / groups);
   for (std::size_t b = n - singles; b < n; ++b) add(b, b + 1);
@@ -83,6 +83,8 @@ class OverlappedPlay {
     const auto greatest = [](const std::vector<double>& v) {
       return *std::max_element(v.begin(), v.end());
     };
+    // A rank's step is busy + wait + exposed: what is neither work nor waiting for a slower rank is
+    // communication that nothing hid.
     const double all_computed = greatest(state.computed_at);
     StepTimes t;
     for (std::size_t r = 0; r < state.busy.size(); ++r) {
@@ -116,6 +118,7 @@ class OverlappedPlay {
         busy += forward(mine[i].forward, i == 0 ? before : nullptr);
         busy += backward(mine[i].backward, i + 1 == mine.size() ? &state : nullptr);
       }
+      // A rank without micro-batches arrives at every stop all the same: each waits for all ranks.
       if (mine.empty()) {
         forward(0, before);
         backward(0, &state);
@@ -161,6 +164,7 @@ class OverlappedPlay {
     for (StepState& state : states_) {
       for (std::size_t i = 0; i < stops_.size(); ++i) {
         state.ready[i].wait();
+        // Grouped or not, each bucket is an operation of its own and pays its own latency.
         for (int b = stops_[i].first; b < stops_[i].last; ++b)
           machine_.collective(sum, bucket(b).gradient_bytes);
         state.summed[i].open();
@@ -171,6 +175,7 @@ class OverlappedPlay {
       state.reduced.open();
       state.updated.wait();
       for (std::size_t i = stops_.size(); job_.sharded && i-- > 0;) {
+        // Last bucket first: roughly the order in which the next forward needs them.
         for (int b = stops_[i].last; b-- > stops_[i].first;)
           machine_.collective(Collective::all_gather, bucket(b).weight_bytes);
         state.gathered[i].open();

@@ -80,7 +80,7 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
                             patches(bucket.height, patch[1]) * patches(bucket.width, patch[2]),
                             deck.get<Stdit3Deck>().model_max_length));
   }
-  // Laid out as the trainer does it; the memory is address space that nobody touches.
+  // Laid out as the trainer does it; the memory is address space that is never touched.
   model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                           false, false);
   s.step.schedule = bucket_schedule(model.params(), stdit3_config(deck));
@@ -242,6 +242,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   for (const std::string& fabric : request.fabrics) {
     Stdit3 model(stdit3_config(deck));
     Subject subject = make_subject(deck, request, fabric, model);
+    // Planned once, for the most ranks: all rank counts are played with its costs and
+    // recomputation.
     add_machine(deck, request, gpus.back(), subject);
     for (const std::string& style : request.styles) {
       fmt::print("\n{} on {}, costs {}\n", style, fabric,
@@ -249,8 +251,7 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
                                  : fmt::format("at {} TFLOP/s", request.barrier_tflops));
       fmt::print("{:>6} {:>8} {:>10} {:>10} {:>13} {:>8} {:>8} {:>8}\n", "ranks", "micro-b.",
                  "step s", "efficiency", "placed spread", "spread", "waiting", "exposed");
-      // One rank (or group of them) alone, which nothing varies or delays, is what the others are
-      // measured by.
+      // The baseline: one rank (or sp group) alone, without variation and without waiting.
       Subject alone = subject;
       alone.step.variation = 0;
       const Result one = play_one(alone, style, alone.step.sp, request);

@@ -1,4 +1,4 @@
-// Finds the module that plays.
+// Finds and loads the module that plays the simulation.
 #include "plan/simulation.h"
 
 #include <dlfcn.h>
@@ -30,7 +30,8 @@ const Player& player() {
                "without it",
                "this weft was built without SimGrid, which plays the simulation: there is no "
                "weft_simulation.so beside the program");
-    // Local: what the module brings along must not be seen by the rest of the program.
+    // RTLD_LOCAL: SimGrid's library also defines MPI functions (SMPI), which the rest of the
+    // program must not see.
     void* library = dlopen(module->c_str(), RTLD_NOW | RTLD_LOCAL);
     WEFT_CHECK(library != nullptr, Exit::usage,
                "is SimGrid's library where it was when weft was built?", "{}", dlerror());

@@ -1,6 +1,6 @@
 // Training steps of many ranks played as events: who computes when, which transfer waits for whom.
 // The machine's network and shared processors are SimGrid's (flows that share links fairly); this
-// header knows nothing of it. Without SimGrid the program has everything but play().
+// header does not depend on it. Without SimGrid the program has everything but play().
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Network {
 };
 
 // Gradients that travel together. `ready`: the share of the backward after which the last of them
-// is there; `needed`: the share of the forward before which their weights must have come back. In
-// the backward's order: `ready` grows, `needed` falls.
+// is complete; `needed`: the share of the forward before which their weights must have come back.
+// In the backward's order: `ready` grows, `needed` falls.
 struct Bucket {
   double gradient_bytes = 0, weight_bytes = 0;
   double ready = 1, needed = 0;
@@ -76,8 +76,8 @@ struct StepTimes {
 };
 
 // Whether weft was built with SimGrid. Its library also defines the functions of MPI (SMPI), which
-// must never come before the real ones: so it is not linked, but sits behind a module,
-// weft_simulation.so beside the program, loaded when asked for.
+// must never take precedence over the real ones. So it is not linked: a module beside the program,
+// weft_simulation.so, holds it and is loaded on demand.
 bool available();
 
 // `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage

@@ -53,6 +53,7 @@ void add_medians(const fs::path& run, bool sharded, StepCosts& costs) {
     rest.push_back(std::max(0.0, j.value("seconds", 0.0) - parts));
     if (j.contains("rank_busy")) ranks = j["rank_busy"].size();
   }
+  // A sharded run measured a rank's share, but costs.optimizer stands for all parameters.
   costs.optimizer = upper_median(optimizer) * (sharded ? static_cast<double>(ranks) : 1);
   costs.host = upper_median(rest);
 }
@@ -95,6 +96,7 @@ StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
     WEFT_CHECK(seconds[b] > 0 && std::isfinite(seconds[b]), Exit::usage,
                "measure every bucket that the deck's data has (run longer)",
                "--costs {}: bucket {} has no time", run_or_file, buckets[b].name);
+    // The backward takes twice the forward, plus the forward of recomputed blocks.
     const double forward = seconds[b] / (3 + recompute[b]);
     costs.work.push_back({forward, seconds[b] - forward});
   }
@@ -120,6 +122,7 @@ Work work_of(const DeckStep& step, const MicroBatch& m) {
 // Log-normal with mean 1: a rank is now and then much slower and never much faster.
 double variation_of(const DeckStep& step, std::int64_t number, std::size_t rank) {
   if (step.variation <= 0) return 1;
+  // `variance` is that of the logarithm; exp(-variance / 2) brings the mean back to 1.
   const double variance = std::log1p(step.variation * step.variation);
   const Philox random(step.seed, Purpose::synthetic, static_cast<std::uint64_t>(number), 0);
   const double z = random.normal(static_cast<std::uint32_t>(rank));
@@ -163,6 +166,7 @@ Network network_of(const Machine& machine) {
 
 Network local_network(int cores, double rate) {
   Network n;
+  // All ranks on one node: as many as --gpus accepts.
   n.ranks_per_node = 1 << 16;
   n.inside_rate = rate;
   n.cores_per_node = cores;
@@ -187,8 +191,8 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
     const double weight = step.bf16_model && b.bf16_only ? 2 : 4;
     job.buckets.push_back({wire * elements, weight * elements, b.ready, b.needed});
   }
-  // Weights come back in the order 0 ... last reversed: whatever is needed early goes with what
-  // comes before it.
+  // Weights return last bucket first. A bucket needed before one that returns ahead of it counts as
+  // needed together with that one, so that `needed` falls from bucket to bucket.
   for (std::size_t b = job.buckets.size(); b-- > 1;)
     job.buckets[b - 1].needed = std::max(job.buckets[b - 1].needed, job.buckets[b].needed);
   job.sharded = step.sharded;
@@ -235,6 +239,7 @@ Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model
   job.phases = {"move_data", "encode",     "mask",       "diffusion",
                 "backward",  "update_ema", "reduce_loss"};
   job.reduce_after = 4;
+  // bf16 on the wire, in buckets of 12 M elements.
   job.gradient_bytes = job.weight_bytes = 2 * model.parameters;
   job.message_bytes = 2 * 12e6;
   job.tensors = model.tensors;
@@ -251,7 +256,10 @@ Barriers barriers_job(const DeckStep& step, int ranks, const BarrierModel& model
       const double pixels =
           static_cast<double>(bucket.pixel_frames * bucket.pixel_height * bucket.pixel_width);
       const double forward = clips * model.dit_flops[b] / model.rate;
+      // The planner draws one micro-batch a rank, so seconds.size() is the rank.
       const double v = variation_of(step, number, seconds.size());
+      // Pixels are three channels in f32. The backward is 3 forwards: every block is computed
+      // again.
       seconds.push_back({v * clips * pixels * 3 * 4 / model.copy_rate,
                          v * clips * encoding_flops(bucket) / model.rate, 0, v * forward,
                          v * 3 * forward, ema, 0});

@@ -15,7 +15,7 @@
 
 namespace weft::simulation {
 
-// Two-level collectives, as `weft plan` reckons them.
+// Two-level collectives, as `weft plan` counts them.
 Network network_of(const Machine& machine);
 // This host or one like it: ranks that share `cores` processors, and hand each other `rate`
 // bytes/s.
@@ -26,7 +26,7 @@ struct StepCosts {
   std::vector<Work> work;  // [bucket]
   double optimizer = 0;    // for all parameters; divided by the ranks if sharded
   double host = 0;         // a step's other work of a rank
-  std::string origin;      // said with every result
+  std::string origin;      // reported with every result
 };
 
 // Those of a plan (plan/plan.h), by closed formulas.
@@ -40,7 +40,7 @@ StepCosts planned_costs(const Plan& plan, bool sharded);
 StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
                          std::span<const weft::Bucket> buckets, std::span<const double> recompute);
 
-// What a simulation of a deck stands on.
+// What a simulation of a deck is based on.
 struct DeckStep {
   std::vector<weft::Bucket> buckets;      // of the data
   std::vector<std::int64_t> batch_sizes;  // clips in a micro-batch of each

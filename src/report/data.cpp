@@ -40,6 +40,7 @@ const json& object(const json& j, const char* key) {
 }
 
 void add_step(Steps& s, std::int64_t step, const json& j) {
+  // metrics.jsonl counts steps from 0, the page from 1.
   s.step.push_back(static_cast<double>(step) + 1);
   s.loss.push_back(number(j, "loss"));
   s.grad_norm.push_back(number(j, "grad_norm"));
@@ -66,7 +67,8 @@ void add_step(Steps& s, std::int64_t step, const json& j) {
       if (id.is_number_integer()) s.samples.push_back(id.get<std::int64_t>());
 }
 
-// The values of "rank_busy" and the like; of many ranks the file has an object.
+// The values of "rank_busy" and the like; with many ranks the file has an object of min, median and
+// max.
 std::vector<double> of_ranks(const json& j, const char* key, bool& each) {
   const auto it = j.find(key);
   std::vector<double> v;

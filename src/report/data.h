@@ -1,5 +1,5 @@
-// What weft report knows of a run: its metrics, start table, deck and samples, read with tolerance
-// for what a run that is going on or was killed leaves behind.
+// What weft report knows of a run: its metrics, start table, deck and samples, tolerating what a
+// run that is still going or was killed leaves behind.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace weft::report_page {
 
 std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
 
-// Whatever comes from files is data, not HTML.
+// Text from files is data, never HTML.
 std::string escape(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -31,7 +31,7 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-// Fields may be absent and losses NaN: statistics are over what is there.
+// Fields may be absent and losses NaN: statistics cover the finite values.
 std::vector<double> finite(const std::vector<double>& values) {
   std::vector<double> v;
   std::copy_if(values.begin(), values.end(), std::back_inserter(v),

@@ -16,11 +16,11 @@ inline constexpr const char* part_colors[parts] = {"#3f74b8", "#7a2f55", "#e08a3
                                                    "#c8474b", "#8b6db0", "#c3c9d1"};
 std::string color_of(std::size_t run);
 
-// Whatever comes from files is data, not HTML.
+// Text from files is data, never HTML.
 std::string escape(const std::string& text);
 
-// Fields may be absent and losses NaN: statistics are over what is there. NaN of nothing; the sum
-// of nothing is 0.
+// Fields may be absent and losses NaN: statistics cover the finite values. NaN if there are none;
+// the sum of none is 0.
 std::vector<double> finite(const std::vector<double>& values);
 double median(const std::vector<double>& values);
 double total(const std::vector<double>& values);
@@ -30,7 +30,7 @@ std::string seconds_text(double seconds);
 std::string bytes_text(double bytes);
 std::string percent(double part, double whole);
 
-// A number that somebody looks for first.
+// A number that a reader looks for first.
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);

@@ -38,7 +38,7 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
-// The steps that there are, edge to edge.
+// From the first step to the last, edge to edge.
 Axis make_x(Range r, double width) {
   if (r.empty()) r = {0, 1, 1};
   Axis a{r.low, r.high, left, width - right, false, {}};
@@ -79,7 +79,7 @@ Axis make_y(Range r, const PlotFrame& f) {
     r.high += pad;
     if (!f.from_zero) r.low -= pad;
   }
-  // The axis ends on ticks, so that the curves have air and the ends a number.
+  // The axis ends on ticks: the curves get some room and both ends a number.
   a.ticks = round_ticks(r.low, r.high, 5);
   const double step = a.ticks.size() > 1 ? a.ticks[1] - a.ticks[0] : r.high - r.low;
   if (a.ticks.front() > r.low + step * 1e-9)
@@ -293,7 +293,7 @@ std::vector<double> round_ticks(double low, double high, int count) {
       step = m * power;
       break;
     }
-  // Ticks so close, or so far out, that a double does not tell them apart would never end.
+  // Ticks too close, or too far out, for a double to tell apart would make the loop endless.
   if (!std::isfinite(step) || !(step > 1e-14 * std::max(std::abs(low), std::abs(high))))
     return {low};
   for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i)
@@ -336,6 +336,7 @@ std::vector<double> smooth(std::span<const double> y, double sigma) {
     for (std::ptrdiff_t k = std::max<std::ptrdiff_t>(0, i - reach); k <= std::min(n - 1, i + reach);
          ++k) {
       const double v = y[static_cast<std::size_t>(k)];
+      // Missing values drop out, and the weights of the others are normalised below.
       if (!std::isfinite(v)) continue;
       const double distance = static_cast<double>(k - i) / sigma;
       const double w = std::exp(-0.5 * distance * distance);

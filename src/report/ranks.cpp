@@ -118,7 +118,7 @@ std::string rank_bars(const Run& run, bool named) {
   }
   body += "</div>\n";
   if (!t.each) {
-    // Who it was can still be said of the few that lead the list.
+    // With this many ranks only those most often slowest are named.
     std::vector<std::pair<std::size_t, int>> most;
     for (const auto& [rank, times] : t.was_slowest) most.emplace_back(times, rank);
     std::sort(most.rbegin(), most.rend());
@@ -179,7 +179,7 @@ std::string memory_against_plan(const Run& run, bool named) {
 
 std::string scaling_curves(std::span<const Scaling> results) {
   if (results.empty()) return "";
-  // Rank counts double: their logarithms lie evenly.
+  // Rank counts usually double, so their logarithms are evenly spaced.
   PlotFrame frame{"ranks", "efficiency (%)", 1040, 280, false, false};
   std::vector<Curve> curves;
   std::vector<double> counts;
@@ -216,7 +216,7 @@ std::string scaling_curves(std::span<const Scaling> results) {
       curves.push_back(ceiling);
     }
     curves.push_back(c);
-    // What was measured, as dots: a stroke of no length each, with a gap after it.
+    // Measured points as dots: a zero-length stroke each, with a gap after it.
     Curve dots{"", {}, {}, c.color, 7, 1, {}, {}};
     for (std::size_t k = 0; k < c.x.size(); ++k) {
       dots.x.insert(dots.x.end(), {c.x[k], c.x[k]});

@@ -20,7 +20,7 @@ namespace weft::report_page {
 namespace {
 
 constexpr std::size_t most_points = 800, most_columns = 140;
-// More steps than this make no line any more: a band shows how far they spread.
+// Above this many steps a line is unreadable: a band shows their range instead.
 constexpr std::size_t most_in_line = 3000;
 
 // The mean of the first or last tenth of the losses (at least one, at most 50).
@@ -282,7 +282,7 @@ std::string samples(const Run& run, bool named) {
   return section(named ? "Samples of " + escape(run.name) : "Samples", "", body + "</div>");
 }
 
-// The few numbers that somebody looks for first.
+// The few numbers that a reader looks for first.
 std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";

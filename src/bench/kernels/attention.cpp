@@ -119,7 +119,7 @@ void add_self(Cases& cases, const Self& a, DType dtype) {
   cases.push_back(std::move(b));
 }
 
-// Captions of `lengths` tokens, then `padding` rows that belong to nobody.
+// Captions of `lengths` tokens, then `padding` rows that belong to no caption.
 void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
                const std::vector<std::int32_t>& lengths, std::int64_t padding, DType dtype,
                float deviation = 1.0f) {
@@ -148,7 +148,7 @@ void add_cross(Cases& cases, std::int64_t N, std::int64_t H, std::int64_t D,
   f.dtype = dtype;
   f.inputs = {random_tensor(q_shape, dtype, 1, deviation),
               random_tensor(kv_shape, dtype, 2, deviation), offsets};
-  // Nobody may read the padding.
+  // The padding must not be read.
   std::memset(static_cast<std::byte*>(f.inputs[1].raw()) +
                   static_cast<std::size_t>(total * 2 * C) * size_of(dtype),
               0xff, static_cast<std::size_t>(padding * 2 * C) * size_of(dtype));

@@ -53,7 +53,7 @@ Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float 
   return t;
 }
 
-// Copies of host tensors on the current arena's device; what is not given stays so.
+// Copies of host tensors on the current arena's device; undefined tensors stay undefined.
 std::vector<Tensor> copies(const std::vector<Tensor>& inputs) {
   std::vector<Tensor> to;
   for (const Tensor& t : inputs) {

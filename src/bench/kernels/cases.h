@@ -68,7 +68,7 @@ KernelCase make_case(std::string op, std::string shape, DType dtype, double byte
 Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation = 1.0f,
                      float mean = 0.0f);
 
-// Copies of host tensors on the current arena's device; what is not given stays so.
+// Copies of host tensors on the current arena's device; undefined tensors stay undefined.
 std::vector<Tensor> copies(const std::vector<Tensor>& inputs);
 
 Values values_of(const Tensor& on_device);

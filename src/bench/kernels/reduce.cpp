@@ -34,7 +34,7 @@ void add_squares(std::vector<KernelCase>& cases, std::int64_t count, bool shifte
   cases.push_back(std::move(c));
 }
 
-// Finite values must give 0, one that is not NaN: told as a number, because NaN equals nothing.
+// Finite values must give 0, one that is not NaN: reported as a number, because NaN equals nothing.
 void add_carry(std::vector<KernelCase>& cases, std::int64_t count, double odd) {
   KernelCase c;
   c.op = "carry_non_finite";

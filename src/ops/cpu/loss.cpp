@@ -54,6 +54,7 @@ void each_vector(std::int64_t count, F&& f) {
 
 void add_to(Tensor& loss, double value) { loss.data<float>()[0] += static_cast<float>(value); }
 
+// Either form takes the exponential of a negative number only: it cannot overflow.
 double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
 }  // namespace
@@ -172,6 +173,7 @@ void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float wei
         const vf g = scale * load_n(factor + c, n) * (load_n(x + p * C + c, n) * rx - v * ry);
         along += g * v;
       });
+      // Where b is 0 its norm has no derivative: the gradient is 0 there (ops/loss.h).
       const float back = norm > 0 ? hsum(along) * ry * ry / norm : 0.0f;
       for_vectors(C, [&](std::int64_t c, int n) {
         const vf v = load_n(y + p * C + c, n);

@@ -95,9 +95,11 @@ void layer_norm_modulate_forward(const Tensor& x, const Tensor& m, const Tensor&
         vf sum{};
         for_vectors(c, [&](std::int64_t i, int n) { sum += load_n(in + i, n); });
         const float mean = hsum(sum) / static_cast<float>(c);
+        // A second pass over the cached row: mean(x^2) - mean^2 would cancel.
         vf squares{};
         for_vectors(c, [&](std::int64_t i, int n) {
           vf d = load_n(in + i, n) - mean;
+          // Lanes beyond the row hold -mean, which must not count.
           if (n < W) d = select_first(d, n, 0.0f);
           squares += d * d;
         });

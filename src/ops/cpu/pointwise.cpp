@@ -132,6 +132,7 @@ void leaky_relu_backward(const Tensor& y, float slope, const Tensor& dy, Tensor&
     auto* to = dx.data<decltype(type)>();
     for_elements(y.numel(), [&](std::int64_t i, int n) {
       const vf g = load_n(from + i, n);
+      // y > 0 exactly where x > 0, for slope >= 0: x need not be kept.
       store_n(to + i, load_n(out + i, n) > 0.0f ? g : slope * g, n);
     });
   });

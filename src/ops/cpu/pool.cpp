@@ -55,6 +55,7 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
         for (std::int64_t c = 0; c < C; ++c) {
           int best = 0;
           for (int k = 1; k < 4; ++k)
+            // Strictly greater: of equal values the first gets the gradient.
             if (static_cast<float>(in[at[k] + c]) > static_cast<float>(in[at[best] + c])) best = k;
           to[at[best] + c] = from[(f * h * w + i) * C + c];
         }

@@ -60,6 +60,7 @@ void fill_normal(std::uint64_t seed, int purpose, std::uint64_t step, std::uint6
   const std::int64_t count = eps.numel();
   float* out = eps.data<float>();
 #pragma omp parallel for schedule(static) if (count > 16384)
+  // By Philox blocks of four values, each named by its number: threads do not change the result.
   for (std::int64_t i = 0; i < (count + 3) / 4; ++i) {
     const auto u = random.block(static_cast<std::uint32_t>(i));
     for (int j = 0; j < 4 && 4 * i + j < count; ++j)

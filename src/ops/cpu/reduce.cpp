@@ -55,7 +55,7 @@ void sum_of_squares(const Tensor& x, Tensor& sum, bool accumulate) {
 }
 
 void carry_non_finite(const Tensor& values, Tensor& sum) {
-  // Asked for by name: GCC 12 makes 0 of a sum of 0 * v under -fno-signed-zeros, whatever v is.
+  // isfinite() explicitly: under -fno-signed-zeros GCC 12 folds a sum of 0 * v to 0, whatever v is.
   bool finite = std::isfinite(sum.data<double>()[0]);
   for (const double v : values.span<double>()) finite = finite && std::isfinite(v);
   sum.data<double>()[0] = finite ? 0 : std::numeric_limits<double>::quiet_NaN();
@@ -79,6 +79,7 @@ void checksum(const Tensor& x, Tensor& sum) {
     std::memcpy(&word, bytes + 4 * i, 4);
     total += checksum_mix(static_cast<std::uint64_t>(i), word);
   }
+  // In two halves, because a double holds whole numbers only up to 2^53.
   sum.data<double>()[0] = static_cast<double>(total & 0xffffffffu);
   sum.data<double>()[1] = static_cast<double>(total >> 32);
 }

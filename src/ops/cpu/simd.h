@@ -71,8 +71,8 @@ static inline void store_part(T* p, vf v, int n) {
 }
 #endif
 
-// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions warn of
-// their insides.)
+// Horizontal sum and maximum, halving down to four lanes. (GCC 12's own 512-bit reductions trigger
+// warnings about their internals.)
 static inline __m128 lower_lanes(vf v, bool take_max) {
 #ifdef __AVX512F__
   const __m256 low = (__m256)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);

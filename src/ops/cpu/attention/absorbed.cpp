@@ -58,6 +58,7 @@ void absorb_forward(const Tensor& kv, const Tensor& wq, const Tensor& bq, const 
       float* head = scratch<Scratch>(static_cast<std::size_t>(s.Lp * s.Dp * 2 + s.C * s.Lp));
       float *turned = head + s.Lp * s.Dp, *product = turned + s.Lp * s.Dp;
       pack_head(s, kv.data<T>(), 0, h, factor, head);
+      // Keys: A = K Wq and a0 = K bq; pack_head() has applied 1/sqrt(D) to K.
       small_gemm(s.Lp, s.C, s.D, head, s.Dp, 1, q + h * s.D * s.C, s.C, product, s.C, false);
       store_rows(product, s.Lp * s.C, a.data<T>() + h * s.Lp * s.C);
       for (std::int64_t l = 0; l < s.Lp; ++l) {
@@ -66,6 +67,8 @@ void absorb_forward(const Tensor& kv, const Tensor& wq, const Tensor& bq, const 
         a0.data<float>()[h * s.Lp + l] = sum;
       }
       pack_head(s, kv.data<T>(), 1, h, 1.0f, head);
+      // Values: B = Wo V^T. V is transposed first: small_gemm() takes its second operand by rows
+      // only.
       transpose(head, s.Dp, s.Lp, s.D, turned, s.Lp);
       small_gemm(s.C, s.Lp, s.D, o + h * s.D, s.C, 1, turned, s.Lp, product, s.Lp, false);
       for (std::int64_t c = 0; c < s.C; ++c)
@@ -142,6 +145,8 @@ void head_softmax_forward(Tensor& s, int heads, int length) {
 #pragma omp parallel for schedule(static)
     for (std::int64_t segment = 0; segment < rows * heads; ++segment) {
       T* at = data + segment * width;
+      // Only the first `length` columns are keys: padding must not raise the maximum, and becomes
+      // 0.
       vf top = splat(-INFINITY);
       for_vectors(length, [&](std::int64_t i, int n) {
         top = vmax(top, select_first(load(at + i), n, -INFINITY));
@@ -171,6 +176,7 @@ void head_softmax_backward(const Tensor& p, Tensor& dp, int heads) {
       const T* pr = ps + segment * width;
       T* dr = ds + segment * width;
       vf sum{};
+      // No mask: p is 0 in the padding, which so adds nothing to the sum and gets a gradient of 0.
       for (std::int64_t i = 0; i < width; i += W) sum += load(pr + i) * load(dr + i);
       const float total = hsum(sum);
       for (std::int64_t i = 0; i < width; i += W)

@@ -91,6 +91,7 @@ void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::i
       const float *c = p.cosine + (first + r) * dp, *s = p.sine + (first + r) * dp;
       for (std::int64_t i = 0; i < d; i += W) {
         const vf v = load(gr + i);
+        // The transpose of a rotation turns back: the sine changes its sign.
         store(gr + i, v * load(c + i) - swap_pairs(v) * load(s + i));
       }
     }
@@ -153,7 +154,7 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
   float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
   float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
   pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  // Columns beyond nk hold whatever the scratch held: their products are never looked at.
+  // Columns beyond nk hold whatever the scratch held: their products are never read.
   transpose(keys, dp, nk, d, keys_t, np);
   pack<T>(v, 0, nk, d, Prepare{}, 1.0f, values);
   for (std::int64_t first = 0; first < nq; first += qb) {
@@ -165,6 +166,7 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
     for (std::int64_t r = 0; r < rows; ++r) {
       T* to = out[first + r];
       for_vectors(d, [&](std::int64_t i, int m) {
+        // Divided by the softmax's sum only now: d values a row instead of nk.
         store_n(to + i, load(result + r * dp + i) * inverse[r], m);
       });
     }
@@ -204,7 +206,7 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
       vf dot{};
       for_vectors(nk, [&](std::int64_t i, int m) {
         vf p = vexp(load(s + i) - l), g = load(ds + i);
-        if (m < W) {  // nothing has written behind the row's end
+        if (m < W) {  // beyond the row's end the scratch is not written
           p = select_first(p, m, 0.0f);
           g = select_first(g, m, 0.0f);
         }
@@ -328,6 +330,7 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
   if (!weights) return;
   for (std::int64_t piece = 0; piece < pieces; ++piece)
     for (std::int64_t i = 0; i < l.D; ++i) {
+      // Pieces are added in their order, whichever threads made them.
       dwq.data<float>()[i] += partials[piece * 2 * dp + i];
       dwk.data<float>()[i] += partials[piece * 2 * dp + dp + i];
     }
@@ -374,6 +377,7 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
     const float* ls = lse.data<float>();
     std::fill(dkvs + first[B] * 2 * c, dkvs + dkv.numel(), T(0.0f));
 #pragma omp parallel for schedule(static)
+    // Queries are not cut into pieces here: one task sums all of a head's dk and dv, in one order.
     for (std::int64_t task = 0; task < B * H; ++task) {
       const std::int64_t b = task / H, h = task % H, at = b * N * c + h * D;
       const std::int64_t keys = first[b + 1] - first[b], kat = first[b] * 2 * c + h * D;

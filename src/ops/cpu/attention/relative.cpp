@@ -74,7 +74,7 @@ void head_forward(std::int64_t n, std::int64_t d, const T* q, const T* k, const 
   float *room_k = keys_t + d * np, *room_v = room_k + n * dp, *room_q = room_v + n * dp;
   float *result = room_q + qb * dp, *scores = result + qb * dp, *inverse = scores + qb * np;
   const Packed keys = pack(k, stride, n, d, room_k), values = pack(v, stride, n, d, room_v);
-  // Columns beyond n hold whatever the scratch held: their products are never looked at.
+  // Columns beyond n hold whatever the scratch held: their products are never read.
   transpose(keys.rows, keys.ld, n, d, keys_t, np);
   for (std::int64_t first = 0; first < n; first += qb) {
     const std::int64_t rows = std::min(qb, n - first);
@@ -106,7 +106,7 @@ void relative_attention_forward(const Tensor& qkv, const Tensor& bias, const Ten
     using T = decltype(type);
     const T* q = qkv.data<T>();
     T* to = out.data<T>();
-    // Captions differ in length: whoever is free takes the next head.
+    // Captions differ in length: a free thread takes the next head.
 #pragma omp parallel for schedule(dynamic)
     for (std::int64_t task = 0; task < B * H; ++task) {
       const std::int64_t b = task / H, h = task % H, at = (first[b] * H + h) * D;

@@ -123,7 +123,7 @@ void plain_backward_input(const Geometry& g, const float* dy, const float* w, fl
     b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
     b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
     b.front = g.kt - 1 - g.front, b.top = g.kh - 1 - g.top, b.left = g.kw - 1 - g.left;
-    // What follows the last is what makes the sizes come out.
+    // The zeros behind follow from the sizes.
     b.back = b.to + g.kt - 1 - b.t - b.front;
     b.bottom = b.ho + g.kh - 1 - b.h - b.top;
     b.right = b.wo + g.kw - 1 - b.w - b.left;
@@ -178,6 +178,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   Result out(y);
   if (residual.defined()) {
     const Tensor r = as_f32(residual);
+    // The residual becomes the result's first value, to which the convolution adds.
     if (r.raw() != out.copy.raw() && !planning())
       std::memcpy(out.f32(), r.raw(), static_cast<std::size_t>(y.numel()) * 4);
   }

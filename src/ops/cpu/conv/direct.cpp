@@ -198,6 +198,7 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
   const Scratch scratch(p);
   const Tensor summand = accumulate ? floats(g.w_numel()) : Tensor();
   if (planning()) return;
+  // The kernel overwrites its result: a gradient that accumulates is made aside and added below.
   float* ours = accumulate ? summand.data<float>() : dw;
   memory gradient = at(p.weights, p.reorders ? scratch.packed.data<float>() : ours);
   execute(p, scratch,

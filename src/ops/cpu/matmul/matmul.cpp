@@ -117,6 +117,7 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
       {DNNL_ARG_SRC, at(r.a, a)}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, at(r.c, c)}};
   if (p.bias) args.emplace(DNNL_ARG_BIAS, at(r.bias, bias));
   if (p.residual)
+    // The number of the residual's post-op: it follows the sum, if there is one.
     args.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.accumulate ? 1 : 0) | DNNL_ARG_SRC_1,
                  at(r.c, residual));
   if (r.scratchpad.get_size() > 0)

@@ -62,7 +62,7 @@ void multiply(std::int64_t depth, const float* a, const float* b, const float* n
 }
 
 // c [tiles][R,64] (+)= a [tiles][depth,R] b [depth,64]. Meanwhile the piece of weights at `next` is
-// fetched, by every tile a part.
+// fetched, a part by each tile.
 void multiply(std::int64_t tiles, std::int64_t depth, const float* a, const float* b,
               const float* next, float* c, bool accumulate) {
   const std::int64_t step = (panel_columns + tiles - 1) / tiles;
@@ -95,6 +95,7 @@ void pack_weight(Tensor& w) {
 #pragma omp for schedule(static)
     for (std::int64_t j = 0; j < n; j += panel_columns) {
       const std::int64_t width = std::min(panel_columns, n - j);
+      // Copied aside first: a panel takes the place of its own plain rows.
       std::copy_n(data + j * k, width * k, plain.data());
       transpose(plain.data(), k, width, k, data + j * k, width);
     }
@@ -144,6 +145,8 @@ void packed_linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias,
         for (std::int64_t p = first; p < last; ++p) {
           const std::int64_t width = std::min(panel_columns, n - p * panel_columns);
           const float* panel_of = b + p * panel_columns * k + k0 * width;
+          // What this thread multiplies next is fetched meanwhile: the same depth of the next
+          // panel, or the next depth of the first.
           const float* next = p + 1 < last
                                   ? panel_of + panel_columns * k
                                   : b + first * panel_columns * k + (k0 + depth) * panel_columns;
