@@ -16,8 +16,8 @@
 
 namespace weft {
 
-// The bucket as it is stored: encode.latents and encode.dtype. `text_channels` 0: without captions'
-// features.
+// The bucket as stored, by encode.latents and encode.dtype. `text_channels` 0: without the features
+// of captions.
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
                       std::int64_t text_channels);
 

@@ -37,6 +37,7 @@ RankGroups::RankGroups(MPI_Comm world, int ranks_a_group) : size(ranks_a_group) 
 }
 
 RankGroups::~RankGroups() {
+  // Freeing is collective.
   if (std::uncaught_exceptions() == 0 && group != MPI_COMM_NULL) MPI_Comm_free(&group);
 }
 
@@ -59,7 +60,7 @@ StopState::StopState(Members& members, const fs::path& directory, double margin)
 
 bool StopState::look() {
   if (requested_) return true;
-  // Opening the folder makes a network file system forget that the mark was not there.
+  // Opening the folder makes a network file system drop its cached answer that the mark is missing.
   const int folder = ::open(members_.directory().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return false;
   const bool marked = ::faccessat(folder, stop_mark, F_OK, 0) == 0;
@@ -68,13 +69,14 @@ bool StopState::look() {
   return marked;
 }
 
-// In a thread of its own: an item may take minutes, and the others are to hear before they begin
-// another.
+// In a thread of its own: an item may take minutes, and the other ranks must know before they begin
+// another one.
 void StopState::watch(const std::stop_token& end) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
   std::condition_variable_any ended;
   int coordinator = 0;  // no rank below it lives
+  // Seconds; longer with many ranks, which look into the same folder.
   const double every = std::max(1.0, members_.ranks() / 200.0);
   for (double next = now_seconds() + every; !end.stop_requested();) {
     if ((requests_.look(longest_, 0, coordinator == members_.rank()) & request::stop) != 0) {
@@ -94,6 +96,7 @@ void StopState::watch(const std::stop_token& end) {
 
 std::int64_t places_a_claim(double claim_seconds, double place_seconds, std::int64_t remaining,
                             int takers) {
+  // 200: claims then take half a percent of the work (queue.h).
   const double wanted = place_seconds > 0 ? std::ceil(200 * claim_seconds / place_seconds) : 1;
   const auto most = static_cast<double>(remaining / (4 * static_cast<std::int64_t>(takers)));
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(wanted, most)));
@@ -119,7 +122,7 @@ WorkQueue::WorkQueue(Members& members, StopState* stop, const RankGroups& groups
   }
   tokens_.resize(static_cast<std::size_t>(lanes_), 0);
   if (shared_ && members_.rank() == 0) {
-    std::error_code failure;  // shows with the tokens
+    std::error_code failure;  // claiming the tokens would fail too
     fs::create_directory(members_.directory() / "queue", failure);
     for (std::int64_t lane = 0; lane < lanes_; ++lane)
       members_.claim(fmt::format("queue/{}.0", lane));
@@ -132,8 +135,8 @@ fs::path WorkQueue::token(std::int64_t lane, std::int64_t next) const {
   return members_.directory() / "queue" / fmt::format("{}.{}", lane, next);
 }
 
-// Listing may miss a name that is being changed: what counts is that this rank's lane is further
-// than it was.
+// A listing may miss a token that is being renamed, so this repeats until the token of this rank's
+// lane has moved on.
 void WorkQueue::find_tokens() {
   const fs::path folder = members_.directory() / "queue";
   const std::int64_t before = tokens_[static_cast<std::size_t>(lane_)];
@@ -155,7 +158,7 @@ void WorkQueue::find_tokens() {
               __FILE__, __LINE__);
 }
 
-// The next places for this group; false: there are none.
+// Claims the next places for this group; false if there are none.
 bool WorkQueue::claim() {
   const double begin = now_seconds();
   for (;;) {
@@ -166,6 +169,7 @@ bool WorkQueue::claim() {
     std::int64_t& next = tokens_[static_cast<std::size_t>(lane_)];
     const std::int64_t n = places_a_claim(claim_, place_, remaining(lane_), takers_a_lane_);
     if (std::rename(token(lane_, next).c_str(), token(lane_, next + n).c_str()) != 0) {
+      // Another rank was first.
       WEFT_CHECK(errno == ENOENT || errno == ESTALE, Exit::data, "may all ranks write there?",
                  "cannot rename {}: {}", token(lane_, next).string(), std::strerror(errno));
       find_tokens();
@@ -191,6 +195,7 @@ std::int64_t WorkQueue::share(std::int64_t place) const {
 std::int64_t WorkQueue::next() {
   if (!groups_.first) return share(-1);
   const double seconds = now_seconds() - given_;
+  // The time since the last call is that of the place it returned.
   if (claims_ > 0) place_ = place_ == 0 ? seconds : 0.75 * place_ + 0.25 * seconds;
   std::int64_t place = -1;
   if (shared_) {
@@ -213,8 +218,8 @@ std::int64_t WorkQueue::leftover() {
   members_.note_idle();
   for (;;) {
     if (const std::int64_t place = stopped() ? -1 : take_over(); place >= 0) return share(place);
-    // Who has taken over what this rank would have was no longer idle when it did so: read after
-    // that, all being idle means that nothing is left.
+    // A rank notes what it takes before it claims it, and is not idle from then on. So if all are
+    // idle in a look after this rank's vain attempt, nothing is left.
     bool over = others_idle_ || stop_->requested();
     for (int r = 0; r < members_.ranks() && over; r += groups_.size)
       over = r == members_.rank() || members_.failed(r) || members_.state(r).idle;
@@ -223,8 +228,8 @@ std::int64_t WorkQueue::leftover() {
   }
 }
 
-// Noted before it is done: others that find it claimed wait for this rank, and should it fail in
-// between, the place is known to have been in its hands.
+// Noted before it is claimed: others that find the place claimed wait for this rank, and if it
+// fails in between, they know that it had the place in hand.
 bool WorkQueue::take(std::int64_t place, int losses) {
   members_.note_taken(place);
   if (members_.claim(fmt::format("{}.{}", place, losses))) return true;
@@ -232,8 +237,8 @@ bool WorkQueue::take(std::int64_t place, int losses) {
   return false;
 }
 
-// A place that is open, or -1. What was seen open before is tried first: who has taken it since
-// holds its claim.
+// Takes over an open place, or returns -1. Places seen open before are tried first: if another rank
+// has taken one since, the claim fails.
 std::int64_t WorkQueue::take_over() {
   const auto try_open = [&]() -> std::int64_t {
     while (!open_.empty()) {
@@ -246,7 +251,7 @@ std::int64_t WorkQueue::take_over() {
     return -1;
   };
   if (const std::int64_t place = try_open(); place >= 0) return place;
-  // In this order: what a rank that is known to have failed has noted does not change any more.
+  // Liveness first, then states: once a rank has failed, its notes no longer change.
   std::vector<bool> failed;
   for (int r = 0; r < members_.ranks(); ++r) failed.push_back(members_.failed(r));
   std::vector<MemberState> states;
@@ -261,7 +266,7 @@ std::int64_t WorkQueue::take_over() {
     if (const LeftPlace& p = left[static_cast<std::size_t>(place)];
         p.open && p.losses < most_losses)
       open_.push_back({place, p.losses});
-  // Each group begins elsewhere, so that they do not all try the same.
+  // Each group begins at another place, so that they do not all try the same one.
   std::rotate(open_.begin(), open_.begin() + std::ssize(open_) * groups_.index / groups_.count,
               open_.end());
   return try_open();

@@ -1,16 +1,16 @@
-// Who makes what, and until when: groups of ranks, the request to stop, and the queue that groups
-// claim places of.
+// Who makes what, and until when: groups of ranks, the request to stop, and the queue from which
+// groups claim places.
 //
 // Places are claimed by renaming a token: the file DIR/queue/L.P says that the places of lane L are
 // free from its P-th on, and a rank claims the next n by renaming it to L.P+n, which succeeds for
 // one rank alone. The others get ENOENT, list the folder (opening it makes a network file system
 // look anew) and try again. Of K lanes, lane L has the places L, L+K, L+2K ...: with a lane for
-// each eight takers, few meet at one token, and whoever finds its lane empty goes on in the
+// each eight takers, few meet at one token, and a rank whose lane is empty goes on in the
 // fullest. The winner then notes in its member file what it has taken. No rank owns the queue, so
 // no rank's failure stops it. A place that nobody has taken, or that only failed ranks have, is
-// taken over at the end: where all living ranks are idle none can be between rename and note. That
-// covers a rank that failed just there, and a rename that succeeded but whose reply the network
-// lost.
+// taken over at the end: when all living ranks are idle, none can be between rename and note. This
+// covers a rank that failed just there, and a rename that succeeded but whose reply was lost on the
+// network.
 #pragma once
 
 #include <mpi.h>
@@ -43,21 +43,21 @@ struct RankGroups {
   void share(std::vector<std::int64_t>& numbers) const;
 };
 
-// One protocol for all list jobs: whichever rank is asked (a signal; on the first living rank also
-// the file DIR/stop and the near end of the Slurm job) leaves a mark in the members' folder, which
-// the others see within a second, or two at hundreds of ranks, and before each claim.
+// One protocol for all list jobs: the rank that is asked (by a signal; the first living rank also
+// by the file DIR/stop and the approaching end of the Slurm job) leaves a mark in the members'
+// folder. The others check it every second, or two with hundreds of ranks, and before each claim.
 class StopState {
  public:
-  // `directory`: where somebody may put a file `stop`. `margin`: run.stop_margin, seconds.
+  // `directory`: where a user may put the file `stop`. `margin`: run.stop_margin, seconds.
   StopState(Members& members, const std::filesystem::path& directory, double margin);
   StopState(const StopState&) = delete;
   StopState& operator=(const StopState&) = delete;
 
-  // Whether any rank was asked, as far as this one knows. Never taken back. Thread-safe.
+  // Whether any rank was asked, as far as this one knows. Once true, stays true. Thread-safe.
   bool requested() const { return requested_; }
-  // The same, after a look at the mark.
+  // The same, after checking the mark.
   bool look();
-  // What an item has taken: another one must end before the margin begins.
+  // Seconds that an item has taken: another one must end before the margin begins.
   void took(double seconds) { longest_ = std::max(longest_.load(), seconds); }
 
  private:
@@ -70,10 +70,10 @@ class StopState {
   std::jthread thread_;
 };
 
-// How many places a claim takes, so that claims stay under 1 % of the work: half of that by the
-// seconds of a claim, contention included, and of a place, both measured, which leaves half for the
-// beginning and the end, where claims are small. At most a quarter of a taker's share of what
-// remains, so that all end together.
+// How many places a claim takes, so that claims stay under 1 % of the work. The measured times of a
+// claim, contention included, and of a place account for half of that; the other half is for the
+// beginning and the end, where claims are small. At most a quarter of a taker's share of the
+// remaining places, so that all end together.
 std::int64_t places_a_claim(double claim_seconds, double place_seconds, std::int64_t remaining,
                             int takers);
 
@@ -90,12 +90,12 @@ class WorkQueue {
   // The group's next place, or -1: there are no more, or the job is to stop. Alike on all ranks of
   // a group.
   std::int64_t next();
-  // After that, with nothing in hand: a place that nobody living has made, or -1 once all other
+  // After that, with nothing in hand: a place that no living rank has taken, or -1 once all other
   // groups have nothing in hand either. Waits for them.
   std::int64_t leftover();
   // Whether a failed rank had leftover()'s last place in hand.
   bool retried() const { return retried_; }
-  // Gives a place back that next() returned and nobody has begun.
+  // Returns a place from next() to the queue; nobody may have begun it.
   void drop(std::int64_t place) { members_.note_dropped(place); }
 
   // Claims so far, and seconds that they took.
@@ -136,8 +136,9 @@ class WorkQueue {
   bool others_idle_ = false;
 };
 
-// How many ranks have failed while they worked on a place, and whether it is to be made: no living
-// rank has it, and it is not resolved. Two failures are enough: the item may be what ends them.
+// How many ranks have failed while working on a place, and whether it is still to be made: no
+// living rank has it, and it is not resolved. After two failures it is given up: the item itself
+// may cause them.
 struct LeftPlace {
   int losses = 0;
   bool open = false;
