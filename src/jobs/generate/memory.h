@@ -1,4 +1,4 @@
-// What the clips of a job take of a rank's arena, and how the VAE is made to fit.
+// How much of a rank's arena the clips of a job take, and how the VAE is made to fit.
 #pragma once
 
 #include <mpi.h>
