@@ -43,7 +43,7 @@ class EncodeJob : public ListJob {
   void prepare(const ItemBatch& samples) override;
   void make(const ItemBatch& samples, ItemResults& results) override;
   void flush(ItemResults&) override { writer_.close(); }
-  // For the report: frames, and seconds that clips were waited for.
+  // For the report: frames, and seconds spent waiting for clips.
   nlohmann::ordered_json share() const;
 
  private:
