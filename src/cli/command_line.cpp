@@ -50,7 +50,7 @@ std::vector<Command> all_commands() {
           simulate_command(),    std::move(bench), help_command()};
 }
 
-// What the command line says of the deck.
+// The command line's part of the deck.
 struct GivenDeck {
   std::string file;
   std::vector<std::string> overrides;
@@ -80,6 +80,7 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
   MPI_Comm_rank(world, &rank);
   if (c.first_rank_only && rank != 0) return 0;
   for (const Argument& a : c.arguments) {
+    // An option that stands for a deck key becomes an override of it.
     if (a.key.empty()) continue;
     const auto* flag = std::get_if<bool*>(&a.target);
     const std::string value = flag == nullptr ? *std::get<std::string*>(a.target)
@@ -119,8 +120,8 @@ int print(const std::string& text, MPI_Comm world) {
   return 0;
 }
 
-// Names the word of the command line that no command or option knows, if there is one: CLI11 would
-// rather speak of what is missing because of it.
+// Throws for the first word that is no known command or option: CLI11 would instead report an
+// argument that is missing because of it.
 void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = &app;
   for (int i = 1; i < argc; ++i) {
@@ -136,7 +137,7 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
         known.push_back(s->get_name());
       what = "command";
     }
-    if (what == "command" && known.empty()) continue;  // a value
+    if (what == "command" && known.empty()) continue;  // a value, not a command
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       const std::string near = nearest_name(name, known);
       throw Error(Exit::usage, fmt::format("unknown {} \"{}\"", what, name),
@@ -153,6 +154,7 @@ std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_r
 
 Invocation parse_command_line(int argc, char** argv) {
   register_deck_tables();
+  // Static: the callbacks of the subcommands refer to it after this function has returned.
   static const std::vector<Command> commands = all_commands();
   Invocation chosen;
   CLI::App app{"weft trains and runs video models on MPI ranks, one rank a device", "weft"};
@@ -170,6 +172,7 @@ Invocation parse_command_line(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     const CLI::App* asked = &app;
+    // The help of the innermost command given: `weft bench comm --help` is about comm.
     while (!asked->get_subcommands().empty()) asked = asked->get_subcommands().front();
     const std::string text = asked->help();
     chosen.run = [text](MPI_Comm world) { return print(text, world); };

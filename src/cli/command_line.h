@@ -9,19 +9,19 @@
 
 namespace weft {
 
-// What the command line asks for; run() returns the exit code and throws Error.
+// The request of the command line; run() returns the exit code and throws Error.
 struct Invocation {
   std::function<int(MPI_Comm world)> run;
   // It takes SIGTERM, SIGINT and SIGUSR1 for requests to save its state and stop.
   bool heeds_stops = false;
 };
 
-// What weft starts itself for (data/clip_store_child.h), before MPI: its exit code. Nothing for
-// what people start.
+// Runs a process that weft has started itself (data/clip_store_child.h), before MPI: returns its
+// exit code. Nothing for a process that a user started.
 std::optional<int> run_as_child(int argc, char** argv);
 
-// Throws Exit::usage for anything it does not understand. --help and --version become invocations
-// too.
+// Throws Exit::usage for a command line it does not understand. --help and --version become
+// invocations too.
 Invocation parse_command_line(int argc, char** argv);
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 
 namespace weft {
 
-// Makes them known to the parser. The program does so first of all; tests that read decks do it
+// Registers them with the parser. The program calls this first; tests that read decks must call it
 // themselves.
 void register_deck_tables();
 

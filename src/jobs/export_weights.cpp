@@ -34,7 +34,7 @@ std::vector<float> as_floats(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
-// The scale and shift that exported weights of a VAE carry.
+// The scale and shift in a VAE's exported weights.
 std::map<std::string, std::vector<float>> constants(const ExportRequest& request,
                                                     const VaeDeck& vae) {
   std::vector<float> scale = as_floats(vae.scale), shift = as_floats(vae.shift);
@@ -50,7 +50,7 @@ std::map<std::string, std::vector<float>> constants(const ExportRequest& request
         "scale and shift are those of the released VAE, and this one was trained anew: --latents "
         "STORE takes what `weft encode` measured with vae.scale = []");
   }
-  // A VAE whose latents are not measured yet has none.
+  // Without measured latents there are none.
   if (scale.empty()) return {};
   return {{"scale", scale}, {"shift", shift}};
 }

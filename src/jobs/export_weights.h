@@ -17,9 +17,9 @@ struct ExportRequest {
   std::string latents;    // of a VAE: a store that `weft encode` made with it; "": none
 };
 
-// Of a VAE also its buffers "scale" and "shift", and not what it was trained against (the
-// discriminator). They are those of `latents`, where encode has measured them, otherwise those of
-// the run's deck, and left out where that has none.
+// A VAE's file also has the buffers "scale" and "shift", but not the discriminator that it was
+// trained against. The buffers come from `latents`, if given, where encode has measured them,
+// otherwise from the run's deck; if that has none, they are left out.
 int export_weights(const ExportRequest& request);
 Command export_command();
 

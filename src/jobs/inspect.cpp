@@ -50,7 +50,7 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
   return text;
 }
 
-// Reads every value, which compares the hashes where the file has them, and shows NaN besides.
+// Reads every value: this compares the hashes, if the file has any, and shows NaN.
 void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   std::uint64_t bytes = 0;
@@ -127,14 +127,14 @@ int inspect(const std::string& path) {
                   __FILE__, __LINE__);
     return 0;
   }
-  // Somebody who points at a part of a checkpoint wants to know about the whole.
+  // A path to a part of a checkpoint means the whole checkpoint.
   const std::string name = p.filename().string();
   if ((name == "manifest.json" || name.starts_with("shard_")) &&
       fs::exists(p.parent_path() / "manifest.json", ec)) {
     fmt::print("{}", Checkpoint::open(p.parent_path().empty() ? "." : p.parent_path()).describe());
     return 0;
   }
-  // A link that leads nowhere is a checkpoint's trouble when it is called as one.
+  // A dangling link is a checkpoint's fault if its name is that of a checkpoint.
   const bool names_checkpoint =
       p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
   const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;

@@ -24,6 +24,7 @@ std::vector<std::string> read_lines(const std::string& path, const MediaDeck& li
                                      Exit::data, "split it, or raise media.max_list_mib"));
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) {
+    // Files from Windows end their lines in CR LF.
     if (line.ends_with('\r')) line.pop_back();
     check_utf8(line, fmt::format("{}, line {}", path, lines.size() + 1));
     lines.push_back(line);

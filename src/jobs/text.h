@@ -19,9 +19,9 @@ struct TextRequest {
                          // from 0; empty: not wanted
 };
 
-// Collective where features are asked for: all ranks then share the encoder. Exit::usage where
-// nothing is asked for, Exit::data for a file that cannot be read, a line that is not UTF-8, and
-// what encode_texts refuses.
+// Collective if features are requested: all ranks then share the encoder. Exit::usage if nothing is
+// requested; Exit::data for a file that cannot be read, a line that is not UTF-8, and for the
+// errors of encode_texts.
 int text(const Deck& deck, const TextRequest& request, MPI_Comm world);
 Command text_command();
 

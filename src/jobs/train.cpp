@@ -73,7 +73,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
 
 int train(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
-  // Always on, since it costs next to nothing: RUN/dump_trace then finds what just happened.
+  // Always on, since it costs next to nothing: RUN/dump_trace can then show what just happened.
   trace::start();
   ClockOffset clock(world);
   // Data, model, run directory; then the state: new, or where the last job of this run left it.
@@ -82,7 +82,7 @@ int train(const Deck& deck, MPI_Comm world) {
   try {
     return run(deck, world, trainer, clock);
   } catch (Error& e) {
-    // A save that is under way ends first, which may take minutes: the reason is told before that.
+    // A save under way finishes first, which may take minutes: the reason is reported before that.
     log::report(e);
     trainer.about_to_end();
     throw;

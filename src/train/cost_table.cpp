@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t warm_up = 32;   // steps whose powers of two are exchanges
 constexpr std::int64_t interval = 50;  // steps between exchanges afterwards
-// What was known counts as this many measurements at most: enough to smooth noise, few enough to
+// Earlier measurements weigh as much as this many at most: enough to smooth noise, few enough to
 // follow a drift.
 constexpr double memory = 64;
 constexpr const char* title = "weft costs 2";
@@ -52,9 +52,10 @@ void CostTable::measured(int bucket, double seconds) {
   const auto b = static_cast<std::size_t>(bucket);
   const bool first = !met_[b];
   met_[b] = true;
+  // The first run pays for first touches of memory and caches.
   if (first || !(seconds > 0)) return;
-  // Speeds are summed, not times: a micro-batch that something held up tenfold then counts as a
-  // tenth of one that nothing did, where a mean of times would count it as ten.
+  // Sums speeds, not times: a micro-batch that took ten times as long then counts as a tenth of an
+  // undisturbed one; in a mean of times it would count as ten.
   sums_[2 * b] += 1 / seconds;
   sums_[2 * b + 1] += 1;
 }
@@ -75,6 +76,7 @@ void CostTable::agree(const std::vector<double>& sums) {
     const double speeds = sums[2 * b], count = sums[2 * b + 1];
     if (!(count > 0) || !(speeds > 0) || !std::isfinite(speeds)) continue;
     const double known = std::min(weight_[b], memory);
+    // count / speeds is the harmonic mean of this exchange's times.
     seconds_[b] = (known * seconds_[b] + count * (count / speeds)) / (known + count);
     weight_[b] = known + count;
   }
@@ -105,8 +107,7 @@ CostTable::Noted CostTable::read(const std::string& text, std::size_t buckets) {
   const auto is_time = [](double v) { return v >= 0 && std::isfinite(v); };
   Noted n{{}, std::vector<double>(buckets), std::vector<double>(buckets)};
   if (format_1) {
-    // A line for each exchange, the last of them the newest: its step, and pairs of seconds and
-    // weight.
+    // One line for each exchange, newest last: the step, then pairs of seconds and weight.
     std::string last;
     while (std::getline(lines, line)) last = line;
     std::istringstream numbers(last);
@@ -136,8 +137,9 @@ void CostTable::from_text(const std::string& text) {
     for (std::size_t b = 0; b < planned_.size(); ++b) {
       if (n.planned[b].clips == planned_[b].clips) continue;
       same_batches = false;
-      n.seconds[b] = n.weight[b] = 0;  // of other micro-batches
+      n.seconds[b] = n.weight[b] = 0;  // measured on micro-batches of another size
     }
+    // The run keeps the costs it started with, so that a restart places micro-batches as before.
     if (same_batches) planned_ = std::move(n.planned);
   }
   seconds_ = std::move(n.seconds);

@@ -1,7 +1,7 @@
 // What a micro-batch of each bucket costs. Placements follow the planner's costs (data/step_plan.h,
-// longest first): these are the same in every run, so that runs on as many ranks repeat their bits.
-// What micro-batches really take is measured beside them, for finding slow ranks
-// (train/metrics/watches.h) and for `weft simulate --costs`.
+// longest first). These are the same in every run, so runs on the same number of ranks repeat their
+// bits. Measured times are kept beside them, to find slow ranks (train/metrics/watches.h) and for
+// `weft simulate --costs`.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@ class CostTable {
 
   // For placing a micro-batch of `bucket`, in the planner's unit.
   double cost(int bucket) const { return planned_[static_cast<std::size_t>(bucket)].cost; }
-  // The seconds it takes, as far as the ranks have told each other; before that, the planner's
-  // cost. A bucket that nobody has measured is expected to take its cost times what the measured
-  // ones took of theirs.
+  // The seconds it takes, from the last exchange between the ranks; before the first one, the
+  // planner's cost. A bucket without measurements is scaled by the measured buckets' seconds per
+  // unit of cost.
   double expected(int bucket) const;
-  // [bucket] Seconds measured on all ranks, 0 where none was.
+  // [bucket] Seconds measured over all ranks, 0 where there are none.
   const std::vector<double>& seconds() const { return seconds_; }
 
-  // Notes a micro-batch's time on this rank. A bucket's first time here does not count: it touches
-  // memory and caches first.
+  // Notes a micro-batch's time on this rank. A bucket's first run here does not count: it warms
+  // memory and caches.
   void measured(int bucket, double seconds);
   // After which steps the ranks exchange what they measured: often during warm-up, seldom later.
   bool due(std::int64_t step) const;
@@ -37,19 +37,19 @@ class CostTable {
   // The sums over all ranks.
   void agree(const std::vector<double>& sums);
 
-  // For checkpoints. A restart places by the costs that the run began with, though its memory may
-  // make it recompute more or less, or a newer planner may count otherwise; it plans anew where a
+  // For checkpoints. A restart places by the costs that the run began with, even if it recomputes
+  // more or less for lack of memory, or a newer planner counts differently. It plans anew if a
   // bucket's micro-batches have another number of clips.
   std::string to_text() const;
-  // Also the text of format 1, of which the measured seconds alone count. Exit::checkpoint if it
-  // cannot be read or is of another number of buckets.
+  // Also reads format 1, from which only the measured seconds are used. Exit::checkpoint if the
+  // text cannot be read or has another number of buckets.
   void from_text(const std::string& text);
-  // [bucket] The measured seconds in such a text alone, 0 where there are none. Exit::checkpoint as
+  // [bucket] Only the measured seconds of such a text, 0 where there are none. Exit::checkpoint as
   // from_text().
   static std::vector<double> seconds_in(const std::string& text, std::size_t buckets);
 
  private:
-  // What a text tells. `planned` is empty in format 1.
+  // The contents of a text. `planned` is empty in format 1.
   struct Noted {
     std::vector<Planned> planned;
     std::vector<double> seconds, weight;

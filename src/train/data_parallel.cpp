@@ -26,6 +26,7 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& s
   a.rest2 = static_cast<float>(1.0 - d.adam_beta2);
   a.eps = static_cast<float>(d.adam_eps);
   a.weight_decay = static_cast<float>(d.weight_decay);
+  // In double: rounding 1 - beta^t once keeps the digits that f32 would cancel.
   a.correction1 = static_cast<float>(1.0 - std::pow(d.adam_beta1, t));
   a.correction2 = static_cast<float>(1.0 - std::pow(d.adam_beta2, t));
   a.grad_clip = static_cast<float>(d.grad_clip);
@@ -43,6 +44,7 @@ DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, Paramet
       overlap_(deck.overlap),
       comm_dtype_(deck.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32),
       aside_(std::move(aside)) {
+  // aside_: graphs never record collectives, nor waits for them.
   table_.set_arrival([this](int bucket) { aside_([this, bucket] { arrive(bucket); }); });
 }
 
@@ -72,6 +74,8 @@ void DataParallel::begin_step(const Tensor& local) {
   local_ = local;
   ops::fill_zero(local_);
   table_.begin_step([this](int bucket) {
+    // Before the sum over ranks: the squares of this rank's own gradients tell which rank a NaN
+    // came from.
     if (spoil_ && bucket == spoiled_bucket()) spoil_now();
     ops::sum_of_squares(gradient(bucket), local_, true);
     aside_([this, bucket] { reduce(bucket); });
@@ -105,13 +109,15 @@ void DataParallel::reduce(int bucket) {
 double DataParallel::join() {
   double blocked = 0;
   for (const auto ticket : sums_) blocked += comm_.wait(ticket);
-  // Weights went on their way before these sums: a rank that had no forward in this step has them
-  // now.
+  // Collectives complete in order, and the weights were issued before these sums: a rank without a
+  // forward in this step has them now.
   for (int b = 0; b < static_cast<int>(weights_.size()); ++b) table_.arrived(b);
   return blocked;
 }
 
 double DataParallel::norm(const Tensor& reported, Tensor& squares) {
+  // A NaN from an earlier step stays in `squares` and blocks all later updates: on a GPU steps may
+  // already be issued before the host sees the fault.
   for (std::int64_t group = 0; group < squares.numel(); ++group) {
     Tensor of_group = squares.slice(group, group + 1);
     ops::carry_non_finite(reported, of_group);
@@ -120,18 +126,22 @@ double DataParallel::norm(const Tensor& reported, Tensor& squares) {
     Tensor of_group = group_of(b, squares);
     ops::sum_of_squares(state_->gradient(b), of_group, true);
   }
+  // Sharded, each rank has squared its own part of the sum; otherwise every rank has squared all of
+  // it.
   return sharded_ ? comm_.wait(comm_.all_reduce_sum(squares)) : 0;
 }
 
 double DataParallel::update(std::span<const TrainDeck> groups, std::int64_t steps_done,
                             const Tensor& squares) {
   double blocked = 0;
-  // The forward needs the last buckets first.
+  // Last bucket first: buckets are in the backward's order, so the next forward needs the last ones
+  // first.
   for (int b = static_cast<int>(weights_.size()) - 1; b >= 0; --b) {
     const auto& bucket = table_.buckets()[static_cast<std::size_t>(b)];
     optimizer_step(groups[static_cast<std::size_t>(bucket.group)], steps_done, group_of(b, squares),
                    *state_, b);
     if (!sharded_) continue;
+    // The ranks read such a bucket as bf16 only: half the bytes on the wire.
     const bool bf16 = bucket.bf16_only && table_.working().defined();
     const std::int64_t first = table_.values_begin();
     auto& ticket = weights_[static_cast<std::size_t>(b)];

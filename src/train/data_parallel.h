@@ -1,7 +1,7 @@
-// Data parallelism: gradients summed over all ranks while the backward runs, each rank's share of
-// the optimizer's work, and the new weights back to all ranks under the next forward (ZeRO stage 1:
-// Rajbhandari et al., arXiv 1910.02054). With parallel.zero = 0 gradients are summed whole and
-// every rank does all of the optimizer's work.
+// Data parallelism (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054): gradients are summed over
+// all ranks while the backward runs, each rank does its share of the optimizer's work, and the new
+// weights are gathered during the next forward. With parallel.zero = 0 gradients are summed whole
+// and every rank does all of the optimizer's work.
 //
 // Order of the collectives, the same on every rank: gradient buckets 0, 1, ... (the backward's
 // order), the step's report, the gradient's norm, weight buckets ..., 1, 0 (the forward's order).
@@ -29,34 +29,34 @@ void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& s
 
 class DataParallel {
  public:
-  // `comm` over all ranks that hold the model. `aside` runs what the host does in the midst of
-  // device work that may be recorded (train/step_device.h).
+  // `comm` spans all ranks that hold the model. `aside` runs host work in the middle of device work
+  // that may be recorded (train/step_device.h).
   DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
                std::function<void(std::function<void()>)> aside);
 
   // The optimizer's state, made from the table's weights.
   void make_state();
   OptimizerState& state() { return *state_; }
-  // After master weights were read from a checkpoint: to every rank, into every copy.
+  // After master weights were read from a checkpoint: updates every copy on every rank.
   void spread_weights();
 
-  // A new step: the table tells when gradients are ready; they are on their way from then on.
-  // `local` f64 [1] gets the sum of squares of this rank's own gradients (not finite: they were the
-  // fault).
+  // Begins a step: each bucket's sum over ranks is issued once the table reports its gradients
+  // ready. `local` f64 [1] gets the sum of squares of this rank's own gradients (not finite: the
+  // fault is this rank's).
   void begin_step(const Tensor& local);
-  // Waits for the sums. Seconds that the host was blocked.
+  // Waits for the sums. Returns the seconds that the host was blocked.
   double join();
   // `squares` f64 [groups] = sums of squares of the summed gradient of each group of parameters,
-  // the same bits on every rank; NaN if it was not finite before or anything `reported` f64 by the
-  // ranks is not: a GPU may be a step ahead of the host that looks. Seconds blocked.
+  // the same bits on every rank. NaN if it was not finite before, or if any value `reported` f64 by
+  // the ranks is not: a GPU may be a step ahead of the host's check. Returns the seconds blocked.
   double norm(const Tensor& reported, Tensor& squares);
-  // The optimizer's step, bucket by bucket, with the settings of each group, and new weights on
-  // their way. Seconds blocked (without overlap).
+  // The optimizer's step, bucket by bucket, with the settings of each group; issues the gathers of
+  // the new weights. Returns the seconds blocked (without overlap).
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/fault_injection.h): from now on, or not, one gradient of this rank
-  // becomes NaN before it is sent; or now.
+  // Fault injection (core/fault_injection.h): one gradient of this rank becomes NaN, in every step
+  // before it is sent while `on`, or at once.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();
   // Seconds that forwards were blocked waiting for weights, since the last call.

@@ -32,6 +32,7 @@ double time_update(const TrainDeck& how, ParameterTable& params, MPI_Comm world)
     const double start = now_done();
     for (int b = 0; b < static_cast<int>(params.buckets().size()); ++b)
       optimizer_step(how, run, squares, state, b);
+    // The first run is a warm-up.
     if (run > 0) seconds.push_back(now_done() - start);
   }
   return mean_over_ranks(upper_median(seconds), world) /
@@ -39,6 +40,7 @@ double time_update(const TrainDeck& how, ParameterTable& params, MPI_Comm world)
 }
 
 void allocate_for_measuring(TrainingTask& task, const Deck& deck) {
+  // 4 bytes an element: bucket_mib counts gradients in f32.
   task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
                          task.bf16(), true);
   task.params().initialise(1);
@@ -60,7 +62,7 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
   std::vector<double> forward, backward;
   for (int run = 0; run <= measured_runs; ++run) {
     batch.step = run;
-    MPI_Barrier(world);  // all ranks at once: they share caches and memory
+    MPI_Barrier(world);  // all ranks at once: they compete for caches and memory
     task.params().begin_step([](int) {});
     const double start = now_done();
     const TrainingWork work = task.prepare(bucket, batch, bytes, 0);

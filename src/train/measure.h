@@ -1,5 +1,5 @@
 // Times of a model's micro-batches on this host's ranks. Collective over all ranks of a world,
-// which compute at once, as they would in a step; devices are chosen and threads are set already.
+// which compute at once, as they would in a step. Choose devices and set threads before.
 #pragma once
 
 #include <mpi.h>
@@ -10,10 +10,10 @@
 
 namespace weft {
 
-inline constexpr int measured_runs = 5;  // timed, after one that is not
+inline constexpr int measured_runs = 5;  // after one warm-up run
 
 double mean_over_ranks(double value, MPI_Comm world);
-double now_done();  // seconds, once the device has done its work
+double now_done();  // the time in seconds, once the device is idle
 
 // Seconds.
 struct MeasuredTimes {

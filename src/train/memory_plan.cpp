@@ -10,15 +10,15 @@
 namespace weft {
 namespace {
 
-// The share of the blocks that is `count` of them. The model rounds up to whole blocks: a hair less
-// keeps the product with the number of blocks from being rounded to the next one.
+// `count` blocks as a share of all. The model rounds share * blocks up to whole blocks: one ulp
+// less keeps rounding errors from adding a block.
 double share_of(std::int64_t count, std::int64_t blocks) {
   if (count == 0) return 0;
   return std::nextafter(static_cast<double>(count) / static_cast<double>(blocks), 0.0);
 }
 
-// The smallest x in [low, high] with fits(x), given that fits(high), and that whatever fits goes on
-// fitting above.
+// The smallest x in [low, high] with fits(x). Requires fits(high), and that fits(x) implies
+// fits(x + 1).
 template <class Fits>
 std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
   while (low < high) {
@@ -49,6 +49,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device) {
   WEFT_ASSERT(buckets.size() == batch_sizes.size());
+  // Shorter captions leave other holes in the arena than the planned ones.
   const std::size_t usable = capacity - capacity / 32;
   std::vector<StepMemory> plan;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
@@ -58,7 +59,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       continue;
     }
     const std::int64_t batch = std::min(batch_sizes[i], bucket.clips), blocks = task.blocks(bucket);
-    // Rounded up to whole blocks as the model does it.
+    // Rounded up to whole blocks, as in the model.
     const auto at_least = static_cast<std::int64_t>(
         std::ceil(task.least_recompute() * static_cast<double>(blocks) - 1e-9));
     const auto bytes = [&](std::int64_t clips, std::int64_t recomputed) {
@@ -69,13 +70,12 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
           plan_step_memory(task, bucket, clips, share_of(recomputed, blocks), device, usable);
       return need.fits && need.bytes <= usable;
     };
-    // The most that can be saved. Recomputing the last block as well seldom saves anything: its
-    // activations are wanted first.
+    // The most that can be saved. Recomputing the last block too seldom saves anything: the
+    // backward needs its activations first.
     const bool last_pays = at_least == blocks || bytes(batch, blocks) < bytes(batch, blocks - 1);
     const std::int64_t most = last_pays ? blocks : blocks - 1;
     if (!fits(batch, most)) {
-      // What every clip of the batch adds is the same, so the largest batch that fits can be
-      // searched for in the same way.
+      // Every clip adds the same amount, so bisection also finds the largest batch that fits.
       const std::int64_t too_many =
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
       throw Error(
@@ -104,8 +104,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
   if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
   if (on_cuda()) {
-    // The state is there already. NCCL's buffers, cuBLASLt's workspace and CUDA's own needs get the
-    // rest.
+    // The training state is allocated already. The 16th left free is for NCCL's
+    // buffers, cuBLASLt's workspace and CUDA itself.
     const std::size_t free = device_runtime().free_bytes();
     return free - free / 16;
   }
@@ -119,7 +119,8 @@ std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device) {
 
 std::size_t free_memory(MPI_Comm world) {
   const std::size_t free = on_cuda() ? device_runtime().free_bytes() : host_memory().available;
-  // Ranks of a host that name the same GPU, or none, share.
+  // Ranks of a host share if they name the same GPU, or none. Visible indices differ between ranks,
+  // so names are compared.
   MPI_Comm host;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   unsigned long long mine = 0;

@@ -1,5 +1,5 @@
 // How much memory a step takes, known before it runs, and how much of the model each bucket has to
-// compute twice for it.
+// recompute to fit.
 #pragma once
 
 #include <mpi.h>
@@ -15,9 +15,9 @@
 namespace weft {
 
 // Peak arena bytes of forward and backward of one micro-batch of `batch_size` clips of `bucket`
-// with the share `recompute` of its blocks recomputed: the step is dry run, so the figure is exact
-// for captions of full length. For the kind of device that is asked for, whether or not it is here;
-// in an arena of `capacity` bytes (0: endless).
+// with the share `recompute` of its blocks recomputed. From a dry run, so the figure is exact for
+// captions of full length. `device` need not be present. The arena has `capacity` bytes (0: no
+// limit).
 MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
                             double recompute, DeviceKind device = this_device().kind,
                             std::size_t capacity = 0);
@@ -30,9 +30,9 @@ struct StepMemory {
 // For each bucket the smallest share of recomputed blocks, in steps of one block and at least the
 // deck's, with which a micro-batch of batch_sizes[bucket] clips (or as many as there are) fits into
 // an arena of `capacity` bytes: short clips pay nothing for long ones. A 32nd of it stays free,
-// because shorter captions leave other holes than those planned with. Exit::usage for a bucket that
-// does not fit with every block recomputed, with the batch size that does. `capacity` must be the
-// same on all ranks, because placements follow the costs of recomputation.
+// because shorter captions leave other holes than the planned ones. Exit::usage for a bucket that
+// does not fit even with every block recomputed; the error names the batch size that does.
+// `capacity` must be the same on all ranks, because placements follow the costs of recomputation.
 std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> buckets,
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device = this_device().kind);
@@ -42,9 +42,8 @@ std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host);
 // The same where ranks may share a GPU: each gets its part of what is free on it.
 std::size_t arena_capacity(const MemoryDeck& deck, const RankDevice& device);
 
-// Collective. What this rank may still take now: of its GPU's free memory, or of what its host has
-// available, shared out evenly among the ranks that use the same; a 16th stays free for what is not
-// ours to count. Bytes.
+// Collective. Bytes that this rank may still take: its even share of the GPU's free memory, or of
+// the host's available memory. A 16th stays free for what weft does not count.
 std::size_t free_memory(MPI_Comm world);
 
 }  // namespace weft

@@ -15,7 +15,8 @@ namespace {
 
 double numel(const Tensor& t) { return static_cast<double>(t.numel()); }
 
-// Products an element of y: small [.., W, ..] is seen at twice its size where large is wider.
+// If `large` is wider, the convolution reads `small` [.., W, ..] upsampled twofold, which takes 4/9
+// of the products (ops/conv.h).
 double convolution(const Tensor& y, const Tensor& w, const Tensor& small, const Tensor& large) {
   const double upsampled = large.dim(3) > small.dim(3) ? 4.0 / 9.0 : 1.0;
   return 2 * upsampled * numel(y) * numel(w) / static_cast<double>(w.dim(0));
@@ -25,8 +26,8 @@ struct DryRun {
   double forward = 0, backward = 0, flops = 0;
 };
 
-// A dry run of a micro-batch; `schedule`: when the gradients of each bucket are complete, and when
-// its weights are wanted.
+// A dry run of a micro-batch. `schedule` gets the times at which each bucket's gradients are
+// complete and its weights are first used.
 DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, double recompute,
                const Rates& rates, std::vector<BucketSchedule>* schedule) {
   const auto arena = Arena::planning();
@@ -36,7 +37,7 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   batch.what.clips.resize(static_cast<std::size_t>(clips));
   ParameterTable& params = task.params();
   const auto count = params.buckets().size();
-  // Weights that are never used are wanted last.
+  // A bucket whose weights are never used is needed last.
   std::vector<double> ready(count, 0), wanted(count, std::numeric_limits<double>::infinity());
   params.begin_step([&](int b) { ready[static_cast<std::size_t>(b)] = times.seconds(); });
   params.set_arrival([&](int b) {
@@ -61,12 +62,13 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   const double end = times.seconds();
   params.finish_step();
   for (int b = 0; b < std::ssize(params.buckets()); ++b) params.arrived(b);
+  // Both callbacks refer to locals.
   params.set_arrival({});
   params.begin_step([](int) {});
   w.flops = times.flops();
   if (schedule == nullptr) return w;
   for (std::size_t b = 0; b < schedule->size(); ++b) {
-    // What has a gradient in the loss itself (the discriminator, the 2D decoder) is ready as the
+    // Gradients computed within the loss (the discriminator's, the 2D decoder's) are ready when the
     // backward begins.
     (*schedule)[b].ready =
         ready[b] >= end ? 1 : std::max(0.0, (ready[b] - turned) / (end - turned));
@@ -169,7 +171,8 @@ MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64
 std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets) {
   std::vector<BucketSchedule> all;
   for (const auto& b : task.params().buckets()) all.push_back({b.end - b.begin, b.bf16_only, 1, 0});
-  // The shares are those of the bucket whose clips are longest: they hardly depend on it.
+  // Shares of the step's time hardly depend on the bucket: the one with the largest clips stands
+  // for all.
   const auto longest =
       std::max_element(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) {
         return a.frames * a.height * a.width < b.frames * b.height * b.width;

@@ -1,6 +1,6 @@
 // What a training step of a model costs: the terms in which models answer `weft plan`
-// (TrainingTask), and the dry run from which a model without formulas of its own has its answer.
-// All times in seconds.
+// (TrainingTask), and the dry run that answers for models without formulas of their own. All times
+// in seconds.
 #pragma once
 
 #include <mpi.h>
@@ -18,28 +18,28 @@ namespace weft {
 
 class TrainingTask;
 
-// How fast a device works. Operations of attention are counted as nobody could do with fewer: 4 S C
-// N forward, 2.5 times that backward.
+// How fast a device works. Attention is counted at its least number of operations: 4 S C N forward,
+// 2.5 times that backward.
 struct Rates {
   double products = 0;            // matrix products, FLOP/s
   double attention_forward = 0;   // FLOP/s
   double attention_backward = 0;  // FLOP/s
   double bandwidth = 0;           // operations that memory bounds, B/s
   double gaps = 0;                // share added for launches and gaps
-  std::string origin;             // where the figures come from: said in every report
+  std::string origin;             // where the figures come from: printed in every report
   double convolutions = 0;        // FLOP/s of the VAE's (OpTimes); 0: not known
 };
 // Targets for an H200 (docs/plan.md, Targets), not measurements.
 Rates h200_targets();
-// Rates from a JSON file with the names above as keys ("origin" may be left out, and "convolutions"
-// where nothing is planned that has any). Exit::usage if it is not that.
+// Rates from a JSON file with the names above as keys. "origin" is optional, and so is
+// "convolutions" where the planned model has none. Exit::usage for any other content.
 Rates read_rates(const std::string& file);
 
 // What a micro-batch takes on one rank (one of `sp` that share its tokens).
 struct MicroBatchCost {
   double forward = 0;
-  double backward = 0;  // without the forward that is run again
-  double again = 0;     // that: spread over the backward
+  double backward = 0;  // without recomputation
+  double again = 0;     // recomputation, spread over the backward
   double exchange = 0;  // in exchanges of sequence parallelism, forward and backward together
   double flops = 0;     // of the model on this rank: 3 times the forward, nothing counted twice
   double seconds() const { return forward + backward + again + exchange; }
@@ -68,19 +68,19 @@ struct PlannedWork {
 struct MeasuredWork {
   std::vector<MicroBatchCost> costs;  // [bucket], a micro-batch; means over the ranks
   double update_seconds_an_element = 0;
-  std::string how;  // said in the report
+  std::string how;  // printed in the report
 };
 
-// Operations of one call as nobody could do with fewer: of a convolution 2 numel(y) Cin kt kh kw,
-// of an upsampled one 4/9 of that (ops/conv.h), of the VAE's attention 4 P P C forward and 2.5
-// times that backward. 0 for all that memory bounds.
+// The least number of operations of one call: a convolution 2 numel(y) Cin kt kh kw, an upsampled
+// one 4/9 of that (ops/conv.h), the VAE's attention 4 P P C forward and 2.5 times that backward. 0
+// for operations that memory bounds.
 double operations_of(const std::string& name, std::span<const Tensor> tensors);
 
-// Adds up what the operations of this thread's dry runs would take, for as long as it lives. Each
-// takes the larger of its FLOPs over their rate and its tensors' bytes over the bandwidth.
+// While it lives, adds up the time that the operations of this thread's dry runs would take: the
+// larger of FLOPs over their rate and tensors' bytes over the bandwidth.
 class OpTimes : public ops::OpWatch {
  public:
-  // Exit::usage if the rates do not tell how fast convolutions are.
+  // Exit::usage if the rates have none for convolutions.
   explicit OpTimes(const Rates& rates);
   ~OpTimes() override { ops::set_op_watch(nullptr); }
   OpTimes(const OpTimes&) = delete;
@@ -95,7 +95,7 @@ class OpTimes : public ops::OpWatch {
   double seconds_ = 0, flops_ = 0;
 };
 
-// By dry runs of the task's micro-batches, operation by operation. The parameters are laid out.
+// By dry runs of the task's micro-batches, operation by operation. The parameters must be laid out.
 MicroBatchCost dry_run_cost(TrainingTask& task, const Bucket& bucket, std::int64_t clips,
                             double recompute, const Rates& rates);
 std::vector<BucketSchedule> dry_run_schedule(TrainingTask& task, std::span<const Bucket> buckets);

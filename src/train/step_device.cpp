@@ -10,6 +10,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
                      const std::function<void()>& work) {
   if (!enabled_) return work();
   Entry& entry = entries_[key];
+  // The replayed host work: what was set aside runs behind the graph it followed.
   if (entry.recorded) {
     for (const Part& part : entry.parts) {
       device_runtime().launch(part.graph);
@@ -19,6 +20,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
     ++replays_;
     return;
   }
+  // The first run of a key is never recorded: matrix products choose their algorithms in it.
   if (!entry.seen || recorded_ == most_graphs) {
     entry.seen = true;
     return work();
@@ -30,8 +32,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
     work();
     cut({});
   } catch (...) {
-    // The stream must leave its recording before anybody can use it again, even to report the
-    // error.
+    // The stream must leave capture mode before any further use, even to report the error.
     try {
       if (std::exchange(capturing_, false)) device_runtime().end_capture();
     } catch (const std::exception&) {
@@ -48,6 +49,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
 
 void StepGraphs::aside(const std::function<void()>& act) {
   if (recording_ == nullptr) return act();
+  // Recorded work has not run yet: cut() launches it, so `act` comes behind it now as in replays.
   cut(act);
   act();
   device_runtime().begin_capture();
@@ -64,13 +66,15 @@ void StepGraphs::cut(std::function<void()> then) {
 ClipStaging::ClipStaging(std::size_t bytes) {
   if (!on_cuda()) return;
   for (Tensor& b : buffers_) b = Tensor::persistent({static_cast<std::int64_t>(bytes)}, DType::u8);
-  // The buffers were zeroed on the compute stream: the first copies come after that.
+  // The compute stream zeroes the buffers: the first copies must wait for that.
   for (DeviceEvent& e : free_) e = device_runtime().record(Stream::compute);
 }
 
 Tensor ClipStaging::stage(std::span<const std::byte> clips) {
   const auto size = static_cast<std::int64_t>(clips.size());
   if (!on_cuda()) return Tensor::borrow(const_cast<std::byte*>(clips.data()), {size}, DType::u8);
+  // The copy waits until the compute stream is done with the buffer's last micro-batch; the compute
+  // stream then waits for the copy. The host waits for neither.
   turn_ = 1 - turn_;
   DeviceRuntime& gpu = device_runtime();
   gpu.wait(Stream::copy, free_[turn_]);

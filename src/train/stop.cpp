@@ -28,6 +28,7 @@ std::atomic<int> received = 0;
 std::atomic<bool> asked_to_end = false;
 
 void on_signal(int signal) {
+  // Only async-signal-safe work here: atomics and _exit.
   if (signal != SIGUSR1 && asked_to_end.exchange(true)) _exit(64 + signal);
   int none = 0;
   received.compare_exchange_strong(none, signal);
@@ -41,7 +42,7 @@ void watch_stop_signals() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (const int signal : stop_signals) sigaction(signal, &action, nullptr);
-  // A thread of their own takes the signals; this one and all that it starts never see them.
+  // A separate thread takes the signals; this thread and all that it starts block them.
   // oneDNN 2.6's sgemm keeps data below the stack's red zone, which a handler on a computing thread
   // would overwrite.
   hold_stop_signals();
@@ -55,14 +56,14 @@ int stop_signal() { return received; }
 
 namespace {
 
-constexpr double files_every = 0.5;  // seconds: three questions to a file system that others share
+constexpr double files_every = 0.5;  // seconds: each look is three calls to a shared file system
 
 double seconds_since_epoch() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// When the Slurm job ends, on the clock of now_seconds(). The clock on the wall is asked once,
-// here: however it is set later, the seconds that are left pass all the same.
+// When the Slurm job ends, on the clock of now_seconds(). The wall clock is read only here, so that
+// setting it later does not change the time left.
 std::optional<double> end_of_job() {
   const char* text = std::getenv("SLURM_JOB_END_TIME");
   if (!text || !*text) return {};
@@ -100,6 +101,7 @@ Requests::Requests(std::filesystem::path run_dir, double margin_seconds)
               {"save", request::save, "save"},
               {"dump_trace", request::dump_trace, "write its trace"}}} {
   std::error_code none_there;
+  // RUN/stopped is from the run before: job scripts would not submit again.
   if (log::rank() == 0) std::filesystem::remove(run_dir_ / "stopped", none_there);
 }
 
@@ -137,15 +139,16 @@ unsigned Requests::look(double longest_step, double save_seconds, bool coordinat
 
 void Requests::heard(int rank, unsigned asked) {
   if ((asked & request::stop) == 0) return;
-  // By now its own signal may be here too.
+  // This rank's own signal may have arrived meanwhile.
   stop(stop_signal() != 0 ? signal_name(stop_signal()) : fmt::format("a signal to rank {}", rank));
 }
 
-// Whether the file asks for something; then it is removed. One that cannot be counts as one
-// request, until it is gone.
+// Whether the file is there; if so, removes it. A file that cannot be removed counts as one request
+// until it is gone.
 bool Requests::seen(File& file) {
   const std::filesystem::path path = run_dir_ / file.name;
   struct stat status;
+  // lstat: a link counts as the request, wherever it leads.
   if (lstat(path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) {
     file.stays = false;
     return false;
@@ -154,6 +157,7 @@ bool Requests::seen(File& file) {
   const bool gone = file.request == request::stop
                         ? std::rename(path.c_str(), (run_dir_ / "stopped").c_str()) == 0
                         : unlink(path.c_str()) == 0;
+  // ENOENT: somebody else removed the file after the lstat.
   if (!gone && errno != ENOENT) {
     file.stays = true;
     log::warn("{} was seen, but cannot be taken away ({}): remove it to ask again", path.string(),
@@ -162,7 +166,7 @@ bool Requests::seen(File& file) {
   return true;
 }
 
-// One line, however many ask.
+// Logs only the first request to stop.
 void Requests::stop(const std::string& by) {
   if (!stopping_) log::info("asked to stop by {}", by);
   stopping_ = true;

@@ -1,6 +1,6 @@
-// What a run was asked from outside: to stop, to save, to write its trace. By signals (SIGTERM,
-// SIGINT, SIGUSR1), by files in the run directory, and by the end of the Slurm job coming near. The
-// step loop agrees on them between ranks.
+// Requests to a run from outside: to stop, to save, to write its trace. They come as signals
+// (SIGTERM, SIGINT, SIGUSR1), as files in the run directory, and from the approaching end of the
+// Slurm job. The step loop makes all ranks agree on them.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@
 
 namespace weft {
 
-// Installs the handlers, on a thread of their own: call it before any thread that computes is
-// started. A second SIGTERM or SIGINT ends the process at once with 64 + signal: the checkpoint
-// before stays as it is.
+// Installs the handlers, on a thread of their own: call it before starting any thread that
+// computes. A second SIGTERM or SIGINT ends the process at once with 64 + signal; the last
+// checkpoint stays as it is.
 void watch_stop_signals();
 // The first signal received, 0 if none.
 int stop_signal();
 
-// Bits of what is asked for.
+// Bits of a request.
 namespace request {
 constexpr unsigned stop = 1, save = 2, dump_trace = 4;
 // What a rank reports beside its requests: its save is still being written.
@@ -27,21 +27,20 @@ constexpr unsigned saving = 8;
 class Requests {
  public:
   // `margin_seconds`: as run.stop_margin. Reads SLURM_JOB_END_TIME (seconds since the epoch);
-  // Exit::usage if that is no time. On rank 0 it removes RUN/stopped, which tells of the run
-  // before.
+  // Exit::usage if that is no time. Rank 0 removes RUN/stopped, which the run before has left.
   Requests(std::filesystem::path run_dir, double margin_seconds);
 
-  // What this rank was asked since the last call; `stop` stays. Every rank looks at its own
-  // signals; the coordinator (rank 0) also at the clock and at the files RUN/stop, RUN/save,
-  // RUN/dump_trace, of which it removes those it has seen: RUN/stop becomes RUN/stopped, by which a
-  // job script knows not to submit again. Cheap enough for every step: files are looked at most
-  // every half second. What was asked, and by whom, is one line of the log. `longest_step` and
-  // `save_seconds`: how much earlier than the margin a stop must come.
+  // Requests to this rank since the last call; `stop` stays. Every rank checks its own signals; the
+  // coordinator (rank 0) also checks the clock and the files RUN/stop, RUN/save, RUN/dump_trace. It
+  // removes those it has seen; RUN/stop becomes RUN/stopped, which tells a job script not to submit
+  // again. Cheap enough for every step: files are checked every half second at most. Logs one line
+  // for each request and its origin. `longest_step` and `save_seconds`: how much earlier than the
+  // margin a stop must come.
   unsigned look(double longest_step, double save_seconds, bool coordinator);
   unsigned look(double longest_step, double save_seconds);
-  // What rank `rank` was asked, as all ranks have heard: rank 0 logs a stop that it was not asked
-  // for itself. Slurm's signal reaches the ranks one after another, and the first of them stops
-  // all.
+  // Notes what rank `rank` was asked, once reported to all ranks: rank 0 logs a stop that it was
+  // not asked for itself. Slurm's signal reaches the ranks one after another, and the first of them
+  // stops all.
   void heard(int rank, unsigned asked);
 
  private:
@@ -49,7 +48,7 @@ class Requests {
     const char* name;
     unsigned request;
     const char* what;
-    bool stays = false;  // seen, but it could not be taken away
+    bool stays = false;  // seen, but could not be removed
   };
 
   bool seen(File& file);

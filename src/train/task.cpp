@@ -8,6 +8,7 @@ namespace weft {
 void run_parts(const TrainingWork& work, ParameterTable& params, float weight, bool counting,
                const std::function<void(const TrainingLoss&)>& on_loss) {
   for (std::size_t i = 0; i < work.parts.size(); ++i) {
+    // Only the last part completes the gradients, so only its uses may release a bucket.
     const CountingScope counted(params, counting && i + 1 == work.parts.size());
     Tape tape;
     TrainingLoss loss;

@@ -20,8 +20,8 @@
 namespace weft {
 namespace {
 
-// A run that goes on under another deck is the user's right, but not to be missed. Keys that change
-// nothing of what is computed may differ.
+// A run may go on under another deck, but the log must show it. Keys that do not affect the
+// computation may differ.
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   if (log::rank() != 0) return;
   const Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {});
@@ -71,7 +71,7 @@ Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
       std::make_unique<CheckpointWriter>(deck_.run.dir, world_, static_cast<int>(deck_.train.keep));
 }
 
-// Consecutive ranks share clips: they are most likely to sit in one node.
+// Consecutive ranks share clips: they are most likely on one node.
 void Trainer::choose_groups() {
   const int sp = static_cast<int>(deck_.parallel.sp);
   sequence_ = nn::make_sequence_group(world_, sp);
@@ -87,13 +87,12 @@ void Trainer::open_data() {
 }
 
 void Trainer::start() {
-  // On a GPU the algorithms of matrix products are measured once a run: a restart must repeat their
-  // choice. Another run may choose otherwise, with other last bits: where two runs are to agree,
-  // nothing is measured.
+  // On a GPU the algorithms of matrix products are measured once a run and stored, so that a
+  // restart repeats the choice. Another run may choose differently, with other last bits: with
+  // parallel.deterministic nothing is measured. The symbol is weak: null in a build without CUDA.
   if (on_cuda() && !deck_.parallel.deterministic && &kernels::set_matmul_tuning != nullptr)
     kernels::set_matmul_tuning((std::filesystem::path(deck_.run.dir) / "matmul.txt").string());
-  // Exchanges of tokens stand in the midst of the forward, and no graph may hold them.
-  // Nor may an injected fault enter a graph.
+  // No graph may hold the exchanges of tokens in the forward, nor an injected fault.
   const bool recordable = !sequence_ && std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
   data_parallel_ = std::make_unique<DataParallel>(
@@ -102,7 +101,7 @@ void Trainer::start() {
   load_state();
   plan_step();
   open_readers();
-  // From here on: a restart may read for longer than a step takes.
+  // Not before: reading a checkpoint may take longer than a step.
   if (deck_.parallel.hang_timeout > 0) set_timeout(deck_.parallel.hang_timeout);
 }
 
@@ -118,11 +117,12 @@ void Trainer::load_state() {
   std::optional<Checkpoint> checkpoint;
   if (first_rank()) run_id_ = stored_run_id(deck_.run.dir);
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
+  // Before make_state(): the EMA starts as a copy of the weights.
   if (!checkpoint) task_->start_weights();
   data_parallel_->make_state();
   checkpoints_->check_room(
       flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
-  // A run without run.json is the one that its newest checkpoint tells of.
+  // Without a usable run.json, the newest checkpoint names the run.
   if (checkpoint && run_id_.empty()) {
     const auto id = checkpoint->info().notes.find("run");
     if (id != checkpoint->info().notes.end()) run_id_ = id->second;
@@ -141,18 +141,19 @@ void Trainer::load_state() {
             deck_.train.steps);
 }
 
-// The memory of a step, and the region that it will live in.
+// Plans the memory of a step and reserves the arena for it.
 void Trainer::plan_step() {
+  // The least of all ranks: recomputation, and so placements, must be the same everywhere.
   const std::size_t capacity = least(arena_capacity(deck_.memory, device_.host_ranks), world_);
   memory_ = plan_memory(*task_, source_->buckets(), batch_sizes_, capacity);
-  // Placements follow the costs, and these the recomputation: it has to be the same on ranks that
-  // share clips unevenly.
+  // Placements follow the costs, and the costs follow recomputation, which may differ between ranks
+  // that share clips unevenly: all take the largest.
   for (StepMemory& m : memory_) {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
   }
-  // A GPU's memory is taken for good: the plan, and an eighth for what operations need inside
-  // themselves.
+  // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
+  // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
   arena_ = Arena::reserve(
       on_cuda() && deck_.memory.arena_gib <= 0 ? std::min(capacity, with_scratch) : capacity);
@@ -171,7 +172,7 @@ std::size_t Trainer::planned_bytes() const {
   return most;
 }
 
-// The order of the samples, who takes which, and the readers that run ahead of it.
+// The order of the samples, their placement on ranks, and the readers that prefetch them.
 void Trainer::open_readers() {
   const auto buckets = static_cast<int>(source_->buckets().size());
   std::vector<CostTable::Planned> planned;
@@ -224,6 +225,8 @@ Trainer::Work Trainer::my_work(const std::vector<MicroBatch>& plan,
 }
 
 void Trainer::save() {
+  // Checks the step under way first: complete() throws for a step that is not finite, so no such
+  // state is saved.
   if (under_way_) complete(*std::exchange(under_way_, std::nullopt));
   last_update_.reset();  // the next step's time starts after the save
   comm_->progress(done_, "save");
@@ -232,7 +235,7 @@ void Trainer::save() {
   info.notes["costs"] = costs_.table->to_text();
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saves_.newest = done_;
-  saves_.writing = true;  // until all ranks have told that it is not
+  saves_.writing = true;  // until all ranks have reported that they are done
   saves_.stall = checkpoints_->save(
       info, flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   comm_->progress(done_, nullptr);
@@ -266,7 +269,7 @@ std::vector<StepMetrics> Trainer::finished(bool all) {
 
 unsigned Trainer::take_requests() {
   const unsigned asked = requested_;
-  requested_ &= request::stop;
+  requested_ &= request::stop;  // the others are reported once
   return asked;
 }
 

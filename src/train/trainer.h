@@ -1,5 +1,5 @@
-// The training state and its step: from clips to updated weights on every rank. jobs/train.cpp
-// tells the story of the job.
+// The training state and its step: from clips to updated weights on every rank. jobs/train.cpp has
+// the sequence of the job.
 #pragma once
 
 #include <mpi.h>
@@ -29,42 +29,42 @@ namespace weft {
 
 class Trainer {
  public:
-  // Collective. Opens the data, checks that it fits the model, and makes sure that the run
-  // directory can be written and is no other job's.
+  // Collective. Opens the data, checks that it fits the model, and that the run directory can be
+  // written and belongs to no other job.
   Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world);
 
   // Collective. Weights and optimizer, new or from the newest checkpoint; the memory plan; the
   // readers.
   void start();
 
-  // One step: forward, backward, reduction, update. Collective, without a barrier. On a GPU the
-  // step is issued, and the host waits for the one before it. Exit::non_finite and Exit::hardware
-  // leave the weights as they were.
+  // One step: forward, backward, reduction, update. Collective, without a barrier. On a GPU it
+  // issues the step and waits for the one before. Exit::non_finite and Exit::hardware leave the
+  // weights as they were.
   void step();
   // Metrics of the steps that have ended since the last call; with `all`, waits for the one under
   // way.
   std::vector<StepMetrics> finished(bool all = false);
 
-  // Collective. Starts a save of the state; its stall counts to the last step. Waits for one in
-  // flight.
+  // Collective. Starts a save of the state; its stall is counted in the last step. Waits for a save
+  // in flight.
   void save();
-  // As save(), for the sake of train.checkpoint_every: with train.skip_saves a WARN line takes its
-  // place while some rank is still writing the save before. All ranks decide alike, by what they
-  // told with the newest step that has ended.
+  // As save(), for train.checkpoint_every: with train.skip_saves it only logs a WARN line while
+  // some rank is still writing the save before. All ranks decide alike, from the report of the
+  // newest step that has ended.
   void save_if_free();
   std::int64_t saves_skipped() const { return saves_.skipped; }
   // Collective. Waits for the save in flight; false if the newest one could not be written.
   bool wait_for_save();
 
-  // After an error: what comes now, up to the destructor, may be the end of a save, and is no hang.
+  // After an error: the destructor may still finish a save, which is no hang.
   void about_to_end() { comm_->progress(done_, "save"); }
 
   std::int64_t steps_done() const { return done_; }  // issued, on a GPU
   bool saved() const { return saves_.newest == done_; }
   // Rank 0's: train/metrics/run_facts.h.
   const std::string& run_id() const { return run_id_; }
-  // What some rank was asked for before the end of a step that has ended (bits of train/stop.h):
-  // all ranks agree. Each request is told once, but for `stop`, which stays.
+  // Requests to any rank, as reported with the steps that have ended (bits of train/stop.h): the
+  // same on all ranks. Each request is returned once, except `stop`, which stays.
   unsigned take_requests();
 
   bool first_rank() const { return comm_->rank() == 0; }
@@ -78,7 +78,7 @@ class Trainer {
   const Communicator& communicator() const { return *comm_; }
   const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
-  // Checksums of the weights as this rank has them, for comparisons between runs and ranks.
+  // Checksums of this rank's weights, to compare runs and ranks.
   std::vector<double> weights_checksum();
 
  private:
@@ -90,19 +90,18 @@ class Trainer {
     double seconds;
     DeviceEvent begin, end;
   };
-  // A step that was issued: its metrics as far as the host knows them, and marks of the device's
-  // progress.
+  // An issued step: its metrics as far as the host knows them, and marks of the device's progress.
   struct Issued {
     StepMetrics metrics;
     StepReport::Rows rows;
-    // [rank]: what the plan gave each to do in this step, and in the one whose busy times this one
-    // reports.
+    // [rank]: the work that the plan gave each, in this step and in the one whose busy times this
+    // step reports.
     std::vector<double> expected, expected_of_busy;
     std::vector<Timed> micro_batches;
     std::vector<double> cost_sums;  // this rank's, in a step after which costs are agreed
     bool compare_weights = false;
-    // Seconds that this rank was blocked between the end of its backward and the last sum, before
-    // that, and after.
+    // Seconds that this rank was blocked: between the end of its backward and the last sum; before
+    // that; after that.
     double blocked = 0, blocked_in_compute = 0, blocked_for_norm = 0;
     DeviceEvent begin, computed, reduced, updated;
   };
@@ -128,7 +127,7 @@ class Trainer {
     double busy = 0, data_wait = 0;      // seconds of the newest step that has ended, on a GPU
     std::vector<double> expected;        // [rank], of the same
     std::vector<double> recent_seconds;  // of steps
-    double blocked = 0;                  // seconds in exchanges that are accounted for
+    double blocked = 0;                  // seconds in exchanges that are already counted
   };
 
   void choose_groups();

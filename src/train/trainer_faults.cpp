@@ -1,5 +1,4 @@
-// What goes wrong in a step: gradients that are not finite, replicas that differ, and faults to
-// order.
+// Faults of a step: gradients that are not finite, replicas that differ, and injected faults.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -34,7 +33,7 @@ std::string all_texts(const std::string& mine, MPI_Comm world) {
   return all;
 }
 
-// Flips a bit of a weight where this rank's forward reads it.
+// Flips a bit of a weight in the copy that this rank's forward reads.
 void flip_a_bit(ParameterTable& table) {
   Tensor weights = table.working().defined() ? table.working() : table.values();
   const std::int64_t at = weights.numel() / 3;
@@ -53,6 +52,7 @@ void Trainer::begin_faults() {
   if (fault::ordered(fault::Kind::stop, done_))
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
   if (fault::ordered(fault::Kind::flip, done_)) {
+    // Weights that arrive later would overwrite the flipped bit.
     data_parallel_->settle();
     flip_a_bit(params());
   }
@@ -64,8 +64,8 @@ void Trainer::end_faults(double compute_seconds) {
     std::this_thread::sleep_for(std::chrono::duration<double>(*share * compute_seconds));
 }
 
-// Of the weights that every rank has: all in f32, or the bf16 copies and what a bf16 model reads in
-// f32.
+// Checksums of the weights that every rank holds: all in f32, or the bf16 copies and those that a
+// bf16 model reads in f32.
 void Trainer::checksum_weights() {
   ParameterTable& table = params();
   std::int64_t low = 0;
@@ -89,6 +89,7 @@ void Trainer::compare_weights(const Issued& step) const {
   const auto right = std::max_element(
       versions.begin(), versions.end(),
       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  // Without a majority nobody can tell which ranks are right: the error names all.
   const bool majority = 2 * right->second.size() > static_cast<std::size_t>(step.rows.ranks());
   std::vector<std::string> names;
   for (const auto& [sums, ranks] : versions)
@@ -105,9 +106,11 @@ void Trainer::compare_weights(const Issued& step) const {
       __FILE__, __LINE__);
 }
 
-// The step is run again, on every rank, from the same weights: what is not finite again comes from
-// the data or the settings, what is finite now came from the machine.
+// Runs the step again, on every rank, from the same weights: a fault that recurs comes from the
+// data or the settings, one that does not came from the machine.
 void Trainer::explain_non_finite(const Issued& step) {
+  // The next step may be issued already; it changes no weights, since its norm is NaN too
+  // (DataParallel::norm).
   if (on_cuda()) device_runtime().synchronize(device_runtime().record(Stream::compute));
   comm_->progress(step.metrics.step, "non-finite step again");
   under_way_.reset();
@@ -140,9 +143,9 @@ void Trainer::explain_non_finite(const Issued& step) {
       __FILE__, __LINE__);
 }
 
-// Runs this rank's micro-batches of a step one by one. Empty, or a line for each whose gradient or
-// loss is not finite. The backward goes from the last layer to the first, so the fault entered at
-// the last one, which is named.
+// Runs this rank's micro-batches of a step one by one. Returns a line for each whose gradient or
+// loss is not finite. The backward goes from the last layer to the first, so the last layer with a
+// fault is where it entered: that one is named.
 std::string Trainer::find_non_finite(std::int64_t step, float weight) {
   ParameterTable& table = params();
   data_parallel_->settle();
@@ -172,6 +175,7 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
     run_parts(work, table, weight, false,
               [&](const TrainingLoss& loss) { losses.push_back(loss.clips); });
     table.finish_step();
+    // An injected NaN with the value 0 recurs, as a fault of the data would.
     if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0) data_parallel_->spoil_now();
 
     Tensor total = squares;

@@ -1,4 +1,4 @@
-// One step, and what comes of it.
+// One step, and the evaluation of its results.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr std::size_t remembered_steps = 50;
 
 DeviceEvent mark() { return on_cuda() ? device_runtime().record(Stream::compute) : DeviceEvent(); }
 
-// A number that differs between lists of samples, exact in a double.
+// A checksum of the list of samples, below 2^52 to be exact in a double.
 double checksum_of(const std::vector<std::pair<int, MicroBatch>>& work) {
   std::uint64_t sum = 1;
   for (const auto& [index, batch] : work)
@@ -57,6 +57,7 @@ void Trainer::step() {
         step.expected[static_cast<std::size_t>(r)] +=
             costs_.table->expected(plan[i].bucket) * share_of(plan[i], done_);
   }
+  // On a GPU a step reports the busy times of an earlier one, the last whose times the host knows.
   step.expected_of_busy = on_cuda() ? pace_.expected : step.expected;
   begin_faults();
 
@@ -84,11 +85,13 @@ void Trainer::step() {
     step.micro_batches.push_back(std::move(timed));
   }
   end_faults(now_seconds() - start);
+  // Also on a rank without micro-batches: it announces all buckets, as the sums are collective.
   params().finish_step();
   blocked_in_compute += take_blocked();
   step.compare_weights =
       deck_.parallel.check_every > 0 && (done_ + 1) % deck_.parallel.check_every == 0;
   if (step.compare_weights) {
+    // A rank that had no forward has not awaited its new weights yet.
     data_parallel_->settle();
     checksum_weights();
   }
@@ -99,12 +102,12 @@ void Trainer::step() {
   const auto costs_reported = agree_on_costs(step);
   step.computed = mark();
 
-  // 2. What is left of the sums.
+  // 2. The rest of the sums.
   comm_->progress(done_, "sums");
   step.blocked = data_parallel_->join() + comm_->wait(reported) + comm_->wait(costs_reported);
   step.reduced = mark();
 
-  // 3. Clip and update; the new weights go on their way.
+  // 3. Clip and update; the gathers of the new weights are issued.
   comm_->progress(done_, "optimizer");
   const double before_update = now_seconds();
   const double blocked_for_norm = data_parallel_->norm(report_->rows(), report_->norm()) +
@@ -120,8 +123,8 @@ void Trainer::step() {
   m.arena_peak_bytes = arena_->peak();
   ++done_;
 
-  // 4. On a GPU the host looks at a step's results when the next one has been issued: the GPU never
-  // waits for it.
+  // 4. On a GPU the host evaluates a step after issuing the next one, so that the GPU never waits
+  // for the host.
   if (!on_cuda()) {
     complete(std::move(step));
     return;
@@ -161,8 +164,8 @@ void Trainer::count_loss(const TrainingLoss& loss) {
   }
 }
 
-// Seconds, since the last call, that the host waited in the midst of compute: for weights, and for
-// tokens of the group.
+// Seconds since the last call that the host waited during compute: for weights, and for tokens of
+// the group.
 double Trainer::take_blocked() {
   const double in_exchanges = task_->blocked_seconds();
   return data_parallel_->take_blocked() + in_exchanges - std::exchange(pace_.blocked, in_exchanges);
@@ -177,7 +180,7 @@ unsigned Trainer::look_at_requests() {
          (checkpoints_->writing_for() ? request::saving : 0);
 }
 
-// After some steps the ranks tell each other what micro-batches took. The ticket of that, or 0.
+// After some steps the ranks exchange the times of their micro-batches. Returns the ticket, or 0.
 Communicator::Ticket Trainer::agree_on_costs(Issued& step) {
   if (!costs_.table->due(step.metrics.step)) return 0;
   step.cost_sums = costs_.table->take();
@@ -185,14 +188,14 @@ Communicator::Ticket Trainer::agree_on_costs(Issued& step) {
   return comm_->all_reduce_sum(costs_.sums);
 }
 
-// Waits for the end of a step, and tells what came of it.
+// Waits for the end of a step and evaluates its results.
 void Trainer::complete(Issued step) {
   StepMetrics& m = step.metrics;
   if (on_cuda()) {
     comm_->progress(m.step, "wait for the GPU");
     DeviceRuntime& gpu = device_runtime();
     gpu.synchronize(step.updated);
-    comm_->check();  // after an abort the GPU runs on, with sums that are worth nothing
+    comm_->check();  // after an abort the GPU runs on, with invalid sums
     if (sequence_) sequence_->check();
     m.split.compute = gpu.seconds(step.begin, step.computed) - step.blocked_in_compute;
     step.blocked = gpu.seconds(step.computed, step.reduced);
@@ -204,6 +207,7 @@ void Trainer::complete(Issued step) {
     pace_.expected = step.expected;
     for (Timed& t : step.micro_batches) t.seconds = gpu.seconds(t.begin, t.end);
   }
+  // Scaled to the bucket's full cost: shortened clips take only a share of it.
   for (const Timed& t : step.micro_batches) costs_.table->measured(t.bucket, t.seconds / t.share);
   if (!step.cost_sums.empty()) {
     const Tensor sums = costs_.sums.to_host();
@@ -215,7 +219,7 @@ void Trainer::complete(Issued step) {
     m.terms.emplace_back(names[i],
                          step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) /
                              static_cast<double>(m.samples.size()));
-  // The model's own; that of another group (a discriminator) where it is not finite.
+  // The model's norm, or that of another group (a discriminator) which is not finite.
   m.grad_norm = std::sqrt(*step.rows.squared_norm);
   for (int g = 1; g < params().groups(); ++g)
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
@@ -227,7 +231,7 @@ void Trainer::complete(Issued step) {
     requests_.heard(r, reported);
   }
   if (m.step >= saves_.newest)
-    saves_.writing = saving;  // a step before the save knew nothing of it
+    saves_.writing = saving;  // reports of earlier steps are from before the save
   if (!std::isfinite(m.grad_norm) || !std::isfinite(m.loss)) explain_non_finite(step);
   if (step.compare_weights) compare_weights(step);
   look_for_spikes(m);
@@ -237,8 +241,8 @@ void Trainer::complete(Issued step) {
   finished_.push_back(m);
 }
 
-// Every rank sees the same figures and decides alike. The step has changed the weights by now, but
-// no checkpoint has it yet.
+// Every rank sees the same figures and decides alike. The step has already changed the weights, but
+// no checkpoint contains it yet.
 void Trainer::look_for_spikes(const StepMetrics& m) {
   const std::pair<const char*, std::optional<SpikeWatch::Spike>> found[] = {
       {"loss", watches_.loss.step(m.loss)},
@@ -259,7 +263,7 @@ void Trainer::look_for_spikes(const StepMetrics& m) {
   }
 }
 
-// Who was slow, who waited, and whether the ranks of a group had the same clips.
+// Finds who was slow and who waited, and checks that the ranks of a group had the same clips.
 void Trainer::look_at_ranks(Issued& step) {
   StepMetrics& m = step.metrics;
   const int ranks = step.rows.ranks(), sp = static_cast<int>(deck_.parallel.sp);
@@ -281,7 +285,8 @@ void Trainer::look_at_ranks(Issued& step) {
   }
   m.spread = spread_of(m.rank_busy);
   const double behind = *slowest - busy[static_cast<std::size_t>(comm_->rank())];
-  // Wherever this rank was blocked, also without overlap: the first of it was for the slowest.
+  // All of this rank's blocked time, also without overlap: the first part of it, up to `behind`,
+  // was spent waiting for the slowest rank.
   const double blocked = step.blocked + step.blocked_in_compute + step.blocked_for_norm;
   m.split.wait_slowest = std::clamp(behind, 0.0, blocked);
   m.split.comm_exposed = blocked - m.split.wait_slowest;
@@ -300,7 +305,7 @@ void Trainer::look_at_ranks(Issued& step) {
   }
 }
 
-// Ten median steps without progress are a hang, and at least a minute.
+// A hang is ten median steps without progress, but at least a minute.
 void Trainer::watch_time(double seconds) {
   if (pace_.recent_seconds.size() == remembered_steps)
     pace_.recent_seconds.erase(pace_.recent_seconds.begin());

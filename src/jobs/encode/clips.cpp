@@ -32,7 +32,7 @@ Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoV
   b.moments = deck.latents == "moments";
   b.channels = TemporalVae::latent_channels * (b.moments ? 2 : 1);
   b.dtype = deck.dtype == "f16" ? DType::f16 : DType::f32;
-  // As the model has them: rounded in a bf16 VAE.
+  // The values that the model uses: rounded in a bf16 VAE.
   const Tensor constants = vae.denormalised().to_host();
   const std::span<const float> values = constants.span<float>();
   const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
@@ -75,6 +75,7 @@ std::vector<std::byte> stored_values(std::span<const float> values, DType dtype,
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
     const f16 h(values[i]);
+    // All exponent bits set: the value has become infinite.
     WEFT_CHECK((h.bits & 0x7c00u) != 0x7c00u, Exit::data, "set encode.dtype = \"f32\"",
                "{} encodes to {}, which f16 cannot hold", what, values[i]);
     std::memcpy(bytes.data() + 2 * i, &h, 2);
@@ -119,8 +120,8 @@ void EncodeJob::prepare(const ItemBatch& samples) {
   });
 }
 
-// A GPU gets a few frames at a time: a long clip of pixels would be larger than all that its
-// latents need.
+// A GPU gets a few frames at a time: the pixels of a long clip would take more memory than all of
+// its latents' needs.
 std::vector<std::byte> EncodeJob::encode(const std::vector<std::byte>& clip, const Bucket& b,
                                          std::int64_t sample, const std::string& what) {
   const VideoVae::Noise noise{static_cast<std::uint64_t>(deck_.run.seed),

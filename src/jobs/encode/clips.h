@@ -16,8 +16,8 @@
 
 namespace weft {
 
-// The bucket as it is stored: encode.latents and encode.dtype. `text_channels` 0: without captions'
-// features.
+// The bucket as stored, by encode.latents and encode.dtype. `text_channels` 0: without the features
+// of captions.
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
                       std::int64_t text_channels);
 
@@ -43,7 +43,7 @@ class EncodeJob : public ListJob {
   void prepare(const ItemBatch& samples) override;
   void make(const ItemBatch& samples, ItemResults& results) override;
   void flush(ItemResults&) override { writer_.close(); }
-  // For the report: frames, and seconds that clips were waited for.
+  // For the report: frames, and seconds spent waiting for clips.
   nlohmann::ordered_json share() const;
 
  private:

@@ -33,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Captions without repetition, and which of them each clip has (-1: none).
+// Each caption once, and the caption of each clip (-1: none).
 struct Texts {
   std::vector<std::string> all;
   std::vector<std::int64_t> of_sample;
@@ -59,14 +59,14 @@ Texts list_texts(const ClipSource& source) {
   return texts;
 }
 
-// All that decides the latents, a line each. Features of captions are told apart by
-// jobs/generate/prompts/prompt_features.h.
+// All that decides the latents, a line each. Features of captions have a key of their own
+// (jobs/generate/prompts/prompt_features.h).
 std::string describe_job(const Deck& deck, const std::string& vae) {
   std::string job = fmt::format(
       "seed {}\nclips {}\nvae {}\n", deck.run.seed,
       deck.data.path.starts_with("synthetic:") ? deck.data.path : file_identity(deck.data.path),
       vae);
-  // The deck's own words for the rest.
+  // The rest as lines of the deck, without keys that do not change the latents.
   std::istringstream deck_text(to_toml(deck));
   std::string section;
   for (std::string line; std::getline(deck_text, line);) {
@@ -79,9 +79,9 @@ std::string describe_job(const Deck& deck, const std::string& vae) {
   return job + "stored as " + deck.get<EncodeDeck>().dtype + "\n";
 }
 
-// Mean and deviation of each latent channel over all clips, from the stored moments: what vae.shift
-// and vae.scale are made of (docs/models/video_vae.md, Chunks). A drawn latent varies by its
-// posterior's variance too.
+// Mean and deviation of each latent channel over all clips, from the stored moments: the values of
+// vae.shift and vae.scale (docs/models/video_vae.md, Chunks). The posterior's variance is included,
+// since a drawn latent has it too.
 void measure(std::vector<Bucket>& stored, PartReader& parts) {
   const auto C = static_cast<std::size_t>(TemporalVae::latent_channels);
   std::vector<double> sum(C), squares(C);
@@ -151,8 +151,8 @@ std::uint64_t merge(const Deck& deck, const ClipSource& source, std::vector<Buck
   return bytes;
 }
 
-// The store is complete, and what it was made of is not needed. `job` and what the engine still
-// holds go with the folder.
+// Removes the parts once the store is complete. `job` and the engine's open files are removed with
+// the folder.
 void remove_data(const fs::path& folder) {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(folder, failed)) {
@@ -167,7 +167,7 @@ void remove_parts(const fs::path& folder) {
   if (failed) log::warn("cannot remove {}: {}", folder.string(), failed.message());
 }
 
-// Collective. Whether the output is there already, of this very job.
+// Collective. Whether this very job has made the output already.
 bool is_made(const std::string& output, const std::string& made_by, const fs::path& folder,
              const std::string& job, MPI_Comm world) {
   int made = log::rank() == 0 && stored_made_by(output) == made_by ? 1 : 0;
@@ -177,7 +177,7 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
         "{} is made already, of the same clips and with the same settings: remove it to make it "
         "anew",
         output);
-    // A kill may have come between the store's last step and this.
+    // A kill may have come after the store's commit and before its parts were removed.
     std::stringstream of_parts;
     of_parts << std::ifstream(folder / "job").rdbuf();
     if (of_parts.str() == job) remove_parts(folder);
@@ -201,7 +201,7 @@ void print_shares(const ListReport& report, double seconds) {
                               clips, frames, seconds, clips / seconds, frames / seconds));
 }
 
-// Exit::usage for what cannot be encoded as the deck says.
+// Exit::usage for a deck that cannot be carried out.
 void check_deck(const Deck& deck) {
   WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
              "set encode.output = \"latents.h5\"", "encode.output is empty");
@@ -236,7 +236,7 @@ ListSettings settings_of(const Deck& deck, const fs::path& folder) {
   return s;
 }
 
-// Clips through the VAE, whoever is free the next one: this rank's share of the report.
+// Encodes clips; a rank that is free takes the next one. Returns this rank's share of the report.
 nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
                                     const ModelSource& weights, const ClipSource& source,
                                     VideoVae& vae, ListEngine& engine) {
@@ -258,7 +258,7 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
 }  // namespace
 
 int encode(const Deck& deck, MPI_Comm world) {
-  // 1. What there is to do.
+  // 1. The work to do.
   watch_stop_signals();
   check_deck(deck);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
@@ -288,7 +288,7 @@ int encode(const Deck& deck, MPI_Comm world) {
             deck.get<EncodeDeck>().dtype,
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
 
-  // 2. Captions through T5, whose memory is given back.
+  // 2. Captions through T5, whose memory is then freed.
   Deck for_text = deck;  // the features' shape is the encoder's own here
   for_text.get<Stdit3Deck>().caption_channels = deck.get<T5Deck>().d_model;
   for_text.get<Stdit3Deck>().model_max_length = deck.get<T5Deck>().max_length;
@@ -302,9 +302,10 @@ int encode(const Deck& deck, MPI_Comm world) {
     last.share = encode_clips(deck, device, weights, *source, vae, *engine);
   const double seconds = now_seconds() - begin;
 
-  // 4. One store, made by the coordinator; then the parts are done with.
+  // 4. The coordinator merges the parts into one store and removes them.
   last.print = [&](const ListReport& report) { print_shares(report, seconds); };
   last.finish = [&](const ListReport&) {
+    // The coordinator need not be rank 0, which alone has listed the captions.
     if (with_text && log::rank() != 0) texts = list_texts(*source);
     const std::uint64_t bytes =
         merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
@@ -315,6 +316,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   };
   const int code = engine->end(last);
   features.reset();
+  // Its files are in the folder that is removed next.
   engine.reset();
   if (code == 0 && log::rank() == 0) remove_parts(folder);
   return code;

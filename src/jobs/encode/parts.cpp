@@ -46,6 +46,7 @@ void PartWriter::append(std::span<const std::byte> clip, nlohmann::ordered_json&
   if (!file_) {
     int start = 0;
     const auto path = [&] { return folder_ / fmt::format("{}-{}.data", start, rank_); };
+    // Every start writes a file of its own: lines in the manifest refer to the older ones.
     while (fs::exists(path())) ++start;
     file_.emplace(File::create(path(), Exit::data));
   }

@@ -1,5 +1,5 @@
-// Encoded clips on their way into one store, in a folder beside it that survives a kill at any
-// moment. OUTPUT.parts/ holds
+// Encoded clips before they are merged into one store: in a folder beside it that survives a kill
+// at any moment. OUTPUT.parts/ holds
 //   job                what is encoded, and by which weights: a folder of another job is refused
 //   G-R.data           clips one behind the other, written by rank R of the G-th start
 //   encoded.jsonl      a line for each: file, offset, bytes, XXH3-128 (jobs/engine/manifest.h);
@@ -21,8 +21,8 @@
 
 namespace weft {
 
-// Collective. Makes the folder for this job, or takes up the one of an earlier start: Exit::usage,
-// naming the first line that differs, if that is of another.
+// Collective. Makes the folder for this job, or reuses that of an earlier start. Exit::usage for
+// the folder of another job, with the first line that differs.
 void open_parts(const std::filesystem::path& folder, const std::string& job, MPI_Comm world);
 
 // This rank's file of clips, made with the first one.
@@ -31,7 +31,7 @@ class PartWriter {
   PartWriter(std::filesystem::path folder, int rank) : folder_(std::move(folder)), rank_(rank) {}
   // Appends a clip. Adds the members file, offset, bytes and file_xxh3 to its line.
   void append(std::span<const std::byte> clip, nlohmann::ordered_json& line);
-  // Over NFS others can read all of it from then on.
+  // From then on other nodes can read all of it, also over NFS.
   void close();
 
  private:

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double progress_seconds = 10;
 
-// A rank failed while all work together.
+// A rank failed during collective work: MPI calls of the others would wait for it.
 void end_for_failed(const Members& members, int rank, const std::string& noun, MPI_Comm world) {
   log::error("ERROR: rank {} on {} failed before the {}s were begun", rank,
              members.state(rank).host, noun);
@@ -33,27 +33,27 @@ void end_for_failed(const Members& members, int rank, const std::string& noun, M
   end_job(world, Exit::hang);
 }
 
-// A rank failed that this one makes items with: this one ends too, and other groups make what they
-// had in hand.
+// A rank of this group failed: this rank ends too, and other groups make the items that were in
+// hand.
 void leave_group(const Members& members, int rank) {
   log::warn("rank {} on {} failed: this rank, of the same group, ends too", rank,
             members.state(rank).host);
   std::fflush(nullptr);
-  // As that one did. mpirun, told to let the others live, takes an end without MPI_Finalize for
-  // worse.
+  // By a signal, as the failed rank did: an mpirun that lets the others live treats an exit without
+  // MPI_Finalize as a worse failure.
   kill(getpid(), SIGKILL);
 }
 
-// Ends this rank without MPI, which would wait for those that failed. The coordinator passes the
-// code on.
+// Ends this rank without MPI_Finalize, which would wait for the failed ranks. The coordinator ends
+// the job with the exit code.
 [[noreturn]] void leave_job(int code, bool coordinator, MPI_Comm world) {
   std::fflush(nullptr);
   if (coordinator && code != 0) end_job(world, static_cast<Exit>(code));
   _exit(0);
 }
 
-// Whether the launcher takes exit codes from ranks that end by themselves. An mpirun that lets the
-// others live takes them from MPI_Abort alone.
+// Whether the launcher passes on the exit codes of ranks that end by themselves. An mpirun that
+// lets the others live only passes on that of MPI_Abort.
 bool exit_codes_pass() {
   const char* set = std::getenv("OMPI_MCA_orte_abort_on_non_zero_status");
   return set == nullptr || (std::string_view(set) != "0" && std::string_view(set) != "false");
@@ -90,6 +90,7 @@ void ItemResults::finished(const Json& line) {
 void ItemResults::failed(std::int64_t item, const Error& e) {
   const bool of_item = e.code() == Exit::data || e.code() == Exit::non_finite ||
                        (e.code() == Exit::usage && engine_.groups_.size == 1);
+  // Called from a handler: passes the error on.
   if (!of_item) throw;
   if (!engine_.groups_.first) return;
   const std::string& name = engine_.items_[static_cast<std::size_t>(item)].name;
@@ -127,6 +128,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
       stop_(members_, settings_.directory, settings_.stop_margin) {
   members_.watch(members_.neighbour(),
                  [this](int rank) { end_for_failed(members_, rank, settings_.noun, world_); });
+  // Rank 0's keys: they hold times of files, which may differ from node to node.
   std::string keys;
   for (const ListItem& item : items_) keys += item.key + "\n";
   broadcast_sized(keys, world_);
@@ -138,7 +140,8 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
   find_missing();
 }
 
-// Rank 0 gathers the lines; each rank reads the files of some items, to see whether they are whole.
+// Rank 0 gathers the lines; then the ranks share the reading of the items' files, to check that
+// they are whole.
 void ListEngine::find_missing() {
   if (groups_.rank == 0) Manifest::gather(settings_.directory, settings_.stem);
   MPI_Barrier(world_);
@@ -153,6 +156,7 @@ void ListEngine::find_missing() {
     if (finished[i] == 0) missing_.push_back(static_cast<std::int64_t>(i));
   const auto cost = [&](std::int64_t i) { return items_[static_cast<std::size_t>(i)].cost; };
   if (settings_.shared)
+    // Costliest first, so that all ranks end together; stable, so that all ranks agree.
     std::stable_sort(missing_.begin(), missing_.end(),
                      [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
 }
@@ -180,7 +184,7 @@ bool ListEngine::left_by(int failed_rank, std::int64_t item) {
   return !past_of(failed_rank).resolved.contains(item) && !finished_by(failed_rank, item);
 }
 
-// The items of a place that no failed rank has resolved.
+// The items of a place that no failed rank has made or failed at.
 ItemBatch ListEngine::left_of(std::int64_t place) {
   ItemBatch items = batches_[static_cast<std::size_t>(place)];
   for (int rank = 0; rank < members_.ranks(); ++rank)
@@ -226,7 +230,7 @@ void ListEngine::make(ListJob& job, WorkQueue& queue, const Claimed& batch) {
   if (settings_.shared) tell_progress(batch.place);
 }
 
-// Places are claimed in order: what comes before this one is done, or nearly.
+// Places are claimed in order: those before this one are done, or nearly.
 void ListEngine::tell_progress(std::int64_t place) {
   if (groups_.rank != 0 || now_seconds() - progress_at_ < progress_seconds) return;
   progress_at_ = now_seconds();
@@ -247,7 +251,7 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
                             [&](std::int64_t item) { return left_by(rank, item); });
       },
       world_);
-  // From here on each group is on its own.
+  // From here on each group works by itself, so it only watches its own ranks.
   members_.watch(groups_.mates(), [this](int rank) { leave_group(members_, rank); });
   start_ = progress_at_ = now_seconds();
   const bool ahead = settings_.ahead && groups_.size == 1;
@@ -263,6 +267,7 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
       if (now.place < 0) break;
     }
     Claimed next;
+    // Claimed before the current batch is made: prepare() reads its input meanwhile.
     if (ahead) next = claim(false);
     if (!now.items.empty()) make(job, queue, now);
     now = ahead ? std::move(next) : claim(false);
@@ -287,7 +292,8 @@ ListReport ListEngine::read_report() {
     RankShare& share = report.ranks.emplace_back();
     report.stopped = report.stopped || state.stopped;
     report.failures.insert(report.failures.end(), state.failures.begin(), state.failures.end());
-    // Those with a summary may be gone by now: all ranks judge alike.
+    // By the summary, not by liveness, so that all ranks judge alike: a rank with a summary may
+    // have ended by now.
     if (!state.summary.empty()) {
       share = read_summary(state.summary);
       continue;
@@ -306,8 +312,8 @@ ListReport ListEngine::read_report() {
   return report;
 }
 
-// Items that no rank has made or failed at, though none was asked to stop: left when it was too
-// late, or given up.
+// Adds as failures the items that no rank has made or failed at, though no stop was requested: left
+// by a failed rank too late to be made again, or given up.
 void ListEngine::add_unmade(ListReport& report) {
   if (report.stopped) return;
   const ManifestLines finished = lines();
@@ -363,7 +369,7 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
   if (!out) log::warn("cannot write {}", path.string());
 }
 
-// The coordinator, for all: what the job comes to.
+// On the coordinator, for all ranks: the report and the exit code of the job.
 int ListEngine::conclude(const ListEnd& last) {
   ListReport report = read_report();
   Manifest::gather(settings_.directory, settings_.stem);
@@ -371,7 +377,7 @@ int ListEngine::conclude(const ListEnd& last) {
   const bool complete = report.made() + report.finished_before >= report.wanted;
   if (last.print) last.print(report);
   print(report);
-  // A job that found everything done leaves the report of the one that did it.
+  // If everything was done before, the report of the job that did it stays.
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
   if (!report.failures.empty()) {
     Error e(
@@ -398,7 +404,7 @@ int ListEngine::end(const ListEnd& last) {
   members_.wait_for_summaries();
   members_.watch({}, {});  // nobody waits for anybody in MPI until the job is concluded
   // All wait for the coordinator, also because the launcher may end the job with the first rank
-  // that leaves. Should it fail meanwhile, the next one takes its place.
+  // that leaves. If the coordinator fails meanwhile, the next rank takes its place.
   std::optional<int> code;
   bool any_failed = false;
   int coordinator = 0;
@@ -414,6 +420,7 @@ int ListEngine::end(const ListEnd& last) {
     }
     while (!(code = members_.state(coordinator).code) && !members_.failed(coordinator))
       members_.pause();
+    // It may have noted the code just before it ended.
     if (!code) code = members_.state(coordinator).code;
     if (code) break;
     any_failed = true;

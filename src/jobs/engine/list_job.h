@@ -6,8 +6,8 @@
 //              the same command makes only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
 //   failures   an item that fails is reported by name and the others are made: exit 3
-//   liveness   what a failed rank had in hand is made by others, where the launcher lets them live
-//              (members.h); an item that two ranks failed with is given up
+//   liveness   items that a failed rank had in hand are made by others, if the launcher lets them
+//              live (members.h); an item that two ranks failed with is given up
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
 // A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
@@ -62,7 +62,7 @@ using ItemBatch = std::vector<std::int64_t>;
 
 class ListEngine;
 
-// Where a job puts what comes out. On the first rank of a group; the others need not call.
+// Takes a job's results. Only the first rank of a group has to call it.
 // Thread-safe.
 class ItemResults {
  public:
@@ -70,8 +70,8 @@ class ItemResults {
   // The item's files are there: its line of the manifest (name, key, rank, files, the job's own
   // members).
   void finished(const nlohmann::ordered_json& line);
-  // It will not be made. The first form is for handlers: an error that is no item's own (memory,
-  // hardware, in the middle of a group's exchanges) is thrown again and ends the job.
+  // The item will not be made. The first form is for exception handlers: it rethrows an error that
+  // is not the item's own (memory, hardware, within a group's exchanges), which ends the job.
   void failed(std::int64_t item, const Error& e);
   void failed(const std::string& name, const std::string& why);
 
@@ -82,14 +82,13 @@ class ItemResults {
 class ListJob {
  public:
   virtual ~ListJob() = default;
-  // The items are claimed and make() will follow; with settings.ahead while others are made, so
+  // Called once the items are claimed, before make(); with settings.ahead while others are made, so
   // that reading overlaps.
   virtual void prepare(const ItemBatch&) {}
-  // Makes the items, collective over the group. Every item gets finished() or failed(), now or,
-  // where a writer thread has it, by the next flush(). An Error that is thrown is a failure of all
-  // items of the batch.
+  // Makes the items, collective over the group. Every item gets finished() or failed(), at once or,
+  // if a writer thread has it, by the next flush(). A thrown Error fails all items of the batch.
   virtual void make(const ItemBatch& items, ItemResults& results) = 0;
-  // Waits until what was made is reported.
+  // Waits until all items made are reported.
   virtual void flush(ItemResults&) {}
 };
 
@@ -109,37 +108,36 @@ struct FailedRank {
 };
 
 struct ListReport {
-  std::vector<RankShare> ranks;       // of those that failed: made and failed alone
+  std::vector<RankShare> ranks;       // of failed ranks: only made and failed
   std::vector<std::string> failures;  // "NAME: why", of all ranks
   std::vector<FailedRank> failed_ranks;
   std::int64_t wanted = 0, finished_before = 0;
   bool stopped = false;
 
   std::int64_t made() const;
-  // Shares of the time until the last item was made that each rank was at work.
+  // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
 };
 
 struct ListEnd {
   nlohmann::ordered_json share = nlohmann::ordered_json::object();   // this rank's own numbers
   nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
-  // On the coordinator: lines for the log above the engine's, and what is to be done once all items
-  // are finished. Another rank repeats `finish` where the coordinator fails in it. No MPI in
-  // either.
+  // Run on the coordinator: `print` logs lines above the engine's, `finish` does the work that
+  // follows once all items are finished. If the coordinator fails in `finish`, another rank repeats
+  // it. Neither may call MPI.
   std::function<void(const ListReport&)> print, finish;
 };
 
 class ListEngine {
  public:
-  // Collective. Rank 0's keys hold: times of files, which are in them, may differ from node to
-  // node.
+  // Collective. Uses rank 0's keys: they hold times of files, which may differ from node to node.
   ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world);
   ListEngine(const ListEngine&) = delete;
   ListEngine& operator=(const ListEngine&) = delete;
 
   const ListSettings& settings() const { return settings_; }
   const std::vector<ListItem>& items() const { return items_; }
-  // Numbers of the items to make, in the order in which they are: alike on all ranks.
+  // Numbers of the items to make, in that order: the same on all ranks.
   const std::vector<std::int64_t>& missing() const { return missing_; }
   // Each of them a batch of its own.
   std::vector<ItemBatch> one_by_one() const;
@@ -147,11 +145,11 @@ class ListEngine {
   // Whether any rank was asked to stop, as far as this one knows. Thread-safe.
   bool stop_requested() const { return stop_.requested(); }
 
-  // Collective at its beginning. Makes the batches until there are none, or the job is to stop.
+  // Collective at its beginning. Makes batches until none are left or the job is to stop.
   void run(ListJob& job, std::vector<ItemBatch> batches);
   // All ranks, once, with or without run(). Waits for the others; the coordinator, the first living
   // rank, finishes, prints and writes the report. Returns the exit code: 0, 3 if items failed, 75
-  // if stopped early. Where ranks have failed it does not return: MPI would wait for them.
+  // if stopped early. If ranks have failed it does not return: MPI would wait for them.
   int end(const ListEnd& last);
 
   // The lines of all finished items. For ListEnd::finish.
@@ -159,8 +157,8 @@ class ListEngine {
 
  private:
   friend class ItemResults;
-  // What a failed rank has done, by its part of the manifest and its member file. Read once: it
-  // does not change any more.
+  // What a failed rank has done, from its part of the manifest and its member file. Read once,
+  // since it no longer changes.
   struct Past {
     ManifestLines lines;
     std::set<std::int64_t> resolved;

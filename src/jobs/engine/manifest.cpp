@@ -42,6 +42,7 @@ std::vector<NamedFile> files_of(const Json& line) {
       f.offset = whole_number<std::uint64_t>(*offset);
     files.push_back(std::move(f));
   };
+  // A manifest of an older weft.
   if (line.contains("file") && !line.contains("file_xxh3")) add("file", "");
   for (const auto& [name, value] : line.items())
     if (name.ends_with("_xxh3")) add(name.substr(0, name.size() - 5), value.get<std::string>());
@@ -126,6 +127,7 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
     if (name.starts_with('.') && name.find(".partial") != std::string::npos)
       fs::remove(entry.path(), failed);
   }
+  // After the gathered lines: a part's line of the same name is newer.
   for (const fs::path& part : parts) read_lines(part, lines);
   if (parts.empty()) return lines;
   const fs::path whole = whole_path(directory, stem), made = whole.string() + ".tmp";
@@ -133,6 +135,7 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   for (const auto& [name, line] : lines) out << line.text << "\n";
   out.close();
   if (!out) fail(made, std::strerror(errno));
+  // The parts go only after the rename: a kill in between leaves all lines readable.
   rename_file(made, whole, Exit::data);
   for (const fs::path& part : parts) fs::remove(part, failed);
   return lines;
@@ -167,6 +170,7 @@ void Manifest::add(const Json& line) {
   bool written =
       std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
   const double begin = now_seconds();
+  // fsync takes a tenth of the time at most.
   if (written && begin - synced_at_ >= 10 * sync_seconds_) {
     written = fsync(fileno(file_)) == 0;
     synced_at_ = now_seconds();

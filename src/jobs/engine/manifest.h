@@ -29,26 +29,25 @@ using ManifestLines = std::map<std::string, ManifestLine>;  // by name
 
 class Manifest {
  public:
-  // One rank, while nobody writes. Gathers the parts of all ranks, also of a job that was killed,
-  // into DIR/STEM.jsonl, the newest line of a name counting, and removes the parts and half-written
-  // files (.*.partial*). A last line that is cut off is dropped, and so is a damaged one, with a
-  // WARN. Exit::data where the directory cannot be written.
+  // On one rank, while no other writes. Gathers the parts of all ranks, also of a killed job, into
+  // DIR/STEM.jsonl, where the newest line of a name counts, and removes the parts and half-written
+  // files (.*.partial*). A last line that is cut off is dropped; a damaged line is dropped with a
+  // WARN. Exit::data if the directory cannot be written.
   static ManifestLines gather(const std::filesystem::path& directory, const std::string& stem);
-  // What was gathered; and what one rank has added since, also while others write.
+  // The gathered lines; and those that one rank has added since, also while others write.
   static ManifestLines gathered(const std::filesystem::path& directory, const std::string& stem);
   static ManifestLines of_rank(const std::filesystem::path& directory, const std::string& stem,
                                int rank);
 
-  // This rank's part, made with its first line: no two ranks append to one file, which network file
-  // systems mix up.
+  // This rank's part, created with its first line. No two ranks append to one file: network file
+  // systems would mix up their lines.
   Manifest(const std::filesystem::path& directory, const std::string& stem, int rank);
   ~Manifest();
   Manifest(const Manifest&) = delete;
   Manifest& operator=(const Manifest&) = delete;
 
-  // Appends a line. It is on the disk on return, except where lines come so fast that this would
-  // take more than a tenth of the time: then it follows with a later one, or with the destructor.
-  // Thread-safe.
+  // Appends a line. It is on the disk on return, unless lines come so fast that this would take
+  // more than a tenth of the time: then a later line or the destructor syncs it. Thread-safe.
   void add(const nlohmann::ordered_json& line);
 
  private:
@@ -58,8 +57,8 @@ class Manifest {
   double synced_at_ = 0, sync_seconds_ = 0;
 };
 
-// Whether the item is finished as its line says: under that key, its files with those bytes, which
-// are read. A file that is there but damaged is a WARN.
+// Whether the item is finished: its line has that key, and its files, which are read, match the
+// line. A damaged file is a WARN.
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const std::filesystem::path& directory);
 

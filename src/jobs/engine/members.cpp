@@ -25,8 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether processes on other nodes see at once what is written here, as on file systems of one node
-// (where all are) and on those that are coherent. Others, as NFS, need a flush.
+// Whether all ranks see writes here at once: on local file systems (then all ranks are on one node)
+// and on coherent shared ones. Others, such as NFS, need a flush.
 bool is_coherent(int fd) {
   struct statfs about {};
   if (fstatfs(fd, &about) != 0) return false;
@@ -56,7 +56,8 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
   note("host " + host_name());
   int good = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 1 : 0;
   MPI_Barrier(world_);
-  // Ranks are numbered node by node, so somewhere in the ring one looks at another node's file.
+  // Ranks are numbered node by node, so with several nodes some rank of the ring checks the file of
+  // another node.
   for (const int other : neighbour()) {
     WEFT_CHECK(!state(other).host.empty(), Exit::data,
                key_ + " must be in a directory that all ranks share",
@@ -140,6 +141,7 @@ void Members::look_at_watched() {
     std::function<void(int)> then;
     {
       const std::lock_guard lock(mutex_);
+      // watch() may have replaced the list meanwhile, and its callback with it.
       if (watched_ != others) return;
       watched_.clear();
       then = then_;
@@ -153,7 +155,7 @@ MemberState Members::state(int rank) const {
   MemberState s;
   std::ifstream in(file(rank));
   for (std::string line; std::getline(in, line);) {
-    if (in.eof()) break;  // half a line
+    if (in.eof()) break;  // a line still being written
     std::istringstream words(line);
     std::string word, rest;
     std::int64_t number = -1, count = 0, stride = 1;
@@ -200,7 +202,7 @@ void Members::note_taken(std::int64_t place, std::int64_t count, std::int64_t st
 void Members::note_dropped(std::int64_t place, std::int64_t count, std::int64_t stride) {
   note(fmt::format("drop {} {} {}", place, count, stride));
 }
-// Not flushed: with items of milliseconds that would cost more than they do.
+// Not flushed: for items of milliseconds the flush would take longer than the item.
 void Members::note_begun(std::int64_t place) { note(fmt::format("begin {}", place), false); }
 void Members::note_failed(std::int64_t item, const std::string& why) {
   note(fmt::format("fail {} {}", item, why));
@@ -212,6 +214,7 @@ void Members::note_summary(const std::string& summary) { note("end " + summary);
 void Members::note_code(int code) { note(fmt::format("code {}", code)); }
 
 bool Members::claim(const std::string& what) {
+  // O_EXCL: the file system lets one rank alone create the file.
   const int fd = ::open((directory_ / what).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   WEFT_CHECK(fd >= 0 || errno == EEXIST, Exit::data, "is the disk full? see " + key_,
              "cannot write {}: {}", (directory_ / what).string(), std::strerror(errno));

@@ -11,7 +11,7 @@ const ClipItem& item_of(const GenerateJob& job, std::int64_t number) {
   return job.items[static_cast<std::size_t>(number)];
 }
 
-// Clips of a batch begin from noise alone and end with their first loop.
+// Clips of a batch start from noise only and have one loop.
 bool may_share(const Deck& deck, const GenerateJob& job, const ClipItem& item) {
   return deck.get<GenerateDeck>().loop == 1 && item.masks.empty() &&
          job.prompts[static_cast<std::size_t>(item.prompt)].references.empty();

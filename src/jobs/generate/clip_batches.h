@@ -1,5 +1,5 @@
-// Which clips are sampled together (generate.batch_size): a batch is what a rank, or a group of
-// ranks, takes from the queue.
+// Which clips are sampled together (generate.batch_size): a rank, or a group of ranks, takes one
+// batch at a time from the queue.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace weft {
 // references, masks or loops; or any one clip.
 using ClipBatch = std::vector<std::int64_t>;
 
-// Clips of a size that go together at most.
+// The most clips of a size in one batch.
 using BatchLimits = std::map<PixelSize, std::int64_t>;
 
 // For all sizes among the items `order`: generate.batch_size, but no more than each of `groups` has

@@ -58,7 +58,7 @@ std::int64_t ClipCodec::chunk_pixels() const {
 
 std::int64_t ClipCodec::chunk_latents() const { return latent_frames(chunk_pixels()); }
 
-// Of the VAE its 2D decoder's convolutions: the larger part of decoding.
+// Counts only the convolutions of the VAE's 2D decoder: they are most of decoding.
 double ClipCodec::decoding_flops(double height, double width) const {
   if (vae_ == nullptr) return 0;
   const VaeDeck& vae = vae_->config();
@@ -134,7 +134,7 @@ void ClipCodec::set_frames_at_once(std::int64_t frames) {
 
 std::int64_t ClipCodec::fit_frames_at_once(std::int64_t frames, std::int64_t height,
                                            std::int64_t width, std::size_t capacity) const {
-  // Frames of pixels take less than the steps that made them.
+  // Frames of pixels take less memory than the sampling steps before them.
   return vae_ != nullptr ? vae_->fit_micro_batch(frames, height, width, capacity)
                          : frames_asked(frames);
 }

@@ -1,6 +1,5 @@
-// What lies between the latents that a model samples and the frames that people see: the VAE, or
-// nothing for a model that works on pixels (model.in_channels = 3), whose latents are the frames
-// themselves, values in [-1,1].
+// Converts between a model's latents and visible frames: by the VAE, or not at all for a model that
+// works on pixels (model.in_channels = 3), whose latents are the frames themselves, in [-1,1].
 #pragma once
 
 #include <mpi.h>
@@ -24,12 +23,12 @@ class ClipCodec {
   // For a job, still without weights. Exit::usage where the model's latents are neither pixels nor
   // the VAE's, or the VAE has no scale.
   explicit ClipCodec(const Deck& deck);
-  // For sizes alone.
+  // Only for sizes.
   ClipCodec(VideoVae& vae) : vae_(&vae) {}
 
   // Collective: finds the VAE's weights. Exit::usage, Exit::checkpoint.
   void open_weights(const Deck& deck, MPI_Comm world);
-  // Tells the weights from others, "" for pixels.
+  // Identifies the weights, "" for pixels.
   std::string identity() const { return source_ ? source_->identity() : ""; }
   std::string describe() const {
     return source_ ? source_->describe() : "none, the model works on pixels";
@@ -58,12 +57,12 @@ class ClipCodec {
   // As VideoVae::decode: f32 [1,C,T,h,w] -> `frames` pixel frames, not clamped.
   void decode(const Tensor& latent, std::int64_t frames, const VideoVae::FrameSink& sink) const;
 
-  // Frames that are coded at once of a clip of `frames`: as the deck asks, and as it is set now.
+  // Frames of a clip of `frames` that are coded at once: as set in the deck, and as set now.
   std::int64_t frames_asked(std::int64_t frames) const;
   std::int64_t frames_at_once(std::int64_t frames) const;
   void set_frames_at_once(std::int64_t frames);
-  // As many frames at once, up to frames_asked(), as an arena of `capacity` bytes takes.
-  // Exit::usage if not even one.
+  // The most frames at once, up to frames_asked(), that fit an arena of `capacity` bytes.
+  // Exit::usage if not even one fits.
   std::int64_t fit_frames_at_once(std::int64_t frames, std::int64_t height, std::int64_t width,
                                   std::size_t capacity) const;
   // Peak arena bytes of coding with so many frames at once: dry runs.

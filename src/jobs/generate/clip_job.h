@@ -1,4 +1,4 @@
-// Clips as a list job: the models, and what a rank holds while it makes clips.
+// Clips as a list job: the models, and a rank's state while it makes clips.
 #pragma once
 
 #include <mpi.h>

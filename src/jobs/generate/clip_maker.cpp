@@ -22,7 +22,7 @@
 namespace weft {
 namespace {
 
-// Latent frames of a reference, counted in all of it, into z [1,C,T,h,w].
+// Copies latent frames of a reference, numbered from its beginning, into z [1,C,T,h,w].
 void copy_frames(const LatentReference& reference, const Placement& p, Tensor& z,
                  const std::string& name) {
   const std::int64_t channels = z.dim(1), frame = z.dim(3) * z.dim(4);
@@ -131,7 +131,7 @@ LatentReference ClipMaker::encode(const ClipItem& item, std::int64_t loop, std::
 
 bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
                         const FrameVector<float>& last_frames) {
-  // Where there are more, none has references.
+  // The first clip stands for all: clips of a larger batch have no references.
   const ClipItem& item = item_of(batch.front());
   const Prompt& prompt = job_.prompts[static_cast<std::size_t>(item.prompt)];
   const std::size_t before = references_.size();
@@ -151,6 +151,7 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
     }
   int good = failure ? 0 : 1;
   if (ranks_ > 1) MPI_Bcast(&good, 1, MPI_INT, 0, group_);
+  // Only after the broadcast, or the others of the group would wait for ever.
   if (failure) std::rethrow_exception(failure);
   if (good == 0) return false;
   for (TextRows& text : texts_) share_text(text);
@@ -158,7 +159,7 @@ bool ClipMaker::prepare(const ClipBatch& batch, std::int64_t loop,
   return true;
 }
 
-// Only real tokens: texts of other lengths end in rows that no caption has.
+// Masks all but the real tokens: shorter texts are padded to the longest.
 void ClipMaker::add_captions(std::int64_t clips, SampleRequest& request) const {
   if (features_.null_captions()) {
     request.captions = pack_captions({}, deck_.get<Stdit3Deck>().model_max_length, clips, true);
@@ -197,7 +198,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
                                            deck_.get<GenerateDeck>().align, item.name);
   for (const Placement& p : placements)
     copy_frames(references_[static_cast<std::size_t>(p.reference)], p, request.z, item.name);
-  // Without references a mask of ones would change nothing but the time.
+  // Without references the mask would be all ones: no effect, only time.
   if (!placements.empty()) request.edit = edit_ratios(placements, item.latent_frames);
   request.fresh_noise = [&](int step, Tensor& noise) {
     ops::fill_normal(seed, static_cast<int>(Purpose::noise),
@@ -208,7 +209,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   double reported = begin;
   request.progress = [&](int step, int steps) {
     if (step < steps && now_seconds() - reported < 10) return;
-    if (step == steps && reported == begin) return;  // short ones need no line
+    if (step == steps && reported == begin) return;  // too short to need a line
     reported = now_seconds();
     log::info("sample    {}{}: loop {}, step {}/{}, {:.0f} s", item.name,
               clips > 1 ? fmt::format(" and {} more", clips - 1) : "", loop, step, steps,
@@ -216,7 +217,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
   };
   const Tensor z =
       flow_sample(model_, deck_.get<SamplerDeck>(), deck_.get<DiffusionDeck>(), request);
-  z.to_host();  // waits, and the clock is right
+  z.to_host();  // waits for the GPU, for the time below
   times_.sample += now_seconds() - begin;
   return z;
 }
@@ -224,6 +225,7 @@ Tensor ClipMaker::sample(const ClipBatch& batch, std::int64_t loop) {
 void ClipMaker::decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
                        InHand& clip) {
   const double begin = now_seconds();
+  // A loop begins with the condition frames, which the loop before has already shown.
   const std::int64_t dropped = loop > 0 ? job_.loops.condition_frames : 0;
   const ClipCodec::Part kept = part_to_go_on_from(deck_, job_, codec_, item, loop);
   FrameVector<float>& last_frames = clip.last_frames;
@@ -300,14 +302,14 @@ std::int64_t ClipMaker::make(const ClipBatch& batch, ClipWriter& writer, const F
   bool good = true;  // of the clip with more loops, which is alone
   try {
     for (std::int64_t loop = 0; loop < loops; ++loop) {
-      if (!good) {  // the others of the group wait for word of what the loop begins with
+      if (!good) {  // the others of the group wait in prepare() for this broadcast
         int none = 0;
         if (ranks_ > 1) MPI_Bcast(&none, 1, MPI_INT, 0, group_);
         break;
       }
       const double start = now_seconds();
       if (!prepare(batch, loop, clip->last_frames)) return 0;
-      clip->last_frames = FrameVector<float>();  // not while the next loop is sampled
+      clip->last_frames = FrameVector<float>();  // frees the memory before the loop is sampled
       const Tensor z = sample(batch, loop);
       const double share = (now_seconds() - start) / static_cast<double>(batch.size());
       for (std::int64_t b = 0; b < std::ssize(batch) && first(); ++b) {

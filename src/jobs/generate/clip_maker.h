@@ -45,7 +45,7 @@ class ClipMaker {
   const ClipTimes& times() const { return times_; }
 
  private:
-  // What is kept of a clip while it is made, loop after loop.
+  // The state of a clip between its loops.
   struct InHand {
     std::optional<ClipTensors> tensors;
     FrameVector<float>
@@ -57,9 +57,8 @@ class ClipMaker {
   const ClipItem& item_of(std::int64_t number) const {
     return job_.items[static_cast<std::size_t>(number)];
   }
-  // Texts and references of a loop, which the first rank reads alone, on every rank of the group:
-  // what fails at one of them alone would leave the others waiting. False where the first rank has
-  // failed.
+  // Brings the texts and references of a loop to every rank of the group. Only the first rank reads
+  // them: an error on another one would leave the rest waiting. False if the first rank has failed.
   bool prepare(const ClipBatch& batch, std::int64_t loop, const FrameVector<float>& last_frames);
   LatentReference encode(const ClipItem& item, std::int64_t loop, std::size_t i,
                          const FrameVector<float>& last_frames);
@@ -70,7 +69,7 @@ class ClipMaker {
   Tensor sample(const ClipBatch& batch, std::int64_t loop);
   void decode(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
               InHand& clip);
-  // From a loop's latents to its frames, and with the last loop to a whole clip.
+  // Turns a loop's latents into frames, and ends the clip with the last loop.
   void finish_loop(const ClipItem& item, std::int64_t loop, const Tensor& z, ClipWriter& writer,
                    InHand& clip);
   bool first() const { return rank_ == 0; }
@@ -88,14 +87,13 @@ class ClipMaker {
   ClipTimes times_;
 };
 
-// What the model is asked for, of so many clips as `item`, but for the starting noise and the
-// prompts.
+// The model's request for that many clips like `item`, without starting noise and prompts.
 SampleRequest make_request(const Deck& deck, const ClipItem& item, std::int64_t clips);
 // [clips,C,T,h,w]
 Shape latent_shape(const Deck& deck, const ClipItem& item, std::int64_t clips);
-// The prompt's groups, and for each loop from 1 on what it goes on from.
+// The prompt's groups, and for each loop from 1 on a group for the frames that it continues.
 std::vector<MaskGroup> all_masks(const Deck& deck, const GenerateJob& job, const ClipItem& item);
-// The chunks of a loop's clip that are encoded again, because later loops take latent frames of
+// The chunks of a loop's clip that are encoded again because later loops take latent frames from
 // them; empty: none.
 ClipCodec::Part part_to_go_on_from(const Deck& deck, const GenerateJob& job, const ClipCodec& codec,
                                    const ClipItem& item, std::int64_t loop);

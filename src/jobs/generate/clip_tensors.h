@@ -1,5 +1,5 @@
-// With generate.tensors: what a clip was before it was rounded, as NAME.safetensors, written while
-// it is made.
+// With generate.tensors: a clip before it is rounded to pixels, as NAME.safetensors, written while
+// the clip is made.
 #pragma once
 
 #include <filesystem>
@@ -22,7 +22,7 @@ class ClipTensors {
   void add_latent(std::int64_t loop, const Tensor& z);
   // The next frames.
   void add_frames(const Tensor& frames);
-  // The file has its name. One that is not finished is removed.
+  // Gives the file its name. A file that is not finished is removed.
   void finish() { file_->finish(); }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A PNG or an MP4 under a hidden name, which is removed with it unless it was finished.
+// A PNG or an MP4 under a hidden name; the destructor removes a file that was not finished.
 class HiddenFile {
  public:
   HiddenFile(const fs::path& directory, const std::string& name, const FinishedClip& clip,
@@ -68,7 +68,7 @@ struct ClipWriter::Files {
   std::optional<HiddenFile> plain, marked;
   Hasher pixels;
   std::int64_t frames = 0;  // so far
-  std::string failure;      // what comes after it is not looked at
+  std::string failure;      // the clip's further events are ignored
 };
 
 ClipWriter::ClipWriter(fs::path directory, std::shared_ptr<const Watermark> watermark, int rank,
@@ -151,7 +151,7 @@ void ClipWriter::run() {
       if (files_ && files_->failure.empty()) take(event);
     } catch (const std::exception& e) {
       files_->failure = e.what();
-      files_->plain.reset();  // what a full disk has room for again
+      files_->plain.reset();  // frees their room at once: the disk may be full
       files_->marked.reset();
     }
     const bool ended = std::holds_alternative<End>(event);
@@ -159,6 +159,7 @@ void ClipWriter::run() {
     if (ended && files_) failure = {files_->clip.name, files_->failure};
     if (ended || std::holds_alternative<Drop>(event)) files_.reset();
     const std::lock_guard lock(mutex_);
+    // Also of a failed clip, or add() would wait for ever.
     if (std::holds_alternative<Piece>(event)) --in_use_;
     if (!failure.why.empty()) failures_.push_back(std::move(failure));
     busy_ += now_seconds() - begin;
@@ -183,6 +184,7 @@ void ClipWriter::take(const Event& event) {
         std::span(rgb, static_cast<std::size_t>(piece->frames * c.height * c.width * 3))));
     f.plain->add({rgb, piece->frames, c.height, c.width});
     if (f.marked) {
+      // In place, so only after the plain file and the hash have the pixels.
       watermark_->lay_over(rgb, piece->frames, c.height, c.width);
       f.marked->add({rgb, piece->frames, c.height, c.width});
     }
@@ -191,7 +193,7 @@ void ClipWriter::take(const Event& event) {
     WEFT_ASSERT(f.frames == c.frames);
     f.plain->finish();
     if (f.marked) f.marked->finish();
-    // Read back: the encoder goes back to the file's head at the end.
+    // The hash needs the whole file again: at its end the encoder rewrites the file's head.
     const FileHash plain = hash_of_file(directory_ / c.file);
     c.bytes = plain.bytes;
     c.xxh3 = to_hex(plain.hash);

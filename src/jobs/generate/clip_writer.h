@@ -1,5 +1,5 @@
-// Clips become files in a thread of their own while they are made: a few pieces of frames are in
-// memory, never a clip.
+// Writes clips to files in a thread of its own while they are made: a few pieces of frames are in
+// memory, never a whole clip.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@
 
 namespace weft {
 
-// A clip that is whole: its line of OUT/generated.jsonl.
+// A finished clip: its line of OUT/generated.jsonl.
 struct FinishedClip {
   std::string name;  // without directory and ending
   std::string file;  // name in the directory
@@ -49,7 +49,7 @@ class ClipWriter {
   // files are there.
   ClipWriter(std::filesystem::path directory, std::shared_ptr<const Watermark> watermark, int rank,
              std::size_t piece_bytes, std::function<void(const FinishedClip&)> finished);
-  // Waits for what is under way. A clip that has not ended is dropped.
+  // Waits for the thread's pending work. Drops a clip that has not ended.
   ~ClipWriter();
   ClipWriter(const ClipWriter&) = delete;
   ClipWriter& operator=(const ClipWriter&) = delete;
@@ -57,19 +57,19 @@ class ClipWriter {
   // A clip begins: an MP4, or a PNG where it has one frame, under a hidden name until it is whole.
   // `clip` says its name, frames and size; file, bytes, pixels and rank are filled in here.
   void begin(FinishedClip clip, double fps);
-  // Its next frames, u8 [count, height, width, 3], which `fill` writes. Waits first while all
-  // pieces are in use, so that a slow disk slows the clip down and does not fill the memory. What
-  // `fill` throws passes through.
+  // Adds the next frames, u8 [count, height, width, 3], which `fill` writes. First waits while all
+  // pieces are in use, so that a slow disk slows the clip down instead of filling the memory.
+  // Exceptions of `fill` pass through.
   void add(std::int64_t count, const std::function<void(std::span<std::uint8_t>)>& fill);
-  // All frames are there; `seconds` that it took: files under their names, then `finished`.
+  // Ends the clip, which took `seconds`: renames its files, then calls `finished`.
   void end(double seconds);
-  // It will not be finished: nothing of it stays.
+  // Abandons the clip and removes its files.
   void drop();
   // A clip that could not be written.
   struct Failure {
     std::string name, why;
   };
-  // Waits until all is written.
+  // Waits until everything is written.
   std::vector<Failure> finish();
 
   const std::filesystem::path& directory() const { return directory_; }

@@ -1,4 +1,4 @@
-// Pixels in host memory, counted as they come and go: what a rank holds of clips beside its arena.
+// Counts the pixels in host memory: what a rank holds of clips outside its arena.
 #pragma once
 
 #include <algorithm>

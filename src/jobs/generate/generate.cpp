@@ -21,7 +21,7 @@ fs::path output_of(const Deck& deck) {
                                                  : fs::path(deck.get<GenerateDeck>().output);
 }
 
-// Prompts, refined, with their references fetched, and the clips that they ask for.
+// Reads and refines the prompts, fetches their references, and plans their clips.
 GenerateJob plan_clips(const Deck& deck, const ClipModels& models, MPI_Comm world) {
   const auto stop = [] { return stop_signal() != 0; };
   std::vector<Prompt> prompts =
@@ -54,7 +54,7 @@ std::vector<ListItem> items_of(const GenerateJob& job) {
   return items;
 }
 
-// Seconds of the stages, as this rank saw them.
+// Seconds of the stages on this rank.
 struct Stages {
   double begin = now_seconds(), text = 0, load = 0, clips = 0;
   double since_last() const { return now_seconds() - begin - text - load - clips; }
@@ -74,7 +74,7 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 }  // namespace
 
 int generate(const Deck& deck, MPI_Comm world) {
-  // 1. What is to be made. Nothing is loaded before all of it is known to be in order.
+  // 1. The clips to make. Everything is checked before any weights are loaded.
   watch_stop_signals();
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
@@ -87,13 +87,13 @@ int generate(const Deck& deck, MPI_Comm world) {
             output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
-  // 2. All texts through T5, whose memory is given back.
+  // 2. All texts through T5, whose memory is then freed.
   Stages stages;
   const PromptFeatures features(deck, job.texts, output_of(deck), missing > 0, world,
                                 [&] { return engine.stop_requested(); });
   stages.text = stages.since_last();
 
-  // 3. The other models on every rank, then clips: whoever is free makes the next batch.
+  // 3. The other models on every rank, then clips: a rank that is free makes the next batch.
   ListEnd last;
   if (missing > 0 && !features.encoded().stopped) {
     ClipJob clips(deck, job, models, features, watermark, device, engine, world);
@@ -103,7 +103,7 @@ int generate(const Deck& deck, MPI_Comm world) {
     stages.clips = stages.since_last();
   }
 
-  // 4. What it took.
+  // 4. The report.
   last.header = report_header(deck, stages, features.encoded());
   last.print = [&](const ListReport& report) {
     print_clip_table(report);

@@ -26,9 +26,8 @@ std::string or_else(const std::string& own, const std::string& of_deck) {
   return own.empty() ? of_deck : own;
 }
 
-// The deck's own words for the models and how they are asked, a line a key, without what changes no
-// pixel: the files of weights are told apart by themselves, and the rest is for training or for
-// memory.
+// The deck's lines for the models and the sampler, without keys that do not change the pixels:
+// weights have an identity of their own, the other keys left out concern training or memory.
 std::string model_settings(const Deck& deck) {
   const std::map<std::string, std::set<std::string>> beside = {
       {"[model]",
@@ -52,7 +51,7 @@ std::string model_settings(const Deck& deck) {
   return settings;
 }
 
-// What of the deck decides pixels, beside the item's own.
+// The deck's settings that decide pixels, besides the item's own.
 nlohmann::json settings(const Deck& d, const std::string& weights) {
   const GenerateDeck& g = d.get<GenerateDeck>();
   return {{"weights", weights},
@@ -79,8 +78,8 @@ PixelSize size_of_prompt(const GenerateDeck& g, const Prompt& p, const std::stri
   }
 }
 
-// Every group that a loop will use asks for a reference that is there by then: each loop adds what
-// the next goes on from.
+// Checks that each group's reference exists by the time its loop uses it: each loop adds one, from
+// which the next loop continues.
 void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
                  const LoopLengths& loops, const std::string& where) {
   for (const MaskGroup& group : item.masks) {
@@ -94,7 +93,7 @@ void check_masks(const ClipItem& item, const Prompt& p, const GenerateDeck& g,
   }
 }
 
-// What was asked for and changes nothing, a line each.
+// Warns of settings without effect, a line each.
 void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
   if (log::rank() != 0) return;
   if (!g.prompts.empty() && (!g.prompt_file.empty() || !g.prompt_generator.empty()))
@@ -131,7 +130,7 @@ std::string item_name(const GenerateDeck& g, const Prompt& p, std::int64_t sampl
       g.prompt_as_path
           ? file_name_of(g.sample_name + p.text)
           : fmt::format("{}_{:04d}", g.sample_name.empty() ? "sample" : g.sample_name, p.index);
-  // Its prompts all have one text.
+  // All prompts of a generator have the same text.
   if (g.prompt_as_path && !g.prompt_generator.empty()) name += fmt::format("_{:04d}", p.index);
   if (g.num_samples != 1) name += fmt::format("-{}", sample);
   return name;
@@ -222,12 +221,12 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
                                           static_cast<double>(item.pixels.width)));
     for (item.sample = 0; item.sample < g.num_samples; ++item.sample) {
       item.name = item_name(g, p, item.sample);
-      // Prompts that are alike, or were cut to the same name.
+      // Equal prompts, or prompts cut to the same name, get their index appended.
       const std::string wanted = item.name;
       for (int again = 0; !names.insert(item.name).second; ++again)
         item.name = wanted + fmt::format("_{:04d}", p.index) +
                     (again > 0 ? fmt::format("_{}", again) : std::string());
-      // "." before and "_watermark.safetensors.partial" behind it are the longest.
+      // 31: the longest additions, "." before and "_watermark.safetensors.partial" behind the name.
       WEFT_CHECK(item.name.find('/') == item.name.npos && item.name.size() + 31 <= NAME_MAX,
                  Exit::usage, "choose another generate.sample_name",
                  "\"{}\" cannot be the name of a file: {}", item.name,

@@ -1,4 +1,4 @@
-// What `weft generate` is to make: prompts, the texts that they ask for, and the clips one by one.
+// The work of `weft generate`: prompts, their texts, and the clips one by one.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct ClipItem {
   std::uint64_t noise_id(const std::vector<Prompt>& prompts) const;
 };
 
-// How loops hang together, in frames (docs/generate_reference.md, Loops).
+// How loops overlap, in frames (docs/generate_reference.md, Loops).
 struct LoopLengths {
   std::int64_t condition_latents = 0;  // that a clip begins with of the one before
   std::int64_t condition_frames = 0;   // the same in pixel frames, dropped from its beginning

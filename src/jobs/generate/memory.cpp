@@ -18,7 +18,7 @@ namespace weft {
 
 namespace {
 
-// Holes between blocks count too, and shorter texts leave others than those planned with.
+// A 32nd stays free: shorter texts leave other holes between blocks than the planned ones.
 std::size_t usable_bytes(std::size_t capacity) {
   return std::max<std::size_t>(1, capacity - capacity / 32);
 }
@@ -47,6 +47,7 @@ MemoryNeed plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, 
   request.captions = pack_captions({}, rows, clips, deck.get<T5Deck>().weights.empty());
   request.edit.assign(static_cast<std::size_t>(clips * item.latent_frames), 1.0f);
   SamplerDeck sampler = deck.get<SamplerDeck>();
+  // All steps need the same memory.
   sampler.steps = 1;
   flow_sample(model, sampler, deck.get<DiffusionDeck>(), request);
   return arena->need();
@@ -80,6 +81,7 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
     if (limit == 1 || !seen.insert(item.pixels).second) continue;
     model.check_sequence(item.latent_height, item.latent_width, deck.parallel.sp);
     std::int64_t fitting = fit_batch(deck, model, item, limit, capacity);
+    // Batches are the queue's places, so they must be the same on all ranks.
     MPI_Allreduce(MPI_IN_PLACE, &fitting, 1, MPI_INT64_T, MPI_MIN, world);
     if (fitting < limit)
       lowered.push_back(
@@ -154,7 +156,7 @@ FramePlan plan_frames(const Deck& deck, const GenerateJob& job,
         const ClipCodec::Part part = part_to_go_on_from(deck, job, codec, item, loop);
         beside = std::max(beside, static_cast<std::size_t>(part.frames) * frame * sizeof(float));
       } catch (const Error& e) {
-        // A mask that does not fit: the clip will fail, and say so.
+        // A mask that does not fit: the clip itself will fail with this error.
         if (e.code() != Exit::data) throw;
       }
   }

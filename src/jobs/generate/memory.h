@@ -1,4 +1,4 @@
-// What the clips of a job take of a rank's arena, and how the VAE is made to fit.
+// How much of a rank's arena the clips of a job take, and how the VAE is made to fit.
 #pragma once
 
 #include <mpi.h>
@@ -13,15 +13,14 @@
 
 namespace weft {
 
-// Dry run: what sampling so many clips as that item together takes of an arena of `capacity` bytes
-// (0: endless).
+// Dry run: the need of sampling that many clips like `item` together in an arena of `capacity`
+// bytes (0: no limit).
 MemoryNeed plan_sampling(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t clips,
                          std::size_t capacity = 0);
-// How many clips as that item, up to `most`, there is memory for; 1 also where there is none for
-// one.
+// How many clips like `item`, up to `most`, fit the memory; 1 even if not one fits.
 std::int64_t fit_batch(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64_t most,
                        std::size_t capacity);
-// Of the latents of a batch's other clips, which wait while one is decoded.
+// Bytes of the latents of a batch's other clips, which wait while one is decoded.
 std::size_t bytes_of_waiting(const Deck& deck, const ClipItem& item, std::int64_t clips);
 
 // Collective: lowers `limits` of the items `order` to what fits into an arena of `capacity` bytes

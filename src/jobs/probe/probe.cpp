@@ -63,7 +63,7 @@ int probe(Deck deck, const ProbeRequest& request) {
     const std::vector<std::int64_t> frames = inputs.i64("num_frames");
     WEFT_CHECK(static_cast<std::int64_t>(frames.size()) == B, Exit::data, "num_frames is [B]",
                "input \"num_frames\" has {} elements", frames.size());
-    // Whether the batch is of images is the first sample's say, as in the original.
+    // The first sample decides whether the batch is of images, as in the original.
     for (std::int64_t b = 0; b < B; ++b)
       s.sizes.push_back({static_cast<double>(height[static_cast<std::size_t>(b)]),
                          static_cast<double>(width[static_cast<std::size_t>(b)]),

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t C = TemporalVae::latent_channels;
 
-// What one probe goes through; inputs and outputs are [B,C,T,H,W].
+// One run of a probe; inputs and outputs are [B,C,T,H,W].
 class Run {
  public:
   Run(const ProbeRequest& request, ParameterTable& params, DType dtype)
@@ -47,7 +47,7 @@ class Run {
     ops::to_channels_last(inputs_.f32(name, {s[0], C, s[1], s[2], s[3]}), eps);
     return eps;
   }
-  // An output, and where there is a gradient to give it, which one.
+  // Adds an output; `cotangent` names the input with its gradient, if it has one.
   void add(const std::string& name, const Var& channels_last, const std::string& cotangent = "") {
     const Var out = nn::channels_first(context(), channels_last);
     outputs_.add(name, out->value);
@@ -97,7 +97,7 @@ int probe_vae(Deck deck, const ProbeRequest& request) {
   const bool whole = deck.model.name == "vae";
   WEFT_CHECK(request.what == "forward", Exit::usage, "a VAE has weft probe forward alone",
              "weft probe {} with model.name = \"{}\"", request.what, deck.model.name);
-  // One --dtype for all probes.
+  // --dtype sets model.dtype: it is the same option for all probes.
   if (deck.model.dtype == "bf16") deck.get<VaeDeck>().dtype = "bf16";
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);

@@ -34,8 +34,8 @@ using nlohmann::json;
 
 constexpr std::int64_t C = TemporalVae::latent_channels;
 
-// The footage of one input, cut to whole latents. The VAE works in a few frames at a time; what is
-// compared and written lies in host memory whole, a byte a value.
+// The footage of one input, cut to whole latents. The VAE takes a few frames at a time; for
+// comparing and writing, the whole clip stays in host memory, a byte a value.
 Footage read_footage(const MediaSource& source, const MediaDeck& limits,
                      const ReconstructDeck& deck, std::int64_t side) {
   const std::string& path = source.path;
@@ -54,7 +54,7 @@ Footage read_footage(const MediaSource& source, const MediaDeck& limits,
   return cut;
 }
 
-// Frames [first, first + count) as the VAE takes them.
+// Frames [first, first + count) as the VAE's input.
 Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
   const std::int64_t frame = f.height * f.width * 3;
   std::vector<float> values(static_cast<std::size_t>(count * frame));
@@ -65,8 +65,8 @@ Tensor to_model(const Footage& f, std::int64_t first, std::int64_t count) {
   return Tensor::from_host(std::span<const float>(values), {count, f.height, f.width, 3});
 }
 
-// Sums over the values of each channel of the latent, as the posterior gave it, before shift and
-// scale.
+// Sums over the values of each channel of the latent as drawn from the posterior: shift and scale
+// are undone.
 json latent_sums(VideoVae& vae, const Tensor& latent) {
   const Tensor z = latent.to_host(), back = vae.denormalised().to_host();
   const std::int64_t count = z.numel() / C;
@@ -123,7 +123,7 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
   const std::size_t encode_peak = arena.peak();
   const Tensor latent = vae.draw_latent(moments, &noise);
   moments.release();
-  latent.to_host();  // waits, and the clock is right
+  latent.to_host();  // waits for the GPU, for the times below
   const double encoded = now_seconds();
   const std::int64_t frame = f.height * f.width * 3;
   std::vector<std::uint8_t> again(static_cast<std::size_t>(f.frames * frame));
@@ -165,11 +165,11 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
           {"latent", latent_sums(vae, latent)}};
 }
 
-// Every rank's clips at rank 0, in the order of the inputs.
+// Gathers every rank's clips on rank 0, in the order of the inputs.
 json gather(const json& mine, MPI_Comm world) {
   int ranks = 1;
   MPI_Comm_size(world, &ranks);
-  // Names of files need not be UTF-8.
+  // File names need not be UTF-8, JSON must be.
   const std::string text = mine.dump(-1, ' ', false, json::error_handler_t::replace);
   const int bytes = static_cast<int>(text.size());
   std::vector<int> counts(static_cast<std::size_t>(ranks)), places(counts.size());
@@ -195,6 +195,7 @@ json summary(json clips) {
   double psnrs = 0, ssims = 0, count = 0;
   std::vector<double> mean(C), deviation(C);
   for (json& clip : clips) {
+    // JSON has no infinity: identical frames give null.
     psnrs += clip["psnr"].is_null() ? INFINITY : clip["psnr"].get<double>();
     ssims += clip["ssim"].get<double>();
     const json latent = clip["latent"];
@@ -248,7 +249,7 @@ void report(const json& all, const fs::path& out) {
 }  // namespace
 
 int reconstruct(const Deck& deck, MPI_Comm world) {
-  // 1. What goes through what.
+  // 1. Inputs and model.
   const ReconstructDeck& r = deck.get<ReconstructDeck>();
   WEFT_CHECK(!r.inputs.empty(), Exit::usage, "set reconstruct.inputs = [\"clip.mp4\"]",
              "reconstruct.inputs is empty");
@@ -271,7 +272,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   WEFT_CHECK(!failed, Exit::data, "choose another reconstruct.output, or check its permissions",
              "cannot make the directory {}: {}", out.string(), failed.message());
 
-  // 2. Clips, whoever is free the next one.
+  // 2. Clips; a rank that is free takes the next one.
   const std::size_t capacity = arena_capacity(deck.memory, device);
   const auto arena = Arena::reserve(capacity);
   json mine = json::array();
@@ -285,7 +286,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
           through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
   }
 
-  // 3. What came out.
+  // 3. The results.
   const json clips = gather(mine, world);
   if (log::rank() == 0) report(summary(clips), out);
   return 0;

@@ -1,5 +1,5 @@
 // `weft reconstruct DECK`: footage through the VAE and back, beside the original, with PSNR, SSIM
-// and the statistics of the latents, which are where vae.scale and vae.shift come from.
+// and the statistics of the latents, from which vae.scale and vae.shift follow.
 #pragma once
 
 #include <mpi.h>

@@ -24,6 +24,7 @@ constexpr std::size_t most_ranks = 64;
 void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step) {
   std::ifstream in(path);
   if (!in) return;
+  // A new file and a rename: a kill in between leaves the old lines whole.
   const std::filesystem::path kept = path.string() + ".tmp";
   std::ofstream out(kept, std::ios::trunc);
   std::int64_t number = 0;
@@ -45,8 +46,8 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
              "cannot rename {} to {}: {}", kept.string(), path.string(), failed.message());
 }
 
-// Short lines at any number of ranks: each one's value up to `most_ranks`, then the range alone.
-// Microseconds are enough of a float's digits.
+// Keeps lines short at any number of ranks: each rank's value up to `most_ranks`, beyond that only
+// the range. Rounded to microseconds, which are enough.
 nlohmann::ordered_json of_ranks(std::span<const float> seconds) {
   const auto rounded = [](float s) { return std::round(double{s} * 1e6) / 1e6; };
   auto j = nlohmann::ordered_json::array();
@@ -85,8 +86,8 @@ MetricsWriter::~MetricsWriter() {
   close(file_);
 }
 
-// Whole lines or nothing: what a full disk cuts off is taken back and tried again with the next
-// line.
+// Writes whole lines or nothing: if a full disk cuts a line off, truncates the file again and
+// retries with the next line.
 bool MetricsWriter::flush() {
   const off_t before = lseek(file_, 0, SEEK_END);
   std::size_t written = 0;
@@ -98,6 +99,7 @@ bool MetricsWriter::flush() {
         log::warn("cannot write {}: {}; its lines are kept in memory until it works again",
                   path_.string(), std::strerror(errno));
       failing_ = true;
+      // If even truncating fails, the retry goes on after the bytes that are in the file.
       if (written > 0 && ftruncate(file_, before) != 0) pending_.erase(0, written);
       return false;
     }

@@ -38,7 +38,7 @@ std::string new_run_id() {
 
 namespace {
 
-// `text` is sealed. What stood there before is of the last start.
+// `text` is sealed. The file before it is from the last start.
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::stringstream before;
   before << std::ifstream(path).rdbuf();
@@ -69,6 +69,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   for (const Bucket& b : trainer.source().buckets()) clips += b.clips;
   const auto& memory = trainer.memory();
   const auto recomputed = std::count_if(memory.begin(), memory.end(), [&](const StepMemory& m) {
+    // Above what the deck asks for: for lack of memory.
     return m.recompute > trainer.task().least_recompute();
   });
   const std::int64_t sp = deck.parallel.sp;

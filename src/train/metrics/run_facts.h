@@ -1,4 +1,4 @@
-// What a training run says of itself: the start table, a line a step, the end table, RUN/run.json.
+// A training run's account of itself: the start table, a line a step, the end table, RUN/run.json.
 #pragma once
 
 #include <filesystem>

@@ -27,7 +27,7 @@ namespace {
 constexpr const char* lane_names[trace::lanes] = {"step",          "compute", "wait",
                                                   "communication", "data",    "checkpoint"};
 // Numbers of threads: unique among all ranks (Perfetto takes them for system-wide), and readable.
-// Rows beyond the last share it, which some hundred threads in one lane would take.
+// Rows beyond the last share it; that takes more than a hundred threads in one lane.
 constexpr int rows_a_lane = 100, threads_a_rank = 1000;
 static_assert(trace::lanes * rows_a_lane <= threads_a_rank);
 
@@ -35,7 +35,7 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
-// Microseconds with the nanoseconds as decimals: a double could not hold them for long runs.
+// Microseconds with the nanoseconds as decimals: a double is too short for them in long runs.
 std::string microseconds(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 std::string metadata(const char* what, int pid, int tid, const std::string& args) {
@@ -49,7 +49,7 @@ LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane) {
   LaneRows out;
   std::copy_if(spans.begin(), spans.end(), std::back_inserter(out.spans),
                [&](const TraceSpan& s) { return s.lane == static_cast<std::int32_t>(lane); });
-  // Of two that begin together the longer one holds the other.
+  // Of two that begin together, the longer one comes first: it encloses the other.
   std::stable_sort(out.spans.begin(), out.spans.end(), [](const TraceSpan& a, const TraceSpan& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
   });
@@ -128,8 +128,8 @@ void TraceFile::add(const RankTrace& rank) {
     const auto argument = [](const std::string& name, std::int64_t value) {
       return fmt::format(",\"args\":{{{}:{}}}", name, value);
     };
-    // Perfetto lists processes in the order of their first events, not of sort_index: every rank
-    // has one at the origin.
+    // Perfetto lists processes in the order of their first events, not of sort_index, so every rank
+    // gets an event at the origin.
     if (first_lane)
       complete("\"trace\"", 0, 0, 0, argument("\"clock_error_ns\"", rank.clock_error));
     for (std::size_t i = 0; i < rows.spans.size(); ++i) {
@@ -165,7 +165,7 @@ void TraceFile::finish(std::span<const std::pair<std::string, std::string>> fact
 namespace {
 
 constexpr int round_trips = 64;
-// Of all ranks together: about 250 MB of JSON, which browsers still open.
+// Over all ranks: about 250 MB of JSON, which browsers can still open.
 constexpr std::size_t most_spans = 2'000'000;
 constexpr std::size_t spans_a_piece = 1 << 15;
 enum Tag { ping = 1, turn, sizes, names, spans };
@@ -218,7 +218,8 @@ RankTrace own_trace(const ClockOffset& clock, int rank, std::size_t most) {
   return out;
 }
 
-// Answers rank 0's turn: sizes and error, all texts with a zero after each, the spans in pieces.
+// Waits for its turn from rank 0, then sends sizes and error, all texts with a zero after each, and
+// the spans in pieces.
 void send_trace(const RankTrace& mine, MPI_Comm comm) {
   MPI_Recv(nullptr, 0, MPI_BYTE, 0, turn, comm, MPI_STATUS_IGNORE);
   std::string texts = mine.host + '\0';
@@ -256,8 +257,8 @@ RankTrace receive_trace(int rank, MPI_Comm comm) {
   return out;
 }
 
-// Runs `work` unless something failed before. What fails is told once, and the collective goes on
-// to its end.
+// Runs `work` unless something failed before. Reports a failure once instead of throwing, so that
+// the collective still runs to its end.
 template <class Work>
 void attempt(bool& failed, const Work& work) {
   if (failed) return;
@@ -277,14 +278,14 @@ ClockOffset::ClockOffset(MPI_Comm world, std::function<double()> clock) : clock_
 }
 
 ClockOffset::~ClockOffset() {
-  // Freeing is collective: not while this rank alone may be unwinding.
+  // Freeing is collective, and during stack unwinding the other ranks may not be here.
   if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
 }
 
 void ClockOffset::measure_again() { last_ = measure(); }
 
-// Rank 0 answers with its clock; the asking rank takes that for the middle of its round trip. The
-// fastest trip is the one that nothing else held up, on either way.
+// Rank 0 answers with its clock; the asking rank assumes that it was read in the middle of the
+// round trip. The fastest trip counts: nothing delayed it in either direction.
 ClockOffset::Reading ClockOffset::measure() const {
   const int rank = rank_of(comm_), ranks = size_of(comm_);
   Reading best;
@@ -327,7 +328,7 @@ void write_trace(const std::filesystem::path& run_dir, MPI_Comm world, ClockOffs
     clock->measure_again();
   else
     clock = &now.emplace(world);
-  MPI_Comm comm = MPI_COMM_NULL;  // nobody else's messages come between
+  MPI_Comm comm = MPI_COMM_NULL;  // of its own, so that no other messages mix in
   MPI_Comm_dup(world, &comm);
   const int rank = rank_of(comm), ranks = size_of(comm);
   const std::size_t most =

@@ -43,7 +43,7 @@ struct LaneRows {
 };
 LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane);
 
-// Writes rank after rank, so that no more than one rank's spans have to be in memory.
+// Writes rank after rank, so that only one rank's spans are in memory.
 class TraceFile {
  public:
   // Writes to PATH.tmp until finish(). Times in the file count from `origin`, nanoseconds on rank
@@ -103,9 +103,9 @@ class ClockOffset {
 };
 
 // Collective: writes RUN/trace.json with the spans of core/trace.h of all ranks, whole or not at
-// all. Rank 0 holds one rank's spans at a time; of many ranks each gives its latest only, so that
+// all. Rank 0 holds one rank's spans at a time; many ranks give only their latest spans, so that
 // viewers can open the file. A file that cannot be written is one WARN: no run ends for its trace.
-// Without `clock` the offsets are measured now alone.
+// Without `clock` the offsets are measured only now.
 void write_trace(const std::filesystem::path& run_dir, MPI_Comm world,
                  ClockOffset* clock = nullptr);
 

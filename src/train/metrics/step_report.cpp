@@ -32,6 +32,7 @@ StepReport::StepReport(Communicator& comm, int groups)
       row_(rows_.slice(comm.rank() * width, (comm.rank() + 1) * width)),
       norm_(Tensor::persistent({groups}, DType::f64)),
       host_(allocate_host(2 * static_cast<std::size_t>(comm.size() * width + groups)), free_host) {
+  // The all-gather sends this part: it must be exactly this rank's row.
   const Part mine = part_of(0, rows_.numel(), comm.rank(), comm.size());
   WEFT_ASSERT(mine.begin == comm.rank() * width && mine.size() == width);
 }

@@ -1,5 +1,5 @@
-// What every rank tells every other once a step: one small all-gather, which makes the loss, the
-// decisions that all ranks take alike, and the table of who was slow.
+// The report of every rank to every other, once a step: one small all-gather. From it come the
+// loss, the decisions that all ranks take alike, and the table of who was slow.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,7 @@ std::optional<SpikeWatch::Spike> SpikeWatch::step(double value) {
     std::vector<double> v = recent_;
     const double median = upper_median(v);
     for (double& x : v) x = std::abs(x - median);
-    // 1.4826 makes a normal distribution's standard deviation of its median absolute deviation.
+    // 1.4826: a normal distribution's standard deviation over its median absolute deviation.
     const double deviation = std::max(1.4826 * upper_median(v), 0.05 * std::abs(median));
     const double above = value - median;
     const bool is_spike = above > 0 && above > deviations_ * deviation;
@@ -30,16 +30,16 @@ std::optional<SpikeWatch::Spike> SpikeWatch::step(double value) {
 
 namespace {
 
-// With fewer comparisons nobody is judged: the first steps of a run are unlike the others.
+// With fewer comparisons no rank is judged: the first steps of a run are unlike the others.
 constexpr std::size_t least = 12;
-// The mean has to stand clear of zero by this many of its own standard errors. With 4, bursts of
-// load on a host of two ranks looked like a slow rank in 6 of 400 drawn runs of 1,000 steps; with 5
-// in none.
+// The mean must be this many of its standard errors above zero. With 4, bursts of load on a host of
+// two ranks looked like a slow rank in 6 of 400 simulated runs of 1,000 steps; with 5 in none.
 constexpr double clear_by = 6;
 
-// Mean of the middle half, and its standard error from the same half: neither is moved by a few
-// steps in which something else had the processor. 0.74 makes a standard deviation of the distance
-// of a normal distribution's quartiles, 1.09 is the price of leaving out the outer half.
+// Mean of the middle half, and its standard error from the same half: a few steps in which
+// something else had the processor change neither. 0.74 converts the distance between a normal
+// distribution's quartiles to its standard deviation; 1.09 is the loss from leaving out the outer
+// half.
 struct Middle {
   double mean, error;
 };

@@ -1,4 +1,4 @@
-// Watches over figures that every rank has alike, so that all come to the same verdict without
+// Watches over figures that are the same on every rank, so that all reach the same verdict without
 // communication: losses and gradient norms that leap, and ranks that are constantly slower than the
 // others. Pure arithmetic.
 #pragma once
@@ -13,18 +13,18 @@ namespace weft {
 class SpikeWatch {
  public:
   static constexpr std::size_t window = 64;  // values that a new one is compared with
-  static constexpr std::size_t least = 32;   // with fewer nothing is judged
+  static constexpr std::size_t least = 32;   // values before the first judgement
 
   // A spike lies more than `deviations` above the median. A deviation is that of a normal
   // distribution with the window's median absolute deviation, and at least a twentieth of the
-  // median: losses that hardly vary must not make much of little.
+  // median: where losses hardly vary, a small change must not count as a spike.
   explicit SpikeWatch(double deviations) : deviations_(deviations) {}
 
   struct Spike {
     double median, deviations;  // of the values before; how far above it
   };
-  // The next value. Of several spikes in a row the first alone is told. All values enter the
-  // window, so that a lasting change of level is soon taken for granted.
+  // Adds the next value. Reports only the first of several spikes in a row. All values enter the
+  // window, so that a lasting change of level soon counts as normal.
   std::optional<Spike> step(double value);
 
  private:
@@ -47,7 +47,7 @@ class StragglerWatch {
   struct Verdict {
     int rank;
     double slower;           // against the median of the others: 1.2 is 20 % slower
-    bool recovered = false;  // it was reported before, and is so no longer
+    bool recovered = false;  // it was reported before, and is slow no longer
   };
 
   explicit StragglerWatch(int ranks);

@@ -17,11 +17,12 @@ namespace fs = std::filesystem;
 constexpr const char* key_name = "key";  // in a file's metadata
 constexpr std::size_t most_open = 32;
 
-// What decides a file's features.
+// A hash of all that decides a file's features.
 std::string key_of_texts(const std::string& encoder, std::span<const std::string> texts) {
   Hasher hasher;
   const auto add = [&](const std::string& text) {
     const std::uint64_t length = text.size();
+    // The length first, so that two lists with the same bytes in sum differ.
     hasher.add(std::as_bytes(std::span(&length, 1)));
     hasher.add(std::as_bytes(std::span(text)));
   };
@@ -30,7 +31,7 @@ std::string key_of_texts(const std::string& encoder, std::span<const std::string
   return to_hex(hasher.value());
 }
 
-// "" for a file that is not there or not whole.
+// "" for a file that is missing or damaged.
 std::string stored_key(const fs::path& path) {
   std::error_code none;
   if (!fs::exists(path, none)) return "";
@@ -95,7 +96,7 @@ PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>&
   MPI_Bcast(&wait, 1, MPI_INT, 0, world);
   if (wait == 0) return;
   encoded_ = encode_texts(deck, missing, files, stop, world);
-  // Others open the files when rank 0 has written them.
+  // The others may open the files only once rank 0 has written them.
   MPI_Barrier(world);
 }
 

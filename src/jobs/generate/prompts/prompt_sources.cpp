@@ -49,7 +49,7 @@ void make_folder(const fs::path& path) {
              path.string(), failed.message());
 }
 
-// What the same command made of texts before; nothing where the file is not what was written here.
+// Results of the same command from earlier runs; empty if the file is not in the form written here.
 Texts texts_of(const fs::path& path, const std::string& command) {
   try {
     const auto j = parse_json(content_of(path));
@@ -66,13 +66,14 @@ std::string line_of(std::string text) {
   return text + "\n";
 }
 
-// The exit code of a shell's command, which is ended with all that it started when `stop` says so.
+// Runs a shell command and returns its exit code. `stop` ends it with all processes that it
+// started: they are a process group.
 int run_shell(const std::string& command, const std::function<bool()>& stop) {
   posix_spawnattr_t how;
   posix_spawnattr_init(&how);
   sigset_t none;
   sigemptyset(&none);
-  posix_spawnattr_setsigmask(&how, &none);  // this thread's blocks what stops a job
+  posix_spawnattr_setsigmask(&how, &none);  // this thread's mask blocks the stop signals
   posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   const char* const arguments[] = {"sh", "-c", command.c_str(), nullptr};
   pid_t shell = 0;
@@ -94,14 +95,14 @@ int run_shell(const std::string& command, const std::function<bool()>& stop) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// `wanted`: texts as written under their keys in `known`.
+// Refines the texts `wanted` and adds the results to `known` under the same keys.
 void run_command(const std::string& command, const Texts& wanted, const fs::path& output,
                  const std::function<bool()>& stop, Texts& known) {
   const fs::path in = output / "refine_in.txt", out = output / "refine_out.txt";
   std::string lines;
   for (const auto& [key, text] : wanted) lines += line_of(text);
   replace_file(in, lines, Exit::data, Durable::yes);
-  // Paths go through the environment: no quoting can go wrong.
+  // Paths are passed in the environment, so they need no quoting.
   setenv("WEFT_REFINE_IN", in.c_str(), 1);
   setenv("WEFT_REFINE_OUT", out.c_str(), 1);
   const int code =
@@ -123,7 +124,7 @@ void run_command(const std::string& command, const Texts& wanted, const fs::path
                "{} is empty, for the text \"{}\"", where, text);
     known[key] = line;
   }
-  std::error_code left;  // of no harm
+  std::error_code left;  // leftover files do no harm
   fs::remove(in, left);
   fs::remove(out, left);
 }
@@ -133,7 +134,7 @@ std::string key_of(const std::string& text, const std::vector<std::int64_t>& num
   return numbers.empty() ? text : fmt::format("{}:\n{}", numbers[i], text);
 }
 
-// The name of an address's file: FFmpeg knows some kinds of files by their ending.
+// The name of an address's file. Keeps the ending: FFmpeg recognises some formats by it.
 std::string name_of_address(const std::string& address) {
   const std::string ending = fs::path(address.substr(0, address.find_first_of("?#"))).extension();
   const bool plain = ending.size() <= 6 && std::all_of(ending.begin(), ending.end(), [](char c) {

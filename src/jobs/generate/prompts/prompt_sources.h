@@ -1,6 +1,6 @@
-// What prompts need from outside before a job can be planned: texts that a command rewrites,
-// references that lie at an address. Rank 0 does it once and keeps the results with the clips, so
-// that a job that goes on has the same.
+// What prompts need from outside before a job can be planned: texts rewritten by a command, and
+// references fetched from addresses. Rank 0 does this once and keeps the results with the clips, so
+// that a resumed job has the same.
 #pragma once
 
 #include <mpi.h>

@@ -39,7 +39,7 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
   try {
     j = parse_json(json);
   } catch (const nlohmann::json::exception& e) {
-    // The library's number of the error is of no use to anybody.
+    // Leaves out the library's number of the error.
     const std::string said = e.what();
     const auto begin = said.find("] ");
     throw Error(Exit::data,
@@ -58,7 +58,7 @@ void read_options(const std::string& json, const std::string& where, Prompt& p) 
     const std::string text = option_text(value, key, where);
     if (key == "reference_path") p.references = split_references(text);
     if (key == "mask_strategy") p.mask_strategy = text;
-    // An empty text goes before the deck's too, null does not.
+    // An empty text also overrides the deck's, null does not.
     if (key == "reference_path") p.own_references = !value.is_null();
     if (key == "mask_strategy") p.own_mask = !value.is_null();
     if (key == "num_frames") p.num_frames = text;
@@ -105,7 +105,7 @@ std::vector<std::string> read_lines(const std::string& path, const MediaDeck& li
   std::istringstream in(std::move(text));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
-  if (!lines.empty() && lines.front().starts_with("\xEF\xBB\xBF"))  // an editor's mark
+  if (!lines.empty() && lines.front().starts_with("\xEF\xBB\xBF"))  // a byte order mark
     lines.front().erase(0, 3);
   return lines;
 }
@@ -211,7 +211,7 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
     p = parse_prompt(generated ? deck.prompt_generator : lines[static_cast<std::size_t>(i)],
                      place_of(deck, p), deck);
     p.index = i;
-    // The prompt's own options go before the deck's lists.
+    // The prompt's own options override the deck's lists.
     if (!p.own_references && !deck.references.empty()) {
       p.references = split_references(deck.references[at]);
       p.named_by = MediaTrust::deck;

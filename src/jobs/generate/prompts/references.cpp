@@ -52,7 +52,7 @@ class SizedFrames {
   CoverResize resize_;
 };
 
-// As many as next() gives: what a container says is not always so.
+// Counts the frames that next() gives: a container's own count is not reliable.
 std::int64_t count_frames(const MediaSource& file, const MediaAccess& access) {
   VideoReader reader(file, {.access = access});
   std::int64_t count = 0;
@@ -81,7 +81,7 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
     WEFT_CHECK(std::filesystem::exists(file), Exit::data,
                "check reference_path or generate.references; paths begin where weft is started",
                "{}: there is no reference file \"{}\"", where, file);
-    File::open(file, Exit::data);  // may it be read?
+    File::open(file, Exit::data);  // throws if it cannot be read
   }
 }
 
