@@ -9,6 +9,7 @@
 
 #include "config/deck_table.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -210,6 +211,9 @@ const Option& find(const std::string& key, const std::vector<Option>& table,
   refuse(fmt::format("{}unknown key {}", where, key), suggestion(key, table));
 }
 
+// A table of earlier versions. Decks that they left in runs and checkpoints have it.
+constexpr std::string_view retired_table = "sample";
+
 // Puts a parsed deck into the targets of the option table. Every entry must have a row: a key that
 // nothing reads would be a setting without effect.
 void apply(const toml::table& root, const std::vector<Option>& table, const Origin& origin) {
@@ -217,6 +221,12 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
   for (const auto& [name, node] : root) {
     const std::string section(name.str());
     const bool is_section = std::find(known.begin(), known.end(), section) != known.end();
+    if (section == retired_table && node.is_table()) {
+      if (log::rank() == 0)
+        log::warn("{}[{}] is not read any more: `weft generate` makes clips, by [generate]",
+                  origin.at(node.source()), section);
+      continue;
+    }
     if (!is_section && node.is_table()) {
       const std::string near = nearest_name(section, known);
       refuse(fmt::format("{}unknown table [{}]", origin.at(node.source()), section),

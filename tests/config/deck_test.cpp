@@ -160,6 +160,13 @@ TEST(Deck, UnreadableFiles) {
   std::filesystem::remove(file);
 }
 
+// Checkpoints and run folders of earlier versions hold decks with it.
+TEST(Deck, ATableThatIsNotReadAnyMoreIsPassedOver) {
+  const Deck d = parse_deck("[sample]\nclips = 3\nbogus = true\n[run]\nseed = 9\n", "old.toml", {});
+  EXPECT_EQ(d.run.seed, 9);
+  EXPECT_EQ(to_toml(d).find("[sample]\n"), std::string::npos);
+}
+
 TEST(Deck, WritesWhatItReadsBackExactly) {
   Deck d;
   d.run.dir = "a \"b\" \\ c\n\t\x01 \xc3\xa9";
