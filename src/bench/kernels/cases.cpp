@@ -32,6 +32,17 @@ KernelCase make_case(std::string op, std::string shape, DType dtype, double byte
   return c;
 }
 
+KernelCase bandwidth_case(std::string op, std::string shape, DType dtype, std::int64_t values,
+                          std::vector<Tensor> inputs, KernelCase::Run run) {
+  // bf16: one unit of the largest value's last place where two sides round either way.
+  KernelCase c = make_case(std::move(op), std::move(shape), dtype,
+                           static_cast<double>(values) * static_cast<double>(size_of(dtype)),
+                           dtype == DType::bf16 ? 1.0 / 128 : 2e-5);
+  c.inputs = std::move(inputs);
+  c.run = std::move(run);
+  return c;
+}
+
 Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation,
                      float mean) {
   // Counter-based and on all threads: real shapes have hundreds of millions of elements.

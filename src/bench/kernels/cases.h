@@ -29,7 +29,8 @@ struct KernelCase {
   std::vector<Tensor> inputs;  // in host memory
   // Calls the operation on `in`, which are the inputs on one device (it may change them), and
   // returns what it wrote. Outputs come from the current arena.
-  std::function<std::vector<Tensor>(std::vector<Tensor>& in)> run;
+  using Run = std::function<std::vector<Tensor>(std::vector<Tensor>& in)>;
+  Run run;
   double bytes =
       0;  // least traffic with the device's memory: every input read and every output written once
   double flops = 0;  // useful operations (no padding, no recomputation)
@@ -63,6 +64,11 @@ std::vector<KernelCase> reduce_cases(CaseSize size);
 // A case without inputs and without anything to run.
 KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,
                      double tolerance);
+
+// A case that memory bounds, whose sums may be taken in another order. `values`: read and written
+// in all.
+KernelCase bandwidth_case(std::string op, std::string shape, DType dtype, std::int64_t values,
+                          std::vector<Tensor> inputs, KernelCase::Run run);
 
 // Host tensor of the type, normal with the given deviation, a function of `seed`.
 Tensor random_tensor(const Shape& shape, DType dtype, std::uint64_t seed, float deviation = 1.0f,

@@ -11,31 +11,14 @@
 namespace weft {
 namespace {
 
-using Run = std::function<std::vector<Tensor>(std::vector<Tensor>& in)>;
-
-// `values`: read and written in all.
-KernelCase make(const char* op, const std::string& shape, DType dtype, std::int64_t values,
-                std::vector<Tensor> inputs, Run run) {
-  KernelCase c;
-  c.op = op;
-  c.shape = shape;
-  c.dtype = dtype;
-  c.bytes = static_cast<double>(values) * static_cast<double>(size_of(dtype));
-  // Sums in another order; bf16: one unit of the largest value's last place where two sides round
-  // either way.
-  c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 2e-5;
-  c.inputs = std::move(inputs);
-  c.run = std::move(run);
-  return c;
-}
-
 Tensor loss_so_far() { return random_tensor({1}, DType::f32, 9); }
 
 void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, bool accumulate) {
   const std::int64_t n = x.numel(), C = x[4];
   const std::string text = fmt::format("{}{}", x.str(), accumulate ? " accumulate" : "");
-  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
-    cases.push_back(make(op, text, dtype, values, std::move(inputs), std::move(run)));
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, text, dtype, values, std::move(inputs), std::move(run)));
   };
   const Tensor a = random_tensor(x, dtype, 1), b = random_tensor(x, DType::f32, 2),
                b_alike = random_tensor(x, dtype, 2), dx = random_tensor(x, dtype, 3);
@@ -121,23 +104,25 @@ void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, boo
                                    {ops::GanLoss::linear, "linear"}})
     for (const float sign : {1.0f, -1.0f}) {
       const std::string variant = fmt::format("{} {}{}", text, name, sign);
-      cases.push_back(make("gan_loss_forward", variant, dtype, n, {a, loss_so_far()},
-                           [=, kind = kind](std::vector<Tensor>& in) {
-                             ops::gan_loss_forward(in[0], kind, sign, 0.5f, in[1]);
-                             return std::vector<Tensor>{in[1]};
-                           }));
-      cases.push_back(make("gan_loss_backward", variant, dtype, 2 * n, {a, dx},
-                           [=, kind = kind](std::vector<Tensor>& in) {
-                             ops::gan_loss_backward(in[0], kind, sign, 0.5f, in[1], accumulate);
-                             return std::vector<Tensor>{in[1]};
-                           }));
+      cases.push_back(bandwidth_case("gan_loss_forward", variant, dtype, n, {a, loss_so_far()},
+                                     [=, kind = kind](std::vector<Tensor>& in) {
+                                       ops::gan_loss_forward(in[0], kind, sign, 0.5f, in[1]);
+                                       return std::vector<Tensor>{in[1]};
+                                     }));
+      cases.push_back(bandwidth_case("gan_loss_backward", variant, dtype, 2 * n, {a, dx},
+                                     [=, kind = kind](std::vector<Tensor>& in) {
+                                       ops::gan_loss_backward(in[0], kind, sign, 0.5f, in[1],
+                                                              accumulate);
+                                       return std::vector<Tensor>{in[1]};
+                                     }));
     }
 }
 
 void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
   const DType dtype = DType::f32;
-  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
-    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
   };
   add("adaptive_weight", 2 * x.numel(), {random_tensor(x, dtype, 1), random_tensor(x, dtype, 2)},
       [](std::vector<Tensor>& in) {
@@ -149,8 +134,9 @@ void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
 
 void add_regularisers(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
   const std::int64_t n = x.numel();
-  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
-    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
   };
   add("gradient_penalty", 3 * n, {random_tensor(x, dtype, 1), loss_so_far()},
       [=](std::vector<Tensor>& in) {

@@ -11,29 +11,12 @@
 namespace weft {
 namespace {
 
-using Run = std::function<std::vector<Tensor>(std::vector<Tensor>& in)>;
-
-// `values`: read and written in all.
-KernelCase make(const char* op, const std::string& shape, DType dtype, std::int64_t values,
-                std::vector<Tensor> inputs, Run run) {
-  KernelCase c;
-  c.op = op;
-  c.shape = shape;
-  c.dtype = dtype;
-  c.bytes = static_cast<double>(values) * static_cast<double>(size_of(dtype));
-  // Sums in another order; bf16: one unit of the largest value's last place where two sides round
-  // either way.
-  c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 2e-5;
-  c.inputs = std::move(inputs);
-  c.run = std::move(run);
-  return c;
-}
-
 void add_max_pool(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
   const std::int64_t n = x.numel();
   const Shape pooled{x[0], x[1], x[2] / 2, x[3] / 2, x[4]};
-  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
-    cases.push_back(make(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
   };
   const Tensor a = random_tensor(x, dtype, 1);
   add("max_pool_forward", n + n / 4, {a}, [=](std::vector<Tensor>& in) {

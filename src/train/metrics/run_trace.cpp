@@ -16,6 +16,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "core/trace.h"
 #include "core/version.h"
@@ -181,13 +182,6 @@ int size_of(MPI_Comm comm) {
   int size = 1;
   MPI_Comm_size(comm, &size);
   return size;
-}
-
-std::string host_name() {
-  char name[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  return {name, static_cast<std::size_t>(length)};
 }
 
 // This rank's latest `most` spans on rank 0's clock.
