@@ -71,6 +71,26 @@ void data_rows(Rows& r, DataDeck& d) {
   r.number("max_damaged", d.max_damaged, 0, 1,
            "Share of the clips that may be damaged: each is replaced by the next whole one of its "
            "bucket, the same in every run. 0 ends the job at the first.");
+  const auto of_images = [](Option& o) { o.fixed = true; };
+  of_images(r.number("short_sides", d.short_sides, 8, 65536,
+                     "Labelled images: short sides in pixels. A micro-batch trains at one drawn "
+                     "from them; an evaluation takes all."));
+  of_images(r.number("max_side", d.max_side, 8, 65536,
+                     "Longest side in pixels that an image is scaled to."));
+  of_images(
+      r.number("padding", d.padding, 1, 256,
+               "Sides are rounded up to a multiple of this: 8, or 32 for models of stride 32."));
+  of_images(
+      r.number("label_rate", d.label_rate, 1, 256,
+               "Pixels of a side for each label of training: 8, or 4 for UPerNet and HRNet."));
+  of_images(
+      r.number("pad_label", d.pad_label, -1, 254,
+               "Class of the padding: 0 as in the original, or -1 to leave it out of the loss."));
+  of_images(r.text("size_policy", d.size_policy,
+                   "How micro-batches of different sizes make a step: balanced puts those of equal "
+                   "cost together, original takes them as they come, so that ranks wait for the "
+                   "largest.",
+                   {"balanced", "original"}));
 }
 
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.

@@ -48,6 +48,13 @@ struct DataDeck {
   std::int64_t prefetch = 4;
   bool verify = true;
   double max_damaged = 0;
+  // Of labelled images (data/images/).
+  std::vector<std::int64_t> short_sides = {300, 375, 450, 525, 600};
+  std::int64_t max_side = 1000;
+  std::int64_t padding = 8;
+  std::int64_t label_rate = 8;
+  std::int64_t pad_label = 0;
+  std::string size_policy = "balanced";
 };
 // Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
 // these keys.

@@ -8,13 +8,18 @@
 #include <string>
 #include <vector>
 
+#include "config/deck.h"
 #include "core/error.h"
 #include "tensor/dtype.h"
 
 namespace weft {
 
+struct MicroBatch;  // data/step_plan.h
+class StepPlan;
+
 // Clips of one shape. Pixels are u8 [T,H,W,3]; latents are f32 or f16 [C,T,H,W], either as the
-// model sees them, or as the moments of the VAE's posterior, from which latents are drawn.
+// model sees them, or as the moments of the VAE's posterior, from which latents are drawn. Labelled
+// images (data/images/) have no one shape: the bucket's is the largest that they are trained at.
 struct Bucket {
   std::string name;  // "144p-51-0.56": resolution, frames, aspect key
   std::int64_t frames = 0, height = 0, width = 0, channels = 3;
@@ -32,10 +37,17 @@ struct Bucket {
   std::int64_t text_channels = 0, longest_text = 0;
   DType text_dtype = DType::f32;  // or f16, bf16
 
+  // Images with a label for each square of that many pixels, u8 [H/rate, W/rate] behind the pixels:
+  // 0 is unlabelled, v is class v - 1. 0: clips.
+  std::int64_t label_rate = 0;
+
   // Of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
-  std::size_t clip_bytes() const {
-    return static_cast<std::size_t>(frames * height * width * channels) * size_of(dtype);
+  std::size_t clip_bytes() const { return clip_bytes(height, width); }
+  std::size_t clip_bytes(std::int64_t h, std::int64_t w) const {
+    const std::int64_t labels = label_rate == 0 ? 0 : (h / label_rate) * (w / label_rate);
+    return static_cast<std::size_t>(frames * h * w * channels) * size_of(dtype) +
+           static_cast<std::size_t>(labels);
   }
 };
 
@@ -59,6 +71,16 @@ class ClipSource {
   // Exit::data, naming file, bucket and clip, when it cannot be read; DamagedClip when its hash is
   // wrong.
   virtual void read(int bucket, std::int64_t index, std::span<std::byte> out) const = 0;
+  // Reads sample `i` of a micro-batch as it is trained on, into its clip_bytes(): images are
+  // resized to their view (data/step_plan.h). As read() otherwise.
+  virtual void read_sample(const MicroBatch& what, std::size_t i, std::span<std::byte> out) const;
+  std::size_t clip_bytes(const MicroBatch& what) const;
+
+  // Which samples the steps of a run train on: for clips a StepPlanner. `batch_sizes`: [bucket]
+  // samples in a micro-batch; `micro_batches` a step.
+  virtual std::unique_ptr<StepPlan> plan_steps(std::vector<std::int64_t> batch_sizes,
+                                               std::int64_t micro_batches,
+                                               std::uint64_t seed) const;
 
   // Text features of a clip's caption, valid tokens only: their number, 0 if the clip has no
   // caption or the bucket no features; and the features [tokens, text_channels], converted to f32.
@@ -67,9 +89,16 @@ class ClipSource {
   virtual std::vector<float> read_text(int bucket, std::int64_t index) const { return {}; }
 };
 
-// `path` is a clip store, or "synthetic:key=value,..." (data/synthetic.h): deterministic moving
-// shapes.
-// `verify` checks the XXH3 of every clip that is read.
-std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify);
+// `path` is a clip store, a store of labelled images (data/images/image_store.h), or made in
+// memory: "synthetic:key=value,..." (data/synthetic.h), deterministic moving shapes, or
+// "shapes:..." (data/images/shapes.h), labelled ones. `verify` checks the XXH3 of every clip that
+// is read.
+std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data);
+inline std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify) {
+  DataDeck data;
+  data.path = path;
+  data.verify = verify;
+  return open_clip_source(data);
+}
 
 }  // namespace weft

@@ -172,10 +172,11 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
   return std::make_unique<ClipStore>(path, verify);
 }
 
-std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify) {
+std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data) {
   static const std::string synthetic = "synthetic:";
-  if (path.starts_with(synthetic)) return make_synthetic_source(path.substr(synthetic.size()));
-  return open_clip_store(path, verify);
+  if (data.path.starts_with(synthetic))
+    return make_synthetic_source(data.path.substr(synthetic.size()));
+  return open_clip_store(data.path, data.verify);
 }
 
 namespace {

@@ -120,7 +120,7 @@ struct Prefetcher::State {
       // Large enough for any bucket, so that a slot is not reallocated when buckets alternate.
       s.pages.grow(most_clips * largest_clip);
       const Bucket& bucket = source.buckets()[static_cast<std::size_t>(what.bucket)];
-      s.clip_bytes = bucket.clip_bytes();
+      s.clip_bytes = source.clip_bytes(what);
       s.taken = 0;
       s.left = what.clips.size();
       s.error = nullptr;
@@ -148,7 +148,7 @@ struct Prefetcher::State {
     for (std::int64_t tries = 0;; ++tries) {
       const std::int64_t index = what.clips[clip];
       try {
-        source.read(what.bucket, index, {s.pages.data() + clip * s.clip_bytes, s.clip_bytes});
+        source.read_sample(what, clip, {s.pages.data() + clip * s.clip_bytes, s.clip_bytes});
         if (!s.batch.text.empty()) s.batch.text[clip] = source.read_text(what.bucket, index);
         if (tries > 0) s.batch.info[clip] = source.info(what.bucket, index);
         return;

@@ -30,6 +30,22 @@ void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t epoch, std:
 
 }  // namespace
 
+void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
+                             std::span<std::byte> out) const {
+  read(what.bucket, what.clips[i], out);
+}
+
+std::size_t ClipSource::clip_bytes(const MicroBatch& what) const {
+  const Bucket& b = buckets()[static_cast<std::size_t>(what.bucket)];
+  return what.views.empty() ? b.clip_bytes() : b.clip_bytes(what.height, what.width);
+}
+
+std::unique_ptr<StepPlan> ClipSource::plan_steps(std::vector<std::int64_t> batch_sizes,
+                                                 std::int64_t micro_batches,
+                                                 std::uint64_t seed) const {
+  return std::make_unique<StepPlanner>(buckets(), std::move(batch_sizes), micro_batches, seed);
+}
+
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets) {
   std::map<std::string, std::int64_t> entries;  // NAME -> CLIPS
   for (const std::string& entry : deck.batch_sizes) {

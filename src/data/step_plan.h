@@ -15,10 +15,21 @@ namespace weft {
 // A sample's permanent id: the running number of its clip over all buckets of the source.
 using SampleId = std::int64_t;
 
+// How an image is trained on: scaled to this size and flipped left to right, or not. It fills the
+// top left corner of its micro-batch's height x width.
+struct ImageView {
+  std::int64_t height = 0, width = 0;
+  bool flip = false;
+  bool operator==(const ImageView&) const = default;
+};
+
 struct MicroBatch {
   int bucket = 0;
   std::vector<std::int64_t> clips;  // indices within the bucket
   std::vector<SampleId> samples;    // the same clips by id
+  // Of labelled images: the size of the batch, and one view a sample. Else 0 and empty.
+  std::int64_t height = 0, width = 0;
+  std::vector<ImageView> views;
 };
 
 // Clips per micro-batch of each bucket: from the entry NAME=CLIPS of train.batch_sizes with the
@@ -27,12 +38,21 @@ struct MicroBatch {
 // bucket (with the nearest name that does).
 std::vector<std::int64_t> batch_sizes(const TrainDeck& deck, std::span<const Bucket> buckets);
 
+// A function of (seed, step).
+class StepPlan {
+ public:
+  virtual ~StepPlan() = default;
+  // The micro-batches of a step. Safe from several threads at once.
+  virtual std::vector<MicroBatch> plan(std::int64_t step) const = 0;
+  virtual std::int64_t micro_batches_per_epoch() const = 0;
+};
+
 // Epoch e shuffles each bucket with Philox(seed, sample_order, e, bucket), cuts it into
 // micro-batches of the bucket's batch size (a remainder is dropped, but a bucket smaller than that
 // is one smaller batch, so that no clip is lost silently), and shuffles the list of micro-batches.
 // Step s takes the micro-batches [s*G, (s+1)*G) of this endless sequence, G = micro_batches per
 // step.
-class StepPlanner {
+class StepPlanner : public StepPlan {
  public:
   StepPlanner(std::span<const Bucket> buckets, std::vector<std::int64_t> batch_sizes,
               std::int64_t micro_batches, std::uint64_t seed);
@@ -40,9 +60,8 @@ class StepPlanner {
   StepPlanner(std::span<const Bucket> buckets, std::int64_t batch_size, std::int64_t micro_batches,
               std::uint64_t seed);
 
-  // The G micro-batches of a step. Safe from several threads at once.
-  std::vector<MicroBatch> plan(std::int64_t step) const;
-  std::int64_t micro_batches_per_epoch() const { return per_epoch_; }
+  std::vector<MicroBatch> plan(std::int64_t step) const override;
+  std::int64_t micro_batches_per_epoch() const override { return per_epoch_; }
 
  private:
   // The caller holds mutex_. The last two epochs are cached: readers are already in the next one

@@ -59,7 +59,7 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
                      Stdit3& model) {
   Subject s;
   s.fabric = fabric;
-  s.step.buckets = open_clip_source(deck.data.path, false)->buckets();
+  s.step.buckets = open_clip_source(deck.data)->buckets();
   s.step.batch_sizes = batch_sizes(deck.train, s.step.buckets);
   s.step.seed = static_cast<std::uint64_t>(deck.run.seed);
   s.step.sp = static_cast<int>(deck.parallel.sp);

@@ -60,8 +60,12 @@ class TrainingTask {
   // The ranks that share each clip with this one (null: none). Exit::usage from a task that cannot
   // share.
   virtual void share_clips(Communicator* group) = 0;
-  // Seconds that the host has waited for these ranks since the start.
+  // Seconds that the host has waited within micro-batches for other ranks since the start.
   virtual double blocked_seconds() const { return 0; }
+  // Whether ranks exchange within a micro-batch (batch norm over ranks): each then takes every
+  // ranks-th micro-batch of a step, so that all have equally many.
+  // Exit::usage where that cannot be.
+  virtual bool in_lockstep(MPI_Comm world) { return false; }
 
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.

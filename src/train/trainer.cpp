@@ -78,10 +78,17 @@ void Trainer::choose_groups() {
   group_ = comm_->rank() / sp;
   groups_ = comm_->size() / sp;
   task_->share_clips(sequence_.get());
+  lockstep_ = task_->in_lockstep(world_);
+  WEFT_CHECK(
+      !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
+      fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),
+      "{} micro-batches a step do not share out evenly over {} ranks that share the "
+      "statistics of batch norm",
+      deck_.train.micro_batches, groups_);
 }
 
 void Trainer::open_data() {
-  source_ = open_clip_source(deck_.data.path, deck_.data.verify);
+  source_ = open_clip_source(deck_.data);
   task_->open(source_->buckets());
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }
@@ -181,9 +188,8 @@ void Trainer::open_readers() {
   if (!costs_.saved.empty()) costs_.table->from_text(costs_.saved);
   costs_.sums = Tensor::persistent({2 * buckets}, DType::f64);
   watches_.stragglers = std::make_unique<StragglerWatch>(comm_->size());
-  planner_ =
-      std::make_unique<StepPlanner>(source_->buckets(), batch_sizes_, deck_.train.micro_batches,
-                                    static_cast<std::uint64_t>(deck_.run.seed));
+  planner_ = source_->plan_steps(batch_sizes_, deck_.train.micro_batches,
+                                 static_cast<std::uint64_t>(deck_.run.seed));
   const int readers = deck_.data.readers > 0 ? static_cast<int>(deck_.data.readers)
                                              : Prefetcher::default_readers(threads_);
   prefetcher_ = std::make_unique<Prefetcher>(
@@ -210,6 +216,12 @@ double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
 
 // The group of ranks that takes each micro-batch.
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
+  if (lockstep_) {
+    std::vector<int> turns(plan.size());
+    for (std::size_t i = 0; i < turns.size(); ++i)
+      turns[i] = static_cast<int>(i % static_cast<std::size_t>(groups_));
+    return turns;
+  }
   std::vector<double> costs;
   for (const MicroBatch& m : plan)
     costs.push_back(costs_.table->cost(m.bucket) * share_of(m, step));

@@ -169,6 +169,7 @@ class Trainer {
   std::unique_ptr<Communicator>
       sequence_;                // the ranks that share this one's clips; null without parallel.sp
   int group_ = 0, groups_ = 1;  // of ranks that share clips
+  bool lockstep_ = false;       // TrainingTask::in_lockstep
   std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;
@@ -183,7 +184,7 @@ class Trainer {
   std::vector<StepMemory> memory_;         // [bucket]
   Costs costs_;
   std::string run_id_;  // on rank 0
-  std::unique_ptr<StepPlanner> planner_;
+  std::unique_ptr<StepPlan> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;
   Watches watches_;
   Requests requests_;

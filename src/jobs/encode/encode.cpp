@@ -263,7 +263,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   check_deck(deck);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  const auto source = open_clip_source(deck.data.path, deck.data.verify);
+  const auto source = open_clip_source(deck.data);
   VideoVae vae(deck.get<VaeDeck>());
   const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
                             deck.get<GenerateDeck>().ema, world);
