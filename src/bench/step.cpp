@@ -190,7 +190,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
       params.finish_step();
     });
     Tensor squares = results.slice(1, 2);
-    if (deck.train.grad_clip > 0) ops::sum_of_squares(params.grads(), squares, false);
+    if (deck.train.grad_clip != 0) ops::sum_of_squares(params.grads(), squares, false);
     for (std::size_t b = 0; b < params.buckets().size(); ++b)
       optimizer_step(deck.train, i, squares, optimizer, static_cast<int>(b));
     double taken = now_seconds() - start;

@@ -136,8 +136,12 @@ std::vector<FlatArray> flat_arrays(ParameterTable& table, const OptimizerState& 
       {},
       {{table.fixed().device_data<float>() + fixed.begin, static_cast<std::size_t>(fixed.size())}},
       table.fixed().device()};
-  return {flat("master", &OptimizerState::master), flat("exp_avg", &OptimizerState::exp_avg),
-          flat("exp_avg_sq", &OptimizerState::exp_avg_sq), flat("ema", &OptimizerState::ema), rest};
+  std::vector<FlatArray> all = {flat("master", &OptimizerState::master),
+                                flat("exp_avg", &OptimizerState::exp_avg)};
+  if (state.has_squares()) all.push_back(flat("exp_avg_sq", &OptimizerState::exp_avg_sq));
+  all.push_back(flat("ema", &OptimizerState::ema));
+  all.push_back(rest);
+  return all;
 }
 
 void restore_state(const Checkpoint& checkpoint, ParameterTable& table) {
@@ -152,7 +156,7 @@ void restore_state(const Checkpoint& checkpoint, ParameterTable& table, Optimize
   };
   read("master", &OptimizerState::master);
   read("exp_avg", &OptimizerState::exp_avg);
-  read("exp_avg_sq", &OptimizerState::exp_avg_sq);
+  if (state.has_squares()) read("exp_avg_sq", &OptimizerState::exp_avg_sq);
   read("ema", &OptimizerState::ema);
   read_fixed(checkpoint, table);
   table.refresh_working();

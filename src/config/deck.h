@@ -69,13 +69,16 @@ struct TrainDeck {
   std::int64_t batch_size = 1;
   std::vector<std::string> batch_sizes;
   std::int64_t micro_batches = 1;
+  std::string optimizer = "auto";
   double lr = 1e-4;
+  double lr_power = -1;
   std::int64_t warmup_steps = 0;
-  double weight_decay = 0;
+  double weight_decay = -1;
+  double momentum = 0.9;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_eps = 1e-15;
-  double grad_clip = 1.0;
+  double grad_clip = -1;
   double ema_decay = 0.99;
   std::int64_t checkpoint_every = 200;
   std::int64_t keep = 2;

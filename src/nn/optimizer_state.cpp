@@ -4,7 +4,8 @@
 
 namespace weft {
 
-OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks)
+OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks,
+                               bool squares)
     : table_(table), sharded_(sharded) {
   offsets_.push_back(0);
   std::int64_t low = 0;  // elements of bf16_only buckets
@@ -15,7 +16,7 @@ OptimizerState::OptimizerState(ParameterTable& table, bool sharded, int rank, in
   }
   const Shape shape{offsets_.back()};
   exp_avg_ = Tensor::persistent(shape, DType::f32);
-  exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
+  if (squares) exp_avg_sq_ = Tensor::persistent(shape, DType::f32);
   ema_ = Tensor::persistent(shape, DType::f32);
   for (int b = 0; b < static_cast<int>(parts_.size()); ++b) {
     Tensor to = ema(b);
@@ -52,7 +53,7 @@ Tensor OptimizerState::working(int bucket) const {
 }
 
 std::size_t OptimizerState::bytes() const {
-  return exp_avg_.bytes() + exp_avg_sq_.bytes() + ema_.bytes() +
+  return exp_avg_.bytes() + (has_squares() ? exp_avg_sq_.bytes() : 0) + ema_.bytes() +
          (master_.defined() ? master_.bytes() : 0);
 }
 

@@ -1,4 +1,4 @@
-// The arrays that AdamW and EMA keep for the trainable parameters: whole on every rank, or only for
+// The arrays that AdamW or SGD and EMA keep for the trainable parameters: whole on every rank, or only for
 // the rank's own parts.
 #pragma once
 
@@ -16,7 +16,8 @@ class OptimizerState {
  public:
   // Zero moments; the EMA starts as a copy of the weights. A sharded bf16 model's f32 values of
   // bf16_only buckets move here, and leave the table.
-  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks);
+  // `squares`: AdamW's second moments are kept; SGD has its momentum in exp_avg alone.
+  OptimizerState(ParameterTable& table, bool sharded, int rank, int ranks, bool squares = true);
 
   // What this rank owns of a bucket: elements of the flat space.
   const Part& part(int bucket) const { return parts_[static_cast<std::size_t>(bucket)]; }
@@ -25,6 +26,7 @@ class OptimizerState {
   // The owned part of a bucket in each array, f32.
   Tensor master(int bucket) const;
   Tensor exp_avg(int bucket) const { return own(exp_avg_, bucket); }
+  bool has_squares() const { return exp_avg_sq_.defined(); }
   Tensor exp_avg_sq(int bucket) const { return own(exp_avg_sq_, bucket); }
   Tensor ema(int bucket) const { return own(ema_, bucket); }
   // The same of the gradients and of the bf16 weights (undefined in an f32 model).

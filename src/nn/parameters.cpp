@@ -76,21 +76,23 @@ void ParameterTable::allocate(std::int64_t bucket_elements, bool bf16_working, b
     at = (at + bucket_pad - 1) / bucket_pad * bucket_pad;
     buckets_.back().end = at;
   };
-  // bf16_only buckets come first, so that drop_bf16_only_values() can cut them off the front.
-  for (const bool bf16_only : {true, false})
-    for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
-      Parameter& p = **it;
-      if (p.bf16_only != bf16_only || !p.trainable) continue;
-      const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
-      if (buckets_.empty() || full || buckets_.back().bf16_only != bf16_only ||
-          buckets_.back().group != p.group) {
-        if (!buckets_.empty()) close_bucket();
-        buckets_.push_back(Bucket{at, at, bf16_only, p.group});
-      }
-      p.offset = at;
-      p.bucket = static_cast<int>(buckets_.size()) - 1;
-      at += aligned(p.shape.numel());
+  const auto place = [&](Parameter& p) {
+    const bool full = !buckets_.empty() && at - buckets_.back().begin >= bucket_elements;
+    if (buckets_.empty() || full || buckets_.back().bf16_only != p.bf16_only ||
+        buckets_.back().group != p.group) {
+      if (!buckets_.empty()) close_bucket();
+      buckets_.push_back(Bucket{at, at, p.bf16_only, p.group});
     }
+    p.offset = at;
+    p.bucket = static_cast<int>(buckets_.size()) - 1;
+    at += aligned(p.shape.numel());
+  };
+  // bf16_only buckets come first, so that drop_bf16_only_values() can cut them off the front. Then
+  // by group, the last group first, for groups may alternate from layer to layer.
+  for (const bool bf16_only : {true, false})
+    for (int group = groups() - 1; group >= 0; --group)
+      for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it)
+        if ((*it)->bf16_only == bf16_only && (*it)->group == group && (*it)->trainable) place(**it);
   // One bucket even with nothing to train: flat_arrays() takes the length from the last one.
   if (buckets_.empty()) buckets_.push_back(Bucket{});
   close_bucket();

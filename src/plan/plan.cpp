@@ -96,7 +96,8 @@ void suggest_equal_costs(TrainingTask& task, std::span<const Bucket> buckets, st
 
 }  // namespace
 
-MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks) {
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
+                        bool squares) {
   std::size_t all = 0, bf16_only = 0, own = 0, own_bf16_only = 0, fixed = 0;
   for (const ParameterTable::Bucket& b : table.buckets()) {
     const auto elements = static_cast<std::size_t>(b.end - b.begin);
@@ -117,7 +118,7 @@ MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, in
   if (bf16) m.masters = moved ? 4 * (all - bf16_only) + 4 * own_bf16_only : 4 * all;
   m.fixed = (bf16 ? 6 : 4) * fixed;
   m.gradients = 4 * all;
-  m.moments = 8 * own;
+  m.moments = (squares ? 8 : 4) * own;
   m.ema = 4 * own;
   return m;
 }
@@ -167,7 +168,8 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.parameters = task.params().total_elements();
   plan.trained = task.params().trainable_elements();
   plan.schedule = task.schedule(buckets);
-  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks);
+  plan.memory = state_bytes(task.params(), task.bf16(), deck.parallel.zero == 1, plan.ranks,
+                            task.optimizers().front().optimizer != "sgd");
   plan.memory.fixed += task.other_weights();
   std::size_t clip_bytes = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i)

@@ -10,13 +10,46 @@
 
 namespace weft {
 
-double learning_rate(const TrainDeck& d, std::int64_t steps_done) {
-  if (steps_done >= d.warmup_steps) return d.lr;
-  return d.lr * static_cast<double>(steps_done + 1) / static_cast<double>(d.warmup_steps + 1);
+TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, double lr_power,
+                       double weight_decay, double grad_clip) {
+  TrainDeck d = deck;
+  if (d.optimizer == "auto") d.optimizer = optimizer;
+  if (d.lr_power < 0) d.lr_power = lr_power;
+  if (d.weight_decay < 0) d.weight_decay = weight_decay;
+  if (d.grad_clip < 0) d.grad_clip = grad_clip;
+  return d;
 }
 
-void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
+double learning_rate(const TrainDeck& d, std::int64_t steps_done) {
+  if (steps_done < d.warmup_steps)
+    return d.lr * static_cast<double>(steps_done + 1) / static_cast<double>(d.warmup_steps + 1);
+  if (d.lr_power <= 0) return d.lr;
+  const double left =
+      std::max(0.0, 1 - static_cast<double>(steps_done) / static_cast<double>(d.steps));
+  return d.lr * std::pow(left, d.lr_power);
+}
+
+namespace {
+
+void sgd_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
+              OptimizerState& state, int bucket) {
+  ops::Sgd s;
+  s.lr = static_cast<float>(learning_rate(d, steps_done));
+  s.momentum = static_cast<float>(d.momentum);
+  s.weight_decay = static_cast<float>(d.weight_decay);
+  s.grad_clip = static_cast<float>(d.grad_clip);
+  s.ema_decay = static_cast<float>(d.ema_decay);
+  Tensor master = state.master(bucket), v = state.exp_avg(bucket), ema = state.ema(bucket);
+  Tensor working = state.working(bucket);
+  ops::sgd_step(s, squares, state.gradient(bucket), master, v, ema, working);
+}
+
+}  // namespace
+
+void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares,
                     OptimizerState& state, int bucket) {
+  const TrainDeck d = optimizer_of(deck, "adamw", 0, 0, 1);
+  if (d.optimizer == "sgd") return sgd_step(d, steps_done, squares, state, bucket);
   const double t = static_cast<double>(steps_done + 1);
   ops::AdamW a;
   a.lr = static_cast<float>(learning_rate(d, steps_done));
@@ -48,8 +81,8 @@ DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, Paramet
   table_.set_arrival([this](int bucket) { aside_([this, bucket] { arrive(bucket); }); });
 }
 
-void DataParallel::make_state() {
-  state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size());
+void DataParallel::make_state(bool squares) {
+  state_ = std::make_unique<OptimizerState>(table_, sharded_, comm_.rank(), comm_.size(), squares);
   sums_.assign(table_.buckets().size(), 0);
   weights_.assign(table_.buckets().size(), 0);
 }

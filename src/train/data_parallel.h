@@ -17,14 +17,19 @@
 
 namespace weft {
 
-// lr of a step that follows `steps_done` finished ones: linear warm-up, then constant
-// (docs/models/stdit3.md, Optimizer).
+// The settings with the model's own in place of "auto" and -1. optimizer_step() does it with those
+// of the video models.
+TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, double lr_power,
+                       double weight_decay, double grad_clip);
+
+// lr of a step that follows `steps_done` finished ones: linear warm-up, then (1 - steps_done /
+// steps) ^ lr_power (docs/models/stdit3.md, Optimizer; docs/models/segmentation.md, Training).
 double learning_rate(const TrainDeck& d, std::int64_t steps_done);
 
-// One AdamW step of the owned part of one bucket with gradients clipped to d.grad_clip (0: not
+// One step of AdamW or SGD for the owned part of one bucket with gradients clipped to d.grad_clip (0: not
 // clipped), given the sum of the squares of all gradients, f64 [1] on their device
 // (ops/optimizer.h). Changes nothing where that is not finite.
-void optimizer_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares,
+void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares,
                     OptimizerState& state, int bucket);
 
 class DataParallel {
@@ -34,8 +39,8 @@ class DataParallel {
   DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
                std::function<void(std::function<void()>)> aside);
 
-  // The optimizer's state, made from the table's weights.
-  void make_state();
+  // The optimizer's state, made from the table's weights. `squares`: with AdamW's second moments.
+  void make_state(bool squares);
   OptimizerState& state() { return *state_; }
   // After master weights were read from a checkpoint: updates every copy on every rank.
   void spread_weights();

@@ -50,6 +50,9 @@ class TrainingTask {
   virtual std::vector<std::string> terms() const { return {}; }
   // The optimizer's settings for each group of parameters (nn/parameters.h).
   virtual std::vector<TrainDeck> optimizers() const = 0;
+  // The first groups, whose joint norm of the gradient is the step's; others are the parameters of a
+  // loss (a discriminator).
+  virtual int model_groups() const { return 1; }
 
   // Checks that the buckets fit the model, and opens what else training reads. Exit::usage,
   // Exit::data.
@@ -66,6 +69,8 @@ class TrainingTask {
   // ranks-th micro-batch of a step, so that all have equally many.
   // Exit::usage where that cannot be.
   virtual bool in_lockstep(MPI_Comm world) { return false; }
+  // The communicator of these exchanges, for the trainer's timeouts and checks. Null: none.
+  virtual Communicator* inner_ranks() { return nullptr; }
 
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.

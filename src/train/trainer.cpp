@@ -115,6 +115,7 @@ void Trainer::start() {
 void Trainer::set_timeout(double seconds) {
   comm_->set_timeout(seconds);
   if (sequence_) sequence_->set_timeout(seconds);
+  if (Communicator* inner = task_->inner_ranks()) inner->set_timeout(seconds);
 }
 
 void Trainer::load_state() {
@@ -126,7 +127,9 @@ void Trainer::load_state() {
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
   // Before make_state(): the EMA starts as a copy of the weights.
   if (!checkpoint) task_->start_weights();
-  data_parallel_->make_state();
+  data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(), [](const auto& o) {
+    return o.optimizer != "sgd";
+  }));
   checkpoints_->check_room(
       flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.

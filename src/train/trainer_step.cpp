@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -48,7 +49,7 @@ void Trainer::step() {
   Issued step;
   StepMetrics& m = step.metrics;
   m.step = done_;
-  m.lr = learning_rate(deck_.train, done_);
+  m.lr = learning_rate(optimizers_.front(), done_);
   step.expected.assign(static_cast<std::size_t>(comm_->size()), 0.0);
   for (std::size_t i = 0; i < plan.size(); ++i) {
     m.samples.insert(m.samples.end(), plan[i].samples.begin(), plan[i].samples.end());
@@ -197,6 +198,7 @@ void Trainer::complete(Issued step) {
     gpu.synchronize(step.updated);
     comm_->check();  // after an abort the GPU runs on, with invalid sums
     if (sequence_) sequence_->check();
+    if (Communicator* inner = task_->inner_ranks()) inner->check();
     m.split.compute = gpu.seconds(step.begin, step.computed) - step.blocked_in_compute;
     step.blocked = gpu.seconds(step.computed, step.reduced);
     m.split.optimizer = gpu.seconds(step.reduced, step.updated) - step.blocked_for_norm;
@@ -219,9 +221,11 @@ void Trainer::complete(Issued step) {
     m.terms.emplace_back(names[i],
                          step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) /
                              static_cast<double>(m.samples.size()));
-  // The model's norm, or that of another group (a discriminator) which is not finite.
-  m.grad_norm = std::sqrt(*step.rows.squared_norm);
-  for (int g = 1; g < params().groups(); ++g)
+  // The model's norm, or that of another group which is not finite.
+  const int of_model = task_->model_groups();
+  m.grad_norm = std::sqrt(
+      std::accumulate(step.rows.squared_norm, step.rows.squared_norm + of_model, 0.0));
+  for (int g = of_model; g < params().groups(); ++g)
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
   bool saving = false;
   for (int r = 0; r < step.rows.ranks(); ++r) {
