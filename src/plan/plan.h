@@ -39,7 +39,8 @@ struct MemoryKinds {
 };
 // The state's part of it, as the trainer lays it out (train/data_parallel.h), on the rank with most
 // of it.
-MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks);
+MemoryKinds state_bytes(const ParameterTable& table, bool bf16, bool sharded, int ranks,
+                        bool squares = true);
 
 struct BucketPlan {
   std::string name;

@@ -39,6 +39,7 @@ void sgd_step(const TrainDeck& d, std::int64_t steps_done, const Tensor& squares
   s.weight_decay = static_cast<float>(d.weight_decay);
   s.grad_clip = static_cast<float>(d.grad_clip);
   s.ema_decay = static_cast<float>(d.ema_decay);
+  s.first = steps_done == 0;
   Tensor master = state.master(bucket), v = state.exp_avg(bucket), ema = state.ema(bucket);
   Tensor working = state.working(bucket);
   ops::sgd_step(s, squares, state.gradient(bucket), master, v, ema, working);

@@ -1,0 +1,226 @@
+#include "models/segmentation/task.h"
+
+#include <cstring>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "models/segmentation/weights.h"
+#include "nn/exchange.h"
+#include "nn/image_ops.h"
+#include "ops/embed.h"
+#include "ops/loss.h"
+#include "ops/pointwise.h"
+#include "tensor/device.h"
+#include "train/data_parallel.h"
+#include "train/measure.h"
+
+namespace weft {
+namespace {
+
+// Bytes on their device; waits for nothing.
+void copy_bytes(const Tensor& from, Tensor& to) {
+  if (from.device() == DeviceKind::cuda)
+    device_runtime().copy(to.raw(), from.raw(), from.bytes(), Stream::compute);
+  else
+    std::memcpy(to.raw(), from.raw(), from.bytes());
+}
+
+// What a micro-batch trains on.
+struct Batch {
+  Tensor images;  // f32 or bf16 [N,1,H,W,3], normalised
+  Tensor labels;  // u8 [N,h,w]: 0 is ignored, v is class v - 1
+};
+
+// `bytes` holds pixels and labels of one image after the other. While planning it is undefined.
+Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes, DType dtype) {
+  const MicroBatch& what = clips.what;
+  const auto N = static_cast<std::int64_t>(what.clips.size());
+  const bool sized = !what.views.empty();
+  const std::int64_t H = sized ? what.height : bucket.height;
+  const std::int64_t W = sized ? what.width : bucket.width;
+  const std::int64_t h = H / bucket.label_rate, w = W / bucket.label_rate;
+  Batch b;
+  b.images = Tensor::empty({N, 1, H, W, 3}, dtype);
+  b.labels = Tensor::empty({N, h, w}, DType::u8);
+  std::vector<std::int32_t> sizes;
+  for (const ImageView& v : what.views)
+    sizes.insert(sizes.end(), {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
+  sizes.resize(static_cast<std::size_t>(2 * N));
+  const Tensor valid = Tensor::from_host(std::span<const std::int32_t>(sizes), {N, 2});
+  if (!bytes.defined()) return b;
+  const auto stride = static_cast<std::int64_t>(bucket.clip_bytes(H, W));
+  for (std::int64_t i = 0; i < N; ++i) {
+    const std::int64_t at = i * stride, pixels = H * W * 3;
+    Tensor image = b.images.slice(i, i + 1), label = b.labels.slice(i, i + 1);
+    ops::normalise_images(bytes.slice(at, at + pixels).view({1, H, W, 3}), valid.slice(i, i + 1),
+                          ops::imagenet_colours, image);
+    copy_bytes(bytes.slice(at + pixels, at + stride), label);
+  }
+  return b;
+}
+
+}  // namespace
+
+SegmentationTask::SegmentationTask(const Deck& deck)
+    : deck_(deck),
+      train_(deck.get<SegmentationTrainDeck>()),
+      model_(deck.get<SegmentationDeck>()) {
+  norm_.use_running = train_.fix_bn;
+}
+
+std::string SegmentationTask::describe() const {
+  const SegmentationDeck& m = deck_.get<SegmentationDeck>();
+  return fmt::format("segmentation: {} + {}, {} classes, {}, batch norm {}", m.encoder, m.decoder,
+                     m.num_classes, deck_.model.dtype,
+                     train_.fix_bn      ? "fixed"
+                     : norm_.size > 1   ? fmt::format("over {} ranks", norm_.size)
+                                        : "by rank");
+}
+
+std::vector<std::string> SegmentationTask::terms() const {
+  std::vector<std::string> names = {"accuracy", "main_loss"};
+  if (model_.deep_supervision()) names.push_back("aux_loss");
+  return names;
+}
+
+// Groups: batch norm and biases of encoder and decoder, then their convolutions
+// (docs/models/segmentation.md, Training).
+std::vector<TrainDeck> SegmentationTask::optimizers() const {
+  const TrainDeck own = optimizer_of(deck_.train, "sgd", 0.9, 1e-4, 0);
+  std::vector<TrainDeck> all(4, own);
+  for (const std::size_t group : {0, 1}) all[group].weight_decay = 0;
+  for (const std::size_t group : {0, 2}) all[group].lr = train_.lr_encoder;
+  for (const std::size_t group : {1, 3}) all[group].lr = train_.lr_decoder;
+  return all;
+}
+
+void SegmentationTask::check(std::span<const Bucket> buckets) const {
+  const std::int64_t rate = model_.label_rate(), stride = model_.stride();
+  for (const Bucket& b : buckets) {
+    WEFT_CHECK(b.label_rate > 0, Exit::usage,
+               "name a store of labelled images in data.path (weft ingest with ingest.images), or "
+               "shapes:",
+               "{} holds clips, and segmentation trains on labelled images", deck_.data.path);
+    WEFT_CHECK(b.label_rate == rate, Exit::usage, fmt::format("set data.label_rate = {}", rate),
+               "data.label_rate = {}, and {} with {} gives a prediction for each {} pixels",
+               b.label_rate, deck_.get<SegmentationDeck>().encoder,
+               deck_.get<SegmentationDeck>().decoder, rate);
+    WEFT_CHECK(b.height % stride == 0 && b.width % stride == 0, Exit::usage,
+               fmt::format("set data.padding = {}", stride),
+               "data.padding = {}, and {} takes sides that are multiples of {}", deck_.data.padding,
+               deck_.get<SegmentationDeck>().encoder, stride);
+  }
+}
+
+void SegmentationTask::start_weights() {
+  params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
+  load_segmentation(deck_, params(), true);
+}
+
+void SegmentationTask::share_clips(Communicator* group) {
+  WEFT_CHECK(group == nullptr, Exit::usage, "set parallel.sp = 1",
+             "images cannot be shared by ranks (parallel.sp = {})", deck_.parallel.sp);
+}
+
+bool SegmentationTask::in_lockstep(MPI_Comm world) {
+  int size = 1;
+  MPI_Comm_size(world, &size);
+  if (train_.fix_bn || size == 1) return false;
+  const std::int64_t together = train_.sync_bn ? train_.bn_ranks > 0 ? train_.bn_ranks : size : 1;
+  WEFT_CHECK(size % together == 0, Exit::usage,
+             "set train.bn_ranks to a divisor of the number of ranks, or 0 for all",
+             "{} ranks cannot form groups of train.bn_ranks = {}", size, together);
+  ranks_ = nn::make_sequence_group(world, together);
+  norm_.ranks = ranks_.get();
+  norm_.size = static_cast<int>(together);
+  if (together < size) all_ = make_communicator(world);
+  return together > 1;
+}
+
+double SegmentationTask::cost(const Bucket& bucket, double recompute) const {
+  return model_.flops(bucket.height, bucket.width) * (3 + recompute);
+}
+
+double SegmentationTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_t) const {
+  if (clips.views.empty()) return 1;
+  return static_cast<double>(clips.height * clips.width) /
+         static_cast<double>(bucket.height * bucket.width);
+}
+
+Tensor SegmentationTask::dropout(const LoadedBatch& clips, std::int64_t channels,
+                                 std::uint32_t stream) const {
+  const double p = deck_.get<SegmentationDeck>().dropout;
+  if (p <= 0 || channels == 0 || train_.fix_bn) return {};
+  const auto N = static_cast<std::int64_t>(clips.what.clips.size());
+  Tensor keep = Tensor::empty({N, channels}, DType::f32);
+  if (clips.what.samples.empty()) return keep;
+  std::vector<float> values;
+  for (const SampleId sample : clips.what.samples) {
+    const Philox random(static_cast<std::uint64_t>(deck_.run.seed), Purpose::channel_dropout,
+                        static_cast<std::uint64_t>(clips.step), static_cast<std::uint64_t>(sample));
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const auto element = stream * (1u << 16) + static_cast<std::uint32_t>(c);
+      const bool dropped = static_cast<double>(random.uniform(element)) < p;
+      values.push_back(dropped ? 0.0f : static_cast<float>(1 / (1 - p)));
+    }
+  }
+  keep.set(std::span<const float>(values));
+  return keep;
+}
+
+TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& clips,
+                                       const Tensor& bytes, double recompute) {
+  const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32);
+  const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),
+                                   dropout(clips, model_.aux_dropout_channels(), 1)};
+  TrainingWork work;
+  work.parts.push_back([this, batch, drop, recompute](Tape& tape, float weight) {
+    return loss(tape, batch.images, batch.labels, drop, recompute, weight);
+  });
+  return work;
+}
+
+TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tensor& labels,
+                                    const Segmentation::Dropout& drop, double recompute,
+                                    float weight) {
+  const nn::Context c{tape, params()};
+  const std::int64_t N = labels.dim(0);
+  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recompute);
+  // The loss is a mean over the micro-batch; each image counts it as its own.
+  const float each = weight * static_cast<float>(N);
+  const auto scale = static_cast<float>(train_.deep_sup_scale);
+  const Tensor main = nn::nll(c, logits.main, labels, each);
+  const Tensor aux = logits.aux ? nn::nll(c, logits.aux, labels, each * scale) : Tensor();
+  TrainingLoss loss{Tensor::empty({N}, DType::f32),
+                    Tensor::empty({std::ssize(terms())}, DType::f32)};
+  ops::nll_summary(main, aux, scale, loss.clips, loss.terms);
+  return loss;
+}
+
+void SegmentationTask::end_step(const StepReport&, std::int64_t, std::int64_t) {
+  if (!all_) return;
+  Tensor& running = params().fixed();
+  all_->wait(all_->all_reduce_sum(running));
+  ops::scaled_add(running, 1.0f / static_cast<float>(all_->size()), Tensor(), running, false);
+}
+
+void SegmentationTask::check_plan(std::span<const Bucket> buckets, bool) { check(buckets); }
+
+MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) {
+  MeasuredWork measured;
+  allocate_for_measuring(*this, deck_);
+  for (std::size_t i = 0; i < work.buckets.size(); ++i) {
+    const MeasuredTimes t = time_micro_batch(*this, work.buckets[i], work.clips[i], world);
+    MicroBatchCost cost;
+    cost.forward = t.forward;
+    cost.backward = t.backward;
+    cost.flops = static_cast<double>(work.clips[i]) *
+                 3 * model_.flops(work.buckets[i].height, work.buckets[i].width);
+    measured.costs.push_back(cost);
+  }
+  measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
+  measured.how = fmt::format("measured: {} runs of each size, medians", measured_runs);
+  return measured;
+}
+
+}  // namespace weft
