@@ -407,6 +407,7 @@ Deck parse_deck(const std::string& toml_text, const std::string& origin,
   apply(root, table, Origin{origin});
   for (const std::string& o : overrides) apply_override(o, table);
   cross_check(deck, origin);
+  if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
   return deck;
 }
 

@@ -66,6 +66,8 @@ struct ModelDeck {
 };
 struct TrainDeck {
   std::int64_t steps = 1000;
+  std::int64_t epochs = 0;
+  std::int64_t epoch_steps = 5000;
   std::int64_t batch_size = 1;
   std::vector<std::string> batch_sizes;
   std::int64_t micro_batches = 1;

@@ -228,4 +228,12 @@ std::vector<int> share_out(std::span<const double> cost, int ranks) {
   return rank_of;
 }
 
+std::vector<int> owners(std::span<const double> cost, int ranks, bool lockstep) {
+  if (!lockstep) return share_out(cost, ranks);
+  std::vector<int> turns(cost.size());
+  for (std::size_t i = 0; i < turns.size(); ++i)
+    turns[i] = static_cast<int>(i % static_cast<std::size_t>(ranks));
+  return turns;
+}
+
 }  // namespace weft

@@ -86,5 +86,7 @@ class StepPlanner : public StepPlan {
 // busiest rank is within 0.5 % of the mean or no trade with another rank helps it. Returns the rank
 // of each micro-batch; the same costs always give the same ranks.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
+// The same, or for ranks in lockstep (train/task.h) one after the other to each rank.
+std::vector<int> owners(std::span<const double> cost, int ranks, bool lockstep);
 
 }  // namespace weft

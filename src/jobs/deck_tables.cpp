@@ -3,6 +3,7 @@
 #include "data/ingest/ingest.h"
 #include "jobs/encode/encode.h"
 #include "jobs/generate/options.h"
+#include "jobs/probe/probe_segmentation.h"
 #include "jobs/reconstruct/reconstruct.h"
 #include "models/registry.h"
 
@@ -16,6 +17,7 @@ void register_deck_tables() {
     if (m.tables == nullptr) continue;
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
+  for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
   for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));

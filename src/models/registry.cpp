@@ -1,6 +1,8 @@
 #include "models/registry.h"
 
 #include "core/error.h"
+#include "models/segmentation/options.h"
+#include "models/segmentation/task.h"
 #include "models/stdit3/task.h"
 #include "models/t5/options.h"
 #include "models/video_vae/task.h"
@@ -18,6 +20,12 @@ std::vector<Model>& table() {
       {"stdit3", stdit3_tables, make<Stdit3Task>},
       {"vae", video_vae_tables, make<VaeTask>},
       {"vae_temporal"},
+      {"segmentation", segmentation_tables, make<SegmentationTask>},
+      // What a probe's deck may name: parts of segmentation (docs/probe.md).
+      {"sync_batch_norm"},
+      {"image_resize"},
+      {"segmentation_data"},
+      {"segmentation_evaluation"},
       {"", t5_tables},
   };
   return models;
@@ -38,7 +46,8 @@ std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
   throw Error(
       Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
-      "set model.name to \"stdit3\" or \"vae\"; the temporal VAE trains as a part of \"vae\"",
+      "set model.name to \"stdit3\", \"vae\" or \"segmentation\"; the temporal VAE trains as a part "
+      "of \"vae\"",
       __FILE__, __LINE__);
 }
 

@@ -23,14 +23,29 @@ constexpr std::size_t staging_buffers = 2;
 struct Placed {
   StepTime slowest;              // means over the steps
   double seconds = 0, busy = 0;  // of the slowest rank; of all ranks, divided by their number
+  double work = 0;               // as busy, without exchanges within micro-batches
   double share = 0;  // of a micro-batch's full cost that it takes on average (TrainingTask::share)
 };
+// The costliest of the ranks' first micro-batches, of their second, and so on.
+std::vector<MicroBatchCost> slowest_of_each(
+    const std::vector<std::vector<MicroBatchCost>>& of_group) {
+  std::vector<MicroBatchCost> slowest = of_group.front();
+  for (const auto& mine : of_group)
+    for (std::size_t k = 0; k < mine.size(); ++k)
+      if (mine[k].seconds() > slowest[k].seconds()) slowest[k] = mine[k];
+  return slowest;
+}
+
 // `source`: the buckets as the data has them.
 Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> source,
-             const StepPlanner& planner, const std::vector<BucketPlan>& buckets,
+             const StepPlan& planner, const std::vector<BucketPlan>& buckets,
              const std::vector<BucketSchedule>& schedule, const CommModel& comm,
              double optimizer_bandwidth) {
   const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
+  const bool lockstep = task.in_lockstep(comm.ranks);
+  const TrainingTask::InnerExchange inner = task.inner_exchange();
+  const double inner_seconds =
+      lockstep ? inner.count * comm.all_reduce(inner.bytes / std::max(1, inner.count)) : 0;
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
     std::vector<MicroBatchCost> work;
@@ -41,9 +56,11 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
       const double share = task.share(source[b], m, s);
       placed.share += share / static_cast<double>(micro_batches.size()) / sampled_steps;
       work.push_back(buckets[b].cost.part(share));
+      work.back().exchange += inner_seconds;
       costs.push_back(work.back().seconds());
+      placed.work += (costs.back() - inner_seconds) / groups;
     }
-    const std::vector<int> owner = share_out(costs, groups);
+    const std::vector<int> owner = owners(costs, groups, lockstep);
     std::vector<std::vector<MicroBatchCost>> of_group(static_cast<std::size_t>(groups));
     for (std::size_t i = 0; i < work.size(); ++i)
       of_group[static_cast<std::size_t>(owner[i])].push_back(work[i]);
@@ -54,6 +71,10 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
       if (t.seconds() > worst.seconds()) worst = t;
       placed.busy += t.compute / groups;
     }
+    if (lockstep)
+      // Micro-batch by micro-batch all wait for the slowest.
+      worst = step_time(slowest_of_each(of_group), schedule, comm, deck.parallel, task.bf16(),
+                        optimizer_bandwidth);
     placed.seconds += worst.seconds();
     const auto add = [](double& to, double from) { to += from / sampled_steps; };
     add(placed.slowest.compute, worst.compute);
@@ -65,6 +86,7 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
   }
   placed.seconds /= sampled_steps;
   placed.busy /= sampled_steps;
+  placed.work /= sampled_steps;
   return placed;
 }
 
@@ -155,7 +177,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const std::vector<Bucket>& buckets = source->buckets();
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
   const Model* model = find_model(deck.model.name);
-  WEFT_CHECK(model != nullptr, Exit::usage, "set model.name to \"stdit3\" or \"vae\"",
+  WEFT_CHECK(model != nullptr, Exit::usage, "set model.name to \"stdit3\", \"vae\" or \"segmentation\"",
              "weft plan knows no training of model.name = \"{}\"", deck.model.name);
   const std::unique_ptr<TrainingTask> made = model->make_task(deck);
   TrainingTask& task = *made;
@@ -254,10 +276,10 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the
   // efficiency.
   const auto planner = [&](std::int64_t count) {
-    return StepPlanner(buckets, sizes, count, static_cast<std::uint64_t>(deck.run.seed));
+    return source->plan_steps(sizes, count, static_cast<std::uint64_t>(deck.run.seed));
   };
   CommModel comm{plan.ranks, plan.machine};
-  const Placed full = place(deck, task, buckets, planner(deck.train.micro_batches), plan.buckets,
+  const Placed full = place(deck, task, buckets, *planner(deck.train.micro_batches), plan.buckets,
                             plan.schedule, comm, optimizer_bandwidth);
   plan.step = full.slowest;
   plan.seconds = full.seconds;
@@ -271,9 +293,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
        ranks = ranks == plan.ranks ? ranks + 1 : std::min(2 * ranks, plan.ranks)) {
     CommModel fewer{ranks, plan.machine};
     const auto count = std::max<std::int64_t>(1, std::llround(a_group * ranks / sp));
-    const Placed p = place(deck, task, buckets, planner(count), plan.buckets, plan.schedule, fewer,
+    const Placed p = place(deck, task, buckets, *planner(count), plan.buckets, plan.schedule, fewer,
                            optimizer_bandwidth);
-    const double throughput = p.busy / p.seconds;
+    const double throughput = p.work / p.seconds;
     if (ranks == sp) alone = throughput;
     plan.efficiency.emplace_back(ranks, throughput / alone);
   }

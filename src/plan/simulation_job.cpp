@@ -106,7 +106,8 @@ StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
 
 namespace {
 
-std::shared_ptr<const StepPlanner> make_planner(const DeckStep& step, std::int64_t micro_batches) {
+std::shared_ptr<const StepPlan> make_planner(const DeckStep& step, std::int64_t micro_batches) {
+  if (step.planner) return step.planner(micro_batches);
   return std::make_shared<const StepPlanner>(step.buckets, step.batch_sizes, micro_batches,
                                              step.seed);
 }
@@ -114,8 +115,11 @@ std::shared_ptr<const StepPlanner> make_planner(const DeckStep& step, std::int64
 // Of micro-batch m; a bucket smaller than its batch size makes smaller ones.
 Work work_of(const DeckStep& step, const MicroBatch& m) {
   const auto b = static_cast<std::size_t>(m.bucket);
-  const double share =
-      static_cast<double>(m.clips.size()) / static_cast<double>(step.batch_sizes[b]);
+  double share = static_cast<double>(m.clips.size()) / static_cast<double>(step.batch_sizes[b]);
+  // Images are smaller than the largest of their bucket.
+  if (!m.views.empty())
+    share *= static_cast<double>(m.height * m.width) /
+             static_cast<double>(step.buckets[b].height * step.buckets[b].width);
   return {share * step.costs.work[b].forward, share * step.costs.work[b].backward};
 }
 
@@ -129,7 +133,7 @@ double variation_of(const DeckStep& step, std::int64_t number, std::size_t rank)
   return std::exp(std::sqrt(variance) * z - variance / 2);
 }
 
-RankWork share_work(const DeckStep& step, const StepPlanner& planner, int ranks,
+RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks,
                     std::int64_t number) {
   std::vector<Work> all;
   std::vector<double> costs;
@@ -137,12 +141,24 @@ RankWork share_work(const DeckStep& step, const StepPlanner& planner, int ranks,
     all.push_back(work_of(step, m));
     costs.push_back(all.back().forward + all.back().backward);
   }
-  const std::vector<int> owner = share_out(costs, ranks / step.sp);
+  const std::vector<int> owner = owners(costs, ranks / step.sp, step.lockstep);
   RankWork mine(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < all.size(); ++i)
     for (int r = 0; r < step.sp; ++r)
       mine[static_cast<std::size_t>(owner[i] * step.sp + r)].push_back(all[i]);
   return mine;
+}
+
+// Every micro-batch takes as long as on the slowest rank, and the exchanges within it.
+void wait_in_micro_batches(RankWork& work, double exchange) {
+  for (std::size_t k = 0; k < work.front().size(); ++k) {
+    Work slowest;
+    for (const auto& mine : work)
+      slowest = {std::max(slowest.forward, mine[k].forward),
+                 std::max(slowest.backward, mine[k].backward)};
+    for (auto& mine : work)
+      mine[k] = {slowest.forward + exchange / 2, slowest.backward + exchange / 2};
+  }
 }
 
 // Of one clip: 2-D VAE on every frame, whose one attention layer grows with the square of the
@@ -206,6 +222,7 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
       const double factor = variation_of(step, number, r);
       for (Work& w : mine[r]) w = {factor * w.forward, factor * w.backward};
     }
+    if (step.lockstep) wait_in_micro_batches(mine, step.exchange ? step.exchange(ranks) : 0);
     return mine;
   };
   return job;

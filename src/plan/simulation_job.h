@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,11 +46,17 @@ StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
 struct DeckStep {
   std::vector<weft::Bucket> buckets;      // of the data
   std::vector<std::int64_t> batch_sizes;  // clips in a micro-batch of each
+  // The step plan for that many micro-batches a step; null: a StepPlanner of the above.
+  std::function<std::shared_ptr<const StepPlan>(std::int64_t micro_batches)> planner;
   std::vector<BucketSchedule> schedule;   // of the gradients
   StepCosts costs;
   std::int64_t micro_batches = 1;  // a step, over all ranks
   std::uint64_t seed = 0;
   int sp = 1;  // ranks that share a micro-batch: each has its time
+  // Ranks that exchange within micro-batches wait for the slowest in each; `exchange` seconds go
+  // on top (on `ranks` ranks).
+  bool lockstep = false;
+  std::function<double(int ranks)> exchange;
   // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a
   // log-normal distribution.
   double variation = 0;

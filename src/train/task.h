@@ -66,11 +66,19 @@ class TrainingTask {
   // Seconds that the host has waited within micro-batches for other ranks since the start.
   virtual double blocked_seconds() const { return 0; }
   // Whether ranks exchange within a micro-batch (batch norm over ranks): each then takes every
-  // ranks-th micro-batch of a step, so that all have equally many.
-  // Exit::usage where that cannot be.
-  virtual bool in_lockstep(MPI_Comm world) { return false; }
-  // The communicator of these exchanges, for the trainer's timeouts and checks. Null: none.
+  // ranks-th micro-batch of a step, so that all have equally many. `ranks` are all of the run.
+  virtual bool in_lockstep(int ranks) const { return false; }
+  // Collective, before the first micro-batch: makes the communicator of these exchanges.
+  // Exit::usage where `world` cannot be divided as the deck wants it.
+  virtual void join_ranks(MPI_Comm world) {}
+  // That communicator, for the trainer's timeouts and checks. Null: none.
   virtual Communicator* inner_ranks() { return nullptr; }
+  // What a micro-batch of such ranks exchanges, forward and backward together.
+  struct InnerExchange {
+    int count = 0;     // all-reduces, one after the other
+    double bytes = 0;  // of all of them, on a rank
+  };
+  virtual InnerExchange inner_exchange() const { return {}; }
 
   // Blocks of the model that can be recomputed for a clip of this bucket, and the least share of
   // them that the deck asks for.

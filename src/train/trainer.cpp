@@ -78,7 +78,8 @@ void Trainer::choose_groups() {
   group_ = comm_->rank() / sp;
   groups_ = comm_->size() / sp;
   task_->share_clips(sequence_.get());
-  lockstep_ = task_->in_lockstep(world_);
+  task_->join_ranks(world_);
+  lockstep_ = task_->in_lockstep(comm_->size());
   WEFT_CHECK(
       !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),
@@ -219,16 +220,10 @@ double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {
 
 // The group of ranks that takes each micro-batch.
 std::vector<int> Trainer::owners(const std::vector<MicroBatch>& plan, std::int64_t step) const {
-  if (lockstep_) {
-    std::vector<int> turns(plan.size());
-    for (std::size_t i = 0; i < turns.size(); ++i)
-      turns[i] = static_cast<int>(i % static_cast<std::size_t>(groups_));
-    return turns;
-  }
   std::vector<double> costs;
   for (const MicroBatch& m : plan)
     costs.push_back(costs_.table->cost(m.bucket) * share_of(m, step));
-  return share_out(costs, groups_);
+  return weft::owners(costs, groups_, lockstep_);
 }
 
 Trainer::Work Trainer::my_work(const std::vector<MicroBatch>& plan,

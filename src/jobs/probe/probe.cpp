@@ -1,8 +1,13 @@
 #include "jobs/probe/probe.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "jobs/probe/probe_segmentation.h"
 #include "jobs/probe/probe_vae.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
@@ -12,8 +17,9 @@
 
 namespace weft {
 
-int probe(Deck deck, const ProbeRequest& request) {
-  if (deck.model.name != "stdit3") return probe_vae(std::move(deck), request);
+namespace {
+
+int probe_stdit3(const Deck& deck, const ProbeRequest& request) {
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
   Stdit3 model(stdit3_config(deck));
@@ -75,16 +81,62 @@ int probe(Deck deck, const ProbeRequest& request) {
   return 0;
 }
 
+// What can be asked of which models. `weights`: the case has some.
+struct Probe {
+  std::vector<std::string> models, whats;
+  bool weights;
+  std::function<int(const Deck&, const ProbeRequest&, MPI_Comm)> run;
+};
+
+// `run` on the first rank alone.
+auto alone(int (*run)(const Deck&, const ProbeRequest&)) {
+  return [run](const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
+    int rank = 0;
+    MPI_Comm_rank(world, &rank);
+    return rank == 0 ? run(deck, request) : 0;
+  };
+}
+
+const std::vector<Probe>& probes() {
+  static const std::vector<Probe> table = {
+      {{"stdit3"}, {"forward", "loss", "sample"}, true, alone(probe_stdit3)},
+      {{"vae", "vae_temporal"}, {"forward"}, true, alone(probe_vae)},
+      {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},
+      {{"sync_batch_norm"}, {"sync_batch_norm"}, false, probe_segmentation},
+  };
+  return table;
+}
+
+}  // namespace
+
+int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
+  std::vector<std::string> possible;
+  for (const Probe& p : probes()) {
+    if (std::ranges::find(p.models, deck.model.name) == p.models.end()) continue;
+    possible.insert(possible.end(), p.whats.begin(), p.whats.end());
+    if (std::ranges::find(p.whats, request.what) == p.whats.end()) continue;
+    WEFT_CHECK(!p.weights || !request.weights.empty(), Exit::usage, "name a file with --weights",
+               "weft probe {} needs weights", request.what);
+    return p.run(deck, request, world);
+  }
+  throw Error(Exit::usage,
+              fmt::format("weft probe {} with model.name = \"{}\"", request.what, deck.model.name),
+              possible.empty() ? "that model has no probe (docs/probe.md)"
+                               : fmt::format("that model has {}", fmt::join(possible, ", ")),
+              __FILE__, __LINE__);
+}
+
 Command probe_command() {
   const auto r = std::make_shared<ProbeRequest>();
-  Command c{"probe", "run one forward, loss or sample on given weights and inputs",
-            [r](const Deck& deck, MPI_Comm) { return probe(deck, *r); }};
-  c.first_rank_only = true;
-  Argument& what = c.option("what", r->what, "forward, loss or sample");
+  Command c{"probe", "run a model or a part of one on given weights and inputs",
+            [r](const Deck& deck, MPI_Comm world) { return probe(deck, *r, world); }};
+  Argument& what = c.option("what", r->what, "what to run (docs/probe.md)");
   what.required = true;
-  what.choices = {"forward", "loss", "sample"};
+  for (const Probe& p : probes())
+    for (const std::string& w : p.whats)
+      if (std::ranges::find(what.choices, w) == what.choices.end()) what.choices.push_back(w);
   c.deck_file("--deck", "deck with the [model] table");
-  c.option("--weights", r->weights, "safetensors").required = true;
+  c.option("--weights", r->weights, "safetensors");
   c.option("--inputs", r->inputs, "safetensors").required = true;
   c.option("--outputs", r->outputs, "safetensors to write").required = true;
   c.option("--backward", r->backward, "also gradients");

@@ -1,5 +1,5 @@
-// `weft probe WHAT`: one forward, loss or sample on given weights and inputs, for checks of a build
-// or a device against the original models. Contract: docs/probe.md.
+// `weft probe WHAT`: a model, or a part of one, on given weights and inputs, for checks of a build or
+// a device against the original models. Contract: docs/probe.md.
 #pragma once
 
 #include <string>
@@ -9,12 +9,13 @@
 namespace weft {
 
 struct ProbeRequest {
-  std::string what;  // "forward", "loss" or "sample"
+  std::string what;  // "forward", "loss", "sample" ...
   std::string weights, inputs, outputs;
   bool backward = false;
 };
 
-int probe(Deck deck, const ProbeRequest& request);
+// Collective.
+int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world);
 Command probe_command();
 
 }  // namespace weft

@@ -176,7 +176,7 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
   const int rank = comm->rank();
   check_ranks(schedule.ranks, comm->size());
   SegmentationTask task(deck);
-  task.in_lockstep(world);
+  task.join_ranks(world);
   ParameterTable& params = task.params();
   params.allocate(1 << 22, task.bf16(), true);
   load_segmentation(deck, request.weights, params, false);

@@ -93,10 +93,9 @@ Var through_temporal(Run& run, const TemporalVae& vae, const Var& x) {
 
 }  // namespace
 
-int probe_vae(Deck deck, const ProbeRequest& request) {
+int probe_vae(const Deck& given, const ProbeRequest& request) {
+  Deck deck = given;
   const bool whole = deck.model.name == "vae";
-  WEFT_CHECK(request.what == "forward", Exit::usage, "a VAE has weft probe forward alone",
-             "weft probe {} with model.name = \"{}\"", request.what, deck.model.name);
   // --dtype sets model.dtype: it is the same option for all probes.
   if (deck.model.dtype == "bf16") deck.get<VaeDeck>().dtype = "bf16";
   choose_device(deck.device.kind, true, MPI_COMM_SELF);

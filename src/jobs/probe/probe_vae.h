@@ -6,6 +6,6 @@
 
 namespace weft {
 
-int probe_vae(Deck deck, const ProbeRequest& request);
+int probe_vae(const Deck& deck, const ProbeRequest& request);
 
 }  // namespace weft

@@ -122,19 +122,32 @@ void SegmentationTask::share_clips(Communicator* group) {
              "images cannot be shared by ranks (parallel.sp = {})", deck_.parallel.sp);
 }
 
-bool SegmentationTask::in_lockstep(MPI_Comm world) {
+std::int64_t SegmentationTask::together(int ranks) const {
+  if (train_.fix_bn || !train_.sync_bn) return 1;
+  return train_.bn_ranks > 0 ? train_.bn_ranks : ranks;
+}
+
+void SegmentationTask::join_ranks(MPI_Comm world) {
   int size = 1;
   MPI_Comm_size(world, &size);
-  if (train_.fix_bn || size == 1) return false;
-  const std::int64_t together = train_.sync_bn ? train_.bn_ranks > 0 ? train_.bn_ranks : size : 1;
-  WEFT_CHECK(size % together == 0, Exit::usage,
+  if (train_.fix_bn || size == 1) return;
+  const std::int64_t sharing = together(size);
+  WEFT_CHECK(size % sharing == 0, Exit::usage,
              "set train.bn_ranks to a divisor of the number of ranks, or 0 for all",
-             "{} ranks cannot form groups of train.bn_ranks = {}", size, together);
-  ranks_ = nn::make_sequence_group(world, together);
+             "{} ranks cannot form groups of train.bn_ranks = {}", size, sharing);
+  ranks_ = nn::make_sequence_group(world, sharing);
   norm_.ranks = ranks_.get();
-  norm_.size = static_cast<int>(together);
-  if (together < size) all_ = make_communicator(world);
-  return together > 1;
+  norm_.size = static_cast<int>(sharing);
+  if (sharing < size) all_ = make_communicator(world);
+}
+
+// Forward the sums of x and x^2 and the count, backward two sums, in f64.
+TrainingTask::InnerExchange SegmentationTask::inner_exchange() const {
+  double channels = 0;
+  int layers = 0;
+  for (const auto& p : model_.params().all())
+    if (p->name.ends_with(".running_mean")) ++layers, channels += static_cast<double>(p->shape[0]);
+  return {2 * layers, 8 * (4 * channels + layers)};
 }
 
 double SegmentationTask::cost(const Bucket& bucket, double recompute) const {

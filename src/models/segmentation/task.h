@@ -25,7 +25,9 @@ class SegmentationTask : public TrainingTask {
   // ImageNet's encoder alone, or both parts, from the deck's files; the rest is drawn.
   void start_weights() override;
   void share_clips(Communicator* group) override;
-  bool in_lockstep(MPI_Comm world) override;
+  bool in_lockstep(int ranks) const override { return together(ranks) > 1; }
+  void join_ranks(MPI_Comm world) override;
+  InnerExchange inner_exchange() const override;
   Communicator* inner_ranks() override { return ranks_.get(); }
   double blocked_seconds() const override { return norm_.blocked_seconds; }
 
@@ -50,6 +52,8 @@ class SegmentationTask : public TrainingTask {
 
  private:
   void check(std::span<const Bucket> buckets) const;
+  // Of `ranks`, those that share statistics.
+  std::int64_t together(int ranks) const;
   // f32 [images, channels]: 0, or 1 / (1 - p).
   Tensor dropout(const LoadedBatch& clips, std::int64_t channels, std::uint32_t stream) const;
 
