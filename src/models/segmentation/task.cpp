@@ -44,7 +44,8 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
   b.labels = Tensor::empty({N, h, w}, DType::u8);
   std::vector<std::int32_t> sizes;
   for (const ImageView& v : what.views)
-    sizes.insert(sizes.end(), {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
+    sizes.insert(sizes.end(),
+                 {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
   sizes.resize(static_cast<std::size_t>(2 * N));
   const Tensor valid = Tensor::from_host(std::span<const std::int32_t>(sizes), {N, 2});
   if (!bytes.defined()) return b;
@@ -62,9 +63,7 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
 }  // namespace
 
 SegmentationTask::SegmentationTask(const Deck& deck)
-    : deck_(deck),
-      train_(deck.get<SegmentationTrainDeck>()),
-      model_(deck.get<SegmentationDeck>()) {
+    : deck_(deck), train_(deck.get<SegmentationTrainDeck>()), model_(deck.get<SegmentationDeck>()) {
   norm_.use_running = train_.fix_bn;
 }
 
@@ -72,9 +71,9 @@ std::string SegmentationTask::describe() const {
   const SegmentationDeck& m = deck_.get<SegmentationDeck>();
   return fmt::format("segmentation: {} + {}, {} classes, {}, batch norm {}", m.encoder, m.decoder,
                      m.num_classes, deck_.model.dtype,
-                     train_.fix_bn      ? "fixed"
-                     : norm_.size > 1   ? fmt::format("over {} ranks", norm_.size)
-                                        : "by rank");
+                     train_.fix_bn    ? "fixed"
+                     : norm_.size > 1 ? fmt::format("over {} ranks", norm_.size)
+                                      : "by rank");
 }
 
 std::vector<std::string> SegmentationTask::terms() const {
@@ -227,8 +226,8 @@ MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) 
     MicroBatchCost cost;
     cost.forward = t.forward;
     cost.backward = t.backward;
-    cost.flops = static_cast<double>(work.clips[i]) *
-                 3 * model_.flops(work.buckets[i].height, work.buckets[i].width);
+    cost.flops = static_cast<double>(work.clips[i]) * 3 *
+                 model_.flops(work.buckets[i].height, work.buckets[i].width);
     measured.costs.push_back(cost);
   }
   measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
