@@ -6,7 +6,8 @@
 // operations, a twentieth of what an SM of an H200 does meanwhile, hence exact square roots and
 // quotients. One pass, four elements a thread, every load before the first use. Clipping and the
 // decision to leave a non-finite step out are taken on the device: one thread a block reads the sum
-// of squares while the block's loads are on the way.
+// of squares while the block's loads are on the way. sgd_step likewise, with one moment less: 28
+// bytes an element, 20 without EMA.
 #include "ops/optimizer.h"
 
 #include <algorithm>
@@ -85,6 +86,50 @@ __global__ void __launch_bounds__(threads, 4)
   }
 }
 
+__device__ __forceinline__ void sgd(const ops::Sgd& a, float scale, float g, float& p, float& v,
+                                    float& ema) {
+  g = g * scale + a.weight_decay * p;
+  v = a.first ? g : a.momentum * v + g;
+  p -= a.lr * v;
+  ema = a.ema_decay * ema + (1.0f - a.ema_decay) * p;
+}
+
+// State::m is not used.
+template <int V>
+__global__ void __launch_bounds__(threads, 4)
+    sgd_kernel(ops::Sgd a, const double* __restrict__ squares, const float* __restrict__ grad,
+               State s, std::int64_t count) {
+  Verdict* shared = shared_memory<Verdict>();
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const bool whole = (at + 1) * V <= count;
+  Vec<float, V> g{}, p{}, v{}, ema{};
+  if (whole) {
+    g = load_vec<V>(grad, at);
+    p = load_vec<V>(static_cast<const float*>(s.p), at);
+    if (!a.first) v = load_vec<V>(static_cast<const float*>(s.v), at);
+    if (s.ema != nullptr) ema = load_vec<V>(static_cast<const float*>(s.ema), at);
+  }
+  if (threadIdx.x == 0) *shared = judge(*squares, a.grad_clip);
+  __syncthreads();
+  const Verdict verdict = *shared;
+  if (!verdict.finite) return;
+  if (whole) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) sgd(a, verdict.scale, g.v[e], p.v[e], v.v[e], ema.v[e]);
+    store_vec<V>(s.p, at, p);
+    store_vec<V>(s.v, at, v);
+    if (s.ema != nullptr) store_vec<V>(s.ema, at, ema);
+    if (s.copy != nullptr) store_vec<V>(s.copy, at, pack<__nv_bfloat16, V>(p.v));
+    return;
+  }
+  for (std::int64_t i = at * V; i < count; ++i) {  // the last few elements, by one thread
+    float old = s.ema != nullptr ? s.ema[i] : 0.0f;
+    sgd(a, verdict.scale, grad[i], s.p[i], s.v[i], old);
+    if (s.ema != nullptr) s.ema[i] = old;
+    if (s.copy != nullptr) s.copy[i] = from_float<__nv_bfloat16>(s.p[i]);
+  }
+}
+
 __global__ void running_average_kernel(const double* rows, std::int64_t width, std::int64_t first,
                                        std::int64_t ranks, float scale, float decay,
                                        float* average) {
@@ -112,6 +157,21 @@ void adamw_step(const AdamW& a, const Tensor& squares, const Tensor& grad, Tenso
            sizeof(Verdict), a, data<double>(squares), data<float>(grad), s, p.numel());
   };
   if (aligned<4>(grad, p, m, v, ema, copy))
+    run.operator()<4>();
+  else
+    run.operator()<1>();
+}
+
+void sgd_step(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p, Tensor& v,
+              Tensor& ema, Tensor& copy) {
+  const State s{data<float>(p), nullptr, data<float>(v),
+                a.ema_decay > 0 ? data_or_null<float>(ema) : nullptr,
+                data_or_null<__nv_bfloat16>(copy)};
+  const auto run = [&]<int V>() {
+    launch(sgd_kernel<V>, dim3(blocks_for(p.numel(), threads * V)), dim3(threads), sizeof(Verdict),
+           a, data<double>(squares), data<float>(grad), s, p.numel());
+  };
+  if (aligned<4>(grad, p, v, ema, copy))
     run.operator()<4>();
   else
     run.operator()<1>();

@@ -1,4 +1,4 @@
-// AdamW with EMA in one pass over the flat state, and the weights' running averages.
+// AdamW and SGD, each with EMA in one pass over the flat state, and the weights' running averages.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -20,6 +20,19 @@ struct AdamW {
 // host needs to look before the step.
 WEFT_OP(adamw_step, void(const AdamW& a, const Tensor& squares, const Tensor& grad, Tensor& p,
                          Tensor& m, Tensor& v, Tensor& ema, Tensor& copy));
+
+struct Sgd {
+  float lr, momentum, weight_decay;
+  float grad_clip;  // as AdamW's
+  float ema_decay;  // 0: `ema` is not touched
+  bool first;       // the first step: `v` holds nothing yet and is not read
+};
+
+// g = grad + wd p, v = momentum v + g (first step: g), p -= lr v, ema = d ema + (1-d) p, all f32 of
+// one length: PyTorch's SGD without dampening, weight decay coupled. `squares`, `ema` and `copy` as
+// adamw_step's; clipping scales grad, not the decay.
+WEFT_OP(sgd_step, void(const Sgd& a, const Tensor& squares, const Tensor& grad, Tensor& p,
+                       Tensor& v, Tensor& ema, Tensor& copy));
 
 // average f32 [n] = decay * average + (1 - decay) * scale * the sum over the rows of rows[., first
 // + i], f64 [rows, width]; a sum that is not finite changes nothing.

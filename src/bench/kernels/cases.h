@@ -48,6 +48,7 @@ struct KernelCase {
 std::vector<KernelCase> kernel_cases(CaseSize size);
 
 std::vector<KernelCase> attention_cases(CaseSize size);
+std::vector<KernelCase> batch_norm_cases(CaseSize size);
 std::vector<KernelCase> conv_cases(CaseSize size);
 std::vector<KernelCase> diffusion_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);
