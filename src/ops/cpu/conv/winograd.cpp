@@ -102,7 +102,8 @@ void multiply(const Plan& p, std::int64_t count, const float* in, const float* w
 }  // namespace
 
 bool winograd_fits(const Geometry& g) {
-  return g.kh == 3 && g.kw == 3 && g.stride == 1 && g.cin >= 32 && g.cout >= 16;
+  return g.kh == 3 && g.kw == 3 && g.stride == 1 && g.dilation == 1 && g.groups == 1 &&
+         g.cin >= 32 && g.cout >= 16;
 }
 
 void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
