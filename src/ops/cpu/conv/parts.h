@@ -33,9 +33,9 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate);
 
-// 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms
-// (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1 where y gets
-// the sums of the result's 2x2 blocks (without bias).
+// 3x3 and 3x3x3 of stride 1 in the plane, dilated or not, with channels enough to pay for the
+// transforms (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1
+// where y gets the sums of the result's 2x2 blocks (without bias).
 bool winograd_fits(const Geometry& g);
 void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y);
