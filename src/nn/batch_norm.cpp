@@ -188,7 +188,8 @@ Var batch_norm(Context c, const Var& x, const BatchNorm& w, BatchNormGroup& grou
 std::vector<Var> batch_norms(Context c, const std::vector<BatchNormCall>& calls,
                              BatchNormGroup& group) {
   std::vector<Sum> sums;
-  for (const BatchNormCall& call : calls) sums.push_back({{{call.x, *call.w}}, nullptr, call.act});
+  for (const BatchNormCall& call : calls)
+    sums.push_back({{{call.x, *call.w}}, call.residual, call.act});
   run(c, sums, group);
   std::vector<Var> out;
   for (const Sum& s : sums) out.push_back(s.out);

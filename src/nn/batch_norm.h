@@ -44,6 +44,7 @@ struct BatchNormCall {
   Var x;
   const BatchNorm* w = nullptr;
   Activation act = Activation::none;
+  Var residual = nullptr;  // added in front of the activation
 };
 // Several independent ones with one exchange forward and one backward.
 std::vector<Var> batch_norms(Context c, const std::vector<BatchNormCall>& calls,
