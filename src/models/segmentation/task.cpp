@@ -1,5 +1,6 @@
 #include "models/segmentation/task.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -78,7 +79,7 @@ std::string SegmentationTask::describe() const {
 
 std::vector<std::string> SegmentationTask::terms() const {
   std::vector<std::string> names = {"accuracy", "main_loss"};
-  if (model_.deep_supervision()) names.push_back("aux_loss");
+  if (model_.has_aux()) names.push_back("aux_loss");
   return names;
 }
 
@@ -113,7 +114,7 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
 
 void SegmentationTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  load_segmentation(deck_, params(), true);
+  load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
 }
 
 void SegmentationTask::share_clips(Communicator* group) {
@@ -150,7 +151,7 @@ TrainingTask::InnerExchange SegmentationTask::inner_exchange() const {
 }
 
 double SegmentationTask::cost(const Bucket& bucket, double recompute) const {
-  return model_.flops(bucket.height, bucket.width) * (3 + recompute);
+  return model_.flops(bucket.height, bucket.width, true) * (3 + recompute);
 }
 
 double SegmentationTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_t) const {
@@ -197,7 +198,9 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
                                     float weight) {
   const nn::Context c{tape, params()};
   const std::int64_t N = labels.dim(0);
-  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recompute);
+  const auto recomputed =
+      static_cast<std::int64_t>(std::ceil(recompute * static_cast<double>(model_.blocks()) - 1e-9));
+  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recomputed);
   // The loss is a mean over the micro-batch; each image counts it as its own.
   const float each = weight * static_cast<float>(N);
   const auto scale = static_cast<float>(train_.deep_sup_scale);
@@ -227,7 +230,7 @@ MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) 
     cost.forward = t.forward;
     cost.backward = t.backward;
     cost.flops = static_cast<double>(work.clips[i]) * 3 *
-                 model_.flops(work.buckets[i].height, work.buckets[i].width);
+                 model_.flops(work.buckets[i].height, work.buckets[i].width, true);
     measured.costs.push_back(cost);
   }
   measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
