@@ -32,6 +32,7 @@ enum class Purpose : std::uint32_t {
   latent,             // drawn from moments while training
   spatial_posterior,  // of a VAE in training; the temporal one has `posterior`
   clip_length,
+  image_view,  // at which size, and whether flipped, an image is trained on
 };
 
 WEFT_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(
