@@ -18,6 +18,11 @@ std::vector<Model>& table() {
       {"stdit3", stdit3_tables, make<Stdit3Task>},
       {"vae", video_vae_tables, make<VaeTask>},
       {"vae_temporal"},
+      // For `weft probe` alone.
+      {"image_resize"},
+      {"segmentation_data"},
+      {"segmentation_evaluation"},
+      {"sync_batch_norm"},
       {"", t5_tables},
   };
   return models;

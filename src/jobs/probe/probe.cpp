@@ -3,6 +3,7 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_vae.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
@@ -13,6 +14,9 @@
 namespace weft {
 
 int probe(Deck deck, const ProbeRequest& request) {
+  if (is_image_probe(request.what)) return probe_images(deck, request);
+  WEFT_CHECK(!request.weights.empty(), Exit::usage, "give --weights FILE.safetensors",
+             "weft probe {} needs weights", request.what);
   if (deck.model.name != "stdit3") return probe_vae(std::move(deck), request);
   choose_device(deck.device.kind, true, MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), 1);
@@ -80,11 +84,12 @@ Command probe_command() {
   Command c{"probe", "run one forward, loss or sample on given weights and inputs",
             [r](const Deck& deck, MPI_Comm) { return probe(deck, *r); }};
   c.first_rank_only = true;
-  Argument& what = c.option("what", r->what, "forward, loss or sample");
+  Argument& what = c.option("what", r->what, "what to run: docs/probe.md");
   what.required = true;
-  what.choices = {"forward", "loss", "sample"};
+  what.choices = {
+      "forward", "loss", "sample", "resize_image", "segmentation_batch", "segmentation_scales"};
   c.deck_file("--deck", "deck with the [model] table");
-  c.option("--weights", r->weights, "safetensors").required = true;
+  c.option("--weights", r->weights, "safetensors; those of the model, if it has any");
   c.option("--inputs", r->inputs, "safetensors").required = true;
   c.option("--outputs", r->outputs, "safetensors to write").required = true;
   c.option("--backward", r->backward, "also gradients");
