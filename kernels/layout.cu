@@ -9,6 +9,7 @@
 //                          patches goes through shared memory, so that pixels and rows are both
 //                          read and written in runs
 //   copy_tokens            4 bytes an element of bf16
+//   put, take channels     4 bytes an element of bf16, 16 bytes an access where the channels allow
 //   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16
 //                          bytes a lane
 //   frames_to_pixels       5 a value
@@ -17,7 +18,7 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "launch.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -230,6 +231,42 @@ __device__ __forceinline__ float level(std::uint32_t byte) {
   return static_cast<float>(byte & 0xffu) * (1.0f / 127.5f) - 1.0f;
 }
 
+// Channels [first, first + c) of y [positions,C], all in accesses of V elements, and x
+// [positions,c]: put, or taken.
+template <int V, class T>
+__global__ void put_kernel(const T* x, std::int64_t c, std::int64_t C, T* y, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i < count) store_vec<V>(y, i / c * C + i % c, load_vec<V>(x, i));
+}
+template <int V, class T>
+__global__ void take_kernel(const T* y, std::int64_t c, std::int64_t C, T* x, std::int64_t count,
+                            bool accumulate) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const Vec<T, V> from = load_vec<V>(y, i / c * C + i % c);
+  if (!accumulate) return store_vec<V>(x, i, from);
+  float a[V], b[V];
+  unpack(from, a);
+  unpack(load_vec<V>(static_cast<const T*>(x), i), b);
+#pragma unroll
+  for (int e = 0; e < V; ++e) b[e] += a[e];
+  store_vec<V>(x, i, pack<T, V>(b));
+}
+
+// Calls f.operator()<T, V>() with the widest access that the channels of x, its place `first` in y
+// and both tensors allow.
+template <class F>
+void by_access(const Tensor& x, std::int64_t first, const Tensor& y, F&& f) {
+  by_type(x, [&]<class T>() {
+    constexpr int V = 16 / sizeof(T);
+    if (x.dim(-1) % V == 0 && y.dim(-1) % V == 0 && first % V == 0 &&
+        weft::kernels::aligned<V>(x, y))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
 constexpr int pixels_a_block = 4 * threads;
 
 // Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread
@@ -364,6 +401,19 @@ void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
                                  place(x, b, k.from_frame, k.from_token), pitch(x), run,
                                  static_cast<std::size_t>(k.frames), cudaMemcpyDeviceToDevice,
                                  cuda_stream(Stream::compute)));
+}
+
+void put_channels(const Tensor& x, std::int64_t first, Tensor& y) {
+  by_access(x, first, y, [&]<class T, int V>() {
+    launch(put_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0, data<T>(x),
+           x.dim(-1) / V, y.dim(-1) / V, data<T>(y) + first, x.numel() / V);
+  });
+}
+void take_channels(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate) {
+  by_access(x, first, y, [&]<class T, int V>() {
+    launch(take_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0,
+           data<T>(y) + first, x.dim(-1) / V, y.dim(-1) / V, data<T>(x), x.numel() / V, accumulate);
+  });
 }
 
 void frames_to_latent(const Tensor& frames, Tensor& x0) {

@@ -271,6 +271,21 @@ void by_types(const Tensor& a, const Tensor& b, F&& f) {
   by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
 }
 
+// A sample of x has `size` accesses, a position C of them.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    scale_channels_kernel(const T* x, const float* keep, std::int64_t size, std::int64_t C, T* y,
+                          std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  float v[V];
+  unpack(load_vec<V>(x, i), v);
+  const float* factor = keep + (i / size * C + i % C) * V;
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] *= factor[e];
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -408,6 +423,19 @@ void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels ch
   by_types(dy, dx, [&]<class Y, class X>() {
     start_simple(affine_backward_kernel<Y, X>, dy.numel(), data<Y>(dy), data<float>(affine),
                  channel_grid(dy, channels), data<X>(dx), accumulate);
+  });
+}
+
+void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) {
+  by_type(x, [&]<class T>() {
+    const auto run = [&]<int V>() {
+      const std::int64_t count = x.numel() / V;
+      launch(scale_channels_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
+             data<T>(x), data<float>(keep), count / x.dim(0), x.dim(-1) / V, data<T>(y), count);
+    };
+    constexpr int V = 16 / sizeof(T);
+    x.dim(-1) % V == 0 && aligned<V>(x, y) ? run.template operator()<V>()
+                                           : run.template operator()<1>();
   });
 }
 

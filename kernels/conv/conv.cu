@@ -27,7 +27,7 @@ namespace {
 using namespace kernels;
 
 bool is_product(const Conv& k) {
-  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && !k.upsample &&
+  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
          k.front + k.top + k.left + k.bottom + k.right == 0;
 }
 
@@ -52,6 +52,8 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
   c.before = {k.front, k.top, k.left};
   c.after = {0, k.bottom, k.right};
   c.stride = {k.stride_t, k.stride, k.stride};
+  c.dilation = {1, k.dilation, k.dilation};
+  c.groups = k.groups;
   return c;
 }
 
@@ -76,7 +78,7 @@ Convolution phase_convolution(Pass pass, DType type, std::int64_t frames, std::i
 }
 
 void run(const Convolution& c, const ConvolutionOperands& at) {
-  double flops = 2.0 * static_cast<double>(c.samples * c.in_channels * c.out_channels);
+  double flops = 2.0 * static_cast<double>(c.samples * c.in_channels / c.groups * c.out_channels);
   for (std::size_t i = 0; i < 3; ++i) flops *= static_cast<double>(c.out[i] * c.kernel[i]);
   detail::add_flops(flops);
   WEFT_CHECK(convolve(c, at), Exit::usage,
@@ -170,7 +172,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   if (is_product(conv)) return product_forward(x, w, bias, residual, y);
   if (conv.upsample) return upsampled_forward(x, w, bias, residual, y);
   Convolution c = convolution(Pass::forward, x, conv, y);
-  const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels);
+  const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels / c.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
   weights_to_library(w, shape, weights);
   // The library is not asked to add to what it overwrites: a residual that is y waits for the sums
@@ -212,7 +214,7 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
   }
   Convolution c = convolution(Pass::backward_input, dx, conv, dy);
   c.accumulate = accumulate;
-  const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels);
+  const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels / c.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
   weights_to_library(w, shape, weights);
   run(c, {dx.raw(), weights.raw(), dy.raw()});
@@ -237,7 +239,7 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     return;
   }
   const Convolution c = convolution(Pass::backward_weight, x, conv, dy);
-  const WeightShape shape = weight_shape(conv, out, in);
+  const WeightShape shape = weight_shape(conv, out, in / conv.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, x.dtype());
   run(c, {x.raw(), weights.raw(), dy.raw()});
   weights_from_library(weights, shape, dw, accumulate);

@@ -13,16 +13,17 @@ namespace weft::kernels {
 
 enum class Pass { forward, backward_input, backward_weight };
 
-// x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin], y [N,(To,)Ho,Wo,Cout], all of one type, in memory in
-// this order. Zeros before and after a dimension may differ in number. Accumulates in f32; f32
-// operands are rounded to TF32 where tensor/tf32.h allows that, else not at all.
+// x [N,(T,)H,W,Cin], w [Cout,(kt,)kh,kw,Cin/groups], y [N,(To,)Ho,Wo,Cout], all of one type, in
+// memory in this order. Zeros before and after a dimension may differ in number. Accumulates in
+// f32; f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all.
 struct Convolution {
   Pass pass = Pass::forward;
   DType type = DType::f32;
   int spatial = 2;  // dimensions: (T,)H,W
   std::int64_t samples = 0, in_channels = 0, out_channels = 0;
-  std::array<std::int64_t, 3> in{}, kernel{}, out{}, before{}, after{},
-      stride{};             // the last are W's
+  std::array<std::int64_t, 3> in{}, kernel{}, out{}, before{}, after{}, stride{},
+      dilation{1, 1, 1};  // the last are W's
+  std::int64_t groups = 1;
   bool bias = false;        // forward: + bias [Cout] of `type`
   bool residual = false;    // and + residual of y's shape, which must not be y; only with a bias
   bool accumulate = false;  // backward_input: added to what is there

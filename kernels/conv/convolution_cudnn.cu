@@ -40,8 +40,9 @@ std::string describe(const Convolution& c) {
   };
   return std::string(passes[static_cast<int>(c.pass)]) + " " + std::string(name_of(c.type)) +
          " x " + list(c.in, c.samples, c.in_channels) + " w " +
-         list(c.kernel, c.out_channels, c.in_channels) + " stride " + list(c.stride, 0, 0) +
-         " pad " + list(c.before, 0, 0) + "-" + list(c.after, 0, 0) + (c.bias ? " bias" : "") +
+         list(c.kernel, c.out_channels, c.in_channels / c.groups) + " stride " +
+         list(c.stride, 0, 0) + " dilation " + list(c.dilation, 0, 0) + " pad " +
+         list(c.before, 0, 0) + "-" + list(c.after, 0, 0) + (c.bias ? " bias" : "") +
          (c.residual ? " residual" : "") + (c.accumulate ? " accumulate" : "");
 }
 
@@ -248,8 +249,7 @@ Descriptor geometry(const Convolution& c) {
   d.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, spatial_of(c, c.before));
   d.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, spatial_of(c, c.after));
   d.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, spatial_of(c, c.stride));
-  d.set(CUDNN_ATTR_CONVOLUTION_DILATIONS,
-        std::vector<std::int64_t>(static_cast<std::size_t>(c.spatial), 1));
+  d.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, spatial_of(c, c.dilation));
   d.finalize("convolution");
   return d;
 }
@@ -299,8 +299,9 @@ std::vector<Descriptor> nodes_of(const Key& key, std::vector<Descriptor>& parts)
   };
   Descriptor x =
       tensor(id_x, type, c.samples, c.in_channels, spatial_of(c, c.in), key.alignments[0]);
-  Descriptor w =
-      tensor(id_w, type, c.out_channels, c.in_channels, spatial_of(c, c.kernel), key.alignments[1]);
+  // Fewer input channels than x has tell the library that there are groups.
+  Descriptor w = tensor(id_w, type, c.out_channels, c.in_channels / c.groups,
+                        spatial_of(c, c.kernel), key.alignments[1]);
   Descriptor y = tensor(id_y, type, c.samples, c.out_channels, out, key.alignments[2]);
   Descriptor sum = c.bias ? passing('s') : std::move(y);
   Descriptor shape = geometry(c);

@@ -13,81 +13,13 @@
 // batch_norm_tangent_backward 5 C, for each of at most 512 chunks a sample.
 #include "ops/norm.h"
 
-#include <algorithm>
-
+#include "channels.cuh"
 #include "ptx.cuh"
-#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
 constexpr int sum_warps = 8;
-constexpr std::int64_t most_chunks = 512, least_rows = 64;
-
-struct Grid {
-  std::int64_t N, P, C, groups;
-  std::int64_t chunks, rows;  // of a sample; positions a chunk
-  int packs, width;           // of V channels: in all, a block
-
-  __host__ __device__ std::int64_t group_size() const { return C / groups; }
-};
-
-template <int V>
-Grid grid_of(const Tensor& x, int groups) {
-  Grid g{};
-  g.N = x.dim(0);
-  g.C = x.dim(-1);
-  g.P = x.numel() / (g.N * g.C);
-  g.groups = groups;
-  g.rows = std::max(least_rows, (g.P + most_chunks - 1) / most_chunks);
-  g.chunks = (g.P + g.rows - 1) / g.rows;
-  g.packs = static_cast<int>(g.C / V);
-  g.width = std::min(g.packs, threads);
-  return g;
-}
-
-// A thread's channels and the positions that it takes: row, row + step, ... below last.
-struct Place {
-  std::int64_t sample, row, step, last;
-  int pack, line;  // line: of the threads that share these channels
-  bool active;
-};
-__device__ __forceinline__ Place place(const Grid& g) {
-  Place p;
-  p.step = threads / g.width;
-  p.line = static_cast<int>(threadIdx.x) / g.width;
-  p.pack = static_cast<int>(blockIdx.y) * g.width + static_cast<int>(threadIdx.x) % g.width;
-  p.sample = blockIdx.x / g.chunks;
-  const std::int64_t first = blockIdx.x % g.chunks * g.rows;
-  p.row = first + p.line;
-  p.last = first + g.rows < g.P ? first + g.rows : g.P;
-  p.active = p.line < p.step && p.pack < g.packs;
-  return p;
-}
-
-// partial [N,chunks,K,C] = sums over the block's lines of the K values.
-template <int K, int V>
-__device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
-                                           const float (&values)[K][V], float* partial) {
-  float* const shared = shared_memory<float>();  // [lines][K][width V]
-  const int channels = g.width * V;
-  if (p.line < p.step) {
-    float* const to = shared + K * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
-#pragma unroll
-    for (int j = 0; j < K; ++j)
-#pragma unroll
-      for (int k = 0; k < V; ++k) to[j * channels + k] = values[j][k];
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < K * channels; i += threads) {
-    float sum = 0.0f;
-    for (int line = 0; line < p.step; ++line) sum += shared[K * line * channels + i];
-    const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * channels + i % channels;
-    if (c < g.C)
-      partial[(static_cast<std::int64_t>(blockIdx.x) * K + i / channels) * g.C + c] = sum;
-  }
-}
 
 // Sums of x - x at position 0, and of their squares.
 template <class T, int V>
@@ -366,16 +298,6 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// The first stage's launch: blocks of chunks by tiles of channels.
-dim3 blocks_of(const Grid& g) {
-  return {static_cast<unsigned>(g.N * g.chunks), blocks_for(g.packs, g.width)};
-}
-template <int V>
-std::size_t shared_of(const Grid& g, int values = 2) {
-  return sizeof(float) * static_cast<std::size_t>(values) * V *
-         static_cast<std::size_t>(threads / g.width * g.width);
-}
-
 // partial [N * chunks, values, C].
 Tensor add_chunks(const Tensor& partial, const Grid& g) {
   const std::int64_t columns = partial.dim(1) * g.C;
@@ -389,19 +311,14 @@ Tensor add_chunks(const Tensor& partial, const Grid& g) {
 // Calls f.operator()<T, V, silu>().
 template <class F, class... Tensors>
 void by_instance(bool silu, F&& f, const Tensor& x, const Tensors&... rest) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    const auto run = [&]<int width>() {
-      if (silu)
-        f.template operator()<T, width, true>();
-      else
-        f.template operator()<T, width, false>();
-    };
-    if (x.dim(-1) % V == 0 && aligned<V>(x, rest...))
-      run.template operator()<V>();
-    else
-      run.template operator()<1>();
-  });
+  by_vectors(
+      [&]<class T, int V>() {
+        if (silu)
+          f.template operator()<T, V, true>();
+        else
+          f.template operator()<T, V, false>();
+      },
+      x, rest...);
 }
 
 }  // namespace

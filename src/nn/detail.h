@@ -27,6 +27,12 @@ inline void note_done(ParameterTable& table, std::initializer_list<Parameter*> u
     if (p != nullptr) table.note_done(*p);
 }
 
+// A tensor for a communicator, without ownership: a communicator may release its tensors late and
+// in its own thread, but blocks of the arena must be freed here, in the order that was planned.
+inline Tensor lent(const Tensor& t) {
+  return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device());
+}
+
 // dw, dbias of one linear layer.
 inline void add_weight_grad(const Linear& l, const Tensor& dy, const Tensor& x) {
   if (!l.weight->trainable) return;

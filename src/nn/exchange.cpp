@@ -11,6 +11,8 @@
 namespace weft::nn {
 namespace {
 
+using detail::lent;
+
 Cut other(Cut cut) { return cut == Cut::frames ? Cut::tokens : Cut::frames; }
 
 // Each rank's piece, in order of ranks, of a grid [B,T,S,C] that is whole here in the axis that
@@ -52,10 +54,6 @@ ops::TokenBlock reversed(ops::TokenBlock b) {
 
 // With one sample, pieces along time are contiguous in the grid: they are sent without a copy.
 bool travels_as_it_is(const Shape& grid, Cut cut) { return grid[0] == 1 && cut == Cut::frames; }
-
-// A tensor for a communicator, without ownership: a communicator may release its tensors late and
-// in its own thread, but blocks of the arena must be freed here, in the order that was planned.
-Tensor lent(const Tensor& t) { return Tensor::borrow(t.raw(), t.shape(), t.dtype(), t.device()); }
 
 bool planning() { return Arena::current().is_planning(); }
 

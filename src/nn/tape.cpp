@@ -35,14 +35,23 @@ void give_grad(const Var& v, Tensor g) {
 }
 
 Var recompute(Tape& tape, std::function<Var(Tape&)> part) {
+  return recompute(tape, [part = std::move(part)](Tape& t) { return std::vector<Var>{part(t)}; })
+      .front();
+}
+
+std::vector<Var> recompute(Tape& tape, std::function<std::vector<Var>(Tape&)> part) {
   if (!tape.recording()) return part(tape);
-  Tape first(Tape::Mode::discard);
-  // The result gets its own node: the one from the second run belongs to the inner tape.
-  const Var out = make_var(part(first)->value);
+  // The results get nodes of their own: those from the second run belong to the inner tape.
+  std::vector<Var> out;
+  {
+    Tape first(Tape::Mode::discard);
+    for (const Var& v : part(first)) out.push_back(make_var(v->value));
+  }
   tape.record([part = std::move(part), out] {
     Tape second(Tape::Mode::replay);
-    const Var again = part(second);
-    again->grad = std::move(out->grad);
+    std::vector<Var> again = part(second);
+    for (std::size_t i = 0; i < out.size(); ++i) again[i]->grad = std::move(out[i]->grad);
+    again.clear();
     second.backward();
   });
   return out;

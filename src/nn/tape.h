@@ -63,5 +63,7 @@ void give_grad(const Var& v, Tensor g);
 // Runs `part` without recording and keeps only its inputs (which `part` has captured); the backward
 // pass runs it again. For whole blocks: memory of one block instead of all, for one more forward.
 Var recompute(Tape& tape, std::function<Var(Tape&)> part);
+// The same for a part with several results, each of which is used.
+std::vector<Var> recompute(Tape& tape, std::function<std::vector<Var>(Tape&)> part);
 
 }  // namespace weft

@@ -10,9 +10,12 @@ ConvScratch conv_scratch;
 
 Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
   WEFT_ASSERT(x.rank() == 5);
+  WEFT_ASSERT(x[4] % groups == 0 && out_channels % groups == 0);
+  WEFT_ASSERT(!upsample || (dilation == 1 && groups == 1));
   const std::int64_t scale = upsample ? 2 : 1;
-  const std::int64_t t = x[1] + front - kt, h = scale * x[2] + top + bottom - kh,
-                     w = scale * x[3] + left + right - kw;
+  const std::int64_t t = x[1] + front - kt,
+                     h = scale * x[2] + top + bottom - dilation * (kh - 1) - 1,
+                     w = scale * x[3] + left + right - dilation * (kw - 1) - 1;
   WEFT_CHECK(t >= 0 && h >= 0 && w >= 0, Exit::data,
              "give frames of at least 8x8 pixels, or a clip of more frames",
              "a {}x{}x{} kernel does not fit into activations {}", kt, kh, kw, x.str());
@@ -27,7 +30,7 @@ namespace {
 
 // A product of rows takes nothing of the arena.
 bool is_product(const Conv& k) {
-  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && !k.upsample &&
+  return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
          k.front + k.top + k.left + k.bottom + k.right == 0;
 }
 

@@ -8,14 +8,16 @@
 namespace weft::ops {
 
 // What a convolution does to [N,T,H,W,Cin]. Kernels and the weights' layout are PyTorch's: w
-// [Cout,Cin,kt,kh,kw], or [Cout,Cin,kh,kw] where kt is 1.
+// [Cout,Cin/groups,kt,kh,kw], or [Cout,Cin/groups,kh,kw] where kt is 1.
 struct Conv {
   int kt = 1, kh = 1, kw = 1;
   int stride_t = 1, stride = 1;  // of frames; of rows and columns
   int front = 0;                 // zero frames before the first; none follow the last (causal)
   int top = 0, left = 0, bottom = 0, right = 0;  // zero rows and columns
   bool upsample =
-      false;  // each frame is seen at twice its height and width (nearest), stride 1 then
+      false;         // each frame is seen at twice its height and width (nearest), stride 1 then
+  int dilation = 1;  // rows and columns from one of the kernel's elements to the next
+  int groups = 1;    // output channels in groups, each of its own input channels; Cin: depthwise
 
   // Kernel k x k, padded to keep the size (docs/models/video_vae.md, Spatial VAE).
   static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }
@@ -28,6 +30,12 @@ struct Conv {
   // with a stride of two.
   static Conv causal(int k, int stride_t = 1) {
     return {k, k, k, stride_t, 1, k - 1 + (1 - stride_t), k / 2, k / 2, k / 2, k / 2, false};
+  }
+  // Kernel k x k with that stride, padded by dilation * (k / 2) on all four sides, as PyTorch's
+  // padding = dilation * (k // 2).
+  static Conv strided(int k, int stride, int dilation = 1, int groups = 1) {
+    const int pad = dilation * (k / 2);
+    return {1, k, k, 1, stride, 0, pad, pad, pad, pad, false, dilation, groups};
   }
   // The shape of the result for x [N,T,H,W,Cin].
   Shape output(const Shape& x, std::int64_t out_channels) const;

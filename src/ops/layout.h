@@ -1,6 +1,6 @@
-// Rearrangements: channels first and last, patches, token blocks, depth to time, and pixels of 8
-// bits. Each moves every element once; none of them computes anything but the conversion of the
-// type.
+// Rearrangements: channels first and last, patches, token blocks, channels joined, depth to time,
+// and pixels of 8 bits. Each moves every element once; none of them computes anything but the
+// conversion of the type.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -43,6 +43,11 @@ struct TokenBlock {
 // Copies the block from x [B,T,S,C] to y [B,T',S',C], of one type, which may be any; the rest of y
 // stays.
 WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
+
+// y [...,C] takes x [...,c] at channel `first`; its other channels stay. Of one type, f32 or bf16.
+WEFT_OP(put_channels, void(const Tensor& x, std::int64_t first, Tensor& y));
+// And back: x (+)= the channels [first, first + c) of y.
+WEFT_OP(take_channels, void(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate));
 
 // x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
 WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));

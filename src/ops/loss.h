@@ -1,7 +1,8 @@
-// Losses and their gradients: absolute differences, KL divergence, LPIPS, the losses of a
-// discriminator and its regularisers. Activations are f32 or bf16, channels last; arithmetic is
-// f32, and sums are f64 in an order that does not depend on the thread count. `weight` multiplies
-// the whole loss: backward functions write weight * d(what forward adds for a weight of 1).
+// Losses and their gradients: absolute differences, KL divergence, LPIPS, classes of pixels, the
+// losses of a discriminator and its regularisers. Activations are f32 or bf16, channels last;
+// arithmetic is f32, and sums are f64 in an order that does not depend on the thread count.
+// `weight` multiplies the whole loss: backward functions write weight * d(what forward adds for a
+// weight of 1).
 #pragma once
 
 #include "ops/dispatch.h"
@@ -30,6 +31,15 @@ WEFT_OP(lpips_forward,
 // none.
 WEFT_OP(lpips_backward,
         void(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db));
+
+// Classes of positions, from logits [...,C]. labels u8 [...]: v > 0 is class v - 1, 0 is ignored; C
+// <= 255. stats f64 [3] += the sum over the labelled positions of -log softmax(logits)[class], how
+// many they are, and at how many of them the class has the greatest logit (the first of equal
+// ones). A label above C makes the first NaN.
+WEFT_OP(nll_forward, void(const Tensor& logits, const Tensor& labels, Tensor& stats));
+// dlogits = weight / stats[1] * (softmax(logits) - onehot(class)) where a label is, 0 elsewhere.
+WEFT_OP(nll_backward, void(const Tensor& logits, const Tensor& labels, const Tensor& stats,
+                           float weight, Tensor& dlogits));
 
 // Losses of logits x with a sign s = +1 or -1: hinge max(0, 1 + s x); logistic log(1 + exp(s x));
 // linear s x.

@@ -66,7 +66,7 @@ std::vector<std::int64_t> patches(const ConvGraph& g) {
       std::vector<std::int64_t> at(o.size());
       bool inside = true;
       for (std::size_t d = 0; d < o.size(); ++d) {
-        at[d] = o[d] * g.stride[d] + k[d] - g.before[d];
+        at[d] = o[d] * g.stride[d] + k[d] * g.dilation[d] - g.before[d];
         inside = inside && at[d] >= 0 && at[d] < in[d];
       }
       map[static_cast<std::size_t>(p * taps + tap)] = inside ? offset(g.x, 0, at) : -1;
@@ -107,12 +107,14 @@ std::int64_t ConvTensor::extent() const {
 std::string fault_of(const ConvGraph& g) {
   const std::size_t n = g.before.size();
   if (g.x.sizes.size() != n + 2 || g.w.sizes.size() != n + 2 || g.y.sizes.size() != n + 2 ||
-      g.after.size() != n || g.stride.size() != n)
+      g.after.size() != n || g.stride.size() != n || g.dilation.size() != n)
     return "dimensions differ in number";
-  if (g.x.sizes[0] != g.y.sizes[0] || g.x.sizes[1] != g.w.sizes[1] || g.w.sizes[0] != g.y.sizes[1])
+  if (g.x.sizes[0] != g.y.sizes[0] || g.x.sizes[1] % g.w.sizes[1] != 0 ||
+      g.w.sizes[0] != g.y.sizes[1] || g.y.sizes[1] % g.groups() != 0)
     return "samples or channels do not agree";
   for (std::size_t d = 0; d < n; ++d) {
-    const std::int64_t room = g.x.sizes[d + 2] + g.before[d] + g.after[d] - g.w.sizes[d + 2];
+    const std::int64_t room =
+        g.x.sizes[d + 2] + g.before[d] + g.after[d] - g.dilation[d] * (g.w.sizes[d + 2] - 1) - 1;
     if (room < 0 || g.y.sizes[d + 2] != room / g.stride[d] + 1)
       return "the result has another size";
   }
@@ -123,13 +125,16 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
   const std::vector<std::int64_t> map = patches(g);
   const std::int64_t P = product(space(g.y)), taps = product(space(g.w)), in = g.x.sizes[1],
                      out = g.y.sizes[1], K = taps * in;
-  // Weights as [out, taps, in].
+  // Weights as [out, taps, in], zero between channels of different groups.
+  const std::int64_t ins = g.w.sizes[1], outs = out / g.groups();
   std::vector<float> weights(static_cast<std::size_t>(out * K));
   const bool weight_wanted = g.pass == ConvPass::backward_filter;
   if (!weight_wanted)
     for (std::int64_t o = 0; o < out; ++o) {
       const std::vector<float> rows = dense(g, g.w, w, o);
-      std::copy(rows.begin(), rows.end(), weights.begin() + o * K);
+      for (std::int64_t tap = 0; tap < taps; ++tap)
+        std::copy_n(rows.begin() + tap * ins, ins,
+                    weights.begin() + o * K + tap * in + o / outs * ins);
     }
   const auto store = [&](const ConvTensor& t, void* data, std::int64_t i, float v) {
     v = static_cast<float>(g.alpha) * v;
@@ -180,9 +185,9 @@ void convolve(const ConvGraph& g, void* x, void* w, void* y, const std::vector<v
   if (weight_wanted)
     positions(space(g.w), [&](std::int64_t tap, const std::vector<std::int64_t>& at) {
       for (std::int64_t o = 0; o < out; ++o)
-        for (std::int64_t c = 0; c < in; ++c)
+        for (std::int64_t c = 0; c < ins; ++c)
           store(g.w, w, offset(g.w, o, at) + c * g.w.strides[1],
-                weights[static_cast<std::size_t>(o * K + tap * in + c)]);
+                weights[static_cast<std::size_t>(o * K + tap * in + o / outs * ins + c)]);
     });
 }
 

@@ -27,8 +27,9 @@ enum class ConvPass { forward, backward_data, backward_filter };
 struct ConvGraph {
   ConvPass pass = ConvPass::forward;
   ConvTensor x, w, y;  // y: what the convolution gives, virtual where something is added
-  std::vector<std::int64_t> before, after, stride;
+  std::vector<std::int64_t> before, after, stride, dilation;
   double alpha = 1, beta = 0;
+  std::int64_t groups() const { return x.sizes[1] / w.sizes[1]; }
   std::vector<ConvTensor> added;  // residual, bias
   ConvTensor result;              // what is stored in the end
   bool rounds_inputs = false;     // f32 to TF32

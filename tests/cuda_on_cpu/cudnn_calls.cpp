@@ -125,6 +125,7 @@ std::shared_ptr<ConvGraph> graph_of(const Descriptor& d) {
   g->before = shape->list(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
   g->after = shape->list(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
   g->stride = shape->list(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+  g->dilation = shape->list(CUDNN_ATTR_CONVOLUTION_DILATIONS);
   g->alpha = first.reals.at(n.alpha);
   g->beta = first.reals.at(n.beta);
   for (std::size_t i = 1; i < it->second.size(); ++i) {
@@ -224,7 +225,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
           d.number(CUDNN_ATTR_CONVOLUTION_CONV_MODE, -1) != CUDNN_CROSS_CORRELATION)
         return CUDNN_STATUS_NOT_SUPPORTED;
       for (const std::int64_t x : d.list(CUDNN_ATTR_CONVOLUTION_DILATIONS))
-        if (x != 1) return CUDNN_STATUS_NOT_SUPPORTED;
+        if (x < 1) return CUDNN_STATUS_BAD_PARAM;
       break;
     case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
       if (d.number(CUDNN_ATTR_OPERATIONGRAPH_HANDLE) == 0) return CUDNN_STATUS_BAD_PARAM;

@@ -46,6 +46,7 @@ ConvGraph graph(ConvPass pass) {
   g.before = {2, 0, 0};
   g.after = {0, 1, 1};
   g.stride = {1, 2, 2};
+  g.dilation = {1, 1, 1};
   return g;
 }
 
@@ -92,6 +93,36 @@ TEST(Cudnn, BackwardIsTheAdjoint) {
   emulation::convolve(graph(ConvPass::forward), x.data(), w.data(), y.data(), {});
   emulation::convolve(graph(ConvPass::backward_data), dx.data(), w.data(), dy.data(), {});
   emulation::convolve(graph(ConvPass::backward_filter), x.data(), dw.data(), dy.data(), {});
+  EXPECT_DOUBLE_EQ(inner(dx, x), inner(dy, y));
+  EXPECT_DOUBLE_EQ(inner(dw, w), inner(dy, y));
+}
+
+// Two groups of two channels, of one output channel each; a kernel of one row and two columns, two
+// apart.
+TEST(Cudnn, GroupsAndDilation) {
+  ConvGraph g;
+  g.x = tensor({1, 4, 1, 5});
+  g.w = tensor({2, 2, 1, 2});
+  g.y = g.result = tensor({1, 2, 1, 3});
+  g.before = g.after = {0, 0};
+  g.stride = {1, 1};
+  g.dilation = {1, 2};
+  ASSERT_EQ(emulation::fault_of(g), "");
+  std::vector<float> x = values(20, 0), w = values(8, 500), y(6), dy = values(6, 900), dx(20),
+                     dw(8);
+  emulation::convolve(g, x.data(), w.data(), y.data(), {});
+  for (std::size_t p = 0; p < 3; ++p)
+    for (std::size_t o = 0; o < 2; ++o) {
+      double sum = 0;
+      for (std::size_t k = 0; k < 2; ++k)
+        for (std::size_t i = 0; i < 2; ++i)
+          sum += static_cast<double>(x[(p + 2 * k) * 4 + 2 * o + i]) * w[(o * 2 + k) * 2 + i];
+      EXPECT_EQ(y[p * 2 + o], static_cast<float>(sum));
+    }
+  g.pass = ConvPass::backward_data;
+  emulation::convolve(g, dx.data(), w.data(), dy.data(), {});
+  g.pass = ConvPass::backward_filter;
+  emulation::convolve(g, x.data(), dw.data(), dy.data(), {});
   EXPECT_DOUBLE_EQ(inner(dx, x), inner(dy, y));
   EXPECT_DOUBLE_EQ(inner(dw, w), inner(dy, y));
 }

@@ -19,8 +19,9 @@ struct Case {
 };
 
 Shape weight_shape(const Case& c) {
-  if (c.conv.kt == 1) return {c.out, c.x[4], c.conv.kh, c.conv.kw};
-  return {c.out, c.x[4], c.conv.kt, c.conv.kh, c.conv.kw};
+  const std::int64_t ins = c.x[4] / c.conv.groups;
+  if (c.conv.kt == 1) return {c.out, ins, c.conv.kh, c.conv.kw};
+  return {c.out, ins, c.conv.kt, c.conv.kh, c.conv.kw};
 }
 
 // Calls f(index into y, into x, into w) for every product that the convolution is made of.
@@ -29,6 +30,7 @@ void for_products(const Case& c, F&& f) {
   const Conv& v = c.conv;
   const Shape y = v.output(c.x, c.out);
   const std::int64_t up = v.upsample ? 2 : 1, Ci = c.x[4];
+  const std::int64_t ins = Ci / v.groups, outs = c.out / v.groups;
   for (std::int64_t n = 0; n < y[0]; ++n)
     for (std::int64_t t = 0; t < y[1]; ++t)
       for (std::int64_t h = 0; h < y[2]; ++h)
@@ -36,8 +38,9 @@ void for_products(const Case& c, F&& f) {
           for (int a = 0; a < v.kt; ++a)
             for (int b = 0; b < v.kh; ++b)
               for (int d = 0; d < v.kw; ++d) {
-                const std::int64_t ts = t * v.stride_t + a - v.front, hs = h * v.stride + b - v.top,
-                                   ws = w * v.stride + d - v.left;
+                const std::int64_t ts = t * v.stride_t + a - v.front,
+                                   hs = h * v.stride + b * v.dilation - v.top,
+                                   ws = w * v.stride + d * v.dilation - v.left;
                 if (ts < 0 || hs < 0 || ws < 0 || ts >= c.x[1] || hs >= up * c.x[2] ||
                     ws >= up * c.x[3])
                   continue;
@@ -46,9 +49,10 @@ void for_products(const Case& c, F&& f) {
                 const std::int64_t yi = (((n * y[1] + t) * y[2] + h) * y[3] + w) * c.out;
                 const std::int64_t taps = v.kt * v.kh * v.kw, tap = (a * v.kh + b) * v.kw + d;
                 for (std::int64_t o = 0; o < c.out; ++o)
-                  for (std::int64_t i = 0; i < Ci; ++i)
-                    f(static_cast<std::size_t>(yi + o), static_cast<std::size_t>(xi + i),
-                      static_cast<std::size_t>((o * Ci + i) * taps + tap));
+                  for (std::int64_t i = 0; i < ins; ++i)
+                    f(static_cast<std::size_t>(yi + o),
+                      static_cast<std::size_t>(xi + o / outs * ins + i),
+                      static_cast<std::size_t>((o * ins + i) * taps + tap));
               }
 }
 
@@ -154,7 +158,8 @@ TEST_P(ConvTest, PlannedPeakIsReal) {
   const auto planning = Arena::planning();
   const std::vector<std::size_t> planned = peak(*planning);
   EXPECT_EQ(planned, peak(*arena_));
-  const bool is_product = c.conv.kt * c.conv.kh * c.conv.kw == 1;  // those take nothing
+  // Products of rows take nothing.
+  const bool is_product = c.conv.kt * c.conv.kh * c.conv.kw * c.conv.stride * c.conv.groups == 1;
   EXPECT_EQ(*std::max_element(planned.begin(), planned.end()) > 0, !is_product);
 }
 
@@ -170,7 +175,18 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 2, 3, 4, 4}, 8, Conv::causal(1)},
                     Case{{1, 1, 3, 4, 4}, 6, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}},
                     Case{{1, 1, 9, 8, 5}, 7, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}},
+                    Case{{2, 1, 9, 8, 4}, 6, Conv::strided(3, 1, 2)},
+                    Case{{1, 1, 3, 5, 4}, 4, Conv::strided(3, 1, 4)},
+                    Case{{1, 1, 7, 6, 4}, 6, Conv::strided(3, 2)},
+                    Case{{2, 1, 7, 6, 4}, 6, Conv::strided(1, 2)},
+                    Case{{1, 1, 6, 7, 8}, 12, Conv::strided(3, 1, 1, 4)},
+                    Case{{1, 1, 9, 6, 6}, 6, Conv::strided(3, 2, 2, 6)},
+                    Case{{2, 1, 5, 6, 18}, 18, Conv::strided(3, 1, 1, 18)},
+                    Case{{1, 1, 5, 6, 5}, 10, Conv::strided(1, 1, 1, 5)},
                     Case{{2, 1, 6, 5, 8}, 8, Conv::same(3), DType::bf16},
+                    Case{{2, 1, 9, 7, 8}, 8, Conv::strided(3, 1, 2, 2), DType::bf16},
+                    Case{{2, 1, 7, 7, 8}, 8, Conv::strided(3, 2, 1, 8), DType::bf16},
+                    Case{{2, 1, 7, 5, 8}, 6, Conv::strided(1, 2), DType::bf16},
                     Case{{1, 3, 3, 5, 4}, 6, Conv::causal(3), DType::bf16},
                     Case{{1, 2, 3, 5, 4}, 6, Conv::up(), DType::bf16}));
 INSTANTIATE_TEST_SUITE_P(
@@ -182,13 +198,26 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 3, 7, 6, 64}, 64, Conv::causal(3), DType::f32, false},
         Case{{1, 1, 5, 6, 32}, 48, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}, DType::f32, false},
         Case{{1, 4, 6, 5, 32}, 20, Conv::causal(3, 2), DType::f32, false},
-        Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false}));
+        Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false},
+        Case{{2, 1, 13, 10, 64}, 48, Conv::strided(3, 1, 2), DType::f32, false},
+        Case{{1, 1, 14, 19, 40}, 36, Conv::strided(3, 1, 4), DType::f32, false},
+        Case{{1, 1, 3, 2, 32}, 32, Conv::strided(3, 1, 4), DType::f32, false},
+        Case{{2, 1, 11, 14, 64}, 72, Conv::strided(3, 2), DType::f32, false},
+        Case{{2, 1, 11, 14, 64}, 72, Conv::strided(1, 2), DType::f32, false},
+        Case{{2, 1, 12, 20, 3}, 64, Conv::strided(3, 2), DType::f32, false},
+        Case{{1, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 32), DType::f32, false},
+        Case{{2, 1, 12, 9, 96}, 96, Conv::strided(3, 1, 1, 96), DType::f32, false},
+        Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
+        Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
 
 TEST_F(OpTest, ConvOutputShapes) {
   EXPECT_EQ(Conv::down().output({2, 1, 53, 106, 8}, 16), (Shape{2, 1, 26, 53, 16}));
   EXPECT_EQ(Conv::up().output({2, 1, 5, 6, 8}, 4), (Shape{2, 1, 10, 12, 4}));
   EXPECT_EQ(Conv::causal(3).output({1, 17, 5, 6, 8}, 4), (Shape{1, 17, 5, 6, 4}));
   EXPECT_EQ(Conv::causal(3, 2).output({1, 20, 5, 6, 8}, 4), (Shape{1, 10, 5, 6, 4}));
+  EXPECT_EQ(Conv::strided(3, 2).output({1, 1, 9, 8, 8}, 4), (Shape{1, 1, 5, 4, 4}));
+  EXPECT_EQ(Conv::strided(3, 1, 4).output({1, 1, 3, 8, 8}, 4), (Shape{1, 1, 3, 8, 4}));
+  EXPECT_EQ(Conv::strided(1, 2).output({1, 1, 9, 8, 8}, 4), (Shape{1, 1, 5, 4, 4}));
   EXPECT_THROW(Conv::down().output({1, 1, 1, 1, 8}, 4), std::exception);
 }
 

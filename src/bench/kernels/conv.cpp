@@ -18,10 +18,10 @@ struct Size {
 
   Shape y() const { return conv.output(x, out); }
   Shape w() const {
-    if (conv.kt == 1) return {out, x[4], conv.kh, conv.kw};
-    return {out, x[4], conv.kt, conv.kh, conv.kw};
+    if (conv.kt == 1) return {out, x[4] / conv.groups, conv.kh, conv.kw};
+    return {out, x[4] / conv.groups, conv.kt, conv.kh, conv.kw};
   }
-  double terms() const { return static_cast<double>(x[4] * conv.kt * conv.kh * conv.kw); }
+  double terms() const { return static_cast<double>(w().numel() / out); }
   double flops() const { return 2.0 * static_cast<double>(y().numel()) * terms(); }
 };
 
@@ -31,20 +31,23 @@ void each_product(const Size& s, F&& f) {
   const ops::Conv& k = s.conv;
   const Shape y = s.y();
   const std::int64_t up = k.upsample ? 2 : 1, I = s.x[4], O = s.out;
+  const std::int64_t ins = I / k.groups, outs = O / k.groups;
   for (std::int64_t p = 0; p < y[0] * y[1] * y[2] * y[3]; ++p) {
     const std::int64_t n = p / (y[1] * y[2] * y[3]), to = p / (y[2] * y[3]) % y[1];
     const std::int64_t ho = p / y[3] % y[2], wo = p % y[3];
     for (int a = 0; a < k.kt; ++a)
       for (int b = 0; b < k.kh; ++b)
         for (int c = 0; c < k.kw; ++c) {
-          const std::int64_t t = to * k.stride_t + a - k.front, h = ho * k.stride + b - k.top,
-                             w = wo * k.stride + c - k.left;
+          const std::int64_t t = to * k.stride_t + a - k.front,
+                             h = ho * k.stride + b * k.dilation - k.top,
+                             w = wo * k.stride + c * k.dilation - k.left;
           if (t < 0 || t >= s.x[1] || h < 0 || h >= up * s.x[2] || w < 0 || w >= up * s.x[3])
             continue;
           const std::int64_t from = ((n * s.x[1] + t) * s.x[2] + h / up) * s.x[3] + w / up;
           for (std::int64_t o = 0; o < O; ++o)
-            for (std::int64_t i = 0; i < I; ++i)
-              f(p * O + o, from * I + i, (((o * I + i) * k.kt + a) * k.kh + b) * k.kw + c);
+            for (std::int64_t i = 0; i < ins; ++i)
+              f(p * O + o, from * I + o / outs * ins + i,
+                (((o * ins + i) * k.kt + a) * k.kh + b) * k.kw + c);
         }
   }
 }
@@ -99,7 +102,7 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bo
   const char* variant = accumulate ? " accumulate" : "";
   auto input = make("conv_backward_input", s, dtype, variant, x * (accumulate ? 2 : 1) + w + y);
   const float spread =
-      1.0f / std::sqrt(static_cast<float>(s.out * s.conv.kt * s.conv.kh * s.conv.kw));
+      1.0f / std::sqrt(static_cast<float>(s.w().numel() / (s.x[4] / s.conv.groups)));
   input.inputs = {random_tensor(s.y(), dtype, 1), random_tensor(s.w(), dtype, 2, spread),
                   accumulate ? random_tensor(s.x, dtype, 3) : Tensor()};
   input.run = [=](std::vector<Tensor>& in) {
@@ -173,7 +176,14 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
                         {{2, 4, 3, 5, 4}, 6, Conv::causal(3), "causal"},
                         {{1, 5, 4, 1, 6}, 4, Conv::causal(3, 2), "causal half"},
                         {{1, 3, 2, 2, 4}, 8, Conv::causal(1), "causal 1"},
-                        {{1, 1, 7, 6, 3}, 4, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}, "4x4"}};
+                        {{1, 1, 7, 6, 3}, 4, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}, "4x4"},
+                        {{1, 1, 7, 6, 4}, 8, Conv::strided(3, 1, 2), "dilated"},
+                        {{1, 1, 6, 9, 32}, 16, Conv::strided(3, 1, 2), "dilated"},
+                        {{2, 1, 6, 5, 4}, 8, Conv::strided(3, 2), "stride 2"},
+                        {{1, 1, 6, 5, 8}, 4, Conv::strided(1, 2), "1x1 stride 2"},
+                        {{1, 1, 5, 6, 8}, 12, Conv::strided(3, 1, 1, 4), "groups 4"},
+                        {{1, 1, 6, 5, 8}, 8, Conv::strided(3, 2, 1, 8), "depthwise stride 2"},
+                        {{1, 1, 7, 6, 8}, 8, Conv::strided(3, 1, 2, 8), "depthwise dilated"}};
   for (const Size& s : sizes)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       add_forward(cases, s, dtype, true, false, false);

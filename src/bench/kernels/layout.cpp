@@ -102,6 +102,48 @@ void add_copy(std::vector<KernelCase>& cases, const Shape& from, const Shape& to
   cases.push_back(std::move(c));
 }
 
+// Channels [first, first + c) of y [positions,C].
+void add_channels(Cases& cases, std::int64_t positions, std::int64_t c, std::int64_t first,
+                  std::int64_t C, DType dtype) {
+  const std::string shape =
+      fmt::format("{} positions, channels {} + {} of {}", positions, first, c, C);
+  const double bytes = 2 * width(dtype) * static_cast<double>(positions * c);
+  const Tensor x = random_tensor({positions, c}, dtype, 1),
+               y = random_tensor({positions, C}, dtype, 2);
+  // f(element of x, element of y)
+  const auto each = [=](auto f) {
+    for (std::int64_t p = 0; p < positions; ++p)
+      for (std::int64_t k = 0; k < c; ++k) f(p * c + k, p * C + first + k);
+  };
+  KernelCase put = make_case("put_channels", shape, dtype, bytes, 0);
+  put.inputs = {x, y};
+  put.run = [=](Tensors& in) {
+    ops::put_channels(in[0], first, in[1]);
+    return Tensors{in[1]};
+  };
+  put.reference = [=](const std::vector<Values>& in) {
+    Values to = in[1];
+    each([&](std::int64_t i, std::int64_t j) { to[j] = in[0][i]; });
+    return std::vector<Values>{to};
+  };
+  cases.push_back(std::move(put));
+  for (const bool accumulate : {false, true}) {
+    KernelCase take = make_case("take_channels", shape + (accumulate ? " accumulate" : ""), dtype,
+                                bytes * (accumulate ? 1.5 : 1), tolerance(dtype));
+    take.inputs = {y, x};
+    take.run = [=](Tensors& in) {
+      ops::take_channels(in[0], first, in[1], accumulate);
+      return Tensors{in[1]};
+    };
+    take.reference = [=](const std::vector<Values>& in) {
+      Values to(in[1].size());
+      each([&](std::int64_t i, std::int64_t j) { to[i] = in[0][j]; });
+      return std::vector<Values>{fp64::added(to, accumulate ? in[1] : Values())};
+    };
+    cases.push_back(std::move(take));
+  }
+}
+
 void add_frames(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, std::int64_t C,
                 std::int64_t offset) {
   KernelCase c =
@@ -155,6 +197,8 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     }
     // What one of 8 ranks sends to another between the blocks, two samples.
     add_copy(cases, {2, 2, 1590, 1152}, {2, 2, 199, 1152}, {2, 199, 0, 398, 0, 0}, DType::bf16);
+    // The last feature map of a dilated ResNet-50 and a level of its pyramid.
+    add_channels(cases, 2 * 64 * 64, 2048, 0, 4096, DType::bf16);
     add_frames(cases, 51, 480, 848, 3, 0);
     add_pixels(cases, 4, 720, 1280, 0);
     return cases;
@@ -168,6 +212,8 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     add_copy(cases, {2, 5, 7, 3}, {2, 3, 11, 3}, {2, 4, 1, 3, 1, 6}, dtype);
     add_copy(cases, {1, 1, 9, 5}, {1, 1, 9, 5}, {1, 9, 0, 0, 0, 0}, dtype);
     add_copy(cases, {3, 2, 4, 8}, {3, 4, 4, 8}, {2, 0, 0, 1, 2, 1}, dtype);  // nothing to copy
+    add_channels(cases, 10, 7, 3, 12, dtype);
+    add_channels(cases, 6, 24, 16, 40, dtype);
   }
   add_frames(cases, 1, 1, 1, 3, 0);
   add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end

@@ -1,6 +1,7 @@
 // Cases of ops/loss.h (kernels/loss.cu beside src/ops/cpu/loss.cpp).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -118,6 +119,62 @@ void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, boo
     }
 }
 
+// Every fifth position is ignored; the logits of the first three are all equal, with the first, the
+// second and no class as the label.
+void add_classes(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  const std::int64_t C = x[4], positions = x.numel() / C;
+  const Tensor logits = random_tensor(x, dtype, 1, 3.0f);
+  std::fill_n(static_cast<std::byte*>(logits.raw()),
+              static_cast<std::size_t>(3 * C) * size_of(dtype), std::byte{0});
+  const Tensor labels = Tensor::host({x[0], x[1], x[2], x[3]}, DType::u8),
+               stats = Tensor::host({3}, DType::f64);
+  for (std::int64_t p = 0; p < positions; ++p)
+    labels.data<std::uint8_t>()[p] =
+        static_cast<std::uint8_t>(p < 3        ? (p + 1) % 3
+                                  : p % 5 == 4 ? 0
+                                               : 1 + (7 * p + p / 3) % C);
+  for (int k = 0; k < 3; ++k) stats.data<double>()[k] = 2 + k;  // of an earlier call
+  // f(position, its class, log of the sum of exponentials, whether its logit is the first greatest)
+  const auto each = [=](const std::vector<Values>& in, auto f) {
+    for (std::int64_t p = 0; p < positions; ++p) {
+      const auto k = static_cast<std::int64_t>(in[1][p]) - 1;
+      if (k < 0) continue;
+      const double* l = in[0].data() + p * C;
+      double sum = 0;
+      for (std::int64_t c = 0; c < C; ++c) sum += std::exp(l[c]);
+      f(p, k, std::log(sum), std::max_element(l, l + C) - l == k);
+    }
+  };
+  cases.push_back(bandwidth_case("nll_forward", x.str(), dtype, x.numel(), {logits, labels, stats},
+                                 [](std::vector<Tensor>& in) {
+                                   ops::nll_forward(in[0], in[1], in[2]);
+                                   // Apart: the tolerance is a share of an output's greatest value.
+                                   return std::vector<Tensor>{in[2].slice(0, 1), in[2].slice(1, 3)};
+                                 }));
+  cases.back().tolerance = 1e-6;
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values to = in[2];
+    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool right) {
+      to[0] += log_sum - in[0][p * C + k], to[1] += 1, to[2] += right;
+    });
+    return std::vector<Values>{{to[0]}, {to[1], to[2]}};
+  };
+  cases.push_back(bandwidth_case("nll_backward", x.str(), dtype, 2 * x.numel(),
+                                 {logits, labels, stats}, [=](std::vector<Tensor>& in) {
+                                   Tensor d = Tensor::empty(x, dtype);
+                                   ops::nll_backward(in[0], in[1], in[2], 0.4f, d);
+                                   return std::vector<Tensor>{d};
+                                 }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values d(in[0].size());
+    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool) {
+      for (std::int64_t c = 0; c < C; ++c)
+        d[p * C + c] = 0.4f / in[2][1] * (std::exp(in[0][p * C + c] - log_sum) - (c == k));
+    });
+    return std::vector<Values>{d};
+  };
+}
+
 void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
   const DType dtype = DType::f32;
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
@@ -163,6 +220,7 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
+    add_classes(cases, {2, 1, 64, 64, 150}, DType::bf16);
     return cases;
   }
   // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
@@ -170,6 +228,8 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
     add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
     add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
+    add_classes(cases, {2, 1, 9, 11, 150}, dtype);
+    add_classes(cases, {1, 1, 5, 3, 7}, dtype);
   }
   add_adaptive_weight(cases, {1, 2, 5, 4, 3});
   return cases;

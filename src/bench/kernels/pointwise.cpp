@@ -286,6 +286,24 @@ void add_channel_affine(std::vector<KernelCase>& cases, ops::Channels channels, 
   };
 }
 
+void add_scale_channels(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+  cases.push_back(
+      bandwidth_case("scale_channels", x.str(), dtype, 2 * x.numel(),
+                     {random_tensor(x, dtype, 1), random_tensor({x[0], x[4]}, DType::f32, 2)},
+                     [=](std::vector<Tensor>& in) {
+                       Tensor y = Tensor::empty(x, dtype);
+                       ops::scale_channels(in[0], in[1], y);
+                       ops::scale_channels(in[0], in[1], in[0]);  // in place
+                       return std::vector<Tensor>{y, in[0]};
+                     }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values y = in[0];
+    const std::int64_t C = x[4], each = x.numel() / x[0];
+    for (std::int64_t i = 0; i < x.numel(); ++i) y[i] *= in[1][i / each * C + i % C];
+    return std::vector<Values>{y, y};
+  };
+}
+
 }  // namespace
 
 std::vector<KernelCase> pointwise_cases(CaseSize size) {
@@ -306,6 +324,7 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_add_rows(cases, 8, 9 * 128);
     // VGG16's first layer on four frames of 256 x 256.
     add_rectifiers(cases, {1, 4, 256, 256, 64}, DType::bf16);
+    add_scale_channels(cases, {2, 1, 64, 64, 512}, DType::bf16);
     return cases;
   }
   // One element; less than an access; a rest behind whole accesses; several blocks; addresses that
@@ -324,6 +343,8 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_gated_gelu(cases, 5, 37, dtype);
     add_gated_gelu(cases, 2, 2056, dtype);
     add_rectifiers(cases, {1, 2, 5, 4, 3}, dtype);
+    add_scale_channels(cases, {3, 2, 2, 3, 5}, dtype);
+    add_scale_channels(cases, {2, 1, 3, 3, 24}, dtype);
     for (const auto channels : {ops::Channels::first, ops::Channels::last})
       add_channel_affine(cases, channels, dtype, dtype == DType::f32);
   }

@@ -179,6 +179,39 @@ void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
                   static_cast<std::size_t>(run));
 }
 
+void put_channels(const Tensor& x, std::int64_t first, Tensor& y) {
+  const std::size_t width = size_of(x.dtype());
+  const std::size_t run = static_cast<std::size_t>(x.dim(-1)) * width,
+                    stride = static_cast<std::size_t>(y.dim(-1)) * width;
+  const std::int64_t positions = x.numel() / x.dim(-1);
+  const auto* from = static_cast<const std::byte*>(x.raw());
+  std::byte* to = static_cast<std::byte*>(y.raw()) + static_cast<std::size_t>(first) * width;
+#pragma omp parallel for schedule(static) if (x.numel() > 16384)
+  for (std::int64_t p = 0; p < positions; ++p)
+    std::memcpy(to + static_cast<std::size_t>(p) * stride, from + static_cast<std::size_t>(p) * run,
+                run);
+}
+
+void take_channels(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate) {
+  const std::int64_t c = x.dim(-1), C = y.dim(-1), positions = x.numel() / c;
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = y.data<T>() + first;
+    T* out = x.data<T>();
+#pragma omp parallel for schedule(static) if (x.numel() > 16384)
+    for (std::int64_t p = 0; p < positions; ++p) {
+      const T* from = in + p * C;
+      T* to = out + p * c;
+      if (accumulate)
+        for_vectors(c, [&](std::int64_t i, int n) {
+          store_n(to + i, load_n(to + i, n) + load_n(from + i, n), n);
+        });
+      else
+        std::copy_n(from, c, to);
+    }
+  });
+}
+
 void frames_to_latent(const Tensor& frames, Tensor& x0) {
   const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
   const std::uint8_t* in = frames.data<std::uint8_t>();

@@ -224,4 +224,19 @@ void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels ch
   });
 }
 
+void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) {
+  const std::int64_t C = x.dim(-1), positions = x.numel() / C, each = positions / x.dim(0);
+  const float* factor = keep.data<float>();
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+    auto* out = y.data<decltype(type)>();
+#pragma omp parallel for schedule(static) if (x.numel() > 16384)
+    for (std::int64_t p = 0; p < positions; ++p)
+      for_vectors(C, [&](std::int64_t c, int n) {
+        store_n(out + p * C + c, load_n(in + p * C + c, n) * load_n(factor + p / each * C + c, n),
+                n);
+      });
+  });
+}
+
 WEFT_CPU_END

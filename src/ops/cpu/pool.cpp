@@ -64,4 +64,166 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
   });
 }
 
+void max_pool_window_forward(const Tensor& x, PoolWindow k, Tensor& y) {
+  const std::int64_t H = x.dim(2), W_in = x.dim(3), h = y.dim(2), w = y.dim(3), C = y.dim(4);
+  WEFT_ASSERT(h == k.count(H) && w == k.count(W_in) && k.padding < k.size);
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+    auto* out = y.data<decltype(type)>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t r = 0; r < y.dim(0) * y.dim(1) * h; ++r) {
+      const auto* frame = in + r / h * H * W_in * C;
+      const std::int64_t top = r % h * k.stride - k.padding;
+      for (std::int64_t i = 0; i < w; ++i) {
+        const std::int64_t left = i * k.stride - k.padding;
+        const std::int64_t r0 = std::max<std::int64_t>(top, 0), r1 = std::min(top + k.size, H),
+                           c0 = std::max<std::int64_t>(left, 0), c1 = std::min(left + k.size, W_in);
+        for_vectors(C, [&](std::int64_t c, int n) {
+          vf most = load_n(frame + (r0 * W_in + c0) * C + c, n);
+          for (std::int64_t row = r0; row < r1; ++row)
+            for (std::int64_t column = c0; column < c1; ++column)
+              most = vmax(load_n(frame + (row * W_in + column) * C + c, n), most);
+          store_n(out + (r * w + i) * C + c, most, n);
+        });
+      }
+    }
+  });
+}
+
+// A task has a vector of channels of a frame and goes down its squares row by row. Rows of dx that
+// no later square touches are written; the `size` rows under way are sums in a ring.
+void max_pool_window_backward(const Tensor& x, PoolWindow k, const Tensor& dy, Tensor& dx) {
+  const std::int64_t H = x.dim(2), W_in = x.dim(3), h = dy.dim(2), w = dy.dim(3), C = dy.dim(4);
+  WEFT_ASSERT(h == k.count(H) && w == k.count(W_in) && k.padding < k.size);
+  const std::int64_t pieces = (C + W - 1) / W;
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *in = x.data<T>(), *from = dy.data<T>();
+    T* to = dx.data<T>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t task = 0; task < x.dim(0) * x.dim(1) * pieces; ++task) {
+      const std::int64_t f = task / pieces, c = task % pieces * W;
+      const int n = static_cast<int>(std::min<std::int64_t>(W, C - c));
+      struct Ring;
+      float* ring = scratch<Ring>(static_cast<std::size_t>(k.size * W_in * W));
+      std::fill_n(ring, k.size * W_in * W, 0.0f);
+      const auto sums = [&](std::int64_t row) { return ring + row % k.size * W_in * W; };
+      std::int64_t written = 0;
+      const auto write_until = [&](std::int64_t end) {
+        for (; written < end; ++written) {
+          float* row = sums(written);
+          for (std::int64_t j = 0; j < W_in; ++j, row += W) {
+            store_n(to + ((f * H + written) * W_in + j) * C + c, load(row), n);
+            store(row, vf{});
+          }
+        }
+      };
+      for (std::int64_t r = 0; r < h; ++r) {
+        const std::int64_t top = r * k.stride - k.padding;
+        const std::int64_t r0 = std::max<std::int64_t>(top, 0), r1 = std::min(top + k.size, H);
+        write_until(r0);
+        for (std::int64_t i = 0; i < w; ++i) {
+          const std::int64_t left = i * k.stride - k.padding;
+          const std::int64_t c0 = std::max<std::int64_t>(left, 0),
+                             c1 = std::min(left + k.size, W_in);
+          vf most = splat(-INFINITY);
+          vi best{};
+          int place = 0;
+          for (std::int64_t row = r0; row < r1; ++row)
+            for (std::int64_t j = c0; j < c1; ++j, ++place) {
+              const vf v = load_n(in + ((f * H + row) * W_in + j) * C + c, n);
+              // Strictly greater: of equal values the first gets the gradient.
+              best = v > most ? vi{} + place : best;
+              most = vmax(v, most);
+            }
+          const vf d = load_n(from + ((f * h + r) * w + i) * C + c, n);
+          place = 0;
+          for (std::int64_t row = r0; row < r1; ++row)
+            for (std::int64_t j = c0; j < c1; ++j, ++place) {
+              float* sum = sums(row) + j * W;
+              store(sum, load(sum) + (best == place ? d : vf{}));
+            }
+        }
+      }
+      write_until(H);
+    }
+  });
+}
+
+namespace {
+
+// to [n] (+)= factor * the sum of the vectors at from + (r * width + j) * C over the rectangle, row
+// by row.
+template <int count, class T>
+void add_rectangle(const T* from, std::int64_t width, std::int64_t C, PoolRange rows,
+                   PoolRange columns, float factor, T* to, int n) {
+  vf sum[count] = {};
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    vf part[count] = {};
+    for (std::int64_t j = columns.begin; j < columns.end; ++j)
+      for (int v = 0; v < count; ++v) part[v] += load_n(from + (r * width + j) * C + v * W, n);
+    for (int v = 0; v < count; ++v) sum[v] += part[v];
+  }
+  for (int v = 0; v < count; ++v) store_n(to + v * W, factor * sum[v], n);
+}
+
+}  // namespace
+
+void adaptive_pool_forward(const Tensor& x, Tensor& y) {
+  const std::int64_t H = x.dim(2), W_in = x.dim(3), h = y.dim(2), w = y.dim(3), C = y.dim(4);
+  // Pieces of the channels, too: one rectangle of thousands of channels is common.
+  constexpr int vectors = 4, piece = vectors * W;
+  const std::int64_t pieces = (C + piece - 1) / piece;
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.data<T>();
+    T* out = y.data<T>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t task = 0; task < y.dim(0) * y.dim(1) * h * w * pieces; ++task) {
+      const std::int64_t first = task % pieces * piece, pixel = task / pieces;
+      const PoolRange columns = adaptive_range(pixel % w, w, W_in),
+                      rows = adaptive_range(pixel / w % h, h, H);
+      const float factor =
+          1.0f / static_cast<float>((rows.end - rows.begin) * (columns.end - columns.begin));
+      const T* from = in + pixel / w / h * H * W_in * C + first;
+      T* to = out + pixel * C + first;
+      if (first + piece <= C)
+        add_rectangle<vectors>(from, W_in, C, rows, columns, factor, to, W);
+      else
+        for_vectors(C - first, [&](std::int64_t c, int n) {
+          add_rectangle<1>(from + c, W_in, C, rows, columns, factor, to + c, n);
+        });
+    }
+  });
+}
+
+void adaptive_pool_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  const std::int64_t H = dx.dim(2), W_in = dx.dim(3), h = dy.dim(2), w = dy.dim(3), C = dy.dim(4);
+  with_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = dy.data<T>();
+    T* out = dx.data<T>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t row = 0; row < dx.dim(0) * dx.dim(1) * H; ++row) {
+      const PoolRange rows = adaptive_range(row % H, H, h);
+      const T* frame = in + row / H * h * w * C;
+      for (std::int64_t j = 0; j < W_in; ++j) {
+        const PoolRange columns = adaptive_range(j, W_in, w);
+        T* to = out + (row * W_in + j) * C;
+        for_vectors(C, [&](std::int64_t c, int n) {
+          vf sum = accumulate ? load_n(to + c, n) : vf{};
+          for (std::int64_t r = rows.begin; r < rows.end; ++r)
+            for (std::int64_t q = columns.begin; q < columns.end; ++q) {
+              const PoolRange down = adaptive_range(r, h, H), across = adaptive_range(q, w, W_in);
+              const auto area =
+                  static_cast<float>((down.end - down.begin) * (across.end - across.begin));
+              sum += load_n(frame + (r * w + q) * C + c, n) * (1.0f / area);
+            }
+          store_n(to + c, sum, n);
+        });
+      }
+    }
+  });
+}
+
 WEFT_CPU_END

@@ -19,14 +19,15 @@ namespace {
 
 // Of a convolution without upsampling.
 Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
-  Geometry g{x[0], x[1], x[2],       x[3],     x[4],    y[4], y[1],  y[2],     y[3],   c.kt,
-             c.kh, c.kw, c.stride_t, c.stride, c.front, 0,    c.top, c.bottom, c.left, c.right};
+  Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
+             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, 0,
+             c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
   return g;
 }
 
 // 1x1 kernels are matrix products.
 bool is_linear(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t * c.stride == 1 && !c.upsample &&
+  return c.kt * c.kh * c.kw == 1 && c.stride_t * c.stride == 1 && c.groups == 1 && !c.upsample &&
          c.front + c.top + c.left + c.bottom + c.right == 0;
 }
 
@@ -81,15 +82,16 @@ struct Result {
 
 // The choice between the ways to compute a convolution, and the backward of stride 1 as a forward.
 
-// to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c].
+// to[i][o][kt-1-a][kh-1-b][kw-1-c] = w[o][i][a][b][c] within each group.
 void turn_weights(const Geometry& g, const float* w, float* to) {
   if (planning()) return;
-  const std::int64_t k = g.kt * g.kh * g.kw;
+  const std::int64_t k = g.kt * g.kh * g.kw, ins = g.cin / g.groups, outs = g.cout / g.groups;
 #pragma omp parallel for schedule(static)
   for (std::int64_t i = 0; i < g.cin; ++i)
-    for (std::int64_t o = 0; o < g.cout; ++o)
-      for (std::int64_t a = 0; a < k; ++a)
-        to[(i * g.cout + o) * k + k - 1 - a] = w[(o * g.cin + i) * k + a];
+    for (std::int64_t o = 0; o < outs; ++o) {
+      const float* from = w + ((i / ins * outs + o) * ins + i % ins) * k;
+      for (std::int64_t a = 0; a < k; ++a) to[(i * outs + o) * k + k - 1 - a] = from[a];
+    }
 }
 
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
@@ -115,18 +117,19 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add) {
   // More zeros in front than a kernel is long (clips of few frames) would have to be cut off: left
   // to oneDNN.
-  const bool turns = g.front < g.kt && g.top < g.kh && g.left < g.kw;
+  const std::int64_t high = g.dilation * (g.kh - 1), wide = g.dilation * (g.kw - 1);
+  const bool turns = g.front < g.kt && g.top <= high && g.left <= wide;
   if (g.stride_t == 1 && g.stride == 1 && turns) {
     const Tensor turned = floats(g.w_numel());
     turn_weights(g, w, turned.data<float>());
     Geometry b = g;
     b.t = g.to, b.h = g.ho, b.w = g.wo, b.cin = g.cout;
     b.to = g.t, b.ho = g.h, b.wo = g.w, b.cout = g.cin;
-    b.front = g.kt - 1 - g.front, b.top = g.kh - 1 - g.top, b.left = g.kw - 1 - g.left;
+    b.front = g.kt - 1 - g.front, b.top = high - g.top, b.left = wide - g.left;
     // The zeros behind follow from the sizes.
     b.back = b.to + g.kt - 1 - b.t - b.front;
-    b.bottom = b.ho + g.kh - 1 - b.h - b.top;
-    b.right = b.wo + g.kw - 1 - b.w - b.left;
+    b.bottom = b.ho + high - b.h - b.top;
+    b.right = b.wo + wide - b.w - b.left;
     plain_forward(b, dy, turned.data<float>(), nullptr, add, dx);
     return;
   }

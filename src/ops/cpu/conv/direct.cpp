@@ -33,7 +33,7 @@ dnnl::stream& stream() {
 // Layouts and attributes of a geometry. A kernel of one frame is a convolution of planes.
 struct Layout {
   memory::desc x, w, y, bias, any_w;
-  Dims strides, before, after;
+  Dims strides, dilations, before, after;
 };
 
 Layout layout(const Geometry& g) {
@@ -41,25 +41,29 @@ Layout layout(const Geometry& g) {
   constexpr auto f32 = memory::data_type::f32;
   Layout l;
   l.bias = memory::desc({g.cout}, f32, tag::a);
+  // oneDNN counts the elements that a dilated kernel leaves out.
+  const std::int64_t apart = g.dilation - 1;
+  Dims w{g.cout / g.groups, g.cin / g.groups, g.kh, g.kw};
   if (g.kt == 1 && g.stride_t == 1) {
-    const Dims w{g.cout, g.cin, g.kh, g.kw};
     l.x = memory::desc({g.n * g.t, g.cin, g.h, g.w}, f32, tag::acdb);
     l.y = memory::desc({g.n * g.to, g.cout, g.ho, g.wo}, f32, tag::acdb);
-    l.w = memory::desc(w, f32, tag::abcd);
-    l.any_w = memory::desc(w, f32, tag::any);
     l.strides = {g.stride, g.stride};
+    l.dilations = {apart, apart};
     l.before = {g.top, g.left};
     l.after = {g.bottom, g.right};
   } else {
-    const Dims w{g.cout, g.cin, g.kt, g.kh, g.kw};
+    w.insert(w.begin() + 2, g.kt);
     l.x = memory::desc({g.n, g.cin, g.t, g.h, g.w}, f32, tag::acdeb);
     l.y = memory::desc({g.n, g.cout, g.to, g.ho, g.wo}, f32, tag::acdeb);
-    l.w = memory::desc(w, f32, tag::abcde);
-    l.any_w = memory::desc(w, f32, tag::any);
     l.strides = {g.stride_t, g.stride, g.stride};
+    l.dilations = {0, apart, apart};
     l.before = {g.front, g.top, g.left};
     l.after = {g.back, g.bottom, g.right};
   }
+  if (g.groups > 1) w.insert(w.begin(), g.groups);
+  constexpr tag row_major[] = {tag::abcd, tag::abcde, tag::abcdef};
+  l.w = memory::desc(w, f32, row_major[w.size() - 4]);
+  l.any_w = memory::desc(w, f32, tag::any);
   return l;
 }
 
@@ -79,9 +83,9 @@ dnnl::convolution_forward::primitive_desc forward_desc(const Layout& l, bool bia
   constexpr auto kind = dnnl::prop_kind::forward_training;
   constexpr auto algorithm = dnnl::algorithm::convolution_direct;
   const auto d = bias ? dnnl::convolution_forward::desc(kind, algorithm, l.x, l.any_w, l.bias, l.y,
-                                                        l.strides, l.before, l.after)
+                                                        l.strides, l.dilations, l.before, l.after)
                       : dnnl::convolution_forward::desc(kind, algorithm, l.x, l.any_w, l.y,
-                                                        l.strides, l.before, l.after);
+                                                        l.strides, l.dilations, l.before, l.after);
   return {d, attributes, engine()};
 }
 
@@ -135,7 +139,8 @@ template <class Backward>
 typename Backward::primitive_desc backward_desc(const Layout& l) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return {{dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.before, l.after},
+  return {{dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.dilations, l.before,
+           l.after},
           attributes,
           engine(),
           forward_desc(l, false, false)};

@@ -7,18 +7,21 @@
 // be written.
 static inline Tensor floats(std::int64_t n) { return Tensor::empty({n}, DType::f32); }
 
-// x [n,t,h,w,cin] -> y [n,to,ho,wo,cout], weights [cout,cin,kt,kh,kw].
+// x [n,t,h,w,cin] -> y [n,to,ho,wo,cout], weights [cout,cin/groups,kt,kh,kw].
 struct Geometry {
   std::int64_t n, t, h, w, cin, cout, to, ho, wo;
   std::int64_t kt, kh, kw, stride_t, stride;
   std::int64_t front, back, top, bottom, left,
       right;  // zeros; those after the last may be negative
+  std::int64_t dilation = 1, groups = 1;
   auto operator<=>(const Geometry&) const = default;
 
   std::int64_t x_numel() const { return n * t * h * w * cin; }
   std::int64_t y_numel() const { return n * to * ho * wo * cout; }
-  std::int64_t w_numel() const { return cout * cin * kt * kh * kw; }
-  double flops() const { return 2.0 * static_cast<double>(y_numel() * cin * kt * kh * kw); }
+  std::int64_t w_numel() const { return cout * (cin / groups) * kt * kh * kw; }
+  double flops() const {
+    return 2.0 * static_cast<double>(y_numel() * (cin / groups) * kt * kh * kw);
+  }
 };
 
 // y = conv(x) + bias, or y += conv(x) + bias where `add`. bias may be null.
@@ -30,9 +33,9 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate);
 
-// 3x3 and 3x3x3 of stride 1 in the plane, with channels enough to pay for the transforms
-// (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1 where y gets
-// the sums of the result's 2x2 blocks (without bias).
+// 3x3 and 3x3x3 of stride 1 in the plane, dilated or not, with channels enough to pay for the
+// transforms (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1
+// where y gets the sums of the result's 2x2 blocks (without bias).
 bool winograd_fits(const Geometry& g);
 void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y);
@@ -45,7 +48,7 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
 void plain_backward_input(const Geometry& g, const float* dy, const float* w, float* dx, bool add);
 void plain_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                            bool accumulate);
-// to = w [out,in,kt,kh,kw] with out and in swapped and the kernel turned round.
+// to [in,out/groups,kt,kh,kw] = w [out,in/groups,kt,kh,kw], the kernel turned round.
 void turn_weights(const Geometry& g, const float* w, float* to);
 
 // 3x3 of frames x [.., H, W, Cin] seen at twice their size.

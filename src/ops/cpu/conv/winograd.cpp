@@ -52,8 +52,9 @@ void transform_outputs(const Plan& p, const float* products, const float* bias, 
   const std::int64_t apart = count * p.out_stride;
   for (std::int64_t tile = 0; tile < count; ++tile) {
     const Place q = place(p, first + tile);
-    const std::int64_t rows = std::min<std::int64_t>(tile_out, g.ho - q.row);
-    const std::int64_t columns = std::min<std::int64_t>(tile_out, g.wo - q.column);
+    const std::int64_t d = g.dilation, rows = within(g.ho, q.row, d),
+                       columns = within(g.wo, q.column, d);
+    if (rows * columns == 0) continue;
     const std::int64_t out_height = g.ho >> p.fold, out_width = g.wo >> p.fold;
     float* to = y + (((q.sample * g.to + q.t) * out_height + (q.row >> p.fold)) * out_width +
                      (q.column >> p.fold)) *
@@ -66,7 +67,7 @@ void transform_outputs(const Plan& p, const float* products, const float* bias, 
       const vf b = bias ? load_n(bias + c, n) : vf{};
       for (std::int64_t i = 0; i < rows; i += 1 + p.fold)
         for (std::int64_t j = 0; j < columns; j += 1 + p.fold) {
-          float* at = to + ((i >> p.fold) * out_width + (j >> p.fold)) * g.cout + c;
+          float* at = to + d * ((i >> p.fold) * out_width + (j >> p.fold)) * g.cout + c;
           const vf* o = out + i * tile_out + j;
           vf v = p.fold ? o[0] + o[1] + o[tile_out] + o[tile_out + 1] : o[0] + b;
           if (add) v += load_n(at, n);
@@ -102,7 +103,12 @@ void multiply(const Plan& p, std::int64_t count, const float* in, const float* w
 }  // namespace
 
 bool winograd_fits(const Geometry& g) {
-  return g.kh == 3 && g.kw == 3 && g.stride == 1 && g.cin >= 32 && g.cout >= 16;
+  if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 16)
+    return false;
+  // Tiles of small phases are mostly padding, which must not eat up what they save.
+  const std::int64_t d = g.dilation, span = d * tile_out;
+  const std::int64_t rows = (g.ho + span - 1) / span, columns = (g.wo + span - 1) / span;
+  return d == 1 || rows * columns * span * span <= 2 * g.ho * g.wo;
 }
 
 void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,

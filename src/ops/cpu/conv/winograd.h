@@ -90,11 +90,13 @@ static inline void both_ways(const vf* from, vf* to, Line&& line) {
 static inline std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
 
 // The tiles of a result, and what follows from the channels. `up`: rows and columns of x are seen
-// twice. `fold`: two rows and columns of the result are added into one of y.
+// twice. `fold`: two rows and columns of the result are added into one of y. A kernel dilated by d
+// is an ordinary one on each of the d x d phases of a frame (every d-th row and column): a tile's
+// pixels are d apart.
 struct Plan {
   Geometry g;
   int up, fold;
-  std::int64_t rows, columns;  // of tiles in a frame
+  std::int64_t rows, columns;  // of tiles in a phase
   std::int64_t depth;          // kt * cin, of the products
   std::int64_t outs;           // cout in whole vectors
   std::int64_t in_stride, out_stride;
@@ -108,13 +110,14 @@ static inline Plan plan(const Geometry& g, int up, int fold) {
   p.g = g;
   p.up = up;
   p.fold = fold;
-  p.rows = (g.ho + tile_out - 1) / tile_out;
-  p.columns = (g.wo + tile_out - 1) / tile_out;
+  const std::int64_t d = g.dilation, span = d * tile_out;
+  p.rows = (g.ho + span - 1) / span;
+  p.columns = (g.wo + span - 1) / span;
   p.depth = g.kt * g.cin;
   p.outs = padded(g.cout);
   p.in_stride = padded_stride(p.depth);
   p.out_stride = padded_stride(p.outs);
-  p.tiles = g.n * g.to * p.rows * p.columns;
+  p.tiles = g.n * g.to * p.rows * p.columns * d * d;
   const std::int64_t threads = omp_get_max_threads();
   constexpr std::int64_t most = 96;
   const std::int64_t rounds = (p.tiles + most * threads - 1) / (most * threads);
@@ -123,14 +126,21 @@ static inline Plan plan(const Geometry& g, int up, int fold) {
   return p;
 }
 
+// Of `size` rows from `first` on those that a tile has, `apart` rows from one to the next.
+static inline std::int64_t within(std::int64_t size, std::int64_t first, std::int64_t apart) {
+  return std::clamp<std::int64_t>((size - first + apart - 1) / apart, 0, tile_out);
+}
+
 struct Place {
   std::int64_t sample, t, row, column;  // of a tile's first result
 };
 static inline Place place(const Plan& p, std::int64_t tile) {
+  const std::int64_t d = p.g.dilation, columns = p.columns * d, rows = p.rows * d;
+  const std::int64_t column = tile % columns, row = tile / columns % rows;
   Place q;
-  q.column = tile % p.columns * tile_out;
-  q.row = tile / p.columns % p.rows * tile_out;
-  const std::int64_t frame = tile / (p.rows * p.columns);
+  q.column = column / d * d * tile_out + column % d;
+  q.row = row / d * d * tile_out + row % d;
+  const std::int64_t frame = tile / (rows * columns);
   q.t = frame % p.g.to;
   q.sample = frame / p.g.to;
   return q;
@@ -153,7 +163,8 @@ static inline void transform_inputs(const Plan& p, const float* x, std::int64_t 
       const float* from[tile_points];
       for (int i = 0; i < tile_in; ++i)
         for (int j = 0; j < tile_in; ++j) {
-          const std::int64_t h = q.row + i - g.top, w = q.column + j - g.left;
+          const std::int64_t h = q.row + i * g.dilation - g.top,
+                             w = q.column + j * g.dilation - g.left;
           from[i * tile_in + j] = outside || h < 0 || w < 0 || h >= height || w >= width
                                       ? nullptr
                                       : frame + ((h >> p.up) * g.w + (w >> p.up)) * g.cin;

@@ -33,13 +33,14 @@ void transform_gradients(const Plan& p, const float* dy, std::int64_t first, std
   for (std::int64_t tile = 0; tile < count; ++tile) {
     const Place q = place(p, first + tile);
     const float* from = dy + (((q.sample * g.to + q.t) * g.ho + q.row) * g.wo + q.column) * g.cout;
+    const std::int64_t d = g.dilation, rows = within(g.ho, q.row, d),
+                       columns = within(g.wo, q.column, d);
     for_vectors(g.cout, [&](std::int64_t c, int n) {
       vf in[tile_out * tile_out], out[tile_points];
       for (int i = 0; i < tile_out; ++i)
         for (int j = 0; j < tile_out; ++j)
-          in[i * tile_out + j] = q.row + i < g.ho && q.column + j < g.wo
-                                     ? load_n(from + (i * g.wo + j) * g.cout + c, n)
-                                     : vf{};
+          in[i * tile_out + j] =
+              i < rows && j < columns ? load_n(from + d * (i * g.wo + j) * g.cout + c, n) : vf{};
       both_ways<tile_out, tile_in>(in, out, output_line_back);
       for (int k = 0; k < tile_points; ++k) store(to + k * apart + tile * p.out_stride + c, out[k]);
     });

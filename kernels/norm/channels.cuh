@@ -1,0 +1,103 @@
+// What the norms over channels-last activations share (group_norm.cu, batch_norm.cu). A thread
+// keeps 16 bytes of channels and walks down the positions, so that everything per channel stays in
+// its registers and a warp's accesses are whole lines. Chunks of positions depend on the shape
+// alone.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.cuh"
+
+namespace weft::kernels {
+
+constexpr int threads = 256;
+constexpr std::int64_t most_chunks = 512, least_rows = 64;
+
+struct Grid {
+  std::int64_t N, P, C, groups;
+  std::int64_t chunks, rows;  // of a sample; positions a chunk
+  int packs, width;           // of V channels: in all, a block
+
+  __host__ __device__ std::int64_t group_size() const { return C / groups; }
+};
+
+template <int V>
+Grid grid_of(const Tensor& x, int groups) {
+  Grid g{};
+  g.N = x.dim(0);
+  g.C = x.dim(-1);
+  g.P = x.numel() / (g.N * g.C);
+  g.groups = groups;
+  g.rows = std::max(least_rows, (g.P + most_chunks - 1) / most_chunks);
+  g.chunks = (g.P + g.rows - 1) / g.rows;
+  g.packs = static_cast<int>(g.C / V);
+  g.width = std::min(g.packs, threads);
+  return g;
+}
+
+// A thread's channels and the positions that it takes: row, row + step, ... below last.
+struct Place {
+  std::int64_t sample, row, step, last;
+  int pack, line;  // line: of the threads that share these channels
+  bool active;
+};
+__device__ __forceinline__ Place place(const Grid& g) {
+  Place p;
+  p.step = threads / g.width;
+  p.line = static_cast<int>(threadIdx.x) / g.width;
+  p.pack = static_cast<int>(blockIdx.y) * g.width + static_cast<int>(threadIdx.x) % g.width;
+  p.sample = blockIdx.x / g.chunks;
+  const std::int64_t first = blockIdx.x % g.chunks * g.rows;
+  p.row = first + p.line;
+  p.last = first + g.rows < g.P ? first + g.rows : g.P;
+  p.active = p.line < p.step && p.pack < g.packs;
+  return p;
+}
+
+// partial [N,chunks,K,C] = sums over the block's lines of the K values.
+template <int K, int V>
+__device__ __forceinline__ void store_sums(const Grid& g, const Place& p,
+                                           const float (&values)[K][V], float* partial) {
+  float* const shared = shared_memory<float>();  // [lines][K][width V]
+  const int channels = g.width * V;
+  if (p.line < p.step) {
+    float* const to = shared + K * p.line * channels + static_cast<int>(threadIdx.x) % g.width * V;
+#pragma unroll
+    for (int j = 0; j < K; ++j)
+#pragma unroll
+      for (int k = 0; k < V; ++k) to[j * channels + k] = values[j][k];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < K * channels; i += threads) {
+    float sum = 0.0f;
+    for (int line = 0; line < p.step; ++line) sum += shared[K * line * channels + i];
+    const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * channels + i % channels;
+    if (c < g.C)
+      partial[(static_cast<std::int64_t>(blockIdx.x) * K + i / channels) * g.C + c] = sum;
+  }
+}
+
+// The first stage's launch: blocks of chunks by tiles of channels.
+inline dim3 blocks_of(const Grid& g) {
+  return {static_cast<unsigned>(g.N * g.chunks), blocks_for(g.packs, g.width)};
+}
+template <int V>
+std::size_t shared_of(const Grid& g, int values = 2) {
+  return sizeof(float) * static_cast<std::size_t>(values) * V *
+         static_cast<std::size_t>(threads / g.width * g.width);
+}
+
+// Calls f.operator()<T, V>() with the widest vectors of channels that all the tensors can be
+// accessed by. They are of one type and of x's channels.
+template <class F, class... Tensors>
+void by_vectors(F&& f, const Tensor& x, const Tensors&... rest) {
+  by_type(x, [&]<class T>() {
+    constexpr int V = Pack<T>::size;
+    if (x.dim(-1) % V == 0 && aligned<V>(x, rest...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,96 @@
+// Cases of ops/resize.h (kernels/resize.cu beside src/ops/cpu/resize.cpp).
+#include "ops/resize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "bench/kernels/cases.h"
+#include "bench/kernels/reference.h"
+
+namespace weft {
+namespace {
+
+// Calls f(element of x, element of y, share) for every share that the resizing of x to y has.
+template <class F>
+void each_share(const Shape& x, const Shape& y, F f) {
+  struct Tap {
+    std::int64_t first, second;
+    double share;
+  };
+  const auto tap = [](std::int64_t to, std::int64_t in, std::int64_t out) {
+    const double ratio = static_cast<double>(in) / static_cast<double>(out);
+    const double at = std::max((static_cast<double>(to) + 0.5) * ratio - 0.5, 0.0);
+    const auto first = std::min(static_cast<std::int64_t>(at), in - 1);
+    return Tap{first, std::min(first + 1, in - 1), at - static_cast<double>(first)};
+  };
+  for (std::int64_t i = 0; i < y.numel(); ++i) {
+    const std::int64_t c = i % y[4], frame = i / y[4] / y[3] / y[2];
+    const Tap column = tap(i / y[4] % y[3], x[3], y[3]),
+              row = tap(i / y[4] / y[3] % y[2], x[2], y[2]);
+    for (const auto& [r, a] : {std::pair{row.first, 1 - row.share}, {row.second, row.share}})
+      for (const auto& [q, b] :
+           {std::pair{column.first, 1 - column.share}, {column.second, column.share}})
+        f(((frame * x[2] + r) * x[3] + q) * x[4] + c, i, a * b);
+  }
+}
+
+void add_bilinear(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H, std::int64_t W,
+                  DType dtype) {
+  const Shape y{x[0], x[1], H, W, x[4]};
+  const Tensor small = random_tensor(x, dtype, 1), large = random_tensor(y, dtype, 2);
+  for (const bool accumulate : {false, true}) {
+    const std::string text =
+        fmt::format("{} to {}x{}{}", x.str(), H, W, accumulate ? " accumulate" : "");
+    cases.push_back(bandwidth_case("bilinear_forward", text, dtype,
+                                   x.numel() + (accumulate ? 2 : 1) * y.numel(), {small, large},
+                                   [=](std::vector<Tensor>& in) {
+                                     ops::bilinear_forward(in[0], in[1], accumulate);
+                                     return std::vector<Tensor>{in[1]};
+                                   }));
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values to(y.numel());
+      each_share(x, y,
+                 [&](std::int64_t i, std::int64_t o, double share) { to[o] += share * in[0][i]; });
+      return std::vector<Values>{fp64::added(to, accumulate ? in[1] : Values())};
+    };
+    cases.push_back(bandwidth_case("bilinear_backward", text, dtype,
+                                   (accumulate ? 2 : 1) * x.numel() + y.numel(), {large, small},
+                                   [=](std::vector<Tensor>& in) {
+                                     ops::bilinear_backward(in[0], in[1], accumulate);
+                                     return std::vector<Tensor>{in[1]};
+                                   }));
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values dx(x.numel());
+      each_share(x, y,
+                 [&](std::int64_t i, std::int64_t o, double share) { dx[i] += share * in[0][o]; });
+      return std::vector<Values>{fp64::added(dx, accumulate ? in[1] : Values())};
+    };
+  }
+}
+
+}  // namespace
+
+std::vector<KernelCase> resize_cases(CaseSize size) {
+  std::vector<KernelCase> cases;
+  if (size == CaseSize::real) {
+    // Levels of a pyramid over two images of 512x512, and a fusion of HRNet.
+    for (const std::int64_t n : {1, 6}) add_bilinear(cases, {2, 1, n, n, 512}, 64, 64, DType::bf16);
+    add_bilinear(cases, {2, 1, 64, 64, 48}, 128, 128, DType::bf16);
+    return cases;
+  }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_bilinear(cases, {2, 1, 3, 4, 19}, 7, 9, dtype);
+    add_bilinear(cases, {1, 2, 1, 1, 72}, 5, 6, dtype);
+    add_bilinear(cases, {1, 1, 6, 6, 8}, 13, 24, dtype);
+    add_bilinear(cases, {1, 1, 9, 11, 16}, 4, 3, dtype);  // smaller
+    add_bilinear(cases, {1, 1, 5, 2, 3}, 2, 7, dtype);    // smaller and larger
+    add_bilinear(cases, {1, 2, 5, 3, 3}, 5, 3, dtype);    // the same
+    add_bilinear(cases, {1, 1, 40, 1, 3}, 7, 1, dtype);   // pixels without a share
+  }
+  return cases;
+}
+
+}  // namespace weft

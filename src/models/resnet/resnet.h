@@ -1,0 +1,67 @@
+// ResNet and ResNeXt without their classifier (He et al., arXiv 1512.03385;
+// docs/models/segmentation.md, ResNet): names, strides and dilations as in the released models.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "models/resnet/conv_net.h"
+
+namespace weft {
+
+// relu(norms and convolutions of x + x): two 3x3 convolutions (basic), or 1x1, 3x3, 1x1
+// (bottleneck). Where the size or the channels change, x passes a 1x1 convolution and a norm.
+struct ResidualBlock {
+  std::vector<ConvNorm> convs;
+  std::optional<ConvNorm> downsample;
+  Feature out() const { return convs.back().out; }
+};
+// What the block at NAME is: NAME.conv1, .bn1 ..., NAME.downsample.0, .1.
+struct ResidualShape {
+  bool bottleneck = true;
+  std::int64_t planes = 64;    // channels of the 3x3 convolutions
+  std::int64_t expansion = 4;  // output channels over planes; 1 in basic blocks
+  int stride = 1;
+  int dilation = 1;        // of the 3x3 convolution that carries the stride,
+  int later_dilation = 1;  // and of a basic block's second
+  int groups = 1;          // of the 3x3 convolution of a bottleneck
+};
+ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Feature& in,
+                                 const ResidualShape& shape);
+// Blocks that do not depend on each other, with as many convolutions each, one of xs for each:
+// their norms share exchanges.
+std::vector<Var> residual_blocks(nn::Context c, std::vector<Var> xs,
+                                 const std::vector<const ResidualBlock*>& blocks,
+                                 nn::BatchNormGroup& group);
+Var residual_block(nn::Context c, const Var& x, const ResidualBlock& block,
+                   nn::BatchNormGroup& group);
+
+struct ResNetShape {
+  std::array<int, 4> blocks = {3, 4, 6, 3};
+  bool bottleneck = true;
+  std::int64_t planes = 64;    // of layer1; twice as many in each that follows
+  std::int64_t expansion = 4;  // 1 in basic blocks
+  int groups = 1;
+  // Channels of the stem: 3x3 convolutions, the first of stride 2; a single one is 7x7.
+  std::vector<std::int64_t> stem = {64, 64, 128};
+  int output_stride = 32;  // or 16, 8: the last one or two layers are dilated instead
+};
+
+class ResNet {
+ public:
+  ResNet(ConvNet& net, const ResNetShape& shape);
+
+  // layer1 to layer4.
+  std::vector<Feature> features() const;
+  std::int64_t blocks() const;
+  // image [N,1,H,W,3] -> the maps of layer1 to layer4. The first `recomputed` blocks keep only
+  // their inputs.
+  std::vector<Var> forward(nn::Context c, const Var& image, nn::BatchNormGroup& group,
+                           std::int64_t recomputed = 0) const;
+
+ private:
+  std::vector<ConvNorm> stem_;
+  std::array<std::vector<ResidualBlock>, 4> layers_;
+};
+
+}  // namespace weft

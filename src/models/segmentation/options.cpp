@@ -1,0 +1,66 @@
+#include "models/segmentation/options.h"
+
+#include "config/deck_table.h"
+
+namespace weft {
+namespace {
+
+void model_rows(Rows& r, SegmentationDeck& d) {
+  r.text("encoder", d.encoder, "Network that makes feature maps of an image.",
+         segmentation_encoders());
+  r.text("decoder", d.decoder,
+         "Network that makes logits of feature maps; those in _deepsup train with a second loss on "
+         "the last but one map.",
+         segmentation_decoders());
+  r.number("num_classes", d.num_classes, 1, 255, "Classes of a pixel.");
+  r.number("dropout", d.dropout, 0, below_one,
+           "Probability of leaving a channel out in front of the classifiers of ppm and "
+           "ppm_deepsup.");
+  r.text("weights_encoder", d.weights_encoder,
+         "Safetensors file of the encoder alone, under the released names: of ImageNet, or half of "
+         "a released pair.");
+  r.text("weights_decoder", d.weights_decoder, "Safetensors file of the decoder alone, likewise.");
+}
+
+void check_model(const SegmentationDeck& d, const DeckDemand& demand) {
+  const Misfit m = segmentation_misfit(d.encoder, d.decoder);
+  demand(m.what.empty(), m.what, m.hint);
+}
+
+}  // namespace
+
+const std::vector<std::string>& segmentation_encoders() {
+  static const std::vector<std::string> names = {
+      "resnet18dilated", "resnet50dilated", "resnet101dilated",   "resnet18", "resnet50",
+      "resnet101",       "resnext101",      "mobilenetv2dilated", "hrnetv2"};
+  return names;
+}
+
+const std::vector<std::string>& segmentation_decoders() {
+  static const std::vector<std::string> names = {"c1",          "c1_deepsup",   "ppm",
+                                                 "ppm_deepsup", "upernet_lite", "upernet"};
+  return names;
+}
+
+Misfit segmentation_misfit(const std::string& encoder, const std::string& decoder) {
+  const std::string pair =
+      fmt::format("model.decoder = \"{}\" does not fit model.encoder = \"{}\": ", decoder, encoder);
+  if (decoder.starts_with("upernet") &&
+      (encoder.starts_with("resnet18") || !encoder.starts_with("res")))
+    return {pair + "it takes maps of 256, 512, 1024 and 2048 channels",
+            "take resnet50, resnet101 or resnext101 as the encoder (resnet50dilated and "
+            "resnet101dilated fit too), or c1 or ppm as the decoder"};
+  if (decoder.ends_with("_deepsup") && encoder == "hrnetv2")
+    return {pair + "the second loss needs a second map, and this encoder has one",
+            "take c1 or ppm as the decoder"};
+  return {};
+}
+
+std::vector<DeckTable> segmentation_tables() {
+  DeckTable model = deck_table("model", model_rows, check_model);
+  model.next = "model";
+  model.fixed = true;
+  return {model};
+}
+
+}  // namespace weft

@@ -1,0 +1,28 @@
+// Semantic segmentation's keys of the deck, in [model].
+#pragma once
+
+#include "config/deck.h"
+
+namespace weft {
+
+// The network (docs/models/segmentation.md) and the files that its halves start from.
+struct SegmentationDeck {
+  std::string encoder = "resnet50dilated";
+  std::string decoder = "ppm_deepsup";
+  std::int64_t num_classes = 150;
+  double dropout = 0.1;
+  std::string weights_encoder, weights_decoder;
+};
+
+// Encoders and decoders by their names in the original.
+const std::vector<std::string>& segmentation_encoders();
+const std::vector<std::string>& segmentation_decoders();
+// Why the two do not go together and what does; empty if they do.
+struct Misfit {
+  std::string what, hint;
+};
+Misfit segmentation_misfit(const std::string& encoder, const std::string& decoder);
+
+std::vector<DeckTable> segmentation_tables();
+
+}  // namespace weft

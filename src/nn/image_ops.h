@@ -1,0 +1,40 @@
+// Differentiable operations of networks that classify the pixels of images, over channels-last
+// activations [N,T,H,W,C].
+#pragma once
+
+#include <vector>
+
+#include "nn/nn.h"
+
+namespace weft::nn {
+
+// Greatest of each 3x3 square, 2 pixels apart, over x padded by one pixel: [N,T,H,W,C] ->
+// [N,T,ceil(H/2),ceil(W/2),C].
+Var max_pool_3x3(Context c, const Var& x);
+
+// Means over size x size rectangles (ops/pool.h): [N,T,size,size,C].
+Var adaptive_average_pool(Context c, const Var& x, int size);
+
+// Bilinear (ops/resize.h): [N,T,height,width,C]; x itself where that is its size.
+Var resize_bilinear(Context c, const Var& x, std::int64_t height, std::int64_t width);
+
+// Pieces [N,T,H,W,Ci] beside each other: [N,T,H,W,sum Ci].
+Var join_channels(Context c, const std::vector<Var>& pieces);
+
+// The sum of the terms, in their order: those of another size than the first are resized to it
+// (bilinear).
+Var sum_terms(Context c, const std::vector<Var>& terms);
+// relu(sum_terms).
+Var sum_relu(Context c, const std::vector<Var>& terms);
+
+// x * keep[n, c], keep f32 [N,C]: dropout of whole channels, with the survivors' factor in `keep`.
+// Undefined: x itself.
+Var scale_channels(Context c, const Var& x, const Tensor& keep);
+
+// Negative log-likelihood of labels u8 [...] (0: none, v: class v - 1) under softmax(logits
+// [...,C]). Returns stats f64 [3]: its sum over the labelled positions, their number, and at how
+// many of them the class has the greatest logit (ops/loss.h). The backward needs no start: it sends
+// weight * the gradient of stats[0] / stats[1] to the logits; without a label, 0.
+Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight);
+
+}  // namespace weft::nn

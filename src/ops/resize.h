@@ -1,0 +1,39 @@
+// Bilinear resizing of channels-last frames. Activations are f32 or bf16, arithmetic is f32.
+//
+// Pixels are areas (PyTorch's align_corners=False): along an axis of `in` pixels made `out`, pixel
+// o lies at max((o + 0.5) in / out - 0.5, 0) and takes its two neighbours there by their distances;
+// beyond the last pixel that one counts alone. Nothing is averaged: made smaller, pixels are
+// skipped.
+#pragma once
+
+#include "ops/dispatch.h"
+
+namespace weft::ops {
+
+// The two pixels that make one, and the second's share.
+struct BilinearTap {
+  int first, second;
+  float share;
+};
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    inline BilinearTap
+    bilinear_tap(int to, float ratio, int in) {
+  const float at = ratio * (static_cast<float>(to) + 0.5f) - 0.5f;
+  const float from = at < 0.0f ? 0.0f : at;
+  int first = static_cast<int>(from);
+  if (first > in - 1) first = in - 1;  // by rounding
+  const float share = from - static_cast<float>(first);
+  return {first, first + 1 < in ? first + 1 : first, share < 1.0f ? share : 1.0f};
+}
+inline float bilinear_ratio(std::int64_t in, std::int64_t out) {
+  return static_cast<float>(in) / static_cast<float>(out);
+}
+
+// y [N,T,H,W,C] (+)= x [N,T,h,w,C] resized, of one type.
+WEFT_OP(bilinear_forward, void(const Tensor& x, Tensor& y, bool accumulate));
+// dx (+)= the transpose of that.
+WEFT_OP(bilinear_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+
+}  // namespace weft::ops
