@@ -310,6 +310,16 @@ void by_types(const Tensor& a, const Tensor& b, F&& f) {
 
 constexpr int norm_threads = 1024;
 
+__global__ void nll_summary_kernel(const double* main, const double* aux, float scale, int n,
+                                   float* losses, float* terms) {
+  const double of_main = main[1] > 0 ? main[0] / main[1] : 0;
+  const double of_aux = aux != nullptr && aux[1] > 0 ? aux[0] / aux[1] : 0;
+  for (int i = 0; i < n; ++i) losses[i] = static_cast<float>(of_main + scale * of_aux);
+  terms[0] = static_cast<float>(n * (main[1] > 0 ? main[2] / main[1] : 0));
+  terms[1] = static_cast<float>(n * of_main);
+  if (aux != nullptr) terms[2] = static_cast<float>(n * of_aux);
+}
+
 __global__ void lecam_kernel(const float* mean, const float* other, float sign, float weight,
                              float* loss, float* slope) {
   const float d = fmaxf(0.0f, sign * (mean[0] - other[0]));
@@ -440,6 +450,13 @@ void adaptive_weight(const Tensor& n, const Tensor& g, float a, Tensor& weight) 
                of_g = partial_sums<false>(Square{data<float>(g)}, g.numel(), least_items);
   launch(adaptive_weight_kernel, dim3(1), dim3(32), 0, data<float>(of_n), of_n.numel(),
          data<float>(of_g), of_g.numel(), a, data<float>(weight));
+}
+
+void nll_summary(const Tensor& main, const Tensor& aux, float scale, Tensor& losses,
+                 Tensor& terms) {
+  launch(nll_summary_kernel, dim3(1), dim3(1), 0, data<double>(main),
+         aux.defined() ? data<double>(aux) : nullptr, scale, static_cast<int>(losses.numel()),
+         data<float>(losses), data<float>(terms));
 }
 
 void lecam(const Tensor& mean, const Tensor& other, float sign, float weight, Tensor& loss,

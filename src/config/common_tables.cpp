@@ -111,9 +111,10 @@ void model_rows_behind(Rows& r, ModelDeck& d) {
 void train_rows(Rows& r, TrainDeck& d) {
   r.number("steps", d.steps, 1, many, "Steps that the run takes in all, restarts included.").fixed =
       false;
-  r.number("epochs", d.epochs, 0, 1e6,
-           "Where it is not 0, steps is that many times epoch_steps, as the original of segmentation "
-           "counts.")
+  r.number(
+       "epochs", d.epochs, 0, 1e6,
+       "Where it is not 0, steps is that many times epoch_steps, as the original of segmentation "
+       "counts.")
       .fixed = false;
   r.number("epoch_steps", d.epoch_steps, 1, many, "Steps of such an epoch.").fixed = false;
   r.number("batch_size", d.batch_size, 1, 1e6, "Clips or images in a micro-batch.");

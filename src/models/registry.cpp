@@ -44,11 +44,12 @@ const Model* find_model(const std::string& name) {
 
 std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
-  throw Error(
-      Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
-      "set model.name to \"stdit3\", \"vae\" or \"segmentation\"; the temporal VAE trains as a part "
-      "of \"vae\"",
-      __FILE__, __LINE__);
+  throw Error(Exit::usage,
+              fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
+              "set model.name to \"stdit3\", \"vae\" or \"segmentation\"; the temporal VAE trains "
+              "as a part "
+              "of \"vae\"",
+              __FILE__, __LINE__);
 }
 
 }  // namespace weft

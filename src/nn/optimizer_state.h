@@ -1,5 +1,5 @@
-// The arrays that AdamW or SGD and EMA keep for the trainable parameters: whole on every rank, or only for
-// the rank's own parts.
+// The arrays that AdamW or SGD and EMA keep for the trainable parameters: whole on every rank, or
+// only for the rank's own parts.
 #pragma once
 
 #include <vector>

@@ -54,8 +54,9 @@ class ParameterTable {
 
   // Lays the parameters out and allocates values and gradients. Trainable ones come in reverse
   // order of registration, which is the order in which the backward finishes them, in buckets of at
-  // least `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then the others;
-  // among these by group, the last group first. Each has buckets of its own. `bf16_working` also keeps a bf16 copy.
+  // least `bucket_elements` padded to `bucket_pad`: first those that are bf16_only, then the
+  // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
+  // also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
   static constexpr std::int64_t bucket_pad = 1 << 16;
   // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what

@@ -12,8 +12,7 @@
 
 #include "core/error.h"
 #include "core/version.h"
-#include "models/stdit3/cost.h"
-#include "models/stdit3/stdit3.h"
+#include "models/registry.h"
 #include "plan/simulation_job.h"
 #include "report/html.h"
 #include "report/plot.h"
@@ -56,10 +55,16 @@ std::vector<std::string> tokens_of(const std::vector<std::string>& known,
 
 // Model, data and deck, whatever the machine.
 Subject make_subject(const Deck& deck, const SimulateRequest& request, const std::string& fabric,
-                     Stdit3& model) {
+                     TrainingTask& task) {
   Subject s;
   s.fabric = fabric;
-  s.step.buckets = open_clip_source(deck.data)->buckets();
+  const std::shared_ptr<const ClipSource> source = open_clip_source(deck.data);
+  s.step.buckets = source->buckets();
+  s.step.planner = [source, sizes = batch_sizes(deck.train, source->buckets()),
+                    seed = static_cast<std::uint64_t>(deck.run.seed)](
+                       std::int64_t micro_batches) -> std::shared_ptr<const StepPlan> {
+    return source->plan_steps(sizes, micro_batches, seed);
+  };
   s.step.batch_sizes = batch_sizes(deck.train, s.step.buckets);
   s.step.seed = static_cast<std::uint64_t>(deck.run.seed);
   s.step.sp = static_cast<int>(deck.parallel.sp);
@@ -68,25 +73,33 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
   s.step.sharded = deck.parallel.zero == 1;
   s.step.overlap = deck.parallel.overlap;
   s.step.bf16_wire = deck.parallel.wire == "bf16";
-  s.step.bf16_model = deck.model.dtype == "bf16";
+  s.step.bf16_model = task.bf16();
+  task.check_plan(s.step.buckets, false);
+  // Laid out as the trainer does it; the memory is address space that is never touched.
+  task.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
+                         task.bf16(), true);
+  s.step.schedule = task.schedule(s.step.buckets);
   s.barriers.rate = request.barrier_tflops * 1e12;
-  const auto& patch = deck.get<Stdit3Deck>().patch_size;
-  const auto patches = [](std::int64_t size, std::int64_t p) { return (size + p - 1) / p; };
+  s.barriers.parameters = static_cast<double>(task.params().trainable_elements());
+  for (const auto& p : task.params().all()) s.barriers.tensors += p->trainable ? 1 : 0;
   for (std::size_t b = 0; b < s.step.buckets.size(); ++b) {
     const Bucket& bucket = s.step.buckets[b];
     s.step.batch_sizes[b] = std::clamp<std::int64_t>(bucket.clips, 1, s.step.batch_sizes[b]);
-    s.barriers.dit_flops.push_back(
-        model.forward_flops(patches(bucket.frames, patch[0]),
-                            patches(bucket.height, patch[1]) * patches(bucket.width, patch[2]),
-                            deck.get<Stdit3Deck>().model_max_length));
+    // A third of a step without recomputation is the forward.
+    s.barriers.dit_flops.push_back(task.cost(bucket, 0) / 3);
   }
-  // Laid out as the trainer does it; the memory is address space that is never touched.
-  model.params().allocate(static_cast<std::int64_t>(deck.parallel.bucket_mib * (1 << 20) / 4),
-                          false, false);
-  s.step.schedule = bucket_schedule(model.params(), stdit3_config(deck));
-  s.barriers.parameters = static_cast<double>(model.params().trainable_elements());
-  for (const auto& p : model.params().all()) s.barriers.tensors += p->trainable ? 1 : 0;
   return s;
+}
+
+// Ranks that exchange within micro-batches, on this network.
+void add_exchange(const TrainingTask& task, int most_ranks, Subject& s) {
+  s.step.lockstep = task.in_lockstep(most_ranks);
+  if (!s.step.lockstep) return;
+  s.step.exchange = [network = s.network, inner = task.inner_exchange()](int ranks) {
+    if (ranks == 1 || inner.count == 0) return 0.0;
+    return inner.count * sim::collective_seconds(network, ranks, sim::Collective::all_reduce,
+                                                 inner.bytes / inner.count);
+  };
 }
 
 // The machine, and what a micro-batch costs on it.
@@ -229,6 +242,9 @@ std::string efficiency_plot(std::vector<report_page::Curve> curves) {
 
 int simulate(const Deck& deck, const SimulateRequest& request) {
   tokens_of({"weft", "barrier"}, request.styles, "--style");
+  WEFT_CHECK(deck.model.name == "stdit3" || request.styles == std::vector<std::string>{"weft"},
+             Exit::usage, "take --style weft",
+             "--style barrier plays Open-Sora's step, and model.name = \"{}\"", deck.model.name);
   WEFT_CHECK(request.steps >= 1 && request.warmup >= 1, Exit::usage, "take 1 step or more",
              "--steps {}, --warmup {}", request.steps, request.warmup);
   for (const int n : request.gpus)
@@ -240,11 +256,12 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
   Json out = {{"kind", "simulation"}, {"version", version_line()}, {"cases", Json::array()}};
   std::vector<report_page::Curve> curves;
   for (const std::string& fabric : request.fabrics) {
-    Stdit3 model(stdit3_config(deck));
-    Subject subject = make_subject(deck, request, fabric, model);
+    const std::unique_ptr<TrainingTask> task = make_task(deck);
+    Subject subject = make_subject(deck, request, fabric, *task);
     // Planned once, for the most ranks: all rank counts are played with its costs and
     // recomputation.
     add_machine(deck, request, gpus.back(), subject);
+    add_exchange(*task, gpus.back(), subject);
     for (const std::string& style : request.styles) {
       fmt::print("\n{} on {}, costs {}\n", style, fabric,
                  style == "weft" ? subject.step.costs.origin

@@ -133,8 +133,7 @@ double variation_of(const DeckStep& step, std::int64_t number, std::size_t rank)
   return std::exp(std::sqrt(variance) * z - variance / 2);
 }
 
-RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks,
-                    std::int64_t number) {
+RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, std::int64_t number) {
   std::vector<Work> all;
   std::vector<double> costs;
   for (const MicroBatch& m : planner.plan(number)) {

@@ -48,7 +48,7 @@ struct DeckStep {
   std::vector<std::int64_t> batch_sizes;  // clips in a micro-batch of each
   // The step plan for that many micro-batches a step; null: a StepPlanner of the above.
   std::function<std::shared_ptr<const StepPlan>(std::int64_t micro_batches)> planner;
-  std::vector<BucketSchedule> schedule;   // of the gradients
+  std::vector<BucketSchedule> schedule;  // of the gradients
   StepCosts costs;
   std::int64_t micro_batches = 1;  // a step, over all ranks
   std::uint64_t seed = 0;

@@ -26,8 +26,8 @@ TrainDeck optimizer_of(const TrainDeck& deck, const std::string& optimizer, doub
 // steps) ^ lr_power (docs/models/stdit3.md, Optimizer; docs/models/segmentation.md, Training).
 double learning_rate(const TrainDeck& d, std::int64_t steps_done);
 
-// One step of AdamW or SGD for the owned part of one bucket with gradients clipped to d.grad_clip (0: not
-// clipped), given the sum of the squares of all gradients, f64 [1] on their device
+// One step of AdamW or SGD for the owned part of one bucket with gradients clipped to d.grad_clip
+// (0: not clipped), given the sum of the squares of all gradients, f64 [1] on their device
 // (ops/optimizer.h). Changes nothing where that is not finite.
 void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor& squares,
                     OptimizerState& state, int bucket);

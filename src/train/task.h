@@ -50,8 +50,8 @@ class TrainingTask {
   virtual std::vector<std::string> terms() const { return {}; }
   // The optimizer's settings for each group of parameters (nn/parameters.h).
   virtual std::vector<TrainDeck> optimizers() const = 0;
-  // The first groups, whose joint norm of the gradient is the step's; others are the parameters of a
-  // loss (a discriminator).
+  // The first groups, whose joint norm of the gradient is the step's; others are the parameters of
+  // a loss (a discriminator).
   virtual int model_groups() const { return 1; }
 
   // Checks that the buckets fit the model, and opens what else training reads. Exit::usage,

@@ -128,9 +128,8 @@ void Trainer::load_state() {
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
   // Before make_state(): the EMA starts as a copy of the weights.
   if (!checkpoint) task_->start_weights();
-  data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(), [](const auto& o) {
-    return o.optimizer != "sgd";
-  }));
+  data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
+                                         [](const auto& o) { return o.optimizer != "sgd"; }));
   checkpoints_->check_room(
       flat_arrays(params(), data_parallel_->state(), comm_->rank(), comm_->size()));
   // Without a usable run.json, the newest checkpoint names the run.

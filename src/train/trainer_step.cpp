@@ -223,8 +223,8 @@ void Trainer::complete(Issued step) {
                              static_cast<double>(m.samples.size()));
   // The model's norm, or that of another group which is not finite.
   const int of_model = task_->model_groups();
-  m.grad_norm = std::sqrt(
-      std::accumulate(step.rows.squared_norm, step.rows.squared_norm + of_model, 0.0));
+  m.grad_norm =
+      std::sqrt(std::accumulate(step.rows.squared_norm, step.rows.squared_norm + of_model, 0.0));
   for (int g = of_model; g < params().groups(); ++g)
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
   bool saving = false;

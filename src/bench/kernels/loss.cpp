@@ -175,6 +175,31 @@ void add_classes(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
   };
 }
 
+// With and without a second loss; without any labelled position.
+void add_summary(std::vector<KernelCase>& cases, bool with_aux, double labelled) {
+  const Tensor main = Tensor::host({3}, DType::f64), aux = Tensor::host({3}, DType::f64);
+  for (int k = 0; k < 3; ++k) {
+    main.data<double>()[k] = k == 0 ? 37.5 : k == 1 ? labelled : labelled / 4;
+    aux.data<double>()[k] = k == 0 ? 11.25 : 30;
+  }
+  constexpr std::int64_t n = 4;
+  cases.push_back(bandwidth_case(
+      "nll_summary", with_aux ? "two losses" : fmt::format("{} labelled", labelled), DType::f32, 10,
+      {main, with_aux ? aux : Tensor()}, [=](std::vector<Tensor>& in) {
+        Tensor losses = Tensor::empty({n}, DType::f32);
+        Tensor terms = Tensor::empty({with_aux ? 3 : 2}, DType::f32);
+        ops::nll_summary(in[0], in[1], 0.4f, losses, terms);
+        return std::vector<Tensor>{losses, terms};
+      }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    const double of_main = labelled > 0 ? in[0][0] / in[0][1] : 0;
+    Values terms = {labelled > 0 ? n * in[0][2] / in[0][1] : 0, n * of_main};
+    const double of_aux = with_aux ? in[1][0] / in[1][1] : 0;
+    if (with_aux) terms.push_back(n * of_aux);
+    return std::vector<Values>{Values(n, of_main + 0.4f * of_aux), terms};
+  };
+}
+
 void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
   const DType dtype = DType::f32;
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
@@ -220,9 +245,13 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
-    add_classes(cases, {2, 1, 64, 64, 150}, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16})
+      add_classes(cases, {2, 1, 64, 64, 150}, dtype);
     return cases;
   }
+  add_summary(cases, true, 80);
+  add_summary(cases, false, 80);
+  add_summary(cases, false, 0);
   // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);

@@ -1,5 +1,5 @@
-// `weft probe WHAT`: a model, or a part of one, on given weights and inputs, for checks of a build or
-// a device against the original models. Contract: docs/probe.md.
+// `weft probe WHAT`: a model, or a part of one, on given weights and inputs, for checks of a build
+// or a device against the original models. Contract: docs/probe.md.
 #pragma once
 
 #include <string>

@@ -108,8 +108,7 @@ void forward(const Deck& deck, const ProbeRequest& request) {
   nn::BatchNormGroup norm;
   norm.use_running = true;
   const Var image = make_var(channels_last(inputs.f32("image", s), dtype_of(deck)), false);
-  const Tensor logits =
-      model.forward({tape, model.params()}, image, norm, {}, false).main->value;
+  const Tensor logits = model.forward({tape, model.params()}, image, norm, {}, false).main->value;
   const std::int64_t classes = deck.get<SegmentationDeck>().num_classes;
   Tensor probabilities = Tensor::empty({s[0], classes, s[2], s[3]}, DType::f32);
   for (std::int64_t b = 0; b < s[0]; ++b) {
@@ -133,15 +132,13 @@ void loss(const Deck& deck, const ProbeRequest& request) {
   ProbeOutputs outputs;
   const Tensor image =
       channels_last(inputs.f32("image", shape_of(inputs, "image", 4)), dtype_of(deck));
-  const Tensor labels =
-      read_labels(inputs, "label", 3, deck.get<SegmentationDeck>().num_classes);
+  const Tensor labels = read_labels(inputs, "label", 3, deck.get<SegmentationDeck>().num_classes);
   const std::int64_t N = image.dim(0);
   Tape tape;
   params.begin_step([](int) {});
   const TrainingLoss l = task.loss(tape, image, labels, {}, 0, 1.0f / static_cast<float>(N));
   outputs.add("loss", l.clips.slice(0, 1));
-  add_number(outputs, "accuracy",
-             {l.terms.to_host().span<float>()[0] / static_cast<float>(N)});
+  add_number(outputs, "accuracy", {l.terms.to_host().span<float>()[0] / static_cast<float>(N)});
   if (request.backward) {
     tape.backward();
     params.finish_step();
@@ -207,8 +204,7 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     {
       const CountingScope counting(params, true);
       Tape tape;
-      l = task.loss(tape, image, labels, {}, 0,
-                    1.0f / (N * static_cast<float>(comm->size())));
+      l = task.loss(tape, image, labels, {}, 0, 1.0f / (N * static_cast<float>(comm->size())));
       tape.backward();
     }
     params.finish_step();
@@ -228,8 +224,9 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     add_number(outputs, step + "rank_accuracy", right);
     add_number(outputs, step + "loss", mean(losses));
     add_number(outputs, step + "accuracy", mean(right));
-    add_number(outputs, step + "lr", {static_cast<float>(learning_rate(optimizers[0], done)),
-                                      static_cast<float>(learning_rate(optimizers[1], done))});
+    add_number(outputs, step + "lr",
+               {static_cast<float>(learning_rate(optimizers[0], done)),
+                static_cast<float>(learning_rate(optimizers[1], done))});
   }
   if (rank != 0) return;
   std::size_t i = 0;
@@ -239,8 +236,9 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     outputs.add("grad.param." + p->name, p->value);
     const auto& bucket = params.buckets()[static_cast<std::size_t>(p->bucket)];
     const std::int64_t at = p->offset - bucket.begin;
-    outputs.add("grad.momentum." + p->name,
-                parallel.state().exp_avg(p->bucket).slice(at, at + p->shape.numel()).view(p->shape));
+    outputs.add(
+        "grad.momentum." + p->name,
+        parallel.state().exp_avg(p->bucket).slice(at, at + p->shape.numel()).view(p->shape));
     ops::scaled_add(p->value, -1, Tensor(), const_cast<Tensor&>(old), true);
     Tensor change = Tensor::empty(p->shape, DType::f32);
     ops::scaled_add(old, -1, Tensor(), change, false);
@@ -303,8 +301,8 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
     const nn::Context c{tape, params};
     params.begin_step([](int) {});
     const std::string x_name = input("x")(rank), dy_name = input("cotangent")(rank);
-    const Var x = make_var(
-        channels_last(inputs.f32(x_name, shape_of(inputs, x_name, 4)), DType::f32));
+    const Var x =
+        make_var(channels_last(inputs.f32(x_name, shape_of(inputs, x_name, 4)), DType::f32));
     const Var y = nn::batch_norm(c, x, layer, group, nn::Activation::none);
     const Tensor value = channels_first(y->value);
     y->grad = channels_last(inputs.f32(dy_name, value.shape()), DType::f32);
@@ -333,7 +331,8 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
 }  // namespace
 
 std::vector<DeckTable> probe_tables() {
-  std::vector<DeckTable> tables = {deck_table("model", model_rows), deck_table("train", train_rows)};
+  std::vector<DeckTable> tables = {deck_table("model", model_rows),
+                                   deck_table("train", train_rows)};
   tables[0].next = "train";
   tables[1].next = "parallel";
   return tables;
@@ -344,8 +343,7 @@ int probe_segmentation(const Deck& deck, const ProbeRequest& request, MPI_Comm w
   int rank = 0;
   MPI_Comm_rank(world, &rank);
   if (!together && rank != 0) return 0;
-  const RankDevice device =
-      choose_device(deck.device.kind, true, together ? world : MPI_COMM_SELF);
+  const RankDevice device = choose_device(deck.device.kind, true, together ? world : MPI_COMM_SELF);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   if (request.what == "forward")
     forward(deck, request);

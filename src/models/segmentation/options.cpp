@@ -1,5 +1,7 @@
 #include "models/segmentation/options.h"
 
+#include "models/segmentation/train_options.h"
+
 #include "config/deck_table.h"
 
 namespace weft {
@@ -68,7 +70,7 @@ std::vector<DeckTable> segmentation_tables() {
   DeckTable model = deck_table("model", model_rows, check_model);
   model.next = "model";
   model.fixed = true;
-  return {model};
+  return {model, segmentation_train_table()};
 }
 
 }  // namespace weft

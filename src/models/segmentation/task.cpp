@@ -1,5 +1,6 @@
 #include "models/segmentation/task.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -44,7 +45,8 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
   b.labels = Tensor::empty({N, h, w}, DType::u8);
   std::vector<std::int32_t> sizes;
   for (const ImageView& v : what.views)
-    sizes.insert(sizes.end(), {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
+    sizes.insert(sizes.end(),
+                 {static_cast<std::int32_t>(v.height), static_cast<std::int32_t>(v.width)});
   sizes.resize(static_cast<std::size_t>(2 * N));
   const Tensor valid = Tensor::from_host(std::span<const std::int32_t>(sizes), {N, 2});
   if (!bytes.defined()) return b;
@@ -62,9 +64,7 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
 }  // namespace
 
 SegmentationTask::SegmentationTask(const Deck& deck)
-    : deck_(deck),
-      train_(deck.get<SegmentationTrainDeck>()),
-      model_(deck.get<SegmentationDeck>()) {
+    : deck_(deck), train_(deck.get<SegmentationTrainDeck>()), model_(deck.get<SegmentationDeck>()) {
   norm_.use_running = train_.fix_bn;
 }
 
@@ -72,14 +72,14 @@ std::string SegmentationTask::describe() const {
   const SegmentationDeck& m = deck_.get<SegmentationDeck>();
   return fmt::format("segmentation: {} + {}, {} classes, {}, batch norm {}", m.encoder, m.decoder,
                      m.num_classes, deck_.model.dtype,
-                     train_.fix_bn      ? "fixed"
-                     : norm_.size > 1   ? fmt::format("over {} ranks", norm_.size)
-                                        : "by rank");
+                     train_.fix_bn    ? "fixed"
+                     : norm_.size > 1 ? fmt::format("over {} ranks", norm_.size)
+                                      : "by rank");
 }
 
 std::vector<std::string> SegmentationTask::terms() const {
   std::vector<std::string> names = {"accuracy", "main_loss"};
-  if (model_.deep_supervision()) names.push_back("aux_loss");
+  if (model_.has_aux()) names.push_back("aux_loss");
   return names;
 }
 
@@ -114,7 +114,7 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
 
 void SegmentationTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  load_segmentation(deck_, params(), true);
+  load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
 }
 
 void SegmentationTask::share_clips(Communicator* group) {
@@ -151,7 +151,7 @@ TrainingTask::InnerExchange SegmentationTask::inner_exchange() const {
 }
 
 double SegmentationTask::cost(const Bucket& bucket, double recompute) const {
-  return model_.flops(bucket.height, bucket.width) * (3 + recompute);
+  return model_.flops(bucket.height, bucket.width, true) * (3 + recompute);
 }
 
 double SegmentationTask::share(const Bucket& bucket, const MicroBatch& clips, std::int64_t) const {
@@ -198,7 +198,9 @@ TrainingLoss SegmentationTask::loss(Tape& tape, const Tensor& images, const Tens
                                     float weight) {
   const nn::Context c{tape, params()};
   const std::int64_t N = labels.dim(0);
-  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recompute);
+  const auto recomputed =
+      static_cast<std::int64_t>(std::ceil(recompute * static_cast<double>(model_.blocks()) - 1e-9));
+  const auto logits = model_.forward(c, make_var(images, false), norm_, drop, true, recomputed);
   // The loss is a mean over the micro-batch; each image counts it as its own.
   const float each = weight * static_cast<float>(N);
   const auto scale = static_cast<float>(train_.deep_sup_scale);
@@ -227,8 +229,8 @@ MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) 
     MicroBatchCost cost;
     cost.forward = t.forward;
     cost.backward = t.backward;
-    cost.flops = static_cast<double>(work.clips[i]) *
-                 3 * model_.flops(work.buckets[i].height, work.buckets[i].width);
+    cost.flops = static_cast<double>(work.clips[i]) * 3 *
+                 model_.flops(work.buckets[i].height, work.buckets[i].width, true);
     measured.costs.push_back(cost);
   }
   measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);

@@ -234,6 +234,22 @@ void nll_forward(const Tensor& logits, const Tensor& labels, Tensor& stats) {
     for (int k = 0; k < 3; ++k) to[k] += sums[3 * i + k];
 }
 
+void nll_summary(const Tensor& main, const Tensor& aux, float scale, Tensor& losses,
+                 Tensor& terms) {
+  const auto mean = [](const Tensor& stats) {
+    const double* s = stats.data<double>();
+    return s[1] > 0 ? s[0] / s[1] : 0.0;
+  };
+  const double* m = main.data<double>();
+  const double n = static_cast<double>(losses.numel());
+  const double of_main = mean(main), of_aux = aux.defined() ? mean(aux) : 0;
+  for (float& loss : losses.span<float>()) loss = static_cast<float>(of_main + scale * of_aux);
+  float* to = terms.data<float>();
+  to[0] = static_cast<float>(n * (m[1] > 0 ? m[2] / m[1] : 0.0));
+  to[1] = static_cast<float>(n * of_main);
+  if (aux.defined()) to[2] = static_cast<float>(n * of_aux);
+}
+
 void nll_backward(const Tensor& logits, const Tensor& labels, const Tensor& stats, float weight,
                   Tensor& dlogits) {
   const std::int64_t C = logits.dim(-1), positions = labels.numel();
