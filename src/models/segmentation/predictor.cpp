@@ -7,8 +7,8 @@
 #include "core/file.h"
 #include "core/host.h"
 #include "media/pillow_resize.h"
+#include "models/segmentation/pixel_scale.h"
 #include "models/segmentation/weights.h"
-#include "ops/embed.h"
 #include "ops/evaluate.h"
 
 namespace weft {
@@ -91,18 +91,16 @@ std::vector<ScaledPicture> Predictor::scaled(std::span<const std::uint8_t> rgb,
 Predictor::Tensors Predictor::run(const std::vector<ScaledPicture>& scales, ImageSize size,
                                   std::span<const std::uint8_t> labels, bool labelled) {
   const DType dtype = deck_.model.dtype == "bf16" ? DType::bf16 : DType::f32;
-  const ops::Colours& colours = deck_.get<SegmentationDeck>().preprocessing == "bgr"
-                                    ? ops::bgr_colours
-                                    : ops::imagenet_colours;
+  const ops::PixelScale scale = pixel_scale(deck_.get<SegmentationDeck>());
   std::vector<Tensor> logits;
-  for (const ScaledPicture& s : scales) {
-    const std::int64_t H = s.size.height, W = s.size.width;
+  for (const ScaledPicture& picture : scales) {
+    const std::int64_t H = picture.size.height, W = picture.size.width;
     const std::int32_t whole[] = {static_cast<std::int32_t>(H), static_cast<std::int32_t>(W)};
     Tensor image = Tensor::empty({1, 1, H, W, 3}, dtype);
     {
-      const Tensor bytes = Tensor::from_host(std::span<const std::uint8_t>(s.rgb), {1, H, W, 3});
+      const Tensor bytes = Tensor::from_host(std::span<const std::uint8_t>(picture.rgb), {1, H, W, 3});
       ops::normalise_images(bytes, Tensor::from_host(std::span<const std::int32_t>(whole), {1, 2}),
-                            colours, image);
+                            scale, image);
     }
     Tape tape(Tape::Mode::infer);
     const Var x = make_var(std::move(image), false);
