@@ -110,7 +110,7 @@ std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& 
   }
   broadcast_sized(text, world);
   if (rank == 0) return inputs;
-  const auto next = [&text, at = std::size_t{0}]() mutable {
+  auto next = [&text, at = std::size_t{0}]() mutable {
     const std::size_t end = text.find('\0', at), begin = std::exchange(at, end + 1);
     return text.substr(begin, end - begin);
   };
