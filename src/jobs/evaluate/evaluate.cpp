@@ -62,7 +62,10 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Segmenta
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the costliest image",
             size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
-  return job.share();
+  Json share = job.share();
+  share["planned_bytes"] = planned;
+  share["peak_bytes"] = arena->peak();
+  return share;
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,

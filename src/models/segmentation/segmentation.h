@@ -27,6 +27,7 @@ class Segmentation {
   explicit Segmentation(const SegmentationDeck& deck);
 
   ParameterTable& params() { return *params_; }
+  const ParameterTable& params() const { return *params_; }
 
   // Sides of images are multiples of this: 8 of the dilated encoders, otherwise 32.
   int stride() const;
