@@ -166,8 +166,10 @@ std::string latents_text(const Bucket& b) {
 
 }  // namespace
 
-std::string describe_clip_store(const std::string& path) {
-  const auto store = open_clip_store(path, true);
+std::string describe_store(const std::string& path) {
+  StoreFile file(path);
+  if (file.facts().images) return describe_image_store(std::move(file));
+  const auto store = std::make_unique<ClipStore>(std::move(file), true);
   std::string out = fmt::format("clip store {}\n", path);
   std::int64_t clips = 0;
   std::uint64_t bytes = 0;

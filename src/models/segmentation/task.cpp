@@ -9,7 +9,7 @@
 #include "models/segmentation/weights.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"
-#include "ops/embed.h"
+#include "ops/layout.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "tensor/device.h"

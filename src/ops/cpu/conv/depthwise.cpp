@@ -63,41 +63,73 @@ struct Sums {
   Meetings rows, columns;
 };
 
-// Vectors [c, c + V W) of a row of the result; n < W: one vector of n lanes.
-template <int V, class T>
-void row_of(const Sums<T>& s, std::int64_t frame, std::int64_t row, std::int64_t c, int n) {
-  const auto columns = static_cast<std::int64_t>(s.columns.size());
-  const std::int64_t first = (frame * static_cast<std::int64_t>(s.rows.size()) + row) * columns;
-  for (std::int64_t j = 0; j < columns; ++j) {
-    const std::int64_t at = (first + j) * s.C + c;
-    vf sum[V];
-    for (int v = 0; v < V; ++v) {
-      sum[v] = s.bias ? load_n(s.bias + c + v * W, n) : vf{};
-      if (s.added) sum[v] += load_n(s.added + at + v * W, n);
-    }
-    for (const Meeting& r : s.rows[static_cast<std::size_t>(row)]) {
-      const T* line = s.source + (frame * s.source_rows + r.from) * s.source_columns * s.C + c;
-      const float* weights = s.w + r.tap * s.kw * s.C + c;
-      for (const Meeting& m : s.columns[static_cast<std::size_t>(j)])
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v)
-          sum[v] +=
-              load_n(line + m.from * s.C + v * W, n) * load_n(weights + m.tap * s.C + v * W, n);
-    }
-    for (int v = 0; v < V; ++v) store_n(s.result + at + v * W, sum[v], n);
+// A whole vector (n is W), or the first n lanes of one: known when compiled, for the loops below.
+template <bool whole, class T>
+vf take(const T* p, int n) {
+  return whole ? load(p) : load_part(p, n);
+}
+template <bool whole, class T>
+void put(T* p, vf v, int n) {
+  if constexpr (whole)
+    store(p, v);
+  else
+    store_part(p, v, n);
+}
+
+// Calls f<V, whole>(first, lanes) for all channels: four vectors at a time, then fewer.
+template <class F>
+void for_channels(std::int64_t C, F&& f) {
+  std::int64_t c = 0;
+  for (; c + 4 * W <= C; c += 4 * W) f.template operator()<4, true>(c, W);
+  for (; c + 2 * W <= C; c += 2 * W) f.template operator()<2, true>(c, W);
+  for (; c + W <= C; c += W) f.template operator()<1, true>(c, W);
+  if (c < C) f.template operator()<1, false>(c, static_cast<int>(C - c));
+}
+
+// Channels that are worked on at a time: long enough runs of memory, and the kernel's weights and
+// the source's pixels around the result's stay in the first-level cache.
+constexpr std::int64_t channels_at_once = 256;
+
+// V vectors from channel c on of pixel j of a row of the result.
+template <int V, bool whole, class T>
+void sum_pixel(const Sums<T>& s, const T* frame, const std::vector<Meeting>& rows,
+               const std::vector<Meeting>& columns, std::int64_t pixel, std::int64_t c, int n) {
+  const std::int64_t at = pixel * s.C + c;
+  vf sum[V];
+  for (int v = 0; v < V; ++v) {
+    sum[v] = s.bias ? take<whole>(s.bias + c + v * W, n) : vf{};
+    if (s.added) sum[v] += take<whole>(s.added + at + v * W, n);
   }
+  for (const Meeting& r : rows) {
+    const T* line = frame + r.from * s.source_columns * s.C + c;
+    const float* weights = s.w + r.tap * s.kw * s.C + c;
+    for (const Meeting& m : columns)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v)
+        sum[v] += take<whole>(line + m.from * s.C + v * W, n) *
+                  take<whole>(weights + m.tap * s.C + v * W, n);
+  }
+  for (int v = 0; v < V; ++v) put<whole>(s.result + at + v * W, sum[v], n);
 }
 
 template <class T>
 void add_up(const Sums<T>& s) {
-  const auto rows = static_cast<std::int64_t>(s.rows.size());
-#pragma omp parallel for schedule(static)
-  for (std::int64_t line = 0; line < s.frames * rows; ++line) {
-    const std::int64_t frame = line / rows, row = line % rows;
-    std::int64_t c = 0;
-    for (; c + 4 * W <= s.C; c += 4 * W) row_of<4>(s, frame, row, c, W);
-    for_vectors(s.C - c, [&](std::int64_t at, int n) { row_of<1>(s, frame, row, c + at, n); });
-  }
+  const auto rows = static_cast<std::int64_t>(s.rows.size()),
+             columns = static_cast<std::int64_t>(s.columns.size());
+  // Rows innermost: a thread finds those of the source that it has read before in its cache.
+#pragma omp parallel for schedule(static) collapse(3)
+  for (std::int64_t frame = 0; frame < s.frames; ++frame)
+    for (std::int64_t first = 0; first < s.C; first += channels_at_once)
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const T* source = s.source + frame * s.source_rows * s.source_columns * s.C;
+        const auto& of_row = s.rows[static_cast<std::size_t>(row)];
+        for (std::int64_t j = 0; j < columns; ++j)
+          for_channels(std::min(channels_at_once, s.C - first), [&]<int V, bool whole>(
+                                                                    std::int64_t c, int n) {
+            sum_pixel<V, whole>(s, source, of_row, s.columns[static_cast<std::size_t>(j)],
+                                (frame * rows + row) * columns + j, first + c, n);
+          });
+      }
 }
 
 // Chunks of rows that sum the weights' gradient on their own.
@@ -114,7 +146,7 @@ struct Gradient {
 };
 
 // sums [taps][C], vectors [c, c + V W), += those of `count` columns of dy's row, from `first` on.
-template <int V, class T>
+template <int V, bool whole, class T>
 void add_row(const Gradient<T>& g, std::int64_t frame, std::int64_t row, std::int64_t first,
              std::int64_t count, std::int64_t c, int n, float* sums) {
   const std::int64_t C = g.x_shape[4], width = g.x_shape[3], s = g.conv.stride;
@@ -131,12 +163,13 @@ void add_row(const Gradient<T>& g, std::int64_t frame, std::int64_t row, std::in
           apart < width ? std::min(first + count, (width - 1 - apart) / s + 1) : from;
       float* at = sums + (a * g.conv.kw + b) * C + c;
       vf sum[V];
-      for (int v = 0; v < V; ++v) sum[v] = load_n(at + v * W, n);
+      for (int v = 0; v < V; ++v) sum[v] = take<whole>(at + v * W, n);
       for (std::int64_t j = from; j < to; ++j)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v)
-          sum[v] += load_n(dy + j * C + v * W, n) * load_n(x + (j * s + apart) * C + v * W, n);
-      for (int v = 0; v < V; ++v) store_n(at + v * W, sum[v], n);
+          sum[v] +=
+              take<whole>(dy + j * C + v * W, n) * take<whole>(x + (j * s + apart) * C + v * W, n);
+      for (int v = 0; v < V; ++v) put<whole>(at + v * W, sum[v], n);
     }
   }
 }
@@ -201,10 +234,8 @@ void depthwise_backward_weight(const Tensor& x, const Tensor& dy, const Conv& c,
         for (std::int64_t j = 0; j < columns; j += piece) {
           const std::int64_t frame = r / dy.dim(2), row = r % dy.dim(2),
                              count = std::min(piece, columns - j);
-          std::int64_t v = 0;
-          for (; v + 4 * W <= C; v += 4 * W) add_row<4>(g, frame, row, j, count, v, W, to);
-          for_vectors(C - v, [&](std::int64_t at, int n) {
-            add_row<1>(g, frame, row, j, count, v + at, n, to);
+          for_channels(C, [&]<int V, bool whole>(std::int64_t channel, int n) {
+            add_row<V, whole>(g, frame, row, j, count, channel, n, to);
           });
         }
     }
