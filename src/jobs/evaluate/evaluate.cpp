@@ -118,6 +118,10 @@ int evaluate(const Deck& deck, const EvaluationPage& page, MPI_Comm world) {
              "evaluate.output is empty");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  WEFT_CHECK(!data_of(deck).starts_with("synthetic:"), Exit::usage,
+             "name a store of labelled images in evaluate.data or data.path (weft ingest with "
+             "ingest.images), or shapes:",
+             "{} makes clips, not labelled images", data_of(deck));
   Predictor predictor(deck);
   const auto images = open_labelled_images(data_of(deck), deck.data.verify);
   WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,
