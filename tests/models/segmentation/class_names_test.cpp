@@ -45,7 +45,7 @@ TEST_F(ClassNames, FromWhereTheyAreKnown) {
   read("x\ny\nz\n");
   deck.get<SegmentationDeck>().class_names = file_.string();
   EXPECT_THAT(class_names(deck), ElementsAre("x", "y", "z"));
-  EXPECT_THAT(class_names(deck, {"a", "b", "c"}), ElementsAre("a", "b", "c"));
+  EXPECT_THAT(class_names(deck, {"a", "b", "c"}), ElementsAre("x", "y", "z"));
   deck.get<SegmentationDeck>().num_classes = 4;
   EXPECT_THROW(class_names(deck), Error);
   std::ofstream(file_) << "caf\xe9\n";
