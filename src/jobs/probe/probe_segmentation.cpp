@@ -81,6 +81,13 @@ Tensor read_labels(const ProbeInputs& inputs, const std::string& name, std::size
   return Tensor::from_host(std::span<const std::uint8_t>(bytes), shape);
 }
 
+// An output is written at the end, and may be the tensor itself: for those that change until then.
+Tensor copy_of(const Tensor& t) {
+  Tensor copy = Tensor::empty(t.shape(), t.dtype());
+  ops::convert(t, copy);
+  return copy;
+}
+
 DType dtype_of(const Deck& deck) { return deck.model.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
 void add_buffers(const ParameterTable& table, ProbeOutputs& outputs) {
@@ -114,7 +121,11 @@ void forward(const Deck& deck, const ProbeRequest& request) {
   for (std::int64_t b = 0; b < s[0]; ++b) {
     const Tensor one[] = {logits.slice(b, b + 1)};
     Tensor prediction = Tensor::empty({s[2], s[3]}, DType::u8);
+<<<<<<< HEAD
     Tensor counts = Tensor::empty({3, classes}, DType::i64);  // of nothing: there are no labels
+=======
+    Tensor counts = Tensor::empty({3, classes}, DType::i64);
+>>>>>>> 04426454ed53673dfe5a9a2eaf049fb79180cef3
     Tensor scores = probabilities.slice(b, b + 1).view({classes, s[2], s[3]});
     ops::predict_classes(prediction, one, Tensor(), counts, scores);
   }
@@ -210,7 +221,9 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     }
     params.finish_step();
     parallel.join();
-    if (s == 1) outputs.add_gradients(params);
+    if (s == 1)
+      for (const auto& p : params.all())
+        if (p->trainable) outputs.add("grad." + p->name, copy_of(p->grad));
     parallel.norm(Tensor::persistent({1}, DType::f64), squares);
     parallel.update(optimizers, done, squares);
     parallel.settle();
@@ -320,11 +333,7 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
       add_number(outputs, step + "grad." + p->name.substr(3), sum);
     }
     for (const auto& p : params.all())
-      if (!p->trainable) {
-        Tensor copy = Tensor::empty(p->shape, DType::f32);
-        ops::convert(p->value, copy);
-        outputs.add(step + p->name.substr(3), copy);
-      }
+      if (!p->trainable) outputs.add(step + p->name.substr(3), copy_of(p->value));
   }
   if (rank == 0) outputs.write(request.outputs);
 }
