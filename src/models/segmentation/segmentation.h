@@ -26,12 +26,7 @@ class Segmentation {
   // in the table, also those that only training uses. The table outlives the network's values.
   explicit Segmentation(const SegmentationDeck& deck);
 
-<<<<<<< HEAD
-  ParameterTable& params() { return *params_; }
-  const ParameterTable& params() const { return *params_; }
-=======
   ParameterTable& params() const { return *params_; }
->>>>>>> 04426454ed53673dfe5a9a2eaf049fb79180cef3
 
   // Sides of images are multiples of this: 8 of the dilated encoders, otherwise 32.
   int stride() const;
