@@ -33,8 +33,9 @@ TEST_F(ClassNames, OneALine) {
 }
 
 TEST_F(ClassNames, OfAde20k) {
-  EXPECT_THAT(read("Idx,Ratio,Train,Val,Stuff,Name\n1,0.1,11,1,1,wall\n2,0.1,6,6,1,building;edifice\n"),
-              ElementsAre("wall", "building"));
+  EXPECT_THAT(
+      read("Idx,Ratio,Train,Val,Stuff,Name\n1,0.1,11,1,1,wall\n2,0.1,6,6,1,building;edifice\n"),
+      ElementsAre("wall", "building"));
 }
 
 TEST_F(ClassNames, FromWhereTheyAreKnown) {
