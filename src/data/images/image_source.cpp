@@ -92,6 +92,12 @@ class ImageSource : public ClipSource {
               out);
   }
 
+  // The view stays, so that the micro-batch keeps its size: the next image is stretched to it.
+  void take_next(MicroBatch& what, std::size_t i) const override {
+    ClipSource::take_next(what, i);
+    what.samples[i] = image(what.bucket, what.clips[i]);
+  }
+
   std::unique_ptr<StepPlan> plan_steps(std::vector<std::int64_t> batch_sizes,
                                        std::int64_t micro_batches,
                                        std::uint64_t seed) const override {
