@@ -56,7 +56,8 @@ steps_saved() {
   echo "${latest##*_}"
 }
 
-# Trains until done, stopped or broken: 0 ends the job, 75 queues it again, all else ends it with weft's code.
+# Trains until done, stopped or broken: returns when all steps are done; 75 queues the job again, all else ends it with
+# weft's code.
 train() {
   local before after code again=${SLURM_RESTART_COUNT:-0}
   before=$(steps_saved)
@@ -64,6 +65,7 @@ train() {
   code=$?
   after=$(steps_saved)
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
+  [ "$code" -ne 0 ] || return 0
   [ "$code" -eq 75 ] || exit "$code"
   # 75: stopped early, all saved. Queued again, unless somebody wants it stopped, or it would go round for ever.
   [ ! -e "$RUN/stopped" ] || stop_here 75 "stopped by the file $RUN/stop: not queued again"
@@ -77,7 +79,7 @@ train() {
   exit 75
 }
 
-# A command that keeps what it has made and goes on with it, `weft encode` or `weft generate`: 0 ends the job, 75 queues it
+# A command that keeps what it has made and goes on with it, `weft encode`, `generate` or `evaluate`: 0 ends the job, 75 queues it
 # again, all else ends it with weft's code.
 until_done() {
   local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
@@ -120,7 +122,7 @@ until_done() {
 # to gather their lines, they lie in parts.
 clips_made() {
   {
-    cat "${OUTPUT:-}"/generated.jsonl "${OUTPUT:-}"/generated.rank*.jsonl "${OUTPUT:-}".parts/encoded*.jsonl
+    cat "${OUTPUT:-}"/{generated,evaluated,segmented}{,.rank*}.jsonl "${OUTPUT:-}".parts/encoded*.jsonl
     [ ! -f "${OUTPUT:-}" ] || echo whole
   } 2>/dev/null | sort | cksum
 }

@@ -13,6 +13,7 @@
 //   frames_to_latent       15 a pixel; bytes come through shared memory, so that both sides move 16
 //                          bytes a lane
 //   frames_to_pixels       5 a value
+//   normalise_images       15 a pixel in f32, one a thread
 #include "ops/layout.h"
 
 #include <algorithm>
@@ -350,6 +351,21 @@ __global__ void planes_kernel(const std::uint8_t* frames, std::int64_t pixels, i
   for (int c = 0; c < C; ++c) x0[c * pixels + i] = level(frames[i * C + c]);
 }
 
+template <class T>
+__global__ void normalise_kernel(const std::uint8_t* images, const int* sizes,
+                                 ops::PixelScale scale, int H, int W, T* y, std::int64_t pixels) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= pixels) return;
+  const std::int64_t n = i / W / H;
+  const bool inside = i / W % H < sizes[2 * n] && i % W < sizes[2 * n + 1];
+#pragma unroll
+  for (int c = 0; c < 3; ++c) {
+    const auto byte = static_cast<float>(images[3 * i + (scale.reversed ? 2 - c : c)]);
+    const float v = (byte / scale.divisor - scale.mean[c]) / scale.deviation[c];
+    y[3 * i + c] = from_float<T>(inside ? v : 0.0f);
+  }
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -441,6 +457,15 @@ void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
                from, size, pieces, to, data<int>(bad));
       },
       from, to);
+}
+
+void normalise_images(const Tensor& images, const Tensor& sizes, PixelScale scale, Tensor& y) {
+  const std::int64_t pixels = images.numel() / 3;
+  by_type(y, [&]<class T>() {
+    launch(normalise_kernel<T>, dim3(blocks_for(pixels, threads)), dim3(threads), 0,
+           data<std::uint8_t>(images), data<std::int32_t>(sizes), scale,
+           static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)), data<T>(y), pixels);
+  });
 }
 
 }  // namespace weft::ops::cuda

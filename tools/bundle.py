@@ -38,6 +38,8 @@ CARRIED = re.compile(
     r"|aom|vpx|x265|openmpt|mpg123|vorbisfile|vorbis|ogg|gme"
     # or opens every stream of a broadcast to see what it is
     r"|zvbi|png16"
+    # images
+    r"|jpeg"
     # T5's prompts: cleaning and tokenizer
     r"|sentencepiece|icuuc|icudata|pcre2-8|gumbo)[-.]")
 # Open MPI's own plugins, less OpenSHMEM, tracing, retired fabrics and other launchers' stubs.

@@ -13,8 +13,14 @@ namespace {
 // Elements per read: 16 MiB of floats.
 constexpr std::int64_t piece = std::int64_t{1} << 22;
 
-const WeightFiles::Tensor* find(const WeightFiles& files, const std::string& name,
+// The name of a parameter in files.
+std::string name_in_files(const Parameter& p, const WeightNames& names) {
+  return p.name.substr(names.prefix.size());
+}
+
+const WeightFiles::Tensor* find(const WeightFiles& files, const Parameter& p,
                                 const WeightNames& names) {
+  const std::string name = name_in_files(p, names);
   if (const WeightFiles::Tensor* t = files.find(name)) return t;
   if (names.others)
     for (const std::string& other : names.others(name))
@@ -52,23 +58,28 @@ void check_weights(const WeightFiles& files, const ParameterTable& whole,
   const std::string path = files.path().string();
   std::vector<std::string> known, others, held;
   for (const auto& p : whole.all()) {
-    known.push_back(p->name);
+    if (!p->name.starts_with(names.prefix)) continue;
+    known.push_back(name_in_files(*p, names));
     if (names.others)
-      for (std::string& other : names.others(p->name)) others.push_back(std::move(other));
+      for (std::string& other : names.others(known.back())) others.push_back(std::move(other));
   }
   std::sort(others.begin(), others.end());
   for (const WeightFiles::Tensor& t : files.tensors()) {
     const std::string& name = t.entry.name;
     held.push_back(name);
-    const bool ours = whole.find(name) != nullptr || (names.spare && names.spare(name)) ||
+    const bool ours = whole.find(names.prefix + name) != nullptr ||
+                      (names.spare && names.spare(name)) ||
                       std::binary_search(others.begin(), others.end(), name);
     WEFT_CHECK(ours, Exit::data, nearest(name, known, "the model's", names.section),
                "{}: tensor \"{}\" is no parameter of this model", path, name);
   }
   for (const auto& p : whole.all()) {
-    const WeightFiles::Tensor* t = find(files, p->name, names);
-    WEFT_CHECK(t != nullptr, Exit::data, nearest(p->name, held, "the file's", names.section),
-               "{} has no tensor {}", path, p->name);
+    if (!p->name.starts_with(names.prefix)) continue;
+    const std::string name = name_in_files(*p, names);
+    const WeightFiles::Tensor* t = find(files, *p, names);
+    if (t == nullptr && names.may_lack && names.may_lack(name)) continue;
+    WEFT_CHECK(t != nullptr, Exit::data, nearest(name, held, "the file's", names.section),
+               "{} has no tensor {}", path, name);
     WEFT_CHECK(std::ranges::equal(t->entry.shape, p->shape.dims()), Exit::data,
                fmt::format("check the sizes in the deck's [{}]", names.section),
                "{}: tensor \"{}\" has shape [{}], the model wants {}", path, t->entry.name,
@@ -80,8 +91,15 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
                   const std::function<bool(const Parameter&)>& skip) {
   // In the order of the files, so that disks are read forwards.
   std::vector<std::pair<const WeightFiles::Tensor*, Parameter*>> reads;
-  for (const auto& p : part.all())
-    if (!skip || !skip(*p)) reads.emplace_back(find(files, p->name, names), p.get());
+  for (const auto& p : part.all()) {
+    if (!p->name.starts_with(names.prefix) || (skip && skip(*p))) continue;
+    if (const WeightFiles::Tensor* t = find(files, *p, names)) {
+      reads.emplace_back(t, p.get());
+    } else {  // one that files may lack
+      WEFT_ASSERT(p->init.kind == Init::Kind::constant);
+      p->set(0, std::vector<float>(static_cast<std::size_t>(p->shape.numel()), p->init.a));
+    }
+  }
   std::sort(reads.begin(), reads.end(), [](const auto& a, const auto& b) {
     return std::pair(a.first->shard, a.first->entry.begin) <
            std::pair(b.first->shard, b.first->entry.begin);

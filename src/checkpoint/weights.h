@@ -17,6 +17,10 @@ struct WeightNames {
   std::function<bool(const std::string&)> spare;
   // Other names that files use for that parameter.
   std::function<std::vector<std::string>(const std::string&)> others;
+  // Whether files may lack that parameter, which then takes the constant that it starts with.
+  std::function<bool(const std::string&)> may_lack = nullptr;
+  // Only parameters whose names begin so are meant; files have them without it.
+  std::string prefix = {};
 };
 
 // Every parameter of the table must be in the files (a file, an index, a folder:

@@ -33,6 +33,7 @@ enum class Purpose : std::uint32_t {
   spatial_posterior,  // of a VAE in training; the temporal one has `posterior`
   clip_length,
   channel_dropout,
+  image_view,  // at which size, and whether flipped, an image is trained on
 };
 
 WEFT_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(

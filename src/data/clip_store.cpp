@@ -3,20 +3,21 @@
 #include "data/clip_store.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store_child.h"
+#include "data/images/image_source.h"
+#include "data/images/image_store.h"
+#include "data/images/shapes.h"
+#include "data/store_file.h"
 #include "data/synthetic.h"
 
 namespace weft {
@@ -24,34 +25,11 @@ namespace {
 
 constexpr const char* h5_magic = "\x89HDF\r\n\x1a\n";
 
-// A clip is read in pieces that are still in the cache when they are hashed. Smaller pieces cost
-// more in system calls than they save; measured with `weft bench read`.
-constexpr std::size_t piece = 256 << 10;
-
-struct File {
-  int fd = -1;
-  std::uint64_t bytes = 0;
-  ~File() {
-    if (fd >= 0) close(fd);
-  }
-};
-
 class ClipStore : public ClipSource {
  public:
-  ClipStore(const std::string& path, bool verify) : path_(path), verify_(verify) {
-    file_.fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    WEFT_CHECK(file_.fd >= 0, Exit::data, "check data.path; make a store with `weft ingest`",
-               "cannot open clip store {}: {}", path, std::strerror(errno));
-    struct stat status {};
-    WEFT_CHECK(fstat(file_.fd, &status) == 0 && S_ISREG(status.st_mode), Exit::data,
-               "data.path must be a file that `weft ingest` made", "{} is not a file", path);
-    file_.bytes = static_cast<std::uint64_t>(status.st_size);
-    WEFT_CHECK(is_hdf5(path), Exit::data, "data.path must be a file that `weft ingest` made",
-               "{} is not an HDF5 file, so it is no clip store", path);
-    StoreFacts facts = read_store(path, file_.bytes);
-    for (const std::string& warning : facts.warnings) log::warn("{}", warning);
-    buckets_ = std::move(facts.buckets);
-    stored_ = std::move(facts.stored);
+  ClipStore(StoreFile file, bool verify) : file_(std::move(file)), verify_(verify) {
+    buckets_ = std::move(file_.facts().buckets);
+    stored_ = std::move(file_.facts().stored);
   }
 
   const std::vector<Bucket>& buckets() const override { return buckets_; }
@@ -110,28 +88,15 @@ class ClipStore : public ClipSource {
   // Reads a clip's bytes, or those of its caption's features (`what`), from one place in the file.
   void read_bytes(const char* what, const Bucket& b, std::int64_t index, std::uint64_t offset,
                   std::uint64_t xxh3, std::span<std::byte> out) const {
-    ClipHash hash;
-    std::size_t done = 0;
-    while (done < out.size()) {
-      const std::size_t want = verify_ ? std::min(piece, out.size() - done) : out.size() - done;
-      const ssize_t got =
-          pread(file_.fd, out.data() + done, want, static_cast<off_t>(offset + done));
-      if (got < 0 && errno == EINTR) continue;  // interrupted by a signal: nothing was read
-      WEFT_CHECK(
-          got > 0, Exit::data, "check the file system; the store may have been replaced",
-          "cannot read {} {} of bucket {} in {}: {}", what, index, b.name, path_,
-          got < 0 ? std::strerror(errno) : fmt::format("the file ends before the {} does", what));
-      if (verify_) hash.update(out.data() + done, static_cast<std::size_t>(got));
-      done += static_cast<std::size_t>(got);
-    }
+    const std::uint64_t found =
+        file_.read(fmt::format("{} {} of bucket {}", what, index, b.name), offset, out, verify_);
     if (!verify_) return;
-    const std::uint64_t found = hash.digest();
     if (found == xxh3) return;
     const auto& stored = stored_[static_cast<std::size_t>(&b - buckets_.data())];
     throw DamagedClip(
         Exit::data,
         fmt::format("{} {} of bucket {} in {} is damaged: XXH3 is {:016x}, expected {:016x} ({})",
-                    what, index, b.name, path_, found, xxh3,
+                    what, index, b.name, file_.path(), found, xxh3,
                     stored.info[static_cast<std::size_t>(index)].source),
         "the file was damaged after it was made: copy it again, or make it again; or let "
         "data.max_damaged skip such clips",
@@ -139,9 +104,8 @@ class ClipStore : public ClipSource {
   }
 
   // Written only by the constructor, so reading needs no lock.
-  std::string path_;
+  StoreFile file_;
   bool verify_;
-  File file_;
   std::vector<Bucket> buckets_;
   std::vector<StoredBucket> stored_;
 };
@@ -169,14 +133,22 @@ std::string stored_made_by(const std::string& path) {
 }
 
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify) {
-  return std::make_unique<ClipStore>(path, verify);
+  StoreFile file(path);
+  WEFT_CHECK(!file.facts().images, Exit::data, "give a store that was cut from videos",
+             "{} holds labelled images, not clips", path);
+  return std::make_unique<ClipStore>(std::move(file), verify);
 }
 
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data) {
   static const std::string synthetic = "synthetic:";
   if (data.path.starts_with(synthetic))
     return make_synthetic_source(data.path.substr(synthetic.size()));
-  return open_clip_store(data.path, data.verify);
+  if (is_shapes(data.path))
+    return make_image_source(open_labelled_images(data.path, data.verify), data);
+  StoreFile file(data.path);
+  if (file.facts().images)
+    return make_image_source(make_image_store(std::move(file), data.verify), data);
+  return std::make_unique<ClipStore>(std::move(file), data.verify);
 }
 
 namespace {
@@ -194,8 +166,10 @@ std::string latents_text(const Bucket& b) {
 
 }  // namespace
 
-std::string describe_clip_store(const std::string& path) {
-  const auto store = open_clip_store(path, true);
+std::string describe_store(const std::string& path) {
+  StoreFile file(path);
+  if (file.facts().images) return describe_image_store(std::move(file));
+  const auto store = std::make_unique<ClipStore>(std::move(file), true);
   std::string out = fmt::format("clip store {}\n", path);
   std::int64_t clips = 0;
   std::uint64_t bytes = 0;

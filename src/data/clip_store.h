@@ -48,9 +48,10 @@ bool is_hdf5(const std::string& path);
 // Exit::data with one message that names file, bucket and fault.
 std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify);
 
-// Buckets, clips, shapes, bytes, fps and first captions as text, for `weft inspect`. Reads the
-// whole file: throws Exit::data, naming the clip, when a hash is wrong.
-std::string describe_clip_store(const std::string& path);
+// Buckets, clips, shapes, bytes, fps and first captions as text, for `weft inspect`; or what
+// describe_image_store() says. Reads the whole file: throws Exit::data, naming the clip, when a
+// hash is wrong.
+std::string describe_store(const std::string& path);
 
 // The store's attribute made_by; "" if it has none, or is not a store. Damage gives a WARN.
 std::string stored_made_by(const std::string& path);

@@ -106,6 +106,8 @@ struct Answer {
 template <class F, class A>
 void each_field(F& f, A& answer) {
   f(answer.fault), f(answer.hint), f(answer.facts.made_by), f(answer.facts.warnings);
+  f(answer.facts.images), f(answer.facts.num_classes), f(answer.facts.tables_xxh3);
+  f(answer.facts.arrays);
   std::uint64_t buckets = answer.facts.buckets.size();
   f(buckets);
   if constexpr (!std::is_const_v<A>) {

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "core/hash.h"
 #include "data/clip_store.h"
 #include "data/hdf5.h"
+#include "data/images/image_store_open.h"
 
 namespace weft {
 namespace {
@@ -448,6 +450,7 @@ std::uint64_t hash_of_tables(const Bucket& bucket, const StoredBucket& stored) {
 StoreFacts open_checked(const std::string& path, std::uint64_t bytes,
                         const std::function<void()>& alive) {
   const h5::QuietErrors quiet;
+  if (std::optional<StoreFacts> images = open_images_checked(path, bytes, alive)) return *images;
   Opener opener(path, bytes, alive);
   StoreFacts facts;
   facts.made_by = opener.made_by();

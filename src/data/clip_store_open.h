@@ -21,12 +21,24 @@ struct StoredBucket {
   std::uint64_t text_begin = 0;
 };
 
+// Of a store of labelled images: where each of image_arrays (data/images/image_store_open.h) lies,
+// in their order.
+struct StoredArray {
+  std::uint64_t offset = 0, bytes = 0;
+};
+
 // Everything except the clips' bytes. Buckets are in the order of their names.
 struct StoreFacts {
   std::string made_by;  // the attribute, "" where there is none
   std::vector<Bucket> buckets;
   std::vector<StoredBucket> stored;
   std::vector<std::string> warnings;
+
+  // Of a store of labelled images, which has no buckets.
+  bool images = false;
+  std::int64_t num_classes = 0;
+  std::uint64_t tables_xxh3 = 0;
+  std::vector<StoredArray> arrays;
 };
 
 // Calls `f` on each field that a bucket's hash covers, always in the same order. The positions

@@ -2,9 +2,11 @@
 
 #include "data/ingest/ingest.h"
 #include "jobs/encode/encode.h"
+#include "jobs/evaluate/evaluate.h"
 #include "jobs/generate/options.h"
 #include "jobs/probe/probe_segmentation.h"
 #include "jobs/reconstruct/reconstruct.h"
+#include "jobs/segment/segment.h"
 #include "models/registry.h"
 
 namespace weft {
@@ -18,7 +20,8 @@ void register_deck_tables() {
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
   for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
-  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table})
+  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table, evaluate_table,
+                               segment_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

@@ -147,7 +147,7 @@ int inspect(const std::string& path) {
 
   const std::string extension = p.extension().string();
   if (is_hdf5(path) || extension == ".h5" || extension == ".hdf5") {
-    fmt::print("{}", describe_clip_store(path));
+    fmt::print("{}", describe_store(path));
   } else if (extension == ".safetensors") {
     inspect_safetensors(path);
   } else {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "media/pillow_resize.h"
 
 namespace weft {
 
@@ -87,59 +88,6 @@ void CoverResize::operator()(const VideoFrame& frame, std::int64_t height, std::
 
 namespace {
 
-constexpr int weight_bits = 22;
-
-double cubic(double x) {
-  constexpr double a = -0.5;
-  x = std::abs(x);
-  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
-  if (x < 2) return (((x - 5) * x + 8) * x - 4) * a;
-  return 0;
-}
-
-// The input samples of one output sample.
-struct Taps {
-  std::int64_t first = 0;
-  std::vector<std::int32_t> weights;  // in units of 2^-22
-};
-
-std::vector<Taps> make_taps(std::int64_t in, std::int64_t out) {
-  const double scale = static_cast<double>(in) / static_cast<double>(out);
-  const double widened = std::max(scale, 1.0), support = 2.0 * widened;
-  std::vector<Taps> all(static_cast<std::size_t>(out));
-  for (std::int64_t i = 0; i < out; ++i) {
-    const double center = (static_cast<double>(i) + 0.5) * scale;
-    Taps& t = all[static_cast<std::size_t>(i)];
-    t.first = std::max<std::int64_t>(0, static_cast<std::int64_t>(center - support + 0.5));
-    const std::int64_t end = std::min(in, static_cast<std::int64_t>(center + support + 0.5));
-    std::vector<double> w;
-    double sum = 0;
-    for (std::int64_t x = t.first; x < end; ++x)
-      sum += w.emplace_back(cubic((static_cast<double>(x) - center + 0.5) / widened));
-    for (const double v : w)
-      t.weights.push_back(
-          static_cast<std::int32_t>(std::round(v / sum * static_cast<double>(1 << weight_bits))));
-  }
-  return all;
-}
-
-// Resamples in one direction: `lines` lines of samples that are `step` bytes apart.
-void resample(const std::uint8_t* in, std::int64_t in_line, std::int64_t in_step,
-              const std::vector<Taps>& taps, std::int64_t lines, std::uint8_t* out,
-              std::int64_t out_line, std::int64_t out_step) {
-  for (std::int64_t l = 0; l < lines; ++l)
-    for (std::size_t i = 0; i < taps.size(); ++i)
-      for (int c = 0; c < 3; ++c) {
-        // Starts at half a unit, so that the shift below rounds to nearest.
-        std::int64_t sum = 1 << (weight_bits - 1);
-        const std::uint8_t* from = in + l * in_line + taps[i].first * in_step + c;
-        for (std::size_t k = 0; k < taps[i].weights.size(); ++k)
-          sum += from[static_cast<std::int64_t>(k) * in_step] * taps[i].weights[k];
-        out[l * out_line + static_cast<std::int64_t>(i) * out_step + c] =
-            static_cast<std::uint8_t>(std::clamp<std::int64_t>(sum >> weight_bits, 0, 255));
-      }
-}
-
 // Rounds as Python's round: halves to even.
 std::int64_t rounded(double x) { return static_cast<std::int64_t>(std::nearbyint(x)); }
 
@@ -156,20 +104,9 @@ std::vector<std::uint8_t> cover_bicubic(const VideoFrame& frame, std::int64_t he
   const std::int64_t w =
       high ? std::max(width, rounded(static_cast<double>(frame.width) * rh)) : width;
 
-  std::vector<std::uint8_t> wide(static_cast<std::size_t>(frame.height * w * 3));
-  if (w == frame.width)
-    for (std::int64_t y = 0; y < frame.height; ++y)
-      std::copy_n(frame.rgb + y * frame.stride, w * 3, wide.data() + y * w * 3);
-  else
-    resample(frame.rgb, frame.stride, 3, make_taps(frame.width, w), frame.height, wide.data(),
-             w * 3, 3);
-  std::vector<std::uint8_t> scaled;
-  if (h == frame.height) {
-    scaled.swap(wide);
-  } else {
-    scaled.resize(static_cast<std::size_t>(h * w * 3));
-    resample(wide.data(), 3, w * 3, make_taps(frame.height, h), w, scaled.data(), 3, w * 3);
-  }
+  std::vector<std::uint8_t> scaled(static_cast<std::size_t>(h * w * 3));
+  pillow_resize({frame.rgb, frame.height, frame.width, frame.stride}, h, w, PillowFilter::bicubic,
+                scaled.data(), w * 3);
 
   const std::int64_t top = rounded(static_cast<double>(h - height) / 2);
   const std::int64_t left = rounded(static_cast<double>(w - width) / 2);

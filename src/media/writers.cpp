@@ -170,27 +170,35 @@ void write_mp4(const std::string& path, const ClipView& clip, double fps) {
   file.finish();
 }
 
-void write_png(const std::string& path, std::int64_t height, std::int64_t width,
-               std::span<const std::uint8_t> rgb) {
+namespace {
+
+// Rows of `row` bytes, one behind the other at `pixels`.
+void encode_png(const std::string& path, std::int64_t height, std::int64_t width,
+                AVPixelFormat format, const std::uint8_t* pixels, std::int64_t row,
+                std::span<const Rgb> palette) {
   ff::quiet();
-  WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
   const AVCodec* codec = avcodec_find_encoder(AV_CODEC_ID_PNG);
   WEFT_CHECK(codec != nullptr, Exit::data, "install FFmpeg with zlib",
              "cannot write {}: FFmpeg has no PNG encoder", path);
   const ff::Ptr<AVCodecContext> encoder(avcodec_alloc_context3(codec));
   encoder->width = static_cast<int>(width);
   encoder->height = static_cast<int>(height);
-  encoder->pix_fmt = AV_PIX_FMT_RGB24;
+  encoder->pix_fmt = format;
   encoder->time_base = {1, 1};
   check(path, avcodec_open2(encoder.get(), codec, nullptr));
   const ff::Ptr<AVFrame> frame(av_frame_alloc());
-  frame->format = AV_PIX_FMT_RGB24;
+  frame->format = format;
   frame->width = encoder->width;
   frame->height = encoder->height;
   check(path, av_frame_get_buffer(frame.get(), 0));
   for (std::int64_t y = 0; y < height; ++y)
-    std::memcpy(frame->data[0] + y * frame->linesize[0], rgb.data() + y * width * 3,
-                static_cast<std::size_t>(width * 3));
+    std::memcpy(frame->data[0] + y * frame->linesize[0], pixels + y * row,
+                static_cast<std::size_t>(row));
+  for (std::size_t i = 0; i < palette.size(); ++i) {
+    const Rgb c = palette[i];
+    const std::uint32_t argb = 0xff000000u | c.r << 16 | c.g << 8 | c.b;
+    std::memcpy(frame->data[1] + 4 * i, &argb, 4);
+  }
   const ff::Ptr<AVPacket> packet(av_packet_alloc());
   check(path, avcodec_send_frame(encoder.get(), frame.get()));
   check(path, avcodec_receive_packet(encoder.get(), packet.get()));
@@ -206,6 +214,24 @@ void write_png(const std::string& path, std::int64_t height, std::int64_t width,
     std::remove(path.c_str());
     fail(path, code);
   }
+}
+
+}  // namespace
+
+void write_png(const std::string& path, std::int64_t height, std::int64_t width,
+               std::span<const std::uint8_t> rgb) {
+  WEFT_ASSERT(rgb.size() == static_cast<std::size_t>(height * width * 3) && !rgb.empty());
+  encode_png(path, height, width, AV_PIX_FMT_RGB24, rgb.data(), 3 * width, {});
+}
+
+void write_palette_png(const std::string& path, std::int64_t height, std::int64_t width,
+                       std::span<const std::uint8_t> indices, std::span<const Rgb> palette) {
+  WEFT_ASSERT(indices.size() == static_cast<std::size_t>(height * width) && !indices.empty());
+  WEFT_ASSERT(palette.size() <= 256);
+  // FFmpeg's palette has 256 entries: those left over are opaque black.
+  std::vector<Rgb> all(palette.begin(), palette.end());
+  all.resize(256);
+  encode_png(path, height, width, AV_PIX_FMT_PAL8, indices.data(), width, all);
 }
 
 }  // namespace weft

@@ -45,4 +45,12 @@ void write_mp4(const std::string& path, const ClipView& clip, double fps);
 void write_png(const std::string& path, std::int64_t height, std::int64_t width,
                std::span<const std::uint8_t> rgb);
 
+struct Rgb {
+  std::uint8_t r = 0, g = 0, b = 0;
+  bool operator==(const Rgb&) const = default;
+};
+// 8-bit indices [height, width] into a palette of at most 256 colours. Throws Exit::data.
+void write_palette_png(const std::string& path, std::int64_t height, std::int64_t width,
+                       std::span<const std::uint8_t> indices, std::span<const Rgb> palette);
+
 }  // namespace weft

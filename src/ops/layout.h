@@ -56,4 +56,15 @@ WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
 // [T] += how many of the frame's are not.
 WEFT_OP(frames_to_pixels, void(const Tensor& frames, Tensor& pixels, Tensor& bad));
 
+// How a network wants its pixels: channel c is (byte / divisor - mean[c]) / deviation[c], f32 at
+// every step. `reversed`: channel c comes from byte 2 - c (BGR), else from byte c.
+struct PixelScale {
+  float divisor, mean[3], deviation[3];
+  bool reversed = false;
+};
+// y [N,1,H,W,3] f32 or bf16 from images u8 [N,H,W,3], whose first sizes[n] = (rows, columns), sizes
+// i32 [N,2], are pixels; 0 beyond them.
+WEFT_OP(normalise_images,
+        void(const Tensor& images, const Tensor& sizes, PixelScale scale, Tensor& y));
+
 }  // namespace weft::ops

@@ -75,7 +75,7 @@ TEST_F(ClipStoreTest, ReadsWellInHdf5sTools) {
 
 TEST_F(ClipStoreTest, Describe) {
   write(small);
-  const std::string text = describe_clip_store(path_);
+  const std::string text = describe_store(path_);
   EXPECT_THAT(text, HasSubstr("bucket " + small_name + ": 5 clips, u8 [3,8,12,3]"));
   EXPECT_THAT(text, HasSubstr("bright disc"));
 }
@@ -138,7 +138,7 @@ TEST_F(ClipStoreTest, FlippedByteInAClip) {
     EXPECT_THAT(e.what(), HasSubstr(small_name));
     EXPECT_THAT(e.what(), HasSubstr(path_));
   }
-  EXPECT_THROW(describe_clip_store(path_), Error);
+  EXPECT_THROW(describe_store(path_), Error);
   open_clip_store(path_, false)->read(0, 3, clip);  // unverified reading does not look
 }
 

@@ -13,12 +13,9 @@ namespace weft {
 std::vector<KernelCase> kernel_cases(CaseSize size) {
   std::vector<KernelCase> all;
   for (const auto make :
-       {attention_cases, batch_norm_cases, conv_cases, diffusion_cases, embed_cases, layout_cases,
-        loss_cases, matmul_cases, norm_cases, optimizer_cases, pointwise_cases, pool_cases,
-        random_cases, reduce_cases}) {
-  for (const auto make : {attention_cases, conv_cases, diffusion_cases, embed_cases, layout_cases,
-                          loss_cases, matmul_cases, norm_cases, optimizer_cases, pointwise_cases,
-                          pool_cases, random_cases, reduce_cases, resize_cases}) {
+       {attention_cases, batch_norm_cases, conv_cases, diffusion_cases, embed_cases, evaluate_cases,
+        layout_cases, loss_cases, matmul_cases, norm_cases, optimizer_cases, pointwise_cases,
+        pool_cases, random_cases, reduce_cases, resize_cases}) {
     std::vector<KernelCase> some = make(size);
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
@@ -94,6 +91,9 @@ Values values_of(const Tensor& on_device) {
         break;
       case DType::i32:
         v[i] = t.data<std::int32_t>()[i];
+        break;
+      case DType::i64:
+        v[i] = static_cast<double>(t.data<std::int64_t>()[i]);
         break;
       case DType::u8:
         v[i] = t.data<std::uint8_t>()[i];

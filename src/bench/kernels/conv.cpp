@@ -1,11 +1,13 @@
-// Cases of ops/conv.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h and ops/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
 #include "ops/conv.h"
+#include "ops/pyramid.h"
 
 namespace weft {
 namespace {
@@ -142,6 +144,87 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bo
   cases.push_back(std::move(weight));
 }
 
+void add_resize_taps(std::vector<KernelCase>& cases, std::int64_t H, std::int64_t W,
+                     std::vector<std::int64_t> levels, DType dtype) {
+  std::int64_t columns = 0;
+  for (const std::int64_t s : levels) columns += 9 * s * s;
+  const Shape shape{H, W, columns};
+  auto c = bandwidth_case("resize_taps", shape.str(), dtype, shape.numel(), {},
+                          [=](std::vector<Tensor>&) {
+                            Tensor a = Tensor::empty(shape, dtype);
+                            std::int64_t first = 0;
+                            for (const std::int64_t s : levels) {
+                              ops::resize_taps(s, first, a);
+                              first += 9 * s * s;
+                            }
+                            return std::vector<Tensor>{a};
+                          });
+  c.reference = [=](const std::vector<Values>&) {
+    // What a cell weighs in a pixel falls off linearly with the distance of their centres, in
+    // cells; pixels beyond the first and the last centre are those cells' own.
+    const auto weight = [](std::int64_t p, std::int64_t size, std::int64_t s, std::int64_t cell) {
+      if (p < 0 || p >= size) return 0.0;
+      const double at =
+          (static_cast<double>(p) + 0.5) * static_cast<double>(s) / static_cast<double>(size) - 0.5;
+      const double inside = std::clamp(at, 0.0, static_cast<double>(s - 1));
+      return std::max(0.0, 1 - std::abs(inside - static_cast<double>(cell)));
+    };
+    Values a;
+    for (std::int64_t h = 0; h < H; ++h)
+      for (std::int64_t w = 0; w < W; ++w)
+        for (const std::int64_t s : levels)
+          for (std::int64_t k = 0; k < 9 * s * s; ++k)
+            a.push_back(weight(h + k % 9 / 3 - 1, H, s, k / 9 / s) *
+                        weight(w + k % 3 - 1, W, s, k / 9 % s));
+    return std::vector<Values>{a};
+  };
+  cases.push_back(std::move(c));
+}
+
+// The weights of some input channels in both orders, out and back.
+void add_input_channels(std::vector<KernelCase>& cases, const Shape& w, std::int64_t first,
+                        std::int64_t count, DType dtype) {
+  const std::int64_t out = w[0], taps = w[2] * w[3], n = out * count * taps;
+  const std::string shape = fmt::format("{} channels {}+{}", w.str(), first, count);
+  // The element of w that element i of the part in either order is.
+  const auto place = [=](std::int64_t i, bool taps_first) {
+    return taps_first ? (i / count % out * w[1] + first + i % count) * taps + i / count / out
+                      : (i / taps / count * w[1] + first + i / taps % count) * taps + i % taps;
+  };
+  const Shape plain{out, count, w[2], w[3]}, turned{taps, out, count};
+  auto take = bandwidth_case(
+      "take_input_channels", shape, dtype, 4 * n, {random_tensor(w, dtype, 1)},
+      [=](std::vector<Tensor>& in) {
+        std::vector<Tensor> parts{Tensor::empty(plain, dtype), Tensor::empty(turned, dtype)};
+        for (Tensor& to : parts) ops::take_input_channels(in[0], first, to);
+        return parts;
+      });
+  take.reference = [=](const std::vector<Values>& in) {
+    std::vector<Values> parts(2);
+    for (std::int64_t i = 0; i < n; ++i)
+      for (const bool taps_first : {false, true})
+        parts[taps_first].push_back(in[0][place(i, taps_first)]);
+    return parts;
+  };
+  cases.push_back(std::move(take));
+  if (dtype != DType::f32) return;
+  auto give = bandwidth_case(
+      "give_input_channels", shape, dtype, 5 * n,
+      {random_tensor(w, dtype, 1), random_tensor(plain, dtype, 2), random_tensor(turned, dtype, 3)},
+      [=](std::vector<Tensor>& in) {
+        ops::give_input_channels(in[1], first, in[0], false);
+        ops::give_input_channels(in[2], first, in[0], true);
+        return std::vector<Tensor>{in[0]};
+      });
+  give.reference = [=](const std::vector<Values>& in) {
+    Values dw = in[0];
+    for (std::int64_t i = 0; i < n; ++i) dw[place(i, false)] = in[1][i];
+    for (std::int64_t i = 0; i < n; ++i) dw[place(i, true)] += in[2][i];
+    return std::vector<Values>{dw};
+  };
+  cases.push_back(std::move(give));
+}
+
 }  // namespace
 
 std::vector<KernelCase> conv_cases(CaseSize size) {
@@ -162,6 +245,10 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       add_backward(cases, s, DType::bf16, false);
     }
     add_forward(cases, sizes[2], DType::f32, true, true, false);
+    // The head of a segmentation network.
+    add_resize_taps(cases, 64, 64, {1, 2, 3, 6}, DType::bf16);
+    for (const DType dtype : {DType::bf16, DType::f32})
+      add_input_channels(cases, {512, 4096, 3, 3}, 2048, 512, dtype);
     return cases;
   }
   // A kernel of one element; sizes kept, halved and doubled; the causal kernels with both strides;
@@ -191,6 +278,10 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       if (dtype == DType::bf16) add_forward(cases, s, dtype, false, true, false);
       for (const bool accumulate : {false, true}) add_backward(cases, s, dtype, accumulate);
     }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_resize_taps(cases, 7, 5, {1, 3, 6}, dtype);  // 6 cells for 5 pixels: fewer than before
+    add_input_channels(cases, {5, 11, 3, 3}, 4, 6, dtype);
+  }
   return cases;
 }
 

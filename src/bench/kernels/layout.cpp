@@ -1,6 +1,7 @@
 // Cases of ops/layout.h (kernels/layout.cu beside src/ops/cpu/layout.cpp).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "bench/kernels/cases.h"
@@ -185,6 +186,42 @@ void add_pixels(Cases& cases, std::int64_t T, std::int64_t H, std::int64_t W, st
   cases.push_back(std::move(c));
 }
 
+// f32 to the last bit: what a network was trained on.
+void add_images(Cases& cases, const Shape& images, std::vector<std::int32_t> sizes,
+                ops::PixelScale scale, DType dtype) {
+  const std::int64_t H = images[1], W = images[2];
+  KernelCase c = make_case("normalise_images",
+                           fmt::format("{}{}", images.str(), scale.reversed ? " reversed" : ""),
+                           dtype, (1 + width(dtype)) * static_cast<double>(images.numel()),
+                           dtype == DType::f32 ? 0 : 1.0 / 256);
+  const Tensor bytes = Tensor::host(images, DType::u8),
+               valid = Tensor::host({images[0], 2}, DType::i32);
+  for (std::int64_t i = 0; i < images.numel(); ++i)
+    bytes.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 89 + i / 256);
+  std::copy(sizes.begin(), sizes.end(), valid.data<std::int32_t>());
+  c.inputs = {bytes, valid};
+  c.run = [=](Tensors& in) {
+    Tensor y = Tensor::empty({images[0], 1, H, W, 3}, dtype);
+    ops::normalise_images(in[0], in[1], scale, y);
+    return Tensors{y};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values y(images.numel());
+    for (std::int64_t i = 0; i < images.numel(); ++i) {
+      const std::int64_t k = i % 3, p = i / 3, n = p / W / H;
+      if (p / W % H >= sizes[2 * n] || p % W >= sizes[2 * n + 1]) continue;
+      const float byte = static_cast<float>(in[0][3 * p + (scale.reversed ? 2 - k : k)]);
+      const float unit = byte / scale.divisor, centred = unit - scale.mean[k];
+      y[i] = centred / scale.deviation[k];
+    }
+    return std::vector<Values>{y};
+  };
+  cases.push_back(std::move(c));
+}
+// Of ImageNet; and 0 to 255, blue first.
+constexpr ops::PixelScale rgb{255, {0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}},
+    bgr{1, {102.9801f, 115.9465f, 122.7717f}, {1, 1, 1}, true};
+
 }  // namespace
 
 std::vector<KernelCase> layout_cases(CaseSize size) {
@@ -199,6 +236,7 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     add_copy(cases, {2, 2, 1590, 1152}, {2, 2, 199, 1152}, {2, 199, 0, 398, 0, 0}, DType::bf16);
     // The last feature map of a dilated ResNet-50 and a level of its pyramid.
     add_channels(cases, 2 * 64 * 64, 2048, 0, 4096, DType::bf16);
+    add_images(cases, {2, 512, 688, 3}, {512, 688, 500, 640}, rgb, DType::bf16);
     add_frames(cases, 51, 480, 848, 3, 0);
     add_pixels(cases, 4, 720, 1280, 0);
     return cases;
@@ -214,6 +252,8 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     add_copy(cases, {3, 2, 4, 8}, {3, 4, 4, 8}, {2, 0, 0, 1, 2, 1}, dtype);  // nothing to copy
     add_channels(cases, 10, 7, 3, 12, dtype);
     add_channels(cases, 6, 24, 16, 40, dtype);
+    for (const ops::PixelScale& scale : {rgb, bgr})
+      add_images(cases, {3, 17, 20, 3}, {17, 20, 11, 9, 0, 0}, scale, dtype);
   }
   add_frames(cases, 1, 1, 1, 3, 0);
   add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end

@@ -245,7 +245,8 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
-    add_classes(cases, {2, 1, 64, 64, 150}, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16})
+      add_classes(cases, {2, 1, 64, 64, 150}, dtype);
     return cases;
   }
   add_summary(cases, true, 80);

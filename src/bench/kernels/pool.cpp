@@ -161,9 +161,10 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
   if (size == CaseSize::real) {
     add_max_pool(cases, {1, 4, 256, 256, 64}, DType::bf16);
     // Behind the stem of a ResNet, and before its pyramid; two images of 512x512.
-    add_windows(cases, {2, 1, 256, 256, 128}, {3, 2, 1}, DType::bf16);
-    for (const std::int64_t n : {1, 6})
-      add_adaptive(cases, {2, 1, 64, 64, 2048}, n, n, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      add_windows(cases, {2, 1, 256, 256, 128}, {3, 2, 1}, dtype);
+      for (const std::int64_t n : {1, 6}) add_adaptive(cases, {2, 1, 64, 64, 2048}, n, n, dtype);
+    }
     return cases;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {

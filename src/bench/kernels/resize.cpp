@@ -77,8 +77,10 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
   std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
     // Levels of a pyramid over two images of 512x512, and a fusion of HRNet.
-    for (const std::int64_t n : {1, 6}) add_bilinear(cases, {2, 1, n, n, 512}, 64, 64, DType::bf16);
-    add_bilinear(cases, {2, 1, 64, 64, 48}, 128, 128, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::int64_t n : {1, 6}) add_bilinear(cases, {2, 1, n, n, 512}, 64, 64, dtype);
+      add_bilinear(cases, {2, 1, 64, 64, 48}, 128, 128, dtype);
+    }
     return cases;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -20,6 +20,7 @@
 #include "data/aspect.h"
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
+#include "data/ingest/ingest_images.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/progress.h"
 
@@ -258,6 +259,8 @@ int ingest(const Deck& deck, MPI_Comm comm) {
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
 
+  if (!deck.get<IngestDeck>().images.empty()) return ingest_images(deck, comm);
+
   // 1. List the inputs; every rank does so itself.
   check_deck(deck.get<IngestDeck>());
   const std::vector<IngestInput> inputs = expand_inputs(deck.get<IngestDeck>().inputs, deck.media);
@@ -337,6 +340,16 @@ void ingest_rows(Rows& r, IngestDeck& d) {
   r.number("fps", d.fps, 0, 1000,
            "Frames a second to resample the footage to; 0 keeps its own rate.");
   r.number("max_clips", d.max_clips, 0, many, "Stop after so many clips; 0 takes all.");
+  r.text("images", d.images,
+         "Labelled images instead of videos: a list (.odgt: lines of JSON with fpath_img, "
+         "fpath_segm, width, height), or a folder.");
+  r.text("labels", d.labels,
+         "The folder of the label maps, if ingest.images is a folder: PNGs of the same names.");
+  r.text("root", d.root, "Where the paths of the list begin; empty: in the list's folder.");
+  r.number("num_classes", d.num_classes, 0, 255,
+           "Classes of the labelled images: a label above is an error; 0 does not check.");
+  r.text("class_names", d.class_names,
+         "File with the names of the classes, one a line, or a .csv with a column Name.");
   r.flag("strict", d.strict, "End with exit code 3 if any input had to be skipped.");
 }
 
@@ -346,6 +359,8 @@ void check_ingest(const IngestDeck& d, const DeckDemand& demand) {
   demand((d.height == 0) == (d.width == 0),
          fmt::format("ingest.height = {} but ingest.width = {}", d.height, d.width),
          "give both in pixels, or neither");
+  demand(d.images.empty() || d.inputs.empty(), "ingest.inputs and ingest.images are both set",
+         "make a store of videos, or one of labelled images");
 }
 
 }  // namespace
@@ -357,7 +372,7 @@ DeckTable ingest_table() {
 }
 
 Command ingest_command() {
-  Command c{"ingest", "cut videos into a clip store (HDF5)", ingest};
+  Command c{"ingest", "make a store (HDF5) of clips from videos, or of labelled images", ingest};
   c.takes_deck();
   c.key_option<bool>("--strict", "ingest.strict", "exit code 3 if any video breaks");
   return c;

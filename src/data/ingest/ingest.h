@@ -1,4 +1,4 @@
-// `weft ingest DECK`: videos in, a clip store out.
+// `weft ingest DECK`: videos in, a clip store out; or labelled images in, a store of them out.
 #pragma once
 
 #include <mpi.h>
@@ -20,6 +20,10 @@ struct IngestDeck {
   double fps = 0;
   std::int64_t max_clips = 0;
   bool strict = false;
+  // Labelled images instead (data/ingest/ingest_images.h): a list or a folder, and what goes with
+  // it.
+  std::string images, labels, root, class_names;
+  std::int64_t num_classes = 0;
 };
 DeckTable ingest_table();
 
@@ -44,6 +48,8 @@ DeckTable ingest_table();
 //
 // A video that breaks is named in a WARN line and counted; its whole clips before the fault are
 // kept. So is one in which the decoder had to guess; all its clips are kept.
+//
+// With ingest.images it makes a store of labelled images instead: ingest_images().
 //
 // Returns 0, or Exit::data (3) with ingest.strict if any broke. Throws Exit::usage when the deck
 // makes no sense, Exit::data when a list cannot be read or a part file cannot be written; on rank 0

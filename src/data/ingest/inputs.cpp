@@ -32,54 +32,6 @@ std::string beside(const std::string& list, const std::string& path) {
   return (std::filesystem::path(list).parent_path() / path).string();
 }
 
-// RFC 4180: fields may be quoted, quotes are doubled inside, lines may break inside quotes.
-struct CsvRow {
-  std::size_t line = 1;
-  std::vector<std::string> fields;
-};
-std::vector<CsvRow> parse_csv(const std::string& path, const std::string& text) {
-  std::vector<CsvRow> rows;
-  CsvRow row;
-  std::string field;
-  bool quoted = false, any = false;
-  std::size_t line = 1;
-  const auto end_row = [&] {
-    if (any || !field.empty() || !row.fields.empty()) {
-      row.fields.push_back(std::move(field));
-      rows.push_back(std::move(row));
-    }
-    row = CsvRow{line, {}};
-    field.clear();
-    any = false;
-  };
-  std::size_t i = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a byte order mark, from spreadsheets
-  for (; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '\n') ++line;
-    if (quoted) {
-      if (c != '"')
-        field += c;
-      else if (i + 1 < text.size() && text[i + 1] == '"')
-        field += text[++i];
-      else
-        quoted = false;
-    } else if (c == '"') {
-      quoted = any = true;
-    } else if (c == ',') {
-      row.fields.push_back(std::move(field));
-      field.clear();
-    } else if (c == '\n') {
-      end_row();
-    } else if (c != '\r') {
-      field += c;
-    }
-  }
-  WEFT_CHECK(!quoted, Exit::data, list_hint, "list {}: the quote in the row of line {} never ends",
-             path, row.line);
-  end_row();
-  return rows;
-}
-
 void read_csv(const std::string& path, const MediaDeck& limits, std::vector<IngestInput>& out) {
   const auto rows = parse_csv(path, slurp(path, limits));
   WEFT_CHECK(!rows.empty(), Exit::data, list_hint, "list {} is empty", path);
@@ -133,6 +85,49 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
 }
 
 }  // namespace
+
+std::vector<CsvRow> parse_csv(const std::string& path, const std::string& text) {
+  std::vector<CsvRow> rows;
+  CsvRow row;
+  std::string field;
+  bool quoted = false, any = false;
+  std::size_t line = 1;
+  const auto end_row = [&] {
+    if (any || !field.empty() || !row.fields.empty()) {
+      row.fields.push_back(std::move(field));
+      rows.push_back(std::move(row));
+    }
+    row = CsvRow{line, {}};
+    field.clear();
+    any = false;
+  };
+  std::size_t i = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a byte order mark, from spreadsheets
+  for (; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\n') ++line;
+    if (quoted) {
+      if (c != '"')
+        field += c;
+      else if (i + 1 < text.size() && text[i + 1] == '"')
+        field += text[++i];
+      else
+        quoted = false;
+    } else if (c == '"') {
+      quoted = any = true;
+    } else if (c == ',') {
+      row.fields.push_back(std::move(field));
+      field.clear();
+    } else if (c == '\n') {
+      end_row();
+    } else if (c != '\r') {
+      field += c;
+    }
+  }
+  WEFT_CHECK(!quoted, Exit::data, list_hint, "list {}: the quote in the row of line {} never ends",
+             path, row.line);
+  end_row();
+  return rows;
+}
 
 std::vector<IngestInput> expand_inputs(const std::vector<std::string>& inputs,
                                        const MediaDeck& limits) {

@@ -14,6 +14,14 @@ struct IngestInput {
   std::string text;  // the caption, "" = none
 };
 
+// RFC 4180: fields may be quoted, quotes are doubled inside, lines may break inside quotes. `path`
+// is for messages.
+struct CsvRow {
+  std::size_t line = 1;
+  std::vector<std::string> fields;
+};
+std::vector<CsvRow> parse_csv(const std::string& path, const std::string& text);
+
 // Expands globs (sorted), .csv and .jsonl lists; everything else stays as it is. Order is kept. The
 // entries of a list are not trusted: they may name only files. Throws Exit::data for a glob without
 // a match and for a list that cannot be read, naming its line, or is larger than

@@ -16,8 +16,8 @@ constexpr int tag = 17;
 
 }  // namespace
 
-IngestProgress::IngestProgress(MPI_Comm comm, std::int64_t videos)
-    : comm_(comm), total_videos_(videos) {
+IngestProgress::IngestProgress(MPI_Comm comm, std::int64_t videos, const char* unit)
+    : comm_(comm), total_videos_(videos), unit_(unit) {
   MPI_Comm_rank(comm, &rank_);
   MPI_Comm_size(comm, &size_);
   counts_.resize(static_cast<std::size_t>(size_), Counts{});
@@ -58,9 +58,14 @@ void IngestProgress::show(bool last) {
   for (const Counts& c : counts_)
     for (std::size_t i = 0; i < 4; ++i) sum[i] += c[i];
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  std::string text =
-      fmt::format("{} of {} videos, {} clips, {} frames, {:.0f} frames/s", sum[2], total_videos_,
-                  sum[1], sum[0], static_cast<double>(sum[0]) / std::max(seconds, 1e-3));
+  const auto rate = [&](std::int64_t n) {
+    return static_cast<double>(n) / std::max(seconds, 1e-3);
+  };
+  const std::string text =
+      unit_ == "videos"
+          ? fmt::format("{} of {} videos, {} clips, {} frames, {:.0f} frames/s", sum[2],
+                        total_videos_, sum[1], sum[0], rate(sum[0]))
+          : fmt::format("{} of {} {}, {:.0f}/s", sum[2], total_videos_, unit_, rate(sum[2]));
   if (!terminal_) return log::write_info("ingest: " + text);
   constexpr int width = 24;
   const int filled = static_cast<int>(width * sum[2] / std::max<std::int64_t>(1, total_videos_));

@@ -8,6 +8,8 @@
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_segmentation.h"
+#include "jobs/probe/probe_images.h"
+#include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_vae.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
@@ -103,6 +105,10 @@ const std::vector<Probe>& probes() {
       {{"vae", "vae_temporal"}, {"forward"}, true, alone(probe_vae)},
       {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},
       {{"sync_batch_norm"}, {"sync_batch_norm"}, false, probe_segmentation},
+      {{"image_resize"}, {"resize_image"}, false, alone(probe_images)},
+      {{"segmentation_data"}, {"segmentation_batch", "segmentation_scales"}, false,
+       alone(probe_images)},
+      {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
   };
   return table;
 }

@@ -23,9 +23,18 @@ std::vector<float> ProbeInputs::numbers(const std::string& name, std::int64_t co
   return {t.span<float>().begin(), t.span<float>().end()};
 }
 
+std::vector<std::uint8_t> ProbeInputs::u8(const std::string& name) const {
+  const SafetensorEntry& e = file_.at(name);
+  WEFT_CHECK(e.dtype == DType::u8, Exit::data, "see docs/probe.md for the inputs of each probe",
+             "{}: input \"{}\" is {}, wanted u8", file_.path().string(), name, name_of(e.dtype));
+  std::vector<std::uint8_t> values(e.end - e.begin);
+  file_.read(e, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
 void ProbeOutputs::add(const std::string& name, const Tensor& t) {
   Tensor values = t;
-  if (t.dtype() != DType::f32) {
+  if (t.dtype() == DType::bf16) {
     values = Tensor::empty(t.shape(), DType::f32);
     ops::convert(t, values);
   }
@@ -43,7 +52,7 @@ void ProbeOutputs::write(const std::string& path) const {
     list.push_back({name,
                     t.dtype(),
                     {t.shape().dims().begin(), t.shape().dims().end()},
-                    std::as_bytes(t.span<float>())});
+                    {static_cast<const std::byte*>(t.raw()), t.bytes()}});
   write_safetensors(path, list);
 }
 

@@ -24,12 +24,14 @@ class ProbeInputs {
   std::vector<std::int64_t> i64(const std::string& name) const {
     return file_.read_i64(file_.at(name));
   }
+  // The bytes of a U8 tensor.
+  std::vector<std::uint8_t> u8(const std::string& name) const;
 
  private:
   SafetensorsFile file_;
 };
 
-// Results by name, written as F32 at the end.
+// Results by name, written at the end: bf16 as F32, others as they are.
 class ProbeOutputs {
  public:
   void add(const std::string& name, const Tensor& t);

@@ -98,7 +98,7 @@ void add_number(ProbeOutputs& outputs, const std::string& name, std::vector<floa
 void forward(const Deck& deck, const ProbeRequest& request) {
   Segmentation model(deck.get<SegmentationDeck>());
   model.params().allocate_for_inference(deck.model.dtype == "bf16");
-  load_segmentation(deck, request.weights, model.params(), false);
+  load_segmentation(request.weights, deck.get<SegmentationDeck>(), model.params());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
@@ -125,7 +125,7 @@ void loss(const Deck& deck, const ProbeRequest& request) {
   SegmentationTask task(deck);
   ParameterTable& params = task.params();
   params.allocate(1 << 22, task.bf16(), request.backward);
-  load_segmentation(deck, request.weights, params, false);
+  load_segmentation(request.weights, deck.get<SegmentationDeck>(), params);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
@@ -176,7 +176,7 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
   task.join_ranks(world);
   ParameterTable& params = task.params();
   params.allocate(1 << 22, task.bf16(), true);
-  load_segmentation(deck, request.weights, params, false);
+  load_segmentation(request.weights, deck.get<SegmentationDeck>(), params);
   const std::vector<TrainDeck> optimizers = task.optimizers();
   DataParallel parallel(deck.parallel, *comm, params, [](auto act) { act(); });
   parallel.make_state(false);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/batch_norm.h"
@@ -47,7 +48,11 @@ enum class ConvStart {
 };
 
 // Registers the layers of a network, in the order of the forward pass.
-struct ConvNet {
+class ConvNet {
+ public:
+  ConvNet(ParameterTable& parameters, std::string prefix_of_names)
+      : table(parameters), prefix(std::move(prefix_of_names)) {}
+
   ParameterTable& table;
   std::string prefix;  // of all names
   ConvStart start = ConvStart::fan_out;

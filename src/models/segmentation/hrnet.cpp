@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "core/error.h"
 #include "nn/image_ops.h"
 
 namespace weft {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/error.h"
+
 namespace weft {
 namespace {
 

@@ -22,6 +22,14 @@ void model_rows(Rows& r, SegmentationDeck& d) {
          "Safetensors file of the encoder alone, under the released names: of ImageNet, or half of "
          "a released pair.");
   r.text("weights_decoder", d.weights_decoder, "Safetensors file of the decoder alone, likewise.");
+  r.text("preprocessing", d.preprocessing,
+         "What pixels become for the network: imagenet, or bgr as weights released before August "
+         "2019 expect it.",
+         {"imagenet", "bgr"});
+  r.text("class_names", d.class_names,
+         "Names of the classes for results: a file with one a line, or object150_info.csv; empty "
+         "takes those of the data.")
+      .fixed = false;
 }
 
 void check_model(const SegmentationDeck& d, const DeckDemand& demand) {

@@ -12,6 +12,8 @@ struct SegmentationDeck {
   std::int64_t num_classes = 150;
   double dropout = 0.1;
   std::string weights_encoder, weights_decoder;
+  std::string preprocessing = "imagenet";
+  std::string class_names;
 };
 
 // Encoders and decoders by their names in the original.

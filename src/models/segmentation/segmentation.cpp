@@ -1,5 +1,7 @@
 #include "models/segmentation/segmentation.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace weft {
@@ -57,17 +59,15 @@ void check(const SegmentationDeck& deck) {
 Segmentation::Segmentation(const SegmentationDeck& deck)
     : deck_(deck), params_(std::make_unique<ParameterTable>()) {
   check(deck);
-  encoder_layers_ = std::make_unique<ConvNet>(ConvNet{.table = *params_,
-                                                      .prefix = "encoder.",
-                                                      .matrix_group = encoder_matrices,
-                                                      .vector_group = encoder_vectors});
+  encoder_layers_ = std::make_unique<ConvNet>(*params_, "encoder.");
+  encoder_layers_->matrix_group = encoder_matrices;
+  encoder_layers_->vector_group = encoder_vectors;
   encoder_ = std::make_unique<Encoder>(make_encoder(*encoder_layers_, deck.encoder));
-  decoder_layers_ = std::make_unique<ConvNet>(ConvNet{.table = *params_,
-                                                      .prefix = "decoder.",
-                                                      .start = ConvStart::fan_in,
-                                                      .beta = 1e-4f,
-                                                      .matrix_group = decoder_matrices,
-                                                      .vector_group = decoder_vectors});
+  decoder_layers_ = std::make_unique<ConvNet>(*params_, "decoder.");
+  decoder_layers_->start = ConvStart::fan_in;
+  decoder_layers_->beta = 1e-4f;
+  decoder_layers_->matrix_group = decoder_matrices;
+  decoder_layers_->vector_group = decoder_vectors;
   const std::vector<Feature> maps =
       std::visit([](const auto& e) { return e.features(); }, *encoder_);
   decoder_ = std::make_unique<SegmentationDecoder>(make_decoder(*decoder_layers_, deck, maps));

@@ -5,10 +5,11 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "models/segmentation/pixel_scale.h"
 #include "models/segmentation/weights.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"
-#include "ops/embed.h"
+#include "ops/layout.h"
 #include "ops/loss.h"
 #include "ops/pointwise.h"
 #include "tensor/device.h"
@@ -33,7 +34,8 @@ struct Batch {
 };
 
 // `bytes` holds pixels and labels of one image after the other. While planning it is undefined.
-Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes, DType dtype) {
+Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes, DType dtype,
+             const ops::PixelScale& scale) {
   const MicroBatch& what = clips.what;
   const auto N = static_cast<std::int64_t>(what.clips.size());
   const bool sized = !what.views.empty();
@@ -55,7 +57,7 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
     const std::int64_t at = i * stride, pixels = H * W * 3;
     Tensor image = b.images.slice(i, i + 1), label = b.labels.slice(i, i + 1);
     ops::normalise_images(bytes.slice(at, at + pixels).view({1, H, W, 3}), valid.slice(i, i + 1),
-                          ops::imagenet_colours, image);
+                          scale, image);
     copy_bytes(bytes.slice(at + pixels, at + stride), label);
   }
   return b;
@@ -183,7 +185,8 @@ Tensor SegmentationTask::dropout(const LoadedBatch& clips, std::int64_t channels
 
 TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& clips,
                                        const Tensor& bytes, double recompute) {
-  const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32);
+  const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32,
+                             pixel_scale(deck_.get<SegmentationDeck>()));
   const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),
                                    dropout(clips, model_.aux_dropout_channels(), 1)};
   TrainingWork work;

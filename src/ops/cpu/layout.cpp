@@ -240,4 +240,29 @@ void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
   }
 }
 
+void normalise_images(const Tensor& images, const Tensor& sizes, PixelScale scale, Tensor& y) {
+  const std::int64_t H = images.dim(1), width = images.dim(2);
+  float value[3][256];
+  for (int c = 0; c < 3; ++c)
+    for (int b = 0; b < 256; ++b)
+      value[c][b] = (static_cast<float>(b) / scale.divisor - scale.mean[c]) / scale.deviation[c];
+  const int red = scale.reversed ? 2 : 0, blue = 2 - red;
+  const std::int32_t* size = sizes.data<std::int32_t>();
+  with_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t r = 0; r < images.dim(0) * H; ++r) {
+      const std::uint8_t* from = images.data<std::uint8_t>() + r * width * 3;
+      T* to = y.data<T>() + r * width * 3;
+      const std::int64_t inside = r % H < size[r / H * 2] ? size[r / H * 2 + 1] : 0;
+      for (std::int64_t i = 0; i < inside; ++i, from += 3, to += 3) {
+        to[0] = T(value[0][from[red]]);
+        to[1] = T(value[1][from[1]]);
+        to[2] = T(value[2][from[blue]]);
+      }
+      std::fill_n(to, (width - inside) * 3, T(0.0f));
+    }
+  });
+}
+
 WEFT_CPU_END

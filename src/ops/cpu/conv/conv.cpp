@@ -25,18 +25,17 @@ Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
   return g;
 }
 
-// 1x1 kernels are matrix products.
-bool is_linear(const Conv& c) {
-  return c.kt * c.kh * c.kw == 1 && c.stride_t * c.stride == 1 && c.groups == 1 && !c.upsample &&
+// 1x1 kernels are matrix products, with a stride of the pixels that are seen.
+bool is_pointwise(const Conv& c) {
+  return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.groups == 1 && !c.upsample &&
          c.front + c.top + c.left + c.bottom + c.right == 0;
 }
+bool is_linear(const Conv& c) { return is_pointwise(c) && c.stride == 1; }
 
 Tensor rows(const Tensor& x) { return x.view({x.numel() / x.dim(-1), x.dim(-1)}); }
 
 // bf16 goes one by one, so that the copies in f32 are of a frame and not of a whole micro-batch.
-bool one_by_one(const Tensor& x, const Conv& c) {
-  return x.dtype() == DType::bf16 && x.dim(0) > 1 && !is_linear(c);
-}
+bool one_by_one(const Tensor& x) { return x.dtype() == DType::bf16 && x.dim(0) > 1; }
 
 // to, f32, = x in bf16.
 void to_f32(const Tensor& x, const Tensor& copy) {
@@ -162,19 +161,23 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
 void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
                   Conv conv, Tensor& y) {
   WEFT_ASSERT(y.shape() == conv.output(x.shape(), w.dim(0)));
-  if (one_by_one(x, conv)) {
-    for (std::int64_t n = 0; n < x.dim(0); ++n) {
-      Tensor out = y.slice(n, n + 1);
-      conv_forward(x.slice(n, n + 1), w, bias,
-                   residual.defined() ? residual.slice(n, n + 1) : residual, conv, out);
-    }
-    return;
-  }
+  if (is_depthwise(x.shape(), w.dim(0), conv))
+    return depthwise_forward(x, w, bias, residual, conv, y);
+  if (is_pointwise(conv) && !is_linear(conv))
+    return strided_forward(x, w, bias, residual, conv.stride, y);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor out = rows(y);
     linear_forward(rows(x), w.view({w.dim(0), w.dim(1)}), bias,
                    residual.defined() ? rows(residual) : residual, out);
+    return;
+  }
+  if (one_by_one(x)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n) {
+      Tensor out = y.slice(n, n + 1);
+      conv_forward(x.slice(n, n + 1), w, bias,
+                   residual.defined() ? residual.slice(n, n + 1) : residual, conv, out);
+    }
     return;
   }
   const Tensor xs = as_f32(x), ws = as_f32(w);
@@ -197,17 +200,21 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
 
 void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& dx,
                          bool accumulate) {
-  if (one_by_one(dx, conv)) {
-    for (std::int64_t n = 0; n < dx.dim(0); ++n) {
-      Tensor out = dx.slice(n, n + 1);
-      conv_backward_input(dy.slice(n, n + 1), w, conv, out, accumulate);
-    }
-    return;
-  }
+  if (is_depthwise(dx.shape(), w.dim(0), conv))
+    return depthwise_backward_input(dy, w, conv, dx, accumulate);
+  if (is_pointwise(conv) && !is_linear(conv))
+    return strided_backward_input(dy, w, conv.stride, dx, accumulate);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor out = rows(dx);
     linear_backward_input(rows(dy), w.view({w.dim(0), w.dim(1)}), out, accumulate);
+    return;
+  }
+  if (one_by_one(dx)) {
+    for (std::int64_t n = 0; n < dx.dim(0); ++n) {
+      Tensor out = dx.slice(n, n + 1);
+      conv_backward_input(dy.slice(n, n + 1), w, conv, out, accumulate);
+    }
     return;
   }
   const Tensor dys = as_f32(dy), ws = as_f32(w);
@@ -224,16 +231,22 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
 
 void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& dw, Tensor& dbias,
                           bool accumulate) {
-  if (one_by_one(x, conv)) {
-    for (std::int64_t n = 0; n < x.dim(0); ++n)
-      conv_backward_weight(x.slice(n, n + 1), dy.slice(n, n + 1), conv, dw, dbias,
-                           accumulate || n > 0);
-    return;
-  }
+  if (is_pointwise(conv) && !is_linear(conv))
+    return strided_backward_weight(x, dy, conv.stride, dw, dbias, accumulate);
   if (is_linear(conv)) {
     if (planning()) return;
     Tensor d = dw.view({dw.dim(0), dw.dim(1)});
     linear_backward_weight(rows(dy), rows(x), d, dbias, accumulate);
+    return;
+  }
+  if (is_depthwise(x.shape(), dw.dim(0), conv)) {
+    if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
+    return depthwise_backward_weight(x, dy, conv, dw, accumulate);
+  }
+  if (one_by_one(x)) {
+    for (std::int64_t n = 0; n < x.dim(0); ++n)
+      conv_backward_weight(x.slice(n, n + 1), dy.slice(n, n + 1), conv, dw, dbias,
+                           accumulate || n > 0);
     return;
   }
   if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);

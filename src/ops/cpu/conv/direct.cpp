@@ -1,6 +1,6 @@
 // Convolutions by oneDNN's own kernels: whatever winograd.cpp does not take. Weights are reordered
 // into the layout that the kernel prefers at every call. Primitives are made once per shape and
-// kept.
+// kept (recent.h).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 
 WEFT_CPU_BEGIN
 #include "ops/cpu/conv/parts.h"
+#include "ops/cpu/recent.h"
 namespace {
 #include "ops/cpu/simd.h"
 
@@ -151,15 +152,14 @@ typename Backward::primitive_desc backward_desc(const Layout& l) {
 void direct_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                     float* y) {
   detail::add_flops(g.flops());
-  static std::map<std::pair<Geometry, int>, Primitive> made;
+  static Recent<std::pair<Geometry, int>, Primitive> made;
   const Layout l = layout(g);
-  auto [it, fresh] = made.try_emplace({g, (bias ? 1 : 0) + (add ? 2 : 0)});
-  if (fresh) {
+  const Primitive& p = made.get({g, (bias ? 1 : 0) + (add ? 2 : 0)}, [&] {
     const auto chosen = forward_desc(l, bias != nullptr, add);
-    it->second = finish(chosen, chosen.weights_desc(), l.w, false);
-    it->second.run = dnnl::convolution_forward(chosen);
-  }
-  const Primitive& p = it->second;
+    Primitive fresh = finish(chosen, chosen.weights_desc(), l.w, false);
+    fresh.run = dnnl::convolution_forward(chosen);
+    return fresh;
+  });
   const Scratch scratch(p);
   if (planning()) return;
   std::unordered_map<int, memory> args{{DNNL_ARG_SRC, at(l.x, x)},
@@ -171,15 +171,14 @@ void direct_forward(const Geometry& g, const float* x, const float* w, const flo
 
 void direct_backward_input(const Geometry& g, const float* dy, const float* w, float* dx) {
   detail::add_flops(g.flops());
-  static std::map<Geometry, Primitive> made;
+  static Recent<Geometry, Primitive> made;
   const Layout l = layout(g);
-  auto [it, fresh] = made.try_emplace(g);
-  if (fresh) {
+  const Primitive& p = made.get(g, [&] {
     const auto chosen = backward_desc<dnnl::convolution_backward_data>(l);
-    it->second = finish(chosen, chosen.weights_desc(), l.w, false);
-    it->second.run = dnnl::convolution_backward_data(chosen);
-  }
-  const Primitive& p = it->second;
+    Primitive fresh = finish(chosen, chosen.weights_desc(), l.w, false);
+    fresh.run = dnnl::convolution_backward_data(chosen);
+    return fresh;
+  });
   const Scratch scratch(p);
   if (planning()) return;
   execute(p, scratch,
@@ -191,15 +190,14 @@ void direct_backward_input(const Geometry& g, const float* dy, const float* w, f
 void direct_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
                             bool accumulate) {
   detail::add_flops(g.flops());
-  static std::map<Geometry, Primitive> made;
+  static Recent<Geometry, Primitive> made;
   const Layout l = layout(g);
-  auto [it, fresh] = made.try_emplace(g);
-  if (fresh) {
+  const Primitive& p = made.get(g, [&] {
     const auto chosen = backward_desc<dnnl::convolution_backward_weights>(l);
-    it->second = finish(chosen, chosen.diff_weights_desc(), l.w, true);
-    it->second.run = dnnl::convolution_backward_weights(chosen);
-  }
-  const Primitive& p = it->second;
+    Primitive fresh = finish(chosen, chosen.diff_weights_desc(), l.w, true);
+    fresh.run = dnnl::convolution_backward_weights(chosen);
+    return fresh;
+  });
   const Scratch scratch(p);
   const Tensor summand = accumulate ? floats(g.w_numel()) : Tensor();
   if (planning()) return;

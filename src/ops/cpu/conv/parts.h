@@ -58,3 +58,20 @@ void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy,
                              float* dx, bool add);
 void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs, const float* dy,
                               float* dw, bool accumulate);
+
+// 1x1 with a stride, unpadded; f32 or bf16 as they come.
+void strided_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                     std::int64_t stride, Tensor& y);
+void strided_backward_input(const Tensor& dy, const Tensor& w, std::int64_t stride, Tensor& dx,
+                            bool accumulate);
+void strided_backward_weight(const Tensor& x, const Tensor& dy, std::int64_t stride, Tensor& dw,
+                             Tensor& dbias, bool accumulate);
+
+// A kernel of its own for each channel; f32 or bf16 as they come.
+bool is_depthwise(const Shape& x, std::int64_t cout, const Conv& c);
+void depthwise_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
+                       const Conv& c, Tensor& y);
+void depthwise_backward_input(const Tensor& dy, const Tensor& w, const Conv& c, Tensor& dx,
+                              bool accumulate);
+void depthwise_backward_weight(const Tensor& x, const Tensor& dy, const Conv& c, Tensor& dw,
+                               bool accumulate);

@@ -2,8 +2,8 @@
 // oneDNN's best): the forward fuses bias and residual into the matmul primitive, with weights
 // packed into the layout it prefers where many rows share the packing; gradients in f32 go through
 // sgemm, which has none of the shapes on which the primitive drops to half; all else is the plain
-// primitive. Primitives are made once per shape and kept; their scratchpad is ours, so that the
-// steady state allocates nothing large. sgemm must not be interrupted by a signal handler
+// primitive. Primitives are made once per shape and kept (recent.h); their scratchpad is ours, so
+// that the steady state allocates nothing large. sgemm must not be interrupted by a signal handler
 // (train/stop.cpp).
 #include "ops/matmul.h"
 
@@ -23,6 +23,7 @@
 
 WEFT_CPU_BEGIN
 namespace {
+#include "ops/cpu/recent.h"
 #include "ops/cpu/simd.h"
 
 using dnnl::memory;
@@ -97,11 +98,9 @@ void run(const Product& p, const void* a, const void* b, const float* bias, cons
     WEFT_ASSERT(status == dnnl_success);
     return;
   }
-  static std::map<Product, Primitive> made;
+  static Recent<Product, Primitive> made;
   static dnnl::stream stream(engine());
-  auto it = made.find(p);
-  if (it == made.end()) it = made.emplace(p, make(p)).first;
-  const Primitive& r = it->second;
+  const Primitive& r = made.get(p, [&] { return make(p); });
   struct Scratchpad;
   struct Packed;
   const auto at = [](const memory::desc& d, const void* x) {

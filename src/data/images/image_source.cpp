@@ -1,0 +1,187 @@
+#include "data/images/image_source.h"
+
+#include <tmmintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "data/images/image_plan.h"
+#include "media/pillow_resize.h"
+
+namespace weft {
+namespace {
+
+// 5 pixels a shuffle; every processor that weft runs on has SSSE3.
+void flip_row(const std::uint8_t* in, std::int64_t width, std::uint8_t* out) {
+  const __m128i order = _mm_setr_epi8(12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2, -1);
+  std::int64_t x = 0;
+  // The load takes 16 bytes, so another pixel has to follow.
+  for (; x + 6 <= width; x += 5) {
+    const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 3 * x));
+    alignas(16) std::uint8_t five[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(five), _mm_shuffle_epi8(pixels, order));
+    std::memcpy(out + 3 * (width - x - 5), five, 15);
+  }
+  for (; x < width; ++x) std::memcpy(out + 3 * (width - 1 - x), in + 3 * x, 3);
+}
+
+void flip(const LabelledImage& in, LabelledImage& out) {
+  const auto [height, width] = in.size;
+  out.size = in.size;
+  out.rgb.resize(in.rgb.size());
+  for (std::int64_t y = 0; y < height; ++y)
+    flip_row(in.rgb.data() + y * width * 3, width, out.rgb.data() + y * width * 3);
+  out.labels.resize(in.labels.size());
+  for (std::int64_t y = 0; y < height; ++y)
+    std::reverse_copy(in.labels.begin() + y * width, in.labels.begin() + (y + 1) * width,
+                      out.labels.begin() + y * width);
+}
+
+class ImageSource : public ClipSource {
+ public:
+  ImageSource(std::unique_ptr<LabelledImages> images, const DataDeck& data)
+      : images_(std::move(images)), data_(data) {
+    WEFT_CHECK(data.padding % data.label_rate == 0, Exit::usage,
+               "data.padding is a multiple of data.label_rate: 8 and 8, or 32 and 4",
+               "data.padding = {} with data.label_rate = {}", data.padding, data.label_rate);
+    WEFT_CHECK(!data.short_sides.empty(), Exit::usage, "set data.short_sides = [300, 450, 600]",
+               "data.short_sides is empty");
+    static constexpr std::array names = {"landscape", "portrait"};
+    for (std::int64_t i = 0; i < images_->count(); ++i)
+      members_[is_portrait(images_->size(i))].push_back(i);
+    for (std::size_t o = 0; o < 2; ++o) {
+      if (members_[o].empty()) continue;
+      for (const std::int64_t side : data.short_sides) {
+        Bucket b;
+        b.name = fmt::format("{}-{}", names[o], side);
+        b.frames = b.pixel_frames = 1;
+        b.clips = std::ssize(members_[o]);
+        b.label_rate = data.label_rate;
+        for (const std::int64_t i : members_[o]) {
+          const ImageSize size =
+              evaluation_size(images_->size(i), side, data.max_side, data.padding);
+          b.height = std::max(b.height, size.height);
+          b.width = std::max(b.width, size.width);
+        }
+        b.pixel_height = b.height;
+        b.pixel_width = b.width;
+        buckets_.push_back(b);
+        orientation_.push_back(o);
+        side_.push_back(side);
+      }
+    }
+  }
+
+  const std::vector<Bucket>& buckets() const override { return buckets_; }
+
+  ClipInfo info(int bucket, std::int64_t index) const override {
+    return {120, images_->name(image(bucket, index)), ""};
+  }
+
+  void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {
+    const Bucket& b = buckets_.at(static_cast<std::size_t>(bucket));
+    const ImageSize size = training_size(images_->size(image(bucket, index)),
+                                         side_[static_cast<std::size_t>(bucket)], data_.max_side);
+    read_view(image(bucket, index), {size.height, size.width, false}, {b.height, b.width}, out);
+  }
+
+  void read_sample(const MicroBatch& what, std::size_t i, std::span<std::byte> out) const override {
+    read_view(image(what.bucket, what.clips.at(i)), what.views.at(i), {what.height, what.width},
+              out);
+  }
+
+  std::unique_ptr<StepPlan> plan_steps(std::vector<std::int64_t> batch_sizes,
+                                       std::int64_t micro_batches,
+                                       std::uint64_t seed) const override {
+    WEFT_CHECK(std::all_of(batch_sizes.begin(), batch_sizes.end(),
+                           [&](std::int64_t n) { return n == batch_sizes[0]; }),
+               Exit::usage, "leave train.batch_sizes out; train.batch_size holds for all sizes",
+               "train.batch_sizes differ, and labelled images have one batch size");
+    std::vector<ImageSize> sizes;
+    for (std::int64_t i = 0; i < images_->count(); ++i) sizes.push_back(images_->size(i));
+    ImagePlanOptions o;
+    o.short_sides = data_.short_sides;
+    o.max_side = data_.max_side;
+    o.padding = data_.padding;
+    o.balanced = data_.size_policy == "balanced";
+    o.batch_size = batch_sizes.at(0);
+    o.micro_batches = micro_batches;
+    o.seed = seed;
+    return std::make_unique<ImagePlan>(std::move(sizes), std::move(o));
+  }
+
+ private:
+  static std::size_t is_portrait(ImageSize size) { return size.height > size.width ? 1 : 0; }
+
+  std::int64_t image(int bucket, std::int64_t index) const {
+    return members_[orientation_.at(static_cast<std::size_t>(bucket))].at(
+        static_cast<std::size_t>(index));
+  }
+
+  void read_view(std::int64_t number, const ImageView& view, ImageSize canvas,
+                 std::span<std::byte> out) const {
+    const Bucket& b = buckets_[0];
+    WEFT_ASSERT(out.size() == b.clip_bytes(canvas.height, canvas.width));
+    WEFT_ASSERT(view.height > 0 && view.height <= canvas.height && view.width > 0 &&
+                view.width <= canvas.width);
+    // Kept by each reader, as large as its largest image.
+    thread_local LabelledImage read, flipped;
+    images_->read(number, read);
+    if (view.flip) flip(read, flipped);
+    const LabelledImage& from = view.flip ? flipped : read;
+
+    auto* const pixels = reinterpret_cast<std::uint8_t*>(out.data());
+    const std::int64_t stride = canvas.width * 3;
+    pillow_resize({from.rgb.data(), from.size.height, from.size.width, from.size.width * 3},
+                  view.height, view.width, PillowFilter::bilinear, pixels, stride);
+    for (std::int64_t y = 0; y < view.height; ++y)
+      std::memset(pixels + y * stride + view.width * 3, 0,
+                  static_cast<std::size_t>((canvas.width - view.width) * 3));
+    std::memset(pixels + view.height * stride, 0,
+                static_cast<std::size_t>((canvas.height - view.height) * stride));
+    write_labels(from, view, canvas, pixels + canvas.height * stride);
+  }
+
+  // NEAREST to the view's size, then the pixel behind the middle of each square of `rate`: the same
+  // as taking those pixels' samples alone.
+  void write_labels(const LabelledImage& from, const ImageView& view, ImageSize canvas,
+                    std::uint8_t* out) const {
+    const std::int64_t rate = data_.label_rate;
+    const auto rows = nearest_samples(from.size.height, view.height);
+    const auto columns = nearest_samples(from.size.width, view.width);
+    const std::int64_t height = rounded_up(view.height, rate) / rate;
+    const std::int64_t width = rounded_up(view.width, rate) / rate;
+    std::memset(out, static_cast<int>(data_.pad_label + 1),
+                static_cast<std::size_t>((canvas.height / rate) * (canvas.width / rate)));
+    for (std::int64_t i = 0; i < height; ++i) {
+      std::uint8_t* to = out + i * (canvas.width / rate);
+      const std::int64_t y = i * rate + rate / 2;
+      for (std::int64_t j = 0; j < width; ++j) {
+        const std::int64_t x = j * rate + rate / 2;
+        to[j] = y < view.height && x < view.width
+                    ? from.labels[static_cast<std::size_t>(rows[static_cast<std::size_t>(y)] *
+                                                               from.size.width +
+                                                           columns[static_cast<std::size_t>(x)])]
+                    : 0;
+      }
+    }
+  }
+
+  std::unique_ptr<LabelledImages> images_;
+  DataDeck data_;
+  std::array<std::vector<std::int64_t>, 2> members_;  // landscape, portrait: the images' numbers
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> orientation_;  // of a bucket
+  std::vector<std::int64_t> side_;        // of a bucket
+};
+
+}  // namespace
+
+std::unique_ptr<ClipSource> make_image_source(std::unique_ptr<LabelledImages> images,
+                                              const DataDeck& data) {
+  return std::make_unique<ImageSource>(std::move(images), data);
+}
+
+}  // namespace weft

@@ -1,0 +1,40 @@
+// Images of any size with a class for each pixel: a store (image_store.h), or drawn in memory
+// (shapes.h). Training reads them through an ImageSource, an evaluation directly.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/images/image_sizes.h"
+
+namespace weft {
+
+struct LabelledImage {
+  ImageSize size;
+  std::vector<std::uint8_t> rgb;     // [height, width, 3]
+  std::vector<std::uint8_t> labels;  // [height, width]: 0 is unlabelled, v is class v - 1
+};
+
+// Safe from several threads at once.
+class LabelledImages {
+ public:
+  virtual ~LabelledImages() = default;
+  virtual std::int64_t count() const = 0;
+  virtual ImageSize size(std::int64_t i) const = 0;
+  // Where the image came from: a path as it was ingested, or how it was drawn.
+  virtual std::string name(std::int64_t i) const = 0;
+  // Reads into `out`, whose memory is used again. Throws Exit::data, naming file and image, when it
+  // cannot be read; DamagedClip (data/clip_source.h) when a hash is wrong.
+  virtual void read(std::int64_t i, LabelledImage& out) const = 0;
+
+  virtual std::int64_t num_classes() const = 0;                     // 0: unknown
+  virtual const std::vector<std::string>& class_names() const = 0;  // [num_classes], or empty
+};
+
+// `path` is a store of labelled images, or "shapes:key=value,...". `verify` checks the XXH3 of
+// every image that is read.
+std::unique_ptr<LabelledImages> open_labelled_images(const std::string& path, bool verify);
+
+}  // namespace weft

@@ -1,0 +1,238 @@
+#include "data/images/shapes.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "config/deck.h"
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* hint =
+    "write for example data.path=\"shapes:images=400,classes=6,height=96..160,width=96..160\"";
+
+const std::vector<std::string> all_names = {"ground", "disc",    "square", "triangle",
+                                            "ring",   "stripes", "cross",  "checks"};
+
+struct Range {
+  std::int64_t low = 0, high = 0;
+};
+
+struct Spec {
+  Range images{400, 400}, classes{6, 6}, height{96, 160}, width{96, 160}, seed{1, 1};
+};
+
+std::int64_t number(std::string_view key, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  WEFT_CHECK(error == std::errc() && end == text.data() + text.size(), Exit::usage, hint,
+             "{} = \"{}\" of shapes is not a whole number", key, text);
+  return value;
+}
+
+void set(Spec& spec, const std::string& item) {
+  struct Key {
+    const char* name;
+    Range* target;
+    std::int64_t least, most;
+    bool range;
+  };
+  const std::array<Key, 5> keys = {Key{"images", &spec.images, 1, 10'000'000, false},
+                                   {"classes", &spec.classes, 2, std::ssize(all_names), false},
+                                   {"height", &spec.height, 8, 8192, true},
+                                   {"width", &spec.width, 8, 8192, true},
+                                   {"seed", &spec.seed, 0, INT64_MAX, false}};
+  const auto equals = item.find('=');
+  WEFT_CHECK(equals != std::string::npos, Exit::usage, hint, "\"{}\" in shapes: is not key=value",
+             item);
+  const std::string name = item.substr(0, equals);
+  const std::string_view text = std::string_view(item).substr(equals + 1);
+  const auto key =
+      std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == name; });
+  if (key == keys.end()) {
+    std::vector<std::string> names;
+    for (const Key& k : keys) names.emplace_back(k.name);
+    const std::string near = nearest_name(name, names);
+    throw Error(Exit::usage, fmt::format("unknown key \"{}\" in shapes:", name),
+                near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
+                __LINE__);
+  }
+  const auto dots = key->range ? text.find("..") : std::string_view::npos;
+  Range& r = *key->target;
+  r.low = number(name, text.substr(0, dots));
+  r.high = dots == std::string_view::npos ? r.low : number(name, text.substr(dots + 2));
+  WEFT_CHECK(r.low >= key->least && r.high <= key->most && r.low <= r.high, Exit::usage,
+             fmt::format("choose {} to {}", key->least, key->most),
+             "{} = {} of shapes is out of range", name, text);
+}
+
+// Random numbers of a picture, one after the other.
+class Draw {
+ public:
+  Draw(std::uint64_t seed, std::int64_t image)
+      : random_(seed, Purpose::synthetic, 1, static_cast<std::uint64_t>(image)) {}
+  float unit() { return random_.uniform(next_++); }
+  float between(float low, float high) { return low + (high - low) * unit(); }
+  std::int64_t from(Range r) {
+    return r.low + random_.below(next_++, static_cast<std::uint32_t>(r.high - r.low + 1));
+  }
+
+ private:
+  Philox random_;
+  std::uint32_t next_ = 0;
+};
+
+using Colour = std::array<float, 3>;
+
+Colour colour(Draw& draw) {
+  return {draw.between(20, 235), draw.between(20, 235), draw.between(20, 235)};
+}
+
+// 0 to 1 and back, period 1.
+float wave(float x) { return std::abs(2 * (x - std::floor(x)) - 1); }
+
+struct Shape {
+  std::size_t kind = 0;  // its class
+  float y = 0, x = 0, radius = 1;
+  float cosine = 1, sine = 0;  // of its turn, 0 to 90 degrees
+  bool round = false;          // of stripes and checks: a disc or a square of them
+  Colour colour{}, second{};
+
+  // Whether it covers a point, and in its second colour.
+  struct Cover {
+    bool covers = false, second = false;
+  };
+  Cover at(float py, float px) const {
+    const float dy = py - y, dx = px - x;
+    const float v = (cosine * dy - sine * dx) / radius, u = (sine * dy + cosine * dx) / radius;
+    const float square = std::max(std::abs(u), std::abs(v)), distance = u * u + v * v;
+    const bool body = round ? distance < 1 : square < 0.87f;
+    switch (kind) {
+      case 1:
+        return {distance < 1};
+      case 2:
+        return {square < 0.87f};
+      case 3:
+        return {v < 0.6f && v > 2 * std::abs(u) - 1.1f};
+      case 4:
+        return {distance < 1.1f && distance > 0.3f};
+      case 5:
+        return {body, wave(2.5f * u) < 0.5f};
+      case 6:
+        return {square < 1 && std::min(std::abs(u), std::abs(v)) < 0.3f};
+      default:
+        return {body, (wave(2 * u) < 0.5f) != (wave(2 * v) < 0.5f)};
+    }
+  }
+};
+
+class Shapes : public LabelledImages {
+ public:
+  explicit Shapes(const std::string& text) {
+    std::string item;
+    const auto take = [&] {
+      if (!item.empty()) set(spec_, item);
+      item.clear();
+    };
+    for (const char c : text) {
+      if (c == ',')
+        take();
+      else if (c != ' ' && c != '\n' && c != '\t')
+        item += c;
+    }
+    take();
+    names_.assign(all_names.begin(), all_names.begin() + spec_.classes.low);
+  }
+
+  std::int64_t count() const override { return spec_.images.low; }
+  std::int64_t num_classes() const override { return spec_.classes.low; }
+  const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(std::int64_t i) const override {
+    return fmt::format("shapes:seed={} image {}", spec_.seed.low, i);
+  }
+  ImageSize size(std::int64_t i) const override {
+    Draw draw = draw_of(i);
+    return size_of_image(draw);
+  }
+
+  void read(std::int64_t i, LabelledImage& out) const override {
+    Draw draw = draw_of(i);
+    out.size = size_of_image(draw);
+    const auto [height, width] = out.size;
+    out.rgb.resize(static_cast<std::size_t>(height * width * 3));
+    out.labels.resize(static_cast<std::size_t>(height * width));
+
+    const auto side = static_cast<float>(std::min(height, width));
+    const Colour ground = colour(draw), second = colour(draw);
+    const float down = draw.between(-6, 6) / side, across = draw.between(-6, 6) / side;
+    std::vector<Shape> shapes(static_cast<std::size_t>(3 + draw.from({0, 4})));
+    for (Shape& s : shapes) {
+      s.kind = static_cast<std::size_t>(draw.from({1, spec_.classes.low - 1}));
+      s.y = draw.unit() * static_cast<float>(height);
+      s.x = draw.unit() * static_cast<float>(width);
+      s.radius = draw.between(0.12f, 0.3f) * side;
+      const float t = draw.unit();  // tan of half the angle
+      s.cosine = (1 - t * t) / (1 + t * t);
+      s.sine = 2 * t / (1 + t * t);
+      s.round = draw.unit() < 0.5f;
+      s.colour = colour(draw);
+      s.second = colour(draw);
+    }
+    std::array<std::int64_t, 4> margin{};  // top, bottom, left, right: not labelled
+    for (auto& m : margin) m = std::max<std::int64_t>(0, draw.from({0, 5}) - 2);
+    const float amplitude = draw.between(4, 24);
+    const Philox noise(static_cast<std::uint64_t>(spec_.seed.low), Purpose::synthetic, 2,
+                       static_cast<std::uint64_t>(i));
+
+    for (std::int64_t y = 0; y < height; ++y)
+      for (std::int64_t x = 0; x < width; ++x) {
+        const float py = static_cast<float>(y) + 0.5f, px = static_cast<float>(x) + 0.5f;
+        const float mix = 0.4f * wave(down * py + across * px);
+        Colour c{};
+        for (std::size_t k = 0; k < 3; ++k) c[k] = ground[k] + mix * (second[k] - ground[k]);
+        std::size_t kind = 0;
+        for (const Shape& s : shapes) {  // the last is on top
+          const Shape::Cover cover = s.at(py, px);
+          if (!cover.covers) continue;
+          kind = s.kind;
+          c = cover.second ? s.second : s.colour;
+        }
+        const std::int64_t at = y * width + x;
+        const auto random = noise.block(static_cast<std::uint32_t>(at));
+        for (std::size_t k = 0; k < 3; ++k) {
+          const float value = c[k] + amplitude * (Philox::to_unit(random[k]) - 0.5f) + 0.5f;
+          out.rgb[static_cast<std::size_t>(at * 3) + k] =
+              static_cast<std::uint8_t>(std::clamp(value, 0.0f, 255.0f));
+        }
+        const bool labelled =
+            y >= margin[0] && y < height - margin[1] && x >= margin[2] && x < width - margin[3];
+        out.labels[static_cast<std::size_t>(at)] =
+            static_cast<std::uint8_t>(labelled ? kind + 1 : 0);
+      }
+  }
+
+ private:
+  Draw draw_of(std::int64_t i) const {
+    WEFT_ASSERT(i >= 0 && i < count());
+    return Draw(static_cast<std::uint64_t>(spec_.seed.low), i);
+  }
+  ImageSize size_of_image(Draw& draw) const {
+    const std::int64_t height = draw.from(spec_.height);
+    return {height, draw.from(spec_.width)};
+  }
+
+  Spec spec_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+
+std::unique_ptr<LabelledImages> make_shapes(const std::string& path) {
+  return std::make_unique<Shapes>(path.substr(std::string_view(shapes_prefix).size()));
+}
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+// How well predicted classes match labels, from counts of pixels
+// (docs/models/segmentation.md, Evaluation).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// Labelled pixels of one class over all images.
+struct ClassScore {
+  std::string name;
+  std::int64_t intersection = 0;  // predicted rightly
+  std::int64_t predicted = 0, labelled = 0;
+  std::int64_t joined() const { return predicted + labelled - intersection; }
+  double iou() const;
+};
+
+// A file that shows an image, its labels and its prediction side by side.
+struct EvaluationPicture {
+  std::string name, file;  // of the image; in the folder of the results
+};
+
+// Of the start that evaluated the last images: how many, on how many ranks, in how many seconds.
+struct EvaluationPace {
+  std::int64_t images = 0, ranks = 0;
+  double seconds = 0;
+  double images_a_second() const {
+    return seconds > 0 ? static_cast<double>(images) / seconds : 0;
+  }
+};
+
+struct Evaluation {
+  std::vector<ClassScore> classes;
+  std::int64_t images = 0;
+  std::int64_t pixels = 0, correct = 0;  // labelled ones
+  std::vector<double> seconds;           // of each image: from pixels in host memory to classes
+  std::vector<EvaluationPicture> pictures;
+  std::filesystem::path folder;
+  // What was evaluated and on what, for people: name and value.
+  std::vector<std::pair<std::string, std::string>> facts;
+  EvaluationPace pace;
+
+  explicit Evaluation(const std::vector<std::string>& class_names);
+
+  // counts [3, classes]: right, predicted, labelled pixels of one image.
+  void add(std::span<const std::int64_t> counts);
+
+  double accuracy() const;           // of the labelled pixels
+  double mean_iou() const;           // over all classes; those that do not occur count as 0
+  double mean_iou_of_known() const;  // over the classes that are labelled somewhere
+  std::int64_t known() const;        // how many these are
+  // Classes from the best IoU to the worst; first those that are labelled somewhere.
+  std::vector<std::size_t> by_iou() const;
+  // The seconds that this share of the images does not exceed; 0 without images.
+  double seconds_at(double quantile) const;
+
+  nlohmann::ordered_json json() const;
+  std::string table() const;  // for a terminal
+};
+
+// One image's counts as members of a line, classes that do not occur left out; and back.
+void put_counts(nlohmann::ordered_json& line, std::span<const std::int64_t> counts);
+std::vector<std::int64_t> get_counts(const nlohmann::ordered_json& line, std::int64_t classes);
+
+}  // namespace weft

@@ -1,0 +1,69 @@
+#include "jobs/evaluate/views.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace weft {
+
+namespace fs = std::filesystem;
+
+std::vector<std::uint8_t> coloured(std::span<const std::uint8_t> labels,
+                                   std::span<const Rgb> palette) {
+  std::vector<std::uint8_t> rgb(3 * labels.size());
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    const Rgb c = labels[i] < palette.size() ? palette[labels[i]] : Rgb{};
+    rgb[3 * i] = c.r, rgb[3 * i + 1] = c.g, rgb[3 * i + 2] = c.b;
+  }
+  return rgb;
+}
+
+std::vector<std::uint8_t> as_labels(std::span<const std::uint8_t> classes) {
+  std::vector<std::uint8_t> labels(classes.begin(), classes.end());
+  for (std::uint8_t& v : labels) ++v;
+  return labels;
+}
+
+std::vector<std::uint8_t> blended(std::span<const std::uint8_t> rgb,
+                                  std::span<const std::uint8_t> colours) {
+  std::vector<std::uint8_t> both(rgb.size());
+  for (std::size_t i = 0; i < rgb.size(); ++i)
+    both[i] = static_cast<std::uint8_t>((rgb[i] + colours[i] + 1) / 2);
+  return both;
+}
+
+std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::uint8_t>>& panels,
+                                       ImageSize size) {
+  const std::int64_t row = 3 * size.width;
+  std::vector<std::uint8_t> all;
+  all.reserve(panels.size() * static_cast<std::size_t>(size.height * row));
+  for (std::int64_t y = 0; y < size.height; ++y)
+    for (const std::span<const std::uint8_t> panel : panels)
+      all.insert(all.end(), panel.begin() + y * row, panel.begin() + (y + 1) * row);
+  return all;
+}
+
+void write_whole(const fs::path& directory, const std::string& file,
+                 const std::function<void(const std::string&)>& write) {
+  const fs::path path = directory / file;
+  const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".partial");
+  std::error_code failed;
+  fs::create_directories(path.parent_path(), failed);
+  WEFT_CHECK(!failed, Exit::data, "choose another folder, or check its permissions",
+             "cannot make the directory {}: {}", path.parent_path().string(), failed.message());
+  write(hidden.string());
+  rename_file(hidden, path, Exit::data);
+}
+
+std::string plain_stem(const std::string& path) {
+  std::string stem = fs::path(path).stem().string().substr(0, 100);
+  for (char& c : stem) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                       c == '-' || c == '_' || c == '.';
+    if (!plain) c = '_';
+  }
+  return stem;
+}
+
+}  // namespace weft

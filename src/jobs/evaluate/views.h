@@ -1,0 +1,37 @@
+// Pictures of labels and predictions.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/images/image_sizes.h"
+#include "media/writers.h"
+
+namespace weft {
+
+// Colours of labels u8 [height, width] (0 for none, v for class v - 1): [height, width, 3].
+std::vector<std::uint8_t> coloured(std::span<const std::uint8_t> labels,
+                                   std::span<const Rgb> palette);
+// Classes as such labels.
+std::vector<std::uint8_t> as_labels(std::span<const std::uint8_t> classes);
+// Half the picture, half the colours.
+std::vector<std::uint8_t> blended(std::span<const std::uint8_t> rgb,
+                                  std::span<const std::uint8_t> colours);
+// Panels [height, width, 3] from left to right.
+std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::uint8_t>>& panels,
+                                       ImageSize size);
+
+// Makes directory/file, and the folders in between: `write` gets the name of a file beside it,
+// which is renamed once it is whole.
+void write_whole(const std::filesystem::path& directory, const std::string& file,
+                 const std::function<void(const std::string&)>& write);
+
+// The last part of a path without its ending, of letters, digits, dots, dashes and underlines alone,
+// 100 at most.
+std::string plain_stem(const std::string& path);
+
+}  // namespace weft

@@ -1,0 +1,126 @@
+#include "jobs/segment/inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "data/ingest/inputs.h"
+#include "parallel/broadcast.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool ends_as(const fs::path& path, std::initializer_list<std::string_view> endings) {
+  std::string ending = path.extension().string();
+  for (char& c : ending)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return std::ranges::find(endings, ending) != endings.end();
+}
+
+struct Found {
+  MediaSource media;
+  fs::path name;  // below the output, with the input's ending
+};
+
+void add_folder(const fs::path& folder, const fs::path& output, std::vector<Found>& found) {
+  std::vector<fs::path> files;
+  std::error_code failed, none;
+  const fs::path results = fs::weakly_canonical(output, none);
+  fs::recursive_directory_iterator entry(folder, failed);
+  while (!failed && entry != fs::recursive_directory_iterator()) {
+    if (entry->is_directory(none) && fs::weakly_canonical(entry->path(), none) == results)
+      entry.disable_recursion_pending();
+    else if (ends_as(entry->path(), {".jpg", ".jpeg", ".png"}) && entry->is_regular_file(none))
+      files.push_back(entry->path());
+    entry.increment(failed);
+  }
+  WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list the folder {}: {}",
+             folder.string(), failed.message());
+  WEFT_CHECK(!files.empty(), Exit::data, "name pictures, videos, or a folder with pictures",
+             "{} holds no .jpg, .jpeg or .png file", folder.string());
+  std::ranges::sort(files);
+  for (const fs::path& file : files)
+    found.push_back({{file.string(), MediaTrust::untrusted}, file.lexically_relative(folder)});
+}
+
+// A name for each result: that of the input, with a number behind it where another one has it.
+std::vector<SegmentInput> named(const std::vector<Found>& found) {
+  std::vector<SegmentInput> inputs;
+  std::set<std::string> taken;
+  for (const Found& f : found) {
+    const fs::path plain = fs::path(f.name).replace_extension();
+    const std::string stem = printable(plain.string());
+    std::string name = stem;
+    for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
+    const bool picture =
+        !is_source_graph(f.media.path) &&
+        ends_as(f.media.path, {".jpg", ".jpeg", ".png", ".bmp", ".webp"});
+    inputs.push_back({f.media, name, !picture});
+  }
+  return inputs;
+}
+
+std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits) {
+  std::vector<Found> found;
+  for (const IngestInput& input : expand_inputs(deck.inputs, limits)) {
+    const std::string& path = input.media.path;
+    if (is_source_graph(path)) {
+      found.push_back({input.media, "lavfi"});
+      continue;
+    }
+    std::error_code none;
+    WEFT_CHECK(fs::exists(path, none), Exit::data,
+               "check segment.inputs, and the directory weft was started in", "{} is not there",
+               path);
+    if (fs::is_directory(path, none))
+      add_folder(path, deck.output, found);
+    else
+      found.push_back({input.media, fs::path(path).filename()});
+  }
+  return named(found);
+}
+
+}  // namespace
+
+std::string printable(const std::string& name) {
+  const nlohmann::json j = name;
+  return nlohmann::json::parse(j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& limits,
+                                      MPI_Comm world) {
+  WEFT_CHECK(!deck.inputs.empty(), Exit::usage, "set segment.inputs = [\"pictures/\"]",
+             "segment.inputs is empty");
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  std::vector<SegmentInput> inputs;
+  std::string text;  // of paths and names, each ended by a zero byte
+  if (rank == 0) {
+    inputs = list(deck, limits);
+    for (const SegmentInput& i : inputs) {
+      text += i.video ? 'v' : 'p';
+      text += i.media.trust == MediaTrust::deck ? 'd' : 'u';
+      text += i.media.path + '\0' + i.name + '\0';
+    }
+  }
+  broadcast_sized(text, world);
+  if (rank == 0) return inputs;
+  auto next = [&text, at = std::size_t{0}]() mutable {
+    const std::size_t end = text.find('\0', at), begin = std::exchange(at, end + 1);
+    return text.substr(begin, end - begin);
+  };
+  for (std::size_t left = static_cast<std::size_t>(std::ranges::count(text, '\0')); left > 0;
+       left -= 2) {
+    const std::string path = next();
+    const MediaTrust trust = path[1] == 'd' ? MediaTrust::deck : MediaTrust::untrusted;
+    inputs.push_back({{path.substr(2), trust}, next(), path[0] == 'v'});
+  }
+  return inputs;
+}
+
+}  // namespace weft

@@ -1,0 +1,125 @@
+#include "jobs/segment/segment.h"
+
+#include <algorithm>
+
+#include "config/deck_table.h"
+#include "core/error.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "jobs/segment/segment_job.h"
+#include "models/segmentation/class_names.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+ListSettings settings_of(const Deck& deck) {
+  ListSettings s;
+  s.directory = deck.get<SegmentDeck>().output;
+  s.stem = "segment";
+  s.report = "segment_report.json";
+  s.noun = "input";
+  s.key = "segment.output";
+  s.stop_margin = deck.run.stop_margin;
+  s.ahead = true;
+  return s;
+}
+
+// "sky 41.2 %, sea 30.1 %, ...", at most 8 classes.
+std::string shares_text(const nlohmann::ordered_json& line) {
+  std::string text;
+  std::size_t named = 0;
+  for (const auto& s : line.at("shares")) {
+    if (++named > 8) return text + ", ...";
+    text += fmt::format("{}{} {:.1f} %", text.empty() ? "" : ", ", s.at("name").get<std::string>(),
+                        100 * s.at("share").get<double>());
+  }
+  return text;
+}
+
+// What is in the first inputs; segment.jsonl has all.
+void print_shares(const ListEngine& engine) {
+  constexpr std::size_t most = 20;
+  const ManifestLines lines = engine.lines();
+  std::size_t printed = 0;
+  for (const ListItem& item : engine.items()) {
+    const auto line = lines.find(item.name);
+    if (line == lines.end() || line->second.key != item.key) continue;
+    if (++printed > most) break;
+    fmt::print("{}: {}\n", item.name, shares_text(line->second.parsed()));
+  }
+  const auto all = (engine.settings().directory / (engine.settings().stem + ".jsonl")).string();
+  if (printed > most)
+    fmt::print("... and of {} others: {}\n", engine.items().size() - most, all);
+  else
+    log::write_info("results   " + all);
+}
+
+}  // namespace
+
+int segment(const Deck& deck, MPI_Comm world) {
+  // 1. What is to be made.
+  watch_stop_signals();
+  const SegmentDeck& s = deck.get<SegmentDeck>();
+  WEFT_CHECK(!s.output.empty(), Exit::usage, "set segment.output = \"segmented\"",
+             "segment.output is empty");
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  const std::vector<SegmentInput> inputs = list_inputs(s, deck.media, world);
+  Predictor predictor(deck);
+  const SegmentationSource weights(deck, s.ema, world);
+  const std::vector<std::string> names = class_names(deck);
+  const std::string job = fmt::format("weights {}\n{}overlay {}\n", weights.identity(),
+                                      describe_prediction(deck), s.overlay);
+  ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
+  const std::size_t missing = engine.missing().size();
+  log::info("segment   {} inputs at {} scales into {}{}", inputs.size(),
+            deck.data.short_sides.size(), s.output,
+            missing < inputs.size() ? fmt::format(", {} made before", inputs.size() - missing) : "");
+
+  // 2. Inputs through the model; a rank that is free takes the next one.
+  ListEnd last;
+  if (missing > 0) {
+    weights.load(predictor.params());
+    log::info("weights   {}", weights.describe());
+    const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+    const ArenaScope scope(*arena);
+    SegmentJob work(deck, inputs, names, predictor, engine);
+    engine.run(work, engine.one_by_one());
+    log::info("memory    {} at the peak", size_text(static_cast<double>(arena->peak())));
+    last.share = work.share();
+  }
+
+  // 3. The report.
+  last.print = [&](const ListReport&) { print_shares(engine); };
+  return engine.end(last);
+}
+
+namespace {
+
+void segment_rows(Rows& r, SegmentDeck& d) {
+  r.text("inputs", d.inputs,
+         "Pictures, videos, globs, lists as ingest.inputs takes them, and folders, of which all .jpg, "
+         ".jpeg and .png files are taken, those in subfolders too.");
+  r.text("output", d.output, "Folder of the results: a PNG for a picture, an MP4 for a video.");
+  r.text("overlay", d.overlay,
+         "What is drawn: side_by_side has the picture and the classes' colours, blend mixes them, mask "
+         "is a PNG of labels (class + 1) with a palette.",
+         {"side_by_side", "blend", "mask"});
+  r.flag("ema", d.ema, "Take the moving average of the weights from a checkpoint.");
+}
+
+}  // namespace
+
+DeckTable segment_table() { return deck_table("segment", segment_rows); }
+
+Command segment_command() {
+  Command c{"segment", "classify the pixels of pictures and videos", segment};
+  c.heeds_stops = true;
+  c.takes_deck();
+  return c;
+}
+
+}  // namespace weft

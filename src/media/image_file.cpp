@@ -1,0 +1,296 @@
+// libpng and libjpeg report errors by longjmp: between setjmp and the calls that may fail there are
+// no objects with destructors, and errors are thrown after the return.
+#include "media/image_file.h"
+
+#include <cmath>
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include <jpeglib.h>
+#include <png.h>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "media/video_reader.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* general_hint = "leave it out, or convert it";
+
+struct Fault {
+  char text[256] = "";
+  void set(const char* why) { std::snprintf(text, sizeof text, "%s", why); }
+};
+
+void check_size(std::int64_t height, std::int64_t width, const std::string& name,
+                const MediaDeck& limits) {
+  WEFT_CHECK(height > 0 && width > 0 && height <= 65535 && width <= 65535 &&
+                 height * width <= std::llround(limits.max_megapixels * 1e6),
+             Exit::data, "leave it out, make it smaller, or raise media.max_megapixels",
+             "image {} has {}x{} pixels, media.max_megapixels = {}", name, height, width,
+             limits.max_megapixels);
+}
+
+[[noreturn]] void fail(const std::string& name, const Fault& fault) {
+  throw Error(Exit::data, fmt::format("cannot read image {}: {}", name, fault.text),
+              "it may be truncated: copy it again, leave it out, or convert it", __FILE__,
+              __LINE__);
+}
+
+// A PNG being read from memory. Each step is a function of its own, whose frame longjmp may leave.
+class Png {
+ public:
+  explicit Png(std::span<const std::byte> bytes) : bytes_(bytes) {
+    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &fault_, on_error, on_warning);
+    WEFT_ASSERT(png_ != nullptr);
+    info_ = png_create_info_struct(png_);
+    WEFT_ASSERT(info_ != nullptr);
+    png_set_read_fn(png_, this, on_read);
+  }
+  ~Png() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  Png(const Png&) = delete;
+  Png& operator=(const Png&) = delete;
+
+  const Fault& fault() const { return fault_; }
+  std::int64_t height() const { return png_get_image_height(png_, info_); }
+  std::int64_t width() const { return png_get_image_width(png_, info_); }
+  int bits() const { return png_get_bit_depth(png_, info_); }
+  int kind() const { return png_get_color_type(png_, info_); }
+
+  bool read_header() {
+    if (setjmp(png_jmpbuf(png_))) return false;
+    png_read_info(png_, info_);
+    return true;
+  }
+  // To rows of 8-bit RGB, or of 8-bit values as they are stored.
+  bool prepare(bool rgb) {
+    if (setjmp(png_jmpbuf(png_))) return false;
+    if (rgb) {
+      if (kind() == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png_);
+      if ((kind() & PNG_COLOR_MASK_COLOR) == 0) {
+        if (bits() < 8) png_set_expand_gray_1_2_4_to_8(png_);
+        png_set_gray_to_rgb(png_);
+      }
+      png_set_strip_16(png_);
+      png_set_strip_alpha(png_);
+    } else {
+      png_set_packing(png_);
+    }
+    png_set_interlace_handling(png_);
+    png_read_update_info(png_, info_);
+    return true;
+  }
+  std::size_t row_bytes() const { return png_get_rowbytes(png_, info_); }
+  bool read_rows(png_bytep* rows) {
+    if (setjmp(png_jmpbuf(png_))) return false;
+    png_read_image(png_, rows);
+    png_read_end(png_, nullptr);
+    return true;
+  }
+
+ private:
+  static void on_error(png_structp png, png_const_charp why) {
+    static_cast<Fault*>(png_get_error_ptr(png))->set(why);
+    png_longjmp(png, 1);
+  }
+  static void on_warning(png_structp, png_const_charp) {}
+  static void on_read(png_structp png, png_bytep out, std::size_t wanted) {
+    auto& self = *static_cast<Png*>(png_get_io_ptr(png));
+    if (wanted > self.bytes_.size()) png_error(png, "it ends too early");
+    std::memcpy(out, self.bytes_.data(), wanted);
+    self.bytes_ = self.bytes_.subspan(wanted);
+  }
+
+  std::span<const std::byte> bytes_;
+  Fault fault_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+};
+
+ImageFile decode_png(std::span<const std::byte> bytes, const std::string& name,
+                     const MediaDeck& limits, bool rgb) {
+  Png png(bytes);
+  if (!png.read_header()) fail(name, png.fault());
+  ImageFile image;
+  image.height = png.height();
+  image.width = png.width();
+  check_size(image.height, image.width, name, limits);
+  if (rgb) {
+    // Pillow cuts these values off at 255 instead of scaling them.
+    WEFT_CHECK(png.bits() < 16 || (png.kind() & PNG_COLOR_MASK_COLOR) != 0, Exit::data,
+               "convert it to 8 bits", "image {} is grey with 16 bits, which is not read", name);
+  } else {
+    WEFT_CHECK(png.kind() == PNG_COLOR_TYPE_PALETTE ||
+                   (png.kind() == PNG_COLOR_TYPE_GRAY && png.bits() == 8),
+               Exit::data, "labels are PNGs of 8-bit grey, or with a palette",
+               "labels {} are {} with {} bits", name,
+               (png.kind() & PNG_COLOR_MASK_COLOR) != 0   ? "in colour"
+               : (png.kind() & PNG_COLOR_MASK_ALPHA) != 0 ? "grey with alpha"
+                                                          : "grey",
+               png.bits());
+  }
+  if (!png.prepare(rgb)) fail(name, png.fault());
+  const auto row = static_cast<std::size_t>(image.width) * (rgb ? 3 : 1);
+  WEFT_ASSERT(png.row_bytes() == row);
+  image.values.resize(row * static_cast<std::size_t>(image.height));
+  std::vector<png_bytep> rows;
+  for (std::size_t y = 0; y < static_cast<std::size_t>(image.height); ++y)
+    rows.push_back(image.values.data() + y * row);
+  if (!png.read_rows(rows.data())) fail(name, png.fault());
+  return image;
+}
+
+// A JPEG likewise. Warnings are errors: after one the decoder makes pixels up.
+class Jpeg {
+ public:
+  explicit Jpeg(std::span<const std::byte> bytes) : bytes_(bytes) {
+    info_.err = jpeg_std_error(&errors_.base);
+    errors_.base.error_exit = on_error;
+    errors_.base.emit_message = on_message;
+    progress_.progress_monitor = on_progress;
+  }
+  ~Jpeg() { jpeg_destroy_decompress(&info_); }
+  Jpeg(const Jpeg&) = delete;
+  Jpeg& operator=(const Jpeg&) = delete;
+
+  const Fault& fault() const { return errors_.fault; }
+  std::int64_t height() const { return info_.image_height; }
+  std::int64_t width() const { return info_.image_width; }
+  int components() const { return info_.num_components; }
+
+  bool read_header() {
+    if (setjmp(errors_.jump)) return false;
+    jpeg_create_decompress(&info_);
+    info_.progress = &progress_;
+    jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size());
+    jpeg_read_header(&info_, TRUE);
+    return true;
+  }
+  bool read_rgb(std::uint8_t* out) {
+    if (setjmp(errors_.jump)) return false;
+    info_.out_color_space = JCS_RGB;
+    jpeg_start_decompress(&info_);
+    while (info_.output_scanline < info_.output_height) {
+      JSAMPROW row = out + std::size_t{info_.output_scanline} * info_.output_width * 3;
+      jpeg_read_scanlines(&info_, &row, 1);
+    }
+    jpeg_finish_decompress(&info_);
+    return true;
+  }
+
+ private:
+  struct Errors {
+    jpeg_error_mgr base{};  // first: libjpeg's pointer to it is one to this
+    Fault fault;
+    jmp_buf jump;
+  };
+  [[noreturn]] static void stop(j_common_ptr info) {
+    auto& errors = *reinterpret_cast<Errors*>(info->err);
+    char text[JMSG_LENGTH_MAX];
+    info->err->format_message(info, text);
+    errors.fault.set(text);
+    longjmp(errors.jump, 1);
+  }
+  static void on_error(j_common_ptr info) { stop(info); }
+  static void on_message(j_common_ptr info, int level) {
+    if (level < 0) stop(info);
+  }
+  // A small file may have very many scans, each of which takes the time of a whole picture.
+  static void on_progress(j_common_ptr info) {
+    constexpr int most_scans = 500;
+    auto& errors = *reinterpret_cast<Errors*>(info->err);
+    if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= most_scans) return;
+    errors.fault.set("it has more than 500 scans");
+    longjmp(errors.jump, 1);
+  }
+
+  std::span<const std::byte> bytes_;
+  Errors errors_;
+  jpeg_progress_mgr progress_{};
+  jpeg_decompress_struct info_{};
+};
+
+ImageFile decode_jpeg(std::span<const std::byte> bytes, const std::string& name,
+                      const MediaDeck& limits) {
+  Jpeg jpeg(bytes);
+  if (!jpeg.read_header()) fail(name, jpeg.fault());
+  ImageFile image;
+  image.height = jpeg.height();
+  image.width = jpeg.width();
+  check_size(image.height, image.width, name, limits);
+  WEFT_CHECK(jpeg.components() == 1 || jpeg.components() == 3, Exit::data, general_hint,
+             "image {} is a JPEG of {} colours (CMYK?), which is not read", name,
+             jpeg.components());
+  image.values.resize(static_cast<std::size_t>(image.height * image.width * 3));
+  if (!jpeg.read_rgb(image.values.data())) fail(name, jpeg.fault());
+  return image;
+}
+
+std::string_view begin_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), std::min<std::size_t>(bytes.size(), 16)};
+}
+bool is_png(std::span<const std::byte> bytes) {
+  return begin_of(bytes).starts_with("\x89PNG\r\n\x1a\n");
+}
+bool is_jpeg(std::span<const std::byte> bytes) {
+  return begin_of(bytes).starts_with("\xff\xd8\xff");
+}
+bool is_bmp_or_webp(std::span<const std::byte> bytes) {
+  const std::string_view begin = begin_of(bytes);
+  return begin.starts_with("BM") ||
+         (begin.starts_with("RIFF") && begin.size() >= 12 && begin.substr(8, 4) == "WEBP");
+}
+
+std::vector<std::byte> slurp(const std::string& path, const MediaDeck& limits) {
+  const File file = File::open(path, Exit::data);
+  const double gib = static_cast<double>(file.size()) / (1 << 30);
+  WEFT_CHECK(gib <= limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
+             "{} has {:.3f} GiB, media.max_gib = {}", path, gib, limits.max_gib);
+  std::vector<std::byte> bytes(file.size());
+  file.read(bytes, 0);
+  return bytes;
+}
+
+}  // namespace
+
+ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
+                       const MediaDeck& limits) {
+  if (is_png(bytes)) return decode_png(bytes, name, limits, true);
+  WEFT_CHECK(is_jpeg(bytes), Exit::data, "convert it to JPEG or PNG",
+             "image {} is neither a JPEG nor a PNG, BMP or WebP", name);
+  return decode_jpeg(bytes, name, limits);
+}
+
+ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
+  const std::vector<std::byte> bytes = slurp(path, limits);
+  if (!is_bmp_or_webp(bytes)) return decode_image(bytes, path, limits);
+  VideoReaderOptions options;
+  options.access.limits = limits;
+  VideoReader reader({path, MediaTrust::untrusted}, options);
+  const VideoFrame* frame = reader.next();
+  WEFT_CHECK(frame != nullptr && reader.damaged() == 0, Exit::data, general_hint,
+             "image {} is damaged", path);
+  ImageFile image;
+  image.height = frame->height;
+  image.width = frame->width;
+  for (std::int64_t y = 0; y < image.height; ++y)
+    image.values.insert(image.values.end(), frame->rgb + y * frame->stride,
+                        frame->rgb + y * frame->stride + image.width * 3);
+  return image;
+}
+
+ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& name,
+                        const MediaDeck& limits) {
+  WEFT_CHECK(is_png(bytes), Exit::data, "labels are PNGs of 8-bit grey, or with a palette",
+             "labels {} are no PNG", name);
+  return decode_png(bytes, name, limits, false);
+}
+
+ImageFile read_label_file(const std::string& path, const MediaDeck& limits) {
+  return decode_labels(slurp(path, limits), path, limits);
+}
+
+}  // namespace weft

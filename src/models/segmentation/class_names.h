@@ -1,0 +1,22 @@
+// Names of classes, for people.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// One a line; or ADE20K's object150_info.csv, of whose column Name the first of the names that ";"
+// separates counts. Empty lines at the end are left out. Exit::usage if it cannot be read.
+std::vector<std::string> read_class_names(const std::filesystem::path& file,
+                                          const MediaDeck& limits);
+
+// model.num_classes names: those of the data if it has some, else of model.class_names; "class 17"
+// where neither has one.
+std::vector<std::string> class_names(const Deck& deck,
+                                     const std::vector<std::string>& of_data = {});
+
+}  // namespace weft

@@ -1,0 +1,97 @@
+#include "report/evaluation_page.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "models/segmentation/palette.h"
+#include "report/data.h"
+#include "report/html.h"
+#include "report/style.h"
+
+namespace weft::report_page {
+namespace {
+
+// Of pictures within the page.
+constexpr std::size_t most_bytes = std::size_t{48} << 20;
+
+std::string classes_table(const Evaluation& e) {
+  std::string rows =
+      "<div class=\"scroll\"><table><thead><tr><th></th><th>class</th><th>name</th><th>IoU</th><th>labelled "
+      "pixels</th><th>predicted</th><th>found</th></tr></thead>\n";
+  for (const std::size_t i : e.by_iou()) {
+    const ClassScore& c = e.classes[i];
+    const Rgb colour = class_colour(static_cast<std::int64_t>(i));
+    rows += fmt::format(
+        "<tr><td><i class=\"box\" "
+        "style=\"display:inline-block;width:14px;height:14px;background:#{:02x}{:02x}{:02x}\"></i>"
+        "</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+        colour.r, colour.g, colour.b, i, escape(c.name),
+        c.joined() > 0 ? fmt::format("{:.2f} %", 100 * c.iou()) : "-", c.labelled, c.predicted,
+        percent(static_cast<double>(c.intersection), static_cast<double>(c.labelled)));
+  }
+  return section("Classes",
+                 "By intersection over union; classes that are not labelled anywhere come last. "
+                 "Found: the share of a class's pixels that are predicted as such.",
+                 rows + "</table></div>");
+}
+
+std::string pictures(const Evaluation& e) {
+  if (e.pictures.empty()) return "";
+  std::string body = "<div class=\"media\">";
+  std::size_t total = 0;
+  for (const EvaluationPicture& p : e.pictures) {
+    std::stringstream bytes;
+    bytes << std::ifstream(e.folder / p.file, std::ios::binary).rdbuf();
+    const std::string png = bytes.str();
+    total += png.size();
+    const std::string content =
+        png.empty() || total > most_bytes
+            ? fmt::format("<p class=\"note\">see {}</p>", escape(p.file))
+            : fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
+                          base64(png));
+    body += fmt::format(
+        "<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n", content,
+        escape(p.name), escape(p.file));
+  }
+  return section("Pictures", "The image, its labels (black: none) and the prediction.",
+                 body + "</div>");
+}
+
+std::string facts(const Evaluation& e) {
+  std::string rows = "<div class=\"scroll\"><table>";
+  for (const auto& [name, value] : e.facts)
+    rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value));
+  if (e.pace.images > 0)
+    rows += fmt::format("<tr><th>pace</th><td>{} images on {} ranks in {}: {:.2f} images/s</td></tr>\n",
+                        e.pace.images, e.pace.ranks, seconds_text(e.pace.seconds),
+                        e.pace.images_a_second());
+  return section("What was evaluated", "", rows + "</table></div>");
+}
+
+}  // namespace
+
+std::string evaluation_page(const Evaluation& e) {
+  const std::string title = "Evaluation " + escape(e.folder.string());
+  std::string page = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+      "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
+      "<header><h1>{0}</h1><p>{2}</p></header>\n<div class=\"tiles\">\n",
+      title, page_style, e.facts.empty() ? "" : escape(e.facts.front().second));
+  page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou()),
+               fmt::format("mean IoU of {} classes", e.classes.size()));
+  if (e.known() < std::ssize(e.classes))
+    page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou_of_known()),
+                 fmt::format("mean IoU of the {} that are labelled", e.known()));
+  page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
+  page += tile(fmt::format("{}", e.images), "images");
+  page += tile(seconds_text(e.seconds_at(0.5)), "an image (median)");
+  page += tile(seconds_text(e.seconds_at(0.95)), "an image (95 %)");
+  page += "</div>\n";
+  page += facts(e) + classes_table(e) + pictures(e);
+  return page + "</main></body></html>\n";
+}
+
+}  // namespace weft::report_page
