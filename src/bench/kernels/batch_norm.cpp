@@ -271,9 +271,10 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, Ac
 std::vector<KernelCase> batch_norm_cases(CaseSize size) {
   std::vector<KernelCase> cases;
   const bool real = size == CaseSize::real;
-  const std::vector<Size> sizes =
-      real ? std::vector<Size>{{153600, 64}, {9600, 512}, {9600, 2048}}
-           : std::vector<Size>{{1, 5}, {37, 3}, {263, 64}, {300, 20}, {5, 515}, {530, 24}};
+  const std::vector<Size> sizes = real
+                                      ? std::vector<Size>{{153600, 64}, {9600, 512}, {9600, 2048}}
+                                      : std::vector<Size>{{1, 5},   {37, 3},   {263, 64}, {300, 20},
+                                                          {5, 515}, {530, 24}, {7, 1030}};
   for (const Size& s : sizes)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       add_sums(cases, s, dtype);

@@ -174,6 +174,7 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
     add_windows(cases, {1, 1, 1, 1, 3}, {3, 2, 1}, dtype);
     add_windows(cases, {1, 1, 7, 9, 16}, {2, 3, 0}, dtype);  // pixels between the windows
     add_windows(cases, {1, 1, 6, 6, 3}, {5, 1, 2}, dtype);
+    add_windows(cases, {1, 1, 70, 3, 70}, {3, 2, 1}, dtype);  // more than the CPU's bands
     add_adaptive(cases, {2, 1, 11, 9, 72}, 3, 2, dtype);
     add_adaptive(cases, {1, 2, 7, 8, 5}, 6, 6, dtype);
     add_adaptive(cases, {2, 1, 4, 5, 136}, 1, 1, dtype);

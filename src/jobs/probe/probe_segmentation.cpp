@@ -81,6 +81,13 @@ Tensor read_labels(const ProbeInputs& inputs, const std::string& name, std::size
   return Tensor::from_host(std::span<const std::uint8_t>(bytes), shape);
 }
 
+// An output is written at the end, and may be the tensor itself: for those that change until then.
+Tensor copy_of(const Tensor& t) {
+  Tensor copy = Tensor::empty(t.shape(), t.dtype());
+  ops::convert(t, copy);
+  return copy;
+}
+
 DType dtype_of(const Deck& deck) { return deck.model.dtype == "bf16" ? DType::bf16 : DType::f32; }
 
 void add_buffers(const ParameterTable& table, ProbeOutputs& outputs) {
@@ -210,7 +217,9 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
     }
     params.finish_step();
     parallel.join();
-    if (s == 1) outputs.add_gradients(params);
+    if (s == 1)
+      for (const auto& p : params.all())
+        if (p->trainable) outputs.add("grad." + p->name, copy_of(p->grad));
     parallel.norm(Tensor::persistent({1}, DType::f64), squares);
     parallel.update(optimizers, done, squares);
     parallel.settle();
@@ -320,11 +329,7 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
       add_number(outputs, step + "grad." + p->name.substr(3), sum);
     }
     for (const auto& p : params.all())
-      if (!p->trainable) {
-        Tensor copy = Tensor::empty(p->shape, DType::f32);
-        ops::convert(p->value, copy);
-        outputs.add(step + p->name.substr(3), copy);
-      }
+      if (!p->trainable) outputs.add(step + p->name.substr(3), copy_of(p->value));
   }
   if (rank == 0) outputs.write(request.outputs);
 }

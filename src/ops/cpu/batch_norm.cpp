@@ -1,6 +1,5 @@
 // CPU side of ops/batch_norm.h, bound by memory: with v for one array of activations, sums 1 v,
-// apply 2 v (3 with a residual), backward 2 v + 3 v, with a residual 4 v + 3 v. Whole rows are
-// walked through, a few at a time: what belongs to a channel is read once for them.
+// apply 2 v (3 with a residual), backward 2 v + 3 v, with a residual 4 v + 3 v.
 #include "ops/batch_norm.h"
 
 #include <immintrin.h>
@@ -17,7 +16,9 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-constexpr std::int64_t rows_at_once = 8;
+// Rows are walked along one by one, which memory likes best, unless what belongs to so many
+// channels does not fit into the L1 cache: it is then read once for a few rows.
+constexpr std::int64_t many_channels = 1024, rows_at_once = 4;
 
 // Calls f(piece, first row, rows) for all pieces, in parallel.
 template <class F>
@@ -29,14 +30,16 @@ void for_pieces(const Tensor& x, F&& f) {
     f(k, k * pieces.rows, std::min(pieces.rows, P - k * pieces.rows));
 }
 
-// Calls f(row, channel, lanes, rows) for the vectors of channels of some rows at once.
+// Calls f(row, channel, lanes, rows) for the vectors of channels of one row or of some at once. A
+// channel's rows come in order.
 template <class F>
 void for_tiles(std::int64_t first, std::int64_t rows, std::int64_t C, F&& f) {
   std::int64_t r = first;
-  for (; r + rows_at_once <= first + rows; r += rows_at_once)
-    for_vectors(C, [&](std::int64_t c, int n) { f(r, c, n, rows_at_once); });
-  if (r < first + rows)
-    for_vectors(C, [&](std::int64_t c, int n) { f(r, c, n, first + rows - r); });
+  if (C > many_channels)
+    for (; r + rows_at_once <= first + rows; r += rows_at_once)
+      for_vectors(C, [&](std::int64_t c, int n) { f(r, c, n, rows_at_once); });
+  for (; r < first + rows; ++r)
+    for_vectors(C, [&](std::int64_t c, int n) { f(r, c, n, std::int64_t{1}); });
 }
 
 // sums [2C] = the pieces' sums [count,2,C], added in f64, in order.
@@ -185,11 +188,8 @@ void batch_norm_apply(const Tensor& x, const Tensor& stats, const Tensor& gamma,
           for (std::int64_t i = 0; i < some; ++i) {
             const std::int64_t at = (r + i) * C + c;
             const vf u = normalised(load_n(xs + at, n)) + added(at, n);
-            store_n(ys + at,
-                    u < range.low    ? splat(range.low)
-                    : u > range.high ? splat(range.high)
-                                     : u,
-                    n);
+            const vf low = u < range.low ? splat(range.low) : u;
+            store_n(ys + at, low > range.high ? splat(range.high) : low, n);
           }
         });
       });

@@ -90,62 +90,71 @@ void max_pool_window_forward(const Tensor& x, PoolWindow k, Tensor& y) {
   });
 }
 
-// A task has a vector of channels of a frame and goes down its squares row by row. Rows of dx that
-// no later square touches are written; the `size` rows under way are sums in a ring.
+// A task has a band of a frame's rows and 64 of its channels, and goes down the
+// squares that touch it row by row. Rows of dx that no later square touches are written; the `size`
+// rows under way are sums in a ring.
 void max_pool_window_backward(const Tensor& x, PoolWindow k, const Tensor& dy, Tensor& dx) {
   const std::int64_t H = x.dim(2), W_in = x.dim(3), h = dy.dim(2), w = dy.dim(3), C = dy.dim(4);
   WEFT_ASSERT(h == k.count(H) && w == k.count(W_in) && k.padding < k.size);
-  const std::int64_t pieces = (C + W - 1) / W;
+  constexpr std::int64_t piece = 64, band = 64;
+  const std::int64_t pieces = (C + piece - 1) / piece, bands = (H + band - 1) / band;
   with_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
     const T *in = x.data<T>(), *from = dy.data<T>();
     T* to = dx.data<T>();
 #pragma omp parallel for schedule(static)
-    for (std::int64_t task = 0; task < x.dim(0) * x.dim(1) * pieces; ++task) {
-      const std::int64_t f = task / pieces, c = task % pieces * W;
-      const int n = static_cast<int>(std::min<std::int64_t>(W, C - c));
+    for (std::int64_t task = 0; task < x.dim(0) * x.dim(1) * bands * pieces; ++task) {
+      const std::int64_t f = task / pieces / bands, c = task % pieces * piece;
+      const std::int64_t first = task / pieces % bands * band, last = std::min(first + band, H);
+      const std::int64_t n = std::min(piece, C - c);
       struct Ring;
-      float* ring = scratch<Ring>(static_cast<std::size_t>(k.size * W_in * W));
-      std::fill_n(ring, k.size * W_in * W, 0.0f);
-      const auto sums = [&](std::int64_t row) { return ring + row % k.size * W_in * W; };
-      std::int64_t written = 0;
+      float* ring = scratch<Ring>(static_cast<std::size_t>(k.size * W_in * piece));
+      std::fill_n(ring, k.size * W_in * piece, 0.0f);
+      const auto sums = [&](std::int64_t row) { return ring + row % k.size * W_in * piece; };
+      std::int64_t written = first;
       const auto write_until = [&](std::int64_t end) {
         for (; written < end; ++written) {
           float* row = sums(written);
-          for (std::int64_t j = 0; j < W_in; ++j, row += W) {
-            store_n(to + ((f * H + written) * W_in + j) * C + c, load(row), n);
-            store(row, vf{});
-          }
+          for (std::int64_t j = 0; j < W_in; ++j, row += piece)
+            for_vectors(n, [&](std::int64_t i, int lanes) {
+              store_n(to + ((f * H + written) * W_in + j) * C + c + i, load(row + i), lanes);
+              store(row + i, vf{});
+            });
         }
       };
-      for (std::int64_t r = 0; r < h; ++r) {
+      const std::int64_t begin =
+          std::max<std::int64_t>(0, (first + k.padding - k.size + k.stride) / k.stride);
+      const std::int64_t end = std::min(h, (last - 1 + k.padding) / k.stride + 1);
+      for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t top = r * k.stride - k.padding;
         const std::int64_t r0 = std::max<std::int64_t>(top, 0), r1 = std::min(top + k.size, H);
-        write_until(r0);
+        write_until(std::min(r0, last));
         for (std::int64_t i = 0; i < w; ++i) {
           const std::int64_t left = i * k.stride - k.padding;
           const std::int64_t c0 = std::max<std::int64_t>(left, 0),
                              c1 = std::min(left + k.size, W_in);
-          vf most = splat(-INFINITY);
-          vi best{};
-          int place = 0;
-          for (std::int64_t row = r0; row < r1; ++row)
-            for (std::int64_t j = c0; j < c1; ++j, ++place) {
-              const vf v = load_n(in + ((f * H + row) * W_in + j) * C + c, n);
-              // Strictly greater: of equal values the first gets the gradient.
-              best = v > most ? vi{} + place : best;
-              most = vmax(v, most);
-            }
-          const vf d = load_n(from + ((f * h + r) * w + i) * C + c, n);
-          place = 0;
-          for (std::int64_t row = r0; row < r1; ++row)
-            for (std::int64_t j = c0; j < c1; ++j, ++place) {
-              float* sum = sums(row) + j * W;
-              store(sum, load(sum) + (best == place ? d : vf{}));
-            }
+          for_vectors(n, [&](std::int64_t at, int lanes) {
+            vf most = splat(-INFINITY);
+            vi best{};
+            int place = 0;
+            for (std::int64_t row = r0; row < r1; ++row)
+              for (std::int64_t j = c0; j < c1; ++j, ++place) {
+                const vf v = load_n(in + ((f * H + row) * W_in + j) * C + c + at, lanes);
+                // Strictly greater: of equal values the first gets the gradient.
+                best = v > most ? vi{} + place : best;
+                most = vmax(v, most);
+              }
+            const vf d = load_n(from + ((f * h + r) * w + i) * C + c + at, lanes);
+            for (std::int64_t row = std::max(r0, first); row < std::min(r1, last); ++row)
+              for (std::int64_t j = c0; j < c1; ++j) {
+                const int here = static_cast<int>((row - r0) * (c1 - c0) + j - c0);
+                float* sum = sums(row) + j * piece + at;
+                store(sum, load(sum) + (best == here ? d : vf{}));
+              }
+          });
         }
       }
-      write_until(H);
+      write_until(last);
     }
   });
 }
