@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import unittest
@@ -40,10 +41,12 @@ VAE_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 # A projection on one random direction is such a sum, too: in bf16 2.7e-2 off on the CPU side, 4.2e-2 where convolutions take a
 # rounded bias and leave a rounded gradient of the weights, as cuDNN's do.
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
-# Of a segmentation model's probabilities, and of losses, running statistics and gradients of its training: every activation is
-# bf16, and ReLUs at inputs that rounding moves over zero open or close for whole gradients.
-SEGMENTATION_TOLERANCE = {"f32": 1e-4, "bf16": 5e-2}[DTYPE]
-SEGMENTATION_TRAINING_TOLERANCE = {"f32": 1e-4, "bf16": 3e-1}[DTYPE]
+# Of a segmentation model's probabilities, relative; bf16 is 3e-3 off on the CPU.
+SEGMENTATION_TOLERANCE = {"f32": 1e-4, "bf16": 1e-2}[DTYPE]
+# Of its training in bf16: losses are 2e-3 off on the CPU. Rounding moves ReLUs' inputs over zero, which turns a single gradient
+# into another direction (PyTorch under autocast is 0.50 off over all gradients of seg_r18_train_b4, weft 0.57; of the
+# MobileNet 0.16 and 0.17), but not the lengths of all: their median error is 2.5e-2.
+BF16_LOSS_TOLERANCE, BF16_LENGTH_TOLERANCE = 1e-2, 8e-2
 
 
 def floats(tensor):
@@ -128,6 +131,24 @@ class Golden(WeftTest):
         self.judge(script, expected, out, tolerance)
         return expected, out
 
+    def training(self, case, what, *options, ranks=0):
+        """In f32 every tensor; in bf16 the losses, and gradients by the median error of their lengths."""
+        if DTYPE == "f32":
+            self.segmentation(case, what, *options, ranks=ranks)
+            return
+        if not (GOLDEN / f"{case}.toml").exists():
+            self.skipTest(f"{case} is not there")
+        wanted, got = map(read_safetensors, self.probe(case, what, *options, ranks=ranks))
+        lengths = []
+        for name, tensor in wanted.items():
+            kind, _, rest = name.partition(".")
+            if kind == "grad_norm":
+                length = math.sqrt(sum(x * x for x in floats(got["grad." + rest])))
+                lengths.append(distance(floats(tensor), [length]))
+            elif name.endswith("loss"):
+                self.assertLessEqual(distance(floats(tensor), floats(got[name])), BF16_LOSS_TOLERANCE, name)
+        self.assertLessEqual(statistics.median(lengths), BF16_LENGTH_TOLERANCE)
+
     def test_segmentation_networks(self):
         for case in ("seg_r18_infer", "seg_r50_upernet_infer", "seg_hrnet_c1_infer"):
             with self.subTest(case=case):
@@ -136,10 +157,10 @@ class Golden(WeftTest):
     def test_segmentation_losses(self):
         for case in ("seg_r18_train_b4", "seg_mobilenet_c1ds_train"):
             with self.subTest(case=case):
-                self.segmentation(case, "loss", "--backward", tolerance=SEGMENTATION_TRAINING_TOLERANCE)
+                self.training(case, "loss", "--backward")
 
     def test_segmentation_steps_of_two_ranks(self):
-        self.segmentation("seg_r18_step_g2", "train_steps", tolerance=SEGMENTATION_TRAINING_TOLERANCE, ranks=2)
+        self.training("seg_r18_step_g2", "train_steps", ranks=2)
 
     @unittest.skipUnless(DTYPE == "f32", "these have no number format")
     def test_segmentation_of_every_format(self):
