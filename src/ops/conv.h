@@ -1,6 +1,6 @@
-// Convolutions over channels-last frames, by oneDNN on the CPU and cuDNN on GPUs. Padding, nearest
-// upsampling and the causal front are part of the operation: none of them is ever written to
-// memory.
+// Convolutions over channels-last frames, on the CPU by Winograd's transforms or oneDNN
+// (ops/cpu/conv/), on GPUs by cuDNN. Padding, nearest upsampling and the causal front are part of
+// the operation: none of them is ever written to memory.
 #pragma once
 
 #include "ops/dispatch.h"

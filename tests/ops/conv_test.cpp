@@ -207,6 +207,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{2, 1, 12, 20, 3}, 64, Conv::strided(3, 2), DType::f32, false},
         Case{{1, 1, 9, 10, 64}, 64, Conv::strided(3, 1, 1, 32), DType::f32, false},
         Case{{2, 1, 12, 9, 96}, 96, Conv::strided(3, 1, 1, 96), DType::f32, false},
+        Case{{1, 1, 70, 5, 24}, 24, Conv::strided(3, 1, 1, 24), DType::f32, false},
         Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
         Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
 

@@ -232,14 +232,17 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
   std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
     // The decoder's heaviest levels at 480p, a frame of each, and the temporal decoder's on a chunk
-    // of latents.
+    // of latents; layers of segmentation networks.
     const Size sizes[] = {{{1, 1, 480, 856, 128}, 128, Conv::same(3), "same"},
                           {{1, 1, 240, 428, 256}, 256, Conv::same(3), "same"},
                           {{1, 4, 60, 107, 512}, 512, Conv::same(3), "same"},
                           {{1, 1, 240, 428, 256}, 256, Conv::up(), "up"},
                           {{1, 1, 480, 856, 128}, 128, Conv::down(), "down"},
                           {{1, 17, 60, 107, 128}, 128, Conv::causal(3), "causal"},
-                          {{1, 5, 60, 107, 512}, 512, Conv::causal(3), "causal"}};
+                          {{1, 5, 60, 107, 512}, 512, Conv::causal(3), "causal"},
+                          {{2, 1, 64, 64, 512}, 512, Conv::strided(3, 1, 4), "dilated"},
+                          {{2, 1, 128, 128, 256}, 512, Conv::strided(1, 2), "1x1 stride 2"},
+                          {{2, 1, 128, 128, 144}, 144, Conv::strided(3, 1, 1, 144), "depthwise"}};
     for (const Size& s : sizes) {
       add_forward(cases, s, DType::bf16, true, s.conv.stride == 1 && !s.conv.upsample, false);
       add_backward(cases, s, DType::bf16, false);

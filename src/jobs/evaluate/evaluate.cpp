@@ -62,7 +62,10 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Segmenta
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the costliest image",
             size_text(static_cast<double>(arena->peak())), size_text(static_cast<double>(planned)));
-  return job.share();
+  Json share = job.share();
+  share["planned_bytes"] = planned;
+  share["peak_bytes"] = arena->peak();
+  return share;
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
@@ -115,6 +118,10 @@ int evaluate(const Deck& deck, const EvaluationPage& page, MPI_Comm world) {
              "evaluate.output is empty");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  WEFT_CHECK(!data_of(deck).starts_with("synthetic:"), Exit::usage,
+             "name a store of labelled images in evaluate.data or data.path (weft ingest with "
+             "ingest.images), or shapes:",
+             "{} makes clips, not labelled images", data_of(deck));
   Predictor predictor(deck);
   const auto images = open_labelled_images(data_of(deck), deck.data.verify);
   WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,

@@ -40,7 +40,9 @@ void Evaluation::add(std::span<const std::int64_t> counts) {
   ++images;
 }
 
-double Evaluation::accuracy() const { return ratio(correct, pixels); }
+double Evaluation::accuracy() const {
+  return pixels > 0 ? static_cast<double>(correct) / static_cast<double>(pixels) : 0;
+}
 
 double Evaluation::mean_iou() const {
   double sum = 0;

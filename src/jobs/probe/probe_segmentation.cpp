@@ -121,7 +121,7 @@ void forward(const Deck& deck, const ProbeRequest& request) {
   for (std::int64_t b = 0; b < s[0]; ++b) {
     const Tensor one[] = {logits.slice(b, b + 1)};
     Tensor prediction = Tensor::empty({s[2], s[3]}, DType::u8);
-    Tensor counts = Tensor::empty({3, classes}, DType::i64);
+    Tensor counts = Tensor::empty({3, classes}, DType::i64);  // of nothing: there are no labels
     Tensor scores = probabilities.slice(b, b + 1).view({classes, s[2], s[3]});
     ops::predict_classes(prediction, one, Tensor(), counts, scores);
   }

@@ -54,7 +54,7 @@ std::vector<std::string> read_class_names(const std::filesystem::path& file,
 std::vector<std::string> class_names(const Deck& deck, const std::vector<std::string>& of_data) {
   const SegmentationDeck& model = deck.get<SegmentationDeck>();
   std::vector<std::string> names = of_data;
-  if (names.empty() && !model.class_names.empty()) {
+  if (!model.class_names.empty()) {
     names = read_class_names(model.class_names, deck.media);
     WEFT_CHECK(std::ssize(names) == model.num_classes, Exit::usage,
                "name a file with a line for each class",

@@ -14,8 +14,8 @@ namespace weft {
 std::vector<std::string> read_class_names(const std::filesystem::path& file,
                                           const MediaDeck& limits);
 
-// model.num_classes names: those of the data if it has some, else of model.class_names; "class 17"
-// where neither has one.
+// model.num_classes names: of model.class_names if the deck has it, else those of the data; "class
+// 17" where there is none.
 std::vector<std::string> class_names(const Deck& deck,
                                      const std::vector<std::string>& of_data = {});
 

@@ -106,13 +106,11 @@ Predictor::Tensors Predictor::run(const std::vector<ScaledPicture>& scales, Imag
     const Var x = make_var(std::move(image), false);
     logits.push_back(model_.forward({tape, model_.params()}, x, norm_, {}, false).main->value);
   }
-  Tensors t{Tensor::empty({size.height, size.width}, DType::u8), {}};
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(3 * classes_));
+  Tensors t{Tensor::empty({size.height, size.width}, DType::u8),
+            Tensor::from_host(std::span<const std::int64_t>(zeros), {3, classes_})};
   Tensor label, scores;
-  if (labelled) {
-    label = Tensor::from_host(labels, {size.height, size.width});
-    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(3 * classes_));
-    t.counts = Tensor::from_host(std::span<const std::int64_t>(zeros), {3, classes_});
-  }
+  if (labelled) label = Tensor::from_host(labels, {size.height, size.width});
   ops::predict_classes(t.classes, logits, label, t.counts, scores);
   return t;
 }
@@ -124,7 +122,7 @@ Prediction Predictor::predict(const std::vector<ScaledPicture>& scales, ImageSiz
   Prediction p;
   const Tensor classes = t.classes.to_host();
   p.classes.assign(classes.span<std::uint8_t>().begin(), classes.span<std::uint8_t>().end());
-  if (t.counts.defined()) {
+  if (!labels.empty()) {
     const Tensor counts = t.counts.to_host();
     p.counts.assign(counts.span<std::int64_t>().begin(), counts.span<std::int64_t>().end());
   }

@@ -79,7 +79,6 @@ class Predictor {
 
  private:
   std::vector<ImageSize> sizes(ImageSize size) const;
-  // The tensors of predict(); counts are undefined without labels.
   struct Tensors {
     Tensor classes, counts;
   };

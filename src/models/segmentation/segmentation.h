@@ -26,7 +26,8 @@ class Segmentation {
   // in the table, also those that only training uses. The table outlives the network's values.
   explicit Segmentation(const SegmentationDeck& deck);
 
-  ParameterTable& params() const { return *params_; }
+  ParameterTable& params() { return *params_; }
+  const ParameterTable& params() const { return *params_; }
 
   // Sides of images are multiples of this: 8 of the dilated encoders, otherwise 32.
   int stride() const;

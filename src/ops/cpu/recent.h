@@ -1,12 +1,8 @@
 // What oneDNN makes for a shape, kept for the next call. Images of all sizes come, so only the most
 // recently used are kept: enough for the layers of several sizes; making one again costs less than
-// a millisecond. Included inside WEFT_CPU_BEGIN/END.
+// a millisecond. Included inside WEFT_CPU_BEGIN/END, behind <algorithm>, <cstdint> and <map>.
 
 #pragma once
-
-#include <algorithm>
-#include <cstdint>
-#include <map>
 
 template <class Key, class Value>
 class Recent {

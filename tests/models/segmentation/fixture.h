@@ -18,10 +18,10 @@ inline SegmentationDeck pair_of(const std::string& encoder, const std::string& d
 }
 
 struct Net {
-  enum How { f32, bf16, laid_out };  // laid_out: without values, for plans
+  enum How { f32, bf16, zeros, laid_out };  // laid_out: without memory for gradients, for plans
   explicit Net(const SegmentationDeck& deck, How how = f32) : net(deck) {
     net.params().allocate(1 << 20, how == bf16, how != laid_out);
-    if (how == laid_out) return;
+    if (how == zeros || how == laid_out) return;
     net.params().initialise(5);
     net.params().refresh_working();
   }

@@ -148,7 +148,7 @@ class Exchanges : public OpTest,
                   public testing::WithParamInterface<std::tuple<const char*, const char*, int>> {};
 TEST_P(Exchanges, OnePerLayerOfTheCriticalPath) {
   const auto [encoder, decoder, exchanges] = GetParam();
-  Net n(pair_of(encoder, decoder));
+  Net n(pair_of(encoder, decoder), Net::zeros);
   Twin twin;
   n.group.ranks = &twin;
   n.group.size = 2;
@@ -166,15 +166,17 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("hrnetv2", "c1", 2 + 12 + (1 + 9) + (1 + 4 * 10) + (1 + 3 * 11) + 1)),
     [](const auto& one) { return std::string(std::get<0>(one.param)); });
 
-// A twin with the same images changes neither the mean nor the variance, and no gradient.
-TEST_F(OpTest, SegmentationOnTwoEqualRanksHasTheGradientsOfOne) {
-  Net one(pair_of("resnet18dilated", "ppm_deepsup")),
-      two(pair_of("resnet18dilated", "ppm_deepsup"));
+// A twin with the same images changes neither the mean nor the variance. The two forms differ by
+// where eps stands alone.
+TEST_F(OpTest, SegmentationOnTwoEqualRanksHasTheLossOfOne) {
+  Net one(pair_of("mobilenetv2dilated", "c1_deepsup")),
+      two(pair_of("mobilenetv2dilated", "c1_deepsup"));
   Twin twin;
   two.group.ranks = &twin;
   two.group.size = 2;
+  one.group.eps = two.group.eps = 1e-12f;
   const double a = run_step(one, 2, 64, 64).loss, b = run_step(two, 2, 64, 64).loss;
-  EXPECT_NEAR(a, b, 2e-4 * a);  // 1 / sqrt(max(var, eps)) for 1 / sqrt(var + eps)
+  EXPECT_NEAR(a, b, 1e-5 * a);
   EXPECT_GT(twin.exchanges, 0);
 }
 
@@ -197,6 +199,7 @@ TEST_P(Recompute, KeepsTheBitsAndThePlansPeak) {
     EXPECT_TRUE(recomputed == 0 || r.peak < whole.peak);
     std::size_t i = 0;
     for (const auto& p : n.net.params().all()) {
+      EXPECT_TRUE(!p->trainable || p->grad_written) << p->name;
       const std::vector<float> now = floats(p->trainable ? p->grad : p->value);
       if (recomputed == 0)
         first.push_back(now);
@@ -211,14 +214,15 @@ TEST_P(Recompute, KeepsTheBitsAndThePlansPeak) {
 INSTANTIATE_TEST_SUITE_P(Pairs, Recompute,
                          testing::Values(std::pair("resnet18dilated", "ppm_deepsup"),
                                          std::pair("mobilenetv2dilated", "c1_deepsup"),
+                                         std::pair("resnet50dilated", "upernet_lite"),
                                          std::pair("hrnetv2", "c1")),
                          [](const auto& one) { return std::string(one.param.first); });
 
 TEST_F(OpTest, SegmentationTrainsInBf16) {
   if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
-  Net n(pair_of("resnet18dilated", "ppm_deepsup"));
-  Net low(pair_of("resnet18dilated", "ppm_deepsup"), Net::bf16);
-  EXPECT_NEAR(run_step(low, 2, 64, 64, 0, DType::bf16).loss, run_step(n, 2, 64, 64).loss, 0.03);
+  Net n(pair_of("mobilenetv2dilated", "c1_deepsup"));
+  Net low(pair_of("mobilenetv2dilated", "c1_deepsup"), Net::bf16);
+  EXPECT_NEAR(run_step(low, 2, 64, 64, 0, DType::bf16).loss, run_step(n, 2, 64, 64).loss, 0.1);
 }
 
 }  // namespace

@@ -1,0 +1,260 @@
+"""weft evaluate and weft segment on a tiny network with random weights: counts against an independent computation from the
+pictures that they write, at any rank count, after a kill, and what they refuse."""
+
+import json
+import os
+import struct
+import time
+import unittest
+import zlib
+
+from harness import WeftTest
+
+DECK = """
+[run]
+dir = "run"
+threads = 1
+[model]
+name = "segmentation"
+encoder = "resnet18dilated"
+decoder = "c1"
+num_classes = 6
+weights = "random:3"
+[data]
+path = "shapes:images=7,classes=6,height=33..60,width=40..70,seed=2"
+short_sides = [24, 40]
+max_side = 64
+[evaluate]
+pictures = 100
+predictions = true
+"""
+CLASSES = 6
+# The first classes of ADE20K, as the original draws them.
+COLOURS = [(120, 120, 120), (180, 120, 120), (6, 230, 230), (80, 50, 50), (4, 200, 3), (120, 120, 80)]
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, pixel):
+    """An RGB picture of what pixel(x, y) gives."""
+    rows = b"".join(b"\0" + b"".join(bytes(pixel(x, y)) for x in range(width)) for y in range(height))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def read_png(path):
+    """Width, height, rows of pixels (tuples; of a palette: indices) and the palette, of 8 bits a channel."""
+    data, at, body, palette = path.read_bytes(), 8, b"", None
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at:at + 8])
+        piece = data[at + 8:at + 8 + length]
+        at += 12 + length
+        if kind == b"IHDR":
+            width, height, bits, colour = struct.unpack(">IIBB", piece[:10])
+        elif kind == b"PLTE":
+            palette = [tuple(piece[i:i + 3]) for i in range(0, length, 3)]
+        elif kind == b"IDAT":
+            body += piece
+    assert bits == 8 and colour in (2, 3), (bits, colour)
+    n = 3 if colour == 2 else 1
+    raw, before, rows = zlib.decompress(body), bytes(width * n), []
+    for y in range(height):
+        kind, *row = raw[y * (width * n + 1):(y + 1) * (width * n + 1)]
+        for i in range(width * n):
+            left, up, corner = row[i - n] if i >= n else 0, before[i], before[i - n] if i >= n else 0
+            guess = left + up - corner
+            paeth = min((left, up, corner), key=lambda v: abs(guess - v))
+            row[i] = (row[i] + (0, left, up, (left + up) // 2, paeth)[kind]) & 255
+        before = row
+        rows.append([tuple(row[x * n:x * n + n]) for x in range(width)] if n == 3 else row)
+    return width, height, rows, palette
+
+
+class Segmentation(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "seg.toml").write_text(DECK)
+
+    def evaluate(self, output, *overrides, ranks=1, expect=0):
+        return self.weft("evaluate", "seg.toml", f"evaluate.output={output}", *overrides, ranks=ranks, expect=expect)
+
+    def result(self, output):
+        return json.loads((self.dir / output / "evaluation.json").read_text())
+
+    def lines(self, output, stem="images"):
+        """Lines of the manifest by name, without what differs from run to run."""
+        found = {}
+        for file in (self.dir / output).glob(f"{stem}*.jsonl"):
+            for line in file.read_text().splitlines():
+                j = json.loads(line)
+                for member in ("rank", "seconds", "xxh3"):
+                    j.pop(member, None)
+                found[j["name"]] = j
+        return found
+
+
+class Evaluate(Segmentation):
+    def test_counts_are_those_of_the_pictures(self):
+        said = self.evaluate("one")
+        e = self.result("one")
+        self.assertEqual(e["images"], 7)
+        counts = {kind: [0] * CLASSES for kind in ("intersection", "predicted", "labelled")}
+        for shown in e["pictures"]:
+            width, height, rows, _ = read_png(self.dir / "one" / shown["file"])
+            width //= 3
+            mask_width, mask_height, mask, palette = read_png(
+                self.dir / "one" / shown["file"].replace("pictures", "predictions"))
+            self.assertEqual((mask_width, mask_height), (width, height))
+            self.assertEqual(palette[:CLASSES + 1], [(0, 0, 0), *COLOURS])
+            for row, labels in zip(rows, mask):
+                for x in range(width):
+                    truth, found = row[width + x], row[2 * width + x]
+                    self.assertEqual(found, palette[labels[x]])
+                    if truth == (0, 0, 0):
+                        continue
+                    t, p = COLOURS.index(truth), labels[x] - 1
+                    counts["labelled"][t] += 1
+                    counts["predicted"][p] += 1
+                    counts["intersection"][t] += t == p
+        for kind, wanted in counts.items():
+            self.assertEqual([c[kind] for c in e["classes"]], wanted, kind)
+        joined = [p + t - i for i, p, t in zip(*counts.values())]
+        self.assertEqual([c["union"] for c in e["classes"]], joined)
+        iou = [i / (u + 1e-10) for i, u in zip(counts["intersection"], joined)]
+        self.assertAlmostEqual(e["mean_iou"], sum(iou) / CLASSES, 12)
+        self.assertAlmostEqual(e["accuracy"], sum(counts["intersection"]) / sum(counts["labelled"]), 12)
+        self.assertGreater(len([p for p in counts["predicted"] if p > 0]), 1, "one class alone tests little")
+        # The same for people.
+        self.assertIn(f"mean IoU {100 * e['mean_iou']:.2f} %", said.out)
+        self.assertIn(f"mean IoU {100 * e['mean_iou']:.2f} %", (self.dir / "one/evaluation.txt").read_text())
+        page = (self.dir / "one/evaluation.html").read_text()
+        self.assertEqual(page.count("data:image/png;base64,"), 7)
+        # The dry run told the memory to the byte.
+        share = json.loads((self.dir / "one/evaluate_report.json").read_text())["ranks"][0]
+        self.assertEqual(share["planned_bytes"], share["peak_bytes"])
+
+    def test_the_same_on_two_ranks_and_after_a_kill(self):
+        self.evaluate("one")
+        self.evaluate("two", ranks=2)
+        one, two = self.result("one"), self.result("two")
+        self.assertEqual(one["classes"], two["classes"])
+        self.assertEqual(self.lines("one"), self.lines("two"))
+        for file in ("pictures", "predictions"):
+            for path in (self.dir / "one" / file).iterdir():
+                self.assertEqual(path.read_bytes(), (self.dir / "two" / file / path.name).read_bytes())
+
+        for _ in range(10):  # until a kill does not come too late
+            job = self.start("evaluate", "seg.toml", "evaluate.output=three", ranks=2)
+            while job.process.poll() is None and len(self.lines("three")) < 2:
+                time.sleep(0.002)
+            job.kill()
+            job.wait()
+            self.assert_gone(job)
+            made = len(self.lines("three"))
+            if 2 <= made < 7:
+                break
+        self.assertTrue(2 <= made < 7, "every kill came too late to test anything")
+        again = self.evaluate("three", ranks=1)
+        self.assertRegex(again.err, f"{made} evaluated before|images +{7 - made} made, {made} finished before")
+        self.assertEqual(self.result("three")["classes"], one["classes"])
+        # Other scales are another evaluation.
+        again = self.evaluate("three", "data.short_sides=[24]")
+        self.assertNotIn("evaluated before", again.err)
+
+    def test_old_weights_see_other_pixels(self):
+        self.evaluate("rgb")
+        self.evaluate("bgr", "model.preprocessing=bgr")
+        self.assertNotEqual(self.result("rgb")["classes"], self.result("bgr")["classes"])
+
+    def test_refusals(self):
+        self.refused(self.evaluate("no", "model.weights=", expect=None), 4, "run", "checkpoint")
+        self.refused(self.evaluate("no", "model.weights=none.safetensors", expect=None), 3, "none.safetensors")
+        self.refused(self.evaluate("no", "model.weights=", "model.weights_encoder=a.safetensors", expect=None), 2,
+                     "model.weights_decoder")
+        self.refused(self.evaluate("no", "model.num_classes=5", expect=None), 2, "model.num_classes = 5")
+        self.refused(self.evaluate("no", "data.padding=4", expect=None), 2, "data.padding = 4")
+        self.refused(self.evaluate("no", "evaluate.data=synthetic:", expect=None), 2)
+        (self.dir / "names.txt").write_text("wall\nsky\n")
+        self.refused(self.evaluate("no", "model.class_names=names.txt", expect=None), 2, "2 names")
+
+    def test_a_picture_too_large_for_the_memory_fails_alone(self):
+        job = self.evaluate("tight", "memory.arena_gib=0.004", expect=3)
+        self.assertRegex(job.err, r"a picture of \d+x\d+ needs [\d.]+ GiB")
+
+    def test_class_names(self):
+        (self.dir / "names.csv").write_text(
+            "Idx,Ratio,Train,Val,Stuff,Name\n" + "".join(f"{i},0.1,5,5,1,n{i};other\n" for i in range(1, 7)))
+        self.evaluate("named", "model.class_names=names.csv", "data.path=shapes:images=1,classes=6,height=40,width=40")
+        self.assertEqual([c["name"] for c in self.result("named")["classes"]], ["n1", "n2", "n3", "n4", "n5", "n6"])
+
+
+class Segment(Segmentation):
+    def segment(self, inputs, *overrides, ranks=1, expect=0):
+        return self.weft("segment", "seg.toml", f"segment.inputs={inputs}", *overrides, ranks=ranks, expect=expect)
+
+    def folder(self):
+        (self.dir / "in/sub").mkdir(parents=True)
+        for n, name in enumerate(("a.png", "b.PNG", "sub/a.png")):
+            (self.dir / "in" / name).write_bytes(png(40 + n, 30, lambda x, y: (6 * x % 256, 8 * y, (x * y) % 256)))
+
+    def test_pictures_of_a_folder(self):
+        self.folder()
+        job = self.segment("['in']", "segment.overlay=mask")
+        lines = self.lines("segmented", "segment")
+        self.assertEqual(sorted(lines), ["a", "b", "sub/a"])
+        for name, line in lines.items():
+            width, height, rows, palette = read_png(self.dir / "segmented" / f"{name}.png")
+            self.assertEqual((width, height), (line["width"], line["height"]))
+            pixels = [label - 1 for row in rows for label in row]
+            for s in line["shares"]:
+                self.assertAlmostEqual(s["share"], pixels.count(s["class"]) / len(pixels), 12)
+            self.assertAlmostEqual(sum(s["share"] for s in line["shares"]), 1, 2)
+            self.assertIn(f"{name}: class ", job.out)
+        # The picture beside the colours of the same classes, on two ranks.
+        self.segment("['in']", "segment.output=beside", ranks=2)
+        width, _, rows, _ = read_png(self.dir / "beside/sub/a.png")
+        _, _, mask, palette = read_png(self.dir / "segmented/sub/a.png")
+        self.assertEqual(width, 84)
+        for y, row in enumerate(rows):
+            self.assertEqual(row[:42], [(6 * x % 256, 8 * y, (x * y) % 256) for x in range(42)])
+            self.assertEqual(row[42:], [palette[label] for label in mask[y]])
+        again = self.segment("['in']", "segment.output=beside")
+        self.assertIn("3 made before", again.err)
+        # Results are no inputs.
+        self.segment("['.']", "segment.output=beside")
+        names = list(self.lines("beside", "segment"))
+        self.assertIn("in/sub/a", names)
+        self.assertEqual([n for n in names if n.startswith("beside")], [])
+
+    def test_a_broken_picture_does_not_stop_the_others(self):
+        self.folder()
+        whole = (self.dir / "in/a.png").read_bytes()
+        (self.dir / "in/a.png").write_bytes(whole[:len(whole) // 2])
+        job = self.segment("['in']", ranks=2, expect=3)
+        self.assertIn("in/a.png", job.err)
+        self.assertEqual(sorted(p.name for p in (self.dir / "segmented").rglob("*.png")), ["a.png", "b.png"])
+        (self.dir / "in/a.png").write_bytes(whole)
+        again = self.segment("['in']")
+        self.assertIn("2 made before", again.err)
+
+    def test_a_video(self):
+        source = "lavfi:testsrc2=duration=1:rate=6:size=48x34"
+        self.segment(f"['{source}']")
+        line = self.lines("segmented", "segment")["lavfi"]
+        self.assertEqual([line["frames"], line["height"], line["width"], line["fps"]], [6, 34, 48, 6])
+        # What was written can be read: 6 frames, picture and colours beside each other.
+        self.segment("['segmented/lavfi.mp4']", "segment.output=again", "segment.overlay=blend")
+        line = self.lines("again", "segment")["lavfi"]
+        self.assertEqual([line["frames"], line["height"], line["width"]], [6, 34, 96])
+
+    def test_refusals(self):
+        self.refused(self.segment("[]", expect=None), 2, "segment.inputs is empty")
+        self.refused(self.segment("['none.png']", expect=None), 3, "none.png is not there")
+        os.mkdir(self.dir / "empty")
+        self.refused(self.segment("['empty']", expect=None), 3, "holds no .jpg")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,231 @@
+"""Labelled images: ingest from a list and from folders, restart, bad inputs, inspect."""
+
+import json
+import random
+import re
+import struct
+import subprocess
+import time
+import unittest
+import zlib
+
+from harness import WeftTest
+
+USAGE, DATA = 2, 3
+
+
+def png(height, width, channels, values, palette=None, bits=8):
+    """A PNG file: rows of grey (1), palette (1 with `palette`) or RGB (3) values."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    row = width * channels * bits // 8
+    lines = b"".join(b"\0" + bytes(values[y * row:(y + 1) * row]) for y in range(height))
+    kind = 3 if palette else {1: 0, 3: 2}[channels]
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)) +
+            (chunk(b"PLTE", bytes(palette)) if palette else b"") + chunk(b"IDAT", zlib.compress(lines)) +
+            chunk(b"IEND", b""))
+
+
+class Images(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "images").mkdir()
+        (self.dir / "labels").mkdir()
+
+    def draw(self, count, classes=4):
+        """Pictures and label maps of various sizes, and the lines of their list."""
+        rng = random.Random(5)
+        lines = []
+        for i in range(count):
+            height, width = rng.randint(9, 40), rng.randint(9, 40)
+            pixels = bytes(rng.randrange(256) for _ in range(height * width * 3))
+            labels = bytes(rng.randrange(classes + 1) for _ in range(height * width))
+            (self.dir / "images" / f"{i:03}.png").write_bytes(png(height, width, 3, pixels))
+            (self.dir / "labels" / f"{i:03}.png").write_bytes(
+                png(height, width, 1, labels, palette=range(60) if i % 3 == 0 else None))
+            lines.append({"fpath_img": f"images/{i:03}.png", "fpath_segm": f"labels/{i:03}.png",
+                          "width": width, "height": height})
+        self.write_list(lines)
+        return lines
+
+    def write_list(self, lines, name="train.odgt"):
+        (self.dir / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def ingest_images(self, *more, output="images.h5", ranks=2, expect=0, source="train.odgt"):
+        return self.weft("ingest", "deck.toml", f"ingest.images={source}", f"ingest.output={output}",
+                         *more, ranks=ranks, expect=expect)
+
+    def bytes_of(self, name):
+        return (self.dir / name).read_bytes()
+
+    def inspect(self, name):
+        return self.weft("inspect", name, ranks=0).out
+
+    def test_the_store_does_not_depend_on_the_ranks_or_the_kind_of_input(self):
+        self.draw(75)
+        for ranks in (1, 2, 3):
+            self.ingest_images("ingest.num_classes=4", output=f"{ranks}.h5", ranks=ranks)
+            self.assertFalse((self.dir / f"{ranks}.h5.parts").exists())
+        self.assertEqual(self.bytes_of("1.h5"), self.bytes_of("2.h5"))
+        self.assertEqual(self.bytes_of("1.h5"), self.bytes_of("3.h5"))
+        # Folders give the same images in the same order; only the paths are shorter.
+        self.ingest_images("ingest.num_classes=4", "ingest.labels=labels", output="folder.h5", source="images")
+        strip = lambda text: re.sub(r"^.*\.h5\n", "", text)
+        self.assertEqual(strip(self.inspect("folder.h5")), strip(self.inspect("1.h5")))
+
+    def test_paths_count_from_the_root(self):
+        self.draw(3)
+        (self.dir / "lists").mkdir()
+        (self.dir / "train.odgt").rename(self.dir / "lists" / "train.odgt")
+        self.refused(self.ingest_images(source="lists/train.odgt", expect=None), DATA, "no image came out of 3")
+        self.ingest_images("ingest.root=.", source="lists/train.odgt")
+        self.assertIn("3 images", self.inspect("images.h5"))
+
+    def test_inspect_says_what_is_in_the_store(self):
+        (self.dir / "images" / "a.png").write_bytes(png(4, 6, 3, bytes(72)))
+        (self.dir / "labels" / "a.png").write_bytes(png(4, 6, 1, bytes([0] * 6 + [1] * 12 + [3] * 6)))
+        (self.dir / "images" / "b.png").write_bytes(png(8, 2, 1, bytes(16)))
+        (self.dir / "labels" / "b.png").write_bytes(png(8, 2, 1, bytes([1] * 16)))
+        (self.dir / "names.csv").write_text('Idx,Ratio,Name\n1,0.5,wall\n2,0.3,"building;edifice"\n3,0.2,sky;air\n')
+        self.ingest_images("ingest.labels=labels", "ingest.class_names=names.csv", source="images")
+        text = self.inspect("images.h5")
+        self.assertIn("2 images, 1 of them portrait", text)
+        self.assertIn("shorter side 2 / 4 / 4, longer side 6 / 8 / 8", text)
+        self.assertRegex(text, r"15\.00000 % .* 1 images: unlabelled")
+        self.assertRegex(text, r"70\.00000 % .* 2 images: class 0 wall\n")
+        self.assertRegex(text, r" 0\.00000 % .* 0 images: class 1 building\n")
+        self.assertRegex(text, r"15\.00000 % .* 1 images: class 2 sky\n")
+        self.assertIn("every hash verified", text)
+
+    def test_a_damaged_store_is_named(self):
+        self.draw(5)
+        self.ingest_images()
+        data = bytearray(self.bytes_of("images.h5"))
+        at = len(data) // 2  # among the pixels
+        data[at] ^= 1
+        (self.dir / "images.h5").write_bytes(data)
+        self.refused(self.weft("inspect", "images.h5", ranks=0, expect=None), DATA, "is damaged", "images/00")
+
+    def test_finished_pieces_are_kept(self):
+        lines = self.draw(100)
+        self.ingest_images(output="whole.h5")
+        # A directory in the store's place: everything is decoded, and joining fails.
+        (self.dir / "images.h5").mkdir()
+        (self.dir / "images.h5" / "file").touch()
+        self.ingest_images(expect=DATA)
+        (self.dir / "images.h5" / "file").unlink()
+        (self.dir / "images.h5").rmdir()
+        # A piece that is not whole, and a file that has changed since.
+        piece = self.dir / "images.h5.parts" / "piece_000001"
+        piece.write_bytes(piece.read_bytes()[:-5])
+        label = self.dir / lines[99]["fpath_segm"]
+        label.write_bytes(label.read_bytes() + b"\0")
+        job = self.ingest_images(ranks=3)
+        self.assertIn("64 images were decoded by an earlier attempt", job.err)
+        self.assertEqual(self.bytes_of("images.h5"), self.bytes_of("whole.h5"))
+
+    def test_a_killed_ingest_goes_on(self):
+        self.draw(300)
+        self.ingest_images(output="whole.h5")
+        job = self.start("ingest", "deck.toml", "ingest.images=train.odgt", "ingest.output=images.h5", ranks=2)
+        while job.process.poll() is None and len(list(self.dir.glob("images.h5.parts/piece_??????"))) < 3:
+            time.sleep(0.005)
+        job.kill()
+        job.process.wait()
+        self.ingest_images(ranks=1)
+        self.assertEqual(self.bytes_of("images.h5"), self.bytes_of("whole.h5"))
+        self.assertFalse((self.dir / "images.h5.parts").exists())
+
+    def broken(self, *said, more=(), count=5):
+        """One image is left out with a WARN line that says all of `said`; strictness makes it an error."""
+        job = self.ingest_images(*more)
+        warnings = [line for line in job.err.splitlines() if "left out:" in line]
+        self.assertEqual(len(warnings), 1, job.err)
+        for text in said:
+            self.assertIn(text, warnings[0])
+        self.assertIn(f"{count - 1} images", self.inspect("images.h5"))
+        job = self.ingest_images("--strict", *more, expect=DATA)
+        self.assertIn("1 of 5 images are broken, and ingest.strict is set", job.err)
+
+    def test_a_missing_image(self):
+        lines = self.draw(5)
+        (self.dir / lines[2]["fpath_img"]).unlink()
+        self.broken("images/002.png", "No such file", "train.odgt, line 3")
+
+    def test_missing_labels(self):
+        lines = self.draw(5)
+        (self.dir / lines[4]["fpath_segm"]).unlink()
+        self.broken("labels/004.png", "train.odgt, line 5")
+
+    def test_labels_of_another_size(self):
+        lines = self.draw(5)
+        (self.dir / lines[1]["fpath_segm"]).write_bytes(png(5, 5, 1, bytes(25)))
+        self.broken("labels/001.png has 5x5 labels", "images/001.png has", "train.odgt, line 2")
+
+    def test_a_size_other_than_the_list_says(self):
+        lines = self.draw(5)
+        lines[0]["width"] += 1
+        self.write_list(lines)
+        self.broken("images/000.png has", "the list says", "train.odgt, line 1")
+
+    def test_a_class_too_many(self):
+        lines = self.draw(5)
+        height, width = lines[3]["height"], lines[3]["width"]
+        (self.dir / lines[3]["fpath_segm"]).write_bytes(png(height, width, 1, bytes([5] * (height * width))))
+        self.broken("labels/003.png has the value 5, ingest.num_classes = 4", "train.odgt, line 4",
+                    more=("ingest.num_classes=4",))
+
+    def test_labels_of_16_bits(self):
+        lines = self.draw(5)
+        height, width = lines[3]["height"], lines[3]["width"]
+        (self.dir / lines[3]["fpath_segm"]).write_bytes(
+            png(height, width, 1, bytes(2 * height * width), bits=16))
+        self.broken("labels/003.png are grey with 16 bits", "train.odgt, line 4")
+
+    def test_a_truncated_jpeg(self):
+        lines = self.draw(5)
+        del lines[2]["width"], lines[2]["height"]
+        self.write_list(lines)
+        jpeg = self.dir / "images" / "002.jpg"
+        subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc2=size=64x48", "-frames:v", "1", str(jpeg)],
+                       check=True, stdin=subprocess.DEVNULL)
+        (self.dir / lines[2]["fpath_segm"]).write_bytes(png(48, 64, 1, bytes(48 * 64)))
+        lines[2]["fpath_img"] = "images/002.jpg"
+        self.write_list(lines)
+        self.ingest_images("--strict")
+        self.assertIn("5 images", self.inspect("images.h5"))
+        jpeg.write_bytes(jpeg.read_bytes()[:-400])
+        self.broken("images/002.jpg", "Premature end of JPEG", "train.odgt, line 3")
+
+    def test_a_truncated_png(self):
+        lines = self.draw(5)
+        path = self.dir / lines[2]["fpath_img"]
+        path.write_bytes(path.read_bytes()[:-30])
+        self.broken("images/002.png", "ends too early")
+
+    def test_an_image_that_is_too_large(self):
+        self.draw(1)
+        self.refused(self.ingest_images("media.max_megapixels=0.00001", expect=None), DATA, "no image came out of 1",
+                     "media.max_megapixels")
+
+    def test_lists_that_are_none(self):
+        self.draw(3)
+        with open(self.dir / "train.odgt", "a") as file:
+            file.write("images/004.png labels/004.png\n")
+        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "train.odgt, line 4", "not a JSON object")
+        (self.dir / "train.odgt").write_text("\n")
+        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "names no image")
+        self.refused(self.ingest_images(ranks=1, source="nowhere.odgt", expect=None), DATA, "nowhere.odgt")
+        self.refused(self.ingest_images(ranks=1, source="images", expect=None), DATA, "ingest.labels")
+
+    def test_settings_that_contradict_each_other(self):
+        self.draw(1)
+        (self.dir / "names.txt").write_text("one\ntwo\n")
+        self.refused(self.ingest_images("ingest.num_classes=3", "ingest.class_names=names.txt", ranks=1, expect=None),
+                     DATA, "has 2 names of classes, ingest.num_classes = 3")
+        self.refused(self.ingest_images('ingest.inputs=["a.mp4"]', ranks=1, expect=None), USAGE,
+                     "ingest.inputs and ingest.images")
+
+
+if __name__ == "__main__":
+    unittest.main()

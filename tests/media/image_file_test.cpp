@@ -1,0 +1,253 @@
+// Pictures and label maps from files, and their resizing, as Pillow 9.4 does it: the files, sums
+// and samples here are Pillow's.
+#include "media/image_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "media/pillow_resize.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::uint8_t> picture(std::int64_t height, std::int64_t width) {
+  std::vector<std::uint8_t> rgb;
+  for (std::int64_t y = 0; y < height; ++y)
+    for (std::int64_t x = 0; x < width; ++x)
+      for (std::int64_t c = 0; c < 3; ++c)
+        rgb.push_back(static_cast<std::uint8_t>(x * 37 + y * 91 + c * 53 + x * y * 7));
+  return rgb;
+}
+
+// The sum of the values, and of the values times their places from 1 on.
+std::pair<std::int64_t, std::int64_t> sums(const std::vector<std::uint8_t>& values) {
+  std::int64_t sum = 0, weighted = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    sum += values[i];
+    weighted += static_cast<std::int64_t>(i + 1) * values[i];
+  }
+  return {sum, weighted};
+}
+
+TEST(PillowResize, MakesThePixelsOfPillow) {
+  const struct {
+    std::int64_t from_height, from_width, height, width, sum, weighted, near, near_weighted;
+  } cases[] = {
+      {29, 37, 15, 50, 287760, 324381121, 95888, 36529577},
+      {48, 64, 48, 31, 570351, 1277852659, 192904, 144744344},
+      {70, 50, 33, 50, 629821, 1557016146, 208812, 169502639},
+      {9, 1, 28, 3, 30996, 4119849, 9072, 458406},
+      {3, 100, 7, 11, 28969, 3336925, 9235, 356457},
+      {65, 97, 130, 194, 9679804, 366418672174, 3257664, 41177399712},
+      {211, 157, 12, 9, 41275, 6709591, 12964, 717685},
+      {24, 24, 24, 24, 218768, 189209024, 71408, 20458928},
+      {40, 33, 1, 1, 384, 764, 44, 44},
+      {2, 1, 37, 64, 699840, 3012518752, 110656, 194809888},
+  };
+  for (const auto& c : cases) {
+    const auto rgb = picture(c.from_height, c.from_width);
+    const std::int64_t stride = c.width * 3 + 5;
+    std::vector<std::uint8_t> wide(static_cast<std::size_t>(c.height * stride), 77), out;
+    pillow_resize({rgb.data(), c.from_height, c.from_width, c.from_width * 3}, c.height, c.width,
+                  PillowFilter::bilinear, wide.data(), stride);
+    for (std::int64_t y = 0; y < c.height; ++y) {
+      const auto row = wide.begin() + y * stride;
+      out.insert(out.end(), row, row + c.width * 3);
+      EXPECT_TRUE(std::all_of(row + c.width * 3, row + stride, [](int v) { return v == 77; }));
+    }
+    EXPECT_EQ(sums(out), std::pair(c.sum, c.weighted)) << c.from_height;
+
+    std::vector<std::uint8_t> labels, scaled(static_cast<std::size_t>(c.height * c.width));
+    for (std::size_t i = 0; i < rgb.size(); i += 3) labels.push_back(rgb[i]);
+    nearest_resize(labels.data(), c.from_height, c.from_width, c.height, c.width, scaled.data());
+    EXPECT_EQ(sums(scaled), std::pair(c.near, c.near_weighted)) << c.from_height;
+  }
+}
+
+// Where (i + 0.5) * in / out would be 1.
+TEST(PillowResize, NearestAddsUpItsSteps) { EXPECT_EQ(nearest_samples(2, 7)[3], 0); }
+
+std::vector<std::byte> from_hex(std::string_view hex) {
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes.push_back(static_cast<std::byte>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16)));
+  return bytes;
+}
+
+struct Fixture {
+  std::int64_t height, width, sum, weighted;
+  const char* hex;
+};
+const Fixture colour = {
+    5, 6, 11889, 550168,
+    "89504e470d0a1a0a0000000d4948445200000006000000050802000000e93a0ab100000037494441"
+    "54789c636430cd5245058cd1138eeaa002c66daf158c5101a3a05bb5152a60c859786ded23f177ca"
+    "11fa29330b96dedaf84c1a00d61519c839b9641d0000000049454e44ae426082"};
+const Fixture grey = {
+    5, 6, 12072, 565089,
+    "89504e470d0a1a0a0000000d49484452000000060000000508000000004333c23a0000002c494441"
+    "54789c63d456555555e5606cd3e19f765f87f1c8dc67c6c6628c365656b24bdeb244abacfee2a802"
+    "00a5fb0ad628f07a480000000049454e44ae426082"};
+const Fixture with_alpha = {
+    5, 6, 11889, 550168,
+    "89504e470d0a1a0a0000000d494844520000000600000005080600000066589de600000042494441"
+    "54789c636430cd3255c50218a3271c9da08305306e7badf0da180b601474ab76b3c2021872165e5b"
+    "b8f691f8a377ca11cafa2933530a96de5abaf199f43300d44b2309385b2eba0000000049454e44ae"
+    "426082"};
+const Fixture palette = {
+    5, 6, 11767, 539333,
+    "89504e470d0a1a0a0000000d4948445200000006000000050403000000947680d500000030504c54"
+    "45b8ed229ed3886da2d7964b80174c81000000000000000000000000000000000000000000000000"
+    "000000000000000000ec92da890000001c49444154789c6370515260506276616076526070523061"
+    "5030510000178f025f7c17e5550000000049454e44ae426082"};
+const Fixture grey_alpha = {
+    5, 6, 12072, 565089,
+    "89504e470d0a1a0a0000000d4948445200000006000000050804000000cc51556d00000046494441"
+    "54789c63d4feafca00811c0c8c6dff7518f819a631dc67d061603cf27f2ec3330663066306310646"
+    "9bff560c560cb20c4b18de32b04433a830ac66f8c2e0c8a0c20000e71a0ed20fc6a6a50000000049"
+    "454e44ae426082"};
+const Fixture black_and_white = {
+    5, 6, 12240, 572985,
+    "89504e470d0a1a0a0000000d49484452000000060000000501000000004e23a04b00000012494441"
+    "54789c63d06178c0b487690bc31a000e3e032de302ccc30000000049454e44ae426082"};
+const Fixture jpeg_420 = {
+    13, 17, 73440, 28883838,
+    "ffd8ffe000104a46494600010100000100010000ffdb00430006040506050406060506070706080a"
+    "100a0a09090a140e0f0c1017141818171416161a1d251f1a1b231c1616202c20232627292a29191f"
+    "2d302d283025282928ffdb0043010707070a080a130a0a13281a161a282828282828282828282828"
+    "2828282828282828282828282828282828282828282828282828282828282828282828282828ffc0"
+    "001108000d001103012200021101031101ffc4001f00000105010101010101000000000000000001"
+    "02030405060708090a0bffc400b5100002010303020403050504040000017d010203000411051221"
+    "31410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a2526272829"
+    "2a3435363738393a434445464748494a535455565758595a636465666768696a737475767778797a"
+    "838485868788898a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6"
+    "c7c8c9cad2d3d4d5d6d7d8d9dae1e2e3e4e5e6e7e8e9eaf1f2f3f4f5f6f7f8f9faffc4001f010003"
+    "0101010101010101010000000000000102030405060708090a0bffc400b511000201020404030407"
+    "05040400010277000102031104052131061241510761711322328108144291a1b1c109233352f015"
+    "6272d10a162434e125f11718191a262728292a35363738393a434445464748494a53545556575859"
+    "5a636465666768696a737475767778797a82838485868788898a92939495969798999aa2a3a4a5a6"
+    "a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9dae2e3e4e5e6e7e8e9ea"
+    "f2f3f4f5f6f7f8f9faffda000c03010002110311003f00f22d23c2bf77f77fa576da47857eefeeff"
+    "004aee748d1adbe5e3f4aedb48d1adbe5e3f4a9c36259c7c3dc4d3d0f2ff00f8457fe99fe9457b77"
+    "f635b7a7e9457a1f5967deff00acd33fffd9"};
+const Fixture jpeg_grey = {
+    13, 17, 72786, 29857650,
+    "ffd8ffe000104a46494600010100000100010000ffdb00430006040506050406060506070706080a"
+    "100a0a09090a140e0f0c1017141818171416161a1d251f1a1b231c1616202c20232627292a29191f"
+    "2d302d283025282928ffc0000b08000d001101011100ffc4001f0000010501010101010100000000"
+    "000000000102030405060708090a0bffc400b5100002010303020403050504040000017d01020300"
+    "041105122131410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a"
+    "25262728292a3435363738393a434445464748494a535455565758595a636465666768696a737475"
+    "767778797a838485868788898a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9ba"
+    "c2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9dae1e2e3e4e5e6e7e8e9eaf1f2f3f4f5f6f7f8f9faffda"
+    "0008010100003f00f22d23c2bf77f77fa576da47857eefeeff004adfff008457fe99fe95b5a468d6"
+    "df2f1fa576da468d6df2f1fa56f7f635b7a7e95fffd9"};
+const Fixture jpeg_progressive = {
+    13, 17, 73478, 28868533,
+    "ffd8ffe000104a46494600010100000100010000ffdb00430006040506050406060506070706080a"
+    "100a0a09090a140e0f0c1017141818171416161a1d251f1a1b231c1616202c20232627292a29191f"
+    "2d302d283025282928ffdb0043010707070a080a130a0a13281a161a282828282828282828282828"
+    "2828282828282828282828282828282828282828282828282828282828282828282828282828ffc2"
+    "001108000d001103012100021101031101ffc4001700000301000000000000000000000000000004"
+    "0506ffc40017010003010000000000000000000000000002040507ffda000c030100021003100000"
+    "01c85b36e80c5e76dcfcfdf18bdfffc4001910000301010100000000000000000000000002030413"
+    "14ffda00080101000105029652594f2928a928a9c54fffc4001a1100020203000000000000000000"
+    "00000000020305041314ffda0008010301013f01afca3a8af998dcc7ffc400191101000203000000"
+    "000000000000000000000103021112ffda0008010201013f01af274ae5b7ffc40016100101010000"
+    "0000000000000000000000310020ffda0008010100063f022231ffc4001710000301000000000000"
+    "0000000000000000102131ffda0008010100013f21cc66948488ffda000c03010002000300000010"
+    "c101ffc4001811000203000000000000000000000000000021103171ffda0008010301013f10ad9b"
+    "168bffc40017110100030000000000000000000000000000011011ffda0008010201013f10af3b6f"
+    "ffc4001a100002020300000000000000000000000000a141f11161f0ffda0008010100013f10a82a"
+    "0e304722391ad1ffd9"};
+
+std::string refused(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    return e.what();
+  }
+  return "nothing";
+}
+
+TEST(ImageFile, ReadsPixelsAsPillow) {
+  for (const Fixture* f : {&colour, &grey, &with_alpha, &palette, &grey_alpha, &black_and_white,
+                           &jpeg_420, &jpeg_grey, &jpeg_progressive}) {
+    const ImageFile image = decode_image(from_hex(f->hex), "picture", {});
+    EXPECT_EQ(image.height, f->height);
+    EXPECT_EQ(image.width, f->width);
+    EXPECT_EQ(sums(image.values), std::pair(f->sum, f->weighted)) << f->hex;
+  }
+}
+
+TEST(ImageFile, ReadsThePalettesIndicesAsLabels) {
+  EXPECT_THAT(decode_labels(from_hex(palette.hex), "labels", {}).values,
+              testing::ElementsAreArray({4, 4, 2, 2, 2, 0, 2, 2, 0, 3, 4, 4, 0, 3, 4,
+                                         2, 2, 0, 4, 2, 2, 0, 3, 4, 2, 0, 3, 4, 2, 0}));
+  const ImageFile labels = decode_labels(from_hex(grey.hex), "labels", {});
+  EXPECT_EQ(3 * sums(labels.values).first, grey.sum);
+}
+
+TEST(ImageFile, RefusesOtherLabels) {
+  for (const Fixture* f : {&colour, &with_alpha, &grey_alpha, &black_and_white})
+    EXPECT_THAT(refused([&] { decode_labels(from_hex(f->hex), "the labels", {}); }),
+                HasSubstr("labels the labels are"));
+  EXPECT_THAT(refused([] { decode_labels(from_hex(jpeg_grey.hex), "the labels", {}); }),
+              HasSubstr("no PNG"));
+}
+
+// Every beginning of a file is an error that names it, and so is every file with one byte changed,
+// unless it still is a picture.
+TEST(ImageFile, SurvivesDamage) {
+  for (const Fixture* f : {&colour, &palette, &jpeg_420, &jpeg_progressive}) {
+    const auto bytes = from_hex(f->hex);
+    // A JPEG's last two bytes say no more than that it has ended.
+    for (std::size_t n = 0; n + 2 < bytes.size(); ++n)
+      EXPECT_THAT(refused([&] { decode_image(std::span(bytes).first(n), "the file", {}); }),
+                  HasSubstr("the file"))
+          << n;
+    int read = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      auto damaged = bytes;
+      damaged[i] ^= std::byte{0x55};
+      try {
+        decode_image(damaged, "the file", {});
+        ++read;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Exit::data);
+      }
+    }
+    EXPECT_LT(read, std::ssize(bytes));
+  }
+}
+
+TEST(ImageFile, KeepsToTheLimits) {
+  MediaDeck limits;
+  limits.max_megapixels = 0.0001;
+  EXPECT_THAT(refused([&] { decode_image(from_hex(jpeg_420.hex), "the file", limits); }),
+              HasSubstr("media.max_megapixels"));
+  EXPECT_THAT(refused([] { read_image_file("/nowhere.png", {}); }), HasSubstr("/nowhere.png"));
+  EXPECT_THAT(refused([] { read_image_file("/proc/self/exe", {}); }), HasSubstr("neither a JPEG"));
+}
+
+TEST(ImageFile, ReadsAFile) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("weft_image_file_" + std::to_string(::getpid()) + ".any");
+  const auto bytes = from_hex(colour.hex);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+  EXPECT_EQ(sums(read_image_file(path.string(), {}).values),
+            std::pair(colour.sum, colour.weighted));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace weft
