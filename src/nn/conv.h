@@ -68,8 +68,8 @@ Var pad_frames(Context c, const Var& x, std::int64_t count);
 
 namespace weft {
 
-// NAME.weight [out, in, kernel...] (in: a group's input channels) and, with `bias`, NAME.bias [out],
-// both uniform within 1 / sqrt(fan in). `kernel` is {k, k} or {k, k, k}.
+// NAME.weight [out, in, kernel...] (in: a group's input channels) and, with `bias`, NAME.bias
+// [out], both uniform within 1 / sqrt(fan in). `kernel` is {k, k} or {k, k, k}.
 nn::ConvWeights add_conv(ParameterTable& table, const std::string& name, std::int64_t out,
                          std::int64_t in, std::initializer_list<std::int64_t> kernel, bool bias,
                          bool trainable = true);

@@ -41,10 +41,10 @@ WEFT_OP(nll_forward, void(const Tensor& logits, const Tensor& labels, Tensor& st
 WEFT_OP(nll_backward, void(const Tensor& logits, const Tensor& labels, const Tensor& stats,
                            float weight, Tensor& dlogits));
 // What a step reports of these stats: with loss = mean over the labelled positions (0 without any),
-// losses f32 [n] = loss of `main` + scale * loss of `aux`, terms f32 [2 or 3] = n times the share of
-// positions that are right, the loss of main, and that of aux where it is defined.
-WEFT_OP(nll_summary, void(const Tensor& main, const Tensor& aux, float scale, Tensor& losses,
-                          Tensor& terms));
+// losses f32 [n] = loss of `main` + scale * loss of `aux`, terms f32 [2 or 3] = n times the share
+// of positions that are right, the loss of main, and that of aux where it is defined.
+WEFT_OP(nll_summary,
+        void(const Tensor& main, const Tensor& aux, float scale, Tensor& losses, Tensor& terms));
 
 // Losses of logits x with a sign s = +1 or -1: hinge max(0, 1 + s x); logistic log(1 + exp(s x));
 // linear s x.

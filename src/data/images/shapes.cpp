@@ -23,7 +23,7 @@ struct Range {
 };
 
 struct Spec {
-  Range images{400, 400}, classes{6, 6}, height{96, 160}, width{96, 160}, seed{1, 1};
+  Range images{400, 400}, classes{6, 6}, height{96, 160}, width{96, 160}, hues{0, 0}, seed{1, 1};
 };
 
 std::int64_t number(std::string_view key, std::string_view text) {
@@ -41,10 +41,11 @@ void set(Spec& spec, const std::string& item) {
     std::int64_t least, most;
     bool range;
   };
-  const std::array<Key, 5> keys = {Key{"images", &spec.images, 1, 10'000'000, false},
+  const std::array<Key, 6> keys = {Key{"images", &spec.images, 1, 10'000'000, false},
                                    {"classes", &spec.classes, 2, std::ssize(all_names), false},
                                    {"height", &spec.height, 8, 8192, true},
                                    {"width", &spec.width, 8, 8192, true},
+                                   {"hues", &spec.hues, 0, 1, false},
                                    {"seed", &spec.seed, 0, INT64_MAX, false}};
   const auto equals = item.find('=');
   WEFT_CHECK(equals != std::string::npos, Exit::usage, hint, "\"{}\" in shapes: is not key=value",
@@ -90,6 +91,21 @@ using Colour = std::array<float, 3>;
 
 Colour colour(Draw& draw) {
   return {draw.between(20, 235), draw.between(20, 235), draw.between(20, 235)};
+}
+
+// Of a class with hues=1: around this one.
+constexpr std::array<Colour, 8> hues = {{{130, 130, 130},
+                                         {205, 60, 60},
+                                         {60, 180, 75},
+                                         {70, 90, 210},
+                                         {215, 190, 60},
+                                         {185, 70, 200},
+                                         {60, 190, 200},
+                                         {230, 140, 60}}};
+Colour shade(Draw& draw, std::size_t kind) {
+  Colour c = colour(draw);
+  for (std::size_t k = 0; k < 3; ++k) c[k] = hues[kind][k] + 0.35f * (c[k] - 127);
+  return c;
 }
 
 // 0 to 1 and back, period 1.
@@ -167,7 +183,10 @@ class Shapes : public LabelledImages {
     out.labels.resize(static_cast<std::size_t>(height * width));
 
     const auto side = static_cast<float>(std::min(height, width));
-    const Colour ground = colour(draw), second = colour(draw);
+    const auto paint = [&](std::size_t kind) {
+      return spec_.hues.low == 1 ? shade(draw, kind) : colour(draw);
+    };
+    const Colour ground = paint(0), second = paint(0);
     const float down = draw.between(-6, 6) / side, across = draw.between(-6, 6) / side;
     std::vector<Shape> shapes(static_cast<std::size_t>(3 + draw.from({0, 4})));
     for (Shape& s : shapes) {
@@ -179,8 +198,8 @@ class Shapes : public LabelledImages {
       s.cosine = (1 - t * t) / (1 + t * t);
       s.sine = 2 * t / (1 + t * t);
       s.round = draw.unit() < 0.5f;
-      s.colour = colour(draw);
-      s.second = colour(draw);
+      s.colour = paint(s.kind);
+      s.second = paint(s.kind);
     }
     std::array<std::int64_t, 4> margin{};  // top, bottom, left, right: not labelled
     for (auto& m : margin) m = std::max<std::int64_t>(0, draw.from({0, 5}) - 2);

@@ -14,11 +14,12 @@ namespace weft {
 //   classes=6                2 to 8: ground, disc, square, triangle, ring, stripes, cross, checks
 //   height=96..160           of each picture: drawn from this range, or one number
 //   width=96..160
+//   hues=0                   1: each class in shades of a colour of its own, which is learnt fast
 //   seed=1                   another seed, other pictures: training and held-out ones differ by it
-// Every class occurs in every colour, so that only shape and texture tell them apart. Pictures have
-// noise, and shapes overlap; a margin of a few pixels at some sides is unlabelled. Everything about
-// picture i follows from (seed, i). Throws Exit::usage on an unknown key (naming the nearest) or a
-// value out of range.
+// Without hues every class occurs in every colour, so that only shape and texture tell them apart;
+// a network needs hours for that. Pictures have noise, and shapes overlap; a margin of a few pixels
+// at some sides is unlabelled. Everything about picture i follows from (seed, i). Throws
+// Exit::usage on an unknown key (naming the nearest) or a value out of range.
 inline constexpr const char* shapes_prefix = "shapes:";
 inline bool is_shapes(const std::string& path) { return path.starts_with(shapes_prefix); }
 std::unique_ptr<LabelledImages> make_shapes(const std::string& path);

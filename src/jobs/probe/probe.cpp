@@ -7,9 +7,9 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
-#include "jobs/probe/probe_segmentation.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
+#include "jobs/probe/probe_segmentation.h"
 #include "jobs/probe/probe_vae.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
@@ -106,7 +106,9 @@ const std::vector<Probe>& probes() {
       {{"segmentation"}, {"forward", "loss", "train_steps"}, true, probe_segmentation},
       {{"sync_batch_norm"}, {"sync_batch_norm"}, false, probe_segmentation},
       {{"image_resize"}, {"resize_image"}, false, alone(probe_images)},
-      {{"segmentation_data"}, {"segmentation_batch", "segmentation_scales"}, false,
+      {{"segmentation_data"},
+       {"segmentation_batch", "segmentation_scales"},
+       false,
        alone(probe_images)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
   };
