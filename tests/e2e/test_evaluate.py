@@ -1,14 +1,18 @@
 """weft evaluate and weft segment on a tiny network with random weights: counts against an independent computation from the
 pictures that they write, at any rank count, after a kill, and what they refuse."""
 
+import array
 import json
 import os
+import pathlib
 import struct
 import time
 import unittest
 import zlib
 
-from harness import WeftTest
+from harness import REPOSITORY, WeftTest, read_safetensors
+
+GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 
 DECK = """
 [run]
@@ -280,6 +284,23 @@ class Segment(Segmentation):
         self.refused(self.segment("['none.png']", expect=None), 3, "none.png is not there")
         os.mkdir(self.dir / "empty")
         self.refused(self.segment("['empty']", expect=None), 3, "holds no .jpg")
+
+
+@unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
+class Scores(WeftTest):
+    def test_what_the_original_computed(self):
+        case, out = GOLDEN / "seg_evaluation", self.dir / "out.safetensors"
+        self.weft("probe", "segmentation_scores", "--deck", f"{case}.toml", "--inputs", f"{case}.inputs.safetensors",
+                  "--outputs", out, ranks=0)
+        wanted, got = read_safetensors(f"{case}.expected.safetensors"), read_safetensors(out)
+        for name, (dtype, shape, data) in wanted.items():
+            with self.subTest(tensor=name):
+                self.assertEqual(got[name][:2], (dtype, shape))
+                if dtype == "F32":
+                    for a, b in zip(array.array("f", data), array.array("f", got[name][2])):
+                        self.assertAlmostEqual(a, b, delta=1e-6)
+                else:  # classes, counts and colours
+                    self.assertEqual(got[name][2], data)
 
 
 if __name__ == "__main__":
