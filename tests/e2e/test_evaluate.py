@@ -10,7 +10,7 @@ import time
 import unittest
 import zlib
 
-from harness import REPOSITORY, WeftTest, read_safetensors
+from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
 
 GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 
@@ -212,6 +212,24 @@ class Evaluate(Segmentation):
         self.assertIn("p2.png", job.err)
         self.assertEqual(sorted(self.lines("damaged")), ["image0", "image1", "image3"])
         self.assertFalse((self.dir / "damaged/evaluation.json").exists())
+
+    def test_weights_of_a_run_of_a_file_and_of_a_pair(self):
+        self.weft("train", "seg.toml", "model.weights=", "train.steps=2", "train.batch_size=2", "data.short_sides=[24]",
+                  ranks=1)
+        self.evaluate("run_dir", "model.weights=")
+        wanted = self.result("run_dir")["classes"]
+        self.assertGreater(len([c for c in wanted if c["predicted"] > 0]), 1, "one class alone tests little")
+        self.weft("export", "run", "all.safetensors", ranks=0)
+        self.evaluate("file", "model.weights=all.safetensors")
+        self.assertEqual(self.result("file")["classes"], wanted)
+        for half in ("encoder", "decoder"):
+            tensors = read_safetensors(self.dir / "all.safetensors").items()
+            write_safetensors(self.dir / f"{half}.safetensors",
+                              {name[len(half) + 1:]: t for name, t in tensors if name.startswith(half + ".")})
+        pair = ("model.weights_encoder=encoder.safetensors", "model.weights_decoder=decoder.safetensors")
+        self.evaluate("pair", "model.weights=", *pair)
+        self.assertEqual(self.result("pair")["classes"], wanted)
+        self.refused(self.evaluate("no", *pair, expect=None), 2, "twice")
 
     def test_class_names(self):
         (self.dir / "names.csv").write_text(
