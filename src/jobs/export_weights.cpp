@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "models/segmentation/segmentation.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
 #include "models/video_vae/options.h"
@@ -72,15 +73,21 @@ int export_weights(const ExportRequest& request) {
   how.shard_bytes = static_cast<std::uint64_t>(request.shard_size * 1e9);
   std::optional<Stdit3> model;
   std::optional<VideoVae> vae;
+  std::optional<Segmentation> segmentation;
   if (deck.model.name == "vae") {
     vae.emplace(deck.get<VaeDeck>());
     how.buffers = constants(request, deck.get<VaeDeck>());
   } else {
     WEFT_CHECK(request.latents.empty(), Exit::usage, "leave --latents out",
                "--latents is for VAEs, {} is a run of {}", request.run, deck.model.name);
-    model.emplace(stdit3_config(deck));
+    if (deck.model.name == "segmentation")
+      segmentation.emplace(deck.get<SegmentationDeck>());
+    else
+      model.emplace(stdit3_config(deck));
   }
-  ParameterTable& params = vae ? vae->params() : model->params();
+  ParameterTable& params = vae            ? vae->params()
+                           : segmentation ? segmentation->params()
+                                          : model->params();
   params.allocate_for_inference(false);
   if (request.ema)
     restore_ema(checkpoint, params);

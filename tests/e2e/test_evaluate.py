@@ -1,14 +1,18 @@
 """weft evaluate and weft segment on a tiny network with random weights: counts against an independent computation from the
 pictures that they write, at any rank count, after a kill, and what they refuse."""
 
+import array
 import json
 import os
+import pathlib
 import struct
 import time
 import unittest
 import zlib
 
-from harness import WeftTest
+from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
+
+GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 
 DECK = """
 [run]
@@ -209,6 +213,24 @@ class Evaluate(Segmentation):
         self.assertEqual(sorted(self.lines("damaged")), ["image0", "image1", "image3"])
         self.assertFalse((self.dir / "damaged/evaluation.json").exists())
 
+    def test_weights_of_a_run_of_a_file_and_of_a_pair(self):
+        self.weft("train", "seg.toml", "model.weights=", "train.steps=2", "train.batch_size=2", "data.short_sides=[24]",
+                  ranks=1)
+        self.evaluate("run_dir", "model.weights=")
+        wanted = self.result("run_dir")["classes"]
+        self.assertGreater(len([c for c in wanted if c["predicted"] > 0]), 1, "one class alone tests little")
+        self.weft("export", "run", "all.safetensors", ranks=0)
+        self.evaluate("file", "model.weights=all.safetensors")
+        self.assertEqual(self.result("file")["classes"], wanted)
+        for half in ("encoder", "decoder"):
+            tensors = read_safetensors(self.dir / "all.safetensors").items()
+            write_safetensors(self.dir / f"{half}.safetensors",
+                              {name[len(half) + 1:]: t for name, t in tensors if name.startswith(half + ".")})
+        pair = ("model.weights_encoder=encoder.safetensors", "model.weights_decoder=decoder.safetensors")
+        self.evaluate("pair", "model.weights=", *pair)
+        self.assertEqual(self.result("pair")["classes"], wanted)
+        self.refused(self.evaluate("no", *pair, expect=None), 2, "twice")
+
     def test_class_names(self):
         (self.dir / "names.csv").write_text(
             "Idx,Ratio,Train,Val,Stuff,Name\n" + "".join(f"{i},0.1,5,5,1,n{i};other\n" for i in range(1, 7)))
@@ -280,6 +302,23 @@ class Segment(Segmentation):
         self.refused(self.segment("['none.png']", expect=None), 3, "none.png is not there")
         os.mkdir(self.dir / "empty")
         self.refused(self.segment("['empty']", expect=None), 3, "holds no .jpg")
+
+
+@unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
+class Scores(WeftTest):
+    def test_what_the_original_computed(self):
+        case, out = GOLDEN / "seg_evaluation", self.dir / "out.safetensors"
+        self.weft("probe", "segmentation_scores", "--deck", f"{case}.toml", "--inputs", f"{case}.inputs.safetensors",
+                  "--outputs", out, ranks=0)
+        wanted, got = read_safetensors(f"{case}.expected.safetensors"), read_safetensors(out)
+        for name, (dtype, shape, data) in wanted.items():
+            with self.subTest(tensor=name):
+                self.assertEqual(got[name][:2], (dtype, shape))
+                if dtype == "F32":
+                    for a, b in zip(array.array("f", data), array.array("f", got[name][2])):
+                        self.assertAlmostEqual(a, b, delta=1e-6)
+                else:  # classes, counts and colours
+                    self.assertEqual(got[name][2], data)
 
 
 if __name__ == "__main__":

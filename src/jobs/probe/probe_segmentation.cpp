@@ -339,7 +339,7 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
 std::vector<DeckTable> probe_tables() {
   std::vector<DeckTable> tables = {deck_table("model", model_rows),
                                    deck_table("train", train_rows)};
-  tables[0].next = "train";
+  tables[0].next = "model";
   tables[1].next = "parallel";
   return tables;
 }
