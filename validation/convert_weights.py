@@ -12,7 +12,9 @@ Files are unpickled with weights_only=True: nothing in them is run. They are map
 
 Names become the released ones: "module." in front of all names goes, as do the wrappers "state_dict", "model", "ema", "params"
 around them (--key names another); old attention names query, key, value, proj_attn become to_q, to_k, to_v, to_out.0 and their
-1x1 convolutions matrices; a second name of T5's embedding is left out. --prefix puts something in front of all names.
+1x1 convolutions matrices; a second name of T5's embedding is left out. --prefix puts something in front of all names: for
+one file of a segmentation model's encoder_epoch_N.pth and decoder_epoch_N.pth take "encoder." and "decoder."; as they are,
+they are model.weights_encoder and model.weights_decoder. Both of PyTorch's formats are read, before and since 1.6.
 """
 import argparse
 import json

@@ -75,6 +75,8 @@ class ClipSource {
   // resized to their view (data/step_plan.h). As read() otherwise.
   virtual void read_sample(const MicroBatch& what, std::size_t i, std::span<std::byte> out) const;
   std::size_t clip_bytes(const MicroBatch& what) const;
+  // Puts the bucket's next clip in the place of sample `i`, which is damaged.
+  virtual void take_next(MicroBatch& what, std::size_t i) const;
 
   // Which samples the steps of a run train on: for clips a StepPlanner. `batch_sizes`: [bucket]
   // samples in a micro-batch; `micro_batches` a step.

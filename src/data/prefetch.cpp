@@ -156,8 +156,7 @@ struct Prefetcher::State {
         note_damage(what.bucket, index, e);
         if (tries + 1 == clips) throw;
       }
-      what.clips[clip] = (index + 1) % clips;
-      what.samples[clip] += what.clips[clip] - index;
+      source.take_next(what, clip);
     }
   }
 

@@ -35,6 +35,12 @@ void ClipSource::read_sample(const MicroBatch& what, std::size_t i,
   read(what.bucket, what.clips[i], out);
 }
 
+void ClipSource::take_next(MicroBatch& what, std::size_t i) const {
+  const std::int64_t index = what.clips[i];
+  what.clips[i] = (index + 1) % buckets()[static_cast<std::size_t>(what.bucket)].clips;
+  what.samples[i] += what.clips[i] - index;
+}
+
 std::size_t ClipSource::clip_bytes(const MicroBatch& what) const {
   const Bucket& b = buckets()[static_cast<std::size_t>(what.bucket)];
   return what.views.empty() ? b.clip_bytes() : b.clip_bytes(what.height, what.width);

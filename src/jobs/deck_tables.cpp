@@ -20,8 +20,8 @@ void register_deck_tables() {
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
   for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
-  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table, evaluate_table,
-                               segment_table})
+  for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
+                               evaluate_table, segment_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

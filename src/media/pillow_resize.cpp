@@ -1,5 +1,5 @@
-// Two passes over integers, each with AVX2 where the processor has it. A 22-bit weight does not fit
-// the 16-bit products that are fast: it is cut into w = 2^11 * high + low, the two sums are exact,
+// Two passes over integers, by AVX2, which weft needs anyway. A 22-bit weight does not fit the
+// 16-bit products that are fast: it is cut into w = 2^11 * high + low, the two sums are exact,
 // and so is their combination. Sums wrap around at 2^32 in both forms, and the whole sum never
 // leaves 32 bits.
 #include "media/pillow_resize.h"
@@ -83,41 +83,15 @@ Weights make_weights(std::int64_t in, std::int64_t out, PillowFilter filter) {
   return all;
 }
 
-std::uint8_t rounded(std::uint32_t high, std::uint32_t low) {
-  // Starts at half a unit, so that the shift rounds to nearest.
-  const auto sum = static_cast<std::int32_t>((high << low_bits) + low + (1u << (weight_bits - 1)));
-  return static_cast<std::uint8_t>(std::clamp(sum >> weight_bits, 0, 255));
-}
-
-// One row to `out` pixels. `row` has 4 * taps bytes more than its pixels, of any value.
-void along_row(const std::uint8_t* row, const Weights& weights, std::int64_t out,
-               std::uint8_t* to) {
-  for (std::int64_t i = 0; i < out; ++i) {
-    const std::uint8_t* from = row + weights.first[static_cast<std::size_t>(i)] * 3;
-    const std::int16_t* high = weights.high.data() + i * weights.taps;
-    const std::int16_t* low = weights.low.data() + i * weights.taps;
-    for (int c = 0; c < 3; ++c) {
-      std::int32_t h = 0, l = 0;
-      for (std::int64_t k = 0; k < weights.taps; ++k) {
-        h += from[3 * k + c] * high[k];
-        l += from[3 * k + c] * low[k];
-      }
-      to[3 * i + c] = rounded(static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(l));
-    }
-  }
-}
-
-// Bytes [begin, end) of one row out of `count` rows that are `stride` bytes apart.
-void across_rows(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
-                 const std::int16_t* low, std::int64_t count, std::int64_t begin, std::int64_t end,
-                 std::uint8_t* to) {
-  for (std::int64_t x = begin; x < end; ++x) {
-    std::int32_t h = 0, l = 0;
-    for (std::int64_t k = 0; k < count; ++k) {
-      h += rows[k * stride + x] * high[k];
-      l += rows[k * stride + x] * low[k];
-    }
-    to[x] = rounded(static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(l));
+// One row of a few bytes out of `count` rows that are `stride` bytes apart.
+void across_few(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
+                const std::int16_t* low, std::int64_t count, std::int64_t bytes, std::uint8_t* to) {
+  for (std::int64_t x = 0; x < bytes; ++x) {
+    // Starts at half a unit, so that the shift rounds to nearest.
+    std::int32_t sum = 1 << (weight_bits - 1);
+    for (std::int64_t k = 0; k < count; ++k)
+      sum += rows[k * stride + x] * (high[k] * (1 << low_bits) + low[k]);
+    to[x] = static_cast<std::uint8_t>(std::clamp(sum >> weight_bits, 0, 255));
   }
 }
 
@@ -132,9 +106,9 @@ WEFT_AVX2 inline __m256i combine(__m256i high, __m256i low) {
 
 // Two rows at once, one in each half of the vectors: a 16-byte load has the 4 pixels of a group of
 // weights, which a shuffle puts side by side in pairs, channel by channel.
-WEFT_AVX2 void along_rows_avx2(const std::uint8_t* upper, const std::uint8_t* lower,
-                               const Weights& weights, std::int64_t out, std::uint8_t* to_upper,
-                               std::uint8_t* to_lower) {
+WEFT_AVX2 void along_rows(const std::uint8_t* upper, const std::uint8_t* lower,
+                          const Weights& weights, std::int64_t out, std::uint8_t* to_upper,
+                          std::uint8_t* to_lower) {
   const __m256i first_pair = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
   const __m256i second_pair = _mm256_broadcastsi128_si256(
@@ -175,10 +149,12 @@ WEFT_AVX2 void along_rows_avx2(const std::uint8_t* upper, const std::uint8_t* lo
   }
 }
 
-// 32 bytes of a row. The partner of an odd last row is the row itself, with weight 0.
-WEFT_AVX2 inline void across_block_avx2(const std::uint8_t* rows, std::int64_t stride,
-                                        const std::int16_t* high, const std::int16_t* low,
-                                        std::int64_t count, std::uint8_t* to) {
+constexpr std::int64_t block = 32;
+
+// A block of bytes of a row. The partner of an odd last row is the row itself, with weight 0.
+WEFT_AVX2 inline void across_block(const std::uint8_t* rows, std::int64_t stride,
+                                   const std::int16_t* high, const std::int16_t* low,
+                                   std::int64_t count, std::uint8_t* to) {
   const __m256i zero = _mm256_setzero_si256();
   __m256i h[4] = {zero, zero, zero, zero}, l[4] = {zero, zero, zero, zero};
   for (std::int64_t k = 0; k < count; k += 2, rows += 2 * stride) {
@@ -202,22 +178,17 @@ WEFT_AVX2 inline void across_block_avx2(const std::uint8_t* rows, std::int64_t s
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_packus_epi16(first, second));
 }
 
-WEFT_AVX2 void across_rows_avx2(const std::uint8_t* rows, std::int64_t stride,
-                                const std::int16_t* high, const std::int16_t* low,
-                                std::int64_t count, std::int64_t bytes, std::uint8_t* to) {
-  if (bytes < 32) return across_rows(rows, stride, high, low, count, 0, bytes, to);
-  for (std::int64_t x = 0; x + 32 <= bytes; x += 32)
-    across_block_avx2(rows + x, stride, high, low, count, to + x);
+WEFT_AVX2 void across_rows(const std::uint8_t* rows, std::int64_t stride, const std::int16_t* high,
+                           const std::int16_t* low, std::int64_t count, std::int64_t bytes,
+                           std::uint8_t* to) {
+  if (bytes < block) return across_few(rows, stride, high, low, count, bytes, to);
+  for (std::int64_t x = 0; x + block <= bytes; x += block)
+    across_block(rows + x, stride, high, low, count, to + x);
   // The last block overlaps the one before it.
-  if (bytes % 32 != 0) {
-    const std::int64_t x = bytes - 32;
-    across_block_avx2(rows + x, stride, high, low, count, to + x);
+  if (bytes % block != 0) {
+    const std::int64_t x = bytes - block;
+    across_block(rows + x, stride, high, low, count, to + x);
   }
-}
-
-bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2");
-  return has;
 }
 
 // [height, width] to [height, out]; rows of `to` are `to_stride` bytes apart.
@@ -234,13 +205,8 @@ void resize_rows(const RgbView& in, std::int64_t out, PillowFilter filter, std::
       std::memcpy(copies.data() + room, in.rgb + (y + 1) * in.stride,
                   static_cast<std::size_t>(in.width * 3));
     std::uint8_t* const upper = to + y * to_stride;
-    if (has_avx2()) {
-      along_rows_avx2(copies.data(), copies.data() + (two ? room : 0), weights, out, upper,
-                      two ? upper + to_stride : upper);
-    } else {
-      along_row(copies.data(), weights, out, upper);
-      if (two) along_row(copies.data() + room, weights, out, upper + to_stride);
-    }
+    along_rows(copies.data(), copies.data() + (two ? room : 0), weights, out, upper,
+               two ? upper + to_stride : upper);
   }
 }
 
@@ -256,10 +222,7 @@ void resize_columns(const RgbView& in, std::int64_t out, PillowFilter filter, st
     // Rows of weight 0 may not exist.
     std::int64_t count = std::min(weights.taps, in.height - first);
     while (count > 1 && high[count - 1] == 0 && low[count - 1] == 0) --count;
-    if (has_avx2())
-      across_rows_avx2(rows, in.stride, high, low, count, in.width * 3, to + y * to_stride);
-    else
-      across_rows(rows, in.stride, high, low, count, 0, in.width * 3, to + y * to_stride);
+    across_rows(rows, in.stride, high, low, count, in.width * 3, to + y * to_stride);
   }
 }
 

@@ -85,13 +85,14 @@ void take_statistics(Context c, std::vector<Sum>& sums, BatchNormGroup& group) {
       t.stats = Tensor::empty({4, t.channels()}, DType::f32);
       Tensor none[5];
       const BatchNorm& w = t.w;
+      const float momentum = group.momentum >= 0 ? group.momentum : w.momentum;
       if (c.tape.counts_uses())
-        ops::batch_norm_statistics(*part++, form, group.eps, w.momentum, t.stats,
+        ops::batch_norm_statistics(*part++, form, group.eps, momentum, t.stats,
                                    w.running_mean->value, w.running_var->value,
                                    w.tmp_running_mean->value, w.tmp_running_var->value,
                                    w.running_iter->value);
       else
-        ops::batch_norm_statistics(*part++, form, group.eps, w.momentum, t.stats, none[0], none[1],
+        ops::batch_norm_statistics(*part++, form, group.eps, momentum, t.stats, none[0], none[1],
                                    none[2], none[3], none[4]);
     }
 }

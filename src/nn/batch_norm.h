@@ -31,6 +31,7 @@ struct BatchNormGroup {
   int size = 1;                   // ranks that share statistics; above 1: synchronised
   double blocked_seconds = 0;     // the host's waiting time in exchanges so far
   float eps = 1e-5f;
+  float momentum = -1;  // of the running statistics, in place of the layers' own; below 0: theirs
 };
 
 // act(batch_norm(x) + residual), x [..., C]. Every rank of the group makes the same calls in the

@@ -18,7 +18,9 @@ constexpr std::size_t most_bytes = std::size_t{48} << 20;
 
 std::string classes_table(const Evaluation& e) {
   std::string rows =
-      "<div class=\"scroll\"><table><thead><tr><th></th><th>class</th><th>name</th><th>IoU</th><th>labelled "
+      "<div "
+      "class=\"scroll\"><table><thead><tr><th></th><th>class</th><th>name</th><th>IoU</"
+      "th><th>labelled "
       "pixels</th><th>predicted</th><th>found</th></tr></thead>\n";
   for (const std::size_t i : e.by_iou()) {
     const ClassScore& c = e.classes[i];
@@ -51,9 +53,8 @@ std::string pictures(const Evaluation& e) {
             ? fmt::format("<p class=\"note\">see {}</p>", escape(p.file))
             : fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
                           base64(png));
-    body += fmt::format(
-        "<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n", content,
-        escape(p.name), escape(p.file));
+    body += fmt::format("<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n",
+                        content, escape(p.name), escape(p.file));
   }
   return section("Pictures", "The image, its labels (black: none) and the prediction.",
                  body + "</div>");
@@ -64,9 +65,9 @@ std::string facts(const Evaluation& e) {
   for (const auto& [name, value] : e.facts)
     rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value));
   if (e.pace.images > 0)
-    rows += fmt::format("<tr><th>pace</th><td>{} images on {} ranks in {}: {:.2f} images/s</td></tr>\n",
-                        e.pace.images, e.pace.ranks, seconds_text(e.pace.seconds),
-                        e.pace.images_a_second());
+    rows += fmt::format(
+        "<tr><th>pace</th><td>{} images on {} ranks in {}: {:.2f} images/s</td></tr>\n",
+        e.pace.images, e.pace.ranks, seconds_text(e.pace.seconds), e.pace.images_a_second());
   return section("What was evaluated", "", rows + "</table></div>");
 }
 

@@ -38,9 +38,10 @@ def chunk(kind, data):
 
 
 def png(width, height, pixel):
-    """An RGB picture of what pixel(x, y) gives."""
+    """A picture of what pixel(x, y) gives: three values, RGB, or one, grey."""
     rows = b"".join(b"\0" + b"".join(bytes(pixel(x, y)) for x in range(width)) for y in range(height))
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    colour = 2 if len(pixel(0, 0)) == 3 else 0
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
             + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
@@ -182,6 +183,31 @@ class Evaluate(Segmentation):
     def test_a_picture_too_large_for_the_memory_fails_alone(self):
         job = self.evaluate("tight", "memory.arena_gib=0.004", expect=3)
         self.assertRegex(job.err, r"a picture of \d+x\d+ needs [\d.]+ GiB")
+
+    def test_a_store_and_a_damaged_image_in_it(self):
+        for folder in ("images", "labels"):
+            (self.dir / folder).mkdir()
+        for i in range(4):
+            (self.dir / f"images/p{i}.png").write_bytes(png(50, 40, lambda x, y: (5 * x, 6 * y, 40 * i)))
+            (self.dir / f"labels/p{i}.png").write_bytes(png(50, 40, lambda x, y: ((x + y) // 10 % 4,)))
+        self.weft("ingest", "seg.toml", "ingest.images=images", "ingest.labels=labels", "ingest.output=store.h5",
+                  "ingest.num_classes=3", ranks=1)
+        self.evaluate("store", "evaluate.data=store.h5")
+        e = self.result("store")
+        labels = [(x + y) // 10 % 4 for y in range(40) for x in range(50)]
+        self.assertEqual([c["labelled"] for c in e["classes"]], [4 * labels.count(v) for v in range(1, 7)])
+        self.assertEqual([p["name"] for p in e["pictures"]], [f"p{i}.png" for i in range(4)])
+        # A byte of the third picture: it fails by name, and the others are there.
+        store = bytearray((self.dir / "store.h5").read_bytes())
+        row = bytes(v for x in range(50) for v in (5 * x, 6 * 20, 40 * 2))
+        at = store.find(row)
+        self.assertGreater(at, 0)
+        store[at] ^= 1
+        (self.dir / "damaged.h5").write_bytes(store)
+        job = self.evaluate("damaged", "evaluate.data=damaged.h5", ranks=2, expect=3)
+        self.assertIn("p2.png", job.err)
+        self.assertEqual(sorted(self.lines("damaged")), ["image0", "image1", "image3"])
+        self.assertFalse((self.dir / "damaged/evaluation.json").exists())
 
     def test_class_names(self):
         (self.dir / "names.csv").write_text(

@@ -10,6 +10,7 @@ import unittest
 import zlib
 
 from harness import WeftTest
+from test_golden import GOLDEN, PYTHON
 
 USAGE, DATA = 2, 3
 
@@ -225,6 +226,38 @@ class Images(WeftTest):
                      DATA, "has 2 names of classes, ingest.num_classes = 3")
         self.refused(self.ingest_images('ingest.inputs=["a.mp4"]', ranks=1, expect=None), USAGE,
                      "ingest.inputs and ingest.images")
+
+    def test_probes_need_their_model(self):
+        self.draw(1)
+        self.refused(self.weft("probe", "resize_image", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", ranks=0,
+                               expect=None), USAGE, 'model.name = "stdit3"', "image_resize")
+        self.refused(self.weft("probe", "forward", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", ranks=0,
+                               expect=None), USAGE, "needs weights")
+
+
+@unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
+class Golden(WeftTest):
+    """What the original made of images and labels before its network saw them: every integer equal."""
+
+    def check(self, case, what, script="compare.py"):
+        out = self.dir / "out.safetensors"
+        self.weft("probe", what, "--deck", GOLDEN / f"{case}.toml", "--inputs", GOLDEN / f"{case}.inputs.safetensors",
+                  "--outputs", out, ranks=0)
+        verdict = subprocess.run([PYTHON, GOLDEN / script, GOLDEN / f"{case}.expected.safetensors", out, "--tolerance", "1e-7"],
+                                 capture_output=True, text=True)
+        if "No module named 'numpy'" in verdict.stderr:
+            self.skipTest("numpy compares, and is not there")
+        self.assertEqual(verdict.returncode, 0, verdict.stdout + verdict.stderr)
+
+    def test_resize(self):
+        self.check("seg_resize", "resize_image", "check_digest.py")
+
+    def test_batches(self):
+        self.check("seg_batch_landscape", "segmentation_batch")
+        self.check("seg_batch_portrait", "segmentation_batch")
+
+    def test_scales(self):
+        self.check("seg_multiscale", "segmentation_scales")
 
 
 if __name__ == "__main__":

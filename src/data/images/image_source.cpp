@@ -39,6 +39,8 @@ void flip(const LabelledImage& in, LabelledImage& out) {
                       out.labels.begin() + y * width);
 }
 
+std::size_t orientation_of(ImageSize size) { return size.height > size.width ? 1 : 0; }
+
 class ImageSource : public ClipSource {
  public:
   ImageSource(std::unique_ptr<LabelledImages> images, const DataDeck& data)
@@ -50,7 +52,7 @@ class ImageSource : public ClipSource {
                "data.short_sides is empty");
     static constexpr std::array names = {"landscape", "portrait"};
     for (std::int64_t i = 0; i < images_->count(); ++i)
-      members_[is_portrait(images_->size(i))].push_back(i);
+      members_[orientation_of(images_->size(i))].push_back(i);
     for (std::size_t o = 0; o < 2; ++o) {
       if (members_[o].empty()) continue;
       for (const std::int64_t side : data.short_sides) {
@@ -92,6 +94,12 @@ class ImageSource : public ClipSource {
               out);
   }
 
+  // The view stays, so that the micro-batch keeps its size: the next image is stretched to it.
+  void take_next(MicroBatch& what, std::size_t i) const override {
+    ClipSource::take_next(what, i);
+    what.samples[i] = image(what.bucket, what.clips[i]);
+  }
+
   std::unique_ptr<StepPlan> plan_steps(std::vector<std::int64_t> batch_sizes,
                                        std::int64_t micro_batches,
                                        std::uint64_t seed) const override {
@@ -113,8 +121,6 @@ class ImageSource : public ClipSource {
   }
 
  private:
-  static std::size_t is_portrait(ImageSize size) { return size.height > size.width ? 1 : 0; }
-
   std::int64_t image(int bucket, std::int64_t index) const {
     return members_[orientation_.at(static_cast<std::size_t>(bucket))].at(
         static_cast<std::size_t>(index));

@@ -105,8 +105,9 @@ std::optional<Piece> read_header(const fs::path& path) {
       p.images.push_back(
           {{whole_number<std::int64_t>(image.at(1)), whole_number<std::int64_t>(image.at(2))},
            image.at(0).get<std::string>()});
-      bytes +=
-          static_cast<std::uint64_t>(4 * p.images.back().size.height * p.images.back().size.width);
+      const ImageSize size = p.images.back().size;
+      if (size.height <= 0 || size.width <= 0) return std::nullopt;
+      bytes += static_cast<std::uint64_t>(4 * size.height * size.width);
     }
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
@@ -252,6 +253,9 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
+
+  WEFT_CHECK(!d.output.empty(), Exit::usage, "set ingest.output = \"images.h5\"",
+             "ingest.output is empty");
 
   // 1. List the images; every rank does so itself.
   std::vector<std::string> names;

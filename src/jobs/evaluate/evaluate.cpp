@@ -124,11 +124,11 @@ int evaluate(const Deck& deck, const EvaluationPage& page, MPI_Comm world) {
              "{} makes clips, not labelled images", data_of(deck));
   Predictor predictor(deck);
   const auto images = open_labelled_images(data_of(deck), deck.data.verify);
-  WEFT_CHECK(images->num_classes() <= predictor.num_classes(), Exit::usage,
-             fmt::format("set model.num_classes = {}, if the weights have so many",
-                         images->num_classes()),
-             "{} has {} classes, and model.num_classes = {}", data_of(deck), images->num_classes(),
-             predictor.num_classes());
+  WEFT_CHECK(
+      images->num_classes() <= predictor.num_classes(), Exit::usage,
+      fmt::format("set model.num_classes = {}, if the weights have so many", images->num_classes()),
+      "{} has {} classes, and model.num_classes = {}", data_of(deck), images->num_classes(),
+      predictor.num_classes());
   const SegmentationSource weights(deck, e.ema, world);
   Evaluation result(class_names(deck, images->class_names()));
   result.folder = e.output;
@@ -142,8 +142,7 @@ int evaluate(const Deck& deck, const EvaluationPage& page, MPI_Comm world) {
 
   // 2. Images through the model; a rank that is free takes the next one.
   ListEnd last;
-  if (missing > 0)
-    last.share = evaluate_missing(deck, device, weights, *images, predictor, engine);
+  if (missing > 0) last.share = evaluate_missing(deck, device, weights, *images, predictor, engine);
 
   // 3. The coordinator adds up all lines.
   last.finish = [&](const ListReport& report) {

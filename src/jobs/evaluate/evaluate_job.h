@@ -27,7 +27,9 @@ class EvaluateJob : public ListJob {
   void make(const ItemBatch& items, ItemResults& results) override;
   void flush(ItemResults&) override { writing_.wait(); }
   // For the report: seconds that the model took, and that it waited for images.
-  nlohmann::ordered_json share() const { return {{"predicting", predicting_}, {"waited", waited_}}; }
+  nlohmann::ordered_json share() const {
+    return {{"predicting", predicting_}, {"waited", waited_}};
+  }
 
  private:
   struct Ready {

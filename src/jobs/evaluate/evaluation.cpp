@@ -113,12 +113,16 @@ Json Evaluation::json() const {
 std::string Evaluation::table() const {
   std::string t = fmt::format("{:>5}  {:<32} {:>8} {:>14} {:>14}\n", "class", "name", "IoU %",
                               "labelled", "predicted");
+  std::int64_t absent = 0;
   for (const std::size_t c : by_iou()) {
     const ClassScore& s = classes[c];
-    t += fmt::format("{:>5}  {:<32} {:>8} {:>14} {:>14}\n", c, s.name.substr(0, 32),
-                     s.joined() > 0 ? fmt::format("{:.2f}", 100 * s.iou()) : "-", s.labelled,
-                     s.predicted);
+    if (s.joined() == 0)
+      ++absent;
+    else
+      t += fmt::format("{:>5}  {:<32} {:>8.2f} {:>14} {:>14}\n", c, s.name, 100 * s.iou(),
+                       s.labelled, s.predicted);
   }
+  if (absent > 0) t += fmt::format("{} classes are neither labelled nor predicted\n", absent);
   t += fmt::format("mean IoU {:.2f} % over {} classes, {:.2f} % over the {} that are labelled\n",
                    100 * mean_iou(), classes.size(), 100 * mean_iou_of_known(), known());
   t += fmt::format("pixel accuracy {:.2f} % of {} labelled pixels, {} images\n", 100 * accuracy(),

@@ -29,9 +29,7 @@ struct EvaluationPicture {
 struct EvaluationPace {
   std::int64_t images = 0, ranks = 0;
   double seconds = 0;
-  double images_a_second() const {
-    return seconds > 0 ? static_cast<double>(images) / seconds : 0;
-  }
+  double images_a_second() const { return seconds > 0 ? static_cast<double>(images) / seconds : 0; }
 };
 
 struct Evaluation {

@@ -30,8 +30,8 @@ std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::ui
 void write_whole(const std::filesystem::path& directory, const std::string& file,
                  const std::function<void(const std::string&)>& write);
 
-// The last part of a path without its ending, of letters, digits, dots, dashes and underlines alone,
-// 100 at most.
+// The last part of a path without its ending, of letters, digits, dots, dashes and underlines
+// alone, 100 at most.
 std::string plain_stem(const std::string& path);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// `weft probe segmentation_scores` for model.name "segmentation_evaluation": scores, predictions and
-// counts from logits. No weights. Contract: docs/probe.md.
+// `weft probe segmentation_scores` for model.name "segmentation_evaluation": scores, predictions
+// and counts from logits. No weights. Contract: docs/probe.md.
 #pragma once
 
 #include "jobs/probe/probe.h"

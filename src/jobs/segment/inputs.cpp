@@ -57,9 +57,8 @@ std::vector<SegmentInput> named(const std::vector<Found>& found) {
     const std::string stem = printable(plain.string());
     std::string name = stem;
     for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
-    const bool picture =
-        !is_source_graph(f.media.path) &&
-        ends_as(f.media.path, {".jpg", ".jpeg", ".png", ".bmp", ".webp"});
+    const bool picture = !is_source_graph(f.media.path) &&
+                         ends_as(f.media.path, {".jpg", ".jpeg", ".png", ".bmp", ".webp"});
     inputs.push_back({f.media, name, !picture});
   }
   return inputs;

@@ -75,9 +75,10 @@ int segment(const Deck& deck, MPI_Comm world) {
                                       describe_prediction(deck), s.overlay);
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
-  log::info("segment   {} inputs at {} scales into {}{}", inputs.size(),
-            deck.data.short_sides.size(), s.output,
-            missing < inputs.size() ? fmt::format(", {} made before", inputs.size() - missing) : "");
+  log::info(
+      "segment   {} inputs at {} scales into {}{}", inputs.size(), deck.data.short_sides.size(),
+      s.output,
+      missing < inputs.size() ? fmt::format(", {} made before", inputs.size() - missing) : "");
 
   // 2. Inputs through the model; a rank that is free takes the next one.
   ListEnd last;
@@ -100,12 +101,14 @@ int segment(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void segment_rows(Rows& r, SegmentDeck& d) {
-  r.text("inputs", d.inputs,
-         "Pictures, videos, globs, lists as ingest.inputs takes them, and folders, of which all .jpg, "
-         ".jpeg and .png files are taken, those in subfolders too.");
+  r.text(
+      "inputs", d.inputs,
+      "Pictures, videos, globs, lists as ingest.inputs takes them, and folders, of which all .jpg, "
+      ".jpeg and .png files are taken, those in subfolders too.");
   r.text("output", d.output, "Folder of the results: a PNG for a picture, an MP4 for a video.");
   r.text("overlay", d.overlay,
-         "What is drawn: side_by_side has the picture and the classes' colours, blend mixes them, mask "
+         "What is drawn: side_by_side has the picture and the classes' colours, blend mixes them, "
+         "mask "
          "is a PNG of labels (class + 1) with a palette.",
          {"side_by_side", "blend", "mask"});
   r.flag("ema", d.ema, "Take the moving average of the weights from a checkpoint.");

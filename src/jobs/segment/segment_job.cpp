@@ -35,7 +35,8 @@ std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
     const double bytes =
         graph ? 1e6 : static_cast<double>(std::filesystem::file_size(i.media.path, none));
     const std::string what = graph ? i.media.path : file_identity(i.media.path);
-    items.push_back({i.name, to_hex(hash128(job + what)), none ? 0 : bytes * (i.video ? video_cost : 1)});
+    items.push_back(
+        {i.name, to_hex(hash128(job + what)), none ? 0 : bytes * (i.video ? video_cost : 1)});
   }
   return items;
 }
@@ -52,8 +53,7 @@ SegmentJob::SegmentJob(const Deck& deck, const std::vector<SegmentInput>& inputs
       palette_(label_palette(predictor.num_classes())) {}
 
 SegmentJob::Picture SegmentJob::read_picture(std::int64_t item) const {
-  ImageFile file =
-      read_image_file(inputs_[static_cast<std::size_t>(item)].media.path, deck_.media);
+  ImageFile file = read_image_file(inputs_[static_cast<std::size_t>(item)].media.path, deck_.media);
   Picture p{{file.height, file.width}, std::move(file.values), {}};
   p.scales = predictor_.scaled(p.rgb, p.size);
   return p;
@@ -79,8 +79,7 @@ std::vector<std::uint8_t> SegmentJob::drawn(const Picture& picture,
                                             const std::vector<std::uint8_t>& labels) const {
   std::vector<std::uint8_t> colours = coloured(labels, palette_);
   if (segment_.overlay == "blend") return blended(picture.rgb, colours);
-  if (segment_.overlay == "side_by_side")
-    return side_by_side({picture.rgb, colours}, picture.size);
+  if (segment_.overlay == "side_by_side") return side_by_side({picture.rgb, colours}, picture.size);
   return colours;
 }
 
@@ -105,7 +104,8 @@ Json SegmentJob::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
   line["frames"] = frames;
   std::vector<std::size_t> order(pixels.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return pixels[a] > pixels[b]; });
+  std::ranges::stable_sort(order,
+                           [&](std::size_t a, std::size_t b) { return pixels[a] > pixels[b]; });
   const double all = static_cast<double>(size.height * size.width * frames);
   line["shares"] = Json::array();
   for (const std::size_t c : order)

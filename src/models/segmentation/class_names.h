@@ -1,7 +1,6 @@
 // Names of classes, for people.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,13 +8,9 @@
 
 namespace weft {
 
-// One a line; or ADE20K's object150_info.csv, of whose column Name the first of the names that ";"
-// separates counts. Empty lines at the end are left out. Exit::usage if it cannot be read.
-std::vector<std::string> read_class_names(const std::filesystem::path& file,
-                                          const MediaDeck& limits);
-
-// model.num_classes names: of model.class_names if the deck has it, else those of the data; "class
-// 17" where there is none.
+// model.num_classes names: of the file model.class_names (data/ingest/image_list.h) if the deck has
+// it, else those of the data; "class 17" where there is none. Exit::usage for a file of another
+// number of names, Exit::data for one that cannot be read, and names that are not UTF-8.
 std::vector<std::string> class_names(const Deck& deck,
                                      const std::vector<std::string>& of_data = {});
 

@@ -46,10 +46,9 @@ void SegmentationSource::load(ParameterTable& table) const {
 
 std::string describe_prediction(const Deck& deck) {
   const SegmentationDeck& m = deck.get<SegmentationDeck>();
-  return fmt::format(
-      "model {} {} {} {} {}\nshort sides {}\nmax side {}\npadding {}\n", m.encoder, m.decoder,
-      m.num_classes, m.preprocessing, deck.model.dtype, fmt::join(deck.data.short_sides, " "),
-      deck.data.max_side, deck.data.padding);
+  return fmt::format("model {} {} {} {} {}\nshort sides {}\nmax side {}\npadding {}\n", m.encoder,
+                     m.decoder, m.num_classes, m.preprocessing, deck.model.dtype,
+                     fmt::join(deck.data.short_sides, " "), deck.data.max_side, deck.data.padding);
 }
 
 Predictor::Predictor(const Deck& deck)
@@ -98,7 +97,8 @@ Predictor::Tensors Predictor::run(const std::vector<ScaledPicture>& scales, Imag
     const std::int32_t whole[] = {static_cast<std::int32_t>(H), static_cast<std::int32_t>(W)};
     Tensor image = Tensor::empty({1, 1, H, W, 3}, dtype);
     {
-      const Tensor bytes = Tensor::from_host(std::span<const std::uint8_t>(picture.rgb), {1, H, W, 3});
+      const Tensor bytes =
+          Tensor::from_host(std::span<const std::uint8_t>(picture.rgb), {1, H, W, 3});
       ops::normalise_images(bytes, Tensor::from_host(std::span<const std::int32_t>(whole), {1, 2}),
                             scale, image);
     }

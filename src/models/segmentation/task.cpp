@@ -68,6 +68,7 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
 SegmentationTask::SegmentationTask(const Deck& deck)
     : deck_(deck), train_(deck.get<SegmentationTrainDeck>()), model_(deck.get<SegmentationDeck>()) {
   norm_.use_running = train_.fix_bn;
+  norm_.momentum = static_cast<float>(train_.bn_momentum);
 }
 
 std::string SegmentationTask::describe() const {

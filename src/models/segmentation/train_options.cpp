@@ -15,6 +15,10 @@ void rows(Rows& r, SegmentationTrainDeck& d) {
          "a multiple of the ranks.");
   r.number("bn_ranks", d.bn_ranks, 0, many,
            "Segmentation: ranks that share them, consecutive ones; 0 is all.");
+  r.number("bn_momentum", d.bn_momentum, -1, 1,
+           "Segmentation: momentum of the running statistics. -1 is the original's: 0.001, so that "
+           "they are means over the last 1,000 steps, and 0.1 in HRNet's encoder. Short runs want "
+           "more.");
 }
 
 }  // namespace

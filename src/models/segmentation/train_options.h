@@ -12,6 +12,7 @@ struct SegmentationTrainDeck {
   bool fix_bn = false;
   bool sync_bn = true;
   std::int64_t bn_ranks = 0;
+  double bn_momentum = -1;
 };
 DeckTable segmentation_train_table();
 

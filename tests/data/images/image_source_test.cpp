@@ -151,6 +151,31 @@ TEST(ImageSource, GivesViewsWithTheirLabels) {
   }
 }
 
+// In the place of a damaged image comes the next of its orientation, at the size of the view.
+TEST(ImageSource, TakesTheNextImageUnderItsOwnId) {
+  const DataDeck deck = deck_of("shapes:images=30,height=40..64,width=40..64");
+  const auto images = open_labelled_images(deck.path, true);
+  const auto source = open_clip_source(deck);
+  const auto plan = source->plan_steps(std::vector<std::int64_t>(4, 2), 1, 1);
+  for (std::int64_t step = 0; step < 15; ++step) {
+    MicroBatch batch = plan->plan(step)[0];
+    const bool portrait = batch.bucket >= 2;
+    const MicroBatch before = batch;
+    std::set<SampleId> seen;
+    for (std::int64_t i = 0; i < source->buckets()[static_cast<std::size_t>(batch.bucket)].clips;
+         ++i) {
+      source->take_next(batch, 1);
+      const ImageSize size = images->size(batch.samples[1]);
+      EXPECT_EQ(size.height > size.width, portrait);
+      EXPECT_EQ(source->info(batch.bucket, batch.clips[1]).source, images->name(batch.samples[1]));
+      seen.insert(batch.samples[1]);
+    }
+    EXPECT_EQ(std::ssize(seen), source->buckets()[static_cast<std::size_t>(batch.bucket)].clips);
+    EXPECT_EQ(batch.samples, before.samples);
+    EXPECT_EQ(batch.views, before.views);
+  }
+}
+
 TEST(ImageSource, RefusesARateThatDoesNotDivideThePadding) {
   DataDeck deck = deck_of("shapes:images=3");
   deck.padding = 12;

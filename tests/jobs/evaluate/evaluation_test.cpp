@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Rows: predicted rightly, predicted, labelled.
 const std::vector<std::int64_t> first = {3, 0, 2, 0, /**/ 4, 1, 3, 0, /**/ 5, 0, 3, 0};
@@ -32,6 +33,8 @@ TEST(Evaluation, AddsUpImages) {
   EXPECT_EQ(e.known(), 2);
   EXPECT_NEAR(e.mean_iou_of_known(), (4.0 / 7 + 2.0 / 5) / 2, 1e-10);
   EXPECT_THAT(e.by_iou(), ElementsAre(0, 2, 1, 3));
+  EXPECT_THAT(e.table(), HasSubstr("1 classes are neither"));
+  EXPECT_THAT(e.table(), Not(HasSubstr("boat")));
 }
 
 TEST(Evaluation, CountsPassThroughALine) {

@@ -25,8 +25,8 @@ class Inputs : public ::testing::Test {
     long pid = getpid();
     MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
     folder_ = fs::temp_directory_path() / fmt::format("weft_inputs_{}", pid);
-    for (const char* file : {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg", "in/out/a.png",
-                             "in/a.jpg", "clip.mp4", "only/notes.txt"})
+    for (const char* file : {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg",
+                             "in/out/a.png", "in/a.jpg", "clip.mp4", "only/notes.txt"})
       if (first_) {
         fs::create_directories((folder_ / file).parent_path());
         std::ofstream(folder_ / file) << "x";

@@ -18,7 +18,7 @@ std::int64_t count(Segmentation& net, const std::function<bool(const Parameter&)
   return std::ranges::count_if(net.params().all(), [&](const auto& p) { return what(*p); });
 }
 
-// Figures of docs/models/segmentation.md, Sizes: of the original modules.
+// Figures of the original modules.
 struct Sizes {
   const char *encoder, *decoder;
   std::int64_t encoder_values, decoder_values;

@@ -44,8 +44,7 @@ class SegmentationWeights : public testing::Test {
                       std::as_bytes(p->value.span<float>())});
     }
     static const std::int64_t zero = 0;
-    if (!spare.empty())
-      list.push_back({spare, DType::i64, {}, std::as_bytes(std::span(&zero, 1))});
+    if (!spare.empty()) list.push_back({spare, DType::i64, {}, std::as_bytes(std::span(&zero, 1))});
     const std::string path = dir_ / (std::to_string(files_++) + ".safetensors");
     write_safetensors(path, list);
     return path;
