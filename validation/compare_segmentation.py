@@ -14,7 +14,8 @@ scaling   one rank and two of one thread each, sync_bn, both size policies: seco
 Sides run in turn, each in short processes of its own, and start in another order each round, so that whatever else the
 machine does hits all alike. All start from the same weights; what weft and PyTorch compute from them is compared first.
 Medians count. With --processor-time, for a machine that others use too, `step` and `evaluate` take one thread a side and
-count its processor time (weft's: that of a run less that of a shorter one). With --original DIR (see segmentation_original.py) the original's modules, dataset and metrics are timed too.
+count its processor time (weft's: that of a run less that of a shorter one). With --original DIR (see
+segmentation_original.py) the original's modules, dataset and metrics are timed too.
 """
 import argparse
 import json
@@ -389,7 +390,8 @@ def main():
             report[part] = measures[part](args, folder)
     about["load_average_at_end"], about["seconds"] = os.getloadavg()[0], time.monotonic() - began
     about["original"], about["clock"] = bool(args.original), args.clock
-    print(f"{about['hardware']['cpu']}, {args.threads} threads, {args.clock}, f32, torch {about['versions']['torch']}, commit {about['commit'][:12]}, load "
+    print(f"{about['hardware']['cpu']}, {args.threads} threads, {args.clock}, f32, torch {about['versions']['torch']}, "
+          f"commit {about['commit'][:12]}, load "
           f"{about['load_average_at_start']:.1f} at the start, {about['load_average_at_end']:.1f} at the end")
     show(report)
     if not args.no_results and not args.tiny:
