@@ -2,7 +2,8 @@
 """How fast are training and evaluation of segmentation models beside PyTorch, and beside the original's own code?
 
     compare_segmentation.py [--weft build/weft] [--parts step evaluate scaling] [--rounds 3] [--original DIR]
-                            [--networks resnet18dilated resnet50dilated] [--tiny] [--results DIR | --no-results]
+                            [--networks resnet18dilated resnet50dilated] [--processor-time] [--tiny]
+                            [--results DIR | --no-results]
 
 step      a training step, ResNet-50 dilated + PPM with deep supervision, batch 2, on 2 threads: forward, backward, SGD
 evaluate  one image of 512x683 at five scales (short sides 300 to 600) to its counts of pixels, on 2 threads: weft's wall
@@ -12,12 +13,15 @@ scaling   one rank and two of one thread each, sync_bn, both size policies: seco
 
 Sides run in turn, each in short processes of its own, and start in another order each round, so that whatever else the
 machine does hits all alike. All start from the same weights; what weft and PyTorch compute from them is compared first.
-Medians count. With --original DIR (see segmentation_original.py) the original's modules, dataset and metrics are timed too.
+Medians count. With --processor-time, for a machine that others use too, `step` and `evaluate` take one thread a side and
+count its processor time (weft's: that of a run less that of a shorter one). With --original DIR (see
+segmentation_original.py) the original's modules, dataset and metrics are timed too.
 """
 import argparse
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -38,7 +42,7 @@ LOSS_TOLERANCE = 1e-4
 DECODER = "ppm_deepsup"
 CLASSES = 150
 TRAIN = {"lr_encoder": 1e-3, "lr_decoder": 1e-3, "momentum": 0.9, "weight_decay": 1e-4, "deep_sup_scale": 0.4}
-STEP_SIZES = [(384, 512), (304, 400)]
+STEP_SIZES = ["384x512", "304x400"]
 SCALES = [300, 375, 450, 525, 600]
 PICTURE = (512, 683)
 # A third of the original's short sides: one thread has to take both networks. Photographs are mostly landscapes.
@@ -52,6 +56,12 @@ def environment(threads):
     return compare_step.environment(threads) | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+
+def processor_seconds():
+    """Of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(argv, threads):
@@ -197,11 +207,17 @@ def measure_steps(args, folder):
                 "threads": args.threads, "weights": str(weights), "micro_batches": 1, "batch_size": 2}
 
         def weft():
+            if args.processor_time:
+                used = [processor_seconds()]
+                for steps in (args.steps + 1, 1):
+                    train_weft(args, deck, folder, "step", 1, args.threads, f"train.steps={steps}")
+                    used.append(processor_seconds())
+                return [((used[1] - used[0]) - (used[2] - used[1])) / args.steps]
             steps = train_weft(args, deck, folder, "step", 1, args.threads)[1:]
             return [s["split"]["compute"] + s["split"]["optimizer"] for s in steps]
 
         sides = {"weft": weft} | {
-            name: lambda keys=keys, name=name: torch_times(case | keys, folder, name, args.steps)["seconds"]
+            name: lambda keys=keys, name=name: torch_times(case | keys, folder, name, args.steps)[args.clock]
             for name, keys in torch_sides(args).items()}
         print(f"  step {size[0]}x{size[1]}", file=sys.stderr, flush=True)
         loss = same_loss(args, encoder, weights, size, folder)
@@ -232,7 +248,7 @@ def draw_pictures(folder, count):
 def measure_evaluation(args, folder):
     encoder = args.step_network
     weights = weights_of(encoder, folder)
-    records = draw_pictures(folder, args.images)
+    records = draw_pictures(folder, args.images + 1)
     data = {"short_sides": SCALES if not args.tiny else [60, 90], "max_side": 1000, "padding": 8}
     deck = folder / "evaluate.toml"
     deck.write_text(step_cases.toml({
@@ -241,20 +257,32 @@ def measure_evaluation(args, folder):
         "ingest": {"images": str(folder / "list.odgt"), "output": str(folder / "store.h5")},
         "evaluate": {"pictures": 0}}))
     run([args.weft, "ingest", deck], args.threads)
+    lines = (folder / "list.odgt").read_text().splitlines(keepends=True)
+    (folder / "one.odgt").write_text(lines[0])
+    one = [f"ingest.images={folder / 'one.odgt'}", f"ingest.output={folder / 'one.h5'}"]
+    run([args.weft, "ingest", deck, *one], args.threads)
     case = {"what": "evaluate", "model": model_table(encoder, weights), "data": data, "threads": args.threads,
             "weights": str(weights), "root": str(folder), "records": records}
     took = []
 
     def weft():
         output = folder / f"evaluation{len(took)}"
+        used = [processor_seconds()]
         run([args.weft, "evaluate", deck, f"evaluate.output={output}"], args.threads)
+        used.append(processor_seconds())
+        if args.processor_time:
+            run([args.weft, "evaluate", deck, f"evaluate.output={output}_one", f"evaluate.data={folder / 'one.h5'}"],
+                args.threads)
+            used.append(processor_seconds())
         found = json.loads((output / "evaluation.json").read_text())
         lines = [json.loads(line) for line in (output / "images.jsonl").read_text().splitlines()]
         took.append(statistics.median(line["seconds"] for line in lines if "seconds" in line))
+        if args.processor_time:
+            return [((used[1] - used[0]) - (used[2] - used[1])) / args.images]
         return [found["pace"]["seconds"] / found["pace"]["images"]]
 
     sides = {"weft": weft} | {
-        name: lambda keys=keys, name=name: torch_times(case | keys, folder, name, args.images, warmup=0)["seconds"]
+        name: lambda keys=keys, name=name: torch_times(case | keys, folder, name, args.images)[args.clock]
         for name, keys in torch_sides(args).items()}
     print("  evaluate", file=sys.stderr, flush=True)
     rounds = in_turn(sides, args.rounds)
@@ -333,10 +361,12 @@ def main():
     parser.add_argument("--original", type=pathlib.Path, help="folder that holds the original's package mit_semseg")
     parser.add_argument("--networks", nargs="+", default=sorted(SCALING_IMAGES), choices=sorted(SCALING_IMAGES),
                         help="of scaling")
+    parser.add_argument("--sizes", nargs="+", default=STEP_SIZES, help="of step's images")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a side and round")
     parser.add_argument("--images", type=int, default=2, help="evaluated images of a side and round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, in step and evaluate")
     parser.add_argument("--tiny", action="store_true", help="small sizes: does it all work?")
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     parser.add_argument("--no-results", action="store_true", help="print only")
@@ -344,7 +374,10 @@ def main():
     if not args.weft.is_file():
         sys.exit(f"{args.weft} is not there. HINT: make build, or --weft PATH")
     args.weft, args.warmup = args.weft.resolve(), 1
-    args.sizes = STEP_SIZES if not args.tiny else [(64, 96)]
+    args.clock = "processor" if args.processor_time else "seconds"
+    if args.processor_time:
+        args.threads = 1
+    args.sizes = [tuple(map(int, size.split("x"))) for size in args.sizes] if not args.tiny else [(64, 96)]
     args.step_network = "resnet50dilated" if not args.tiny else "resnet18dilated"
     about = compare_step.provenance(args)
     if about["load_average_at_start"] > 0.5:
@@ -356,8 +389,9 @@ def main():
             (folder := pathlib.Path(name) / part).mkdir()
             report[part] = measures[part](args, folder)
     about["load_average_at_end"], about["seconds"] = os.getloadavg()[0], time.monotonic() - began
-    about["original"] = bool(args.original)
-    print(f"{about['hardware']['cpu']}, f32, torch {about['versions']['torch']}, commit {about['commit'][:12]}, load "
+    about["original"], about["clock"] = bool(args.original), args.clock
+    print(f"{about['hardware']['cpu']}, {args.threads} threads, {args.clock}, f32, torch {about['versions']['torch']}, "
+          f"commit {about['commit'][:12]}, load "
           f"{about['load_average_at_start']:.1f} at the start, {about['load_average_at_end']:.1f} at the end")
     show(report)
     if not args.no_results and not args.tiny:

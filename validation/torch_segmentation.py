@@ -12,7 +12,7 @@ A training step is what a loop does: micro-batches, forward and backward, then S
 them, each process for itself. Images are random numbers that lie in memory, so that reading them costs nothing here.
 Several processes are DistributedDataParallel over gloo, with batch norm over all of them (segmentation_torch.py: one
 exchange a layer and direction). Process 0 reads commands from stdin, a line each: a number trains so many steps or evaluates so
-many images, and a JSON line on stdout tells their seconds; the end of stdin ends all.
+many images, and a JSON line on stdout tells their seconds and processor time; the end of stdin ends all.
 """
 import argparse
 import contextlib
@@ -106,7 +106,7 @@ class Training:
         """Seconds and loss of a step; pixels of all processes' images."""
         count = self.case["micro_batches"] // self.ranks
         batches = [self.batch() for _ in range(count)]
-        begin, total = time.perf_counter(), 0.0
+        begin, used, total = time.perf_counter(), time.process_time(), 0.0
         self.model.zero_grad(set_to_none=True)
         for i, batch in enumerate(batches):
             hold = self.parallel is not None and i + 1 < count
@@ -116,11 +116,11 @@ class Training:
             total += float(loss.detach())
         for optimizer in self.optimizers:
             optimizer.step()
-        seconds = time.perf_counter() - begin
+        seconds, used = time.perf_counter() - begin, time.process_time() - used
         pixels = torch.tensor(sum(image[:, 0].numel() for image, _ in batches))
         if self.ranks > 1:
             dist.all_reduce(pixels)
-        return {"seconds": seconds, "loss": total, "pixels": int(pixels)}
+        return {"seconds": seconds, "processor": used, "loss": total, "pixels": int(pixels)}
 
 
 class Loss(torch.nn.Module):
@@ -158,7 +158,7 @@ class Evaluation:
 
         record = self.case["records"][self.next % len(self.case["records"])]
         index, self.next = self.next % len(self.case["records"]), self.next + 1
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         if self.case["original"]:
             segmentation_original.evaluate(self.model, self.items[index], self.case["model"]["num_classes"])
         else:
@@ -167,7 +167,7 @@ class Evaluation:
                                                   self.case["data"])
             label = np.asarray(Image.open(f"{root}/{record['fpath_segm']}")).astype(np.int64) - 1
             check_segmentation.counts_of(scores.argmax(0), label, self.case["model"]["num_classes"])
-        return {"seconds": time.perf_counter() - begin}
+        return {"seconds": time.perf_counter() - begin, "processor": time.process_time() - used}
 
 
 def main():

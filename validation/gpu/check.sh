@@ -6,11 +6,14 @@
 # 1 doctor, 2 every kernel against the CPU side, also under compute-sanitizer, 3 kernels timed, both attention paths,
 # 4 golden cases (in the folder GOLDEN), 5 NCCL with one rank and with several on one GPU, 6 smoke deck: losses of GPU and
 # CPU side by side, 7 training steps of STDiT3-XL/2 beside PyTorch in the same run, 8 VAE and T5: tests against the CPU, encode
-# and decode beside diffusers with cuDNN, a layer beside transformers, VAE training steps, clips of 480p end to end. Nothing
-# stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part. Exit status 1 if any
-# part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
+# and decode beside diffusers with cuDNN, a layer beside transformers, VAE training steps, clips of 480p end to end,
+# 9 segmentation: golden cases, networks and evaluation beside PyTorch, its operations timed, training on GPU and CPU, a step
+# of ResNet-50. Nothing stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
+# Exit status 1 if any part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
 #   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
-# Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers, beautifulsoup4, ftfy.
+#   PARTS='segmentation'
+# Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers, beautifulsoup4, ftfy;
+# for part 9 Pillow.
 # REHEARSE=1 runs every part on small sizes, with PyTorch on the CPU, to find mistakes without a GPU; WEFT is then the program
 # on the stand-in for CUDA: REHEARSE=1 WEFT_EMULATION_DEVICES=1 validation/gpu/check.sh OUT build/weft_cuda_on_cpu
 set -uo pipefail
@@ -28,13 +31,15 @@ if [ -n "${REHEARSE:-}" ]; then
   smoke_small=("data.path=synthetic:clips=64,frames=5,height=16,width=16" train.steps=4)
   t5_small=(--small --lengths "5,9") rounds=1 steps=2
   train_small=("${vae_small[@]}" "data.path=synthetic:clips=4,frames=5,height=16,width=16")
+  segmentation_pairs=(--pairs resnet18dilated+ppm_deepsup) segmentation_side=64
+  segmentation_small=(model.encoder=resnet18dilated)
   generate_small=("${vae_small[@]}" model.hidden_size=32 model.depth=1 model.num_heads=2 "generate.image_size=[16, 16]"
     generate.num_frames=5 sampler.steps=2)
 else
   size=real model=validation/gpu/xl2.toml shapes="1x15x60x106 16x4x32x32" captions=300 torch_device=cuda torch_options=""
   vae_sizes="17x256 51x512" smoke_small=() vae_small=() t5_small=() rounds=5 steps=10
   train_small=("data.path=synthetic:clips=8,frames=17,height=256,width=256")
-  generate_small=()
+  generate_small=() segmentation_pairs=() segmentation_small=() segmentation_side=512
 fi
 mpirun=$(dirname "$weft")/mpirun
 [ -x "$mpirun" ] || mpirun=mpirun
@@ -70,7 +75,7 @@ else
 fi
 
 for dtype in f32 bf16; do
-  part "golden_$dtype" 120 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" WEFT_GOLDEN="${GOLDEN:-../shared/golden}" \
+  part "golden_$dtype" 300 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" WEFT_GOLDEN="${GOLDEN:-../shared/golden}" \
     WEFT_TEST_DEVICE=cuda WEFT_TEST_DTYPE=$dtype "$python" -B tests/e2e/test_golden.py -v
 done
 
@@ -128,6 +133,38 @@ part generate_480p 500 "$weft" generate inputs/generate.toml device.kind=cuda ge
   t5.weights= "generate.output=$out/clips" "${generate_small[@]}"
 [ ! -f "$out/clips/generate_report.json" ] || cp "$out/clips/generate_report.json" "$out/generate_480p.json"
 rm -rf "$out/clips"
+
+# Segmentation. Golden cases alone, then random weights beside PyTorch in float64 on the CPU, and predictions to the pixel.
+for dtype in f32 bf16; do
+  part "segmentation_golden_$dtype" 200 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" \
+    WEFT_GOLDEN="${GOLDEN:-../shared/golden}" WEFT_TEST_DEVICE=cuda WEFT_TEST_DTYPE=$dtype \
+    "$python" -B tests/e2e/test_golden.py -v -k segmentation
+  part "segmentation_check_$dtype" 400 "$python" validation/check_segmentation.py --weft "$weft" --device cuda --dtype $dtype \
+    --json "$out/segmentation_check_$dtype.json" "${segmentation_pairs[@]}"
+done
+for kind in conv batch_norm pool bilinear channels nll predict_classes normalise_images sgd_step; do
+  part "segmentation_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
+    --json "$out/segmentation_kernels_$kind.json"
+done
+segmentation=("data.path=shapes:images=32,classes=8,height=64..80,width=64..96,seed=1" "data.short_sides=[48, 64]" model.dropout=0
+  model.encoder=resnet18dilated train.epochs=0 train.steps=4 train.micro_batches=2 train.checkpoint_every=0)
+for device in cpu cuda; do
+  part "segmentation_train_$device" 120 "$weft" train inputs/segmentation_r50.toml device.kind=$device \
+    "run.dir=$out/segmentation_$device" run.resume=false "${segmentation[@]}"
+done
+# A rate of 0.02 from random weights lets rounding grow from step to step.
+part segmentation_losses 10 "$python" validation/gpu/same_losses.py "$out/segmentation_cpu/metrics.jsonl" \
+  "$out/segmentation_cuda/metrics.jsonl" 1e-2
+for dtype in f32 bf16; do
+  part "segmentation_step_$dtype" 200 "$weft" train inputs/segmentation_r50.toml device.kind=cuda "model.dtype=$dtype" \
+    "run.dir=$out/segmentation_step_$dtype" run.resume=false train.epochs=0 "train.steps=$((steps * 2))" train.micro_batches=1 \
+    "data.path=shapes:images=64,classes=8,height=$segmentation_side,width=$segmentation_side,seed=1" \
+    "data.short_sides=[$segmentation_side]" train.checkpoint_every=0 "${segmentation_small[@]}"
+  [ ! -f "$out/segmentation_step_$dtype/metrics.jsonl" ] ||
+    cp "$out/segmentation_step_$dtype/metrics.jsonl" "$out/segmentation_step_$dtype.jsonl"
+  rm -rf "$out/segmentation_step_$dtype"
+done
+rm -rf "$out/segmentation_cpu" "$out/segmentation_cuda"
 
 cat "$summary"
 exit $failed
