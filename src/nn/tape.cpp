@@ -51,7 +51,6 @@ std::vector<Var> recompute(Tape& tape, std::function<std::vector<Var>(Tape&)> pa
     Tape second(Tape::Mode::replay);
     std::vector<Var> again = part(second);
     for (std::size_t i = 0; i < out.size(); ++i) again[i]->grad = std::move(out[i]->grad);
-    again.clear();
     second.backward();
   });
   return out;
