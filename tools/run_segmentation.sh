@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Segmentation in a few minutes on two ranks: a small network trained on shapes drawn in memory, stopped by a signal half-way,
+# gone on, evaluated on pictures that it has not seen. WEFT=path takes another binary.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+deck=inputs/segmentation_demo.toml
+run=runs/segmentation_demo
+weft=${WEFT:-build/weft}
+stopped_early=75 # weft's exit code for "stopped as asked, resubmit"
+
+export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
+if [ "$(id -u)" -eq 0 ]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+fi
+[ -x "$weft" ] || { echo "$weft is no program. HINT: make build" >&2; exit 2; }
+rm -rf "$run"
+
+# Half-way a file asks the job to save and stop, as a time limit's signal would.
+mpirun -n 2 "$weft" train "$deck" train.log_every=50 &
+job=$!
+until [ -e "$run/step_200" ] || ! kill -0 "$job" 2>/dev/null; do sleep 1; done
+touch "$run/stop"
+code=0
+wait "$job" || code=$?
+[ "$code" -eq "$stopped_early" ] || { echo "the first half ended with $code instead of $stopped_early" >&2; exit 1; }
+rm -f "$run/stop" "$run/stopped"
+mpirun -n 2 "$weft" train "$deck" train.log_every=50
+mpirun -n 2 "$weft" evaluate "$deck"
+"$weft" report "$run"
+echo "look at $run/evaluation/evaluation.html and $run/report.html"
