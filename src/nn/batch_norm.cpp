@@ -72,7 +72,7 @@ void take_statistics(Context c, std::vector<Sum>& sums, BatchNormGroup& group) {
   for (const Sum& s : sums)
     for (const Term& t : s.terms) {
       const std::int64_t positions = t.x->value.numel() / t.channels();
-      WEFT_CHECK(group.size > 1 || positions > 1, Exit::data,
+      WEFT_CHECK(group.size > 1 || positions > 1 || ops::planning(), Exit::data,
                  "train with two or more samples a rank, with larger images, or on more ranks",
                  "batch norm {} has one position of {} to take a variance of", t.w.weight->name,
                  t.x->value.shape().str());

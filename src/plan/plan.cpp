@@ -42,10 +42,9 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
              const std::vector<BucketSchedule>& schedule, const CommModel& comm,
              double optimizer_bandwidth) {
   const int groups = comm.ranks / static_cast<int>(deck.parallel.sp);
-  const bool lockstep = task.in_lockstep(comm.ranks);
-  const TrainingTask::InnerExchange inner = task.inner_exchange();
-  const double inner_seconds =
-      lockstep ? inner.count * comm.all_reduce(inner.bytes / std::max(1, inner.count)) : 0;
+  const int together = task.lockstep_ranks(comm.ranks);
+  const bool lockstep = together > 1;
+  const double inner_seconds = inner_exchange_seconds(task, {together, comm.machine});
   Placed placed;
   for (std::int64_t s = 0; s < sampled_steps; ++s) {
     std::vector<MicroBatchCost> work;
@@ -72,7 +71,7 @@ Placed place(const Deck& deck, TrainingTask& task, std::span<const Bucket> sourc
       placed.busy += t.compute / groups;
     }
     if (lockstep)
-      // Micro-batch by micro-batch all wait for the slowest.
+      // Micro-batch by micro-batch all wait for the slowest; those of another group, in the end.
       worst = step_time(slowest_of_each(of_group), schedule, comm, deck.parallel, task.bf16(),
                         optimizer_bandwidth);
     placed.seconds += worst.seconds();

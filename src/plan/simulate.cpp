@@ -93,12 +93,11 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
 
 // Ranks that exchange within micro-batches, on this network.
 void add_exchange(const TrainingTask& task, int most_ranks, Subject& s) {
-  s.step.lockstep = task.in_lockstep(most_ranks);
-  if (!s.step.lockstep) return;
-  s.step.exchange = [network = s.network, inner = task.inner_exchange()](int ranks) {
-    if (ranks == 1 || inner.count == 0) return 0.0;
-    return inner.count * sim::collective_seconds(network, ranks, sim::Collective::all_reduce,
-                                                 inner.bytes / inner.count);
+  if (task.lockstep_ranks(most_ranks) == 1) return;
+  s.step.lockstep = [&task](int ranks) { return task.lockstep_ranks(ranks); };
+  if (s.fabric == "local") return;  // measured costs have it
+  s.step.exchange = [&task, machine = described_machine(s.fabric, 0)](int ranks) {
+    return inner_exchange_seconds(task, {task.lockstep_ranks(ranks), machine});
   };
 }
 

@@ -140,7 +140,8 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
     all.push_back(work_of(step, m));
     costs.push_back(all.back().forward + all.back().backward);
   }
-  const std::vector<int> owner = owners(costs, ranks / step.sp, step.lockstep);
+  const std::vector<int> owner =
+      owners(costs, ranks / step.sp, step.lockstep && step.lockstep(ranks) > 1);
   RankWork mine(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < all.size(); ++i)
     for (int r = 0; r < step.sp; ++r)
@@ -148,16 +149,18 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
   return mine;
 }
 
-// Every micro-batch takes as long as on the slowest rank, and the exchanges within it.
-void wait_in_micro_batches(RankWork& work, double exchange) {
-  for (std::size_t k = 0; k < work.front().size(); ++k) {
-    Work slowest;
-    for (const auto& mine : work)
-      slowest = {std::max(slowest.forward, mine[k].forward),
-                 std::max(slowest.backward, mine[k].backward)};
-    for (auto& mine : work)
-      mine[k] = {slowest.forward + exchange / 2, slowest.backward + exchange / 2};
-  }
+// Every micro-batch takes as long as on the slowest rank of each `group`, and the exchanges within
+// it.
+void wait_in_micro_batches(RankWork& work, int group, double exchange) {
+  for (auto first = work.begin(); first != work.end(); first += group)
+    for (std::size_t k = 0; k < first->size(); ++k) {
+      Work slowest;
+      for (auto mine = first; mine != first + group; ++mine)
+        slowest = {std::max(slowest.forward, (*mine)[k].forward),
+                   std::max(slowest.backward, (*mine)[k].backward)};
+      for (auto mine = first; mine != first + group; ++mine)
+        (*mine)[k] = {slowest.forward + exchange / 2, slowest.backward + exchange / 2};
+    }
 }
 
 // Of one clip: 2-D VAE on every frame, whose one attention layer grows with the square of the
@@ -221,7 +224,8 @@ Overlapped overlapped_job(const DeckStep& step, int ranks) {
       const double factor = variation_of(step, number, r);
       for (Work& w : mine[r]) w = {factor * w.forward, factor * w.backward};
     }
-    if (step.lockstep) wait_in_micro_batches(mine, step.exchange ? step.exchange(ranks) : 0);
+    if (step.lockstep && step.lockstep(ranks) > 1)
+      wait_in_micro_batches(mine, step.lockstep(ranks), step.exchange ? step.exchange(ranks) : 0);
     return mine;
   };
   return job;

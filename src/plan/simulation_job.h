@@ -53,9 +53,9 @@ struct DeckStep {
   std::int64_t micro_batches = 1;  // a step, over all ranks
   std::uint64_t seed = 0;
   int sp = 1;  // ranks that share a micro-batch: each has its time
-  // Ranks that exchange within micro-batches wait for the slowest in each; `exchange` seconds go
-  // on top (on `ranks` ranks).
-  bool lockstep = false;
+  // Of `ranks` ranks, those that exchange within micro-batches, where there are such: they wait for
+  // the slowest in each, and `exchange` seconds go on top.
+  std::function<int(int ranks)> lockstep;
   std::function<double(int ranks)> exchange;
   // Coefficient of variation of a rank's time for a step, drawn anew for each step and rank from a
   // log-normal distribution.

@@ -7,6 +7,13 @@
 namespace weft {
 int CommModel::nodes() const { return (ranks + machine.ranks_a_node - 1) / machine.ranks_a_node; }
 
+double CommModel::small_all_reduce(double bytes) const {
+  const auto levels = [](int n) { return std::ceil(std::log2(static_cast<double>(n))); };
+  const int inside = std::min(ranks, machine.ranks_a_node);
+  return 2 * (levels(inside) * (machine.link_latency + bytes / machine.link_bandwidth) +
+              levels(nodes()) * (machine.card_latency + bytes / machine.card_bandwidth));
+}
+
 double CommModel::reduce_scatter(double bytes) const {
   if (ranks <= 1) return 0;
   const double all = ranks, inside = std::min(ranks, machine.ranks_a_node), outside = nodes();
@@ -87,6 +94,12 @@ double expected_maximum(int n) {
     before = after;
   }
   return sum;
+}
+
+double inner_exchange_seconds(const TrainingTask& task, const CommModel& comm) {
+  const TrainingTask::InnerExchange inner = task.inner_exchange();
+  if (comm.ranks == 1 || inner.count == 0) return 0;
+  return inner.count * comm.small_all_reduce(inner.bytes / inner.count);
 }
 
 }  // namespace weft

@@ -12,6 +12,7 @@
 #include "config/deck.h"
 #include "plan/machine.h"
 #include "train/step_cost.h"
+#include "train/task.h"
 
 namespace weft {
 
@@ -27,6 +28,8 @@ struct CommModel {
   double reduce_scatter(double bytes) const;  // of `bytes` on every rank
   double all_gather(double bytes) const;      // to `bytes` on every rank
   double all_reduce(double bytes) const { return reduce_scatter(bytes) + all_gather(bytes); }
+  // Of few bytes, where latency counts: up and down a tree, as NCCL sends them.
+  double small_all_reduce(double bytes) const;
   // Bytes that a rank sends in one of the two.
   double bytes_sent(double bytes) const { return bytes * (ranks - 1) / ranks; }
 };
@@ -46,6 +49,8 @@ struct StepTime {
 StepTime step_time(std::span<const MicroBatchCost> work, std::span<const BucketSchedule> buckets,
                    const CommModel& comm, const ParallelDeck& parallel, bool bf16_model,
                    double optimizer_bandwidth);
+// What the exchanges within one micro-batch take (train/task.h), over the ranks of `comm`.
+double inner_exchange_seconds(const TrainingTask& task, const CommModel& comm);
 // Bytes that the update of one element moves: gradient read for its norm and for the update,
 // master, moments and EMA read and written, the bf16 weight written.
 constexpr double optimizer_bytes_an_element = 42;

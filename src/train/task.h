@@ -65,9 +65,10 @@ class TrainingTask {
   virtual void share_clips(Communicator* group) = 0;
   // Seconds that the host has waited within micro-batches for other ranks since the start.
   virtual double blocked_seconds() const { return 0; }
-  // Whether ranks exchange within a micro-batch (batch norm over ranks): each then takes every
-  // ranks-th micro-batch of a step, so that all have equally many. `ranks` are all of the run.
-  virtual bool in_lockstep(int ranks) const { return false; }
+  // How many of a run's ranks, consecutive ones, exchange within a micro-batch (batch norm over
+  // ranks). With more than one, each rank takes every ranks-th micro-batch of a step, so that all
+  // have equally many.
+  virtual int lockstep_ranks(int ranks) const { return 1; }
   // Collective, before the first micro-batch: makes the communicator of these exchanges.
   // Exit::usage where `world` cannot be divided as the deck wants it.
   virtual void join_ranks(MPI_Comm world) {}

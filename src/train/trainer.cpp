@@ -79,7 +79,7 @@ void Trainer::choose_groups() {
   groups_ = comm_->size() / sp;
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_);
-  lockstep_ = task_->in_lockstep(comm_->size());
+  lockstep_ = task_->lockstep_ranks(comm_->size()) > 1;
   WEFT_CHECK(
       !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),

@@ -169,7 +169,7 @@ class Trainer {
   std::unique_ptr<Communicator>
       sequence_;                // the ranks that share this one's clips; null without parallel.sp
   int group_ = 0, groups_ = 1;  // of ranks that share clips
-  bool lockstep_ = false;       // TrainingTask::in_lockstep
+  bool lockstep_ = false;       // TrainingTask::lockstep_ranks
   std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;

@@ -44,7 +44,12 @@ ImagePlan::ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options)
     o.first_bucket = bucket;
     bucket += static_cast<int>(options_.short_sides.size());
   }
-  stretch_steps_ = std::max<std::int64_t>(1, micro_batches_per_epoch() / options_.micro_batches);
+  // Of 512 steps or more: over one epoch of 20,000 images, the largest step of 128 micro-batches
+  // would have a spread of 5 %. The limit bounds the memory of a stretch.
+  constexpr std::int64_t least_steps = 512, limit = 1 << 16;
+  const std::int64_t G = options_.micro_batches;
+  stretch_steps_ = std::max<std::int64_t>(
+      1, std::max(micro_batches_per_epoch(), std::min(least_steps * G, limit)) / G);
 }
 
 std::int64_t ImagePlan::micro_batches_per_epoch() const {

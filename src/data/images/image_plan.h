@@ -28,7 +28,7 @@ struct ImagePlanOptions {
 // micro-batch is given one of the short sides, each sample of it a flip with probability 1/2.
 //
 // Policy original: step s takes the micro-batches [s*G, (s+1)*G) of the walk, G = micro_batches.
-// Policy balanced: the walk is cut into stretches of about an epoch, a multiple of G micro-batches
+// Policy balanced: the walk is cut into stretches of an epoch or more, a multiple of G micro-batches
 // each; those of a stretch are sorted by their padded area, so that each G consecutive ones, a
 // step, cost about the same, and the steps are shuffled. A stretch has the same samples, sizes and
 // flips as under the policy original.
@@ -42,6 +42,7 @@ class ImagePlan : public StepPlan {
   std::vector<MicroBatch> plan(std::int64_t step) const override;
   // Of the walk, rounded down.
   std::int64_t micro_batches_per_epoch() const override;
+  std::int64_t stretch_steps() const { return stretch_steps_; }  // of policy balanced
 
  private:
   struct Orientation {

@@ -127,7 +127,7 @@ void SegmentationTask::share_clips(Communicator* group) {
 
 std::int64_t SegmentationTask::together(int ranks) const {
   if (train_.fix_bn || !train_.sync_bn) return 1;
-  return train_.bn_ranks > 0 ? train_.bn_ranks : ranks;
+  return train_.bn_ranks > 0 ? std::min<std::int64_t>(train_.bn_ranks, ranks) : ranks;
 }
 
 void SegmentationTask::join_ranks(MPI_Comm world) {
@@ -135,9 +135,9 @@ void SegmentationTask::join_ranks(MPI_Comm world) {
   MPI_Comm_size(world, &size);
   if (train_.fix_bn || size == 1) return;
   const std::int64_t sharing = together(size);
-  WEFT_CHECK(size % sharing == 0, Exit::usage,
+  WEFT_CHECK(!train_.sync_bn || train_.bn_ranks == 0 || size % train_.bn_ranks == 0, Exit::usage,
              "set train.bn_ranks to a divisor of the number of ranks, or 0 for all",
-             "{} ranks cannot form groups of train.bn_ranks = {}", size, sharing);
+             "{} ranks cannot form groups of train.bn_ranks = {}", size, train_.bn_ranks);
   ranks_ = nn::make_sequence_group(world, sharing);
   norm_.ranks = ranks_.get();
   norm_.size = static_cast<int>(sharing);

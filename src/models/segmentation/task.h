@@ -25,7 +25,7 @@ class SegmentationTask : public TrainingTask {
   // ImageNet's encoder alone, or both parts, from the deck's files; the rest is drawn.
   void start_weights() override;
   void share_clips(Communicator* group) override;
-  bool in_lockstep(int ranks) const override { return together(ranks) > 1; }
+  int lockstep_ranks(int ranks) const override { return static_cast<int>(together(ranks)); }
   void join_ranks(MPI_Comm world) override;
   InnerExchange inner_exchange() const override;
   Communicator* inner_ranks() override { return ranks_.get(); }

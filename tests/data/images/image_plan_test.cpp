@@ -156,7 +156,7 @@ TEST(ImagePlan, BalancesWithTheSameSamples) {
   const auto sizes = sizes_like_ade(1003);
   for (const std::int64_t G : {2, 8, 128, 1024}) {
     const ImagePlan balanced(sizes, options_of(G, true)), original(sizes, options_of(G, false));
-    const std::int64_t steps = std::max<std::int64_t>(1, balanced.micro_batches_per_epoch() / G);
+    const std::int64_t steps = balanced.stretch_steps();
     for (std::int64_t stretch = 0; stretch < 3; ++stretch) {
       std::vector<Trained> a, b;
       for (std::int64_t s = stretch * steps; s < (stretch + 1) * steps; ++s) {
