@@ -28,10 +28,10 @@ struct ImagePlanOptions {
 // micro-batch is given one of the short sides, each sample of it a flip with probability 1/2.
 //
 // Policy original: step s takes the micro-batches [s*G, (s+1)*G) of the walk, G = micro_batches.
-// Policy balanced: the walk is cut into stretches of an epoch or more, a multiple of G micro-batches
-// each; those of a stretch are sorted by their padded area, so that each G consecutive ones, a
-// step, cost about the same, and the steps are shuffled. A stretch has the same samples, sizes and
-// flips as under the policy original.
+// Policy balanced: the walk is cut into stretches of an epoch or more, a multiple of G
+// micro-batches each; those of a stretch are sorted by their padded area, so that each G
+// consecutive ones, a step, cost about the same, and the steps are shuffled. A stretch has the same
+// samples, sizes and flips as under the policy original.
 //
 // Buckets are numbered as ImageSource does: orientation (landscape first, if it occurs) times the
 // number of short sides, plus the short side's index.

@@ -51,6 +51,17 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
              "cannot write {}", path.string());
 }
 
+std::string describe_data(const DataDeck& data, const std::vector<Bucket>& buckets) {
+  std::int64_t clips = 0;
+  for (const Bucket& b : buckets) clips += b.clips;
+  if (buckets.empty() || buckets.front().label_rate == 0)
+    return fmt::format("{}: {} clips in {} buckets", data.path, clips, buckets.size());
+  // Each image is in one bucket for each short side.
+  const auto sides = std::ssize(data.short_sides);
+  return fmt::format("{}: {} images at {} short sides up to {}, sizes {}", data.path, clips / sides,
+                     sides, std::ranges::max(data.short_sides), data.size_policy);
+}
+
 }  // namespace
 
 RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(trainer.run_id()) {
@@ -65,8 +76,6 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   double state = 0;
   for (const auto& [kind, bytes] : memory_)
     if (kind != "activations") state += static_cast<double>(bytes);
-  std::int64_t clips = 0;
-  for (const Bucket& b : trainer.source().buckets()) clips += b.clips;
   const auto& memory = trainer.memory();
   const auto recomputed = std::count_if(memory.begin(), memory.end(), [&](const StepMemory& m) {
     // Above what the deck asks for: for lack of memory.
@@ -85,8 +94,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
       {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
       {"model", fmt::format("{}, {} parameters ({} trained)", trainer.task().describe(),
                             p.total_elements(), p.trainable_elements())},
-      {"data", fmt::format("{}: {} clips in {} buckets", deck.data.path, clips,
-                           trainer.source().buckets().size())},
+      {"data", describe_data(deck.data, trainer.source().buckets())},
       {"step", fmt::format("{} micro-batches; {}", deck.train.micro_batches,
                            on_cuda() && !deck.parallel.deterministic
                                ? "restarts repeat their bits, another run does not (matrix "
