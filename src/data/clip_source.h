@@ -40,6 +40,7 @@ struct Bucket {
   // Images with a label for each square of that many pixels, u8 [H/rate, W/rate] behind the pixels:
   // 0 is unlabelled, v is class v - 1. 0: clips.
   std::int64_t label_rate = 0;
+  std::int64_t label_classes = 0;  // classes that the labels may have; 0: not known
 
   // Of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }

@@ -90,7 +90,7 @@ class Segmentation(WeftTest):
     def test_what_cannot_be_is_refused(self):
         for options, what in ((("data.label_rate=4",), "data.label_rate"),
                               (("data.path=synthetic:clips=4",), "holds clips"),
-                              (("model.encoder=hrnetv2",), "data."),
+                              (("model.encoder=hrnetv2",), "does not fit"),
                               (("model.encoder=resnet18dilated", "model.decoder=upernet"), "upernet"),
                               (("model.num_classes=2",), "class"),
                               (("model.weights_encoder=none.safetensors",), "none.safetensors")):

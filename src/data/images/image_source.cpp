@@ -61,6 +61,7 @@ class ImageSource : public ClipSource {
         b.frames = b.pixel_frames = 1;
         b.clips = std::ssize(members_[o]);
         b.label_rate = data.label_rate;
+        b.label_classes = images_->num_classes();
         for (const std::int64_t i : members_[o]) {
           const ImageSize size =
               evaluation_size(images_->size(i), side, data.max_side, data.padding);

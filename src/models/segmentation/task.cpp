@@ -1,5 +1,6 @@
 #include "models/segmentation/task.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -108,6 +109,10 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
                "data.label_rate = {}, and {} with {} gives a prediction for each {} pixels",
                b.label_rate, deck_.get<SegmentationDeck>().encoder,
                deck_.get<SegmentationDeck>().decoder, rate);
+    WEFT_CHECK(b.label_classes <= deck_.get<SegmentationDeck>().num_classes, Exit::usage,
+               fmt::format("set model.num_classes = {}", b.label_classes),
+               "{} has labels of {} classes, and model.num_classes = {}", deck_.data.path,
+               b.label_classes, deck_.get<SegmentationDeck>().num_classes);
     WEFT_CHECK(b.height % stride == 0 && b.width % stride == 0, Exit::usage,
                fmt::format("set data.padding = {}", stride),
                "data.padding = {}, and {} takes sides that are multiples of {}", deck_.data.padding,
@@ -184,8 +189,27 @@ Tensor SegmentationTask::dropout(const LoadedBatch& clips, std::int64_t channels
   return keep;
 }
 
+// On the host, since a store need not know its classes; labels are a 64th of the pixels or less.
+void SegmentationTask::check_labels(const Bucket& bucket, const LoadedBatch& clips) const {
+  const MicroBatch& what = clips.what;
+  if (what.views.empty() || bucket.label_classes > 0) return;
+  const std::size_t each = bucket.clip_bytes(what.height, what.width);
+  const auto pixels = static_cast<std::size_t>(what.height * what.width * 3);
+  for (std::size_t i = 0; i < what.views.size(); ++i) {
+    const auto labels = clips.bytes.subspan(i * each + pixels, each - pixels);
+    const auto most = std::to_integer<std::int64_t>(*std::ranges::max_element(labels));
+    WEFT_CHECK(
+        most <= deck_.get<SegmentationDeck>().num_classes, Exit::data,
+        "set model.num_classes to the classes of the data, or ingest it with "
+        "ingest.num_classes, which finds such labels",
+        "{} has a label of class {}, and model.num_classes = {} (classes are counted from 0)",
+        clips.info[i].source, most - 1, deck_.get<SegmentationDeck>().num_classes);
+  }
+}
+
 TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& clips,
                                        const Tensor& bytes, double recompute) {
+  check_labels(bucket, clips);
   const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32,
                              pixel_scale(deck_.get<SegmentationDeck>()));
   const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),

@@ -52,6 +52,7 @@ class SegmentationTask : public TrainingTask {
 
  private:
   void check(std::span<const Bucket> buckets) const;
+  void check_labels(const Bucket& bucket, const LoadedBatch& clips) const;
   // Of `ranks`, those that share statistics.
   std::int64_t together(int ranks) const;
   // f32 [images, channels]: 0, or 1 / (1 - p).
