@@ -122,7 +122,7 @@ until_done() {
 # to gather their lines, they lie in parts.
 clips_made() {
   {
-    cat "${OUTPUT:-}"/{generated,evaluated,segmented}{,.rank*}.jsonl "${OUTPUT:-}".parts/encoded*.jsonl
+    cat "${OUTPUT:-}"/{generated,images,segment}{,.rank*}.jsonl "${OUTPUT:-}".parts/encoded*.jsonl
     [ ! -f "${OUTPUT:-}" ] || echo whole
   } 2>/dev/null | sort | cksum
 }
