@@ -1,5 +1,6 @@
 #include "plan/command.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -53,7 +54,8 @@ void print_buckets(const Plan& p) {
     fmt::print("{:<22} {:>5} {:>8} {:>10} {:>8.0f}% {:>10} {:>8.3g} {:>6.1f}% {:>11}\n", b.name,
                b.batch, b.tokens, bytes_text(static_cast<double>(b.memory.bytes)),
                100 * b.memory.recompute, time_text(b.cost.seconds()),
-               b.cost.flops / b.cost.seconds() * 1e-12, 100 * b.share, b.equal_cost_batch);
+               b.cost.flops / b.cost.seconds() * 1e-12, 100 * b.share,
+               b.equal_cost_batch > 0 ? fmt::to_string(b.equal_cost_batch) : "-");
   }
 }
 
@@ -185,7 +187,8 @@ int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
   print_memory(p);
   print_buckets(p);
   print_step(p, deck);
-  fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
+  if (std::ranges::any_of(p.buckets, [](const BucketPlan& b) { return b.equal_cost_batch > 0; }))
+    fmt::print("\nfor micro-batches of equal cost:\n{}\n", batch_sizes_line(p));
   if (command.json.empty()) return 0;
   std::ofstream out(command.json, std::ios::trunc);
   out << to_json(p, deck).dump(2) << "\n";

@@ -271,7 +271,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     bytes += b.share * static_cast<double>(b.batch) *
              (static_cast<double>(buckets[i].clip_bytes()) + task.bytes_beside_clip());
   }
-  suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
+  // Images have one batch size, and steps of equal costs anyway (data.size_policy).
+  if (buckets.front().label_rate == 0)
+    suggest_equal_costs(task, buckets, plan.capacity, device, plan.buckets);
 
   // 4. Steps: the deck's micro-batches on all ranks, then as many a rank on fewer, for the
   // efficiency.

@@ -47,8 +47,9 @@ struct BucketPlan {
   std::int64_t batch = 0, tokens = 0;  // of a micro-batch; tokens of STDiT3, latents of the VAE
   StepMemory memory;
   MicroBatchCost cost;
-  double share = 0;                   // of all micro-batches
-  std::int64_t equal_cost_batch = 0;  // clips with which all buckets would cost about the same
+  double share = 0;  // of all micro-batches
+  std::int64_t equal_cost_batch =
+      0;  // clips with which all buckets would cost about the same; 0: no suggestion
 };
 
 struct Plan {
