@@ -84,7 +84,7 @@ train() {
 until_done() {
   local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
   shift
-  # OUTPUT is generate.output or encode.output, which may stand in quotes; if only the deck sets it, the environment may, too.
+  # OUTPUT is COMMAND.output, which may stand in quotes; if only the deck sets it, the environment may, too.
   for word in "$@"; do
     case $word in
       "$command.output="*)

@@ -69,7 +69,7 @@ def run(args, *words):
 
 def golden(args):
     """Whether the reference itself holds."""
-    good = True
+    good, cases = True, 0
     maker = args.golden / "make_weights.py"
     for deck_path in sorted(args.golden.glob("seg_*.toml")):
         name = deck_path.stem
@@ -94,10 +94,13 @@ def golden(args):
             verdict = subprocess.run([sys.executable, str(args.golden / "compare.py"),
                                       str(args.golden / f"{name}.expected.safetensors"), str(out), "--tolerance", "1e-6"],
                                      capture_output=True, text=True, check=False)
+        cases += 1
         good &= verdict.returncode == 0
         print(f"golden    {name:28} {verdict.stdout.strip().splitlines()[-1]}  "
               + ("ok" if verdict.returncode == 0 else "FAIL"), flush=True)
-    return good
+    if cases == 0:
+        print(f"golden    {args.golden} has no case seg_*_infer or seg_*_train: FAIL")
+    return good and cases > 0
 
 
 def train_results(model, image, label, autocast=False):

@@ -12,7 +12,7 @@ scaling   one rank and two of one thread each, sync_bn, both size policies: seco
           one-rank trainings at once, which is what the host can give, and PyTorch DDP with the original's sizes
 
 Sides run in turn, each in short processes of its own, and start in another order each round, so that whatever else the
-machine does hits all alike. All start from the same weights; what weft and PyTorch compute from them is compared first.
+machine does hits all alike. All start from the same weights; for `step`, weft's and PyTorch's losses are compared first.
 Medians count. With --processor-time, for a machine that others use too, `step` and `evaluate` take one thread a side and
 count its processor time (weft's: that of a run less that of a shorter one). With --original DIR (see
 segmentation_original.py) the original's modules, dataset and metrics are timed too.

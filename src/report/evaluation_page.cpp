@@ -47,12 +47,12 @@ std::string pictures(const Evaluation& e) {
     std::stringstream bytes;
     bytes << std::ifstream(e.folder / p.file, std::ios::binary).rdbuf();
     const std::string png = bytes.str();
-    total += png.size();
+    const bool fits = !png.empty() && total + png.size() <= most_bytes;
+    if (fits) total += png.size();
     const std::string content =
-        png.empty() || total > most_bytes
-            ? fmt::format("<p class=\"note\">see {}</p>", escape(p.file))
-            : fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
-                          base64(png));
+        fits ? fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
+                           base64(png))
+             : fmt::format("<p class=\"note\">see {}</p>", escape(p.file));
     body += fmt::format("<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n",
                         content, escape(p.name), escape(p.file));
   }

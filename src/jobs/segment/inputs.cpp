@@ -48,13 +48,29 @@ void add_folder(const fs::path& folder, const fs::path& output, std::vector<Foun
     found.push_back({{file.string(), MediaTrust::untrusted}, file.lexically_relative(folder)});
 }
 
+// Printed, and a file's name with an ending and more behind it: no control characters, and the last
+// part no longer than file systems take.
+std::string plain_name(const fs::path& path) {
+  constexpr std::size_t most = 180;
+  std::string last = as_utf8(path.filename().string());
+  std::size_t end = std::min(last.size(), most);
+  while (end < last.size() && (static_cast<unsigned char>(last[end]) & 0xc0) == 0x80) --end;
+  last.resize(end);
+  std::string name = as_utf8(path.parent_path().string());
+  if (!name.empty()) name += '/';
+  name += last;
+  for (char& c : name)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '_';
+  return name;
+}
+
 // A name for each result: that of the input, with a number behind it where another one has it.
 std::vector<SegmentInput> named(const std::vector<Found>& found) {
   std::vector<SegmentInput> inputs;
   std::set<std::string> taken;
   for (const Found& f : found) {
     const fs::path plain = fs::path(f.name).replace_extension();
-    const std::string stem = printable(plain.string());
+    const std::string stem = plain_name(plain);
     std::string name = stem;
     for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
     const bool picture = !is_source_graph(f.media.path) &&
@@ -62,6 +78,28 @@ std::vector<SegmentInput> named(const std::vector<Found>& found) {
     inputs.push_back({f.media, name, !picture});
   }
   return inputs;
+}
+
+void refuse_folder(const fs::path& folder, const fs::path& output) {
+  std::error_code none;
+  WEFT_CHECK(!fs::equivalent(folder, output, none), Exit::usage, "choose another segment.output",
+             "{} is both among segment.inputs and segment.output: the next start would take the "
+             "results for pictures",
+             folder.string());
+}
+
+// No result may replace an input.
+void keep_inputs(const std::vector<SegmentInput>& inputs, const fs::path& output) {
+  std::set<fs::path> files;
+  std::error_code none;
+  for (const SegmentInput& i : inputs)
+    if (!is_source_graph(i.media.path)) files.insert(fs::weakly_canonical(i.media.path, none));
+  for (const SegmentInput& i : inputs) {
+    const fs::path result = output / (i.name + (i.video ? ".mp4" : ".png"));
+    WEFT_CHECK(!files.contains(fs::weakly_canonical(result, none)), Exit::usage,
+               "choose another segment.output", "the result of {} would replace the input {}",
+               i.media.path, result.string());
+  }
 }
 
 std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits) {
@@ -77,16 +115,18 @@ std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits)
                "check segment.inputs, and the directory weft was started in", "{} is not there",
                path);
     if (fs::is_directory(path, none))
-      add_folder(path, deck.output, found);
+      refuse_folder(path, deck.output), add_folder(path, deck.output, found);
     else
       found.push_back({input.media, fs::path(path).filename()});
   }
-  return named(found);
+  const std::vector<SegmentInput> inputs = named(found);
+  keep_inputs(inputs, deck.output);
+  return inputs;
 }
 
 }  // namespace
 
-std::string printable(const std::string& name) {
+std::string as_utf8(const std::string& name) {
   const nlohmann::json j = name;
   return nlohmann::json::parse(j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }

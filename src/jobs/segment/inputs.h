@@ -14,18 +14,20 @@ namespace weft {
 
 struct SegmentInput {
   MediaSource media;
-  std::string name;  // of the result, without ending: unique, valid UTF-8, no absolute path
+  // Of the result, without ending: unique, valid UTF-8 without control characters, no absolute
+  // path.
+  std::string name;
   bool video = false;
 };
 
 // Collective: rank 0 lists them for all. Files, globs and lists as ingest.inputs takes them; of
 // folders, all that is in them and ends in .jpg, .jpeg or .png (in any case), sorted, but for what
 // is in `output`. Results of a folder's files keep its subfolders. Exit::data for an input that is
-// not there, or a folder without pictures.
+// not there, or a folder without pictures; Exit::usage where a result would replace an input.
 std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& limits,
                                       MPI_Comm world);
 
 // Bytes that are not UTF-8 as U+FFFD: names stand in lines of JSON.
-std::string printable(const std::string& name);
+std::string as_utf8(const std::string& name);
 
 }  // namespace weft

@@ -1,5 +1,7 @@
 #include "jobs/segment/segment.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "config/deck_table.h"
@@ -71,8 +73,8 @@ int segment(const Deck& deck, MPI_Comm world) {
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
   const std::vector<std::string> names = class_names(deck);
-  const std::string job = fmt::format("weights {}\n{}overlay {}\n", weights.identity(),
-                                      describe_prediction(deck), s.overlay);
+  const std::string job = fmt::format("weights {}\n{}overlay {}\nclasses {}\n", weights.identity(),
+                                      describe_prediction(deck), s.overlay, fmt::join(names, "\n"));
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
   log::info(

@@ -98,7 +98,7 @@ Json SegmentJob::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
   const ListItem& i = engine_.items()[static_cast<std::size_t>(item)];
   const SegmentInput& input = inputs_[static_cast<std::size_t>(item)];
   Json line = {{"name", i.name}, {"key", i.key}, {"rank", engine_.groups().rank}};
-  line["input"] = printable(input.media.path);
+  line["input"] = as_utf8(input.media.path);
   line["height"] = size.height;
   line["width"] = size.width;
   line["frames"] = frames;

@@ -20,6 +20,8 @@ std::vector<std::string> class_names(const Deck& deck, const std::vector<std::st
   names.resize(static_cast<std::size_t>(model.num_classes));
   for (std::size_t c = 0; c < names.size(); ++c) {
     check_utf8(names[c], fmt::format("the name of class {}", c));
+    for (char& letter : names[c])  // they are printed
+      if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '_';
     if (names[c].empty()) names[c] = fmt::format("class {}", c);
   }
   return names;

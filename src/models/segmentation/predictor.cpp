@@ -28,6 +28,9 @@ SegmentationSource::SegmentationSource(const Deck& deck, bool ema, MPI_Comm worl
              "model.weights_{} is empty, and model.weights_{} is not",
              pair_.weights_encoder.empty() ? "encoder" : "decoder",
              pair_.weights_encoder.empty() ? "decoder" : "encoder");
+  WEFT_CHECK(!ema, Exit::usage, "set ema = false, or model.weights to a run",
+             "model.weights_encoder and model.weights_decoder name files, which have no moving "
+             "average of the weights");
   identity_ = folder_identity(pair_.weights_encoder) + folder_identity(pair_.weights_decoder);
 }
 
