@@ -1,6 +1,7 @@
 // Where training clips come from: a clip store (HDF5) or synthetic clips made in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -51,6 +52,18 @@ struct Bucket {
            static_cast<std::size_t>(labels);
   }
 };
+
+// Samples in a micro-batch of that bucket: a bucket with fewer clips makes smaller ones, whereas
+// images come again until a micro-batch is full.
+inline std::int64_t samples_in_batch(const Bucket& bucket, std::int64_t batch_size) {
+  return bucket.label_rate > 0 ? batch_size : std::min(batch_size, bucket.clips);
+}
+
+// Exit::usage for labelled images, which are no clips.
+inline void check_holds_clips(const Bucket& bucket) {
+  WEFT_CHECK(bucket.label_rate == 0, Exit::usage, "name a clip store in data.path",
+             "data.path holds labelled images (bucket {}), and this takes clips", bucket.name);
+}
 
 struct ClipInfo {
   float fps = 24;            // 120 for an image

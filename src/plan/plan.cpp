@@ -195,8 +195,9 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   plan.memory.fixed += task.other_weights();
   std::size_t clip_bytes = 0;
   for (std::size_t i = 0; i < buckets.size(); ++i)
-    clip_bytes = std::max(clip_bytes, buckets[i].clip_bytes() * static_cast<std::size_t>(std::min(
-                                                                    sizes[i], buckets[i].clips)));
+    clip_bytes =
+        std::max(clip_bytes, buckets[i].clip_bytes() *
+                                 static_cast<std::size_t>(samples_in_batch(buckets[i], sizes[i])));
   if (device == DeviceKind::cuda) plan.memory.staging = staging_buffers * clip_bytes;
 
   // 2. What is left of the memory, and each bucket's recomputation in it.
@@ -222,10 +223,18 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
                "memory.arena_gib = {:.1f} and {:.1f} GiB of state are more than {:.1f} GiB",
                deck.memory.arena_gib, gib(taken), gib(request.memory_gb * 1e9));
   }
-  const std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
+  std::vector<StepMemory> memory = plan_memory(task, buckets, sizes, plan.capacity, device);
+  if (task.lockstep_ranks(plan.ranks) > 1) {
+    WEFT_CHECK(deck.train.micro_batches % plan.ranks == 0, Exit::usage,
+               fmt::format("set train.micro_batches to a multiple of {}", plan.ranks),
+               "{} micro-batches a step do not share out evenly over {} ranks that share the "
+               "statistics of batch norm",
+               deck.train.micro_batches, plan.ranks);
+    recompute_alike(task, buckets, sizes, memory, device);
+  }
   PlannedWork work{buckets, {}, {}};
   for (std::size_t i = 0; i < buckets.size(); ++i) {
-    work.clips.push_back(std::min(sizes[i], buckets[i].clips));
+    work.clips.push_back(samples_in_batch(buckets[i], sizes[i]));
     work.recompute.push_back(memory[i].recompute);
     plan.memory.activations = std::max(plan.memory.activations, memory[i].bytes);
   }
@@ -320,11 +329,13 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
     plan.bytes_sent = sent;
   }
   plan.data_bandwidth = bytes * static_cast<double>(deck.train.micro_batches) / plan.seconds;
-  // f32 masters, two moments and the EMA of all that is trained, padded as in the buckets, and what
-  // is fixed.
+  // f32 masters, two moments (of SGD one) and the EMA of all that is trained, padded as in the
+  // buckets, and what is fixed.
   double elements = 0;
   for (const BucketSchedule& b : plan.schedule) elements += static_cast<double>(b.elements);
-  plan.checkpoint_bytes = 16 * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
+  const double kept = task.optimizers().front().optimizer == "sgd" ? 12 : 16;
+  plan.checkpoint_bytes =
+      kept * elements + 4.0 * static_cast<double>(plan.parameters - plan.trained);
   plan.checkpoint_stall = plan.checkpoint_bytes / plan.ranks / plan.machine.host_copy_bandwidth;
   plan.checkpoint_write = plan.checkpoint_bytes / plan.machine.storage_bandwidth;
   // Young and Daly: sqrt(2 x stall x mean time between failures), which of all ranks is 1 / ranks

@@ -148,6 +148,12 @@ Result play_one(Subject s, const std::string& style, int ranks, const SimulateRe
   if (style == "weft") {
     if (request.per_gpu > 0) s.step.micro_batches = request.per_gpu * ranks / s.step.sp;
     r.micro_batches = s.step.micro_batches;
+    const int together = s.step.lockstep ? s.step.lockstep(ranks) : 1;
+    WEFT_CHECK(together == 1 || (r.micro_batches % ranks == 0 && ranks % together == 0),
+               Exit::usage, "take --per-gpu 1, and --gpus that are multiples of train.bn_ranks",
+               "{} micro-batches a step do not share out evenly over {} ranks, of which {} share "
+               "the statistics of batch norm",
+               r.micro_batches, ranks, together);
     add_placement(s, request.steps, request.warmup, r);
     steps = sim::play(s.network, ranks, sim::overlapped_job(s.step, ranks), request.steps,
                       request.warmup);

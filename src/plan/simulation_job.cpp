@@ -152,6 +152,7 @@ RankWork share_work(const DeckStep& step, const StepPlan& planner, int ranks, st
 // Every micro-batch takes as long as on the slowest rank of each `group`, and the exchanges within
 // it.
 void wait_in_micro_batches(RankWork& work, int group, double exchange) {
+  WEFT_ASSERT(std::ssize(work) % group == 0);
   for (auto first = work.begin(); first != work.end(); first += group)
     for (std::size_t k = 0; k < first->size(); ++k) {
       Work slowest;

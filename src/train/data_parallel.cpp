@@ -71,9 +71,10 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
 }
 
 DataParallel::DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
-                           std::function<void(std::function<void()>)> aside)
+                           std::function<void(std::function<void()>)> aside, int joint_groups)
     : comm_(comm),
       table_(table),
+      joint_groups_(joint_groups),
       sharded_(deck.zero == 1 && comm.size() > 1),
       overlap_(deck.overlap),
       comm_dtype_(deck.wire == "bf16" ? CommDtype::bf16 : CommDtype::f32),
@@ -130,7 +131,8 @@ Tensor DataParallel::gradient(int bucket) const {
 
 Tensor DataParallel::group_of(int bucket, const Tensor& squares) const {
   const int group = table_.buckets()[static_cast<std::size_t>(bucket)].group;
-  return squares.slice(group, group + 1);
+  const int slot = group < joint_groups_ ? 0 : group;
+  return squares.slice(slot, slot + 1);
 }
 
 void DataParallel::reduce(int bucket) {

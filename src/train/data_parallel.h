@@ -35,9 +35,10 @@ void optimizer_step(const TrainDeck& deck, std::int64_t steps_done, const Tensor
 class DataParallel {
  public:
   // `comm` spans all ranks that hold the model. `aside` runs host work in the middle of device work
-  // that may be recorded (train/step_device.h).
+  // that may be recorded (train/step_device.h). The first `joint_groups` groups of parameters have
+  // one norm together, which stands with the first of them.
   DataParallel(const ParallelDeck& deck, Communicator& comm, ParameterTable& table,
-               std::function<void(std::function<void()>)> aside);
+               std::function<void(std::function<void()>)> aside, int joint_groups = 1);
 
   // The optimizer's state, made from the table's weights. `squares`: with AdamW's second moments.
   void make_state(bool squares);
@@ -76,6 +77,7 @@ class DataParallel {
 
   Communicator& comm_;
   ParameterTable& table_;
+  int joint_groups_;
   bool sharded_, overlap_, spoil_ = false;
   CommDtype comm_dtype_;
   std::function<void(std::function<void()>)> aside_;

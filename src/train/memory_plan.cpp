@@ -58,7 +58,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       plan.emplace_back();
       continue;
     }
-    const std::int64_t batch = std::min(batch_sizes[i], bucket.clips), blocks = task.blocks(bucket);
+    const std::int64_t batch = samples_in_batch(bucket, batch_sizes[i]),
+                       blocks = task.blocks(bucket);
     // Rounded up to whole blocks, as in the model.
     const auto at_least = static_cast<std::int64_t>(
         std::ceil(task.least_recompute() * static_cast<double>(blocks) - 1e-9));
@@ -84,7 +85,11 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
                       batch, bucket.name, size_text(static_cast<double>(bytes(batch, most))),
                       blocks > 0 ? " even if every block is recomputed" : "",
                       size_text(static_cast<double>(capacity))),
-          too_many > 1
+          bucket.label_rate > 0
+              ? fmt::format(
+                    "set train.batch_size = {}, or lower data.short_sides and data.max_side",
+                    std::max<std::int64_t>(1, too_many - 1))
+          : too_many > 1
               ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
                             "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "
                             "ranks (parallel.sp)",
@@ -99,6 +104,18 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
     plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
   }
   return plan;
+}
+
+void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
+                     std::span<const std::int64_t> batch_sizes, std::vector<StepMemory>& plan,
+                     DeviceKind device) {
+  double most = 0;
+  for (const StepMemory& m : plan) most = std::max(most, m.recompute);
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    if (buckets[i].clips > 0 && plan[i].recompute < most)
+      plan[i] = {most, plan_step_memory(task, buckets[i],
+                                        samples_in_batch(buckets[i], batch_sizes[i]), most, device)
+                           .bytes};
 }
 
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {

@@ -37,6 +37,13 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
                                     std::span<const std::int64_t> batch_sizes, std::size_t capacity,
                                     DeviceKind device = this_device().kind);
 
+// Gives every bucket the largest share of all. For ranks that exchange within micro-batches
+// (TrainingTask::lockstep_ranks), whose buckets differ: recomputed blocks exchange again, and all
+// ranks must make the same exchanges.
+void recompute_alike(TrainingTask& task, std::span<const Bucket> buckets,
+                     std::span<const std::int64_t> batch_sizes, std::vector<StepMemory>& plan,
+                     DeviceKind device = this_device().kind);
+
 // The arena's capacity in bytes: memory.arena_gib, or what the host has for each of its ranks.
 std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host);
 // The same where ranks may share a GPU: each gets its part of what is free on it.

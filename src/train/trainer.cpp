@@ -24,8 +24,10 @@ namespace {
 // computation may differ.
 void warn_of_changes(const Checkpoint& checkpoint, const Deck& deck) {
   if (log::rank() != 0) return;
-  const Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {});
-  const std::vector<std::string> keys = changed_keys(before, deck, true);
+  Deck before = parse_deck(checkpoint.info().deck, checkpoint.dir().string(), {}), now = deck;
+  // Older decks name the values that "the model's own" stands for now.
+  for (Deck* d : {&before, &now}) d->train = optimizer_of(d->train, "adamw", 0, 0, 1);
+  const std::vector<std::string> keys = changed_keys(before, now, true);
   if (!keys.empty())
     log::warn("the run goes on under a changed deck: {} differ from those of {}",
               fmt::join(keys, ", "), checkpoint.dir().string());
@@ -104,7 +106,8 @@ void Trainer::start() {
   const bool recordable = !sequence_ && std::getenv("WEFT_FAULT") == nullptr;
   graphs_ = std::make_unique<StepGraphs>(on_cuda() && deck_.device.graphs && recordable);
   data_parallel_ = std::make_unique<DataParallel>(
-      deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); });
+      deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); },
+      task_->model_groups());
   optimizers_ = task_->optimizers();
   load_state();
   plan_step();
@@ -162,6 +165,7 @@ void Trainer::plan_step() {
     const double mine = m.recompute;
     MPI_Allreduce(&mine, &m.recompute, 1, MPI_DOUBLE, MPI_MAX, world_);
   }
+  if (lockstep_) recompute_alike(*task_, source_->buckets(), batch_sizes_, memory_);
   // A GPU's memory stays taken until the end, so the arena gets no more than the plan, an eighth
   // for scratch memory of operations, and 64 MiB.
   const std::size_t with_scratch = planned_bytes() + planned_bytes() / 8 + (std::size_t{64} << 20);
@@ -171,8 +175,8 @@ void Trainer::plan_step() {
   std::size_t clip_bytes = 0;
   for (std::size_t b = 0; b < memory_.size(); ++b)
     clip_bytes = std::max(clip_bytes, source_->buckets()[b].clip_bytes() *
-                                          static_cast<std::size_t>(std::min(
-                                              batch_sizes_[b], source_->buckets()[b].clips)));
+                                          static_cast<std::size_t>(samples_in_batch(
+                                              source_->buckets()[b], batch_sizes_[b])));
   staging_ = std::make_unique<ClipStaging>(clip_bytes);
 }
 
@@ -209,7 +213,7 @@ void Trainer::open_readers() {
 CostTable::Planned Trainer::planned_cost(int bucket) const {
   const auto i = static_cast<std::size_t>(bucket);
   const Bucket& b = source_->buckets()[i];
-  const std::int64_t clips = std::min(batch_sizes_[i], b.clips);
+  const std::int64_t clips = samples_in_batch(b, batch_sizes_[i]);
   return {clips, static_cast<double>(clips) * task_->cost(b, memory_[i].recompute)};
 }
 

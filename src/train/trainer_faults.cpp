@@ -154,8 +154,10 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
   const std::vector<MicroBatch> plan = planner_->plan(step);
   for (const auto& [index, what] : my_work(plan, owners(plan, step))) {
     const Bucket& bucket = source_->buckets()[static_cast<std::size_t>(what.bucket)];
-    std::vector<std::byte> bytes(what.clips.size() * bucket.clip_bytes());
+    const std::size_t each = source_->clip_bytes(what);
+    std::vector<std::byte> bytes(what.clips.size() * each);
     LoadedBatch clips;
+    clips.bytes = bytes;
     clips.step = step;
     clips.index = index;
     clips.what = what;
@@ -163,8 +165,7 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
       clips.info.push_back(source_->info(what.bucket, what.clips[i]));
       if (bucket.text_channels > 0)
         clips.text.push_back(source_->read_text(what.bucket, what.clips[i]));
-      source_->read(what.bucket, what.clips[i],
-                    std::span(bytes).subspan(i * bucket.clip_bytes(), bucket.clip_bytes()));
+      source_->read_sample(what, i, std::span(bytes).subspan(i * each, each));
     }
     const TrainingWork work =
         task_->prepare(bucket, clips, staging_->stage(bytes),
