@@ -407,6 +407,10 @@ Deck parse_deck(const std::string& toml_text, const std::string& origin,
   apply(root, table, Origin{origin});
   for (const std::string& o : overrides) apply_override(o, table);
   cross_check(deck, origin);
+  if (deck.train.epochs > 0 && deck.train.epoch_steps > (std::int64_t{1} << 53) / deck.train.epochs)
+    refuse(fmt::format("{}: train.epochs = {} of train.epoch_steps = {} are too many steps", origin,
+                       deck.train.epochs, deck.train.epoch_steps),
+           "lower either");
   if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
   return deck;
 }

@@ -36,8 +36,8 @@ struct BatchNormGroup {
 
 // act(batch_norm(x) + residual), x [..., C]. Every rank of the group makes the same calls in the
 // same order, backward and in recomputed parts too. Running statistics change in a forward that
-// counts uses (Tape::counts_uses), once a step. Exit::data where an ordinary batch norm has one
-// position only.
+// counts uses (Tape::counts_uses), once a micro-batch. Exit::data where an ordinary batch norm has
+// one position only.
 Var batch_norm(Context c, const Var& x, const BatchNorm& w, BatchNormGroup& group, Activation act,
                const Var& residual = nullptr);
 

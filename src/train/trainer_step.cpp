@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -222,10 +221,8 @@ void Trainer::complete(Issued step) {
                          step.rows.sum(static_cast<StepReport::Slot>(StepReport::terms + i)) /
                              static_cast<double>(m.samples.size()));
   // The model's norm, or that of another group which is not finite.
-  const int of_model = task_->model_groups();
-  m.grad_norm =
-      std::sqrt(std::accumulate(step.rows.squared_norm, step.rows.squared_norm + of_model, 0.0));
-  for (int g = of_model; g < params().groups(); ++g)
+  m.grad_norm = std::sqrt(*step.rows.squared_norm);
+  for (int g = task_->model_groups(); g < params().groups(); ++g)
     if (!std::isfinite(step.rows.squared_norm[g])) m.grad_norm = step.rows.squared_norm[g];
   bool saving = false;
   for (int r = 0; r < step.rows.ranks(); ++r) {
@@ -261,7 +258,7 @@ void Trainer::look_for_spikes(const StepMetrics& m) {
         spike->deviations, spike->median, m.loss, m.grad_norm, fmt::join(m.samples, " "));
     WEFT_CHECK(deck_.train.loss_spike != "stop", Exit::non_finite,
                "the newest checkpoint is from before it. Look at these samples (weft inspect), "
-               "lower train.lr or train.grad_clip, or set train.loss_spike = \"warn\"",
+               "lower the learning rate or train.grad_clip, or set train.loss_spike = \"warn\"",
                "{}", what);
     if (first_rank()) log::warn("{}", what);
   }

@@ -20,6 +20,7 @@ namespace weft {
 Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoVae& vae,
                       std::int64_t text_channels) {
   const std::int64_t side = vae.pixels_a_latent();
+  check_holds_clips(pixels);
   WEFT_CHECK(pixels.dtype == DType::u8, Exit::usage, "data.path must hold pixels",
              "bucket {} holds latents already", pixels.name);
   WEFT_CHECK(pixels.height >= side && pixels.width >= side, Exit::data,

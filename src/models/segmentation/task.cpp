@@ -113,6 +113,10 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
                fmt::format("set model.num_classes = {}", b.label_classes),
                "{} has labels of {} classes, and model.num_classes = {}", deck_.data.path,
                b.label_classes, deck_.get<SegmentationDeck>().num_classes);
+    WEFT_CHECK(deck_.data.pad_label < deck_.get<SegmentationDeck>().num_classes, Exit::usage,
+               "set data.pad_label to a class, or -1 to leave the padding out of the loss",
+               "data.pad_label = {}, and model.num_classes = {}", deck_.data.pad_label,
+               deck_.get<SegmentationDeck>().num_classes);
     WEFT_CHECK(b.height % stride == 0 && b.width % stride == 0, Exit::usage,
                fmt::format("set data.padding = {}", stride),
                "data.padding = {}, and {} takes sides that are multiples of {}", deck_.data.padding,
@@ -189,10 +193,10 @@ Tensor SegmentationTask::dropout(const LoadedBatch& clips, std::int64_t channels
   return keep;
 }
 
-// On the host, since a store need not know its classes; labels are a 64th of the pixels or less.
+// On the host, since a store need not know its classes; labels are few beside the pixels.
 void SegmentationTask::check_labels(const Bucket& bucket, const LoadedBatch& clips) const {
   const MicroBatch& what = clips.what;
-  if (what.views.empty() || bucket.label_classes > 0) return;
+  if (what.views.empty()) return;
   const std::size_t each = bucket.clip_bytes(what.height, what.width);
   const auto pixels = static_cast<std::size_t>(what.height * what.width * 3);
   for (std::size_t i = 0; i < what.views.size(); ++i) {
@@ -251,6 +255,7 @@ void SegmentationTask::check_plan(std::span<const Bucket> buckets, bool) { check
 
 MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) {
   MeasuredWork measured;
+  if (!ranks_) join_ranks(world);
   allocate_for_measuring(*this, deck_);
   for (std::size_t i = 0; i < work.buckets.size(); ++i) {
     const MeasuredTimes t = time_micro_batch(*this, work.buckets[i], work.clips[i], world);

@@ -29,6 +29,7 @@ std::string Stdit3Task::describe() const {
 }
 
 void Stdit3Task::check(const Bucket& bucket, int sp) const {
+  check_holds_clips(bucket);
   latents_.check(bucket);
   const Bucket seen = latents_.seen(bucket);
   model_.check_sequence(seen.height, seen.width, sp);

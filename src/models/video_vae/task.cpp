@@ -62,6 +62,7 @@ void VaeTask::check(std::span<const Bucket> buckets) {
   // LPIPS halves frames four times, so it needs 16 pixels.
   const std::int64_t least = gan_ ? PatchGan::least_size : perceptual ? 16 : cut;
   for (const Bucket& b : buckets) {
+    check_holds_clips(b);
     WEFT_CHECK(b.dtype == DType::u8 && b.channels == 3, Exit::usage,
                "a VAE trains on pixels: name a clip store of footage in data.path",
                "bucket {} holds latents", b.name);
