@@ -251,6 +251,27 @@ void SegmentationTask::end_step(const StepReport&, std::int64_t, std::int64_t) {
   ops::scaled_add(running, 1.0f / static_cast<float>(all_->size()), Tensor(), running, false);
 }
 
+std::string SegmentationTask::state() const {
+  return norm_.size > 1 ? "batch_norm shared" : "batch_norm own";
+}
+
+// tmp = iter * running with iter = 1 / momentum, where it saturates
+// (docs/models/segmentation.md, Batch norm).
+void SegmentationTask::set_state(const std::string& text) {
+  if (norm_.size == 1 || !text.ends_with("own")) return;
+  const bool hrnet = deck_.get<SegmentationDeck>().encoder == "hrnetv2";
+  for (const auto& p : params().all()) {
+    if (!p->name.ends_with("._running_iter")) continue;
+    const std::string layer = p->name.substr(0, p->name.size() - std::strlen("_running_iter"));
+    const float own = hrnet && layer.starts_with("encoder.") ? 0.1f : 0.001f;
+    const float iter = 1 / std::max(1e-6f, norm_.momentum >= 0 ? norm_.momentum : own);
+    p->set(0, std::span<const float>(&iter, 1));
+    for (const char* name : {"running_mean", "running_var"})
+      ops::scaled_add(params().find(layer + name)->value, iter, Tensor(),
+                      params().find(layer + "_tmp_" + name)->value, false);
+  }
+}
+
 void SegmentationTask::check_plan(std::span<const Bucket> buckets, bool) { check(buckets); }
 
 MeasuredWork SegmentationTask::measure(const PlannedWork& work, MPI_Comm world) {

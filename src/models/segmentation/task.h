@@ -45,6 +45,11 @@ class SegmentationTask : public TrainingTask {
   // and save the same.
   void end_step(const StepReport& report, std::int64_t step, std::int64_t clips) override;
 
+  // Whose statistics the running ones are. Where a run goes on with ranks that share them, their
+  // accumulators begin with what a rank alone had.
+  std::string state() const override;
+  void set_state(const std::string& text) override;
+
   void check_plan(std::span<const Bucket> buckets, bool local) override;
   std::string unit() const override { return "images"; }
   std::int64_t units(const Bucket&, std::int64_t clips) override { return clips; }
