@@ -1,6 +1,7 @@
 """weft train of segmentation models: it learns, two ranks share the statistics of batch norm, restarts are exact, sizes are
 balanced, and what cannot be is refused."""
 
+import struct
 import unittest
 
 from harness import WeftTest, read_safetensors
@@ -70,6 +71,15 @@ class Segmentation(WeftTest):
         job = self.train("tight", *options, f"memory.arena_gib={0.8 * peak / 2**30}", ranks=2)
         self.assertIn("recompute", job.err + job.out)
         self.assertEqual(self.losses("tight"), self.losses("whole"))
+
+    def test_statistics_of_one_rank_go_on_with_two(self):
+        self.train("run", "train.steps=6")
+        self.train("run", "train.steps=7", ranks=2)
+        weights = self.exported("run")
+        iterations = [struct.unpack("<f", bytes(v))[0] for n, (_, _, v) in weights.items() if n.endswith("_running_iter")]
+        self.assertTrue(iterations)
+        # Those of a new run would be 1.9 after a step.
+        self.assertTrue(all(abs(i - 10) < 1e-3 for i in iterations), iterations)
 
     def test_epochs_of_steps(self):
         self.train("run", "train.epochs=2", "train.epoch_steps=2")
