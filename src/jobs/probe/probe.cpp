@@ -118,8 +118,10 @@ const std::vector<Probe>& probes() {
 }  // namespace
 
 int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
-  std::vector<std::string> possible;
+  std::vector<std::string> possible, fitting;  // whats of the model; models of the what
   for (const Probe& p : probes()) {
+    if (std::ranges::find(p.whats, request.what) != p.whats.end())
+      fitting.insert(fitting.end(), p.models.begin(), p.models.end());
     if (std::ranges::find(p.models, deck.model.name) == p.models.end()) continue;
     possible.insert(possible.end(), p.whats.begin(), p.whats.end());
     if (std::ranges::find(p.whats, request.what) == p.whats.end()) continue;
@@ -127,11 +129,13 @@ int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
                "weft probe {} needs weights", request.what);
     return p.run(deck, request, world);
   }
-  throw Error(Exit::usage,
-              fmt::format("weft probe {} with model.name = \"{}\"", request.what, deck.model.name),
-              possible.empty() ? "that model has no probe (docs/probe.md)"
-                               : fmt::format("that model has {}", fmt::join(possible, ", ")),
-              __FILE__, __LINE__);
+  throw Error(
+      Exit::usage,
+      fmt::format("weft probe {} with model.name = \"{}\"", request.what, deck.model.name),
+      fmt::format("{} is for model.name = \"{}\"; {}", request.what, fmt::join(fitting, "\", \""),
+                  possible.empty() ? "that model has no probe (docs/probe.md)"
+                                   : fmt::format("that model has {}", fmt::join(possible, ", "))),
+      __FILE__, __LINE__);
 }
 
 Command probe_command() {
