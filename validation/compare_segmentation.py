@@ -298,10 +298,13 @@ def measure_scaling(args, folder):
         weights = weights_of(encoder, folder)
         images = args.scaling_images or SCALING_IMAGES[encoder]
         steps = images // 4  # two micro-batches of two
+        by = args.scaling_enlarged
+        sizes = SCALING | {"short_sides": [round(s * by) for s in SCALING["short_sides"]], "max_side": round(SCALING["max_side"] * by)}
+        pictures = {side: tuple(round(s * by) for s in ends) for side, ends in SCALING_PICTURES.items()}
         decks = {}
         for policy in ("balanced", "original"):
-            decks[policy] = training_deck(folder / f"{policy}.toml", encoder, weights, SCALING | {"size_policy": policy}, images,
-                                          SCALING_PICTURES, steps, 2, 1)
+            decks[policy] = training_deck(folder / f"{policy}.toml", encoder, weights, sizes | {"size_policy": policy}, images,
+                                          pictures, steps, 2, 1)
 
         def seconds(metrics):
             """Of all steps but the first, in which memory and threads are new."""
@@ -314,7 +317,7 @@ def measure_scaling(args, folder):
             both = [start_weft(args, decks["original"], folder, f"side{i}", 1, 1) for i in range(2)]
             return max(seconds(finish_weft(s)) for s in both)
 
-        case = {"what": "train", "model": model_table(encoder, weights), "train": TRAIN, "data": SCALING | SCALING_PICTURES,
+        case = {"what": "train", "model": model_table(encoder, weights), "train": TRAIN, "data": sizes | pictures,
                 "threads": 1, "weights": str(weights), "micro_batches": 2, "batch_size": 2, "original": None,
                 "channels_last": True}
 
@@ -323,14 +326,17 @@ def measure_scaling(args, folder):
             return [sum(done["seconds"]), sum(done["pixels"]) / 1e6]
 
         sides = {f"{policy} {n}": lambda policy=policy, n=n: weft(policy, n) for policy in decks for n in (1, 2)}
-        sides |= {"two at once": side_by_side, "ddp 1": lambda: ddp(1), "ddp 2": lambda: ddp(2)}
+        sides |= {"two at once": side_by_side}
+        if not args.no_ddp:
+            sides |= {"ddp 1": lambda: ddp(1), "ddp 2": lambda: ddp(2)}
         print(f"  scaling {encoder}", file=sys.stderr, flush=True)
         rounds = in_turn(sides, args.rounds)
         gains = {policy: [a / b for a, b in zip(rounds[f"{policy} 1"], rounds[f"{policy} 2"])] for policy in decks}
         gains["host"] = [2 * a / b for a, b in zip(rounds["original 1"], rounds["two at once"])]
-        gains["ddp"] = [(a[0] / a[1]) / (b[0] / b[1]) for a, b in zip(rounds["ddp 1"], rounds["ddp 2"])]
-        results.append({"network": f"{encoder}+{DECODER}", "images": images, "steps": steps, "data": SCALING,
-                        "pictures": SCALING_PICTURES, "rounds": rounds, "speed_up_rounds": gains,
+        if not args.no_ddp:
+            gains["ddp"] = [(a[0] / a[1]) / (b[0] / b[1]) for a, b in zip(rounds["ddp 1"], rounds["ddp 2"])]
+        results.append({"network": f"{encoder}+{DECODER}", "images": images, "steps": steps, "data": sizes,
+                        "pictures": pictures, "rounds": rounds, "speed_up_rounds": gains,
                         "speed_up": {name: statistics.median(g) for name, g in gains.items()}})
     return results
 
@@ -366,6 +372,8 @@ def main():
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a side and round")
     parser.add_argument("--images", type=int, default=2, help="evaluated images of a side and round")
     parser.add_argument("--scaling-images", type=int, help="of a side and round of scaling, a multiple of 4")
+    parser.add_argument("--scaling-enlarged", type=float, default=1, help="factor of scaling's sizes; 3 is the original's")
+    parser.add_argument("--no-ddp", action="store_true", help="leave PyTorch DDP out of scaling")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processor-time", action="store_true", help="of one thread, in step and evaluate")
     parser.add_argument("--tiny", action="store_true", help="small sizes: does it all work?")
