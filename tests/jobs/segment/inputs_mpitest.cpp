@@ -77,8 +77,8 @@ TEST_F(Inputs, FilesGlobsAndSources) {
 }
 
 TEST_F(Inputs, NamesAreUtf8) {
-  EXPECT_EQ(printable("caf\xe9"), "caf\xef\xbf\xbd");
-  EXPECT_EQ(printable("caf\xc3\xa9"), "caf\xc3\xa9");
+  EXPECT_EQ(as_utf8("caf\xe9"), "caf\xef\xbf\xbd");
+  EXPECT_EQ(as_utf8("caf\xc3\xa9"), "caf\xc3\xa9");
 }
 
 TEST_F(Inputs, WhatIsNotThere) {
