@@ -17,7 +17,7 @@ namespace weft {
 //   hues=0                   1: each class in shades of a colour of its own, which is learnt fast
 //   seed=1                   another seed, other pictures: training and held-out ones differ by it
 // Without hues every class occurs in every colour, so that only shape and texture tell them apart;
-// a network needs hours for that. Pictures have noise, and shapes overlap; a margin of a few pixels
+// a network learns that slowly. Pictures have noise, and shapes overlap; a margin of a few pixels
 // at some sides is unlabelled. Everything about picture i follows from (seed, i). Throws
 // Exit::usage on an unknown key (naming the nearest) or a value out of range.
 inline constexpr const char* shapes_prefix = "shapes:";
