@@ -41,13 +41,15 @@ struct Bucket {
   // Images with a label for each square of that many pixels, u8 [H/rate, W/rate] behind the pixels:
   // 0 is unlabelled, v is class v - 1. 0: clips.
   std::int64_t label_rate = 0;
+  std::int64_t label_bytes = 1;    // of each square, in planes; text has 2 (data/text_images/)
   std::int64_t label_classes = 0;  // classes that the labels may have; 0: not known
 
   // Of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
   std::size_t clip_bytes() const { return clip_bytes(height, width); }
   std::size_t clip_bytes(std::int64_t h, std::int64_t w) const {
-    const std::int64_t labels = label_rate == 0 ? 0 : (h / label_rate) * (w / label_rate);
+    const std::int64_t labels =
+        label_rate == 0 ? 0 : label_bytes * (h / label_rate) * (w / label_rate);
     return static_cast<std::size_t>(frames * h * w * channels) * size_of(dtype) +
            static_cast<std::size_t>(labels);
   }

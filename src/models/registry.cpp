@@ -1,6 +1,7 @@
 #include "models/registry.h"
 
 #include "core/error.h"
+#include "models/dbnet/options.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/task.h"
 #include "models/stdit3/task.h"
@@ -21,6 +22,7 @@ std::vector<Model>& table() {
       {"vae", video_vae_tables, make<VaeTask>},
       {"vae_temporal"},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
+      {"dbnet", dbnet_tables},
       // What a probe's deck may name: parts of segmentation (docs/probe.md).
       {"sync_batch_norm"},
       {"image_resize"},

@@ -1,0 +1,25 @@
+// Text regions of a probability map: the post-processing of mmocr's DBPostprocessor
+// (docs/models/dbnet.md, Post-processing).
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "models/dbnet/options.h"
+
+namespace weft {
+
+struct TextBox {
+  std::array<float, 8> corners = {};  // x, y of four corners, in pixels of the map
+  float score = 0;                    // mean probability within the region
+};
+
+// probability f32 [height, width]. Safe from several threads at once; takes one thread.
+std::vector<TextBox> find_text_boxes(std::span<const float> probability, std::int64_t height,
+                                     std::int64_t width, const PostprocessDeck& deck);
+
+// How many of them count as text: those with a score above min_text_score.
+std::int64_t count_text(std::span<const TextBox> boxes, const PostprocessDeck& deck);
+
+}  // namespace weft

@@ -1,0 +1,55 @@
+// A text detector that is run on pictures.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/model_source.h"
+#include "models/dbnet/dbnet.h"
+#include "tensor/arena.h"
+
+namespace weft {
+
+// Where its weights come from, and what they are.
+class DetectorSource {
+ public:
+  // Collective. `weights`: as ModelSource takes them; `key`: the deck's key for them.
+  DetectorSource(const Deck& deck, const std::string& key, const std::string& weights, bool ema,
+                 MPI_Comm world);
+  const std::string& identity() const { return source_.identity(); }
+  std::string describe() const { return source_.describe(); }
+  // Whether the weights have offsets for deformable convolutions.
+  bool deformable() const;
+  const ModelSource& model() const { return source_; }
+
+ private:
+  ModelSource source_;
+};
+
+class Detector {
+ public:
+  // Collective: allocates and reads the weights. Exit::data if they are of another network.
+  Detector(const Deck& deck, const DetectorSource& source);
+
+  // Probability of text in each pixel of pictures u8 [count, height, width, 3], RGB, one after the
+  // other; sides are multiples of 32. maps[i] is f32 [height, width], or empty where no pixel is
+  // above postprocess.mask_threshold: those are not copied from the device. In the current arena.
+  std::vector<std::vector<float>> detect(std::span<const std::uint8_t> pictures, std::int64_t count,
+                                         std::int64_t height, std::int64_t width);
+  // Bytes of the arena that this takes.
+  MemoryNeed plan(std::int64_t count, std::int64_t height, std::int64_t width,
+                  std::size_t capacity = 0);
+  // Operations, two a multiply-add, of a picture.
+  double flops(std::int64_t height, std::int64_t width) const;
+
+ private:
+  const Deck& deck_;
+  Dbnet model_;
+};
+
+}  // namespace weft
