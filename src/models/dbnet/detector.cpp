@@ -29,8 +29,7 @@ Tensor Detector::run(const Tensor& pictures) {
   for (std::int64_t i = 0; i < N; ++i)
     whole.insert(whole.end(), {static_cast<std::int32_t>(H), static_cast<std::int32_t>(W)});
   Tensor image = Tensor::empty({N, 1, H, W, 3}, dtype);
-  ops::normalise_images(pictures,
-                        Tensor::from_host(std::span<const std::int32_t>(whole), {N, 2}),
+  ops::normalise_images(pictures, Tensor::from_host(std::span<const std::int32_t>(whole), {N, 2}),
                         dbnet_pixel_scale(), image);
   Tape tape(Tape::Mode::infer);
   const nn::Context c{tape, model_.params()};
@@ -52,8 +51,8 @@ std::vector<std::vector<float>> Detector::detect(std::span<const std::uint8_t> p
                                                  std::int64_t width) {
   const Tensor probability = run(Tensor::from_host(pictures, {count, height, width, 3}));
   Tensor counts = Tensor::empty({count}, DType::i32);
-  ops::count_above(probability,
-                   static_cast<float>(deck_.get<PostprocessDeck>().mask_threshold), counts);
+  ops::count_above(probability, static_cast<float>(deck_.get<PostprocessDeck>().mask_threshold),
+                   counts);
   const Tensor text = counts.to_host();
   std::vector<std::vector<float>> maps(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {

@@ -100,8 +100,7 @@ void ConvNet::make_deformable(const std::string& conv, const Feature& in, ConvNo
   constexpr std::int64_t channels = 27;  // of each of 9 taps: two offsets, and a mask
   const ConvStart usual = std::exchange(start, ConvStart::zero);
   const std::string name = conv + ".conv_offset";
-  layer.offsets =
-      weights(name, in, {channels, layer.out.rate, layer.out.grid}, layer.geometry);
+  layer.offsets = weights(name, in, {channels, layer.out.rate, layer.out.grid}, layer.geometry);
   layer.offsets.bias = &table.add(prefix + name + ".bias", {channels}, Init{});
   layer.offsets.bias->group = vector_group;
   start = usual;
@@ -112,9 +111,9 @@ nn::ConvWeights ConvNet::add_transposed(const std::string& name, const Feature& 
   nn::ConvWeights w;
   // Each weight is multiplied once a pixel of the input, and PyTorch counts `out` as its fan in.
   const Shape shape{in.channels, out, 2, 2};
-  w.weight = &table.add(prefix + name + ".weight", shape,
-                        start_of(start, 4, static_cast<double>(out),
-                                 static_cast<double>(in.channels), 1));
+  w.weight =
+      &table.add(prefix + name + ".weight", shape,
+                 start_of(start, 4, static_cast<double>(out), static_cast<double>(in.channels), 1));
   w.weight->bf16_only = true;
   w.weight->group = matrix_group;
   w.bias = &add_bias(name, out, static_cast<double>(4 * out));

@@ -58,12 +58,12 @@ class ConvNet {
   ParameterTable& table;
   std::string prefix;  // of all names
   ConvStart start = ConvStart::fan_out;
-  float beta = 0;           // of norms, at the start
-  float momentum = 0.001f;  // of their running statistics
+  float beta = 0;                // of norms, at the start
+  float momentum = 0.001f;       // of their running statistics
   bool rank_statistics = false;  // norms whose statistics ranks never share
-  int matrix_group = 0;     // Parameter::group of convolutions' weights
-  int vector_group = 0;     // of norms' and of biases, which take no weight decay
-  bool auxiliary = false;   // what is registered now is a part that a forward may leave out
+  int matrix_group = 0;          // Parameter::group of convolutions' weights
+  int vector_group = 0;          // of norms' and of biases, which take no weight decay
+  bool auxiliary = false;        // what is registered now is a part that a forward may leave out
 
   // CONV.weight and the norm NORM.
   ConvNorm add(const std::string& conv, const std::string& norm, const Feature& in,

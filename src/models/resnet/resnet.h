@@ -25,9 +25,9 @@ struct ResidualShape {
   std::int64_t planes = 64;    // channels of the 3x3 convolutions
   std::int64_t expansion = 4;  // output channels over planes; 1 in basic blocks
   int stride = 1;
-  int dilation = 1;        // of the 3x3 convolution that carries the stride,
-  int later_dilation = 1;  // and of a basic block's second
-  int groups = 1;          // of the 3x3 convolution of a bottleneck
+  int dilation = 1;           // of the 3x3 convolution that carries the stride,
+  int later_dilation = 1;     // and of a basic block's second
+  int groups = 1;             // of the 3x3 convolution of a bottleneck
   bool average_down = false;  // strides of bottlenecks by averages
   bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/deform_conv.h)
 };
