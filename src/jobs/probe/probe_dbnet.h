@@ -1,5 +1,5 @@
-// `weft probe` of the text detector's parts without weights: boxes and frames. Contract:
-// docs/probe.md.
+// `weft probe` of the text detector's parts without weights: boxes, frames and video_frames.
+// Contract: docs/probe.md.
 #pragma once
 
 #include "jobs/probe/probe.h"
@@ -7,6 +7,7 @@
 namespace weft {
 
 int probe_boxes(const Deck& deck, const ProbeRequest& request);
+int probe_video_frames(const Deck& deck, const ProbeRequest& request);
 int probe_frames(const Deck& deck, const ProbeRequest& request);
 
 }  // namespace weft
