@@ -112,6 +112,7 @@ const std::vector<Probe>& probes() {
        {"segmentation_batch", "segmentation_scales"},
        false,
        alone(probe_images)},
+      {{"dbnet"}, {"forward"}, true, alone(probe_detector)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
