@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_dbnet.h"
+#include "jobs/probe/probe_detector.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_segmentation.h"
@@ -112,6 +113,7 @@ const std::vector<Probe>& probes() {
        {"segmentation_batch", "segmentation_scales"},
        false,
        alone(probe_images)},
+      {{"dbnet"}, {"forward"}, true, alone(probe_detector)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
