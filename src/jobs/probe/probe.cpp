@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_dbnet.h"
-#include "jobs/probe/probe_detector.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_segmentation.h"
@@ -117,6 +116,7 @@ const std::vector<Probe>& probes() {
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
+      {{}, {"video_frames"}, false, alone(probe_video_frames)},
   };
   return table;
 }
