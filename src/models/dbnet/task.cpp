@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "models/dbnet/pixel_scale.h"
 #include "models/dbnet/weights.h"
 #include "nn/exchange.h"
 #include "nn/text_loss.h"
@@ -49,7 +48,7 @@ Batch unpack(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes
     const std::int64_t rgb = i * stride, flags = rgb + 3 * pixels, thresholds = flags + pixels;
     Tensor image = b.images.slice(i, i + 1), flag = b.flags.slice(i, i + 1);
     Tensor threshold = b.thresholds.slice(i, i + 1);
-    ops::normalise_images(bytes.slice(rgb, flags).view({1, H, W, 3}), valid, text_pixel_scale,
+    ops::normalise_images(bytes.slice(rgb, flags).view({1, H, W, 3}), valid, dbnet_pixel_scale(),
                           image);
     copy_bytes(bytes.slice(flags, thresholds), flag);
     copy_bytes(bytes.slice(thresholds, thresholds + pixels), threshold);
