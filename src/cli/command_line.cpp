@@ -48,7 +48,7 @@ std::vector<Command> all_commands() {
   bench.commands = {bench_step_command(),    bench_kernels_command(), bench_comm_command(),
                     bench_scaling_command(), bench_t5_command(),      bench_read_command()};
   return {ingest_command(),   train_command(),       encode_command(),
-          generate_command(), reconstruct_command(), evaluate_command(report_page::evaluation_page),
+          generate_command(), reconstruct_command(), evaluate_command({report_page::segmentation_page, report_page::detection_page}),
           segment_command(),  report_command(),      inspect_command(),
           export_command(),   text_command(),        doctor_command(),
           probe_command(),    plan_command(),        simulate_command(),

@@ -137,8 +137,7 @@ TrainingLoss DbnetTask::loss(Tape& tape, const Tensor& images, const Tensor& fla
   const std::int64_t N = images.dim(0);
   const auto recomputed =
       static_cast<std::int64_t>(std::ceil(recompute * static_cast<double>(model_.blocks()) - 1e-9));
-  const Dbnet::Maps maps =
-      model_.forward(c, make_var(images, false), norm_, true, recomputed);
+  const Dbnet::Maps maps = model_.forward(c, make_var(images, false), norm_, true, recomputed);
   // The loss is a mean over the micro-batch; each picture counts it as its own.
   const Tensor stats = nn::text_loss(c, maps.probability, maps.threshold, flags, thresholds,
                                      weight * static_cast<float>(N));
@@ -165,8 +164,8 @@ MeasuredWork DbnetTask::measure(const PlannedWork& work, MPI_Comm world) {
     MicroBatchCost cost;
     cost.forward = t.forward;
     cost.backward = t.backward;
-    cost.flops = static_cast<double>(work.clips[i]) * 3 *
-                 model_.flops(bucket.height, bucket.width, true);
+    cost.flops =
+        static_cast<double>(work.clips[i]) * 3 * model_.flops(bucket.height, bucket.width, true);
     measured.costs.push_back(cost);
   }
   measured.update_seconds_an_element = time_update(optimizers().front(), params(), world);
