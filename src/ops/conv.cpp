@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/deform.h"
 
 namespace weft::ops {
 
@@ -95,6 +96,17 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
   const Tensor weights = phase_weights(x, dy.dim(4), x.dim(4));
   const Tensor some = phases(dy, x.dim(0) * x.dim(1), x.dim(2), x.dim(3));
   workspace();
+}
+
+// kernels/conv/deform.cu's.
+void deform_backward_input(const Tensor&, const Tensor& dcolumns, Conv, std::int64_t, Tensor& dx) {
+  const std::int64_t pixels = dx.numel() / dx.dim(4), readers = dcolumns.dim(0) * deform_taps;
+  if (readers == 0 || dx.numel() == 0) return;
+  const Tensor ends = Tensor::empty({pixels}, DType::i32),
+               begins = Tensor::empty({pixels}, DType::i32),
+               totals = Tensor::empty({1}, DType::i32),
+               lists = Tensor::empty({4 * readers}, DType::i32),
+               ordered = Tensor::empty({4 * readers, 2}, DType::i32);
 }
 
 }  // namespace weft::ops::cuda_plan

@@ -9,6 +9,8 @@
 // f32.
 #pragma once
 
+#include <cmath>
+
 #include "ops/conv.h"
 
 namespace weft::ops {
@@ -31,8 +33,8 @@ __host__ __device__
   // Written so that a NaN is outside.
   if (!(y > -1.0f && y < static_cast<float>(H) && x > -1.0f && x < static_cast<float>(W)))
     return {0, 0, 0.0f, 0.0f, false};
-  const int row = static_cast<int>(y + 1.0f) - 1, column = static_cast<int>(x + 1.0f) - 1;
-  return {row, column, y - static_cast<float>(row), x - static_cast<float>(column), true};
+  const float row = std::floor(y), column = std::floor(x);
+  return {static_cast<int>(row), static_cast<int>(column), y - row, x - column, true};
 }
 
 // columns [P,9,C] = what the taps of pixels [first, first + P) of the result read in x [N,T,H,W,C];
@@ -45,9 +47,9 @@ WEFT_OP(deform_columns, void(const Tensor& x, const Tensor& offsets, Conv conv, 
 WEFT_OP(deform_backward_offsets,
         void(const Tensor& x, const Tensor& offsets, const Tensor& dcolumns, Conv conv,
              std::int64_t first, Tensor& doffsets));
-// dx f32 [N,T,H,W,C] += the gradient of x by the same pixels, added in their order. On a GPU each
-// pixel of x gathers from a list of who read it, so that bits repeat there too: 16 bytes of the
-// arena for each value of the lists, 36 of which a pixel of the result can fill, and 12 for each
+// dx f32 [N,T,H,W,C] += the gradient of x by the same pixels, in an order that does not depend on
+// the thread count. On a GPU each pixel of x gathers from the list of those who read it, so that
+// bits repeat there too: of the arena 12 bytes for each of the 36 P values read, and 8 for each
 // pixel of x.
 WEFT_SCRATCH_OP(deform_backward_input, void(const Tensor& offsets, const Tensor& dcolumns,
                                             Conv conv, std::int64_t first, Tensor& dx));

@@ -1,0 +1,306 @@
+// CUDA side of ops/deform.h. CPU twin: src/ops/cpu/conv/deform.cpp; cases:
+// src/bench/kernels/deform.cpp.
+//
+// Bound by memory: the columns are written (read) once, nine values for each of x, which the four
+// neighbours of a place read from the caches.
+//   columns   16 bytes a thread
+//   offsets   a warp takes a tap of a pixel, its lanes the channels
+//   input     each pixel of x gets the list of the taps that read it, as a transposed sparse
+//   matrix:
+//             counted, placed by atomic counters, and put in the taps' order, so that the sums
+//             repeat their bits; then 16 bytes of columns a thread and entry. An entry finds its
+//             place by the keys below its own: with offsets near 0 a list has some 36, and a list
+//             as long as the band, where all taps read one pixel, takes a tenth of a second.
+#include "ops/deform.h"
+
+#include "core/error.h"
+#include "vector.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256, taps = ops::deform_taps;
+
+__device__ __forceinline__ std::int64_t index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+
+// x [frames,H,W,C] and the result [frames,h,w,.]; C in accesses. Pixels [first, first + count) of
+// the result are under way.
+struct Frames {
+  int H, W, h, w, stride, top, left, dilation;
+  std::int64_t C, first, count;
+};
+
+// What a tap reads: pixels of x (-1: outside of the frame) with their shares of the value.
+struct Reading {
+  ops::DeformPlace at;
+  float mask;
+  std::int64_t pixel[4];  // upper left and right, lower left and right
+  float share[4];
+
+  // Tap `tap` of pixel `p` of the result.
+  template <class T>
+  __device__ __forceinline__ Reading(const Frames& g, const T* offsets, std::int64_t p, int tap) {
+    const T* own = offsets + p * ops::deform_channels;
+    const std::int64_t frame = p / g.w / g.h;
+    const int y = static_cast<int>(p / g.w % g.h) * g.stride - g.top + tap / 3 * g.dilation,
+              x = static_cast<int>(p % g.w) * g.stride - g.left + tap % 3 * g.dilation;
+    at = ops::deform_place(static_cast<float>(y) + to_float(own[2 * tap]),
+                           static_cast<float>(x) + to_float(own[2 * tap + 1]), g.H, g.W);
+    mask = 1.0f / (1.0f + expf(-to_float(own[2 * taps + tap])));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int row = at.row + k / 2, column = at.column + k % 2;
+      const bool counts = at.inside && row >= 0 && row < g.H && column >= 0 && column < g.W;
+      pixel[k] = counts ? (frame * g.H + row) * g.W + column : -1;
+      share[k] = (k / 2 ? at.below : 1.0f - at.below) * (k % 2 ? at.right : 1.0f - at.right);
+    }
+  }
+  // Whether it adds something.
+  __device__ __forceinline__ bool counts(int k) const { return pixel[k] >= 0 && share[k] != 0.0f; }
+};
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    columns_kernel(const T* x, const T* offsets, Frames g, T* columns) {
+  const std::int64_t i = index();
+  if (i >= g.count * taps * g.C) return;
+  const std::int64_t c = i % g.C, p = i / g.C / taps;
+  const Reading r(g, offsets, g.first + p, static_cast<int>(i / g.C % taps));
+  float sum[V] = {};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (!r.counts(k)) continue;
+    float v[V];
+    unpack(load_vec<V>(x, r.pixel[k] * g.C + c), v);
+    const float factor = r.share[k] * r.mask;
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum[e] += factor * v[e];
+  }
+  store_vec<V>(columns, i, pack<T, V>(sum));
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    offsets_kernel(const T* x, const T* offsets, const T* dcolumns, Frames g, T* doffsets) {
+  const std::int64_t i = index() / 32;
+  if (i >= g.count * taps) return;  // the whole warp
+  const int tap = static_cast<int>(i % taps), lane = threadIdx.x % 32;
+  const std::int64_t p = g.first + i / taps;
+  const Reading r(g, offsets, p, tap);
+  float along[4] = {};  // the columns' gradient times each of the four pixels
+  for (std::int64_t c = lane; c < g.C; c += 32) {
+    float d[V];
+    unpack(load_vec<V>(dcolumns, i * g.C + c), d);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (r.pixel[k] < 0) continue;
+      float v[V];
+      unpack(load_vec<V>(x, r.pixel[k] * g.C + c), v);
+#pragma unroll
+      for (int e = 0; e < V; ++e) along[k] += d[e] * v[e];
+    }
+  }
+  float value = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    along[k] = warp_sum(along[k]);
+    value += r.share[k] * along[k];
+  }
+  if (lane > 0) return;
+  const float below = r.at.below, right = r.at.right;
+  T* own = doffsets + p * ops::deform_channels;
+  own[2 * tap] = from_float<T>(
+      r.mask * ((1.0f - right) * (along[2] - along[0]) + right * (along[3] - along[1])));
+  own[2 * tap + 1] = from_float<T>(
+      r.mask * ((1.0f - below) * (along[1] - along[0]) + below * (along[3] - along[2])));
+  own[2 * taps + tap] = from_float<T>(value * r.mask * (1.0f - r.mask));
+}
+
+// ---- The lists of who reads a pixel of x. A reader's key: 4 times its tap, counted from the
+// band's first, and which of the tap's four pixels it is ----
+
+template <class T>
+__global__ void count_kernel(const T* offsets, Frames g, std::int32_t* counts) {
+  const std::int64_t i = index();
+  if (i >= g.count * taps) return;
+  const Reading r(g, offsets, g.first + i / taps, static_cast<int>(i % taps));
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    if (r.counts(k)) atomicAdd(counts + r.pixel[k], 1);
+}
+
+// Room for the lists, in whatever order the warps come: begin = where each starts, and so does
+// `end`, which grows as it is filled. total [1] is zero before.
+__global__ void room_kernel(std::int32_t* end, std::int32_t* begin, std::int32_t* total,
+                            std::int64_t pixels) {
+  const std::int64_t i = index();
+  const int lane = threadIdx.x % 32;
+  const std::int32_t own = i < pixels ? end[i] : 0;
+  std::int32_t sum = own;  // of the lanes up to this one
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const std::int32_t before = __shfl_up_sync(full_mask, sum, offset);
+    if (lane >= offset) sum += before;
+  }
+  std::int32_t first = 0;
+  if (lane == 31) first = atomicAdd(total, sum);
+  first = __shfl_sync(full_mask, first, 31) + sum - own;
+  if (i < pixels) begin[i] = end[i] = first;
+}
+
+template <class T>
+__global__ void fill_kernel(const T* offsets, Frames g, std::int32_t* end, std::int32_t* keys) {
+  const std::int64_t i = index();
+  if (i >= g.count * taps) return;
+  const Reading r(g, offsets, g.first + i / taps, static_cast<int>(i % taps));
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    if (r.counts(k)) keys[atomicAdd(end + r.pixel[k], 1)] = static_cast<std::int32_t>(4 * i + k);
+}
+
+struct Entry {
+  std::int32_t tap;
+  float factor;
+};
+
+template <class T>
+__global__ void order_kernel(const T* offsets, Frames g, const std::int32_t* begin,
+                             const std::int32_t* end, const std::int32_t* total,
+                             const std::int32_t* keys, Entry* entries) {
+  const std::int64_t i = index();
+  if (i >= total[0]) return;
+  const std::int32_t key = keys[i], tap = key / 4, k = key % 4;
+  const Reading r(g, offsets, g.first + tap / taps, tap % taps);
+  std::int64_t pixel = 0;
+  float factor = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (j == k) pixel = r.pixel[j], factor = r.share[j] * r.mask;
+  const std::int32_t first = begin[pixel], last = end[pixel];
+  std::int32_t before = 0;
+  for (std::int32_t e = first; e < last; ++e) before += keys[e] < key ? 1 : 0;
+  entries[first + before] = {tap, factor};
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    gather_kernel(const T* dcolumns, const std::int32_t* begin, const std::int32_t* end,
+                  const Entry* entries, std::int64_t C, float* dx, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t pixel = i / C, c = i % C;
+  const std::int32_t first = begin[pixel], last = end[pixel];
+  if (first == last) return;
+  float sum[V] = {};
+  for (std::int32_t e = first; e < last; ++e) {
+    const Entry entry = entries[e];
+    float d[V];
+    unpack(load_vec<V>(dcolumns, entry.tap * C + c), d);
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] += entry.factor * d[j];
+  }
+  float before[V];
+  unpack(load_vec<V>(static_cast<const float*>(dx), i), before);
+#pragma unroll
+  for (int j = 0; j < V; ++j) sum[j] += before[j];
+  store_vec<V>(dx, i, pack<float, V>(sum));
+}
+
+Frames frames_of(const Shape& x, const Tensor& offsets, const ops::Conv& k, std::int64_t first,
+                 std::int64_t count, int V) {
+  WEFT_ASSERT(k.kt == 1 && k.kh == 3 && k.kw == 3 && k.groups == 1 && !k.upsample);
+  WEFT_ASSERT(offsets.dim(4) == ops::deform_channels &&
+              k.output(x, x[4]) == Shape({x[0], x[1], offsets.dim(2), offsets.dim(3), x[4]}));
+  return {static_cast<int>(x[2]),
+          static_cast<int>(x[3]),
+          static_cast<int>(offsets.dim(2)),
+          static_cast<int>(offsets.dim(3)),
+          k.stride,
+          k.top,
+          k.left,
+          k.dilation,
+          x[4] / V,
+          first,
+          count};
+}
+
+// Calls f.operator()<T, V>() with the widest access that the channels C and all tensors allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t C, F&& f, const Tensor& columns, const Tensors&... others) {
+  by_type(columns, [&]<class T>() {
+    constexpr int V = 16 / sizeof(T);
+    if (C % V == 0 && aligned<V>(columns, others...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+template <class... P, class... A>
+void start(void (*kernel)(P...), std::int64_t items, A&&... args) {
+  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), 0, std::forward<A>(args)...);
+}
+
+}  // namespace
+}  // namespace weft::kernels
+
+namespace weft::ops::cuda {
+
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
+
+void deform_columns(const Tensor& x, const Tensor& offsets, Conv conv, std::int64_t first,
+                    Tensor& columns) {
+  by_access(
+      x.dim(4),
+      [&]<class T, int V>() {
+        start(columns_kernel<V, T>, columns.numel() / V, data<T>(x), data<T>(offsets),
+              frames_of(x.shape(), offsets, conv, first, columns.dim(0), V), data<T>(columns));
+      },
+      columns, x);
+}
+
+void deform_backward_offsets(const Tensor& x, const Tensor& offsets, const Tensor& dcolumns,
+                             Conv conv, std::int64_t first, Tensor& doffsets) {
+  by_access(
+      x.dim(4),
+      [&]<class T, int V>() {
+        start(offsets_kernel<V, T>, 32 * taps * dcolumns.dim(0), data<T>(x), data<T>(offsets),
+              data<T>(dcolumns), frames_of(x.shape(), offsets, conv, first, dcolumns.dim(0), V),
+              data<T>(doffsets));
+      },
+      dcolumns, x);
+}
+
+void deform_backward_input(const Tensor& offsets, const Tensor& dcolumns, Conv conv,
+                           std::int64_t first, Tensor& dx) {
+  const std::int64_t C = dx.dim(4), pixels = dx.numel() / C, readers = taps * dcolumns.dim(0);
+  if (readers == 0 || dx.numel() == 0) return;
+  WEFT_ASSERT(4 * readers < std::int64_t{1} << 31);
+  const Tensor ends = Tensor::empty({pixels}, DType::i32),
+               begins = Tensor::empty({pixels}, DType::i32),
+               totals = Tensor::empty({1}, DType::i32),
+               lists = Tensor::empty({4 * readers}, DType::i32),
+               ordered = Tensor::empty({4 * readers, 2}, DType::i32);
+  auto *end = data<std::int32_t>(ends), *begin = data<std::int32_t>(begins),
+       *total = data<std::int32_t>(totals), *keys = data<std::int32_t>(lists);
+  auto* entries = reinterpret_cast<Entry*>(data<std::int32_t>(ordered));
+  device_runtime().zero(end, ends.bytes(), Stream::compute);
+  device_runtime().zero(total, totals.bytes(), Stream::compute);
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        const Frames g = frames_of(dx.shape(), offsets, conv, first, dcolumns.dim(0), V);
+        const T* const o = data<T>(offsets);
+        start(count_kernel<T>, readers, o, g, end);
+        start(room_kernel, pixels, end, begin, total, pixels);
+        start(fill_kernel<T>, readers, o, g, end, keys);
+        start(order_kernel<T>, 4 * readers, o, g, begin, end, total, keys, entries);
+        start(gather_kernel<V, T>, dx.numel() / V, data<T>(dcolumns), begin, end, entries, g.C,
+              data<float>(dx), dx.numel() / V);
+      },
+      dcolumns, dx);
+}
+
+}  // namespace weft::ops::cuda
