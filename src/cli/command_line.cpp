@@ -93,11 +93,14 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
                                               : "";
     if (!value.empty()) given.overrides.push_back(a.key + "=" + value);
   }
-  const bool takes_deck = std::any_of(c.arguments.begin(), c.arguments.end(), [](const auto& a) {
+  const auto file = std::find_if(c.arguments.begin(), c.arguments.end(), [](const auto& a) {
     return std::holds_alternative<Argument::DeckFile>(a.target);
   });
-  if (!takes_deck) return c.run(Deck(), world);
-  const Deck deck = load_deck(given.file, given.overrides);
+  if (file == c.arguments.end()) return c.run(Deck(), world);
+  if (std::string* path = std::get<Argument::DeckFile>(file->target).path) *path = given.file;
+  const Deck deck = given.file.empty() && !file->required
+                        ? parse_deck("", "the command line", given.overrides)
+                        : load_deck(given.file, given.overrides);
   allow_tf32(deck.device.tf32);
   return c.run(deck, world);
 }

@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/host.h"
 #include "jobs/evaluate/outlines.h"
 #include "jobs/evaluate/views.h"
 #include "models/dbnet/boxes.h"

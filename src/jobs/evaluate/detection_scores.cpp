@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "data/text_images/overlap.h"
+#include "models/dbnet/overlap.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "data/text_images/overlap.h"
+#include "models/dbnet/overlap.h"
 
 #include <algorithm>
 #include <cmath>
