@@ -7,7 +7,6 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
-#include "jobs/probe/probe_detector.h"
 #include "jobs/probe/probe_dbnet.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
