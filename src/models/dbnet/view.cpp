@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <opencv2/imgproc.hpp>
 
-#include "core/error.h"
+#include "data/text_images/opencv.h"
 #include "models/dbnet/dbnet.h"
 
 namespace weft {
@@ -32,9 +32,8 @@ std::vector<std::uint8_t> detector_view(const RgbView& picture, const ViewSize& 
   const ops::PixelScale scale = dbnet_pixel_scale();
   std::vector<std::uint8_t> rgb(
       static_cast<std::size_t>(size.padded.height * size.padded.width * 3));
-  try {
-    cv::setNumThreads(1);  // callers have threads of their own
-    // OpenCV takes no const; it only reads.
+  with_opencv([&] {
+    // OpenCV has no view of values that do not change.
     const cv::Mat from(sides({picture.height, picture.width}), CV_8UC3,
                        const_cast<std::uint8_t*>(picture.rgb),
                        static_cast<std::size_t>(picture.stride));
@@ -45,12 +44,7 @@ std::vector<std::uint8_t> detector_view(const RgbView& picture, const ViewSize& 
       from.copyTo(corner);
     else
       cv::resize(from, corner, corner.size(), 0, 0, cv::INTER_LINEAR);
-  } catch (const cv::Exception& e) {
-    throw Error(Exit::data,
-                fmt::format("OpenCV cannot resize a picture of {}x{} to {}x{}: {}", picture.height,
-                            picture.width, size.scaled.height, size.scaled.width, e.what()),
-                "leave the picture out, or set evaluate.short_side", __FILE__, __LINE__);
-  }
+  });
   return rgb;
 }
 
