@@ -59,7 +59,9 @@ void media_rows(Rows& r, MediaDeck& d) {
 
 void data_rows(Rows& r, DataDeck& d) {
   r.text("path", d.path,
-         "A clip store, or synthetic:key=value,... for moving shapes made in memory.")
+         "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or text:... "
+         "for data made in memory; to train a text detector also a .jsonl list of pictures with "
+         "polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt.")
       .fixed = true;
   r.text("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
@@ -91,6 +93,12 @@ void data_rows(Rows& r, DataDeck& d) {
                    "cost together, original takes them as they come, so that ranks wait for the "
                    "largest.",
                    {"balanced", "original"}));
+  of_images(r.number("crop", d.crop, 32, 8192,
+                     "Pictures with text: side in pixels of the squares that are trained on; a "
+                     "multiple of 32."));
+  of_images(r.flag("augment", d.augment,
+                   "Flip, turn, crop and colour pictures with text at random; false only scales "
+                   "them."));
 }
 
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.

@@ -172,7 +172,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const DeviceKind device = plan.machine.device;
 
   // 1. What there is: buckets, parameters, state.
-  const auto source = open_clip_source(deck.data);
+  const auto source = open_clip_source(deck.data, deck.media);
   const std::vector<Bucket>& buckets = source->buckets();
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
   const Model* model = find_model(deck.model.name);

@@ -100,13 +100,12 @@ struct Shape {
 class Shapes : public LabelledImages {
  public:
   explicit Shapes(const std::string& text) {
-    const std::array keys = {
-        NumberKey{"images", &spec_.images, 1, 10'000'000, false},
-        NumberKey{"classes", &spec_.classes, 2, std::ssize(all_names), false},
-        NumberKey{"height", &spec_.height, 8, 8192, true},
-        NumberKey{"width", &spec_.width, 8, 8192, true},
-        NumberKey{"hues", &spec_.hues, 0, 1, false},
-        NumberKey{"seed", &spec_.seed, 0, INT64_MAX, false}};
+    const std::array keys = {NumberKey{"images", &spec_.images, 1, 10'000'000, false},
+                             NumberKey{"classes", &spec_.classes, 2, std::ssize(all_names), false},
+                             NumberKey{"height", &spec_.height, 8, 8192, true},
+                             NumberKey{"width", &spec_.width, 8, 8192, true},
+                             NumberKey{"hues", &spec_.hues, 0, 1, false},
+                             NumberKey{"seed", &spec_.seed, 0, INT64_MAX, false}};
     read_keys(text, "shapes", hint, keys);
     names_.assign(all_names.begin(), all_names.begin() + spec_.classes.low);
   }

@@ -5,7 +5,6 @@
 #include <numbers>
 #include <opencv2/imgproc.hpp>
 
-
 namespace weft {
 namespace {
 
@@ -88,8 +87,7 @@ void fade(Draws& d, cv::Mat& to) {
     const auto row = static_cast<float>(dy * (y - to.rows / 2) - dx * (to.cols / 2));
     for (int x = 0; x < to.cols; ++x, p += 3) {
       const float at = row + fx * static_cast<float>(x);
-      for (int k = 0; k < 3; ++k)
-        p[k] = cv::saturate_cast<std::uint8_t>(c[k] + slope[k] * at);
+      for (int k = 0; k < 3; ++k) p[k] = cv::saturate_cast<std::uint8_t>(c[k] + slope[k] * at);
     }
   }
 }
@@ -114,9 +112,8 @@ std::vector<cv::Point> turned(cv::Point2d centre, double width, double height, d
   const double c = std::cos(angle), s = std::sin(angle);
   std::vector<cv::Point> points;
   for (const auto& [u, v] : {std::pair{-1, -1}, {1, -1}, {1, 1}, {-1, 1}})
-    points.emplace_back(
-        cv::saturate_cast<int>(centre.x + (c * u * width - s * v * height) / 2),
-        cv::saturate_cast<int>(centre.y + (s * u * width + c * v * height) / 2));
+    points.emplace_back(cv::saturate_cast<int>(centre.x + (c * u * width - s * v * height) / 2),
+                        cv::saturate_cast<int>(centre.y + (s * u * width + c * v * height) / 2));
   return points;
 }
 
@@ -129,13 +126,13 @@ void objects(Draws& d, cv::Mat& to) {
     const cv::Point2d at = somewhere(d, to);
     const double radius = side * (small ? d.between(0.01, 0.1) : d.between(0.05, 0.45));
     if (d.chance(0.4))
-      cv::fillPoly(to, std::vector{turned(at, 2 * radius, radius * d.between(0.3, 3),
-                                          d.chance(0.6) ? 0 : d.between(-0.4, 0.4))},
+      cv::fillPoly(to,
+                   std::vector{turned(at, 2 * radius, radius * d.between(0.3, 3),
+                                      d.chance(0.6) ? 0 : d.between(-0.4, 0.4))},
                    c, cv::LINE_AA);
     else if (d.chance(0.4))
       cv::ellipse(to, at, {static_cast<int>(radius), static_cast<int>(radius * d.between(0.4, 1))},
-                  d.between(0, 180), 0, 360, c, d.chance(0.7) ? -1 : 2 + d.below(12),
-                  cv::LINE_AA);
+                  d.between(0, 180), 0, 360, c, d.chance(0.7) ? -1 : 2 + d.below(12), cv::LINE_AA);
     else
       cv::fillPoly(to, std::vector{blob(d, at, radius, 3 + d.below(7))}, c, cv::LINE_AA);
   }
@@ -150,10 +147,10 @@ Patch patch(Draws& d, const cv::Mat& in) {
   if (d.chance(0.3)) return {{0, 0, in.cols, in.rows}, 0};
   const int w = std::max(8, static_cast<int>(in.cols * d.between(0.2, 0.8)));
   const int h = std::max(8, static_cast<int>(in.rows * d.between(0.2, 0.8)));
-  return {cv::Rect(d.below(std::max(1, in.cols - w + 1)), d.below(std::max(1, in.rows - h + 1)), w,
-                   h) &
-              cv::Rect(0, 0, in.cols, in.rows),
-          0};
+  return {
+      cv::Rect(d.below(std::max(1, in.cols - w + 1)), d.below(std::max(1, in.rows - h + 1)), w, h) &
+          cv::Rect(0, 0, in.cols, in.rows),
+      0};
 }
 
 void bricks(Draws& d, cv::Mat to) {
@@ -198,8 +195,8 @@ void rings(Draws& d, cv::Mat to) {
   const bool in_row = d.chance(0.4);
   const int y = d.below(to.rows), radius = 3 + d.below(most);
   for (int n = 3 + d.below(20), i = 0; i < n; ++i) {
-    const cv::Point at = in_row ? cv::Point(i * radius * 5 / 2, y)
-                                : cv::Point(d.below(to.cols), d.below(to.rows));
+    const cv::Point at =
+        in_row ? cv::Point(i * radius * 5 / 2, y) : cv::Point(d.below(to.cols), d.below(to.rows));
     cv::circle(to, at, in_row ? radius : 2 + d.below(most), near(d, c, 30),
                d.chance(0.5) ? -1 : 1 + d.below(4), cv::LINE_AA);
   }
@@ -241,9 +238,8 @@ void checks(Draws& d, cv::Mat to) {
 }
 
 void pattern(Draws& d, cv::Mat& to) {
-  static constexpr auto kinds =
-      std::to_array<void (*)(Draws&, cv::Mat)>({bricks, windows, bars, rings, leaves, scribbles,
-                                                checks, bars, leaves, rings});
+  static constexpr auto kinds = std::to_array<void (*)(Draws&, cv::Mat)>(
+      {bricks, windows, bars, rings, leaves, scribbles, checks, bars, leaves, rings});
   const Patch where = patch(d, to);
   cv::Mat part = to(where.box);
   kinds[static_cast<std::size_t>(d.below(static_cast<int>(kinds.size())))](d, part);
@@ -267,8 +263,7 @@ void paint_ground(Draws& d, Picture& out) {
   for (int n = d.below(4); n > 0; --n) pattern(d, to);
   if (d.chance(0.5)) objects(d, to);
   if (d.chance(0.6))
-    add_surface(to, surface(d, to.size(), d.between(5, 40), d.between(0.6, 1)),
-                cv::Scalar::all(1));
+    add_surface(to, surface(d, to.size(), d.between(5, 40), d.between(0.6, 1)), cv::Scalar::all(1));
 }
 
 void take_ground(Draws& d, const Picture& footage, Picture& out) {
@@ -277,8 +272,8 @@ void take_ground(Draws& d, const Picture& footage, Picture& out) {
   const cv::Mat from(static_cast<int>(footage.size.height), static_cast<int>(footage.size.width),
                      CV_8UC3, const_cast<std::uint8_t*>(footage.rgb.data()));
   // The largest window of the picture's shape, or a smaller one.
-  const double fits = std::min(static_cast<double>(from.cols) / to.cols,
-                               static_cast<double>(from.rows) / to.rows);
+  const double fits =
+      std::min(static_cast<double>(from.cols) / to.cols, static_cast<double>(from.rows) / to.rows);
   const double scale = fits * d.between(0.4, 1);
   const int w = std::clamp(static_cast<int>(to.cols * scale), 1, from.cols);
   const int h = std::clamp(static_cast<int>(to.rows * scale), 1, from.rows);

@@ -69,10 +69,10 @@ Colour mean_colour(const Quad& quad, const Picture& picture) {
     for (int k = 0; k < 2; ++k) {
       const Point a = quad[static_cast<std::size_t>(k)], b = quad[static_cast<std::size_t>(k + 2)];
       const double t = (i + 0.5) / 9;
-      const auto x = std::clamp<std::int64_t>(std::llround(a.x + t * (b.x - a.x)), 0,
-                                              picture.size.width - 1);
-      const auto y = std::clamp<std::int64_t>(std::llround(a.y + t * (b.y - a.y)), 0,
-                                              picture.size.height - 1);
+      const auto x =
+          std::clamp<std::int64_t>(std::llround(a.x + t * (b.x - a.x)), 0, picture.size.width - 1);
+      const auto y =
+          std::clamp<std::int64_t>(std::llround(a.y + t * (b.y - a.y)), 0, picture.size.height - 1);
       const auto at = static_cast<std::size_t>((y * picture.size.width + x) * 3);
       for (std::size_t c = 0; c < 3; ++c) sum[c] += picture.rgb[at + c] / 18.0;
     }
@@ -112,13 +112,16 @@ void blend(Picture& to, const Coverage& ink, const Colour& colour, double opacit
 
 // Ink thickened by `radius` and, where `soft`, blurred.
 Coverage thick(const Coverage& ink, int radius, bool soft) {
-  Coverage out{ink.left - 2 * radius, ink.top - 2 * radius, ink.height + 4 * radius,
-               ink.width + 4 * radius, {}};
+  Coverage out{ink.left - 2 * radius,
+               ink.top - 2 * radius,
+               ink.height + 4 * radius,
+               ink.width + 4 * radius,
+               {}};
   out.values.resize(static_cast<std::size_t>(out.height) * static_cast<std::size_t>(out.width));
   const cv::Mat from(ink.height, ink.width, CV_8U, const_cast<std::uint8_t*>(ink.values.data()));
   cv::Mat to(out.height, out.width, CV_8U, out.values.data());
-  cv::copyMakeBorder(from, to, 2 * radius, 2 * radius, 2 * radius, 2 * radius,
-                     cv::BORDER_CONSTANT, 0);
+  cv::copyMakeBorder(from, to, 2 * radius, 2 * radius, 2 * radius, 2 * radius, cv::BORDER_CONSTANT,
+                     0);
   if (soft)
     cv::GaussianBlur(to, to, {2 * radius + 1, 2 * radius + 1}, 0);
   else
@@ -130,7 +133,7 @@ Coverage thick(const Coverage& ink, int radius, bool soft) {
 struct Style {
   Colour fill{}, edge{};
   double opacity = 1;
-  int outline = 0;          // its thickness in pixels
+  int outline = 0;  // its thickness in pixels
   int shadow_x = 0, shadow_y = 0;
   bool shadow = false;
 };
@@ -149,7 +152,7 @@ void draw(Picture& to, const Coverage& ink, const Style& style) {
 // Words set in lines, the whole centred about the origin.
 struct Block {
   std::vector<Outline> words;  // in the block's plane
-  Point low, high;  // of all ink
+  Point low, high;             // of all ink
 };
 
 Outline moved(Outline o, double x, double y) {
@@ -164,8 +167,10 @@ Block set_block(Draws& d, const Lettering& lettering, Typesetter& typesetter, in
   Block block;
   auto font = static_cast<std::size_t>(d.below(static_cast<int>(lettering.fonts)));
   Script script = Script::latin;
-  if (d.chance(0.06) && typesetter.has(font, U'ж')) script = Script::cyrillic;
-  else if (d.chance(0.03) && typesetter.has(font, U'λ')) script = Script::greek;
+  if (d.chance(0.06) && typesetter.has(font, U'ж'))
+    script = Script::cyrillic;
+  else if (d.chance(0.03) && typesetter.has(font, U'λ'))
+    script = Script::greek;
   const auto shorter = static_cast<double>(std::min(room.height, room.width));
   const double most = std::min(static_cast<double>(lettering.letters.high), 0.35 * shorter);
   const double least = std::min(static_cast<double>(lettering.letters.low), most);
@@ -248,9 +253,8 @@ void draw_sign(Draws& d, Picture& to, const Quad& quad, const Colour& ground) {
     points.emplace_back(static_cast<int>(std::lround(p.x)), static_cast<int>(std::lround(p.y)));
   cv::Mat m(static_cast<int>(to.size.height), static_cast<int>(to.size.width), CV_8UC3,
             to.rgb.data());
-  const Colour c = d.chance(0.5) ? contrasting(d, ground) : Colour{d.between(0, 255),
-                                                                   d.between(0, 255),
-                                                                   d.between(0, 255)};
+  const Colour c = d.chance(0.5) ? contrasting(d, ground)
+                                 : Colour{d.between(0, 255), d.between(0, 255), d.between(0, 255)};
   cv::fillPoly(m, std::vector{points}, {c[0], c[1], c[2]}, cv::LINE_AA);
   if (!d.chance(0.3)) return;
   const Colour line = contrasting(d, c);
@@ -288,8 +292,8 @@ std::vector<TextRegion> write_words(Draws& d, const Lettering& lettering, Typese
     const Style style = draw_style(d, mean_colour(whole, picture), height);
     const double around = d.between(0, 0.06) * height + 0.5;
     for (Outline& w : block.words) {
-      const Quad quad = seen(view, {w.low.x - around, w.low.y - around},
-                             {w.high.x + around, w.high.y + around});
+      const Quad quad =
+          seen(view, {w.low.x - around, w.low.y - around}, {w.high.x + around, w.high.y + around});
       for (Point& p : w.points) p = view(p);
       draw(picture, typesetter.fill(w), style);
       regions.push_back({{quad.begin(), quad.end()}, shorter_side(quad) < least_side});

@@ -21,6 +21,14 @@ bool is_picture_name(const std::string& path) {
   return std::ranges::find(extensions, extension) != extensions.end();
 }
 
+bool has_pictures(const std::string& path) {
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    if (is_picture_name(entries->path().string())) return true;
+  return false;
+}
+
 std::vector<std::string> list_pictures(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> paths;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <opencv2/imgproc.hpp>
 
 #include "core/error.h"
 #include "data/text_images/drawn_text.h"
 #include "data/text_images/opencv.h"
+#include "data/text_images/picture_files.h"
 #include "data/text_images/text_list.h"
 
 namespace weft {
@@ -17,9 +17,8 @@ std::unique_ptr<TextImages> open_text_images(const std::string& path, const Medi
 }
 
 bool is_text_list(const std::string& path) {
-  std::error_code none;
   return is_drawn_text(path) || path.ends_with(".jsonl") || path.ends_with(".txt") ||
-         std::filesystem::is_directory(path, none);
+         has_pictures(path);
 }
 
 std::string describe_text_images(const TextImages& images, const std::string& path) {
@@ -51,9 +50,10 @@ std::string describe_text_images(const TextImages& images, const std::string& pa
   const auto at = [&](double share) {
     return heights[static_cast<std::size_t>(share * static_cast<double>(heights.size() - 1))];
   };
-  return out + fmt::format("  shorter sides of regions in pixels: least {:.1f}, 10 % below {:.1f}, "
-                           "median {:.1f}, 90 % below {:.1f}, greatest {:.1f}\n",
-                           at(0), at(0.1), at(0.5), at(0.9), at(1));
+  return out + fmt::format(
+                   "  shorter sides of regions in pixels: least {:.1f}, 10 % below {:.1f}, "
+                   "median {:.1f}, 90 % below {:.1f}, greatest {:.1f}\n",
+                   at(0), at(0.1), at(0.5), at(0.9), at(1));
 }
 
 std::vector<std::uint8_t> with_outlines(const TextImage& image) {
@@ -64,8 +64,7 @@ std::vector<std::uint8_t> with_outlines(const TextImage& image) {
     for (const TextRegion& r : image.regions) {
       std::vector<cv::Point> points;
       for (const Point& p : r.polygon)
-        points.emplace_back(static_cast<int>(std::lround(p.x)),
-                            static_cast<int>(std::lround(p.y)));
+        points.emplace_back(static_cast<int>(std::lround(p.x)), static_cast<int>(std::lround(p.y)));
       cv::polylines(to, std::vector{points}, true,
                     r.ignore ? cv::Scalar(255, 0, 0) : cv::Scalar(0, 255, 0), 1);
     }

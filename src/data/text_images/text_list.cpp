@@ -25,9 +25,8 @@ constexpr std::size_t most_points = 10'000;
 constexpr double farthest = 1e6;
 
 std::string slurp(const std::string& path, const MediaDeck& limits) {
-  std::string text =
-      read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)), Exit::data,
-                 "split the list, or raise media.max_list_mib");
+  std::string text = read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
+                                Exit::data, "split the list, or raise media.max_list_mib");
   if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);  // a byte order mark
   return text;
 }
@@ -76,8 +75,7 @@ TextRegion read_region(const nlohmann::json& region, const std::string& where) {
              points.size());
   for (const auto& p : points) {
     const bool pair = p.is_array() && p.size() == 2 && p[0].is_number() && p[1].is_number();
-    const Point point =
-        pair ? Point{p[0].get<double>(), p[1].get<double>()} : Point{NAN, NAN};
+    const Point point = pair ? Point{p[0].get<double>(), p[1].get<double>()} : Point{NAN, NAN};
     WEFT_CHECK(is_coordinate(point.x) && is_coordinate(point.y), Exit::data, json_hint,
                "{}: {} is not a point [x, y] in pixels", where,
                shown(p.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
@@ -96,10 +94,10 @@ std::vector<Entry> read_json_lines(const std::string& list, const MediaDeck& lim
   each_line(slurp(list, limits), [&](std::string_view text, std::size_t line) {
     const auto object = try_parse_json(text);
     const auto path = object.is_object() ? object.find("path") : object.end();
-    WEFT_CHECK(path != object.end() && path->is_string() &&
-                   !path->get_ref<const std::string&>().empty(),
-               Exit::data, json_hint, "list {}, line {}: not a JSON object with a text `path`",
-               list, line);
+    WEFT_CHECK(
+        path != object.end() && path->is_string() && !path->get_ref<const std::string&>().empty(),
+        Exit::data, json_hint, "list {}, line {}: not a JSON object with a text `path`", list,
+        line);
     const auto polygons = object.find("polygons");
     WEFT_CHECK(polygons != object.end() && polygons->is_array(), Exit::data, json_hint,
                "list {}, line {}: no list `polygons`; without text it is []", list, line);

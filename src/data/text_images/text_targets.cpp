@@ -20,8 +20,7 @@ Polygon in_whole_pixels(const Polygon& polygon) {
 
 std::vector<cv::Point> pixels(const Polygon& polygon) {
   std::vector<cv::Point> out;
-  for (const Point& p : polygon)
-    out.emplace_back(static_cast<int>(p.x), static_cast<int>(p.y));
+  for (const Point& p : polygon) out.emplace_back(static_cast<int>(p.x), static_cast<int>(p.y));
   return out;
 }
 
@@ -71,8 +70,8 @@ void add_thresholds(cv::Mat& thresholds, const Polygon& polygon, const cv::Rect&
     for (int x = box.x; x < box.x + box.width; ++x) {
       float nearest = most;
       for (const Edge& e : edges)
-        nearest = std::min(
-            nearest, e.squared_distance(static_cast<float>(x), static_cast<float>(y)));
+        nearest =
+            std::min(nearest, e.squared_distance(static_cast<float>(x), static_cast<float>(y)));
       if (nearest >= most) continue;
       const float value = 1 - std::sqrt(nearest) * inverse;
       to[x] = std::max(to[x], static_cast<std::uint8_t>(std::lround(255 * value)));
@@ -83,8 +82,8 @@ void add_thresholds(cv::Mat& thresholds, const Polygon& polygon, const cv::Rect&
 // What is left of the region, or nothing if that is empty or in pieces.
 Polygon shrunk(const Polygon& polygon) {
   const Polygon whole = in_whole_pixels(polygon);
-  const double distance = std::floor(
-      polygon_area(whole) * shrinking / (polygon_length(whole) + 0.001) + 0.5);
+  const double distance =
+      std::floor(polygon_area(whole) * shrinking / (polygon_length(whole) + 0.001) + 0.5);
   std::vector<Polygon> parts = offset_polygon(whole, -distance);
   return parts.size() == 1 ? std::move(parts[0]) : Polygon();
 }

@@ -94,13 +94,12 @@ Span crop_axis(Draws& d, int length, const std::vector<Span>& spans, const Span&
   std::fill(starts.begin() + std::min(length + 1 - least, kept.first), starts.end(), 0);
   starts[0] = 1;
   const int begin = pick(d, starts);
-  std::fill(free.begin(), free.begin() + std::min(length, std::max(begin + least, kept.second)),
-            0);
+  std::fill(free.begin(), free.begin() + std::min(length, std::max(begin + least, kept.second)), 0);
   free.back() = 1;
   return {begin, pick(d, free)};
 }
 
-Span span_of(const Polygon& polygon, double Point::* axis, int length) {
+Span span_of(const Polygon& polygon, double Point::*axis, int length) {
   double low = length, high = 0;
   for (const Point& p : polygon) low = std::min(low, p.*axis), high = std::max(high, p.*axis);
   return {std::clamp(static_cast<int>(std::floor(low)), 0, length),
@@ -157,10 +156,9 @@ void change(const TextImage& in, std::int64_t side, std::uint64_t draw, TextImag
   const auto height = static_cast<double>(in.size.height);
   const double cosine = std::cos(angle), sine = std::sin(angle), mirror = flip ? -1 : 1;
   const Point middle{width / 2, height / 2};
-  const Affine turn{mirror * cosine, -sine,
-                    middle.x - mirror * cosine * middle.x + sine * middle.y,
-                    mirror * sine, cosine,
-                    middle.y - mirror * sine * middle.x - cosine * middle.y};
+  const Affine turn{
+      mirror * cosine, -sine,  middle.x - mirror * cosine * middle.x + sine * middle.y,
+      mirror * sine,   cosine, middle.y - mirror * sine * middle.x - cosine * middle.y};
   out.regions.clear();
   for (const TextRegion& r : in.regions) {
     Polygon polygon;
@@ -173,8 +171,10 @@ void change(const TextImage& in, std::int64_t side, std::uint64_t draw, TextImag
   // 2. The crop.
   const cv::Rect crop = draw_crop(d, out.regions, matrix(in).size());
   const cv::Size last = fitted(crop.width, crop.height, side);
-  const Affine fit{static_cast<double>(last.width) / crop.width, 0,
-                   -static_cast<double>(crop.x) * last.width / crop.width, 0,
+  const Affine fit{static_cast<double>(last.width) / crop.width,
+                   0,
+                   -static_cast<double>(crop.x) * last.width / crop.width,
+                   0,
                    static_cast<double>(last.height) / crop.height,
                    -static_cast<double>(crop.y) * last.height / crop.height};
   std::erase_if(out.regions, [&](const TextRegion& r) {
@@ -228,8 +228,7 @@ void fit_text(const TextImage& in, std::int64_t side, TextImage& out) {
     shrink_or_grow(from, square(side, out)(cv::Rect({0, 0}, size)));
     out.regions = in.regions;
     for (TextRegion& r : out.regions)
-      for (Point& p : r.polygon)
-        p = {p.x * size.width / from.cols, p.y * size.height / from.rows};
+      for (Point& p : r.polygon) p = {p.x * size.width / from.cols, p.y * size.height / from.rows};
   });
 }
 

@@ -59,8 +59,8 @@ bool writes_latin(FT_Face face) {
 std::vector<std::string> font_paths(const std::string& folder) {
   std::vector<std::string> paths;
   std::error_code error;
-  fs::recursive_directory_iterator entries(
-      folder, fs::directory_options::skip_permission_denied, error);
+  fs::recursive_directory_iterator entries(folder, fs::directory_options::skip_permission_denied,
+                                           error);
   for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
     std::string extension = entries->path().extension().string();
     std::ranges::transform(extension, extension.begin(),
@@ -149,8 +149,7 @@ bool Typesetter::has(std::size_t font, char32_t letter) {
   return FT_Get_Char_Index(state_->face(font), letter) != 0;
 }
 
-Outline Typesetter::set(std::size_t font, const std::u32string& text, double size,
-                        double spacing) {
+Outline Typesetter::set(std::size_t font, const std::u32string& text, double size, double spacing) {
   const FT_Face face = state_->face(font);
   Outline word;
   bool first = true;
@@ -166,8 +165,8 @@ Outline Typesetter::set(std::size_t font, const std::u32string& text, double siz
       const Point low{word.advance + pixels(box.xMin), -pixels(box.yMax)};
       const Point high{word.advance + pixels(box.xMax), -pixels(box.yMin)};
       word.low = first ? low : Point{std::min(word.low.x, low.x), std::min(word.low.y, low.y)};
-      word.high = first ? high
-                        : Point{std::max(word.high.x, high.x), std::max(word.high.y, high.y)};
+      word.high =
+          first ? high : Point{std::max(word.high.x, high.x), std::max(word.high.y, high.y)};
       first = false;
       const auto before = static_cast<std::int16_t>(word.points.size());
       for (std::size_t i = 0; i < n; ++i) {
@@ -200,8 +199,8 @@ Coverage Typesetter::fill(const Outline& outline) {
 
   std::vector<FT_Vector> points;
   for (const Point& p : outline.points)
-    points.push_back({std::lround((p.x - out.left) * 64),
-                      std::lround((out.top + out.height - p.y) * 64)});
+    points.push_back(
+        {std::lround((p.x - out.left) * 64), std::lround((out.top + out.height - p.y) * 64)});
   std::vector<char> tags = outline.tags;
   std::vector<std::int16_t> ends = outline.ends;
   FT_Outline shape{};

@@ -22,7 +22,7 @@ std::vector<FontFile> find_fonts(const std::string& folder);
 // Closed curves around ink; x to the right, y down, in pixels.
 struct Outline {
   std::vector<Point> points;
-  std::vector<char> tags;         // of FreeType: which points lie on the curve
+  std::vector<char> tags;          // of FreeType: which points lie on the curve
   std::vector<std::int16_t> ends;  // last point of each curve
   Point low, high;                 // the ink's corners
   double advance = 0;              // where the next letter begins

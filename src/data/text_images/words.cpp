@@ -8,12 +8,12 @@ namespace {
 
 constexpr std::u32string_view vowels = U"aaeeeiioou";
 constexpr auto onsets = std::to_array<std::u32string_view>(
-    {U"b", U"c", U"d", U"f", U"g", U"h", U"k", U"l", U"m", U"n", U"p", U"r", U"s", U"t",
-     U"v", U"w", U"y", U"z", U"j", U"q", U"st", U"tr", U"ch", U"sh", U"pl", U"gr", U"th", U"br",
-     U"cl", U"sp"});
-constexpr auto codas = std::to_array<std::u32string_view>(
-    {U"", U"", U"", U"n", U"r", U"s", U"t", U"l", U"d", U"m", U"x", U"ck", U"ng", U"st", U"ll",
-     U"nt", U"ty", U"p"});
+    {U"b",  U"c",  U"d",  U"f",  U"g",  U"h",  U"k",  U"l",  U"m",  U"n",
+     U"p",  U"r",  U"s",  U"t",  U"v",  U"w",  U"y",  U"z",  U"j",  U"q",
+     U"st", U"tr", U"ch", U"sh", U"pl", U"gr", U"th", U"br", U"cl", U"sp"});
+constexpr auto codas =
+    std::to_array<std::u32string_view>({U"", U"", U"", U"n", U"r", U"s", U"t", U"l", U"d", U"m",
+                                        U"x", U"ck", U"ng", U"st", U"ll", U"nt", U"ty", U"p"});
 constexpr std::u32string_view digits = U"0123456789";
 constexpr std::u32string_view signs = U"&@#!?*+=/()[]%$€£";
 
@@ -59,8 +59,8 @@ std::u32string figures(Draws& d) {
 std::u32string letters(Draws& d, char32_t first, char32_t last) {
   std::u32string word;
   for (int n = 2 + d.below(8); n > 0; --n)
-    word += static_cast<char32_t>(first + static_cast<char32_t>(
-                                              d.below(static_cast<int>(last - first + 1))));
+    word += static_cast<char32_t>(
+        first + static_cast<char32_t>(d.below(static_cast<int>(last - first + 1))));
   return word;
 }
 
@@ -68,8 +68,7 @@ std::u32string letters(Draws& d, char32_t first, char32_t last) {
 
 std::u32string draw_word(Draws& d, Script script) {
   const bool loud = d.chance(0.4);
-  if (script == Script::cyrillic)
-    return loud ? letters(d, 0x410, 0x42f) : letters(d, 0x430, 0x44f);
+  if (script == Script::cyrillic) return loud ? letters(d, 0x410, 0x42f) : letters(d, 0x430, 0x44f);
   if (script == Script::greek) return loud ? letters(d, 0x391, 0x3a1) : letters(d, 0x3b1, 0x3c9);
   if (d.chance(0.15)) return figures(d);
   std::u32string word = d.chance(0.85) ? syllables(d) : letters(d, U'a', U'z');
