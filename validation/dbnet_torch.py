@@ -351,12 +351,37 @@ def check(golden):
     return worst
 
 
+def check_facts():
+    """What the specification says of the networks beside their outputs: names, sizes, and DCNv2 whose offsets are all zero."""
+    facts = {("oclip_resnet50", True): (375, 26.05), ("resnet18", False): (158, 12.34)}
+    for (backbone, asf), (names, millions) in facts.items():
+        model = build(backbone, asf)
+        found = len(model.state_dict()), sum(p.numel() for p in model.parameters()) / 1e6
+        print(f"{backbone}, asf = {asf}: {found[0]} names ({names}), {found[1]:.2f} M parameters ({millions})")
+        if found[0] != names or abs(found[1] - millions) > 0.006:
+            return False
+    image = torch.randn((1, 3, 64, 96), generator=torch.Generator().manual_seed(3)).double()
+    for backbone in ("oclip_resnet50", "resnet50"):
+        halved = draw(build(backbone, True, 0.5), 1).double().eval()
+        deformable = build(backbone, True, 1.0, True).double().eval()
+        deformable.load_state_dict(halved.state_dict(), strict=False)
+        with torch.inference_mode():
+            for name, p in deformable.named_parameters():
+                if ".conv_offset." in name:
+                    p.zero_()
+            difference = float((deformable(image) - halved(image)).abs().max())
+        print(f"{backbone}: DCNv2 with zero offsets against conv2_gain = 0.5, largest difference {difference:.1e}")
+        if not difference < 1e-9:
+            return False
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", type=pathlib.Path, required=True, metavar="GOLDEN")
     worst = check(parser.parse_args().check)
     print(f"worst {worst:.1e}, allowed {CHECK_TOLERANCE:g}")
-    return 0 if worst <= CHECK_TOLERANCE else 1
+    return 0 if worst <= CHECK_TOLERANCE and check_facts() else 1
 
 
 if __name__ == "__main__":
