@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import tomllib
+import warnings
 
 import cv2
 import numpy as np
@@ -116,6 +117,7 @@ def work(rank, args, paths, start, results):
     import dbnet_torch
     import safetensors_io
 
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: they are wanted
     if args.threads:
         torch.set_num_threads(args.threads)
     deck = tomllib.loads(args.deck.read_text(encoding="utf-8")) if args.deck else {}
@@ -123,8 +125,10 @@ def work(rank, args, paths, start, results):
     if not args.network_wait:
         arrays = safetensors_io.load(args.weights)
         model = dbnet_torch.load(dbnet_torch.build_from_deck(deck.get("model", {}), arrays), arrays).eval()
+    # Forked, as under torchrun; this process being spawned, its own default would be another.
     loader = torch.utils.data.DataLoader(Rows(paths, rank, args.processes, args.side), batch_size=args.bs,
-                                         num_workers=args.num_workers)
+                                         num_workers=args.num_workers,
+                                         multiprocessing_context="fork" if args.num_workers else None)
     start.wait()
     began, counts, spent = time.monotonic(), {}, {"wait": 0.0, "network": 0.0, "postprocess": 0.0}
     mark = began
