@@ -7,6 +7,7 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "jobs/probe/probe_detector.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_segmentation.h"
@@ -110,6 +111,7 @@ const std::vector<Probe>& probes() {
        {"segmentation_batch", "segmentation_scales"},
        false,
        alone(probe_images)},
+      {{"dbnet"}, {"forward"}, true, alone(probe_detector)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
   };
   return table;
