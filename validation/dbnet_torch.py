@@ -3,11 +3,13 @@
 text detector. Written from the formulas of docs/models/dbnet.md.
 
     dbnet_torch.py --check GOLDEN     does it reproduce the golden cases ocr_dbnet* of that folder in float64?
+    dbnet_torch.py --time CASE.json   seconds of its forward passes and the process's peak memory, as JSON (compare_score.py)
 
 `build(backbone, asf, conv2_gain, deformable)` gives the network, `text_loss` and `targets` what training adds. Pictures are
 [N,3,H,W], RGB, normalised, with sides that are multiples of 32; maps are [N,H,W] at the same size.
 """
 import argparse
+import json
 import math
 import pathlib
 import subprocess
@@ -351,6 +353,31 @@ def check(golden):
     return worst
 
 
+def measure(case):
+    """Forward passes to the probability of a picture each, after one that does not count."""
+    import resource
+    import time
+
+    torch.set_num_threads(case["threads"])
+    arrays = safetensors_io.load(case["weights"])
+    model = load(build_from_deck(case["model"], arrays), arrays).eval()
+    pictures = torch.from_numpy(safetensors_io.load(case["pictures"])["pictures"].copy())
+    if case["channels_last"]:
+        model = model.to(memory_format=torch.channels_last)
+    seconds, before = [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for i in range(case["passes"] + 1):
+        image = normalise(pictures[i % len(pictures)][None])
+        if case["channels_last"]:
+            image = image.contiguous(memory_format=torch.channels_last)
+        began = time.monotonic()
+        with torch.inference_mode(case["inference_mode"]):
+            probability = model(image).sigmoid()
+        seconds.append(time.monotonic() - began)
+        del probability
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": seconds[1:], "peak_memory": peak, "peak_memory_above_weights": peak - before}
+
+
 def check_facts():
     """What the specification says of the networks beside their outputs: names, sizes, and DCNv2 whose offsets are all zero."""
     facts = {("oclip_resnet50", True): (375, 26.05), ("resnet18", False): (158, 12.34)}
@@ -378,8 +405,14 @@ def check_facts():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", type=pathlib.Path, required=True, metavar="GOLDEN")
-    worst = check(parser.parse_args().check)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", type=pathlib.Path, metavar="GOLDEN")
+    what.add_argument("--time", type=pathlib.Path, metavar="CASE.json")
+    args = parser.parse_args()
+    if args.time:
+        print(json.dumps(measure(json.loads(args.time.read_text()))))
+        return 0
+    worst = check(args.check)
     print(f"worst {worst:.1e}, allowed {CHECK_TOLERANCE:g}")
     return 0 if worst <= CHECK_TOLERANCE and check_facts() else 1
 
