@@ -6,11 +6,15 @@
 // pixel. A warp takes a pixel, its lanes the classes, at most 8 each; a block has 32 pixels beside
 // each other, which share most of their logits in L1. Counts are whole numbers: they come out the
 // same in any order.
+//
+// count_above: bound by memory, 16 bytes a thread and round; a block adds one whole number.
 #include "ops/evaluate.h"
 
+#include <algorithm>
+
 #include "core/error.h"
-#include "launch.cuh"
 #include "ops/resize.h"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -108,6 +112,38 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+constexpr int rounds = 16;  // of a thread of count_above, before the grid is as large as it gets
+
+// blockIdx.y takes the samples, of `size` accesses each.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    count_above_kernel(const T* x, std::int64_t size, std::int64_t samples, float threshold,
+                       int* counts) {
+  int* shared = shared_memory<int>();  // [warps]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (std::int64_t n = blockIdx.y; n < samples; n += gridDim.y) {
+    int count = 0;
+    for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; i < size;
+         i += static_cast<std::int64_t>(gridDim.x) * threads) {
+      float v[V];
+      unpack(load_vec<V>(x, n * size + i), v);
+#pragma unroll
+      for (int e = 0; e < V; ++e) count += v[e] > threshold ? 1 : 0;
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      count += __shfl_xor_sync(full_mask, count, offset);
+    if (lane == 0) shared[warp] = count;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int total = 0;
+      for (int w = 0; w < warps; ++w) total += shared[w];
+      if (total > 0) atomicAdd(counts + n, total);
+    }
+    __syncthreads();
+  }
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -135,6 +171,23 @@ void predict_classes(Tensor& prediction, std::span<const Tensor> logits, const T
            data_or_null<std::uint8_t>(labels), data<std::uint8_t>(prediction),
            reinterpret_cast<unsigned long long*>(data<std::int64_t>(counts)),
            data_or_null<float>(scores));
+  });
+}
+
+void count_above(const Tensor& x, float threshold, Tensor& counts) {
+  const std::int64_t samples = counts.numel(), size = x.numel() / samples;
+  WEFT_ASSERT(x.dim(0) == samples && size < std::int64_t{1} << 31);
+  CUDA_CHECK(cudaMemsetAsync(counts.raw(), 0, counts.bytes(), cuda_stream(Stream::compute)));
+  by_type(x, [&]<class T>() {
+    const auto run = [&]<int V>() {
+      const std::int64_t accesses = size / V;
+      const dim3 grid(std::min(1024u, blocks_for(accesses, threads * rounds)),
+                      static_cast<unsigned>(std::min<std::int64_t>(samples, 65535)));
+      launch(count_above_kernel<V, T>, grid, dim3(threads), warps * sizeof(int), data<T>(x),
+             accesses, samples, threshold, data<std::int32_t>(counts));
+    };
+    constexpr int V = 16 / sizeof(T);
+    size % V == 0 && aligned<V>(x) ? run.template operator()<V>() : run.template operator()<1>();
   });
 }
 

@@ -200,6 +200,21 @@ void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&..
   });
 }
 
+// Exact to f32's last places, unlike sigmoid(): it is a result here, not a factor.
+template <class T>
+__global__ void sigmoid_kernel(const T* x, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i < count) y[i] = from_float<T>(1.0f / (1.0f + expf(-to_float(x[i]))));
+}
+
+template <class T>
+__global__ void sigmoid_backward_kernel(const T* y, const T* dy, T* dx, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float s = to_float(y[i]);
+  dx[i] = from_float<T>(to_float(dy[i]) * s * (1.0f - s));
+}
+
 template <class T>
 __global__ void leaky_relu_kernel(const T* x, float slope, T* y, std::int64_t count) {
   const std::int64_t i = index();
@@ -342,6 +357,17 @@ void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulat
     run.operator()<4>();
   else
     run.operator()<1>();
+}
+
+void sigmoid_forward(const Tensor& x, Tensor& y) {
+  by_type(x,
+          [&]<class T>() { start_simple(sigmoid_kernel<T>, x.numel(), data<T>(x), data<T>(y)); });
+}
+
+void sigmoid_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
+  by_type(y, [&]<class T>() {
+    start_simple(sigmoid_backward_kernel<T>, y.numel(), data<T>(y), data<T>(dy), data<T>(dx));
+  });
 }
 
 void leaky_relu_forward(const Tensor& x, float slope, Tensor& y) {

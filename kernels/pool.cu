@@ -1,6 +1,7 @@
 // CUDA side of ops/pool.h. CPU twin: src/ops/cpu/pool.cpp; cases: src/bench/kernels/pool.cpp. Bound
 // by memory, every operand read and every result written once.
 //   2x2          an element of the smaller side a thread
+//   means 2x2    16 bytes of the smaller side a thread
 //   windows      16 bytes of the result a thread; the backward finds the greatest of each window
 //   that
 //                an element is in again: 36 reads from the caches for 3x3 of stride 2
@@ -57,6 +58,48 @@ __global__ void max_pool_backward_kernel(const T* x, PoolGrid g, const T* dy, T*
     }
 #pragma unroll
   for (int k = 0; k < 4; ++k) dx[at[k]] = k == best ? dy[i] : from_float<T>(0.0f);
+}
+
+// Access i of the smaller side, rows of w pixels of C accesses: the first of its four.
+__device__ __forceinline__ std::int64_t square_corner(std::int64_t i, std::int64_t w,
+                                                      std::int64_t C) {
+  return (4 * (i / C / w) * w + 2 * (i / C % w)) * C + i % C;
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    average_kernel(const T* x, std::int64_t w, std::int64_t C, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t at = square_corner(i, w, C), below = at + 2 * w * C;
+  float a[V], b[V], c[V], d[V];
+  unpack(load_vec<V>(x, at), a);
+  unpack(load_vec<V>(x, at + C), b);
+  unpack(load_vec<V>(x, below), c);
+  unpack(load_vec<V>(x, below + C), d);
+#pragma unroll
+  for (int e = 0; e < V; ++e) a[e] = 0.25f * ((a[e] + b[e]) + (c[e] + d[e]));
+  store_vec<V>(y, i, pack<T, V>(a));
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    average_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, T* dx, bool accumulate,
+                            std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  float d[V];
+  unpack(load_vec<V>(dy, i), d);
+  const std::int64_t corner = square_corner(i, w, C);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const std::int64_t at = corner + (k % 2 + k / 2 * 2 * w) * C;
+    float to[V] = {};
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), to);
+#pragma unroll
+    for (int e = 0; e < V; ++e) to[e] += 0.25f * d[e];
+    store_vec<V>(dx, at, pack<T, V>(to));
+  }
 }
 
 // [frames,H,W,C] and, of the pooled side, [frames,h,w,C]; C in accesses.
@@ -249,6 +292,23 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
   by_type(x, [&]<class T>() {
     start(max_pool_backward_kernel<T>, dy.numel(), data<T>(x), g, data<T>(dy), data<T>(dx));
   });
+}
+
+void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  by_access(
+      [&]<class T, int V>() {
+        start(average_kernel<V, T>, y.numel() / V, data<T>(x), y.dim(3), y.dim(4) / V, data<T>(y));
+      },
+      x, y);
+}
+
+void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  by_access(
+      [&]<class T, int V>() {
+        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), dy.dim(3), dy.dim(4) / V,
+              data<T>(dx), accumulate);
+      },
+      dy, dx);
 }
 
 void max_pool_window_forward(const Tensor& x, PoolWindow window, Tensor& y) {

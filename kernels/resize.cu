@@ -4,6 +4,9 @@
 // Forward: 16 bytes of a pixel of the result a thread. Backward: a block gathers 32 accesses of one
 // pixel of the gradient, its 8 warps take the result's pixels in turn, and their sums are added in
 // order.
+//
+// Nearest: 16 bytes of the channels that are moved a thread; backward, of a pixel of the gradient,
+// which adds the result's pixels row by row.
 #include "ops/resize.h"
 
 #include "vector.cuh"
@@ -113,6 +116,61 @@ __global__ void __launch_bounds__(threads) copy_kernel(const T* x, T* y, std::in
   store_vec<V>(y, i, pack<T, V>(b));
 }
 
+// x [frames,h,w,c] and y [frames,H,W,C], in accesses; y starts at the first channel that is meant.
+struct NearestGrid {
+  std::int64_t h, w, H, W, c, C;
+};
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    nearest_kernel(const T* x, NearestGrid g, T* y, std::int64_t count, bool accumulate) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t c = i % g.c, pixel = i / g.c, q = pixel % g.W, r = pixel / g.W % g.H,
+                     frame = pixel / g.W / g.H;
+  const std::int64_t from =
+      (frame * g.h + ops::nearest_source(r, g.h, g.H)) * g.w + ops::nearest_source(q, g.w, g.W);
+  const std::int64_t at = pixel * g.C + c;
+  Vec<T, V> v = load_vec<V>(x, from * g.c + c);
+  if (accumulate) {
+    float a[V], b[V];
+    unpack(v, a);
+    unpack(load_vec<V>(static_cast<const T*>(y), at), b);
+#pragma unroll
+    for (int e = 0; e < V; ++e) b[e] += a[e];
+    v = pack<T, V>(b);
+  }
+  store_vec<V>(y, at, v);
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    nearest_backward_kernel(const T* dy, NearestGrid g, T* dx, std::int64_t count,
+                            bool accumulate) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t c = i % g.c, q = i / g.c % g.w, r = i / g.c / g.w % g.h,
+                     frame = i / g.c / g.w / g.h;
+  const std::int64_t bottom = ops::nearest_first(r + 1, g.h, g.H),
+                     left = ops::nearest_first(q, g.w, g.W),
+                     right = ops::nearest_first(q + 1, g.w, g.W);
+  float sum[V] = {};
+  for (std::int64_t a = ops::nearest_first(r, g.h, g.H); a < bottom; ++a)
+    for (std::int64_t b = left; b < right; ++b) {
+      float from[V];
+      unpack(load_vec<V>(dy, ((frame * g.H + a) * g.W + b) * g.C + c), from);
+#pragma unroll
+      for (int e = 0; e < V; ++e) sum[e] += from[e];
+    }
+  if (accumulate) {
+    float before[V];
+    unpack(load_vec<V>(static_cast<const T*>(dx), i), before);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum[e] += before[e];
+  }
+  store_vec<V>(dx, i, pack<T, V>(sum));
+}
+
 // Calls f.operator()<T, V>() with the widest access that the channels and both tensors allow.
 template <class F>
 void by_access(const Tensor& x, const Tensor& y, F&& f) {
@@ -135,6 +193,20 @@ void copy(const Tensor& x, Tensor& y, bool accumulate) {
   by_access(x, y, [&]<class T, int V>() {
     launch(copy_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0,
            data<T>(x), data<T>(y), x.numel() / V);
+  });
+}
+
+// The same for the channels [first, first + c) of the wider tensor, and with their place there.
+template <class F>
+void by_access(const Tensor& x, std::int64_t first, const Tensor& y, F&& f) {
+  const NearestGrid g{x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4), y.dim(4)};
+  by_type(x, [&]<class T>() {
+    T* const from = data<T>(y) + first;
+    constexpr int V = 16 / sizeof(T);
+    if (g.c % V == 0 && g.C % V == 0 && first % V == 0 && aligned<V>(x, y))
+      f.template operator()<T, V>(NearestGrid{g.h, g.w, g.H, g.W, g.c / V, g.C / V}, from);
+    else
+      f.template operator()<T, 1>(g, from);
   });
 }
 
@@ -176,6 +248,22 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
     launch(bilinear_backward_kernel<V, T>, dim3(static_cast<unsigned>(pixels * pieces)),
            dim3(threads), sizeof(float) * threads * V, data<T>(dy), g, pieces, data<T>(dx),
            accumulate);
+  });
+}
+
+void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate) {
+  by_access(x, first, y, [&]<class T, int V>(const NearestGrid& g, T* to) {
+    const std::int64_t count = y.numel() / y.dim(4) * g.c;
+    launch(nearest_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), g,
+           to, count, accumulate);
+  });
+}
+
+void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate) {
+  by_access(dx, first, dy, [&]<class T, int V>(const NearestGrid& g, const T* from) {
+    const std::int64_t count = dx.numel() / V;
+    launch(nearest_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, from,
+           g, data<T>(dx), count, accumulate);
   });
 }
 

@@ -18,12 +18,14 @@
 #include "jobs/inspect.h"
 #include "jobs/probe/probe.h"
 #include "jobs/reconstruct/reconstruct.h"
+#include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
 #include "jobs/text.h"
 #include "jobs/train.h"
 #include "plan/command.h"
 #include "report/evaluation_page.h"
 #include "report/report.h"
+#include "report/score_page.h"
 #include "tensor/tf32.h"
 
 namespace weft {
@@ -47,12 +49,24 @@ std::vector<Command> all_commands() {
   Command bench{"bench", "measure: kernels, step, comm, scaling, t5, read"};
   bench.commands = {bench_step_command(),    bench_kernels_command(), bench_comm_command(),
                     bench_scaling_command(), bench_t5_command(),      bench_read_command()};
-  return {ingest_command(),   train_command(),       encode_command(),
-          generate_command(), reconstruct_command(), evaluate_command(report_page::evaluation_page),
-          segment_command(),  report_command(),      inspect_command(),
-          export_command(),   text_command(),        doctor_command(),
-          probe_command(),    plan_command(),        simulate_command(),
-          std::move(bench),   help_command()};
+  return {ingest_command(),
+          train_command(),
+          encode_command(),
+          generate_command(),
+          reconstruct_command(),
+          evaluate_command({report_page::segmentation_page, report_page::detection_page}),
+          segment_command(),
+          score_command(report_page::score_page),
+          report_command(),
+          inspect_command(),
+          export_command(),
+          text_command(),
+          doctor_command(),
+          probe_command(),
+          plan_command(),
+          simulate_command(),
+          std::move(bench),
+          help_command()};
 }
 
 // The command line's part of the deck.
@@ -93,11 +107,14 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
                                               : "";
     if (!value.empty()) given.overrides.push_back(a.key + "=" + value);
   }
-  const bool takes_deck = std::any_of(c.arguments.begin(), c.arguments.end(), [](const auto& a) {
+  const auto file = std::find_if(c.arguments.begin(), c.arguments.end(), [](const auto& a) {
     return std::holds_alternative<Argument::DeckFile>(a.target);
   });
-  if (!takes_deck) return c.run(Deck(), world);
-  const Deck deck = load_deck(given.file, given.overrides);
+  if (file == c.arguments.end()) return c.run(Deck(), world);
+  if (std::string* path = std::get<Argument::DeckFile>(file->target).path) *path = given.file;
+  const Deck deck = given.file.empty() && !file->required
+                        ? parse_deck("", "the command line", given.overrides)
+                        : load_deck(given.file, given.overrides);
   allow_tf32(deck.device.tf32);
   return c.run(deck, world);
 }

@@ -18,7 +18,11 @@ namespace weft {
 
 // "--name VALUE", a flag (bool), or a positional argument, whose name has no dashes.
 struct Argument {
-  struct DeckFile {};   // the command's deck is read from it
+  // The command's deck is read from it; without it, the deck has its defaults. `path`, if given,
+  // gets the file's name.
+  struct DeckFile {
+    std::string* path = nullptr;
+  };
   struct Overrides {};  // "section.key=value", applied over the deck
   using Target =
       std::variant<DeckFile, Overrides, bool*, int*, std::int64_t*, double*, std::string*,

@@ -37,8 +37,15 @@ struct Weights {
   std::vector<std::int16_t> high, low;  // [out, taps]
 };
 
-Weights make_weights(std::int64_t in, std::int64_t out, PillowFilter filter) {
-  const double scale = static_cast<double>(in) / static_cast<double>(out);
+// An axis of `in` samples becomes one of `out`, of which `count` from `begin` on are wanted.
+struct Axis {
+  std::int64_t in, out, begin, count;
+  bool scales() const { return in != out; }
+};
+
+Weights make_weights(const Axis& axis, PillowFilter filter) {
+  const std::int64_t in = axis.in, out = axis.count;
+  const double scale = static_cast<double>(in) / static_cast<double>(axis.out);
   const double widened = std::max(scale, 1.0), inverse = 1.0 / widened;
   const double support = (filter == PillowFilter::bilinear ? 1.0 : 2.0) * widened;
   double (*const kernel)(double) = filter == PillowFilter::bilinear ? triangle : cubic;
@@ -51,7 +58,7 @@ Weights make_weights(std::int64_t in, std::int64_t out, PillowFilter filter) {
   std::vector<double> w(static_cast<std::size_t>(widest));
   std::int64_t most = 1;
   for (std::int64_t i = 0; i < out; ++i) {
-    const double center = (static_cast<double>(i) + 0.5) * scale;
+    const double center = (static_cast<double>(axis.begin + i) + 0.5) * scale;
     const auto first = std::max<std::int64_t>(0, static_cast<std::int64_t>(center - support + 0.5));
     const auto end = std::min(in, static_cast<std::int64_t>(center + support + 0.5));
     most = std::max(most, end - first);
@@ -191,10 +198,11 @@ WEFT_AVX2 void across_rows(const std::uint8_t* rows, std::int64_t stride, const 
   }
 }
 
-// [height, width] to [height, out]; rows of `to` are `to_stride` bytes apart.
-void resize_rows(const RgbView& in, std::int64_t out, PillowFilter filter, std::uint8_t* to,
+// The rows as they are to rows of the axis' wanted columns; rows of `to` are `to_stride` bytes
+// apart.
+void resize_rows(const RgbView& in, const Axis& columns, PillowFilter filter, std::uint8_t* to,
                  std::int64_t to_stride) {
-  const Weights weights = make_weights(in.width, out, filter);
+  const Weights weights = make_weights(columns, filter);
   // Copies of the rows with room behind them, for loads that go beyond their last pixel.
   const auto room = static_cast<std::size_t>(in.width * 3 + 3 * weights.taps + 16);
   std::vector<std::uint8_t> copies(2 * room);
@@ -205,24 +213,24 @@ void resize_rows(const RgbView& in, std::int64_t out, PillowFilter filter, std::
       std::memcpy(copies.data() + room, in.rgb + (y + 1) * in.stride,
                   static_cast<std::size_t>(in.width * 3));
     std::uint8_t* const upper = to + y * to_stride;
-    along_rows(copies.data(), copies.data() + (two ? room : 0), weights, out, upper,
+    along_rows(copies.data(), copies.data() + (two ? room : 0), weights, columns.count, upper,
                two ? upper + to_stride : upper);
   }
 }
 
-// [height, width] to [out, width].
-void resize_columns(const RgbView& in, std::int64_t out, PillowFilter filter, std::uint8_t* to,
-                    std::int64_t to_stride) {
-  const Weights weights = make_weights(in.height, out, filter);
-  for (std::int64_t y = 0; y < out; ++y) {
+// The rows that `weights` wants of the axis, from rows [axis.in] of `in`, of which in.rgb has those
+// from `begin` on.
+void resize_columns(const RgbView& in, std::int64_t begin, const Axis& rows, const Weights& weights,
+                    std::uint8_t* to, std::int64_t to_stride) {
+  for (std::int64_t y = 0; y < rows.count; ++y) {
     const std::int64_t first = weights.first[static_cast<std::size_t>(y)];
     const std::int16_t* high = weights.high.data() + y * weights.taps;
     const std::int16_t* low = weights.low.data() + y * weights.taps;
-    const std::uint8_t* rows = in.rgb + first * in.stride;
     // Rows of weight 0 may not exist.
-    std::int64_t count = std::min(weights.taps, in.height - first);
+    std::int64_t count = std::min(weights.taps, rows.in - first);
     while (count > 1 && high[count - 1] == 0 && low[count - 1] == 0) --count;
-    across_rows(rows, in.stride, high, low, count, in.width * 3, to + y * to_stride);
+    across_rows(in.rgb + (first - begin) * in.stride, in.stride, high, low, count, in.width * 3,
+                to + y * to_stride);
   }
 }
 
@@ -230,21 +238,41 @@ void resize_columns(const RgbView& in, std::int64_t out, PillowFilter filter, st
 
 void pillow_resize(const RgbView& in, std::int64_t height, std::int64_t width, PillowFilter filter,
                    std::uint8_t* out, std::int64_t out_stride) {
-  WEFT_ASSERT(in.height > 0 && in.width > 0 && height > 0 && width > 0);
-  const bool wide = width != in.width, high = height != in.height;
-  if (!wide && !high) {
-    for (std::int64_t y = 0; y < height; ++y)
-      std::memcpy(out + y * out_stride, in.rgb + y * in.stride,
-                  static_cast<std::size_t>(width * 3));
-  } else if (!high) {
-    resize_rows(in, width, filter, out, out_stride);
-  } else if (!wide) {
-    resize_columns(in, height, filter, out, out_stride);
-  } else {
-    std::vector<std::uint8_t> between(static_cast<std::size_t>(in.height * width * 3));
-    resize_rows(in, width, filter, between.data(), width * 3);
-    resize_columns({between.data(), in.height, width, width * 3}, height, filter, out, out_stride);
+  pillow_resize_window(in, height, width, filter, {0, 0, height, width}, out, out_stride);
+}
+
+void pillow_resize_window(const RgbView& in, std::int64_t height, std::int64_t width,
+                          PillowFilter filter, const PixelWindow& window, std::uint8_t* out,
+                          std::int64_t out_stride) {
+  WEFT_ASSERT(in.height > 0 && in.width > 0);
+  WEFT_ASSERT(window.top >= 0 && window.height > 0 && window.top + window.height <= height);
+  WEFT_ASSERT(window.left >= 0 && window.width > 0 && window.left + window.width <= width);
+  const Axis rows = {in.height, height, window.top, window.height},
+             columns = {in.width, width, window.left, window.width};
+  // The rows of `in` that make the window's: all that the passes look at.
+  Weights weights;
+  std::int64_t begin = rows.begin, end = rows.begin + rows.count;
+  if (rows.scales()) {
+    weights = make_weights(rows, filter);
+    begin = weights.first.front();
+    end = std::min<std::int64_t>(rows.in, weights.first.back() + weights.taps);
   }
+  RgbView from = {in.rgb + begin * in.stride, end - begin, in.width, in.stride};
+  std::vector<std::uint8_t> between;
+  if (!columns.scales()) {
+    from.rgb += window.left * 3;
+    from.width = window.width;
+  } else if (!rows.scales()) {
+    return resize_rows(from, columns, filter, out, out_stride);
+  } else {
+    between.resize(static_cast<std::size_t>(from.height * window.width * 3));
+    resize_rows(from, columns, filter, between.data(), window.width * 3);
+    from = {between.data(), from.height, window.width, window.width * 3};
+  }
+  if (rows.scales()) return resize_columns(from, begin, rows, weights, out, out_stride);
+  for (std::int64_t y = 0; y < window.height; ++y)
+    std::memcpy(out + y * out_stride, from.rgb + y * from.stride,
+                static_cast<std::size_t>(window.width * 3));
 }
 
 std::vector<std::int32_t> nearest_samples(std::int64_t in, std::int64_t out) {

@@ -23,6 +23,17 @@ enum class PillowFilter { bilinear, bicubic };
 void pillow_resize(const RgbView& in, std::int64_t height, std::int64_t width, PillowFilter filter,
                    std::uint8_t* out, std::int64_t out_stride);
 
+// A part of a picture, in its pixels.
+struct PixelWindow {
+  std::int64_t top = 0, left = 0, height = 0, width = 0;
+};
+
+// That window of the picture of [height, width] pixels, the same bytes as a crop of the whole: the
+// rest of it is not computed.
+void pillow_resize_window(const RgbView& in, std::int64_t height, std::int64_t width,
+                          PillowFilter filter, const PixelWindow& window, std::uint8_t* out,
+                          std::int64_t out_stride);
+
 // The sample that NEAREST takes for each of `out` along an axis of `in` samples. The position is a
 // running sum in double, as Pillow's: on a few sizes (i + 0.5) * in / out gives others.
 std::vector<std::int32_t> nearest_samples(std::int64_t in, std::int64_t out);

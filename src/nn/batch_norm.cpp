@@ -86,14 +86,14 @@ void take_statistics(Context c, std::vector<Sum>& sums, BatchNormGroup& group) {
       Tensor none[5];
       const BatchNorm& w = t.w;
       const float momentum = group.momentum >= 0 ? group.momentum : w.momentum;
-      if (c.tape.counts_uses())
-        ops::batch_norm_statistics(*part++, form, group.eps, momentum, t.stats,
-                                   w.running_mean->value, w.running_var->value,
-                                   w.tmp_running_mean->value, w.tmp_running_var->value,
-                                   w.running_iter->value);
-      else
-        ops::batch_norm_statistics(*part++, form, group.eps, momentum, t.stats, none[0], none[1],
-                                   none[2], none[3], none[4]);
+      const auto running = [&](int i, Parameter* p) -> Tensor& {
+        return c.tape.counts_uses() && p != nullptr ? p->value : none[i];
+      };
+      WEFT_ASSERT(w.running_iter != nullptr || form == ops::BatchNormForm::ordinary);
+      ops::batch_norm_statistics(*part++, form, group.eps, momentum, t.stats,
+                                 running(0, w.running_mean), running(1, w.running_var),
+                                 running(2, w.tmp_running_mean), running(3, w.tmp_running_var),
+                                 running(4, w.running_iter));
     }
 }
 
@@ -210,7 +210,7 @@ Var batch_norm_add(Context c, const BatchNormCall& a, const BatchNormCall& b, Ba
 namespace weft {
 
 nn::BatchNorm add_batch_norm(ParameterTable& table, const std::string& name, std::int64_t channels,
-                             float beta, float momentum) {
+                             float beta, float momentum, bool shared) {
   const auto add = [&](const char* suffix, std::int64_t count, float start, bool trainable) {
     return &table.add(name + suffix, {count}, {Init::Kind::constant, start}, trainable);
   };
@@ -219,10 +219,11 @@ nn::BatchNorm add_batch_norm(ParameterTable& table, const std::string& name, std
   w.bias = add(".bias", channels, beta, true);
   w.running_mean = add(".running_mean", channels, 0, false);
   w.running_var = add(".running_var", channels, 1, false);
+  w.momentum = momentum;
+  if (!shared) return w;
   w.tmp_running_mean = add("._tmp_running_mean", channels, 0, false);
   w.tmp_running_var = add("._tmp_running_var", channels, 1, false);
   w.running_iter = add("._running_iter", 1, 1, false);
-  w.momentum = momentum;
   return w;
 }
 

@@ -14,9 +14,9 @@ namespace weft::nn {
 
 struct BatchNorm {                               // parameters and running statistics of one layer
   Parameter *weight = nullptr, *bias = nullptr;  // [C]
-  Parameter *running_mean = nullptr, *running_var = nullptr;          // [C], not trained
-  Parameter *tmp_running_mean = nullptr, *tmp_running_var = nullptr;  // [C], not trained
-  Parameter* running_iter = nullptr;                                  // [1], not trained
+  Parameter *running_mean = nullptr, *running_var = nullptr;  // [C], not trained
+  // [C], [C] and [1], not trained: of the synchronised form, null in layers that never take it.
+  Parameter *tmp_running_mean = nullptr, *tmp_running_var = nullptr, *running_iter = nullptr;
   float momentum = 0.001f;
 };
 
@@ -59,9 +59,9 @@ Var batch_norm_add(Context c, const BatchNormCall& a, const BatchNormCall& b, Ba
 namespace weft {
 
 // NAME.weight of ones, NAME.bias of `beta`, and, not trained, NAME.running_mean (0),
-// NAME.running_var (1), NAME._tmp_running_mean (0), NAME._tmp_running_var (1), all [C], and
-// NAME._running_iter [1] (1).
+// NAME.running_var (1), all [C]; and, unless it is never `shared` by ranks,
+// NAME._tmp_running_mean (0), NAME._tmp_running_var (1), both [C], and NAME._running_iter [1] (1).
 nn::BatchNorm add_batch_norm(ParameterTable& table, const std::string& name, std::int64_t channels,
-                             float beta = 0, float momentum = 0.001f);
+                             float beta = 0, float momentum = 0.001f, bool shared = true);
 
 }  // namespace weft

@@ -3,11 +3,15 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "nn/detail.h"
+#include "ops/fusion.h"
 #include "ops/layout.h"
 #include "ops/loss.h"
+#include "ops/matmul.h"
 #include "ops/pointwise.h"
 #include "ops/pool.h"
 #include "ops/resize.h"
+#include "ops/text_loss.h"
 
 namespace weft::nn {
 
@@ -51,6 +55,16 @@ Var adaptive_average_pool(Context c, const Var& x, int size) {
   return result(c, x, y, [x](const Tensor& dy) {
     const auto [dx, accumulate] = grad_target(x);
     ops::adaptive_pool_backward(dy, dx, accumulate);
+  });
+}
+
+Var average_pool_2x2(Context c, const Var& x) {
+  WEFT_ASSERT(x->value.dim(2) % 2 == 0 && x->value.dim(3) % 2 == 0);
+  Tensor y = resized_like(x->value, x->value.dim(2) / 2, x->value.dim(3) / 2);
+  ops::average_pool_2x2_forward(x->value, y);
+  return result(c, x, y, [x](const Tensor& dy) {
+    const auto [dx, accumulate] = grad_target(x);
+    ops::average_pool_2x2_backward(dy, dx, accumulate);
   });
 }
 
@@ -146,6 +160,177 @@ Var sum_relu(Context c, const std::vector<Var>& terms) {
   return out;
 }
 
+Var add_upsampled(Context c, const Var& a, const Var& b) {
+  Tensor y = a->value;
+  WEFT_ASSERT(y.dim(0) == b->value.dim(0) && y.dim(1) == b->value.dim(1) &&
+              y.dim(4) == b->value.dim(4));
+  ops::nearest_forward(b->value, 0, y, true);
+  const Var out = make_var(y, a->needs_grad || b->needs_grad);
+  if (c.tape.recording() && out->needs_grad)
+    c.tape.record([a, b, out] {
+      Tensor dy = std::move(out->grad);
+      if (b->needs_grad) {
+        const auto [db, accumulate] = grad_target(b);
+        ops::nearest_backward(dy, 0, db, accumulate);
+      }
+      if (a->needs_grad) give_grad(a, std::move(dy));
+    });
+  return out;
+}
+
+Var join_upsampled(Context c, const std::vector<Var>& maps) {
+  const Shape& s = maps.front()->value.shape();
+  std::int64_t channels = 0;
+  bool needs_grad = false;
+  for (const Var& m : maps) {
+    WEFT_ASSERT(m->value.dim(0) == s[0] && m->value.dim(1) == s[1]);
+    channels += m->value.dim(4);
+    needs_grad = needs_grad || m->needs_grad;
+  }
+  Tensor y = Tensor::empty({s[0], s[1], s[2], s[3], channels}, maps.front()->value.dtype());
+  std::int64_t first = 0;
+  for (const Var& m : maps) {
+    ops::nearest_forward(m->value, first, y, false);
+    first += m->value.dim(4);
+  }
+  const Var out = make_var(y, needs_grad);
+  if (c.tape.recording() && needs_grad)
+    c.tape.record([maps, out] {
+      const Tensor dy = std::move(out->grad);
+      std::int64_t at = 0;
+      for (const Var& m : maps) {
+        if (m->needs_grad) {
+          const auto [d, accumulate] = grad_target(m);
+          ops::nearest_backward(dy, at, d, accumulate);
+        }
+        at += m->value.dim(4);
+      }
+    });
+  return out;
+}
+
+Var conv_transpose_2x2(Context c, const Var& x, const ConvWeights& w) {
+  detail::use(c, {w.weight, w.bias});
+  const Shape s = x->value.shape();
+  const DType dtype = x->value.dtype();
+  const std::int64_t channels = w.weight->shape[1];
+  WEFT_ASSERT(s.rank() == 5 && w.weight->shape == (Shape{s[4], channels, 2, 2}));
+  const auto weight = [w, dtype]() -> const Tensor& {
+    return dtype == DType::bf16 ? w.weight->working : w.weight->value;
+  };
+  Tensor y = Tensor::empty({s[0], s[1], 2 * s[2], 2 * s[3], channels}, dtype);
+  const Shape products{s[0], s[1], s[2], s[3], 4 * channels};
+  {
+    // The weights lie as those of a linear layer's backward: [in, 4 out].
+    Tensor rows = Tensor::empty(products, dtype);
+    ops::linear_backward_input(x->value, weight(), rows, false);
+    ops::spread_2x2_forward(rows, w.bias ? w.bias->value : Tensor(), y);
+  }
+  const Var out = make_var(y);
+  if (!c.tape.recording()) return out;
+  c.tape.record([x, w, weight, products, dtype, out, &table = c.parameters] {
+    Tensor dy = std::move(out->grad);
+    if (w.bias && w.bias->trainable) {
+      ops::bias_gradient(dy, w.bias->grad, w.bias->grad_written);
+      w.bias->grad_written = true;
+    }
+    Tensor drows = Tensor::empty(products, dtype);
+    ops::spread_2x2_backward(dy, drows);
+    dy.release();
+    if (w.weight->trainable) {
+      Tensor none;
+      ops::linear_backward_weight(x->value, drows, w.weight->grad, none, w.weight->grad_written);
+      w.weight->grad_written = true;
+    }
+    if (x->needs_grad) {
+      Tensor dx = Tensor::empty(x->value.shape(), dtype);
+      ops::linear_forward(drows, weight(), Tensor(), Tensor(), dx);
+      give_grad(x, std::move(dx));
+    }
+    detail::note_done(table, {w.weight, w.bias});
+  });
+  return out;
+}
+
+Var sigmoid(Context c, const Var& x) {
+  Tensor y = Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::sigmoid_forward(x->value, y);
+  return result(c, x, y, [x, y](Tensor d) {
+    ops::sigmoid_backward(y, d, d);
+    give_grad(x, std::move(d));
+  });
+}
+
+namespace {
+
+// The sums over each sample's pixels of d, as the gradient of v [N,1,1,1,C].
+void give_channel_sums(const Var& v, const Tensor& d) {
+  const Shape& s = d.shape();
+  Tensor sums = Tensor::empty({s[0], s[4]}, DType::f32);
+  const Tensor rows = d.view({s[0], s[1] * s[2] * s[3], s[4]});
+  for (std::int64_t n = 0; n < s[0]; ++n) {
+    Tensor of_sample = sums.slice(n, n + 1);
+    ops::bias_gradient(rows.slice(n, n + 1), of_sample, false);
+  }
+  Tensor g = sums.view(v->value.shape());
+  if (d.dtype() != DType::f32) {
+    g = Tensor::empty(v->value.shape(), d.dtype());
+    ops::convert(sums, g);
+  }
+  give_grad(v, std::move(g));
+}
+
+}  // namespace
+
+Var add_outer(Context c, const Var& x, const Var& by_channel, const Var& by_pixel) {
+  Tensor y = x->value;
+  const auto value = [](const Var& v) { return v ? v->value : Tensor(); };
+  const auto learns = [](const Var& v) { return v && v->needs_grad; };
+  ops::add_outer(x->value, value(by_channel), value(by_pixel), y);
+  const Var out = make_var(y, x->needs_grad || learns(by_channel) || learns(by_pixel));
+  if (c.tape.recording() && out->needs_grad)
+    c.tape.record([x, by_channel, by_pixel, learns, out] {
+      Tensor dy = std::move(out->grad);
+      if (learns(by_channel)) give_channel_sums(by_channel, dy);
+      if (learns(by_pixel)) {
+        const auto [d, accumulate] = grad_target(by_pixel);
+        ops::sum_channels(dy, 1.0f, d, accumulate);
+      }
+      if (x->needs_grad) give_grad(x, std::move(dy));
+    });
+  return out;
+}
+
+Var channel_mean(Context c, const Var& x) {
+  const Shape& s = x->value.shape();
+  const float share = 1.0f / static_cast<float>(s[4]);
+  Tensor y = Tensor::empty({s[0], s[1], s[2], s[3], 1}, x->value.dtype());
+  ops::sum_channels(x->value, share, y, false);
+  return result(c, x, y, [x, share](const Tensor& dy) {
+    const auto [dx, accumulate] = grad_target(x);
+    ops::repeat_channels(dy, share, dx, accumulate);
+  });
+}
+
+Var scale_groups(Context c, const Var& x, const Var& a) {
+  // Of the modes that do not record, `discard` has a second forward, which starts from x again.
+  const bool overwrites = !c.tape.recording() && !c.tape.counts_uses();
+  Tensor y = overwrites ? x->value : Tensor::empty(x->value.shape(), x->value.dtype());
+  ops::scale_groups_forward(x->value, a->value, y);
+  const Var out = make_var(y, x->needs_grad || a->needs_grad);
+  if (c.tape.recording() && out->needs_grad)
+    c.tape.record([x, a, out] {
+      Tensor d = std::move(out->grad), da;
+      if (a->needs_grad) da = Tensor::empty(a->value.shape(), a->value.dtype());
+      Tensor dx = x->needs_grad ? d : Tensor();
+      ops::scale_groups_backward(x->value, a->value, d, dx, da);
+      if (a->needs_grad) give_grad(a, std::move(da));
+      d.release();
+      if (x->needs_grad) give_grad(x, std::move(dx));
+    });
+  return out;
+}
+
 Var scale_channels(Context c, const Var& x, const Tensor& keep) {
   if (!keep.defined()) return x;
   WEFT_ASSERT(keep.numel() == x->value.dim(0) * x->value.dim(-1));
@@ -167,6 +352,25 @@ Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight) {
       Tensor d = Tensor::empty(logits->value.shape(), logits->value.dtype());
       ops::nll_backward(logits->value, labels, stats, weight, d);
       give_grad(logits, std::move(d));
+    });
+  return stats;
+}
+
+Tensor text_loss(Context c, const Var& probability, const Var& threshold, const Tensor& flags,
+                 const Tensor& thresholds, float weight) {
+  const Tensor &p = probability->value, &t = threshold->value;
+  WEFT_ASSERT(p.shape() == t.shape() && p.dtype() == t.dtype());
+  WEFT_ASSERT(flags.numel() == p.numel() && thresholds.numel() == p.numel());
+  Tensor stats = Tensor::empty({ops::text_stats}, DType::f64);
+  ops::text_loss_forward(p, t, flags, thresholds, stats);
+  if (c.tape.recording())
+    c.tape.record([probability, threshold, flags, thresholds, stats, weight] {
+      Tensor dp = Tensor::empty(probability->value.shape(), probability->value.dtype()),
+             dt = Tensor::empty(threshold->value.shape(), threshold->value.dtype());
+      ops::text_loss_backward(probability->value, threshold->value, flags, thresholds, stats,
+                              weight, dp, dt);
+      if (probability->needs_grad) give_grad(probability, std::move(dp));
+      if (threshold->needs_grad) give_grad(threshold, std::move(dt));
     });
   return stats;
 }

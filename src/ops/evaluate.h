@@ -1,4 +1,4 @@
-// What a network that classifies pixels says of an image, and how well it does.
+// What a network that classifies or scores pixels says of an image, and how well it does.
 #pragma once
 
 #include <span>
@@ -18,5 +18,9 @@ namespace weft::ops {
 WEFT_OP(predict_classes, void(Tensor& prediction, std::span<const Tensor> logits,
                               const Tensor& labels, Tensor& counts, Tensor& scores));
 constexpr std::size_t most_scales = 16;
+
+// counts i32 [N]: how many values of each x[n] are above the threshold, x [N,...] f32 or bf16 with
+// fewer than 2^31 values each. A NaN is not.
+WEFT_OP(count_above, void(const Tensor& x, float threshold, Tensor& counts));
 
 }  // namespace weft::ops

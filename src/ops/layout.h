@@ -1,6 +1,6 @@
 // Rearrangements: channels first and last, patches, token blocks, channels joined, depth to time,
-// and pixels of 8 bits. Each moves every element once; none of them computes anything but the
-// conversion of the type.
+// channels to pixels, and pixels of 8 bits. Each moves every element once; none of them computes
+// anything but the conversion of the type, or adds more than a bias.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -48,6 +48,13 @@ WEFT_OP(copy_tokens, void(const Tensor& x, TokenBlock block, Tensor& y));
 WEFT_OP(put_channels, void(const Tensor& x, std::int64_t first, Tensor& y));
 // And back: x (+)= the channels [first, first + c) of y.
 WEFT_OP(take_channels, void(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate));
+
+// y [N,T,2H,2W,C] from rows [N,T,H,W,4C], of one type: y[2h+i,2w+j,c] = rows[h,w,(c*2+i)*2+j] +
+// bias[c], bias f32 [C] or undefined. A transposed 2x2 convolution of stride 2 with PyTorch's
+// weights [in,C,2,2] is their product with x [N,T,H,W,in], as a matrix [in,4C], and this.
+WEFT_OP(spread_2x2_forward, void(const Tensor& rows, const Tensor& bias, Tensor& y));
+// drows is written: the way back. (The gradient of the bias is ops/matmul.h's bias_gradient of dy.)
+WEFT_OP(spread_2x2_backward, void(const Tensor& dy, Tensor& drows));
 
 // x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
 WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));

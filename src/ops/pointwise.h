@@ -21,6 +21,11 @@ WEFT_OP(silu_forward, void(const Tensor& z, Tensor& y));
 // dz (+)= dy * silu'(z), f32.
 WEFT_OP(silu_backward, void(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulate));
 
+// y = 1 / (1 + e^-x), y of x's type. y may be x.
+WEFT_OP(sigmoid_forward, void(const Tensor& x, Tensor& y));
+// dx = dy * y (1 - y), by the result y. dx may be dy.
+WEFT_OP(sigmoid_backward, void(const Tensor& y, const Tensor& dy, Tensor& dx));
+
 // y = x where x > 0, else slope * x; slope 0 is ReLU. y may be x.
 WEFT_OP(leaky_relu_forward, void(const Tensor& x, float slope, Tensor& y));
 // dx = dy where y > 0, else slope * dy, by the result y, whose sign is x's for slope >= 0 (0 counts

@@ -12,6 +12,11 @@ WEFT_OP(max_pool_forward, void(const Tensor& x, Tensor& y));
 // columns; the rest is 0.
 WEFT_OP(max_pool_backward, void(const Tensor& x, const Tensor& dy, Tensor& dx));
 
+// y [N,T,H/2,W/2,C] = mean of each 2x2 square of x [N,T,H,W,C], H and W even.
+WEFT_OP(average_pool_2x2_forward, void(const Tensor& x, Tensor& y));
+// dx (+)= the transpose of that.
+WEFT_OP(average_pool_2x2_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+
 // Squares of size x size pixels, `stride` apart, the first `padding` pixels (fewer than `size`)
 // beyond the corner. What lies outside x counts for nothing.
 struct PoolWindow {

@@ -1,9 +1,10 @@
-// Bilinear resizing of channels-last frames. Activations are f32 or bf16, arithmetic is f32.
+// Bilinear and nearest resizing of channels-last frames. Activations are f32 or bf16, arithmetic is
+// f32.
 //
-// Pixels are areas (PyTorch's align_corners=False): along an axis of `in` pixels made `out`, pixel
-// o lies at max((o + 0.5) in / out - 0.5, 0) and takes its two neighbours there by their distances;
-// beyond the last pixel that one counts alone. Nothing is averaged: made smaller, pixels are
-// skipped.
+// Bilinear: pixels are areas (PyTorch's align_corners=False). Along an axis of `in` pixels made
+// `out`, pixel o lies at max((o + 0.5) in / out - 0.5, 0) and takes its two neighbours there by
+// their distances; beyond the last pixel that one counts alone. Nothing is averaged: made smaller,
+// pixels are skipped.
 #pragma once
 
 #include "ops/dispatch.h"
@@ -35,5 +36,29 @@ inline float bilinear_ratio(std::int64_t in, std::int64_t out) {
 WEFT_OP(bilinear_forward, void(const Tensor& x, Tensor& y, bool accumulate));
 // dx (+)= the transpose of that.
 WEFT_OP(bilinear_backward, void(const Tensor& dy, Tensor& dx, bool accumulate));
+
+// Nearest: along an axis of `in` pixels made `out`, pixel o is pixel floor(o in / out) (PyTorch's
+// "nearest"), which is thus the source of the pixels [first(i), first(i + 1)).
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    constexpr std::int64_t
+    nearest_source(std::int64_t o, std::int64_t in, std::int64_t out) {
+  return o * in / out;
+}
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    constexpr std::int64_t
+    nearest_first(std::int64_t i, std::int64_t in, std::int64_t out) {
+  return (i * out + in - 1) / in;
+}
+
+// Channels [first, first + c) of y [N,T,H,W,C] (+)= x [N,T,h,w,c] resized, of one type; its other
+// channels stay.
+WEFT_OP(nearest_forward, void(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate));
+// dx [N,T,h,w,c] (+)= the transpose of that over the channels [first, first + c) of dy
+// [N,T,H,W,C].
+WEFT_OP(nearest_backward, void(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate));
 
 }  // namespace weft::ops

@@ -53,6 +53,7 @@ std::vector<KernelCase> conv_cases(CaseSize size);
 std::vector<KernelCase> deform_cases(CaseSize size);
 std::vector<KernelCase> diffusion_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);
+std::vector<KernelCase> fusion_cases(CaseSize size);
 std::vector<KernelCase> layout_cases(CaseSize size);
 std::vector<KernelCase> evaluate_cases(CaseSize size);
 std::vector<KernelCase> loss_cases(CaseSize size);

@@ -108,6 +108,28 @@ void add_evaluation(std::vector<KernelCase>& cases, const Evaluation& e, DType d
   cases.push_back(std::move(c));
 }
 
+void add_count(std::vector<KernelCase>& cases, const Shape& x, float threshold, DType dtype) {
+  Tensor values = random_tensor(x, dtype, 1);
+  // Values at the threshold itself do not count.
+  if (dtype == DType::f32)
+    for (std::int64_t i = 0; i < x.numel(); i += 5) values.data<float>()[i] = threshold;
+  KernelCase c = make_case("count_above", fmt::format("{} above {}", x.str(), threshold), dtype,
+                           static_cast<double>(values.bytes()), 0);
+  c.inputs = {values};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor counts = Tensor::empty({x[0]}, DType::i32);
+    ops::count_above(in[0], threshold, counts);
+    return std::vector<Tensor>{counts};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values counts(x[0]);
+    for (std::int64_t i = 0; i < x.numel(); ++i)
+      counts[i / (x.numel() / x[0])] += in[0][i] > static_cast<double>(threshold) ? 1 : 0;
+    return std::vector<Values>{counts};
+  };
+  cases.push_back(std::move(c));
+}
+
 }  // namespace
 
 std::vector<KernelCase> evaluate_cases(CaseSize size) {
@@ -118,6 +140,7 @@ std::vector<KernelCase> evaluate_cases(CaseSize size) {
         cases, {512, 683, 150, {{38, 50}, {47, 63}, {57, 75}, {66, 88}, {75, 100}}, true, false},
         DType::f32);
     add_evaluation(cases, {512, 683, 150, {{57, 75}}, true, false}, DType::f32);
+    add_count(cases, {8, 1, 1024, 1024, 1}, 0.3f, DType::f32);
     return cases;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -127,6 +150,10 @@ std::vector<KernelCase> evaluate_cases(CaseSize size) {
     add_evaluation(cases, {9, 35, 21, {{3, 4}}, true, false}, dtype);
     // One scale: two that are sure of different classes would tie.
     add_evaluation(cases, {9, 35, 255, {{3, 4}}, true, true, 200.0f}, dtype);
+    add_count(cases, {3, 1, 7, 11, 1}, 0.3f, dtype);
+    add_count(cases, {2, 1, 90, 400, 2}, -0.5f, dtype);  // more than a round and than a CPU's block
+    add_count(cases, {5, 1, 1, 1, 1}, 0.0f, dtype);
+    add_count(cases, {1, 1, 64, 64, 1}, 100.0f, dtype);  // none
   }
   return cases;
 }

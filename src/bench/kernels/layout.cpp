@@ -222,6 +222,50 @@ void add_images(Cases& cases, const Shape& images, std::vector<std::int32_t> siz
 constexpr ops::PixelScale rgb{255, {0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}},
     bgr{1, {102.9801f, 115.9465f, 122.7717f}, {1, 1, 1}, true};
 
+// Rows [N,T,H,W,4C] to pixels, and back.
+void add_spread(Cases& cases, const Shape& rows, bool bias, DType dtype) {
+  const std::int64_t H = rows[2], W = rows[3], C = rows[4] / 4;
+  const Shape y{rows[0], rows[1], 2 * H, 2 * W, C};
+  // f(element of the rows, element of y)
+  const auto each = [=](auto f) {
+    for (std::int64_t i = 0; i < rows.numel(); ++i) {
+      const std::int64_t column = i % 2, row = i / 2 % 2, c = i / 4 % C, p = i / 4 / C;
+      const std::int64_t w = p % W, h = p / W % H, frame = p / W / H;
+      f(i, ((frame * 2 * H + 2 * h + row) * 2 * W + 2 * w + column) * C + c);
+    }
+  };
+  const double bytes = 2 * static_cast<double>(rows.numel()) * width(dtype);
+  KernelCase forward = make_case("spread_2x2_forward", rows.str() + (bias ? " bias" : ""), dtype,
+                                 bytes, tolerance(dtype));
+  forward.inputs = {random_tensor(rows, dtype, 1),
+                    bias ? random_tensor({C}, DType::f32, 2) : Tensor()};
+  forward.run = [=](Tensors& in) {
+    Tensor to = Tensor::empty(y, dtype);
+    ops::spread_2x2_forward(in[0], in[1], to);
+    return Tensors{to};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values to(in[0].size());
+    each([&](std::int64_t i, std::int64_t o) { to[o] = in[0][i] + (bias ? in[1][o % C] : 0.0); });
+    return std::vector<Values>{to};
+  };
+  cases.push_back(std::move(forward));
+  if (bias) return;
+  KernelCase backward = make_case("spread_2x2_backward", rows.str(), dtype, bytes, 0);
+  backward.inputs = {random_tensor(y, dtype, 3)};
+  backward.run = [=](Tensors& in) {
+    Tensor drows = Tensor::empty(rows, dtype);
+    ops::spread_2x2_backward(in[0], drows);
+    return Tensors{drows};
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    Values drows(in[0].size());
+    each([&](std::int64_t i, std::int64_t o) { drows[i] = in[0][o]; });
+    return std::vector<Values>{drows};
+  };
+  cases.push_back(std::move(backward));
+}
+
 }  // namespace
 
 std::vector<KernelCase> layout_cases(CaseSize size) {
@@ -237,6 +281,12 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     // The last feature map of a dilated ResNet-50 and a level of its pyramid.
     add_channels(cases, 2 * 64 * 64, 2048, 0, 4096, DType::bf16);
     add_images(cases, {2, 512, 688, 3}, {512, 688, 500, 640}, rgb, DType::bf16);
+    // The head of DBNet at 1024x1024.
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const bool bias : {false, true}) {
+        add_spread(cases, {1, 1, 256, 256, 256}, bias, dtype);
+        add_spread(cases, {1, 1, 512, 512, 4}, bias, dtype);
+      }
     add_frames(cases, 51, 480, 848, 3, 0);
     add_pixels(cases, 4, 720, 1280, 0);
     return cases;
@@ -254,6 +304,11 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
     add_channels(cases, 6, 24, 16, 40, dtype);
     for (const ops::PixelScale& scale : {rgb, bgr})
       add_images(cases, {3, 17, 20, 3}, {17, 20, 11, 9, 0, 0}, scale, dtype);
+    for (const bool bias : {false, true}) {
+      add_spread(cases, {2, 1, 3, 5, 4 * 24}, bias, dtype);
+      add_spread(cases, {1, 2, 2, 3, 4 * 37}, bias, dtype);  // a rest behind whole accesses
+      add_spread(cases, {1, 1, 7, 9, 4}, bias, dtype);       // one channel
+    }
   }
   add_frames(cases, 1, 1, 1, 3, 0);
   add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end

@@ -107,6 +107,35 @@ void add_silu(std::vector<KernelCase>& cases, const Size& s) {
   }
 }
 
+void add_sigmoid(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+  const auto width = static_cast<double>(size_of(dtype));
+  for (const bool in_place : {false, true}) {
+    auto c = make("sigmoid_forward", s, dtype, in_place ? " in place" : "", 2 * width);
+    c.inputs = {source(s, dtype, 1)};
+    c.run = [=](std::vector<Tensor>& in) {
+      Tensor y = part(s, in_place ? in[0] : result(s, dtype));
+      ops::sigmoid_forward(part(s, in[0]), y);
+      return std::vector<Tensor>{y};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      return std::vector<Values>{fp64::map(part(s, in[0]), fp64::sigmoid)};
+    };
+    cases.push_back(std::move(c));
+    auto back = make("sigmoid_backward", s, dtype, in_place ? " in place" : "", 3 * width);
+    back.inputs = {source(s, dtype, 2), source(s, dtype, 3)};
+    back.run = [=](std::vector<Tensor>& in) {
+      Tensor dx = part(s, in_place ? in[1] : result(s, dtype));
+      ops::sigmoid_backward(part(s, in[0]), part(s, in[1]), dx);
+      return std::vector<Tensor>{dx};
+    };
+    back.reference = [=](const std::vector<Values>& in) {
+      return std::vector<Values>{fp64::map(part(s, in[0]), part(s, in[1]),
+                                           [](double y, double d) { return d * y * (1 - y); })};
+    };
+    cases.push_back(std::move(back));
+  }
+}
+
 void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
   const auto width = static_cast<double>(size_of(dtype));
   auto add = make("add_inplace", s, dtype, "", 3 * width);
@@ -314,6 +343,7 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     add_gelu(cases, {tokens * 4608}, DType::bf16);
     add_gelu(cases, {tokens * 1152}, DType::f32);
     add_silu(cases, {1 << 22});
+    add_sigmoid(cases, {1 << 22}, DType::f32);
     for (const DType dtype : {DType::f32, DType::bf16}) add_moves(cases, {tokens * 1152}, dtype);
     add_widening(cases, {tokens * 1152});
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -334,6 +364,7 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       add_gelu(cases, s, dtype);
       add_moves(cases, s, dtype);
+      add_sigmoid(cases, s, dtype);
     }
     add_silu(cases, s);
     if (s.deviation == 1) add_widening(cases, s);

@@ -154,6 +154,43 @@ void add_adaptive(std::vector<KernelCase>& cases, const Shape& x, std::int64_t h
   }
 }
 
+void add_average(std::vector<KernelCase>& cases, const Shape& pooled, DType dtype) {
+  const Shape x{pooled[0], pooled[1], 2 * pooled[2], 2 * pooled[3], pooled[4]};
+  // f(element of y, one of its four elements of x)
+  const auto each = [=](auto f) {
+    for (std::int64_t j = 0; j < x.numel(); ++j) {
+      const std::int64_t c = j % x[4], q = j / x[4] % x[3] / 2, r = j / x[4] / x[3] % x[2] / 2,
+                         frame = j / x[4] / x[3] / x[2];
+      f(((frame * pooled[2] + r) * pooled[3] + q) * x[4] + c, j);
+    }
+  };
+  const Tensor a = random_tensor(x, dtype, 1, 1.0f, 0.5f), dy = random_tensor(pooled, dtype, 2);
+  cases.push_back(bandwidth_case("average_pool_2x2_forward", x.str(), dtype,
+                                 x.numel() + pooled.numel(), {a}, [=](std::vector<Tensor>& in) {
+                                   Tensor y = Tensor::empty(pooled, dtype);
+                                   ops::average_pool_2x2_forward(in[0], y);
+                                   return std::vector<Tensor>{y};
+                                 }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values y(pooled.numel());
+    each([&](std::int64_t i, std::int64_t j) { y[i] += in[0][j] / 4; });
+    return std::vector<Values>{y};
+  };
+  for (const bool accumulate : {false, true}) {
+    cases.push_back(bandwidth_case(
+        "average_pool_2x2_backward", x.str() + (accumulate ? " accumulate" : ""), dtype,
+        pooled.numel() + (accumulate ? 2 : 1) * x.numel(), {dy, a}, [=](std::vector<Tensor>& in) {
+          ops::average_pool_2x2_backward(in[0], in[1], accumulate);
+          return std::vector<Tensor>{in[1]};
+        }));
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values dx(x.numel());
+      each([&](std::int64_t i, std::int64_t j) { dx[j] = in[0][i] / 4; });
+      return std::vector<Values>{fp64::added(dx, accumulate ? in[1] : Values())};
+    };
+  }
+}
+
 }  // namespace
 
 std::vector<KernelCase> pool_cases(CaseSize size) {
@@ -163,6 +200,7 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
     // Behind the stem of a ResNet, and before its pyramid; two images of 512x512.
     for (const DType dtype : {DType::f32, DType::bf16}) {
       add_windows(cases, {2, 1, 256, 256, 128}, {3, 2, 1}, dtype);
+      add_average(cases, {1, 1, 256, 256, 64}, dtype);  // the stem of DBNet++ at 1024x1024
       for (const std::int64_t n : {1, 6}) add_adaptive(cases, {2, 1, 64, 64, 2048}, n, n, dtype);
     }
     return cases;
@@ -179,6 +217,9 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
     add_adaptive(cases, {1, 2, 7, 8, 5}, 6, 6, dtype);
     add_adaptive(cases, {2, 1, 4, 5, 136}, 1, 1, dtype);
     add_adaptive(cases, {1, 1, 2, 3, 8}, 6, 6, dtype);  // more rectangles than pixels
+    add_average(cases, {2, 1, 3, 5, 19}, dtype);
+    add_average(cases, {1, 2, 4, 1, 40}, dtype);
+    add_average(cases, {1, 1, 1, 1, 1}, dtype);
   }
   return cases;
 }

@@ -71,6 +71,48 @@ void add_bilinear(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H
   }
 }
 
+// Channels [first, first + x's) of C.
+void add_nearest(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H, std::int64_t W,
+                 std::int64_t first, std::int64_t C, DType dtype) {
+  const Shape y{x[0], x[1], H, W, C};
+  const std::int64_t moved = y.numel() / C * x[4];
+  // f(element of x, element of y that it makes)
+  const auto each = [=](auto f) {
+    for (std::int64_t p = 0; p < y.numel() / C; ++p)
+      for (std::int64_t k = 0; k < x[4]; ++k) {
+        const std::int64_t q = p % W * x[3] / W, r = p / W % H * x[2] / H, frame = p / W / H;
+        f(((frame * x[2] + r) * x[3] + q) * x[4] + k, p * C + first + k);
+      }
+  };
+  const Tensor small = random_tensor(x, dtype, 1), large = random_tensor(y, dtype, 2);
+  for (const bool accumulate : {false, true}) {
+    const std::string text = fmt::format("{} to {}x{} at {} of {}{}", x.str(), H, W, first, C,
+                                         accumulate ? " accumulate" : "");
+    cases.push_back(bandwidth_case("nearest_forward", text, dtype,
+                                   x.numel() + (accumulate ? 2 : 1) * moved, {small, large},
+                                   [=](std::vector<Tensor>& in) {
+                                     ops::nearest_forward(in[0], first, in[1], accumulate);
+                                     return std::vector<Tensor>{in[1]};
+                                   }));
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values to = in[1];
+      each([&](std::int64_t i, std::int64_t o) { to[o] = (accumulate ? to[o] : 0.0) + in[0][i]; });
+      return std::vector<Values>{to};
+    };
+    cases.push_back(bandwidth_case("nearest_backward", text, dtype,
+                                   (accumulate ? 2 : 1) * x.numel() + moved, {large, small},
+                                   [=](std::vector<Tensor>& in) {
+                                     ops::nearest_backward(in[0], first, in[1], accumulate);
+                                     return std::vector<Tensor>{in[1]};
+                                   }));
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values dx(x.numel());
+      each([&](std::int64_t i, std::int64_t o) { dx[i] += in[0][o]; });
+      return std::vector<Values>{fp64::added(dx, accumulate ? in[1] : Values())};
+    };
+  }
+}
+
 }  // namespace
 
 std::vector<KernelCase> resize_cases(CaseSize size) {
@@ -80,6 +122,9 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const std::int64_t n : {1, 6}) add_bilinear(cases, {2, 1, n, n, 512}, 64, 64, dtype);
       add_bilinear(cases, {2, 1, 64, 64, 48}, 128, 128, dtype);
+      // A pyramid of DBNet over 1024x1024: top-down, and its last level beside the others.
+      add_nearest(cases, {1, 1, 128, 128, 256}, 256, 256, 0, 256, dtype);
+      add_nearest(cases, {1, 1, 32, 32, 64}, 256, 256, 192, 256, dtype);
     }
     return cases;
   }
@@ -91,6 +136,12 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
     add_bilinear(cases, {1, 1, 5, 2, 3}, 2, 7, dtype);    // smaller and larger
     add_bilinear(cases, {1, 2, 5, 3, 3}, 5, 3, dtype);    // the same
     add_bilinear(cases, {1, 1, 40, 1, 3}, 7, 1, dtype);   // pixels without a share
+    add_nearest(cases, {2, 1, 3, 4, 19}, 6, 8, 0, 19, dtype);
+    add_nearest(cases, {1, 2, 3, 5, 8}, 12, 10, 16, 32, dtype);
+    add_nearest(cases, {2, 1, 3, 4, 16}, 7, 9, 5, 24, dtype);  // no whole multiple, odd place
+    add_nearest(cases, {1, 1, 9, 2, 24}, 4, 7, 8, 40, dtype);  // fewer rows, more columns
+    add_nearest(cases, {1, 2, 5, 3, 32}, 5, 3, 0, 32, dtype);  // the same
+    add_nearest(cases, {1, 1, 1, 1, 3}, 70, 90, 1, 5, dtype);
   }
   return cases;
 }

@@ -7,6 +7,7 @@
 #include "checkpoint/weights.h"
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "jobs/probe/probe_dbnet.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_segmentation.h"
@@ -83,7 +84,8 @@ int probe_stdit3(const Deck& deck, const ProbeRequest& request) {
   return 0;
 }
 
-// What can be asked of which models. `weights`: the case has some.
+// What can be asked of which models; none: it needs neither a model nor a deck. `weights`: the case
+// has some.
 struct Probe {
   std::vector<std::string> models, whats;
   bool weights;
@@ -110,7 +112,11 @@ const std::vector<Probe>& probes() {
        {"segmentation_batch", "segmentation_scales"},
        false,
        alone(probe_images)},
+      {{"dbnet"}, {"forward"}, true, alone(probe_detector)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
+      {{}, {"boxes"}, false, alone(probe_boxes)},
+      {{}, {"frames"}, false, alone(probe_frames)},
+      {{}, {"video_frames"}, false, alone(probe_video_frames)},
   };
   return table;
 }
@@ -120,11 +126,14 @@ const std::vector<Probe>& probes() {
 int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
   std::vector<std::string> possible, fitting;  // whats of the model; models of the what
   for (const Probe& p : probes()) {
-    if (std::ranges::find(p.whats, request.what) != p.whats.end())
-      fitting.insert(fitting.end(), p.models.begin(), p.models.end());
+    const bool asked = std::ranges::find(p.whats, request.what) != p.whats.end();
+    if (asked && p.models.empty()) return p.run(deck, request, world);
+    if (asked) fitting.insert(fitting.end(), p.models.begin(), p.models.end());
     if (std::ranges::find(p.models, deck.model.name) == p.models.end()) continue;
     possible.insert(possible.end(), p.whats.begin(), p.whats.end());
-    if (std::ranges::find(p.whats, request.what) == p.whats.end()) continue;
+    if (!asked) continue;
+    WEFT_CHECK(!request.deck.empty(), Exit::usage, "name the deck of the model with --deck",
+               "weft probe {} needs a deck", request.what);
     WEFT_CHECK(!p.weights || !request.weights.empty(), Exit::usage, "name a file with --weights",
                "weft probe {} needs weights", request.what);
     return p.run(deck, request, world);
@@ -147,7 +156,7 @@ Command probe_command() {
   for (const Probe& p : probes())
     for (const std::string& w : p.whats)
       if (std::ranges::find(what.choices, w) == what.choices.end()) what.choices.push_back(w);
-  c.deck_file("--deck", "deck with the [model] table");
+  c.arguments.push_back({"--deck", "deck with the [model] table", Argument::DeckFile{&r->deck}});
   c.option("--weights", r->weights, "safetensors");
   c.option("--inputs", r->inputs, "safetensors").required = true;
   c.option("--outputs", r->outputs, "safetensors to write").required = true;

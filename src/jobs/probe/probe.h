@@ -10,6 +10,7 @@ namespace weft {
 
 struct ProbeRequest {
   std::string what;  // "forward", "loss", "sample" ...
+  std::string deck;  // its file; empty: none is given
   std::string weights, inputs, outputs;
   bool backward = false;
 };

@@ -7,8 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/weights.h"
 #include "models/dbnet/options.h"
 #include "models/resnet/resnet.h"
+#include "ops/layout.h"
 
 namespace weft {
 
@@ -35,19 +37,47 @@ class Dbnet {
   std::int64_t blocks() const;
 
   // Multiplies the weights of the 3x3 convolutions of layer2 to layer4, once they are loaded.
+  // Exit::usage for a backbone of basic blocks, which has none of these.
   void scale_conv2(float gain);
 
   // Of a forward of one picture, two a multiply-add.
   double flops(std::int64_t height, std::int64_t width, bool with_threshold = false) const;
 
  private:
+  // Feature maps of the backbone to one map [N,1,H/4,W/4,256].
+  Var neck(nn::Context c, std::vector<Var> maps) const;
+  // Channels of each of the four scales' maps in it, weighed by what all of them show there.
+  Var fuse_scales(nn::Context c, const Var& joined) const;
+
+  // A map of that size to logits of the picture's size.
   struct Head {
     ConvNorm conv;
-    nn::ConvWeights up, out;
+    nn::ConvWeights up;
     nn::BatchNorm up_norm;
+    nn::ConvWeights out;
   };
+  Head add_head(const std::string& name, const Feature& in);
+  Var head(nn::Context c, const Head& h, const Var& x, nn::BatchNormGroup& group) const;
+
+  struct ScaleFusion {
+    ConvNorm conv, channel_in, channel_out, spatial_in, spatial_out, attention;
+  };
+
   std::unique_ptr<ParameterTable> params_;
   std::unique_ptr<ConvNet> backbone_layers_, neck_layers_, head_layers_;
+  std::unique_ptr<ResNet> backbone_;
+  std::array<ConvNorm, 4> lateral_, smooth_;
+  std::optional<ScaleFusion> fusion_;
+  Head probability_, threshold_;
 };
+
+// How released files may differ from the table: they count batches (num_batches_tracked), and may
+// lack what only training evaluates (docs/models/dbnet.md, Weights).
+WeightNames dbnet_weight_names();
+// Whether files have offsets of deformable convolutions.
+bool has_offsets(const WeightFiles& files);
+
+// What pixels become for the network: ImageNet's statistics of RGB in 0 to 255.
+ops::PixelScale dbnet_pixel_scale();
 
 }  // namespace weft

@@ -24,11 +24,12 @@ class DetectorSource {
   const std::string& identity() const { return source_.identity(); }
   std::string describe() const { return source_.describe(); }
   // Whether the weights have offsets for deformable convolutions.
-  bool deformable() const;
+  bool deformable() const { return deformable_; }
   const ModelSource& model() const { return source_; }
 
  private:
   ModelSource source_;
+  bool deformable_ = false;
 };
 
 class Detector {
@@ -48,6 +49,9 @@ class Detector {
   double flops(std::int64_t height, std::int64_t width) const;
 
  private:
+  // Probabilities f32 [N,H,W] of pictures u8 [N,H,W,3].
+  Tensor run(const Tensor& pictures);
+
   const Deck& deck_;
   Dbnet model_;
 };

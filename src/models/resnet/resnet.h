@@ -14,17 +14,22 @@ namespace weft {
 struct ResidualBlock {
   std::vector<ConvNorm> convs;
   std::optional<ConvNorm> downsample;
+  // Behind the 3x3 convolution, and x in front of `downsample`, are averaged over 2x2 squares.
+  bool averages = false;
   Feature out() const { return convs.back().out; }
 };
-// What the block at NAME is: NAME.conv1, .bn1 ..., NAME.downsample.0, .1.
+// What the block at NAME is: NAME.conv1, .bn1 ..., NAME.downsample.0, .1; with average_down
+// NAME.downsample.1, .2, and one in the first block of every layer.
 struct ResidualShape {
   bool bottleneck = true;
   std::int64_t planes = 64;    // channels of the 3x3 convolutions
   std::int64_t expansion = 4;  // output channels over planes; 1 in basic blocks
   int stride = 1;
-  int dilation = 1;        // of the 3x3 convolution that carries the stride,
-  int later_dilation = 1;  // and of a basic block's second
-  int groups = 1;          // of the 3x3 convolution of a bottleneck
+  int dilation = 1;           // of the 3x3 convolution that carries the stride,
+  int later_dilation = 1;     // and of a basic block's second
+  int groups = 1;             // of the 3x3 convolution of a bottleneck
+  bool average_down = false;  // strides of bottlenecks by averages
+  bool deformable = false;    // the 3x3 convolution of a bottleneck (nn/deform_conv.h)
 };
 ResidualBlock add_residual_block(ConvNet& net, const std::string& name, const Feature& in,
                                  const ResidualShape& shape);
@@ -45,6 +50,10 @@ struct ResNetShape {
   // Channels of the stem: 3x3 convolutions, the first of stride 2; a single one is 7x7.
   std::vector<std::int64_t> stem = {64, 64, 128};
   int output_stride = 32;  // or 16, 8: the last one or two layers are dilated instead
+  // As CLIP's: averages in place of strides and of max pooling, and the stem's names are those of a
+  // Sequential (stem.0, stem.1; stem.3 ...). Bottlenecks, output stride 32.
+  bool clip = false;
+  bool deformable = false;  // the 3x3 convolutions of layer2 to layer4 (bottlenecks)
 };
 
 class ResNet {
@@ -54,12 +63,14 @@ class ResNet {
   // layer1 to layer4.
   std::vector<Feature> features() const;
   std::int64_t blocks() const;
+  const std::array<std::vector<ResidualBlock>, 4>& layers() const { return layers_; }
   // image [N,1,H,W,3] -> the maps of layer1 to layer4. The first `recomputed` blocks keep only
   // their inputs.
   std::vector<Var> forward(nn::Context c, const Var& image, nn::BatchNormGroup& group,
                            std::int64_t recomputed = 0) const;
 
  private:
+  bool clip_;
   std::vector<ConvNorm> stem_;
   std::array<std::vector<ResidualBlock>, 4> layers_;
 };

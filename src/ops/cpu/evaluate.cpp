@@ -261,4 +261,27 @@ void predict_classes(Tensor& prediction, std::span<const Tensor> logits, const T
   }
 }
 
+void count_above(const Tensor& x, float threshold, Tensor& counts) {
+  const std::int64_t N = counts.numel(), size = x.numel() / N;
+  WEFT_ASSERT(x.dim(0) == N && size < std::int64_t{1} << 31);
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for (std::int64_t i = 0; i < N; ++i) {
+      const T* in = x.data<T>() + i * size;
+      std::int32_t count = 0;
+      constexpr std::int64_t block = 1 << 16;
+#pragma omp parallel for schedule(static) reduction(+ : count) if (size > block)
+      for (std::int64_t b = 0; b < size; b += block) {
+        vi above{};
+        for_vectors(std::min(block, size - b), [&](std::int64_t k, int n) {
+          const vi yes = load_n(in + b + k, n) > threshold;
+          above -= n == W ? yes : (vi)select_first((vf)yes, n, 0.0f);
+        });
+        for (int l = 0; l < W; ++l) count += above[l];
+      }
+      counts.data<std::int32_t>()[i] = count;
+    }
+  });
+}
+
 WEFT_CPU_END

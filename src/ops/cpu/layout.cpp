@@ -212,6 +212,85 @@ void take_channels(const Tensor& y, std::int64_t first, Tensor& x, bool accumula
   });
 }
 
+namespace {
+
+// Four vectors of quadruples (4 values a channel) made one vector for each place in a quadruple,
+// and back: two rounds of lanes of even and odd number.
+void split_quadruples(vf (&v)[4]) {
+  vi even, odd;
+  for (int i = 0; i < W; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  const vf e0 = __builtin_shuffle(v[0], v[1], even), e1 = __builtin_shuffle(v[2], v[3], even);
+  const vf o0 = __builtin_shuffle(v[0], v[1], odd), o1 = __builtin_shuffle(v[2], v[3], odd);
+  v[0] = __builtin_shuffle(e0, e1, even), v[2] = __builtin_shuffle(e0, e1, odd);
+  v[1] = __builtin_shuffle(o0, o1, even), v[3] = __builtin_shuffle(o0, o1, odd);
+}
+void join_quadruples(vf (&v)[4]) {
+  vi low, high;
+  for (int i = 0; i < W; ++i) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;
+  const vf e0 = __builtin_shuffle(v[0], v[2], low), e1 = __builtin_shuffle(v[0], v[2], high);
+  const vf o0 = __builtin_shuffle(v[1], v[3], low), o1 = __builtin_shuffle(v[1], v[3], high);
+  v[0] = __builtin_shuffle(e0, o0, low), v[1] = __builtin_shuffle(e0, o0, high);
+  v[2] = __builtin_shuffle(e1, o1, low), v[3] = __builtin_shuffle(e1, o1, high);
+}
+
+// Calls f(the 4C values of a pixel of the small side, the four pixels of C values that they make),
+// in parallel. `large` is [N,T,2H,2W,C].
+template <class R, class Y, class F>
+void for_squares(const Tensor& large, R* rows, Y* y, F&& f) {
+  const std::int64_t h = large.dim(2) / 2, w = large.dim(3) / 2, C = large.dim(4);
+#pragma omp parallel for schedule(static) if (large.numel() > 16384)
+  for (std::int64_t r = 0; r < large.dim(0) * large.dim(1) * h; ++r)
+    for (std::int64_t i = 0; i < w; ++i) {
+      Y *upper = y + (4 * r * w + 2 * i) * C, *lower = upper + 2 * w * C;
+      Y* const to[4] = {upper, upper + C, lower, lower + C};
+      f(rows + (r * w + i) * 4 * C, to);
+    }
+}
+
+}  // namespace
+
+void spread_2x2_forward(const Tensor& rows, const Tensor& bias, Tensor& y) {
+  const std::int64_t C = y.dim(4);
+  WEFT_ASSERT(rows.dim(4) == 4 * C && rows.numel() == y.numel() && y.dim(2) == 2 * rows.dim(2));
+  const float* b = bias.defined() ? bias.data<float>() : nullptr;
+  with_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_squares(y, rows.data<T>(), y.data<T>(), [&](const T* from, T* const(&to)[4]) {
+      std::int64_t c = 0;
+      for (; c + W <= C; c += W) {
+        const vf add = b ? load(b + c) : vf{};
+        vf v[4];
+        for (int k = 0; k < 4; ++k) v[k] = load(from + 4 * c + k * W);
+        split_quadruples(v);
+        for (int k = 0; k < 4; ++k) store(to[k] + c, v[k] + add);
+      }
+      for (; c < C; ++c)
+        for (int k = 0; k < 4; ++k)
+          to[k][c] = T(static_cast<float>(from[4 * c + k]) + (b ? b[c] : 0.0f));
+    });
+  });
+}
+
+void spread_2x2_backward(const Tensor& dy, Tensor& drows) {
+  const std::int64_t C = dy.dim(4);
+  WEFT_ASSERT(drows.dim(4) == 4 * C && drows.numel() == dy.numel() &&
+              dy.dim(2) == 2 * drows.dim(2));
+  with_type(dy.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for_squares(dy, drows.data<T>(), dy.data<T>(), [&](T* to, const T* const(&from)[4]) {
+      std::int64_t c = 0;
+      for (; c + W <= C; c += W) {
+        vf v[4];
+        for (int k = 0; k < 4; ++k) v[k] = load(from[k] + c);
+        join_quadruples(v);
+        for (int k = 0; k < 4; ++k) store(to + 4 * c + k * W, v[k]);
+      }
+      for (; c < C; ++c)
+        for (int k = 0; k < 4; ++k) to[4 * c + k] = from[k][c];
+    });
+  });
+}
+
 void frames_to_latent(const Tensor& frames, Tensor& x0) {
   const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
   const std::uint8_t* in = frames.data<std::uint8_t>();

@@ -114,6 +114,28 @@ void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulat
   });
 }
 
+void sigmoid_forward(const Tensor& x, Tensor& y) {
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.data<T>();
+    T* out = y.data<T>();
+    for_elements(x.numel(),
+                 [&](std::int64_t i, int n) { store_n(out + i, vsigmoid(load_n(in + i, n)), n); });
+  });
+}
+
+void sigmoid_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
+  with_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T *at = y.data<T>(), *g = dy.data<T>();
+    T* out = dx.data<T>();
+    for_elements(y.numel(), [&](std::int64_t i, int n) {
+      const vf s = load_n(at + i, n);
+      store_n(out + i, load_n(g + i, n) * s * (1.0f - s), n);
+    });
+  });
+}
+
 void leaky_relu_forward(const Tensor& x, float slope, Tensor& y) {
   with_type(x.dtype(), [&](auto type) {
     const auto* in = x.data<decltype(type)>();

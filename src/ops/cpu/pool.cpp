@@ -64,6 +64,44 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
   });
 }
 
+void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  const std::int64_t w = y.dim(3), C = y.dim(4), rows = y.dim(0) * y.dim(1) * y.dim(2);
+  WEFT_ASSERT(x.dim(2) == 2 * y.dim(2) && x.dim(3) == 2 * w && x.numel() == 4 * y.numel());
+  with_type(x.dtype(), [&](auto type) {
+    const auto* in = x.data<decltype(type)>();
+    auto* out = y.data<decltype(type)>();
+#pragma omp parallel for schedule(static) if (x.numel() > 16384)
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < w; ++i) {
+        const auto *a = in + (4 * r * w + 2 * i) * C, *b = a + 2 * w * C;
+        for_vectors(C, [&](std::int64_t c, int n) {
+          const vf sum =
+              (load_n(a + c, n) + load_n(a + C + c, n)) + (load_n(b + c, n) + load_n(b + C + c, n));
+          store_n(out + (r * w + i) * C + c, 0.25f * sum, n);
+        });
+      }
+  });
+}
+
+void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  const std::int64_t w = dy.dim(3), C = dy.dim(4), rows = dy.dim(0) * dy.dim(1) * dy.dim(2);
+  WEFT_ASSERT(dx.dim(2) == 2 * dy.dim(2) && dx.dim(3) == 2 * w && dx.numel() == 4 * dy.numel());
+  with_type(dx.dtype(), [&](auto type) {
+    const auto* in = dy.data<decltype(type)>();
+    auto* out = dx.data<decltype(type)>();
+#pragma omp parallel for schedule(static) if (dx.numel() > 16384)
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < w; ++i) {
+        auto *a = out + (4 * r * w + 2 * i) * C, *b = a + 2 * w * C;
+        for_vectors(C, [&](std::int64_t c, int n) {
+          const vf d = 0.25f * load_n(in + (r * w + i) * C + c, n);
+          for (auto* to : {a + c, a + C + c, b + c, b + C + c})
+            store_n(to, accumulate ? load_n(to, n) + d : d, n);
+        });
+      }
+  });
+}
+
 void max_pool_window_forward(const Tensor& x, PoolWindow k, Tensor& y) {
   const std::int64_t H = x.dim(2), W_in = x.dim(3), h = y.dim(2), w = y.dim(3), C = y.dim(4);
   WEFT_ASSERT(h == k.count(H) && w == k.count(W_in) && k.padding < k.size);

@@ -137,4 +137,58 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
   });
 }
 
+void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate) {
+  const std::int64_t frames = y.dim(0) * y.dim(1), H = y.dim(2), width = y.dim(3), C = y.dim(4);
+  const std::int64_t h = x.dim(2), w = x.dim(3), c = x.dim(4);
+  WEFT_ASSERT(x.dim(0) * x.dim(1) == frames && first + c <= C && x.dtype() == y.dtype());
+  with_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.data<T>();
+    T* out = y.data<T>() + first;
+#pragma omp parallel for schedule(static) if (frames * H * width * c > 16384)
+    for (std::int64_t r = 0; r < frames * H; ++r) {
+      const T* row = in + (r / H * h + nearest_source(r % H, h, H)) * w * c;
+      for (std::int64_t q = 0; q < width; ++q) {
+        const T* from = row + nearest_source(q, w, width) * c;
+        T* to = out + (r * width + q) * C;
+        if (accumulate)
+          for_vectors(c, [&](std::int64_t k, int n) {
+            store_n(to + k, load_n(to + k, n) + load_n(from + k, n), n);
+          });
+        else
+          std::copy_n(from, c, to);
+      }
+    }
+  });
+}
+
+void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate) {
+  const std::int64_t H = dy.dim(2), width = dy.dim(3), C = dy.dim(4);
+  const std::int64_t frames = dx.dim(0) * dx.dim(1), h = dx.dim(2), w = dx.dim(3), c = dx.dim(4);
+  WEFT_ASSERT(dy.dim(0) * dy.dim(1) == frames && first + c <= C && dx.dtype() == dy.dtype());
+  with_type(dy.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = dy.data<T>() + first;
+    T* out = dx.data<T>();
+#pragma omp parallel for schedule(static) if (frames * H * width * c > 16384)
+    for (std::int64_t row = 0; row < frames * h; ++row) {
+      const std::int64_t i = row % h;
+      const std::int64_t top = nearest_first(i, h, H), bottom = nearest_first(i + 1, h, H);
+      const T* frame = in + row / h * H * width * C;
+      for (std::int64_t j = 0; j < w; ++j) {
+        const std::int64_t left = nearest_first(j, w, width),
+                           right = nearest_first(j + 1, w, width);
+        T* to = out + (row * w + j) * c;
+        for_vectors(c, [&](std::int64_t k, int n) {
+          vf sum{};
+          for (std::int64_t r = top; r < bottom; ++r)
+            for (std::int64_t q = left; q < right; ++q)
+              sum += load_n(frame + (r * width + q) * C + k, n);
+          store_n(to + k, accumulate ? load_n(to + k, n) + sum : sum, n);
+        });
+      }
+    }
+  });
+}
+
 WEFT_CPU_END

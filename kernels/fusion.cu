@@ -1,0 +1,217 @@
+// CUDA side of ops/fusion.h. CPU twin: src/ops/cpu/fusion.cpp; cases: src/bench/kernels/fusion.cpp.
+//
+// Bound by memory: every activation is read and written once. Elementwise operations: 16 bytes a
+// thread. Sums over the channels of a pixel, or of a group of them: by as many neighbouring lanes
+// of a warp as there are accesses to add (a power of two, at most 32), in an order that depends on
+// their number alone.
+#include "ops/fusion.h"
+
+#include "core/error.h"
+#include "vector.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256;
+
+__device__ __forceinline__ std::int64_t index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+
+// Rows of C accesses, `pixels` of them a sample.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    add_outer_kernel(const T* x, const T* by_channel, const T* by_pixel, std::int64_t C,
+                     std::int64_t pixels, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t pixel = i / C;
+  float v[V], terms[V] = {};
+  unpack(load_vec<V>(x, i), v);
+  if (by_channel != nullptr) unpack(load_vec<V>(by_channel, pixel / pixels * C + i % C), terms);
+  const float term = by_pixel == nullptr ? 0.0f : to_float(by_pixel[pixel]);
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] = v[e] + terms[e] + term;
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    repeat_kernel(const T* dy, float factor, std::int64_t C, T* dx, bool accumulate,
+                  std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float d = factor * to_float(dy[i / C]);
+  float v[V] = {};
+  if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), i), v);
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] += d;
+  store_vec<V>(dx, i, pack<T, V>(v));
+}
+
+// Groups of `size` accesses.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    scale_kernel(const T* x, const T* a, std::int64_t size, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const float factor = to_float(a[i / size]);
+  float v[V];
+  unpack(load_vec<V>(x, i), v);
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] *= factor;
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
+// The sum over `lanes` neighbouring lanes, to each of them; every lane of the warp is here.
+__device__ __forceinline__ float lanes_sum(float x, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);
+  return x;
+}
+
+// The sums of rows of `size` accesses.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    sum_kernel(const T* x, std::int64_t size, int lanes, float factor, T* y, bool accumulate,
+               std::int64_t rows) {
+  const std::int64_t row = index() / lanes;
+  const int lane = static_cast<int>(index() % lanes);
+  float sum = 0.0f;
+  if (row < rows)
+    for (std::int64_t i = lane; i < size; i += lanes) {
+      float v[V];
+      unpack(load_vec<V>(x, row * size + i), v);
+#pragma unroll
+      for (int e = 0; e < V; ++e) sum += v[e];
+    }
+  sum = factor * lanes_sum(sum, lanes);
+  if (row < rows && lane == 0) y[row] = from_float<T>(accumulate ? to_float(y[row]) + sum : sum);
+}
+
+// Both results in one reading of dy; dx may be dy.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    scale_backward_kernel(const T* x, const T* a, const T* dy, std::int64_t size, int lanes, T* dx,
+                          T* da, std::int64_t groups) {
+  const std::int64_t group = index() / lanes;
+  const int lane = static_cast<int>(index() % lanes);
+  float sum = 0.0f;
+  if (group < groups) {
+    const float factor = to_float(a[group]);
+    for (std::int64_t i = group * size + lane; i < (group + 1) * size; i += lanes) {
+      float d[V];
+      unpack(load_vec<V>(dy, i), d);
+      if (da != nullptr) {
+        float v[V];
+        unpack(load_vec<V>(x, i), v);
+#pragma unroll
+        for (int e = 0; e < V; ++e) sum += v[e] * d[e];
+      }
+      if (dx == nullptr) continue;
+#pragma unroll
+      for (int e = 0; e < V; ++e) d[e] *= factor;
+      store_vec<V>(dx, i, pack<T, V>(d));
+    }
+  }
+  sum = lanes_sum(sum, lanes);
+  if (da != nullptr && group < groups && lane == 0) da[group] = from_float<T>(sum);
+}
+
+// Lanes that add `accesses`.
+int lanes_for(std::int64_t accesses) {
+  int lanes = 1;
+  while (lanes < 32 && lanes < accesses) lanes *= 2;
+  return lanes;
+}
+
+// Calls f.operator()<T, V>() with the widest access that divides `run` elements and fits all.
+template <class F, class... Tensors>
+void by_access(std::int64_t run, F&& f, const Tensor& x, const Tensors&... others) {
+  by_type(x, [&]<class T>() {
+    constexpr int V = 16 / sizeof(T);
+    if (run % V == 0 && aligned<V>(x, others...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+template <class... P, class... A>
+void start(void (*kernel)(P...), std::int64_t work, A&&... args) {
+  launch(kernel, dim3(blocks_for(work, threads)), dim3(threads), 0, std::forward<A>(args)...);
+}
+
+}  // namespace
+}  // namespace weft::kernels
+
+namespace weft::ops::cuda {
+
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
+
+void add_outer(const Tensor& x, const Tensor& by_channel, const Tensor& by_pixel, Tensor& y) {
+  const std::int64_t C = x.dim(-1), pixels = x.numel() / C / x.dim(0);
+  WEFT_ASSERT(!by_channel.defined() || by_channel.numel() == x.dim(0) * C);
+  WEFT_ASSERT(!by_pixel.defined() || by_pixel.numel() == x.numel() / C);
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        const std::int64_t count = x.numel() / V;
+        start(add_outer_kernel<V, T>, count, data<T>(x), data_or_null<T>(by_channel),
+              data_or_null<T>(by_pixel), C / V, pixels, data<T>(y), count);
+      },
+      x, by_channel, y);
+}
+
+void sum_channels(const Tensor& x, float factor, Tensor& y, bool accumulate) {
+  const std::int64_t C = x.dim(-1), rows = y.numel();
+  WEFT_ASSERT(rows == x.numel() / C && x.dtype() == y.dtype());
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        const int lanes = lanes_for(C / V);
+        start(sum_kernel<V, T>, rows * lanes, data<T>(x), C / V, lanes, factor, data<T>(y),
+              accumulate, rows);
+      },
+      x);
+}
+
+void repeat_channels(const Tensor& dy, float factor, Tensor& dx, bool accumulate) {
+  const std::int64_t C = dx.dim(-1);
+  WEFT_ASSERT(dy.numel() == dx.numel() / C && dx.dtype() == dy.dtype());
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        const std::int64_t count = dx.numel() / V;
+        start(repeat_kernel<V, T>, count, data<T>(dy), factor, C / V, data<T>(dx), accumulate,
+              count);
+      },
+      dx);
+}
+
+void scale_groups_forward(const Tensor& x, const Tensor& a, Tensor& y) {
+  const std::int64_t size = x.dim(-1) / a.dim(-1);
+  WEFT_ASSERT(size * a.numel() == x.numel() && x.dtype() == a.dtype());
+  by_access(
+      size,
+      [&]<class T, int V>() {
+        const std::int64_t count = x.numel() / V;
+        start(scale_kernel<V, T>, count, data<T>(x), data<T>(a), size / V, data<T>(y), count);
+      },
+      x, y);
+}
+
+void scale_groups_backward(const Tensor& x, const Tensor& a, const Tensor& dy, Tensor& dx,
+                           Tensor& da) {
+  const std::int64_t size = x.dim(-1) / a.dim(-1), groups = a.numel();
+  WEFT_ASSERT(size * groups == x.numel() && x.dtype() == a.dtype());
+  by_access(
+      size,
+      [&]<class T, int V>() {
+        const int lanes = lanes_for(size / V);
+        start(scale_backward_kernel<V, T>, groups * lanes, data<T>(x), data<T>(a), data<T>(dy),
+              size / V, lanes, data_or_null<T>(dx), data_or_null<T>(da), groups);
+      },
+      x, dy, dx);
+}
+
+}  // namespace weft::ops::cuda
