@@ -177,7 +177,7 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
   const Model* model = find_model(deck.model.name);
   WEFT_CHECK(model != nullptr, Exit::usage,
-             "set model.name to \"stdit3\", \"vae\" or \"segmentation\"",
+             "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"",
              "weft plan knows no training of model.name = \"{}\"", deck.model.name);
   const std::unique_ptr<TrainingTask> made = model->make_task(deck);
   TrainingTask& task = *made;
