@@ -6,6 +6,7 @@
 #include "jobs/generate/options.h"
 #include "jobs/probe/probe_segmentation.h"
 #include "jobs/reconstruct/reconstruct.h"
+#include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
 #include "models/registry.h"
 
@@ -21,7 +22,7 @@ void register_deck_tables() {
   }
   for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
   for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
-                               evaluate_table, segment_table})
+                               evaluate_table, segment_table, score_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

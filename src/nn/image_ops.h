@@ -63,4 +63,10 @@ Var scale_channels(Context c, const Var& x, const Tensor& keep);
 // weight * the gradient of stats[0] / stats[1] to the logits; without a label, 0.
 Tensor nll(Context c, const Var& logits, const Tensor& labels, float weight);
 
+// Loss of probability and threshold, logits [N,1,H,W,1], for flags and thresholds u8 [N,H,W]
+// (ops/text_loss.h). Returns stats f64 [ops::text_stats]. The backward needs no start: it sends
+// weight * the gradient of stats[ops::text_total] to both.
+Tensor text_loss(Context c, const Var& probability, const Var& threshold, const Tensor& flags,
+                 const Tensor& thresholds, float weight);
+
 }  // namespace weft::nn

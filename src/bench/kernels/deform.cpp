@@ -157,14 +157,17 @@ std::vector<KernelCase> deform_cases(CaseSize size) {
     return cases;
   }
   // Offsets that leave the frame, none at all, and so wide ones that most places are outside;
-  // several frames, bands in the midst of a frame; channels that fill no vector; one pixel.
-  const Size sizes[] = {{{2, 1, 5, 6, 8}, Conv::strided(3, 1), 7, 40, 1.5f, "same"},
-                        {{1, 2, 6, 5, 40}, Conv::strided(3, 1), 0, 60, 1.0f, "frames"},
-                        {{2, 1, 7, 6, 3}, Conv::strided(3, 2), 3, 20, 1.0f, "stride 2"},
-                        {{1, 1, 7, 5, 5}, Conv::strided(3, 1, 2), 0, 35, 0.7f, "dilated"},
-                        {{1, 1, 6, 6, 16}, Conv::strided(3, 1), 5, 30, 0.0f, "no offsets"},
-                        {{1, 1, 4, 4, 8}, Conv::strided(3, 1), 0, 16, 40.0f, "outside"},
-                        {{1, 1, 1, 1, 1}, Conv::strided(3, 1), 0, 1, 0.5f, "one"}};
+  // pixels with hundreds of readers; several frames, bands in the midst of a frame; channels that
+  // fill no vector; one pixel.
+  const Size sizes[] = {
+      {{2, 1, 5, 6, 8}, Conv::strided(3, 1), 7, 40, 1.5f, "same"},
+      {{1, 2, 6, 5, 40}, Conv::strided(3, 1), 0, 60, 1.0f, "frames"},
+      {{2, 1, 7, 6, 3}, Conv::strided(3, 2), 3, 20, 1.0f, "stride 2"},
+      {{1, 1, 7, 5, 5}, Conv::strided(3, 1, 2), 0, 35, 0.7f, "dilated"},
+      {{1, 1, 6, 6, 16}, Conv::strided(3, 1), 5, 30, 0.0f, "no offsets"},
+      {{1, 1, 4, 4, 8}, Conv::strided(3, 1), 0, 16, 40.0f, "outside"},
+      {{1, 1, 2, 2, 8}, Conv{1, 3, 3, 1, 1, 0, 7, 7, 7, 7, false}, 0, 196, 5.0f, "crowded"},
+      {{1, 1, 1, 1, 1}, Conv::strided(3, 1), 0, 1, 0.5f, "one"}};
   for (const Size& s : sizes)
     for (const DType dtype : {DType::f32, DType::bf16}) add_size(cases, s, dtype);
   return cases;

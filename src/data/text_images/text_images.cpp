@@ -5,7 +5,7 @@
 #include <opencv2/imgproc.hpp>
 
 #include "core/error.h"
-#include "data/text_images/drawn_text.h"
+#include "data/text_images/drawn/drawn_text.h"
 #include "data/text_images/opencv.h"
 #include "data/text_images/picture_files.h"
 #include "data/text_images/text_list.h"

@@ -36,8 +36,8 @@ class TextImages {
   virtual void read(std::int64_t i, TextImage& out) const = 0;
 };
 
-// `path` is "text:key=value,..." drawn in memory (drawn_text.h), or pictures with their polygons
-// (text_list.h): a .jsonl list, or, in ICDAR 2015's form, a .txt list or a folder.
+// `path` is "text:key=value,..." drawn in memory (drawn/drawn_text.h), or pictures with their
+// polygons (text_list.h): a .jsonl list, or, in ICDAR 2015's form, a .txt list or a folder.
 std::unique_ptr<TextImages> open_text_images(const std::string& path, const MediaDeck& limits);
 // Whether `path` has one of these forms: a file need not exist, and a folder has a picture.
 bool is_text_list(const std::string& path);

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <opencv2/imgproc.hpp>
 
-#include "data/text_images/draws.h"
+#include "data/text_images/drawn/draws.h"
 #include "data/text_images/opencv.h"
 
 namespace weft {

@@ -99,6 +99,12 @@ void ItemResults::failed(std::int64_t item, const Error& e) {
   log::warn("{} {} failed: {} ({})", engine_.settings_.noun, name, e.what(), e.hint());
 }
 
+void ItemResults::failed(std::int64_t item, const Error& e, Json line) {
+  line["fault"] = e.what();
+  engine_.manifest_->add(line);
+  failed(item, e);
+}
+
 void ItemResults::failed(const std::string& name, const std::string& why) {
   const auto item = std::find_if(engine_.items_.begin(), engine_.items_.end(),
                                  [&](const ListItem& i) { return i.name == name; });
@@ -374,12 +380,17 @@ int ListEngine::conclude(const ListEnd& last) {
   ListReport report = read_report();
   Manifest::gather(settings_.directory, settings_.stem);
   add_unmade(report);
-  const bool complete = report.made() + report.finished_before >= report.wanted;
   if (last.print) last.print(report);
   print(report);
   // If everything was done before, the report of the job that did it stays.
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
-  if (!report.failures.empty()) {
+  const std::int64_t left =
+      report.wanted - report.finished_before - report.made() - std::ssize(report.failures);
+  // What finish() does may take long: it is left to the next start, as are items that nobody has
+  // begun.
+  const bool stopped = report.stopped && (left > 0 || last.finish);
+  if (!report.failures.empty() && !(stopped && left > 0)) {
+    if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(
         Exit::data,
         fmt::format("{} of {} {}s failed", report.failures.size(), report.wanted, settings_.noun),
@@ -387,8 +398,7 @@ int ListEngine::conclude(const ListEnd& last) {
     log::report(e);
     return static_cast<int>(Exit::data);
   }
-  // What finish() does may take long: it is left to the next start.
-  if (report.stopped && (!complete || last.finish)) {
+  if (stopped) {
     log::write_info("stopped on request: run the same command to go on");
     return static_cast<int>(Exit::stopped);
   }

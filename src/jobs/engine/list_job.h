@@ -73,6 +73,9 @@ class ItemResults {
   // The item will not be made. The first form is for exception handlers: it rethrows an error that
   // is not the item's own (memory, hardware, within a group's exchanges), which ends the job.
   void failed(std::int64_t item, const Error& e);
+  // The same with a line for the manifest, with what can be said of the item in spite of its fault:
+  // engine.lines() has it, and the next start makes the item again.
+  void failed(std::int64_t item, const Error& e, nlohmann::ordered_json line);
   void failed(const std::string& name, const std::string& why);
 
  private:
@@ -126,6 +129,7 @@ struct ListEnd {
   // follows once all items are finished. If the coordinator fails in `finish`, another rank repeats
   // it. Neither may call MPI.
   std::function<void(const ListReport&)> print, finish;
+  bool finish_with_failures = false;  // `finish` runs also if items failed
 };
 
 class ListEngine {

@@ -183,7 +183,9 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
                  const fs::path& directory) {
   const auto found = lines.find(name);
   if (found == lines.end() || found->second.key != key) return false;
-  for (const NamedFile& file : files_of(found->second.parsed()))
+  const Json line = found->second.parsed();
+  if (line.contains("fault")) return false;
+  for (const NamedFile& file : files_of(line))
     if (!is_whole(directory, file)) return false;
   return true;
 }

@@ -5,6 +5,7 @@
 //   file, bytes, file_xxh3   its file in DIR, size and XXH3-128; a member X beside X_bytes and
 //                            X_xxh3 is another file; X_offset (file: offset) where the result is a
 //                            piece of a file that it shares with others
+//   fault                    if the item failed, and why: it is not finished
 // and whatever else the job wants to say. While a job runs, each rank writes a part of its own,
 // DIR/STEM.rankN.jsonl.
 #pragma once
@@ -57,8 +58,8 @@ class Manifest {
   double synced_at_ = 0, sync_seconds_ = 0;
 };
 
-// Whether the item is finished: its line has that key, and its files, which are read, match the
-// line. A damaged file is a WARN.
+// Whether the item is finished: its line has that key and no fault, and its files, which are read,
+// match the line. A damaged file is a WARN.
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const std::filesystem::path& directory);
 

@@ -116,6 +116,7 @@ const std::vector<Probe>& probes() {
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
+      {{}, {"video_frames"}, false, alone(probe_video_frames)},
   };
   return table;
 }

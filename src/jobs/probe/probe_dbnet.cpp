@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
+#include "media/frame_at.h"
 #include "models/dbnet/boxes.h"
 #include "models/dbnet/dbnet.h"
 #include "models/dbnet/frame.h"
@@ -103,6 +104,24 @@ int probe_boxes(const Deck& deck, const ProbeRequest& request) {
   add(outputs, "count", count, {std::ssize(count)});
   add(outputs, "quads", quads, {std::ssize(scores), 4, 2});
   add(outputs, "scores", scores, {std::ssize(scores)});
+  outputs.write(request.outputs);
+  return 0;
+}
+
+int probe_video_frames(const Deck& deck, const ProbeRequest& request) {
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
+  const ArenaScope scope(*arena);
+  const ProbeInputs inputs(request.inputs);
+  const std::vector<std::int64_t> indices = inputs.i64("index");
+  ProbeOutputs outputs;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const std::vector<std::uint8_t> path = inputs.u8(fmt::format("path.{:03}", i));
+    WEFT_CHECK(indices[i] >= 0, Exit::data, "frames count from 0", "index {}", indices[i]);
+    const PickedFrame frame = frame_at({{path.begin(), path.end()}}, indices[i], {deck.media, {}});
+    const std::vector<std::uint8_t> fault(frame.fault.begin(), frame.fault.end());
+    add(outputs, fmt::format("frame.{:03}", i), frame.rgb, {frame.height, frame.width, 3});
+    add(outputs, fmt::format("fault.{:03}", i), fault, {std::ssize(fault)});
+  }
   outputs.write(request.outputs);
   return 0;
 }

@@ -1,5 +1,5 @@
-// `weft probe` of a text detector: its network (forward), and its parts without weights, boxes and
-// frames. Contract: docs/probe.md.
+// `weft probe` of the text detector: forward, and boxes, frames and video_frames, which take no
+// weights. Contract: docs/probe.md.
 #pragma once
 
 #include "jobs/probe/probe.h"
@@ -8,6 +8,7 @@ namespace weft {
 
 int probe_detector(const Deck& deck, const ProbeRequest& request);
 int probe_boxes(const Deck& deck, const ProbeRequest& request);
+int probe_video_frames(const Deck& deck, const ProbeRequest& request);
 int probe_frames(const Deck& deck, const ProbeRequest& request);
 
 }  // namespace weft

@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "models/dbnet/weights.h"
 #include "nn/exchange.h"
-#include "nn/text_loss.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/text_loss.h"

@@ -68,9 +68,9 @@ Targets targets_of(const std::vector<TextRegion>& regions, ImageSize size) {
   return t;
 }
 
-// Filled polygons have whole corners, and fillPoly takes their borders too: what lies within
-// `unsure` of a border is left open.
-constexpr double unsure = 1.6;
+// Filled polygons have corners that were cut to whole pixels, grown by Clipper and rounded, and
+// fillPoly takes their borders too: what lies so near to a border is left open.
+constexpr double unsure = 2.6;
 
 TEST(TextTargets, AreDistancesToTheRegionsEdges) {
   std::mt19937 random(7);
@@ -117,7 +117,10 @@ TEST(TextTargets, AreDistancesToTheRegionsEdges) {
         }
         const std::uint8_t flags = t.flags[at];
         EXPECT_EQ(flags & ~7, 0);
-        if (in_core || !maybe_core) EXPECT_EQ((flags & text_bit) != 0, in_core), ++decided;
+        if (in_core || !maybe_core) {
+          EXPECT_EQ((flags & text_bit) != 0, in_core);
+          ++decided;
+        }
         if (ignored || !maybe_ignored) EXPECT_EQ((flags & counts_bit) == 0, ignored);
         if (near || !maybe_near) EXPECT_EQ((flags & threshold_bit) != 0, near);
         const double expected = (flags & threshold_bit) != 0 ? 255 * value : 0;

@@ -1,4 +1,4 @@
-#include "data/text_images/words.h"
+#include "data/text_images/drawn/words.h"
 
 #include <array>
 #include <string_view>

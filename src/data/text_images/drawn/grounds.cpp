@@ -1,4 +1,4 @@
-#include "data/text_images/grounds.h"
+#include "data/text_images/drawn/grounds.h"
 
 #include <algorithm>
 #include <cmath>

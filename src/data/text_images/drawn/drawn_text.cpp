@@ -1,4 +1,4 @@
-#include "data/text_images/drawn_text.h"
+#include "data/text_images/drawn/drawn_text.h"
 
 #include <algorithm>
 #include <array>
@@ -6,11 +6,11 @@
 
 #include "core/error.h"
 #include "data/key_values.h"
-#include "data/text_images/grounds.h"
-#include "data/text_images/lettering.h"
+#include "data/text_images/drawn/grounds.h"
+#include "data/text_images/drawn/lettering.h"
+#include "data/text_images/drawn/typesetter.h"
 #include "data/text_images/opencv.h"
 #include "data/text_images/picture_files.h"
-#include "data/text_images/typesetter.h"
 #include "media/image_file.h"
 
 namespace weft {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "data/key_values.h"
-#include "data/text_images/draws.h"
-#include "data/text_images/grounds.h"
+#include "data/text_images/drawn/draws.h"
+#include "data/text_images/drawn/grounds.h"
+#include "data/text_images/drawn/typesetter.h"
 #include "data/text_images/text_images.h"
-#include "data/text_images/typesetter.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "data/text_images/typesetter.h"
+#include "data/text_images/drawn/typesetter.h"
 
 #include <ft2build.h>
 #include FT_FREETYPE_H

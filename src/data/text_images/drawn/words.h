@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "data/text_images/draws.h"
+#include "data/text_images/drawn/draws.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/images/image_sizes.h"
-#include "data/text_images/draws.h"
+#include "data/text_images/drawn/draws.h"
 
 namespace weft {
 

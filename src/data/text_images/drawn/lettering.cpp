@@ -1,4 +1,4 @@
-#include "data/text_images/lettering.h"
+#include "data/text_images/drawn/lettering.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <numbers>
 #include <opencv2/imgproc.hpp>
 
-#include "data/text_images/words.h"
+#include "data/text_images/drawn/words.h"
 
 namespace weft {
 namespace {

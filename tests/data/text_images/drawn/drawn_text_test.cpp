@@ -1,5 +1,5 @@
 // Text drawn in memory: the same every time, ink within its polygon, clear errors.
-#include "data/text_images/drawn_text.h"
+#include "data/text_images/drawn/drawn_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "core/error.h"
-#include "data/text_images/lettering.h"
-#include "data/text_images/typesetter.h"
+#include "data/text_images/drawn/lettering.h"
+#include "data/text_images/drawn/typesetter.h"
 #include "media/writers.h"
 
 namespace weft {

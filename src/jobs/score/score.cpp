@@ -1,0 +1,231 @@
+#include "jobs/score/score.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "config/deck_table.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "core/version.h"
+#include "jobs/score/cores.h"
+#include "jobs/score/output.h"
+#include "jobs/score/rows.h"
+#include "jobs/score/score_job.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+ListSettings settings_of(const Deck& deck) {
+  ListSettings s;
+  s.directory = parts_folder(deck.get<ScoreDeck>());
+  s.stem = "score";
+  s.report = "score_report.json";
+  s.noun = "file";
+  s.key = "score.output";
+  s.stop_margin = deck.run.stop_margin;
+  return s;
+}
+
+void check_deck(const Deck& deck) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  WEFT_CHECK(deck.model.name == "dbnet", Exit::usage, "set model.name = \"dbnet\"",
+             "weft score takes a text detector, and model.name = \"{}\"", deck.model.name);
+  WEFT_CHECK(!s.input.empty(), Exit::usage, "set score.input = \"meta.csv\"",
+             "score.input is empty");
+  WEFT_CHECK(!s.output.empty(), Exit::usage, "set score.output = \"meta_ocr.csv\"",
+             "score.output is empty");
+  WEFT_CHECK(
+      s.side % Dbnet::stride == 0, Exit::usage,
+      fmt::format("set score.side = {}, or another multiple of {}",
+                  std::max<std::int64_t>(1, s.side / Dbnet::stride) * Dbnet::stride, Dbnet::stride),
+      "score.side = {}", s.side);
+  for (const std::string& c : s.columns)
+    WEFT_CHECK(std::ranges::find(extra_columns, c) != extra_columns.end(), Exit::usage,
+               fmt::format("there are {}", fmt::join(extra_columns, ", ")),
+               "score.columns has \"{}\"", c);
+  for (const std::int64_t f : s.frames)
+    WEFT_CHECK(f >= 0, Exit::usage, "frames count from 0", "score.frames has {}", f);
+  std::error_code none;
+  WEFT_CHECK(!fs::is_directory(s.output, none), Exit::usage,
+             "name a file, such as score.output = \"meta_ocr.csv\"",
+             "score.output = {} is a folder", s.output);
+  WEFT_CHECK(!fs::equivalent(s.input, s.output, none), Exit::usage, "choose another score.output",
+             "score.output would replace score.input, {}", s.input);
+}
+
+// All that decides a file's line but the file itself, a line each.
+std::string describe_job(const Deck& deck, const std::string& weights) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  const DbnetDeck& m = deck.get<DbnetDeck>();
+  const PostprocessDeck& p = deck.get<PostprocessDeck>();
+  return fmt::format(
+      "weights {}\nmodel {} {} {} {} {}\npostprocess {} {} {} {} {} {}\nframes {}\nside {}\n"
+      "boxes {}\nlimits {} {} {} {}\nwait {}\n",
+      weights, m.backbone, m.asf, m.conv2_gain, m.deformable, deck.model.dtype, p.mask_threshold,
+      p.min_text_score, p.min_text_width, p.unclip_ratio, p.epsilon_ratio, p.max_candidates,
+      fmt::join(frames_of(s), " "), s.side, wants_boxes(s), deck.media.max_gib,
+      deck.media.max_hours, deck.media.max_frames, deck.media.max_megapixels, s.network_wait);
+}
+
+std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
+                                                          const std::string& weights) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  const DbnetDeck& m = deck.get<DbnetDeck>();
+  return {{"model", fmt::format("{}{}, conv2_gain {}", m.asf ? "DBNet++, " : "DBNet, ", m.backbone,
+                                m.conv2_gain)},
+          {"weights", weights},
+          {"frame of a video", fmt::format("{}", fmt::join(frames_of(s), ", "))},
+          {"side", fmt::format("{} pixels", s.side)},
+          {"number format", deck.model.dtype},
+          {"hardware", on_cuda() ? device_runtime().describe() : describe_cpu()},
+          {"build", version_line()}};
+}
+
+// Scores what is missing. Returns this rank's share of the report.
+Json score_missing(const Deck& deck, const RankDevice& device,
+                   const std::optional<DetectorSource>& source, const std::vector<ScoreFile>& files,
+                   HostCores& cores, ListEngine& engine) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  std::optional<Detector> detector;
+  if (source) {
+    detector.emplace(deck, *source);
+    log::info("weights   {}", source->describe());
+  } else {
+    log::info("network   none: score.network_wait = {} ms a frame stands for it", s.network_wait);
+  }
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+  const ArenaScope scope(*arena);
+  if (detector) {
+    const std::size_t needed = detector->plan(1, s.side, s.side).bytes;
+    WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+               "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
+               "ranks a host)",
+               "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
+               size_text(static_cast<double>(needed)),
+               size_text(static_cast<double>(arena->capacity())));
+    log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
+  }
+  ScoreJob job(deck, files, detector ? &*detector : nullptr, cores, engine);
+  engine.run(job, engine.one_by_one());
+  Json share = as_share(job.times());
+  share["cores"] = cores.share();
+  share["peak_bytes"] = arena->peak();
+  return share;
+}
+
+}  // namespace
+
+int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
+  // 1. What is to be scored.
+  watch_stop_signals();
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  check_deck(deck);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  const std::int64_t threads = s.threads > 0 ? s.threads : deck.run.threads;
+  HostCores cores(static_cast<int>(threads), world);
+  set_threads(cores.budget(), 1);
+  const ScoreRows rows = read_rows(s, world);
+  std::optional<DetectorSource> source;
+  if (s.network_wait == 0) source.emplace(deck, "score.weights", s.weights, s.ema, world);
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  const std::string job = describe_job(deck, source ? source->identity() : "none");
+  ListEngine engine(settings_of(deck), score_items(rows.files, job, rank == 0), world);
+  const std::size_t missing = engine.missing().size();
+  log::info("score     {} rows of {}{}, {} files{}", rows.end - rows.begin, s.input,
+            s.shard.empty() ? "" : ", shard " + s.shard, rows.files.size(),
+            missing < rows.files.size()
+                ? fmt::format(", {} scored before", rows.files.size() - missing)
+                : "");
+  log::info("cores     {} of this host for {} ranks: {} threads a rank{}", cores.cores(),
+            cores.ranks(), cores.budget(),
+            cores.ranks() > cores.cores() ? ", which take turns" : "");
+
+  // 2. Files through the network; a rank that is free takes the next one.
+  ListEnd last;
+  if (missing > 0) last.share = score_missing(deck, device, source, rows.files, cores, engine);
+
+  // 3. The coordinator writes the table, also where files failed.
+  ScoreSummary summary;
+  summary.facts = facts_of(deck, source ? source->describe() : "none");
+  summary.feed.overlap = on_cuda() || s.network_wait > 0;
+  summary.feed.wait = s.network_wait;
+  last.finish_with_failures = true;
+  last.print = [&](const ListReport& report) {
+    add_feeds(report, engine.settings().directory / engine.settings().report, summary.feed);
+    // The engine writes the report after this.
+    if (!summary.feed.empty()) last.header["feed"] = summary.feed.json();
+  };
+  last.finish = [&](const ListReport& report) {
+    write_output(deck, rows, engine, report, summary);
+    fmt::print("{}", summary.table());
+    const fs::path html = page_file(s);
+    if (page) replace_file(html, page(summary), Exit::data, Durable::no);
+    log::write_info(fmt::format("results   {}{}", s.output, page ? ", " + html.string() : ""));
+  };
+  return engine.end(last);
+}
+
+namespace {
+
+void score_rows(Rows& r, ScoreDeck& d) {
+  r.text("input", d.input,
+         "Table of files: CSV with a column `path`, or JSON lines (.jsonl) with a text `path`; "
+         "relative paths begin where weft was started.");
+  r.text("output", d.output,
+         "Table that is written: the input's rows and columns, and `ocr`, the number of text "
+         "regions; OUTPUT.parts/ holds what is finished.");
+  r.text("weights", d.weights,
+         "Weights of the text detector: a safetensors file, a run directory, or random:SEED.");
+  r.flag("ema", d.ema, "Take the moving average of the weights from a checkpoint.");
+  r.text("columns", d.columns,
+         "Further columns: area (ocr_area, the share of the frame that regions cover), boxes "
+         "(ocr_boxes, x and y of four corners in pixels of the picture), scores (ocr_scores), "
+         "fault (ocr_fault, why a file could not be read).");
+  r.number("frame", d.frame, 0, many,
+           "Frame of a video that is scored, from 0; a shorter video's last frame.");
+  r.number("frames", d.frames, 0, many,
+           "Several frames of a video instead: `ocr` is the largest of their counts.");
+  r.number("side", d.side, 32, 8192,
+           "Pixels of a frame's sides in the network, a multiple of 32; Open-Sora takes 1024.");
+  r.number("maximum", d.maximum, -1, many,
+           "Rows with more text regions are left out of the output; -1 keeps all.");
+  r.text("shard", d.shard,
+         "\"K/N\": only the K-th of N parts of the rows, K from 1, for jobs beside each other with "
+         "an output each.");
+  r.number("pictures", d.pictures, 0, 1e6,
+           "Of so many rows, the first ones, a PNG shows the frame with its boxes.");
+  r.number("threads", d.threads, 0, 4096,
+           "Threads of a rank, at most the host's cores; 0: run.threads, or else its share of the "
+           "cores.");
+  r.number("network_wait", d.network_wait, 0, 1e6,
+           "Measures the feed: a fixed wait of so many milliseconds a frame replaces the network, "
+           "and finds no text; 0 runs the network.");
+}
+
+}  // namespace
+
+DeckTable score_table() { return deck_table("score", score_rows); }
+
+Command score_command(ScorePage page) {
+  Command c{"score", "count text regions in the pictures and videos of a table",
+            [page = std::move(page)](const Deck& deck, MPI_Comm world) {
+              return score(deck, page, world);
+            }};
+  c.heeds_stops = true;
+  c.takes_deck();
+  return c;
+}
+
+}  // namespace weft

@@ -1,0 +1,270 @@
+#include "jobs/score/score_job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/hash.h"
+#include "core/host.h"
+#include "jobs/evaluate/views.h"
+#include "jobs/score/regions.h"
+#include "jobs/segment/inputs.h"
+#include "media/frame_at.h"
+#include "media/image_file.h"
+#include "models/dbnet/frame.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
+// A file on its way: its frames come one by one.
+struct ScoreJob::Item {
+  std::int64_t number = 0;
+  std::mutex mutex;  // of what follows
+  std::int64_t open = 0;
+  // Of the frame with most text, the first of equals; -1: none yet.
+  std::int64_t count = -1, frame = 0, height = 0, width = 0;
+  std::vector<TextBox> boxes;
+  std::vector<std::uint8_t> rgb;  // of that frame, if it is to be drawn
+  std::string fault;              // the first
+  std::optional<Error> error;     // no frame at all, or not in the network
+};
+
+struct ScoreJob::Unit : FeedUnit {
+  std::shared_ptr<Item> item;
+  std::int64_t frame = 0, height = 0, width = 0;
+  std::vector<std::uint8_t> rgb;  // [side, side, 3]
+  std::vector<float> map;         // [side, side]; empty: no text
+  std::string fault;
+};
+
+bool is_video(const std::string& path) {
+  std::string ending = std::filesystem::path(path).extension().string();
+  for (char& c : ending)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return ending == ".mp4" || ending == ".avi" || ending == ".mov" || ending == ".mkv";
+}
+
+std::string item_name(const std::string& path) {
+  std::string name = as_utf8(path);
+  const bool changed = name != path;
+  bool printable = true;
+  for (char& c : name)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?', printable = false;
+  if (changed || !printable || path.empty()) name += " #" + to_hex(hash128(path));
+  return name;
+}
+
+std::vector<std::int64_t> frames_of(const ScoreDeck& deck) {
+  return deck.frames.empty() ? std::vector{deck.frame} : deck.frames;
+}
+
+bool wants_boxes(const ScoreDeck& deck) {
+  return std::ranges::any_of(deck.columns, [](const std::string& c) { return c != "fault"; });
+}
+
+std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std::string& job,
+                                  bool keys) {
+  std::vector<ListItem> items;
+  for (const ScoreFile& f : files) {
+    std::string key;
+    if (keys) key = to_hex(hash128(job + (f.drawn ? "drawn\n" : "") + file_identity(f.path)));
+    items.push_back({item_name(f.path), std::move(key), 1});
+  }
+  return items;
+}
+
+FeedLimits ScoreJob::limits(Detector* detector) const {
+  FeedLimits l;
+  l.overlap = on_cuda() || detector == nullptr;
+  l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
+  // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
+  l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
+  if (detector != nullptr)
+    l.fits = [detector, side = score_.side, capacity = Arena::current().capacity()](
+                 std::int64_t batch) { return detector->plan(batch, side, side, capacity).fits; };
+  return l;
+}
+
+ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector* detector,
+                   Cores& cores, const ListEngine& engine)
+    : deck_(deck),
+      score_(deck.get<ScoreDeck>()),
+      files_(files),
+      detector_(detector),
+      engine_(engine),
+      frames_(frames_of(score_)),
+      feed_(*this, cores, limits(detector)) {}
+
+void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
+  if (results_ == nullptr) results_ = &results;  // threads read it
+  for (const std::int64_t number : items) {
+    const auto item = std::make_shared<Item>();
+    item->number = number;
+    const bool video = is_video(files_[static_cast<std::size_t>(number)].path);
+    item->open = video ? std::ssize(frames_) : 1;
+    for (std::int64_t f = 0, frames = item->open; f < frames; ++f) {
+      auto unit = std::make_unique<Unit>();
+      unit->item = item;
+      unit->frame = video ? frames_[static_cast<std::size_t>(f)] : 0;
+      feed_.add(std::move(unit));
+    }
+  }
+}
+
+// Decodes the unit's picture and makes the detector's frame of it. False: there is none.
+bool ScoreJob::read(Unit& unit, double& decoded) {
+  const std::string& path = files_[static_cast<std::size_t>(unit.item->number)].path;
+  std::vector<std::uint8_t> rgb;
+  try {
+    WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
+    if (is_video(path)) {
+      PickedFrame picked = frame_at({path, MediaTrust::untrusted}, unit.frame, {deck_.media, {}});
+      unit.height = picked.height;
+      unit.width = picked.width;
+      unit.fault = std::move(picked.fault);
+      rgb = std::move(picked.rgb);
+    } else {
+      ImageFile file = read_image_file(path, deck_.media);
+      unit.height = file.height;
+      unit.width = file.width;
+      rgb = std::move(file.values);
+    }
+    decoded = now_seconds();
+    unit.rgb = detector_frame({rgb.data(), unit.height, unit.width, 3 * unit.width}, score_.side);
+    return true;
+  } catch (const Error& e) {
+    if (e.code() != Exit::data) throw;
+    decoded = now_seconds();
+    const std::lock_guard lock(unit.item->mutex);
+    if (!unit.item->error) unit.item->error = e;
+    return false;
+  }
+}
+
+FeedWork::Prepared ScoreJob::prepare(FeedUnit& u) {
+  auto& unit = static_cast<Unit&>(u);
+  const double begin = now_seconds();
+  double decoded = begin;
+  const bool ready = read(unit, decoded);
+  const double end = now_seconds();
+  if (!ready) close(unit);
+  return {decoded - begin, end - decoded, ready};
+}
+
+double ScoreJob::network(std::span<FeedUnit* const> units, int threads) {
+  const double begin = now_seconds();
+  const auto frames = std::ssize(units);
+  if (detector_ == nullptr) {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(
+        score_.network_wait * static_cast<double>(frames)));
+    return now_seconds() - begin;
+  }
+  set_threads(threads, 1);
+  std::vector<std::uint8_t> pictures;
+  pictures.reserve(static_cast<std::size_t>(frames * score_.side * score_.side * 3));
+  for (FeedUnit* u : units) {
+    const std::vector<std::uint8_t>& rgb = static_cast<Unit*>(u)->rgb;
+    pictures.insert(pictures.end(), rgb.begin(), rgb.end());
+  }
+  std::vector<std::vector<float>> maps =
+      detector_->detect(pictures, frames, score_.side, score_.side);
+  for (std::int64_t i = 0; i < frames; ++i) {
+    auto& unit = static_cast<Unit&>(*units[static_cast<std::size_t>(i)]);
+    unit.map = std::move(maps[static_cast<std::size_t>(i)]);
+    if (!files_[static_cast<std::size_t>(unit.item->number)].drawn) unit.rgb = {};
+  }
+  return now_seconds() - begin;
+}
+
+double ScoreJob::finish(FeedUnit& u) {
+  auto& unit = static_cast<Unit&>(u);
+  const double begin = now_seconds();
+  std::vector<TextBox> boxes;
+  if (!unit.map.empty()) {
+    const PostprocessDeck& p = deck_.get<PostprocessDeck>();
+    boxes = find_text_boxes(unit.map, score_.side, score_.side, p);
+    std::erase_if(boxes, [&](const TextBox& b) { return count_text({&b, 1}, p) == 0; });
+  }
+  const double end = now_seconds();
+  {
+    Item& item = *unit.item;
+    const std::lock_guard lock(item.mutex);
+    if (item.fault.empty()) item.fault = unit.fault;
+    const bool more = std::ssize(boxes) > item.count;
+    // Of equals the first, though frames come in any order.
+    if (more || (std::ssize(boxes) == item.count && unit.frame < item.frame)) {
+      item.count = std::ssize(boxes);
+      item.frame = unit.frame;
+      item.height = unit.height;
+      item.width = unit.width;
+      item.boxes = std::move(boxes);
+      item.rgb = std::move(unit.rgb);
+    }
+  }
+  close(unit);
+  return end - begin;
+}
+
+// The last frame of a file reports it.
+void ScoreJob::close(Unit& unit) {
+  bool last = false;
+  {
+    const std::lock_guard lock(unit.item->mutex);
+    last = --unit.item->open == 0;
+  }
+  if (last) report(*unit.item);
+}
+
+void ScoreJob::draw(const Item& item, Json& line) const {
+  std::vector<std::uint8_t> rgb = item.rgb;
+  draw_boxes(item.boxes, score_.side, rgb);
+  const std::filesystem::path& directory = engine_.settings().directory;
+  const std::string& path = files_[static_cast<std::size_t>(item.number)].path;
+  const std::string file = fmt::format("pictures/{:05d}_{}.png", item.number, plain_stem(path));
+  write_whole(directory, file,
+              [&](const std::string& name) { write_png(name, score_.side, score_.side, rgb); });
+  add_file(line, directory, file, "picture");
+}
+
+void ScoreJob::report(Item& item) {
+  const ListItem& i = engine_.items()[static_cast<std::size_t>(item.number)];
+  Json line = {{"name", i.name}, {"key", i.key}, {"rank", engine_.groups().rank}};
+  line["ocr"] = item.count < 0 ? Json() : Json(item.count);
+  if (item.count >= 0) {
+    line["frame"] = item.frame;
+    line["height"] = item.height;
+    line["width"] = item.width;
+    if (wants_boxes(score_)) {
+      line["area"] = covered_share(item.boxes, score_.side);
+      line["boxes"] = line["scores"] = Json::array();
+      for (const TextBox& b : in_picture(item.boxes, item.height, item.width, score_.side)) {
+        line["boxes"].push_back(b.corners);
+        line["scores"].push_back(b.score);
+      }
+    }
+  }
+  if (!item.error && !item.fault.empty())
+    item.error = Error(Exit::data, item.fault, "try to play it with ffplay");
+  try {
+    if (item.count >= 0 && files_[static_cast<std::size_t>(item.number)].drawn) draw(item, line);
+  } catch (const Error& e) {
+    results_->failed(item.number, e);
+    return;
+  }
+  if (item.error)
+    results_->failed(item.number, *item.error, line);
+  else
+    results_->finished(line);
+}
+
+}  // namespace weft

@@ -1,0 +1,75 @@
+// Pictures and videos of a table to counts of text regions, as a list job.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "config/deck.h"
+#include "jobs/engine/list_job.h"
+#include "jobs/score/feed.h"
+#include "jobs/score/score.h"
+#include "media/media_source.h"
+#include "models/dbnet/boxes.h"
+#include "models/dbnet/detector.h"
+
+namespace weft {
+
+// A file of the table.
+struct ScoreFile {
+  std::string path;
+  bool drawn = false;  // among those whose picture is wanted
+};
+
+// .mp4, .avi, .mov or .mkv in any case. Anything else is taken for a picture.
+bool is_video(const std::string& path);
+
+// Unique for each path, valid UTF-8 without control characters.
+std::string item_name(const std::string& path);
+
+// What score.frames or score.frame asks for.
+std::vector<std::int64_t> frames_of(const ScoreDeck& deck);
+
+// Whether lines hold boxes: for columns that tell of them.
+bool wants_boxes(const ScoreDeck& deck);
+
+// Item i is file i; all cost the same, so that rows are scored in their order. `job`: all that
+// decides the results but the file itself. Looks at the files where `keys`: rank 0 has to.
+std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std::string& job,
+                                  bool keys);
+
+// A line has ocr (null: none), and as wanted area, boxes (in pixels of the picture), scores,
+// picture; fault where the file could not be read as wanted.
+class ScoreJob : public ListJob, private FeedWork {
+ public:
+  // `detector` may be null: then a frame takes score.network_wait, and has no text. In the current
+  // arena.
+  ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector* detector, Cores& cores,
+           const ListEngine& engine);
+  void make(const ItemBatch& items, ItemResults& results) override;
+  void flush(ItemResults&) override { feed_.drain(); }
+  FeedTimes times() const { return feed_.times(); }
+
+ private:
+  struct Item;
+  struct Unit;
+  FeedLimits limits(Detector* detector) const;
+  Prepared prepare(FeedUnit& unit) override;
+  double network(std::span<FeedUnit* const> units, int threads) override;
+  double finish(FeedUnit& unit) override;
+  bool read(Unit& unit, double& decoded);
+  void close(Unit& unit);
+  void report(Item& item);
+  void draw(const Item& item, nlohmann::ordered_json& line) const;
+
+  const Deck& deck_;
+  const ScoreDeck& score_;
+  const std::vector<ScoreFile>& files_;
+  Detector* detector_;
+  const ListEngine& engine_;
+  ItemResults* results_ = nullptr;
+  std::vector<std::int64_t> frames_;
+  Feed feed_;  // last: its threads use the others
+};
+
+}  // namespace weft
