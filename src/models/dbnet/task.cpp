@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "models/dbnet/weights.h"
 #include "nn/exchange.h"
+#include "nn/image_ops.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/text_loss.h"
