@@ -122,6 +122,18 @@ def lose_a_rank(scoring, files, rng):
     return scoring.table()
 
 
+def first_difference(wanted, found):
+    """Of two tables, with how many lines differ."""
+    wanted, found = wanted.splitlines(), found.splitlines()
+    lines = [i for i, (a, b) in enumerate(zip(wanted, found)) if a != b]
+    if not lines:
+        return f"{len(found)} lines instead of {len(wanted)}"
+    a, b = wanted[lines[0]], found[lines[0]]
+    at = next((k for k in range(min(len(a), len(b))) if a[k] != b[k]), min(len(a), len(b)))
+    return (f"{len(lines)} lines differ, first line {lines[0] + 1}, {a.split(b',')[0].decode()}: at column {at + 1} "
+            f"{a[at:at + 40]!r} became {b[at:at + 40]!r}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=pathlib.Path)
@@ -147,7 +159,12 @@ def main():
             reference = reference or undisturbed
             tables, stood = kill_and_restart(scoring, args.kills, files, rng)
             lost = [] if ranks < 2 else [t for t in (lose_a_rank(scoring, files, rng) for _ in range(args.lose)) if t is not None]
-            different = sum(t != reference for t in [undisturbed, *tables, *lost])
+            different = 0
+            for what, found in [("undisturbed", [undisturbed]), ("killed", tables), ("lost a rank", lost)]:
+                for table in found:
+                    if table != reference:
+                        different += 1
+                        print(f"  {what}: {first_difference(reference, table)}", flush=True)
             rows.append({"ranks": ranks, "files": files, "kills": len(stood), "finished_at_kills": stood,
                          "tables_after_kills": len(tables), "jobs_that_lost_a_rank": len(lost), "different_tables": different})
             print(f"{ranks} ranks, {files} files: {len(stood)} kills (with {', '.join(map(str, stood))} files finished), {len(lost)} "

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import safetensors_io
+from text_loss_torch import text_loss  # noqa: F401: what training adds to the network is all here
 
 # blocks a layer, channels of the outputs, bottlenecks?
 BACKBONES = {"oclip_resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048), True),
@@ -266,22 +267,6 @@ def normalise(pictures):
     """u8 [N,H,W,3], RGB -> f32 [N,3,H,W]."""
     x = torch.as_tensor(pictures).permute(0, 3, 1, 2).float()
     return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-
-
-def text_loss(logits, threshold_logits, text, counts, thresholds, near):
-    """The loss and its parts (probability, threshold, binary). text, counts, near: 0 or 1, [N,H,W]: within a shrunk polygon;
-    counts for the probability; counts for the threshold."""
-    probability, threshold = logits.sigmoid(), threshold_logits.sigmoid()
-    each = F.binary_cross_entropy_with_logits(logits, text, reduction="none")
-    positive, negative = text * counts, (1 - text) * counts
-    positives = int(positive.sum())
-    negatives = min(int(negative.sum()), 3 * positives)
-    hardest = (each * negative).flatten().topk(negatives).values.sum()
-    l_probability = ((each * positive).sum() + hardest) / (positives + negatives + 1e-6)
-    l_threshold = (F.smooth_l1_loss(threshold, thresholds, beta=1e-6, reduction="none") * near).sum() / (near.sum() + 1e-6)
-    binary = 1 / (1 + torch.exp(-50 * (probability - threshold)))
-    l_binary = 1 - 2 * (binary * positive).sum() / ((binary * counts).sum() + positive.sum() + 1e-6)
-    return 5 * l_probability + 10 * l_threshold + l_binary, (l_probability, l_threshold, l_binary)
 
 
 def offset(polygon, distance):
