@@ -34,7 +34,7 @@ std::vector<int> rank_counts(std::vector<int> wanted, int world) {
 
 // Leaves the largest bucket alone: the part of a synthetic source with the most values a clip.
 void make_uniform(Deck& deck) {
-  const std::vector<Bucket> buckets = open_clip_source(deck.data)->buckets();
+  const std::vector<Bucket> buckets = open_clip_source(deck.data, deck.media)->buckets();
   if (buckets.size() < 2) return;
   const std::string mark = "synthetic:";
   WEFT_CHECK(deck.data.path.starts_with(mark), Exit::usage,
@@ -219,7 +219,7 @@ int bench_scaling(const Deck& given, const BenchScalingRequest& request, MPI_Com
     times.back() = steps * times.back() / used;
     meet(world);
   }
-  const std::vector<Bucket> buckets = open_clip_source(deck.data)->buckets();
+  const std::vector<Bucket> buckets = open_clip_source(deck.data, deck.media)->buckets();
   std::vector<std::vector<ScalingRound>> rounds(setups.size());
   for (int r = 0; r < request.rounds; ++r) {
     if (request.paced && log::rank() == 0) {

@@ -49,15 +49,24 @@ std::vector<Command> all_commands() {
   Command bench{"bench", "measure: kernels, step, comm, scaling, t5, read"};
   bench.commands = {bench_step_command(),    bench_kernels_command(), bench_comm_command(),
                     bench_scaling_command(), bench_t5_command(),      bench_read_command()};
-  return {ingest_command(),      train_command(),
-          encode_command(),      generate_command(),
-          reconstruct_command(), evaluate_command(report_page::evaluation_page),
-          segment_command(),     score_command(report_page::score_page),
-          report_command(),      inspect_command(),
-          export_command(),      text_command(),
-          doctor_command(),      probe_command(),
-          plan_command(),        simulate_command(),
-          std::move(bench),      help_command()};
+  return {ingest_command(),
+          train_command(),
+          encode_command(),
+          generate_command(),
+          reconstruct_command(),
+          evaluate_command({report_page::segmentation_page, report_page::detection_page}),
+          segment_command(),
+          score_command(report_page::score_page),
+          report_command(),
+          inspect_command(),
+          export_command(),
+          text_command(),
+          doctor_command(),
+          probe_command(),
+          plan_command(),
+          simulate_command(),
+          std::move(bench),
+          help_command()};
 }
 
 // The command line's part of the deck.

@@ -59,7 +59,9 @@ void media_rows(Rows& r, MediaDeck& d) {
 
 void data_rows(Rows& r, DataDeck& d) {
   r.text("path", d.path,
-         "A clip store, or synthetic:key=value,... for moving shapes made in memory.")
+         "A store of clips or labelled images, or synthetic:key=value,..., shapes:... or text:... "
+         "for data made in memory; to train a text detector also a .jsonl list of pictures with "
+         "polygons, or a .txt list or a folder with ICDAR's gt_NAME.txt.")
       .fixed = true;
   r.text("text_features", d.text_features,
          "A safetensors file with T5 features of the captions; empty trains on the null caption.")
@@ -91,6 +93,12 @@ void data_rows(Rows& r, DataDeck& d) {
                    "cost together, original takes them as they come, so that ranks wait for the "
                    "largest.",
                    {"balanced", "original"}));
+  of_images(r.number("crop", d.crop, 32, 8192,
+                     "Pictures with text: side in pixels of the squares that are trained on; a "
+                     "multiple of 32."));
+  of_images(r.flag("augment", d.augment,
+                   "Flip, turn, crop and colour pictures with text at random; false only scales "
+                   "them."));
 }
 
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
@@ -124,25 +132,27 @@ void train_rows(Rows& r, TrainDeck& d) {
   r.number("micro_batches", d.micro_batches, 1, 1e6,
            "Micro-batches in a step, shared out over the ranks.");
   r.text("optimizer", d.optimizer,
-         "auto is what the model was released with: SGD for segmentation, else AdamW. -1 in the "
-         "keys below is likewise the model's own.",
+         "auto is what the model was released with: SGD for segmentation and text detection, else "
+         "AdamW. -1 in the keys below is likewise the model's own.",
          {"auto", "adamw", "sgd"});
   r.number("lr", d.lr, 0, 1e3,
-           "Learning rate; segmentation has lr_encoder and lr_decoder in its place.");
+           "Learning rate; segmentation has lr_encoder and lr_decoder in its place, text detection "
+           "lr_detector.");
   r.number("lr_power", d.lr_power, -1, 100,
            "The rate falls as (1 - step / steps) to this power: 0 keeps it, and so does -1 but in "
-           "segmentation (0.9).");
+           "segmentation and text detection (0.9).");
   r.number("warmup_steps", d.warmup_steps, 0, many,
            "Steps over which the learning rate rises to lr.");
   r.number("weight_decay", d.weight_decay, -1, 1e3,
-           "Weight decay, decoupled in AdamW; -1 is 0, or 1e-4 in segmentation.");
+           "Weight decay, decoupled in AdamW; -1 is 0, or 1e-4 in segmentation and "
+           "text detection.");
   r.number("momentum", d.momentum, 0, below_one, "Momentum of SGD.");
   r.number("adam_beta1", d.adam_beta1, 0, below_one, "Decay of the mean gradient.");
   r.number("adam_beta2", d.adam_beta2, 0, below_one, "Decay of the mean squared gradient.");
   r.number("adam_eps", d.adam_eps, 0, 1, "Added to the root of the mean squared gradient.");
   r.number("grad_clip", d.grad_clip, -1, 1e9,
            "Largest norm of the gradient over all parameters; 0 never clips, -1 is 1, or 0 in "
-           "segmentation.");
+           "segmentation and text detection.");
   r.number("ema_decay", d.ema_decay, 0, 1, "Decay of the moving average of the weights.");
   r.number("checkpoint_every", d.checkpoint_every, 0, many,
            "Steps between two checkpoints; 0 saves at the end alone.")

@@ -55,6 +55,9 @@ struct DataDeck {
   std::int64_t label_rate = 8;
   std::int64_t pad_label = 0;
   std::string size_policy = "balanced";
+  // Of pictures with text (data/text_images/).
+  std::int64_t crop = 640;
+  bool augment = true;
 };
 // Settings of any model, trained or run; its shape has a table of its own, or for STDiT3 follows
 // these keys.

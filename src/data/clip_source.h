@@ -18,6 +18,9 @@ namespace weft {
 struct MicroBatch;  // data/step_plan.h
 class StepPlan;
 
+// Planes of labels of a picture with text (data/text_images/text_source.h).
+inline constexpr std::int64_t text_label_bytes = 2;
+
 // Clips of one shape. Pixels are u8 [T,H,W,3]; latents are f32 or f16 [C,T,H,W], either as the
 // model sees them, or as the moments of the VAE's posterior, from which latents are drawn. Labelled
 // images (data/images/) have no one shape: the bucket's is the largest that they are trained at.
@@ -41,8 +44,10 @@ struct Bucket {
   // Images with a label for each square of that many pixels, u8 [H/rate, W/rate] behind the pixels:
   // 0 is unlabelled, v is class v - 1. 0: clips.
   std::int64_t label_rate = 0;
-  std::int64_t label_bytes = 1;    // of each square, in planes; text has 2 (data/text_images/)
+  std::int64_t label_bytes = 1;    // of each square, in planes; pictures with text have two
   std::int64_t label_classes = 0;  // classes that the labels may have; 0: not known
+
+  bool holds_text() const { return label_bytes == text_label_bytes; }
 
   // Of a clip as the model sees it.
   std::int64_t model_channels() const { return moments ? channels / 2 : channels; }
@@ -109,9 +114,10 @@ class ClipSource {
 
 // `path` is a clip store, a store of labelled images (data/images/image_store.h), or made in
 // memory: "synthetic:key=value,..." (data/synthetic.h), deterministic moving shapes, or
-// "shapes:..." (data/images/shapes.h), labelled ones. `verify` checks the XXH3 of every clip that
-// is read.
-std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data);
+// "shapes:..." (data/images/shapes.h), labelled ones; or pictures with text
+// (data/text_images/text_images.h, is_text_list), whose files `limits` bounds. `verify` checks the
+// XXH3 of every clip that is read.
+std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits = {});
 inline std::unique_ptr<ClipSource> open_clip_source(const std::string& path, bool verify) {
   DataDeck data;
   data.path = path;

@@ -19,6 +19,7 @@
 #include "data/images/shapes.h"
 #include "data/store_file.h"
 #include "data/synthetic.h"
+#include "data/text_images/text_source.h"
 
 namespace weft {
 namespace {
@@ -139,12 +140,13 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
   return std::make_unique<ClipStore>(std::move(file), verify);
 }
 
-std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data) {
+std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
   static const std::string synthetic = "synthetic:";
   if (data.path.starts_with(synthetic))
     return make_synthetic_source(data.path.substr(synthetic.size()));
   if (is_shapes(data.path))
     return make_image_source(open_labelled_images(data.path, data.verify), data);
+  if (is_text_list(data.path)) return make_text_source(open_text_images(data.path, limits), data);
   StoreFile file(data.path);
   if (file.facts().images)
     return make_image_source(make_image_store(std::move(file), data.verify), data);

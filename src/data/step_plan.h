@@ -16,10 +16,12 @@ namespace weft {
 using SampleId = std::int64_t;
 
 // How an image is trained on: scaled to this size and flipped left to right, or not. It fills the
-// top left corner of its micro-batch's height x width.
+// top left corner of its micro-batch's height x width. Of a picture with text, `draw` seeds all
+// that is done to it (data/text_images/text_view.h).
 struct ImageView {
   std::int64_t height = 0, width = 0;
   bool flip = false;
+  std::uint64_t draw = 0;
   bool operator==(const ImageView&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "models/dbnet/dbnet.h"
 #include "models/segmentation/segmentation.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/stdit3.h"
@@ -74,6 +75,7 @@ int export_weights(const ExportRequest& request) {
   std::optional<Stdit3> model;
   std::optional<VideoVae> vae;
   std::optional<Segmentation> segmentation;
+  std::optional<Dbnet> detector;
   if (deck.model.name == "vae") {
     vae.emplace(deck.get<VaeDeck>());
     how.buffers = constants(request, deck.get<VaeDeck>());
@@ -82,11 +84,14 @@ int export_weights(const ExportRequest& request) {
                "--latents is for VAEs, {} is a run of {}", request.run, deck.model.name);
     if (deck.model.name == "segmentation")
       segmentation.emplace(deck.get<SegmentationDeck>());
+    else if (deck.model.name == "dbnet")
+      detector.emplace(deck.get<DbnetDeck>(), deck.get<DbnetDeck>().deformable == "on");
     else
       model.emplace(stdit3_config(deck));
   }
   ParameterTable& params = vae            ? vae->params()
                            : segmentation ? segmentation->params()
+                           : detector     ? detector->params()
                                           : model->params();
   params.allocate_for_inference(false);
   if (request.ema)

@@ -13,6 +13,8 @@
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
 #include "data/clip_store.h"
+#include "data/text_images/text_images.h"
+#include "media/writers.h"
 
 namespace weft {
 namespace {
@@ -110,14 +112,40 @@ bool is_run(const fs::path& dir) {
   return checkpoint::read_latest(dir).has_value() || !checkpoint::list_steps(dir).empty();
 }
 
+bool is_checkpoint(const fs::path& dir) {
+  std::error_code none;
+  return fs::exists(dir / "manifest.json", none) ||
+         checkpoint::step_of(dir.filename().string()).has_value();
+}
+
+// Pictures with text; the first is written to `picture` with its regions outlined.
+void inspect_text_images(const std::string& path, const MediaDeck& limits,
+                         const std::string& picture) {
+  const auto images = open_text_images(path, limits);
+  fmt::print("{}", describe_text_images(*images, path));
+  if (picture.empty()) return;
+  TextImage image;
+  images->read(0, image);
+  write_png(picture, image.size.height, image.size.width, with_outlines(image));
+  fmt::print("  {} is {} with its regions\n", picture, images->name(0));
+}
+
 }  // namespace
 
-int inspect(const std::string& path) {
-  const fs::path p = path;
+int inspect(const std::string& path, const MediaDeck& limits, const std::string& picture) {
+  // A run may hold pictures too.
   std::error_code ec;
+  const bool saved = fs::is_directory(path, ec) && (is_checkpoint(path) || is_run(path));
+  if (is_text_list(path) && !saved) {
+    inspect_text_images(path, limits, picture);
+    return 0;
+  }
+  WEFT_CHECK(picture.empty(), Exit::usage, "leave --picture out",
+             "{} is no list of pictures with text, of which --picture shows one", path);
+  const fs::path p = path;
   const fs::file_status status = fs::status(p, ec);
   if (fs::is_directory(status)) {
-    if (fs::exists(p / "manifest.json", ec) || checkpoint::step_of(p.filename().string()))
+    if (is_checkpoint(p))
       fmt::print("{}", Checkpoint::open(p).describe());
     else if (is_run(p))
       inspect_run(p);
@@ -164,10 +192,16 @@ int inspect(const std::string& path) {
 
 Command inspect_command() {
   const auto file = std::make_shared<std::string>();
-  Command c{"inspect", "check and describe a clip store, a checkpoint or a safetensors file",
-            [file](const Deck&, MPI_Comm) { return inspect(*file); }};
+  const auto picture = std::make_shared<std::string>();
+  Command c{
+      "inspect",
+      "check and describe a clip store, a checkpoint, a safetensors file or pictures with text",
+      [file, picture](const Deck& deck, MPI_Comm) { return inspect(*file, deck.media, *picture); }};
   c.first_rank_only = true;
-  c.option("file", *file, "file or checkpoint directory").required = true;
+  c.option("file", *file, "file, checkpoint directory, or list of pictures with text").required =
+      true;
+  c.option("--picture", *picture,
+           "of pictures with text: PNG for the first one with its regions outlined");
   return c;
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "models/dbnet/options.h"
+#include "models/dbnet/task.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/task.h"
 #include "models/stdit3/task.h"
@@ -22,7 +23,7 @@ std::vector<Model>& table() {
       {"vae", video_vae_tables, make<VaeTask>},
       {"vae_temporal"},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
-      {"dbnet", dbnet_tables},
+      {"dbnet", dbnet_tables, make<DbnetTask>},
       // What a probe's deck may name: parts of segmentation (docs/probe.md).
       {"sync_batch_norm"},
       {"image_resize"},
@@ -48,9 +49,8 @@ std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
   throw Error(Exit::usage,
               fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
-              "set model.name to \"stdit3\", \"vae\" or \"segmentation\"; the temporal VAE trains "
-              "as a part "
-              "of \"vae\"",
+              "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"; the temporal "
+              "VAE trains as a part of \"vae\"",
               __FILE__, __LINE__);
 }
 

@@ -14,7 +14,7 @@ namespace weft::nn {
 
 struct BatchNorm {                               // parameters and running statistics of one layer
   Parameter *weight = nullptr, *bias = nullptr;  // [C]
-  Parameter *running_mean = nullptr, *running_var = nullptr;          // [C], not trained
+  Parameter *running_mean = nullptr, *running_var = nullptr;  // [C], not trained
   // [C], [C] and [1], not trained: of the synchronised form, null in layers that never take it.
   Parameter *tmp_running_mean = nullptr, *tmp_running_var = nullptr, *running_iter = nullptr;
   float momentum = 0.001f;

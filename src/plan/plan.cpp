@@ -172,12 +172,12 @@ Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world) {
   const DeviceKind device = plan.machine.device;
 
   // 1. What there is: buckets, parameters, state.
-  const auto source = open_clip_source(deck.data);
+  const auto source = open_clip_source(deck.data, deck.media);
   const std::vector<Bucket>& buckets = source->buckets();
   const std::vector<std::int64_t> sizes = batch_sizes(deck.train, buckets);
   const Model* model = find_model(deck.model.name);
   WEFT_CHECK(model != nullptr, Exit::usage,
-             "set model.name to \"stdit3\", \"vae\" or \"segmentation\"",
+             "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"",
              "weft plan knows no training of model.name = \"{}\"", deck.model.name);
   const std::unique_ptr<TrainingTask> made = model->make_task(deck);
   TrainingTask& task = *made;

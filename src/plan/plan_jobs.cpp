@@ -162,7 +162,7 @@ ClipPlan plan_clip(const Deck& deck, Stdit3& model, VideoVae& vae, const ClipIte
 
 void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
                      nlohmann::ordered_json& j) {
-  const auto source = open_clip_source(deck.data);
+  const auto source = open_clip_source(deck.data, deck.media);
   VideoVae vae(deck.get<VaeDeck>());
   vae.params().allocate_for_inference(deck.get<VaeDeck>().dtype == "bf16");
   const std::size_t weights = vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16");

@@ -58,7 +58,7 @@ Subject make_subject(const Deck& deck, const SimulateRequest& request, const std
                      TrainingTask& task) {
   Subject s;
   s.fabric = fabric;
-  const std::shared_ptr<const ClipSource> source = open_clip_source(deck.data);
+  const std::shared_ptr<const ClipSource> source = open_clip_source(deck.data, deck.media);
   s.step.buckets = source->buckets();
   s.step.planner = [source, sizes = batch_sizes(deck.train, source->buckets()),
                     seed = static_cast<std::uint64_t>(deck.run.seed)](

@@ -16,7 +16,7 @@ namespace {
 // Of pictures within the page.
 constexpr std::size_t most_bytes = std::size_t{48} << 20;
 
-std::string classes_table(const Evaluation& e) {
+std::string classes_table(const SegmentationScores& e) {
   std::string rows =
       "<div "
       "class=\"scroll\"><table><thead><tr><th></th><th>class</th><th>name</th><th>IoU</"
@@ -39,7 +39,7 @@ std::string classes_table(const Evaluation& e) {
                  rows + "</table></div>");
 }
 
-std::string pictures(const Evaluation& e) {
+std::string pictures(const EvaluationRecord& e, const std::string& what) {
   if (e.pictures.empty()) return "";
   std::string body = "<div class=\"media\">";
   std::size_t total = 0;
@@ -56,11 +56,10 @@ std::string pictures(const Evaluation& e) {
     body += fmt::format("<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n",
                         content, escape(p.name), escape(p.file));
   }
-  return section("Pictures", "The image, its labels (black: none) and the prediction.",
-                 body + "</div>");
+  return section("Pictures", what, body + "</div>");
 }
 
-std::string facts(const Evaluation& e) {
+std::string facts(const EvaluationRecord& e) {
   std::string rows = "<div class=\"scroll\"><table>";
   for (const auto& [name, value] : e.facts)
     rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value));
@@ -71,28 +70,70 @@ std::string facts(const Evaluation& e) {
   return section("What was evaluated", "", rows + "</table></div>");
 }
 
-}  // namespace
+std::string scores_table(const DetectionScores& e) {
+  std::string rows =
+      "<div class=\"scroll\"><table><thead><tr><th>score</th><th>precision</th><th>recall</th>"
+      "<th>Hmean</th><th>boxes</th><th>matched</th></tr></thead>\n";
+  for (std::size_t i = 0; i < e.thresholds.size(); ++i) {
+    const DetectionCounts& c = e.counts[i];
+    rows += fmt::format(
+        "<tr><td>{:.2f}</td><td>{:.2f} %</td><td>{:.2f} %</td><td>{:.2f} %</td><td>{}</td>"
+        "<td>{}</td></tr>\n",
+        e.thresholds[i], 100 * c.precision(), 100 * c.recall(), 100 * c.hmean(), c.found,
+        c.matched);
+  }
+  return section("Scores", "What counts if boxes below a score are left out.",
+                 rows + "</table></div>");
+}
 
-std::string evaluation_page(const Evaluation& e) {
+std::string head(const EvaluationRecord& e) {
   const std::string title = "Evaluation " + escape(e.folder.string());
-  std::string page = fmt::format(
+  return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
       "<header><h1>{0}</h1><p>{2}</p></header>\n<div class=\"tiles\">\n",
       title, page_style, e.facts.empty() ? "" : escape(e.facts.front().second));
+}
+
+// Ends the tiles.
+std::string last_tiles(const EvaluationRecord& e) {
+  return tile(fmt::format("{}", e.images), "images") +
+         tile(seconds_text(e.seconds_at(0.5)), "an image (median)") +
+         tile(seconds_text(e.seconds_at(0.95)), "an image (95 %)") + "</div>\n";
+}
+
+constexpr const char* end_of_page = "</main></body></html>\n";
+
+}  // namespace
+
+std::string segmentation_page(const SegmentationScores& e) {
+  std::string page = head(e);
   page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou()),
                fmt::format("mean IoU of {} classes", e.classes.size()));
   if (e.known() < std::ssize(e.classes))
     page += tile(fmt::format("{:.2f} %", 100 * e.mean_iou_of_known()),
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
-  page += tile(fmt::format("{}", e.images), "images");
-  page += tile(seconds_text(e.seconds_at(0.5)), "an image (median)");
-  page += tile(seconds_text(e.seconds_at(0.95)), "an image (95 %)");
-  page += "</div>\n";
-  page += facts(e) + classes_table(e) + pictures(e);
-  return page + "</main></body></html>\n";
+  page += last_tiles(e) + facts(e) + classes_table(e);
+  return page + pictures(e, "The image, its labels (black: none) and the prediction.") +
+         end_of_page;
+}
+
+std::string detection_page(const DetectionScores& e) {
+  const DetectionCounts& c = e.counts.front();
+  std::string page = head(e);
+  page += tile(fmt::format("{:.2f} %", 100 * c.hmean()), "Hmean");
+  page += tile(fmt::format("{:.2f} %", 100 * c.precision()), "precision");
+  page += tile(fmt::format("{:.2f} %", 100 * c.recall()), "recall");
+  page += tile(fmt::format("{}", c.wanted), "regions of text");
+  page += last_tiles(e) + facts(e) + scores_table(e);
+  return page +
+         pictures(e,
+                  "Left: the regions, green where a box matches, red where none does. Right: the "
+                  "boxes, green where they match a region, red where none. Grey ones do not "
+                  "count.") +
+         end_of_page;
 }
 
 }  // namespace weft::report_page

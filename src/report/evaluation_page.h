@@ -1,13 +1,16 @@
-// The page of `weft evaluate`: totals, classes by IoU, and some images with labels and predictions.
+// The pages of `weft evaluate`: totals, classes by IoU or Hmean by score, and some images with
+// truth and prediction.
 #pragma once
 
 #include <string>
 
-#include "jobs/evaluate/evaluation.h"
+#include "jobs/evaluate/detection_scores.h"
+#include "jobs/evaluate/segmentation_scores.h"
 
 namespace weft::report_page {
 
 // HTML that needs no other file: pictures that are not too large are in it, others are named.
-std::string evaluation_page(const Evaluation& evaluation);
+std::string segmentation_page(const SegmentationScores& scores);
+std::string detection_page(const DetectionScores& scores);
 
 }  // namespace weft::report_page

@@ -87,8 +87,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
                       size_text(static_cast<double>(capacity))),
           bucket.label_rate > 0
               ? fmt::format(
-                    "set train.batch_size = {}, or lower data.short_sides and data.max_side",
-                    std::max<std::int64_t>(1, too_many - 1))
+                    "set train.batch_size = {}, or lower {}",
+                    std::max<std::int64_t>(1, too_many - 1),
+                    bucket.holds_text() ? "data.crop" : "data.short_sides and data.max_side")
           : too_many > 1
               ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
                             "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "

@@ -91,7 +91,7 @@ void Trainer::choose_groups() {
 }
 
 void Trainer::open_data() {
-  source_ = open_clip_source(deck_.data);
+  source_ = open_clip_source(deck_.data, deck_.media);
   task_->open(source_->buckets());
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }

@@ -50,6 +50,7 @@ std::vector<KernelCase> kernel_cases(CaseSize size);
 std::vector<KernelCase> attention_cases(CaseSize size);
 std::vector<KernelCase> batch_norm_cases(CaseSize size);
 std::vector<KernelCase> conv_cases(CaseSize size);
+std::vector<KernelCase> deform_cases(CaseSize size);
 std::vector<KernelCase> diffusion_cases(CaseSize size);
 std::vector<KernelCase> embed_cases(CaseSize size);
 std::vector<KernelCase> fusion_cases(CaseSize size);
@@ -64,6 +65,7 @@ std::vector<KernelCase> pool_cases(CaseSize size);
 std::vector<KernelCase> random_cases(CaseSize size);
 std::vector<KernelCase> reduce_cases(CaseSize size);
 std::vector<KernelCase> resize_cases(CaseSize size);
+std::vector<KernelCase> text_loss_cases(CaseSize size);
 
 // A case without inputs and without anything to run.
 KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
-#include "config/deck.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "data/key_values.h"
 
 namespace weft {
 namespace {
@@ -18,58 +17,10 @@ constexpr const char* hint =
 const std::vector<std::string> all_names = {"ground", "disc",    "square", "triangle",
                                             "ring",   "stripes", "cross",  "checks"};
 
-struct Range {
-  std::int64_t low = 0, high = 0;
-};
-
 struct Spec {
-  Range images{400, 400}, classes{6, 6}, height{96, 160}, width{96, 160}, hues{0, 0}, seed{1, 1};
+  NumberRange images{400, 400}, classes{6, 6}, height{96, 160}, width{96, 160}, hues{0, 0},
+      seed{1, 1};
 };
-
-std::int64_t number(std::string_view key, std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  WEFT_CHECK(error == std::errc() && end == text.data() + text.size(), Exit::usage, hint,
-             "{} = \"{}\" of shapes is not a whole number", key, text);
-  return value;
-}
-
-void set(Spec& spec, const std::string& item) {
-  struct Key {
-    const char* name;
-    Range* target;
-    std::int64_t least, most;
-    bool range;
-  };
-  const std::array<Key, 6> keys = {Key{"images", &spec.images, 1, 10'000'000, false},
-                                   {"classes", &spec.classes, 2, std::ssize(all_names), false},
-                                   {"height", &spec.height, 8, 8192, true},
-                                   {"width", &spec.width, 8, 8192, true},
-                                   {"hues", &spec.hues, 0, 1, false},
-                                   {"seed", &spec.seed, 0, INT64_MAX, false}};
-  const auto equals = item.find('=');
-  WEFT_CHECK(equals != std::string::npos, Exit::usage, hint, "\"{}\" in shapes: is not key=value",
-             item);
-  const std::string name = item.substr(0, equals);
-  const std::string_view text = std::string_view(item).substr(equals + 1);
-  const auto key =
-      std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == name; });
-  if (key == keys.end()) {
-    std::vector<std::string> names;
-    for (const Key& k : keys) names.emplace_back(k.name);
-    const std::string near = nearest_name(name, names);
-    throw Error(Exit::usage, fmt::format("unknown key \"{}\" in shapes:", name),
-                near.empty() ? hint : fmt::format("did you mean \"{}\"?", near), __FILE__,
-                __LINE__);
-  }
-  const auto dots = key->range ? text.find("..") : std::string_view::npos;
-  Range& r = *key->target;
-  r.low = number(name, text.substr(0, dots));
-  r.high = dots == std::string_view::npos ? r.low : number(name, text.substr(dots + 2));
-  WEFT_CHECK(r.low >= key->least && r.high <= key->most && r.low <= r.high, Exit::usage,
-             fmt::format("choose {} to {}", key->least, key->most),
-             "{} = {} of shapes is out of range", name, text);
-}
 
 // Random numbers of a picture, one after the other.
 class Draw {
@@ -78,7 +29,7 @@ class Draw {
       : random_(seed, Purpose::synthetic, 1, static_cast<std::uint64_t>(image)) {}
   float unit() { return random_.uniform(next_++); }
   float between(float low, float high) { return low + (high - low) * unit(); }
-  std::int64_t from(Range r) {
+  std::int64_t from(NumberRange r) {
     return r.low + random_.below(next_++, static_cast<std::uint32_t>(r.high - r.low + 1));
   }
 
@@ -149,18 +100,13 @@ struct Shape {
 class Shapes : public LabelledImages {
  public:
   explicit Shapes(const std::string& text) {
-    std::string item;
-    const auto take = [&] {
-      if (!item.empty()) set(spec_, item);
-      item.clear();
-    };
-    for (const char c : text) {
-      if (c == ',')
-        take();
-      else if (c != ' ' && c != '\n' && c != '\t')
-        item += c;
-    }
-    take();
+    const std::array keys = {NumberKey{"images", &spec_.images, 1, 10'000'000, false},
+                             NumberKey{"classes", &spec_.classes, 2, std::ssize(all_names), false},
+                             NumberKey{"height", &spec_.height, 8, 8192, true},
+                             NumberKey{"width", &spec_.width, 8, 8192, true},
+                             NumberKey{"hues", &spec_.hues, 0, 1, false},
+                             NumberKey{"seed", &spec_.seed, 0, INT64_MAX, false}};
+    read_keys(text, "shapes", hint, keys);
     names_.assign(all_names.begin(), all_names.begin() + spec_.classes.low);
   }
 

@@ -36,9 +36,18 @@ class TextImages {
   virtual void read(std::int64_t i, TextImage& out) const = 0;
 };
 
-// `path` is a list of pictures (docs/score.md, Training data), or "text:key=value,..." drawn in
-// memory (drawn_text.h).
+// `path` is "text:key=value,..." drawn in memory (drawn/drawn_text.h), or pictures with their
+// polygons (text_list.h): a .jsonl list, or, in ICDAR 2015's form, a .txt list or a folder.
 std::unique_ptr<TextImages> open_text_images(const std::string& path, const MediaDeck& limits);
+// Whether `path` has one of these forms: a file need not exist, and a folder has a picture.
 bool is_text_list(const std::string& path);
+
+// Number and sizes of the pictures, their regions and heights of text, for `weft inspect`. Reads
+// the first 100 pictures.
+std::string describe_text_images(const TextImages& images, const std::string& path);
+
+// The picture with its regions outlined: green, or red where they are ignored. u8 [height, width,
+// 3].
+std::vector<std::uint8_t> with_outlines(const TextImage& image);
 
 }  // namespace weft

@@ -16,10 +16,16 @@ inline constexpr std::uint8_t threshold_bit = 4;  // for the loss of the thresho
 inline constexpr float least_threshold = 0.3f, threshold_span = 0.4f;
 
 // One bucket, "text-SIDE": 1 frame of data.crop x data.crop pixels, 3 channels, u8, label_rate 1,
-// label_bytes 2. A sample is the pixels u8 [H,W,3], then flags u8 [H,W], then thresholds u8 [H,W],
-// of the picture after the augmentation of docs/models/dbnet.md, Training, which is a function of
-// (seed, sample, epoch).
+// label_bytes 2. A sample is the pixels u8 [H,W,3], then flags u8 [H,W], then thresholds u8 [H,W]
+// (text_targets.h), of the picture as change_text makes it (text_view.h), or with data.augment =
+// false fit_text. read() gives that of fit_text.
+//
+// Steps walk through the pictures in epochs, each shuffled with Philox(seed, sample_order, epoch);
+// a micro-batch may hold the last pictures of an epoch and the first of the next. What happens to
+// a picture follows from (seed, epoch, picture).
+//
+// Throws Exit::usage for a data.crop that is no multiple of 32.
 std::unique_ptr<ClipSource> make_text_source(std::unique_ptr<TextImages> images,
-                                             const DataDeck& data, std::uint64_t seed);
+                                             const DataDeck& data);
 
 }  // namespace weft

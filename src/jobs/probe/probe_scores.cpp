@@ -1,7 +1,7 @@
 #include "jobs/probe/probe_scores.h"
 
 #include "core/error.h"
-#include "jobs/evaluate/evaluation.h"
+#include "jobs/evaluate/segmentation_scores.h"
 #include "jobs/probe/probe_case.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/palette.h"
@@ -63,7 +63,7 @@ void add_colours(ProbeOutputs& outputs, const std::string& name,
 }
 
 // Intersection and union by class.
-void add_classes(ProbeOutputs& outputs, const std::string& prefix, const Evaluation& e) {
+void add_classes(ProbeOutputs& outputs, const std::string& prefix, const SegmentationScores& e) {
   std::vector<std::int64_t> intersection, joined;
   for (const ClassScore& c : e.classes) {
     intersection.push_back(c.intersection);
@@ -85,7 +85,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
   ProbeOutputs outputs;
   const std::int64_t C = deck.get<SegmentationDeck>().num_classes;
   const std::vector<std::string> names(static_cast<std::size_t>(C));
-  Evaluation all(names);
+  SegmentationScores all(names);
   for (std::int64_t i = 0; inputs.has(fmt::format("image{}.label", i)); ++i) {
     const std::string image = fmt::format("image{}.", i);
     std::vector<Tensor> logits;
@@ -102,7 +102,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
                          Tensor::from_host(std::span<const std::uint8_t>(labels), size), counts,
                          scores);
     const Tensor host_counts = counts.to_host(), host = prediction.to_host();
-    Evaluation one(names);
+    SegmentationScores one(names);
     one.add(host_counts.span<std::int64_t>());
     all.add(host_counts.span<std::int64_t>());
     const auto found = host.span<std::uint8_t>();

@@ -1,6 +1,7 @@
 #include "models/dbnet/options.h"
 
 #include "config/deck_table.h"
+#include "models/dbnet/train_options.h"
 
 namespace weft {
 namespace {
@@ -18,8 +19,11 @@ void model_rows(Rows& r, DbnetDeck& d) {
            "scored. 1 is the published network; Open-Sora 1.2 computes 0.5.");
   r.text("deformable", d.deformable,
          "Text detector: whether these convolutions are deformable (DCNv2); auto: if the weights "
-         "have conv_offset.",
+         "have conv_offset. A training takes auto as off.",
          {"auto", "on", "off"});
+  r.text("weights_backbone", d.weights_backbone,
+         "Text detector: safetensors file of the backbone alone that training starts from, of "
+         "ImageNet or oCLIP, without \"backbone.\" in front of its names.");
 }
 
 void postprocess_rows(Rows& r, PostprocessDeck& d) {
@@ -44,7 +48,7 @@ std::vector<DeckTable> dbnet_tables() {
   DeckTable model = deck_table("model", model_rows);
   model.next = "model";
   model.fixed = true;
-  return {model, deck_table("postprocess", postprocess_rows)};
+  return {model, deck_table("postprocess", postprocess_rows), dbnet_train_table()};
 }
 
 }  // namespace weft

@@ -14,6 +14,7 @@ struct DbnetDeck {
   bool asf = true;
   double conv2_gain = 1;
   std::string deformable = "auto";
+  std::string weights_backbone;
 };
 
 // How text regions are found in a probability map (docs/models/dbnet.md, Post-processing).

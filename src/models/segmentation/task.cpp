@@ -101,10 +101,11 @@ std::vector<TrainDeck> SegmentationTask::optimizers() const {
 void SegmentationTask::check(std::span<const Bucket> buckets) const {
   const std::int64_t rate = model_.label_rate(), stride = model_.stride();
   for (const Bucket& b : buckets) {
-    WEFT_CHECK(b.label_rate > 0, Exit::usage,
+    WEFT_CHECK(b.label_rate > 0 && !b.holds_text(), Exit::usage,
                "name a store of labelled images in data.path (weft ingest with ingest.images), or "
                "shapes:",
-               "{} holds clips, and segmentation trains on labelled images", deck_.data.path);
+               "{} holds {}, and segmentation trains on labelled images", deck_.data.path,
+               b.holds_text() ? "pictures with text" : "clips");
     WEFT_CHECK(b.label_rate == rate, Exit::usage, fmt::format("set data.label_rate = {}", rate),
                "data.label_rate = {}, and {} with {} gives a prediction for each {} pixels",
                b.label_rate, deck_.get<SegmentationDeck>().encoder,

@@ -56,6 +56,9 @@ std::string describe_data(const DataDeck& data, const std::vector<Bucket>& bucke
   for (const Bucket& b : buckets) clips += b.clips;
   if (buckets.empty() || buckets.front().label_rate == 0)
     return fmt::format("{}: {} clips in {} buckets", data.path, clips, buckets.size());
+  if (buckets.front().holds_text())
+    return fmt::format("{}: {} pictures with text, {} squares of {} pixels", data.path, clips,
+                       data.augment ? "changed at random," : "scaled to", data.crop);
   // Each image is in one bucket for each short side.
   const auto sides = std::ssize(data.short_sides);
   return fmt::format("{}: {} images at {} short sides up to {}, sizes {}", data.path, clips / sides,

@@ -1,4 +1,4 @@
-#include "jobs/evaluate/evaluation.h"
+#include "jobs/evaluate/segmentation_scores.h"
 
 #include <fmt/format.h>
 
@@ -23,11 +23,11 @@ double ratio(std::int64_t part, std::int64_t whole) {
 
 double ClassScore::iou() const { return ratio(intersection, joined()); }
 
-Evaluation::Evaluation(const std::vector<std::string>& class_names) {
+SegmentationScores::SegmentationScores(const std::vector<std::string>& class_names) {
   for (const std::string& name : class_names) classes.push_back({.name = name});
 }
 
-void Evaluation::add(std::span<const std::int64_t> counts) {
+void SegmentationScores::add(std::span<const std::int64_t> counts) {
   const std::size_t C = classes.size();
   WEFT_ASSERT(counts.size() == 3 * C);
   for (std::size_t c = 0; c < C; ++c) {
@@ -40,27 +40,27 @@ void Evaluation::add(std::span<const std::int64_t> counts) {
   ++images;
 }
 
-double Evaluation::accuracy() const {
+double SegmentationScores::accuracy() const {
   return pixels > 0 ? static_cast<double>(correct) / static_cast<double>(pixels) : 0;
 }
 
-double Evaluation::mean_iou() const {
+double SegmentationScores::mean_iou() const {
   double sum = 0;
   for (const ClassScore& c : classes) sum += c.iou();
   return classes.empty() ? 0 : sum / static_cast<double>(classes.size());
 }
 
-std::int64_t Evaluation::known() const {
+std::int64_t SegmentationScores::known() const {
   return std::ranges::count_if(classes, [](const ClassScore& c) { return c.labelled > 0; });
 }
 
-double Evaluation::mean_iou_of_known() const {
+double SegmentationScores::mean_iou_of_known() const {
   double sum = 0;
   for (const ClassScore& c : classes) sum += c.labelled > 0 ? c.iou() : 0;
   return known() > 0 ? sum / static_cast<double>(known()) : 0;
 }
 
-std::vector<std::size_t> Evaluation::by_iou() const {
+std::vector<std::size_t> SegmentationScores::by_iou() const {
   std::vector<std::size_t> order(classes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
@@ -70,29 +70,12 @@ std::vector<std::size_t> Evaluation::by_iou() const {
   return order;
 }
 
-double Evaluation::seconds_at(double quantile) const {
-  if (seconds.empty()) return 0;
-  std::vector<double> sorted = seconds;
-  std::ranges::sort(sorted);
-  const double at = std::ceil(quantile * static_cast<double>(sorted.size()));
-  return sorted[static_cast<std::size_t>(std::max(at, 1.0)) - 1];
-}
-
-Json Evaluation::json() const {
-  Json j = {{"images", images},
-            {"pixels", pixels},
-            {"correct", correct},
-            {"accuracy", accuracy()},
-            {"mean_iou", mean_iou()},
-            {"mean_iou_of_labelled_classes", mean_iou_of_known()},
-            {"labelled_classes", known()},
-            {"seconds_an_image", {{"median", seconds_at(0.5)}, {"p95", seconds_at(0.95)}}},
-            {"pace",
-             {{"images", pace.images},
-              {"ranks", pace.ranks},
-              {"seconds", pace.seconds},
-              {"images_a_second", pace.images_a_second()}}}};
-  for (const auto& [name, value] : facts) j["facts"][name] = value;
+Json SegmentationScores::json() const {
+  Json j = {{"images", images},           {"pixels", pixels},
+            {"correct", correct},         {"accuracy", accuracy()},
+            {"mean_iou", mean_iou()},     {"mean_iou_of_labelled_classes", mean_iou_of_known()},
+            {"labelled_classes", known()}};
+  put_times(j);
   j["classes"] = Json::array();
   for (std::size_t c = 0; c < classes.size(); ++c) {
     const ClassScore& s = classes[c];
@@ -104,13 +87,11 @@ Json Evaluation::json() const {
                             {"predicted", s.predicted},
                             {"labelled", s.labelled}});
   }
-  j["pictures"] = Json::array();
-  for (const EvaluationPicture& p : pictures)
-    j["pictures"].push_back({{"name", p.name}, {"file", p.file}});
+  put_pictures(j);
   return j;
 }
 
-std::string Evaluation::table() const {
+std::string SegmentationScores::table() const {
   std::string t = fmt::format("{:>5}  {:<32} {:>8} {:>14} {:>14}\n", "class", "name", "IoU %",
                               "labelled", "predicted");
   std::int64_t absent = 0;
@@ -127,9 +108,7 @@ std::string Evaluation::table() const {
                    100 * mean_iou(), classes.size(), 100 * mean_iou_of_known(), known());
   t += fmt::format("pixel accuracy {:.2f} % of {} labelled pixels, {} images\n", 100 * accuracy(),
                    pixels, images);
-  t += fmt::format("{:.1f} ms an image (median; 95 %: {:.1f} ms)\n", 1e3 * seconds_at(0.5),
-                   1e3 * seconds_at(0.95));
-  return t;
+  return t + seconds_line();
 }
 
 void put_counts(Json& line, std::span<const std::int64_t> counts) {

@@ -1,4 +1,4 @@
-#include "jobs/evaluate/evaluate_job.h"
+#include "jobs/evaluate/segmentation_job.h"
 
 #include <algorithm>
 
@@ -17,8 +17,8 @@ std::string file_of(const LabelledImages& images, std::int64_t i) {
 
 }  // namespace
 
-std::vector<ListItem> evaluation_items(const LabelledImages& images, const Predictor& predictor,
-                                       const EvaluateDeck& deck, const std::string& job) {
+std::vector<ListItem> segmentation_items(const LabelledImages& images, const Predictor& predictor,
+                                         const EvaluateDeck& deck, const std::string& job) {
   const std::string key = to_hex(hash128(job)), with_picture = to_hex(hash128(job + "picture\n"));
   std::vector<ListItem> items;
   for (std::int64_t i = 0; i < images.count(); ++i)
@@ -27,7 +27,7 @@ std::vector<ListItem> evaluation_items(const LabelledImages& images, const Predi
   return items;
 }
 
-void EvaluateJob::prepare(const ItemBatch& items) {
+void SegmentationJob::prepare(const ItemBatch& items) {
   const std::int64_t i = items.front();
   reading_[i] = std::async(std::launch::async, [this, i] {
     Ready r;
@@ -45,9 +45,9 @@ void EvaluateJob::prepare(const ItemBatch& items) {
 }
 
 // What people look at.
-void EvaluateJob::write(std::int64_t i, const LabelledImage& image,
-                        const std::vector<std::uint8_t>& classes,
-                        nlohmann::ordered_json& line) const {
+void SegmentationJob::write(std::int64_t i, const LabelledImage& image,
+                            const std::vector<std::uint8_t>& classes,
+                            nlohmann::ordered_json& line) const {
   const std::filesystem::path& directory = engine_.settings().directory;
   const ImageSize size = image.size;
   const std::vector<Rgb> palette = label_palette(predictor_.num_classes());
@@ -69,7 +69,7 @@ void EvaluateJob::write(std::int64_t i, const LabelledImage& image,
   }
 }
 
-void EvaluateJob::make(const ItemBatch& items, ItemResults& results) {
+void SegmentationJob::make(const ItemBatch& items, ItemResults& results) {
   const std::int64_t i = items.front();
   const ListItem& item = engine_.items()[static_cast<std::size_t>(i)];
   const double begin = now_seconds();

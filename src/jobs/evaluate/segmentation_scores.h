@@ -2,12 +2,9 @@
 // (docs/models/segmentation.md, Evaluation).
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <span>
-#include <string>
-#include <vector>
+
+#include "jobs/evaluate/record.h"
 
 namespace weft {
 
@@ -20,30 +17,11 @@ struct ClassScore {
   double iou() const;
 };
 
-// A file that shows an image, its labels and its prediction side by side.
-struct EvaluationPicture {
-  std::string name, file;  // of the image; in the folder of the results
-};
-
-// Of the start that evaluated the last images: how many, on how many ranks, in how many seconds.
-struct EvaluationPace {
-  std::int64_t images = 0, ranks = 0;
-  double seconds = 0;
-  double images_a_second() const { return seconds > 0 ? static_cast<double>(images) / seconds : 0; }
-};
-
-struct Evaluation {
+struct SegmentationScores : EvaluationRecord {
   std::vector<ClassScore> classes;
-  std::int64_t images = 0;
   std::int64_t pixels = 0, correct = 0;  // labelled ones
-  std::vector<double> seconds;           // of each image: from pixels in host memory to classes
-  std::vector<EvaluationPicture> pictures;
-  std::filesystem::path folder;
-  // What was evaluated and on what, for people: name and value.
-  std::vector<std::pair<std::string, std::string>> facts;
-  EvaluationPace pace;
 
-  explicit Evaluation(const std::vector<std::string>& class_names);
+  explicit SegmentationScores(const std::vector<std::string>& class_names);
 
   // counts [3, classes]: right, predicted, labelled pixels of one image.
   void add(std::span<const std::int64_t> counts);
@@ -54,8 +32,6 @@ struct Evaluation {
   std::int64_t known() const;        // how many these are
   // Classes from the best IoU to the worst; first those that are labelled somewhere.
   std::vector<std::size_t> by_iou() const;
-  // The seconds that this share of the images does not exceed; 0 without images.
-  double seconds_at(double quantile) const;
 
   nlohmann::ordered_json json() const;
   std::string table() const;  // for a terminal

@@ -8,20 +8,21 @@
 #include "jobs/engine/list_job.h"
 #include "jobs/evaluate/background.h"
 #include "jobs/evaluate/evaluate.h"
+#include "jobs/evaluate/segmentation_scores.h"
 #include "models/segmentation/predictor.h"
 
 namespace weft {
 
 // Item i is image i; its line holds its counts (put_counts) and seconds, and where they are wanted
 // the files picture and prediction. `job`: all that decides the results.
-std::vector<ListItem> evaluation_items(const LabelledImages& images, const Predictor& predictor,
-                                       const EvaluateDeck& deck, const std::string& job);
+std::vector<ListItem> segmentation_items(const LabelledImages& images, const Predictor& predictor,
+                                         const EvaluateDeck& deck, const std::string& job);
 
 // Evaluates images in the current arena. The next image is read and resized while one is evaluated.
-class EvaluateJob : public ListJob {
+class SegmentationJob : public ListJob {
  public:
-  EvaluateJob(const EvaluateDeck& deck, const LabelledImages& images, Predictor& predictor,
-              const ListEngine& engine)
+  SegmentationJob(const EvaluateDeck& deck, const LabelledImages& images, Predictor& predictor,
+                  const ListEngine& engine)
       : deck_(deck), images_(images), predictor_(predictor), engine_(engine) {}
   void prepare(const ItemBatch& items) override;
   void make(const ItemBatch& items, ItemResults& results) override;

@@ -1,4 +1,4 @@
-#include "jobs/evaluate/evaluation.h"
+#include "jobs/evaluate/segmentation_scores.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ using ::testing::Not;
 const std::vector<std::int64_t> first = {3, 0, 2, 0, /**/ 4, 1, 3, 0, /**/ 5, 0, 3, 0};
 const std::vector<std::int64_t> second = {1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 1, 0, 1, 0};
 
-TEST(Evaluation, AddsUpImages) {
-  Evaluation e({"wall", "sky", "tree", "boat"});
+TEST(SegmentationScores, AddsUpImages) {
+  SegmentationScores e({"wall", "sky", "tree", "boat"});
   e.add(first);
   e.add(second);
   EXPECT_EQ(e.images, 2);
@@ -37,7 +37,7 @@ TEST(Evaluation, AddsUpImages) {
   EXPECT_THAT(e.table(), Not(HasSubstr("boat")));
 }
 
-TEST(Evaluation, CountsPassThroughALine) {
+TEST(SegmentationScores, CountsPassThroughALine) {
   nlohmann::ordered_json line;
   put_counts(line, first);
   EXPECT_EQ(line["pixels"], 8);
@@ -48,8 +48,8 @@ TEST(Evaluation, CountsPassThroughALine) {
   EXPECT_THROW(get_counts(line, 2), Error);
 }
 
-TEST(Evaluation, Quantiles) {
-  Evaluation e({"wall"});
+TEST(SegmentationScores, Quantiles) {
+  SegmentationScores e({"wall"});
   EXPECT_EQ(e.seconds_at(0.5), 0);
   for (int i = 20; i >= 1; --i) e.seconds.push_back(i);
   EXPECT_EQ(e.seconds_at(0.5), 10);
@@ -57,8 +57,8 @@ TEST(Evaluation, Quantiles) {
   EXPECT_EQ(e.seconds_at(1), 20);
 }
 
-TEST(Evaluation, WithoutALabel) {
-  Evaluation e({"wall", "sky"});
+TEST(SegmentationScores, WithoutALabel) {
+  SegmentationScores e({"wall", "sky"});
   e.add(std::vector<std::int64_t>(6));
   EXPECT_EQ(e.accuracy(), 0);
   EXPECT_EQ(e.mean_iou(), 0);

@@ -1,0 +1,125 @@
+#include "jobs/evaluate/record.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "core/file.h"
+#include "core/host.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "core/version.h"
+#include "jobs/evaluate/evaluate.h"
+#include "parallel/rank_device.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+void write_text(const fs::path& path, const std::string& text) {
+  replace_file(path, text, Exit::data, Durable::no);
+}
+
+EvaluationPace earlier_pace(const fs::path& json) {
+  std::ifstream in(json);
+  std::stringstream text;
+  text << in.rdbuf();
+  const auto j = try_parse_json<Json>(text.str());
+  try {
+    const Json& p = j.at("pace");
+    return {p.at("images"), p.at("ranks"), p.at("seconds")};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+double EvaluationRecord::seconds_at(double quantile) const {
+  if (seconds.empty()) return 0;
+  std::vector<double> sorted = seconds;
+  std::ranges::sort(sorted);
+  const double at = std::ceil(quantile * static_cast<double>(sorted.size()));
+  return sorted[static_cast<std::size_t>(std::max(at, 1.0)) - 1];
+}
+
+void EvaluationRecord::put_times(Json& j) const {
+  j["seconds_an_image"] = {{"median", seconds_at(0.5)}, {"p95", seconds_at(0.95)}};
+  j["pace"] = {{"images", pace.images},
+               {"ranks", pace.ranks},
+               {"seconds", pace.seconds},
+               {"images_a_second", pace.images_a_second()}};
+  for (const auto& [name, value] : facts) j["facts"][name] = value;
+}
+
+void EvaluationRecord::put_pictures(Json& j) const {
+  j["pictures"] = Json::array();
+  for (const EvaluationPicture& p : pictures)
+    j["pictures"].push_back({{"name", p.name}, {"file", p.file}});
+}
+
+std::string EvaluationRecord::seconds_line() const {
+  return fmt::format("{:.1f} ms an image (median; 95 %: {:.1f} ms)\n", 1e3 * seconds_at(0.5),
+                     1e3 * seconds_at(0.95));
+}
+
+const std::string& evaluated_data(const Deck& deck) {
+  const std::string& own = deck.get<EvaluateDeck>().data;
+  return own.empty() ? deck.data.path : own;
+}
+
+std::string data_identity(const Deck& deck) {
+  const std::string& data = evaluated_data(deck);
+  const bool drawn = data.starts_with("shapes:") || data.starts_with("text:");
+  return drawn ? data : folder_identity(data);
+}
+
+ListSettings evaluation_settings(const Deck& deck) {
+  ListSettings s;
+  s.directory = deck.get<EvaluateDeck>().output;
+  s.stem = "images";
+  s.report = "evaluate_report.json";
+  s.noun = "image";
+  s.key = "evaluate.output";
+  s.stop_margin = deck.run.stop_margin;
+  s.ahead = true;
+  return s;
+}
+
+void add_line(EvaluationRecord& record, const Json& line, const std::string& name) {
+  record.seconds.push_back(line.at("seconds"));
+  if (line.contains("picture")) record.pictures.push_back({name, line["picture"]});
+}
+
+void set_pace(EvaluationRecord& record, const ListReport& report) {
+  if (report.made() == 0) {
+    record.pace = earlier_pace(record.folder / "evaluation.json");
+    return;
+  }
+  record.pace = {report.made(), std::ssize(report.ranks), 0};
+  for (const RankShare& r : report.ranks)
+    record.pace.seconds = std::max(record.pace.seconds, r.last_end);
+}
+
+void add_machine(EvaluationRecord& record, const Deck& deck) {
+  record.facts.emplace_back("number format", deck.model.dtype);
+  record.facts.emplace_back("hardware", on_cuda() ? device_runtime().describe() : describe_cpu());
+  record.facts.emplace_back("build", version_line());
+}
+
+void write_results(const EvaluationRecord& record, const Json& json, const std::string& table,
+                   const std::string& page) {
+  const fs::path& folder = record.folder;
+  write_text(folder / "evaluation.json",
+             json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_text(folder / "evaluation.txt", table);
+  if (!page.empty()) write_text(folder / "evaluation.html", page);
+  fmt::print("{}", table);
+  log::write_info(fmt::format("results   {}", (folder / "evaluation.json").string()));
+}
+
+}  // namespace weft
