@@ -1,4 +1,4 @@
-"""Labelled images: ingest from a list and from folders, restart, bad inputs, inspect."""
+"""Labelled images: ingest from a list and from folders, restart, bad inputs, inspect. Pictures with text: inspect."""
 
 import json
 import random
@@ -236,6 +236,31 @@ class Images(WeftTest):
 
 
 @unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
+class Text(WeftTest):
+    """Pictures with polygons around their text: inspect, and what is refused."""
+
+    def test_inspect_shows_drawn_text(self):
+        job = self.weft("inspect", "text:images=4,height=96,width=128,words=2..3,letters=12..20", "--picture",
+                        "seen.png", ranks=0)
+        for said in ("4 pictures", "96 to 96 pixels high", "shorter sides of regions", "seen.png is text:seed=1 picture 0"):
+            self.assertIn(said, job.out)
+        self.assertTrue((self.dir / "seen.png").read_bytes().startswith(b"\x89PNG"))
+
+    def test_inspect_reads_a_list(self):
+        (self.dir / "a.png").write_bytes(png(20, 30, 3, bytes(20 * 30 * 3)))
+        (self.dir / "list.jsonl").write_text(json.dumps(
+            {"path": "a.png", "polygons": [{"points": [[1, 2], [25, 2], [25, 14], [1, 14]], "ignore": True}]}) + "\n")
+        self.assertIn("1 regions, 1.0 a picture, 1 of them ignored", self.weft("inspect", "list.jsonl", ranks=0).out)
+
+    def test_faults_are_named(self):
+        (self.dir / "list.jsonl").write_text('{"path": "a.png", "polygons": [{"points": [[1, 2]]}]}\n')
+        for job, code, *said in (("list.jsonl", DATA, "list.jsonl, line 1, polygon 1 has 1 points"),
+                                 ("text:word=3", USAGE, 'did you mean "words"?'),
+                                 ("text:fonts=nowhere", USAGE, "fonts=nowhere of text is not a folder")):
+            self.refused(self.weft("inspect", job, ranks=0, expect=None), code, *said)
+        self.refused(self.weft("inspect", "deck.toml", "--picture", "a.png", ranks=0, expect=None), USAGE, "--picture")
+
+
 class Golden(WeftTest):
     """What the original made of images and labels before its network saw them: every integer equal."""
 

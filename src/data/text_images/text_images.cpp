@@ -9,11 +9,52 @@
 #include "data/text_images/opencv.h"
 #include "data/text_images/picture_files.h"
 #include "data/text_images/text_list.h"
+#include "media/image_file.h"
 
 namespace weft {
+namespace {
+
+class TextList : public TextImages {
+ public:
+  TextList(const std::string& path, const MediaDeck& limits)
+      : path_(path), limits_(limits), entries_(read_text_list(path, limits)) {}
+
+  std::int64_t count() const override { return std::ssize(entries_); }
+  std::string name(std::int64_t i) const override { return entry(i).name; }
+  ImageSize size(std::int64_t i) const override {
+    const ImageFile file = decode(i);
+    return {file.height, file.width};
+  }
+  void read(std::int64_t i, TextImage& out) const override {
+    ImageFile file = decode(i);
+    out.size = {file.height, file.width};
+    out.rgb = std::move(file.values);
+    out.regions = entry(i).regions;
+  }
+
+ private:
+  const TextListEntry& entry(std::int64_t i) const {
+    return entries_.at(static_cast<std::size_t>(i));
+  }
+  ImageFile decode(std::int64_t i) const {
+    try {
+      return read_image_file(entry(i).path, limits_);
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("{} (picture {} of {})", e.what(), i + 1, path_), e.hint(),
+                  e.file(), e.line());
+    }
+  }
+
+  std::string path_;
+  MediaDeck limits_;
+  std::vector<TextListEntry> entries_;
+};
+
+}  // namespace
 
 std::unique_ptr<TextImages> open_text_images(const std::string& path, const MediaDeck& limits) {
-  return is_drawn_text(path) ? make_drawn_text(path, limits) : make_text_list(path, limits);
+  if (is_drawn_text(path)) return make_drawn_text(path, limits);
+  return std::make_unique<TextList>(path, limits);
 }
 
 bool is_text_list(const std::string& path) {

@@ -10,7 +10,6 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "data/text_images/picture_files.h"
-#include "media/image_file.h"
 
 namespace weft {
 namespace {
@@ -55,11 +54,6 @@ std::string shown(std::string_view text) {
 
 bool is_coordinate(double v) { return std::isfinite(v) && std::abs(v) <= farthest; }
 
-struct Entry {
-  std::string name, path;
-  std::vector<TextRegion> regions;
-};
-
 std::string beside(const std::string& list, const std::string& path) {
   return path.starts_with("/") ? path : (fs::path(list).parent_path() / path).string();
 }
@@ -89,8 +83,8 @@ TextRegion read_region(const nlohmann::json& region, const std::string& where) {
   return out;
 }
 
-std::vector<Entry> read_json_lines(const std::string& list, const MediaDeck& limits) {
-  std::vector<Entry> entries;
+std::vector<TextListEntry> read_json_lines(const std::string& list, const MediaDeck& limits) {
+  std::vector<TextListEntry> entries;
   each_line(slurp(list, limits), [&](std::string_view text, std::size_t line) {
     const auto object = try_parse_json(text);
     const auto path = object.is_object() ? object.find("path") : object.end();
@@ -101,7 +95,7 @@ std::vector<Entry> read_json_lines(const std::string& list, const MediaDeck& lim
     const auto polygons = object.find("polygons");
     WEFT_CHECK(polygons != object.end() && polygons->is_array(), Exit::data, json_hint,
                "list {}, line {}: no list `polygons`; without text it is []", list, line);
-    Entry& e = entries.emplace_back();
+    TextListEntry& e = entries.emplace_back();
     e.name = path->get<std::string>();
     e.path = beside(list, e.name);
     for (std::size_t i = 0; i < polygons->size(); ++i)
@@ -150,8 +144,10 @@ std::vector<TextRegion> read_icdar(const std::string& picture, const MediaDeck& 
   return regions;
 }
 
-std::vector<Entry> read_entries(const std::string& path, const MediaDeck& limits) {
-  std::vector<Entry> entries;
+}  // namespace
+
+std::vector<TextListEntry> read_text_list(const std::string& path, const MediaDeck& limits) {
+  std::vector<TextListEntry> entries;
   std::error_code none;
   if (fs::is_directory(path, none)) {
     for (const std::string& picture : list_pictures(path))
@@ -163,7 +159,7 @@ std::vector<Entry> read_entries(const std::string& path, const MediaDeck& limits
       WEFT_CHECK(is_picture_name(std::string(line)), Exit::data,
                  "a .txt list has the path of a picture a line: .jpg, .png, .bmp or .webp",
                  "list {}, line {}: \"{}\" is no picture", path, number, shown(line));
-      Entry& e = entries.emplace_back();
+      TextListEntry& e = entries.emplace_back();
       e.name = line;
       e.path = beside(path, e.name);
       e.regions = read_icdar(e.path, limits);
@@ -171,46 +167,6 @@ std::vector<Entry> read_entries(const std::string& path, const MediaDeck& limits
   }
   WEFT_CHECK(!entries.empty(), Exit::data, json_hint, "list {} names no picture", path);
   return entries;
-}
-
-class TextList : public TextImages {
- public:
-  TextList(const std::string& path, const MediaDeck& limits)
-      : path_(path), limits_(limits), entries_(read_entries(path, limits)) {}
-
-  std::int64_t count() const override { return std::ssize(entries_); }
-  std::string name(std::int64_t i) const override { return entry(i).name; }
-  ImageSize size(std::int64_t i) const override {
-    const ImageFile file = decode(i);
-    return {file.height, file.width};
-  }
-  void read(std::int64_t i, TextImage& out) const override {
-    ImageFile file = decode(i);
-    out.size = {file.height, file.width};
-    out.rgb = std::move(file.values);
-    out.regions = entry(i).regions;
-  }
-
- private:
-  const Entry& entry(std::int64_t i) const { return entries_.at(static_cast<std::size_t>(i)); }
-  ImageFile decode(std::int64_t i) const {
-    try {
-      return read_image_file(entry(i).path, limits_);
-    } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("{} (picture {} of {})", e.what(), i + 1, path_), e.hint(),
-                  e.file(), e.line());
-    }
-  }
-
-  std::string path_;
-  MediaDeck limits_;
-  std::vector<Entry> entries_;
-};
-
-}  // namespace
-
-std::unique_ptr<TextImages> make_text_list(const std::string& path, const MediaDeck& limits) {
-  return std::make_unique<TextList>(path, limits);
 }
 
 }  // namespace weft

@@ -62,21 +62,33 @@ double shorter_side(const Quad& q) {
 
 double brightness(const Colour& c) { return 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]; }
 
-Colour mean_colour(const Quad& quad, const Picture& picture) {
+struct Ground {
+  Colour mean{};
+  bool mixed = false;  // no one colour stands out everywhere
+};
+
+Ground ground_of(const Quad& quad, const Picture& picture) {
   // A few points along its diagonals.
-  Colour sum{};
-  for (int i = 0; i <= 8; ++i)
-    for (int k = 0; k < 2; ++k) {
-      const Point a = quad[static_cast<std::size_t>(k)], b = quad[static_cast<std::size_t>(k + 2)];
-      const double t = (i + 0.5) / 9;
+  constexpr int points = 9;
+  Ground ground;
+  double squares = 0;
+  for (int i = 0; i < points; ++i)
+    for (std::size_t k = 0; k < 2; ++k) {
+      const Point a = quad[k], b = quad[k + 2];
+      const double t = (i + 0.5) / points;
       const auto x =
           std::clamp<std::int64_t>(std::llround(a.x + t * (b.x - a.x)), 0, picture.size.width - 1);
       const auto y =
           std::clamp<std::int64_t>(std::llround(a.y + t * (b.y - a.y)), 0, picture.size.height - 1);
-      const auto at = static_cast<std::size_t>((y * picture.size.width + x) * 3);
-      for (std::size_t c = 0; c < 3; ++c) sum[c] += picture.rgb[at + c] / 18.0;
+      const std::uint8_t* rgb = picture.rgb.data() + (y * picture.size.width + x) * 3;
+      const Colour c{static_cast<double>(rgb[0]), static_cast<double>(rgb[1]),
+                     static_cast<double>(rgb[2])};
+      for (std::size_t n = 0; n < 3; ++n) ground.mean[n] += c[n] / (2 * points);
+      squares += brightness(c) * brightness(c) / (2 * points);
     }
-  return sum;
+  const double mean = brightness(ground.mean);
+  ground.mixed = squares - mean * mean > 30 * 30;
+  return ground;
 }
 
 // Any colour, then black or white mixed in until it stands out.
@@ -231,13 +243,13 @@ View draw_view(Draws& d, const Block& block) {
   return view;
 }
 
-Style draw_style(Draws& d, const Colour& ground, double capital) {
+Style draw_style(Draws& d, const Ground& ground, double capital) {
   Style s;
-  s.fill = contrasting(d, ground);
+  s.fill = contrasting(d, ground.mean);
   s.edge = contrasting(d, s.fill);
   s.opacity = d.chance(0.2) ? d.between(0.75, 1) : 1;
   const int reach = std::clamp(static_cast<int>(capital / 14), 1, 4);
-  if (d.chance(0.12)) s.outline = reach;
+  if (d.chance(ground.mixed ? 1 : 0.12)) s.outline = reach;
   if (d.chance(0.15)) {
     s.shadow = true;
     s.shadow_x = d.chance(0.5) ? reach : -reach;
@@ -288,8 +300,9 @@ std::vector<TextRegion> write_words(Draws& d, const Lettering& lettering, Typese
     }
     if (!placed) continue;
     taken.push_back(whole);
-    if (d.chance(0.3)) draw_sign(d, picture, whole, mean_colour(whole, picture));
-    const Style style = draw_style(d, mean_colour(whole, picture), height);
+    const Ground before = ground_of(whole, picture);
+    if (d.chance(before.mixed ? 0.7 : 0.3)) draw_sign(d, picture, whole, before.mean);
+    const Style style = draw_style(d, ground_of(whole, picture), height);
     const double around = d.between(0, 0.06) * height + 0.5;
     for (Outline& w : block.words) {
       const Quad quad =
