@@ -12,7 +12,7 @@ import time
 import unittest
 from unittest import mock
 
-from harness import WeftTest, make_video
+from harness import WeftTest, make_video, write_safetensors
 from test_evaluate import png, read_png
 
 # Each frame takes some hundredths of a second.
@@ -206,6 +206,7 @@ class BadInput(Score):
         (self.dir / "none.csv").write_text("file,n\na,1\n")
         (self.dir / "quote.csv").write_text('path\n"a\n')
         (self.dir / "folder").mkdir()
+        write_safetensors(self.dir / "other.safetensors", {"encoder.conv1.weight": ("F32", (1,), bytes(4))})
         for table, output, overrides, code, said in (
                 ("none.csv", "out.csv", [], 3, "no column `path`, but: file, n"),
                 ("quote.csv", "out.csv", [], 3, "a quote is not closed"),
@@ -219,6 +220,7 @@ class BadInput(Score):
                 ("in.csv", "out.csv", ["score.frames=[3,-1]"], 2, "score.frames"),
                 ("in.csv", "out.csv", ["model.name=segmentation"], 2, "text detector"),
                 ("in.csv", "out.csv", ["score.weights=none.safetensors"], 3, "none.safetensors"),
+                ("in.csv", "out.csv", ["score.weights=other.safetensors"], 3, "other.safetensors"),
                 ("in.csv", "out.csv", ["memory.arena_gib=0.0001"], 2, "a frame of 64x64 needs")):
             with self.subTest(said=said):
                 self.refused(self.score(table, output, *overrides, ranks=2, expect=None), code, said)

@@ -90,6 +90,8 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
 FeedLimits ScoreJob::limits(Detector* detector) const {
   FeedLimits l;
   l.overlap = on_cuda() || detector == nullptr;
+  // On the CPU a batch shares cores with nothing, and larger ones only take memory.
+  l.most_batch = on_cuda() ? 64 : 8;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
