@@ -36,6 +36,7 @@ import time
 import numpy as np
 
 import compare_step
+import ocr_original
 import safetensors_io
 import step_cases
 
@@ -76,14 +77,19 @@ def score_weft(args, folder, table, ranks=1, *options):
             f"score.side={args.side}", *options]
     if ranks > 1:
         argv = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks, *argv]
+    watch = ocr_original.MemoryWatch(float("inf"), lambda: None)
+    watch.start()
     began = time.monotonic()
     run(argv)
     wall = time.monotonic() - began
+    watch.done.set()
+    watch.join()
     report = json.loads(pathlib.Path(f"{output}.parts/score_report.json").read_text())
-    return {"wall_seconds": wall, "feed": report["feed"], "peak_memory": peak_bytes(report), "counts": counts_of(output)}
+    return {"wall_seconds": wall, "feed": report["feed"], "arena_peak": arena_peak(report), "peak_memory": watch.peak_started,
+            "counts": counts_of(output)}
 
 
-def peak_bytes(report):
+def arena_peak(report):
     """Of the arena, the largest of all ranks; None where the report does not say."""
     found = [s["peak_bytes"] for s in report.get("ranks", []) if isinstance(s, dict) and "peak_bytes" in s]
     return max(found, default=None)
@@ -132,7 +138,6 @@ def make_pictures(table, folder, side, count):
     """PNG files of `side` x `side` that are frames of the table's files, a table of them, and their pixels."""
     from PIL import Image
 
-    import ocr_original
     with open(table, newline="", encoding="utf-8") as f:
         paths = [row["path"] for row in csv.DictReader(f)]
     rows = ocr_original.Rows(paths[::max(1, len(paths) // count)][:count], 0, 1, side)
@@ -182,7 +187,7 @@ def measure_forward(args, folder):
         found = score_weft(args, folder, table, 1, f"score.threads={args.threads}")
         feed = found["feed"]
         return {"seconds": feed["stages"]["network"] / feed["frames"], "batch": feed["batch"],
-                "memory_a_frame": found["peak_memory"] and found["peak_memory"] / max(1, feed["batch"])}
+                "memory_a_frame": found["arena_peak"] and found["arena_peak"] / max(1, feed["batch"])}
 
     def torch(channels_last, inference):
         case = {"model": args.model, "weights": str(args.weights), "pictures": str(folder / "pictures.safetensors"),
