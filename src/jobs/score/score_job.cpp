@@ -90,8 +90,8 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
 FeedLimits ScoreJob::limits(Detector* detector) const {
   FeedLimits l;
   l.overlap = on_cuda() || detector == nullptr;
-  // On the CPU a batch shares cores with nothing, and larger ones only take memory.
-  l.most_batch = on_cuda() ? 64 : 8;
+  // On the CPU a frame alone fills the cores: larger batches gain little and take memory.
+  l.most_batch = l.overlap ? 64 : 4;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
@@ -109,7 +109,10 @@ ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detect
       detector_(detector),
       engine_(engine),
       frames_(frames_of(score_)),
-      feed_(*this, cores, limits(detector)) {}
+      feed_(*this, cores, limits(detector)) {
+  // Before the first rank asks for its budget: the engine begins with a barrier.
+  cores.set_at_work(true);
+}
 
 void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
   if (results_ == nullptr) results_ = &results;  // threads read it
