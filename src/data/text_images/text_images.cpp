@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <opencv2/imgproc.hpp>
 
 #include "core/error.h"
 #include "data/text_images/drawn/drawn_text.h"
-#include "data/text_images/opencv.h"
+#include "data/text_images/outlines.h"
 #include "data/text_images/picture_files.h"
 #include "data/text_images/text_list.h"
 #include "media/image_file.h"
@@ -99,17 +98,8 @@ std::string describe_text_images(const TextImages& images, const std::string& pa
 
 std::vector<std::uint8_t> with_outlines(const TextImage& image) {
   std::vector<std::uint8_t> rgb = image.rgb;
-  with_opencv([&] {
-    cv::Mat to(static_cast<int>(image.size.height), static_cast<int>(image.size.width), CV_8UC3,
-               rgb.data());
-    for (const TextRegion& r : image.regions) {
-      std::vector<cv::Point> points;
-      for (const Point& p : r.polygon)
-        points.emplace_back(static_cast<int>(std::lround(p.x)), static_cast<int>(std::lround(p.y)));
-      cv::polylines(to, std::vector{points}, true,
-                    r.ignore ? cv::Scalar(255, 0, 0) : cv::Scalar(0, 255, 0), 1);
-    }
-  });
+  for (const TextRegion& r : image.regions)
+    draw_outline(rgb, image.size, r.polygon, r.ignore ? Rgb{255, 0, 0} : Rgb{0, 255, 0}, 1);
   return rgb;
 }
 

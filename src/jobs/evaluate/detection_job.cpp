@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/host.h"
-#include "jobs/evaluate/outlines.h"
+#include "data/text_images/outlines.h"
 #include "jobs/evaluate/views.h"
 #include "models/dbnet/boxes.h"
 #include "tensor/arena.h"
@@ -85,7 +85,7 @@ void DetectionJob::draw(std::int64_t item, const TextImage& image, std::span<con
                         const TextMatch& match, nlohmann::ordered_json& line) const {
   const std::filesystem::path& directory = engine_.settings().directory;
   const ImageSize size = image.size;
-  const std::int64_t thickness = 1 + std::max(size.height, size.width) / 500;
+  const int thickness = 1 + static_cast<int>(std::max(size.height, size.width) / 500);
   std::vector<std::uint8_t> wanted = image.rgb, found = image.rgb;
   for (std::size_t i = 0; i < image.regions.size(); ++i)
     draw_outline(wanted, size, image.regions[i].polygon, colour_of(match.box_of[i]), thickness);

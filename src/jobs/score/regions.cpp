@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "jobs/evaluate/outlines.h"
+#include "data/text_images/outlines.h"
 
 namespace weft {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "jobs/evaluate/outlines.h"
+#include "data/text_images/outlines.h"
 
 namespace weft {
 namespace {

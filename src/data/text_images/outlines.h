@@ -12,8 +12,8 @@
 namespace weft {
 
 // Draws the polygon's edges into rgb [height, width, 3], `thickness` pixels wide. What lies outside
-// the picture, however far, is left out.
+// the picture is left out, and so is a polygon with a corner that is not finite.
 void draw_outline(std::vector<std::uint8_t>& rgb, ImageSize size, std::span<const Point> polygon,
-                  Rgb colour, std::int64_t thickness);
+                  Rgb colour, int thickness);
 
 }  // namespace weft
