@@ -40,6 +40,8 @@ CARRIED = re.compile(
     r"|zvbi|png16"
     # images
     r"|jpeg"
+    # text in pictures: geometry and fonts
+    r"|opencv_core|opencv_imgproc|tbb|polyclipping|freetype"
     # T5's prompts: cleaning and tokenizer
     r"|sentencepiece|icuuc|icudata|pcre2-8|gumbo)[-.]")
 # Open MPI's own plugins, less OpenSHMEM, tracing, retired fabrics and other launchers' stubs.

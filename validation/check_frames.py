@@ -3,9 +3,9 @@
 
     python3 validation/check_frames.py [--weft build/weft] [--keep FOLDER]
 
-Needs ffmpeg, numpy and OpenCV with the FFmpeg that weft has, since decoders and libswscale change a little:
-FFmpeg 5.1 is in opencv-python-headless 4.8 to 4.10. OpenCV's side is what Open-Sora does: the last frame where there are
-fewer, the first where the frame cannot be read, a black one where nothing can.
+Needs ffmpeg, numpy and OpenCV with the FFmpeg that weft has, since decoders and libswscale change a little: FFmpeg 5.1
+is in opencv-python-headless 4.8 to 4.10. OpenCV's side is what Open-Sora does: the last frame where there are fewer,
+the first where the frame cannot be read, a black one where nothing can.
 
 Two things that OpenCV leaves open are fixed. Its decoders take one thread: with more, what a damaged frame looks like
 depends on their number. New memory is zero (MALLOC_PERTURB_): the last rows of 10-bit frames are not written.

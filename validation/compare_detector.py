@@ -106,7 +106,7 @@ def as_quads(boxes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scored", type=pathlib.Path, nargs="?", help="what weft score wrote, with a column boxes")
+    parser.add_argument("scored", type=pathlib.Path, nargs="?", help="what weft score wrote, with a column ocr_boxes")
     parser.add_argument("--list", nargs=2, type=pathlib.Path, metavar=("EXAMPLES", "LIST.csv"))
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--released", type=pathlib.Path)
@@ -118,9 +118,9 @@ def main():
         parser.error("SCORED.csv and --output are needed, or --list")
     with open(args.scored, newline="", encoding="utf-8") as f:
         rows = list(csv.DictReader(f))
-    if not rows or "boxes" not in rows[0]:
-        sys.exit(f"{args.scored}: no rows, or no column boxes. HINT: score.columns=[\"boxes\"]")
-    rows = [row for row in rows if row["boxes"]]
+    if not rows or "ocr_boxes" not in rows[0]:
+        sys.exit(f"{args.scored}: no rows, or no column ocr_boxes. HINT: score.columns=[\"boxes\"]")
+    rows = [row for row in rows if row["ocr_boxes"]]
     args.output.mkdir(parents=True, exist_ok=True)
     if args.released:
         released = json.loads(args.released.read_text())["boxes"]
@@ -134,7 +134,7 @@ def main():
         path = pathlib.Path(row["path"])
         picture = cv2.imread(str(path))
         x0, y0, x1, y1 = visible(picture.shape, args.side)
-        ours = as_quads(json.loads(row["boxes"]))
+        ours = as_quads(json.loads(row["ocr_boxes"]))
         square = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
         theirs = [q for q in (clipped(b, square) for b in as_quads(released[row["path"]])) if q is not None]
         counts.append({"picture": f"{path.parent.name}/{path.name}", "has_text": row.get("has_text", ""), "weft": len(ours),

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import safetensors_io
+from text_loss_torch import text_loss  # noqa: F401: what training adds to the network is all here
 
 # blocks a layer, channels of the outputs, bottlenecks?
 BACKBONES = {"oclip_resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048), True),
@@ -268,22 +269,6 @@ def normalise(pictures):
     return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def text_loss(logits, threshold_logits, text, counts, thresholds, near):
-    """The loss and its parts (probability, threshold, binary). text, counts, near: 0 or 1, [N,H,W]: within a shrunk polygon;
-    counts for the probability; counts for the threshold."""
-    probability, threshold = logits.sigmoid(), threshold_logits.sigmoid()
-    each = F.binary_cross_entropy_with_logits(logits, text, reduction="none")
-    positive, negative = text * counts, (1 - text) * counts
-    positives = int(positive.sum())
-    negatives = min(int(negative.sum()), 3 * positives)
-    hardest = (each * negative).flatten().topk(negatives).values.sum()
-    l_probability = ((each * positive).sum() + hardest) / (positives + negatives + 1e-6)
-    l_threshold = (F.smooth_l1_loss(threshold, thresholds, beta=1e-6, reduction="none") * near).sum() / (near.sum() + 1e-6)
-    binary = 1 / (1 + torch.exp(-50 * (probability - threshold)))
-    l_binary = 1 - 2 * (binary * positive).sum() / ((binary * counts).sum() + positive.sum() + 1e-6)
-    return 5 * l_probability + 10 * l_threshold + l_binary, (l_probability, l_threshold, l_binary)
-
-
 def offset(polygon, distance):
     """Clipper's offset with round joins; a list of polygons."""
     import pyclipper
@@ -355,8 +340,11 @@ def check(golden):
 
 def measure(case):
     """Forward passes to the probability of a picture each, after one that does not count."""
-    import resource
     import time
+
+    def memory(what):
+        lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(what + ":")) * 1024
 
     torch.set_num_threads(case["threads"])
     arrays = safetensors_io.load(case["weights"])
@@ -364,7 +352,8 @@ def measure(case):
     pictures = torch.from_numpy(safetensors_io.load(case["pictures"])["pictures"].copy())
     if case["channels_last"]:
         model = model.to(memory_format=torch.channels_last)
-    seconds, before = [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of the start
+    seconds, before = [], memory("VmRSS")
     for i in range(case["passes"] + 1):
         image = normalise(pictures[i % len(pictures)][None])
         if case["channels_last"]:
@@ -374,7 +363,7 @@ def measure(case):
             probability = model(image).sigmoid()
         seconds.append(time.monotonic() - began)
         del probability
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = memory("VmHWM")
     return {"seconds": seconds[1:], "peak_memory": peak, "peak_memory_above_weights": peak - before}
 
 

@@ -194,7 +194,7 @@ class MemoryWatch(threading.Thread):
     def __init__(self, limit, stop):
         super().__init__(daemon=True)
         self.limit, self.stop, self.done = limit, stop, threading.Event()
-        self.peak, self.peak_workers, self.processes, self.exceeded = 0, 0, 0, False
+        self.peak, self.peak_workers, self.peak_started, self.processes, self.exceeded = 0, 0, 0, 0, False
 
     def run(self):
         took = 0.0
@@ -205,6 +205,7 @@ class MemoryWatch(threading.Thread):
             total = sum(held.values())
             if total > self.peak:
                 self.peak, self.peak_workers = total, sum(m for pid, m in held.items() if found[pid] > 1)
+            self.peak_started = max(self.peak_started, total - held[os.getpid()])  # without this process itself
             self.processes = max(self.processes, len(found))
             if total > self.limit or available() < 1.5 * 2**30:
                 self.exceeded = True

@@ -13,11 +13,12 @@ namespace weft::nn {
 // Columns [pixels, 9 C] are made for a band of pixels at a time and multiplied by the weights:
 // beside the result this takes deform_scratch bytes of the arena. The backward takes that once for
 // columns or their gradient and once for x's gradient in f32, which is made for as many frames at a
-// time as fit in there, but at least one.
+// time as fit in there, but at least one; on a GPU also the lists of ops/deform.h, less than half
+// of it.
 Var deform_conv(Context c, const Var& x, const Var& offsets, const ConvWeights& w,
                 ops::Conv geometry);
 
-// Tests set less, to have several bands.
+// 64 MiB. Tests set less, to have several bands.
 extern std::int64_t deform_scratch;
 
 }  // namespace weft::nn

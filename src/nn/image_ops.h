@@ -31,7 +31,11 @@ Var sum_terms(Context c, const std::vector<Var>& terms);
 // relu(sum_terms).
 Var sum_relu(Context c, const std::vector<Var>& terms);
 
-// a + b resized to a's size (nearest, ops/resize.h). Overwrites a: nothing else may need its value.
+// Where an operation below overwrites its operand, nothing else may need that value: no other
+// reader, and not the backward of what made it (a sigmoid needs its result, a convolution does
+// not).
+
+// a + b resized to a's size (nearest, ops/resize.h). Overwrites a.
 Var add_upsampled(Context c, const Var& a, const Var& b);
 // The maps [N,T,Hi,Wi,Ci], resized to the first's size (nearest), beside each other:
 // [N,T,H0,W0,sum Ci].
@@ -45,12 +49,12 @@ Var conv_transpose_2x2(Context c, const Var& x, const ConvWeights& w);
 Var sigmoid(Context c, const Var& x);
 
 // x + by_channel[n,c] + by_pixel[n,t,h,w]: by_channel of N C values, as [N,1,1,1,C], by_pixel
-// [N,T,H,W,1]; either may be null. Overwrites x: nothing else may need its value.
+// [N,T,H,W,1]; either may be null. Overwrites x.
 Var add_outer(Context c, const Var& x, const Var& by_channel, const Var& by_pixel);
 // Mean over the channels: [N,T,H,W,1].
 Var channel_mean(Context c, const Var& x);
-// x with its group g of C / G channels times a[n,t,h,w,g], a [N,T,H,W,G]. On a tape of mode `infer`
-// it overwrites x: nothing else may need its value.
+// x with its group g of C / G channels times a[n,t,h,w,g], a [N,T,H,W,G]. Overwrites x on a
+// tape of mode `infer`.
 Var scale_groups(Context c, const Var& x, const Var& a);
 
 // x * keep[n, c], keep f32 [N,C]: dropout of whole channels, with the survivors' factor in `keep`.

@@ -89,11 +89,13 @@ class Golden(WeftTest):
                   "--device", DEVICE, "--dtype", DTYPE, *options, ranks=ranks, timeout=1200)
         return GOLDEN / f"{case}.expected.safetensors", out
 
-    def judge(self, script, expected, out, tolerance):
-        """The verdict of the cases' own script."""
-        verdict = subprocess.run([PYTHON, GOLDEN / script, expected, out, "--tolerance", str(tolerance)],
-                                 capture_output=True, text=True)
+    def verdict(self, script, *arguments):
+        """Of the cases' own script."""
+        verdict = subprocess.run([PYTHON, GOLDEN / script, *arguments], capture_output=True, text=True)
         self.assertEqual(verdict.returncode, 0, verdict.stdout + verdict.stderr)
+
+    def judge(self, script, expected, out, tolerance):
+        self.verdict(script, expected, out, "--tolerance", str(tolerance))
 
     def check(self, case, what, *options):
         expected, out = self.probe(case, what, *options)
@@ -189,6 +191,28 @@ class Golden(WeftTest):
         for name, tensor in wanted.items():
             if tensor[0] in ("I64", "U8"):
                 self.assertEqual(got[name], tensor, f"{name}: whole numbers are exact")
+
+    @unittest.skipUnless(DTYPE == "f32" and (GOLDEN / "compare_boxes.py").exists(), "these have no number format")
+    def test_text_boxes(self):
+        out = self.dir / "out.safetensors"
+        for case in ("ocr_boxes", "ocr_boxes_eps"):
+            with self.subTest(case=case):
+                self.weft("probe", "boxes", "--deck", GOLDEN / f"{case}.toml", "--inputs",
+                          GOLDEN / f"{case}.inputs.safetensors", "--outputs", out, ranks=0)
+                self.verdict("compare_boxes.py", GOLDEN / f"{case}.expected.safetensors", out)
+
+    @unittest.skipUnless(DTYPE == "f32" and (GOLDEN / "compare_frames.py").exists(), "these have no number format")
+    def test_text_frames(self):
+        out, drawn = self.dir / "out.safetensors", self.dir / "frames.safetensors"
+        self.verdict("make_frames.py", GOLDEN / "ocr_frame.frames.json", drawn)
+        for case, inputs in (("ocr_frame", drawn), ("ocr_frame_small", GOLDEN / "ocr_frame_small.inputs.safetensors")):
+            with self.subTest(case=case):
+                self.weft("probe", "frames", "--inputs", inputs, "--outputs", out, ranks=0)
+                self.verdict("compare_frames.py", GOLDEN / f"{case}.expected.safetensors", out)
+        self.refused(self.weft("probe", "forward", "--inputs", drawn, "--outputs", out, ranks=0, expect=None),
+                     2, "weft probe forward needs", "--deck")
+        self.refused(self.weft("probe", "boxes", "--inputs", drawn, "--outputs", out, ranks=0, expect=None),
+                     3, "the inputs have no q.000")
 
     def test_a_device_that_is_not_there(self):
         if self.has_cuda():

@@ -71,6 +71,34 @@ TEST(PillowResize, MakesThePixelsOfPillow) {
   }
 }
 
+TEST(PillowResize, OfAWindowIsTheCropOfTheWhole) {
+  const struct {
+    std::int64_t from_height, from_width, height, width;
+    PixelWindow window;
+  } cases[] = {
+      {29, 37, 15, 50, {3, 11, 7, 20}},  // fewer rows, more columns
+      {48, 64, 48, 31, {40, 30, 8, 1}},  // columns alone
+      {70, 50, 33, 50, {32, 7, 1, 43}},  // rows alone
+      {24, 24, 24, 24, {5, 0, 19, 13}},  // neither
+      {20, 300, 128, 1920, {0, 896, 128, 128}}, {300, 20, 1920, 128, {1792, 0, 128, 128}},
+      {211, 157, 12, 9, {0, 0, 12, 9}},
+  };
+  for (const auto& c : cases)
+    for (const PillowFilter filter : {PillowFilter::bilinear, PillowFilter::bicubic}) {
+      const auto rgb = picture(c.from_height, c.from_width);
+      const RgbView in = {rgb.data(), c.from_height, c.from_width, c.from_width * 3};
+      std::vector<std::uint8_t> whole(static_cast<std::size_t>(c.height * c.width * 3)), wanted;
+      pillow_resize(in, c.height, c.width, filter, whole.data(), c.width * 3);
+      const PixelWindow& w = c.window;
+      for (std::int64_t y = w.top; y < w.top + w.height; ++y)
+        wanted.insert(wanted.end(), whole.begin() + (y * c.width + w.left) * 3,
+                      whole.begin() + (y * c.width + w.left + w.width) * 3);
+      std::vector<std::uint8_t> got(wanted.size());
+      pillow_resize_window(in, c.height, c.width, filter, w, got.data(), w.width * 3);
+      EXPECT_EQ(got, wanted) << c.from_height;
+    }
+}
+
 // Where (i + 0.5) * in / out would be 1.
 TEST(PillowResize, NearestAddsUpItsSteps) { EXPECT_EQ(nearest_samples(2, 7)[3], 0); }
 

@@ -10,15 +10,21 @@ namespace {
 class ImageOpsTest : public OpTest {
  protected:
   using Function = std::function<Var(nn::Context, const std::vector<Var>&)>;
-  // One forward and backward of `f` at values of the shapes; then each input is held to its slope.
+  // One forward and backward of `f` at values of the shapes; then each input is held to its slope,
+  // and so are the parameters that `table_` may have.
   void check(const Function& f, const std::vector<Shape>& shapes, double scale = 1.0) {
     table_.allocate(1 << 16, false, true);
+    randomise(table_, 3);
+    if (table_.grads().defined())  // an earlier step's
+      std::fill_n(table_.grads().data<float>(), table_.grads().numel(), 7.0f);
+    table_.begin_step([](int) {});
     std::vector<Tensor> at;
     for (const Shape& s : shapes)
       at.push_back(to_tensor(random_values(s.numel(), 10 + at.size(), scale), s));
     const auto inputs = [&] {
       std::vector<Var> vars;
-      for (const Tensor& t : at) vars.push_back(make_var(t));
+      // Copies: some operations overwrite their operand.
+      for (const Tensor& t : at) vars.push_back(make_var(to_tensor(to_values(t), t.shape())));
       return vars;
     };
     Tape tape;
@@ -27,16 +33,16 @@ class ImageOpsTest : public OpTest {
     const Vec g = random_values(out->value.numel(), 77);
     out->grad = to_tensor(g, out->value.shape());
     tape.backward();
+    table_.finish_step();
+    const auto loss = [&] {
+      Tape again(Tape::Mode::infer);
+      return against(f({again, table_}, inputs())->value, g);
+    };
+    expect_parameter_slopes(table_, loss, 2e-3);
     for (std::size_t i = 0; i < at.size(); ++i) {
       ASSERT_TRUE(in[i]->grad.defined()) << i;
       ASSERT_EQ(in[i]->grad.shape(), shapes[i]);
-      expect_slope(
-          "input " + std::to_string(i), at[i], to_values(in[i]->grad),
-          [&] {
-            Tape again(Tape::Mode::infer);
-            return against(f({again, table_}, inputs())->value, g);
-          },
-          2e-3);
+      expect_slope("input " + std::to_string(i), at[i], to_values(in[i]->grad), loss, 2e-3);
     }
   }
 
@@ -136,6 +142,145 @@ TEST_F(ImageOpsTest, NoLabelNoGradient) {
   EXPECT_EQ(stats.data<double>()[0], 0);
   EXPECT_EQ(stats.data<double>()[1], 0);
   EXPECT_EQ(to_values(in->grad), Vec(12, 0.0));
+}
+
+// Top-down through a pyramid, then all its levels beside each other: the middle one is used twice.
+TEST_F(ImageOpsTest, UpsampledPyramid) {
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var middle = nn::add_upsampled(c, in[1], in[2]);
+        const Var top = nn::add_upsampled(c, in[0], middle);
+        EXPECT_EQ(middle->value.raw(), in[1]->value.raw());
+        const Var all = nn::join_upsampled(c, {top, middle, in[2], in[3]});
+        EXPECT_EQ(all->value.shape(), (Shape{2, 1, 8, 12, 11}));
+        // Pixel (5, 7) of the large side is (2, 3) and (1, 1) of the smaller ones.
+        const Vec y = to_values(all->value), m = to_values(middle->value);
+        for (int k = 0; k < 3; ++k) EXPECT_EQ(y[(5 * 12 + 7) * 11 + 3 + k], m[(2 * 6 + 3) * 3 + k]);
+        return all;
+      },
+      {{2, 1, 8, 12, 3}, {2, 1, 4, 6, 3}, {2, 1, 2, 3, 3}, {2, 1, 1, 1, 2}});
+}
+
+TEST_F(ImageOpsTest, AveragePool) {
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var y = nn::average_pool_2x2(c, in[0]);
+        EXPECT_EQ(y->value.shape(), (Shape{2, 1, 2, 3, 5}));
+        const Vec x = to_values(in[0]->value);
+        EXPECT_NEAR(to_values(y->value)[5], (x[10] + x[15] + x[40] + x[45]) / 4, 1e-6);
+        // A second use of x.
+        return nn::sum_terms(c, {y, nn::average_pool_2x2(c, in[0])});
+      },
+      {{2, 1, 4, 6, 5}});
+}
+
+// x is [2,1,2,3,4] -> [2,1,4,6,3] -> [2,1,8,12,1]: the head of DBNet, by the definition
+// out[2h+i,2w+j] = bias + sum over c of x[h,w,c] weight[c,o,i,j].
+TEST_F(ImageOpsTest, TransposedConvolution) {
+  const auto weights = [&](const char* name, std::int64_t in, std::int64_t out, bool bias) {
+    nn::ConvWeights w;
+    w.weight = &table_.add(std::string(name) + ".weight", {in, out, 2, 2}, Init{});
+    if (bias) w.bias = &table_.add(std::string(name) + ".bias", {out}, Init{});
+    return w;
+  };
+  const nn::ConvWeights first = weights("first", 4, 3, true),
+                        second = weights("second", 3, 1, true),
+                        plain = weights("plain", 4, 3, false);
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var y = nn::conv_transpose_2x2(c, in[0], first);
+        EXPECT_EQ(y->value.shape(), (Shape{2, 1, 4, 6, 3}));
+        const Vec x = to_values(in[0]->value), w = to_values(first.weight->value),
+                  b = to_values(first.bias->value);
+        Vec wanted = to_values(y->value);
+        for (int i = 0; i < 2 * 4 * 6 * 3; ++i) {
+          const int o = i % 3, column = i / 3 % 6, row = i / 18 % 4, n = i / 72;
+          wanted[i] = b[o];
+          for (int k = 0; k < 4; ++k)
+            wanted[i] += x[((n * 2 + row / 2) * 3 + column / 2) * 4 + k] *
+                         w[((k * 3 + o) * 2 + row % 2) * 2 + column % 2];
+        }
+        EXPECT_LT(relative_error(to_values(y->value), wanted), 1e-6);
+        const Var sum = nn::sum_terms(c, {y, nn::conv_transpose_2x2(c, in[0], plain)});
+        return nn::conv_transpose_2x2(c, sum, second);
+      },
+      {{2, 1, 2, 3, 4}});
+}
+
+// The fusion of DBNet++ with its convolutions left out: each operation as it is used there.
+TEST_F(ImageOpsTest, AdaptiveScaleFusion) {
+  check(
+      [&](nn::Context c, const std::vector<Var>& in) {
+        const Var a = in[1];
+        const Var g = nn::sigmoid(c, nn::adaptive_average_pool(c, a, 1));
+        const Var t = nn::add_outer(c, a, g, nullptr);
+        const Var u = nn::add_outer(c, t, nullptr, nn::sigmoid(c, nn::channel_mean(c, t)));
+        EXPECT_EQ(u->value.raw(), a->value.raw());
+        const Var both = nn::add_outer(c, u, g, nn::channel_mean(c, in[0]));
+        return nn::scale_groups(c, in[0], nn::sigmoid(c, both));
+      },
+      {{2, 1, 3, 4, 8}, {2, 1, 3, 4, 2}});
+}
+
+TEST_F(ImageOpsTest, FusionInPlace) {
+  const Shape s{1, 1, 2, 3, 4}, groups{1, 1, 2, 3, 2};
+  const Vec v = random_values(24, 1), w = random_values(12, 2);
+  Tensor values[2];
+  for (const auto mode : {Tape::Mode::infer, Tape::Mode::discard}) {
+    Tape tape(mode);
+    const Var x = make_var(to_tensor(v, s)), a = make_var(to_tensor(w, groups));
+    const Var y = nn::scale_groups({tape, table_}, x, a);
+    const bool infers = mode == Tape::Mode::infer;
+    EXPECT_EQ(y->value.raw() == x->value.raw(), infers);  // what is recomputed needs x again
+    if (!infers) {
+      EXPECT_EQ(to_values(x->value), rounded(v, DType::f32));
+    }
+    values[infers] = y->value;
+  }
+  EXPECT_TRUE(same_bits(values[0], values[1]));
+}
+
+// Gradients in bf16: the sums by channel are made in f32.
+TEST_F(ImageOpsTest, AddOuterInBf16) {
+  const Shape s{2, 1, 3, 4, 5};
+  Tape tape;
+  const nn::Context c{tape, table_};
+  const auto var = [](const Shape& shape, std::uint64_t stream) {
+    return make_var(to_tensor(random_values(shape.numel(), stream), shape, DType::bf16));
+  };
+  const Var x = var(s, 1), channel = var({2, 1, 1, 1, 5}, 2), pixel = var({2, 1, 3, 4, 1}, 3);
+  const Var y = nn::add_outer(c, x, channel, pixel);
+  const Vec d = rounded(random_values(s.numel(), 4), DType::bf16);
+  y->grad = to_tensor(d, s, DType::bf16);
+  tape.backward();
+  Vec by_channel(10), by_pixel(24);
+  for (int i = 0; i < 120; ++i) by_channel[i / 60 * 5 + i % 5] += d[i], by_pixel[i / 5] += d[i];
+  EXPECT_EQ(to_values(x->grad), d);
+  EXPECT_EQ(channel->grad.shape(), channel->value.shape());
+  EXPECT_LT(relative_error(to_values(channel->grad), by_channel), tolerance(DType::bf16));
+  EXPECT_LT(relative_error(to_values(pixel->grad), by_pixel), tolerance(DType::bf16));
+}
+
+// Operands without a gradient get none, and what needs none records nothing.
+TEST_F(ImageOpsTest, FrozenOperands) {
+  Tape tape;
+  const nn::Context c{tape, table_};
+  const Shape s{1, 1, 2, 2, 2}, half{1, 1, 1, 1, 2};
+  const auto var = [](const Shape& shape, bool learns) {
+    return make_var(to_tensor(random_values(shape.numel(), 1), shape), learns);
+  };
+  EXPECT_FALSE(nn::add_upsampled(c, var(s, false), var(half, false))->needs_grad);
+  EXPECT_FALSE(nn::join_upsampled(c, {var(s, false), var(half, false)})->needs_grad);
+  EXPECT_FALSE(nn::scale_groups(c, var(s, false), var(s, false))->needs_grad);
+  for (const bool first : {true, false}) {
+    const Var a = var(s, first), b = var(half, !first), x = var(s, first), f = var(s, !first);
+    const Var sum = nn::add_upsampled(c, a, b), scaled = nn::scale_groups(c, x, f);
+    const Var channel = var(half, !first), all = nn::add_outer(c, sum, channel, nullptr);
+    const Var y = nn::sum_terms(c, {all, scaled});
+    y->grad = to_tensor(random_values(8, 3), s);
+    tape.backward();
+    for (const Var& v : {a, b, x, f, channel}) EXPECT_EQ(v->grad.defined(), v->needs_grad);
+  }
 }
 
 }  // namespace

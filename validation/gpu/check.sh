@@ -146,6 +146,10 @@ for kind in conv batch_norm pool bilinear channels nll predict_classes normalise
   part "segmentation_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
     --json "$out/segmentation_kernels_$kind.json"
 done
+for kind in deform text_; do
+  part "text_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
+    --json "$out/text_kernels_$kind.json"
+done
 segmentation=("data.path=shapes:images=32,classes=8,height=64..80,width=64..96,seed=1" "data.short_sides=[48, 64]" model.dropout=0
   model.encoder=resnet18dilated train.epochs=0 train.steps=4 train.micro_batches=2 train.checkpoint_every=0
   train.lr_encoder=1e-4 train.lr_decoder=1e-4)  # at 0.02, from random weights, rounding grows from step to step

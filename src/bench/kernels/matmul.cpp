@@ -246,6 +246,11 @@ std::vector<KernelCase> real_cases() {
   }
   add_forward(cases, {4 * 256, 1152, 1152}, DType::f32, true, true);
   add_backward_weight(cases, {4 * 256, 1152, 1152}, DType::f32, true, true);
+  // The transposed convolutions of DBNet's head over an image of 1024x1024.
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_backward_input(cases, {256 * 256, 64, 256}, dtype, false);
+    add_backward_input(cases, {512 * 512, 64, 4}, dtype, false);
+  }
   return cases;
 }
 

@@ -116,7 +116,8 @@ int probe_video_frames(const Deck& deck, const ProbeRequest& request) {
   ProbeOutputs outputs;
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const std::vector<std::uint8_t> path = inputs.u8(fmt::format("path.{:03}", i));
-    WEFT_CHECK(indices[i] >= 0, Exit::data, "frames count from 0", "index {}", indices[i]);
+    WEFT_CHECK(indices[i] >= 0 && indices[i] < (std::int64_t{1} << 40), Exit::data,
+               "give the number of a frame, from 0", "input \"index\" has {}", indices[i]);
     const PickedFrame frame = frame_at({{path.begin(), path.end()}}, indices[i], {deck.media, {}});
     const std::vector<std::uint8_t> fault(frame.fault.begin(), frame.fault.end());
     add(outputs, fmt::format("frame.{:03}", i), frame.rgb, {frame.height, frame.width, 3});

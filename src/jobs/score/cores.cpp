@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "core/host.h"
 #include "core/log.h"
@@ -18,13 +18,11 @@
 namespace weft {
 namespace {
 
-// Behind the bytes of the cores: one for each rank, locked while it is at work, and one while it
-// waits for a core.
-constexpr long first_rank_byte = 1 << 16, first_waiting_byte = 1 << 20;
+// Behind the bytes of the cores: one for each rank, locked while it is at work, one while it waits
+// for a core, and one for the first of those that wait.
+constexpr long first_rank_byte = 1 << 16, first_waiting_byte = 1 << 20, queue_byte = 1 << 24;
 
-// Between two looks at cores that are taken; and for so long a rank leaves to others a core that
-// they have waited for.
-constexpr std::chrono::microseconds look_again(1500), let_others(3000);
+constexpr std::chrono::milliseconds look_again(1);
 
 std::string affinity() {
   cpu_set_t set;
@@ -153,34 +151,36 @@ bool HostCores::others_wait() const {
   return false;
 }
 
+int HostCores::try_take(int most) {
+  const std::lock_guard guard(mutex_);
+  int got = 0;
+  for (std::size_t i = 0; i < held_.size() && got < most; ++i) {
+    // Each rank begins elsewhere, so that they do not all try the same.
+    const std::size_t core = (i + static_cast<std::size_t>(rank_)) % held_.size();
+    if (held_[core] || !lock(static_cast<long>(core))) continue;
+    held_[core] = true;
+    ++got;
+  }
+  return got;
+}
+
+// Ranks wait in a queue, asleep; the first of it looks for a core now and then.
 int HostCores::take(int most) {
   if (fd_ < 0) return std::clamp(most, 1, cores_);
-  std::unique_lock guard(mutex_);
-  if (std::exchange(others_first_, false)) {
-    guard.unlock();
-    std::this_thread::sleep_for(let_others);
-    guard.lock();
+  int got = others_wait() ? 0 : try_take(most);
+  if (got > 0) return got;
+  {
+    const std::lock_guard guard(mutex_);
+    if (++waiting_ == 1) lock(first_waiting_byte + rank_);
   }
-  bool waits = false;
-  for (;;) {
-    int got = 0;
-    for (std::size_t i = 0; i < held_.size() && got < most; ++i) {
-      // Each rank begins elsewhere, so that they do not all try the same.
-      const std::size_t core = (i + static_cast<std::size_t>(rank_)) % held_.size();
-      if (held_[core] || !lock(static_cast<long>(core))) continue;
-      held_[core] = true;
-      ++got;
-    }
-    if (got == 0 && !std::exchange(waits, true) && ++waiting_ == 1)
-      lock(first_waiting_byte + rank_);
-    if (got > 0) {
-      if (waits && --waiting_ == 0) unlock(first_waiting_byte + rank_);
-      return got;
-    }
-    guard.unlock();
-    std::this_thread::sleep_for(look_again);
-    guard.lock();
+  struct flock queue = lock_of(F_WRLCK, queue_byte);
+  while (fcntl(fd_, F_OFD_SETLKW, &queue) != 0 && errno == EINTR) {
   }
+  while ((got = try_take(most)) == 0) std::this_thread::sleep_for(look_again);
+  const std::lock_guard guard(mutex_);
+  if (--waiting_ == 0) unlock(first_waiting_byte + rank_);
+  unlock(queue_byte);
+  return got;
 }
 
 void HostCores::give(int count) {
@@ -192,7 +192,6 @@ void HostCores::give(int count) {
       held_[core] = false;
       --count;
     }
-  others_first_ = others_wait();
 }
 
 void HostCores::set_at_work(bool at_work) {

@@ -16,8 +16,8 @@ class Cores {
   virtual ~Cores() = default;
   // Threads that this rank may run now.
   virtual int budget() = 0;
-  // Waits for a free core and takes up to `most` that are free, 1 or more. Returns how many. After
-  // a give() for which another rank has waited, that rank comes first.
+  // Waits for a free core and takes up to `most` that are free, 1 or more. Returns how many. Ranks
+  // that wait already come first.
   virtual int take(int most) = 0;
   virtual void give(int count) = 0;
   // Whether this rank has work: the cores of those that have none go to the others.
@@ -55,13 +55,13 @@ class HostCores : public Cores {
   void unlock(long byte);
   bool locked_by_others(long byte) const;
   bool others_wait() const;
+  int try_take(int most);
 
   int cores_, fixed_, rank_ = 0, ranks_ = 1;
   int fd_ = -1;  // none for a rank that shares with nobody
   std::mutex mutex_;
   std::vector<bool> held_;  // [cores], by this rank
   int waiting_ = 0;         // threads of this rank
-  bool others_first_ = false;
 };
 
 }  // namespace weft

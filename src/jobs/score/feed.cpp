@@ -74,7 +74,10 @@ void Feed::add(std::unique_ptr<FeedUnit> unit) {
 void Feed::drain() {
   std::unique_lock lock(mutex_);
   check();
-  if (!at_work_) return;
+  if (!at_work_) {
+    cores_.set_at_work(false);  // there was nothing to do
+    return;
+  }
   while (before_network() > 0) step(lock, true);
   if (overlap_) {
     changed_.wait(lock, [&] { return error_ || (finishing_.empty() && running_ == 0); });

@@ -4,14 +4,10 @@
 #include <array>
 #include <cmath>
 
-#include "core/error.h"
+#include "jobs/evaluate/outlines.h"
 
 namespace weft {
 namespace {
-
-struct Point {
-  double x = 0, y = 0;
-};
 
 std::array<Point, 4> corners_of(const TextBox& box) {
   std::array<Point, 4> p;
@@ -75,28 +71,9 @@ std::vector<TextBox> in_picture(std::span<const TextBox> boxes, std::int64_t hei
   return moved;
 }
 
-void draw_boxes(std::span<const TextBox> boxes, std::int64_t side, std::span<std::uint8_t> rgb) {
-  WEFT_ASSERT(std::ssize(rgb) == 3 * side * side);
-  constexpr std::array<std::uint8_t, 3> colour = {255, 40, 40};
-  const auto dot = [&](double cx, double cy) {
-    for (std::int64_t dy = -1; dy <= 1; ++dy)
-      for (std::int64_t dx = -1; dx <= 1; ++dx) {
-        const std::int64_t x = std::llround(cx) + dx, y = std::llround(cy) + dy;
-        if (x < 0 || y < 0 || x >= side || y >= side) continue;
-        std::ranges::copy(colour, rgb.begin() + 3 * (y * side + x));
-      }
-  };
-  for (const TextBox& box : boxes) {
-    const std::array<Point, 4> p = corners_of(box);
-    for (std::size_t i = 0; i < 4; ++i) {
-      const Point a = p[i], b = p[(i + 1) % 4];
-      // Boxes reach a little beyond the frame; one that is far beyond it would take long.
-      const double steps = std::clamp(std::ceil(std::max(std::abs(b.x - a.x), std::abs(b.y - a.y))),
-                                      1.0, 16.0 * static_cast<double>(side));
-      for (double s = 0; s <= steps; ++s)
-        dot(a.x + (b.x - a.x) * s / steps, a.y + (b.y - a.y) * s / steps);
-    }
-  }
+void draw_boxes(std::span<const TextBox> boxes, std::int64_t side, std::vector<std::uint8_t>& rgb) {
+  for (const TextBox& box : boxes)
+    draw_outline(rgb, {side, side}, corners_of(box), {255, 40, 40}, 3);
 }
 
 }  // namespace weft

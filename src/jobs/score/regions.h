@@ -19,6 +19,6 @@ std::vector<TextBox> in_picture(std::span<const TextBox> boxes, std::int64_t hei
                                 std::int64_t width, std::int64_t side);
 
 // Draws the boxes' outlines into rgb [side, side, 3].
-void draw_boxes(std::span<const TextBox> boxes, std::int64_t side, std::span<std::uint8_t> rgb);
+void draw_boxes(std::span<const TextBox> boxes, std::int64_t side, std::vector<std::uint8_t>& rgb);
 
 }  // namespace weft

@@ -148,8 +148,9 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
             missing < rows.files.size()
                 ? fmt::format(", {} scored before", rows.files.size() - missing)
                 : "");
-  log::info("cores     {} of this host for {} ranks: {} threads a rank{}", cores.cores(),
-            cores.ranks(), cores.budget(),
+  const int even = std::max(1, static_cast<int>(cores.share()));
+  log::info("cores     {} for {} ranks of this host: {} thread{} a rank{}", cores.cores(),
+            cores.ranks(), even, even == 1 ? "" : "s",
             cores.ranks() > cores.cores() ? ", which take turns" : "");
 
   // 2. Files through the network; a rank that is free takes the next one.

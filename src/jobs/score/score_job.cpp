@@ -24,6 +24,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Valid UTF-8 that no terminal obeys: for names and reasons, which come from the table.
+std::string printable(const std::string& text) {
+  std::string clean = as_utf8(text);
+  for (char& c : clean)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return clean;
+}
+
 }  // namespace
 
 // A file on its way: its frames come one by one.
@@ -55,13 +63,9 @@ bool is_video(const std::string& path) {
 }
 
 std::string item_name(const std::string& path) {
-  std::string name = as_utf8(path);
-  const bool changed = name != path;
-  bool printable = true;
-  for (char& c : name)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?', printable = false;
-  if (changed || !printable || path.empty()) name += " #" + to_hex(hash128(path));
-  return name;
+  if (path.empty()) return "(no path)";
+  const std::string name = printable(path);
+  return name == path ? name : name + " #" + to_hex(hash128(path));
 }
 
 std::vector<std::int64_t> frames_of(const ScoreDeck& deck) {
@@ -86,6 +90,8 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
 FeedLimits ScoreJob::limits(Detector* detector) const {
   FeedLimits l;
   l.overlap = on_cuda() || detector == nullptr;
+  // On the CPU a frame alone fills the cores: larger batches gain little and take memory.
+  l.most_batch = l.overlap ? 64 : 4;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
@@ -103,7 +109,10 @@ ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detect
       detector_(detector),
       engine_(engine),
       frames_(frames_of(score_)),
-      feed_(*this, cores, limits(detector)) {}
+      feed_(*this, cores, limits(detector)) {
+  // Before the first rank asks for its budget: the engine begins with a barrier.
+  cores.set_at_work(true);
+}
 
 void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
   if (results_ == nullptr) results_ = &results;  // threads read it
@@ -146,7 +155,7 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
     if (e.code() != Exit::data) throw;
     decoded = now_seconds();
     const std::lock_guard lock(unit.item->mutex);
-    if (!unit.item->error) unit.item->error = e;
+    if (!unit.item->error) unit.item->error = Error(e.code(), printable(e.what()), e.hint());
     return false;
   }
 }
@@ -199,7 +208,7 @@ double ScoreJob::finish(FeedUnit& u) {
   {
     Item& item = *unit.item;
     const std::lock_guard lock(item.mutex);
-    if (item.fault.empty()) item.fault = unit.fault;
+    if (item.fault.empty()) item.fault = printable(unit.fault);
     const bool more = std::ssize(boxes) > item.count;
     // Of equals the first, though frames come in any order.
     if (more || (std::ssize(boxes) == item.count && unit.frame < item.frame)) {

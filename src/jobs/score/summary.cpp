@@ -135,7 +135,7 @@ std::int64_t ScoreSummary::with_text() const {
 
 std::vector<std::pair<std::string, std::int64_t>> ScoreSummary::bins() const {
   std::vector<std::pair<std::string, std::int64_t>> bins;
-  const std::int64_t most = histogram.empty() ? 0 : histogram.rbegin()->first;
+  const std::int64_t most = histogram.empty() ? -1 : histogram.rbegin()->first;
   for (std::int64_t low = 0; low <= most;) {
     const std::int64_t high = low < 5 ? low : 2 * (low - 1);  // 5 to 8, 9 to 16, ...
     std::int64_t many = 0;

@@ -50,7 +50,24 @@ Tensor Detector::run(const Tensor& pictures) {
 std::vector<std::vector<float>> Detector::detect(std::span<const std::uint8_t> pictures,
                                                  std::int64_t count, std::int64_t height,
                                                  std::int64_t width) {
-  const Tensor probability = run(Tensor::from_host(pictures, {count, height, width, 3}));
+  const std::int64_t together = at_once(count);
+  const auto bytes = static_cast<std::size_t>(together * height * width * 3);
+  std::vector<std::vector<float>> all;
+  for (std::int64_t i = 0; i < count; i += together) {
+    const Tensor some =
+        Tensor::from_host(pictures.subspan(static_cast<std::size_t>(i / together) * bytes, bytes),
+                          {together, height, width, 3});
+    for (std::vector<float>& map : maps_of(run(some))) all.push_back(std::move(map));
+  }
+  return all;
+}
+
+// On the CPU one by one: there the number of pictures changes the order of the products' sums, and
+// a file's result must not depend on which others it happens to be with.
+std::int64_t Detector::at_once(std::int64_t count) { return on_cuda() ? count : 1; }
+
+std::vector<std::vector<float>> Detector::maps_of(const Tensor& probability) const {
+  const std::int64_t count = probability.dim(0);
   Tensor counts = Tensor::empty({count}, DType::i32);
   ops::count_above(probability, static_cast<float>(deck_.get<PostprocessDeck>().mask_threshold),
                    counts);
@@ -69,8 +86,7 @@ MemoryNeed Detector::plan(std::int64_t count, std::int64_t height, std::int64_t 
                           std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
-  const Tensor pictures = Tensor::empty({count, height, width, 3}, DType::u8);
-  run(pictures);
+  run(Tensor::empty({at_once(count), height, width, 3}, DType::u8));
   return arena->need();
 }
 

@@ -39,7 +39,8 @@ class Detector {
 
   // Probability of text in each pixel of pictures u8 [count, height, width, 3], RGB, one after the
   // other; sides are multiples of 32. maps[i] is f32 [height, width], or empty where no pixel is
-  // above postprocess.mask_threshold: those are not copied from the device. In the current arena.
+  // above postprocess.mask_threshold: those are not copied from the device. On the CPU a
+  // picture's map does not depend on the others. In the current arena.
   std::vector<std::vector<float>> detect(std::span<const std::uint8_t> pictures, std::int64_t count,
                                          std::int64_t height, std::int64_t width);
   // Bytes of the arena that this takes.
@@ -49,8 +50,12 @@ class Detector {
   double flops(std::int64_t height, std::int64_t width) const;
 
  private:
+  // Of `count` pictures, those that the network takes together.
+  static std::int64_t at_once(std::int64_t count);
   // Probabilities f32 [N,H,W] of pictures u8 [N,H,W,3].
   Tensor run(const Tensor& pictures);
+  // Those with text, on the host.
+  std::vector<std::vector<float>> maps_of(const Tensor& probability) const;
 
   const Deck& deck_;
   Dbnet model_;

@@ -151,12 +151,10 @@ void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumu
       for (std::int64_t q = 0; q < width; ++q) {
         const T* from = row + nearest_source(q, w, width) * c;
         T* to = out + (r * width + q) * C;
-        if (accumulate)
-          for_vectors(c, [&](std::int64_t k, int n) {
-            store_n(to + k, load_n(to + k, n) + load_n(from + k, n), n);
-          });
-        else
-          std::copy_n(from, c, to);
+        for_vectors(c, [&](std::int64_t k, int n) {
+          const vf v = load_n(from + k, n);
+          store_n(to + k, accumulate ? load_n(to + k, n) + v : v, n);
+        });
       }
     }
   });
@@ -179,13 +177,22 @@ void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool acc
         const std::int64_t left = nearest_first(j, w, width),
                            right = nearest_first(j + 1, w, width);
         T* to = out + (row * w + j) * c;
-        for_vectors(c, [&](std::int64_t k, int n) {
-          vf sum{};
+        const auto gather = [&]<int count>(std::int64_t k, int n) {
+          vf sum[count] = {};
           for (std::int64_t r = top; r < bottom; ++r)
             for (std::int64_t q = left; q < right; ++q)
-              sum += load_n(frame + (r * width + q) * C + k, n);
-          store_n(to + k, accumulate ? load_n(to + k, n) + sum : sum, n);
-        });
+              for (int v = 0; v < count; ++v)
+                sum[v] += load_n(frame + (r * width + q) * C + k + v * W, n);
+          for (int v = 0; v < count; ++v) {
+            T* at = to + k + v * W;
+            store_n(at, accumulate ? load_n(at, n) + sum[v] : sum[v], n);
+          }
+        };
+        constexpr int vectors = 4, piece = vectors * W;
+        const std::int64_t whole = c / piece * piece;
+        for (std::int64_t k = 0; k < whole; k += piece) gather.template operator()<vectors>(k, W);
+        for_vectors(c - whole,
+                    [&](std::int64_t k, int n) { gather.template operator()<1>(whole + k, n); });
       }
     }
   });

@@ -37,11 +37,17 @@ class Squares : public ListJob {
         line["square"] = i * i;  // what else the job wants to say
         results.finished(line);
       } catch (const Error& e) {
-        results.failed(i, e);
+        const ListItem& item = engine_.items()[static_cast<std::size_t>(i)];
+        if (says_of_bad)
+          results.failed(i, e,
+                         {{"name", item.name}, {"key", item.key}, {"rank", 0}, {"square", -1}});
+        else
+          results.failed(i, e);
       }
     }
   }
 
+  bool says_of_bad = false;                  // leaves a line of an item that fails
   std::int64_t bad = -1;                     // an item that fails
   std::function<void(std::int64_t)> before;  // what a test does in the middle of a job
   std::vector<std::int64_t> order;           // of this rank's items
@@ -224,6 +230,50 @@ TEST_F(ListJobTest, AFailedItemIsNamedAndTheOthersAreMade) {
   std::vector<int> expected(20, 0);
   expected[6] = 1;
   EXPECT_EQ(begun(20), expected);
+}
+
+TEST_F(ListJobTest, AFailedItemMayLeaveALineAndTheJobFinish) {
+  const auto run_all = [&](bool good) {
+    ListEngine engine(settings_, squares(20, "k"), MPI_COMM_WORLD);
+    Squares job(engine);
+    job.bad = good ? -1 : 6;
+    job.says_of_bad = true;
+    engine.run(job, engine.one_by_one());
+    ListEnd last;
+    last.finish_with_failures = true;
+    last.finish = [&](const ListReport& report) {
+      EXPECT_EQ(report.failures.size(), good ? 0u : 1u);
+      std::ofstream(settings_.directory / "all") << engine.lines().at("square6").parsed().dump();
+    };
+    const int code = engine.end(last);
+    EXPECT_EQ(code, good ? 0 : static_cast<int>(Exit::data));
+    EXPECT_EQ(engine.missing().size(), fs::exists(settings_.directory / "again") ? 1u : 20u);
+    MPI_Barrier(MPI_COMM_WORLD);
+    std::ifstream in(settings_.directory / "all");
+    return nlohmann::json::parse(in);
+  };
+  const nlohmann::json first = run_all(false);
+  EXPECT_EQ(first.at("square"), -1);
+  EXPECT_EQ(first.at("fault"), "6 is no good");
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank_ == 0) std::ofstream(settings_.directory / "again");
+  MPI_Barrier(MPI_COMM_WORLD);
+  // The line of a fault counts for no result: the item is made.
+  const nlohmann::json second = run_all(true);
+  EXPECT_EQ(second.at("square"), 36);
+  EXPECT_FALSE(second.contains("fault"));
+}
+
+// One bad file must not keep a job that was stopped from being queued again.
+TEST_F(ListJobTest, AStopComesBeforeFailures) {
+  const auto ask = [&](Squares& job) {
+    job.bad = 6;  // the first that is taken
+    job.before = [&](std::int64_t) {
+      if (rank_ == 0) std::ofstream(settings_.directory / "stop");
+    };
+  };
+  EXPECT_EQ(run(100000, ask), static_cast<int>(Exit::stopped));
+  EXPECT_EQ(report().at("failures").size(), 1u);
 }
 
 // Each rank has a job of its own here: one that throws does not wait for others.

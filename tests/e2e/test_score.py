@@ -1,0 +1,305 @@
+"""weft score on a small network with random weights and small videos: the same table at any number of ranks, after a kill,
+a stop and the loss of a rank, and what becomes of files that are not as they should be."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import time
+import unittest
+from unittest import mock
+
+from harness import WeftTest, make_video, write_safetensors
+from test_evaluate import png, read_png
+
+# Each frame takes some hundredths of a second.
+DECK = """
+[run]
+threads = 1
+[model]
+name = "dbnet"
+backbone = "resnet18"
+asf = false
+[score]
+weights = "random:3"
+side = 64
+"""
+OTHERS_LIVE = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}  # an mpirun that lets the others live
+
+
+class Score(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(DECK)
+
+    def score(self, table, output, *overrides, ranks=1, expect=0, **options):
+        return self.weft("score", "deck.toml", f"score.input={table}", f"score.output={output}", *overrides, ranks=ranks,
+                         expect=expect, **options)
+
+    def pictures(self, count):
+        """`count` different small pictures; their names."""
+        (self.dir / "p").mkdir(exist_ok=True)
+        names = [f"p/{i}.png" for i in range(count)]
+        for i, name in enumerate(names):
+            (self.dir / name).write_bytes(
+                png(24, 20, lambda x, y: ((37 * i + 11 * x * y) % 256, (x * (i + 3)) % 256, (y * i * 7) % 256)))
+        return names
+
+    def table(self, name, paths):
+        (self.dir / name).write_text("id,path\n" + "".join(f"{i},{p}\n" for i, p in enumerate(paths)))
+
+    def rows(self, output):
+        with open(self.dir / output, newline="") as f:
+            return list(csv.DictReader(f))
+
+    def report(self, output):
+        return json.loads((self.dir / f"{output}.parts/score_report.json").read_text())
+
+    def lines(self, output):
+        return {j["name"]: j for file in (self.dir / f"{output}.parts").glob("score*.jsonl")
+                for j in map(json.loads, file.read_text().splitlines())}
+
+
+class Tables(Score):
+    def test_any_number_of_ranks_gives_the_same_table(self):
+        for i in range(3):
+            make_video(self.dir / f"{i}.mp4", f"testsrc2=duration=1:rate={12 + i}:size=96x64")
+        shutil.copy(self.dir / "1.mp4", self.dir / "copy.MOV")
+        paths = ["0.mp4", *self.pictures(5), "1.mp4", "0.mp4", "copy.MOV", "2.mp4"]
+        text = "\ufeffnote,path\r\n" + "".join(f'"a, ""{i}""\nb",{p}\r\n' for i, p in enumerate(paths))
+        (self.dir / "in.csv").write_bytes(text.encode())
+        said = self.score("in.csv", "one.csv")
+        for ranks in (2, 4):
+            self.score("in.csv", f"{ranks}.csv", ranks=ranks)
+            self.assertEqual((self.dir / f"{ranks}.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
+        # What was in the table is as it was.
+        out = (self.dir / "one.csv").read_bytes().decode()
+        found = list(csv.reader(io.StringIO(out, newline="")))
+        self.assertEqual([row[:-1] for row in found], list(csv.reader(io.StringIO(text, newline=""))))
+        self.assertEqual(found[0], ["\ufeffnote", "path", "ocr"])
+        counts = dict(zip(paths, (int(row[-1]) for row in found[1:])))
+        self.assertGreater(len(set(counts.values())), 2, "counts that are alike tell little")
+        self.assertEqual(counts["copy.MOV"], counts["1.mp4"])
+        self.assertEqual(len(self.lines("one.csv")), 9)  # 0.mp4 once
+        self.assertIn("bounds the job", said.out)
+        report = self.report("one.csv")
+        self.assertEqual(report["feed"]["frames"], 9)
+        self.assertIn(report["feed"]["bound"], ("network", "decode", "resize", "post-processing"))
+        self.assertIn("10 rows", said.out)
+        self.assertIn("Text regions", (self.dir / "one.html").read_text())
+        # Nothing is left to do, but what is asked of the table may change.
+        again = self.score("in.csv", "one.csv", f"score.maximum={sorted(counts.values())[3]}")
+        self.assertIn("9 scored before", again.err)
+        kept = [row["path"] for row in self.rows("one.csv")]
+        self.assertEqual(kept, [p for p in paths if counts[p] <= sorted(counts.values())[3]])
+
+    def test_json_lines_as_csv(self):
+        paths = self.pictures(4)
+        self.table("in.csv", paths)
+        (self.dir / "in.jsonl").write_text("".join(json.dumps({"path": p, "ocr": 7.5, "n": i}) + "\n"
+                                                   for i, p in enumerate(paths)))
+        self.score("in.csv", "out.csv")
+        self.score("in.jsonl", "out.jsonl", ranks=2)
+        found = [json.loads(line) for line in (self.dir / "out.jsonl").read_text().splitlines()]
+        self.assertEqual(found, [{"path": r["path"], "ocr": int(r["ocr"]), "n": i}
+                                 for i, r in enumerate(self.rows("out.csv"))])
+
+    def test_columns_and_pictures(self):
+        paths = self.pictures(3)
+        self.table("in.csv", [paths[0], paths[0], *paths[1:]])
+        self.score("in.csv", "out.csv", 'score.columns=["area","boxes","scores","fault"]', "score.pictures=3")
+        for row in self.rows("out.csv"):
+            boxes, scores = json.loads(row["ocr_boxes"]), json.loads(row["ocr_scores"])
+            self.assertEqual(len(boxes), int(row["ocr"]))
+            self.assertEqual(len(scores), int(row["ocr"]))
+            self.assertTrue(all(s > 0.3 for s in scores))
+            self.assertTrue(all(len(b) == 8 for b in boxes))
+            self.assertTrue(0 <= float(row["ocr_area"]) <= 1)
+            self.assertEqual(row["ocr_fault"], "")
+        self.assertTrue(any(int(row["ocr"]) > 0 for row in self.rows("out.csv")))
+        drawn = sorted((self.dir / "out.csv.parts/pictures").iterdir())
+        self.assertEqual([p.name for p in drawn], ["00000_0.png", "00001_1.png"])  # of the first three rows
+        width, height, pixels, _ = read_png(drawn[0])
+        self.assertEqual((width, height), (64, 64))
+        self.assertIn((255, 40, 40), [p for row in pixels for p in row])
+        self.assertEqual((self.dir / "out.html").read_text().count("data:image/png;base64,"), 2)
+        # A picture that is gone is drawn again.
+        drawn[1].unlink()
+        self.assertIn("3 files, 2 scored before", self.score("in.csv", "out.csv",
+                      'score.columns=["area","boxes","scores","fault"]', "score.pictures=3").err)
+        self.assertTrue(drawn[1].exists())
+
+    def test_shards_are_the_table_in_pieces(self):
+        paths = self.pictures(7)
+        self.table("in.csv", paths + paths[:2])
+        self.score("in.csv", "all.csv")
+        rows = []
+        for k in (1, 2, 3, 4):
+            self.score("in.csv", f"{k}.csv", f"score.shard={k}/4", ranks=2 if k == 2 else 1)
+            rows += self.rows(f"{k}.csv")
+        self.assertEqual(rows, self.rows("all.csv"))
+        self.refused(self.score("in.csv", "x.csv", "score.shard=5/4", expect=None), 2, "score.shard")
+
+    def test_several_frames_count_the_most(self):
+        make_video(self.dir / "a.mp4", "testsrc2=duration=2:rate=10:size=96x64")
+        self.table("in.csv", ["a.mp4"])
+        single = []
+        for frame in (0, 7, 19):
+            self.score("in.csv", f"{frame}.csv", f"score.frame={frame}")
+            single.append(int(self.rows(f"{frame}.csv")[0]["ocr"]))
+        self.score("in.csv", "all.csv", "score.frames=[0, 7, 19]")
+        self.assertEqual(int(self.rows("all.csv")[0]["ocr"]), max(single))
+        self.score("in.csv", "last.csv", "score.frame=1000")
+        self.assertEqual(int(self.rows("last.csv")[0]["ocr"]), single[2])
+
+    def test_an_empty_table(self):
+        (self.dir / "in.csv").write_text("path,n\n")
+        self.score("in.csv", "out.csv", ranks=2)
+        self.assertEqual((self.dir / "out.csv").read_text(), "path,n,ocr\n")
+
+
+class BadInput(Score):
+    def test_files_that_are_not_as_they_should_be(self):
+        good = self.pictures(2)
+        make_video(self.dir / "whole.mp4", "testsrc2=duration=1:rate=20:size=96x64")
+        (self.dir / "folder").mkdir()
+        (self.dir / "text.mp4").write_text("no video")
+        (self.dir / "zero.mp4").touch()
+        (self.dir / "cut.png").write_bytes((self.dir / good[0]).read_bytes()[:60])
+        (self.dir / "one.png").write_bytes(png(1, 1, lambda x, y: (9, 9, 9)))
+        (self.dir / "wide.png").write_bytes(png(30000, 3, lambda x, y: (x % 256, 0, y)))
+        paths = [good[0], "missing.png", "folder", "text.mp4", "whole.mp4", "zero.mp4", "cut.png", "one.png", "",
+                 "wide.png", "missing.mp4", "lavfi:testsrc2", "/dev/zero", good[1]]
+        self.table("in.csv", paths)
+        job = self.score("in.csv", "out.csv", 'score.columns=["fault"]', ranks=2, expect=3)
+        rows = self.rows("out.csv")
+        self.assertEqual([r["path"] for r in rows], paths)
+        by_path = {r["path"]: r for r in rows}
+        for path in (good[0], good[1], "whole.mp4", "one.png", "wide.png"):
+            self.assertEqual(by_path[path]["ocr_fault"], "")
+            self.assertRegex(by_path[path]["ocr"], "^[0-9]+$")
+        for path in ("missing.png", "folder", "cut.png", "", "lavfi:testsrc2", "/dev/zero"):
+            self.assertEqual(by_path[path]["ocr"], "", path)
+            self.assertNotEqual(by_path[path]["ocr_fault"], "")
+        for path in ("text.mp4", "zero.mp4", "missing.mp4"):  # a black frame, as in the original
+            self.assertRegex(by_path[path]["ocr"], "^[0-9]+$")
+            self.assertIn("stands in", by_path[path]["ocr_fault"])
+            self.assertIn(path, job.err)
+        self.assertIn("9 of 14 files failed", job.err)
+        self.assertEqual(len({by_path[p]["ocr"] for p in ("text.mp4", "zero.mp4", "missing.mp4")}), 1)
+        # The next start tries them again, and only them.
+        shutil.copy(self.dir / good[1], self.dir / "missing.png")
+        job = self.score("in.csv", "out.csv", 'score.columns=["fault"]', expect=3)
+        self.assertIn("5 scored before", job.err)
+        self.assertIn("8 of 14 files failed", job.err)
+        again = {r["path"]: r for r in self.rows("out.csv")}
+        self.assertEqual(again["missing.png"]["ocr"], again[good[1]]["ocr"])
+        self.assertEqual(again.pop("missing.png")["ocr_fault"], "")
+        by_path.pop("missing.png")
+        self.assertEqual(again, by_path)
+
+    def test_refusals(self):
+        self.table("in.csv", self.pictures(1))
+        (self.dir / "none.csv").write_text("file,n\na,1\n")
+        (self.dir / "quote.csv").write_text('path\n"a\n')
+        (self.dir / "folder").mkdir()
+        write_safetensors(self.dir / "other.safetensors", {"encoder.conv1.weight": ("F32", (1,), bytes(4))})
+        for table, output, overrides, code, said in (
+                ("none.csv", "out.csv", [], 3, "no column `path`, but: file, n"),
+                ("quote.csv", "out.csv", [], 3, "a quote is not closed"),
+                ("missing.csv", "out.csv", [], 3, "cannot open missing.csv"),
+                ("folder", "out.csv", [], 3, "folder is a directory"),
+                ("in.csv", "folder", [], 2, "is a folder"),
+                ("in.csv", "in.csv", [], 2, "would replace score.input"),
+                ("in.csv", "none.csv/out.csv", [], 3, "none.csv/out.csv.parts"),
+                ("in.csv", "out.csv", ["score.side=100"], 2, "score.side = 100"),
+                ("in.csv", "out.csv", ['score.columns=["text"]'], 2, 'has "text"'),
+                ("in.csv", "out.csv", ["score.frames=[3,-1]"], 2, "score.frames"),
+                ("in.csv", "out.csv", ["model.name=segmentation"], 2, "text detector"),
+                ("in.csv", "out.csv", ["score.weights=none.safetensors"], 3, "none.safetensors"),
+                ("in.csv", "out.csv", ["score.weights=other.safetensors"], 3, "other.safetensors"),
+                ("in.csv", "out.csv", ["memory.arena_gib=0.0001"], 2, "a frame of 64x64 needs")):
+            with self.subTest(said=said):
+                self.refused(self.score(table, output, *overrides, ranks=2, expect=None), code, said)
+                self.assertFalse((self.dir / "out.csv").exists())
+
+
+class Restarts(Score):
+    def many(self, count=60):
+        self.table("in.csv", self.pictures(count) + ["missing.png"])
+        self.score("in.csv", "one.csv", expect=3)
+        return (self.dir / "one.csv").read_bytes()
+
+    def begun(self, output, lines):
+        """Waits until so many files are scored."""
+        found = 0
+        while found < lines:
+            with contextlib.suppress(FileNotFoundError):
+                found = sum(p.read_bytes().count(b"\n") for p in (self.dir / f"{output}.parts").glob("score*.jsonl"))
+            time.sleep(0.002)
+
+    def test_killed_anywhere_it_gives_the_same_table(self):
+        wanted = self.many()
+        for done in (1, 9, 23, 40):
+            job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
+            self.begun("two.csv", done)
+            job.kill()
+            job.wait()
+            self.assertFalse((self.dir / "two.csv").exists())
+        job = self.score("in.csv", "two.csv", ranks=2, expect=3)
+        self.assertIn("scored before", job.err)
+        self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
+
+    def test_stopped_it_goes_on(self):
+        wanted = self.many()
+        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
+        self.begun("two.csv", 3)
+        (self.dir / "two.csv.parts/stop").touch()
+        self.assertEqual(job.wait(), 75, job.err)
+        self.assertFalse((self.dir / "two.csv").exists())
+        self.score("in.csv", "two.csv", ranks=2, expect=3)
+        self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
+
+    def test_a_failed_rank_leaves_its_files_to_the_others(self):
+        wanted = self.many()
+        for victim in (1, 0):  # the coordinator too
+            shutil.rmtree(self.dir / "two.csv.parts", ignore_errors=True)
+            with mock.patch.dict(os.environ, OTHERS_LIVE):
+                job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=3)
+            self.begun("two.csv", 4)
+            os.kill(job.ranks()[victim], signal.SIGKILL)
+            job.wait()
+            self.assert_gone(job)
+            self.assertIn(f"failed    rank {victim} on", job.err)
+            self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
+            (self.dir / "two.csv").unlink()
+
+
+class TheFeed(Score):
+    def test_a_fixed_wait_needs_no_weights(self):
+        self.table("in.csv", self.pictures(30))
+        job = self.score("in.csv", "out.csv", "score.weights=", "score.network_wait=5", ranks=2)
+        feed = self.report("out.csv")["feed"]
+        self.assertEqual(feed["network_on"], "a fixed wait")
+        self.assertGreaterEqual(feed["stages"]["network"], 30 * 0.005)
+        self.assertEqual({r["ocr"] for r in self.rows("out.csv")}, {"0"})
+        self.assertIn("fixed wait", job.out)
+
+    def test_more_ranks_than_cores_take_turns(self):
+        paths = self.pictures(40)
+        self.table("in.csv", paths)
+        self.score("in.csv", "one.csv")
+        ranks = 2 * len(os.sched_getaffinity(0))
+        self.score("in.csv", "many.csv", "run.threads=0", ranks=ranks)
+        self.assertEqual((self.dir / "many.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
+        report = self.report("many.csv")
+        self.assertLessEqual(report["feed"]["cores"], len(os.sched_getaffinity(0)))
+        self.assertEqual(report["feed"]["frames"], 40)
+        self.assertEqual(sum(r["files"] for r in report["ranks"]), 40)
+
+
+if __name__ == "__main__":
+    unittest.main()
