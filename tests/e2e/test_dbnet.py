@@ -18,8 +18,8 @@ threads = 1
 [memory]
 arena_gib = 0.5
 [data]
-path = "text:images=40,height=64,width=64,words=1..3,letters=16..28,seed=3"
-crop = 64
+path = "text:images=40,height=96,width=96,words=2..6,letters=10..16,seed=3"
+crop = 96
 [model]
 name = "dbnet"
 backbone = "resnet18"
@@ -31,7 +31,7 @@ micro_batches = 2
 checkpoint_every = 3
 skip_saves = false
 [evaluate]
-data = "text:images=6,height=80..96,width=64..96,words=1..3,letters=16..28,seed=4"
+data = "text:images=6,height=96..128,width=96..160,words=2..6,letters=10..16,seed=4"
 short_side = 0
 """
 
@@ -105,7 +105,9 @@ class Text(WeftTest):
 
 class Train(Text):
     def test_it_learns(self):
-        self.train("run", "train.steps=30", "train.lr_detector=0.01", "data.augment=false", "train.warmup_steps=5")
+        # A step has all pictures there are.
+        self.train("run", "train.steps=30", "train.lr_detector=0.01", "data.augment=false", "train.warmup_steps=5",
+                   "data.path=text:images=4,height=96,width=96,words=2..6,letters=10..16,seed=3")
         metrics = self.metrics("run")
         losses = [m["loss"] for m in metrics]
         self.assertLess(sum(losses[-5:]), 0.8 * sum(losses[:5]))
@@ -186,7 +188,7 @@ class Train(Text):
 
     def test_plan_inspect_and_simulate(self):
         plan = self.weft("plan", "d.toml", ranks=0)
-        self.assertIn("text-64", plan.out)
+        self.assertIn("text-96", plan.out)
         facts = self.weft("inspect", "text:images=5,height=64,width=64,seed=3", ranks=0)
         self.assertIn("5", facts.out)
         self.weft("simulate", "d.toml", "--gpus", "1,2", "--steps", "3", ranks=0)
