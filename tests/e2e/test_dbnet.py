@@ -124,7 +124,10 @@ class Train(Text):
         self.train("one", ranks=1)
         self.train("two", ranks=2)
         self.assertEqual(self.samples("one"), self.samples("two"))
-        self.assert_close(self.losses("two"), self.losses("one"), 1e-4)
+        # The steep binarization magnifies rounding a hundredfold a step: other orders of sums, on as many ranks too, are
+        # apart by the fourth step.
+        for values in (lambda run: self.losses(run)[:2], lambda run: [m["grad_norm"] for m in self.metrics(run)[:2]]):
+            self.assert_close(values("two"), values("one"), 1e-5)
         # All ranks save the same running statistics: their means.
         job = self.train("two", "train.steps=7", "parallel.check_every=1", ranks=2)
         self.assertNotIn("WARN", job.err)
@@ -187,7 +190,7 @@ class Train(Text):
         self.assertIn("neck.asf_attn.attention_wise.conv.weight", self.exported(f"run{len('model.asf=true')}"))
 
     def test_plan_inspect_and_simulate(self):
-        plan = self.weft("plan", "d.toml", ranks=0)
+        plan = self.weft("plan", "d.toml", "--gpus", "1", "--memory", "6", ranks=0)
         self.assertIn("text-96", plan.out)
         facts = self.weft("inspect", "text:images=5,height=64,width=64,seed=3", ranks=0)
         self.assertIn("5", facts.out)

@@ -48,9 +48,12 @@ Json evaluate_missing(const Deck& deck, const RankDevice& device, const Detector
   log::info("weights   {}", weights.describe());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
-  const ImageSize largest =
-      view_size(images.size(engine.missing().front()), e.short_side, e.long_side).padded;
-  const std::size_t planned = detector.plan(1, largest.height, largest.width).bytes;
+  const std::int64_t first = engine.missing().front();  // the largest
+  std::size_t planned = 0;
+  if (engine.items()[static_cast<std::size_t>(first)].cost > 0) {
+    const ImageSize largest = view_size(images.size(first), e.short_side, e.long_side).padded;
+    planned = detector.plan(1, largest.height, largest.width).bytes;
+  }
   DetectionJob job(deck, images, detector, engine);
   engine.run(job, engine.one_by_one());
   log::info("memory    {} at the peak, {} planned for the largest picture",

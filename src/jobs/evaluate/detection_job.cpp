@@ -27,9 +27,14 @@ std::vector<ListItem> detection_items(const TextImages& images, const EvaluateDe
   const std::string key = to_hex(hash128(job)), with_picture = to_hex(hash128(job + "picture\n"));
   std::vector<ListItem> items;
   for (std::int64_t i = 0; i < images.count(); ++i) {
-    const ImageSize size = view_size(images.size(i), deck.short_side, deck.long_side).padded;
-    items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key,
-                     static_cast<double>(size.height) * static_cast<double>(size.width)});
+    double pixels = 0;
+    try {
+      const ImageSize size = view_size(images.size(i), deck.short_side, deck.long_side).padded;
+      pixels = static_cast<double>(size.height) * static_cast<double>(size.width);
+    } catch (const Error& e) {
+      if (e.code() != Exit::data) throw;  // a broken picture fails when its turn comes, alone
+    }
+    items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key, pixels});
   }
   return items;
 }
