@@ -289,7 +289,12 @@ def targets(height, width, polygons, ignored=None, shrink=0.4, least=0.3, most=0
         area = abs(float((polygon[:, 0] * following[:, 1] - polygon[:, 1] * following[:, 0]).sum())) / 2
         length = float(np.hypot(*(following - polygon).T).sum())
         invalid = ignore or area < 1 or min(cv2.minAreaRect(polygon.astype(np.float32))[1]) < 8
-        inner = [] if invalid else offset(polygon, -int(area * (1 - shrink ** 2) / (length + 0.001) + 0.5))
+        # mmocr shrinks the polygon whose corners are cut to whole pixels, and takes its area and length.
+        whole = np.trunc(polygon)
+        after = np.roll(whole, -1, 0)
+        whole_area = abs(float((whole[:, 0] * after[:, 1] - whole[:, 1] * after[:, 0]).sum())) / 2
+        whole_length = float(np.hypot(*(after - whole).T).sum())
+        inner = [] if invalid else offset(whole, -int(whole_area * (1 - shrink ** 2) / (whole_length + 0.001) + 0.5))
         if not inner:
             cv2.fillPoly(counts, [polygon.astype(np.int32)], 0)
             continue
@@ -305,8 +310,9 @@ def targets(height, width, polygons, ignored=None, shrink=0.4, least=0.3, most=0
             dx, dy = bx - ax, by - ay
             t = np.clip(((xs - ax) * dx + (ys - ay) * dy) / max(dx * dx + dy * dy, 1e-12), 0, 1)
             distance = np.minimum(distance, np.hypot(xs - ax - t * dx, ys - ay - t * dy))
-        value = np.maximum(value, np.where(region, 1 - np.clip(distance / reach, 0, 1), 0))
+        value = np.maximum(value, 1 - np.clip(distance / reach, 0, 1))
         near |= region
+    value *= near
     return (text.astype(np.float32), counts.astype(np.float32), (value * (most - least) + least).astype(np.float32),
             near.astype(np.float32))
 
