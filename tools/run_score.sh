@@ -42,6 +42,6 @@ fi
   find "$folder" -type f \( -iname '*.mp4' -o -iname '*.avi' -o -iname '*.mov' -o -iname '*.mkv' -o -iname '*.png' \
     -o -iname '*.jpg' -o -iname '*.jpeg' \) | LC_ALL=C sort | sed 's/"/""/g; s/^.*$/"&"/'
 } >"$run/media.csv"
-mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.ema=true score.input="$run/media.csv" \
+mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.input="$run/media.csv" \
   score.output="$run/media_ocr.csv" score.pictures=50
-echo "look at $run/evaluation/evaluation.html, $run/media_ocr.html and $run/media_ocr.csv.parts/pictures/"
+echo "look at $run/evaluation/evaluation.html, $run/media_ocr.csv.html and $run/media_ocr.csv.parts/pictures/"

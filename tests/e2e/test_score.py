@@ -89,7 +89,7 @@ class Tables(Score):
         self.assertEqual(report["feed"]["frames"], 9)
         self.assertIn(report["feed"]["bound"], ("network", "decode", "resize", "post-processing"))
         self.assertIn("10 rows", said.out)
-        self.assertIn("Text regions", (self.dir / "one.html").read_text())
+        self.assertIn("Text regions", (self.dir / "one.csv.html").read_text())
         # Nothing is left to do, but what is asked of the table may change.
         again = self.score("in.csv", "one.csv", f"score.maximum={sorted(counts.values())[3]}")
         self.assertIn("9 scored before", again.err)
@@ -125,7 +125,7 @@ class Tables(Score):
         width, height, pixels, _ = read_png(drawn[0])
         self.assertEqual((width, height), (64, 64))
         self.assertIn((255, 40, 40), [p for row in pixels for p in row])
-        self.assertEqual((self.dir / "out.html").read_text().count("data:image/png;base64,"), 2)
+        self.assertEqual((self.dir / "out.csv.html").read_text().count("data:image/png;base64,"), 2)
         # A picture that is gone is drawn again.
         drawn[1].unlink()
         self.assertIn("3 files, 2 scored before", self.score("in.csv", "out.csv",
@@ -228,15 +228,15 @@ class BadInput(Score):
 
 
 class Restarts(Score):
-    def many(self, count=60):
+    def many(self, count=60, *options):
         self.table("in.csv", self.pictures(count) + ["missing.png"])
-        self.score("in.csv", "one.csv", expect=3)
+        self.score("in.csv", "one.csv", *options, expect=3)
         return (self.dir / "one.csv").read_bytes()
 
-    def begun(self, output, lines):
-        """Waits until so many files are scored."""
+    def begun(self, job, output, lines):
+        """Waits until so many files are scored, or the job has ended."""
         found = 0
-        while found < lines:
+        while found < lines and job.process.poll() is None:
             with contextlib.suppress(FileNotFoundError):
                 found = sum(p.read_bytes().count(b"\n") for p in (self.dir / f"{output}.parts").glob("score*.jsonl"))
             time.sleep(0.002)
@@ -245,22 +245,22 @@ class Restarts(Score):
         wanted = self.many()
         for done in (1, 9, 23, 40):
             job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-            self.begun("two.csv", done)
+            self.begun(job, "two.csv", done)
             job.kill()
             job.wait()
-            self.assertFalse((self.dir / "two.csv").exists())
         job = self.score("in.csv", "two.csv", ranks=2, expect=3)
         self.assertIn("scored before", job.err)
         self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
 
     def test_stopped_it_goes_on(self):
-        wanted = self.many()
-        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-        self.begun("two.csv", 3)
+        wait = "score.network_wait=200"  # in all much longer than until the file is looked for
+        wanted = self.many(60, wait)
+        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", wait, ranks=2)
+        self.begun(job, "two.csv", 3)
         (self.dir / "two.csv.parts/stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
         self.assertFalse((self.dir / "two.csv").exists())
-        self.score("in.csv", "two.csv", ranks=2, expect=3)
+        self.score("in.csv", "two.csv", wait, ranks=2, expect=3)
         self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
 
     def test_a_failed_rank_leaves_its_files_to_the_others(self):
@@ -269,7 +269,7 @@ class Restarts(Score):
             shutil.rmtree(self.dir / "two.csv.parts", ignore_errors=True)
             with mock.patch.dict(os.environ, OTHERS_LIVE):
                 job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=3)
-            self.begun("two.csv", 4)
+            self.begun(job, "two.csv", 4)
             os.kill(job.ranks()[victim], signal.SIGKILL)
             job.wait()
             self.assert_gone(job)

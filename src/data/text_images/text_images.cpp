@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "data/text_images/outlines.h"
 #include "data/text_images/picture_files.h"
@@ -23,6 +24,14 @@ class TextList : public TextImages {
   ImageSize size(std::int64_t i) const override {
     const ImageFile file = decode(i);
     return {file.height, file.width};
+  }
+  std::string identity(std::int64_t i) const override {
+    std::string text = file_identity(entry(i).path);
+    for (const TextRegion& r : entry(i).regions) {
+      text += r.ignore ? "\nignored" : "\n";
+      for (const Point& p : r.polygon) text += fmt::format(" {} {}", p.x, p.y);
+    }
+    return text;
   }
   void read(std::int64_t i, TextImage& out) const override {
     ImageFile file = decode(i);

@@ -32,6 +32,8 @@ class TextImages {
   virtual ImageSize size(std::int64_t i) const = 0;
   // A path as the list has it, or how the picture was drawn.
   virtual std::string name(std::int64_t i) const = 0;
+  // Distinguishes it from what was called so before: the file's size and time, and its regions.
+  virtual std::string identity(std::int64_t i) const { return {}; }
   // Throws Exit::data, naming list and picture, when it cannot be read.
   virtual void read(std::int64_t i, TextImage& out) const = 0;
 };

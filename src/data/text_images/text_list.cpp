@@ -20,7 +20,7 @@ constexpr const char* json_hint =
     "a line is {\"path\": \"a.jpg\", \"polygons\": [{\"points\": [[0, 0], [9, 0], [9, 9]], "
     "\"ignore\": false}]}";
 constexpr const char* icdar_hint = "a line is x1,y1,x2,y2,x3,y3,x4,y4,text";
-constexpr std::size_t most_points = 10'000;
+constexpr std::size_t most_points = 1'000;  // geometry's time grows with their square
 constexpr double farthest = 1e6;
 
 std::string slurp(const std::string& path, const MediaDeck& limits) {
@@ -165,7 +165,9 @@ std::vector<TextListEntry> read_text_list(const std::string& path, const MediaDe
       e.regions = read_icdar(e.path, limits);
     });
   }
-  WEFT_CHECK(!entries.empty(), Exit::data, json_hint, "list {} names no picture", path);
+  WEFT_CHECK(!entries.empty(), Exit::data,
+             path.ends_with(".jsonl") ? json_hint : "a .txt list has the path of a picture a line",
+             "list {} names no picture", path);
   return entries;
 }
 

@@ -22,7 +22,7 @@ struct TextListEntry {
 // the folder gt/ beside it. A line is "x1,y1,x2,y2,x3,y3,x4,y4,TEXT"; a region with the text ###
 // is ignored. A byte order mark and CRLF do no harm. Paths in a list are relative to it.
 //
-// Pictures are not opened. A polygon has 3 to 10,000 points within a million pixels of the origin.
+// Pictures are not opened. A polygon has 3 to 1,000 points within a million pixels of the origin.
 // Throws Exit::data, naming list, line and value.
 std::vector<TextListEntry> read_text_list(const std::string& path, const MediaDeck& limits);
 

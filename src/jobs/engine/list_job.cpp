@@ -134,13 +134,19 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
       stop_(members_, settings_.directory, settings_.stop_margin) {
   members_.watch(members_.neighbour(),
                  [this](int rank) { end_for_failed(members_, rank, settings_.noun, world_); });
-  // Rank 0's keys: they hold times of files, which may differ from node to node.
+  // Rank 0's keys and costs: files, and their times, may look different from node to node.
   std::string keys;
-  for (const ListItem& item : items_) keys += item.key + "\n";
+  std::vector<double> costs;
+  for (const ListItem& item : items_) {
+    keys += item.key + "\n";
+    costs.push_back(item.cost);
+  }
   broadcast_sized(keys, world_);
+  MPI_Bcast(costs.data(), static_cast<int>(costs.size()), MPI_DOUBLE, 0, world_);
   for (std::size_t i = 0, at = 0; i < items_.size(); ++i) {
     const std::size_t end = keys.find('\n', at);
     items_[i].key = keys.substr(at, end - at);
+    items_[i].cost = costs[i];
     at = end + 1;
   }
   find_missing();
@@ -328,8 +334,10 @@ void ListEngine::add_unmade(ListReport& report) {
   for (const std::int64_t number : missing_) {
     const ListItem& item = items_[static_cast<std::size_t>(number)];
     const auto line = finished.find(item.name);
-    if ((line != finished.end() && line->second.key == item.key) || resolved.contains(number))
-      continue;
+    // A line with a fault is of an earlier start: this one was to make the item again.
+    const bool made = line != finished.end() && line->second.key == item.key &&
+                      !line->second.parsed().contains("fault");
+    if (made || resolved.contains(number)) continue;
     const auto had = std::count_if(
         report.failed_ranks.begin(), report.failed_ranks.end(), [&](const FailedRank& f) {
           return std::find(f.in_hand.begin(), f.in_hand.end(), item.name) != f.in_hand.end();

@@ -134,7 +134,8 @@ struct ListEnd {
 
 class ListEngine {
  public:
-  // Collective. Uses rank 0's keys: they hold times of files, which may differ from node to node.
+  // Collective. Uses rank 0's keys and costs: files, and their times, may look different from node
+  // to node.
   ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_Comm world);
   ListEngine(const ListEngine&) = delete;
   ListEngine& operator=(const ListEngine&) = delete;

@@ -76,10 +76,12 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
              "{} holds no pictures with text regions", data);
   const auto images = open_text_images(data, deck.media);
   const DetectorSource weights(deck, "model.weights", deck.model.weights, e.ema, world);
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
   DetectionScores result(deck.get<PostprocessDeck>().min_text_score);
   result.folder = e.output;
   ListEngine engine(evaluation_settings(deck),
-                    detection_items(*images, e, describe_job(deck, weights)), world);
+                    detection_items(*images, e, describe_job(deck, weights), rank == 0), world);
   const std::size_t missing = engine.missing().size(), all = engine.items().size();
   log::info("evaluate  {} images of {}{}", all, data,
             missing < all ? fmt::format(", {} evaluated before", all - missing) : "");

@@ -23,18 +23,19 @@ Rgb colour_of(int partner) {
 }  // namespace
 
 std::vector<ListItem> detection_items(const TextImages& images, const EvaluateDeck& deck,
-                                      const std::string& job) {
-  const std::string key = to_hex(hash128(job)), with_picture = to_hex(hash128(job + "picture\n"));
+                                      const std::string& job, bool first_rank) {
   std::vector<ListItem> items;
   for (std::int64_t i = 0; i < images.count(); ++i) {
-    double pixels = 0;
+    ListItem& item = items.emplace_back();
+    item.name = fmt::format("image{}", i);
+    if (!first_rank) continue;
+    item.key = to_hex(hash128(job + (i < deck.pictures ? "picture\n" : "") + images.identity(i)));
     try {
       const ImageSize size = view_size(images.size(i), deck.short_side, deck.long_side).padded;
-      pixels = static_cast<double>(size.height) * static_cast<double>(size.width);
+      item.cost = static_cast<double>(size.height) * static_cast<double>(size.width);
     } catch (const Error& e) {
       if (e.code() != Exit::data) throw;  // a broken picture fails when its turn comes, alone
     }
-    items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key, pixels});
   }
   return items;
 }

@@ -14,9 +14,10 @@
 namespace weft {
 
 // Item i is picture i; its line holds its counts (put_matches) and seconds, and where they are
-// wanted a file picture, or boxes and scores. `job`: all that decides the results.
+// wanted a file picture, or boxes and scores. `job`: all that decides the results but the picture.
+// Keys and costs on the first rank alone, which reads the pictures' sizes.
 std::vector<ListItem> detection_items(const TextImages& images, const EvaluateDeck& deck,
-                                      const std::string& job);
+                                      const std::string& job, bool first_rank);
 
 // Looks for text in the current arena. The next picture is read and resized, and the boxes of the
 // one before are found and matched, while one is in the network.

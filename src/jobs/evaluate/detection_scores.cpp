@@ -30,9 +30,10 @@ double DetectionCounts::hmean() const {
 TextMatcher::TextMatcher(std::span<const TextRegion> regions, std::span<const FoundText> boxes)
     : regions_(regions), boxes_(boxes) {
   std::vector<double> areas;
-  for (const FoundText& b : boxes) areas.push_back(polygon_area(b.polygon));
+  for (const FoundText& b : boxes) areas.push_back(common_area(b.polygon, b.polygon));
   for (std::size_t r = 0; r < regions.size(); ++r) {
-    const double area = polygon_area(regions[r].polygon);
+    // By the same rule as what they have in common, also where edges cross.
+    const double area = common_area(regions[r].polygon, regions[r].polygon);
     for (std::size_t b = 0; b < boxes.size(); ++b) {
       const double common = common_area(regions[r].polygon, boxes[b].polygon);
       if (common <= 0) continue;

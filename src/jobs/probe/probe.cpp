@@ -128,12 +128,13 @@ int probe(const Deck& deck, const ProbeRequest& request, MPI_Comm world) {
   for (const Probe& p : probes()) {
     const bool asked = std::ranges::find(p.whats, request.what) != p.whats.end();
     if (asked && p.models.empty()) return p.run(deck, request, world);
+    WEFT_CHECK(!asked || !request.deck.empty(), Exit::usage,
+               "name the deck of the model with --deck", "weft probe {} needs a deck",
+               request.what);
     if (asked) fitting.insert(fitting.end(), p.models.begin(), p.models.end());
     if (std::ranges::find(p.models, deck.model.name) == p.models.end()) continue;
     possible.insert(possible.end(), p.whats.begin(), p.whats.end());
     if (!asked) continue;
-    WEFT_CHECK(!request.deck.empty(), Exit::usage, "name the deck of the model with --deck",
-               "weft probe {} needs a deck", request.what);
     WEFT_CHECK(!p.weights || !request.weights.empty(), Exit::usage, "name a file with --weights",
                "weft probe {} needs weights", request.what);
     return p.run(deck, request, world);

@@ -56,12 +56,7 @@ class WholeFile {
 
 fs::path parts_folder(const ScoreDeck& deck) { return deck.output + ".parts"; }
 
-fs::path page_file(const ScoreDeck& deck) {
-  fs::path page = deck.output;
-  // An output that is called so itself keeps its name to itself.
-  return page.extension() == ".html" ? fs::path(deck.output + ".html")
-                                     : page.replace_extension(".html");
-}
+fs::path page_file(const ScoreDeck& deck) { return deck.output + ".html"; }
 
 void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
   const auto add = [&](const Json& share) {

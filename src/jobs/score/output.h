@@ -16,7 +16,7 @@ inline constexpr std::array<std::string_view, 4> extra_columns = {"area", "boxes
                                                                   "fault"};
 
 std::filesystem::path parts_folder(const ScoreDeck& deck);  // OUTPUT.parts
-std::filesystem::path page_file(const ScoreDeck& deck);     // OUTPUT with the ending .html
+std::filesystem::path page_file(const ScoreDeck& deck);     // OUTPUT.html
 
 // The feeds of all ranks; if this start scored nothing, of the one that wrote the report.
 void add_feeds(const ListReport& report, const std::filesystem::path& file, FeedSummary& feed);

@@ -50,18 +50,23 @@ void check_deck(const Deck& deck) {
       fmt::format("set score.side = {}, or another multiple of {}",
                   std::max<std::int64_t>(1, s.side / Dbnet::stride) * Dbnet::stride, Dbnet::stride),
       "score.side = {}", s.side);
-  for (const std::string& c : s.columns)
+  for (const std::string& c : s.columns) {
     WEFT_CHECK(std::ranges::find(extra_columns, c) != extra_columns.end(), Exit::usage,
                fmt::format("there are {}", fmt::join(extra_columns, ", ")),
                "score.columns has \"{}\"", c);
-  for (const std::int64_t f : s.frames)
-    WEFT_CHECK(f >= 0, Exit::usage, "frames count from 0", "score.frames has {}", f);
+    WEFT_CHECK(std::ranges::count(s.columns, c) == 1, Exit::usage, "name each column once",
+               "score.columns has \"{}\" more than once", c);
+  }
   std::error_code none;
   WEFT_CHECK(!fs::is_directory(s.output, none), Exit::usage,
              "name a file, such as score.output = \"meta_ocr.csv\"",
              "score.output = {} is a folder", s.output);
   WEFT_CHECK(!fs::equivalent(s.input, s.output, none), Exit::usage, "choose another score.output",
              "score.output would replace score.input, {}", s.input);
+  const fs::path html = page_file(s);
+  WEFT_CHECK(!fs::is_directory(html, none) && !fs::equivalent(s.input, html, none), Exit::usage,
+             "choose another score.output", "the page {} would replace a folder or score.input",
+             html.string());
 }
 
 // All that decides a file's line but the file itself, a line each.
@@ -71,11 +76,10 @@ std::string describe_job(const Deck& deck, const std::string& weights) {
   const PostprocessDeck& p = deck.get<PostprocessDeck>();
   return fmt::format(
       "weights {}\nmodel {} {} {} {} {}\npostprocess {} {} {} {} {} {}\nframes {}\nside {}\n"
-      "boxes {}\nlimits {} {} {} {}\nwait {}\n",
+      "wait {}\n",
       weights, m.backbone, m.asf, m.conv2_gain, m.deformable, deck.model.dtype, p.mask_threshold,
       p.min_text_score, p.min_text_width, p.unclip_ratio, p.epsilon_ratio, p.max_candidates,
-      fmt::join(frames_of(s), " "), s.side, wants_boxes(s), deck.media.max_gib,
-      deck.media.max_hours, deck.media.max_frames, deck.media.max_megapixels, s.network_wait);
+      fmt::join(frames_of(s), " "), s.side, s.network_wait);
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,

@@ -45,6 +45,7 @@ struct ScoreJob::Item {
   std::vector<std::uint8_t> rgb;  // of that frame, if it is to be drawn
   std::string fault;              // the first
   std::optional<Error> error;     // no frame at all, or not in the network
+  bool dropped = false;           // the job is to stop: the next one makes it
 };
 
 struct ScoreJob::Unit : FeedUnit {
@@ -63,17 +64,12 @@ bool is_video(const std::string& path) {
 }
 
 std::string item_name(const std::string& path) {
-  if (path.empty()) return "(no path)";
-  const std::string name = printable(path);
+  const std::string name = path.empty() ? "(no path)" : printable(path);
   return name == path ? name : name + " #" + to_hex(hash128(path));
 }
 
 std::vector<std::int64_t> frames_of(const ScoreDeck& deck) {
   return deck.frames.empty() ? std::vector{deck.frame} : deck.frames;
-}
-
-bool wants_boxes(const ScoreDeck& deck) {
-  return std::ranges::any_of(deck.columns, [](const std::string& c) { return c != "fault"; });
 }
 
 std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std::string& job,
@@ -90,8 +86,9 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
 FeedLimits ScoreJob::limits(Detector* detector) const {
   FeedLimits l;
   l.overlap = on_cuda() || detector == nullptr;
-  // On the CPU a frame alone fills the cores: larger batches gain little and take memory.
-  l.most_batch = l.overlap ? 64 : 4;
+  // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
+  l.most_batch = l.overlap ? 64 : 1;
+  l.own_thread = on_cuda() && detector != nullptr;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
@@ -125,7 +122,13 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
       auto unit = std::make_unique<Unit>();
       unit->item = item;
       unit->frame = video ? frames_[static_cast<std::size_t>(f)] : 0;
-      feed_.add(std::move(unit));
+      try {
+        feed_.add(std::move(unit));
+      } catch (const Error& e) {
+        // Of another file, or of all: not this one's own, which read() keeps.
+        throw Error(e.code() == Exit::usage || e.code() == Exit::data ? Exit::internal : e.code(),
+                    e.what(), e.hint());
+      }
     }
   }
 }
@@ -137,7 +140,8 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
   try {
     WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
     if (is_video(path)) {
-      PickedFrame picked = frame_at({path, MediaTrust::untrusted}, unit.frame, {deck_.media, {}});
+      PickedFrame picked = frame_at({path, MediaTrust::untrusted}, unit.frame,
+                                    {deck_.media, [this] { return engine_.stop_requested(); }});
       unit.height = picked.height;
       unit.width = picked.width;
       unit.fault = std::move(picked.fault);
@@ -152,9 +156,13 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
     unit.rgb = detector_frame({rgb.data(), unit.height, unit.width, 3 * unit.width}, score_.side);
     return true;
   } catch (const Error& e) {
-    if (e.code() != Exit::data) throw;
+    if (e.code() != Exit::data && e.code() != Exit::stopped) throw;
     decoded = now_seconds();
     const std::lock_guard lock(unit.item->mutex);
+    if (e.code() == Exit::stopped) {
+      unit.item->dropped = true;
+      return false;
+    }
     if (!unit.item->error) unit.item->error = Error(e.code(), printable(e.what()), e.hint());
     return false;
   }
@@ -246,6 +254,7 @@ void ScoreJob::draw(const Item& item, Json& line) const {
 }
 
 void ScoreJob::report(Item& item) {
+  if (item.dropped) return;
   const ListItem& i = engine_.items()[static_cast<std::size_t>(item.number)];
   Json line = {{"name", i.name}, {"key", i.key}, {"rank", engine_.groups().rank}};
   line["ocr"] = item.count < 0 ? Json() : Json(item.count);
@@ -253,13 +262,11 @@ void ScoreJob::report(Item& item) {
     line["frame"] = item.frame;
     line["height"] = item.height;
     line["width"] = item.width;
-    if (wants_boxes(score_)) {
-      line["area"] = covered_share(item.boxes, score_.side);
-      line["boxes"] = line["scores"] = Json::array();
-      for (const TextBox& b : in_picture(item.boxes, item.height, item.width, score_.side)) {
-        line["boxes"].push_back(b.corners);
-        line["scores"].push_back(b.score);
-      }
+    line["area"] = covered_share(item.boxes, score_.side);
+    line["boxes"] = line["scores"] = Json::array();
+    for (const TextBox& b : in_picture(item.boxes, item.height, item.width, score_.side)) {
+      line["boxes"].push_back(b.corners);
+      line["scores"].push_back(b.score);
     }
   }
   if (!item.error && !item.fault.empty())
@@ -267,7 +274,7 @@ void ScoreJob::report(Item& item) {
   try {
     if (item.count >= 0 && files_[static_cast<std::size_t>(item.number)].drawn) draw(item, line);
   } catch (const Error& e) {
-    results_->failed(item.number, e);
+    results_->failed(item.number, e, line);
     return;
   }
   if (item.error)

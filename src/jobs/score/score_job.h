@@ -30,16 +30,13 @@ std::string item_name(const std::string& path);
 // What score.frames or score.frame asks for.
 std::vector<std::int64_t> frames_of(const ScoreDeck& deck);
 
-// Whether lines hold boxes: for columns that tell of them.
-bool wants_boxes(const ScoreDeck& deck);
-
 // Item i is file i; all cost the same, so that rows are scored in their order. `job`: all that
 // decides the results but the file itself. Looks at the files where `keys`: rank 0 has to.
 std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std::string& job,
                                   bool keys);
 
-// A line has ocr (null: none), and as wanted area, boxes (in pixels of the picture), scores,
-// picture; fault where the file could not be read as wanted.
+// A line has ocr (null: none), area, boxes (in pixels of the picture) and scores, picture if it is
+// wanted; fault where the file could not be read as wanted.
 class ScoreJob : public ListJob, private FeedWork {
  public:
   // `detector` may be null: then a frame takes score.network_wait, and has no text. In the current

@@ -16,6 +16,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t npos = std::string::npos;
+constexpr int end_of_file = std::char_traits<char>::eof();
+constexpr std::size_t longest_json = std::size_t{8} << 20;  // parsed it takes a multiple of that
 constexpr std::size_t longest_row = std::size_t{64} << 20;  // more is a quote that nobody closed
 
 bool ends_in_jsonl(const std::filesystem::path& path) {
@@ -156,7 +158,6 @@ int TableReader::get() { return in_.rdbuf()->sbumpc(); }
 // One record with its fields, blank lines skipped.
 bool TableReader::read_record(TableRow& row) {
   enum class At { field, plain, quoted, quote };
-  constexpr int end_of_file = std::char_traits<char>::eof();
   for (;;) {
     row.text.clear();
     row.fields.clear();
@@ -206,7 +207,18 @@ bool TableReader::read_record(TableRow& row) {
 
 bool TableReader::read_json(TableRow& row) {
   row.fields.clear();
-  while (std::getline(in_, row.text)) {
+  const auto next_line = [&] {
+    row.text.clear();
+    int c = in_.get();
+    for (; c != end_of_file && c != '\n'; c = in_.get()) {
+      row.text += static_cast<char>(c);
+      WEFT_CHECK(row.text.size() <= longest_json, Exit::data, "is it a table of JSON lines?",
+                 "{}, line {}: a line of more than {} MiB", path_.string(), line_,
+                 longest_json >> 20);
+    }
+    return c == '\n' || !row.text.empty();
+  };
+  while (next_line()) {
     row.line = line_++;
     if (row.text.ends_with('\r')) {
       row.text.pop_back();

@@ -44,6 +44,7 @@ void FeedTuner::took_network(std::int64_t frames, double seconds) {
 }
 
 int FeedTuner::workers(int budget) const {
+  if (limits_.own_thread) budget = std::max(1, budget - 1);
   if (!limits_.overlap || !network_.known() || !decode_.known()) return budget;
   // A fifth more than the means say: times vary, and a network that waits is the dearer one.
   const double host = decode_.value() + resize_.value() + finish_.value();

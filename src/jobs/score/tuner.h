@@ -13,6 +13,8 @@ struct FeedLimits {
   // Whether the network runs elsewhere, on a GPU: threads prepare frames meanwhile. Otherwise it
   // takes the same cores, by turns with them.
   bool overlap = false;
+  // Whether the thread that drives such a network takes a core, as one that waits for a GPU does.
+  bool own_thread = false;
   std::int64_t most_batch = 64;
   std::size_t frame_bytes = 1;             // of a frame that is ready
   std::size_t most_bytes = 1;              // of all that are read ahead

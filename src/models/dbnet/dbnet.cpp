@@ -142,6 +142,7 @@ void Dbnet::scale_conv2(float gain) {
   if (gain == 1) return;
   for (std::size_t l = 1; l < 4; ++l)
     for (const ResidualBlock& block : backbone_->layers()[l]) {
+      if (block.convs[1].offsets.weight != nullptr) continue;
       WEFT_CHECK(block.convs.size() == 3, Exit::usage, "set model.conv2_gain = 1",
                  "model.conv2_gain = {} is for a backbone of bottlenecks, such as "
                  "oclip_resnet50",

@@ -36,8 +36,8 @@ class Dbnet {
                std::int64_t recomputed = 0) const;
   std::int64_t blocks() const;
 
-  // Multiplies the weights of the 3x3 convolutions of layer2 to layer4, once they are loaded.
-  // Exit::usage for a backbone of basic blocks, which has none of these.
+  // Multiplies the weights of the 3x3 convolutions of layer2 to layer4 that are not deformable,
+  // once they are loaded. Exit::usage for a backbone of basic blocks, which has none of these.
   void scale_conv2(float gain);
 
   // Of a forward of one picture, two a multiply-add.
@@ -71,8 +71,8 @@ class Dbnet {
   Head probability_, threshold_;
 };
 
-// How released files may differ from the table: they count batches (num_batches_tracked), and may
-// lack what only training evaluates (docs/models/dbnet.md, Weights).
+// How released files may differ from the table: they count batches (num_batches_tracked)
+// (docs/models/dbnet.md, Weights).
 WeightNames dbnet_weight_names();
 // Whether files have offsets of deformable convolutions.
 bool has_offsets(const WeightFiles& files);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "data/text_images/text_source.h"
 #include "models/dbnet/weights.h"
 #include "nn/exchange.h"
 #include "nn/image_ops.h"
@@ -16,6 +17,10 @@
 
 namespace weft {
 namespace {
+
+// What the data says and what the loss reads.
+static_assert(text_bit == ops::TextPixel::text && counts_bit == ops::TextPixel::counts &&
+              threshold_bit == ops::TextPixel::threshold);
 
 // Bytes on their device; waits for nothing.
 void copy_bytes(const Tensor& from, Tensor& to) {
@@ -88,7 +93,7 @@ std::vector<TrainDeck> DbnetTask::optimizers() const {
 
 void DbnetTask::check(std::span<const Bucket> buckets) const {
   for (const Bucket& b : buckets) {
-    WEFT_CHECK(b.label_rate == 1 && b.label_bytes == 2, Exit::usage,
+    WEFT_CHECK(b.holds_text(), Exit::usage,
                "name a list of pictures with polygons in data.path, or text:",
                "{} holds no pictures with text regions, and a text detector trains on them",
                deck_.data.path);

@@ -26,6 +26,7 @@ class DbnetTask : public TrainingTask {
   void start_weights() override;
   void share_clips(Communicator* group) override;
   void join_ranks(MPI_Comm world) override;
+  Communicator* inner_ranks() override { return all_.get(); }
 
   std::int64_t blocks(const Bucket&) const override { return model_.blocks(); }
   double least_recompute() const override { return deck_.model.recompute; }

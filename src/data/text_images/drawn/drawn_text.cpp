@@ -25,7 +25,7 @@ class DrawnText : public TextImages {
     std::string fonts, pictures;
     lettering_.words = {0, 24};
     lettering_.letters = {8, 72};
-    const std::array numbers = {NumberKey{"images", &images_, 1, 1'000'000'000, false},
+    const std::array numbers = {NumberKey{"images", &images_, 1, 10'000'000, false},
                                 NumberKey{"height", &height_, 32, 8192, true},
                                 NumberKey{"width", &width_, 32, 8192, true},
                                 NumberKey{"words", &lettering_.words, 0, 1000, true},
