@@ -145,6 +145,11 @@ int HostCores::budget() {
   return core_share(cores_, at_work, place);
 }
 
+int HostCores::turn() {
+  constexpr int few = 4;
+  return fixed_ > 0 || fd_ < 0 ? budget() : std::max(budget(), std::min(cores_, few));
+}
+
 bool HostCores::others_wait() const {
   for (int r = 0; r < ranks_; ++r)
     if (r != rank_ && locked_by_others(first_waiting_byte + r)) return true;
@@ -165,10 +170,12 @@ int HostCores::try_take(int most) {
 }
 
 // Ranks wait in a queue, asleep; the first of it looks for a core now and then.
-int HostCores::take(int most) {
+int HostCores::take(int most, int least) {
   if (fd_ < 0) return std::clamp(most, 1, cores_);
+  least = std::clamp(least, 1, cores_);
   int got = others_wait() ? 0 : try_take(most);
-  if (got > 0) return got;
+  if (got >= least) return got;
+  give(got);
   {
     const std::lock_guard guard(mutex_);
     if (++waiting_ == 1) lock(first_waiting_byte + rank_);
@@ -176,7 +183,9 @@ int HostCores::take(int most) {
   struct flock queue = lock_of(F_WRLCK, queue_byte);
   while (fcntl(fd_, F_OFD_SETLKW, &queue) != 0 && errno == EINTR) {
   }
-  while ((got = try_take(most)) == 0) std::this_thread::sleep_for(look_again);
+  // It keeps what it has found: those who have the rest wait for nothing.
+  for (got = try_take(most); got < least; got += try_take(most - got))
+    std::this_thread::sleep_for(look_again);
   const std::lock_guard guard(mutex_);
   if (--waiting_ == 0) unlock(first_waiting_byte + rank_);
   unlock(queue_byte);

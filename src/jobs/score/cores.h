@@ -16,9 +16,11 @@ class Cores {
   virtual ~Cores() = default;
   // Threads that this rank may run now.
   virtual int budget() = 0;
-  // Waits for a free core and takes up to `most` that are free, 1 or more. Returns how many. Ranks
+  // Threads of a turn, in which a rank has its cores to itself.
+  virtual int turn() { return budget(); }
+  // Waits until `least` cores are free and takes up to `most` that are. Returns how many. Ranks
   // that wait already come first.
-  virtual int take(int most) = 0;
+  virtual int take(int most, int least = 1) = 0;
   virtual void give(int count) = 0;
   // Whether this rank has work: the cores of those that have none go to the others.
   virtual void set_at_work(bool at_work) = 0;
@@ -46,7 +48,10 @@ class HostCores : public Cores {
   // This rank's part of the cores, where ranks take turns a fraction.
   double share() const;
   int budget() override;
-  int take(int most) override;
+  // Four, or all cores of a smaller host: a frame by a few threads in turns is done sooner than a
+  // frame of each rank at once, since these share the caches; by many threads it is not.
+  int turn() override;
+  int take(int most, int least = 1) override;
   void give(int count) override;
   void set_at_work(bool at_work) override;
 

@@ -53,7 +53,7 @@ void Feed::begin() {
     began_ = clock_();
     cores_.set_at_work(true);
   }
-  budget_ = cores_.budget();
+  budget_ = overlap_ ? cores_.budget() : cores_.turn();
   times_.budget = std::max(times_.budget, budget_);
   while (std::ssize(threads_) < budget_)
     threads_.emplace_back([this](const std::stop_token& end) { serve(end); });
@@ -129,9 +129,9 @@ void Feed::step_in_turns(std::unique_lock<std::mutex>& lock, bool all) {
   if (held_ > 0 && clock_() - held_since_ > turn_seconds) cores_.give(std::exchange(held_, 0));
   if (held_ == 0) {
     const double begin = clock_();
-    const int wanted = budget_ = cores_.budget();
+    const int wanted = budget_ = cores_.turn();
     lock.unlock();
-    const int held = cores_.take(wanted);
+    const int held = cores_.take(wanted, wanted);
     lock.lock();
     held_ = held;
     held_since_ = clock_();

@@ -152,10 +152,12 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
             missing < rows.files.size()
                 ? fmt::format(", {} scored before", rows.files.size() - missing)
                 : "");
-  const int even = std::max(1, static_cast<int>(cores.share()));
+  // Beside a network that runs elsewhere each rank has its share; else they take turns with more.
+  const bool beside = on_cuda() || !source;
+  const int each = beside ? std::max(1, static_cast<int>(cores.share())) : cores.turn();
   log::info("cores     {} for {} ranks of this host: {} thread{} a rank{}", cores.cores(),
-            cores.ranks(), even, even == 1 ? "" : "s",
-            cores.ranks() > cores.cores() ? ", which take turns" : "");
+            cores.ranks(), each, each == 1 ? "" : "s",
+            cores.ranks() * each > cores.cores() ? ", which take turns" : "");
 
   // 2. Files through the network; a rank that is free takes the next one.
   ListEnd last;

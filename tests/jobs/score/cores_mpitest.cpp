@@ -72,5 +72,18 @@ TEST_F(HostCoresTest, ACoreHasOneHolder) {
   if (rank_ == 0) fs::remove(given);
 }
 
+// Ranks that want all cores at once do not keep a part of them from each other.
+TEST_F(HostCoresTest, ATurnIsWhole) {
+  HostCores cores(0, MPI_COMM_WORLD);
+  const int turn = cores.turn();
+  EXPECT_EQ(turn, std::max(cores.budget(), std::min(4, cores.cores())));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(cores.take(turn, turn), turn);
+    cores.give(turn);
+  }
+  HostCores fixed(1, MPI_COMM_WORLD);
+  EXPECT_EQ(fixed.turn(), 1);
+}
+
 }  // namespace
 }  // namespace weft

@@ -16,7 +16,7 @@ class FakeCores : public Cores {
  public:
   explicit FakeCores(int cores) : cores_(cores) {}
   int budget() override { return cores_; }
-  int take(int most) override {
+  int take(int most, int) override {
     const int got = std::min(most, cores_ - held.load());
     EXPECT_GT(got, 0) << "more threads than cores";
     held += got;
