@@ -6,10 +6,10 @@
 //   columns   16 bytes a thread
 //   offsets   a warp takes a tap of a pixel, its lanes the channels
 //   input     each pixel of x gets the list of the taps that read it, as a transposed sparse
-//             matrix: counted, placed by atomic counters, and put in the taps' order, so that the sums
-//             repeat their bits; then 16 bytes of columns a thread and entry. An entry finds its
-//             place by the keys below its own: with offsets near 0 a list has some 36, and a list
-//             as long as the band, where all taps read one pixel, takes a tenth of a second.
+//             matrix. They are counted, placed by atomic counters, and put in the taps' order, so
+//             that the sums repeat their bits; then 16 bytes of columns a thread and entry. An
+//             entry finds its place by the keys below its own: with offsets near 0 a list has some
+//             36. One as long as the band, where all taps read one pixel, is slow.
 #include "ops/deform.h"
 
 #include "core/error.h"
