@@ -4,6 +4,7 @@ refused."""
 
 import json
 import random
+import shutil
 import time
 import unittest
 
