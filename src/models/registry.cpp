@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "models/dbnet/options.h"
 #include "models/dbnet/task.h"
+#include "models/sadtalker/options.h"
 #include "models/segmentation/options.h"
 #include "models/segmentation/task.h"
 #include "models/stdit3/task.h"
@@ -24,6 +25,7 @@ std::vector<Model>& table() {
       {"vae_temporal"},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
+      {"sadtalker", sadtalker_tables},
       // What a probe's deck may name: parts of segmentation (docs/probe.md).
       {"sync_batch_norm"},
       {"image_resize"},

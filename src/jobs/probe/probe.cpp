@@ -8,9 +8,13 @@
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_dbnet.h"
+#include "jobs/probe/probe_face.h"
 #include "jobs/probe/probe_images.h"
+#include "jobs/probe/probe_paste.h"
+#include "jobs/probe/probe_sadtalker.h"
 #include "jobs/probe/probe_scores.h"
 #include "jobs/probe/probe_segmentation.h"
+#include "jobs/probe/probe_speech.h"
 #include "jobs/probe/probe_vae.h"
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
@@ -114,6 +118,12 @@ const std::vector<Probe>& probes() {
        alone(probe_images)},
       {{"dbnet"}, {"forward"}, true, alone(probe_detector)},
       {{"segmentation_evaluation"}, {"segmentation_scores"}, false, alone(probe_scores)},
+      {{"sadtalker"}, face_probes, true, alone(probe_face)},
+      {{"sadtalker"}, geometry_probes, false, alone(probe_geometry)},
+      {{"sadtalker"}, speech_probes, true, alone(probe_speech)},
+      {{"sadtalker"}, {"sadtalker_mel"}, false, alone(probe_mel)},
+      {{"sadtalker"}, render_probes, true, alone(probe_sadtalker)},
+      {{"sadtalker"}, {"sadtalker_paste"}, false, alone(probe_paste)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
       {{}, {"video_frames"}, false, alone(probe_video_frames)},

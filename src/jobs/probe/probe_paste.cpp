@@ -1,0 +1,11 @@
+#include "jobs/probe/probe_paste.h"
+
+#include "core/error.h"
+
+namespace weft {
+
+int probe_paste(const Deck&, const ProbeRequest& request) {
+  throw Error(Exit::usage, request.what, "not written yet", __FILE__, __LINE__);
+}
+
+}  // namespace weft
