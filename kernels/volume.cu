@@ -27,9 +27,7 @@ struct VolumeGrid {
   int D, H, W;
   std::int64_t C;
 
-  __host__ __device__ std::int64_t voxels() const {
-    return static_cast<std::int64_t>(D) * H * W;
-  }
+  __host__ __device__ std::int64_t voxels() const { return static_cast<std::int64_t>(D) * H * W; }
 };
 
 // The eight voxels that a place is between, counted from the volume's first, and their shares.
@@ -67,8 +65,8 @@ struct Neighbours {
 // where they share one.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    sample_kernel(const T* x, const float* grid, VolumeGrid g, std::int64_t own,
-                  std::int64_t apart, T* y, std::int64_t count) {
+    sample_kernel(const T* x, const float* grid, VolumeGrid g, std::int64_t own, std::int64_t apart,
+                  T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   const std::int64_t place = i / g.C;
@@ -100,8 +98,7 @@ __global__ void __launch_bounds__(threads)
                          ops::volume_coordinate(in / g.W / g.H, g.D)};
     float motion[3] = {at[0], at[1], at[2]}, heat = 0.0f;
     if (k > 0) {
-      const float *const from = source + 3 * (k - 1),
-                         *const to = driving + 3 * (frame * K + k - 1);
+      const float *const from = source + 3 * (k - 1), *const to = driving + 3 * (frame * K + k - 1);
       constexpr float scale = -1.0f / (2.0f * ops::heatmap_variance);
       heat = expf(scale * squared_distance(at, to)) - expf(scale * squared_distance(at, from));
 #pragma unroll
@@ -263,13 +260,12 @@ VolumeGrid grid_of_volume(const Tensor& x, std::int64_t C) {
 
 template <class... P, class... A>
 void start(void (*kernel)(P...), std::int64_t items, std::size_t shared, A&&... args) {
-  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), shared,
-         std::forward<A>(args)...);
+  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), shared, std::forward<A>(args)...);
 }
 
 template <int lanes, int each, class T, class M>
-void start_field(const Tensor& logits, const Tensor& source, const Tensor& driving,
-                 float threshold, const Tensor& mask, Tensor& deformation) {
+void start_field(const Tensor& logits, const Tensor& source, const Tensor& driving, float threshold,
+                 const Tensor& mask, Tensor& deformation) {
   const std::int64_t voxels = deformation.numel() / 3;
   start(field_kernel<lanes, each, T, M>, voxels * lanes, 0, data<T>(logits), data<float>(source),
         data<float>(driving), grid_of_volume(logits, 0), static_cast<int>(logits.dim(4) - 1),
@@ -292,8 +288,7 @@ void volume_sample(const Tensor& x, const Tensor& grid, Tensor& y) {
       [&]<class T, int V>() {
         const VolumeGrid g = grid_of_volume(x, C / V);
         start(sample_kernel<V, T>, y.numel() / V, 0, data<T>(x), data<float>(grid), g,
-              places / grid.dim(0), x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y),
-              y.numel() / V);
+              places / grid.dim(0), x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y), y.numel() / V);
       },
       x, y);
 }
@@ -344,8 +339,7 @@ void volume_expectation(const Tensor& logits, float temperature, Tensor& keypoin
     WEFT_ASSERT(keypoints.numel() == 3 * g.N * g.C && g.chunks == volume_pieces(g.P).count);
     const Tensor partial = Tensor::empty({g.N * g.chunks, expectation_sums, g.C}, DType::f32);
     launch(expectation_kernel<T>, blocks_of(g), dim3(threads), shared_of<1>(g, expectation_sums),
-           data<T>(logits), g, grid_of_volume(logits, 0), 1.0f / temperature,
-           data<float>(partial));
+           data<T>(logits), g, grid_of_volume(logits, 0), 1.0f / temperature, data<float>(partial));
     start(keypoints_kernel, 32 * g.N * g.C, 0, data<float>(partial), g, 1.0f / temperature,
           data<float>(keypoints));
   });

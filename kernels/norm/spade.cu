@@ -82,10 +82,9 @@ void instance_statistics(const Tensor& x, Tensor& statistics) {
         const Tensor partial = Tensor::empty({g.N * g.chunks, 2, g.C}, DType::f32);
         launch(moments_kernel<T, V>, blocks_of(g), dim3(threads), shared_of<V>(g), data<T>(x), g,
                data<float>(partial));
-        launch(instance_statistics_kernel<T>,
-               dim3(blocks_for(g.C, 32), static_cast<unsigned>(g.N)), dim3(32 * sum_warps),
-               2 * 32 * sum_warps * sizeof(double), data<float>(partial), data<T>(x), g,
-               data<float>(statistics));
+        launch(instance_statistics_kernel<T>, dim3(blocks_for(g.C, 32), static_cast<unsigned>(g.N)),
+               dim3(32 * sum_warps), 2 * 32 * sum_warps * sizeof(double), data<float>(partial),
+               data<T>(x), g, data<float>(statistics));
       },
       x);
 }

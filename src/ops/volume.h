@@ -56,15 +56,14 @@ WEFT_OP(volume_sample, void(const Tensor& x, const Tensor& grid, Tensor& y));
 //                    motion g - drv_k + src_k
 // with g the voxel's place on the grid, src = kp_source [1,K,3], drv = kp_driving [N,K,3].
 constexpr float heatmap_variance = 0.01f;
-WEFT_OP(motion_candidates, void(const Tensor& features, const Tensor& kp_source,
-                                const Tensor& kp_driving, Tensor& y));
+WEFT_OP(motion_candidates,
+        void(const Tensor& features, const Tensor& kp_source, const Tensor& kp_driving, Tensor& y));
 
 // mask [N,D,H,W,K+1] = softmax over the candidates of logits [N,D,H,W,K+1]; f32 or of the logits'
 // type; undefined: not wanted. deformation f32 [N,D,H,W,3] = sum of mask_k times the candidates'
 // motions above, where a mask below `threshold` counts as 0 and the others stay as they are.
-WEFT_OP(motion_field,
-        void(const Tensor& logits, const Tensor& kp_source, const Tensor& kp_driving,
-             float threshold, Tensor& mask, Tensor& deformation));
+WEFT_OP(motion_field, void(const Tensor& logits, const Tensor& kp_source, const Tensor& kp_driving,
+                           float threshold, Tensor& mask, Tensor& deformation));
 
 // A GPU takes the voxels in pieces, whose sums are put together in order.
 struct VolumePieces {

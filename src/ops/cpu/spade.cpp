@@ -69,8 +69,10 @@ void instance_statistics(const Tensor& x, Tensor& statistics) {
       }
       const double mean = sum / count, variance = std::max(square / count - mean * mean, 0.0);
       float* const to = statistics.data<float>() + n * 2 * C + c;
-      to[0] = static_cast<float>(static_cast<double>(static_cast<float>(from[n * P * C + c])) + mean);
-      to[C] = static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(instance_norm_eps)));
+      to[0] =
+          static_cast<float>(static_cast<double>(static_cast<float>(from[n * P * C + c])) + mean);
+      to[C] =
+          static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(instance_norm_eps)));
     }
   });
 }

@@ -141,9 +141,9 @@ void motion_candidates(const Tensor& features, const Tensor& kp_source, const Te
           factors[i] = z.tap.share[i / 2] * r.tap.share[i % 2];
         }
         blend(rows, factors, width * c, blended);
-        (c == 4 ? candidate_row<4> : candidate_row<0>)(
-            blended, c, own + D + H, width, z.driving * r.driving, z.source * r.source, values,
-            made + k * (1 + c));
+        (c == 4 ? candidate_row<4> : candidate_row<0>)(blended, c, own + D + H, width,
+                                                       z.driving * r.driving, z.source * r.source,
+                                                       values, made + k * (1 + c));
       }
       if constexpr (!std::is_same_v<T, float>)
         for_vectors(width * values, [&](std::int64_t i, int lanes) {
