@@ -1,4 +1,4 @@
-// Cases of ops/conv.h and ops/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h and ops/conv/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
 #include "ops/conv.h"
-#include "ops/pyramid.h"
+#include "ops/conv/pyramid.h"
 
 namespace weft {
 namespace {

@@ -1,13 +1,13 @@
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 
 #include <algorithm>
 
 #include "core/error.h"
-#include "models/sadtalker/blink.h"
-#include "models/sadtalker/exp_net.h"
-#include "models/sadtalker/mel.h"
-#include "models/sadtalker/pose_vae.h"
-#include "models/sadtalker/smoothing.h"
+#include "models/sadtalker/speech/blink.h"
+#include "models/sadtalker/speech/exp_net.h"
+#include "models/sadtalker/speech/mel.h"
+#include "models/sadtalker/speech/pose_vae.h"
+#include "models/sadtalker/speech/smoothing.h"
 #include "models/sadtalker/weights.h"
 
 namespace weft {

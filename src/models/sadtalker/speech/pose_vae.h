@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/sadtalker/audio_encoder.h"
+#include "models/sadtalker/speech/audio_encoder.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "models/sadtalker/mel.h"
+#include "models/sadtalker/speech/mel.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <unsupported/Eigen/FFT>
 
 #include "core/error.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/sadtalker/blink.h"
+#include "models/sadtalker/speech/blink.h"
 
 #include <algorithm>
 #include <array>

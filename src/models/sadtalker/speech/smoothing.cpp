@@ -1,4 +1,4 @@
-#include "models/sadtalker/smoothing.h"
+#include "models/sadtalker/speech/smoothing.h"
 
 #include <algorithm>
 #include <vector>

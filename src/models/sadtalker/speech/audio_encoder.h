@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "models/resnet/folded_net.h"
-#include "models/sadtalker/mel.h"
+#include "models/sadtalker/speech/mel.h"
 
 namespace weft {
 

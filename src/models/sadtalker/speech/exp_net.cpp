@@ -1,7 +1,7 @@
-#include "models/sadtalker/exp_net.h"
+#include "models/sadtalker/speech/exp_net.h"
 
 #include "core/error.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 #include "ops/layout.h"
 
 namespace weft {

@@ -1,4 +1,4 @@
-#include "models/sadtalker/audio_encoder.h"
+#include "models/sadtalker/speech/audio_encoder.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "models/sadtalker/audio_encoder.h"
+#include "models/sadtalker/speech/audio_encoder.h"
 
 namespace weft {
 

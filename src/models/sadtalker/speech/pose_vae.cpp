@@ -1,4 +1,4 @@
-#include "models/sadtalker/pose_vae.h"
+#include "models/sadtalker/speech/pose_vae.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-// CPU side of ops/modulated.h.
-#include "ops/modulated.h"
+// CPU side of ops/conv/modulated.h.
+#include "ops/conv/modulated.h"
 
 #include <immintrin.h>
 

@@ -1,10 +1,10 @@
-// CUDA side of ops/modulated.h. CPU twin: src/ops/cpu/modulated.cpp; cases:
+// CUDA side of ops/conv/modulated.h. CPU twin: src/ops/cpu/conv/modulated.cpp; cases:
 // src/bench/kernels/modulated.cpp.
 //
 // Bound by memory: each activation is read and written once, 16 bytes of a pixel a thread; styles,
 // factors and noise come from the caches. To colours: eight threads share a pixel, the products of
 // style and weights stand in shared memory.
-#include "ops/modulated.h"
+#include "ops/conv/modulated.h"
 #include "ops/resize.h"
 #include "vector.cuh"
 
