@@ -196,7 +196,7 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
                {deck_.media, [this] { return engine_.stop_requested(); }});
   WEFT_CHECK(frames == part.count, Exit::data, "start again", "{} has {} frames of {}",
              result.string(), frames, part.count);
-  folder.note_end({.whole = true});
+  folder.note_end({true, 0, "", ""});
   seconds_.join += now_seconds() - begin;
   line["frames"] = frames;
   log::write_info(fmt::format("clip      {}  {} frames  rank {}", result.string(), frames,
