@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "config/deck_table.h"
+#include "config/set_keys.h"
 #include "core/error.h"
 #include "core/log.h"
 

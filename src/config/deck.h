@@ -7,10 +7,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <span>
 #include <string>
 #include <typeindex>
-#include <utility>
 #include <vector>
 
 namespace weft {
@@ -147,10 +145,6 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
 // The same from text; `origin` names it in messages.
 Deck parse_deck(const std::string& toml, const std::string& origin,
                 const std::vector<std::string>& overrides);
-// Sets keys of a deck that is already read, from (key, value) as the command line writes them.
-// `origin` names them in messages. Values are checked alone, not with those of other keys.
-void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> values,
-              const std::string& origin);
 
 // The whole deck as TOML that load_deck reads back to the same values.
 std::string to_toml(const Deck& deck);

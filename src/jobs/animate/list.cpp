@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "config/set_keys.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "jobs/score/table.h"
