@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "media/image_file.h"
 #include "models/face/detector.h"
 #include "models/gfpgan/parse_net.h"
+#include "models/gfpgan/paste.h"
 #include "models/gfpgan/restorer.h"
 #include "models/gfpgan/warp.h"
 #include "tensor/arena.h"
@@ -47,9 +49,11 @@ class Enhancer {
   double flops(std::int64_t faces) const;
 
  private:
-  FacePatch restore(const ImageFile& frame, const FacePoints& points, int scale,
-                    std::uint64_t noise_key, std::uint64_t face);
+  // Face number `face` of a frame, as it will lie over it; nullopt where nothing of it would show.
+  std::optional<FacePatch> restore(const ImageFile& frame, const FacePoints& points, int scale,
+                                   std::uint64_t noise_key, std::uint64_t face);
 
+  DType dtype_;
   FaceDetector& detector_;
   Restorer restorer_;
   ParseNet parse_net_;
