@@ -16,7 +16,7 @@
 #include "models/gfpgan/enhancer.h"
 #include "models/sadtalker/recon.h"
 #include "models/sadtalker/renderer.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 #include "tensor/arena.h"
 
 namespace weft {

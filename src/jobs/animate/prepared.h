@@ -10,7 +10,7 @@
 #include "media/image_file.h"
 #include "models/face/crop.h"
 #include "models/sadtalker/recon.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 
 namespace weft {
 
