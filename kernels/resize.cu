@@ -5,8 +5,8 @@
 // pixel of the gradient, its 8 warps take the result's pixels in turn, and their sums are added in
 // order.
 //
-// Nearest: 16 bytes of the channels that are moved a thread; backward, of a pixel of the gradient,
-// which adds the result's pixels row by row.
+// Nearest and reflected borders: 16 bytes of the channels that are moved a thread; backward, of a
+// pixel of the gradient, which adds the result's pixels row by row.
 #include "ops/resize.h"
 
 #include "vector.cuh"
@@ -171,6 +171,18 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(dx, i, pack<T, V>(sum));
 }
 
+// y [frames,H,W,C] of x [frames,h,w,C], C in accesses.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    reflect_kernel(const T* x, ResizeGrid g, int up, T* y, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t c = i % g.C, pixel = i / g.C, r = pixel / g.W, frame = r / g.H;
+  const std::int64_t row = ops::reflected_source(r % g.H, up * g.h) / up,
+                     column = ops::reflected_source(pixel % g.W, up * g.w) / up;
+  store_vec<V>(y, i, load_vec<V>(x, ((frame * g.h + row) * g.w + column) * g.C + c));
+}
+
 // Calls f.operator()<T, V>() with the widest access that the channels and both tensors allow.
 template <class F>
 void by_access(const Tensor& x, const Tensor& y, F&& f) {
@@ -264,6 +276,16 @@ void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool acc
     const std::int64_t count = dx.numel() / V;
     launch(nearest_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, from,
            g, data<T>(dx), count, accumulate);
+  });
+}
+
+void reflect_border(const Tensor& x, int up, Tensor& y) {
+  WEFT_ASSERT((up == 1 || up == 2) && y.dim(2) == up * x.dim(2) + 2 &&
+              y.dim(3) == up * x.dim(3) + 2 && y.dim(2) > 3 && y.dim(3) > 3);
+  by_access(x, y, [&]<class T, int V>() {
+    const std::int64_t count = y.numel() / V;
+    launch(reflect_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
+           grid_of(x, y, V), up, data<T>(y), count);
   });
 }
 

@@ -1,5 +1,5 @@
-// Bilinear and nearest resizing of channels-last frames. Activations are f32 or bf16, arithmetic is
-// f32.
+// Bilinear and nearest resizing of channels-last frames, and reflected borders. Activations are f32
+// or bf16, arithmetic is f32.
 //
 // Bilinear: pixels are areas (PyTorch's align_corners=False). Along an axis of `in` pixels made
 // `out`, pixel o lies at max((o + 0.5) in / out - 0.5, 0) and takes its two neighbours there by
@@ -60,5 +60,19 @@ WEFT_OP(nearest_forward, void(const Tensor& x, std::int64_t first, Tensor& y, bo
 // dx [N,T,h,w,c] (+)= the transpose of that over the channels [first, first + c) of dy
 // [N,T,H,W,C].
 WEFT_OP(nearest_backward, void(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate));
+
+// Pixel `o` of an axis of n >= 2 pixels that has one more at each end, mirrored at the pixel there
+// (PyTorch's ReflectionPad2d(1)).
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    constexpr std::int64_t
+    reflected_source(std::int64_t o, std::int64_t n) {
+  return o == 0 ? 1 : o > n ? n - 2 : o - 1;
+}
+
+// y [N,T,up H + 2,up W + 2,C] = x [N,T,H,W,C] seen at `up` (1 or 2) times its height and width
+// (nearest), in such a border; of one type. up H and up W are 2 or more.
+WEFT_OP(reflect_border, void(const Tensor& x, int up, Tensor& y));
 
 }  // namespace weft::ops

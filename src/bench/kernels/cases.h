@@ -58,6 +58,7 @@ std::vector<KernelCase> layout_cases(CaseSize size);
 std::vector<KernelCase> evaluate_cases(CaseSize size);
 std::vector<KernelCase> loss_cases(CaseSize size);
 std::vector<KernelCase> matmul_cases(CaseSize size);
+std::vector<KernelCase> modulated_cases(CaseSize size);
 std::vector<KernelCase> norm_cases(CaseSize size);
 std::vector<KernelCase> optimizer_cases(CaseSize size);
 std::vector<KernelCase> pointwise_cases(CaseSize size);

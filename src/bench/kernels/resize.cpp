@@ -113,6 +113,31 @@ void add_nearest(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H,
   }
 }
 
+void add_reflect(std::vector<KernelCase>& cases, const Shape& x, int up, DType dtype) {
+  const Shape y{x[0], x[1], up * x[2] + 2, up * x[3] + 2, x[4]};
+  cases.push_back(bandwidth_case(
+      "reflect_border", fmt::format("{}{}", x.str(), up == 2 ? " doubled" : ""), dtype,
+      x.numel() + y.numel(), {random_tensor(x, dtype, 1)}, [=](std::vector<Tensor>& in) {
+        Tensor to = Tensor::empty(y, dtype);
+        ops::reflect_border(in[0], up, to);
+        return std::vector<Tensor>{to};
+      }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    // Where pixel i of the border's axis comes from, in an axis of n pixels.
+    const auto mirrored = [](std::int64_t i, std::int64_t n) {
+      return std::min(std::abs(i - 1), 2 * (n - 1) - (i - 1));
+    };
+    Values to(y.numel());
+    for (std::int64_t i = 0; i < y.numel(); ++i) {
+      const std::int64_t c = i % y[4], q = mirrored(i / y[4] % y[3], up * x[3]) / up,
+                         r = mirrored(i / y[4] / y[3] % y[2], up * x[2]) / up,
+                         frame = i / y[4] / y[3] / y[2];
+      to[i] = in[0][((frame * x[2] + r) * x[3] + q) * x[4] + c];
+    }
+    return std::vector<Values>{to};
+  };
+}
+
 }  // namespace
 
 std::vector<KernelCase> resize_cases(CaseSize size) {
@@ -125,6 +150,9 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
       // A pyramid of DBNet over 1024x1024: top-down, and its last level beside the others.
       add_nearest(cases, {1, 1, 128, 128, 256}, 256, 256, 0, 256, dtype);
       add_nearest(cases, {1, 1, 32, 32, 64}, 256, 256, 192, 256, dtype);
+      // The first block and the last of ParseNet over 512x512.
+      add_reflect(cases, {1, 1, 512, 512, 64}, 1, dtype);
+      add_reflect(cases, {1, 1, 256, 256, 128}, 2, dtype);
     }
     return cases;
   }
@@ -142,6 +170,11 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
     add_nearest(cases, {1, 1, 9, 2, 24}, 4, 7, 8, 40, dtype);  // fewer rows, more columns
     add_nearest(cases, {1, 2, 5, 3, 32}, 5, 3, 0, 32, dtype);  // the same
     add_nearest(cases, {1, 1, 1, 1, 3}, 70, 90, 1, 5, dtype);
+    for (const int up : {1, 2}) {
+      add_reflect(cases, {2, 1, 5, 7, 8}, up, dtype);
+      add_reflect(cases, {1, 2, 2, 2, 19}, up, dtype);  // as small as may be
+    }
+    add_reflect(cases, {1, 1, 1, 3, 3}, 2, dtype);
   }
   return cases;
 }

@@ -9,6 +9,7 @@
 #include "jobs/probe/probe_case.h"
 #include "jobs/probe/probe_dbnet.h"
 #include "jobs/probe/probe_face.h"
+#include "jobs/probe/probe_gfpgan.h"
 #include "jobs/probe/probe_images.h"
 #include "jobs/probe/probe_paste.h"
 #include "jobs/probe/probe_sadtalker.h"
@@ -124,6 +125,8 @@ const std::vector<Probe>& probes() {
       {{"sadtalker"}, {"sadtalker_mel"}, false, alone(probe_mel)},
       {{"sadtalker"}, render_probes, true, alone(probe_sadtalker)},
       {{"sadtalker"}, {"sadtalker_paste"}, false, alone(probe_paste)},
+      {{"sadtalker"}, restore_probes, true, alone(probe_gfpgan)},
+      {{"sadtalker"}, {"gfpgan_paste"}, false, alone(probe_gfpgan_paste)},
       {{}, {"boxes"}, false, alone(probe_boxes)},
       {{}, {"frames"}, false, alone(probe_frames)},
       {{}, {"video_frames"}, false, alone(probe_video_frames)},

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/norm/spade.h"
 #include "ops/resize.h"
-#include "ops/spade.h"
 
 namespace weft {
 namespace {

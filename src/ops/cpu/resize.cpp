@@ -198,4 +198,27 @@ void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool acc
   });
 }
 
+void reflect_border(const Tensor& x, int up, Tensor& y) {
+  const std::int64_t frames = x.dim(0) * x.dim(1), h = x.dim(2), w = x.dim(3), C = x.dim(4);
+  const std::int64_t H = y.dim(2), width = y.dim(3);
+  WEFT_ASSERT((up == 1 || up == 2) && H == up * h + 2 && width == up * w + 2 && up * h > 1 &&
+              up * w > 1 && x.dtype() == y.dtype());
+  const std::size_t pixel = static_cast<std::size_t>(C) * size_of(x.dtype());
+  const auto* in = static_cast<const std::byte*>(x.raw());
+  auto* out = static_cast<std::byte*>(y.raw());
+#pragma omp parallel for schedule(static) if (y.numel() > 16384)
+  for (std::int64_t r = 0; r < frames * H; ++r) {
+    const std::byte* row = in + (r / H * h + reflected_source(r % H, up * h) / up) * w * pixel;
+    std::byte* to = out + r * width * pixel;
+    if (up == 1) {
+      std::memcpy(to + pixel, row, w * pixel);
+      std::memcpy(to, row + pixel, pixel);
+      std::memcpy(to + (w + 1) * pixel, row + (w - 2) * pixel, pixel);
+    } else {
+      for (std::int64_t q = 0; q < width; ++q)
+        std::memcpy(to + q * pixel, row + reflected_source(q, 2 * w) / 2 * pixel, pixel);
+    }
+  }
+}
+
 WEFT_CPU_END

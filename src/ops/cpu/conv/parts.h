@@ -42,6 +42,16 @@ void winograd_forward(const Geometry& g, int fold, const float* x, const float* 
 void winograd_backward_weight(const Geometry& g, int up, const float* x, const float* dy, float* dw,
                               bool accumulate);
 
+// Kernels of 5x5 to 9x9, of any number of frames (fourier.cpp).
+bool fourier_fits(const Geometry& g);
+void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                     float* y);
+
+// Few results a pixel (narrow.cpp).
+bool narrow_fits(const Geometry& g);
+void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
+                    float* y);
+
 // The same by the fastest way that fits. A backward of stride 1 is a forward with turned weights.
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y);

@@ -102,7 +102,7 @@ void multiply(const Plan& p, std::int64_t count, const float* in, const float* w
 }  // namespace
 
 bool winograd_fits(const Geometry& g) {
-  if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 16)
+  if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 8)
     return false;
   // Small ones gain nothing, and keep the smaller rounding errors of plain sums.
   if (g.flops() < 1e9) return false;

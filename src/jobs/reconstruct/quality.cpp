@@ -1,4 +1,4 @@
-#include "media/quality.h"
+#include "jobs/reconstruct/quality.h"
 
 #include <cmath>
 #include <vector>

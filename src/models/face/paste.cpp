@@ -1,4 +1,4 @@
-#include "models/sadtalker/paste.h"
+#include "models/face/paste.h"
 
 #include <immintrin.h>
 
@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "data/text_images/opencv.h"
-#include "models/sadtalker/sine_transform.h"
+#include "models/face/sine_transform.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "media/watermark.h"
+#include "jobs/generate/watermark.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "ops/spade.h"
+#include "ops/norm/spade.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "models/sadtalker/sine_transform.h"
+#include "models/face/sine_transform.h"
 
 #include <immintrin.h>
 

@@ -1,0 +1,122 @@
+#include "models/gfpgan/enhancer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "models/gfpgan/paste.h"
+#include "ops/layout.h"
+#include "tensor/device.h"
+
+namespace weft {
+namespace {
+
+// Faces as both networks take them: RGB in [-1, 1].
+constexpr ops::PixelScale face_scale{255.0f, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
+Shape face_shape() { return {1, face_side, face_side, 3}; }
+
+Tensor as_image(const Tensor& face, DType dtype) {
+  constexpr std::int32_t whole[] = {face_side, face_side};
+  Tensor image = Tensor::empty({1, 1, face_side, face_side, 3}, dtype);
+  ops::normalise_images(face, Tensor::from_host(std::span<const std::int32_t>(whole), {1, 2}),
+                        face_scale, image);
+  return image;
+}
+
+// Levels of values in [-1, 1], halves to even.
+std::vector<std::uint8_t> to_bytes(const Tensor& face) {
+  const Tensor host = face.to_host();
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host.numel()));
+  bool finite = true;
+  std::ranges::transform(host.span<float>(), bytes.begin(), [&](float v) {
+    finite &= std::isfinite(v);
+    const float level = std::nearbyint((std::clamp(v, -1.0f, 1.0f) + 1.0f) / 2.0f * 255.0f);
+    return static_cast<std::uint8_t>(std::isfinite(v) ? level : 0.0f);
+  });
+  WEFT_CHECK(finite, Exit::data, "the weights are damaged, or of another network",
+             "gfpgan: a restored face has values that are not finite");
+  return bytes;
+}
+
+}  // namespace
+
+Enhancer::Enhancer(const Deck& deck, const ModelSource& gfpgan, const ModelSource& parsenet,
+                   FaceDetector& detector)
+    : dtype_(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32), detector_(detector) {
+  gfpgan.load(restorer_.params(), restorer_names(), dtype_ == DType::bf16);
+  restorer_.prepare();
+  parsenet.load(parse_net_.params(), parse_net_names(), dtype_ == DType::bf16);
+  parse_net_.fold();
+}
+
+ImageFile Enhancer::enhance(const ImageFile& frame, int scale, std::uint64_t noise_key) {
+  std::vector<FacePoints> faces;
+  for (const Face& face : detector_.detect(frame, ChannelOrder::bgr)) faces.push_back(face.marks);
+  return enhance(frame, faces, scale, noise_key);
+}
+
+ImageFile Enhancer::enhance(const ImageFile& frame, std::span<const FacePoints> faces, int scale,
+                            std::uint64_t noise_key) {
+  WEFT_ASSERT(scale == 1 || scale == 2);
+  std::vector<FacePatch> patches;
+  std::uint64_t number = 0;
+  for (const FacePoints& points : faces) {
+    const double across = static_cast<double>(points[0][0]) - points[1][0],
+                 along = static_cast<double>(points[0][1]) - points[1][1];
+    if (!(std::hypot(across, along) >= least_eye_distance)) continue;
+    if (auto patch = restore(frame, points, scale, noise_key, number++))
+      patches.push_back(std::move(*patch));
+  }
+  ImageFile result = scale == 1 ? frame : doubled_frame(frame);
+  paste(patches, result);
+  return result;
+}
+
+std::optional<FacePatch> Enhancer::restore(const ImageFile& frame, const FacePoints& points,
+                                           int scale, std::uint64_t noise_key, std::uint64_t face) {
+  const std::optional<AffineMap> transform = face_transform(points);
+  if (!transform) return std::nullopt;
+  const std::vector<std::uint8_t> pixels = warp_face(frame, *transform);
+  std::vector<std::uint8_t> restored;
+  {
+    const Tensor image =
+        as_image(Tensor::from_host(std::span<const std::uint8_t>(pixels), face_shape()), dtype_);
+    restored = to_bytes(restorer_.run(image, restorer_.draw_noise(noise_key, face)));
+  }
+  std::vector<double> mask;
+  {
+    const Tensor image =
+        as_image(Tensor::from_host(std::span<const std::uint8_t>(restored), face_shape()), dtype_);
+    const Tensor classes = parse_net_.parse(image).to_host();
+    mask = face_mask(classes.span<std::uint8_t>());
+  }
+  return make_patch(restored, mask, back_transform(*transform, scale), frame.height * scale,
+                    frame.width * scale);
+}
+
+MemoryNeed Enhancer::plan(std::int64_t height, std::int64_t width, std::size_t capacity) {
+  const MemoryNeed detection = detector_.plan(height, width, capacity);
+  const auto arena = Arena::planning(this_device().kind, capacity);
+  const ArenaScope scope(*arena);
+  // As restore() does, step by step.
+  const auto image = [&] { return as_image(Tensor::empty(face_shape(), DType::u8), dtype_); };
+  restorer_.run(image(), restorer_.draw_noise(0, 0));
+  parse_net_.parse(image());
+  face_mask(std::vector<std::uint8_t>(std::size_t{face_side} * face_side));
+  return {std::max(detection.bytes, arena->need().bytes), detection.fits && arena->need().fits};
+}
+
+std::size_t Enhancer::host_bytes(std::int64_t height, std::int64_t width, int scale) {
+  // The result, and a patch as large as the frame: three bytes and a mask in f64 a pixel. A face's
+  // squares and masks are a few MiB.
+  const auto pixels = static_cast<std::size_t>(height * width * scale * scale);
+  return pixels * (3 + 3 + sizeof(double)) + (std::size_t{32} << 20);
+}
+
+double Enhancer::flops(std::int64_t faces) const {
+  return 2 * static_cast<double>(faces) *
+         (restorer_.multiply_adds() + parse_net_.multiply_adds(face_side, face_side));
+}
+
+}  // namespace weft
