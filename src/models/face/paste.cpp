@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <opencv2/imgproc.hpp>
+#include <utility>
 
 #include "core/error.h"
 #include "data/text_images/opencv.h"
@@ -200,15 +201,15 @@ void Pasting::Solver::solve(const E& e, const Put& put) const {
   }
 }
 
-Pasting::Pasting(const ImageFile& picture, const PasteBox& box) : picture_(&picture), box_(box) {
-  WEFT_ASSERT(std::ssize(picture.values) == picture.height * picture.width * channels);
+Pasting::Pasting(ImageFile picture, const PasteBox& box) : picture_(std::move(picture)), box_(box) {
+  WEFT_ASSERT(std::ssize(picture_.values) == picture_.height * picture_.width * channels);
   WEFT_CHECK(box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom &&
-                 box.right <= picture.width && box.bottom <= picture.height,
+                 box.right <= picture_.width && box.bottom <= picture_.height,
              Exit::data,
              "the face's box has to lie inside the picture: use a picture that shows more around "
              "the face, or another preprocess mode",
              "frames cannot be pasted to columns {} to {}, rows {} to {} of a picture of {}x{}",
-             box.left, box.right, box.top, box.bottom, picture.width, picture.height);
+             box.left, box.right, box.top, box.bottom, picture_.width, picture_.height);
   WEFT_CHECK(std::min(box.width(), box.height()) >= least_side, Exit::data,
              "use a picture with a larger face, or another preprocess mode",
              "a face of {}x{} pixels is too small for frames to be pasted there, {} is the least",
@@ -238,21 +239,21 @@ ImageFile Pasting::resized(const ImageFile& frame) const {
 
 ImageFile Pasting::paste(const ImageFile& frame) const {
   const ImageFile patch = resized(frame);
-  ImageFile result = *picture_;
+  ImageFile result = picture_;
   // A pixel of the region: in the picture, and in the patch.
   const auto at = [&](const ImageFile& in, std::int64_t top, std::int64_t left, std::int64_t row,
                       std::int64_t column) {
     return in.values.data() + ((top + ring + row) * in.width + left + ring + column) * channels;
   };
   const auto difference = [&](std::int64_t row, std::int64_t column, std::int64_t c) {
-    return static_cast<int>(at(*picture_, box_.top, box_.left, row, column)[c]) -
+    return static_cast<int>(at(picture_, box_.top, box_.left, row, column)[c]) -
            static_cast<int>(at(patch, 0, 0, row, column)[c]);
   };
   const std::int64_t columns = box_.width() - 2 * (ring + 1);
   solver_->solve(difference, [&](std::int64_t row, const float* v) {
     const std::uint8_t* from = at(patch, 0, 0, row, 1);
-    std::uint8_t* to = result.values.data() +
-                       (at(*picture_, box_.top, box_.left, row, 1) - picture_->values.data());
+    std::uint8_t* to =
+        result.values.data() + (at(picture_, box_.top, box_.left, row, 1) - picture_.values.data());
     for (std::int64_t i = 0; i < columns; ++i)
       for (std::int64_t c = 0; c < channels; ++c) {
         const float u = static_cast<float>(*from++) + v[c * columns + i];
