@@ -1,11 +1,11 @@
-// What the cases of ops/volume.h and ops/spade.h do not show (src/bench/kernels/volume.cpp,
+// What the cases of ops/volume.h and ops/norm/spade.h do not show (src/bench/kernels/volume.cpp,
 // spade.cpp).
 #include "ops/volume.h"
 
 #include <cmath>
 #include <limits>
 
-#include "ops/spade.h"
+#include "ops/norm/spade.h"
 #include "tests/ops/reference.h"
 
 namespace weft::test {

@@ -3,13 +3,11 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <opencv2/imgproc.hpp>
 #include <utility>
 
 #include "core/error.h"
-#include "data/text_images/opencv.h"
+#include "models/face/crop.h"
 #include "models/face/sine_transform.h"
 
 namespace weft {
@@ -224,17 +222,7 @@ Pasting& Pasting::operator=(Pasting&&) noexcept = default;
 ImageFile Pasting::resized(const ImageFile& frame) const {
   WEFT_ASSERT(frame.height > 0 && frame.width > 0 &&
               std::ssize(frame.values) == frame.height * frame.width * channels);
-  ImageFile to{box_.height(), box_.width(), {}};
-  to.values.resize(static_cast<std::size_t>(to.height * to.width * channels));
-  with_opencv([&] {
-    // OpenCV has no view of values that do not change.
-    const cv::Mat from(static_cast<int>(frame.height), static_cast<int>(frame.width), CV_8UC3,
-                       const_cast<std::uint8_t*>(frame.values.data()));
-    cv::Mat result(static_cast<int>(to.height), static_cast<int>(to.width), CV_8UC3,
-                   to.values.data());
-    cv::resize(from, result, result.size(), 0, 0, cv::INTER_LINEAR);
-  });
-  return to;
+  return resize_bilinear(frame, box_.height(), box_.width());
 }
 
 ImageFile Pasting::paste(const ImageFile& frame) const {

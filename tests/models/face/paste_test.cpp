@@ -1,6 +1,6 @@
 // Pasting against the blending equation as it is written down, solved directly, and what holds for
 // any blending: `weft probe sadtalker_paste` compares with OpenCV's results.
-#include "models/sadtalker/paste.h"
+#include "models/face/paste.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "models/sadtalker/sine_transform.h"
+#include "models/face/sine_transform.h"
 
 namespace weft {
 namespace {
