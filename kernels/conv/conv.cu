@@ -28,7 +28,7 @@ using namespace kernels;
 
 bool is_product(const Conv& k) {
   return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
-         k.front + k.top + k.left + k.bottom + k.right == 0;
+         k.front + k.back + k.top + k.left + k.bottom + k.right == 0;
 }
 
 WeightShape weight_shape(const Conv& k, std::int64_t out, std::int64_t in) {
@@ -41,7 +41,7 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
   Convolution c;
   c.pass = pass;
   c.type = x.dtype();
-  const bool frames = k.kt == 1 && k.stride_t == 1 && k.front == 0;
+  const bool frames = k.kt == 1 && k.stride_t == 1 && k.front + k.back == 0;
   c.spatial = frames ? 2 : 3;
   c.samples = frames ? x.dim(0) * x.dim(1) : x.dim(0);
   c.in_channels = x.dim(4);
@@ -50,7 +50,7 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
   c.out = {frames ? 1 : y.dim(1), y.dim(2), y.dim(3)};
   c.kernel = {k.kt, k.kh, k.kw};
   c.before = {k.front, k.top, k.left};
-  c.after = {0, k.bottom, k.right};
+  c.after = {k.back, k.bottom, k.right};
   c.stride = {k.stride_t, k.stride, k.stride};
   c.dilation = {1, k.dilation, k.dilation};
   c.groups = k.groups;
@@ -60,20 +60,47 @@ Convolution convolution(Pass pass, const Tensor& x, const Conv& k, const Tensor&
 // The phases' convolution of rows [first, first + rows) of `frames` frames [H,W,Cin]; `above` and
 // `below`: whether a row of zeros stands there.
 Convolution phase_convolution(Pass pass, DType type, std::int64_t frames, std::int64_t rows,
-                              std::int64_t W, std::int64_t in, std::int64_t out, bool above,
-                              bool below) {
+                              std::int64_t W, const PhaseWeights& weights, bool above, bool below) {
   Convolution c;
   c.pass = pass;
   c.type = type;
   c.samples = frames;
-  c.in_channels = in;
-  c.out_channels = 4 * out;
+  c.in_channels = weights.in;
+  c.out_channels = 4 * weights.out;
   c.in = {1, rows, W};
   c.kernel = {1, 2, 2};
   c.before = {0, above ? 1 : 0, 1};
   c.after = {0, below ? 1 : 0, 1};
   c.stride = {1, 1, 1};
   c.out = {1, rows + c.before[1] + c.after[1] - 1, W + 1};
+  return c;
+}
+
+// What the phases are made of at a time: a frame, or the whole volume where time is summed over.
+struct PhaseUnits {
+  std::int64_t depth;  // frames in each of x
+  std::int64_t count;
+  std::int64_t elements;  // of one's phases
+};
+PhaseUnits phase_units(const Conv& k, const Shape& small, std::int64_t out) {
+  const std::int64_t depth = k.kt > 1 ? small[1] : 1;
+  return {depth, small[0] * small[1] / depth, depth * (small[2] + 1) * (small[3] + 1) * 4 * out};
+}
+std::int64_t units_at_a_time(const PhaseUnits& units, DType type) {
+  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(type));
+  return std::clamp<std::int64_t>(limit / units.elements, 1, units.count);
+}
+
+// The phases' convolution of `count` whole units of x [..,T,H,W,Cin].
+Convolution phase_convolution(Pass pass, DType type, const Conv& k, const Shape& small,
+                              std::int64_t count, const PhaseWeights& weights) {
+  Convolution c = phase_convolution(pass, type, count, small[2], small[3], weights, true, true);
+  if (k.kt == 1) return c;
+  c.spatial = 3;
+  c.in[0] = c.out[0] = small[1];
+  c.kernel[0] = k.kt;
+  c.before[0] = k.front;
+  c.after[0] = k.back;
   return c;
 }
 
@@ -102,12 +129,32 @@ Tensor part(const Tensor& t, std::int64_t first, std::int64_t elements) {
       {elements}, t.dtype(), t.device());
 }
 
+// Whole volumes at a time.
+void upsampled_volumes(const Tensor& x, const Tensor& weights, const PhaseWeights& shape,
+                       const Tensor& bias, const Tensor& residual, const Conv& conv, Tensor& y) {
+  const std::int64_t T = x.dim(1), H = x.dim(2), W = x.dim(3), in = T * H * W * shape.in,
+                     out = T * 4 * H * W * shape.out;
+  const PhaseUnits units = phase_units(conv, x.shape(), shape.out);
+  const std::int64_t most = units_at_a_time(units, x.dtype());
+  const Tensor phases = Tensor::empty({most, units.elements}, x.dtype());
+  for (std::int64_t v = 0; v < units.count; v += most) {
+    const std::int64_t n = std::min(most, units.count - v);
+    run(phase_convolution(Pass::forward, x.dtype(), conv, x.shape(), n, shape),
+        {part(x, v * in, n * in).raw(), weights.raw(), phases.raw()});
+    join_phases(phases, {n * T, H, W, shape.out, 0, H}, bias,
+                residual.defined() ? part(residual, v * out, n * out) : Tensor(),
+                part(y, v * out, n * out));
+  }
+}
+
 void upsampled_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,
-                       Tensor& y) {
+                       const Conv& conv, Tensor& y) {
   const std::int64_t F = x.dim(0) * x.dim(1), H = x.dim(2), W = x.dim(3), in = x.dim(4),
                      out = y.dim(4);
-  const Tensor weights = Tensor::empty({4, out, 2, 2, in}, w.dtype());
-  phase_weights(w, out, in, weights);
+  const PhaseWeights shape{out, in, conv.kt};
+  const Tensor weights = Tensor::empty({4, out, conv.kt, 2, 2, in}, w.dtype());
+  phase_weights(w, shape, weights);
+  if (conv.kt > 1) return upsampled_volumes(x, weights, shape, bias, residual, conv, y);
   const std::int64_t row = (W + 1) * 4 * out,
                      limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(x.dtype()));
   const std::int64_t rows = std::clamp<std::int64_t>(limit / row - 1, 1, H);
@@ -119,7 +166,7 @@ void upsampled_forward(const Tensor& x, const Tensor& w, const Tensor& bias, con
       const std::int64_t n = std::min(frames, F - f), m = std::min(rows, H - r);
       const bool above = r == 0, below = r + m == H;
       const std::int64_t first = above ? 0 : r - 1, last = below ? H : r + m + 1;
-      run(phase_convolution(Pass::forward, x.dtype(), n, last - first, W, in, out, above, below),
+      run(phase_convolution(Pass::forward, x.dtype(), n, last - first, W, shape, above, below),
           {part(x, (f * H + first) * W * in, (last - first) * W * in).raw(), weights.raw(),
            phases.raw()});
       const std::int64_t frame = 4 * H * W * out;
@@ -129,20 +176,19 @@ void upsampled_forward(const Tensor& x, const Tensor& w, const Tensor& bias, con
     }
 }
 
-// Calls f(frames, x's first element, dy's phases) for as many frames at a time as the scratch
+// Calls f(number, the first's number, dy's phases) for as many units of x at a time as the scratch
 // holds.
 template <class F>
-void by_phases(const Tensor& dy, std::int64_t frames_in_all, std::int64_t H, std::int64_t W,
-               F&& f) {
-  const std::int64_t out = dy.dim(4), frame = (H + 1) * (W + 1) * 4 * out;
-  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(dy.dtype()));
-  const std::int64_t frames = std::clamp<std::int64_t>(limit / frame, 1, frames_in_all);
-  const Tensor phases = Tensor::empty({frames, H + 1, W + 1, 4, out}, dy.dtype());
-  for (std::int64_t first = 0; first < frames_in_all; first += frames) {
-    const std::int64_t n = std::min(frames, frames_in_all - first);
-    const std::int64_t size = 4 * H * W * out;
-    const Tensor some = part(phases, 0, n * frame);
-    split_phases(part(dy, first * size, n * size), {n, H, W, out, 0, H}, some);
+void by_phases(const Tensor& dy, const Conv& conv, const Shape& small, F&& f) {
+  const std::int64_t H = small[2], W = small[3], out = dy.dim(4);
+  const PhaseUnits units = phase_units(conv, small, out);
+  const std::int64_t most = units_at_a_time(units, dy.dtype());
+  const Tensor phases = Tensor::empty({most, units.elements}, dy.dtype());
+  for (std::int64_t first = 0; first < units.count; first += most) {
+    const std::int64_t n = std::min(most, units.count - first);
+    const std::int64_t size = units.depth * 4 * H * W * out;
+    const Tensor some = part(phases, 0, n * units.elements);
+    split_phases(part(dy, first * size, n * size), {n * units.depth, H, W, out, 0, H}, some);
     f(n, first, some);
   }
 }
@@ -170,7 +216,7 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
                   Conv conv, Tensor& y) {
   if (y.numel() == 0) return;
   if (is_product(conv)) return product_forward(x, w, bias, residual, y);
-  if (conv.upsample) return upsampled_forward(x, w, bias, residual, y);
+  if (conv.upsample) return upsampled_forward(x, w, bias, residual, conv, y);
   Convolution c = convolution(Pass::forward, x, conv, y);
   const WeightShape shape = weight_shape(conv, c.out_channels, c.in_channels / c.groups);
   const Tensor weights = Tensor::empty({shape.numel()}, w.dtype());
@@ -199,17 +245,16 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
   if (dy.numel() == 0 || dx.numel() == 0) return;
   if (is_product(conv)) return linear_backward_input(dy, w, dx, accumulate);
   if (conv.upsample) {
-    const std::int64_t H = dx.dim(2), W = dx.dim(3), in = dx.dim(4), out = dy.dim(4);
-    const Tensor weights = Tensor::empty({4, out, 2, 2, in}, w.dtype());
-    phase_weights(w, out, in, weights);
-    by_phases(dy, dx.dim(0) * dx.dim(1), H, W,
-              [&](std::int64_t frames, std::int64_t first, const Tensor& phases) {
-                Convolution c = phase_convolution(Pass::backward_input, dx.dtype(), frames, H, W,
-                                                  in, out, true, true);
-                c.accumulate = accumulate;
-                run(c, {part(dx, first * H * W * in, frames * H * W * in).raw(), weights.raw(),
-                        phases.raw()});
-              });
+    const PhaseWeights shape{dy.dim(4), dx.dim(4), conv.kt};
+    const Tensor weights = Tensor::empty({4, shape.out, conv.kt, 2, 2, shape.in}, w.dtype());
+    phase_weights(w, shape, weights);
+    const std::int64_t size = dx.numel() / phase_units(conv, dx.shape(), shape.out).count;
+    by_phases(dy, conv, dx.shape(), [&](std::int64_t n, std::int64_t first, const Tensor& phases) {
+      Convolution c =
+          phase_convolution(Pass::backward_input, dx.dtype(), conv, dx.shape(), n, shape);
+      c.accumulate = accumulate;
+      run(c, {part(dx, first * size, n * size).raw(), weights.raw(), phases.raw()});
+    });
     return;
   }
   Convolution c = convolution(Pass::backward_input, dx, conv, dy);
@@ -226,16 +271,14 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
   if (is_product(conv)) return linear_backward_weight(dy, x, dw, dbias, accumulate);
   if (dbias.defined()) column_sums(dy, dy.numel() / out, out, data<float>(dbias), accumulate);
   if (conv.upsample) {
-    const std::int64_t H = x.dim(2), W = x.dim(3);
-    const Tensor weights = Tensor::empty({4, out, 2, 2, in}, x.dtype());
-    by_phases(dy, x.dim(0) * x.dim(1), H, W,
-              [&](std::int64_t frames, std::int64_t first, const Tensor& phases) {
-                run(phase_convolution(Pass::backward_weight, x.dtype(), frames, H, W, in, out, true,
-                                      true),
-                    {part(x, first * H * W * in, frames * H * W * in).raw(), weights.raw(),
-                     phases.raw()});
-                phase_weights_backward(weights, out, in, dw, accumulate || first > 0);
-              });
+    const PhaseWeights shape{out, in, conv.kt};
+    const Tensor weights = Tensor::empty({4, out, conv.kt, 2, 2, in}, x.dtype());
+    const std::int64_t size = x.numel() / phase_units(conv, x.shape(), out).count;
+    by_phases(dy, conv, x.shape(), [&](std::int64_t n, std::int64_t first, const Tensor& phases) {
+      run(phase_convolution(Pass::backward_weight, x.dtype(), conv, x.shape(), n, shape),
+          {part(x, first * size, n * size).raw(), weights.raw(), phases.raw()});
+      phase_weights_backward(weights, shape, dw, accumulate || first > 0);
+    });
     return;
   }
   const Convolution c = convolution(Pass::backward_weight, x, conv, dy);

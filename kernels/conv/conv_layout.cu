@@ -48,33 +48,32 @@ __global__ void from_library_kernel(const T* from, float* dw, std::int64_t in, s
 __device__ __forceinline__ int phase_tap(int parity, int k) { return (k + 1 - parity) / 2; }
 
 template <class T>
-__global__ void phase_weights_kernel(const T* w, T* to, std::int64_t out, std::int64_t in,
-                                     std::int64_t count) {
+__global__ void phase_weights_kernel(const T* w, T* to, PhaseWeights s, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t c = i % in, tap = i / in % 4, o = i / in / 4 % out;
-  const int phase = static_cast<int>(i / in / 4 / out);
-  const T* const from = w + (o * in + c) * 9;
+  const std::int64_t c = i % s.in, tap = i / s.in % 4, a = i / s.in / 4 % s.kt,
+                     o = i / s.in / 4 / s.kt % s.out;
+  const int phase = static_cast<int>(i / s.in / 4 / s.kt / s.out);
+  const T* const from = w + ((o * s.in + c) * s.kt + a) * 9;
   float sum = 0.0f;
-  for (int r = 0; r < 3; ++r)
-    for (int s = 0; s < 3; ++s)
-      if (phase_tap(phase / 2, r) * 2 + phase_tap(phase % 2, s) == tap)
-        sum += to_float(from[r * 3 + s]);
+  for (int row = 0; row < 3; ++row)
+    for (int column = 0; column < 3; ++column)
+      if (phase_tap(phase / 2, row) * 2 + phase_tap(phase % 2, column) == tap)
+        sum += to_float(from[row * 3 + column]);
   to[i] = from_float<T>(sum);
 }
 
 template <class T>
-__global__ void phase_weights_backward_kernel(const T* from, float* dw, std::int64_t out,
-                                              std::int64_t in, bool accumulate,
-                                              std::int64_t count) {
+__global__ void phase_weights_backward_kernel(const T* from, float* dw, PhaseWeights s,
+                                              bool accumulate, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const int r = static_cast<int>(i % 9 / 3), s = static_cast<int>(i % 3);
-  const std::int64_t c = i / 9 % in, o = i / 9 / in;
+  const int row = static_cast<int>(i % 9 / 3), column = static_cast<int>(i % 3);
+  const std::int64_t a = i / 9 % s.kt, c = i / 9 / s.kt % s.in, o = i / 9 / s.kt / s.in;
   float sum = accumulate ? dw[i] : 0.0f;
   for (int phase = 0; phase < 4; ++phase) {
-    const int tap = phase_tap(phase / 2, r) * 2 + phase_tap(phase % 2, s);
-    sum += to_float(from[((phase * out + o) * 4 + tap) * in + c]);
+    const int tap = phase_tap(phase / 2, row) * 2 + phase_tap(phase % 2, column);
+    sum += to_float(from[(((phase * s.out + o) * s.kt + a) * 4 + tap) * s.in + c]);
   }
   dw[i] = sum;
 }
@@ -177,17 +176,16 @@ void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor
   });
 }
 
-void phase_weights(const Tensor& w, std::int64_t out, std::int64_t in, const Tensor& to) {
-  by_type(w, [&]<class T>() {
-    start(phase_weights_kernel<T>, 16 * out * in, data<T>(w), data<T>(to), out, in);
-  });
+void phase_weights(const Tensor& w, const PhaseWeights& s, const Tensor& to) {
+  by_type(
+      w, [&]<class T>() { start(phase_weights_kernel<T>, s.numel(), data<T>(w), data<T>(to), s); });
 }
 
-void phase_weights_backward(const Tensor& from, std::int64_t out, std::int64_t in, const Tensor& dw,
+void phase_weights_backward(const Tensor& from, const PhaseWeights& s, const Tensor& dw,
                             bool accumulate) {
   by_type(from, [&]<class T>() {
-    start(phase_weights_backward_kernel<T>, 9 * out * in, data<T>(from), data<float>(dw), out, in,
-          accumulate);
+    start(phase_weights_backward_kernel<T>, 9 * s.out * s.in * s.kt, data<T>(from), data<float>(dw),
+          s, accumulate);
   });
 }
 

@@ -19,13 +19,18 @@ void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to)
 void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor& dw,
                           bool accumulate);
 
-// A 3x3 convolution of a frame upsampled to twice its size gives, of the frame itself, four 2x2
-// convolutions: one for each parity a of the row and b of the column (a phase). All four are one
-// convolution of 2x2 with a zero row and column on every side and 4 Cout channels, phase 2a + b in
-// front: [4,out,2,2,in]. Row i + a of its result is row 2i + a of the frame.
-void phase_weights(const Tensor& w, std::int64_t out, std::int64_t in, const Tensor& to);
-// dw [out,in,3,3] f32 (+)= what a gradient of those [4,out,2,2,in] says of w.
-void phase_weights_backward(const Tensor& from, std::int64_t out, std::int64_t in, const Tensor& dw,
+// A kt x 3 x 3 convolution of frames upsampled to twice their size gives, of the frames themselves,
+// four kt x 2 x 2 convolutions: one for each parity a of the row and b of the column (a phase). All
+// four are one convolution with a zero row and column on every side and 4 Cout channels, phase
+// 2a + b in front: [4,out,kt,2,2,in]. Row i + a of its result is row 2i + a of the frame.
+struct PhaseWeights {
+  std::int64_t out, in, kt;
+  std::int64_t numel() const { return 16 * out * in * kt; }
+};
+// to [4,out,kt,2,2,in] of w [out,in,kt,3,3].
+void phase_weights(const Tensor& w, const PhaseWeights& s, const Tensor& to);
+// dw [out,in,kt,3,3] f32 (+)= what a gradient of those [4,out,kt,2,2,in] says of w.
+void phase_weights_backward(const Tensor& from, const PhaseWeights& s, const Tensor& dw,
                             bool accumulate);
 
 // Rows [first, first + rows) of each of `frames` frames of H rows and W columns of C channels at

@@ -15,58 +15,10 @@ namespace {
 
 using ops::ActivationRange;
 
-constexpr int sum_warps = 8;
-
 template <int V>
 Grid rows_of(const Tensor& x) {
   const std::int64_t C = x.dim(-1);
   return grid_of<V>(x.view({1, x.numel() / C, C}), static_cast<int>(C));
-}
-
-template <class T, int V>
-__global__ void __launch_bounds__(threads) sums_kernel(const T* x, Grid g, float* partial) {
-  const Place p = place(g);
-  float sums[2][V] = {};
-  if (p.active) {
-    float base[V];
-    unpack(load_vec<V>(x, p.pack), base);
-#pragma unroll 4
-    for (std::int64_t r = p.row; r < p.last; r += p.step) {
-      float v[V];
-      unpack(load_vec<V>(x, r * g.packs + p.pack), v);
-#pragma unroll
-      for (int k = 0; k < V; ++k) {
-        const float d = v[k] - base[k];
-        sums[0][k] += d;
-        sums[1][k] += d * d;
-      }
-    }
-  }
-  store_sums(g, p, sums, partial);
-}
-
-// totals [2] = this block's column of the chunks' sums [chunks,2,C], in f64 and in order: 32
-// columns a block, a warp takes every eighth chunk. Valid in the first warp.
-__device__ __forceinline__ void add_chunks(const float* partial, std::int64_t chunks,
-                                           std::int64_t C, std::int64_t column,
-                                           double (&totals)[2]) {
-  double* const shared = shared_memory<double>();  // [2][warps][32]
-  const int warp = threadIdx.x / 32;
-  totals[0] = totals[1] = 0.0;
-  if (column < C)
-#pragma unroll 4
-    for (std::int64_t k = warp; k < chunks; k += sum_warps) {
-      totals[0] += partial[2 * k * C + column];
-      totals[1] += partial[(2 * k + 1) * C + column];
-    }
-  shared[threadIdx.x] = totals[0];
-  shared[32 * sum_warps + threadIdx.x] = totals[1];
-  __syncthreads();
-  if (warp > 0) return;
-  for (int w = 1; w < sum_warps; ++w) {
-    totals[0] += shared[w * 32 + threadIdx.x];
-    totals[1] += shared[(sum_warps + w) * 32 + threadIdx.x];
-  }
 }
 
 template <class T>
@@ -296,7 +248,7 @@ void batch_norm_sums(const Tensor& x, Tensor& sums) {
       [&]<class T, int V>() {
         const Grid g = rows_of<V>(x);
         const Tensor partial = partial_sums(x, g);
-        launch(sums_kernel<T, V>, blocks_of(g), dim3(threads), shared_of<V>(g), data<T>(x), g,
+        launch(moments_kernel<T, V>, blocks_of(g), dim3(threads), shared_of<V>(g), data<T>(x), g,
                data_or_null<float>(partial));
         launch_addition(add_sums_kernel<T>, g.C, data_or_null<float>(partial), data<T>(x), g,
                         data<double>(sums));

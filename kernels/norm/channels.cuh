@@ -12,6 +12,7 @@ namespace weft::kernels {
 
 constexpr int threads = 256;
 constexpr std::int64_t most_chunks = 512, least_rows = 64;
+constexpr int sum_warps = 8;  // that add up chunks
 
 struct Grid {
   std::int64_t N, P, C, groups;
@@ -85,6 +86,54 @@ template <int V>
 std::size_t shared_of(const Grid& g, int values = 2) {
   return sizeof(float) * static_cast<std::size_t>(values) * V *
          static_cast<std::size_t>(threads / g.width * g.width);
+}
+
+// partial [N * chunks, 2, C] = sums of x - x at the sample's first position, and of their squares:
+// what is left is of the size of the deviation, whatever the mean, and nothing cancels.
+template <class T, int V>
+__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, float* partial) {
+  const Place p = place(g);
+  float sums[2][V] = {};
+  if (p.active) {
+    float base[V];
+    unpack(load_vec<V>(x, p.sample * g.P * g.packs + p.pack), base);
+#pragma unroll 4
+    for (std::int64_t r = p.row; r < p.last; r += p.step) {
+      float v[V];
+      unpack(load_vec<V>(x, (p.sample * g.P + r) * g.packs + p.pack), v);
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        const float d = v[k] - base[k];
+        sums[0][k] += d;
+        sums[1][k] += d * d;
+      }
+    }
+  }
+  store_sums(g, p, sums, partial);
+}
+
+// totals [2] = this block's column of the chunks' sums [chunks,2,C], in f64 and in order: 32
+// columns a block, a warp takes every eighth chunk. Valid in the first warp.
+__device__ __forceinline__ void add_chunks(const float* partial, std::int64_t chunks,
+                                           std::int64_t C, std::int64_t column,
+                                           double (&totals)[2]) {
+  double* const shared = shared_memory<double>();  // [2][warps][32]
+  const int warp = threadIdx.x / 32;
+  totals[0] = totals[1] = 0.0;
+  if (column < C)
+#pragma unroll 4
+    for (std::int64_t k = warp; k < chunks; k += sum_warps) {
+      totals[0] += partial[2 * k * C + column];
+      totals[1] += partial[(2 * k + 1) * C + column];
+    }
+  shared[threadIdx.x] = totals[0];
+  shared[32 * sum_warps + threadIdx.x] = totals[1];
+  __syncthreads();
+  if (warp > 0) return;
+  for (int w = 1; w < sum_warps; ++w) {
+    totals[0] += shared[w * 32 + threadIdx.x];
+    totals[1] += shared[(sum_warps + w) * 32 + threadIdx.x];
+  }
 }
 
 // Calls f.operator()<T, V>() with the widest vectors of channels that all the tensors can be

@@ -19,31 +19,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int sum_warps = 8;
-
-// Sums of x - x at position 0, and of their squares.
-template <class T, int V>
-__global__ void __launch_bounds__(threads) moments_kernel(const T* x, Grid g, float* partial) {
-  const Place p = place(g);
-  float sums[2][V] = {};
-  if (p.active) {
-    float base[V];
-    unpack(load_vec<V>(x, p.sample * g.P * g.packs + p.pack), base);
-#pragma unroll 4
-    for (std::int64_t r = p.row; r < p.last; r += p.step) {
-      float v[V];
-      unpack(load_vec<V>(x, (p.sample * g.P + r) * g.packs + p.pack), v);
-#pragma unroll
-      for (int k = 0; k < V; ++k) {
-        const float d = v[k] - base[k];
-        sums[0][k] += d;
-        sums[1][k] += d * d;
-      }
-    }
-  }
-  store_sums(g, p, sums, partial);
-}
-
 // sums [N,columns] = the chunks' partial sums, in order. A warp takes every eighth chunk of 32
 // columns.
 __global__ void __launch_bounds__(32 * sum_warps)

@@ -34,6 +34,8 @@ enum class Purpose : std::uint32_t {
   clip_length,
   channel_dropout,
   image_view,  // at which size, and whether flipped, an image is trained on
+  head_pose,   // of a face that speaks
+  blink,       // of its eyes
 };
 
 WEFT_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(

@@ -6,6 +6,7 @@ extern "C" {
 #include <libavfilter/avfilter.h>
 #include <libavformat/avformat.h>
 #include <libavutil/frame.h>
+#include <libswresample/swresample.h>
 #include <libswscale/swscale.h>
 }
 
@@ -20,6 +21,7 @@ struct Deleter {
   void operator()(AVPacket* p) const { av_packet_free(&p); }
   void operator()(AVFilterGraph* p) const { avfilter_graph_free(&p); }
   void operator()(SwsContext* p) const { sws_freeContext(p); }
+  void operator()(SwrContext* p) const { swr_free(&p); }
 };
 template <class T>
 using Ptr = std::unique_ptr<T, Deleter>;

@@ -21,12 +21,14 @@ namespace {
 // Demuxers of footage and pictures. Excluded are those that name other files (hls, dash, concat,
 // image2 with its patterns, sdp, svg, subtitles, devices), and formats that nobody keeps footage
 // in.
-constexpr const char* formats =
+constexpr const char* picture_formats =
     "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,ogg,mxf,asf,nut,ivf,obu,dv,yuv4mpegpipe,h264,hevc,"
     "m4v,"
     "mjpeg,gif,apng,png_pipe,jpeg_pipe,jpegxl_pipe,jpegls_pipe,j2k_pipe,webp_pipe,bmp_pipe,tiff_"
     "pipe,"
     "qoi_pipe,dpx_pipe,exr_pipe,pam_pipe,pbm_pipe,pgm_pipe,ppm_pipe";
+// Those of sound alone, which may also come with pictures.
+constexpr const char* sound_formats = "wav,w64,aiff,au,caf,mp3,flac,aac,ac3,eac3,amr,wv,tta";
 
 constexpr const char* size_hint = "leave it out, make it smaller, or raise media.max_megapixels";
 constexpr const char* general_hint = "try to play it with ffplay; leave it out, or convert it";
@@ -94,8 +96,11 @@ struct OpenMedia::Bytes {
 OpenMedia::Work::Work(OpenMedia& media) : media_(media) { media_.since_ = now_seconds(); }
 OpenMedia::Work::~Work() { media_.spent_ += now_seconds() - media_.since_; }
 
-OpenMedia::OpenMedia(const MediaSource& source, const MediaAccess& access)
-    : source_(source), access_(access) {
+OpenMedia::OpenMedia(const MediaSource& source, const MediaAccess& access, Wanted wanted)
+    : source_(source),
+      access_(access),
+      wanted_(wanted),
+      kind_(wanted == Wanted::sound ? "sound" : "video") {
   quiet();
   const Work work(*this);
   format_ = avformat_alloc_context();
@@ -117,10 +122,17 @@ OpenMedia::OpenMedia(const MediaSource& source, const MediaAccess& access)
 
 OpenMedia::~OpenMedia() { avformat_close_input(&format_); }
 
+std::string OpenMedia::formats() const {
+  std::string all = picture_formats;
+  if (wanted_ == Wanted::sound) all += std::string(",") + sound_formats;
+  return all;
+}
+
 AVDictionary* OpenMedia::options() const {
   AVDictionary* o = nullptr;
   av_dict_set(&o, "protocol_whitelist", "file", 0);
-  av_dict_set(&o, "format_whitelist", is_source_graph(source_.path) ? "lavfi" : formats, 0);
+  av_dict_set(&o, "format_whitelist", is_source_graph(source_.path) ? "lavfi" : formats().c_str(),
+              0);
   av_dict_set(&o, "max_streams", "64", 0);
   return o;
 }
@@ -133,9 +145,11 @@ void OpenMedia::open_file() {
   bytes_ = std::make_unique<Bytes>(*this, std::move(file));
   const AVInputFormat* kind = nullptr;
   check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
-  WEFT_CHECK(av_match_list(kind->name, formats, ',') > 0, Exit::data,
-             "convert it to a file of pictures alone, such as mp4, mkv or png",
-             "cannot open video {}: it is of the kind \"{}\", which weft does not read",
+  WEFT_CHECK(av_match_list(kind->name, formats().c_str(), ',') > 0, Exit::data,
+             wanted_ == Wanted::sound ? "convert it to a file of sound, such as wav, flac or mp3"
+                                      : "convert it to a file of pictures alone, such as mp4, mkv "
+                                        "or png",
+             "cannot open {} {}: it is of the kind \"{}\", which weft does not read", kind_,
              source_.path, kind->name);
   format_->pb = bytes_->io;
   AVDictionary* o = options();
@@ -170,10 +184,14 @@ void OpenMedia::check_streams() {
   const int understood = avformat_find_stream_info(format_, each.empty() ? nullptr : each.data());
   for (AVDictionary*& o : each) av_dict_free(&o);
   check(understood, "understand");
-  const int index = av_find_best_stream(format_, AVMEDIA_TYPE_VIDEO, -1, -1, &codec_, 0);
-  check(index, "find a picture stream in");
+  const bool sound = wanted_ == Wanted::sound;
+  const int index = av_find_best_stream(format_, sound ? AVMEDIA_TYPE_AUDIO : AVMEDIA_TYPE_VIDEO,
+                                        -1, -1, &codec_, 0);
+  WEFT_CHECK(!sound || index != AVERROR_STREAM_NOT_FOUND, Exit::data,
+             "name a file with sound, or add some", "{} has no sound", source_.path);
+  check(index, sound ? "find a decoder for" : "find a picture stream in");
   stream_ = format_->streams[index];
-  for (unsigned i = 0; i < format_->nb_streams; ++i)  // sound is not even demuxed
+  for (unsigned i = 0; i < format_->nb_streams; ++i)  // the others are not even demuxed
     if (static_cast<int>(i) != index) format_->streams[i]->discard = AVDISCARD_ALL;
   check_size(stream_->codecpar->height, stream_->codecpar->width);
   // An SVG drawing may name other files.
@@ -181,8 +199,8 @@ void OpenMedia::check_streams() {
              "cannot open video {}: SVG is not read", source_.path);
   const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
   WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || seconds <= limits.max_hours * 3600, Exit::data,
-             "cut it, or raise media.max_hours", "video {} has {:.2f} hours, media.max_hours = {}",
-             source_.path, seconds / 3600, limits.max_hours);
+             "cut it, or raise media.max_hours", "{} {} has {:.2f} hours, media.max_hours = {}",
+             kind_, source_.path, seconds / 3600, limits.max_hours);
 }
 
 bool OpenMedia::is_image() const {
@@ -225,8 +243,8 @@ void OpenMedia::check_budget() {
   WEFT_CHECK(!stopped_, Exit::stopped, "run the same command to go on",
              "stopped on request while {} was read", source_.path);
   throw Error(Exit::data,
-              fmt::format("video {} takes longer to read than media.timeout = {} s", source_.path,
-                          access_.limits.timeout),
+              fmt::format("{} {} takes longer to read than media.timeout = {} s", kind_,
+                          source_.path, access_.limits.timeout),
               "leave it out, convert it, or raise media.timeout", __FILE__, __LINE__);
 }
 
@@ -234,9 +252,9 @@ void OpenMedia::fail(const std::string& what, int code) {
   if (late_ || stopped_) check_budget();
   const std::string why = reason(code);
   WEFT_CHECK(why.find("max pixel count") == std::string::npos, Exit::data, size_hint,
-             "cannot {} video {}, media.max_megapixels = {}: {}", what, source_.path,
+             "cannot {} {} {}, media.max_megapixels = {}: {}", what, kind_, source_.path,
              access_.limits.max_megapixels, why);
-  throw Error(Exit::data, fmt::format("cannot {} video {}: {}", what, source_.path, why),
+  throw Error(Exit::data, fmt::format("cannot {} {} {}: {}", what, kind_, source_.path, why),
               general_hint, __FILE__, __LINE__);
 }
 

@@ -16,12 +16,15 @@
 
 namespace weft::ff {
 
+// What a medium is opened for.
+enum class Wanted { pictures, sound };
+
 class OpenMedia {
  public:
-  // Opens and probes `source` and picks its picture stream. Throws Exit::data, naming the source:
-  // not a regular file, an unsupported format, larger than access.limits allows, a source graph
-  // named by someone not trusted with one, or FFmpeg's reason.
-  OpenMedia(const MediaSource& source, const MediaAccess& access);
+  // Opens and probes `source` and picks its best stream of that kind. Throws Exit::data, naming the
+  // source: not a regular file, an unsupported format, no such stream, larger than access.limits
+  // allows, a source graph named by someone not trusted with one, or FFmpeg's reason.
+  OpenMedia(const MediaSource& source, const MediaAccess& access, Wanted wanted = Wanted::pictures);
   ~OpenMedia();
   OpenMedia(const OpenMedia&) = delete;
   OpenMedia& operator=(const OpenMedia&) = delete;
@@ -49,7 +52,7 @@ class OpenMedia {
   void check_size(std::int64_t height, std::int64_t width) const;
   // Throws if the time is up or a stop was requested (Exit::stopped).
   void check_budget();
-  // As check_budget; otherwise "cannot WHAT video PATH" with FFmpeg's reason.
+  // As check_budget; otherwise "cannot WHAT video PATH" (or sound) with FFmpeg's reason.
   [[noreturn]] void fail(const std::string& what, int code);
   int check(int code, const char* what) {
     if (code < 0) fail(what, code);
@@ -62,11 +65,14 @@ class OpenMedia {
   void open_file();
   void open_graph();
   void check_streams();
+  std::string formats() const;
   AVDictionary* options() const;
   std::int64_t most_pixels() const;  // of a decoder
 
   MediaSource source_;
   MediaAccess access_;
+  Wanted wanted_;
+  const char* kind_;  // of medium, for messages
   std::unique_ptr<Bytes> bytes_;
   AVFormatContext* format_ = nullptr;
   AVStream* stream_ = nullptr;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "media/ffmpeg.h"
 
 extern "C" {
@@ -47,13 +48,15 @@ void pad_frame(const std::uint8_t* from, std::int64_t height, std::int64_t width
 
 // An MP4 file being written; closes everything on every exit path.
 struct Mp4Writer::State {
-  explicit State(const std::string& file) : path(file) {
-    check(path, avformat_alloc_output_context2(&format, nullptr, "mp4", path.c_str()));
+  State(const std::string& file, bool is_segment)
+      : path(file), made(is_segment ? file + ".tmp" : file), segment(is_segment) {
+    check(path, avformat_alloc_output_context2(&format, nullptr, "mp4", nullptr));
+    if (segment) format->flags |= AVFMT_FLAG_BITEXACT;
   }
   ~State() {
     if (format->pb != nullptr) avio_closep(&format->pb);
     avformat_free_context(format);
-    if (!done) std::remove(path.c_str());
+    if (!done) std::remove(made.c_str());
   }
 
   void start(std::int64_t clip_height, std::int64_t clip_width, AVRational rate) {
@@ -76,6 +79,7 @@ struct Mp4Writer::State {
     encoder->color_range = AVCOL_RANGE_MPEG;
     if ((format->oformat->flags & AVFMT_GLOBALHEADER) != 0)
       encoder->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
+    if (segment) encoder->flags |= AV_CODEC_FLAG_BITEXACT;
     if (x264) {
       av_opt_set(encoder->priv_data, "preset", "medium", 0);
       av_opt_set(encoder->priv_data, "crf", "12", 0);
@@ -93,7 +97,7 @@ struct Mp4Writer::State {
     stream->time_base = encoder->time_base;
     stream->avg_frame_rate = rate;
     check(path, avcodec_parameters_from_context(stream->codecpar, encoder.get()));
-    check(path, avio_open(&format->pb, path.c_str(), AVIO_FLAG_WRITE));
+    check(path, avio_open(&format->pb, made.c_str(), AVIO_FLAG_WRITE));
     check(path, avformat_write_header(format, nullptr));
   }
 
@@ -130,10 +134,12 @@ struct Mp4Writer::State {
     encode(nullptr);
     check(path, av_write_trailer(format));
     check(path, avio_closep(&format->pb));
+    if (segment) rename_file(made, path, Exit::data);
     done = true;
   }
 
-  std::string path;
+  std::string path, made;  // its name in the end, and meanwhile
+  bool segment;
   AVFormatContext* format = nullptr;
   AVStream* stream = nullptr;
   ff::Ptr<AVCodecContext> encoder;
@@ -144,12 +150,14 @@ struct Mp4Writer::State {
   bool done = false;
 };
 
-Mp4Writer::Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width, double fps) {
+Mp4Writer::Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width,
+                     const Mp4Options& options) {
   ff::quiet();
+  const double fps = options.fps;
   WEFT_ASSERT(height > 0 && width > 0);
   WEFT_CHECK(fps > 0 && fps <= 1000, Exit::usage, "choose 1 to 1000 frames a second",
              "cannot write {} at {} frames a second", path, fps);
-  state_ = std::make_unique<State>(path);
+  state_ = std::make_unique<State>(path, options.segment);
   state_->start(height, width, av_d2q(fps, 100000));
 }
 Mp4Writer::~Mp4Writer() = default;

@@ -15,6 +15,14 @@ struct ClipView {
   std::int64_t frames = 0, height = 0, width = 0;
 };
 
+struct Mp4Options {
+  double fps = 24;  // 0 < fps <= 1000
+  // One of the segments of a clip, frames [a,b) as an MP4 of its own, for media/join_mp4.h: the
+  // same frames give the same bytes, whichever library or time writes them into the file's
+  // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
+  bool segment = false;
+};
+
 // An MP4 written while its frames are made, in memory that does not depend on its length (the
 // encoder looks some dozens of frames ahead). H.264 (libx264, nearly lossless) if FFmpeg has it,
 // otherwise MPEG-4 part 2; yuv420p, so that every player shows it. Chroma needs even sizes: an odd
@@ -22,8 +30,11 @@ struct ClipView {
 // reason; an unfinished file is removed.
 class Mp4Writer {
  public:
-  // 0 < fps <= 1000, otherwise Exit::usage.
-  Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width, double fps);
+  // Exit::usage where fps is out of range.
+  Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width,
+            const Mp4Options& options);
+  Mp4Writer(const std::string& path, std::int64_t height, std::int64_t width, double fps)
+      : Mp4Writer(path, height, width, Mp4Options{fps}) {}
   ~Mp4Writer();
   Mp4Writer(const Mp4Writer&) = delete;
   Mp4Writer& operator=(const Mp4Writer&) = delete;

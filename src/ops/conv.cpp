@@ -12,9 +12,13 @@ ConvScratch conv_scratch;
 Shape Conv::output(const Shape& x, std::int64_t out_channels) const {
   WEFT_ASSERT(x.rank() == 5);
   WEFT_ASSERT(x[4] % groups == 0 && out_channels % groups == 0);
+  WEFT_ASSERT(!upsample || (kh == 3 && kw == 3 && stride == 1 && stride_t == 1 && top == 1 &&
+                            left == 1 && bottom == 1 && right == 1));
   WEFT_ASSERT(!upsample || (dilation == 1 && groups == 1));
+  WEFT_ASSERT(!upsample || front + back == kt - 1);
+  WEFT_ASSERT(back == 0 || back < kt);
   const std::int64_t scale = upsample ? 2 : 1;
-  const std::int64_t t = x[1] + front - kt,
+  const std::int64_t t = x[1] + front + back - kt,
                      h = scale * x[2] + top + bottom - dilation * (kh - 1) - 1,
                      w = scale * x[3] + left + right - dilation * (kw - 1) - 1;
   WEFT_CHECK(t >= 0 && h >= 0 && w >= 0, Exit::data,
@@ -32,20 +36,22 @@ namespace {
 // A product of rows takes nothing of the arena.
 bool is_product(const Conv& k) {
   return k.kt * k.kh * k.kw == 1 && k.stride * k.stride_t == 1 && k.groups == 1 && !k.upsample &&
-         k.front + k.top + k.left + k.bottom + k.right == 0;
+         k.front + k.back + k.top + k.left + k.bottom + k.right == 0;
 }
 
-Tensor phase_weights(const Tensor& w, std::int64_t out, std::int64_t in) {
-  return Tensor::empty({4, out, 2, 2, in}, w.dtype());
+Tensor phase_weights(const Conv& k, std::int64_t out, std::int64_t in, DType type) {
+  return Tensor::empty({4, out, k.kt, 2, 2, in}, type);
 }
 
 Tensor workspace() { return Tensor::empty({conv_scratch.workspace / 4}, DType::f32); }
 
-// Phases of whole frames, for the backward.
-Tensor phases(const Tensor& dy, std::int64_t frames, std::int64_t H, std::int64_t W) {
-  const std::int64_t frame = (H + 1) * (W + 1) * 4 * dy.dim(4);
-  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(dy.dtype()));
-  return Tensor::empty({std::clamp<std::int64_t>(limit / frame, 1, frames), frame}, dy.dtype());
+// Phases of whole frames, or of whole volumes where time is summed over.
+Tensor phases(const Conv& k, const Shape& small, std::int64_t out, DType type) {
+  const std::int64_t depth = k.kt > 1 ? small[1] : 1;
+  const std::int64_t unit = depth * (small[2] + 1) * (small[3] + 1) * 4 * out;
+  const std::int64_t limit = conv_scratch.phases / static_cast<std::int64_t>(size_of(type));
+  return Tensor::empty(
+      {std::clamp<std::int64_t>(limit / unit, 1, small[0] * small[1] / depth), unit}, type);
 }
 
 }  // namespace
@@ -60,7 +66,12 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
     const std::int64_t rows = std::clamp<std::int64_t>(limit / row - 1, 1, H);
     const std::int64_t frames =
         rows < H ? 1 : std::clamp<std::int64_t>(limit / ((H + 1) * row), 1, x.dim(0) * x.dim(1));
-    const Tensor weights = phase_weights(w, y.dim(4), x.dim(4));
+    const Tensor weights = phase_weights(conv, y.dim(4), x.dim(4), x.dtype());
+    if (conv.kt > 1) {
+      const Tensor volumes = phases(conv, x.shape(), y.dim(4), x.dtype());
+      workspace();
+      return;
+    }
     const Tensor bands = Tensor::empty({frames, rows + 1, row}, x.dtype());
     workspace();
     return;
@@ -81,8 +92,8 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
     workspace();
     return;
   }
-  const Tensor weights = phase_weights(w, dy.dim(4), dx.dim(4));
-  const Tensor some = phases(dy, dx.dim(0) * dx.dim(1), dx.dim(2), dx.dim(3));
+  const Tensor weights = phase_weights(conv, dy.dim(4), dx.dim(4), w.dtype());
+  const Tensor some = phases(conv, dx.shape(), dy.dim(4), dy.dtype());
   workspace();
 }
 
@@ -93,8 +104,8 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
     workspace();
     return;
   }
-  const Tensor weights = phase_weights(x, dy.dim(4), x.dim(4));
-  const Tensor some = phases(dy, x.dim(0) * x.dim(1), x.dim(2), x.dim(3));
+  const Tensor weights = phase_weights(conv, dy.dim(4), x.dim(4), x.dtype());
+  const Tensor some = phases(conv, x.shape(), dy.dim(4), dy.dtype());
   workspace();
 }
 

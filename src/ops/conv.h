@@ -11,13 +11,14 @@ namespace weft::ops {
 // [Cout,Cin/groups,kt,kh,kw], or [Cout,Cin/groups,kh,kw] where kt is 1.
 struct Conv {
   int kt = 1, kh = 1, kw = 1;
-  int stride_t = 1, stride = 1;  // of frames; of rows and columns
-  int front = 0;                 // zero frames before the first; none follow the last (causal)
+  int stride_t = 1, stride = 1;                  // of frames; of rows and columns
+  int front = 0;                                 // zero frames before the first
   int top = 0, left = 0, bottom = 0, right = 0;  // zero rows and columns
-  bool upsample =
-      false;         // each frame is seen at twice its height and width (nearest), stride 1 then
+  bool upsample = false;  // each frame is seen at twice its height and width (nearest); the kernel
+                          // is [kt,3,3] then, of stride 1, with a zero row and column on every side
   int dilation = 1;  // rows and columns from one of the kernel's elements to the next
   int groups = 1;    // output channels in groups, each of its own input channels; Cin: depthwise
+  int back = 0;      // zero frames behind the last, fewer than kt; 0: causal
 
   // Kernel k x k, padded to keep the size (docs/models/video_vae.md, Spatial VAE).
   static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }
@@ -36,6 +37,20 @@ struct Conv {
   static Conv strided(int k, int stride, int dilation = 1, int groups = 1) {
     const int pad = dilation * (k / 2);
     return {1, k, k, 1, stride, 0, pad, pad, pad, pad, false, dilation, groups};
+  }
+  // Conv3d of PyTorch with kernel k and padding k / 2, k odd: the volume's depth T, its height and
+  // its width are kept.
+  static Conv volume(int k) {
+    Conv c{k, k, k, 1, 1, k / 2, k / 2, k / 2, k / 2, k / 2, false};
+    c.back = k / 2;
+    return c;
+  }
+  // volume(3) of a volume whose every frame is seen at twice its height and width: nearest
+  // upsampling by (1,2,2) and Conv3d. k is 3.
+  static Conv volume_up(int k = 3) {
+    Conv c = volume(k);
+    c.upsample = true;
+    return c;
   }
   // The shape of the result for x [N,T,H,W,Cin].
   Shape output(const Shape& x, std::int64_t out_channels) const;

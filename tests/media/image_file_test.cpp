@@ -38,18 +38,19 @@ std::pair<std::int64_t, std::int64_t> sums(const std::vector<std::uint8_t>& valu
 
 TEST(PillowResize, MakesThePixelsOfPillow) {
   const struct {
-    std::int64_t from_height, from_width, height, width, sum, weighted, near, near_weighted;
+    std::int64_t from_height, from_width, height, width, sum, weighted, cubic, cubic_weighted, near,
+        near_weighted;
   } cases[] = {
-      {29, 37, 15, 50, 287760, 324381121, 95888, 36529577},
-      {48, 64, 48, 31, 570351, 1277852659, 192904, 144744344},
-      {70, 50, 33, 50, 629821, 1557016146, 208812, 169502639},
-      {9, 1, 28, 3, 30996, 4119849, 9072, 458406},
-      {3, 100, 7, 11, 28969, 3336925, 9235, 356457},
-      {65, 97, 130, 194, 9679804, 366418672174, 3257664, 41177399712},
-      {211, 157, 12, 9, 41275, 6709591, 12964, 717685},
-      {24, 24, 24, 24, 218768, 189209024, 71408, 20458928},
-      {40, 33, 1, 1, 384, 764, 44, 44},
-      {2, 1, 37, 64, 699840, 3012518752, 110656, 194809888},
+      {29, 37, 15, 50, 287760, 324381121, 287920, 324414859, 95888, 36529577},
+      {48, 64, 48, 31, 570351, 1277852659, 570318, 1277765987, 192904, 144744344},
+      {70, 50, 33, 50, 629821, 1557016146, 629821, 1557057636, 208812, 169502639},
+      {9, 1, 28, 3, 30996, 4119849, 30996, 4122597, 9072, 458406},
+      {3, 100, 7, 11, 28969, 3336925, 28940, 3331431, 9235, 356457},
+      {65, 97, 130, 194, 9679804, 366418672174, 9670675, 366067356751, 3257664, 41177399712},
+      {211, 157, 12, 9, 41275, 6709591, 41274, 6708960, 12964, 717685},
+      {24, 24, 24, 24, 218768, 189209024, 218768, 189209024, 71408, 20458928},
+      {40, 33, 1, 1, 384, 764, 383, 761, 44, 44},
+      {2, 1, 37, 64, 699840, 3012518752, 704128, 3097875200, 110656, 194809888},
   };
   for (const auto& c : cases) {
     const auto rgb = picture(c.from_height, c.from_width);
@@ -63,6 +64,9 @@ TEST(PillowResize, MakesThePixelsOfPillow) {
       EXPECT_TRUE(std::all_of(row + c.width * 3, row + stride, [](int v) { return v == 77; }));
     }
     EXPECT_EQ(sums(out), std::pair(c.sum, c.weighted)) << c.from_height;
+    pillow_resize({rgb.data(), c.from_height, c.from_width, c.from_width * 3}, c.height, c.width,
+                  PillowFilter::bicubic, out.data(), c.width * 3);
+    EXPECT_EQ(sums(out), std::pair(c.cubic, c.cubic_weighted)) << c.from_height;
 
     std::vector<std::uint8_t> labels, scaled(static_cast<std::size_t>(c.height * c.width));
     for (std::size_t i = 0; i < rgb.size(); i += 3) labels.push_back(rgb[i]);

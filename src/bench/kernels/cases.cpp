@@ -16,7 +16,8 @@ std::vector<KernelCase> kernel_cases(CaseSize size) {
        {attention_cases, batch_norm_cases, conv_cases,   deform_cases,    diffusion_cases,
         embed_cases,     evaluate_cases,   fusion_cases, layout_cases,    loss_cases,
         matmul_cases,    modulated_cases,  norm_cases,   optimizer_cases, pointwise_cases,
-        pool_cases,      random_cases,     reduce_cases, resize_cases,    text_loss_cases}) {
+        pool_cases,      random_cases,     reduce_cases, resize_cases,    spade_cases,
+        text_loss_cases, volume_cases}) {
     std::vector<KernelCase> some = make(size);
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }

@@ -66,7 +66,9 @@ std::vector<KernelCase> pool_cases(CaseSize size);
 std::vector<KernelCase> random_cases(CaseSize size);
 std::vector<KernelCase> reduce_cases(CaseSize size);
 std::vector<KernelCase> resize_cases(CaseSize size);
+std::vector<KernelCase> spade_cases(CaseSize size);
 std::vector<KernelCase> text_loss_cases(CaseSize size);
+std::vector<KernelCase> volume_cases(CaseSize size);
 
 // A case without inputs and without anything to run.
 KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,

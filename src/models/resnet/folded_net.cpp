@@ -106,11 +106,11 @@ Parameter* FoldedNet::vector(const std::string& name, std::int64_t n, Init init)
 
 Parameter* FoldedNet::weight(const std::string& name, const FoldedConv& conv, std::int64_t out) {
   const ops::Conv& g = conv.geometry;
-  WEFT_ASSERT((axes == 3 || g.kt == 1) && (axes >= 2 || g.kh == 1) && (axes >= 1 || g.kw == 1));
-  const std::int64_t kernel[] = {out, conv.in / g.groups, g.kt, g.kh, g.kw};
-  std::vector<std::int64_t> shape(kernel, kernel + 2);
-  shape.insert(shape.end(), kernel + 5 - axes, kernel + 5);
-  const double fan_in = static_cast<double>(kernel[1] * g.kt * g.kh * g.kw);
+  WEFT_ASSERT((axes >= 2 || g.kt * g.kh == 1) && (axes >= 1 || g.kw == 1));
+  const std::int64_t ins = conv.in / g.groups, kernel[] = {g.kt, g.kh, g.kw};
+  std::vector<std::int64_t> shape = {out, axes == 2 ? ins * g.kt : ins};
+  shape.insert(shape.end(), kernel + 3 - axes, kernel + 3);
+  const double fan_in = static_cast<double>(ins * g.kt * g.kh * g.kw);
   Parameter& p = table_.add(prefix + name, Shape(shape),
                             {Init::Kind::uniform, static_cast<float>(1 / std::sqrt(fan_in))});
   p.bf16_only = true;

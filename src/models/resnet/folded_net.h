@@ -68,7 +68,8 @@ class FoldedNet {
 
   std::string prefix;  // of the names of what is added next
   // Axes of a kernel in files for what is added next: CONV.weight is [out,in/groups] (linear, 0),
-  // [.., kw] (1), [.., kh, kw] (2) or [.., kt, kh, kw] (3).
+  // [.., kw] (1), [.., kh, kw] (2) or [.., kt, kh, kw] (3). A kernel of kt > 1 with two axes is
+  // that of a volume whose kt frames are seen as channels: [out, in kt, kh, kw], channel c kt + t.
   int axes = 2;
 
   // CONV.weight, CONV.bias where `bias`, and the norm behind it; norm "": none. What is returned

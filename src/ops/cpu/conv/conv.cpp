@@ -17,10 +17,9 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-// Of a convolution without upsampling.
 Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
   Geometry g{x[0],  x[1],     x[2],   x[3],    x[4],       y[4],     y[1],    y[2],
-             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, 0,
+             y[3],  c.kt,     c.kh,   c.kw,    c.stride_t, c.stride, c.front, c.back,
              c.top, c.bottom, c.left, c.right, c.dilation, c.groups};
   return g;
 }
@@ -28,7 +27,7 @@ Geometry geometry(const Shape& x, const Shape& y, const Conv& c) {
 // 1x1 kernels are matrix products, with a stride of the pixels that are seen.
 bool is_pointwise(const Conv& c) {
   return c.kt * c.kh * c.kw == 1 && c.stride_t == 1 && c.groups == 1 && !c.upsample &&
-         c.front + c.top + c.left + c.bottom + c.right == 0;
+         c.front + c.back + c.top + c.left + c.bottom + c.right == 0;
 }
 bool is_linear(const Conv& c) { return is_pointwise(c) && c.stride == 1; }
 
@@ -96,7 +95,7 @@ void turn_weights(const Geometry& g, const float* w, float* to) {
 void plain_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                    float* y) {
   if (winograd_fits(g))
-    winograd_forward(g, 0, 0, x, w, bias, add, y);
+    winograd_forward(g, 0, x, w, bias, add, y);
   else if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
@@ -191,8 +190,8 @@ void conv_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Te
   }
   const float* b = bias.defined() ? bias.data<float>() : nullptr;
   if (conv.upsample)
-    upsample_forward(x.shape(), w.dim(0), xs.data<float>(), ws.data<float>(), b, residual.defined(),
-                     out.f32());
+    upsample_forward(geometry(x.shape(), y.shape(), conv), xs.data<float>(), ws.data<float>(), b,
+                     residual.defined(), out.f32());
   else
     plain_forward(geometry(x.shape(), y.shape(), conv), xs.data<float>(), ws.data<float>(), b,
                   residual.defined(), out.f32());
@@ -222,8 +221,8 @@ void conv_backward_input(const Tensor& dy, const Tensor& w, Conv conv, Tensor& d
   Result out(dx);
   if (accumulate && dx.dtype() == DType::bf16) to_f32(dx, out.copy);
   if (conv.upsample)
-    upsample_backward_input(dx.shape(), w.dim(0), dys.data<float>(), ws.data<float>(), out.f32(),
-                            accumulate);
+    upsample_backward_input(geometry(dx.shape(), dy.shape(), conv), dys.data<float>(),
+                            ws.data<float>(), out.f32(), accumulate);
   else
     plain_backward_input(geometry(dx.shape(), dy.shape(), conv), dys.data<float>(),
                          ws.data<float>(), out.f32(), accumulate);
@@ -253,8 +252,8 @@ void conv_backward_weight(const Tensor& x, const Tensor& dy, Conv conv, Tensor& 
   if (dbias.defined() && !planning()) bias_gradient(rows(dy), dbias, accumulate);
   const Tensor xs = as_f32(x), dys = as_f32(dy);
   if (conv.upsample)
-    upsample_backward_weight(x.shape(), dw.dim(0), xs.data<float>(), dys.data<float>(),
-                             dw.data<float>(), accumulate);
+    upsample_backward_weight(geometry(x.shape(), dy.shape(), conv), xs.data<float>(),
+                             dys.data<float>(), dw.data<float>(), accumulate);
   else
     plain_backward_weight(geometry(x.shape(), dy.shape(), conv), xs.data<float>(),
                           dys.data<float>(), dw.data<float>(), accumulate);

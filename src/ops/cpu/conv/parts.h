@@ -34,10 +34,10 @@ void direct_backward_weight(const Geometry& g, const float* x, const float* dy, 
                             bool accumulate);
 
 // 3x3 and 3x3x3 of stride 1 in the plane, dilated or not, with channels enough to pay for the
-// transforms (winograd.cpp). `up` is 1 where x is seen at twice its height and width; `fold` is 1
-// where y gets the sums of the result's 2x2 blocks (without bias).
+// transforms (winograd.cpp). `fold` is 1 where y gets the sums of the result's 2x2 blocks (without
+// bias); `up` is 1 where x is seen at twice its height and width.
 bool winograd_fits(const Geometry& g);
-void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
+void winograd_forward(const Geometry& g, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y);
 void winograd_backward_weight(const Geometry& g, int up, const float* x, const float* dy, float* dw,
                               bool accumulate);
@@ -51,13 +51,14 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
 // to [in,out/groups,kt,kh,kw] = w [out,in/groups,kt,kh,kw], the kernel turned round.
 void turn_weights(const Geometry& g, const float* w, float* to);
 
-// 3x3 of frames x [.., H, W, Cin] seen at twice their size.
-void upsample_forward(const Shape& x, std::int64_t cout, const float* xs, const float* w,
-                      const float* bias, bool add, float* y);
-void upsample_backward_input(const Shape& x, std::int64_t cout, const float* dy, const float* w,
-                             float* dx, bool add);
-void upsample_backward_weight(const Shape& x, std::int64_t cout, const float* xs, const float* dy,
-                              float* dw, bool accumulate);
+// kt x 3 x 3 of frames seen at twice their height and width; g.h and g.w are theirs, g.ho and g.wo
+// the result's, twice as many.
+void upsample_forward(const Geometry& g, const float* x, const float* w, const float* bias,
+                      bool add, float* y);
+void upsample_backward_input(const Geometry& g, const float* dy, const float* w, float* dx,
+                             bool add);
+void upsample_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                              bool accumulate);
 
 // 1x1 with a stride, unpadded; f32 or bf16 as they come.
 void strided_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& residual,

@@ -2,8 +2,7 @@
 // Kernels of several frames (kt, kh, kw) = (3, 3, 3) are the sum over kt of such. A block of tiles
 // at a time: its inputs transformed, 36 matrix products with the transformed weights, results
 // transformed back and stored with bias and residual; what lies between stays in the thread's
-// second-level cache as far as the channels allow. An upsampled frame is read through its small
-// one.
+// second-level cache as far as the channels allow.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -113,10 +112,10 @@ bool winograd_fits(const Geometry& g) {
   return d == 1 || rows * columns * span * span <= 2 * g.ho * g.wo;
 }
 
-void winograd_forward(const Geometry& g, int up, int fold, const float* x, const float* w,
+void winograd_forward(const Geometry& g, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y) {
   detail::add_flops(g.flops());
-  const Plan p = plan(g, up, fold);
+  const Plan p = plan(g, 0, fold);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);
   // Inputs and products of a block, for each thread.
   const int threads = static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), p.blocks));

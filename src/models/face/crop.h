@@ -1,0 +1,72 @@
+// Which part of a picture SadTalker animates: the arithmetic of its croper.py on 68 landmarks
+// (docs/models/sadtalker.md, Pictures).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "media/image_file.h"
+#include "models/face/landmarks.h"
+
+namespace weft {
+
+// Columns [x1, x2) and rows [y1, y2) of a picture.
+struct PixelBox {
+  std::int64_t x1 = 0, y1 = 0, x2 = 0, y2 = 0;
+  std::int64_t width() const { return x2 - x1; }
+  std::int64_t height() const { return y2 - y1; }
+  bool empty() const { return x2 <= x1 || y2 <= y1; }
+  bool operator==(const PixelBox&) const = default;
+};
+
+// How a face lies in a picture of that size, as the original has it.
+struct FaceQuad {
+  std::int64_t width = 0, height = 0;  // that the picture is made smaller to first, if it is large
+  PixelBox outer;                      // of the picture at that size: the face with a border
+  // lx, ly, rx, ry within `outer`: the face. ry is bounded by the width, as in the original.
+  std::array<double, 4> inner = {};
+};
+// `least`: a face twice that large, or larger, makes the picture smaller. Exit::data if landmarks
+// are not finite, or do not span a face; `name` is for messages.
+FaceQuad face_quad(const Landmarks& landmarks, std::int64_t height, std::int64_t width,
+                   const std::string& name, std::int64_t least = 512);
+
+// What is done with a picture before its face is looked at: the face, the face with a border, all
+// of it; the full modes are for pasting the result back into the picture.
+enum class Preprocess { crop, extcrop, resize, full, extfull };
+// By the deck's name of it, sadtalker.preprocess.
+Preprocess preprocess_of(const std::string& name);
+inline bool extended(Preprocess mode) {
+  return mode == Preprocess::extcrop || mode == Preprocess::extfull;
+}
+
+// A cut that is made of a picture, or of all frames of a video.
+struct FaceCut {
+  std::int64_t width = 0, height = 0;  // that the picture is resized to first
+  PixelBox box;                        // of it, what is cut out
+  // Of frames made from it: the inner box's size, whatever was cut (the original's crop_info).
+  std::int64_t frame_width = 0, frame_height = 0;
+  // The box in the picture at its own size, where frames belong. The original forgets that the
+  // picture was made smaller, and puts them elsewhere then.
+  PixelBox place;
+};
+// All of the picture for `resize`, which needs no quad. Where the inner box reaches beyond the
+// outer one it is cut off there, as by the original's slices. Exit::data if nothing remains.
+FaceCut make_cut(const FaceQuad& quad, Preprocess mode, std::int64_t height, std::int64_t width,
+                 const std::string& name);
+FaceCut whole_picture(std::int64_t height, std::int64_t width);
+
+// The pixels of a box that lies within the picture.
+ImageFile cut_box(const ImageFile& picture, const PixelBox& box);
+// The cut, resized to size x size whatever its aspect. `picture` may have another size than the one
+// that the cut was made for, as frames of a video may.
+ImageFile cut_face(const ImageFile& picture, const FaceCut& cut, std::int64_t size);
+// Where points of the picture are then.
+Landmarks cut_landmarks(const Landmarks& points, std::int64_t height, std::int64_t width,
+                        const FaceCut& cut, std::int64_t size);
+
+// cv2.resize on 8 bits, bilinear, byte for byte.
+ImageFile resize_bilinear(const ImageFile& picture, std::int64_t height, std::int64_t width);
+
+}  // namespace weft

@@ -1,0 +1,93 @@
+#include "models/face/anchors.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/models/face/fixture.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+
+Face face(float x1, float y1, float x2, float y2) { return {{x1, y1, x2, y2}, 1, {}}; }
+
+TEST(FacePriors, RunOverRowsColumnsAndSizes) {
+  // 3 x 2 features, 2 x 1, and one.
+  EXPECT_EQ(face_priors(17, 15), 2 * (3 * 2 + 2 * 1 + 1));
+  const std::vector<float> p = make_face_priors(17, 15);
+  ASSERT_EQ(p.size(), 4u * 18);
+  const auto prior = [&](std::size_t i) {
+    return std::vector<float>(p.begin() + static_cast<std::ptrdiff_t>(4 * i),
+                              p.begin() + static_cast<std::ptrdiff_t>(4 * i + 4));
+  };
+  EXPECT_EQ(prior(0), (std::vector<float>{4.0f / 15, 4.0f / 17, 16.0f / 15, 16.0f / 17}));
+  EXPECT_EQ(prior(1), (std::vector<float>{4.0f / 15, 4.0f / 17, 32.0f / 15, 32.0f / 17}));
+  EXPECT_EQ(prior(2)[0], 12.0f / 15);
+  EXPECT_EQ(prior(4)[1], 12.0f / 17);
+  EXPECT_EQ(prior(12)[2], 64.0f / 15);
+  EXPECT_EQ(prior(17), (std::vector<float>{16.0f / 15, 16.0f / 17, 512.0f / 15, 512.0f / 17}));
+}
+
+TEST(FaceSuppression, DropsWhatOverlapsByMoreThanTheLimit) {
+  // A third in common; exactly two fifths; a little more.
+  EXPECT_FLOAT_EQ(intersection_over_union({0, 0, 2, 1}, {1, 0, 3, 1}), 1.0f / 3);
+  EXPECT_EQ(intersection_over_union({0, 0, 1, 1}, {2, 2, 3, 3}), 0);
+  const std::vector<Face> faces = {face(0, 0, 10, 10), face(1, 0, 11, 10), face(5, 0, 15, 10),
+                                   face(20, 0, 30, 10), face(20, 0, 24, 10)};
+  EXPECT_EQ(suppress_overlaps(faces, 0.4), (std::vector<std::size_t>{0, 2, 3, 4}));
+  // One that is dropped drops no other: 5 to 15 overlaps 1 to 11 by 6/14.
+  EXPECT_EQ(suppress_overlaps(faces, 0.3), (std::vector<std::size_t>{0, 3}));
+  EXPECT_TRUE(suppress_overlaps({}, 0.4).empty());
+}
+
+FaceScores scores_of(std::int64_t height, std::int64_t width) {
+  FaceScores s;
+  s.height = height;
+  s.width = width;
+  s.priors = make_face_priors(height, width);
+  const std::size_t count = s.priors.size() / 4;
+  s.offsets.assign(4 * count, 0);
+  s.marks.assign(10 * count, 0);
+  for (std::size_t i = 0; i < count; ++i) s.probability.insert(s.probability.end(), {1, 0});
+  return s;
+}
+
+TEST(FacePick, TakesWhatIsAboveTheLimitByFallingScore) {
+  FaceScores s = scores_of(64, 128);
+  const auto set = [&](std::size_t i, float score) { s.probability[2 * i + 1] = score; };
+  set(0, 0.98f);
+  set(20, 0.97f);  // not above
+  set(60, 0.99f);
+  set(124, 0.98f);  // equal to the first: comes before it
+  // Twice the size, a whole width to the right.
+  s.offsets[4 * 60] = 10;
+  s.offsets[4 * 60 + 2] = std::log(2.0f) / 0.2f;
+  s.marks[10 * 60 + 3] = 5;
+  const std::vector<Face> faces = pick_faces(s, 0.97f, 0.4);
+  ASSERT_EQ(faces.size(), 3u);
+  EXPECT_EQ(faces[0].score, 0.99f);
+  // Prior 60: row 1, column 14, 16 pixels large.
+  EXPECT_NEAR(faces[0].box[0], 14.5 * 8 + 16 - 16, 1e-3);
+  EXPECT_NEAR(faces[0].box[2], 14.5 * 8 + 16 + 16, 1e-3);
+  EXPECT_NEAR(faces[0].box[1], 1.5 * 8 - 8, 1e-4);
+  EXPECT_NEAR(faces[0].box[3], 1.5 * 8 + 8, 1e-4);
+  EXPECT_NEAR(faces[0].marks[1][0], 14.5 * 8, 1e-4);
+  EXPECT_NEAR(faces[0].marks[1][1], 1.5 * 8 + 0.5 * 16, 1e-4);
+  EXPECT_GT(faces[1].box[1], faces[2].box[1]);
+  EXPECT_EQ(decode_face_boxes(s).size(), s.offsets.size());
+}
+
+TEST(FacePick, RefusesWhatIsNotFinite) {
+  FaceScores s = scores_of(32, 32);
+  s.marks[7] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(test::complaint([&] { pick_faces(s, 0.97f, 0.4); }), HasSubstr("not finite"));
+  s.marks[7] = 0;
+  s.offsets[2] = 1000;  // e to the power of 200
+  EXPECT_TRUE(pick_faces(s, 0.97f, 0.4).empty());
+  s.probability[1] = 1;
+  EXPECT_THAT(test::complaint([&] { pick_faces(s, 0.97f, 0.4); }), HasSubstr("without bounds"));
+}
+
+}  // namespace
+}  // namespace weft
