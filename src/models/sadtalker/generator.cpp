@@ -57,6 +57,11 @@ FaceGenerator::FaceGenerator(const SadtalkerDeck& d)
   decoder_.emplace(net_);
 }
 
+void FaceGenerator::fold() {
+  net_.fold();
+  decoder_->fold();
+}
+
 FaceGenerator::Features FaceGenerator::encode(const Tensor& image) const {
   WEFT_ASSERT(image.dim(0) == 1 && image.dim(2) % stride() == 0 && image.dim(3) % stride() == 0);
   Tensor x = convolve(*first_, image, 0);

@@ -18,7 +18,7 @@ class FaceGenerator {
   explicit FaceGenerator(const SadtalkerDeck& deck);
 
   ParameterTable& params() { return table_; }
-  void fold() { net_.fold(); }  // once the table is loaded
+  void fold();  // once the table is loaded
 
   // Sides of pictures are multiples of this.
   std::int64_t stride() const { return (std::int64_t{1} << down_.size()) * motion_->stride(); }

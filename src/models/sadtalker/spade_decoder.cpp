@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "ops/norm/spade.h"
-#include "ops/resize.h"
 
 namespace weft {
 namespace {
@@ -18,27 +17,23 @@ Tensor statistics_of(const Tensor& x) {
   return s;
 }
 
-Tensor doubled(const Tensor& x) {
-  const Shape& s = x.shape();
-  Tensor y = Tensor::empty({s[0], s[1], 2 * s[2], 2 * s[3], s[4]}, x.dtype());
-  ops::nearest_forward(x, 0, y, false);
-  return y;
-}
-
 }  // namespace
 
 SpadeDecoder::Block SpadeDecoder::add(FoldedNet& net, const std::string& name,
-                                      std::int64_t channels, std::int64_t out, bool upsample) {
+                                      std::int64_t channels, std::int64_t out, int scale) {
   const std::int64_t middle = std::min(channels, out);
   const ops::Conv same = ops::Conv::same(3);
   const auto norm = [&](const char* which, std::int64_t C) {
     const std::string start = name + which;
-    return Norm{
-        net.add(start + "mlp_shared.0", "", in, hidden, upsample ? ops::Conv::up() : same, true),
-        net.add_joined({start + "mlp_gamma", start + "mlp_beta"}, hidden, C, same, true)};
+    Norm n{
+        net.add(start + "mlp_shared.0", "", in, hidden, scale == 2 ? ops::Conv::up() : same, true),
+        net.add_joined({start + "mlp_gamma", start + "mlp_beta"}, hidden, C, same, true),
+        {}};
+    if (scale == 4) n.quadruple.emplace(n.shared);
+    return n;
   };
   Block b;
-  b.upsample = upsample;
+  b.upsample = scale > 1;
   b.conv_0 = net.add_spectral(name + "conv_0", channels, middle, same, true);
   b.conv_1 = net.add_spectral(name + "conv_1", middle, out, same, true);
   b.norm_0 = norm("norm_0.", channels);
@@ -54,17 +49,22 @@ SpadeDecoder::SpadeDecoder(FoldedNet& net) {
   net.prefix += "decoder.";
   first_ = net.add("fc", "", in, 512, ops::Conv::same(3), true);
   for (std::size_t i = 0; i < middle_.size(); ++i)
-    middle_[i] = add(net, fmt::format("G_middle_{}.", i), 512, 512, false);
-  up_[0] = add(net, "up_0.", 512, 256, true);
-  up_[1] = add(net, "up_1.", 256, 64, true);
+    middle_[i] = add(net, fmt::format("G_middle_{}.", i), 512, 512, 1);
+  up_[0] = add(net, "up_0.", 512, 256, 2);
+  up_[1] = add(net, "up_1.", 256, 64, 4);
   picture_ = net.add("conv_img", "", 64, 3, ops::Conv::same(3), true);
   net.prefix = before;
+}
+
+void SpadeDecoder::fold() {
+  for (Norm* n : {&up_[1].norm_0, &up_[1].norm_1, &up_[1].norm_s}) n->quadruple->fold();
 }
 
 Tensor SpadeDecoder::run(const Block& b, const Tensor& x, const Tensor& features,
                          float slope_behind) {
   const auto gamma_beta = [&](const Norm& n) {
-    return convolve(*n.gamma_beta, convolve(*n.shared, features, 0));
+    return convolve(*n.gamma_beta, n.quadruple ? n.quadruple->forward(features, 0)
+                                               : convolve(*n.shared, features, 0));
   };
   // Both norms of x, which is read at the block's size.
   const Tensor statistics = statistics_of(x);
@@ -85,7 +85,7 @@ Tensor SpadeDecoder::forward(const Tensor& features) const {
   for (const Block& block : middle_) x = run(block, x, features, 1);
   x = run(up_[0], x, features, 1);
   // Behind the last block only its leaky ReLU is read.
-  x = run(up_[1], x, doubled(features), slope);
+  x = run(up_[1], x, features, slope);
   return convolve(*picture_, x);
 }
 

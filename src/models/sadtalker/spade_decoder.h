@@ -4,8 +4,11 @@
 #pragma once
 
 #include <array>
+#include <optional>
+#include <string>
 
 #include "models/resnet/folded_net.h"
+#include "models/sadtalker/quadruple.h"
 
 namespace weft {
 
@@ -16,21 +19,25 @@ class SpadeDecoder {
 
   static constexpr std::int64_t in = 256;  // channels
 
+  void fold();  // once the net is folded
+
   // Logits [N,1,4h,4w,3] of a picture from features [N,1,h,w,256].
   Tensor forward(const Tensor& features) const;
 
  private:
   struct Norm {
     const FoldedConv *shared, *gamma_beta;
+    std::optional<Quadruple>
+        quadruple;  // `shared` of features that are seen at four times their size
   };
   struct Block {
     Norm norm_0, norm_1, norm_s;
     const FoldedConv *conv_0, *conv_1, *conv_s = nullptr;  // conv_s: of a shortcut that has one
     bool upsample = false;                                 // x is seen at twice its size
   };
+  // `scale`: of the block's maps to the features, 1, 2 or 4; 2 and 4 are twice the size of x.
   static Block add(FoldedNet& net, const std::string& name, std::int64_t in, std::int64_t out,
-                   bool upsample);
-  // `features`: at the size of x or, where the block doubles that, before the doubling.
+                   int scale);
   static Tensor run(const Block& block, const Tensor& x, const Tensor& features, float slope);
 
   const FoldedConv *first_, *picture_;
