@@ -1,4 +1,4 @@
-// Cases of ops/conv.h and ops/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h and ops/conv/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
 #include "ops/conv.h"
-#include "ops/pyramid.h"
+#include "ops/conv/pyramid.h"
 
 namespace weft {
 namespace {
@@ -243,6 +243,17 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
                           {{2, 1, 64, 64, 512}, 512, Conv::strided(3, 1, 4), "dilated"},
                           {{2, 1, 128, 128, 256}, 512, Conv::strided(1, 2), "1x1 stride 2"},
                           {{2, 1, 128, 128, 144}, 144, Conv::strided(3, 1, 1, 144), "depthwise"}};
+    // A renderer of talking heads: its volumes, their mask, and the last layers of its image.
+    const Size volumes[] = {{{1, 16, 64, 64, 80}, 64, Conv::volume(3), "volume"},
+                            {{1, 16, 64, 64, 112}, 112, Conv::volume(3), "volume"},
+                            {{1, 16, 8, 8, 256}, 512, Conv::volume(3), "volume"},
+                            {{1, 16, 4, 4, 512}, 1024, Conv::volume(3), "volume"},
+                            {{1, 16, 2, 2, 1024}, 512, Conv::volume_up(), "volume up"},
+                            {{1, 16, 32, 32, 128}, 32, Conv::volume_up(), "volume up"},
+                            {{1, 16, 64, 64, 112}, 16, Conv::volume(7), "volume 7"},
+                            {{1, 1, 64, 64, 1792}, 1, Conv::same(7), "narrow"},
+                            {{1, 1, 256, 256, 64}, 3, Conv::same(3), "narrow"}};
+    for (const Size& s : volumes) add_forward(cases, s, DType::f32, true, false, false);
     for (const Size& s : sizes) {
       add_forward(cases, s, DType::bf16, true, s.conv.stride == 1 && !s.conv.upsample, false);
       add_backward(cases, s, DType::bf16, false);
@@ -271,6 +282,13 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
                         {{1, 1, 3, 3, 4}, 4, Conv::volume(7), "volume 7"},
                         {{2, 3, 3, 2, 4}, 5, Conv::volume_up(), "volume up"},
                         {{1, 1, 1, 3, 8}, 8, Conv::volume_up(), "volume up"},
+                        {{1, 3, 9, 12, 18}, 9, Conv::volume(7), "volume 7 wide"},
+                        {{2, 1, 11, 8, 16}, 8, Conv::same(5), "same 5"},
+                        {{2, 2, 8, 17, 20}, 10, Conv::same(7), "same 7"},
+                        {{2, 1, 5, 9, 20}, 1, Conv::same(7), "narrow"},
+                        {{1, 2, 4, 7, 17}, 2, Conv::same(5), "narrow"},
+                        {{1, 1, 6, 7, 70}, 3, Conv::same(3), "narrow"},
+                        {{1, 3, 5, 4, 16}, 4, Conv::volume(3), "narrow volume"},
                         {{1, 1, 7, 6, 3}, 4, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}, "4x4"},
                         {{1, 1, 7, 6, 4}, 8, Conv::strided(3, 1, 2), "dilated"},
                         {{1, 1, 6, 9, 32}, 16, Conv::strided(3, 1, 2), "dilated"},
@@ -289,6 +307,12 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       for (const bool accumulate : {false, true})
         if (s.conv.kt < 7) add_backward(cases, s, dtype, accumulate);
     }
+  // Large enough for Winograd's transforms on the CPU: of planes, of volumes, and of a volume with
+  // more weights than activations.
+  const Size large[] = {{{1, 1, 33, 30, 128}, 112, Conv::same(3), "same"},
+                        {{1, 7, 16, 17, 72}, 36, Conv::volume(3), "volume"},
+                        {{1, 8, 5, 5, 256}, 232, Conv::volume(3), "volume"}};
+  for (const Size& s : large) add_forward(cases, s, DType::f32, true, true, true);
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_resize_taps(cases, 7, 5, {1, 3, 6}, dtype);  // 6 cells for 5 pixels: fewer than before
     add_input_channels(cases, {5, 11, 3, 3}, 4, 6, dtype);

@@ -23,10 +23,11 @@ constexpr int rows_of_tile = NV == 3   ? 4
                                        : 8;
 #endif
 
+// A function of its own: inlined beside others, the compiler keeps accumulators in memory.
 template <int MR, int NV>
-static inline void tile(std::int64_t depth, const float* a, std::int64_t row_stride,
-                        std::int64_t depth_stride, const float* b, std::int64_t ldb, float* c,
-                        std::int64_t ldc, bool accumulate) {
+[[gnu::noinline]] static void tile(std::int64_t depth, const float* a, std::int64_t row_stride,
+                                   std::int64_t depth_stride, const float* b, std::int64_t ldb,
+                                   float* c, std::int64_t ldc, bool accumulate) {
   vf acc[MR][NV];
 #pragma GCC unroll 12
   for (int i = 0; i < MR; ++i)

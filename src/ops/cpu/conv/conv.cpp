@@ -96,6 +96,10 @@ void plain_forward(const Geometry& g, const float* x, const float* w, const floa
                    float* y) {
   if (winograd_fits(g))
     winograd_forward(g, 0, x, w, bias, add, y);
+  else if (fourier_fits(g))
+    fourier_forward(g, x, w, bias, add, y);
+  else if (narrow_fits(g))
+    narrow_forward(g, x, w, bias, add, y);
   else if (g.front < g.kt || (bias == nullptr && !add))
     direct_forward(g, x, w, bias, add, y);
   else {
