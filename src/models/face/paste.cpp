@@ -3,12 +3,11 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <opencv2/imgproc.hpp>
+#include <utility>
 
 #include "core/error.h"
-#include "data/text_images/opencv.h"
+#include "models/face/crop.h"
 #include "models/face/sine_transform.h"
 
 namespace weft {
@@ -200,15 +199,15 @@ void Pasting::Solver::solve(const E& e, const Put& put) const {
   }
 }
 
-Pasting::Pasting(const ImageFile& picture, const PasteBox& box) : picture_(&picture), box_(box) {
-  WEFT_ASSERT(std::ssize(picture.values) == picture.height * picture.width * channels);
+Pasting::Pasting(ImageFile picture, const PasteBox& box) : picture_(std::move(picture)), box_(box) {
+  WEFT_ASSERT(std::ssize(picture_.values) == picture_.height * picture_.width * channels);
   WEFT_CHECK(box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom &&
-                 box.right <= picture.width && box.bottom <= picture.height,
+                 box.right <= picture_.width && box.bottom <= picture_.height,
              Exit::data,
              "the face's box has to lie inside the picture: use a picture that shows more around "
              "the face, or another preprocess mode",
              "frames cannot be pasted to columns {} to {}, rows {} to {} of a picture of {}x{}",
-             box.left, box.right, box.top, box.bottom, picture.width, picture.height);
+             box.left, box.right, box.top, box.bottom, picture_.width, picture_.height);
   WEFT_CHECK(std::min(box.width(), box.height()) >= least_side, Exit::data,
              "use a picture with a larger face, or another preprocess mode",
              "a face of {}x{} pixels is too small for frames to be pasted there, {} is the least",
@@ -223,36 +222,26 @@ Pasting& Pasting::operator=(Pasting&&) noexcept = default;
 ImageFile Pasting::resized(const ImageFile& frame) const {
   WEFT_ASSERT(frame.height > 0 && frame.width > 0 &&
               std::ssize(frame.values) == frame.height * frame.width * channels);
-  ImageFile to{box_.height(), box_.width(), {}};
-  to.values.resize(static_cast<std::size_t>(to.height * to.width * channels));
-  with_opencv([&] {
-    // OpenCV has no view of values that do not change.
-    const cv::Mat from(static_cast<int>(frame.height), static_cast<int>(frame.width), CV_8UC3,
-                       const_cast<std::uint8_t*>(frame.values.data()));
-    cv::Mat result(static_cast<int>(to.height), static_cast<int>(to.width), CV_8UC3,
-                   to.values.data());
-    cv::resize(from, result, result.size(), 0, 0, cv::INTER_LINEAR);
-  });
-  return to;
+  return resize_bilinear(frame, box_.height(), box_.width());
 }
 
 ImageFile Pasting::paste(const ImageFile& frame) const {
   const ImageFile patch = resized(frame);
-  ImageFile result = *picture_;
+  ImageFile result = picture_;
   // A pixel of the region: in the picture, and in the patch.
   const auto at = [&](const ImageFile& in, std::int64_t top, std::int64_t left, std::int64_t row,
                       std::int64_t column) {
     return in.values.data() + ((top + ring + row) * in.width + left + ring + column) * channels;
   };
   const auto difference = [&](std::int64_t row, std::int64_t column, std::int64_t c) {
-    return static_cast<int>(at(*picture_, box_.top, box_.left, row, column)[c]) -
+    return static_cast<int>(at(picture_, box_.top, box_.left, row, column)[c]) -
            static_cast<int>(at(patch, 0, 0, row, column)[c]);
   };
   const std::int64_t columns = box_.width() - 2 * (ring + 1);
   solver_->solve(difference, [&](std::int64_t row, const float* v) {
     const std::uint8_t* from = at(patch, 0, 0, row, 1);
-    std::uint8_t* to = result.values.data() +
-                       (at(*picture_, box_.top, box_.left, row, 1) - picture_->values.data());
+    std::uint8_t* to =
+        result.values.data() + (at(picture_, box_.top, box_.left, row, 1) - picture_.values.data());
     for (std::int64_t i = 0; i < columns; ++i)
       for (std::int64_t c = 0; c < channels; ++c) {
         const float u = static_cast<float>(*from++) + v[c * columns + i];

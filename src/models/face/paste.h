@@ -26,8 +26,8 @@ class Pasting {
   // of the rest three pixels on each side take the picture's gradients.
   static constexpr std::int64_t least_side = 9;
 
-  // Exit::data where the box does not lie inside the picture, or is too small. `picture` must stay.
-  Pasting(const ImageFile& picture, const PasteBox& box);
+  // Exit::data where the box does not lie inside the picture, or is too small.
+  Pasting(ImageFile picture, const PasteBox& box);
   ~Pasting();
   Pasting(Pasting&&) noexcept;
   Pasting& operator=(Pasting&&) noexcept;
@@ -39,7 +39,7 @@ class Pasting {
 
  private:
   class Solver;
-  const ImageFile* picture_;
+  ImageFile picture_;
   PasteBox box_;
   std::unique_ptr<const Solver> solver_;
 };

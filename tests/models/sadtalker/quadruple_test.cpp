@@ -1,5 +1,5 @@
 // Convolutions of maps seen at four times their size, against the same with that map written out.
-#include "models/sadtalker/quadruple.h"
+#include "models/sadtalker/render/quadruple.h"
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // The face renderer on small networks, but for the decoder, whose sizes are fixed.
-#include "models/sadtalker/renderer.h"
+#include "models/sadtalker/render/renderer.h"
 
 #include <gmock/gmock.h>
 #include <mpi.h>

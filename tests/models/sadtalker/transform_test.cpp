@@ -1,5 +1,5 @@
 // Keypoints in a head's pose, against the matrices written out.
-#include "models/sadtalker/transform.h"
+#include "models/sadtalker/render/transform.h"
 
 #include <gmock/gmock.h>
 

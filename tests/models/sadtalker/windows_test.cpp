@@ -1,5 +1,5 @@
 // The rows that frames are rendered from: camera lists, and windows of 27 rows.
-#include "models/sadtalker/windows.h"
+#include "models/sadtalker/render/windows.h"
 
 #include <gmock/gmock.h>
 

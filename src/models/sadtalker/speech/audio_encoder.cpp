@@ -24,23 +24,25 @@ Tensor RowStrideConv::operator()(const Tensor& x, float slope) const {
 AudioEncoder::AudioEncoder(FoldedNet& net, const std::string& name) {
   struct Layer {
     std::int64_t in, out;
-    int kernel, row_stride, column_stride, padding;
+    int row_stride, column_stride, padding;
     bool residual;
   };
   constexpr Layer layers[] = {
-      {1, 32, 3, 1, 1, 1, false},    {32, 32, 3, 1, 1, 1, true},   {32, 32, 3, 1, 1, 1, true},
-      {32, 64, 3, 3, 1, 1, false},   {64, 64, 3, 1, 1, 1, true},   {64, 64, 3, 1, 1, 1, true},
-      {64, 128, 3, 3, 3, 1, false},  {128, 128, 3, 1, 1, 1, true}, {128, 128, 3, 1, 1, 1, true},
-      {128, 256, 3, 3, 2, 1, false}, {256, 256, 3, 1, 1, 1, true}, {256, 512, 3, 1, 1, 0, false},
-      {512, 512, 1, 1, 1, 0, false}};
+      {1, 32, 1, 1, 1, false},    {32, 32, 1, 1, 1, true},   {32, 32, 1, 1, 1, true},
+      {32, 64, 3, 1, 1, false},   {64, 64, 1, 1, 1, true},   {64, 64, 1, 1, 1, true},
+      {64, 128, 3, 3, 1, false},  {128, 128, 1, 1, 1, true}, {128, 128, 1, 1, 1, true},
+      {128, 256, 3, 2, 1, false}, {256, 256, 1, 1, 1, true}, {256, 512, 1, 1, 0, false}};
+  const auto add = [&](std::size_t i, std::int64_t in, std::int64_t out, const ops::Conv& g) {
+    const std::string at = fmt::format("{}.{}.conv_block.", name, i);
+    return net.add(at + "0", at + "1", in, out, g, true);
+  };
   for (const Layer& l : layers) {
-    const std::string at = fmt::format("{}.{}.conv_block.", name, blocks_.size());
     const int stride = l.row_stride == l.column_stride ? l.row_stride : 1;
-    const ops::Conv geometry{1, l.kernel,  l.kernel,  1,         stride,
-                             0, l.padding, l.padding, l.padding, l.padding};
-    blocks_.push_back({net.add(at + "0", at + "1", l.in, l.out, geometry, true), l.residual,
-                       l.row_stride, l.column_stride});
+    const ops::Conv geometry{1, 3, 3, 1, stride, 0, l.padding, l.padding, l.padding, l.padding};
+    blocks_.push_back(
+        {add(blocks_.size(), l.in, l.out, geometry), l.residual, l.row_stride, l.column_stride});
   }
+  last_ = Dense(add(blocks_.size(), speech_embedding, speech_embedding, {}));
 }
 
 Tensor AudioEncoder::operator()(const Tensor& windows) const {
@@ -51,7 +53,7 @@ Tensor AudioEncoder::operator()(const Tensor& windows) const {
     else
       x = convolve(*b.conv, x, 0, b.residual ? x : Tensor());
   }
-  return x;
+  return last_(x, 0);
 }
 
 Tensor speech_block_of(std::span<const float> values, const Shape& of_block) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/resnet/folded_net.h"
+#include "models/sadtalker/speech/dense.h"
 #include "models/sadtalker/speech/mel.h"
 
 namespace weft {
@@ -35,7 +35,8 @@ class AudioEncoder {
   // Registers the layers NAME.0 to NAME.12.
   AudioEncoder(FoldedNet& net, const std::string& name);
 
-  // [N,1,1,1,512] of windows [N,1,80,16,1], once the net is folded.
+  void pack() const { last_.pack(); }  // once the net is folded
+  // [N,1,1,1,512] of windows [N,1,80,16,1].
   Tensor operator()(const Tensor& windows) const;
 
  private:
@@ -45,6 +46,7 @@ class AudioEncoder {
     int row_stride, column_stride;
   };
   std::vector<Block> blocks_;
+  Dense last_;
 };
 
 // Values [n, per frame], n <= speech_block, followed by zeros for the rest of a block: [block,

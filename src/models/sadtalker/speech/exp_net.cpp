@@ -9,10 +9,10 @@ namespace {
 
 constexpr std::int64_t face_values = expression_coefficients + 1;
 
-const FoldedConv* add_mapping(FoldedNet& net) {
+Dense add_mapping(FoldedNet& net) {
   net.axes = 0;
-  return net.add("mapping1", "", speech_embedding + face_values, expression_coefficients,
-                 ops::Conv{}, true);
+  return Dense(net.add("mapping1", "", speech_embedding + face_values, expression_coefficients,
+                       ops::Conv{}, true));
 }
 
 }  // namespace
@@ -20,12 +20,18 @@ const FoldedConv* add_mapping(FoldedNet& net) {
 ExpNet::ExpNet(ParameterTable& table)
     : net_(table, prefix), encoder_(net_, "audio_encoder"), mapping_(add_mapping(net_)) {}
 
+void ExpNet::fold() {
+  net_.fold();
+  encoder_.pack();
+  mapping_.pack();
+}
+
 Tensor ExpNet::run(const Tensor& windows, const Tensor& face) const {
   const Tensor heard = encoder_(windows);
   Tensor all = Tensor::empty({windows.dim(0), 1, 1, 1, speech_embedding + face_values}, DType::f32);
   ops::put_channels(heard, 0, all);
   ops::put_channels(face.view({face.dim(0), 1, 1, 1, face_values}), speech_embedding, all);
-  return convolve(*mapping_, all).view({windows.dim(0), expression_coefficients});
+  return mapping_(all).view({windows.dim(0), expression_coefficients});
 }
 
 std::vector<float> ExpNet::expressions(std::span<const float> windows,

@@ -13,7 +13,7 @@ class ExpNet {
   static constexpr const char* prefix = "audio2exp.";
 
   explicit ExpNet(ParameterTable& table);
-  void fold() { net_.fold(); }  // once the table is loaded
+  void fold();  // once the table is loaded
 
   // Expressions [block,64] of windows [block,1,80,16,1] and of what the face does otherwise, `face`
   // [block,65]: the reference's expression and how far the eyes are closed.
@@ -27,7 +27,7 @@ class ExpNet {
  private:
   FoldedNet net_;
   AudioEncoder encoder_;
-  const FoldedConv* mapping_;
+  Dense mapping_;
 };
 
 }  // namespace weft

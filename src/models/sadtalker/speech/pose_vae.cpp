@@ -34,10 +34,10 @@ PoseVae::PoseVae(ParameterTable& table)
   styles_ =
       &table.add(net_.prefix + "classbias", {pose_styles, pose_latent}, {Init::Kind::normal, 1});
   net_.axes = 0;
-  audio_ = net_.add("linear_audio", "", speech_embedding, pose_values, {}, true);
-  mlp_[0] = net_.add("MLP.L0", "", input_values, 128, {}, true);
-  mlp_[1] = net_.add("MLP.L1", "", 128, call_values, {}, true);
-  pose_ = net_.add("pose_linear", "", pose_values, pose_values, {}, true);
+  audio_ = Dense(net_.add("linear_audio", "", speech_embedding, pose_values, {}, true));
+  mlp_[0] = Dense(net_.add("MLP.L0", "", input_values, 128, {}, true));
+  mlp_[1] = Dense(net_.add("MLP.L1", "", 128, call_values, {}, true));
+  pose_ = Dense(net_.add("pose_linear", "", pose_values, pose_values, {}, true));
   net_.axes = 2;
   const ops::Conv same = ops::Conv::same(3);
   net_.prefix += "resunet.";
@@ -53,7 +53,7 @@ PoseVae::PoseVae(ParameterTable& table)
   joined_[1] = add_residual("up_residual_conv2", 128 + 64, 64, 1);
   up_[2] = add_rows_up(table, "upsample_3.upsample", 64);
   joined_[2] = add_residual("up_residual_conv3", 64 + 32, 32, 1);
-  output_ = net_.add("output_layer.0", "", 32, 1, {}, true);
+  output_ = Dense(net_.add("output_layer.0", "", 32, 1, {}, true));
 }
 
 PoseVae::Residual PoseVae::add_residual(const std::string& name, std::int64_t in, std::int64_t out,
@@ -93,10 +93,14 @@ void PoseVae::fold() {
           rows[(row * C + out) * C + in] = from[(in * C + out) * 2 + row];
     u.weight->set(0, rows);
     const Tensor both = u.weight->value.view({2 * u.channels, u.channels, 1, 1});
-    for (std::int64_t row = 0; row < 2; ++row)
-      u.product[row] = {ops::Conv{}, u.channels, u.channels,
-                        both.slice(row * u.channels, (row + 1) * u.channels), u.bias->value};
+    for (std::int64_t row = 0; row < 2; ++row) {
+      u.row[row] = {ops::Conv{}, u.channels, u.channels,
+                    both.slice(row * u.channels, (row + 1) * u.channels), u.bias->value};
+      Dense(&u.row[row]).pack();
+    }
   }
+  encoder_.pack();
+  for (const Dense* layer : {&audio_, &mlp_[0], &mlp_[1], &pose_, &output_}) layer->pack();
 }
 
 Tensor PoseVae::residual(const Residual& r, const Tensor& x) const {
@@ -113,7 +117,7 @@ Tensor PoseVae::up(const RowsUp& u, const Tensor& x, const Tensor& beside) const
   const std::int64_t N = x.dim(0), H = x.dim(2), W = x.dim(3), C = u.channels;
   Tensor both = Tensor::empty({N * H, 2 * W * C}, DType::f32);
   for (std::int64_t row = 0; row < 2; ++row)
-    ops::put_channels(convolve(u.product[row], x).view({N * H, W * C}), row * W * C, both);
+    ops::put_channels(Dense(&u.row[row])(x).view({N * H, W * C}), row * W * C, both);
   Tensor joined = Tensor::empty({N, 1, 2 * H, W, C + beside.dim(4)}, DType::f32);
   ops::put_channels(both.view({N, 1, 2 * H, W, C}), 0, joined);
   ops::put_channels(beside, C, joined);
@@ -129,21 +133,20 @@ Tensor PoseVae::resunet(const Tensor& x) const {
   y = residual(joined_[0], up(up_[0], y, quarter));
   y = residual(joined_[1], up(up_[1], y, half));
   y = residual(joined_[2], up(up_[2], y, full));
-  y = convolve(*output_, y);
+  y = output_(y);
   ops::sigmoid_forward(y, y);
   return y;
 }
 
 Tensor PoseVae::hear(const Tensor& windows) const {
-  return convolve(*audio_, encoder_(windows)).view({windows.dim(0), pose_values});
+  return audio_(encoder_(windows)).view({windows.dim(0), pose_values});
 }
 
 Tensor PoseVae::decode(const Tensor& input) const {
-  Tensor x = convolve(*mlp_[1], convolve(*mlp_[0], input, 0));
+  Tensor x = mlp_[1](mlp_[0](input, 0));
   ops::sigmoid_forward(x, x);
   const Tensor moved = resunet(x.view({1, 1, pose_call, pose_values, 1}));
-  return convolve(*pose_, moved.view({pose_call, 1, 1, 1, pose_values}))
-      .view({pose_call, pose_values});
+  return pose_(moved.view({pose_call, 1, 1, 1, pose_values})).view({pose_call, pose_values});
 }
 
 std::vector<float> PoseVae::heard(std::span<const float> windows) const {

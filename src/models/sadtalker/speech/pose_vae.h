@@ -56,7 +56,7 @@ class PoseVae {
   struct RowsUp {
     Parameter *weight, *bias;
     std::int64_t channels;
-    FoldedConv product[2];
+    FoldedConv row[2];
   };
   Residual add_residual(const std::string& name, std::int64_t in, std::int64_t out, int stride);
   RowsUp add_rows_up(ParameterTable& table, const std::string& name, std::int64_t channels);
@@ -68,8 +68,8 @@ class PoseVae {
   FoldedNet net_;
   AudioEncoder encoder_;
   Parameter* styles_;
-  const FoldedConv *audio_, *mlp_[2], *pose_;
-  const FoldedConv *input_[2], *input_skip_, *output_;
+  Dense audio_, mlp_[2], pose_, output_;
+  const FoldedConv *input_[2], *input_skip_;
   Residual down_[2], bridge_, joined_[3];
   RowsUp up_[3];
   std::vector<float> style_values_;  // [46,64]

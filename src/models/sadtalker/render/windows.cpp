@@ -1,11 +1,11 @@
-#include "models/sadtalker/windows.h"
+#include "models/sadtalker/render/windows.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
 #include "core/error.h"
-#include "models/sadtalker/mapping.h"
+#include "models/sadtalker/render/mapping.h"
 
 namespace weft {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "models/resnet/folded_net.h"
-#include "models/sadtalker/quadruple.h"
+#include "models/sadtalker/render/quadruple.h"
 
 namespace weft {
 

@@ -1,10 +1,10 @@
-#include "models/sadtalker/keypoints.h"
+#include "models/sadtalker/render/keypoints.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "models/sadtalker/volume.h"
+#include "models/sadtalker/render/volume.h"
 #include "ops/volume.h"
 
 namespace weft {

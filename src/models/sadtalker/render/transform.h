@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "models/sadtalker/mapping.h"
+#include "models/sadtalker/render/mapping.h"
 
 namespace weft {
 

@@ -1,7 +1,7 @@
-#include "models/sadtalker/mapping.h"
+#include "models/sadtalker/render/mapping.h"
 
 #include "core/error.h"
-#include "models/sadtalker/transform.h"
+#include "models/sadtalker/render/transform.h"
 #include "ops/layout.h"
 #include "ops/pointwise.h"
 #include "ops/pool.h"

@@ -1,4 +1,4 @@
-#include "models/sadtalker/volume.h"
+#include "models/sadtalker/render/volume.h"
 
 #include <span>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "models/sadtalker/transform.h"
+#include "models/sadtalker/render/transform.h"
 
 #include <algorithm>
 #include <cmath>

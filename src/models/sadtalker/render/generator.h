@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "models/resnet/folded_net.h"
-#include "models/sadtalker/dense_motion.h"
 #include "models/sadtalker/options.h"
-#include "models/sadtalker/spade_decoder.h"
+#include "models/sadtalker/render/dense_motion.h"
+#include "models/sadtalker/render/spade_decoder.h"
 
 namespace weft {
 

@@ -9,10 +9,10 @@
 #include "checkpoint/model_source.h"
 #include "config/deck.h"
 #include "media/image_file.h"
-#include "models/sadtalker/generator.h"
-#include "models/sadtalker/keypoints.h"
-#include "models/sadtalker/mapping.h"
-#include "models/sadtalker/windows.h"
+#include "models/sadtalker/render/generator.h"
+#include "models/sadtalker/render/keypoints.h"
+#include "models/sadtalker/render/mapping.h"
+#include "models/sadtalker/render/windows.h"
 #include "tensor/arena.h"
 
 namespace weft {

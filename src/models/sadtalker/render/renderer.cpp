@@ -1,12 +1,12 @@
-#include "models/sadtalker/renderer.h"
+#include "models/sadtalker/render/renderer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "core/error.h"
-#include "models/sadtalker/transform.h"
-#include "models/sadtalker/volume.h"
+#include "models/sadtalker/render/transform.h"
+#include "models/sadtalker/render/volume.h"
 #include "models/sadtalker/weights.h"
 #include "tensor/device.h"
 

@@ -1,4 +1,4 @@
-#include "models/sadtalker/spade_decoder.h"
+#include "models/sadtalker/render/spade_decoder.h"
 
 #include <algorithm>
 

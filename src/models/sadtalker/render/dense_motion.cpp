@@ -1,10 +1,10 @@
-#include "models/sadtalker/dense_motion.h"
+#include "models/sadtalker/render/dense_motion.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "core/error.h"
-#include "models/sadtalker/volume.h"
+#include "models/sadtalker/render/volume.h"
 #include "ops/pointwise.h"
 #include "ops/volume.h"
 

@@ -1,4 +1,4 @@
-#include "models/sadtalker/quadruple.h"
+#include "models/sadtalker/render/quadruple.h"
 
 #include <algorithm>
 #include <span>
