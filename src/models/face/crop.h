@@ -11,15 +11,6 @@
 
 namespace weft {
 
-// Columns [x1, x2) and rows [y1, y2) of a picture.
-struct PixelBox {
-  std::int64_t x1 = 0, y1 = 0, x2 = 0, y2 = 0;
-  std::int64_t width() const { return x2 - x1; }
-  std::int64_t height() const { return y2 - y1; }
-  bool empty() const { return x2 <= x1 || y2 <= y1; }
-  bool operator==(const PixelBox&) const = default;
-};
-
 // How a face lies in a picture of that size, as the original has it.
 struct FaceQuad {
   std::int64_t width = 0, height = 0;  // that the picture is made smaller to first, if it is large
