@@ -34,7 +34,6 @@ class AnimateNetworks {
   // Before the arena is reserved.
   void load(const std::vector<const ClipRequest*>& render,
             const std::vector<const ClipRequest*>& prepare);
-  std::size_t weight_bytes() const { return bytes_; }
 
   const Renderer& renderer(const ClipRequest& clip) const;
   // Empty for a clip whose landmarks are given.
@@ -51,7 +50,6 @@ class AnimateNetworks {
 
  private:
   const ModelSource& source(const std::string& key) const;
-  bool enhanced() const { return enhancer_.has_value(); }
 
   const Deck& deck_;
   Deck full_deck_;  // of the full modes, whose mapping network takes more coefficients
@@ -63,7 +61,6 @@ class AnimateNetworks {
   std::optional<FaceCoefficients> coefficients_;
   std::optional<SpeechMotion> speech_;
   std::optional<Enhancer> enhancer_;
-  std::size_t bytes_ = 0;
 };
 
 // Whether frames are enhanced, whether they are pasted back into the picture, and whether a
