@@ -25,9 +25,12 @@ SpadeDecoder::Block SpadeDecoder::add(FoldedNet& net, const std::string& name,
   const ops::Conv same = ops::Conv::same(3);
   const auto norm = [&](const char* which, std::int64_t C) {
     const std::string start = name + which;
-    return Norm{
-        net.add(start + "mlp_shared.0", "", in, hidden, upsample ? ops::Conv::up() : same, true),
-        net.add_joined({start + "mlp_gamma", start + "mlp_beta"}, hidden, C, same, true)};
+    Norm n{
+        net.add(start + "mlp_shared.0", "", in, hidden, scale == 2 ? ops::Conv::up() : same, true),
+        net.add_joined({start + "mlp_gamma", start + "mlp_beta"}, hidden, C, same, true),
+        {}};
+    if (scale == 4) n.quadruple.emplace(n.shared);
+    return n;
   };
   Block b;
   b.upsample = scale > 1;
