@@ -76,6 +76,34 @@ def check_shards(folder):
     refused(model, folder / "t5", "pytorch_model-00002-of-00002.bin, which is not beside it")
 
 
+def check_sadtalker(folder):
+    """The layouts of the files that SadTalker and its enhancer are released in."""
+    def values(*names):
+        return {n: torch.randn(3, 2) for n in names}
+
+    mapping = values("first.0.weight", "fc_exp.bias")
+    trained = {"state": {0: {"step": torch.tensor(5.0)}}, "param_groups": [{"lr": 2e-4}]}
+    torch.save({"mapping": mapping, "optimizer_mapping": trained, "discriminator": values("a"), "epoch": 229},
+               folder / "mapping_00229-model.pth.tar")
+    gfpgan = values("stylegan_decoder.noises.noise0", "conv_body_first.weight")
+    torch.save({"params": values("conv_body_first.weight"), "params_ema": gfpgan}, folder / "GFPGANv1.4.pth")
+    detector, landmarks, parsing = values("body.conv1.weight"), values("conv1.conv.weight"), values("encoder.0.conv2d.weight")
+    torch.save({"module." + n: t for n, t in detector.items()}, folder / "detection_Resnet50_Final.pth",
+               _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 7, "state_dict": landmarks}, folder / "alignment_WFLW_4HG.pth")
+    torch.save(parsing, folder / "parsing_parsenet.pth")
+    for file, wanted in (("mapping_00229-model.pth.tar", {"mapping." + n: t for n, t in mapping.items()}),
+                         ("GFPGANv1.4.pth", gfpgan), ("detection_Resnet50_Final.pth", detector),
+                         ("alignment_WFLW_4HG.pth", landmarks), ("parsing_parsenet.pth", parsing)):
+        out = converted(folder / file, folder / "part.safetensors")
+        assert out.keys() == wanted.keys() and all(same(out[n], t) for n, t in wanted.items()), file
+    source = folder / "mapping_00229-model.pth.tar"
+    out = converted(source, folder / "part.safetensors", "--prefix", "")
+    assert out.keys() == mapping.keys()
+    assert converted(source, folder / "part.safetensors", "--key", "mapping").keys() == {"mapping." + n for n in mapping}
+    assert converted(source, folder / "part.safetensors", "--key", "discriminator").keys() == {"a"}
+
+
 class Command:
     def __reduce__(self):
         return print, ("run by the file",)
@@ -96,7 +124,7 @@ def main():
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for check in (check_names_and_types, check_shards, check_refusals):
+        for check in (check_names_and_types, check_shards, check_sadtalker, check_refusals):
             check(folder)
             print(f"{check.__name__}: holds")
 

@@ -15,6 +15,10 @@ around them (--key names another); old attention names query, key, value, proj_a
 1x1 convolutions matrices; a second name of T5's embedding is left out. --prefix puts something in front of all names: for
 one file of a segmentation model's encoder_epoch_N.pth and decoder_epoch_N.pth take "encoder." and "decoder."; as they are,
 they are model.weights_encoder and model.weights_decoder. Both of PyTorch's formats are read, before and since 1.6.
+
+SadTalker's parts (docs/models/sadtalker.md) are known by what they hold: a mapping network (mapping_00229-model.pth.tar, a key
+"mapping" beside those of its training) gets "mapping." in front of its names unless --prefix names something else.
+detection_Resnet50_Final.pth, alignment_WFLW_4HG.pth, parsing_parsenet.pth and GFPGANv1.4.pth need no option.
 """
 import argparse
 import json
@@ -29,9 +33,12 @@ import torch
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
          torch.uint8: "U8", torch.bool: "BOOL"}
 WANTED = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-WRAPPERS = ("state_dict", "model", "ema", "params", "params_ema", "module")
+WRAPPERS = ("state_dict", "model", "ema", "params", "module")
+# Of several in one file, these are what is meant: GFPGAN's averages, SadTalker's mapping network beside what trained it.
+PREFERRED = ("params_ema", "mapping")
+PREFIXES = {"mapping": "mapping."}  # that names get, of what has this key
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".tar")
 
 
 def shards_of(path):
@@ -71,17 +78,18 @@ def unpickled(path):
 
 
 def load(path, key):
-    """{name: tensor} of one file."""
-    content = unpickled(path)
+    """{name: tensor} of one file, and what its names get in front."""
+    content, prefix = unpickled(path), ""
     if key:
         if not isinstance(content, dict) or key not in content:
             sys.exit(f"{path} has no key {key}")
-        content = content[key]
+        content, prefix = content[key], PREFIXES.get(key, "")
     while isinstance(content, dict) and not any(torch.is_tensor(v) for v in content.values()):
-        inner = [k for k in WRAPPERS if isinstance(content.get(k), dict)]
+        tables = [k for k, v in content.items() if isinstance(v, dict)]
+        inner = [k for k in PREFERRED if k in tables][:1] or [k for k in WRAPPERS if k in tables]
         if len(inner) != 1:
             sys.exit(f"{path} holds no tensors but the keys {', '.join(map(str, content))}: choose one with --key")
-        content = content[inner[0]]
+        content, prefix = content[inner[0]], prefix or PREFIXES.get(inner[0], "")
     if not isinstance(content, dict):
         sys.exit(f"{path} holds {type(content).__name__}, not a table of names and tensors")
     for name in [n for n, v in content.items() if not torch.is_tensor(v)]:
@@ -89,7 +97,7 @@ def load(path, key):
         del content[name]
     if content and all(name.startswith("module.") for name in content):
         content = {name[len("module."):]: v for name, v in content.items()}
-    return content
+    return content, prefix
 
 
 def renamed(tensors, prefix, names):
@@ -146,19 +154,19 @@ def main():
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--dtype", choices=["keep", *WANTED], default="keep")
     parser.add_argument("--key", help="of the dictionary in the file that holds the weights")
-    parser.add_argument("--prefix", default="", help="put in front of all names")
+    parser.add_argument("--prefix", help="put in front of all names")
     args = parser.parse_args()
     out = args.output if args.output.suffix == ".safetensors" else args.output / "model.safetensors"
     out.parent.mkdir(parents=True, exist_ok=True)
     shards, promised = shards_of(args.input)
     total, weight_map = 0, {}
     for i, shard in enumerate(shards):
-        tensors = load(shard, args.key)
+        tensors, prefix = load(shard, args.key)
         if promised is not None:
             lost = [n for n, s in promised.items() if s == shard.name and n not in tensors]
             if lost:
                 sys.exit(f"{shard} lacks {lost[0]}, which the index says is there")
-        tensors = renamed(tensors, args.prefix, promised or tensors)
+        tensors = renamed(tensors, prefix if args.prefix is None else args.prefix, promised or tensors)
         path = out if len(shards) == 1 else out.with_name(f"{out.stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
         twice = next((n for n in tensors if n in weight_map), None)
         if twice:

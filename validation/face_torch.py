@@ -109,7 +109,8 @@ class RetinaFace(nn.Module):
         rows = torch.cat([boxes[found], conf[found, 1:], points[found].flatten(1)], 1)
         rows = rows[rows[:, 4].argsort(descending=True, stable=True)]
         rows = rows[torchvision.ops.nms(rows[:, :4].float(), rows[:, 4].float(), IOU)]
-        return {"loc": loc[None], "conf": conf[None], "landms": landmarks[None], "priors": anchors, "boxes": boxes, "detections": rows}
+        return {"loc": loc[None], "conf": conf[None], "landms": landmarks[None], "priors": anchors, "boxes": boxes,
+                "detections": rows}
 
 
 class ConvBlock(nn.Module):

@@ -1,6 +1,7 @@
 """A talking picture as the original makes it, with NumPy, SciPy, OpenCV, Pillow and the networks of sadtalker_torch.py and
-face_torch.py: from a picture and speech to frames in 8 bits, before they are encoded. Every step is a function of its own, from the
-formulas of docs/models/sadtalker.md; blinking and the pose's noise, which the original draws without a seed, are arguments.
+face_torch.py: from a picture and speech to frames in 8 bits, before they are encoded. Every step is a function of its own,
+from the formulas of docs/models/sadtalker.md; blinking and the pose's noise, which the original draws without a seed, are
+arguments.
 """
 import datetime
 import os
@@ -15,6 +16,7 @@ from PIL import Image
 from scipy.signal import lfilter, savgol_filter
 
 import face_torch
+import philox
 import safetensors_io
 import sadtalker_torch
 
@@ -85,6 +87,21 @@ def mel_windows(mel, frames):
     return mel[rows].transpose(0, 2, 1)
 
 
+def drawn(frames, seed):
+    """Blinking [T] and z [calls,64] as weft draws them of a seed."""
+    purposes = philox.purposes()
+    blink, pauses, at = np.zeros(frames, np.float32), min(frames // 2, 70) - 10, 0
+    words = philox.words(seed, purposes["blink"], 0, 0, frames)
+    for word in words.tolist() if pauses > 0 else []:
+        at += 10 + (word * pauses >> 32)
+        if at + 5 > frames - 1:
+            break
+        blink[at:at + 5] = 0.5, 0.9, 1, 0.9, 0.5
+        at += 5
+    calls = -(-(frames - 1) // sadtalker_torch.POSE_BLOCK)
+    return blink, np.stack([philox.normals(seed, purposes["head_pose"], call, 0, (64,)) for call in range(calls)])
+
+
 def smoothed(pose):
     """Savitzky-Golay over the frames [T,6], T >= 3."""
     frames = len(pose)
@@ -95,7 +112,7 @@ def looped(rows, frames):
     return rows[np.arange(frames) % len(rows)]
 
 
-def motion(nets, samples, source, blink, z, eyeblink=None, pose=None):
+def motion(nets, samples, source, blink, z, style, eyeblink=None, pose=None):
     """Coefficients [T,70] of speech; `source`: the face's first 70, `eyeblink` and `pose`: rows of reference videos."""
     frames = len(samples) // SAMPLES_PER_FRAME
     windows = torch.from_numpy(mel_windows(mel_spectrogram(samples), frames).astype(np.float32))
@@ -104,8 +121,7 @@ def motion(nets, samples, source, blink, z, eyeblink=None, pose=None):
         ref[:, :64] = looped(eyeblink, frames)[:, :64]
         blink = np.zeros(frames)
     expression = nets.audio2exp(windows, torch.from_numpy(ref[:, :64]), torch.from_numpy(np.asarray(blink, np.float32)))
-    head = nets.audio2pose(windows, torch.from_numpy(ref[0]), torch.from_numpy(np.asarray(z, np.float32)),
-                           nets.options["pose_style"])
+    head = nets.audio2pose(windows, torch.from_numpy(ref[0]), torch.from_numpy(np.asarray(z, np.float32)), style)
     rows = np.concatenate([expression.numpy(), smoothed(head.numpy())], 1).astype(np.float32)
     if pose is not None:
         rows[:, 64:] += looped(pose[:, 64:70] - pose[:1, 64:70], frames)
@@ -154,8 +170,8 @@ def resized_frame(frame, crop_size, size):
 
 
 def crop_boxes(points, width, height):
-    """Boxes of a face with 68 points in a picture of that size: the picture's size after shrinking, the outer box in it, and the inner
-    one in the outer, before and after truncation."""
+    """Boxes of a face with 68 points in a picture of that size: the picture's size after shrinking, the outer box in it, and
+    the inner one in the outer, before and after truncation."""
     left, right = points[36:42].mean(0), points[42:48].mean(0)
     eyes, across = (left + right) * 0.5, right - left
     down = (points[48] + points[54]) * 0.5 - eyes
@@ -260,16 +276,18 @@ class Chain:
         return np.array(rows, np.float32), crops[0], shape, box
 
     @torch.inference_mode()
-    def animate(self, picture, samples, blink, z, eyeblink=None, pose=None, keep_source=False, lanes=None):
-        """Frames [h,w,3] u8, RGB. `eyeblink`, `pose`: frames of reference videos, RGB."""
-        o = self.nets.options
+    def animate(self, picture, samples, blink, z, settings=(), eyeblink=None, pose=None, keep_source=False):
+        """Frames [h,w,3] u8, RGB. `settings`: keys of [sadtalker] that are not widths; `eyeblink`, `pose`: frames of reference
+        videos, RGB."""
+        o = self.nets.options | dict(settings)
         rows, crop, shape, box = self.faces([picture], o["preprocess"], o["size"])
         refs = [None if v is None else self.faces(v, o["preprocess"], REFERENCE_SIZE)[0] for v in (eyeblink, pose)]
         columns = o["mapping_coeff_nc"]
-        driven = driving_rows(motion(self.nets, samples, rows[0], blink, z, *refs), rows[:1], o)
+        driven = driving_rows(motion(self.nets, samples, rows[0], blink, z, o["pose_style"], *refs), rows[:1], o)
         steps = sadtalker_torch.render(self.nets, torch.from_numpy(crop).permute(2, 0, 1) / 255,
                                        torch.from_numpy(rows[0, :columns].copy()), torch.from_numpy(driven).float(),
-                                       [None if a is None else a.float() for a in angles_of(o, len(driven))], keep_source, lanes)
+                                       [None if a is None else a.float() for a in angles_of(o, len(driven))], keep_source,
+                                       o["batch_size"])
         next(steps)
         images = sadtalker_torch.in_order([frames for _, frames in steps], len(driven))
         frames = [resized_frame(f, shape, o["size"]) for f in as_bytes(images.permute(0, 2, 3, 1).numpy())]

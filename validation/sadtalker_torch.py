@@ -462,7 +462,7 @@ def windows_of(rows):
 
 
 def lanes_of(values, lanes):
-    """A clip's frames as the original lays them out: padded with the last, lane b has the b-th contiguous block: [lanes,T/lanes,...]."""
+    """A clip's frames as the original lays them out, [lanes,T/lanes,...]: padded with the last; lane b has the b-th block."""
     more = -values.shape[0] % lanes
     return torch.cat([values, values[-1:].expand(more, *values.shape[1:])]).unflatten(0, (lanes, -1))
 

@@ -71,8 +71,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   const std::vector<ClipPart> parts = parts_of(sizes, clips);
   std::vector<std::int64_t> missing;
   for (std::int64_t i = 0; i < std::ssize(parts); ++i) missing.push_back(i);
-  const ChosenPlan chosen =
-      choose_plan(deck.get<AnimateDeck>().plan, parts, missing, costs, ranks);
+  const ChosenPlan chosen = choose_plan(deck.get<AnimateDeck>().plan, parts, missing, costs, ranks);
   double work = 0;
   for (const ClipCost& c : costs) work += c.total();
   fmt::print("  {:<20} {:>10} {:>12} {:>12}\n", "plan", "time", "frames/s", "efficiency");

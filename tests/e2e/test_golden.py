@@ -50,6 +50,14 @@ DETECTOR_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
 # MobileNet 0.16 and 0.17), but not the lengths of all: their median error is 2.5e-2.
 BF16_LOSS_TOLERANCE, BF16_LENGTH_TOLERANCE = 1e-2, 8e-2
 
+# Of SadTalker's cases, relative; what is not named has the first. Crops and landmarks are whole numbers or halves of them; where an
+# aligned face's or a frame's last bit falls the other way, its 8 bits differ by one.
+SADTALKER_TOLERANCE = {"": 1e-4, "crop": 1e-6, "landmarks": 1e-6, "resize": 1e-6, "align": 1e-5, "paste": 1e-3, "render": 2e-4}
+SADTALKER_U8_TOLERANCE = {"align": 5e-4, "render": 1e-3}
+# In bf16: outputs of networks that are run in it. What a threshold or a greatest value decides (detections, points) may be
+# another one, and is left out.
+SADTALKER_BF16 = {}
+
 
 def floats(tensor):
     dtype, _, data = tensor
@@ -213,6 +221,32 @@ class Golden(WeftTest):
                      2, "weft probe forward needs", "--deck")
         self.refused(self.weft("probe", "boxes", "--inputs", drawn, "--outputs", out, ranks=0, expect=None),
                      3, "the inputs have no q.000")
+
+    def test_sadtalker(self):
+        cases = sorted(path.stem for path in GOLDEN.glob("sadtalker_*.toml"))
+        if not cases:
+            self.skipTest("sadtalker_* are not there")
+        for case in cases:
+            kind = case.split("_")[1]
+            if DTYPE == "f32" or kind in SADTALKER_BF16:
+                with self.subTest(case=case):
+                    self.sadtalker(case, kind)
+
+    def sadtalker(self, case, kind):
+        expected, out = self.probe(case, f"sadtalker_{kind}")
+        wanted, got = read_safetensors(expected), read_safetensors(out)
+        if DTYPE == "bf16":
+            for name, tolerance in SADTALKER_BF16[kind].items():
+                self.assertEqual(got[name][1], wanted[name][1], name)
+                self.assertLessEqual(distance(floats(wanted[name]), floats(got[name])), tolerance, name)
+            return
+        self.judge("compare.py", expected, out, SADTALKER_TOLERANCE.get(kind, SADTALKER_TOLERANCE[""]))
+        for name, tensor in wanted.items():
+            if tensor[0] == "I64" or (tensor[0] == "U8" and kind == "resize"):
+                self.assertEqual(got[name], tensor, f"{name}: whole numbers are exact")
+        pictures = GOLDEN / f"{case}.u8.expected.safetensors"
+        if pictures.exists():
+            self.judge("compare.py", pictures, out, SADTALKER_U8_TOLERANCE[kind])
 
     def test_a_device_that_is_not_there(self):
         if self.has_cuda():

@@ -96,10 +96,10 @@ Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& n
   const ArenaScope scope(*arena);
   const std::size_t needed = plan_arena(networks, missing, clips, sizes);
   if (needed > arena->capacity() && log::rank() == 0)
-    log::warn("the largest clip needs {}, this rank has {}: it will fail, unless sadtalker.batch_size "
-              "or its picture is made smaller",
-              size_text(static_cast<double>(needed)),
-              size_text(static_cast<double>(arena->capacity())));
+    log::warn(
+        "the largest clip needs {}, this rank has {}: it will fail, unless sadtalker.batch_size "
+        "or its picture is made smaller",
+        size_text(static_cast<double>(needed)), size_text(static_cast<double>(arena->capacity())));
   log::info("memory    {} for the largest clip in the networks",
             size_text(static_cast<double>(needed)));
   header["plan"] = name_of(plan.plan);
@@ -134,7 +134,8 @@ void print_clips(const ListReport& report, const ListEngine& engine,
   }
   std::string text;
   for (const auto& [stage, seconds] : stages)
-    if (seconds >= 0.05) text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, seconds);
+    if (seconds >= 0.05)
+      text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, seconds);
   log::write_info(fmt::format("clips     {} of {} are there, in {}", there, clips,
                               engine.settings().directory.string()));
   if (frames > 0)
@@ -168,8 +169,8 @@ int animate(const Deck& deck, MPI_Comm world) {
   std::int64_t frames = 0;
   for (const ClipSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();
-  log::info("animate   {} clip{} of {} frames into {}{}", clips.size(), clips.size() == 1 ? "" : "s",
-            frames, engine.settings().directory.string(),
+  log::info("animate   {} clip{} of {} frames into {}{}", clips.size(),
+            clips.size() == 1 ? "" : "s", frames, engine.settings().directory.string(),
             missing < parts.size()
                 ? fmt::format(", {} of {} parts made before", parts.size() - missing, parts.size())
                 : "");

@@ -64,9 +64,8 @@ void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
 void AnimateJob::make_part(std::int64_t item, ItemResults& results) {
   const ClipPart& part = parts_[static_cast<std::size_t>(item)];
   const WorkFolder folder = folder_of(item);
-  Json line = {{"name", item_of(item).name},
-               {"key", item_of(item).key},
-               {"rank", engine_.groups().rank}};
+  Json line = {
+      {"name", item_of(item).name}, {"key", item_of(item).key}, {"rank", engine_.groups().rank}};
   try {
     folder.create();
     Made made = Made::no;
@@ -75,7 +74,8 @@ void AnimateJob::make_part(std::int64_t item, ItemResults& results) {
              : part.kind == Kind::frames ? make_frames(item)
                                          : join(item, line);
     if (made == Made::stopped) return;
-    if (const auto end = folder.end(); end && made == Made::no) return conclude(item, *end, results);
+    if (const auto end = folder.end(); end && made == Made::no)
+      return conclude(item, *end, results);
     add_file(line, engine_.settings().directory, file_of(item));
     results.finished(line);
     if (part.kind == Kind::join) folder.remove();
@@ -96,9 +96,8 @@ void AnimateJob::conclude(std::int64_t item, const WorkFolder::End& end, ItemRes
   if (part.kind != Kind::join) return results.skipped(item);
   try {
     if (!end.whole) throw Error(static_cast<Exit>(end.code), end.what, end.hint);
-    Json line = {{"name", item_of(item).name},
-                 {"key", item_of(item).key},
-                 {"rank", engine_.groups().rank}};
+    Json line = {
+        {"name", item_of(item).name}, {"key", item_of(item).key}, {"rank", engine_.groups().rank}};
     add_file(line, engine_.settings().directory, file_of(item));
     results.finished(line);
   } catch (const Error& e) {
@@ -205,9 +204,9 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
 }
 
 Json AnimateJob::share() const {
-  return {{"frames", frames_},          {"prepare", seconds_.prepare}, {"speech", seconds_.speech},
-          {"render", seconds_.render},  {"paste", seconds_.paste},     {"enhance", seconds_.enhance},
-          {"encode", seconds_.encode},  {"join", seconds_.join},       {"waited", seconds_.waited}};
+  return {{"frames", frames_},         {"prepare", seconds_.prepare}, {"speech", seconds_.speech},
+          {"render", seconds_.render}, {"paste", seconds_.paste},     {"enhance", seconds_.enhance},
+          {"encode", seconds_.encode}, {"join", seconds_.join},       {"waited", seconds_.waited}};
 }
 
 }  // namespace weft

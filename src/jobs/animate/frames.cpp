@@ -60,8 +60,8 @@ struct SegmentMaker::Segment {
     const std::int64_t side = clip.clip().sadtalker.size;
     const std::int64_t bytes = side * side * 3;
     for (std::int64_t i = 0; i < count; ++i)
-      batch.frames.push_back(
-          clip.shaped({side, side, {rendered.begin() + i * bytes, rendered.begin() + (i + 1) * bytes}}));
+      batch.frames.push_back(clip.shaped(
+          {side, side, {rendered.begin() + i * bytes, rendered.begin() + (i + 1) * bytes}}));
     batch.seconds = now_seconds() - begin;
     return batch;
   }
@@ -115,9 +115,8 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
     const std::int64_t n = std::min(together, first + count - at);
     std::vector<std::uint8_t> rendered = clip.render(at, n);
     seconds_.render += now_seconds() - begin;
-    std::future<Batch> next = shaping_.start([&segment, n, rendered = std::move(rendered)] {
-      return segment.shape(rendered, n);
-    });
+    std::future<Batch> next = shaping_.start(
+        [&segment, n, rendered = std::move(rendered)] { return segment.shape(rendered, n); });
     std::swap(segment.shaping, next);
     if (next.valid()) hand_on(next.get());
   }

@@ -12,7 +12,7 @@
 #include "jobs/animate/prepared.h"
 #include "jobs/animate/worker.h"
 #include "media/writers.h"
-#include "models/sadtalker/paste.h"
+#include "models/face/paste.h"
 
 namespace weft {
 

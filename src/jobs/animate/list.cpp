@@ -81,8 +81,8 @@ KeyValues values_of_json(const TableRow& row, const std::string& where) {
     if (value.is_null()) continue;
     WEFT_CHECK(!value.is_object(), Exit::data, "give a text, a number, a list, true or false",
                "{}: {} is an object", where, name);
-    values.emplace_back(key, value.is_string() ? as_value(key, value.get<std::string>())
-                                               : value.dump());
+    values.emplace_back(key,
+                        value.is_string() ? as_value(key, value.get<std::string>()) : value.dump());
   }
   return values;
 }
@@ -126,18 +126,19 @@ std::string plain(const std::string& text) {
 }
 
 void check_name(const std::string& name, const std::string& where) {
-  const bool good = !name.starts_with('.') && name.size() <= longest_name && name == as_utf8(name) &&
-                    std::ranges::none_of(name, [](char c) {
+  const bool good = !name.starts_with('.') && name.size() <= longest_name &&
+                    name == as_utf8(name) && std::ranges::none_of(name, [](char c) {
                       return static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '/';
                     });
   std::string shown = as_utf8(name.substr(0, 60));
   for (char& c : shown)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  WEFT_CHECK(good, Exit::data,
-             fmt::format("a name is that of a file in the output folder: no slash, no dot in front, "
-                         "at most {} bytes",
-                         longest_name),
-             "{}: the name \"{}\" cannot be taken", where, shown);
+  WEFT_CHECK(
+      good, Exit::data,
+      fmt::format("a name is that of a file in the output folder: no slash, no dot in front, "
+                  "at most {} bytes",
+                  longest_name),
+      "{}: the name \"{}\" cannot be taken", where, shown);
 }
 
 // Names that rows give stand; the others are made of picture and speech, with a number where one is
@@ -155,10 +156,9 @@ void name_clips(std::vector<ClipRequest>& clips) {
   for (ClipRequest& c : clips) {
     c.name = c.animate.name;
     if (!c.name.empty()) continue;
-    const std::string speech =
-        c.animate.speech.empty() ? c.animate.coefficients : c.animate.speech;
-    const std::string stem = plain(fs::path(c.animate.picture).stem().string() + "_" +
-                                   fs::path(speech).stem().string());
+    const std::string speech = c.animate.speech.empty() ? c.animate.coefficients : c.animate.speech;
+    const std::string stem =
+        plain(fs::path(c.animate.picture).stem().string() + "_" + fs::path(speech).stem().string());
     c.name = stem;
     for (int n = 2; !taken.emplace(c.name, c.where).second; ++n)
       c.name = fmt::format("{}-{}", stem, n);
@@ -174,9 +174,8 @@ void keep_inputs(const std::vector<ClipRequest>& clips, const fs::path& output) 
   for (const ClipRequest& c : clips)
     for (const std::string* file : {&c.animate.picture, &c.animate.speech, &c.animate.ref_eyeblink,
                                     &c.animate.ref_pose, &c.animate.input})
-      WEFT_CHECK(file->empty() || !results.contains(fs::weakly_canonical(*file, none)),
-                 Exit::usage, "choose another animate.output", "{}: a result would replace {}",
-                 c.where, *file);
+      WEFT_CHECK(file->empty() || !results.contains(fs::weakly_canonical(*file, none)), Exit::usage,
+                 "choose another animate.output", "{}: a result would replace {}", c.where, *file);
 }
 
 ClipRequest request_of(const Deck& deck, const Row& row) {

@@ -8,7 +8,8 @@ void rows(Rows& r, AnimateDeck& d) {
          "List of clips: CSV with a header line, or JSON lines (.jsonl). Columns are picture, "
          "speech, name and the keys that a row may set (docs/animate.md); empty: one clip, of "
          "picture and speech.");
-  r.text("picture", d.picture, "Picture of a face: JPEG, PNG, BMP, WebP, or a video's first frame.");
+  r.text("picture", d.picture,
+         "Picture of a face: JPEG, PNG, BMP, WebP, or a video's first frame.");
   r.text("speech", d.speech, "Speech, in any format and rate that FFmpeg reads.");
   r.text("name", d.name,
          "Name of the clip's file without .mp4; empty: made of the names of picture and speech.");

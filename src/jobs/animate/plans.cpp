@@ -135,8 +135,8 @@ ChosenPlan choose_plan(const std::string& wish, const std::vector<ClipPart>& par
     chosen.plan = plan;
     chosen.batches = std::move(batches);
   }
-  const double work = std::accumulate(
-      missing.begin(), missing.end(), 0.0, [&](double sum, std::int64_t item) {
+  const double work =
+      std::accumulate(missing.begin(), missing.end(), 0.0, [&](double sum, std::int64_t item) {
         const ClipPart& p = part_of(parts, item);
         const ClipCost& c = costs[static_cast<std::size_t>(p.clip)];
         return sum + (p.kind == Kind::prepare  ? c.prepare
@@ -145,9 +145,9 @@ ChosenPlan choose_plan(const std::string& wish, const std::vector<ClipPart>& par
       });
   std::string others;
   for (const ClipPlan plan : all_clip_plans)
-    others += fmt::format("{}{} {:.3g}", others.empty() ? "" : ", ", name_of(plan),
-                          work > 0 ? ranks * chosen.makespans[static_cast<std::size_t>(plan)] / work
-                                   : 1.0);
+    others += fmt::format(
+        "{}{} {:.3g}", others.empty() ? "" : ", ", name_of(plan),
+        work > 0 ? ranks * chosen.makespans[static_cast<std::size_t>(plan)] / work : 1.0);
   chosen.why = fmt::format("{}{}, on {} rank{}; time beside work shared evenly: {}",
                            name_of(chosen.plan), wish == "auto" ? ", the quickest by estimate" : "",
                            ranks, ranks == 1 ? "" : "s", others);

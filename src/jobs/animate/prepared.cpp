@@ -16,13 +16,16 @@ std::array<std::int64_t, 2> frame_size(const PreparedClip& clip, const Sadtalker
 }
 
 void write_prepared(const PreparedClip& clip, const std::filesystem::path& file) {
-  const std::vector<std::int64_t> numbers = {clip.place.x1,     clip.place.y1,
-                                             clip.place.x2,     clip.place.y2,
-                                             clip.frame_height, clip.frame_width};
+  const std::vector<std::int64_t> numbers = {clip.place.x1, clip.place.y1,     clip.place.x2,
+                                             clip.place.y2, clip.frame_height, clip.frame_width};
   const SafetensorWrite tensors[] = {
-      {"crop", DType::u8, {clip.crop.height, clip.crop.width, 3},
+      {"crop",
+       DType::u8,
+       {clip.crop.height, clip.crop.width, 3},
        std::as_bytes(std::span(clip.crop.values))},
-      {"motion", DType::f32, {clip.frames(), motion_coefficients},
+      {"motion",
+       DType::f32,
+       {clip.frames(), motion_coefficients},
        std::as_bytes(std::span(clip.motion))},
       {"place", DType::i64, {std::ssize(numbers)}, std::as_bytes(std::span(numbers))},
       {"source", DType::f32, {std::ssize(clip.source)}, std::as_bytes(std::span(clip.source))}};

@@ -10,7 +10,7 @@
 #include "media/image_file.h"
 #include "models/face/crop.h"
 #include "models/sadtalker/recon.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 
 namespace weft {
 
@@ -18,7 +18,8 @@ struct PreparedClip {
   ImageFile crop;             // [size,size,3]
   FaceRow source = {};        // the picture's coefficients
   std::vector<float> motion;  // [frames,70]
-  // Where frames belong in the picture, in the full modes, and whose aspect they have in the others.
+  // Where frames belong in the picture, in the full modes, and whose aspect they have in the
+  // others.
   PixelBox place;
   std::int64_t frame_height = 0, frame_width = 0;
 

@@ -115,8 +115,8 @@ bool PictureStream::next(ImageFile& picture) {
 std::vector<float> read_motion(const std::string& path, const MediaDeck& limits) {
   check_there(path);
   const std::string ending = ending_of(path);
-  WEFT_CHECK(ending == ".safetensors" || ending == ".json", Exit::data, coefficient_kinds,
-             "{}: {}", path,
+  WEFT_CHECK(ending == ".safetensors" || ending == ".json", Exit::data, coefficient_kinds, "{}: {}",
+             path,
              ending == ".mat" ? "MATLAB's files of coefficients are not read"
                               : fmt::format("coefficients do not come as \"{}\"", ending));
   Rows given;
@@ -141,7 +141,7 @@ std::vector<float> read_motion(const std::string& path, const MediaDeck& limits)
       rows.insert(rows.end(), row, row + 70);
       continue;
     }
-    rows.insert(rows.end(), row + 80, row + 144);  // expression
+    rows.insert(rows.end(), row + 80, row + 144);   // expression
     rows.insert(rows.end(), row + 224, row + 227);  // angle
     rows.insert(rows.end(), row + 254, row + 257);  // translation
   }
@@ -174,10 +174,10 @@ std::vector<float> read_landmarks(const std::string& path) {
   }
   WEFT_CHECK(points.size() == 136, Exit::data, "landmarks are 68 points, x and y of each",
              "{} has {} numbers, not 136", path, points.size());
-  WEFT_CHECK(std::ranges::all_of(points,
-                                 [](float v) { return std::isfinite(v) && std::abs(v) < 1e6f; }),
-             Exit::data, "they count in pixels of the picture",
-             "{} has a landmark that is not finite, or far out", path);
+  WEFT_CHECK(
+      std::ranges::all_of(points, [](float v) { return std::isfinite(v) && std::abs(v) < 1e6f; }),
+      Exit::data, "they count in pixels of the picture",
+      "{} has a landmark that is not finite, or far out", path);
   return points;
 }
 

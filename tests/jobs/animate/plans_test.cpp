@@ -60,10 +60,10 @@ TEST(ClipPlans, BatchesOfEachPlan) {
   EXPECT_THAT(lay_out(ClipPlan::frames, c.parts, c.all, c.costs, 2),
               ElementsAre(ElementsAre(4, 5), ElementsAre(6), ElementsAre(7), ElementsAre(0, 1),
                           ElementsAre(2), ElementsAre(8), ElementsAre(3)));
-  EXPECT_THAT(lay_out(ClipPlan::apart, c.parts, c.all, c.costs, 1),
-              ElementsAre(ElementsAre(4), ElementsAre(0), ElementsAre(5), ElementsAre(6),
-                          ElementsAre(7), ElementsAre(1), ElementsAre(8), ElementsAre(2),
-                          ElementsAre(3)));
+  EXPECT_THAT(
+      lay_out(ClipPlan::apart, c.parts, c.all, c.costs, 1),
+      ElementsAre(ElementsAre(4), ElementsAre(0), ElementsAre(5), ElementsAre(6), ElementsAre(7),
+                  ElementsAre(1), ElementsAre(8), ElementsAre(2), ElementsAre(3)));
   // What is finished is in no batch.
   EXPECT_THAT(lay_out(ClipPlan::frames, c.parts, {7, 8, 2, 3}, c.costs, 1),
               ElementsAre(ElementsAre(7), ElementsAre(2), ElementsAre(8), ElementsAre(3)));

@@ -42,7 +42,8 @@ class AnimateSources : public ::testing::Test {
   }
   std::string points(int count) {
     std::string text;
-    for (int i = 0; i < count; ++i) text += std::to_string(i) + ".5, " + std::to_string(2 * i) + "\n";
+    for (int i = 0; i < count; ++i)
+      text += std::to_string(i) + ".5, " + std::to_string(2 * i) + "\n";
     return text;
   }
 
@@ -74,7 +75,8 @@ TEST_F(AnimateSources, WrongLandmarks) {
   EXPECT_THAT(said("a.json", "[[1, 2], [3]]"), HasSubstr("row 1 is not as the others"));
   EXPECT_THAT(said("a.json", "[[1, \"b\"]]"), HasSubstr("is no number"));
   EXPECT_THAT(said("a.json", "[[1, 2, 3]]"), HasSubstr("rows of 3 numbers"));
-  EXPECT_THAT(error_of([&] { read_landmarks((dir_ / "none.csv").string()); }), HasSubstr("not there"));
+  EXPECT_THAT(error_of([&] { read_landmarks((dir_ / "none.csv").string()); }),
+              HasSubstr("not there"));
 }
 
 TEST_F(AnimateSources, MotionOfThreeWidths) {
@@ -82,8 +84,7 @@ TEST_F(AnimateSources, MotionOfThreeWidths) {
     std::vector<float> values(static_cast<std::size_t>(2 * width));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
     const fs::path path = dir_ / "rows.safetensors";
-    const SafetensorWrite tensor{
-        "rows", DType::f32, {2, width}, std::as_bytes(std::span(values))};
+    const SafetensorWrite tensor{"rows", DType::f32, {2, width}, std::as_bytes(std::span(values))};
     write_safetensors(path, std::span(&tensor, 1));
     const auto motion = read_motion(path.string(), limits_);
     ASSERT_EQ(motion.size(), 140u) << width;

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""How fast does `weft animate` render beside PyTorch, what do two ranks gain over one, and how does memory grow with a clip?
+
+    compare_animate.py [--weft build/weft] [--parts speed ranks memory] [--rounds 3] [--threads 2] [--mpiexec mpirun]
+                       [--frames 4] [--seconds 10 100] [--note TEXT] [--output FILE.json]
+
+speed   frames of 256 x 256 with the released widths: weft, sadtalker_torch.py in the original's arrangement (the source's
+        features computed again for both lanes of every batch), and the same with the source kept. Rounds in turn, medians;
+        weft's time is that of its renderer as animate_report.json has it
+ranks   one clip of 64 x 64 with the widths of sadtalker_torch.SMALL: one rank, two ranks, and two jobs of one rank at the same
+        time, which is the most that any sharing can gain; one thread each; rounds in turn, medians
+memory  clips of that many seconds of speech, 32 x 32, at those widths: the process's peak memory and that of the arena; beside
+        it the original's way with frames, a list of them in f32, stacked, then turned to 8 bits as a whole, at 256 x 256
+
+A measurement counts only if the machine did nothing else; the load before each part is in the file.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+import check_animate
+import safetensors_io
+import sadtalker_chain
+import sadtalker_inputs
+import sadtalker_torch
+
+TINY = sadtalker_torch.SMALL | {"kp_num_blocks": 3, "fan_num_modules": 2}  # down to 32 x 32
+SMALL = sadtalker_torch.SMALL | {"fan_num_modules": 2}
+
+
+def prepare(folder, widths, size, modules=2):
+    """Inputs and weights of a part."""
+    sadtalker_inputs.write_png(folder / "face.png", sadtalker_inputs.face())
+    return sadtalker_inputs.weights(folder, widths, size=max(size, 64), modules=modules)
+
+
+def start(args, folder, name, ranks, threads, *overrides):
+    command = [args.weft, "animate", str(folder / "deck.toml"), f"animate.output={name}", f"run.threads={threads}", *overrides]
+    if ranks > 1:
+        command = [*args.mpiexec.split(), "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
+    env = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    log = open(folder / f"{name}.log", "w")
+    return folder, name, command, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=env)
+
+
+def finished(started):
+    """The report, with peak memory in bytes."""
+    folder, name, command, job = started
+    _, status, usage = os.wait4(job.pid, 0)
+    job.returncode = os.waitstatus_to_exitcode(status)
+    if job.returncode != 0:
+        sys.exit(f"exit code {job.returncode}: {' '.join(command)}\n{(folder / f'{name}.log').read_text()[-2000:]}")
+    report = json.loads((folder / name / "animate_report.json").read_text())
+    return report | {"peak_resident": usage.ru_maxrss * 1024}
+
+
+def medians(rounds):
+    return {name: statistics.median(values) for name, values in rounds.items()}
+
+
+# ---- speed ----
+
+def speed(args, folder):
+    # The threads of PyTorch's side are set here alone: drawing the weights may take what it likes.
+    files = prepare(folder, {}, 64, modules=4)
+    rows = np.random.default_rng(1).standard_normal((args.frames, 70)).astype(np.float32) * 0.3
+    safetensors_io.save(folder / "rows.safetensors", {"coeff_3dmm": rows})
+    sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(args.frames / 25))
+    check_animate.write_deck(folder, files, {"size": 256, "batch_size": 2},
+                             {"animate": {"picture": "face.png", "speech": "speech.wav", "name": "clip",
+                                          "coefficients": "rows.safetensors"}})
+    clip = safetensors_io.load(files["sadtalker"]) | safetensors_io.load(files["mapping"])
+    clip = {n: a for n, a in clip.items() if not n.startswith("face_3drecon.")}
+    nets = sadtalker_torch.load(sadtalker_torch.Networks(), clip).eval()
+    del clip
+    image = torch.from_numpy(sadtalker_chain.resize(sadtalker_inputs.face(), 256, 256)).permute(2, 0, 1) / 255
+    torch.set_num_threads(args.threads)
+    source, driven = torch.from_numpy(rows[0].copy()), torch.from_numpy(rows)
+
+    def by_torch(keep):
+        with torch.inference_mode():
+            steps = sadtalker_torch.render(nets, image, source, driven, keep_source=keep)
+            next(steps)
+            began = time.monotonic()
+            for _ in steps:
+                pass
+            return (time.monotonic() - began) / args.frames
+
+    rounds = {"weft": [], "torch_original": [], "torch_source_kept": []}
+    for r in range(args.rounds):
+        report = finished(start(args, folder, f"speed{r}", 1, args.threads))
+        rounds["weft"].append(sum(rank["render"] for rank in report["ranks"]) / args.frames)
+        rounds["torch_original"].append(by_torch(False))
+        rounds["torch_source_kept"].append(by_torch(True))
+        print(f"speed  round {r}: " + ", ".join(f"{n} {v[-1]:.2f} s" for n, v in rounds.items()) + " a frame", flush=True)
+    middle = medians(rounds)
+    ratios = {n: middle[n] / middle["weft"] for n in rounds if n != "weft"}
+    print("speed  " + ", ".join(f"{n} / weft {x:.2f}" for n, x in ratios.items()))
+    return {"size": 256, "widths": "released", "frames": args.frames, "batch": 2, "threads": args.threads,
+            "seconds_a_frame": middle, "times_weft": ratios, "rounds": rounds}
+
+
+# ---- ranks ----
+
+def ranks(args, folder):
+    frames = args.clip_frames
+    files = prepare(folder, SMALL, 64)
+    sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(frames / 25))
+    piece = max(2, frames // 16 // 2 * 2)
+    check_animate.write_deck(folder, files, SMALL | {"size": 64},
+                             {"animate": {"picture": "face.png", "speech": "speech.wav", "name": "clip", "piece": piece}})
+
+    def rate(report):
+        return frames / max(rank["last_end"] for rank in report["ranks"])
+
+    rounds, busy = {"one": [], "two": [], "beside": []}, []
+    for r in range(args.rounds):
+        rounds["one"].append(rate(finished(start(args, folder, f"one{r}", 1, 1))))
+        report = finished(start(args, folder, f"two{r}", 2, 1))
+        rounds["two"].append(rate(report))
+        busy.append([rank["busy_share"] for rank in report["ranks"]])
+        both = [start(args, folder, f"beside{r}_{i}", 1, 1) for i in range(2)]
+        rounds["beside"].append(sum(rate(finished(job)) for job in both))
+        print(f"ranks  round {r}: " + ", ".join(f"{n} {v[-1]:.2f}" for n, v in rounds.items()) + " frames/s", flush=True)
+    middle = medians(rounds)
+    print(f"ranks  two over one {middle['two'] / middle['one']:.2f}, two jobs beside each other {middle['beside'] / middle['one']:.2f}")
+    return {"size": 64, "widths": "sadtalker_torch.SMALL", "frames": frames, "piece": piece, "threads_a_rank": 1,
+            "frames_a_second": middle, "speed_up": middle["two"] / middle["one"], "limit": middle["beside"] / middle["one"],
+            "busy_share": busy, "rounds": rounds}
+
+
+# ---- memory ----
+
+# What the original does with the frames of a clip, without the networks: kept on the device in f32, put together, cut to
+# pictures in f32 on the host, and turned to 8 bits all at once (skimage's img_as_ubyte makes an array of them first).
+ACCUMULATE = """
+import resource, sys
+import numpy as np, torch
+frames, side = int(sys.argv[1]), int(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+predictions = [torch.rand((2, 3, side, side)) for _ in range(frames // 2)]
+together = torch.stack(predictions, dim=1).reshape(-1, 3, side, side)[:frames]
+video = [np.transpose(together[i].numpy(), [1, 2, 0]).astype(np.float32) for i in range(frames)]
+result = np.rint(np.asarray(video) * np.float32(255)).astype(np.uint8)
+print(before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, result.shape[0])
+"""
+
+
+def memory(args, folder):
+    files = prepare(folder, TINY, 64)
+    check_animate.write_deck(folder, files, TINY | {"size": 32, "batch_size": 4}, {"animate": {"picture": "face.png", "name": "clip"}})
+    weft, original = {}, {}
+    for seconds in args.seconds:
+        sadtalker_inputs.write_wav(folder / f"speech{seconds}.wav", sadtalker_inputs.speech(seconds))
+        report = finished(start(args, folder, f"memory{seconds}", 1, args.threads, f"animate.speech=speech{seconds}.wav"))
+        weft[seconds] = {"frames": 25 * seconds, "peak_resident": report["peak_resident"],
+                         "arena": max(rank["peak_bytes"] for rank in report["ranks"])}
+        done = subprocess.run([sys.executable, "-c", ACCUMULATE, str(25 * seconds), "256"], capture_output=True, text=True, check=True)
+        before, peak, _ = map(int, done.stdout.split())
+        original[seconds] = {"frames": 25 * seconds, "side": 256, "before": before, "peak_resident": peak}
+        print(f"memory {seconds} s of speech: weft {weft[seconds]['peak_resident'] / 2**20:.0f} MiB, arena "
+              f"{weft[seconds]['arena'] / 2**20:.0f} MiB; the original's frames {(peak - before) / 2**20:.0f} MiB", flush=True)
+    first, last = min(args.seconds), max(args.seconds)
+    more = 25 * (last - first)
+    growth = {"weft": (weft[last]["peak_resident"] - weft[first]["peak_resident"]) / max(more, 1),
+              "original": (original[last]["peak_resident"] - original[first]["peak_resident"]) / max(more, 1)}
+    print(f"memory bytes a further frame: weft {growth['weft']:.0f} (32 x 32), the original's frames {growth['original']:.0f} (256 x 256)")
+    return {"size": 32, "widths": "sadtalker_torch.SMALL with kp_num_blocks = 3", "weft": weft, "original_frames": original,
+            "bytes_a_frame": growth}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weft", default="build/weft")
+    parser.add_argument("--mpiexec", default="mpirun")
+    parser.add_argument("--parts", nargs="+", default=["speed", "ranks", "memory"], choices=["speed", "ranks", "memory"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=4, help="of speed: rendered in a round by each")
+    parser.add_argument("--clip-frames", type=int, default=128, help="of ranks")
+    parser.add_argument("--seconds", type=int, nargs="+", default=[10, 100], help="of memory: of speech")
+    parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
+    parser.add_argument("--output", type=pathlib.Path, help="JSON")
+    args = parser.parse_args()
+    args.weft = str(pathlib.Path(args.weft).resolve())
+    results = sadtalker_chain.provenance() | {"note": args.note}
+    for part in args.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            load = os.getloadavg()[0]
+            results[part] = {"speed": speed, "ranks": ranks, "memory": memory}[part](args, pathlib.Path(folder)) | {"load": round(load, 2)}
+        if args.output:
+            args.output.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
