@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import pathlib
 import shutil
 import signal
 import struct
@@ -49,6 +48,8 @@ mapping_full_weights = "random:3"
 detector_weights = "random:4"
 landmark_weights = "random:5"
 gfpgan_weights = "random:6"
+gfpgan_channels = 16
+parsenet_channels = 4
 parsenet_weights = "random:7"
 landmarks = "points.csv"
 piece = 2
@@ -95,6 +96,54 @@ def write_wav(path, seconds, rate=16000, channels=1, silent=False):
         w.setsampwidth(2)
         w.setframerate(rate)
         w.writeframes(b"".join(struct.pack("<h", s) * channels for s in samples))
+
+
+def write_detector(path, levels, points=()):
+    """RetinaFace whose weights are all 0 but for the biases of its heads: on each of `levels` (priors of 16, 64 and 256
+    pixels) every prior is a face, whose five points lie at `points`, in pixels from its middle."""
+    shapes = {}
+
+    def conv_norm(conv, norm, out, into, kernel):
+        shapes[f"{conv}.weight"] = (out, into, kernel, kernel)
+        shapes.update({f"{norm}.{n}": (out,) for n in ("weight", "bias", "running_mean", "running_var")})
+    conv_norm("body.conv1", "body.bn1", 64, 3, 7)
+    into = 64
+    for layer, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            name = f"body.layer{layer}.{block}."
+            for i, (out, before, kernel) in enumerate(((width, into, 1), (width, width, 3), (4 * width, width, 1)), 1):
+                conv_norm(f"{name}conv{i}", f"{name}bn{i}", out, before, kernel)
+            if block == 0:
+                conv_norm(f"{name}downsample.0", f"{name}downsample.1", 4 * width, into, 1)
+            into = 4 * width
+    for i, channels in enumerate((512, 1024, 2048), 1):
+        conv_norm(f"fpn.output{i}.0", f"fpn.output{i}.1", 256, channels, 1)
+        for name, out, before in (("conv3X3", 128, 256), ("conv5X5_1", 64, 256), ("conv5X5_2", 64, 64), ("conv7X7_2", 64, 64),
+                                  ("conv7x7_3", 64, 64)):
+            conv_norm(f"ssh{i}.{name}.0", f"ssh{i}.{name}.1", out, before, 3)
+    for i in (1, 2):
+        conv_norm(f"fpn.merge{i}.0", f"fpn.merge{i}.1", 256, 256, 3)
+    values = {}
+    for level in range(3):
+        side = (16, 64, 256)[level]
+        offsets = [v / (0.1 * side) for point in points for v in point] or [0.0] * 10
+        for head, biases in (("ClassHead", (-5, 5, 5, -5) if level in levels else (5, -5, 5, -5)), ("BboxHead", (0,) * 8),
+                             ("LandmarkHead", 2 * offsets)):
+            shapes[f"{head}.{level}.conv1x1.weight"] = (len(biases), 256, 1, 1)
+            shapes[f"{head}.{level}.conv1x1.bias"] = (len(biases),)
+            values[f"{head}.{level}.conv1x1.bias"] = biases
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}
+        at += 4 * math.prod(shape)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:  # zeros take no room
+        f.write(struct.pack("<Q", len(text)) + text)
+        begin = f.tell()
+        f.truncate(begin + at)
+        for name, biases in values.items():
+            f.seek(begin + header[name]["data_offsets"][0])
+            f.write(struct.pack(f"<{len(biases)}f", *biases))
 
 
 class Animate(WeftTest):
@@ -177,10 +226,10 @@ class Clips(Animate):
         self.assertEqual(self.clip("one"), bytes(damaged))
 
     def test_modes(self):
+        write_wav(self.dir / "a.wav", 0.05)
         clips = []
         for mode in ("extcrop", "resize", "full", "extfull"):
-            self.one(mode, f"sadtalker.preprocess={mode}", "animate.speech=c.wav" if False else "animate.seed=1",
-                     "animate.keep_frames=true")
+            self.one(mode, f"sadtalker.preprocess={mode}", "animate.keep_frames=true")
             frame = next((self.dir / mode / "face_a_frames").iterdir()).read_bytes()
             clips.append(struct.unpack(">II", frame[16:24]))
         self.assertEqual(clips[0][0], 32)
@@ -196,6 +245,52 @@ class Clips(Animate):
         self.one("tensors", "animate.coefficients=rows.safetensors")
         self.assertEqual(self.clip("json"), self.clip("tensors"))
         self.assertEqual(self.report("json")["frames"], 3)
+
+
+class Faces(Animate):
+    """A detector that finds what it is told to, and landmarks of a network drawn at random."""
+
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(DECK.replace('landmarks = "points.csv"\n', "")
+                                            .replace('"random:4"', '"faces.safetensors"'))
+        write_wav(self.dir / "a.wav", 0.08)
+
+    def test_none_one_and_several(self):
+        write_detector(self.dir / "faces.safetensors", ())
+        job = self.one("none", expect=3)
+        self.assertIn("failed    face_a: ", job.err)
+        self.assertIn("face.png", job.err)
+        self.assertEqual(self.clips("none"), {})
+        write_detector(self.dir / "faces.safetensors", (2,))
+        job = self.one("one")
+        self.assertNotIn("faces in face.png", job.err)
+        write_detector(self.dir / "faces.safetensors", (1,))
+        job = self.one("several", ranks=2)
+        self.assertEqual(len(set(self.clips("several"))), 1)
+        self.assertRegex(job.err, "WARN.* face_a: [0-9]+ faces in face.png")
+
+    def test_reference_videos(self):
+        write_detector(self.dir / "faces.safetensors", (2,))
+        make_video(self.dir / "ref.mp4", "testsrc2=duration=0.2:rate=10:size=64x48")
+        for name, keys in (("plain", ()), ("eyes", ("animate.ref_eyeblink=ref.mp4",)), ("pose", ("animate.ref_pose=ref.mp4",)),
+                           ("still", ("animate.ref_pose=ref.mp4", "sadtalker.still=true"))):
+            self.one(name, *keys)
+        self.assertEqual(len({self.clip(n) for n in ("plain", "eyes", "still")}), 3)
+
+    def test_the_enhancer_keeps_or_doubles_the_size(self):
+        points = [(-5, -3), (5, -3), (0, 1), (-4, 5), (4, 5)]
+        write_detector(self.dir / "faces.safetensors", (2,), points)
+        write_wav(self.dir / "a.wav", 0.05)
+        self.one("plain", "animate.keep_frames=true")
+        sizes = []
+        for scale in (1, 2):
+            self.one(f"x{scale}", "animate.enhancer=gfpgan", f"animate.enhancer_scale={scale}", "animate.keep_frames=true")
+            sizes.append(struct.unpack(">II", (self.dir / f"x{scale}/face_a_frames/000000.png").read_bytes()[16:24]))
+        plain = (self.dir / "plain/face_a_frames/000000.png").read_bytes()
+        size = struct.unpack(">II", plain[16:24])
+        self.assertEqual(sizes, [size, (2 * size[0], 2 * size[1])])
+        self.assertNotEqual((self.dir / "x1/face_a_frames/000000.png").read_bytes(), plain)
 
 
 class Restarts(Animate):

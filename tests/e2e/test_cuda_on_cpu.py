@@ -2,6 +2,7 @@
 steps, NCCL and the host's staging, restarts. The stand-in runs streams in any legal order and poisons memory, so
 agreement with the CPU side says that the order and the extents are right, too."""
 
+import json
 import math
 import os
 import re
@@ -10,6 +11,9 @@ import unittest
 from unittest import mock
 
 from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
+from test_animate import DECK as ANIMATE
+from test_animate import drawn_face, face_points, write_wav
+from test_evaluate import png, read_png
 from test_vae_training import ADVERSARIAL
 from test_vae_training import DECK as VAE
 from tiny_models import TINY_GENERATE_DECK, write_t5
@@ -43,6 +47,30 @@ class Devices(WeftTest):
         with emulate(1):
             job = self.train("run", "device.kind=cuda", expect=None)
         self.refused(job, 2, "2 ranks", "device.share")
+
+
+class OwnDevice(WeftTest):
+    """Four ranks with a GPU each: the stand-in ends a process that touches another one's."""
+
+    def test_a_clip_over_four_devices(self):
+        (self.dir / "deck.toml").write_text(ANIMATE)
+        (self.dir / "face.png").write_bytes(png(64, 56, drawn_face(64, 56)))
+        (self.dir / "points.csv").write_text("".join(f"{x:.3f},{y:.3f}\n" for x, y in face_points(32, 28, 36)))
+        write_wav(self.dir / "a.wav", 0.32)  # 8 frames, pieces of 2
+        clip = ("animate", "deck.toml", "animate.picture=face.png", "animate.speech=a.wav", "animate.keep_frames=true")
+        self.weft(*clip, "animate.output=cpu", "device.kind=cpu", ranks=1)
+        log = self.dir / "devices"
+        with emulate(4, WEFT_EMULATION_DEVICE_LOG=str(log)):
+            self.weft(*clip, "animate.output=cuda", "animate.plan=frames", "device.kind=cuda", ranks=4, timeout=1200)
+        touched = [line.split() for line in log.read_text().splitlines()]
+        self.assertEqual(sorted(device for _, device in touched), ["0", "1", "2", "3"])
+        self.assertEqual(len({process for process, _ in touched}), 4)
+        ranks = json.loads((self.dir / "cuda/animate_report.json").read_text())["ranks"]
+        self.assertEqual([r["frames"] for r in ranks], [2] * 4)
+        for i in range(8):
+            one, other = (read_png(self.dir / f"{side}/face_a_frames/{i:06d}.png")[2] for side in ("cpu", "cuda"))
+            worst = max(abs(a - b) for p, q in zip(one, other) for v, w in zip(p, q) for a, b in zip(v, w))
+            self.assertLessEqual(worst, 1, f"frame {i}")
 
 
 class Steps(WeftTest):

@@ -77,6 +77,7 @@ void AnimateNetworks::load(const std::vector<const ClipRequest*>& render,
     crop_.emplace(crop_deck_, source("weights"), source("mapping_weights"));
   if (any(render, is_full))
     full_.emplace(full_deck_, source("weights"), source("mapping_full_weights"));
+  const AnimateDeck& a = deck_.get<AnimateDeck>();
   const bool find = any(prepare, finds_faces);
   if (find || any(render, is_enhanced)) detector_.emplace(deck_, source("detector_weights"));
   if (find) landmarks_.emplace(deck_, source("landmark_weights"));
@@ -85,7 +86,8 @@ void AnimateNetworks::load(const std::vector<const ClipRequest*>& render,
     speech_.emplace(deck_, source("weights"));
   }
   if (any(render, is_enhanced))
-    enhancer_.emplace(deck_, source("gfpgan_weights"), source("parsenet_weights"), *detector_);
+    enhancer_.emplace(deck_, source("gfpgan_weights"), source("parsenet_weights"), *detector_,
+                      EnhancerSize{a.gfpgan_channels, a.parsenet_channels});
 }
 
 const Renderer& AnimateNetworks::renderer(const ClipRequest& clip) const {

@@ -39,6 +39,10 @@ void rows(Rows& r, AnimateDeck& d) {
   r.text("landmark_weights", d.landmark_weights, "Landmark network, FAN of 98 points.");
   r.text("gfpgan_weights", d.gfpgan_weights, "Enhancer, GFPGAN v1.4.");
   r.text("parsenet_weights", d.parsenet_weights, "The enhancer's network for masks of faces.");
+  r.number("gfpgan_channels", d.gfpgan_channels, 1, 4096,
+           "Channels of GFPGAN's levels, at most; the released weights have 512.");
+  r.number("parsenet_channels", d.parsenet_channels, 1, 4096,
+           "Channels of ParseNet's first level; the released weights have 64.");
   r.text("plan", d.plan,
          "How ranks share the work: clips, a clip a rank; frames, pieces of each clip; apart, "
          "pieces, with the preparation of later clips ahead of them; auto: the quickest by "

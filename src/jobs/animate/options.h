@@ -27,6 +27,7 @@ struct AnimateDeck {
   std::string landmark_weights = "alignment_WFLW_4HG.safetensors";
   std::string gfpgan_weights = "GFPGANv1.4.safetensors";
   std::string parsenet_weights = "parsing_parsenet.safetensors";
+  std::int64_t gfpgan_channels = 512, parsenet_channels = 64;
 
   std::string plan = "auto";
   std::int64_t piece = 100;
