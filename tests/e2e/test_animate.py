@@ -83,7 +83,7 @@ def drawn_face(width, height):
             return 30, 30, 40
         if abs(v - 0.6) < 0.1 and abs(u) < 0.35:
             return 160, 50, 60
-        return 220 - int(30 * v), 180, 150
+        return 210 - int(30 * v), 180, 150
     return pixel
 
 
