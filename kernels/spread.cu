@@ -1,4 +1,4 @@
-// CUDA side of ops/layout.h's spread_2x2. CPU twin: src/ops/cpu/layout.cpp; cases:
+// CUDA side of ops/layout.h's spread_2x2 and spread_4x4. CPU twin: src/ops/cpu/layout.cpp; cases:
 // src/bench/kernels/layout.cpp.
 //
 // Bound by memory: each element is read and written once. A thread takes 16 bytes of each of the
@@ -65,6 +65,21 @@ __global__ void __launch_bounds__(threads)
   for (int k = 0; k < 4; ++k) store_vec<V>(drows, 4 * i + k, pack<T, V>(to[k]));
 }
 
+// A thread writes one access of y; what it reads of the rows is read again by up to three others
+// nearby, from the cache.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    spread_4x4_kernel(const T* rows, std::int64_t w, std::int64_t C, T* y, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t c = i % C, pixel = i / C, column = pixel % (4 * w), line = pixel / (4 * w);
+  const std::int64_t k = (line % 4 + 1) / 2 * 3 + (column % 4 + 1) / 2;
+  const std::int64_t from = ((line / 4 * w + column / 4) * 9 + k) * C + c;
+  float values[V];
+  unpack(load_vec<V>(rows, from), values);
+  store_vec<V>(y, i, pack<T, V>(values));
+}
+
 // Calls f.operator()<T, V>() for `large` [N,T,2H,2W,C].
 template <class F>
 void by_access(const Tensor& large, const Tensor& rows, F&& f) {
@@ -99,6 +114,23 @@ void spread_2x2_backward(const Tensor& dy, Tensor& drows) {
     const std::int64_t count = dy.numel() / 4 / V;
     launch(spread_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
            data<T>(dy), drows.dim(3), dy.dim(4) / V, data<T>(drows), count);
+  });
+}
+
+void spread_4x4(const Tensor& rows, Tensor& y) {
+  WEFT_ASSERT(rows.dim(4) == 9 * y.dim(4) && y.dim(2) == 4 * rows.dim(2) &&
+              y.dim(3) == 4 * rows.dim(3) && y.numel() * 9 == rows.numel() * 16);
+  const auto spread = [&]<class T, int V>() {
+    const std::int64_t count = y.numel() / V;
+    launch(spread_4x4_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
+           data<T>(rows), rows.dim(3), y.dim(4) / V, data<T>(y), count);
+  };
+  by_type(y, [&]<class T>() {
+    constexpr int V = 16 / sizeof(T);
+    if (y.dim(4) % V == 0 && aligned<V>(y, rows))
+      spread.template operator()<T, V>();
+    else
+      spread.template operator()<T, 1>();
   });
 }
 

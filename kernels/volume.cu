@@ -250,7 +250,8 @@ __global__ void __launch_bounds__(threads)
   }
 #pragma unroll
   for (int j = 1; j < expectation_sums; ++j) sums[j] = warp_sum(sums[j]);
-  if (real && lane < 3) keypoints[3 * own + lane] = sums[2 + lane] / sums[1];
+  const float sum = lane == 0 ? sums[2] : lane == 1 ? sums[3] : sums[4];
+  if (real && lane < 3) keypoints[3 * own + lane] = sum / sums[1];
 }
 
 VolumeGrid grid_of_volume(const Tensor& x, std::int64_t C) {

@@ -57,12 +57,14 @@ def restorer(seed):
         input_is_latent=True, different_w=True, narrow=1, sft_half=True)
 
     def gain(name):
-        if "modulation" in name:
+        if "modulation" in name or (name.startswith("condition") and name.endswith("2.weight")):
             return 0.3
         if "to_rgb" in name:
             return 0.1
-        # Both terms of a residual block's sum.
-        return 1.0 if ("skip" in name or "conv2" in name) and "conv_body" in name else 1.4
+        if "skip" in name:
+            return 0.5
+        # Of what a level of the U-Net adds up, too.
+        return 0.9 if "conv_body" in name else 1.4
 
     _draw(net, gain)
     with torch.no_grad():

@@ -10,6 +10,7 @@
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
 #include "doctor/doctor.h"
+#include "jobs/animate/animate.h"
 #include "jobs/deck_tables.h"
 #include "jobs/encode/encode.h"
 #include "jobs/evaluate/evaluate.h"
@@ -57,6 +58,7 @@ std::vector<Command> all_commands() {
           evaluate_command({report_page::segmentation_page, report_page::detection_page}),
           segment_command(),
           score_command(report_page::score_page),
+          animate_command(),
           report_command(),
           inspect_command(),
           export_command(),

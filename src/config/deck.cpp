@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "config/deck_table.h"
+#include "config/set_keys.h"
 #include "core/error.h"
 #include "core/log.h"
 
@@ -413,6 +414,17 @@ Deck parse_deck(const std::string& toml_text, const std::string& origin,
            "lower either");
   if (deck.train.epochs > 0) deck.train.steps = deck.train.epochs * deck.train.epoch_steps;
   return deck;
+}
+
+void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> values,
+              const std::string& origin) {
+  const std::vector<Option> table = option_table(deck);
+  const Origin where{origin, true};
+  for (const auto& [key, text] : values) {
+    const Option& option = find(key, table, where.name + ": ");
+    const toml::table value = parse_value(text, option, where);
+    Assign(option, where).set(*value.get("v"));
+  }
 }
 
 std::string to_toml(const Deck& deck) { return write(deck, false); }

@@ -1,6 +1,7 @@
 #include "jobs/deck_tables.h"
 
 #include "data/ingest/ingest.h"
+#include "jobs/animate/options.h"
 #include "jobs/encode/encode.h"
 #include "jobs/evaluate/evaluate.h"
 #include "jobs/generate/options.h"
@@ -22,7 +23,7 @@ void register_deck_tables() {
   }
   for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
   for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
-                               evaluate_table, segment_table, score_table})
+                               evaluate_table, segment_table, score_table, animate_table})
     tables.push_back(table());
   set_deck_tables(std::move(tables), std::move(names));
 }

@@ -12,7 +12,7 @@ namespace weft {
 
 // What is heard: a file's sound, at its own rate and in mono or stereo as it is there, or samples.
 struct Mp4Sound {
-  std::string file;
+  std::string file = {};
   std::span<const float> samples = {};  // mono, where no file is named; empty: a silent clip
   std::int64_t rate = 16000;            // of samples
 };

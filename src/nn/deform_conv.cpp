@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "nn/detail.h"
-#include "ops/deform.h"
+#include "ops/conv/deform.h"
 #include "ops/layout.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
@@ -22,7 +22,7 @@ struct Sizes {
 
   std::int64_t row() const { return ops::deform_taps * C; }
   // Pixels of the result whose columns are made at a time. Few channels count as 64: the lists of
-  // ops/deform.h do not shrink with them.
+  // ops/conv/deform.h do not shrink with them.
   std::int64_t band() const {
     const std::int64_t bytes = ops::deform_taps * std::max<std::int64_t>(C, 64) *
                                static_cast<std::int64_t>(size_of(dtype));

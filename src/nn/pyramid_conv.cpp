@@ -2,9 +2,9 @@
 
 #include "core/error.h"
 #include "nn/detail.h"
+#include "ops/conv/pyramid.h"
 #include "ops/matmul.h"
 #include "ops/pointwise.h"
-#include "ops/pyramid.h"
 
 namespace weft::nn {
 namespace {

@@ -15,8 +15,8 @@ namespace weft::nn {
 // Neither the resized levels nor the concatenation exists: a resized grid is a sum over its cells,
 // so its convolution is A Z, where Z holds, for each cell and each of the 9 taps, the tap's weights
 // times the cell's channels, and A, a function of the sizes alone, what cells weigh in shifted
-// pixels (ops/pyramid.h). With 4 levels of 512 channels and x of 2048, half of the products and of
-// the memory. In bf16, A and Z are rounded to it.
+// pixels (ops/conv/pyramid.h). With 4 levels of 512 channels and x of 2048, half of the products
+// and of the memory. In bf16, A and Z are rounded to it.
 Var pyramid_conv(Context c, const Var& x, const std::vector<Var>& levels, const ConvWeights& w);
 
 }  // namespace weft::nn

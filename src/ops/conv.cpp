@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/deform.h"
+#include "ops/conv/deform.h"
 
 namespace weft::ops {
 

@@ -16,9 +16,9 @@ struct Conv {
   int top = 0, left = 0, bottom = 0, right = 0;  // zero rows and columns
   bool upsample = false;  // each frame is seen at twice its height and width (nearest); the kernel
                           // is [kt,3,3] then, of stride 1, with a zero row and column on every side
-  int dilation = 1;  // rows and columns from one of the kernel's elements to the next
-  int groups = 1;    // output channels in groups, each of its own input channels; Cin: depthwise
-  int back = 0;      // zero frames behind the last, fewer than kt; 0: causal
+  int dilation = 1;       // rows and columns from one of the kernel's elements to the next
+  int groups = 1;  // output channels in groups, each of its own input channels; Cin: depthwise
+  int back = 0;    // zero frames behind the last, fewer than kt; 0: causal
 
   // Kernel k x k, padded to keep the size (docs/models/video_vae.md, Spatial VAE).
   static Conv same(int k) { return {1, k, k, 1, 1, 0, k / 2, k / 2, k / 2, k / 2, false}; }

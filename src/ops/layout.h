@@ -56,6 +56,12 @@ WEFT_OP(spread_2x2_forward, void(const Tensor& rows, const Tensor& bias, Tensor&
 // drows is written: the way back. (The gradient of the bias is ops/matmul.h's bias_gradient of dy.)
 WEFT_OP(spread_2x2_backward, void(const Tensor& dy, Tensor& drows));
 
+// y [N,T,4H,4W,C] from rows [N,T,H,W,9C], of one type: y[4h+i,4w+j,c] = rows[h,w,(3k(i)+k(j))C+c],
+// k = 0, 1, 1, 2. A 3x3 convolution of a map that is seen nearest at four times its size has only
+// these nine values in each square of 4x4: its kernel falls on the pixel before, on none other, or
+// on the pixel behind, in each direction.
+WEFT_OP(spread_4x4, void(const Tensor& rows, Tensor& y));
+
 // x0 f32 [3,T,H,W] = frames u8 [T,H,W,3] / 127.5 - 1.
 WEFT_OP(frames_to_latent, void(const Tensor& frames, Tensor& x0));
 // And back for people to look at: pixels u8 [T,H,W,3] = (frames f32 in [-1,1], clamped) to 256

@@ -204,7 +204,8 @@ Command plan_command() {
   Command c{"plan", "memory, time and communication of the deck on a described machine",
             [r](const Deck& deck, MPI_Comm world) { return plan(deck, *r, world); }};
   c.takes_deck();
-  c.option("--job", r->job, "train, encode or generate").choices = {"train", "encode", "generate"};
+  c.option("--job", r->job, "train, encode, generate or animate").choices = {"train", "encode",
+                                                                             "generate", "animate"};
   c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
   c.option("--memory", planned.memory_gb, "GB of a rank's device");
   c.option("--fabric", planned.fabric,

@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -16,19 +17,24 @@ namespace weft {
 struct PlanCommand {
   PlanRequest request;
   std::string json;           // file for everything that was found
-  std::string job = "train";  // or encode, generate
+  std::string job = "train";  // or encode, generate, animate
 };
 
 // Collective. Prints the tables on the first rank; 0, or throws Exit::usage for what does not fit.
 int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world);
 Command plan_command();
 
-// `weft plan DECK --job encode | generate`: memory of a rank by stage, and times where rates are
-// known. Made from shapes and formulas; nothing is loaded and nothing is run. Prints the tables;
-// `json`, if not empty, names a file for the same. Exit::usage for what does not fit, naming the
-// largest that does.
+// `weft plan DECK --job encode | generate | animate`: memory of a rank by stage, and times where
+// rates are known. Made from shapes and formulas; nothing is loaded and nothing is run. Prints the
+// tables; `json`, if not empty, names a file for the same. Exit::usage for what does not fit,
+// naming the largest that does.
 int plan_job(const Deck& deck, const PlanRequest& request, const std::string& job,
              const std::string& json, int world_ranks);
+
+// The part of animate: adds what it finds to `j`. Reads the list, its pictures and speeches, and
+// draws networks of the deck's shapes.
+void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
+                  nlohmann::ordered_json& j);
 
 // `weft simulate DECK`: the deck's step plan and bucket schedule played on many ranks of a
 // described machine.

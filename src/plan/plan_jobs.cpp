@@ -324,6 +324,8 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   if (text) print_text(deck, plan_text(deck, request, ranks), j);
   if (job == "encode")
     plan_encode_job(deck, request, ranks, j);
+  else if (job == "animate")
+    plan_animate(deck, request, ranks, j);
   else
     plan_generate(deck, request, ranks, j);
   if (json.empty()) return 0;

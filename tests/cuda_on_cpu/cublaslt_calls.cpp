@@ -128,6 +128,7 @@ const char* cublasLtGetStatusString(cublasStatus_t s) { return status_of(s).text
 std::size_t cublasLtGetVersion() { return 130000; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
+  emulation::touch_device();
   *h = new cublasLtContext;
   return CUBLAS_STATUS_SUCCESS;
 }

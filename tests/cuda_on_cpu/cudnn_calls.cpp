@@ -164,6 +164,7 @@ const char* cudnnGetErrorString(cudnnStatus_t s) {
 }
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  emulation::touch_device();
   *handle = new cudnnContext;
   return CUDNN_STATUS_SUCCESS;
 }

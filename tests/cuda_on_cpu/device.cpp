@@ -1,5 +1,8 @@
 // The device that is imitated, errors, versions.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -63,7 +66,25 @@ const Named* find(cudaError_t error) {
 }  // namespace
 
 namespace emulation {
+
 cudaError_t fail(cudaError_t error) { return last_error = error; }
+
+// A rank owns one device. A call from a thread that has not chosen it would go to device 0, where
+// it makes a context of some hundred MB.
+void touch_device() {
+  static std::atomic<int> own = -1;
+  int none = -1;
+  if (own.compare_exchange_strong(none, current_device)) {
+    if (const char* path = std::getenv("WEFT_EMULATION_DEVICE_LOG"))
+      if (std::FILE* log = std::fopen(path, "a")) {
+        std::fprintf(log, "%d %d\n", static_cast<int>(getpid()), current_device);
+        std::fclose(log);
+      }
+  } else if (own != current_device) {
+    die("a call on device %d, and this process works on device %d", current_device, own.load());
+  }
+}
+
 }  // namespace emulation
 
 using emulation::fail;

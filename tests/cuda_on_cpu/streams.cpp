@@ -66,6 +66,7 @@ bool run_burst() {
 }  // namespace
 
 Device::Device() {
+  touch_device();
   if (depth++ == 0) take_turn();
 }
 Device::~Device() {

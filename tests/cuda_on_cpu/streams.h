@@ -51,6 +51,10 @@ struct Capture {
   bool invalid = false;
 };
 
+// Every call that would reach a GPU's context begins here: a process has one device, the first that
+// it touches. Dies on another.
+void touch_device();
+
 // One OS thread at a time uses the device; they take turns in the order in which they came.
 class Device {
  public:

@@ -44,6 +44,7 @@ class JoinMp4 : public testing::Test {
   // Frames [begin, end) of the clip as a segment.
   std::string segment(std::int64_t begin, std::int64_t end) const {
     const std::string path = file(std::to_string(begin) + "-" + std::to_string(end) + ".mp4");
+    fs::remove(path);
     Mp4Writer writer(path, clip_.height, clip_.width, Mp4Options{fps, true});
     writer.add({clip_.rgb.data() + begin * frame_bytes(), end - begin, clip_.height, clip_.width});
     EXPECT_FALSE(fs::exists(path));

@@ -167,28 +167,32 @@ TEST_P(ConvTest, PlannedPeakIsReal) {
 // channels of conv_in and conv_out, one pixel; then channels wide enough for every fast path.
 INSTANTIATE_TEST_SUITE_P(
     Small, ConvTest,
-    testing::Values(Case{{2, 1, 6, 5, 3}, 8, Conv::same(3)},
-                    Case{{1, 2, 4, 7, 6}, 4, Conv::same(1)},
-                    Case{{1, 1, 1, 1, 5}, 3, Conv::same(3)}, Case{{2, 1, 7, 6, 4}, 9, Conv::down()},
-                    Case{{1, 2, 3, 5, 4}, 6, Conv::up()}, Case{{2, 3, 4, 5, 4}, 6, Conv::causal(3)},
-                    Case{{1, 4, 5, 3, 4}, 5, Conv::causal(3, 2)},
-                    Case{{1, 2, 3, 4, 4}, 8, Conv::causal(1)},
-                    Case{{1, 1, 3, 4, 4}, 6, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}},
-                    Case{{1, 1, 9, 8, 5}, 7, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}},
-                    Case{{2, 1, 9, 8, 4}, 6, Conv::strided(3, 1, 2)},
-                    Case{{1, 1, 3, 5, 4}, 4, Conv::strided(3, 1, 4)},
-                    Case{{1, 1, 7, 6, 4}, 6, Conv::strided(3, 2)},
-                    Case{{2, 1, 7, 6, 4}, 6, Conv::strided(1, 2)},
-                    Case{{1, 1, 6, 7, 8}, 12, Conv::strided(3, 1, 1, 4)},
-                    Case{{1, 1, 9, 6, 6}, 6, Conv::strided(3, 2, 2, 6)},
-                    Case{{2, 1, 5, 6, 18}, 18, Conv::strided(3, 1, 1, 18)},
-                    Case{{1, 1, 5, 6, 5}, 10, Conv::strided(1, 1, 1, 5)},
-                    Case{{2, 1, 6, 5, 8}, 8, Conv::same(3), DType::bf16},
-                    Case{{2, 1, 9, 7, 8}, 8, Conv::strided(3, 1, 2, 2), DType::bf16},
-                    Case{{2, 1, 7, 7, 8}, 8, Conv::strided(3, 2, 1, 8), DType::bf16},
-                    Case{{2, 1, 7, 5, 8}, 6, Conv::strided(1, 2), DType::bf16},
-                    Case{{1, 3, 3, 5, 4}, 6, Conv::causal(3), DType::bf16},
-                    Case{{1, 2, 3, 5, 4}, 6, Conv::up(), DType::bf16}));
+    testing::Values(
+        Case{{2, 1, 6, 5, 3}, 8, Conv::same(3)}, Case{{1, 2, 4, 7, 6}, 4, Conv::same(1)},
+        Case{{1, 1, 1, 1, 5}, 3, Conv::same(3)}, Case{{2, 1, 7, 6, 4}, 9, Conv::down()},
+        Case{{1, 2, 3, 5, 4}, 6, Conv::up()}, Case{{2, 3, 4, 5, 4}, 6, Conv::causal(3)},
+        Case{{1, 4, 5, 3, 4}, 5, Conv::causal(3, 2)}, Case{{1, 2, 3, 4, 4}, 8, Conv::causal(1)},
+        Case{{1, 1, 3, 4, 4}, 6, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}},
+        Case{{2, 3, 4, 5, 3}, 4, Conv::volume(3)}, Case{{1, 1, 3, 5, 4}, 3, Conv::volume(3)},
+        Case{{1, 2, 3, 4, 4}, 6, Conv{3, 3, 3, 2, 1, 1, 1, 1, 1, 1, false, 1, 1, 1}},
+        Case{{2, 3, 2, 3, 4}, 6, Conv::volume_up()},
+        Case{{1, 2, 3, 2, 3}, 4, Conv{3, 3, 3, 1, 1, 2, 1, 1, 1, 1, true}},
+        Case{{1, 1, 4, 5, 18}, 2, Conv::same(5)}, Case{{1, 2, 3, 4, 16}, 3, Conv::volume(3)},
+        Case{{1, 1, 9, 8, 5}, 7, Conv{1, 4, 4, 1, 2, 0, 1, 1, 1, 1, false}},
+        Case{{2, 1, 9, 8, 4}, 6, Conv::strided(3, 1, 2)},
+        Case{{1, 1, 3, 5, 4}, 4, Conv::strided(3, 1, 4)},
+        Case{{1, 1, 7, 6, 4}, 6, Conv::strided(3, 2)},
+        Case{{2, 1, 7, 6, 4}, 6, Conv::strided(1, 2)},
+        Case{{1, 1, 6, 7, 8}, 12, Conv::strided(3, 1, 1, 4)},
+        Case{{1, 1, 9, 6, 6}, 6, Conv::strided(3, 2, 2, 6)},
+        Case{{2, 1, 5, 6, 18}, 18, Conv::strided(3, 1, 1, 18)},
+        Case{{1, 1, 5, 6, 5}, 10, Conv::strided(1, 1, 1, 5)},
+        Case{{2, 1, 6, 5, 8}, 8, Conv::same(3), DType::bf16},
+        Case{{2, 1, 9, 7, 8}, 8, Conv::strided(3, 1, 2, 2), DType::bf16},
+        Case{{2, 1, 7, 7, 8}, 8, Conv::strided(3, 2, 1, 8), DType::bf16},
+        Case{{2, 1, 7, 5, 8}, 6, Conv::strided(1, 2), DType::bf16},
+        Case{{1, 3, 3, 5, 4}, 6, Conv::causal(3), DType::bf16},
+        Case{{1, 2, 3, 5, 4}, 6, Conv::up(), DType::bf16}));
 INSTANTIATE_TEST_SUITE_P(
     Wide, ConvTest,
     testing::Values(
@@ -196,6 +200,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 1, 7, 13, 72}, 80, Conv::same(3), DType::f32, false},
         Case{{1, 1, 9, 7, 64}, 64, Conv::up(), DType::f32, false},
         Case{{1, 3, 7, 6, 64}, 64, Conv::causal(3), DType::f32, false},
+        Case{{1, 3, 5, 4, 72}, 40, Conv::volume_up(), DType::f32, false},
+        Case{{1, 3, 9, 8, 20}, 24, Conv::volume(5), DType::f32, false},
+        Case{{1, 5, 16, 15, 72}, 52, Conv::volume(3), DType::f32, false},
         Case{{1, 1, 5, 6, 32}, 48, Conv{3, 3, 3, 1, 1, 5, 1, 1, 1, 1, false}, DType::f32, false},
         Case{{1, 4, 6, 5, 32}, 20, Conv::causal(3, 2), DType::f32, false},
         Case{{1, 1, 12, 10, 64}, 64, Conv::down(), DType::f32, false},
@@ -211,7 +218,30 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{2, 1, 12, 9, 40}, 40, Conv::strided(3, 2, 1, 40), DType::f32, false},
         Case{{1, 1, 11, 9, 48}, 48, Conv::strided(3, 1, 2, 48), DType::f32, false}));
 
+// A sample's result is the same in a batch and alone, whichever way it is computed.
+TEST_F(OpTest, ConvOfASampleDoesNotDependOnTheBatch) {
+  const Case cases[] = {
+      {{2, 1, 33, 30, 128}, 112, Conv::same(3)}, {{2, 7, 16, 17, 72}, 36, Conv::volume(3)},
+      {{2, 8, 5, 5, 256}, 232, Conv::volume(3)}, {{2, 3, 9, 12, 18}, 9, Conv::volume(7)},
+      {{2, 1, 9, 7, 70}, 3, Conv::same(3)},      {{2, 3, 5, 6, 72}, 30, Conv::volume_up()}};
+  for (const Case& c : cases) {
+    const Shape ys = c.conv.output(c.x, c.out), ws = weight_shape(c);
+    const Tensor x = to_tensor(random_values(c.x.numel(), 1), c.x, c.dtype);
+    const Tensor w = to_tensor(random_values(ws.numel(), 2), ws, c.dtype);
+    const Tensor bias = to_tensor(random_values(c.out, 3), {c.out});
+    Tensor together = poisoned(ys, c.dtype), alone = poisoned(ys, c.dtype);
+    ops::conv_forward(x, w, bias, Tensor(), c.conv, together);
+    for (std::int64_t n = 0; n < c.x[0]; ++n) {
+      Tensor one = alone.slice(n, n + 1);
+      ops::conv_forward(x.slice(n, n + 1), w, bias, Tensor(), c.conv, one);
+    }
+    EXPECT_EQ(to_values(together), to_values(alone)) << c.x.str();
+  }
+}
+
 TEST_F(OpTest, ConvOutputShapes) {
+  EXPECT_EQ(Conv::volume(7).output({2, 16, 5, 6, 8}, 4), (Shape{2, 16, 5, 6, 4}));
+  EXPECT_EQ(Conv::volume_up().output({2, 16, 5, 6, 8}, 4), (Shape{2, 16, 10, 12, 4}));
   EXPECT_EQ(Conv::down().output({2, 1, 53, 106, 8}, 16), (Shape{2, 1, 26, 53, 16}));
   EXPECT_EQ(Conv::up().output({2, 1, 5, 6, 8}, 4), (Shape{2, 1, 10, 12, 4}));
   EXPECT_EQ(Conv::causal(3).output({1, 17, 5, 6, 8}, 4), (Shape{1, 17, 5, 6, 4}));

@@ -1,4 +1,4 @@
-// Cases of ops/conv.h and ops/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
+// Cases of ops/conv.h and ops/conv/pyramid.h (kernels/conv/ beside src/ops/cpu/conv/).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
 #include "ops/conv.h"
-#include "ops/pyramid.h"
+#include "ops/conv/pyramid.h"
 
 namespace weft {
 namespace {
@@ -307,6 +307,12 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
       for (const bool accumulate : {false, true})
         if (s.conv.kt < 7) add_backward(cases, s, dtype, accumulate);
     }
+  // Large enough for Winograd's transforms on the CPU: of planes, of volumes, and of a volume with
+  // more weights than activations.
+  const Size large[] = {{{1, 1, 33, 30, 128}, 112, Conv::same(3), "same"},
+                        {{1, 7, 16, 17, 72}, 36, Conv::volume(3), "volume"},
+                        {{1, 8, 5, 5, 256}, 232, Conv::volume(3), "volume"}};
+  for (const Size& s : large) add_forward(cases, s, DType::f32, true, true, true);
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_resize_taps(cases, 7, 5, {1, 3, 6}, dtype);  // 6 cells for 5 pixels: fewer than before
     add_input_channels(cases, {5, 11, 3, 3}, 4, 6, dtype);

@@ -1,4 +1,4 @@
-// Cases of ops/deform.h (kernels/conv/deform.cu beside src/ops/cpu/conv/deform.cpp).
+// Cases of ops/conv/deform.h (kernels/conv/deform.cu beside src/ops/cpu/conv/deform.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
-#include "ops/deform.h"
+#include "ops/conv/deform.h"
 
 namespace weft {
 namespace {

@@ -266,6 +266,33 @@ void add_spread(Cases& cases, const Shape& rows, bool bias, DType dtype) {
   cases.push_back(std::move(backward));
 }
 
+// Rows [N,T,H,W,9C] to squares of 4x4.
+void add_spread_4x4(Cases& cases, const Shape& rows, DType dtype) {
+  const std::int64_t H = rows[2], W = rows[3], C = rows[4] / 9;
+  const Shape y{rows[0], rows[1], 4 * H, 4 * W, C};
+  KernelCase c = make_case("spread_4x4", rows.str(), dtype,
+                           static_cast<double>(rows.numel() + y.numel()) * width(dtype), 0);
+  c.inputs = {random_tensor(rows, dtype, 1)};
+  c.run = [=](Tensors& in) {
+    Tensor to = Tensor::empty(y, dtype);
+    ops::spread_4x4(in[0], to);
+    return Tensors{to};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    constexpr std::int64_t place[] = {0, 1, 1, 2};
+    Values to;
+    for (std::int64_t f = 0; f < y[0] * y[1]; ++f)
+      for (std::int64_t i = 0; i < y[2]; ++i)
+        for (std::int64_t j = 0; j < y[3]; ++j)
+          for (std::int64_t k = 0; k < C; ++k) {
+            const std::int64_t pixel = (f * H + i / 4) * W + j / 4;
+            to.push_back(in[0][(pixel * 9 + 3 * place[i % 4] + place[j % 4]) * C + k]);
+          }
+    return std::vector<Values>{to};
+  };
+  cases.push_back(std::move(c));
+}
+
 }  // namespace
 
 std::vector<KernelCase> layout_cases(CaseSize size) {
@@ -287,6 +314,9 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
         add_spread(cases, {1, 1, 256, 256, 256}, bias, dtype);
         add_spread(cases, {1, 1, 512, 512, 4}, bias, dtype);
       }
+    // A norm of the face renderer's last block at 256x256.
+    for (const DType dtype : {DType::f32, DType::bf16})
+      add_spread_4x4(cases, {1, 1, 64, 64, 9 * 128}, dtype);
     add_frames(cases, 51, 480, 848, 3, 0);
     add_pixels(cases, 4, 720, 1280, 0);
     return cases;
@@ -309,6 +339,8 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
       add_spread(cases, {1, 2, 2, 3, 4 * 37}, bias, dtype);  // a rest behind whole accesses
       add_spread(cases, {1, 1, 7, 9, 4}, bias, dtype);       // one channel
     }
+    add_spread_4x4(cases, {2, 1, 3, 5, 9 * 16}, dtype);
+    add_spread_4x4(cases, {1, 2, 1, 2, 9 * 7}, dtype);  // a value an access
   }
   add_frames(cases, 1, 1, 1, 3, 0);
   add_frames(cases, 3, 20, 36, 3, 0);  // whole packs, a part of a block at the end

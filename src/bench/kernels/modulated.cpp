@@ -1,5 +1,5 @@
-// Cases of ops/modulated.h (kernels/modulated.cu beside src/ops/cpu/modulated.cpp).
-#include "ops/modulated.h"
+// Cases of ops/conv/modulated.h (kernels/conv/modulated.cu beside src/ops/cpu/conv/modulated.cpp).
+#include "ops/conv/modulated.h"
 
 #include <fmt/format.h>
 

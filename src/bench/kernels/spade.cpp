@@ -1,5 +1,5 @@
-// Cases of ops/spade.h (kernels/norm/spade.cu beside src/ops/cpu/spade.cpp).
-#include "ops/spade.h"
+// Cases of ops/norm/spade.h (kernels/norm/spade.cu beside src/ops/cpu/spade.cpp).
+#include "ops/norm/spade.h"
 
 #include <fmt/format.h>
 

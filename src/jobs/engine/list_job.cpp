@@ -60,14 +60,16 @@ bool exit_codes_pass() {
 }
 
 Json summary_of(const RankShare& s) {
-  return {{"made", s.made},         {"failed", s.failed},   {"busy", s.busy},
-          {"last_end", s.last_end}, {"batches", s.batches}, {"own", s.own}};
+  return {{"made", s.made}, {"failed", s.failed},     {"skipped", s.skipped},
+          {"busy", s.busy}, {"last_end", s.last_end}, {"batches", s.batches},
+          {"own", s.own}};
 }
 
 RankShare read_summary(const std::string& text) {
   const auto j = parse_json<Json>(text);
   return {j.at("made"),
           j.at("failed"),
+          j.at("skipped"),
           j.at("busy"),
           j.at("last_end"),
           j.at("batches").get<std::map<std::string, std::int64_t>>(),
@@ -112,9 +114,20 @@ void ItemResults::failed(const std::string& name, const std::string& why) {
   failed(item - engine_.items_.begin(), Error(Exit::data, why, "is the disk full?"));
 }
 
+void ItemResults::skipped(std::int64_t item) {
+  if (!engine_.groups_.first) return;
+  engine_.members_.note_resolved(item);
+  ++engine_.skipped_;
+}
+
 std::int64_t ListReport::made() const {
   return std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0},
                          [](std::int64_t sum, const RankShare& r) { return sum + r.made; });
+}
+
+std::int64_t ListReport::skipped() const {
+  return std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0},
+                         [](std::int64_t sum, const RankShare& r) { return sum + r.skipped; });
 }
 
 std::vector<double> ListReport::busy_shares() const {
@@ -160,10 +173,18 @@ void ListEngine::find_missing() {
   std::vector<std::uint8_t> finished(items_.size(), 0);
   const ManifestLines before = lines();
   const auto ranks = static_cast<std::size_t>(members_.ranks());
-  for (auto i = static_cast<std::size_t>(groups_.rank); i < items_.size(); i += ranks)
-    if (is_finished(before, items_[i].name, items_[i].key, settings_.directory)) finished[i] = 1;
-  MPI_Allreduce(MPI_IN_PLACE, finished.data(), static_cast<int>(finished.size()), MPI_UINT8_T,
-                MPI_MAX, world_);
+  // Parts come last: those of a finished whole are not looked at.
+  for (const bool parts : {false, true}) {
+    for (auto i = static_cast<std::size_t>(groups_.rank); i < items_.size(); i += ranks) {
+      const ListItem& item = items_[i];
+      if ((item.whole >= 0) != parts) continue;
+      if ((parts && finished[static_cast<std::size_t>(item.whole)] != 0) ||
+          is_finished(before, item.name, item.key, settings_.directory))
+        finished[i] = 1;
+    }
+    MPI_Allreduce(MPI_IN_PLACE, finished.data(), static_cast<int>(finished.size()), MPI_UINT8_T,
+                  MPI_MAX, world_);
+  }
   for (std::size_t i = 0; i < items_.size(); ++i)
     if (finished[i] == 0) missing_.push_back(static_cast<std::int64_t>(i));
   const auto cost = [&](std::int64_t i) { return items_[static_cast<std::size_t>(i)].cost; };
@@ -393,7 +414,8 @@ int ListEngine::conclude(const ListEnd& last) {
   // If everything was done before, the report of the job that did it stays.
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
   const std::int64_t left =
-      report.wanted - report.finished_before - report.made() - std::ssize(report.failures);
+      report.wanted - report.finished_before - report.made() - report.skipped() -
+      std::ssize(report.failures);
   // What finish() does may take long: it is left to the next start, as are items that nobody has
   // begun.
   const bool stopped = report.stopped && (left > 0 || last.finish);
@@ -417,6 +439,7 @@ int ListEngine::conclude(const ListEnd& last) {
 int ListEngine::end(const ListEnd& last) {
   mine_.made = made_;
   mine_.failed = failed_;
+  mine_.skipped = skipped_;
   mine_.own = last.share;
   members_.note_summary(summary_of(mine_).dump(-1, ' ', false, Json::error_handler_t::replace));
   members_.wait_for_summaries();

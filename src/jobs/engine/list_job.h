@@ -43,6 +43,9 @@ struct ListItem {
   std::string name;  // unique in the job
   std::string key;   // hash of everything that decides the result
   double cost = 0;   // any unit
+  // The item, by number, that this one is a part of: it is needed only while that one is missing,
+  // and its file may be gone afterwards. -1: it stands for itself.
+  std::int64_t whole = -1;
 };
 
 struct ListSettings {
@@ -77,6 +80,8 @@ class ItemResults {
   // engine.lines() has it, and the next start makes the item again.
   void failed(std::int64_t item, const Error& e, nlohmann::ordered_json line);
   void failed(const std::string& name, const std::string& why);
+  // The item will not be made, because of another one's fault, which that one reports.
+  void skipped(std::int64_t item);
 
  private:
   ListEngine& engine_;
@@ -97,7 +102,7 @@ class ListJob {
 
 // Of one rank.
 struct RankShare {
-  std::int64_t made = 0, failed = 0;
+  std::int64_t made = 0, failed = 0, skipped = 0;
   double busy = 0;      // seconds at work on items
   double last_end = 0;  // seconds from the start of the queue until its last item was made
   std::map<std::string, std::int64_t> batches;                    // items made together: how often
@@ -118,6 +123,7 @@ struct ListReport {
   bool stopped = false;
 
   std::int64_t made() const;
+  std::int64_t skipped() const;
   // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
 };
@@ -199,7 +205,7 @@ class ListEngine {
   std::unique_ptr<Manifest> manifest_;
   ItemResults results_{*this};  // outlives run(): writer threads report while an error unwinds
   RankShare mine_;
-  std::atomic<std::int64_t> made_ = 0, failed_ = 0;
+  std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
   double start_ = 0, progress_at_ = 0;  // of the queue; of the last progress line
 };
 

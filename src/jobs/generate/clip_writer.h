@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "jobs/generate/frame_memory.h"
-#include "media/watermark.h"
+#include "jobs/generate/watermark.h"
 
 namespace weft {
 

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "jobs/probe/probe_case.h"
-#include "models/sadtalker/paste.h"
+#include "models/face/paste.h"
 
 namespace weft {
 

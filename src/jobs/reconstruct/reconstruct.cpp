@@ -16,7 +16,7 @@
 #include "data/ingest/inputs.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
-#include "media/quality.h"
+#include "jobs/reconstruct/quality.h"
 #include "media/video_reader.h"
 #include "media/writers.h"
 #include "models/video_vae/options.h"

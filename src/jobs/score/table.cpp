@@ -123,8 +123,8 @@ std::vector<Member> members_of(const std::string& text) {
 
 }  // namespace
 
-TableReader::TableReader(const std::filesystem::path& path)
-    : path_(path), csv_(!ends_in_jsonl(path)) {
+TableReader::TableReader(const std::filesystem::path& path, std::string wanted)
+    : path_(path), wanted_(std::move(wanted)), csv_(!ends_in_jsonl(path)) {
   File::open(path, Exit::data);  // refuses folders and pipes
   in_.open(path, std::ios::binary);
   WEFT_CHECK(in_.is_open(), Exit::data, "check its permissions", "cannot open {}", path.string());
@@ -141,15 +141,19 @@ TableReader::TableReader(const std::filesystem::path& path)
     line_end_ = "\n";
     return;
   }
-  WEFT_CHECK(read_record(header_), Exit::data, "give it a header line with a column `path`",
+  WEFT_CHECK(read_record(header_), Exit::data,
+             wanted_.empty() ? "give it a header line that names its columns"
+                             : fmt::format("give it a header line with a column `{}`", wanted_),
              "{} is empty", path.string());
   for (const TextSpan& f : header_.fields)
     columns_.push_back(
         field_value(std::string_view(header_.text).substr(f.begin, f.end - f.begin)));
-  const auto found = std::ranges::find(columns_, "path");
-  WEFT_CHECK(found != columns_.end(), Exit::data,
-             "name the column with the files `path`; columns are separated by commas",
-             "{} has no column `path`, but: {}", path.string(), listed(columns_));
+  if (wanted_.empty()) return;
+  const auto found = std::ranges::find(columns_, wanted_);
+  WEFT_CHECK(
+      found != columns_.end(), Exit::data,
+      fmt::format("name the column with the files `{}`; columns are separated by commas", wanted_),
+      "{} has no column `{}`, but: {}", path.string(), wanted_, listed(columns_));
   path_column_ = static_cast<std::size_t>(found - columns_.begin());
 }
 
@@ -226,14 +230,18 @@ bool TableReader::read_json(TableRow& row) {
     }
     if (row.text.find_first_not_of(" \t") == npos) continue;
     const auto j = try_parse_json<Json>(row.text);
-    WEFT_CHECK(j.is_object(), Exit::data, "a line holds one object, such as {\"path\": \"a.mp4\"}",
+    WEFT_CHECK(j.is_object(), Exit::data,
+               fmt::format("a line holds one object, such as {{\"{}\": ...}}",
+                           wanted_.empty() ? "name" : wanted_),
                "{}, line {} is no JSON object", path_.string(), row.line);
-    const auto found = j.find("path");
+    if (wanted_.empty()) return true;
+    const auto found = j.find(wanted_);
     std::vector<std::string> names;
     for (const auto& [name, value] : j.items()) names.push_back(name);
     WEFT_CHECK(found != j.end() && found->is_string(), Exit::data,
-               "each line has the file as the text `path`",
-               "{}, line {} has no text `path`, but: {}", path_.string(), row.line, listed(names));
+               fmt::format("each line has the file as the text `{}`", wanted_),
+               "{}, line {} has no text `{}`, but: {}", path_.string(), row.line, wanted_,
+               listed(names));
     row.path = found->get<std::string>();
     return true;
   }
@@ -248,11 +256,20 @@ bool TableReader::next(TableRow& row) {
              "{}, line {} has {} values, and there are {} columns", path_.string(), row.line,
              row.fields.size(), columns_.size());
   row.path.clear();
-  if (path_column_ < row.fields.size()) {
+  if (!wanted_.empty() && path_column_ < row.fields.size()) {
     const TextSpan f = row.fields[path_column_];
     row.path = field_value(std::string_view(row.text).substr(f.begin, f.end - f.begin));
   }
   return true;
+}
+
+std::vector<std::string> TableReader::values(const TableRow& row) const {
+  std::vector<std::string> values(columns_.size());
+  for (std::size_t i = 0; i < row.fields.size(); ++i) {
+    const TextSpan f = row.fields[i];
+    values[i] = field_value(std::string_view(row.text).substr(f.begin, f.end - f.begin));
+  }
+  return values;
 }
 
 TableWriter::TableWriter(const TableReader& table, std::vector<std::string> columns, Sink sink)

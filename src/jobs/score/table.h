@@ -1,5 +1,5 @@
-// The table of `weft score`: rows with a column `path`, read and written one at a time, so that
-// their number does not matter. CSV as pandas reads it (RFC 4180: quotes, line breaks within them,
+// The table of `weft score` and lists like it: rows with a column `path`, or another one, read and
+// written one at a time, so that their number does not matter. CSV as pandas reads it (RFC 4180: quotes, line breaks within them,
 // LF, CRLF or CR, a byte order mark, blank lines skipped), or JSON lines, where the name ends in
 // .jsonl.
 #pragma once
@@ -22,15 +22,16 @@ struct TextSpan {
 struct TableRow {
   std::int64_t line = 1;         // of the file, from 1
   std::string text;              // as it is in the file, without its end of line
-  std::string path;              // empty where the row has none
+  std::string path;              // of the column wanted; empty where the row has none
   std::vector<TextSpan> fields;  // of CSV: each value, quotes included
 };
 
 class TableReader {
  public:
   // Opens it and reads a CSV's header. Exit::data for what is no regular file, is empty, or has no
-  // column `path`; the error lists the columns that are there.
-  explicit TableReader(const std::filesystem::path& path);
+  // column of the name `wanted`; the error lists the columns that are there. "": any columns will
+  // do.
+  explicit TableReader(const std::filesystem::path& path, std::string wanted = "path");
 
   bool is_csv() const { return csv_; }
   // Of CSV. The first of two of the same name counts.
@@ -40,8 +41,11 @@ class TableReader {
   const std::string& line_end() const { return line_end_; }
 
   // The next row; false at the end. Exit::data, naming the line, for a quote that nobody closes, a
-  // row with more values than columns, a line of JSON that is no object or has no text `path`.
+  // row with more values than columns, a line of JSON that is no object or lacks the column.
   bool next(TableRow& row);
+
+  // A CSV row's values without their quotes; a short row ends in empty ones.
+  std::vector<std::string> values(const TableRow& row) const;
 
  private:
   bool read_record(TableRow& row);
@@ -49,6 +53,7 @@ class TableReader {
   int get();
 
   std::filesystem::path path_;
+  std::string wanted_;
   std::ifstream in_;
   bool csv_;
   std::int64_t line_ = 1;

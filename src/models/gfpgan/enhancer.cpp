@@ -42,8 +42,11 @@ std::vector<std::uint8_t> to_bytes(const Tensor& face) {
 }  // namespace
 
 Enhancer::Enhancer(const Deck& deck, const ModelSource& gfpgan, const ModelSource& parsenet,
-                   FaceDetector& detector)
-    : dtype_(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32), detector_(detector) {
+                   FaceDetector& detector, const EnhancerSize& size)
+    : dtype_(deck.model.dtype == "bf16" ? DType::bf16 : DType::f32),
+      detector_(detector),
+      restorer_({.most_channels = size.restorer}),
+      parse_net_(size.parser) {
   gfpgan.load(restorer_.params(), restorer_names(), dtype_ == DType::bf16);
   restorer_.prepare();
   parsenet.load(parse_net_.params(), parse_net_names(), dtype_ == DType::bf16);

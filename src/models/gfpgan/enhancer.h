@@ -18,6 +18,11 @@
 
 namespace weft {
 
+// Channels of both networks. Released: these; tests take fewer.
+struct EnhancerSize {
+  std::int64_t restorer = RestorerSize().most_channels, parser = 64;
+};
+
 class Enhancer {
  public:
   // Faces whose eyes are nearer to each other, in pixels of the frame, stay as they are.
@@ -27,7 +32,7 @@ class Enhancer {
   // `parsenet` under those of parsing_parsenet.pth. Exit::data if they are of other networks.
   // `detector` must outlive the enhancer. Activations are of deck.model.dtype.
   Enhancer(const Deck& deck, const ModelSource& gfpgan, const ModelSource& parsenet,
-           FaceDetector& detector);
+           FaceDetector& detector, const EnhancerSize& size = {});
 
   // The frame at `scale` (1 or 2) times its height and width with all its faces restored. Scale 1
   // leaves pixels outside of the faces untouched; scale 2 resizes the frame by Lanczos (8x8

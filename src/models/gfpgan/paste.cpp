@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <opencv2/imgproc.hpp>
 #include <utility>
 
@@ -118,8 +119,8 @@ std::optional<FacePatch> make_patch(std::span<const std::uint8_t> face,
   WEFT_ASSERT(std::ssize(face) == side * side * 3 && std::ssize(mask) == side * side);
   // The mask is 0 from the border's last pixel on, and a pixel reaches one further.
   constexpr double low = border - 1, high = static_cast<double>(side - border);
-  double left = static_cast<double>(width), top = static_cast<double>(height), right = -1,
-         bottom = -1;
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  double left = infinite, top = infinite, right = -infinite, bottom = -infinite;
   for (const auto& [x, y] : {std::pair{low, low}, {low, high}, {high, low}, {high, high}}) {
     const auto [u, v] = back(x, y);
     left = std::min(left, u), right = std::max(right, u);

@@ -13,9 +13,9 @@
 namespace weft {
 
 // How much of the restored face shows, in 0 to 1, for each pixel of its square: f64 [512,512]. From
-// ParseNet's classes u8 [512,512]: the face and what belongs to it against background, hair's
-// surroundings and clothes, softened by two Gaussians (101x101, deviation 11), and 0 in the
-// outermost 10 pixels. Takes 4 MiB of the arena, which is this rank's device's.
+// ParseNet's classes u8 [512,512]: the face and what belongs to it against background, hat, neck
+// and clothes, softened by two Gaussians (101x101, deviation 11), and 0 in the outermost 10 pixels.
+// Takes 4 MiB of the arena, which is this rank's device's.
 std::vector<double> face_mask(std::span<const std::uint8_t> classes);
 
 // A restored face as it lies over the frame: the rectangle of the frame that it touches.

@@ -5,9 +5,9 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/conv/modulated.h"
 #include "ops/layout.h"
 #include "ops/matmul.h"
-#include "ops/modulated.h"
 #include "ops/pointwise.h"
 #include "ops/pool.h"
 #include "ops/random.h"

@@ -271,6 +271,27 @@ void spread_2x2_forward(const Tensor& rows, const Tensor& bias, Tensor& y) {
   });
 }
 
+void spread_4x4(const Tensor& rows, Tensor& y) {
+  const std::int64_t H = rows.dim(2), width = rows.dim(3), C = y.dim(4);
+  WEFT_ASSERT(rows.dim(4) == 9 * C && y.dim(2) == 4 * H && y.dim(3) == 4 * width &&
+              y.numel() * 9 == rows.numel() * 16 && y.dtype() == rows.dtype());
+  with_type(y.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* from = rows.data<T>();
+    T* to = y.data<T>();
+    const std::int64_t lines = y.dim(0) * y.dim(1) * 4 * H;
+#pragma omp parallel for schedule(static)
+    for (std::int64_t line = 0; line < lines; ++line) {
+      const std::int64_t row = line % 4;
+      const T* first = from + line / 4 * width * 9 * C + (row + 1) / 2 * 3 * C;
+      T* at = to + line * 4 * width * C;
+      for (std::int64_t w = 0; w < width; ++w)
+        for (std::int64_t j = 0; j < 4; ++j, at += C)
+          std::copy_n(first + (w * 9 + (j + 1) / 2) * C, C, at);
+    }
+  });
+}
+
 void spread_2x2_backward(const Tensor& dy, Tensor& drows) {
   const std::int64_t C = dy.dim(4);
   WEFT_ASSERT(drows.dim(4) == 4 * C && drows.numel() == dy.numel() &&

@@ -1,5 +1,5 @@
 // Blinks that the seed draws.
-#include "models/sadtalker/blink.h"
+#include "models/sadtalker/speech/blink.h"
 
 #include <gtest/gtest.h>
 

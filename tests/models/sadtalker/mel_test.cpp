@@ -1,5 +1,5 @@
 // The mel spectrogram against its definition, and the windows that are cut out of it.
-#include "models/sadtalker/mel.h"
+#include "models/sadtalker/speech/mel.h"
 
 #include <gtest/gtest.h>
 

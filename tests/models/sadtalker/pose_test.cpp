@@ -1,12 +1,12 @@
 // The networks between speech and motion, with weights drawn at random.
-#include "models/sadtalker/pose_vae.h"
+#include "models/sadtalker/speech/pose_vae.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/error.h"
-#include "models/sadtalker/speech_motion.h"
+#include "models/sadtalker/speech/speech_motion.h"
 #include "tensor/arena.h"
 
 namespace weft {

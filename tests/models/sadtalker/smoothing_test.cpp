@@ -1,5 +1,5 @@
 // Savitzky-Golay's filter against what is known of it.
-#include "models/sadtalker/smoothing.h"
+#include "models/sadtalker/speech/smoothing.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// CPU side of ops/pyramid.h.
-#include "ops/pyramid.h"
+// CPU side of ops/conv/pyramid.h.
+#include "ops/conv/pyramid.h"
 
 #include <immintrin.h>
 

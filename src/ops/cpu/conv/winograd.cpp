@@ -17,9 +17,8 @@ WEFT_CPU_BEGIN
 #include "ops/cpu/conv/parts.h"
 namespace {
 #include "ops/cpu/conv/winograd.h"
-
-// Panels of columns, as wide as a register tile; each [depth][width].
-constexpr std::int64_t panel_width = widest_tile * W;
+//
+#include "ops/cpu/conv/panel.h"
 
 // Transformed weights [36][panels][depth][panel_width] from w [cout,cin,kt,3,3].
 void transform_weights(const Plan& p, const float* w, float* to) {
@@ -32,11 +31,10 @@ void transform_weights(const Plan& p, const float* w, float* to) {
       const std::int64_t width = std::min(panel_width, p.outs - first);
       const int lanes = static_cast<int>(std::min<std::int64_t>(W, g.cout - v * W));
       for (std::int64_t a = 0; a < g.kt; ++a) {
-        alignas(64) float taken[9][W] = {};
-        for (int o = 0; o < lanes; ++o)
-          for (int k = 0; k < 9; ++k) taken[k][o] = w[((v * W + o) * g.cin + i) * taps + a * 9 + k];
+        alignas(64) float taken[9 * W];
+        gather_lanes(w + v * W * g.cin * taps, g.cin * taps, lanes, i * taps + a * 9, 9, taken);
         vf kernel[9], out[tile_points];
-        for (int k = 0; k < 9; ++k) kernel[k] = load(taken[k]);
+        for (int k = 0; k < 9; ++k) kernel[k] = load(taken + k * W);
         both_ways<3, tile_in>(kernel, out, weight_line);
         float* at = to + p.depth * first + (a * g.cin + i) * width + v * W - first;
         for (int k = 0; k < tile_points; ++k) store(at + k * p.depth * p.outs, out[k]);
@@ -48,31 +46,11 @@ void transform_weights(const Plan& p, const float* w, float* to) {
 void transform_outputs(const Plan& p, const float* products, const float* bias, bool add,
                        std::int64_t first, std::int64_t count, float* y) {
   const Geometry& g = p.g;
-  const std::int64_t apart = count * p.out_stride;
+  const std::int64_t frame = (g.ho >> p.fold) * (g.wo >> p.fold) * g.cout;
   for (std::int64_t tile = 0; tile < count; ++tile) {
     const Place q = place(p, first + tile);
-    const std::int64_t d = g.dilation, rows = within(g.ho, q.row, d),
-                       columns = within(g.wo, q.column, d);
-    if (rows * columns == 0) continue;
-    const std::int64_t out_height = g.ho >> p.fold, out_width = g.wo >> p.fold;
-    float* to = y + (((q.sample * g.to + q.t) * out_height + (q.row >> p.fold)) * out_width +
-                     (q.column >> p.fold)) *
-                        g.cout;
-    for_vectors(g.cout, [&](std::int64_t c, int n) {
-      vf in[tile_points], out[tile_out * tile_out];
-      for (int k = 0; k < tile_points; ++k)
-        in[k] = load(products + k * apart + tile * p.out_stride + c);
-      both_ways<tile_in, tile_out>(in, out, output_line);
-      const vf b = bias ? load_n(bias + c, n) : vf{};
-      for (std::int64_t i = 0; i < rows; i += 1 + p.fold)
-        for (std::int64_t j = 0; j < columns; j += 1 + p.fold) {
-          float* at = to + d * ((i >> p.fold) * out_width + (j >> p.fold)) * g.cout + c;
-          const vf* o = out + i * tile_out + j;
-          vf v = p.fold ? o[0] + o[1] + o[tile_out] + o[tile_out + 1] : o[0] + b;
-          if (add) v += load_n(at, n);
-          store_n(at, v, n);
-        }
-    });
+    transform_result(g, p.fold, products + tile * p.out_stride, count * p.out_stride, q.row,
+                     q.column, 0, g.cout, bias, add, y + (q.sample * g.to + q.t) * frame);
   }
 }
 
@@ -104,8 +82,10 @@ void multiply(const Plan& p, std::int64_t count, const float* in, const float* w
 bool winograd_fits(const Geometry& g) {
   if (g.kh != 3 || g.kw != 3 || g.stride != 1 || g.groups != 1 || g.cin < 32 || g.cout < 8)
     return false;
-  // Small ones gain nothing, and keep the smaller rounding errors of plain sums.
-  if (g.flops() < 1e9) return false;
+  // Small ones gain nothing, and keep the smaller rounding errors of plain sums. A sample's own
+  // size counts, so that its result does not depend on the batch it is in.
+  const std::int64_t frames = g.kt == 1 ? g.t : 1, pixels = g.y_numel() / g.cout / g.n / frames;
+  if (g.flops() / static_cast<double>(g.n * frames) < 2.5e8 || pixels < 200) return false;
   // Tiles of small phases are mostly padding, which must not eat up what they save.
   const std::int64_t d = g.dilation, span = d * tile_out;
   const std::int64_t rows = (g.ho + span - 1) / span, columns = (g.wo + span - 1) / span;
@@ -114,6 +94,7 @@ bool winograd_fits(const Geometry& g) {
 
 void winograd_forward(const Geometry& g, int fold, const float* x, const float* w,
                       const float* bias, bool add, float* y) {
+  if (fold == 0 && volume_fits(g)) return volume_forward(g, x, w, bias, add, y);
   detail::add_flops(g.flops());
   const Plan p = plan(g, 0, fold);
   const Tensor transformed = floats(tile_points * p.outs * p.depth);

@@ -146,35 +146,67 @@ static inline Place place(const Plan& p, std::int64_t tile) {
   return q;
 }
 
+// Inputs of the tile at (row, column) of a frame [h,w,cin], null for one of zeros, transformed: 36
+// times [cin], `apart` floats from one to the next.
+static inline void transform_tile(const Geometry& g, int up, const float* frame, std::int64_t row,
+                                  std::int64_t column, std::int64_t apart, float* to) {
+  const std::int64_t height = g.h << up, width = g.w << up;
+  // Null where there is only padding.
+  const float* from[tile_points];
+  for (int i = 0; i < tile_in; ++i)
+    for (int j = 0; j < tile_in; ++j) {
+      const std::int64_t h = row + i * g.dilation - g.top, w = column + j * g.dilation - g.left;
+      from[i * tile_in + j] = frame == nullptr || h < 0 || w < 0 || h >= height || w >= width
+                                  ? nullptr
+                                  : frame + ((h >> up) * g.w + (w >> up)) * g.cin;
+    }
+  for_vectors(g.cin, [&](std::int64_t c, int n) {
+    vf in[tile_points], out[tile_points];
+    for (int k = 0; k < tile_points; ++k) in[k] = from[k] ? load_n(from[k] + c, n) : vf{};
+    both_ways<tile_in, tile_in>(in, out, input_line);
+    for (int k = 0; k < tile_points; ++k) store_n(to + k * apart + c, out[k], n);
+  });
+}
+
 // Inputs of tiles [first, first + count) transformed: 36 times [count, in_stride], `apart` floats
 // from one to the next.
 static inline void transform_inputs(const Plan& p, const float* x, std::int64_t first,
                                     std::int64_t count, std::int64_t apart, float* to) {
   const Geometry& g = p.g;
-  const std::int64_t height = g.h << p.up, width = g.w << p.up;
   for (std::int64_t tile = 0; tile < count; ++tile) {
     const Place q = place(p, first + tile);
     for (std::int64_t a = 0; a < g.kt; ++a) {
-      float* at = to + tile * p.in_stride + a * g.cin;
       const std::int64_t t = q.t * g.stride_t + a - g.front;
-      const bool outside = t < 0 || t >= g.t;
-      const float* frame = x + (q.sample * g.t + t) * g.h * g.w * g.cin;
-      // Null where there is only padding.
-      const float* from[tile_points];
-      for (int i = 0; i < tile_in; ++i)
-        for (int j = 0; j < tile_in; ++j) {
-          const std::int64_t h = q.row + i * g.dilation - g.top,
-                             w = q.column + j * g.dilation - g.left;
-          from[i * tile_in + j] = outside || h < 0 || w < 0 || h >= height || w >= width
-                                      ? nullptr
-                                      : frame + ((h >> p.up) * g.w + (w >> p.up)) * g.cin;
-        }
-      for_vectors(g.cin, [&](std::int64_t c, int n) {
-        vf in[tile_points], out[tile_points];
-        for (int k = 0; k < tile_points; ++k) in[k] = from[k] ? load_n(from[k] + c, n) : vf{};
-        both_ways<tile_in, tile_in>(in, out, input_line);
-        for (int k = 0; k < tile_points; ++k) store_n(at + k * apart + c, out[k], n);
-      });
+      const float* frame =
+          t < 0 || t >= g.t ? nullptr : x + (q.sample * g.t + t) * g.h * g.w * g.cin;
+      transform_tile(g, p.up, frame, q.row, q.column, apart, to + tile * p.in_stride + a * g.cin);
     }
   }
+}
+
+// Outputs [first, first + outs) of the tile at (row, column) of a frame [ho,wo,cout], of which only
+// the sums of 2x2 blocks are stored where `fold`, from its products: 36 times [outs], `apart`
+// floats from one to the next.
+static inline void transform_result(const Geometry& g, int fold, const float* products,
+                                    std::int64_t apart, std::int64_t row, std::int64_t column,
+                                    std::int64_t first, std::int64_t outs, const float* bias,
+                                    bool add, float* frame) {
+  const std::int64_t d = g.dilation, rows = within(g.ho, row, d), columns = within(g.wo, column, d);
+  if (rows * columns == 0) return;
+  const std::int64_t width = g.wo >> fold;
+  float* to = frame + ((row >> fold) * width + (column >> fold)) * g.cout + first;
+  for_vectors(outs, [&](std::int64_t c, int n) {
+    vf in[tile_points], out[tile_out * tile_out];
+    for (int k = 0; k < tile_points; ++k) in[k] = load(products + k * apart + c);
+    both_ways<tile_in, tile_out>(in, out, output_line);
+    const vf b = bias ? load_n(bias + first + c, n) : vf{};
+    for (std::int64_t i = 0; i < rows; i += 1 + fold)
+      for (std::int64_t j = 0; j < columns; j += 1 + fold) {
+        float* at = to + d * ((i >> fold) * width + (j >> fold)) * g.cout + c;
+        const vf* o = out + i * tile_out + j;
+        vf v = fold ? o[0] + o[1] + o[tile_out] + o[tile_out + 1] : o[0] + b;
+        if (add) v += load_n(at, n);
+        store_n(at, v, n);
+      }
+  });
 }

@@ -169,6 +169,9 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                     Tensor& y) {
   const std::int64_t n = w.dim(0), k = w.numel() / n, m = x.numel() / k;
   WEFT_ASSERT(m * k == x.numel() && m * n == y.numel());
+  // A residual that is y itself is a sum in place: as another operand of the epilogue it would be
+  // overwritten by kernels that store their sums first, as those for AVX2 do.
+  const bool in_place = residual.defined() && residual.raw() == y.raw();
   const Product p{m,
                   n,
                   k,
@@ -177,8 +180,8 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                   false,
                   true,
                   bias.defined(),
-                  residual.defined(),
-                  false,
+                  residual.defined() && !in_place,
+                  in_place,
                   m >= rows_worth_packing};
   run(p, x.raw(), w.raw(), bias.defined() ? bias.data<float>() : nullptr, residual.raw(), y.raw());
 }

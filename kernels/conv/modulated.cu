@@ -1,0 +1,272 @@
+// CUDA side of ops/conv/modulated.h. CPU twin: src/ops/cpu/conv/modulated.cpp; cases:
+// src/bench/kernels/modulated.cpp.
+//
+// Bound by memory: each activation is read and written once, 16 bytes of a pixel a thread; styles,
+// factors and noise come from the caches. To colours: eight threads share a pixel, the products of
+// style and weights stand in shared memory.
+#include "ops/conv/modulated.h"
+#include "ops/resize.h"
+#include "vector.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int threads = 256;
+
+__device__ __forceinline__ std::int64_t index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    energy_kernel(const T* w, std::int64_t taps, float* energy, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  float sum = 0.0f;
+  for (std::int64_t k = 0; k < taps; ++k) {
+    const float v = to_float(w[i * taps + k]);
+    sum += v * v;
+  }
+  energy[i] = sum;
+}
+
+// A warp an element of d.
+__global__ void __launch_bounds__(threads)
+    demodulation_kernel(const float* energy, const float* style, std::int64_t outs,
+                        std::int64_t ins, float gain, float eps, float* d, std::int64_t count) {
+  const std::int64_t i = index() / 32;
+  const int lane = threadIdx.x % 32;
+  float sum = 0.0f;
+  if (i < count)
+    for (std::int64_t c = lane; c < ins; c += 32) {
+      const float s = style[i / outs * ins + c];
+      sum += energy[i % outs * ins + c] * s * s;
+    }
+  sum = warp_sum(sum);
+  if (i < count && lane == 0) d[i] = gain / sqrtf(sum + eps);
+}
+
+// The four pixels of a frame of `width` that make one of twice the size, and their shares.
+struct Square {
+  std::int64_t at[4];
+  float share[4];
+  __device__ __forceinline__ Square(int row, int column, int height, int width) {
+    const ops::BilinearTap r = ops::bilinear_tap(row, 0.5f, height),
+                           c = ops::bilinear_tap(column, 0.5f, width);
+    const std::int64_t upper = static_cast<std::int64_t>(r.first) * width,
+                       lower = static_cast<std::int64_t>(r.second) * width;
+    at[0] = upper + c.first, at[1] = upper + c.second;
+    at[2] = lower + c.first, at[3] = lower + c.second;
+    share[0] = (1.0f - r.share) * (1.0f - c.share), share[1] = (1.0f - r.share) * c.share;
+    share[2] = r.share * (1.0f - c.share), share[3] = r.share * c.share;
+  }
+};
+
+// C in accesses; `size`: accesses of a sample of y.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    modulate_kernel(const T* x, const float* style, std::int64_t size, std::int64_t C, T* y,
+                    std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  float v[V];
+  unpack(load_vec<V>(x, i), v);
+  const float* factor = style + (i / size * C + i % C) * V;
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] *= factor[e];
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    modulate_up_kernel(const T* x, const float* style, std::int64_t size, int h, int w,
+                       std::int64_t C, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t c = i % C, pixel = i / C, row = pixel / (2 * w);
+  const Square s(static_cast<int>(row % (2 * h)), static_cast<int>(pixel % (2 * w)), h, w);
+  const std::int64_t frame = row / (2 * h) * h * w;
+  const float* factor = style + (i / size * C + c) * V;
+  float sum[V] = {};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float v[V];
+    unpack(load_vec<V>(x, (frame + s.at[k]) * C + c), v);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum[e] += s.share[k] * v[e];
+  }
+#pragma unroll
+  for (int e = 0; e < V; ++e) sum[e] *= factor[e];
+  store_vec<V>(y, i, pack<T, V>(sum));
+}
+
+struct Finish {
+  const float *d, *noise, *strength, *bias;
+  float slope;
+  std::int64_t size, C, plain;  // accesses of a sample, of a pixel, of its channels without scale
+};
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    finish_kernel(const T* x, Finish f, const T* scale, const T* shift, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t c = i % f.C, pixel = i / f.C;
+  const float add = f.noise ? *f.strength * f.noise[pixel] : 0.0f;
+  const float *factor = f.d + (i / f.size * f.C + c) * V, *bias = f.bias + c * V;
+  float v[V];
+  unpack(load_vec<V>(x, i), v);
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    v[e] = v[e] * factor[e] + add + bias[e];
+    v[e] = v[e] > 0.0f ? v[e] : f.slope * v[e];
+  }
+  if (c >= f.plain) {
+    const std::int64_t at = pixel * (f.C - f.plain) + c - f.plain;
+    float times[V], plus[V];
+    unpack(load_vec<V>(scale, at), times);
+    unpack(load_vec<V>(shift, at), plus);
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = v[e] * times[e] + plus[e];
+  }
+  store_vec<V>(y, i, pack<T, V>(v));
+}
+
+constexpr int sharing = 8, pixels_of_block = threads / sharing;
+
+// Blocks: (pixels of a sample, samples). x in accesses of V, C in elements.
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    rgb_kernel(const T* x, const float* style, const float* w, const float* bias, const float* skip,
+               std::int64_t pixels, int height, int width, int C, float* rgb) {
+  float* const weights = shared_memory<float>();  // [3,C]
+  const std::int64_t sample = blockIdx.y;
+  for (int i = static_cast<int>(threadIdx.x); i < 3 * C; i += threads)
+    weights[i] = w[i] * style[sample * C + i % C];
+  __syncthreads();
+  const std::int64_t own =
+      static_cast<std::int64_t>(blockIdx.x) * pixels_of_block + threadIdx.x / sharing;
+  const std::int64_t pixel = sample * pixels + own;
+  const int lane = threadIdx.x % sharing, accesses = C / V;
+  float sum[3] = {};
+  if (own < pixels)
+    for (int c = lane; c < accesses; c += sharing) {
+      float v[V];
+      unpack(load_vec<V>(x, pixel * accesses + c), v);
+#pragma unroll
+      for (int o = 0; o < 3; ++o)
+#pragma unroll
+        for (int e = 0; e < V; ++e) sum[o] += v[e] * weights[o * C + c * V + e];
+    }
+#pragma unroll
+  for (int o = 0; o < 3; ++o)
+#pragma unroll
+    for (int offset = sharing / 2; offset > 0; offset /= 2)
+      sum[o] += __shfl_xor_sync(full_mask, sum[o], offset);
+  if (own >= pixels || lane >= 3) return;
+  float value = (lane == 0 ? sum[0] : lane == 1 ? sum[1] : sum[2]) + bias[lane];
+  if (skip != nullptr) {
+    const std::int64_t row = pixel / width;
+    const Square s(static_cast<int>(row % height), static_cast<int>(pixel % width), height / 2,
+                   width / 2);
+    const std::int64_t frame = row / height * (height / 2) * (width / 2);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) value += s.share[k] * skip[(frame + s.at[k]) * 3 + lane];
+  }
+  rgb[pixel * 3 + lane] = value;
+}
+
+// Calls f.operator()<T, V>() with the widest access that C channels and the tensors allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t C, F&& f, const Tensor& x, const Tensors&... others) {
+  by_type(x, [&]<class T>() {
+    constexpr int V = 16 / sizeof(T);
+    if (C % V == 0 && aligned<V>(x, others...))
+      f.template operator()<T, V>();
+    else
+      f.template operator()<T, 1>();
+  });
+}
+
+template <class... P, class... A>
+void start(void (*kernel)(P...), std::int64_t items, A&&... args) {
+  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), 0, std::forward<A>(args)...);
+}
+
+}  // namespace
+}  // namespace weft::kernels
+
+namespace weft::ops::cuda {
+
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
+
+void weight_energy(const Tensor& w, Tensor& energy) {
+  const std::int64_t count = energy.numel();
+  by_type(w, [&]<class T>() {
+    start(energy_kernel<T>, count, data<T>(w), w.numel() / count, data<float>(energy), count);
+  });
+}
+
+void demodulation(const Tensor& energy, const Tensor& style, float gain, float eps, Tensor& d) {
+  start(demodulation_kernel, 32 * d.numel(), data<float>(energy), data<float>(style), energy.dim(0),
+        energy.dim(1), gain, eps, data<float>(d), d.numel());
+}
+
+void modulate(const Tensor& x, const Tensor& style, Tensor& y) {
+  const bool up = y.dim(2) != x.dim(2) || y.dim(3) != x.dim(3);
+  WEFT_ASSERT(y.numel() == x.numel() * (up ? 4 : 1) && style.numel() == x.dim(0) * x.dim(4));
+  by_access(
+      x.dim(4),
+      [&]<class T, int V>() {
+        const std::int64_t count = y.numel() / V, size = count / x.dim(0), C = x.dim(4) / V;
+        if (up)
+          start(modulate_up_kernel<V, T>, count, data<T>(x), data<float>(style), size, x.dim(2),
+                x.dim(3), C, data<T>(y), count);
+        else
+          start(modulate_kernel<V, T>, count, data<T>(x), data<float>(style), size, C, data<T>(y),
+                count);
+      },
+      x, y);
+}
+
+void modulated_finish(const Tensor& x, const Tensor& d, const Tensor& noise, const Tensor& strength,
+                      const Tensor& bias, float slope, const Tensor& scale, const Tensor& shift,
+                      Tensor& y) {
+  const std::int64_t C = x.dim(-1), plain = scale.defined() ? C / 2 : C;
+  WEFT_ASSERT(d.numel() == x.dim(0) * C && bias.numel() == C && y.numel() == x.numel());
+  WEFT_ASSERT(!noise.defined() || noise.numel() == x.numel() / C);
+  by_access(
+      plain,
+      [&]<class T, int V>() {
+        const std::int64_t count = x.numel() / V;
+        const Finish f{data<float>(d),
+                       data_or_null<float>(noise),
+                       data_or_null<float>(strength),
+                       data<float>(bias),
+                       slope,
+                       count / x.dim(0),
+                       C / V,
+                       plain / V};
+        start(finish_kernel<V, T>, count, data<T>(x), f, data_or_null<T>(scale),
+              data_or_null<T>(shift), data<T>(y), count);
+      },
+      x, scale, shift, y);
+}
+
+void modulated_rgb(const Tensor& x, const Tensor& style, const Tensor& w, const Tensor& bias,
+                   const Tensor& skip, Tensor& rgb) {
+  const std::int64_t C = x.dim(4), samples = x.dim(0), pixels = x.numel() / C / samples;
+  WEFT_ASSERT(C <= 4096 && w.numel() == 3 * C && rgb.numel() == samples * pixels * 3);
+  by_access(
+      C,
+      [&]<class T, int V>() {
+        launch(rgb_kernel<V, T>,
+               dim3(blocks_for(pixels, pixels_of_block), static_cast<unsigned>(samples)),
+               dim3(threads), static_cast<std::size_t>(3 * C) * sizeof(float), data<T>(x),
+               data<float>(style), data<float>(w), data<float>(bias), data_or_null<float>(skip),
+               pixels, x.dim(2), x.dim(3), C, data<float>(rgb));
+      },
+      x);
+}
+
+}  // namespace weft::ops::cuda

@@ -1,0 +1,199 @@
+#include "jobs/animate/animate.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "core/error.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "jobs/animate/animate_job.h"
+#include "jobs/animate/plans.h"
+#include "parallel/rank_device.h"
+#include "train/memory_plan.h"
+#include "train/stop.h"
+
+namespace weft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = ClipPart::Kind;
+
+ListSettings settings_of(const Deck& deck) {
+  ListSettings s;
+  s.directory = deck.get<AnimateDeck>().output;
+  s.stem = "animate";
+  s.report = "animate_report.json";
+  s.noun = "part";
+  s.key = "animate.output";
+  s.stop_margin = deck.run.stop_margin;
+  return s;
+}
+
+void check_clips(const std::vector<ClipRequest>& clips) {
+  for (const ClipRequest& c : clips) {
+    WEFT_CHECK(c.animate.enhancer.empty() || c.animate.enhancer == "gfpgan", Exit::usage,
+               "take gfpgan, or leave it out", "{}: the enhancer \"{}\"", c.where,
+               c.animate.enhancer);
+  }
+}
+
+// What is missing, as the clips that it belongs to.
+struct Missing {
+  std::vector<const ClipRequest*> render, prepare;
+  std::vector<std::size_t> clips;  // places in the list
+  std::set<std::size_t> prepared;
+};
+
+Missing missing_of(const ListEngine& engine, const std::vector<ClipPart>& parts,
+                   const std::vector<ClipRequest>& clips) {
+  Missing missing;
+  std::set<std::size_t> seen;
+  for (const std::int64_t item : engine.missing()) {
+    const ClipPart& part = parts[static_cast<std::size_t>(item)];
+    const auto c = static_cast<std::size_t>(part.clip);
+    if (part.kind == Kind::prepare) {
+      missing.prepare.push_back(&clips[c]);
+      missing.prepared.insert(c);
+    }
+    // A join makes the pieces that failed ranks leave.
+    if (seen.insert(c).second) missing.render.push_back(&clips[c]);
+  }
+  missing.clips.assign(seen.begin(), seen.end());
+  return missing;
+}
+
+// Dry runs of the clips that take most.
+std::size_t plan_arena(AnimateNetworks& networks, const Missing& missing,
+                       const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes) {
+  std::size_t most = 0;
+  std::set<std::vector<std::int64_t>> seen;
+  for (const std::size_t c : missing.clips) {
+    const ClipRequest& clip = clips[c];
+    const bool prepare = missing.prepared.contains(c);
+    if (!seen.insert({sizes[c].height, sizes[c].width, clip.sadtalker.size, is_full(clip),
+                      is_enhanced(clip), finds_faces(clip), prepare})
+             .second ||
+        sizes[c].frames == 0)
+      continue;
+    most = std::max(most, networks.plan(clip, sizes[c], prepare).bytes);
+  }
+  return most;
+}
+
+Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& networks,
+                  const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes,
+                  const std::vector<ClipPart>& parts, ListEngine& engine, Json& header) {
+  const Missing missing = missing_of(engine, parts, clips);
+  networks.load(missing.render, missing.prepare);
+  log::info("weights   {}", networks.describe());
+  std::vector<ClipCost> costs(clips.size());
+  for (const std::size_t c : missing.clips) costs[c] = networks.cost(clips[c], sizes[c]);
+  ChosenPlan plan = choose_plan(deck.get<AnimateDeck>().plan, parts, engine.missing(), costs,
+                                engine.groups().count);
+  log::info("plan      {}", plan.why);
+  const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
+  const ArenaScope scope(*arena);
+  const std::size_t needed = plan_arena(networks, missing, clips, sizes);
+  if (needed > arena->capacity() && log::rank() == 0)
+    log::warn(
+        "the largest clip needs {}, this rank has {}: it will fail, unless sadtalker.batch_size "
+        "or its picture is made smaller",
+        size_text(static_cast<double>(needed)), size_text(static_cast<double>(arena->capacity())));
+  log::info("memory    {} for the largest clip in the networks",
+            size_text(static_cast<double>(needed)));
+  header["plan"] = name_of(plan.plan);
+  AnimateJob job(deck, clips, parts, networks, engine);
+  engine.run(job, std::move(plan.batches));
+  Json share = job.share();
+  share["peak_bytes"] = arena->peak();
+  share["resident_bytes"] = resident_bytes();
+  share["device"] = on_cuda() ? device_runtime().describe() : "CPU";
+  return share;
+}
+
+// Clips, and where the ranks' time went.
+void print_clips(const ListReport& report, const ListEngine& engine,
+                 const std::vector<ClipPart>& parts, Json& header) {
+  std::int64_t clips = 0, there = 0, frames = 0;
+  const ManifestLines lines = engine.lines();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].kind != Kind::join) continue;
+    ++clips;
+    const auto line = lines.find(engine.items()[i].name);
+    there += line != lines.end() && line->second.key == engine.items()[i].key ? 1 : 0;
+  }
+  double last = 0;
+  std::map<std::string, double> stages;
+  for (const RankShare& r : report.ranks) {
+    last = std::max(last, r.last_end);
+    frames += r.own.value("frames", std::int64_t{0});
+    for (const char* stage :
+         {"prepare", "speech", "render", "paste", "enhance", "encode", "join", "waited"})
+      stages[stage] += r.own.value(stage, 0.0);
+  }
+  std::string text;
+  for (const auto& [stage, seconds] : stages)
+    if (seconds >= 0.05)
+      text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, seconds);
+  log::write_info(fmt::format("clips     {} of {} are there, in {}", there, clips,
+                              engine.settings().directory.string()));
+  if (frames > 0)
+    log::write_info(fmt::format("frames    {} in {:.1f} s, {:.2f} frames/s; all ranks: {}", frames,
+                                last, static_cast<double>(frames) / std::max(last, 1e-9), text));
+  header["clips"] = clips;
+  header["clips_there"] = there;
+  header["frames"] = frames;
+  header["frames_per_second"] = last > 0 ? static_cast<double>(frames) / last : 0.0;
+}
+
+}  // namespace
+
+int animate(const Deck& deck, MPI_Comm world) {
+  // 1. What is to be made.
+  watch_stop_signals();
+  const std::vector<ClipRequest> clips = list_clips(deck, world);
+  check_clips(clips);
+  const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
+  set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
+  AnimateNetworks networks(deck, clips, world);
+  const std::vector<ClipSize> sizes = measure_clips(clips, deck.media, world);
+  const std::vector<ClipPart> parts = parts_of(sizes, clips);
+  std::vector<std::string> keys;
+  std::vector<ClipCost> costs;
+  for (std::size_t i = 0; i < clips.size(); ++i) {
+    keys.push_back(clip_key(clips[i], networks.identity(clips[i])));
+    costs.push_back({0, 1, 0, sizes[i].frames});
+  }
+  ListEngine engine(settings_of(deck), items_of(parts, clips, costs, keys), world);
+  std::int64_t frames = 0;
+  for (const ClipSize& s : sizes) frames += s.frames;
+  const std::size_t missing = engine.missing().size();
+  log::info("animate   {} clip{} of {} frames into {}{}", clips.size(),
+            clips.size() == 1 ? "" : "s", frames, engine.settings().directory.string(),
+            missing < parts.size()
+                ? fmt::format(", {} of {} parts made before", parts.size() - missing, parts.size())
+                : "");
+
+  // 2. Parts, by whoever is free.
+  ListEnd last;
+  if (missing > 0)
+    last.share = make_missing(deck, device, networks, clips, sizes, parts, engine, last.header);
+
+  // 3. The report.
+  last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last.header); };
+  last.finish = [&](const ListReport&) { remove_work(engine.settings().directory); };
+  return engine.end(last);
+}
+
+Command animate_command() {
+  Command c{"animate", "make talking heads from pictures and speech", animate};
+  c.heeds_stops = true;
+  c.takes_deck();
+  c.key_option<std::string>("--picture", "animate.picture", "picture of a face");
+  c.key_option<std::string>("--speech", "animate.speech", "what it says");
+  c.key_option<std::string>("--output", "animate.output", "folder of the results");
+  return c;
+}
+
+}  // namespace weft

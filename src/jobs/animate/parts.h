@@ -1,0 +1,57 @@
+// A clip as parts that ranks take one by one: its preparation, its frames in pieces, and the file
+// that they are joined to. Each part is an item of the list engine.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "jobs/animate/list.h"
+#include "jobs/engine/list_job.h"
+
+namespace weft {
+
+struct ClipPart {
+  enum class Kind { prepare, frames, join };
+  Kind kind = Kind::prepare;
+  std::int64_t clip = 0;
+  std::int64_t first = 0, count = 0;  // of frames
+};
+
+// What a look at a clip's files tells.
+struct ClipSize {
+  std::int64_t frames = 0;             // 0: they cannot be read, or are too short
+  std::int64_t height = 0, width = 0;  // of the picture
+};
+
+// Collective: the ranks share the reading.
+std::vector<ClipSize> measure_clips(const std::vector<ClipRequest>& clips, const MediaDeck& limits,
+                                    MPI_Comm world);
+
+// What clips cost, in operations: for plans, and as items' costs.
+struct ClipCost {
+  double prepare = 0, frame = 0, join = 0;
+  std::int64_t frames = 0;
+  double total() const { return prepare + frame * static_cast<double>(frames) + join; }
+};
+
+// Parts in the order of the clips, each clip's in the order in which they are made; its last one,
+// `join`, stands for the clip.
+std::vector<ClipPart> parts_of(const std::vector<ClipSize>& sizes,
+                               const std::vector<ClipRequest>& clips);
+
+// Frames of a piece: animate.piece rounded up to whole batches.
+std::int64_t piece_of(const ClipRequest& clip);
+
+// Item i is part i. `keys`: of each clip; looked at where not empty, which rank 0's must not be.
+std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
+                               const std::vector<ClipRequest>& clips,
+                               const std::vector<ClipCost>& costs,
+                               const std::vector<std::string>& keys);
+
+// Hash of all that decides a clip's bytes. `weights` stands for all networks.
+std::string clip_key(const ClipRequest& clip, const std::string& weights);
+
+}  // namespace weft

@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "jobs/animate/networks.h"
+#include "jobs/animate/plans.h"
+#include "plan/command.h"
+#include "train/step_cost.h"
+
+namespace weft {
+namespace {
+
+double gb(double bytes) { return bytes / 1e9; }
+
+// The deck with networks of the same shapes that no file is read for.
+Deck with_drawn_weights(const Deck& deck) {
+  Deck drawn = deck;
+  AnimateDeck& a = drawn.get<AnimateDeck>();
+  for (std::string* weights :
+       {&a.weights, &a.mapping_weights, &a.mapping_full_weights, &a.detector_weights,
+        &a.landmark_weights, &a.gfpgan_weights, &a.parsenet_weights})
+    *weights = "random:1";
+  return drawn;
+}
+
+}  // namespace
+
+void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
+                  nlohmann::ordered_json& j) {
+  const Deck drawn = with_drawn_weights(deck);
+  const std::vector<ClipRequest> clips = list_clips(deck, MPI_COMM_SELF);
+  const std::vector<ClipSize> sizes = measure_clips(clips, deck.media, MPI_COMM_SELF);
+  AnimateNetworks networks(drawn, clips, MPI_COMM_SELF);
+  std::vector<const ClipRequest*> all;
+  for (const ClipRequest& c : clips) all.push_back(&c);
+  const std::size_t before = resident_bytes();
+  networks.load(all, all);
+  const std::size_t weights = std::max(resident_bytes(), before) - before;
+
+  const auto capacity = static_cast<std::size_t>(request.memory_gb * 1e9 * 15 / 16);
+  std::size_t most = 0;
+  std::int64_t frames = 0;
+  std::vector<ClipCost> costs;
+  for (std::size_t i = 0; i < clips.size(); ++i) {
+    costs.push_back(networks.cost(clips[i], sizes[i]));
+    frames += sizes[i].frames;
+    if (sizes[i].frames == 0) {
+      fmt::print("  {} cannot be made: its picture or its speech cannot be read\n", clips[i].name);
+      continue;
+    }
+    const std::size_t needed = networks.plan(clips[i], sizes[i], true).bytes;
+    WEFT_CHECK(needed + weights <= capacity, Exit::usage,
+               "give ranks more memory, lower sadtalker.batch_size, or make its picture smaller",
+               "{} takes {:.2f} GB beside {:.2f} GB of weights; a rank has {:.2f}", clips[i].name,
+               gb(static_cast<double>(needed)), gb(static_cast<double>(weights)),
+               gb(static_cast<double>(capacity)));
+    most = std::max(most, needed);
+  }
+  const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
+  const double rate = rates.convolutions > 0 ? rates.convolutions : rates.products;
+  fmt::print("\n{} clips of {} frames, every rank\n", clips.size(), frames);
+  fmt::print("  {:<20} {:>9.3f} GB  networks in f32 as a CPU holds them\n", "weights",
+             gb(static_cast<double>(weights)));
+  fmt::print("  {:<20} {:>9.3f} GB  largest clip, whatever its length\n", "activations",
+             gb(static_cast<double>(most)));
+  j["memory"] = {{"weights", weights}, {"activations", most}};
+  j["frames"] = frames;
+
+  const std::vector<ClipPart> parts = parts_of(sizes, clips);
+  std::vector<std::int64_t> missing;
+  for (std::int64_t i = 0; i < std::ssize(parts); ++i) missing.push_back(i);
+  const ChosenPlan chosen = choose_plan(deck.get<AnimateDeck>().plan, parts, missing, costs, ranks);
+  double work = 0;
+  for (const ClipCost& c : costs) work += c.total();
+  fmt::print("  {:<20} {:>10} {:>12} {:>12}\n", "plan", "time", "frames/s", "efficiency");
+  for (std::size_t p = 0; p < std::size(all_clip_plans); ++p) {
+    const double seconds = chosen.makespans[p] / rate;
+    const bool taken = all_clip_plans[p] == chosen.plan;
+    fmt::print("  {:<20} {:>8.1f} s {:>12.1f} {:>10.1f} %{}\n", name_of(all_clip_plans[p]), seconds,
+               static_cast<double>(frames) / std::max(seconds, 1e-9),
+               100 * work / std::max(ranks * chosen.makespans[p], 1e-9), taken ? "  <-" : "");
+    j["plans"].push_back({{"plan", name_of(all_clip_plans[p])}, {"seconds", seconds}});
+  }
+  fmt::print("  networks alone, at {:.3g} TFLOP/s ({})\n", rate * 1e-12, rates.origin);
+  j["plan"] = name_of(chosen.plan);
+  j["operations"] = work;
+}
+
+}  // namespace weft

@@ -1,0 +1,316 @@
+"""weft animate with networks drawn at random: the same clips at any number of ranks, after a kill, a stop and the loss of a
+rank; lists, modes, references, the enhancer; and what becomes of input that is not as it should be. Networks that are drawn
+find no faces, so landmarks are given; where a detector is wanted, its heads are set so that it finds them."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import time
+import unittest
+import wave
+import zlib
+from unittest import mock
+
+from harness import WeftTest, make_video, write_safetensors
+from test_evaluate import chunk, png
+
+# The decoder's widths are fixed: at 32 pixels a frame takes some tenths of a second.
+DECK = """
+[run]
+threads = 1
+[model]
+name = "sadtalker"
+[sadtalker]
+size = 32
+kp_block_expansion = 4
+kp_max_features = 16
+kp_num_blocks = 2
+kp_reshape_channel = 64
+kp_reshape_depth = 4
+gen_max_features = 16
+gen_reshape_channel = 4
+gen_reshape_depth = 4
+gen_num_resblocks = 1
+motion_block_expansion = 4
+motion_max_features = 16
+motion_num_blocks = 2
+mapping_descriptor_nc = 16
+fan_num_modules = 1
+[animate]
+output = "out"
+weights = "random:1"
+mapping_weights = "random:2"
+mapping_full_weights = "random:3"
+detector_weights = "random:4"
+landmark_weights = "random:5"
+gfpgan_weights = "random:6"
+parsenet_weights = "random:7"
+landmarks = "points.csv"
+piece = 2
+"""
+OTHERS_LIVE = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}  # an mpirun that lets the others live
+
+
+def face_points(x, y, width):
+    """68 landmarks of a face seen from the front, `width` pixels wide around (x, y)."""
+    def line(count, x0, y0, x1, y1):
+        return [(x0 + (x1 - x0) * i / (count - 1), y0 + (y1 - y0) * i / (count - 1)) for i in range(count)]
+
+    def ring(count, cx, cy, rx, ry):
+        return [(cx - rx * math.cos(2 * math.pi * i / count), cy - ry * math.sin(2 * math.pi * i / count)) for i in range(count)]
+    jaw = [(-0.5 * math.cos(math.pi * i / 16), -0.1 + 0.65 * math.sin(math.pi * i / 16)) for i in range(17)]
+    points = (jaw + line(5, -0.4, -0.32, -0.1, -0.34) + line(5, 0.1, -0.34, 0.4, -0.32) + line(4, 0, -0.2, 0, 0.05)
+              + line(5, -0.1, 0.1, 0.1, 0.1) + ring(6, -0.22, -0.18, 0.08, 0.03) + ring(6, 0.22, -0.18, 0.08, 0.03)
+              + ring(12, 0, 0.3, 0.18, 0.07) + ring(8, 0, 0.3, 0.12, 0.03))
+    return [(x + width * u, y + width * v) for u, v in points]
+
+
+def drawn_face(width, height):
+    """A face as pixel(x, y): skin, eyes, mouth, before a sloped ground."""
+    cx, cy, r = width / 2, height / 2, min(width, height) * 0.36
+
+    def pixel(x, y):
+        u, v = (x - cx) / r, (y - cy) / r
+        if math.hypot(u / 0.95, v / 1.25) > 1:
+            return 40 + 2 * x % 90, 70 + y % 100, 120
+        if min(math.hypot(u - 0.4, v + 0.3), math.hypot(u + 0.4, v + 0.3)) < 0.13:
+            return 30, 30, 40
+        if abs(v - 0.6) < 0.1 and abs(u) < 0.35:
+            return 160, 50, 60
+        return 220 - int(30 * v), 180, 150
+    return pixel
+
+
+def write_wav(path, seconds, rate=16000, channels=1, silent=False):
+    count = int(seconds * rate)
+    samples = [0 if silent else int(9000 * math.sin(2 * math.pi * (180 + 40 * math.sin(i / rate * 5)) * i / rate)
+                                    * abs(math.sin(3 * i / rate))) for i in range(count)]
+    with wave.open(str(path), "wb") as w:
+        w.setnchannels(channels)
+        w.setsampwidth(2)
+        w.setframerate(rate)
+        w.writeframes(b"".join(struct.pack("<h", s) * channels for s in samples))
+
+
+class Animate(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(DECK)
+        (self.dir / "face.png").write_bytes(png(64, 56, drawn_face(64, 56)))
+        points = face_points(32, 28, 36)
+        (self.dir / "points.csv").write_text("".join(f"{x:.3f},{y:.3f}\n" for x, y in points))
+        write_wav(self.dir / "a.wav", 0.24)  # 6 frames
+        write_wav(self.dir / "b.wav", 0.2)   # 5
+
+    def animate(self, output, *overrides, ranks=1, expect=0, **options):
+        return self.weft("animate", "deck.toml", f"animate.output={output}", *overrides, ranks=ranks, expect=expect,
+                         **options)
+
+    def one(self, output, *overrides, **options):
+        return self.animate(output, "animate.picture=face.png", "animate.speech=a.wav", *overrides, **options)
+
+    def clip(self, output, name="face_a"):
+        return (self.dir / output / f"{name}.mp4").read_bytes()
+
+    def clips(self, output):
+        return {p.stem: p.read_bytes() for p in (self.dir / output).glob("*.mp4")}
+
+    def report(self, output):
+        return json.loads((self.dir / output / "animate_report.json").read_text())
+
+    def begun(self, job, output, pieces):
+        """Waits until so many segments are there, or the job has ended."""
+        while job.process.poll() is None and len(list((self.dir / output).glob(".work/*/*.mp4"))) < pieces:
+            time.sleep(0.002)
+
+
+class Clips(Animate):
+    def test_a_list_at_any_number_of_ranks(self):
+        (self.dir / "list.csv").write_text(
+            "picture,speech,name,expression_scale,still,input_yaw,seed\n"
+            'face.png,a.wav,,,,,\nface.png,b.wav,"slow, still",1.5,true,,4\nface.png,b.wav,,,,"0 20",\n')
+        job = self.animate("one", "animate.input=list.csv")
+        wanted = self.clips("one")
+        self.assertEqual(set(wanted), {"face_a", "slow, still", "face_b"})
+        self.assertEqual(len(set(wanted.values())), 3)
+        self.assertIn("clips     3 of 3 are there", job.err)
+        report = self.report("one")
+        self.assertEqual((report["clips"], report["clips_there"], report["frames"]), (3, 3, 16))
+        self.assertFalse((self.dir / "one/.work").exists())
+        # The same as JSON lines, in pieces over two ranks.
+        (self.dir / "list.jsonl").write_text("".join(json.dumps(j) + "\n" for j in (
+            {"picture": "face.png", "speech": "a.wav"},
+            {"picture": "face.png", "speech": "b.wav", "name": "slow, still", "expression_scale": 1.5, "still": True, "seed": 4},
+            {"picture": "face.png", "speech": "b.wav", "input_yaw": [0, 20]})))
+        self.animate("two", "animate.input=list.jsonl", "animate.plan=frames", ranks=2)
+        self.assertEqual(self.clips("two"), wanted)
+        self.assertEqual(sum(r["frames"] for r in self.report("two")["ranks"]), 16)
+        self.animate("apart", "animate.input=list.csv", "animate.plan=apart", ranks=2)
+        self.assertEqual(self.clips("apart"), wanted)
+        # Nothing is left to do.
+        self.assertIn("parts made before", self.animate("two", "animate.input=list.jsonl").err)
+
+    def test_one_clip_is_shared_by_all_ranks(self):
+        job = self.one("one", "animate.keep_frames=true")
+        self.assertIn("plan      clips", job.err)
+        job = self.one("two", "animate.keep_frames=true", ranks=2)
+        self.assertIn("plan      frames", job.err)
+        self.assertEqual(self.clip("two"), self.clip("one"))
+        names = sorted(p.name for p in (self.dir / "two/face_a_frames").iterdir())
+        self.assertEqual(names, [f"{i:06d}.png" for i in range(6)])
+        for name in names:
+            self.assertEqual((self.dir / f"two/face_a_frames/{name}").read_bytes(),
+                             (self.dir / f"one/face_a_frames/{name}").read_bytes())
+        # Another seed is another clip; a damaged one is made anew.
+        self.one("two", "animate.seed=5", ranks=2)
+        self.assertNotEqual(self.clip("two"), self.clip("one"))
+        damaged = bytearray(self.clip("one"))
+        damaged[len(damaged) // 2] ^= 1
+        (self.dir / "one/face_a.mp4").write_bytes(damaged)
+        self.one("one", "animate.keep_frames=true")
+        damaged[len(damaged) // 2] ^= 1
+        self.assertEqual(self.clip("one"), bytes(damaged))
+
+    def test_modes(self):
+        clips = []
+        for mode in ("extcrop", "resize", "full", "extfull"):
+            self.one(mode, f"sadtalker.preprocess={mode}", "animate.speech=c.wav" if False else "animate.seed=1",
+                     "animate.keep_frames=true")
+            frame = next((self.dir / mode / "face_a_frames").iterdir()).read_bytes()
+            clips.append(struct.unpack(">II", frame[16:24]))
+        self.assertEqual(clips[0][0], 32)
+        self.assertEqual(clips[1], (32, 28))  # the picture's aspect
+        self.assertEqual(clips[2:], [(64, 56)] * 2)  # the picture
+
+    def test_given_coefficients(self):
+        rows = [[0.01 * (t + i) for i in range(70)] for t in range(3)]
+        (self.dir / "rows.json").write_text(json.dumps(rows))
+        write_safetensors(self.dir / "rows.safetensors",
+                          {"coeff_3dmm": ("F32", (3, 73), b"".join(struct.pack("<73f", *r, 1, 2, 3) for r in rows))})
+        self.one("json", "animate.coefficients=rows.json")
+        self.one("tensors", "animate.coefficients=rows.safetensors")
+        self.assertEqual(self.clip("json"), self.clip("tensors"))
+        self.assertEqual(self.report("json")["frames"], 3)
+
+
+class Restarts(Animate):
+    def test_stopped_it_goes_on(self):
+        self.one("one")
+        job = self.start("animate", "deck.toml", "animate.output=two", "animate.picture=face.png", "animate.speech=a.wav",
+                         ranks=2)
+        self.begun(job, "two", 1)
+        (self.dir / "two/stop").touch()
+        self.assertEqual(job.wait(), 75, job.err)
+        self.assertFalse((self.dir / "two/face_a.mp4").exists())
+        job = self.one("two")
+        self.assertRegex(job.err, "[2-4] of 5 parts made before")
+        self.assertEqual(self.clip("two"), self.clip("one"))
+
+    def test_killed_it_goes_on_and_damaged_segments_are_made_anew(self):
+        self.one("one")
+        job = self.start("animate", "deck.toml", "animate.output=two", "animate.picture=face.png", "animate.speech=a.wav",
+                         ranks=2)
+        self.begun(job, "two", 1)
+        job.kill()
+        job.wait()
+        for segment in (self.dir / "two/.work/face_a").glob("*.mp4"):
+            segment.write_bytes(segment.read_bytes()[:-9])
+        self.one("two", ranks=2)
+        self.assertEqual(self.clip("two"), self.clip("one"))
+
+    def test_a_failed_rank_leaves_its_frames_to_the_others(self):
+        write_wav(self.dir / "a.wav", 0.48)
+        self.one("one")
+        with mock.patch.dict(os.environ, OTHERS_LIVE):
+            job = self.start("animate", "deck.toml", "animate.output=two", "animate.picture=face.png",
+                             "animate.speech=a.wav", "animate.plan=frames", ranks=2)
+        self.begun(job, "two", 2)
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        job.wait()
+        self.assert_gone(job)
+        self.assertIn("failed    rank 1 on", job.err)
+        self.assertEqual(self.clip("two"), self.clip("one"))
+
+
+class BadInput(Animate):
+    def test_each_is_said_once_and_the_others_are_made(self):
+        def gray(kind, pixel):
+            rows = b"".join(b"\0" + b"".join(bytes(pixel(x, y)) for x in range(64)) for y in range(56))
+            return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 56, 8, kind, 0, 0, 0))
+                    + (chunk(b"PLTE", bytes(range(256)) * 3) if kind == 3 else b"")
+                    + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+        face = drawn_face(64, 56)
+        (self.dir / "grey.png").write_bytes(gray(0, lambda x, y: face(x, y)[:1]))
+        (self.dir / "palette.png").write_bytes(gray(3, lambda x, y: face(x, y)[:1]))
+        (self.dir / "rgba.png").write_bytes(gray(6, lambda x, y: (*face(x, y), 128)))
+        (self.dir / "small.png").write_bytes(png(20, 20, drawn_face(20, 20)))
+        (self.dir / "small.csv").write_text("".join(f"{x},{y}\n" for x, y in face_points(10, 10, 12)))
+        (self.dir / "text.png").write_text("no picture")
+        (self.dir / "rows.mat").write_bytes(b"MATLAB 5.0 MAT-file")
+        (self.dir / "rows.json").write_text("[[1, 2], [3, 4]]")
+        (self.dir / "few.csv").write_text("1,2\n3,4\n")
+        write_wav(self.dir / "frame.wav", 0.05)
+        write_wav(self.dir / "short.wav", 0.03)
+        write_wav(self.dir / "silent.wav", 0.08, silent=True)
+        write_wav(self.dir / "stereo.wav", 0.08, rate=48000, channels=2)
+        make_video(self.dir / "mute.mp4", "testsrc2=duration=1:rate=5:size=64x48")
+        good = [("stereo", {"speech": "stereo.wav"}), ("silent", {"speech": "silent.wav"}), ("frame", {"speech": "frame.wav"}),
+                ("grey", {"picture": "grey.png"}), ("palette", {"picture": "palette.png"}), ("rgba", {"picture": "rgba.png"}),
+                ("small", {"picture": "small.png", "landmarks": "small.csv"})]
+        bad = [("short", {"speech": "short.wav"}, "40 ms"), ("lost", {"picture": "lost.png"}, "lost.png is not there"),
+               ("mute", {"speech": "mute.mp4"}, "mute.mp4"), ("text", {"picture": "text.png"}, "text.png"),
+               ("matlab", {"coefficients": "rows.mat"}, "MATLAB"), ("thin", {"coefficients": "rows.json"}, "2 coefficients"),
+               ("few", {"landmarks": "few.csv"}, "4 numbers, not 136")]
+        rows = [{"picture": "face.png", "speech": "frame.wav", "name": name, **more} for name, more, *_ in good + bad]
+        (self.dir / "list.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        job = self.animate("out", "animate.input=list.jsonl", ranks=2, expect=3)
+        self.assertEqual(set(self.clips("out")), {name for name, _ in good})
+        self.assertIn(f"clips     {len(good)} of {len(rows)} are there", job.err)
+        for name, _, said in bad:
+            failed = [line for line in job.err.splitlines() if f"failed    {name}: " in line]
+            self.assertEqual(len(failed), 1, f"{name}\n{job.err}")
+            self.assertIn(said, failed[0])
+        self.assertEqual(len([line for line in job.err.splitlines() if "failed    " in line]), len(bad), job.err)
+        report = self.report("out")
+        self.assertEqual(len(report["failures"]), len(bad))
+        # Grey, alpha and RGB are the same picture where they show the same; the next start tries failed ones alone.
+        write_wav(self.dir / "short.wav", 0.05)
+        job = self.animate("out", "animate.input=list.jsonl", expect=3)
+        self.assertIn(f"clips     {len(good) + 1} of {len(rows)} are there", job.err)
+
+    def test_refusals(self):
+        def lines(*rows):
+            (self.dir / "list.csv").write_text("\n".join(rows) + "\n")
+        row = "face.png,a.wav"
+        for rows, overrides, code, said in (
+                (("picture,speech,pose_stile", row + ",1"), [], 3, ('"pose_stile"', '"pose_style"')),
+                (("picture,speech,pose_style", row + ",46"), [], 2, ("list.csv, line 2", "pose_style = 46")),
+                (("picture,speech,still", row + ",perhaps"), [], 2, ("list.csv, line 2", "still")),
+                (("picture,speech,preprocess", row + ",ful"), [], 2, ("ful", "full")),
+                (("picture,speech,name", row + ",x", row + ",x"), [], 3, ("line 2", "line 3", '"x"')),
+                (("picture,speech,name", row + ",../x"), [], 3, ('"../x"',)),
+                (("picture,name", "face.png,x"), [], 3, ("line 2: no speech",)),
+                (("picture,speech",), [], 3, ("lists no clip",)),
+                (("picture,speech", row), ["animate.name=x"], 2, ("animate.name",)),
+                (("picture,speech", row), ["animate.weights="], 2, ("animate.weights is empty",)),
+                (("picture,speech", row), ["animate.weights=none.safetensors"], None, ("none.safetensors",)),
+                (("picture,speech", row), ["sadtalker.size=33"], 2, ("33",))):
+            with self.subTest(said=said):
+                lines(*rows)
+                job = self.animate("refused", "animate.input=list.csv", *overrides, expect=None)
+                self.refused(job, code or job.process.returncode, *said)
+                self.assertNotEqual(job.process.returncode, 0)
+        self.refused(self.animate("refused", expect=None), 2, "nothing to animate")
+        self.refused(self.animate("refused", "animate.input=lost.csv", expect=None), 3, "lost.csv is not there")
+        shutil.copy(self.dir / "a.wav", self.dir / "face_a.mp4")
+        self.refused(self.animate(".", "animate.picture=face.png", "animate.speech=face_a.mp4", "animate.name=face_a",
+                                  expect=None), 2, "would replace face_a.mp4")
+
+
+if __name__ == "__main__":
+    unittest.main()
