@@ -67,12 +67,9 @@ Json summary_of(const RankShare& s) {
 
 RankShare read_summary(const std::string& text) {
   const auto j = parse_json<Json>(text);
-  return {j.at("made"),
-          j.at("failed"),
-          j.at("skipped"),
-          j.at("busy"),
-          j.at("last_end"),
-          j.at("batches").get<std::map<std::string, std::int64_t>>(),
+  return {j.at("made"),     j.at("failed"),
+          j.at("skipped"),  j.at("busy"),
+          j.at("last_end"), j.at("batches").get<std::map<std::string, std::int64_t>>(),
           j.at("own")};
 }
 
@@ -413,9 +410,8 @@ int ListEngine::conclude(const ListEnd& last) {
   print(report);
   // If everything was done before, the report of the job that did it stays.
   if (report.made() > 0 || !report.failures.empty()) write(report, last.header);
-  const std::int64_t left =
-      report.wanted - report.finished_before - report.made() - report.skipped() -
-      std::ssize(report.failures);
+  const std::int64_t left = report.wanted - report.finished_before - report.made() -
+                            report.skipped() - std::ssize(report.failures);
   // What finish() does may take long: it is left to the next start, as are items that nobody has
   // begun.
   const bool stopped = report.stopped && (left > 0 || last.finish);
