@@ -31,7 +31,7 @@ TOLERANCE = 1.0  # levels of 255, of a frame's mean
 LEAST_MOTION = 0.5  # of neighbouring frames' mean difference, over a clip
 # Frames, and what the clip's row says.
 CLIPS = {
-    "crop": (26, {}), "extcrop": (12, {"preprocess": "extcrop"}), "resize": (12, {"preprocess": "resize"}),
+    "crop": (26, {}), "extcrop": (12, {"preprocess": "extcrop"}), "resize_128": (5, {"preprocess": "resize", "size": 128}),
     "full": (12, {"preprocess": "full", "picture": "edge.png"}), "extfull_128": (5, {"preprocess": "extfull", "size": 128}),
     "still": (8, {"still": True}), "full_still_strong": (8, {"preprocess": "full", "still": True, "expression_scale": 1.6}),
     "camera": (9, {"picture": "edge.png", "input_yaw": [-20, 30, 0], "input_pitch": [8], "input_roll": [-5, 10]}),

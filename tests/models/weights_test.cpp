@@ -55,17 +55,14 @@ class WeightsTest : public OpTest {
 
 TEST_F(WeightsTest, RoundTrip) {
   Stdit3Config deck = tiny_model();
-  const bool low = ops::cpu_is_v4();  // bf16 needs AVX-512
-  if (low) deck.dtype = "bf16";
+  deck.dtype = "bf16";
   Model saved(deck, 4), loaded(deck, 5);
   save_weights(path_, saved.net.params());
   load_weights(path_, loaded.net.params());
   for (const auto& p : saved.net.params().all()) {
     const Parameter* q = loaded.net.params().find(p->name);
     EXPECT_TRUE(same_bits(p->value, q->value)) << p->name;
-    if (low) {
-      EXPECT_TRUE(same_bits(p->working, q->working)) << p->name;
-    }
+    EXPECT_TRUE(same_bits(p->working, q->working)) << p->name;
   }
   const SafetensorsFile file = SafetensorsFile::open(path_);
   EXPECT_EQ(file.entries().size(), saved.net.params().all().size());

@@ -31,6 +31,14 @@ float area(const std::array<float, 4>& b) { return (b[2] - b[0]) * (b[3] - b[1])
 
 }  // namespace
 
+PixelBox face_pixels(const Face& face, std::int64_t height, std::int64_t width) {
+  const auto corner = [](float v, std::int64_t most) {
+    return static_cast<std::int64_t>(std::clamp(v, 0.0f, static_cast<float>(most)));
+  };
+  return {corner(face.box[0], width), corner(face.box[1], height), corner(face.box[2], width),
+          corner(face.box[3], height)};
+}
+
 std::int64_t face_priors(std::int64_t height, std::int64_t width) {
   std::int64_t count = 0;
   for (const std::int64_t s : face_strides) count += 2 * features(height, s) * features(width, s);

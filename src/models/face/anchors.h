@@ -8,6 +8,15 @@
 
 namespace weft {
 
+// Columns [x1, x2) and rows [y1, y2) of a picture.
+struct PixelBox {
+  std::int64_t x1 = 0, y1 = 0, x2 = 0, y2 = 0;
+  std::int64_t width() const { return x2 - x1; }
+  std::int64_t height() const { return y2 - y1; }
+  bool empty() const { return x2 <= x1 || y2 <= y1; }
+  bool operator==(const PixelBox&) const = default;
+};
+
 // In pixels of the picture; x counts from its left edge, y from its top.
 struct Face {
   std::array<float, 4> box = {};  // x1, y1, x2, y2
@@ -16,6 +25,11 @@ struct Face {
   // left in the picture of an upright face comes first.
   std::array<std::array<float, 2>, 5> marks = {};
 };
+
+// The pixels that its box covers: corners rounded towards zero, and moved to the picture's edge
+// where they are beyond. (The original lets numpy count negative ones from the far edge, and then
+// fails.)
+PixelBox face_pixels(const Face& face, std::int64_t height, std::int64_t width);
 
 // Levels of a picture: features 8, 16 and 32 pixels apart, two priors for each.
 constexpr std::array<std::int64_t, 3> face_strides = {8, 16, 32};

@@ -61,7 +61,7 @@ Square square_of(const Landmarks& l) {
 }  // namespace
 
 FaceQuad face_quad(const Landmarks& landmarks, std::int64_t height, std::int64_t width,
-                   const std::string& name, std::int64_t least) {
+                   const std::string& name, std::int64_t side) {
   for (const auto& point : landmarks)
     for (const float v : point)
       WEFT_CHECK(std::isfinite(v) && std::abs(v) < 1e6f, Exit::data,
@@ -72,7 +72,7 @@ FaceQuad face_quad(const Landmarks& landmarks, std::int64_t height, std::int64_t
              "{}: the landmarks do not span a face", name);
   FaceQuad q;
   const auto shrink = static_cast<double>(
-      static_cast<std::int64_t>(std::floor(s.side / static_cast<double>(least) * 0.5)));
+      static_cast<std::int64_t>(std::floor(s.side / static_cast<double>(side) * 0.5)));
   q.width = width;
   q.height = height;
   if (shrink > 1) {

@@ -11,15 +11,6 @@
 
 namespace weft {
 
-// Columns [x1, x2) and rows [y1, y2) of a picture.
-struct PixelBox {
-  std::int64_t x1 = 0, y1 = 0, x2 = 0, y2 = 0;
-  std::int64_t width() const { return x2 - x1; }
-  std::int64_t height() const { return y2 - y1; }
-  bool empty() const { return x2 <= x1 || y2 <= y1; }
-  bool operator==(const PixelBox&) const = default;
-};
-
 // How a face lies in a picture of that size, as the original has it.
 struct FaceQuad {
   std::int64_t width = 0, height = 0;  // that the picture is made smaller to first, if it is large
@@ -27,10 +18,10 @@ struct FaceQuad {
   // lx, ly, rx, ry within `outer`: the face. ry is bounded by the width, as in the original.
   std::array<double, 4> inner = {};
 };
-// `least`: a face twice that large, or larger, makes the picture smaller. Exit::data if landmarks
-// are not finite, or do not span a face; `name` is for messages.
+// A square around the face of four times `side` pixels or more makes the picture smaller.
+// Exit::data if landmarks are not finite, or do not span a face; `name` is for messages.
 FaceQuad face_quad(const Landmarks& landmarks, std::int64_t height, std::int64_t width,
-                   const std::string& name, std::int64_t least = 512);
+                   const std::string& name, std::int64_t side = 512);
 
 // What is done with a picture before its face is looked at: the face, the face with a border, all
 // of it; the full modes are for pasting the result back into the picture.

@@ -125,11 +125,7 @@ FoundFace find_face(FaceDetector& detector, LandmarkNet& net, const ImageFile& p
              "take a picture that shows one from the front, at least 60 pixels large",
              "no face was found in {}", name);
   const Face& face = faces.front();
-  const auto corner = [](float v, std::int64_t most) {
-    return static_cast<std::int64_t>(std::clamp(v, 0.0f, static_cast<float>(most)));
-  };
-  const PixelBox box{corner(face.box[0], picture.width), corner(face.box[1], picture.height),
-                     corner(face.box[2], picture.width), corner(face.box[3], picture.height)};
+  const PixelBox box = face_pixels(face, picture.height, picture.width);
   WEFT_CHECK(!box.empty(), Exit::data, "take another picture",
              "the face that was found in {} lies outside of it", name);
   FoundFace found{face, net.landmarks(cut_box(picture, box)), std::ssize(faces)};

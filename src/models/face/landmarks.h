@@ -64,9 +64,8 @@ struct FoundFace {
   Landmarks landmarks = {};  // in the picture
   std::int64_t faces = 0;    // in the picture
 };
-// Detects, cuts the box of the greatest score out of the picture, its corners rounded towards zero
-// and moved to the picture's edge where they are beyond, and finds its landmarks. `name` is for
-// messages. Exit::data if there is no face, or its box is empty.
+// Detects, cuts the box of the greatest score out of the picture (face_pixels()) and finds its
+// landmarks. `name` is for messages. Exit::data if there is no face, or its box is empty.
 FoundFace find_face(FaceDetector& detector, LandmarkNet& net, const ImageFile& picture,
                     ChannelOrder order, const std::string& name);
 

@@ -43,8 +43,6 @@ Tensor take_frames(const Tensor& grid, Part frames) {
 }  // namespace
 
 Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
-  WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use model.dtype = \"f32\"",
-             "model.dtype = \"bf16\" needs a processor with AVX-512");
   const std::int64_t C = config.hidden_size, D = C / config.num_heads;
   const bool all = !config.only_train_temporal;
   const bool captions = all && !config.freeze_y_embedder;

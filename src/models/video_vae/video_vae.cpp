@@ -65,8 +65,6 @@ VideoVae::VideoVae(const VaeDeck& config, bool freeze_spatial)
           std::make_unique<SpatialVae>(config, params_, "spatial_vae.module.", !freeze_spatial)),
       temporal_(std::make_unique<TemporalVae>(config, params_, "temporal_vae.")),
       micro_batch_(config.micro_batch_size) {
-  WEFT_CHECK(config.dtype != "bf16" || ops::cpu_is_v4(), Exit::usage, "use vae.dtype = \"f32\"",
-             "vae.dtype = \"bf16\" needs a processor with AVX-512");
   std::array<float, C> up, down, by, less, back, more, none{};
   up.fill(SpatialVae::scaling);
   down.fill(1.0f / SpatialVae::scaling);

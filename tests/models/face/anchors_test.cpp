@@ -42,6 +42,14 @@ TEST(FaceSuppression, DropsWhatOverlapsByMoreThanTheLimit) {
   EXPECT_TRUE(suppress_overlaps({}, 0.4).empty());
 }
 
+TEST(FacePixels, AreWholeAndWithinThePicture) {
+  EXPECT_EQ(face_pixels(face(3.9f, 4.2f, 10.99f, 11.0f), 50, 40), (PixelBox{3, 4, 10, 11}));
+  EXPECT_EQ(face_pixels(face(-0.5f, -7, 40.5f, 1e20f), 50, 40), (PixelBox{0, 0, 40, 50}));
+  EXPECT_TRUE(face_pixels(face(-9, 5, -2, 12), 50, 40).empty());
+  EXPECT_TRUE(face_pixels(face(45, 5, 60, 12), 50, 40).empty());
+  EXPECT_TRUE(face_pixels(face(5.1f, 5, 5.9f, 12), 50, 40).empty());
+}
+
 FaceScores scores_of(std::int64_t height, std::int64_t width) {
   FaceScores s;
   s.height = height;

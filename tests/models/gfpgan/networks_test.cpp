@@ -95,7 +95,6 @@ TEST(Restorer, TheSameKeyGivesTheSameFace) {
 }
 
 TEST(Restorer, Bf16IsNear) {
-  if (!ops::cpu_is_v4()) GTEST_SKIP() << "oneDNN has no products in bf16 without AVX-512";
   const SmallRestorer exact, rough(true);
   const auto arena = Arena::reserve(room);
   const ArenaScope scope(*arena);

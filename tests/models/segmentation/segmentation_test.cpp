@@ -219,7 +219,6 @@ INSTANTIATE_TEST_SUITE_P(Pairs, Recompute,
                          [](const auto& one) { return std::string(one.param.first); });
 
 TEST_F(OpTest, SegmentationTrainsInBf16) {
-  if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
   Net n(pair_of("mobilenetv2dilated", "c1_deepsup"));
   Net low(pair_of("mobilenetv2dilated", "c1_deepsup"), Net::bf16);
   EXPECT_NEAR(run_step(low, 2, 64, 64, 0, DType::bf16).loss, run_step(n, 2, 64, 64).loss, 0.1);

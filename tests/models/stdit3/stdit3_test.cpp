@@ -191,7 +191,7 @@ TEST_F(Stdit3Test, ASampleAloneIsTheSampleInItsBatch) {
           to_tensor({0, static_cast<double>(offsets[b + 1] - offsets[b])}, {2}, DType::i32);
       const Vec alone = model(one);
       const auto first = all.begin() + b * static_cast<std::int64_t>(n);
-      EXPECT_LT(relative_error(alone, Vec(first, first + static_cast<std::int64_t>(n))), 1e-6);
+      EXPECT_LT(relative_error(alone, Vec(first, first + static_cast<std::int64_t>(n))), 3e-6);
     }
   }
 }
@@ -209,7 +209,7 @@ TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
   EXPECT_LT(relative_error(model(in), plain), 1e-6) << "a mask of ones is no mask";
   in.x_mask = to_tensor({1, 1, 1, 0, 1, 1, 1, 1, 1}, {3, 3}, DType::u8);
   const Vec clean = model(in);
-  for (const int b : {0, 2}) EXPECT_LT(relative_error(sample(clean, b), sample(plain, b)), 1e-6);
+  for (const int b : {0, 2}) EXPECT_LT(relative_error(sample(clean, b), sample(plain, b)), 3e-6);
   EXPECT_GT(relative_error(sample(clean, 1), sample(plain, 1)), 0.05);
   // At t = 0 the clean frame's modulation is the others'; only the second norm of the final layer
   // tells them apart.
@@ -276,7 +276,6 @@ TEST_F(Stdit3Test, TheNullCaptionIsTheTablesEmbedding) {
 }
 
 TEST_F(Stdit3Test, Bf16IsCloseToF32) {
-  if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
   Stdit3Config deck = tiny_model();
   deck.hidden_size = 64;
   Model exact(deck);

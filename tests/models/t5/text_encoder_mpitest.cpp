@@ -177,7 +177,6 @@ TEST_F(TextEncoder, GivesTheSameFeaturesOnAnyNumberOfRanks) {
 }
 
 TEST_F(TextEncoder, PassesBf16FromRankToRank) {
-  if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
   write_weights();
   deck_.get<T5Deck>().dtype = "bf16";
   // Other micro-batches may round otherwise: a few last places.

@@ -111,7 +111,6 @@ TEST_F(VideoVaeTest, ALatentOfAnotherLengthIsRefused) {
 }
 
 TEST_F(VideoVaeTest, Bf16IsClose) {
-  if (!ops::cpu_is_v4()) GTEST_SKIP() << "bf16 needs AVX-512";
   VaeDeck deck = tiny_vae();
   TinyVae exact;
   deck.dtype = "bf16";

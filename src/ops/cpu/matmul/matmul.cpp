@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "core/error.h"
 #include "ops/pointwise.h"
@@ -81,9 +82,57 @@ Primitive make(const Product& p) {
   return r;
 }
 
+// oneDNN multiplies bf16 from AVX-512 on.
+bool multiplies_bf16() {
+  static const bool yes = [] {
+    constexpr auto needed = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & needed) == needed;
+  }();
+  return yes;
+}
+
+std::vector<float> widened(const void* x, std::int64_t count, DType type) {
+  std::vector<float> wide(static_cast<std::size_t>(count));
+  with_type(type, [&](auto kind) {
+    const auto* from = static_cast<const decltype(kind)*>(x);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < count; ++i)
+      wide[static_cast<std::size_t>(i)] = static_cast<float>(from[i]);
+  });
+  return wide;
+}
+
+void run(const Product& p, const void* a, const void* b, const float* bias, const void* residual,
+         void* c);
+
+// The same product of operands in bf16 by way of f32, in which both would be summed anyway: slow,
+// but right on every processor. The copies are the host's memory, not the arena's.
+void run_widened(Product p, const void* a, const void* b, const float* bias, const void* residual,
+                 void* c) {
+  const DType in = p.in, out = p.out;
+  const std::vector<float> wide_a = widened(a, p.m * p.k, in), wide_b = widened(b, p.k * p.n, in);
+  const std::vector<float> wide_residual =
+      p.residual ? widened(residual, p.m * p.n, out) : std::vector<float>();
+  std::vector<float> wide_c = p.accumulate
+                                  ? widened(c, p.m * p.n, out)
+                                  : std::vector<float>(static_cast<std::size_t>(p.m * p.n));
+  p.in = p.out = DType::f32;
+  run(p, wide_a.data(), wide_b.data(), bias, wide_residual.data(), wide_c.data());
+  with_type(out, [&](auto kind) {
+    auto* to = static_cast<decltype(kind)*>(c);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < p.m * p.n; ++i)
+      to[i] = decltype(kind)(wide_c[static_cast<std::size_t>(i)]);
+  });
+}
+
 void run(const Product& p, const void* a, const void* b, const float* bias, const void* residual,
          void* c) {
   if (p.m == 0 || p.n == 0) return;
+  if (p.in == DType::bf16 && !multiplies_bf16()) {
+    run_widened(p, a, b, bias, residual, c);
+    return;
+  }
   detail::add_flops(2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) *
                     static_cast<double>(p.k));
   // The forward's products without bias (T5) are better off with the primitive: a third faster at
