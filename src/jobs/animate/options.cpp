@@ -39,8 +39,9 @@ void rows(Rows& r, AnimateDeck& d) {
   r.text("landmark_weights", d.landmark_weights, "Landmark network, FAN of 98 points.");
   r.text("gfpgan_weights", d.gfpgan_weights, "Enhancer, GFPGAN v1.4.");
   r.text("parsenet_weights", d.parsenet_weights, "The enhancer's network for masks of faces.");
-  r.number("gfpgan_channels", d.gfpgan_channels, 1, 4096,
-           "Channels of GFPGAN's levels, at most; the released weights have 512.");
+  r.number(
+      "gfpgan_channels", d.gfpgan_channels, 32, 4096,
+      "Channels of GFPGAN's levels, at most, a multiple of 32; the released weights have 512.");
   r.number("parsenet_channels", d.parsenet_channels, 1, 4096,
            "Channels of ParseNet's first level; the released weights have 64.");
   r.text("plan", d.plan,
@@ -55,8 +56,14 @@ void rows(Rows& r, AnimateDeck& d) {
          "Beside each clip its frames as NAME_frames/000000.png, before compression.");
 }
 
+void check(const AnimateDeck& d, const DeckDemand& demand) {
+  demand(d.gfpgan_channels % 32 == 0,
+         fmt::format("animate.gfpgan_channels = {}", d.gfpgan_channels),
+         "take a multiple of 32; the released weights have 512");
+}
+
 }  // namespace
 
-DeckTable animate_table() { return deck_table("animate", rows); }
+DeckTable animate_table() { return deck_table("animate", rows, check); }
 
 }  // namespace weft
