@@ -47,7 +47,7 @@ REFERENCE_KEYS = ("ref_eyeblink", "ref_pose")
 
 def seed_of(clip_seed, name):
     """Of a clip's random numbers."""
-    return xxhash.xxh3_128_intdigest(f"{clip_seed} {name}") & (1 << 64) - 1
+    return xxhash.xxh3_128_intdigest(f"{clip_seed} {name}".encode()) & (1 << 64) - 1
 
 
 def write_deck(folder, files, options, more=None):
