@@ -47,7 +47,7 @@ REFERENCE_KEYS = ("ref_eyeblink", "ref_pose")
 
 def seed_of(clip_seed, name):
     """Of a clip's random numbers."""
-    return xxhash.xxh3_128_intdigest(f"{clip_seed} {name}") & (1 << 64) - 1
+    return xxhash.xxh3_128_intdigest(f"{clip_seed} {name}".encode()) & (1 << 64) - 1
 
 
 def write_deck(folder, files, options, more=None):
@@ -92,8 +92,9 @@ def compare(name, got, wanted):
               "worst_frame": float(means.max()), "largest_difference": int(apart.max()),
               "equal_values": float((apart == 0).mean()), "motion": motion}
     good = means.max() <= TOLERANCE and motion >= LEAST_MOTION
-    print(f"{name:18} {len(got):3} frames of {got[0].shape[1]}x{got[0].shape[0]}: mean difference {means.mean():.5f} levels, worst "
-          f"frame {means.max():.5f}, largest {apart.max()}; motion {motion:.1f}  {'ok' if good else 'FAIL'}", flush=True)
+    height, width = got[0].shape[:2]
+    print(f"{name:18} {len(got):3} frames of {width}x{height}: mean difference {means.mean():.5f} levels, worst frame "
+          f"{means.max():.5f}, largest {apart.max()}; motion {motion:.1f}  {'ok' if good else 'FAIL'}", flush=True)
     return result | ({} if good else {"failed": "difference" if motion >= LEAST_MOTION else "no motion"})
 
 

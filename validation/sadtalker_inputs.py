@@ -4,10 +4,10 @@ a clip looks sane. Everything is a function of the seed.
 
     sadtalker_inputs.py FOLDER [--seed 1] [--released] [--size 64]
 
-Writes face.png, speech.wav, blink.avi, pose.avi and the weights (FILES); with --released at the released widths, else at
-those of sadtalker_torch.SMALL. Random weights would find no face, so two networks get one path that does: RetinaFace sees the green nose of
-the drawn face and answers with a box around it; FAN answers with a face of usual proportions. All their other
-values are random and move boxes and points a little, so an error in any of them shows.
+Writes face.png, speech.wav, blink.avi, pose.avi and the weights (FILES); with --released at the released widths, else
+at those of sadtalker_torch.SMALL. Random weights would find no face, so two networks get one path that does:
+RetinaFace sees the green nose of the drawn face and answers with a box around it; FAN answers with a face of usual
+proportions. All their other values are random and move boxes and points a little, so an error in any of them shows.
 """
 import argparse
 import pathlib
