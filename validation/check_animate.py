@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Does `weft animate` make the frames that the original's arithmetic makes, from the picture and the speech to the pixels?
 
-    check_animate.py [--weft build/weft] [--clips NAME ...] [--seed 1] [--device cpu] [--threads 2] [--keep DIR] [--output FILE.json]
+    check_animate.py [--weft build/weft] [--clips NAME ...] [--seed 1] [--device cpu] [--threads 2] [--keep DIR]
+                     [--output FILE.json]
 
 A drawn face, speech and weights (sadtalker_inputs.py, widths of sadtalker_torch.SMALL) go through one run of `weft animate`
 and through sadtalker_chain.py, which is given the blinking and the noise that weft draws of the clip's seed. Frames are
@@ -65,7 +66,8 @@ def run_weft(args, folder, clips):
     with open(folder / "clips.jsonl", "w") as out:
         for name, (frames, row) in clips.items():
             sadtalker_inputs.write_wav(folder / f"{name}.wav", sadtalker_inputs.speech(frames / 25, args.seed))
-            out.write(json.dumps({"name": name, "picture": "face.png", "speech": f"{name}.wav", "seed": args.seed} | row) + "\n")
+            said = {"name": name, "picture": "face.png", "speech": f"{name}.wav", "seed": args.seed} | row
+            out.write(json.dumps(said) + "\n")
     command = [args.weft, "animate", "deck.toml", f"device.kind={args.device}", f"run.threads={args.threads}"]
     began = time.monotonic()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -80,7 +82,8 @@ def read_frames(folder):
 
 def compare(name, got, wanted):
     if len(got) != len(wanted) or got[0].shape != wanted[0].shape:
-        print(f"{name:18} {len(got)} frames of {got[0].shape if got else None}, expected {len(wanted)} of {wanted[0].shape}  FAIL")
+        shape = got[0].shape if got else None
+        print(f"{name:18} {len(got)} frames of {shape}, expected {len(wanted)} of {wanted[0].shape}  FAIL")
         return {"failed": "other frames"}
     apart = np.stack([np.abs(a.astype(int) - b) for a, b in zip(got, wanted)])
     means = apart.mean((1, 2, 3))
@@ -102,7 +105,9 @@ def check(args, folder):
     for file, frames in REFERENCES.items():
         sadtalker_inputs.write_video(folder / file, frames())
     widths = sadtalker_torch.SMALL | {"fan_num_modules": 2}
-    files = sadtalker_inputs.weights(folder, widths, args.seed)
+    files = {name: folder / file for name, file in sadtalker_inputs.FILES.items()}
+    if not all(path.exists() for path in files.values()):
+        sadtalker_inputs.weights(folder, widths, args.seed)
     write_deck(folder, files, widths | {"size": 64}, {"animate": {"input": "clips.jsonl", "keep_frames": True}})
     seconds = run_weft(args, folder, clips)
     chains, results = {}, {}
@@ -128,7 +133,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--keep", type=pathlib.Path, help="folder to leave everything in")
+    parser.add_argument("--keep", type=pathlib.Path, help="folder to leave everything in; weights that lie there are taken")
     parser.add_argument("--output", type=pathlib.Path, help="JSON")
     args = parser.parse_args()
     args.weft = str(pathlib.Path(args.weft).resolve())

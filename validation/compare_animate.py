@@ -70,8 +70,7 @@ def medians(rounds):
 # ---- speed ----
 
 def speed(args, folder):
-    # The threads of PyTorch's side are set here alone: drawing the weights may take what it likes.
-    files = prepare(folder, {}, 64, modules=4)
+    files = prepare(folder, {}, 128, modules=4)
     rows = np.random.default_rng(1).standard_normal((args.frames, 70)).astype(np.float32) * 0.3
     safetensors_io.save(folder / "rows.safetensors", {"coeff_3dmm": rows})
     sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(args.frames / 25))
@@ -132,7 +131,8 @@ def ranks(args, folder):
         rounds["beside"].append(sum(rate(finished(job)) for job in both))
         print(f"ranks  round {r}: " + ", ".join(f"{n} {v[-1]:.2f}" for n, v in rounds.items()) + " frames/s", flush=True)
     middle = medians(rounds)
-    print(f"ranks  two over one {middle['two'] / middle['one']:.2f}, two jobs beside each other {middle['beside'] / middle['one']:.2f}")
+    print(f"ranks  two over one {middle['two'] / middle['one']:.2f}, "
+          f"two jobs beside each other {middle['beside'] / middle['one']:.2f}")
     return {"size": 64, "widths": "sadtalker_torch.SMALL", "frames": frames, "piece": piece, "threads_a_rank": 1,
             "frames_a_second": middle, "speed_up": middle["two"] / middle["one"], "limit": middle["beside"] / middle["one"],
             "busy_share": busy, "rounds": rounds}
@@ -157,14 +157,16 @@ print(before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 
 
 def memory(args, folder):
     files = prepare(folder, TINY, 64)
-    check_animate.write_deck(folder, files, TINY | {"size": 32, "batch_size": 4}, {"animate": {"picture": "face.png", "name": "clip"}})
+    check_animate.write_deck(folder, files, TINY | {"size": 32, "batch_size": 4},
+                             {"animate": {"picture": "face.png", "name": "clip"}})
     weft, original = {}, {}
     for seconds in args.seconds:
         sadtalker_inputs.write_wav(folder / f"speech{seconds}.wav", sadtalker_inputs.speech(seconds))
         report = finished(start(args, folder, f"memory{seconds}", 1, args.threads, f"animate.speech=speech{seconds}.wav"))
         weft[seconds] = {"frames": 25 * seconds, "peak_resident": report["peak_resident"],
                          "arena": max(rank["peak_bytes"] for rank in report["ranks"])}
-        done = subprocess.run([sys.executable, "-c", ACCUMULATE, str(25 * seconds), "256"], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", ACCUMULATE, str(25 * seconds), "256"], capture_output=True, text=True,
+                              check=True)
         before, peak, _ = map(int, done.stdout.split())
         original[seconds] = {"frames": 25 * seconds, "side": 256, "before": before, "peak_resident": peak}
         print(f"memory {seconds} s of speech: weft {weft[seconds]['peak_resident'] / 2**20:.0f} MiB, arena "
@@ -173,7 +175,8 @@ def memory(args, folder):
     more = 25 * (last - first)
     growth = {"weft": (weft[last]["peak_resident"] - weft[first]["peak_resident"]) / max(more, 1),
               "original": (original[last]["peak_resident"] - original[first]["peak_resident"]) / max(more, 1)}
-    print(f"memory bytes a further frame: weft {growth['weft']:.0f} (32 x 32), the original's frames {growth['original']:.0f} (256 x 256)")
+    print(f"memory bytes a further frame: weft {growth['weft']:.0f} (32 x 32), the original's frames "
+          f"{growth['original']:.0f} (256 x 256)")
     return {"size": 32, "widths": "sadtalker_torch.SMALL with kp_num_blocks = 3", "weft": weft, "original_frames": original,
             "bytes_a_frame": growth}
 
@@ -196,7 +199,8 @@ def main():
     for part in args.parts:
         with tempfile.TemporaryDirectory() as folder:
             load = os.getloadavg()[0]
-            results[part] = {"speed": speed, "ranks": ranks, "memory": memory}[part](args, pathlib.Path(folder)) | {"load": round(load, 2)}
+            measure = {"speed": speed, "ranks": ranks, "memory": memory}[part]
+            results[part] = measure(args, pathlib.Path(folder)) | {"load": round(load, 2)}
         if args.output:
             args.output.write_text(json.dumps(results, indent=1) + "\n")
     return 0

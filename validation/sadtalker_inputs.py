@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the checks of `weft animate` run on: a drawn face, speech that is nobody's, and weights of all networks, drawn so that a clip
-looks sane. Everything is a function of the seed.
+"""What the checks of `weft animate` run on: a drawn face, speech that is nobody's, and weights of all networks, drawn so that
+a clip looks sane. Everything is a function of the seed.
 
     sadtalker_inputs.py FOLDER [--seed 1] [--released] [--size 64]
 
-Writes face.png, speech.wav, blink.avi, pose.avi and the weights (FILES); with --released at the released widths, else at those of
-sadtalker_torch.SMALL. Random weights would find no face, so two networks get one path that does: RetinaFace sees the green nose of
+Writes face.png, speech.wav, blink.avi, pose.avi and the weights (FILES); with --released at the released widths, else at
+those of sadtalker_torch.SMALL. Random weights would find no face, so two networks get one path that does: RetinaFace sees the green nose of
 the drawn face and answers with a box around it; FAN answers with a face of usual proportions. All their other
 values are random and move boxes and points a little, so an error in any of them shows.
 """
@@ -292,7 +292,8 @@ def weights(folder, options=sadtalker_torch.SMALL, seed=1, size=64, modules=2):
     canonical = nets.kp_extractor(crop)
     source = sadtalker_torch.transformed(canonical, nets.mapping(rows))
     driving = sadtalker_torch.transformed(canonical, nets.mapping(rows.flip(2)))
-    settle(nets.generator, lambda: nets.generator(crop, source, driving), {"decoder.conv_img": 1.2, "dense_motion_network.mask": 1.5})
+    settle(nets.generator, lambda: nets.generator(crop, source, driving),
+           {"decoder.conv_img": 1.2, "dense_motion_network.mask": 1.5})
     windows = torch.from_numpy(sadtalker_chain.mel_windows(sadtalker_chain.mel_spectrogram(
         speech(1.4, seed).astype(np.float32) / 32768), 35).astype(np.float32))
     settle(nets.audio2exp, lambda: nets.audio2exp(windows[:10], rows[:, :64, :10].permute(2, 0, 1).flatten(1), torch.zeros(10)),
@@ -331,7 +332,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--size", type=int, default=128, help="to settle weights on; at least 128 for the released widths")
     parser.add_argument("--released", action="store_true")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,8 @@ class FoldedNetTest : public OpTest {
     std::uint64_t seed = 0;
     for (const auto& p : table.all()) {
       std::vector<float> v;
-      for (const double x : random_values(p->shape.numel(), ++seed, 0.5))
-        v.push_back(static_cast<float>(p->name.ends_with("running_var") ? 0.3 + x * x : x));
+      for (const double r : random_values(p->shape.numel(), ++seed, 0.5))
+        v.push_back(static_cast<float>(p->name.ends_with("running_var") ? 0.3 + r * r : r));
       p->set(0, v);
       values[p->name] = v;
     }
@@ -36,10 +36,10 @@ class FoldedNetTest : public OpTest {
     return Tensor::from_host(std::span<const float>(v), {1, 1, 1, 1, std::ssize(v)});
   }
   // W x of a row-major W with as many columns as x has elements.
-  static std::vector<double> times(const std::vector<float>& W, const std::vector<float>& x) {
-    std::vector<double> y(W.size() / x.size());
+  static std::vector<double> times(const std::vector<float>& W, const std::vector<float>& v) {
+    std::vector<double> y(W.size() / v.size());
     for (std::size_t i = 0; i < W.size(); ++i)
-      y[i / x.size()] += static_cast<double>(W[i]) * x[i % x.size()];
+      y[i / v.size()] += static_cast<double>(W[i]) * v[i % v.size()];
     return y;
   }
   void expect_near(const Tensor& got, const std::vector<double>& wanted, double tolerance = 1e-5) {

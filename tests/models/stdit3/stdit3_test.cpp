@@ -206,7 +206,7 @@ TEST_F(Stdit3Test, TheFrameMaskChangesItsSampleOnly) {
     return Vec(v.begin() + b * n, v.begin() + (b + 1) * n);
   };
   in.x_mask = to_tensor(Vec(9, 1.0), {3, 3}, DType::u8);
-  EXPECT_LT(relative_error(model(in), plain), 1e-6) << "a mask of ones is no mask";
+  EXPECT_LT(relative_error(model(in), plain), 3e-6) << "a mask of ones is no mask";
   in.x_mask = to_tensor({1, 1, 1, 0, 1, 1, 1, 1, 1}, {3, 3}, DType::u8);
   const Vec clean = model(in);
   for (const int b : {0, 2}) EXPECT_LT(relative_error(sample(clean, b), sample(plain, b)), 3e-6);
