@@ -237,6 +237,18 @@ class Clips(Animate):
         self.assertEqual(clips[1], (32, 28))  # the picture's aspect
         self.assertEqual(clips[2:], [(64, 56)] * 2)  # the picture
 
+    def test_plans_are_compared_without_running(self):
+        job = self.weft("plan", "deck.toml", "--job", "animate", "--gpus", "3", "--memory", "8", "--json", "plan.json",
+                        "animate.picture=face.png", "animate.speech=a.wav", ranks=0)
+        plan = json.loads((self.dir / "plan.json").read_text())
+        times = {p["plan"]: p["seconds"] for p in plan["plans"]}
+        self.assertEqual(plan["plan"], "frames")
+        self.assertLess(times["frames"], times["clips"])
+        self.assertEqual(plan["frames"], 5)
+        self.assertIn("  <-", job.out)
+        self.refused(self.weft("plan", "deck.toml", "--job", "animate", "--memory", "0.1", "animate.picture=face.png",
+                               "animate.speech=a.wav", ranks=0, expect=None), 2, "face_a takes", "GB of weights")
+
     def test_given_coefficients(self):
         rows = [[0.01 * (t + i) for i in range(70)] for t in range(3)]
         (self.dir / "rows.json").write_text(json.dumps(rows))
