@@ -152,5 +152,17 @@ TEST(Memory, SizeIsLimited) {
   EXPECT_CUDA(cudaFree(p));
 }
 
+TEST(Devices, ACallOnAnotherThanTheProcesssOwnEndsIt) {
+  EXPECT_DEATH(
+      {
+        setenv("WEFT_EMULATION_DEVICES", "2", 1);
+        void* p = nullptr;
+        EXPECT_CUDA(cudaMalloc(&p, 16));
+        EXPECT_CUDA(cudaSetDevice(1));
+        cudaMalloc(&p, 16);
+      },
+      "cuda_on_cpu: a call on device 1, and this process works on device 0");
+}
+
 }  // namespace
 }  // namespace stand_in_test
