@@ -12,7 +12,7 @@ import subprocess
 import sys
 import unittest
 
-from harness import REPOSITORY, WeftTest, read_safetensors
+from harness import AVX512, REPOSITORY, WeftTest, read_safetensors
 
 GOLDEN = pathlib.Path(os.environ.get("WEFT_GOLDEN", REPOSITORY.parent / "shared" / "golden")).resolve()
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -43,6 +43,8 @@ VAE_TOLERANCE = {"f32": 1e-4, "bf16": 4e-2}[DTYPE]
 PROJECTION_TOLERANCE = {"f32": 1e-4, "bf16": 6e-2}[DTYPE]
 # Of a segmentation model's probabilities, relative; bf16 is 3e-3 off on the CPU.
 SEGMENTATION_TOLERANCE = {"f32": 1e-4, "bf16": 1e-2}[DTYPE]
+# Of its gradients in f32. oneDNN's products for AVX2 carry one ReLU of seg_r18_train_b4 over its kink: 1.9e-4 on a Zen 3.
+TRAINING_TOLERANCE = 1e-4 if AVX512 else 3e-4
 # Of a text detector's probabilities and logits, likewise.
 DETECTOR_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}[DTYPE]
 # Of the training of segmentation in bf16: losses are 2e-3 off on the CPU. Rounding moves ReLUs' inputs over zero, which turns a single gradient
@@ -152,7 +154,7 @@ class Golden(WeftTest):
     def training(self, case, what, *options, ranks=0):
         """In f32 every tensor; in bf16 the losses, and gradients by the median error of their lengths."""
         if DTYPE == "f32":
-            self.segmentation(case, what, *options, ranks=ranks)
+            self.segmentation(case, what, *options, ranks=ranks, tolerance=TRAINING_TOLERANCE)
             return
         if not (GOLDEN / f"{case}.toml").exists():
             self.skipTest(f"{case} is not there")
