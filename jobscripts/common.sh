@@ -79,8 +79,8 @@ train() {
   exit 75
 }
 
-# A command that keeps what it has made and goes on with it, `weft encode`, `generate`, `evaluate` or `score`: 0 ends the job, 75 queues it
-# again, all else ends it with weft's code.
+# A command that keeps what it has made and goes on with it, `weft encode`, `generate`, `evaluate`, `score` or `animate`: 0 ends the job,
+# 75 queues it again, all else ends it with weft's code.
 until_done() {
   local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
   shift
@@ -122,7 +122,7 @@ until_done() {
 # to gather their lines, they lie in parts.
 clips_made() {
   {
-    cat "${OUTPUT:-}"/{generated,images,segment}{,.rank*}.jsonl "${OUTPUT:-}".parts/{encoded,score}*.jsonl
+    cat "${OUTPUT:-}"/{generated,images,segment,animate}{,.rank*}.jsonl "${OUTPUT:-}".parts/{encoded,score}*.jsonl
     [ ! -f "${OUTPUT:-}" ] || echo whole
   } 2>/dev/null | sort | cksum
 }

@@ -7,10 +7,11 @@
 speed   frames of 256 x 256 with the released widths: weft, sadtalker_torch.py in the original's arrangement (the source's
         features computed again for both lanes of every batch), and the same with the source kept. Rounds in turn, medians;
         weft's time is that of its renderer as animate_report.json has it
-ranks   one clip of 64 x 64 with the widths of sadtalker_torch.SMALL: one rank, two ranks, and two jobs of one rank at the same
-        time, which is the most that any sharing can gain; one thread each; rounds in turn, medians
-memory  clips of that many seconds of speech, 32 x 32, at those widths: the process's peak memory and that of the arena; beside
-        it the original's way with frames, a list of them in f32, stacked, then turned to 8 bits as a whole, at 256 x 256
+ranks   one such clip: one rank, two ranks, and two jobs of one rank at the same time, which is the most that any sharing can
+        gain; one thread each; rounds in turn, medians
+memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtalker_torch.SMALL: the process's peak memory and
+        that of the arena; beside it the original's way with frames, a list of them in f32, stacked, then turned to 8 bits as
+        a whole, at 256 x 256
 
 A measurement counts only if the machine did nothing else; the load before each part is in the file.
 """
@@ -33,7 +34,6 @@ import sadtalker_chain
 import sadtalker_inputs
 import sadtalker_torch
 
-TINY = sadtalker_torch.SMALL | {"kp_num_blocks": 3, "fan_num_modules": 2}  # down to 32 x 32
 SMALL = sadtalker_torch.SMALL | {"fan_num_modules": 2}
 
 
@@ -41,6 +41,19 @@ def prepare(folder, widths, size, modules=2):
     """Inputs and weights of a part."""
     sadtalker_inputs.write_png(folder / "face.png", sadtalker_inputs.face())
     return sadtalker_inputs.weights(folder, widths, size=max(size, 64), modules=modules)
+
+
+def released(folder, frames, piece=250):
+    """A clip of 256 x 256 with the released widths, whose motion is given, so that all but the face's preparation is rendering:
+    its weights' files and the motion."""
+    files = prepare(folder, {}, 128, modules=4)
+    rows = np.random.default_rng(1).standard_normal((frames, 70)).astype(np.float32) * 0.3
+    safetensors_io.save(folder / "rows.safetensors", {"coeff_3dmm": rows})
+    sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(frames / 25))
+    check_animate.write_deck(folder, files, {"size": 256, "batch_size": 2},
+                             {"animate": {"picture": "face.png", "speech": "speech.wav", "name": "clip",
+                                          "coefficients": "rows.safetensors", "piece": piece}})
+    return files, rows
 
 
 def start(args, folder, name, ranks, threads, *overrides):
@@ -70,13 +83,7 @@ def medians(rounds):
 # ---- speed ----
 
 def speed(args, folder):
-    files = prepare(folder, {}, 128, modules=4)
-    rows = np.random.default_rng(1).standard_normal((args.frames, 70)).astype(np.float32) * 0.3
-    safetensors_io.save(folder / "rows.safetensors", {"coeff_3dmm": rows})
-    sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(args.frames / 25))
-    check_animate.write_deck(folder, files, {"size": 256, "batch_size": 2},
-                             {"animate": {"picture": "face.png", "speech": "speech.wav", "name": "clip",
-                                          "coefficients": "rows.safetensors"}})
+    files, rows = released(folder, args.frames)
     clip = safetensors_io.load(files["sadtalker"]) | safetensors_io.load(files["mapping"])
     clip = {n: a for n, a in clip.items() if not n.startswith("face_3drecon.")}
     nets = sadtalker_torch.load(sadtalker_torch.Networks(), clip).eval()
@@ -112,11 +119,8 @@ def speed(args, folder):
 
 def ranks(args, folder):
     frames = args.clip_frames
-    files = prepare(folder, SMALL, 64)
-    sadtalker_inputs.write_wav(folder / "speech.wav", sadtalker_inputs.speech(frames / 25))
     piece = max(2, frames // 16 // 2 * 2)
-    check_animate.write_deck(folder, files, SMALL | {"size": 64},
-                             {"animate": {"picture": "face.png", "speech": "speech.wav", "name": "clip", "piece": piece}})
+    released(folder, frames, piece)
 
     def rate(report):
         return frames / max(rank["last_end"] for rank in report["ranks"])
@@ -133,7 +137,7 @@ def ranks(args, folder):
     middle = medians(rounds)
     print(f"ranks  two over one {middle['two'] / middle['one']:.2f}, "
           f"two jobs beside each other {middle['beside'] / middle['one']:.2f}")
-    return {"size": 64, "widths": "sadtalker_torch.SMALL", "frames": frames, "piece": piece, "threads_a_rank": 1,
+    return {"size": 256, "widths": "released", "frames": frames, "piece": piece, "threads_a_rank": 1,
             "frames_a_second": middle, "speed_up": middle["two"] / middle["one"], "limit": middle["beside"] / middle["one"],
             "busy_share": busy, "rounds": rounds}
 
@@ -156,8 +160,8 @@ print(before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 
 
 
 def memory(args, folder):
-    files = prepare(folder, TINY, 64)
-    check_animate.write_deck(folder, files, TINY | {"size": 32, "batch_size": 4},
+    files = prepare(folder, SMALL, 64)
+    check_animate.write_deck(folder, files, SMALL | {"size": 64, "batch_size": 4},
                              {"animate": {"picture": "face.png", "name": "clip"}})
     weft, original = {}, {}
     for seconds in args.seconds:
@@ -175,9 +179,9 @@ def memory(args, folder):
     more = 25 * (last - first)
     growth = {"weft": (weft[last]["peak_resident"] - weft[first]["peak_resident"]) / max(more, 1),
               "original": (original[last]["peak_resident"] - original[first]["peak_resident"]) / max(more, 1)}
-    print(f"memory bytes a further frame: weft {growth['weft']:.0f} (32 x 32), the original's frames "
+    print(f"memory bytes a further frame: weft {growth['weft']:.0f} (64 x 64), the original's frames "
           f"{growth['original']:.0f} (256 x 256)")
-    return {"size": 32, "widths": "sadtalker_torch.SMALL with kp_num_blocks = 3", "weft": weft, "original_frames": original,
+    return {"size": 64, "widths": "sadtalker_torch.SMALL", "weft": weft, "original_frames": original,
             "bytes_a_frame": growth}
 
 
@@ -189,7 +193,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--frames", type=int, default=4, help="of speed: rendered in a round by each")
-    parser.add_argument("--clip-frames", type=int, default=128, help="of ranks")
+    parser.add_argument("--clip-frames", type=int, default=40, help="of ranks")
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 100], help="of memory: of speech")
     parser.add_argument("--note", default="", help="for the JSON file, such as what else the machine was doing")
     parser.add_argument("--output", type=pathlib.Path, help="JSON")

@@ -17,6 +17,8 @@ from cluster import GRACE, Cluster
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
+from test_animate import DECK as ANIMATE_DECK, drawn_face, face_points, write_wav  # noqa: E402
+from test_evaluate import png  # noqa: E402
 from test_vae_training import DECK as VAE_DECK  # noqa: E402
 from tiny_models import TINY_GENERATE_DECK, write_t5  # noqa: E402
 
@@ -283,12 +285,12 @@ class JobScripts(unittest.TestCase):
         self.show(f"job {vae}: two steps of a VAE; job {encode}: 4 clips encoded; job {generate}: stopped by SIGUSR1 after "
                   f"{before} clips, queued again, Restarts={facts['Restarts']}, went on until out/stop; job {rest} made the rest")
 
-    def lose(self, take_away, partition, command, *overrides):
+    def lose(self, take_away, partition, command, *overrides, deck="generate.toml"):
         """A job of two nodes, whose rank 1 take_away(process) takes away while it makes clips: its id, its output."""
         for attempt in range(20):
             out = self.site / f"{partition}{attempt}{'.h5' if command == 'encode' else ''}"
             members = (out.with_name(out.name + ".parts") if command == "encode" else out) / ".ranks"
-            job = self.sbatch(command, f"{command}.output={out.name}", *overrides, deck="generate.toml", partition=partition,
+            job = self.sbatch(command, f"{command}.output={out.name}", *overrides, deck=deck, partition=partition,
                               options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
             def words():
                 try:
@@ -387,6 +389,34 @@ class JobScripts(unittest.TestCase):
         self.assertEqual((self.site / "again.h5").read_bytes(), store.read_bytes())
         self.show(f"job {killed}: SIGKILL of rank 1 while encoding, exit 137, queued again, the store whole, exit 0; job {many}: "
                   f"stopped by the file after {made} clips, exit 75; job {damaged}: one damaged clip, exit 3; job {whole} made it")
+
+    def test_animate_with_a_failed_rank_and_a_stop(self):
+        (self.site / "deck.toml").write_text(ANIMATE_DECK)
+        (self.site / "face.png").write_bytes(png(64, 56, drawn_face(64, 56)))
+        (self.site / "points.csv").write_text("".join(f"{x:.3f},{y:.3f}\n" for x, y in face_points(32, 28, 36)))
+        write_wav(self.site / "speech.wav", 1.6)  # 40 frames
+        clip = ("animate.picture=face.png", "animate.speech=speech.wav", "animate.plan=frames")
+        # 1. Of one clip that two nodes share, rank 1 is killed: rank 0 makes its frames, the next start finds the clip there.
+        killed, out = self.lose(lambda task: os.kill(task, signal.SIGKILL), "normal", "animate", *clip, deck="deck.toml")
+        facts = self.finish(killed)
+        said = (self.site / f"weft-animate-{killed}.out").read_text()
+        self.assertEqual(facts["Restarts"], "1", said)
+        for text in "failed    rank 1 on", "weft animate ended with 137", "weft animate ended with 0":
+            self.assertIn(text, said)
+        # 2. A signal stops it, and it goes on where it was.
+        stopped = self.sbatch("animate", *clip, "animate.output=stopped", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
+        segments = self.site / "stopped" / ".work"
+        self.until("a segment", lambda: any(segments.glob("*/*.mp4")))
+        cluster.run("scancel", "--signal=USR1", stopped)
+        facts = self.finish(stopped)
+        said = (self.site / f"weft-animate-{stopped}.out").read_text()
+        self.assertEqual(facts["Restarts"], "1", said)
+        for text in "weft animate ended with 75", "parts made before", "weft animate ended with 0":
+            self.assertIn(text, said)
+        clips = [(folder / "face_speech.mp4").read_bytes() for folder in (out, self.site / "stopped")]
+        self.assertEqual(clips[0], clips[1])
+        self.show(f"job {killed}: SIGKILL of rank 1 in the middle of a clip, exit 137, queued again, exit 0; job {stopped}: SIGUSR1, "
+                  "exit 75, queued again, the same file")
 
     def test_a_wrong_deck_ends_the_job(self):
         job = self.sbatch("train_1node", "train.stepps=3", options=("--ntasks-per-node=2", "--cpus-per-task=1"))
