@@ -206,10 +206,11 @@ int doctor(const DoctorRequest& request, MPI_Comm world) {
     const RankDevice chosen = choose_device(deck.device.kind, deck.device.share, world);
     facts.shares_gpu = chosen.shared;
   });
-  const std::vector<std::string> visible = visible_gpus(&facts.no_gpu);
+  const VisibleGpus visible = visible_gpus();
+  facts.no_gpu = visible.why;
   if (on_cuda()) {
     const auto index = static_cast<std::size_t>(this_device().index);
-    facts.gpu = index < visible.size() ? visible[index] : "?";
+    facts.gpu = index < visible.uuids.size() ? visible.uuids[index] : "?";
     facts.device = device_runtime().describe();
   } else {
     facts.device = "CPU";

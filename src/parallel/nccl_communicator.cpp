@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -66,6 +67,7 @@ class NcclCommunicator final : public Communicator {
     const bool healthy = !watchdog_->failed() && std::uncaught_exceptions() == 0;
     if (!healthy) watchdog_->fail(std::make_exception_ptr(Error(Exit::hang, "given up")));
     watchdog_.reset();
+    if (aborted_.valid()) (void)aborted_.wait_for(std::chrono::seconds(5));
     if (!healthy) return;
     if (!operations_.empty()) device_runtime().synchronize(operations_.back().done);
     ncclCommDestroy(comm_);
@@ -286,7 +288,8 @@ class NcclCommunicator final : public Communicator {
   }
 
   // Ends the operations in progress. A thread inside NCCL gets a second to return by itself; if it
-  // does not, the abort makes it return.
+  // does not, the abort makes it return. The abort has a thread of its own: it has been seen to
+  // block, and the watchdog must still be able to end the job.
   void abort() {
     if (const auto start = start_.lock()) {
       const std::lock_guard lock(start->mutex);
@@ -303,7 +306,13 @@ class NcclCommunicator final : public Communicator {
     if (comm == nullptr) return;
     std::unique_lock calling(call_mutex_, std::defer_lock);
     (void)calling.try_lock_for(std::chrono::seconds(1));
-    ncclCommAbort(comm);
+    std::promise<void> done;
+    aborted_ = done.get_future();
+    std::thread([comm, reached = std::move(done)]() mutable {
+      ncclCommAbort(comm);
+      reached.set_value();
+    }).detach();
+    (void)aborted_.wait_for(std::chrono::seconds(1));
   }
 
   int rank_ = 0, size_ = 1;
@@ -318,6 +327,7 @@ class NcclCommunicator final : public Communicator {
   std::weak_ptr<Start> start_;
   std::deque<Operation> operations_;
   std::optional<Watchdog::Operation> calling_;
+  std::future<void> aborted_;
   double called_at_ = 0;
   double busy_ = 0;
   std::optional<Watchdog> watchdog_;

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "tensor/device_inventory.h"
 
 namespace weft {
 namespace {
@@ -47,14 +48,28 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
     return chosen;
   }
 
-  std::string why;
-  const auto lists = gather_gpus(visible_gpus(&why), host);
+  const VisibleGpus visible = visible_gpus();
+  std::string why = visible.why;
+  const auto lists = gather_gpus(visible.uuids, host);
   MPI_Comm_free(&host);
   const bool here =
       std::all_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); });
-  int everywhere = here ? 1 : 0;
-  MPI_Allreduce(MPI_IN_PLACE, &everywhere, 1, MPI_INT, MPI_MIN, world);
-  if (everywhere == 0) {
+  // Where there is a GPU that cannot be used, `auto` does not mean the CPU: a job of many GPU hours
+  // would crawl there after one line in its log.
+  std::string none;
+  const std::vector<GpuFacts> unusable =
+      visible.failed ? inventory_gpus(none) : std::vector<GpuFacts>();
+  int everywhere[2] = {here, unusable.empty()};
+  MPI_Allreduce(MPI_IN_PLACE, everywhere, 2, MPI_INT, MPI_MIN, world);
+  WEFT_CHECK(unusable.empty(), Exit::usage,
+             "update the driver, or put NVIDIA's cuda-compat on LD_LIBRARY_PATH (docs/gpu.md); "
+             "device.kind = \"cpu\" computes on the CPU",
+             "this host has {} (driver {}), which cannot be used: {}",
+             unusable.front().name.empty() ? "a GPU" : unusable.front().name,
+             unusable.front().driver, why);
+  WEFT_CHECK(everywhere[1] != 0, Exit::usage, "see that rank's error",
+             "a GPU of another rank's host cannot be used");
+  if (everywhere[0] == 0) {
     if (here) why = "another rank sees no GPU";
     WEFT_CHECK(kind != "cuda", Exit::usage,
                "ask the scheduler for GPUs (--gpus-per-task=1), check CUDA_VISIBLE_DEVICES and the "

@@ -12,7 +12,7 @@
 namespace weft {
 
 // The CUDA side (device_cuda.cpp), null in programs that are not linked with it.
-[[gnu::weak]] std::vector<std::string> cuda_visible_gpus(std::string& why);
+[[gnu::weak]] VisibleGpus cuda_visible_gpus();
 [[gnu::weak]] std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
 
 namespace {
@@ -30,12 +30,9 @@ int usable_cores() {
 
 }  // namespace
 
-std::vector<std::string> visible_gpus(std::string* why) {
-  std::string reason = "this build of weft has no CUDA side";
-  std::vector<std::string> gpus;
-  if (&cuda_visible_gpus != nullptr) gpus = cuda_visible_gpus(reason);
-  if (why != nullptr) *why = reason;
-  return gpus;
+VisibleGpus visible_gpus() {
+  if (&cuda_visible_gpus == nullptr) return {{}, "this build of weft has no CUDA side"};
+  return cuda_visible_gpus();
 }
 
 void use_gpu(int index) {

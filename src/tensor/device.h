@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,10 +17,14 @@ struct Device {
   int index = 0;  // the GPU's number among those this rank can see; 0 for the CPU
 };
 
-// UUIDs of the GPUs that this process can see ("GPU-xxxxxxxx-...", CUDA_VISIBLE_DEVICES respected).
-// Empty without GPUs, without a driver, or in a build without CUDA; `why` (if given) then says
-// which. Creates no context.
-std::vector<std::string> visible_gpus(std::string* why = nullptr);
+// The GPUs that this process can see, CUDA_VISIBLE_DEVICES respected.
+struct VisibleGpus {
+  std::vector<std::string> uuids;  // "GPU-xxxxxxxx-..."
+  std::string why;                 // there are none: no GPU, no driver, a build without CUDA
+  bool failed = false;  // CUDA answers with an error other than that there is no GPU or no driver
+};
+// Creates no context.
+VisibleGpus visible_gpus();
 // Takes GPU `index` of those: one per process, before the first tensor. parallel/rank_device.h
 // chooses which.
 void use_gpu(int index);
@@ -75,9 +80,9 @@ class DeviceRuntime {
   virtual double seconds(const DeviceEvent& from, const DeviceEvent& to) = 0;  // both finished
 
   // Work of the compute stream, and of streams tied to it by events, between begin and end is
-  // recorded, not run.
+  // recorded, not run. Where no memory is left for the graph, `make_room` (if given) frees some.
   virtual void begin_capture() = 0;
-  virtual DeviceGraph end_capture() = 0;
+  virtual DeviceGraph end_capture(const std::function<void()>& make_room) = 0;
   virtual void launch(const DeviceGraph& graph) = 0;  // on the compute stream
 
   virtual std::string describe() = 0;  // "NVIDIA H200, 139.8 GiB, sm_90, driver 13.0"

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -26,6 +27,13 @@ std::string uuid_text(const cudaUUID_t& uuid) {
     text += fmt::format("{:02x}", b[i]);
   }
   return text;
+}
+
+// CUDA's table of compatibility within a major version.
+constexpr int oldest_driver = CUDART_VERSION >= 13000 ? 580 : 525;
+
+std::string cuda_version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 class CudaRuntime final : public DeviceRuntime {
@@ -184,16 +192,29 @@ class CudaRuntime final : public DeviceRuntime {
         cudaStreamBeginCapture(cuda_stream(Stream::compute), cudaStreamCaptureModeThreadLocal));
     capturing_ = true;
   }
-  DeviceGraph end_capture() override {
+  DeviceGraph end_capture(const std::function<void()>& make_room) override {
     enter();
     capturing_ = false;
     cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamEndCapture(cuda_stream(Stream::compute), &graph));
+    // The executable graph does not need its source.
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> source(graph, cudaGraphDestroy);
     cudaGraphExec_t exec = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
-    // The executable graph does not need its source, so that goes first, before any error is
-    // thrown.
-    cudaGraphDestroy(graph);
+    cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+    if (error == cudaErrorMemoryAllocation && make_room) {
+      cudaGetLastError();
+      make_room();
+      error = cudaGraphInstantiate(&exec, graph, 0);
+    }
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw Error(
+          Exit::usage,
+          fmt::format("GPU {} has no memory left for a graph of kernels: {:.2f} GiB are free",
+                      index_, gib(free_bytes())),
+          "set device.graphs = false, or lower memory.arena_gib or train.batch_size", __FILE__,
+          __LINE__);
+    }
     CUDA_CHECK(error);
     return DeviceGraph(exec,
                        [](void* p) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(p)); });
@@ -207,9 +228,9 @@ class CudaRuntime final : public DeviceRuntime {
   std::string describe() override {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    return fmt::format("{}, {:.1f} GiB, sm_{}{}, driver for CUDA {}.{}", properties.name,
+    return fmt::format("{}, {:.1f} GiB, sm_{}{}, driver for CUDA {}", properties.name,
                        gib(properties.totalGlobalMem), properties.major, properties.minor,
-                       driver / 1000, driver % 1000 / 10);
+                       cuda_version_text(driver));
   }
 
  private:
@@ -287,20 +308,29 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
 cudaStream_t cuda_stream(Stream stream) { return streams[static_cast<std::size_t>(stream)]; }
 const cudaDeviceProp& cuda_properties() { return properties; }
 
-std::vector<std::string> cuda_visible_gpus(std::string& why) {
-  int count = 0;
+VisibleGpus cuda_visible_gpus() {
+  VisibleGpus gpus;
+  int count = 0, driver = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    why = fmt::format("no GPU can be used: {}", cudaGetErrorString(error));
-    return {};
+    // Without a driver the runtime calls it too old, and its version is 0.
+    cudaDriverGetVersion(&driver);
+    gpus.failed = driver > 0 && error != cudaErrorNoDevice;
+    gpus.why =
+        error == cudaErrorInsufficientDriver && driver > 0
+            ? fmt::format(
+                  "the driver is for CUDA {} at most, this build of weft is for {} (driver "
+                  "{} or newer)",
+                  cuda_version_text(driver), cuda_version_text(CUDART_VERSION), oldest_driver)
+            : fmt::format("no GPU can be used: {}", cudaGetErrorString(error));
+    return gpus;
   }
-  why = count == 0 ? "no GPU is visible" : "";
-  std::vector<std::string> gpus;
+  if (count == 0) gpus.why = "no GPU is visible";
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp p{};
     CUDA_CHECK(cudaGetDeviceProperties(&p, i));
-    gpus.push_back(uuid_text(p.uuid));
+    gpus.uuids.push_back(uuid_text(p.uuid));
   }
   return gpus;
 }

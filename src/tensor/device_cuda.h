@@ -18,7 +18,7 @@ const cudaDeviceProp& cuda_properties();
 
 // Makes the runtime of this rank's GPU; a context exists on that device only. tensor/device.cpp
 // calls these if they are linked.
-std::vector<std::string> cuda_visible_gpus(std::string& why);
+VisibleGpus cuda_visible_gpus();
 std::unique_ptr<DeviceRuntime> make_cuda_runtime(int index);
 
 }  // namespace weft

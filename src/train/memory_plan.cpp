@@ -123,7 +123,7 @@ std::size_t arena_capacity(const MemoryDeck& deck, int ranks_on_host) {
   if (deck.arena_gib > 0) return bytes_of_gib(deck.arena_gib);
   if (on_cuda()) {
     // The training state is allocated already. The 16th left free is for NCCL's
-    // buffers, cuBLASLt's workspace and CUDA itself.
+    // buffers, cuBLASLt's workspace, recorded graphs and CUDA itself.
     const std::size_t free = device_runtime().free_bytes();
     return free - free / 16;
   }
@@ -143,8 +143,8 @@ std::size_t free_memory(MPI_Comm world) {
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   unsigned long long mine = 0;
   if (on_cuda())
-    mine =
-        std::hash<std::string>{}(visible_gpus().at(static_cast<std::size_t>(this_device().index)));
+    mine = std::hash<std::string>{}(
+        visible_gpus().uuids.at(static_cast<std::size_t>(this_device().index)));
   int ranks = 1;
   MPI_Comm_size(host, &ranks);
   std::vector<unsigned long long> all(static_cast<std::size_t>(ranks));

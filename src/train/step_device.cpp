@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 
@@ -34,7 +35,7 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
   } catch (...) {
     // The stream must leave capture mode before any further use, even to report the error.
     try {
-      if (std::exchange(capturing_, false)) device_runtime().end_capture();
+      if (std::exchange(capturing_, false)) device_runtime().end_capture({});
     } catch (const std::exception&) {
     }
     recording_ = nullptr;
@@ -42,9 +43,27 @@ void StepGraphs::run(const std::string& key, ParameterTable& table,
     throw;
   }
   recording_ = nullptr;
+  if (!enabled_) {
+    drop();
+    return;
+  }
   entry.after = table.step_state();
   entry.recorded = true;
   ++recorded_;
+}
+
+void StepGraphs::drop() {
+  device_runtime().synchronize();  // they may be running
+  for (auto& [key, entry] : entries_) {
+    entry.parts.clear();
+    entry.recorded = false;
+  }
+  recorded_ = 0;
+  if (std::exchange(enabled_, false))
+    log::warn(
+        "no memory is left for a graph of a micro-batch: kernels are launched one by one from "
+        "now on, which is slower where they are short (lower memory.arena_gib or "
+        "train.batch_size)");
 }
 
 void StepGraphs::aside(const std::function<void()>& act) {
@@ -58,7 +77,7 @@ void StepGraphs::aside(const std::function<void()>& act) {
 
 void StepGraphs::cut(std::function<void()> then) {
   capturing_ = false;
-  DeviceGraph graph = device_runtime().end_capture();
+  DeviceGraph graph = device_runtime().end_capture([this] { drop(); });
   device_runtime().launch(graph);
   recording_->parts.push_back({std::move(graph), std::move(then)});
 }

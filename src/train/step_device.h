@@ -56,6 +56,8 @@ class StepGraphs {
   };
   // Ends the recording under way and runs it.
   void cut(std::function<void()> then);
+  // Frees all graphs and records no more: memory is short.
+  void drop();
 
   bool enabled_;
   Entry* recording_ = nullptr;

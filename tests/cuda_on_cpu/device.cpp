@@ -8,7 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "hopper.h"
+#include "device.h"
+#include "faults.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -20,6 +21,14 @@ thread_local int current_device = 0;
 int device_count() {
   const char* text = std::getenv("WEFT_EMULATION_DEVICES");
   return text == nullptr ? 1 : std::atoi(text);
+}
+
+// As CUDA writes it, 12040 for 12.4: the newest CUDA that the driver is for.
+int driver_version() {
+  const char* text = std::getenv("WEFT_EMULATION_DRIVER");
+  int major = CUDART_VERSION / 1000, minor = CUDART_VERSION % 1000 / 10;
+  if (text != nullptr) std::sscanf(text, "%d.%d", &major, &minor);
+  return major * 1000 + minor * 10;
 }
 
 struct Named {
@@ -67,6 +76,23 @@ const Named* find(cudaError_t error) {
 
 namespace emulation {
 
+const Capability& capability() {
+  constexpr std::size_t KiB = 1024;
+  static constexpr Capability known[] = {{8, 0, 163 * KiB, 2048},  {8, 6, 99 * KiB, 1536},
+                                         {8, 9, 99 * KiB, 1536},   {9, 0, 227 * KiB, 2048},
+                                         {10, 0, 227 * KiB, 2048}, {12, 0, 99 * KiB, 1536}};
+  static const Capability& found = [] -> const Capability& {
+    const char* text = std::getenv("WEFT_EMULATION_CAPABILITY");
+    if (text == nullptr) return known[0];
+    int major = 0, minor = 0;
+    std::sscanf(text, "%d.%d", &major, &minor);
+    for (const Capability& c : known)
+      if (c.major == major && c.minor == minor) return c;
+    die("WEFT_EMULATION_CAPABILITY=%s: no such device", text);
+  }();
+  return found;
+}
+
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
 // A rank owns one device. A call from a thread that has not chosen it would go to device 0, where
@@ -97,10 +123,12 @@ const char* cudaGetErrorName(cudaError_t e) {
 const char* cudaGetErrorString(cudaError_t e) {
   return find(e) ? find(e)->text : "unrecognized error";
 }
-cudaError_t cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* v) { return *v = driver_version(), cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 0;
+  if (driver_version() < CUDART_VERSION / 1000 * 1000) return fail(cudaErrorInsufficientDriver);
   *count = device_count();
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -121,15 +149,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->uuid.bytes[15] = static_cast<char>(device);
   p->totalGlobalMem = emulation::device_bytes_in_total();
   p->sharedMemPerBlock = 48 * 1024;
-  p->sharedMemPerBlockOptin = emulation::most_shared_memory();
+  p->sharedMemPerBlockOptin = emulation::capability().shared_memory;
   p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
-  p->major = emulation::is_hopper() ? 9 : 8;
-  p->minor = 0;
+  p->major = emulation::capability().major;
+  p->minor = emulation::capability().minor;
   p->multiProcessorCount = 108;
   p->warpSize = 32;
   p->regsPerBlock = 65536;
   p->maxThreadsPerBlock = 1024;
-  p->maxThreadsPerMultiProcessor = 2048;
+  p->maxThreadsPerMultiProcessor = emulation::capability().threads;
   p->maxGridSize[0] = 0x7fffffff;
   p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;

@@ -1,5 +1,6 @@
 // Captures and graphs: work with edges, executed in any order that the edges allow.
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -11,6 +12,7 @@ namespace emulation {
 namespace {
 
 std::vector<std::shared_ptr<Capture>> active;
+int executable_graphs = 0;
 // CUDA's per-thread mode, by which a thread may be excused from others' captures.
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
@@ -163,6 +165,10 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, CUgraphNode_st** nodes, std::si
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   const Device device;
   if (graph == nullptr) return fail(cudaErrorInvalidValue);
+  static const char* most = std::getenv("WEFT_EMULATION_GRAPHS");
+  if (most != nullptr && emulation::executable_graphs >= std::atoi(most))
+    return fail(cudaErrorMemoryAllocation);
+  ++emulation::executable_graphs;
   *exec = new CUgraphExec_st{graph->graph};
   return cudaSuccess;
 }
@@ -186,6 +192,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   const Device device;
+  if (exec != nullptr) --emulation::executable_graphs;
   delete exec;
   return cudaSuccess;
 }

@@ -209,14 +209,6 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* ba
 
 }  // namespace
 
-bool is_hopper() {
-  static const bool hopper = [] {
-    const char* capability = std::getenv("WEFT_EMULATION_CAPABILITY");
-    return capability != nullptr && std::strcmp(capability, "9.0") == 0;
-  }();
-  return hopper;
-}
-
 void advance_bulk_copies() {
   if (!copies.empty() && random_below(4) == 0) do_copy(random_below(copies.size()));
 }

@@ -1,9 +1,9 @@
 // Kernel launches and their limits.
 #include <map>
 
+#include "device.h"
 #include "emulation.h"
 #include "fibers.h"
-#include "hopper.h"
 #include "streams.h"
 
 using emulation::Device;
@@ -54,7 +54,7 @@ unsigned long long kernels_run() {
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const Device device;
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-  if (value < 0 || static_cast<std::size_t>(value) > emulation::most_shared_memory())
+  if (value < 0 || static_cast<std::size_t>(value) > emulation::capability().shared_memory)
     return fail(cudaErrorInvalidValue);
   shared_limits[kernel] = static_cast<std::size_t>(value);
   return cudaSuccess;

@@ -4,6 +4,7 @@
 #include "nccl.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -128,6 +129,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
+  if (const char* abort = std::getenv("WEFT_EMULATION_NCCL_ABORT");
+      abort != nullptr && std::strcmp(abort, "blocks") == 0)
+    std::this_thread::sleep_for(std::chrono::hours(1));
   const emulation::Device device;
   // Requests under way are left to MPI: a collective cannot be taken back. The handle stays, for
   // other threads have it.

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import struct
 import unittest
 from unittest import mock
@@ -13,6 +14,7 @@ from unittest import mock
 from harness import REPOSITORY, WeftTest, read_safetensors, write_safetensors
 from test_animate import DECK as ANIMATE
 from test_animate import drawn_face, face_points, write_wav
+from test_doctor import build_driver
 from test_evaluate import png, read_png
 from test_vae_training import ADVERSARIAL
 from test_vae_training import DECK as VAE
@@ -43,10 +45,35 @@ class Devices(WeftTest):
             job = self.train("run", "device.kind=cuda", expect=None)
         self.refused(job, 2, "device.kind")
 
+    def test_a_driver_that_is_too_old(self):
+        (self.dir / "driver").mkdir()
+        with emulate(1, WEFT_EMULATION_DRIVER="12.4"):
+            # The driver's library is there, and no GPU is.
+            self.assertIn("device    CPU (", self.train("none", "train.steps=1", ranks=1).err)
+            # Now there is one.
+            build_driver(self.dir / "driver", ["GPU-0"])
+            with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": f"{self.dir}/driver:{os.environ.get('LD_LIBRARY_PATH', '')}"}):
+                for kind in ("auto", "cuda"):
+                    job = self.train("run", f"device.kind={kind}", expect=None)
+                    self.refused(job, 2, "cannot be used", "driver 580.65.06", "for CUDA 12.4 at most", "13.0")
+                self.train("run", "device.kind=cpu", "train.steps=1", ranks=1)
+
     def test_two_ranks_on_one_gpu_are_refused(self):
         with emulate(1):
             job = self.train("run", "device.kind=cuda", expect=None)
         self.refused(job, 2, "2 ranks", "device.share")
+
+
+class Hang(WeftTest):
+    def test_an_abort_that_blocks(self):
+        with emulate(2, WEFT_EMULATION_NCCL_ABORT="blocks"):
+            job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "parallel.hang_timeout=4",
+                             "train.steps=100000", "train.checkpoint_every=0", ranks=2)
+            self.wait_for_steps(job, "run", 4)
+            os.kill(job.ranks()[1], signal.SIGSTOP)
+            self.assertEqual(job.wait(), 7, job.err)
+        self.assert_gone(job)
+        self.assertIn("rank 1 on", job.err)
 
 
 class OwnDevice(WeftTest):
@@ -85,8 +112,8 @@ class Steps(WeftTest):
         self.train("cpu", "device.kind=cpu", *self.OVERRIDES, *overrides)
         return self.losses("cpu")
 
-    def on_gpu(self, run, *overrides, ranks=2):
-        return self.train(run, "device.kind=cuda", *self.OVERRIDES, *overrides, ranks=ranks)
+    def on_gpu(self, run, *overrides, ranks=2, **options):
+        return self.train(run, "device.kind=cuda", *self.OVERRIDES, *overrides, ranks=ranks, **options)
 
     def test_nccl_staging_and_one_rank_agree_with_the_cpu(self):
         wanted = self.on_cpu()
@@ -113,6 +140,17 @@ class Steps(WeftTest):
         for run in ("plain", "parts", "other_order"):
             with self.subTest(run=run):
                 self.assert_same_run("recorded", run)
+
+    def test_no_memory_for_graphs(self):
+        for most in (1, 3):
+            with emulate(2, WEFT_EMULATION_GRAPHS=str(most)):
+                job = self.on_gpu(f"most{most}", self.EXACT)
+            self.assertIn("no memory is left for a graph", job.err)
+        with emulate(2, WEFT_EMULATION_GRAPHS="0"):
+            self.refused(self.on_gpu("none", self.EXACT, expect=None), 2, "no memory left for a graph", "device.graphs = false")
+            self.on_gpu("plain", "device.graphs=false", self.EXACT)
+        for run in ("most1", "most3"):
+            self.assert_same_run("plain", run)
 
     def test_recorded_steps_of_uneven_size(self):
         # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts

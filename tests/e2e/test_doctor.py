@@ -65,6 +65,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device d, unsigned* n, struct proces
 """
 
 
+def build_driver(folder, gpus):
+    folder.mkdir(exist_ok=True)
+    (folder / "driver.c").write_text(DRIVER.replace("UUIDS", ", ".join(f'"{g}"' for g in gpus)))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "driver.c"], check=True)
+
+
 class Doctor(WeftTest):
     def doctor(self, *started_by, expect, program=WEFT, arguments=("deck.toml",)):
         """Two ranks, of which rank 1 is `program`, started by "env", "X=1" or the like."""
@@ -208,9 +214,7 @@ class Gpus(WeftTest):
             self.assertEqual(rank["wrong"]["product f32"], 0)
             self.assertIn("CUDA runtime", rank["versions"])
 
-        (self.dir / "driver").mkdir()
-        (self.dir / "driver.c").write_text(DRIVER.replace("UUIDS", ", ".join(f'"{g}"' for g in gpus)))
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.dir / "driver/libnvidia-ml.so.1", self.dir / "driver.c"], check=True)
+        build_driver(self.dir / "driver", gpus)
         done, report = self.doctor(MEND, f"LD_LIBRARY_PATH={self.dir}/driver:{os.environ.get('LD_LIBRARY_PATH', '')}")
         said = [f["level"] + " " + f["what"] for f in report["findings"]]
         foreign = [s for s in said if s.startswith("FAIL")]

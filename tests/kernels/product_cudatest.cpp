@@ -260,7 +260,7 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
   kernels::set_matmul_tuning(table_);
   device_runtime().begin_capture();
   ops::linear_backward_input(tdy, tw, dx, true);
-  const DeviceGraph graph = device_runtime().end_capture();
+  const DeviceGraph graph = device_runtime().end_capture({});
   EXPECT_TRUE(lines().empty());
   for (int i = 0; i < 3; ++i) device_runtime().launch(graph);
   std::vector<float> expected(static_cast<std::size_t>(m * k));

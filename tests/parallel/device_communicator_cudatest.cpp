@@ -26,7 +26,7 @@ void take_gpu() {
   if (on_cuda()) return;
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  const std::size_t gpus = visible_gpus().size();
+  const std::size_t gpus = visible_gpus().uuids.size();
   ASSERT_GT(gpus, 0u);
   use_gpu(static_cast<int>(static_cast<std::size_t>(rank) % gpus));
 }
@@ -34,7 +34,7 @@ void take_gpu() {
 bool gpus_are_shared() {
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return visible_gpus().size() < static_cast<std::size_t>(size);
+  return visible_gpus().uuids.size() < static_cast<std::size_t>(size);
 }
 
 template <class T>
