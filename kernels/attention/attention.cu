@@ -128,7 +128,7 @@ int cross_splits(const FlashShape& shape) {
 
 void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                             const Tensor& rope, Axis axis, Tensor& out, Tensor& lse) {
-  if (axis == Axis::time && qkv.dim(1) <= temporal_max_frames)
+  if (axis == Axis::time && temporal_takes(qkv))
     return temporal_forward(qkv, wq, wk, rope, out, lse);
   const Tensor qk = prepare_qk(qkv, wq, wk, rope, axis);
   by_type(qkv, [&]<class T>() {
@@ -148,7 +148,7 @@ void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& w
 void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk,
                              const Tensor& rope, Axis axis, const Tensor& out, const Tensor& lse,
                              const Tensor& dout, Tensor& dqkv, Tensor& dwq, Tensor& dwk) {
-  if (axis == Axis::time && qkv.dim(1) <= temporal_max_frames)
+  if (axis == Axis::time && temporal_takes(qkv))
     return temporal_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk);
   const Tensor qk = prepare_qk(qkv, wq, wk, rope, axis);
   by_type(qkv, [&]<class T>() {

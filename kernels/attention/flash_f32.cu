@@ -4,31 +4,37 @@
 //
 // Least work of one head: forward 4 nq nk D, backward 10 nq nk D operations (here 14: see
 // flash_sm80_backward.cu, whose order of sums this follows); every operand is read or written once.
-// Bound by FFMA (67 TFLOP/s on an H200): a thread makes 4 x 2 scores from float4 rows of both
-// sides, and 4 x D/16 results from them, so that shared memory is read once for every 1.3 (scores)
-// to 2 (results) FFMA. 256 threads are 16 x 16: ty owns rows 4 ty .. 4 ty + 3 of the block's 64,
-// and its 16 lanes are half a warp, so that a row's maximum and sum are four shuffles and scores
-// pass through shared memory under __syncwarp() alone.
+// Bound by FFMA (67 TFLOP/s on an H200): a thread makes 4 x 2 scores (of wide heads 4 x 1) from
+// float4 rows of both sides, and 4 x D/16 results from them, so that shared memory is read once for
+// every 1.3 (scores) to 2 (results) FFMA. 256 threads are 16 x 16: ty owns rows 4 ty .. 4 ty + 3 of
+// the block's 64, and its 16 lanes are half a warp, so that a row's maximum and sum are four
+// shuffles and scores pass through shared memory under __syncwarp() alone.
 #include "attention/flash_common.cuh"
 
 namespace weft::kernels {
 namespace {
 
-constexpr int f32_threads = 256, own_rows = 64, pass_rows = 32;
-constexpr int score_pitch = pass_rows + 4;
+constexpr int f32_threads = 256, own_rows = 64;
 
 // DP is D rounded up to what is instantiated. An odd number of 16-byte pieces a row spreads eight
 // rows over all banks.
 template <int DP>
 struct F32Tile {
-  static constexpr int pitch = (DP / 4 | 1) * 4;
+  // Rows of the other side at a time: of wide heads few, so that the backward fits the 99 KiB that
+  // GPUs for desktops have.
+  static constexpr int pass_rows = DP <= 80 ? 32 : 16;
+  static constexpr int columns = pass_rows / 16;  // scores of a thread in a row
+  static constexpr int pitch = (DP / 4 | 1) * 4, score_pitch = pass_rows + 4;
   static constexpr int own_size = own_rows * pitch, pass_size = pass_rows * pitch;
   static constexpr int score_size = own_rows * score_pitch;
   static constexpr std::size_t forward_shared =
       sizeof(float) * (own_size + 2 * pass_size + score_size);
   static constexpr std::size_t backward_shared =
-      sizeof(float) * (2 * own_size + 2 * pass_size + 2 * score_size + 2 * pass_rows);
+      sizeof(float) * (2 * own_size + 2 * pass_size + score_size);
+  static_assert(backward_shared <= 99 * 1024);
 };
+template <int DP>
+using Scores = float[4][F32Tile<DP>::columns];
 
 __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
@@ -39,31 +45,35 @@ __device__ __forceinline__ float4 float4_at(const float* p) {
 
 // s[i][j] = row 4 ty + i of `own` times row tx + 16 j of `pass`.
 template <int DP>
-__device__ __forceinline__ void score(float (&s)[4][2], const float* own, const float* pass) {
-  constexpr int pitch = F32Tile<DP>::pitch;
+__device__ __forceinline__ void score(Scores<DP>& s, const float* own, const float* pass) {
+  constexpr int pitch = F32Tile<DP>::pitch, columns = F32Tile<DP>::columns;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) s[i][0] = s[i][1] = 0.0f;
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < columns; ++j) s[i][j] = 0.0f;
 #pragma unroll 4
   for (int d = 0; d < DP; d += 4) {
-    const float4 b0 = float4_at(pass + tx * pitch + d);
-    const float4 b1 = float4_at(pass + (tx + 16) * pitch + d);
+    float4 b[columns];
+#pragma unroll
+    for (int j = 0; j < columns; ++j) b[j] = float4_at(pass + (tx + 16 * j) * pitch + d);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 a = float4_at(own + (4 * ty + i) * pitch + d);
-      s[i][0] = dot4(a, b0, s[i][0]);
-      s[i][1] = dot4(a, b1, s[i][1]);
+#pragma unroll
+      for (int j = 0; j < columns; ++j) s[i][j] = dot4(a, b[j], s[i][j]);
     }
   }
 }
 
 // Scores to shared memory, where this half warp alone reads them again.
-__device__ __forceinline__ void put_scores(float* shared, const float (&s)[4][2]) {
+template <int DP>
+__device__ __forceinline__ void put_scores(float* shared, const Scores<DP>& s) {
+  constexpr int pitch = F32Tile<DP>::score_pitch, columns = F32Tile<DP>::columns;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 2; ++j) shared[(4 * ty + i) * score_pitch + tx + 16 * j] = s[i][j];
+    for (int j = 0; j < columns; ++j) shared[(4 * ty + i) * pitch + tx + 16 * j] = s[i][j];
   __syncwarp();
 }
 
@@ -71,10 +81,10 @@ __device__ __forceinline__ void put_scores(float* shared, const float (&s)[4][2]
 template <int DP>
 __device__ __forceinline__ void weigh(float (&x)[4][DP / 16], const float* scores,
                                       const float* pass) {
-  constexpr int pitch = F32Tile<DP>::pitch;
+  constexpr int pitch = F32Tile<DP>::pitch, score_pitch = F32Tile<DP>::score_pitch;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll 2
-  for (int k = 0; k < pass_rows; k += 4) {
+  for (int k = 0; k < F32Tile<DP>::pass_rows; k += 4) {
     float p[4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -102,7 +112,7 @@ __device__ __forceinline__ void load_f32(float* to, const float* from, std::int6
   if (own)
     load_rows<own_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
   else
-    load_rows<pass_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
+    load_rows<F32Tile<DP>::pass_rows, DP / 4, pitch, f32_threads>(to, from, row, first, n, D);
 }
 
 template <int DP>
@@ -132,6 +142,7 @@ template <int DP>
 __global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_forward_kernel(FlashForward<float> p, int tiles) {
   using Tile = F32Tile<DP>;
+  constexpr int pass_rows = Tile::pass_rows, columns = Tile::columns;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int tile = static_cast<int>(blockIdx.x) % tiles;
   const int h = static_cast<int>(blockIdx.x) / tiles % p.shape.heads;
@@ -158,23 +169,28 @@ __global__ void __launch_bounds__(f32_threads, 1)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    float x[4][2];
+    Scores<DP> x;
     score<DP>(x, queries, keys);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      for (int j = 0; j < 2; ++j)
+      float largest = top[i];
+      for (int j = 0; j < columns; ++j) {
         x[i][j] = key + tx + 16 * j < nk ? x[i][j] * p.shape.scale : -INFINITY;
-      float largest = fmaxf(top[i], fmaxf(x[i][0], x[i][1]));
+        largest = fmaxf(largest, x[i][j]);
+      }
       for (int offset = 8; offset > 0; offset /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(full_mask, largest, offset));
       const float shrink = expf(top[i] - largest);
       top[i] = largest;
-      for (int j = 0; j < 2; ++j) x[i][j] = expf(x[i][j] - largest);
-      sum[i] = sum[i] * shrink + x[i][0] + x[i][1];
+      sum[i] *= shrink;
+      for (int j = 0; j < columns; ++j) {
+        x[i][j] = expf(x[i][j] - largest);
+        sum[i] += x[i][j];
+      }
 #pragma unroll
       for (int j = 0; j < DP / 16; ++j) out[i][j] *= shrink;
     }
-    put_scores(scores, x);
+    put_scores<DP>(scores, x);
     weigh<DP>(out, scores, values);
     __syncthreads();
   }
@@ -198,6 +214,7 @@ template <int DP>
 __global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_keys_kernel(FlashBackward<float> p, unsigned tiles) {
   using Tile = F32Tile<DP>;
+  constexpr int pass_rows = Tile::pass_rows, columns = Tile::columns;
   const int tx = threadIdx.x % 16;
   const KeyTile tile = find_key_tile(p.shape, own_rows, tiles, blockIdx.x);
   if (tile.s < 0) return;  // the whole block
@@ -209,7 +226,6 @@ __global__ void __launch_bounds__(f32_threads, 1)
   float* const queries = values + Tile::own_size;
   float* const gradients = queries + Tile::pass_size;
   float* const scores = gradients + Tile::pass_size;
-  float* const dscores = scores + Tile::score_size;
   const float* const q = p.q.at(s, h, p.shape.inner);
   const float* const g = p.dout.at(s, h, p.shape.inner);
   const std::int64_t stat_row = (static_cast<std::int64_t>(s) * p.shape.heads + h) * p.shape.nq;
@@ -226,27 +242,27 @@ __global__ void __launch_bounds__(f32_threads, 1)
     load_f32<DP>(queries, q, p.q.row, query, end, D, false);
     load_f32<DP>(gradients, g, p.dout.row, query, end, D, false);
     cp_async_commit();
-    float lse[2], delta[2];
-    for (int j = 0; j < 2; ++j) {
+    float lse[columns], delta[columns];
+    for (int j = 0; j < columns; ++j) {
       const int i = query + tx + 16 * j;
       lse[j] = i < end ? p.lse[stat_row + i] : INFINITY;
       delta[j] = i < end ? p.delta[stat_row + i] : 0.0f;
     }
     cp_async_wait<0>();
     __syncthreads();
-    float x[4][2], y[4][2];
+    Scores<DP> x, y;
     score<DP>(x, keys, queries);
     score<DP>(y, values, gradients);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < columns; ++j) {
         x[i][j] = expf(x[i][j] * p.shape.scale - lse[j]);
         y[i][j] = x[i][j] * (y[i][j] - delta[j]);
       }
-    put_scores(scores, x);
-    put_scores(dscores, y);
+    put_scores<DP>(scores, x);
     weigh<DP>(dv, scores, gradients);
-    weigh<DP>(dk, dscores, queries);
+    put_scores<DP>(scores, y);
+    weigh<DP>(dk, scores, queries);
     __syncthreads();
   }
   cp_async_commit();
@@ -269,6 +285,7 @@ template <int DP>
 __global__ void __launch_bounds__(f32_threads, 1)
     flash_f32_queries_kernel(FlashBackward<float> p, int tiles) {
   using Tile = F32Tile<DP>;
+  constexpr int pass_rows = Tile::pass_rows, columns = Tile::columns;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int tile = static_cast<int>(blockIdx.x) % tiles;
   const int h = static_cast<int>(blockIdx.x) / tiles % p.shape.heads;
@@ -299,16 +316,16 @@ __global__ void __launch_bounds__(f32_threads, 1)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    float x[4][2], y[4][2];
+    Scores<DP> x, y;
     score<DP>(x, queries, keys);
     score<DP>(y, gradients, values);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < columns; ++j) {
         const float prob = key + tx + 16 * j < nk ? expf(x[i][j] * p.shape.scale - lse[i]) : 0.0f;
         y[i][j] = prob * (y[i][j] - delta[i]);
       }
-    put_scores(dscores, y);
+    put_scores<DP>(dscores, y);
     weigh<DP>(dq, dscores, keys);
     __syncthreads();
   }

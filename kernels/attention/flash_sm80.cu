@@ -4,9 +4,9 @@
 // Least work of one head of one sequence: 4 nq nk D operations; q, k, v read and out written once,
 // 2 (nq + nk) 2 D bytes, so that at nq = nk = 1590, D = 72 an element is worth 1600 operations and
 // the tensor cores are the limit. The kernel multiplies (KD + ND) / 2 D as many lanes (D = 72: 80
-// and 72, 1.06). Each block holds 128 queries and passes over the keys 64 at a time through two
-// stages of shared memory filled by cp.async; k and v come from L2 once a block. A warp holds 32
-// queries (16 for D > 72) so that one ldmatrix feeds four (two) mma.
+// and 72, 1.06). Each block holds 128 queries and passes over the keys 64 (48) at a time through
+// two stages of shared memory filled by cp.async; k and v come from L2 once a block. A warp holds
+// 32 queries (16 for D > 72) so that one ldmatrix feeds four (two) mma.
 #include "attention/flash_sm80.cuh"
 
 namespace weft::kernels {
@@ -17,13 +17,16 @@ struct ForwardTile {
   static constexpr int KD = KD_, ND = ND_;
   static constexpr int m_tiles = ND <= 72 ? 2 : 1;  // of 16 queries a warp
   static constexpr int warps = ND <= 72 ? 4 : 8, threads = 32 * warps;
-  static constexpr int queries = 16 * m_tiles * warps, keys = 64;
+  // Of wide heads fewer keys: with 64 two stages would not fit the 99 KiB that GPUs for desktops
+  // have.
+  static constexpr int queries = 16 * m_tiles * warps, keys = ND <= 72 ? 64 : 48;
   static constexpr int k_pitch = tile_pitch(KD), v_pitch = tile_pitch(ND);
   static constexpr int k_size = keys * k_pitch, v_size = keys * v_pitch;
   // The queries stay in shared memory: in registers they would not leave enough for 32 of them a
   // warp.
   static constexpr int q_size = queries * k_pitch;
   static constexpr std::size_t shared = sizeof(bf16_t) * (2 * (k_size + v_size) + q_size);
+  static_assert(shared <= 99 * 1024);
 };
 
 template <class Tile>

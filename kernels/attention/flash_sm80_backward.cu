@@ -22,6 +22,7 @@ struct BackwardTile {
   // Two own tiles, two stages of two passing tiles, two stages of two numbers for each passing row.
   static constexpr std::size_t shared =
       sizeof(bf16_t) * (2 * own_size + 4 * pass_size) + sizeof(float) * 4 * pass;
+  static_assert(shared <= 99 * 1024);
 };
 
 template <class Tile>

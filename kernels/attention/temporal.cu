@@ -15,6 +15,7 @@ namespace weft::kernels {
 namespace temporal {
 namespace {
 
+constexpr int max_frames = 128;
 constexpr int warps = 4, threads = 32 * warps;
 constexpr int per_lane = 2;  // pairs of columns a lane: 2 (lane + 32 i) and the next
 constexpr int columns = 4;   // frames, or columns, of a lane: lane + 32 i
@@ -384,6 +385,14 @@ bool one_frame(const Tensor& qkv, const Layout& l, const Tensor& a, const Tensor
          qkv.numel() / one_pack < std::int64_t{1} << 32 && aligned<one_pack>(a, b);
 }
 
+// Shared memory of the kernels for f32.
+std::size_t forward_bytes(std::int64_t T, std::int64_t D) {
+  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 1) + warps * (D + T));
+}
+std::size_t backward_bytes(std::int64_t T, std::int64_t D) {
+  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 2) + 2 * warps * (D + T));
+}
+
 // One column a block.
 __global__ void __launch_bounds__(256)
     add_pieces_kernel(const float* partial, int pieces, int D, float* dwq, float* dwk) {
@@ -403,7 +412,7 @@ Layout layout_of(const Tensor& qkv) {
   const std::int64_t units = qkv.dim(0) * l.S * l.H;
   WEFT_ASSERT(units < std::int64_t{1} << 31);
   l.units = static_cast<unsigned>(units);
-  WEFT_ASSERT(l.T <= temporal_max_frames && l.D <= 128 && l.D % 2 == 0);
+  WEFT_ASSERT(l.T <= max_frames && l.D <= 128 && l.D % 2 == 0);
   return l;
 }
 
@@ -417,6 +426,12 @@ void add_pieces(const Tensor& partial, Tensor& dwq, Tensor& dwk) {
 
 }  // namespace temporal
 
+bool temporal_takes(const Tensor& qkv) {
+  const std::int64_t T = qkv.dim(1), D = qkv.dim(5);
+  return T <= temporal::max_frames &&
+         temporal::backward_bytes(T, D) <= cuda_properties().sharedMemPerBlockOptin;
+}
+
 void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                       Tensor& out, Tensor& lse) {
   using namespace temporal;
@@ -429,10 +444,8 @@ void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, con
     return;
   }
   if (l.units == 0 || mma_forward(qkv, wq, wk, rope, out, lse)) return;
-  const std::size_t floats =
-      2 * static_cast<std::size_t>(l.T * (l.D + 1)) + static_cast<std::size_t>(warps * (l.D + l.T));
   by_type(qkv, [&]<class T>() {
-    launch(forward_kernel<T>, dim3(l.units), dim3(threads), floats * sizeof(float), data<T>(qkv),
+    launch(forward_kernel<T>, dim3(l.units), dim3(threads), forward_bytes(l.T, l.D), data<T>(qkv),
            data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
            data<T>(out), data<float>(lse), l, inverse_root(l.D));
   });
@@ -451,14 +464,12 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
     return;
   }
   if (l.units == 0 || mma_backward(qkv, wq, wk, rope, out, lse, dout, dqkv, dwq, dwk)) return;
-  const std::size_t floats = 2 * static_cast<std::size_t>(l.T * (l.D + 2)) +
-                             2 * static_cast<std::size_t>(warps * (l.D + l.T));
   const int blocks = pieces(l.units);
   Tensor partial;
   if (dwq.defined()) partial = Tensor::empty({2 * qkv.dim(5), blocks}, DType::f32);
   by_type(qkv, [&]<class T>() {
     launch(backward_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(threads),
-           floats * sizeof(float), data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
+           backward_bytes(l.T, l.D), data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
            data_or_null<float>(rope), data<float>(lse), data<T>(dout), data<T>(dqkv),
            data_or_null<float>(partial), l, inverse_root(l.D));
   });

@@ -10,7 +10,9 @@
 
 namespace weft::kernels {
 
-constexpr int temporal_max_frames = 128;
+// Up to 128 frames, fewer of wide heads on GPUs with little shared memory; others are
+// flash_*.cu's.
+bool temporal_takes(const Tensor& qkv);
 
 // As ops/attention.h with Axis::time.
 void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
