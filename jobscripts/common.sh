@@ -17,6 +17,10 @@ export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK
 # sbatch --export=NONE, a custom of some sites, would otherwise keep these from the tasks.
 export SLURM_EXPORT_ENV=ALL
 
+# A job that asked for GPUs computes on them or ends: on the CPU it would take the whole time for a few steps.
+DEVICE=${DEVICE-${SLURM_GPUS_PER_NODE:+cuda}}
+device=(${DEVICE:+"device.kind=$DEVICE"})
+
 # When the job ends, for weft to stop in time even if no signal comes. Older Slurm (22.05) does not set it, and a job
 # submitted from inside another would inherit a wrong one: it is always asked for.
 unset SLURM_JOB_END_TIME
@@ -61,7 +65,7 @@ steps_saved() {
 train() {
   local before after code again=${SLURM_RESTART_COUNT:-0}
   before=$(steps_saved)
-  run_weft train "$DECK" run.dir="$RUN" "$@"
+  run_weft train "$DECK" run.dir="$RUN" ${device[@]+"${device[@]}"} "$@"
   code=$?
   after=$(steps_saved)
   say "weft train ended with $code, $((after - before)) steps further: $after saved in $RUN"
@@ -95,7 +99,7 @@ until_done() {
     esac
   done
   before=$(clips_made)
-  run_weft "$command" "$DECK" "$@"
+  run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
   code=$?
   say "weft $command ended with $code"
   # 137: a rank failed. The others made what they could; another start makes the rest, or finds all done.

@@ -88,8 +88,8 @@ class JobScripts(unittest.TestCase):
 
     def sbatch(self, script, *arguments, options=(), partition="normal", deck="deck.toml", **variables):
         """Submits a job script with partition and deck set by the environment; the job's id."""
-        environment = dict(SBATCH_PARTITION=partition, OMPI_MCA_btl_vader_single_copy_mechanism="none",
-                           OMPI_MCA_mpi_yield_when_idle="1", **variables)
+        environment = dict(SBATCH_PARTITION=partition, DEVICE="cpu", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+                           OMPI_MCA_mpi_yield_when_idle="1") | variables
         if deck:
             environment["DECK"] = deck
         job = cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *arguments,
@@ -424,6 +424,16 @@ class JobScripts(unittest.TestCase):
         self.assertEqual(facts["Restarts"], "0")
         self.assertIn("did you mean train.steps", self.output())
         self.show(f"job {job} with a key that is none: exit {facts['ExitCode']}, not requeued")
+
+    def test_gpus_that_cannot_be_used_end_the_job(self):
+        job = self.sbatch("train_1node", options=("--ntasks-per-node=2", "--cpus-per-task=1"), DEVICE="cuda")
+        self.finish(job, "FAILED", "2:0")
+        self.assertIn('device.kind = "cuda": ', self.output())
+        # As the script has it, without a word in the environment.
+        said = cluster.run("bash", "-c", "export WEFT=/bin/true SLURM_JOB_ID=1 SLURM_JOB_NAME=x SLURM_JOB_NODELIST=x; "
+                           '. jobscripts/common.sh; echo "<${device[*]-}>"', cwd=self.site,
+                           environment={"SLURM_GPUS_PER_NODE": "8"})
+        self.assertIn("<device.kind=cuda>", said)
 
     def test_mpirun_instead_of_srun(self):
         """The two lines that a site without PMIx changes; the signal then comes by way of the script."""
