@@ -16,9 +16,11 @@ memory  clips of that many seconds of speech, 64 x 64, with the widths of sadtal
 A measurement counts only if the machine did nothing else; the load before each part is in the file.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -68,12 +70,16 @@ def start(args, folder, name, ranks, threads, *overrides):
 def finished(started):
     """The report, with peak memory in bytes."""
     folder, name, command, job = started
-    _, status, usage = os.wait4(job.pid, 0)
-    job.returncode = os.waitstatus_to_exitcode(status)
+    peak = 0
+    # Not ru_maxrss: a process inherits that of the one that started it, this one, whose networks are larger.
+    while job.poll() is None:
+        with contextlib.suppress(OSError, TypeError):  # it may end meanwhile
+            peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{job.pid}/status").read_text())[1])
+        time.sleep(0.05)
     if job.returncode != 0:
         sys.exit(f"exit code {job.returncode}: {' '.join(command)}\n{(folder / f'{name}.log').read_text()[-2000:]}")
     report = json.loads((folder / name / "animate_report.json").read_text())
-    return report | {"peak_resident": usage.ru_maxrss * 1024}
+    return report | {"peak_resident": peak}
 
 
 def medians(rounds):
@@ -146,16 +152,18 @@ def ranks(args, folder):
 
 # What the original does with the frames of a clip, without the networks: kept on the device in f32, put together, cut to
 # pictures in f32 on the host, and turned to 8 bits all at once (skimage's img_as_ubyte makes an array of them first).
-ACCUMULATE = """
-import resource, sys
+ACCUMULATE = r"""
+import pathlib, re, sys
 import numpy as np, torch
 frames, side = int(sys.argv[1]), int(sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+before = peak()
 predictions = [torch.rand((2, 3, side, side)) for _ in range(frames // 2)]
 together = torch.stack(predictions, dim=1).reshape(-1, 3, side, side)[:frames]
 video = [np.transpose(together[i].numpy(), [1, 2, 0]).astype(np.float32) for i in range(frames)]
 result = np.rint(np.asarray(video) * np.float32(255)).astype(np.uint8)
-print(before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, result.shape[0])
+print(before, peak(), result.shape[0])
 """
 
 

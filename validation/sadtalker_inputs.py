@@ -66,10 +66,11 @@ def speech(seconds, seed=1):
     at = 0.0
     while at < seconds:
         length, first, second = random.uniform(0.12, 0.3), random.uniform(300, 850), random.uniform(900, 2400)
-        envelope = np.clip(1 - ((t - at - length / 2) / (length / 2)) ** 2, 0, 1)
+        heard = slice(max(0, int(at * rate)), int((at + length) * rate) + 2)
+        envelope = np.clip(1 - ((t[heard] - at - length / 2) / (length / 2)) ** 2, 0, 1)
         for k in range(1, 40):
             loud = sum(np.exp(-((120 * k - f) / 150) ** 2) for f in (first, second)) + 0.01
-            out += envelope * loud * np.sin(k * phase) / 6
+            out[heard] += envelope * loud * np.sin(k * phase[heard]) / 6
         at += length + random.uniform(0.0, 0.08)
     out += 0.003 * random.standard_normal(count)
     return np.clip(np.rint(out / np.abs(out).max() * 0.6 * 32767), -32768, 32767).astype("<i2")
