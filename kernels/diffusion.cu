@@ -185,13 +185,13 @@ __global__ void loss_finish_kernel(const double* sums, int count, const std::uin
 
 template <int pack>
 __global__ void loss_backward_kernel(Frames frames, int C, const float* out, const float* x0,
-                                     const float* eps, const std::uint8_t* mask, float weight,
-                                     float* dout) {
+                                     const float* eps, const std::uint8_t* mask,
+                                     const float* weight, float* dout) {
   const Place p = place(frames);
   const bool counts = p.c < C && shown(mask, p.b, p.t, frames.T);
   const int n = shown_frames(mask, p.b, frames.T);
   const float factor =
-      counts ? 2.0f * weight / static_cast<float>(std::int64_t{n} * C * frames.size) : 0.0f;
+      counts ? 2.0f * *weight / static_cast<float>(std::int64_t{n} * C * frames.size) : 0.0f;
   const std::int64_t from =
       ((static_cast<std::int64_t>(p.b) * C + p.c) * frames.T + p.t) * frames.size;
 #pragma unroll 2
@@ -272,7 +272,7 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
 }
 
 void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                            const Tensor& mask, float weight, Tensor& dout) {
+                            const Tensor& mask, const Tensor& weight, Tensor& dout) {
   const Frames f(dout, 8);
   const float *v = data<float>(out), *x = data<float>(x0), *e = data<float>(eps);
   float* d = data<float>(dout);
@@ -280,7 +280,8 @@ void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& e
       f.size,
       [&]<int pack>() {
         launch(loss_backward_kernel<pack>, f.grid(dout), dim3(threads), 0, f,
-               static_cast<int>(x0.dim(1)), v, x, e, data_or_null<std::uint8_t>(mask), weight, d);
+               static_cast<int>(x0.dim(1)), v, x, e, data_or_null<std::uint8_t>(mask),
+               data<float>(weight), d);
       },
       v, x, e, d);
 }

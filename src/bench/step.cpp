@@ -94,7 +94,9 @@ std::pair<double, double> small_step(Deck deck) {
   ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
   params.begin_step([](int) {});
   Tape tape;
-  const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, 1.0f);
+  const float one = 1.0f;
+  const Tensor loss = flow_loss(tape, model, c.x, noise, c.in,
+                                Tensor::from_host(std::span<const float>(&one, 1), {1}));
   Tensor sum = results.slice(0, 1), squares = results.slice(1, 2);
   ops::add_sum(loss, sum);
   tape.backward();
@@ -175,6 +177,8 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   ops::Profile profile;
   // A replayed graph calls no operation that could be timed, so a profile runs without.
   StepGraphs graphs(on_cuda() && deck.device.graphs && !request.profile);
+  const float share = 1.0f / static_cast<float>(B);
+  const Tensor weight = Tensor::from_host(std::span<const float>(&share, 1), {1});
   for (int i = 0; i < request.warmup + request.steps; ++i) {
     if (i == request.warmup && request.profile) ops::set_profile(&profile);
     const double start = now_seconds();
@@ -183,7 +187,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
     params.begin_step([](int) {});
     graphs.run("step", params, [&] {
       Tape tape;
-      const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B));
+      const Tensor loss = flow_loss(tape, model, c.x, noise, c.in, weight);
       Tensor total = results.slice(0, 1);
       ops::add_sum(loss, total);
       tape.backward();

@@ -16,9 +16,10 @@ WEFT_OP(flow_interpolate, void(const Tensor& x0, const Tensor& eps, const Tensor
 // 0.
 WEFT_OP(velocity_loss_forward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
                                     const Tensor& mask, Tensor& loss));
-// dout = weight * d(sum of loss): zero for channels >= C and for frames with mask 0.
+// dout = weight * d(sum of loss), weight f32 [1]: zero for channels >= C and for frames with mask
+// 0.
 WEFT_OP(velocity_loss_backward, void(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                                     const Tensor& mask, float weight, Tensor& dout));
+                                     const Tensor& mask, const Tensor& weight, Tensor& dout));
 
 // z += (vu + g (vc - vu)) * dt[b] on frames with act 1: one Euler step with guidance. out f32
 // [2B,Co,T,H,W] (conditional half first), z f32 [B,C,T,H,W], dt f32 [B], act u8 [B,T] (undefined:

@@ -65,9 +65,9 @@ MeasuredTimes time_micro_batch(TrainingTask& task, const Bucket& bucket, std::in
     MPI_Barrier(world);  // all ranks at once: they compete for caches and memory
     task.params().begin_step([](int) {});
     const double start = now_done();
-    const TrainingWork work = task.prepare(bucket, batch, bytes, 0);
+    const TrainingWork work = task.prepare(bucket, batch, bytes, 0, 1.0f);
     Tape tape;
-    work.parts.front()(tape, 1.0f);
+    work.parts.front()(tape);
     const double half = now_done();
     tape.backward();
     const double end = now_done();

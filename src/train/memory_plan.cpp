@@ -39,9 +39,9 @@ MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64
   const ArenaScope scope(*arena);
   LoadedBatch clips;
   clips.what.clips.resize(static_cast<std::size_t>(batch_size));
-  const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute);
+  const TrainingWork work = task.prepare(bucket, clips, Tensor(), recompute, 1.0f);
   task.params().begin_step([](int) {});
-  run_parts(work, task.params(), 1.0f, false, [](const TrainingLoss&) {});
+  run_parts(work, task.params(), false, [](const TrainingLoss&) {});
   return arena->need();
 }
 

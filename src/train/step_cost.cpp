@@ -46,14 +46,14 @@ DryRun dry_run(TrainingTask& task, const Bucket& bucket, std::int64_t clips, dou
   });
   if (schedule != nullptr)
     for (int b = 0; b < std::ssize(params.buckets()); ++b) params.on_its_way(b);
-  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute);
+  const TrainingWork work = task.prepare(bucket, batch, Tensor(), recompute, 1.0f);
   DryRun w;
   double turned = 0;  // where the last part's backward begins
   for (std::size_t i = 0; i < work.parts.size(); ++i) {
     const CountingScope counting(params, i + 1 == work.parts.size());
     Tape tape;
     const double start = times.seconds();
-    const TrainingLoss loss = work.parts[i](tape, 1.0f);
+    const TrainingLoss loss = work.parts[i](tape);
     turned = times.seconds();
     w.forward += turned - start;
     tape.backward();

@@ -9,6 +9,7 @@ namespace weft {
 
 void StepGraphs::run(const std::string& key, ParameterTable& table,
                      const std::function<void()>& work) {
+  ++runs_;
   if (!enabled_) return work();
   Entry& entry = entries_[key];
   // The replayed host work: what was set aside runs behind the graph it followed.

@@ -38,6 +38,7 @@ class StepGraphs {
   // that belongs to one step.
   void aside(const std::function<void()>& act);
 
+  std::int64_t runs() const { return runs_; }
   std::int64_t replays() const { return replays_; }
   std::size_t recorded() const { return recorded_; }
 
@@ -63,7 +64,7 @@ class StepGraphs {
   Entry* recording_ = nullptr;
   bool capturing_ = false;
   std::map<std::string, Entry> entries_;
-  std::int64_t replays_ = 0;
+  std::int64_t runs_ = 0, replays_ = 0;
   std::size_t recorded_ = 0;
 };
 

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-void run_parts(const TrainingWork& work, ParameterTable& params, float weight, bool counting,
+void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
                const std::function<void(const TrainingLoss&)>& on_loss) {
   for (std::size_t i = 0; i < work.parts.size(); ++i) {
     // Only the last part completes the gradients, so only its uses may release a bucket.
@@ -14,7 +14,7 @@ void run_parts(const TrainingWork& work, ParameterTable& params, float weight, b
     TrainingLoss loss;
     {
       const trace::Scope traced("forward", trace::Lane::compute);
-      loss = work.parts[i](tape, weight);
+      loss = work.parts[i](tape);
     }
     const trace::Scope traced("backward", trace::Lane::compute);
     tape.backward();

@@ -30,12 +30,12 @@ struct TrainingLoss {
 struct TrainingWork {
   // The gradient of weight * (sum of the part's losses) waits in the tape, or is in the table
   // already.
-  using Part = std::function<TrainingLoss(Tape& tape, float weight)>;
+  using Part = std::function<TrainingLoss(Tape& tape)>;
   // Parts run one after the other, each with a backward of its own, so they need the memory of one.
   // Uses of parameters (nn/parameters.h) are counted in the last part only.
   std::vector<Part> parts;
-  // What the work depends on besides bucket and weight (train/step_device.h); empty: never
-  // recorded.
+  // What the work depends on besides the bucket (train/step_device.h), the weight too unless it is
+  // read from memory; empty: never recorded.
   std::string key;
 };
 
@@ -94,11 +94,11 @@ class TrainingTask {
     return 1;
   }
 
-  // `bytes` u8 holds the clips on this rank's device (train/step_device.h). Everything random is a
-  // function of (seed, step, sample id). While planning, `clips` holds nothing but its number of
-  // clips and `bytes` is undefined.
+  // `bytes` u8 holds the clips on this rank's device (train/step_device.h); each clip's loss counts
+  // `weight` times. Everything random is a function of (seed, step, sample id). While planning,
+  // `clips` holds nothing but its number of clips and `bytes` is undefined.
   virtual TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                               double recompute) = 0;
+                               double recompute, float weight) = 0;
 
   // Called after each step of `clips` clips, once all ranks' terms are in `report`'s rows. On a GPU
   // it may only issue work, since the rows are not on the host yet.
@@ -135,7 +135,7 @@ using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Deck& deck
 
 // Forward and backward of all parts. `on_loss` gets each part's losses; `counting`: uses of
 // parameters are counted in the last part.
-void run_parts(const TrainingWork& work, ParameterTable& params, float weight, bool counting,
+void run_parts(const TrainingWork& work, ParameterTable& params, bool counting,
                const std::function<void(const TrainingLoss&)>& on_loss);
 
 }  // namespace weft

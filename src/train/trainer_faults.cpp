@@ -169,12 +169,11 @@ std::string Trainer::find_non_finite(std::int64_t step, float weight) {
     }
     const TrainingWork work =
         task_->prepare(bucket, clips, staging_->stage(bytes),
-                       memory_[static_cast<std::size_t>(what.bucket)].recompute);
+                       memory_[static_cast<std::size_t>(what.bucket)].recompute, weight);
     staging_->consumed();
     table.begin_step([](int) {});
     std::vector<Tensor> losses;
-    run_parts(work, table, weight, false,
-              [&](const TrainingLoss& loss) { losses.push_back(loss.clips); });
+    run_parts(work, table, false, [&](const TrainingLoss& loss) { losses.push_back(loss.clips); });
     table.finish_step();
     // An injected NaN with the value 0 recurs, as a fault of the data would.
     if (fault::ordered(fault::Kind::nan, step).value_or(1) == 0) data_parallel_->spoil_now();

@@ -137,21 +137,21 @@ void Trainer::step() {
 // added to by the others.
 void Trainer::run_micro_batch(const LoadedBatch& clips, bool first, bool last, float weight) {
   const auto b = static_cast<std::size_t>(clips.what.bucket);
-  const TrainingWork work = task_->prepare(source_->buckets()[b], clips,
-                                           staging_->stage(clips.bytes), memory_[b].recompute);
+  const TrainingWork work = task_->prepare(
+      source_->buckets()[b], clips, staging_->stage(clips.bytes), memory_[b].recompute, weight);
   staging_->consumed();
   const auto run = [&] {
-    run_parts(work, params(), weight, last, [&](const TrainingLoss& loss) { count_loss(loss); });
+    run_parts(work, params(), last, [&](const TrainingLoss& loss) { count_loss(loss); });
   };
   const trace::Scope traced("micro-batch", trace::Lane::compute, clips.index, "micro-batch");
   if (work.key.empty()) {
     run();
     return;
   }
-  graphs_->run(fmt::format("bucket {} clips {} first {} last {} arriving {} weight {} {}",
-                           clips.what.bucket, clips.what.clips.size(), first, last,
-                           params().any_on_its_way(), weight, work.key),
-               params(), run);
+  graphs_->run(
+      fmt::format("bucket {} clips {} first {} last {} arriving {} {}", clips.what.bucket,
+                  clips.what.clips.size(), first, last, params().any_on_its_way(), work.key),
+      params(), run);
 }
 
 void Trainer::count_loss(const TrainingLoss& loss) {

@@ -154,14 +154,22 @@ class Steps(WeftTest):
 
     def test_recorded_steps_of_uneven_size(self):
         # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts
-        # for a fifth or for a sixth.
+        # for a fifth or for a sixth. One recording does for both.
         uneven = ("data.path=synthetic:clips=2,frames=3,height=16,width=16;clips=24,frames=2,height=16,width=16",
                   "train.batch_size=3", "train.micro_batches=2", "train.steps=6")
         with emulate(1):
             for run, graphs in (("recorded", "true"), ("plain", "false")):
-                self.train(run, "device.kind=cuda", f"device.graphs={graphs}", *uneven, self.EXACT, ranks=1)
+                job = self.train(run, "device.kind=cuda", f"device.graphs={graphs}", *uneven, self.EXACT, ranks=1)
+                if run == "recorded":
+                    said = re.search(r"graphs +(\d+) recorded, (\d+) of (\d+) micro-batches replayed", job.err)
         self.assertEqual({len(s) for s in self.samples("plain")}, {5, 6})
         self.assert_same_run("recorded", "plain")
+        # Two buckets, first or last of a step: four kinds at most, of each of which two runs are not replayed.
+        self.assertIsNotNone(said, job.err)
+        recorded, replayed, runs = map(int, said.groups())
+        self.assertLessEqual(recorded, 4)
+        self.assertEqual(runs, 12)
+        self.assertGreaterEqual(replayed, 4)
 
     def test_recompute_and_accumulation_in_bf16(self):
         wanted = self.on_cpu("model.dtype=bf16", "model.recompute=0.5")

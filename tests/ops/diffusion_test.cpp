@@ -37,7 +37,7 @@ TEST_F(OpTest, VelocityLossAndItsGradient) {
     ops::velocity_loss_forward(to, t0, te, tm, loss);
     for (std::int64_t b = 0; b < B; ++b)
       EXPECT_NEAR(loss.data<float>()[b], loss_of(out, x0, eps, mask, b), 1e-5);
-    ops::velocity_loss_backward(to, t0, te, tm, 0.5f, dout);
+    ops::velocity_loss_backward(to, t0, te, tm, to_tensor({0.5}, {1}), dout);
     const auto weighted = [&](const Vec& v) {
       return 0.5 * (loss_of(v, x0, eps, mask, 0) + loss_of(v, x0, eps, mask, 1));
     };

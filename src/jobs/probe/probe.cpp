@@ -59,7 +59,9 @@ int probe_stdit3(const Deck& deck, const ProbeRequest& request) {
   } else if (request.what == "loss") {
     c.in.timestep = inputs.f32("timestep", {B});
     const Tensor noise = inputs.f32("noise", c.x.shape());
-    outputs.add("loss", flow_loss(tape, model, c.x, noise, c.in, 1.0f / static_cast<float>(B)));
+    const float share = 1.0f / static_cast<float>(B);
+    const Tensor weight = Tensor::from_host(std::span<const float>(&share, 1), {1});
+    outputs.add("loss", flow_loss(tape, model, c.x, noise, c.in, weight));
     if (request.backward) {
       tape.backward();
       model.params().finish_step();

@@ -125,12 +125,12 @@ double DbnetTask::cost(const Bucket& bucket, double recompute) const {
 }
 
 TrainingWork DbnetTask::prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                                double recompute) {
+                                double recompute, float weight) {
   const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32);
   TrainingWork work;
-  work.key = fmt::format("pictures at {} {} {}", batch.images.raw(), batch.flags.raw(),
-                         batch.thresholds.raw());
-  work.parts.push_back([this, batch, recompute](Tape& tape, float weight) {
+  work.key = fmt::format("pictures at {} {} {} weight {}", batch.images.raw(), batch.flags.raw(),
+                         batch.thresholds.raw(), weight);
+  work.parts.push_back([this, batch, recompute, weight](Tape& tape) {
     return loss(tape, batch.images, batch.flags, batch.thresholds, recompute, weight);
   });
   return work;

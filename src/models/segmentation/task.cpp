@@ -213,14 +213,14 @@ void SegmentationTask::check_labels(const Bucket& bucket, const LoadedBatch& cli
 }
 
 TrainingWork SegmentationTask::prepare(const Bucket& bucket, const LoadedBatch& clips,
-                                       const Tensor& bytes, double recompute) {
+                                       const Tensor& bytes, double recompute, float weight) {
   check_labels(bucket, clips);
   const Batch batch = unpack(bucket, clips, bytes, bf16() ? DType::bf16 : DType::f32,
                              pixel_scale(deck_.get<SegmentationDeck>()));
   const Segmentation::Dropout drop{dropout(clips, model_.dropout_channels(), 0),
                                    dropout(clips, model_.aux_dropout_channels(), 1)};
   TrainingWork work;
-  work.parts.push_back([this, batch, drop, recompute](Tape& tape, float weight) {
+  work.parts.push_back([this, batch, drop, recompute, weight](Tape& tape) {
     return loss(tape, batch.images, batch.labels, drop, recompute, weight);
   });
   return work;

@@ -36,7 +36,7 @@ class SegmentationTask : public TrainingTask {
   double cost(const Bucket& bucket, double recompute) const override;
   double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                       double recompute) override;
+                       double recompute, float weight) override;
   // Of normalised images [N,1,H,W,3] and labels u8 [N,h,w] (0 is ignored, v is class v - 1); the
   // terms are sums over the images. `weight` as in TrainingWork::Part.
   TrainingLoss loss(Tape& tape, const Tensor& images, const Tensor& labels,

@@ -41,7 +41,7 @@ float draw_timestep(const DiffusionDeck& d, const ClipSize& size, std::uint64_t 
 }
 
 Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps, Stdit3Input in,
-                 float weight) {
+                 const Tensor& weight) {
   in.x = Tensor::empty(x0.shape(), DType::f32);
   ops::flow_interpolate(x0, eps, in.timestep, in.x_mask, in.x);
   const Var out = model.forward(tape, in);

@@ -48,9 +48,10 @@ Captions upload(const CaptionBatch& batch, const Tensor& y);
 
 // Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise
 // (Training loss). in.timestep and in.x_mask are set; in.x is made here. When the tape records, the
-// gradient of weight * sum(loss) waits in the tape, and tape.backward() sends it to the parameters.
+// gradient of weight * sum(loss), weight f32 [1], waits in the tape, and tape.backward() sends it
+// to the parameters.
 Tensor flow_loss(Tape& tape, Stdit3& model, const Tensor& x0, const Tensor& eps, Stdit3Input in,
-                 float weight);
+                 const Tensor& weight);
 
 struct SampleRequest {
   Tensor z;  // f32 [B,C,T,H,W]: starting noise, and clean frames where `edit` is below 1

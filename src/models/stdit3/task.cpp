@@ -89,13 +89,16 @@ double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
 }
 
 TrainingWork Stdit3Task::prepare(const Bucket& bucket, const LoadedBatch& clips,
-                                 const Tensor& bytes, double recompute) {
+                                 const Tensor& bytes, double recompute, float weight) {
   TrainingBatch batch = make_batch(deck_, bucket, clips, bytes, features_.get(), latents_);
   batch.in.recompute = recompute;
   TrainingWork work;
-  work.key = fmt::format("captions {} at {}", batch.in.captions.index.numel(), batch.x0.raw());
-  work.parts.push_back([this, batch](Tape& tape, float weight) {
-    return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weight), Tensor()};
+  // Steps differ in their samples, and a recorded micro-batch is that of all of them.
+  const Tensor weights = Tensor::from_host(std::span<const float>(&weight, 1), {1});
+  work.key = fmt::format("captions {} at {} {}", batch.in.captions.index.numel(), batch.x0.raw(),
+                         weights.raw());
+  work.parts.push_back([this, batch, weights](Tape& tape) {
+    return TrainingLoss{flow_loss(tape, model_, batch.x0, batch.eps, batch.in, weights), Tensor()};
   });
   return work;
 }

@@ -30,7 +30,7 @@ class Stdit3Task : public TrainingTask {
   double least_recompute() const override { return deck_.model.recompute; }
   double cost(const Bucket& bucket, double recompute) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                       double recompute) override;
+                       double recompute, float weight) override;
 
   // By closed formulas (models/stdit3/cost.h), or measured with one and two pairs of blocks.
   void check_plan(std::span<const Bucket> buckets, bool local) override;

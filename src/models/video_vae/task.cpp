@@ -172,13 +172,13 @@ VaeSample VaeTask::make_sample(const Bucket& bucket, const LoadedBatch& clips, c
 }
 
 TrainingWork VaeTask::prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                              double recompute) {
+                              double recompute, float weight) {
   TrainingWork work;
   for (std::int64_t i = 0; i < std::ssize(clips.what.clips); ++i) {
     VaeSample sample = make_sample(bucket, clips, bytes, i);
     sample.recompute = recompute;
     work.parts.push_back(
-        [this, sample](Tape& tape, float weight) { return (*loss_)(tape, sample, weight); });
+        [this, sample, weight](Tape& tape) { return (*loss_)(tape, sample, weight); });
   }
   return work;
 }

@@ -34,7 +34,7 @@ class VaeTask : public TrainingTask {
   double cost(const Bucket& bucket, double recompute) const override;
   double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
-                       double recompute) override;
+                       double recompute, float weight) override;
 
   // Frames of a clip that the 2D VAE and LPIPS take at once.
   std::int64_t frames_at_once(const Bucket& bucket) const { return loss_->group(bucket.frames); }

@@ -73,7 +73,7 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
 }
 
 void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& eps,
-                            const Tensor& mask, float weight, Tensor& dout) {
+                            const Tensor& mask, const Tensor& weight, Tensor& dout) {
   const std::int64_t C = x0.dim(1), T = x0.dim(2), frame = x0.dim(3) * x0.dim(4);
   const std::uint8_t* m = mask.defined() ? mask.data<std::uint8_t>() : nullptr;
   for_frames(dout, [&](std::int64_t b, std::int64_t c, std::int64_t t, std::int64_t at) {
@@ -84,7 +84,7 @@ void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& e
     }
     std::int64_t frames = 0;
     for (std::int64_t f = 0; f < T; ++f) frames += shown(m, b, f, T);
-    const float factor = 2.0f * weight / static_cast<float>(frames * C * frame);
+    const float factor = 2.0f * weight.data<float>()[0] / static_cast<float>(frames * C * frame);
     const std::int64_t from = ((b * C + c) * T + t) * frame;
     const float *x = x0.data<float>() + from, *e = eps.data<float>() + from;
     const float* v = out.data<float>() + at;

@@ -173,6 +173,9 @@ void RunFacts::print_end(const Trainer& trainer) const {
           100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
           *worst, seconds_.size());
     }
+    if (const StepGraphs& graphs = trainer.graphs(); graphs.recorded() > 0)
+      log::info("graphs    {} recorded, {} of {} micro-batches replayed", graphs.recorded(),
+                graphs.replays(), graphs.runs());
     log::info("memory    {} of activations at the peak ({} planned), {} resident",
               size_text(static_cast<double>(trainer.arena().peak())),
               size_text(static_cast<double>(trainer.planned_bytes())),

@@ -85,12 +85,13 @@ TEST_F(FlowTest, LossAndItsGradient) {
     const std::size_t before = arena_->used();
     {
       Tape tape;
-      const Tensor loss = flow_loss(tape, model_.net, x0, eps, in, 0.25f);
+      const Tensor loss = flow_loss(tape, model_.net, x0, eps, in, to_tensor({0.25}, {1}));
       EXPECT_LT(relative_error(to_values(loss), reference()), 1e-5);
       tape.backward();
       // Without a backward the loss is the same and nothing is kept.
       Tape infer(Tape::Mode::infer);
-      EXPECT_EQ(to_values(flow_loss(infer, model_.net, x0, eps, in, 0.25f)), to_values(loss));
+      EXPECT_EQ(to_values(flow_loss(infer, model_.net, x0, eps, in, to_tensor({0.25}, {1}))),
+                to_values(loss));
     }
     model_.net.params().finish_step();
     EXPECT_EQ(arena_->used(), before);

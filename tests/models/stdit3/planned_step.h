@@ -43,7 +43,9 @@ inline std::size_t peak_of_step(Arena& arena, Model& model, const Batch& batch) 
   const std::size_t before = arena.used();
   {
     Tape tape;
-    const Tensor loss = flow_loss(tape, model.net, x0, eps, in, 0.5f);
+    const float half = 0.5f;
+    const Tensor weight = Tensor::from_host(std::span<const float>(&half, 1), {1});
+    const Tensor loss = flow_loss(tape, model.net, x0, eps, in, weight);
     tape.backward();
   }
   EXPECT_EQ(arena.used(), before);

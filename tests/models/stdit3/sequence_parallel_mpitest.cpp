@@ -279,7 +279,7 @@ TEST_F(SequenceGroups, LossIsWholeOnEveryRankAndItsGradientIsShared) {
     model.net.set_sequence_group(shared ? world_.get() : nullptr);
     model.net.params().begin_step([](int) {});
     Tape tape;
-    losses[shared] = to_values(flow_loss(tape, model.net, in.x, eps, in, 0.5f));
+    losses[shared] = to_values(flow_loss(tape, model.net, in.x, eps, in, to_tensor({0.5}, {1})));
     tape.backward();
     model.net.params().finish_step();
     gradients[shared] = to_values(model.net.params().grads());

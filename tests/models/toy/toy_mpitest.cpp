@@ -50,9 +50,10 @@ class ToyTask : public TrainingTask {
   std::int64_t blocks(const Bucket&) const override { return 0; }
   double cost(const Bucket&, double) const override { return 1; }
 
-  TrainingWork prepare(const Bucket&, const LoadedBatch& clips, const Tensor&, double) override {
+  TrainingWork prepare(const Bucket&, const LoadedBatch& clips, const Tensor&, double,
+                       float weight) override {
     TrainingWork work;
-    work.parts.assign(clips.what.clips.size(), [this](Tape& tape, float weight) {
+    work.parts.assign(clips.what.clips.size(), [this, weight](Tape& tape) {
       const Var y = nn::linear({tape, table_}, make_var(ones_, false), layer_);
       Tensor loss = Tensor::empty({1}, DType::f32);
       ops::fill_zero(loss);
