@@ -38,8 +38,7 @@ void judge_one_gpu(const std::string& host, const GpuFacts& g,
     } else if ((*ours)->gpu != g.uuid) {
       fail(out,
            fmt::format("rank {} holds a context on {}, which is not its own", (*ours)->rank, name),
-           "a library that it loads opens every GPU: set CUDA_VISIBLE_DEVICES for each rank (srun "
-           "--gpus-per-task=1)");
+           "a library that it loads opens every GPU: set CUDA_VISIBLE_DEVICES for each rank");
     }
   }
   // Other processes matter only on a GPU that one of the ranks uses.
