@@ -87,7 +87,8 @@ class Damaged : public ClipSource {
 std::vector<std::int64_t> delivered(const Damaged& source, double max_damaged) {
   const auto work = [](std::int64_t step) {
     const std::int64_t first = step % 2 * 3, bucket = step / 2;
-    MicroBatch m{static_cast<int>(bucket), {}, {}};
+    MicroBatch m;
+    m.bucket = static_cast<int>(bucket);
     for (std::int64_t i = first; i < first + 3; ++i) {
       m.clips.push_back(i);
       m.samples.push_back(6 * bucket + i);

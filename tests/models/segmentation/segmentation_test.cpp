@@ -112,9 +112,12 @@ TEST(SegmentationTest, EveryPairHasTheSizeThatItPromises) {
       const Shape expected{2, 1, 64 / rate, 96 / rate, 7};
       EXPECT_EQ(logits.main->value.shape(), expected);
       ASSERT_EQ(logits.aux != nullptr, aux);
-      if (aux) EXPECT_EQ(logits.aux->value.shape(), expected);
-      if (n.net.has_aux() && !dilated)
+      if (aux) {
+        EXPECT_EQ(logits.aux->value.shape(), expected);
+      }
+      if (n.net.has_aux() && !dilated) {
         EXPECT_THROW(n.net.forward(c, image, n.group, {}, true), Error);
+      }
     }
   EXPECT_EQ(refused, 2 * 4 + 2);  // upernet on R18 twice, MobileNet, HRNet; deepsup on HRNet
 }
