@@ -216,7 +216,7 @@ class NcclCommunicator final : public Communicator {
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, world);
     const auto shared = std::make_shared<Start>();
     start_ = shared;
-    std::thread([shared, id, rank = rank_, size = size_, gpu = this_device().index] {
+    std::thread([shared, id, rank = rank_, size = size_, gpu = gpu_] {
       ncclComm_t comm = nullptr;
       std::exception_ptr failure;
       try {
@@ -308,14 +308,16 @@ class NcclCommunicator final : public Communicator {
     (void)calling.try_lock_for(std::chrono::seconds(1));
     std::promise<void> done;
     aborted_ = done.get_future();
-    std::thread([comm, reached = std::move(done)]() mutable {
-      ncclCommAbort(comm);
+    std::thread([comm, gpu = gpu_, reached = std::move(done)]() mutable {
+      // A new thread stands on GPU 0; a call there would make a context on another rank's GPU.
+      if (cudaSetDevice(gpu) == cudaSuccess) ncclCommAbort(comm);
       reached.set_value();
     }).detach();
     (void)aborted_.wait_for(std::chrono::seconds(1));
   }
 
   int rank_ = 0, size_ = 1;
+  const int gpu_ = this_device().index;
   // Used by the caller's thread only.
   std::uint64_t number_ = 0;
   std::int64_t asked_ = 0;  // operations requested, including those that a fault skips
