@@ -92,6 +92,12 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
       : "memory");
 }
 
+// Makes what this thread has stored in shared memory visible to products and bulk copies, which
+// come after a barrier that the thread passes.
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // ---- Warpgroups: 128 threads from a multiple of 128 on.
 // Registers of each thread of this warpgroup from here on; a multiple of 8.
 template <int registers>
@@ -145,16 +151,17 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&x)[n]) {
 #define WEFT_F16(i) WEFT_F4(i), WEFT_F4(i + 4), WEFT_F4(i + 8), WEFT_F4(i + 12)
 #define WEFT_F32 WEFT_F16(0), WEFT_F16(16)
 #define WEFT_F36 WEFT_F32, WEFT_F4(32)
+#define WEFT_F56 WEFT_F32, WEFT_F16(32), WEFT_F4(48), WEFT_F4(52)
 #define WEFT_F64 WEFT_F32, WEFT_F16(32), WEFT_F16(48)
 #define WEFT_R32 \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
   "25," \
   "%26,%27,%28,%29,%30,%31"
 #define WEFT_R36 WEFT_R32 ",%32,%33,%34,%35"
-#define WEFT_R64 \
+#define WEFT_R56 \
   WEFT_R36 \
-  ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
-  "%59,%60,%61,%62,%63"
+  ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+#define WEFT_R64 WEFT_R56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 
 template <int n>
 struct Wgmma;
@@ -189,14 +196,17 @@ struct Wgmma;
   };
 WEFT_WGMMA(64, WEFT_R32, WEFT_F32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 WEFT_WGMMA(72, WEFT_R36, WEFT_F36, "%36", "%37", "%38", "%39", "%40", "%41", "%42")
+WEFT_WGMMA(112, WEFT_R56, WEFT_F56, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
 WEFT_WGMMA(128, WEFT_R64, WEFT_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef WEFT_F4
 #undef WEFT_F16
 #undef WEFT_F32
 #undef WEFT_F36
+#undef WEFT_F56
 #undef WEFT_F64
 #undef WEFT_R32
 #undef WEFT_R36
+#undef WEFT_R56
 #undef WEFT_R64
 #undef WEFT_WGMMA
 #endif

@@ -42,6 +42,37 @@ __global__ void __launch_bounds__(256) flash_delta_kernel(FlashBackward<T> p) {
     p.delta[(static_cast<std::int64_t>(s) * p.shape.heads + h) * p.shape.nq + i] = sum;
 }
 
+// stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row,
+// and writes 8. Heads are the fastest index: rows of one token lie side by side.
+__global__ void __launch_bounds__(256)
+    flash_row_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
+  const int lane = threadIdx.x % delta_lanes, D = p.shape.D;
+  // In 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
+  const unsigned row = blockIdx.x * (256 / delta_lanes) + threadIdx.x / delta_lanes;
+  const unsigned heads = static_cast<unsigned>(p.shape.heads),
+                 length = static_cast<unsigned>(padded);
+  const unsigned token = row / heads;
+  const int h = static_cast<int>(row - token * heads);
+  const int s = static_cast<int>(token / length), i = static_cast<int>(token % length);
+  const bool valid = s < p.shape.sequences && i < p.shape.nq;
+  float sum = 0.0f;
+  if (valid) {
+    const __nv_bfloat16* const o = p.out.at(s, h, 1) + i * p.out.row;
+    const __nv_bfloat16* const g = p.dout.at(s, h, 1) + i * p.dout.row;
+    if (lane * 8 < D) {
+      const Pack<__nv_bfloat16> a = load_pack(o + lane * 8), b = load_pack(g + lane * 8);
+      for (int e = 0; e < 8; ++e) sum += to_float(a.v[e]) * to_float(b.v[e]);
+    }
+  }
+  for (int offset = delta_lanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(full_mask, sum, offset);
+  if (lane != 0 || s >= p.shape.sequences) return;
+  const std::int64_t sequence_head = static_cast<std::int64_t>(s) * p.shape.heads + h;
+  stats[sequence_head * padded + i] =
+      valid ? make_float2(p.lse[sequence_head * p.shape.nq + i] * log2_e, sum)
+            : make_float2(INFINITY, 0.0f);
+}
+
 // Two columns a thread: D is even. Reads 4 bytes an element and split, writes one element.
 template <class T>
 __global__ void __launch_bounds__(256) flash_merge_splits_kernel(FlashBackward<T> p, T* dkv) {
@@ -69,6 +100,13 @@ void flash_delta(const FlashBackward<T>& p) {
       static_cast<std::int64_t>(p.shape.sequences) * p.shape.nq * p.shape.heads;
   WEFT_ASSERT(rows < std::int64_t{1} << 31);
   launch(flash_delta_kernel<T>, dim3(blocks_for(rows, 256 / delta_lanes)), dim3(256), 0, p);
+}
+
+void flash_row_stats(const FlashBackward<__nv_bfloat16>& p, int padded, float2* stats) {
+  const std::int64_t rows = static_cast<std::int64_t>(p.shape.sequences) * p.shape.heads * padded;
+  WEFT_ASSERT(rows < std::int64_t{1} << 31);
+  launch(flash_row_stats_kernel, dim3(blocks_for(rows, 256 / delta_lanes)), dim3(256), 0, p, padded,
+         stats);
 }
 
 template <class T>

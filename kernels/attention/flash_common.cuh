@@ -67,6 +67,9 @@ struct FlashBackward {
 // delta[s,h,i] = sum over D of dout * out. Reads 2 and writes 2/D tensors.
 template <class T>
 void flash_delta(const FlashBackward<T>& p);
+// For the Hopper kernels: stats [sequences, heads, padded] of (lse / ln 2, delta), and of
+// (infinity, 0) from nq on. Reads 2 tensors.
+void flash_row_stats(const FlashBackward<__nv_bfloat16>& p, int padded, float2* stats);
 // dkv [nk,2,heads,D] = sum of p.partial over the splits in their order; rows after the last caption
 // are zeroed.
 template <class T>
@@ -112,17 +115,17 @@ __device__ __forceinline__ KeyTile find_key_tile(const FlashShape& shape, int ke
     t.first = tile % each * keys;
     return t;
   }
-  // Captions are few: a scan costs less than a table.
-  for (t.s = 0; t.s < shape.sequences; ++t.s) {
-    const int each = blocks_of(shape.keys(t.s), keys);
-    if (tile < each) {
-      t.first = tile * keys;
-      return t;
-    }
-    tile -= each;
+  // The blocks of sequence s begin at number offset / keys + s, which leaves enough for its rows.
+  int low = 0, high = shape.sequences;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (shape.key_offsets[middle] / keys + middle <= tile)
+      low = middle;
+    else
+      high = middle;
   }
-  t.s = -1;
-  t.first = 0;
+  t.first = (tile - shape.key_offsets[low] / keys - low) * keys;
+  t.s = t.first < shape.keys(low) ? low : -1;
   return t;
 }
 
@@ -156,9 +159,9 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row
 constexpr float log2_e = 1.4426950408889634f;
 
 // The kernels for Hopper (sm_90a): wgmma, bulk tensor copies, warps that only copy.
-// Whether these kernels take a problem: a device of compute capability 9.0, no packed captions, D a
-// multiple of 8 from 64 on, rows along S. The environment variable WEFT_ATTENTION=sm80 refuses all,
-// =sm90 demands what can be taken at all.
+// Whether these kernels take a problem: a device of compute capability 9.0, D a multiple of 8 from
+// 64 on (packed captions: 64 or 72), rows along S. The environment variable WEFT_ATTENTION=sm80
+// refuses all, =sm90 demands what can be taken at all.
 bool flash_sm90_takes(const FlashShape& shape);
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p);

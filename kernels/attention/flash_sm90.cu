@@ -13,73 +13,89 @@
 //     the softmax of block j runs while P V is under way;
 //   - the warpgroups take turns in issuing products (named barriers), so that one's softmax meets
 //     the other's products.
+// A warpgroup without queries, at the end of a sequence, multiplies nothing; key blocks of 112 rows
+// are for lengths that 128 does not fit (S = 405: 448 keys instead of 512).
+//
+// Captions are short: a block passes from queries to queries after few products, so that the next
+// queries come while these are worked on.
 #include "attention/flash_sm90_tiles.cuh"
-
-#include <cudaTypedefs.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 namespace weft::kernels {
 namespace {
 
-template <int KD_, int ND_, int groups_>
+template <int KD_, int ND_, int groups_, int keys_, bool packed_ = false>
 struct ForwardTile {
-  static constexpr int KD = KD_, ND = ND_,
-                       groups = groups_;  // warpgroups that multiply
+  static constexpr int KD = KD_, ND = ND_, keys = keys_,
+                       groups = groups_;   // warpgroups that multiply
+  static constexpr bool packed = packed_;  // keys are those of packed captions
   static constexpr int threads = 128 * (groups + 1);
-  static constexpr int queries = 64 * groups, keys = 128, stages = KD <= 64 ? 4 : 2;
+  static constexpr int queries = 64 * groups;
   static constexpr int q_bytes = tile_bytes(KD, queries), kv_bytes = tile_bytes(KD, keys);
-  static constexpr std::size_t shared =
-      q_bytes + stages * 2 * kv_bytes + sizeof(std::uint64_t) * (2 + 4 * stages);
+  static constexpr std::size_t bytes(int q, int k, int v) {
+    return q * q_bytes + (k + v) * kv_bytes + 2 * sizeof(std::uint64_t) * (q + k + v);
+  }
+  static constexpr std::size_t most = 227 * 1024;
+  // Values stay longer than keys.
+  static constexpr int q_stages = packed ? 2 : 1;
+  static constexpr int v_stages = bytes(q_stages, 4, 4) <= most   ? 4
+                                  : bytes(q_stages, 2, 3) <= most ? 3
+                                                                  : 2;
+  static constexpr int k_stages = v_stages == 4 ? 4 : bytes(q_stages, 3, v_stages) <= most ? 3 : 2;
+  static constexpr std::size_t shared = bytes(q_stages, k_stages, v_stages);
+  static_assert(shared <= most);
+  // Where two warpgroups have the registers, queries are operands in them, and shared memory is
+  // read for keys and values alone: 64 of its 128 bytes a cycle while the tensor cores are busy.
+  static constexpr bool q_in_registers = groups == 2;
   // Registers a thread: 65536 a multiprocessor, in portions of 8; copying needs few.
   static constexpr int copy_registers = 24, work_registers = groups == 3 ? 160 : 240;
   static_assert(copy_registers * 128 + work_registers * 128 * groups <= 65536);
-  static_assert(shared <= 227 * 1024);
-  // Accumulators of the results and of the scores, P as an operand; the rest is for addresses and
-  // rows' sums.
-  static_assert(ND / 2 + keys / 2 + keys / 4 <= work_registers - 20);
+  // Accumulators of the results and of the scores, P and queries as operands; the rest is for
+  // addresses and rows' sums.
+  static_assert(ND / 2 + keys / 2 + keys / 4 + (q_in_registers ? KD / 4 : 0) <=
+                work_registers - 20);
 };
 
 struct ForwardWork {
   FlashShape shape;
   FlashRows<__nv_bfloat16> out;
   float* lse;
-  int tiles;  // of queries, a head
-  int total;  // tiles x heads x sequences
+  Tiles tiles;  // of queries
 };
 
 #ifdef WEFT_SM90
 using namespace sm90;
 
-// Shared memory of a block: the queries, the ring of keys and values, the barriers.
+// Shared memory of a block: rings of queries, keys and values, the barriers.
 template <class Tile>
 struct ForwardMemory {
   unsigned char* base;
-  __device__ __forceinline__ unsigned char* queries() const { return base; }
+  __device__ __forceinline__ unsigned char* queries(int stage) const {
+    return base + stage * Tile::q_bytes;
+  }
   __device__ __forceinline__ unsigned char* keys(int stage) const {
-    return base + Tile::q_bytes + stage * 2 * Tile::kv_bytes;
+    return base + Tile::q_stages * Tile::q_bytes + stage * Tile::kv_bytes;
   }
   __device__ __forceinline__ unsigned char* values(int stage) const {
-    return keys(stage) + Tile::kv_bytes;
-  }
-  __device__ __forceinline__ std::uint64_t* barriers() const {
-    return reinterpret_cast<std::uint64_t*>(base + Tile::q_bytes +
-                                            Tile::stages * 2 * Tile::kv_bytes);
+    return keys(Tile::k_stages) + stage * Tile::kv_bytes;
   }
   // "full": the bulk copies have arrived. "empty": every multiplying warp has finished with it.
-  __device__ __forceinline__ std::uint64_t* q_full() const { return barriers(); }
-  __device__ __forceinline__ std::uint64_t* q_empty() const { return barriers() + 1; }
-  __device__ __forceinline__ std::uint64_t* k_full(int s) const { return barriers() + 2 + s; }
+  __device__ __forceinline__ std::uint64_t* q_full(int s) const {
+    return reinterpret_cast<std::uint64_t*>(values(Tile::v_stages)) + s;
+  }
+  __device__ __forceinline__ std::uint64_t* q_empty(int s) const {
+    return q_full(Tile::q_stages) + s;
+  }
+  __device__ __forceinline__ std::uint64_t* k_full(int s) const {
+    return q_empty(Tile::q_stages) + s;
+  }
   __device__ __forceinline__ std::uint64_t* k_empty(int s) const {
-    return k_full(s) + Tile::stages;
+    return k_full(Tile::k_stages) + s;
   }
   __device__ __forceinline__ std::uint64_t* v_full(int s) const {
-    return k_full(s) + 2 * Tile::stages;
+    return k_empty(Tile::k_stages) + s;
   }
   __device__ __forceinline__ std::uint64_t* v_empty(int s) const {
-    return k_full(s) + 3 * Tile::stages;
+    return v_full(Tile::v_stages) + s;
   }
 };
 
@@ -87,50 +103,72 @@ struct QueryTile {
   int first, head, sequence;
 };
 __device__ __forceinline__ QueryTile query_tile(const ForwardWork& work, int index, int queries) {
-  return {index % work.tiles * queries, index / work.tiles % work.shape.heads,
-          index / work.tiles / work.shape.heads};
+  const int head = index / work.tiles.each;
+  return {work.tiles.place(index) * queries, head % work.shape.heads, head / work.shape.heads};
+}
+
+template <class Tile>
+__device__ __forceinline__ int keys_of(const ForwardWork& work, const QueryTile& tile) {
+  return Tile::packed ? work.shape.keys(tile.sequence) : work.shape.nk;
 }
 
 // The copying thread. The first wait for a stage's "empty" barrier is with parity 1, which a new
-// barrier satisfies.
+// barrier satisfies. Values come after the keys of the next block, which are needed first.
 template <class Tile>
 __device__ __forceinline__ void copy_forward(const CUtensorMap* q, const CUtensorMap* k,
                                              const CUtensorMap* v, const ForwardWork& work,
                                              const ForwardMemory<Tile>& memory) {
-  const int blocks = blocks_of(work.shape.nk, Tile::keys);
-  Ring<Tile::stages> ring;
-  int q_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+  Ring<Tile::q_stages> q_ring;
+  Ring<Tile::k_stages> k_ring;
+  Ring<Tile::v_stages> v_ring;
+  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
     const QueryTile tile = query_tile(work, index, Tile::queries);
-    mbarrier_wait(memory.q_empty(), q_parity ^ 1);
-    mbarrier_arrive_expect(memory.q_full(), Tile::q_bytes);
-    copy_tile<Tile::KD, Tile::queries>(memory.queries(), q, memory.q_full(), tile.head, tile.first,
-                                       tile.sequence);
-    q_parity ^= 1;
-    for (int block = 0; block < blocks; ++block, ring.advance()) {
-      const int row = block * Tile::keys, s = ring.stage;
-      mbarrier_wait(memory.k_empty(s), ring.parity ^ 1);
-      mbarrier_arrive_expect(memory.k_full(s), Tile::kv_bytes);
-      copy_tile<Tile::KD, Tile::keys>(memory.keys(s), k, memory.k_full(s), tile.head, row,
-                                      tile.sequence);
-      mbarrier_wait(memory.v_empty(s), ring.parity ^ 1);
-      mbarrier_arrive_expect(memory.v_full(s), Tile::kv_bytes);
-      copy_tile<Tile::KD, Tile::keys>(memory.values(s), v, memory.v_full(s), tile.head, row,
-                                      tile.sequence);
+    const int blocks = blocks_of(keys_of<Tile>(work, tile), Tile::keys);
+    if (blocks == 0) continue;
+    const int first = Tile::packed ? work.shape.key_offsets[tile.sequence] : 0,
+              sequence = Tile::packed ? 0 : tile.sequence;
+    std::uint64_t* const q_full = memory.q_full(q_ring.stage());
+    mbarrier_wait(memory.q_empty(q_ring.stage()), q_ring.parity() ^ 1);
+    mbarrier_arrive_expect(q_full, Tile::q_bytes);
+    copy_tile<Tile::KD, Tile::queries>(memory.queries(q_ring.stage()), q, q_full, tile.head,
+                                       tile.first, tile.sequence);
+    q_ring.advance();
+    const auto copy_values = [&](int block) {
+      std::uint64_t* const full = memory.v_full(v_ring.stage());
+      mbarrier_wait(memory.v_empty(v_ring.stage()), v_ring.parity() ^ 1);
+      mbarrier_arrive_expect(full, Tile::kv_bytes);
+      copy_tile<Tile::KD, Tile::keys>(memory.values(v_ring.stage()), v, full, tile.head,
+                                      first + block * Tile::keys, sequence);
+      v_ring.advance();
+    };
+    for (int block = 0; block < blocks; ++block, k_ring.advance()) {
+      std::uint64_t* const full = memory.k_full(k_ring.stage());
+      mbarrier_wait(memory.k_empty(k_ring.stage()), k_ring.parity() ^ 1);
+      mbarrier_arrive_expect(full, Tile::kv_bytes);
+      copy_tile<Tile::KD, Tile::keys>(memory.keys(k_ring.stage()), k, full, tile.head,
+                                      first + block * Tile::keys, sequence);
+      if (block > 0) copy_values(block - 1);
     }
+    copy_values(blocks - 1);
   }
 }
 
+// `q` where queries are in registers, else `queries`.
 template <class Tile>
 __device__ __forceinline__ void issue_scores(float (&scores)[Tile::keys / 2],
+                                             const std::uint32_t (&q)[Tile::KD / 16][4],
                                              const unsigned char* queries, int group,
                                              const unsigned char* keys) {
 #pragma unroll
-  for (int k = 0; k < Tile::KD / 16; ++k)
-    Wgmma<Tile::keys>::from_shared(
-        scores, describe_rows(column_step<Tile::queries>(queries, group * 64, k)),
-        describe_rows(column_step<Tile::keys>(keys, 0, k)), k > 0);
+  for (int k = 0; k < Tile::KD / 16; ++k) {
+    const std::uint64_t b = describe_rows(column_step<Tile::keys>(keys, 0, k));
+    if constexpr (Tile::q_in_registers)
+      Wgmma<Tile::keys>::template from_registers<false>(scores, q[k], b, k > 0);
+    else
+      Wgmma<Tile::keys>::from_shared(
+          scores, describe_rows(column_step<Tile::queries>(queries, group * 64, k)), b, k > 0);
+  }
 }
 
 // Scores become exp(scale (score - largest)); `top` and `sum` follow (sum over this lane's columns
@@ -169,95 +207,158 @@ __device__ __forceinline__ void softmax(float (&scores)[n], float (&top)[2], flo
   }
 }
 
+// This warpgroup's results: rows group and group + 8 of each warp's 16, with lse and factor.
+template <class Tile>
+__device__ __forceinline__ void store_queries(const ForwardWork& work, const QueryTile& tile,
+                                              int group, const float (&out)[Tile::ND / 2],
+                                              const float (&lse)[2], float factor0, float factor1) {
+  const int nq = work.shape.nq, first = tile.first + group * 64, lane = threadIdx.x % 32;
+  float* const to =
+      work.lse + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) * nq;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int i = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
+    if (lane % 4 == 0 && i < nq) to[i] = lse[r];
+  }
+  store_accumulators<Tile::ND>(out, factor0, factor1, work.out.at(tile.sequence, tile.head, 1),
+                               work.out.row, first, nq, work.shape.D);
+}
+
 // One warpgroup's part of all tiles of this block. Named barriers 1 .. groups: whose turn it is to
-// issue products.
+// issue products; those behind them are the warpgroups' own.
 template <class Tile>
 __device__ __forceinline__ void multiply_forward(const ForwardWork& work,
                                                  const ForwardMemory<Tile>& memory) {
-  constexpr int ND = Tile::ND, n = Tile::keys / 2;
+  constexpr int KD = Tile::KD, ND = Tile::ND, n = Tile::keys / 2;
   const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
   const int next_group = group + 1 < Tile::groups ? group + 1 : 0;
-  const int nq = work.shape.nq, nk = work.shape.nk, blocks = blocks_of(nk, Tile::keys);
   const float to_log2 = work.shape.scale * log2_e;
   const auto done_with = [&](std::uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
   if (group == Tile::groups - 1) named_arrive(1, 256);  // group 0 begins
 
-  Ring<Tile::stages> ring;  // of the scores' block; the values' is one behind
-  int q_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+  Ring<Tile::q_stages> q_ring;
+  Ring<Tile::k_stages> k_ring;
+  Ring<Tile::v_stages> v_ring;
+  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
     const QueryTile tile = query_tile(work, index, Tile::queries);
+    const int nk = keys_of<Tile>(work, tile);
     float scores[n], out[ND / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    std::uint32_t p[Tile::keys / 16][4];
+    std::uint32_t q[KD / 16][4], p[Tile::keys / 16][4];
+#pragma unroll
+    for (int i = 0; i < ND / 2; ++i) out[i] = 0.0f;
+    if (Tile::packed && nk == 0) {
+      store_queries<Tile>(work, tile, group, out, {0.0f, 0.0f}, 0.0f, 0.0f);
+      continue;
+    }
 
-    mbarrier_wait(memory.q_full(), q_parity);
-    mbarrier_wait(memory.k_full(ring.stage), ring.parity);
+    mbarrier_wait(memory.q_full(q_ring.stage()), q_ring.parity());
+    if (tile.first + group * 64 >= work.shape.nq) {
+      // Without products nothing else keeps a warp's lanes together, and one that comes late to a
+      // barrier would miss its phase.
+      const auto pass_on = [&](std::uint64_t* empty) {
+        __syncwarp();
+        done_with(empty);
+      };
+      pass_on(memory.q_empty(q_ring.stage()));
+      q_ring.advance();
+      for (int left = nk; left > 0; left -= Tile::keys, k_ring.advance(), v_ring.advance()) {
+        mbarrier_wait(memory.k_full(k_ring.stage()), k_ring.parity());
+        if (left < nk) {
+          named_wait(1 + group, 256);
+          named_arrive(1 + next_group, 256);
+        }
+        pass_on(memory.k_empty(k_ring.stage()));
+        mbarrier_wait(memory.v_full(v_ring.stage()), v_ring.parity());
+        pass_on(memory.v_empty(v_ring.stage()));
+      }
+      continue;
+    }
+    if constexpr (Tile::q_in_registers) {
+      load_operand<KD, Tile::queries>(q, memory.queries(q_ring.stage()), group * 64);
+      // Reads by this warp's lanes come before what the bulk copies bring next.
+      __syncwarp();
+      done_with(memory.q_empty(q_ring.stage()));
+    }
+    const auto issue = [&] {
+      issue_scores<Tile>(scores, q, memory.queries(q_ring.stage()), group,
+                         memory.keys(k_ring.stage()));
+      wgmma_commit();
+    };
+    // Values of a block that has come.
+    const auto await_values = [&](const Ring<Tile::v_stages>& ring, int left) {
+      mbarrier_wait(memory.v_full(ring.stage()), ring.parity());
+      if constexpr (Tile::packed)
+        if (left < Tile::keys)
+          clear_rows<KD, Tile::keys>(memory.values(ring.stage()), left, 1 + Tile::groups + group);
+    };
+    mbarrier_wait(memory.k_full(k_ring.stage()), k_ring.parity());
     wgmma_fence();
-    issue_scores<Tile>(scores, memory.queries(), group, memory.keys(ring.stage));
-    wgmma_commit();
+    issue();
     wgmma_wait<0>();
     keep_in_place(scores);
-    done_with(memory.k_empty(ring.stage));
+    done_with(memory.k_empty(k_ring.stage()));
+    k_ring.advance();
     softmax(scores, top, sum, shrink, to_log2, nk);
     pack_operand<Tile::keys>(p, scores);
-    mbarrier_wait(memory.v_full(ring.stage), ring.parity);
-    int v_stage = ring.stage;
-    ring.advance();
+    await_values(v_ring, nk);
 
-    for (int block = 1; block < blocks; ++block) {
-      mbarrier_wait(memory.k_full(ring.stage), ring.parity);
+    for (int left = nk - Tile::keys; left > 0; left -= Tile::keys) {
+      mbarrier_wait(memory.k_full(k_ring.stage()), k_ring.parity());
       named_wait(1 + group, 256);
       keep_in_place(scores);
       keep_in_place(out);
       wgmma_fence();
-      issue_scores<Tile>(scores, memory.queries(), group, memory.keys(ring.stage));
-      wgmma_commit();
+      issue();
       wgmma_fence();
-      issue_weighted_rows<ND, Tile::keys>(out, p, memory.values(v_stage), block > 1);
+      issue_weighted_rows<ND, Tile::keys>(out, p, memory.values(v_ring.stage()), true);
       wgmma_commit();
       named_arrive(1 + next_group, 256);
       wgmma_wait<1>();
       keep_in_place(scores);
-      done_with(memory.k_empty(ring.stage));
-      softmax(scores, top, sum, shrink, to_log2, nk - block * Tile::keys);
+      done_with(memory.k_empty(k_ring.stage()));
+      k_ring.advance();
+      softmax(scores, top, sum, shrink, to_log2, left);
       keep_in_place(scores);
       // This also keeps ptxas from moving the wait for P V ahead of the softmax: it schedules
       // within straight-line code only.
-      mbarrier_wait(memory.v_full(ring.stage), ring.parity);
+      Ring<Tile::v_stages> next = v_ring;
+      next.advance();
+      await_values(next, left);
       wgmma_wait<0>();
       keep_in_place(out);
-      done_with(memory.v_empty(v_stage));
+      done_with(memory.v_empty(v_ring.stage()));
 #pragma unroll
       for (int i = 0; i < ND / 2; ++i) out[i] *= shrink[i / 2 % 2];
       pack_operand<Tile::keys>(p, scores);
-      v_stage = ring.stage;
-      ring.advance();
+      v_ring = next;
     }
-    done_with(memory.q_empty());
-    q_parity ^= 1;
+    q_ring.forget();
+    if constexpr (!Tile::q_in_registers) done_with(memory.q_empty(q_ring.stage()));
+    q_ring.advance();
     keep_in_place(out);
     wgmma_fence();
-    issue_weighted_rows<ND, Tile::keys>(out, p, memory.values(v_stage), blocks > 1);
+    issue_weighted_rows<ND, Tile::keys>(out, p, memory.values(v_ring.stage()), true);
     wgmma_commit();
     wgmma_wait<0>();
     keep_in_place(out);
-    done_with(memory.v_empty(v_stage));
+    done_with(memory.v_empty(v_ring.stage()));
+    v_ring.advance();
 
-    const int first = tile.first + group * 64;
-    float* const lse =
-        work.lse + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) * nq;
+    float lse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(full_mask, sum[r], 1);
       sum[r] += __shfl_xor_sync(full_mask, sum[r], 2);
-      const int i = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
-      if (lane % 4 == 0 && i < nq) lse[i] = top[r] * work.shape.scale + logf(sum[r]);
+      lse[r] = top[r] * work.shape.scale + logf(sum[r]);
     }
-    store_accumulators<ND>(out, 1.0f / sum[0], 1.0f / sum[1],
-                           work.out.at(tile.sequence, tile.head, 1), work.out.row, first, nq,
-                           work.shape.D);
+    // Computed again: kept across the loop, these numbers would take registers that accumulators
+    // need.
+    asm volatile("" : "+r"(index));
+    store_queries<Tile>(work, query_tile(work, index, Tile::queries), group, out, lse,
+                        1.0f / sum[0], 1.0f / sum[1]);
   }
 }
 #endif
@@ -271,14 +372,15 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   const ForwardMemory<Tile> memory{shared_memory<unsigned char>()};
   if (threadIdx.x == 0) {
     constexpr int warps = 4 * Tile::groups;
-    mbarrier_init(memory.q_full(), 1);
-    mbarrier_init(memory.q_empty(), warps);
-    for (int s = 0; s < Tile::stages; ++s) {
-      mbarrier_init(memory.k_full(s), 1);
-      mbarrier_init(memory.k_empty(s), warps);
-      mbarrier_init(memory.v_full(s), 1);
-      mbarrier_init(memory.v_empty(s), warps);
-    }
+    const auto init = [](std::uint64_t* full, std::uint64_t* empty, int stages) {
+      for (int s = 0; s < stages; ++s) {
+        mbarrier_init(full + s, 1);
+        mbarrier_init(empty + s, warps);
+      }
+    };
+    init(memory.q_full(0), memory.q_empty(0), Tile::q_stages);
+    init(memory.k_full(0), memory.k_empty(0), Tile::k_stages);
+    init(memory.v_full(0), memory.v_empty(0), Tile::v_stages);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -294,90 +396,43 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 
 template <class Tile>
 void launch_forward(const FlashForward<__nv_bfloat16>& p) {
-  ForwardWork work{p.shape, p.out, p.lse, blocks_of(p.shape.nq, Tile::queries), 0};
-  work.total = work.tiles * p.shape.heads * p.shape.sequences;
-  const int blocks = std::min(work.total, cuda_properties().multiProcessorCount);
-  launch(flash_sm90_forward_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::threads),
+  const ForwardWork work{
+      p.shape, p.out, p.lse,
+      Tiles::of(blocks_of(p.shape.nq, Tile::queries), p.shape.heads * p.shape.sequences)};
+  launch(flash_sm90_forward_kernel<Tile>, dim3(work.tiles.blocks()), dim3(Tile::threads),
          Tile::shared, make_tensor_map(p.q, p.shape, p.shape.nq, Tile::queries),
-         make_tensor_map(p.k, p.shape, p.shape.nk, Tile::keys),
-         make_tensor_map(p.v, p.shape, p.shape.nk, Tile::keys), work);
+         make_key_map(p.k, p.shape, Tile::keys), make_key_map(p.v, p.shape, Tile::keys), work);
+}
+
+// Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without any
+// (S = 256).
+bool three_groups(int queries) {
+  return 10 * blocks_of(queries, 192) * 192 <= 11 * blocks_of(queries, 128) * 128;
+}
+
+// Key blocks of 128 rows only where they fit better: beside three warpgroups' accumulators they
+// would spill. Captions' lengths lie on the device; their mean has to do.
+template <int KD, int ND, bool packed>
+void launch_by_size(const FlashForward<__nv_bfloat16>& p) {
+  const int keys = packed ? p.shape.nk / p.shape.sequences : p.shape.nk;
+  const bool fits_112 = blocks_of(keys, 112) * 112 <= blocks_of(keys, 128) * 128;
+  if (packed ? fits_112 : three_groups(p.shape.nq))
+    return launch_forward<ForwardTile<KD, ND, 3, 112, packed>>(p);
+  if constexpr (!packed)
+    if (fits_112) return launch_forward<ForwardTile<KD, ND, 2, 112>>(p);
+  launch_forward<ForwardTile<KD, ND, 2, 128, packed>>(p);
 }
 
 }  // namespace
 
-CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
-                            int count, int box_rows) {
-  // Looks the driver's function up through the runtime: the binary references no libcuda symbol and
-  // starts without a driver.
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &found));
-#else
-    CUDA_CHECK(
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
-#endif
-    WEFT_CHECK(found == cudaDriverEntryPointSuccess, Exit::hardware,
-               "use a driver for CUDA 12 or newer, or WEFT_ATTENTION=sm80",
-               "the CUDA driver has no cuTensorMapEncodeTiled (query result {})",
-               static_cast<int>(found));
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-  }();
-  CUtensorMap map;
-  const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  // From the fastest dimension on; each stride is a multiple of the one before it.
-  const cuuint64_t dims[4] = {size(shape.D), size(shape.heads), size(count), size(shape.sequences)};
-  const cuuint64_t strides[3] = {size(rows.head) * 2, size(rows.row) * 2, size(rows.outer) * 2};
-  const cuuint32_t box[4] = {64, 1, static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(rows.base), dims,
-             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  WEFT_CHECK(result == CUDA_SUCCESS, Exit::hardware,
-             "this is a bug in weft; WEFT_ATTENTION=sm80 goes round it",
-             "cuTensorMapEncodeTiled failed with {} for {} sequences of {} rows, {} heads of {}",
-             static_cast<int>(result), shape.sequences, count, shape.heads, shape.D);
-  return map;
-}
-
-bool flash_sm90_takes(const FlashShape& shape) {
-  static const bool allowed = [] {
-    const char* choice = std::getenv("WEFT_ATTENTION");
-    WEFT_CHECK(
-        choice == nullptr || std::strcmp(choice, "sm80") == 0 || std::strcmp(choice, "sm90") == 0,
-        Exit::usage, "set it to sm80 or sm90, or leave it unset",
-        "WEFT_ATTENTION={} names no attention kernels", choice);
-#ifdef WEFT_WITHOUT_SM90A  // built without WEFT_CUDA_ARCHITECTURES=90a: on any GPU these kernels
-                           // are empty
-    const bool hopper = false;
-#else
-    const bool hopper = cuda_properties().major == 9 && cuda_properties().minor == 0;
-#endif
-    WEFT_CHECK(hopper || choice == nullptr || std::strcmp(choice, "sm90") != 0, Exit::usage,
-               "leave it unset on other GPUs, or build with WEFT_CUDA_ARCHITECTURES=90a",
-               "WEFT_ATTENTION=sm90 on a GPU of compute capability {}.{}, or in a program built "
-               "without sm_90a",
-               cuda_properties().major, cuda_properties().minor);
-    return hopper && (choice == nullptr || std::strcmp(choice, "sm90") == 0);
-  }();
-  return allowed && shape.key_offsets == nullptr && shape.inner == 1 && shape.D >= 64 &&
-         shape.D % 8 == 0;
-}
-
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {
-  // Three warpgroups overlap better than two, unless 192 queries a block leave many lanes without
-  // any (S = 256).
-  const int wide = blocks_of(p.shape.nq, 192) * 192, narrow = blocks_of(p.shape.nq, 128) * 128;
-  const bool three = 10 * wide <= 11 * narrow;
+  const bool packed = p.shape.key_offsets != nullptr;
   if (p.shape.D > 72)
-    launch_forward<ForwardTile<128, 128, 2>>(p);
+    launch_forward<ForwardTile<128, 128, 2, 128>>(p);
   else if (p.shape.D > 64)
-    three ? launch_forward<ForwardTile<80, 72, 3>>(p) : launch_forward<ForwardTile<80, 72, 2>>(p);
+    packed ? launch_by_size<80, 72, true>(p) : launch_by_size<80, 72, false>(p);
   else
-    three ? launch_forward<ForwardTile<64, 64, 3>>(p) : launch_forward<ForwardTile<64, 64, 2>>(p);
+    packed ? launch_by_size<64, 64, true>(p) : launch_by_size<64, 64, false>(p);
 }
 
 }  // namespace weft::kernels

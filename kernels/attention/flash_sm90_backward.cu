@@ -17,22 +17,24 @@
 // cycle while the tensor cores are busy. The first products of the next rows are issued before the
 // second ones of these rows, so that the elementwise part of one block runs while the products of
 // another do.
+//
+// Captions are packed, short, and have many queries: the keys kernel's blocks share the queries of
+// one tile of keys, and write f32 sums that flash_merge_splits() adds.
 #include "attention/flash_sm90_tiles.cuh"
-
-#include <algorithm>
-#include <cstring>
 
 namespace weft::kernels {
 namespace {
 
 constexpr int pass_rows = 64;
 
-template <int KD_, int ND_, bool keys_>
+template <int KD_, int ND_, bool keys_, bool packed_>
 struct BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
-  static constexpr bool keys = keys_;  // owns keys, or queries
+  static constexpr bool keys = keys_;             // owns keys, or queries
+  static constexpr bool packed = packed_;         // keys are those of packed captions
+  static constexpr bool splits = keys && packed;  // queries are shared out over blocks
   static constexpr int groups = 2, threads = 128 * (groups + 1), own_rows = 64 * groups;
-  static constexpr int stages = 3;
+  static constexpr int stages = 4;
   static constexpr bool x_in_registers = ND <= 72;
   // The next first products are issued before the second ones where registers allow accumulators
   // for both.
@@ -58,8 +60,9 @@ struct BackwardWork {
       stats;  // [sequences, heads, padded queries] (lse / ln 2, delta), (infinity, 0) beyond nq
   int padded_queries;
   FlashRows<__nv_bfloat16> d1, d2;  // gradients of X1 and, in the keys kernel, X2
-  int own_count, pass_count;        // rows of a sequence on either side
-  int tiles, total;
+  float* partial;                   // both, of packed keys (FlashBackward)
+  int splits;
+  Tiles tiles;
 };
 
 #ifdef WEFT_SM90
@@ -91,13 +94,45 @@ struct BackwardMemory {
   }
 };
 
+// The rows that a block owns and those that it passes over.
 struct OwnTile {
-  int first, head, sequence;
+  int first = 0, head = 0, sequence = 0;  // of packed keys, sequence -1: nothing to do
+  int split = 0;
+  int own = 0, pass = 0;           // rows of the sequence on either side
+  int pass_first = 0, blocks = 0;  // rows to pass over, in blocks
 };
 template <class Tile>
 __device__ __forceinline__ OwnTile own_tile(const BackwardWork& work, int index) {
-  return {index % work.tiles * Tile::own_rows, index / work.tiles % work.shape.heads,
-          index / work.tiles / work.shape.heads};
+  const FlashShape& shape = work.shape;
+  const int head = index / work.tiles.each;
+  OwnTile t;
+  t.head = head % shape.heads;
+  if constexpr (Tile::splits) {
+    const KeyTile key = find_key_tile(shape, Tile::own_rows, static_cast<unsigned>(work.tiles.each),
+                                      static_cast<unsigned>(index));
+    t.first = key.first;
+    t.sequence = key.s;
+    t.split = key.split;
+    if (t.sequence < 0) return t;
+  } else {
+    t.first = work.tiles.place(index) * Tile::own_rows;
+    t.sequence = head / shape.heads;
+  }
+  const int keys = shape.keys(t.sequence);
+  t.own = Tile::keys ? keys : shape.nq;
+  t.pass = Tile::keys ? shape.nq : keys;
+  t.blocks = blocks_of(t.pass, pass_rows);
+  if constexpr (Tile::splits) {
+    const int begin = t.blocks * t.split / work.splits;
+    t.blocks = t.blocks * (t.split + 1) / work.splits - begin;
+    t.pass_first = begin * pass_rows;
+  }
+  return t;
+}
+
+__device__ __forceinline__ const float2* stats_of(const BackwardWork& work, const OwnTile& tile) {
+  return work.stats + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) *
+                          work.padded_queries;
 }
 
 template <class Tile>
@@ -105,29 +140,34 @@ __device__ __forceinline__ void copy_backward(const CUtensorMap* x1, const CUten
                                               const CUtensorMap* y1, const CUtensorMap* y2,
                                               const BackwardWork& work,
                                               const BackwardMemory<Tile>& memory) {
-  const int blocks = blocks_of(work.pass_count, pass_rows);
   Ring<Tile::stages> ring;
   int x_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
     const OwnTile tile = own_tile<Tile>(work, index);
+    if (tile.sequence < 0 || tile.blocks == 0) continue;
+    // Where the rows of either side lie in their tensors.
+    const int key_row = work.shape.first_key(tile.sequence),
+              key_sequence = Tile::packed ? 0 : tile.sequence;
+    const int x_row = tile.first + (Tile::keys ? key_row : 0),
+              x_sequence = Tile::keys ? key_sequence : tile.sequence,
+              y_row = tile.pass_first + (Tile::keys ? 0 : key_row),
+              y_sequence = Tile::keys ? tile.sequence : key_sequence;
     mbarrier_wait(memory.x_empty(), x_parity ^ 1);
     mbarrier_arrive_expect(memory.x_full(), 2 * Tile::own_bytes);
-    copy_tile<Tile::KD, Tile::own_rows>(memory.x1(), x1, memory.x_full(), tile.head, tile.first,
-                                        tile.sequence);
-    copy_tile<Tile::KD, Tile::own_rows>(memory.x2(), x2, memory.x_full(), tile.head, tile.first,
-                                        tile.sequence);
+    copy_tile<Tile::KD, Tile::own_rows>(memory.x1(), x1, memory.x_full(), tile.head, x_row,
+                                        x_sequence);
+    copy_tile<Tile::KD, Tile::own_rows>(memory.x2(), x2, memory.x_full(), tile.head, x_row,
+                                        x_sequence);
     x_parity ^= 1;
-    const float2* const stats =
-        work.stats + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) *
-                         work.padded_queries;
-    for (int block = 0; block < blocks; ++block, ring.advance()) {
-      const int row = block * pass_rows, s = ring.stage;
+    const float2* const stats = stats_of(work, tile) + tile.pass_first;
+    for (int block = 0; block < tile.blocks; ++block, ring.advance()) {
+      const int row = block * pass_rows, s = ring.stage();
       std::uint64_t* const full = memory.y_full(s);
-      mbarrier_wait(memory.y_empty(s), ring.parity ^ 1);
+      mbarrier_wait(memory.y_empty(s), ring.parity() ^ 1);
       mbarrier_arrive_expect(full, Tile::stage_bytes + Tile::stat_bytes);
-      copy_tile<Tile::KD, pass_rows>(memory.y1(s), y1, full, tile.head, row, tile.sequence);
-      copy_tile<Tile::KD, pass_rows>(memory.y2(s), y2, full, tile.head, row, tile.sequence);
+      copy_tile<Tile::KD, pass_rows>(memory.y1(s), y1, full, tile.head, y_row + row, y_sequence);
+      copy_tile<Tile::KD, pass_rows>(memory.y2(s), y2, full, tile.head, y_row + row, y_sequence);
       if constexpr (Tile::keys) copy_bulk(memory.stats(s), stats + row, Tile::stat_bytes, full);
     }
   }
@@ -183,29 +223,62 @@ __device__ __forceinline__ void queries_elementwise(float (&prob)[pass_rows / 2]
   for (int e = 0; e < pass_rows / 2; ++e) ds[e] = prob[e] * (ds[e] - stat[e / 2 % 2].y);
 }
 
+// The gradients of this warpgroup's rows.
+template <class Tile>
+__device__ __forceinline__ void store_own(const BackwardWork& work, const OwnTile& to, int group,
+                                          const float (&sum1)[Tile::ND / 2],
+                                          const float (&sum2)[Tile::ND / 2]) {
+  constexpr int ND = Tile::ND;
+  const int row = to.first + group * 64, D = work.shape.D;
+  const float scale = work.shape.scale;
+  if constexpr (Tile::splits) {
+    const std::int64_t part = static_cast<std::int64_t>(work.shape.heads) * D;
+    float* const dk =
+        work.partial +
+        (to.split * static_cast<std::int64_t>(work.shape.nk) + work.shape.first_key(to.sequence)) *
+            2 * part +
+        to.head * D;
+    store_accumulators<ND>(sum1, 1.0f, 1.0f, dk + part, 2 * part, row, to.own, D);
+    store_accumulators<ND>(sum2, scale, scale, dk, 2 * part, row, to.own, D);
+    return;
+  }
+  if constexpr (Tile::keys)
+    store_accumulators<ND>(sum1, 1.0f, 1.0f, work.d2.at(to.sequence, to.head, 1), work.d2.row, row,
+                           to.own, D);
+  store_accumulators<ND>(sum2, scale, scale, work.d1.at(to.sequence, to.head, 1), work.d1.row, row,
+                         to.own, D);
+}
+
 template <class Tile>
 __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
                                                   const BackwardMemory<Tile>& memory) {
   constexpr int KD = Tile::KD, ND = Tile::ND, n = pass_rows / 2;
   const int group = static_cast<int>(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
-  const int blocks = blocks_of(work.pass_count, pass_rows);
   const float to_log2 = work.shape.scale * log2_e;
   const auto done_with = [&](std::uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
   Ring<Tile::stages> ring;
   int x_parity = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < work.total;
+  for (int index = static_cast<int>(blockIdx.x); index < work.tiles.total;
        index += static_cast<int>(gridDim.x)) {
     // Sums for P Y2 (keys kernel only) and dS Y1.
     float sum1[ND / 2], sum2[ND / 2], prob[n], ds[n];
     std::uint32_t x1[KD / 16][4], x2[KD / 16][4], p[pass_rows / 16][4], d[pass_rows / 16][4];
     float2 stat[2];
+    const OwnTile tile = own_tile<Tile>(work, index);
+    if (Tile::packed && tile.sequence < 0) continue;
+    const int blocks = tile.blocks, pass = tile.pass;
+    if constexpr (Tile::packed && !Tile::keys) {
+      if (blocks == 0) {
+#pragma unroll
+        for (int i = 0; i < ND / 2; ++i) sum2[i] = 0.0f;
+        store_own<Tile>(work, tile, group, sum1, sum2);
+        continue;
+      }
+    }
     if constexpr (!Tile::keys) {
-      const OwnTile tile = own_tile<Tile>(work, index);
-      const float2* const stats =
-          work.stats + (static_cast<std::int64_t>(tile.sequence) * work.shape.heads + tile.head) *
-                           work.padded_queries;
+      const float2* const stats = stats_of(work, tile);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int i = tile.first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * r;
@@ -215,6 +288,18 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
 
     mbarrier_wait(memory.x_full(), x_parity);
     x_parity ^= 1;
+    if (tile.first + group * 64 >= tile.own) {
+      // Without products nothing else keeps a warp's lanes together, and one that comes late to a
+      // barrier would miss its phase.
+      __syncwarp();
+      done_with(memory.x_empty());
+      for (int block = 0; block < blocks; ++block, ring.advance()) {
+        mbarrier_wait(memory.y_full(ring.stage()), ring.parity());
+        __syncwarp();
+        done_with(memory.y_empty(ring.stage()));
+      }
+      continue;
+    }
     if constexpr (Tile::x_in_registers) {
       load_operand<KD, Tile::own_rows>(x1, memory.x1(), group * 64);
       load_operand<KD, Tile::own_rows>(x2, memory.x2(), group * 64);
@@ -226,8 +311,8 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(prob);
       keep_in_place(ds);
       wgmma_fence();
-      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage));
-      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage));
+      issue_products<Tile>(prob, x1, memory.x1(), group * 64, memory.y1(ring.stage()));
+      issue_products<Tile>(ds, x2, memory.x2(), group * 64, memory.y2(ring.stage()));
       wgmma_commit();
     };
     const auto issue_second = [&](int stage, bool accumulate) {
@@ -249,16 +334,24 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
       keep_in_place(prob);
       keep_in_place(ds);
       if constexpr (Tile::keys)
-        keys_elementwise(prob, ds, memory.stats(ring.stage), to_log2);
+        keys_elementwise(prob, ds, memory.stats(ring.stage()), to_log2);
       else
-        queries_elementwise(prob, ds, stat, to_log2, work.pass_count - block * pass_rows);
+        queries_elementwise(prob, ds, stat, to_log2, pass - block * pass_rows);
       keep_in_place(prob);
       keep_in_place(ds);
     };
     // Waiting for the next rows also keeps ptxas from moving a wait for products ahead of the
     // elementwise part: it schedules within straight-line code only.
     const auto await_rows = [&](int block) {
-      if (block < blocks) mbarrier_wait(memory.y_full(ring.stage), ring.parity);
+      if (block >= blocks) return;
+      mbarrier_wait(memory.y_full(ring.stage()), ring.parity());
+      if constexpr (Tile::packed && !Tile::keys) {
+        const int left = pass - block * pass_rows;
+        if (left < pass_rows) {
+          clear_rows<KD, pass_rows>(memory.y1(ring.stage()), left, 1 + group);
+          clear_rows<KD, pass_rows>(memory.y2(ring.stage()), left, 1 + group);
+        }
+      }
     };
     const auto pack = [&] {
       if constexpr (Tile::keys) pack_operand<pass_rows>(p, prob);
@@ -270,11 +363,11 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     wgmma_wait<0>();
     elementwise(0);
     pack();
-    int stage = ring.stage;
+    int stage = ring.stage();
     ring.advance();
     await_rows(1);
     for (int block = 1; block < blocks; ++block) {
-      const int now = ring.stage;
+      const int now = ring.stage();
       if constexpr (Tile::ahead) {
         issue_first();
         issue_second(stage, block > 1);
@@ -302,14 +395,7 @@ __device__ __forceinline__ void multiply_backward(const BackwardWork& work,
     // Computed again: kept across the loop, these numbers would take registers that accumulators
     // need.
     asm volatile("" : "+r"(index));
-    const OwnTile to = own_tile<Tile>(work, index);
-    const int row = to.first + group * 64;
-    if constexpr (Tile::keys)
-      store_accumulators<ND>(sum1, 1.0f, 1.0f, work.d2.at(to.sequence, to.head, 1), work.d2.row,
-                             row, work.own_count, work.shape.D);
-    store_accumulators<ND>(sum2, work.shape.scale, work.shape.scale,
-                           work.d1.at(to.sequence, to.head, 1), work.d1.row, row, work.own_count,
-                           work.shape.D);
+    store_own<Tile>(work, own_tile<Tile>(work, index), thread_here() / 128 - 1, sum1, sum2);
   }
 }
 #endif
@@ -343,64 +429,48 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 #endif
 }
 
-constexpr int stat_lanes = 16;  // to one row, 16 bytes each: up to 128 columns
-
-// stats[s,h,i] = (lse / ln 2, sum over D of dout * out). Reads out and dout once, 4 D bytes a row,
-// and writes 8. Heads are the fastest index: rows of one token lie side by side.
-__global__ void __launch_bounds__(256)
-    flash_sm90_stats_kernel(FlashBackward<__nv_bfloat16> p, int padded, float2* stats) {
-  const int lane = threadIdx.x % stat_lanes, D = p.shape.D;
-  // In 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
-  const unsigned row = blockIdx.x * (256 / stat_lanes) + threadIdx.x / stat_lanes;
-  const unsigned heads = static_cast<unsigned>(p.shape.heads),
-                 length = static_cast<unsigned>(padded);
-  const unsigned token = row / heads;
-  const int h = static_cast<int>(row - token * heads);
-  const int s = static_cast<int>(token / length), i = static_cast<int>(token % length);
-  const bool valid = s < p.shape.sequences && i < p.shape.nq;
-  float sum = 0.0f;
-  if (valid) {
-    const __nv_bfloat16* const o = p.out.at(s, h, 1) + i * p.out.row;
-    const __nv_bfloat16* const g = p.dout.at(s, h, 1) + i * p.dout.row;
-    if (lane * 8 < D) {
-      const Pack<__nv_bfloat16> a = load_pack(o + lane * 8), b = load_pack(g + lane * 8);
-      for (int e = 0; e < 8; ++e) sum += to_float(a.v[e]) * to_float(b.v[e]);
-    }
-  }
-  for (int offset = stat_lanes / 2; offset > 0; offset /= 2)
-    sum += __shfl_xor_sync(full_mask, sum, offset);
-  if (lane != 0 || s >= p.shape.sequences) return;
-  const std::int64_t sequence_head = static_cast<std::int64_t>(s) * p.shape.heads + h;
-  stats[sequence_head * padded + i] =
-      valid ? make_float2(p.lse[sequence_head * p.shape.nq + i] * log2_e, sum)
-            : make_float2(INFINITY, 0.0f);
-}
-
 template <class Tile>
-void launch_backward(BackwardWork work, const FlashRows<const __nv_bfloat16>& x1,
-                     const FlashRows<const __nv_bfloat16>& x2,
-                     const FlashRows<const __nv_bfloat16>& y1,
-                     const FlashRows<const __nv_bfloat16>& y2) {
+void launch_backward(BackwardWork work, const FlashBackward<__nv_bfloat16>& p) {
   const FlashShape& shape = work.shape;
-  work.own_count = Tile::keys ? shape.nk : shape.nq;
-  work.pass_count = Tile::keys ? shape.nq : shape.nk;
-  work.tiles = blocks_of(work.own_count, Tile::own_rows);
-  work.total = work.tiles * shape.heads * shape.sequences;
-  const int blocks = std::min(work.total, cuda_properties().multiProcessorCount);
-  launch(flash_sm90_backward_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::threads),
-         Tile::shared, make_tensor_map(x1, shape, work.own_count, Tile::own_rows),
-         make_tensor_map(x2, shape, work.own_count, Tile::own_rows),
-         make_tensor_map(y1, shape, work.pass_count, pass_rows),
-         make_tensor_map(y2, shape, work.pass_count, pass_rows), work);
+  work.splits = p.splits;
+  work.tiles = Tile::splits ? Tiles::of(static_cast<int>(key_tiles(shape, Tile::own_rows)),
+                                        shape.heads * p.splits)
+                            : Tiles::of(blocks_of(Tile::keys ? shape.nk : shape.nq, Tile::own_rows),
+                                        shape.heads * shape.sequences);
+  const auto queries = [&](const FlashRows<const __nv_bfloat16>& rows, int box) {
+    return make_tensor_map(rows, shape, shape.nq, box);
+  };
+  const auto keys = [&](const FlashRows<const __nv_bfloat16>& rows, int box) {
+    return make_key_map(rows, shape, box);
+  };
+  const auto run = [&](const CUtensorMap& x1, const CUtensorMap& x2, const CUtensorMap& y1,
+                       const CUtensorMap& y2) {
+    launch(flash_sm90_backward_kernel<Tile>, dim3(work.tiles.blocks()), dim3(Tile::threads),
+           Tile::shared, x1, x2, y1, y2, work);
+  };
+  if constexpr (Tile::keys)
+    run(keys(p.k, Tile::own_rows), keys(p.v, Tile::own_rows), queries(p.q, pass_rows),
+        queries(p.dout, pass_rows));
+  else
+    run(queries(p.q, Tile::own_rows), queries(p.dout, Tile::own_rows), keys(p.k, pass_rows),
+        keys(p.v, pass_rows));
 }
 
-template <int KD, int ND>
+template <int KD, int ND, bool packed>
 void launch_both(const FlashBackward<__nv_bfloat16>& p, BackwardWork work) {
   work.d1 = p.dk;
   work.d2 = p.dv;
-  launch_backward<BackwardTile<KD, ND, true>>(work, p.k, p.v, p.q, p.dout);
+  launch_backward<BackwardTile<KD, ND, true, packed>>(work, p);
   work.d1 = p.dq;
-  launch_backward<BackwardTile<KD, ND, false>>(work, p.q, p.dout, p.k, p.v);
+  launch_backward<BackwardTile<KD, ND, false, packed>>(work, p);
+}
+
+template <int KD, int ND>
+void launch_kind(const FlashBackward<__nv_bfloat16>& p, const BackwardWork& work) {
+  if (p.shape.key_offsets != nullptr)
+    launch_both<KD, ND, true>(p, work);
+  else
+    launch_both<KD, ND, false>(p, work);
 }
 
 }  // namespace
@@ -408,21 +478,19 @@ void launch_both(const FlashBackward<__nv_bfloat16>& p, BackwardWork work) {
 void flash_sm90_backward(const FlashBackward<__nv_bfloat16>& p) {
   BackwardWork work{};
   work.shape = p.shape;
+  work.partial = p.partial;
   work.padded_queries = blocks_of(p.shape.nq, pass_rows) * pass_rows;
   const Tensor stats =
       Tensor::empty({p.shape.sequences, p.shape.heads, work.padded_queries, 2}, DType::f32);
   float2* const at = reinterpret_cast<float2*>(data<float>(stats));
   work.stats = at;
-  const std::int64_t rows = stats.numel() / 2;
-  WEFT_ASSERT(rows < std::int64_t{1} << 31);
-  launch(flash_sm90_stats_kernel, dim3(blocks_for(rows, 256 / stat_lanes)), dim3(256), 0, p,
-         work.padded_queries, at);
+  flash_row_stats(p, work.padded_queries, at);
   if (p.shape.D <= 64)
-    launch_both<64, 64>(p, work);
+    launch_kind<64, 64>(p, work);
   else if (p.shape.D <= 72)
-    launch_both<80, 72>(p, work);
+    launch_kind<80, 72>(p, work);
   else
-    launch_both<128, 128>(p, work);
+    launch_both<128, 128, false>(p, work);
 }
 
 }  // namespace weft::kernels

@@ -2,6 +2,7 @@
 // of their products.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "attention/flash_common.cuh"
@@ -21,6 +22,30 @@ constexpr int tile_bytes(int columns, int rows) { return tile_atoms(columns) * a
 CUtensorMap make_tensor_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
                             int count, int box_rows);
 
+// The same of keys or values, which may be packed captions: then one sequence of all rows.
+CUtensorMap make_key_map(const FlashRows<const __nv_bfloat16>& rows, const FlashShape& shape,
+                         int box_rows);
+
+// The tiles of all heads, shared out over blocks that stay. A head's last tile is the cheapest:
+// where every round of the blocks would give it to the same ones, each round begins one tile
+// further.
+struct Tiles {
+  int each = 1;   // of a head
+  int total = 0;  // of all heads
+  int round = 0;  // tiles in a round, or 0
+
+  static Tiles of(int each, int heads) {
+    const int total = each * heads, blocks = std::min(total, cuda_properties().multiProcessorCount);
+    return {each, total, blocks % each == 0 ? blocks : 0};
+  }
+  unsigned blocks() const {
+    return static_cast<unsigned>(std::min(total, cuda_properties().multiProcessorCount));
+  }
+  __device__ __forceinline__ int place(int index) const {
+    return (round > 0 ? index + index / round : index) % each;
+  }
+};
+
 #ifdef WEFT_SM90
 namespace sm90 {
 
@@ -38,6 +63,21 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const CUtensorMap* 
 #pragma unroll
   for (int atom = 0; atom < tile_atoms(columns); ++atom)
     copy_box(to + atom * atom_bytes(rows), map, barrier, atom * 64, head, row, sequence);
+}
+
+// Zeros for the rows from `first` on: what lies behind a caption belongs to another one or to
+// nobody, and 0 times NaN is NaN. Called by a whole warpgroup, whose products may read the tile
+// afterwards; `barrier` is a named barrier of its own.
+template <int columns, int rows>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int first, int barrier) {
+  const int thread = thread_here() % 128;
+#pragma unroll
+  for (int atom = 0; atom < tile_atoms(columns); ++atom)
+    for (int piece = first * 8 + thread; piece < rows * 8; piece += 128)
+      *reinterpret_cast<uint4*>(tile + atom * atom_bytes(rows) + piece * 16) =
+          make_uint4(0, 0, 0, 0);
+  async_proxy_fence();
+  named_wait(barrier, 128);
 }
 
 // Where the 16 columns of step k of a product over columns begin, in a tile of `rows` rows from row
@@ -84,38 +124,44 @@ __device__ __forceinline__ void issue_weighted_rows(float (&sum)[ND / 2],
                                              accumulate || k > 0);
 }
 
+__device__ __forceinline__ void store_two(__nv_bfloat16* to, float low, float high) {
+  *reinterpret_cast<std::uint32_t*>(to) = pack_two(low, high);
+}
+__device__ __forceinline__ void store_two(float* to, float low, float high) {
+  *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+
 // Rows group and group + 8 of this warp's 16, times their factor, to the rows from `first` on that
 // are below n.
-template <int ND>
+template <int ND, class T>
 __device__ __forceinline__ void store_accumulators(const float (&x)[ND / 2], float factor0,
-                                                   float factor1, __nv_bfloat16* to,
-                                                   std::int64_t row, int first, int n, int D) {
+                                                   float factor1, T* to, std::int64_t row,
+                                                   int first, int n, int D) {
   const int thread = thread_here() % 128, lane = thread % 32;
   const int i = first + thread / 32 * 16 + lane / 4;
 #pragma unroll
   for (int t = 0; t < ND / 8; ++t) {
     const int c = t * 8 + lane % 4 * 2;
     if (c >= D) continue;
-    if (i < n)
-      *reinterpret_cast<std::uint32_t*>(to + i * row + c) =
-          pack_two(x[4 * t] * factor0, x[4 * t + 1] * factor0);
+    if (i < n) store_two(to + i * row + c, x[4 * t] * factor0, x[4 * t + 1] * factor0);
     if (i + 8 < n)
-      *reinterpret_cast<std::uint32_t*>(to + (i + 8) * row + c) =
-          pack_two(x[4 * t + 2] * factor1, x[4 * t + 3] * factor1);
+      store_two(to + (i + 8) * row + c, x[4 * t + 2] * factor1, x[4 * t + 3] * factor1);
   }
 }
 
 // Bulk copies in flight, as a ring: use number `i` of it has stage i % stages and parity i / stages
-// % 2.
+// % 2. One register, for kernels that have none to spare.
 template <int stages>
-struct Ring {
-  int stage = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+class Ring {
+ public:
+  __device__ __forceinline__ int stage() const { return use_ < stages ? use_ : use_ - stages; }
+  __device__ __forceinline__ int parity() const { return use_ >= stages; }
+  // What was made of it before is made again, rather than kept in registers that loops need.
+  __device__ __forceinline__ void forget() { asm volatile("" : "+r"(use_)); }
+  __device__ __forceinline__ void advance() { use_ = use_ + 1 < 2 * stages ? use_ + 1 : 0; }
+
+ private:
+  int use_ = 0;
 };
 
 }  // namespace sm90

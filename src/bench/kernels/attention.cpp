@@ -421,6 +421,11 @@ void add_small(Cases& cases, DType dtype) {
   add_cross(cases, 70, 1, 72, {80, 9}, 3, dtype, 8.0f);
   // Enough queries that the key side shares them out over two blocks.
   add_cross(cases, 600, 1, 8, {11, 2}, 1, dtype);
+  add_cross(cases, 600, 1, 72, {11, 0, 130}, 1, dtype);
+  // More tiles than multiprocessors, several blocks of 112 and of 128 keys.
+  add_cross(cases, 200, 3, 72, {220, 7, 0, 225}, 3, dtype);
+  add_cross(cases, 130, 2, 64, {257, 255}, 0, dtype);
+  add_cross(cases, 70, 1, 128, {140, 129}, 2, dtype);
 }
 
 void add_real(Cases& cases) {

@@ -58,6 +58,8 @@ inline void copy_bulk(void* to, const void* from, int bytes, std::uint64_t* barr
   emulation::copy_bulk(to, from, bytes, barrier);
 }
 
+inline void async_proxy_fence() {}
+
 template <int registers>
 void give_registers() {}
 template <int registers>
