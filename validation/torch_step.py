@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The PyTorch side of compare_step.py: K training steps of the model in stdit3.py on one batch, each timed.
 
-    torch_step.py DECK.toml --weights W --inputs I --steps K --warmup W --json FILE [--outputs O] [--fused] [--profile]
+    torch_step.py DECK.toml --weights W --inputs I --steps K --warmup W --json FILE [--outputs O] [--fused] [--autocast]
+                  [--profile]
 
 Takes the same deck, weights and inputs as `weft bench step`, and writes the same JSON: `seconds` and `loss`, one entry a
 timed step. Warm-up steps train too; O holds the weights after all warmup + K steps.
@@ -24,10 +25,11 @@ def make_optimizer(model, train, fused):
                              weight_decay=train["weight_decay"], fused=True if fused else None)
 
 
-def make_step(model, optimizer, inputs):
+def make_step(model, optimizer, inputs, autocast):
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss = rflow.losses(model, **inputs).mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = rflow.losses(model, **inputs).mean()
         loss.backward()
         optimizer.step()
         return loss
@@ -55,6 +57,7 @@ def main():
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--json", required=True)
     parser.add_argument("--fused", action="store_true", help="AdamW(fused=True)")
+    parser.add_argument("--autocast", action="store_true", help="the forward pass under autocast to bf16")
     parser.add_argument("--profile", action="store_true", help="adds `operations` to the JSON")
     args = parser.parse_args()
 
@@ -63,7 +66,7 @@ def main():
     torch.set_num_threads(deck["run"]["threads"])
     model = check_golden.build(deck, safetensors_io.load(args.weights), torch.float32).train()
     inputs = check_golden.to_torch(safetensors_io.load(args.inputs), torch.float32)
-    step = make_step(model, make_optimizer(model, deck["train"], args.fused), inputs)
+    step = make_step(model, make_optimizer(model, deck["train"], args.fused), inputs, args.autocast)
 
     result = {"seconds": [], "loss": [], "threads": torch.get_num_threads(), "torch": torch.__version__}
     for i in range(args.warmup + args.steps):
