@@ -401,6 +401,8 @@ void add_small(Cases& cases, DType dtype) {
                                          {1, 2, 67, 2, 72},
                                          {1, 1, 131, 1, 72, Axis::space, false},
                                          {1, 1, 64, 2, 64},
+                                         {2, 3, 11, 3, 72, Axis::space, true, true},
+                                         {1, 2, 23, 5, 64, Axis::space, true, true},
                                          {1, 1, 97, 1, 128, Axis::space, true, true},
                                          {2, 1, 33, 2, 16, Axis::space, true, true},
                                          {1, 2, 40, 1, 24},
