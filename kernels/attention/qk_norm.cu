@@ -3,203 +3,263 @@
 // src/bench/kernels/attention.cpp.
 //
 // Bound by bandwidth. Forward: q and k are read once and written once, 4 of the 3 + 1 tensors that
-// attention itself moves. Backward: q, k and their gradient are read, the gradient is
-// overwritten: 6. A group of 16 lanes owns a row of D <= 128 elements, 8 of them (16 bytes of bf16)
-// a lane, so that sums over a row are four shuffles. Weight gradients are summed in registers along
-// a block's rows, then over the block, then over the blocks, each in fixed order.
+// attention itself moves. Backward: q, k and their gradient are read, the gradient is overwritten:
+// 6. A group of lanes owns a row of D <= 128 elements, 8 of them (16 bytes of bf16) a lane: 8, 9
+// and 16 lanes at D = 64, 72 and 128, so that a warp holds 4, 3 or 2 rows, and 5 lanes idle at 72.
+// A group asks for all rows of a turn before it touches the first. Weight gradients are summed in
+// registers along a block's rows, then over the block, then over the blocks, each in fixed order.
 #include "attention/qk_norm.cuh"
 
+#include <algorithm>
+
+#include "divide.cuh"
 #include "launch.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, lanes = 16, groups = threads / lanes, chunk = 8;
-constexpr int flight = 4;  // rows of a group whose loads are under way at once
+constexpr int threads = 256, chunk = 8;
 constexpr float epsilon = 1e-6f;
 
 struct QkShape {
-  std::int64_t tokens;
-  int S, T, H, D;
+  unsigned rows;  // of one part: B T S H
+  int H, D;
+  Divisor heads, S, T;
   bool time;  // positions along T, else along S
 };
 
-template <class T>
-struct QkRow {
-  const T* x;         // the row of q or k
-  const float* rope;  // (cos, sin) of its position, or null
-  std::int64_t token;
-  int part, head;
+// How lanes lie over rows of `size` elements; size 0: any D <= 128, element by element.
+template <int size>
+struct Lanes {
+  static constexpr int lanes = size > 0 ? size / chunk : 16;  // of a row
+  static constexpr int rows = 32 / lanes;                     // of a warp
+  static constexpr int groups = threads / 32 * rows;          // of a block
+  int group, column;
+  bool idle;  // belongs to no row: computes along with the warp's first, stores nothing
+
+  __device__ Lanes() {
+    const int lane = threadIdx.x % 32, row = lane / lanes;
+    idle = row >= rows;
+    group = static_cast<int>(threadIdx.x) / 32 * rows + (idle ? 0 : row);
+    column = lane % lanes * chunk;
+  }
+
+  // Over the lanes of the row; each has it, in a fixed order of its own.
+  __device__ __forceinline__ float sum(float x) const {
+    if constexpr (lanes == 9) {
+      const int own = column / chunk, first = static_cast<int>(threadIdx.x % 32) - own;
+      // Idle lanes reach beyond the warp and get some other row's: it counts nowhere.
+      const auto from = [&](float y, int distance) {
+        const int to = own + distance;
+        return __shfl_sync(full_mask, y, first + (to < lanes ? to : to - lanes));
+      };
+      x += from(x, 1) + from(x, 2);
+      return x + (from(x, 3) + from(x, 6));
+    } else {
+#pragma unroll
+      for (int offset = lanes / 2; offset > 0; offset /= 2)
+        x += __shfl_xor_sync(full_mask, x, offset);
+      return x;
+    }
+  }
 };
 
-// Rows are counted in 32 bits: a 64-bit division takes longer than memory takes to deliver a row.
+// A lane's elements of a row as they are in memory.
 template <class T>
-__device__ __forceinline__ QkRow<T> find_row(const QkShape& shape, const T* qkv, const float* rope,
-                                             unsigned token, int part, int head) {
-  QkRow<T> row;
-  row.head = head;
-  row.part = part;
-  row.token = token;
-  row.x = qkv + ((row.token * 3 + part) * shape.H + head) * shape.D;
-  row.rope = nullptr;
-  if (rope) {
-    const unsigned S = static_cast<unsigned>(shape.S), T_ = static_cast<unsigned>(shape.T);
-    row.rope = rope + (shape.time ? token / S % T_ : token % S) * static_cast<unsigned>(shape.D);
-  }
-  return row;
-}
-// Row `i` of the q and k rows in the order of memory: token, part, head.
-template <class T>
-__device__ __forceinline__ QkRow<T> find_row(const QkShape& shape, const T* qkv, const float* rope,
-                                             unsigned i) {
-  const unsigned H = static_cast<unsigned>(shape.H), part_row = i / H;
-  return find_row(shape, qkv, rope, part_row / 2, static_cast<int>(part_row % 2),
-                  static_cast<int>(i - part_row * H));
-}
+struct Raw {
+  static constexpr int width = 16 / sizeof(T), parts = chunk / width;
+  Vec<T, width> part[parts];
+};
 
-// This lane's 8 elements of a row of D; zeros beyond.
-template <class T>
-__device__ __forceinline__ void load_chunk(float (&v)[chunk], const T* x, int D) {
-  const int c = threadIdx.x % lanes * chunk;
-  if (D % chunk == 0) {
-    for (int e = 0; e < chunk; ++e) v[e] = 0.0f;
-    if (c >= D) return;
+// Zeros beyond D, of a size that is not fixed.
+template <int size, class T>
+__device__ __forceinline__ Raw<T> load_raw(const T* row, int column, int D) {
+  using R = Raw<T>;
+  R raw;
+  if constexpr (size > 0) {
 #pragma unroll
-    for (int part = 0; part < chunk / Pack<T>::size; ++part) {
-      const Pack<T> p = load_pack(x + c + part * Pack<T>::size);
-      for (int e = 0; e < Pack<T>::size; ++e) v[part * Pack<T>::size + e] = to_float(p.v[e]);
+    for (int i = 0; i < R::parts; ++i)
+      raw.part[i] = load_vec<R::width>(row + column + i * R::width, 0);
+  } else {
+#pragma unroll
+    for (int i = 0; i < R::parts; ++i) {
+      float v[R::width];
+#pragma unroll
+      for (int e = 0; e < R::width; ++e) {
+        const int c = column + i * R::width + e;
+        v[e] = c < D ? to_float(row[c]) : 0.0f;
+      }
+      raw.part[i] = pack<T>(v);
     }
-    return;
   }
-#pragma unroll
-  for (int e = 0; e < chunk; ++e) v[e] = c + e < D ? to_float(x[c + e]) : 0.0f;
+  return raw;
 }
 template <class T>
-__device__ __forceinline__ void store_chunk(T* x, const float (&v)[chunk], int D) {
-  const int c = threadIdx.x % lanes * chunk;
-  if (D % chunk == 0) {
-    if (c >= D) return;
+__device__ __forceinline__ void unpack_raw(float (&v)[chunk], const Raw<T>& raw) {
+  using R = Raw<T>;
 #pragma unroll
-    for (int part = 0; part < chunk / Pack<T>::size; ++part) {
-      Pack<T> p;
-      for (int e = 0; e < Pack<T>::size; ++e) p.v[e] = from_float<T>(v[part * Pack<T>::size + e]);
-      store_pack(x + c + part * Pack<T>::size, p);
-    }
-    return;
+  for (int i = 0; i < R::parts; ++i) {
+    float f[R::width];
+    unpack(raw.part[i], f);
+#pragma unroll
+    for (int e = 0; e < R::width; ++e) v[i * R::width + e] = f[e];
   }
+}
+template <int size, class T>
+__device__ __forceinline__ void store_chunk(T* row, int column, const float (&v)[chunk], int D) {
+  using R = Raw<T>;
+  if constexpr (size > 0) {
 #pragma unroll
-  for (int e = 0; e < chunk; ++e)
-    if (c + e < D) x[c + e] = from_float<T>(v[e]);
+    for (int i = 0; i < R::parts; ++i) {
+      float f[R::width];
+#pragma unroll
+      for (int e = 0; e < R::width; ++e) f[e] = v[i * R::width + e];
+      store_vec<R::width>(row + column + i * R::width, 0, pack<T>(f));
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < chunk; ++e)
+      if (column + e < D) row[column + e] = from_float<T>(v[e]);
+  }
 }
 
-__device__ __forceinline__ float group_sum(float x) {
-#pragma unroll
-  for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);
-  return x;
-}
-
-__device__ __forceinline__ float inverse_rms(const float (&v)[chunk], int D) {
-  float squares = 0.0f;
-#pragma unroll
-  for (int e = 0; e < chunk; ++e) squares += v[e] * v[e];
-  return rsqrtf(group_sum(squares) / static_cast<float>(D) + epsilon);
+// (cos, sin) of the position of a token.
+__device__ __forceinline__ const float* turns_of(const QkShape& shape, const float* rope,
+                                                 unsigned token) {
+  const unsigned frame = shape.S.split(token);  // over B and T; the token is the place in it
+  unsigned position = token;
+  if (shape.time) {
+    position = frame;
+    shape.T.split(position);
+  }
+  return rope + static_cast<std::int64_t>(position) * shape.D;
 }
 
 // Rotates interleaved pairs by `sign` times their angle.
-__device__ __forceinline__ void rotate(float (&v)[chunk], const float* rope, float sign, int D) {
-  const int c = threadIdx.x % lanes * chunk;
+__device__ __forceinline__ void rotate(float (&v)[chunk], const float* turns, float sign,
+                                       int column, int D) {
 #pragma unroll
   for (int e = 0; e < chunk; e += 2) {
-    if (c + e >= D) continue;
-    const float2 cs = *reinterpret_cast<const float2*>(rope + c + e);
+    if (column + e >= D) continue;
+    const float2 cs = *reinterpret_cast<const float2*>(turns + column + e);
     const float a = v[e], b = v[e + 1], sine = sign * cs.y;
     v[e] = a * cs.x - b * sine;
     v[e + 1] = a * sine + b * cs.x;
   }
 }
 
-template <class T>
+template <int size>
+__device__ __forceinline__ float inverse_rms(const Lanes<size>& lanes, const float (&v)[chunk],
+                                             float share) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int e = 0; e < chunk; ++e) squares += v[e] * v[e];
+  return rsqrtf(lanes.sum(squares) * share + epsilon);
+}
+
+// Blocks x: rows of one part; y: the part.
+template <int size, class T>
 __global__ void __launch_bounds__(threads)
     qk_norm_forward_kernel(QkShape shape, const T* qkv, const float* wq, const float* wk,
                            const float* rope, T* qk) {
-  const unsigned rows = static_cast<unsigned>(shape.tokens * 2 * shape.H);
-  const unsigned first = (blockIdx.x * groups + threadIdx.x / lanes) * flight;
-  float v[flight][chunk];
+  constexpr int flight = 4;  // rows of a group whose loads are under way at once
+  const Lanes<size> lanes;
+  const int part = static_cast<int>(blockIdx.y), D = size > 0 ? size : shape.D;
+  const float* const weight = part == 0 ? wq : wk;
+  const unsigned first = blockIdx.x * (Lanes<size>::groups * flight) + lanes.group;
+  Raw<T> raw[flight];
+  unsigned tokens[flight];
 #pragma unroll
   for (int r = 0; r < flight; ++r) {
-    const unsigned i = first + r < rows ? first + r : rows - 1;
-    load_chunk(v[r], find_row(shape, qkv, rope, i).x, shape.D);
+    const unsigned i = min(first + r * Lanes<size>::groups, shape.rows - 1);
+    tokens[r] = shape.heads.divide(i);
+    // A token has H rows of q, of k and of v.
+    const std::int64_t row = i + static_cast<std::int64_t>(2 * tokens[r] + part) * shape.H;
+    raw[r] = load_raw<size>(qkv + row * D, lanes.column, D);
   }
+  float w[chunk];
+  if (weight) unpack_raw(w, load_raw<size>(weight, lanes.column, D));
 #pragma unroll
   for (int r = 0; r < flight; ++r) {
-    const unsigned i = first + r < rows ? first + r : rows - 1;
-    const QkRow<T> row = find_row(shape, qkv, rope, i);
-    if (wq) {
-      const float rstd = inverse_rms(v[r], shape.D);
-      float w[chunk];
-      load_chunk(w, row.part == 0 ? wq : wk, shape.D);
+    const unsigned i = first + r * Lanes<size>::groups;
+    float v[chunk];
+    unpack_raw(v, raw[r]);
+    if (weight) {
+      const float rstd = inverse_rms(lanes, v, 1.0f / static_cast<float>(D));
 #pragma unroll
-      for (int e = 0; e < chunk; ++e) v[r][e] *= rstd * w[e];
+      for (int e = 0; e < chunk; ++e) v[e] *= rstd * w[e];
     }
-    if (row.rope) rotate(v[r], row.rope, 1.0f, shape.D);
-    if (first + r < rows)
-      store_chunk(qk + ((row.token * 2 + row.part) * shape.H + row.head) * shape.D, v[r], shape.D);
+    if (rope) rotate(v, turns_of(shape, rope, tokens[r]), 1.0f, lanes.column, D);
+    const std::int64_t row = i + static_cast<std::int64_t>(tokens[r] + part) * shape.H;
+    if (i < shape.rows && !lanes.idle) store_chunk<size>(qk + row * D, lanes.column, v, D);
   }
 }
 
 // Blocks x: rows of one part, strided over the blocks; y: the part. partial [2][gridDim.x][D].
-template <class T>
-__global__ void __launch_bounds__(threads)
+template <int size, class T>
+__global__ void __launch_bounds__(threads, 3)
     qk_norm_backward_kernel(QkShape shape, const T* qkv, const float* wq, const float* wk,
                             const float* rope, T* dqkv, float* partial) {
-  const int part = static_cast<int>(blockIdx.y), group = threadIdx.x / lanes, D = shape.D;
-  const unsigned rows = static_cast<unsigned>(shape.tokens * shape.H),
-                 H = static_cast<unsigned>(shape.H);
+  constexpr int flight = 2, groups = Lanes<size>::groups, width = Lanes<size>::lanes * chunk;
+  const Lanes<size> lanes;
+  const int part = static_cast<int>(blockIdx.y), D = size > 0 ? size : shape.D;
   const float* const weight = part == 0 ? wq : wk;
+  const float share = 1.0f / static_cast<float>(D);
   float w[chunk], dw[chunk];
-  if (weight) load_chunk(w, weight, D);
+  if (weight) unpack_raw(w, load_raw<size>(weight, lanes.column, D));
 #pragma unroll
   for (int e = 0; e < chunk; ++e) dw[e] = 0.0f;
-  const unsigned step = gridDim.x * groups;
   // Every group makes as many passes as the others, since its warp's shuffles need all lanes.
-  const unsigned passes = (rows + step - 1) / step;
-  for (unsigned pass = 0; pass < passes; ++pass) {
-    unsigned i = pass * step + blockIdx.x * groups + static_cast<unsigned>(group);
-    const bool valid = i < rows;
-    if (!valid) i = rows - 1;
-    const unsigned token = i / H;
-    const QkRow<T> row = find_row(shape, qkv, rope, token, part, static_cast<int>(i - token * H));
-    T* const dx = dqkv + (row.x - qkv);
-    float x[chunk], g[chunk];
-    load_chunk(x, row.x, D);
-    load_chunk(g, dx, D);
-    if (row.rope) rotate(g, row.rope, -1.0f, D);
-    if (weight) {
-      const float rstd = inverse_rms(x, D);
-      float dot = 0.0f;
+  for (unsigned base = blockIdx.x * groups * flight; base < shape.rows;
+       base += gridDim.x * groups * flight) {
+    Raw<T> raw_x[flight], raw_g[flight];
+    unsigned tokens[flight];
+    T* to[flight];
 #pragma unroll
-      for (int e = 0; e < chunk; ++e) {
-        x[e] *= rstd;
-        if (valid) dw[e] += g[e] * x[e];
-        g[e] *= w[e];
-        dot += g[e] * x[e];
-      }
-      const float mean = group_sum(dot) / static_cast<float>(D);
-#pragma unroll
-      for (int e = 0; e < chunk; ++e) g[e] = rstd * (g[e] - x[e] * mean);
+    for (int r = 0; r < flight; ++r) {
+      const unsigned i = min(base + r * groups + lanes.group, shape.rows - 1);
+      tokens[r] = shape.heads.divide(i);
+      const std::int64_t row = i + static_cast<std::int64_t>(2 * tokens[r] + part) * shape.H;
+      to[r] = dqkv + row * D;
+      raw_x[r] = load_raw<size>(qkv + row * D, lanes.column, D);
+      raw_g[r] = load_raw<size>(to[r], lanes.column, D);
     }
-    if (valid) store_chunk(dx, g, D);
+#pragma unroll
+    for (int r = 0; r < flight; ++r) {
+      const bool valid = base + r * groups + lanes.group < shape.rows && !lanes.idle;
+      float x[chunk], g[chunk];
+      unpack_raw(x, raw_x[r]);
+      unpack_raw(g, raw_g[r]);
+      if (rope) rotate(g, turns_of(shape, rope, tokens[r]), -1.0f, lanes.column, D);
+      if (weight) {
+        const float rstd = inverse_rms(lanes, x, share);
+        float dot = 0.0f;
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) {
+          x[e] *= rstd;
+          if (valid) dw[e] += g[e] * x[e];
+          g[e] *= w[e];
+          dot += g[e] * x[e];
+        }
+        const float mean = lanes.sum(dot) * share;
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) g[e] = rstd * (g[e] - x[e] * mean);
+      }
+      if (valid) store_chunk<size>(to[r], lanes.column, g, D);
+    }
   }
   if (partial == nullptr) return;
-  float* const sums = shared_memory<float>();  // [groups][lanes * chunk]
+  float* const sums = shared_memory<float>();  // [groups][width]
+  if (!lanes.idle) {
 #pragma unroll
-  for (int e = 0; e < chunk; ++e)
-    sums[group * lanes * chunk + threadIdx.x % lanes * chunk + e] = dw[e];
+    for (int e = 0; e < chunk; ++e) sums[lanes.group * width + lanes.column + e] = dw[e];
+  }
   __syncthreads();
   const int c = static_cast<int>(threadIdx.x);
   if (c >= D) return;
   float sum = 0.0f;
-  for (int i = 0; i < groups; ++i) sum += sums[i * lanes * chunk + c];
+  for (int i = 0; i < groups; ++i) sum += sums[i * width + c];
   partial[(static_cast<std::int64_t>(part) * gridDim.x + blockIdx.x) * D + c] = sum;
 }
 
@@ -215,15 +275,27 @@ __global__ void __launch_bounds__(threads)
 }
 
 QkShape shape_of(const Tensor& qkv, ops::Axis axis) {
-  QkShape s;
-  s.tokens = qkv.dim(0) * qkv.dim(1) * qkv.dim(2);
-  s.T = static_cast<int>(qkv.dim(1));
-  s.S = static_cast<int>(qkv.dim(2));
-  s.H = static_cast<int>(qkv.dim(4));
-  s.D = static_cast<int>(qkv.dim(5));
-  s.time = axis == ops::Axis::time;
-  WEFT_ASSERT(s.tokens * 2 * s.H < std::int64_t{1} << 31);
-  return s;
+  const std::int64_t rows = qkv.dim(0) * qkv.dim(1) * qkv.dim(2) * qkv.dim(4);
+  WEFT_ASSERT(rows < std::int64_t{1} << 30);
+  return {.rows = static_cast<unsigned>(rows),
+          .H = static_cast<int>(qkv.dim(4)),
+          .D = static_cast<int>(qkv.dim(5)),
+          .heads = Divisor(qkv.dim(4)),
+          .S = Divisor(qkv.dim(2)),
+          .T = Divisor(qkv.dim(1)),
+          .time = axis == ops::Axis::time};
+}
+
+// Calls f.operator()<size, type>() with the size of the rows that has kernels of its own, else 0.
+template <class F>
+void by_size(const Tensor& qkv, const Tensor& other, F&& f) {
+  by_type(qkv, [&]<class T>() {
+    const std::int64_t D = aligned<16 / sizeof(T)>(qkv, other) ? qkv.dim(5) : 0;
+    if (D == 64) return f.template operator()<64, T>();
+    if (D == 72) return f.template operator()<72, T>();
+    if (D == 128) return f.template operator()<128, T>();
+    f.template operator()<0, T>();
+  });
 }
 
 }  // namespace
@@ -231,9 +303,10 @@ QkShape shape_of(const Tensor& qkv, ops::Axis axis) {
 void qk_norm_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                      ops::Axis axis, Tensor& qk) {
   const QkShape shape = shape_of(qkv, axis);
-  by_type(qkv, [&]<class T>() {
-    launch(qk_norm_forward_kernel<T>, dim3(blocks_for(shape.tokens * 2 * shape.H, flight * groups)),
-           dim3(threads), 0, shape, data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
+  by_size(qkv, qk, [&]<int size, class T>() {
+    launch(qk_norm_forward_kernel<size, T>,
+           dim3(blocks_for(shape.rows, 4 * Lanes<size>::groups), 2), dim3(threads), 0, shape,
+           data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
            data_or_null<float>(rope), data<T>(qk));
   });
 }
@@ -241,22 +314,22 @@ void qk_norm_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, cons
 void qk_norm_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                       ops::Axis axis, Tensor& dqkv, Tensor& dwq, Tensor& dwk) {
   const QkShape shape = shape_of(qkv, axis);
-  // Enough blocks to fill the device, few enough that their partial sums are cheap.
-  const unsigned most = 4 * static_cast<unsigned>(cuda_properties().multiProcessorCount);
-  const unsigned needed = blocks_for(shape.tokens * shape.H, groups);
-  const unsigned blocks = needed < most ? needed : most;
-  Tensor partial;
-  if (dwq.defined()) partial = Tensor::empty({2, blocks, shape.D}, DType::f32);
-  by_type(qkv, [&]<class T>() {
-    launch(qk_norm_backward_kernel<T>, dim3(blocks, 2), dim3(threads),
-           sizeof(float) * groups * lanes * chunk, shape, data<T>(qkv), data_or_null<float>(wq),
-           data_or_null<float>(wk), data_or_null<float>(rope), data<T>(dqkv),
-           data_or_null<float>(partial));
+  by_size(qkv, dqkv, [&]<int size, class T>() {
+    // As many blocks as the device holds at once, for both parts: few partial sums, no last wave
+    // that leaves most of it idle.
+    const unsigned most = 3 * static_cast<unsigned>(cuda_properties().multiProcessorCount) / 2;
+    const unsigned blocks = std::min(most, blocks_for(shape.rows, 2 * Lanes<size>::groups));
+    Tensor partial;
+    if (dwq.defined()) partial = Tensor::empty({2, blocks, shape.D}, DType::f32);
+    launch(qk_norm_backward_kernel<size, T>, dim3(blocks, 2), dim3(threads),
+           sizeof(float) * Lanes<size>::groups * Lanes<size>::lanes * chunk, shape, data<T>(qkv),
+           data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
+           data<T>(dqkv), data_or_null<float>(partial));
+    if (!dwq.defined()) return;
+    launch(qk_norm_weights_kernel, dim3(static_cast<unsigned>(shape.D), 2), dim3(threads),
+           sizeof(float) * 32, data<float>(partial), static_cast<int>(blocks), shape.D,
+           data<float>(dwq), data<float>(dwk));
   });
-  if (!dwq.defined()) return;
-  launch(qk_norm_weights_kernel, dim3(static_cast<unsigned>(shape.D), 2), dim3(threads),
-         sizeof(float) * 32, data<float>(partial), static_cast<int>(blocks), shape.D,
-         data<float>(dwq), data<float>(dwk));
 }
 
 }  // namespace weft::kernels

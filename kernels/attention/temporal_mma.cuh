@@ -9,9 +9,11 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "divide.cuh"
 #include "launch.cuh"
 #include "ptx.cuh"
 
@@ -30,17 +32,34 @@ struct Head {
   static constexpr int rope_stride = D / 2 + (chunks % 2 == 1 ? 0 : 4);  // of float2, the same rule
 };
 
+// How frames lie over tiles of 16 rows: many tiles hold a token, one tile holds a token (9 to 16
+// frames), or two tokens of up to 8 frames share one, rows 0 to 7 and 8 to 15, and each attends to
+// its own rows alone.
+enum class Tiling { many, one, shared };
+
 struct Shape {
-  std::int64_t B;
   int T, S, H;
-  int tiles;  // of 16 frames
+  int tiles;  // of 16 rows
   int heads;  // of a block: neighbours, so that a frame's piece of a block is one run of memory
   int warps_per_head;  // they share the tiles
   bool norm;
+  unsigned tokens;               // B * S
+  int step;                      // frames that the block's threads copy at once
+  Divisor columns, groups, run;  // of S, H / heads and 16-byte pieces of a frame: heads * D / 8
 };
+
+// The frame of a row of a head's matrix.
+template <Tiling tiling>
+__device__ __forceinline__ int frame_of(int row) {
+  return tiling == Tiling::shared ? row % 8 : row;
+}
 
 __device__ __forceinline__ float2 unpack(std::uint32_t x) {
   return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+}
+// sum + a b, in two instructions.
+__device__ __forceinline__ float dot(float2 a, float2 b, float sum) {
+  return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
 }
 __device__ __forceinline__ std::uint32_t pack(float x, float y) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
@@ -158,68 +177,127 @@ struct Constants {
         wk(wq + Head<chunks>::D),
         rope(reinterpret_cast<float2*>(wk + Head<chunks>::D)) {}
 
+  // Of a frame; of some frame where T ends before it.
+  __device__ __forceinline__ const float2* turns(int frame, int T) const {
+    return rope + (frame < T ? frame : 0) * Head<chunks>::rope_stride;
+  }
+
+  // Loops over threads and frames stay loops: to unroll one, the compiler divides by its step.
   __device__ void fill(const float* q, const float* k, const float* table, int T) {
     using H = Head<chunks>;
+#pragma unroll 1
     for (int i = threadIdx.x; i < H::D; i += blockDim.x) {
       wq[i] = q != nullptr ? q[i] : 1.0f;
       wk[i] = k != nullptr ? k[i] : 1.0f;
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < T * (H::D / 2); i += blockDim.x)
       rope[i / (H::D / 2) * H::rope_stride + i % (H::D / 2)] =
           table != nullptr ? reinterpret_cast<const float2*>(table)[i] : make_float2(1.0f, 0.0f);
   }
 };
 
-// Where a thread is in a run of 16-byte pieces of heads * D elements for each frame; neighbours
-// take neighbouring pieces.
-template <int chunks>
-struct Walk {
-  int t, piece, run, frames, pieces;  // the last two: what a step adds
-  __device__ explicit Walk(const Shape& shape) : run(shape.heads * chunks) {
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    t = thread / run;
-    piece = thread % run;
-    frames = threads / run;
-    pieces = threads % run;
-  }
-  __device__ void next() {
-    t += frames;
-    piece += pieces;
-    if (piece >= run) {
-      piece -= run;
-      ++t;
+// What a block works on: neighbouring heads of one token, or of two that share a tile.
+template <int chunks, Tiling tiling>
+struct Unit {
+  static constexpr int tokens = tiling == Tiling::shared ? 2 : 1;
+  unsigned token;        // the first
+  int head;              // the first
+  int present;           // tokens: 1 where the last has no partner
+  unsigned row[tokens];  // of [B,T,S], where frame 0 of the token is; frames are S rows apart
+
+  __device__ __forceinline__ Unit(unsigned unit, const Shape& shape) {
+    token = shape.groups.split(unit) * tokens;
+    head = static_cast<int>(unit) * shape.heads;
+    present = token + tokens <= shape.tokens ? tokens : 1;
+#pragma unroll
+    for (int i = 0; i < tokens; ++i) {
+      unsigned column = token + i;
+      const unsigned batch = shape.columns.split(column);
+      row[i] = batch * static_cast<unsigned>(shape.T * shape.S) + column;
     }
-  }
-  // In a matrix of the piece's head, matrices of heads being head_size apart.
-  __device__ int at(int head_size) const {
-    return piece / chunks * head_size + t * Head<chunks>::stride + piece % chunks * 8;
   }
 };
 
-// Copies heads * D elements of each frame into one matrix of each head. Frames beyond T become
-// zero.
-template <int chunks>
-__device__ void fetch(const bf16_t* from, std::int64_t frame_stride, const Shape& shape, bf16_t* to,
-                      int head_size) {
-  for (Walk<chunks> w(shape); w.t < 16 * shape.tiles; w.next()) {
-    const bool inside = w.t < shape.T;
-    cp_async_16(to + w.at(head_size), from + (inside ? w.t : 0) * frame_stride + w.piece * 8,
-                inside);
-  }
-}
+// A thread copies one 16-byte piece of every step-th frame, from `frame` on: neighbours take
+// neighbouring pieces, and on the way from frame to frame nothing but additions are left.
+template <int chunks, Tiling tiling>
+struct Copies {
+  int frame, source, target;  // target: within the matrices of the piece's head
 
-// The way back, of frames below T.
-template <int chunks>
-__device__ void put(const bf16_t* from, int head_size, const Shape& shape, bf16_t* to,
-                    std::int64_t frame_stride) {
-  for (Walk<chunks> w(shape); w.t < shape.T; w.next())
-    *reinterpret_cast<uint4*>(to + w.t * frame_stride + w.piece * 8) =
-        *reinterpret_cast<const uint4*>(from + w.at(head_size));
-}
+  // Matrices of heads are head_size apart.
+  __device__ __forceinline__ Copies(const Shape& shape, int head_size) {
+    unsigned piece = threadIdx.x;
+    frame = static_cast<int>(shape.run.split(piece));
+    if (frame >= shape.step) frame = 1 << 20;  // threads beyond whole frames
+    const int of_head = static_cast<int>(piece) / chunks;
+    source = static_cast<int>(piece) * 8;
+    target = of_head * head_size + (static_cast<int>(piece) - of_head * chunks) * 8;
+  }
+
+  // heads * D elements of each frame into `parts` matrices of each head, which lie part_stride
+  // apart in memory and `matrix` apart in shared memory. Rows without a frame become zero.
+  template <int parts>
+  __device__ __forceinline__ void fetch(const bf16_t* from, const Unit<chunks, tiling>& unit,
+                                        int row_size, int part_stride, const Shape& shape,
+                                        bf16_t* to, int matrix) const {
+    constexpr int stride = Head<chunks>::stride;
+    const std::int64_t stride_from = static_cast<std::int64_t>(shape.S) * row_size * shape.step;
+#pragma unroll
+    for (int i = 0; i < unit.tokens; ++i) {
+      const bf16_t* at = from + unit.row[i] * std::int64_t{row_size} + source +
+                         static_cast<std::int64_t>(frame) * shape.S * row_size;
+      bf16_t* put = to + (8 * i + frame) * stride + target;
+      const int frames = i < unit.present ? shape.T : 0;
+      const int rows = tiling == Tiling::shared ? 8 : 16 * shape.tiles;
+      int t = frame;
+#pragma unroll 1
+      for (; t < frames; t += shape.step) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+          cp_async_16(put + part * matrix, at + part * part_stride, true);
+        at += stride_from;
+        put += shape.step * stride;
+      }
+#pragma unroll 1
+      for (; t < rows; t += shape.step) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+          *reinterpret_cast<uint4*>(put + part * matrix) = uint4{};
+        put += shape.step * stride;
+      }
+    }
+  }
+
+  // The way back, of rows that have a frame.
+  template <int parts>
+  __device__ __forceinline__ void put(const bf16_t* from, int matrix, const Shape& shape,
+                                      const Unit<chunks, tiling>& unit, int row_size,
+                                      int part_stride, bf16_t* to) const {
+    constexpr int stride = Head<chunks>::stride;
+    const std::int64_t stride_to = static_cast<std::int64_t>(shape.S) * row_size * shape.step;
+#pragma unroll
+    for (int i = 0; i < unit.tokens; ++i) {
+      bf16_t* at = to + unit.row[i] * std::int64_t{row_size} + source +
+                   static_cast<std::int64_t>(frame) * shape.S * row_size;
+      const bf16_t* get = from + (8 * i + frame) * stride + target;
+      const int frames = i < unit.present ? shape.T : 0;
+#pragma unroll 1
+      for (int t = frame; t < frames; t += shape.step) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+          *reinterpret_cast<uint4*>(at + part * part_stride) =
+              *reinterpret_cast<const uint4*>(get + part * matrix);
+        at += stride_to;
+        get += shape.step * stride;
+      }
+    }
+  }
+};
 
 // q' = rope(norm(q)) and k' = rope(norm(k)) of row t, each lane its own columns; q_to and k_to may
 // be q and k. rstd_q, rstd_k [frames]: 1 / rms, written where given.
-template <int chunks>
+template <int chunks, Tiling tiling>
 __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* k_to, int t,
                         const Constants<chunks>& constants, const Shape& shape, float* rstd_q,
                         float* rstd_k) {
@@ -232,8 +310,8 @@ __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* 
     xq[c] = load_pair(q + at + 8 * c);
     xk[c] = load_pair(k + at + 8 * c);
     const float2 vq = unpack(xq[c]), vk = unpack(xk[c]);
-    squares_q += vq.x * vq.x + vq.y * vq.y;
-    squares_k += vk.x * vk.x + vk.y * vk.y;
+    squares_q = dot(vq, vq, squares_q);
+    squares_k = dot(vk, vk, squares_k);
   }
   float scale_q = 1.0f, scale_k = 1.0f;
   if (shape.norm) {
@@ -245,7 +323,7 @@ __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* 
     rstd_k[t] = scale_k;
   }
   // Rows of zeros beyond T stay zero under any rotation.
-  const float2* turns = constants.rope + (t < shape.T ? t : 0) * H::rope_stride + pair;
+  const float2* turns = constants.turns(frame_of<tiling>(t), shape.T) + pair;
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const float2 turn = turns[4 * c];
@@ -257,6 +335,65 @@ __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* 
     store_pair(q_to + at + 8 * c, pack(q0 * turn.x - q1 * turn.y, q1 * turn.x + q0 * turn.y));
     store_pair(k_to + at + 8 * c, pack(k0 * turn.x - k1 * turn.y, k1 * turn.x + k0 * turn.y));
   }
+}
+
+// The largest of 4, 2, 1 heads a block that divides H and is at most `most`.
+inline int heads_of_block(int H, int most) {
+  while (H % most != 0) most /= 2;
+  return most;
+}
+
+inline Shape shape_of(const Tensor& qkv, bool norm, bool backward) {
+  const int T = static_cast<int>(qkv.dim(1)), H = static_cast<int>(qkv.dim(4));
+  const int tiles = (T + 15) / 16;
+  // About 50 KiB a block, so that several are at work on a multiprocessor.
+  const int most = backward ? (tiles <= 2 ? 2 : 1) : (tiles <= 2 ? 4 : 2);
+  const int heads = heads_of_block(H, most);
+  // A warp takes a tile; in the backward one for its queries and one for its keys.
+  int warps_per_head = std::min((backward ? 2 : 1) * tiles, 8 / heads);
+  if (backward) warps_per_head -= warps_per_head % 2;
+  const int run = heads * static_cast<int>(qkv.dim(5)) / 8, threads = 32 * heads * warps_per_head;
+  WEFT_ASSERT(run <= threads && qkv.numel() / (3 * H) < std::int64_t{1} << 31);
+  return {.T = T,
+          .S = static_cast<int>(qkv.dim(2)),
+          .H = H,
+          .tiles = tiles,
+          .heads = heads,
+          .warps_per_head = warps_per_head,
+          .norm = norm,
+          .tokens = static_cast<unsigned>(qkv.dim(0) * qkv.dim(2)),
+          .step = threads / run,
+          .columns = Divisor(qkv.dim(2)),
+          .groups = Divisor(H / heads),
+          .run = Divisor(run)};
+}
+
+inline unsigned threads_of(const Shape& s) {
+  return static_cast<unsigned>(32 * s.heads * s.warps_per_head);
+}
+
+// Blocks' worth of work.
+inline std::int64_t units_of(const Shape& s) {
+  return (s.T <= 8 ? (s.tokens + 1) / 2 : s.tokens) * static_cast<std::int64_t>(s.H / s.heads);
+}
+
+inline bool fits(std::size_t shared) { return shared <= cuda_properties().sharedMemPerBlockOptin; }
+
+inline bool aligned(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; }
+
+// Calls f.operator()<D / 8, tiling>() for the sizes of which there is a kernel; false for others.
+template <class F>
+bool by_size(const Tensor& qkv, F&& f) {
+  const std::int64_t T = qkv.dim(1), D = qkv.dim(5);
+  const auto by_tiling = [&]<int chunks>() {
+    if (T <= 8) return f.template operator()<chunks, Tiling::shared>();
+    if (T <= 16) return f.template operator()<chunks, Tiling::one>();
+    return f.template operator()<chunks, Tiling::many>();
+  };
+  if (D == 64) return by_tiling.template operator()<8>();
+  if (D == 72) return by_tiling.template operator()<9>();
+  if (D == 128) return by_tiling.template operator()<16>();
+  return false;
 }
 
 }  // namespace weft::kernels::temporal

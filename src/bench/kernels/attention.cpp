@@ -291,10 +291,12 @@ void add_temporal(Cases& cases, CaseSize size) {
     for (const Temporal& s :
          {Temporal{1, 1, 3, 2, 72, false, true, 3.0f}, Temporal{2, 1, 11, 3, 72},
           Temporal{2, 15, 3, 4, 72}, Temporal{1, 16, 2, 2, 64}, Temporal{1, 4, 5, 3, 72},
-          Temporal{1, 30, 2, 4, 72}, Temporal{1, 17, 1, 2, 128, true, false},
-          Temporal{1, 33, 1, 2, 72, false}, Temporal{1, 100, 1, 2, 64}, Temporal{1, 128, 1, 1, 72},
-          Temporal{1, 128, 1, 1, 128}, Temporal{1, 7, 3, 2, 8},
-          Temporal{2, 9, 2, 3, 10, false, false}, Temporal{1, 15, 2, 4, 64, false, false, 12.0f},
+          Temporal{1, 30, 2, 4, 72}, Temporal{2, 5, 3, 4, 72}, Temporal{1, 8, 3, 2, 64},
+          Temporal{3, 3, 1, 1, 128}, Temporal{1, 6, 2, 2, 72, false, false, 12.0f},
+          Temporal{1, 17, 1, 2, 128, true, false}, Temporal{1, 33, 1, 2, 72, false},
+          Temporal{1, 100, 1, 2, 64}, Temporal{1, 128, 1, 1, 72}, Temporal{1, 128, 1, 1, 128},
+          Temporal{1, 7, 3, 2, 8}, Temporal{2, 9, 2, 3, 10, false, false},
+          Temporal{1, 15, 2, 4, 64, false, false, 12.0f},
           Temporal{1, 40, 1, 1, 16, false, false, 12.0f}})
       add(s, dtype);
 }
@@ -401,6 +403,8 @@ void add_small(Cases& cases, DType dtype) {
                                          {1, 2, 67, 2, 72},
                                          {1, 1, 131, 1, 72, Axis::space, false},
                                          {1, 1, 64, 2, 64},
+                                         {2, 3, 11, 3, 72, Axis::space, true, true},
+                                         {1, 2, 23, 5, 64, Axis::space, true, true},
                                          {1, 1, 97, 1, 128, Axis::space, true, true},
                                          {2, 1, 33, 2, 16, Axis::space, true, true},
                                          {1, 2, 40, 1, 24},
