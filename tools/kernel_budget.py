@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""What the machine code of the hot kernels allows on an H100, counted: docs/kernels_budget.md.
+
+    kernel_budget.py [--build build] [--write | --check] [--cuobjdump PATH]
+    kernel_budget.py --cubin FILE [--kernel PATTERN]      what every iteration of each kernel's loops asks of each pipe
+
+Disassembles the objects of a build for sm_90a, counts what the loop that does a kernel's work asks of each pipe, and says
+which one bounds the kernel at which share of its roofline. --write makes the page, --check holds the build to it: exit
+status 1 if a budget is below its goal without a reason, or more than a point below what the page records. It passes where
+nothing was built with nvcc, and exits with 77 where there is no cuobjdump: it and nvdisasm come with CUDA, or from PyPI
+(tools/python-packages.txt).
+"""
+import argparse
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+import kernel_resources
+import sass
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_budget.md"
+# NVIDIA H100 SXM: 989.4 TFLOP/s of bf16 are 4096 operations a cycle on 132 multiprocessors at 1.83 GHz; 3.35 TB/s.
+MULTIPROCESSORS, CLOCK, BANDWIDTH = 132, 1.83e9, 3.35e12
+BYTES = BANDWIDTH / CLOCK / MULTIPROCESSORS  # a cycle and multiprocessor
+LATENCY = 800  # cycles from a load to its data while memory is busy
+HEADS, D = 16, 72  # STDiT3-XL/2
+
+
+def blocks(n, size):
+    return -(-n // size)
+
+
+@dataclasses.dataclass
+class Part:
+    """One kernel of an entry: how many times a warp passes through its loop, all warps together, and tiles for its blocks."""
+    kernel: str
+    passes: float
+    tiles: int = 0
+
+
+@dataclasses.dataclass
+class Entry:
+    name: str
+    shape: str
+    goal: float
+    parts: list  # of kernels on the tensor cores; [kernel] of one that streams
+    operations: float = 0  # useful ones
+    bytes: float = 0
+    threads: int = 256  # of a block that streams
+    unit_bytes: float = 0  # of one pass through all of a kernel: its copying loops repeat until these are moved
+    reason: str = ""  # of a budget below its goal
+    measured: str = ""  # share of an H100, and when
+
+
+def attention(kind, rows, keys, sequences, forward, keys_kernel, queries_kernel, goal, measured=""):
+    """A forward kernel's and a backward's entry. Kernels: (template arguments, 64-row groups, rows of a key block)."""
+    lines = []
+    work = 4.0 * rows * keys * D * HEADS * sequences
+    tensors = 2.0 * D * HEADS * sequences
+    groups = blocks(rows, 64) * HEADS * sequences
+    if forward:
+        arguments, per_block, key_block = forward
+        lines.append(Entry(f"{kind} forward", f"S {rows}" if kind == "spatial" else f"L {keys}", goal[0],
+                           [Part(f"flash_sm90_forward_kernel<ForwardTile<{arguments}> >", 4 * groups * blocks(keys, key_block),
+                                 blocks(rows, 64 * per_block) * HEADS * sequences)],
+                           work, 2 * tensors * (rows + keys), measured=measured and measured[0]))
+    packed = "true" if kind == "cross" else "false"
+    own = blocks(keys, 64) * HEADS * sequences
+    lines.append(Entry(f"{kind} backward", lines[0].shape, goal[1],
+                       [Part(f"flash_sm90_backward_kernel<BackwardTile<{keys_kernel}, true, {packed}> >", 4 * own * blocks(rows, 64)),
+                        Part(f"flash_sm90_backward_kernel<BackwardTile<{queries_kernel}, false, {packed}> >",
+                             4 * groups * blocks(keys, 64))],
+                       2.5 * work, 4 * tensors * (rows + keys), measured=measured and measured[1]))
+    return lines
+
+
+def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("", "")):
+    tile = (2 if T <= 8 else 1) * T * D * 2  # bytes of one head's frames in one pass of a warp
+    return [Entry("temporal forward", f"T {T}", goal, [f"temporal::forward_kernel<{forward}>"], unit_bytes=4 * tile,
+                  reason=reasons[0], measured=measured[0], threads=256),
+            Entry("temporal backward", f"T {T}", goal, [f"temporal::backward_kernel<{backward}>"], unit_bytes=8 * tile,
+                  reason=reasons[1], measured=measured[1], threads=256)]
+
+
+TABLE = [
+    *attention("spatial", 405, 405, 30, ("80, 72, 2, 112, false", 2, 112), "80, 72", "80, 72", (0.50, 0.45)),
+    *attention("spatial", 1590, 1590, 15, ("80, 72, 3, 112, false", 3, 112), "80, 72", "80, 72", (0.65, 0.55),
+               ("36 % (2 x 128 keys, 2 value stages)", "29 % (3 stages)")),
+    *attention("spatial", 3600, 3600, 5, ("80, 72, 3, 112, false", 3, 112), "80, 72", "80, 72", (0.65, 0.55)),
+    *attention("cross", 23850, 300, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50),
+               ("16 % (by mma.sync)", "10 % (by mma.sync)")),
+    *attention("cross", 23850, 120, 1, ("80, 72, 2, 128, true", 2, 128), "80, 72", "80, 72", (0.50, 0.50)),
+    *temporal(5, 3600, "9, 128", "9, (temporal::Tiling)2", 0.60),
+    *temporal(15, 1590, "9, 128", "9, (temporal::Tiling)1", 0.80),
+    *temporal(30, 1590, "9, 128", "9, (temporal::Tiling)0", 0.80),
+    Entry("q/k norm forward", "D 72", 0.85, ["qk_norm_forward_kernel<72, bf16>"], measured="61 % (before: one load at a time)"),
+    Entry("q/k norm backward", "D 72", 0.85, ["qk_norm_backward_kernel<72, bf16>"], measured="75 % (before)"),
+    Entry("layer norm, modulation forward", "C 1152", 0.85, ["modulate_forward_kernel<bf16, 9>"], measured="90 %"),
+    Entry("layer norm, modulation backward", "C 1152", 0.85, ["modulate_backward_kernel<bf16, 9, false>"], measured="80 %"),
+    Entry("gate, residual forward", "C 1152", 0.85, ["gate_forward_kernel<bf16, 9>"], measured="95 %"),
+    Entry("gate, residual backward", "C 1152", 0.85, ["gate_backward_kernel<bf16, 9>"], measured="82 %"),
+    Entry("GELU forward", "bf16", 0.85, ["gelu_forward_kernel<8, bf16>"], measured="99 %"),
+    Entry("GELU backward", "bf16", 0.85, ["gelu_backward_kernel<8, bf16>"], measured="101 %"),
+    Entry("addition", "bf16", 0.85, ["add_kernel<8, bf16>"], measured="96 %"),
+    Entry("conversion to bf16", "f32", 0.85, ["convert_kernel<4, float, bf16>"], measured="97 %"),
+    Entry("SiLU forward", "f32", 0.85, ["silu_forward_kernel<4>"], measured="123 %"),
+    Entry("AdamW", "f32", 0.85, ["adamw_kernel<4>"]),
+    Entry("RMS norm", "bf16", 0.85, ["rms_norm_kernel<bf16, 8>"]),
+]
+
+
+@dataclasses.dataclass
+class Budget:
+    entry: Entry
+    share: float  # of the roofline, if everything overlaps
+    serial: float  # if nothing overlaps the tensor cores; of kernels that stream, by bytes in flight
+    pipe: str
+    cycles: dict
+
+
+def tensor_budget(entry, kernels):
+    """Cycles of the device, pipe by pipe, for all passes of all parts."""
+    cycles, serial, bound = {}, 0.0, 0.0
+    for part in entry.parts:
+        kernel = kernels[part.kernel]
+        loop = kernel.main_loop("HGMMA")
+        counts = sass.count(kernel.code(loop))
+        ours = {p: c * part.passes / 4 / MULTIPROCESSORS for p, c in counts.quarter.items()}
+        ours |= {p: c * part.passes / MULTIPROCESSORS for p, c in counts.whole.items()}
+        waves = 1.0
+        if part.tiles:
+            waves = math.ceil(part.tiles / MULTIPROCESSORS) * MULTIPROCESSORS / part.tiles
+        bound += max(ours.values()) * waves
+        serial += (ours["tensor"] + max(c for p, c in ours.items() if p not in ("tensor", "issue", "shared"))) * waves
+        for p, c in ours.items():
+            cycles[p] = cycles.get(p, 0.0) + c
+    cycles["memory"] = entry.bytes / BYTES / MULTIPROCESSORS
+    roofline = max(entry.operations / sass.TENSOR_OPERATIONS / MULTIPROCESSORS, cycles["memory"])
+    bound, serial = max(bound, cycles["memory"]), max(serial, cycles["memory"])
+    return Budget(entry, roofline / bound, roofline / serial, max(cycles, key=cycles.get), cycles)
+
+
+def stream_budget(entry, kernels, registers):
+    """Cycles of a multiprocessor for one warp's pass, against those in which memory moves its bytes."""
+    kernel = kernels[entry.parts[0]]
+    counts = [sass.count(piece) for piece in kernel.pieces()]
+    moving = max(counts, key=lambda c: c.bytes)
+    total = sass.Counts(type(moving.quarter)(), type(moving.whole)(), 0, 0)
+    if entry.unit_bytes:
+        # Once through the kernel; loops that copy repeat until the unit's bytes are moved.
+        copied = sum(c.bytes for c in counts[:-1]) or 1
+        for c in counts[:-1]:
+            total.add(c, entry.unit_bytes / copied if c.bytes else 1)
+        total.bytes = entry.unit_bytes
+    else:
+        total = moving
+    cycles = {p: c / 4 for p, c in total.quarter.items()} | dict(total.whole)
+    cycles["memory"] = total.bytes / BYTES
+    warps = entry.threads // 32
+    resident = min(64, 65536 // (-(-registers // 8) * 8 * 32)) // warps * warps
+    in_flight = min(1.0, total.in_flight * resident / (BYTES * LATENCY))
+    return Budget(entry, cycles["memory"] / max(cycles.values()), in_flight, max(cycles, key=cycles.get), cycles)
+
+
+def budgets(kernels, registers):
+    result = []
+    for entry in TABLE:
+        names = [p.kernel if isinstance(p, Part) else p for p in entry.parts]
+        missing = [n for n in names if n not in kernels]
+        if missing:
+            raise KeyError(f"{entry.name} {entry.shape}: no kernel {missing[0]} in this build; see TABLE")
+        result.append(tensor_budget(entry, kernels) if entry.operations else
+                      stream_budget(entry, kernels, registers.get(names[0], 64)))
+    return result
+
+
+def published():
+    """What the same counting foretells for FlashAttention-3's forward kernel, beside its published figures."""
+    rows = []
+    for d, keys, figure in ((64, 128, 497), (128, 176, 648)):
+        tensor = 64 * keys * d * 2 * 2 / sass.TENSOR_OPERATIONS
+        exponential = 64 * keys / 16
+        rows.append((d, 989 * tensor / max(tensor, exponential), 989 * tensor / (tensor + exponential), figure))
+    return rows
+
+
+def percent(x):
+    return f"{100 * x:.0f} %"
+
+
+def page_of(found, version):
+    lines = [
+        "# What the kernels' machine code allows", "",
+        f"Counted by `tools/kernel_budget.py --write` from the code that CUDA {version} makes for sm_90a; do not edit. Shares are of the",
+        "roofline of an H100 SXM: 989 TFLOP/s of bf16, 3.35 TB/s, whichever takes longer for the useful operations and bytes.", "",
+        "*Limit* is the share at which the busiest pipe is never idle. Nothing is faster; how much slower it is, counting cannot",
+        "see: latency, waits at barriers, contention for L2, the clock under full load (products reached 73 % of 989 TFLOP/s on the",
+        "H100 of [validation/results](../validation/results/h100_2026-11-22/README.md)). For kernels on the tensor cores *serial* is the",
+        "share if the elementwise work overlapped no product at all. For the others *in flight* is the part of the bytes that",
+        f"memory needs under way, {BYTES * LATENCY / 1024:.0f} KiB a multiprocessor for {LATENCY} cycles of latency, that the loads ask for before they wait.", "",
+        "| kernel | shape | goal | limit | bounded by | serial | in flight | measured |", "|---|---|---|---|---|---|---|---|"]
+    for b in found:
+        serial, flight = (percent(b.serial), "") if b.entry.operations else ("", percent(b.serial))
+        lines.append(f"| {b.entry.name} | {b.entry.shape} | {percent(b.entry.goal)} | {percent(b.share)} | {b.pipe} | {serial} | {flight} | "
+                     f"{b.entry.measured} |")
+    lines += ["", "Measured figures are of 2026-11-22 and of the kernels of then; what is said in brackets has changed since, and is untested on",
+              "GPU.", ""]
+    for b in found:
+        if b.entry.reason:
+            lines.append(f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}")
+    lines += ["## How far counting can be trusted", "",
+              "FlashAttention-3 forward, bf16, no mask, 16k keys, H100 SXM (Shah et al., 2024, figure 5), in TFLOP/s:", "",
+              "| D | limit | serial | published |", "|---|---|---|---|"]
+    lines += [f"| {d} | {limit:.0f} | {serial:.0f} | {figure} |" for d, limit, serial, figure in published()]
+    lines += ["", "The limit is far away even from the best published kernel, and the serial figure is near it: products and exponentials of a",
+              "block overlap less than they could. So a goal that the limit alone exceeds says that the kernel's work fits, not that",
+              "a GPU will reach it.", ""]
+    return "\n".join(lines)
+
+
+def recorded(page):
+    """(kernel, shape) -> limit in percent."""
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return {(r[0], r[1]): float(r[3].rstrip(" %")) for r in rows if len(r) == 8 and r[3].endswith("%")}
+
+
+def faults(found, page):
+    """What --check reports."""
+    old = recorded(page)
+    for b in found:
+        key = (b.entry.name, b.entry.shape)
+        what = f"{key[0]}, {key[1]}: {percent(b.share)}"
+        if key not in old:
+            yield f"{what} is not on docs/{PAGE.name}; run with --write"
+        elif 100 * b.share < old[key] - 1:
+            yield f"{what}, bounded by {b.pipe}, where docs/{PAGE.name} records {old[key]:.0f} %"
+        if b.share < b.entry.goal and not b.entry.reason:
+            yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
+
+
+def tools(given):
+    """cuobjdump, and an environment in which it finds nvdisasm; None where there is none."""
+    packaged = pathlib.Path(__file__).resolve().parent.parent / "build" / "python" / "nvidia" / "cu13" / "bin"
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin", str(packaged)])
+    program = given or shutil.which("cuobjdump", path=path)
+    return program, os.environ | {"PATH": path}
+
+
+def read(files, program, environment):
+    kernels = {}
+    for path in files:
+        found = sass.disassemble(path, program, "sm_90a", environment)
+        names = kernel_resources.plain_names(sorted(found))
+        kernels |= {names[raw]: kernel for raw, kernel in found.items()}
+    return kernels
+
+
+def show(kernels, pattern):
+    for name, kernel in sorted(kernels.items()):
+        if not re.search(pattern, name):
+            continue
+        print(f"{name}: {len(kernel.instructions)} instructions")
+        for loop in sorted(kernel.loops, key=lambda l: l.header):
+            c = sass.count(kernel.code(loop))
+            depth = sum(loop.blocks < other.blocks for other in kernel.loops)
+            pipes = ", ".join(f"{p} {n:.0f}" for p, n in {**c.quarter, **c.whole}.items() if n)
+            print(f"{'  ' * (depth + 1)}loop at {loop.header:x}: {pipes}; {c.bytes} bytes, {c.in_flight} in flight")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build", type=pathlib.Path)
+    parser.add_argument("--cubin", type=pathlib.Path)
+    parser.add_argument("--kernel", default=".", help="with --cubin")
+    parser.add_argument("--cuobjdump")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    program, environment = tools(args.cuobjdump)
+    objects = [args.cubin] if args.cubin else sorted(args.build.glob("CMakeFiles/weft_cuda_side.dir/kernels/**/*.cu.o"))
+    if args.check and not objects:
+        print("kernel_budget: not checked, nothing was built with nvcc")
+        return 0
+    if not objects:
+        sys.exit(f"kernel_budget: no *.cu.o under {args.build}: build with nvcc first")
+    if program is None:
+        print("kernel_budget: no cuobjdump. HINT: pip install --target build/python -r tools/python-packages.txt", file=sys.stderr)
+        return 77  # CTest's "skipped"
+    if args.cubin:
+        show(read(objects, program, environment), args.kernel)
+        return 0
+    wanted = [p for p in objects if re.search(r"attention/(flash_sm90|temporal_mma|qk_norm)|norm/(layer_norm|modulation)|optimizer|pointwise",
+                                              str(p))]
+    resources = kernel_resources.read(args.build)
+    names = kernel_resources.plain_names(sorted({raw for raw, _ in resources}))
+    registers = {names[raw]: row[1] for (raw, arch), row in resources.items() if arch == "sm_90a"}
+    found = budgets(read(wanted, program, environment), registers)
+    page = page_of(found, kernel_resources.compiler(args.build))
+    if args.write:
+        PAGE.write_text(page, encoding="utf-8")
+    print(page[page.index("| kernel"):page.index("## How far")])
+    wrong = list(faults(found, page if args.write else PAGE.read_text(encoding="utf-8"))) if args.check or args.write else []
+    for line in wrong:
+        print(f"kernel_budget: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
