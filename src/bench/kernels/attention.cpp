@@ -469,6 +469,7 @@ void attention_cases(CaseSize size, Cases& cases) {
     add_relative(cases, {66}, 1, 128, dtype);
     // One position; several tiles of queries; rows that the library's alignment does not fit.
     add_wide_attention(cases, 1, 1, 8, dtype);
+    add_wide_attention(cases, 1, 601, 4, dtype);  // several accesses a thread
     add_wide_attention(cases, 2, 33, 16, dtype);
     add_wide_attention(cases, 1, 40, 6, dtype);
   }
