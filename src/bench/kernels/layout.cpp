@@ -321,6 +321,7 @@ void layout_cases(CaseSize size, Cases& cases) {
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_layouts(cases, {2, 3, 2, 3, 5}, dtype);
+    add_layouts(cases, {1, 3, 3, 4, 6}, dtype);  // a frame of whole accesses
     add_patches(cases, {2, 4, 3, 6, 10}, {1, 2, 2}, dtype);
     add_patches(cases, {1, 3, 5, 7, 75}, {2, 2, 2}, dtype);  // edges on every axis, two strips
     add_patches(cases, {1, 1, 1, 1, 1}, {1, 2, 2}, dtype);

@@ -255,6 +255,10 @@ void loss_cases(CaseSize size, Cases& cases) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
     add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
+    // Positions of 8, 16 and 32 lanes, the last with two accesses a lane.
+    add_losses(cases, {1, 1, 3, 5, 64}, dtype, true);
+    add_losses(cases, {1, 1, 5, 3, 128}, dtype, false);
+    add_losses(cases, {1, 1, 3, 3, 512}, dtype, false);
     add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
     add_classes(cases, {2, 1, 9, 11, 150}, dtype);
     add_classes(cases, {1, 1, 5, 3, 7}, dtype);

@@ -205,6 +205,7 @@ void pool_cases(CaseSize size, Cases& cases) {
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_max_pool(cases, {1, 2, 5, 4, 3}, dtype);  // odd rows and columns
+    add_max_pool(cases, {2, 1, 6, 7, 24}, dtype);
     add_windows(cases, {2, 1, 7, 8, 19}, {3, 2, 1}, dtype);
     add_windows(cases, {1, 2, 8, 5, 8}, {3, 2, 1}, dtype);
     add_windows(cases, {1, 1, 1, 1, 3}, {3, 2, 1}, dtype);
