@@ -82,17 +82,22 @@ __global__ void __launch_bounds__(threads)
 }
 
 // Access i of the smaller side, rows of w pixels of C accesses: the first of its four.
-__device__ __forceinline__ std::int64_t square_corner(std::int64_t i, std::int64_t w,
-                                                      std::int64_t C) {
-  return (4 * (i / C / w) * w + 2 * (i / C % w)) * C + i % C;
-}
+struct SquareGrid {
+  std::int64_t w, C;
+  Divisor columns, channels;
+  __device__ __forceinline__ std::int64_t corner(unsigned c) const {
+    unsigned x = channels.split(c);
+    const std::int64_t y = columns.split(x);
+    return (4 * y * w + 2 * x) * C + c;
+  }
+};
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    average_kernel(const T* x, std::int64_t w, std::int64_t C, T* y, std::int64_t count) {
+    average_kernel(const T* x, SquareGrid g, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t at = square_corner(i, w, C), below = at + 2 * w * C;
+  const std::int64_t C = g.C, at = g.corner(static_cast<unsigned>(i)), below = at + 2 * g.w * C;
   float a[V], b[V], c[V], d[V];
   unpack(load_vec<V>(x, at), a);
   unpack(load_vec<V>(x, at + C), b);
@@ -105,16 +110,15 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    average_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, T* dx, bool accumulate,
-                            std::int64_t count) {
+    average_backward_kernel(const T* dy, SquareGrid g, T* dx, bool accumulate, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   float d[V];
   unpack(load_vec<V>(dy, i), d);
-  const std::int64_t corner = square_corner(i, w, C);
+  const std::int64_t corner = g.corner(static_cast<unsigned>(i));
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const std::int64_t at = corner + (k % 2 + k / 2 * 2 * w) * C;
+    const std::int64_t at = corner + (k % 2 + k / 2 * 2 * g.w) * g.C;
     float to[V] = {};
     if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), to);
 #pragma unroll
@@ -288,6 +292,12 @@ void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
          count);
 }
 
+SquareGrid square_grid(const Tensor& y, int V) {
+  const std::int64_t w = y.dim(3), C = y.dim(4) / V;
+  WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
+  return {w, C, Divisor(w), Divisor(C)};
+}
+
 PoolGrid pool_grid(const Tensor& x, const Tensor& y, int V) {
   const std::int64_t C = x.dim(4) / V;
   WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
@@ -324,17 +334,19 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
 }
 
 void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  if (y.numel() == 0) return;
   by_access(
       [&]<class T, int V>() {
-        start(average_kernel<V, T>, y.numel() / V, data<T>(x), y.dim(3), y.dim(4) / V, data<T>(y));
+        start(average_kernel<V, T>, y.numel() / V, data<T>(x), square_grid(y, V), data<T>(y));
       },
       x, y);
 }
 
 void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (dy.numel() == 0) return;
   by_access(
       [&]<class T, int V>() {
-        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), dy.dim(3), dy.dim(4) / V,
+        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), square_grid(dy, V),
               data<T>(dx), accumulate);
       },
       dy, dx);

@@ -162,6 +162,7 @@ void deform_cases(CaseSize size, Cases& cases) {
       {{2, 1, 5, 6, 8}, Conv::strided(3, 1), 7, 40, 1.5f, "same"},
       {{1, 2, 6, 5, 40}, Conv::strided(3, 1), 0, 60, 1.0f, "frames"},
       {{2, 1, 7, 6, 3}, Conv::strided(3, 2), 3, 20, 1.0f, "stride 2"},
+      {{1, 1, 4, 5, 64}, Conv::strided(3, 1), 3, 12, 1.0f, "several accesses"},
       {{1, 1, 7, 5, 5}, Conv::strided(3, 1, 2), 0, 35, 0.7f, "dilated"},
       {{1, 1, 6, 6, 16}, Conv::strided(3, 1), 5, 30, 0.0f, "no offsets"},
       {{1, 1, 4, 4, 8}, Conv::strided(3, 1), 0, 16, 40.0f, "outside"},
