@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -59,26 +60,49 @@ void move_channels(const Tensor& x, std::int64_t C, std::int64_t P, Tensor& y) {
   }
 }
 
-// [frames,P,2C] and [2 frames,P,C]; an element of the first a thread.
-template <class T, bool forward>
-__global__ void depth_to_time_kernel(const T* from, T* to, std::int64_t P, std::int64_t C,
-                                     std::int64_t count) {
+// [frames,P,2C], where even channels are of the first frame of two and odd ones of the second, and
+// [2 frames,P,C]: V pairs of channels a thread. C and `frame` = P C in accesses of V.
+template <class T, int V, bool forward>
+__global__ void __launch_bounds__(threads)
+    depth_to_time_kernel(const T* from, T* to, Divisor frame, std::int64_t frame_size,
+                         std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t channel = i % (2 * C), p = i / (2 * C) % P, t = i / (2 * C) / P;
-  const std::int64_t at = ((2 * t + channel % 2) * P + p) * C + channel / 2;
-  if constexpr (forward)
-    to[at] = from[i];
-  else
-    to[i] = from[at];
+  // The order within a frame is the same on both sides.
+  const std::int64_t first = i + frame.divide(static_cast<unsigned>(i)) * frame_size;
+  float pairs[2 * V], even[V], odd[V];
+  if constexpr (forward) {
+    unpack(load_vec<2 * V>(from, i), pairs);
+#pragma unroll
+    for (int e = 0; e < V; ++e) even[e] = pairs[2 * e], odd[e] = pairs[2 * e + 1];
+    store_vec<V>(to, first, pack<T, V>(even));
+    store_vec<V>(to, first + frame_size, pack<T, V>(odd));
+  } else {
+    unpack(load_vec<V>(from, first), even);
+    unpack(load_vec<V>(from, first + frame_size), odd);
+#pragma unroll
+    for (int e = 0; e < V; ++e) pairs[2 * e] = even[e], pairs[2 * e + 1] = odd[e];
+    store_vec<2 * V>(to, i, pack<T, 2 * V>(pairs));
+  }
 }
 
 // `deep` [B,T,H,W,2C] has the many channels.
 template <bool forward>
 void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
+  if (deep.numel() == 0) return;
+  const std::int64_t frame = deep.dim(2) * deep.dim(3) * deep.dim(4) / 2;
   by_type(deep, [&]<class T>() {
-    launch(depth_to_time_kernel<T, forward>, dim3(blocks_for(deep.numel(), threads)), dim3(threads),
-           0, data<T>(from), data<T>(to), deep.dim(2) * deep.dim(3), deep.dim(4) / 2, deep.numel());
+    const auto run = [&]<int V>() {
+      const std::int64_t count = deep.numel() / (2 * V);
+      WEFT_ASSERT(count < std::int64_t{1} << 31);
+      launch(depth_to_time_kernel<T, V, forward>, dim3(blocks_for(count, threads)), dim3(threads),
+             0, data<T>(from), data<T>(to), Divisor(frame / V), frame / V, count);
+    };
+    constexpr int V = Pack<T>::size;
+    if (frame % V == 0 && kernels::aligned<V>(from, to))
+      run.template operator()<V>();
+    else
+      run.template operator()<1>();
   });
 }
 

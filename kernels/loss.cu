@@ -1,63 +1,24 @@
-// CUDA side of ops/loss.h. CPU twin: src/ops/cpu/loss.cpp; cases: src/bench/kernels/loss.cpp.
+// CUDA side of ops/loss.h; LPIPS in loss_lpips.cu. CPU twin: src/ops/cpu/loss.cpp; cases:
+// src/bench/kernels/loss.cpp.
 //
-// Bound by memory: each operand read once, each gradient written once (lpips reads a position a
-// second time, from L1). Sums are made in two stages of an order that the shape alone decides: f32
-// within a block's chunk, f64 over the blocks. The penalty reads a gradient of frames twice and
+// Bound by memory: each operand read once, each gradient written once. Sums are made in two stages
+// (loss_sums.cuh). The penalty reads a gradient of frames twice and
 // writes it once; a frame's norm is a block's: frames are few, but the backward through the
 // discriminator before it takes a hundred times as long.
 #include "ops/loss.h"
 
 #include <algorithm>
 
-#include "launch.cuh"
+#include "divide.cuh"
+#include "loss_sums.cuh"
 
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, warps = threads / 32;
-constexpr std::int64_t most_blocks = 1024, least_items = 2048;
+using namespace losses;  // NOLINT: written in the words of sums
+
 constexpr float lowest = -30.0f, highest = 20.0f;  // of a log variance
 
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
-
-// partial[block] = the sum of f(i) over the block's chunk of `count` items.
-template <class F>
-__global__ void __launch_bounds__(threads)
-    sum_kernel(F f, std::int64_t count, std::int64_t chunk, float* partial) {
-  const std::int64_t first = blockIdx.x * chunk,
-                     last = first + chunk < count ? first + chunk : count;
-  float sum = 0.0f;
-  for (std::int64_t i = first + threadIdx.x; i < last; i += threads) sum += f(i);
-  sum = block_sum(sum, shared_memory<float>());
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-// The same where a warp takes an item: every lane returns its share of f(i).
-template <class F>
-__global__ void __launch_bounds__(threads)
-    sum_by_warps_kernel(F f, std::int64_t count, std::int64_t chunk, float* partial) {
-  const std::int64_t first = blockIdx.x * chunk,
-                     last = first + chunk < count ? first + chunk : count;
-  float sum = 0.0f;
-  for (std::int64_t i = first + threadIdx.x / 32; i < last; i += warps) sum += f(i);
-  sum = block_sum(sum, shared_memory<float>());
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-// The sum of n numbers in f64, by one warp, to all lanes.
-__device__ __forceinline__ double total_of(const float* partial, std::int64_t n) {
-  double sum = 0.0;
-  for (std::int64_t i = threadIdx.x; i < n; i += 32) sum += partial[i];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(full_mask, sum, offset);
-  return sum;
-}
-__global__ void add_total_kernel(const float* partial, std::int64_t n, double factor, float* loss) {
-  const double sum = total_of(partial, n);
-  if (threadIdx.x == 0) loss[0] += static_cast<float>(factor * sum);
-}
 __global__ void adaptive_weight_kernel(const float* n, std::int64_t n_blocks, const float* g,
                                        std::int64_t g_blocks, float a, float* weight) {
   const double norm = sqrt(total_of(n, n_blocks)), other = sqrt(total_of(g, g_blocks));
@@ -65,23 +26,6 @@ __global__ void adaptive_weight_kernel(const float* n, std::int64_t n_blocks, co
     const double ratio = norm / (other + 1e-4);
     weight[0] = a * static_cast<float>(ratio < 1e4 ? ratio : 1e4);
   }
-}
-
-// The chunks' sums of f over `count` items.
-template <bool by_warps, class F>
-Tensor partial_sums(const F& f, std::int64_t count, std::int64_t items) {
-  const std::int64_t chunk = std::max(items, (count + most_blocks - 1) / most_blocks);
-  const std::int64_t blocks = std::max<std::int64_t>(1, (count + chunk - 1) / chunk);
-  const Tensor partial = Tensor::empty({blocks}, DType::f32);
-  launch(by_warps ? sum_by_warps_kernel<F> : sum_kernel<F>, dim3(static_cast<unsigned>(blocks)),
-         dim3(threads), 32 * sizeof(float), f, count, chunk, data<float>(partial));
-  return partial;
-}
-template <bool by_warps, class F>
-void add_sum(const F& f, std::int64_t count, std::int64_t items, double factor, Tensor& loss) {
-  const Tensor partial = partial_sums<by_warps>(f, count, items);
-  launch(add_total_kernel, dim3(1), dim3(32), 0, data<float>(partial), partial.numel(), factor,
-         data<float>(loss));
 }
 
 // ---- Classes of positions: a warp takes one, its lanes the classes ----
@@ -166,24 +110,46 @@ __global__ void __launch_bounds__(threads)
     d[c] = from_float<T>(share * expf(to_float(x[c]) - s.top) - (c == k ? factor : 0.0f));
 }
 
-template <class A, class B>
+// Functions of V neighbouring elements: their sum.
+
+template <int V, class A, class B>
 struct Difference {
   const A* a;
   const B* b;
   __device__ float operator()(std::int64_t i) const {
-    return fabsf(to_float(a[i]) - to_float(b[i]));
+    float x[V], y[V], sum = 0.0f;
+    unpack(load_vec<V>(a, i), x);
+    unpack(load_vec<V>(b, i), y);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum += fabsf(x[e] - y[e]);
+    return sum;
   }
 };
 
-template <class T>
+// The means and, C behind them, the log variances of moments [.., 2 C]; C in accesses.
+struct Moments {
+  Divisor C;
+  std::int64_t variances;
+  __device__ __forceinline__ std::int64_t means(std::int64_t i) const {
+    return i + C.divide(static_cast<unsigned>(i)) * variances;
+  }
+};
+
+template <int V, class T>
 struct Divergence {
   const T* moments;
-  std::int64_t C;
+  Moments at;
   __device__ float operator()(std::int64_t i) const {
-    const std::int64_t at = i / C * 2 * C + i % C;
-    const float mu = to_float(moments[at]);
-    const float lv = fminf(fmaxf(to_float(moments[at + C]), lowest), highest);
-    return 0.5f * (mu * mu + expm1f(lv) - lv);
+    const std::int64_t means = at.means(i);
+    float mu[V], lv[V], sum = 0.0f;
+    unpack(load_vec<V>(moments, means), mu);
+    unpack(load_vec<V>(moments, means + at.variances), lv);
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float v = fminf(fmaxf(lv[e], lowest), highest);
+      sum += 0.5f * (mu[e] * mu[e] + expm1f(v) - v);
+    }
+    return sum;
   }
 };
 
@@ -205,107 +171,81 @@ struct Square {
   __device__ float operator()(std::int64_t i) const { return x[i] * x[i]; }
 };
 
-// 1 / (|a| + 1e-10) and the like of a position, by its warp.
-struct Norms {
-  float of_a, of_b, norm_b;
-};
-template <class T>
-__device__ __forceinline__ Norms norms_of(const T* a, const T* b, std::int64_t C) {
-  float aa = 0.0f, bb = 0.0f;
-  for (std::int64_t c = threadIdx.x % 32; c < C; c += 32) {
-    const float u = to_float(a[c]), v = to_float(b[c]);
-    aa += u * u;
-    bb += v * v;
+// V elements at access i become v, or are added to.
+template <int V, class T>
+__device__ __forceinline__ void put(T* to, std::int64_t i, float (&v)[V], bool accumulate) {
+  if (accumulate) {
+    float before[V];
+    unpack(load_vec<V>(static_cast<const T*>(to), i), before);
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] += before[e];
   }
-  const float norm_b = sqrtf(warp_sum(bb));
-  return {1.0f / (sqrtf(warp_sum(aa)) + 1e-10f), 1.0f / (norm_b + 1e-10f), norm_b};
+  store_vec<V>(to, i, pack<T, V>(v));
 }
 
-template <class T>
-struct Lpips {
-  const T *a, *b;
-  const float* w;
-  std::int64_t C;
-  __device__ float operator()(std::int64_t p) const {
-    const T *x = a + p * C, *y = b + p * C;
-    const Norms n = norms_of(x, y, C);
-    float sum = 0.0f;
-    for (std::int64_t c = threadIdx.x % 32; c < C; c += 32) {
-      const float d = to_float(x[c]) * n.of_a - to_float(y[c]) * n.of_b;
-      sum += w[c] * d * d;
-    }
-    return sum;
-  }
-};
-
-// With g = the gradient of the normalised b: db = g / (|b| + e) - b (g b) / (|b| (|b| + e)^2).
-template <class T>
+template <int V, class A, class B>
 __global__ void __launch_bounds__(threads)
-    lpips_backward_kernel(const T* a, const T* b, const float* w, float scale, std::int64_t C,
-                          std::int64_t positions, T* db) {
-  const std::int64_t p = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
-  if (p >= positions) return;  // the whole warp
-  const T *x = a + p * C, *y = b + p * C;
-  const Norms n = norms_of(x, y, C);
-  const auto gradient = [&](std::int64_t c) {
-    return scale * w[c] * (to_float(x[c]) * n.of_a - to_float(y[c]) * n.of_b);
-  };
-  float along = 0.0f;
-  for (std::int64_t c = threadIdx.x % 32; c < C; c += 32) along += gradient(c) * to_float(y[c]);
-  along = warp_sum(along);
-  const float back = n.norm_b > 0.0f ? along * n.of_b * n.of_b / n.norm_b : 0.0f;
-  for (std::int64_t c = threadIdx.x % 32; c < C; c += 32)
-    db[p * C + c] =
-        from_float<T>(n.norm_b > 0.0f ? gradient(c) * n.of_b - to_float(y[c]) * back : 0.0f);
-}
-
-template <class T>
-__device__ __forceinline__ void put(T* to, float v, bool accumulate) {
-  *to = from_float<T>(accumulate ? to_float(*to) + v : v);
-}
-
-template <class A, class B>
-__global__ void l1_backward_kernel(const A* a, const B* b, float weight, A* da, bool accumulate,
-                                   std::int64_t count) {
+    l1_backward_kernel(const A* a, const B* b, float weight, A* da, bool accumulate,
+                       std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const float d = to_float(a[i]) - to_float(b[i]);
-  put(da + i, d > 0.0f ? weight : d < 0.0f ? -weight : 0.0f, accumulate);
+  float x[V], y[V];
+  unpack(load_vec<V>(a, i), x);
+  unpack(load_vec<V>(b, i), y);
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    const float d = x[e] - y[e];
+    x[e] = d > 0.0f ? weight : d < 0.0f ? -weight : 0.0f;
+  }
+  put(da, i, x, accumulate);
 }
 
-template <class T>
-__global__ void kl_backward_kernel(const T* moments, std::int64_t C, float weight, T* dmoments,
-                                   bool accumulate, std::int64_t count) {
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    kl_backward_kernel(const T* moments, Moments at, float weight, T* dmoments, bool accumulate,
+                       std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t at = i / C * 2 * C + i % C;
-  const float lv = to_float(moments[at + C]);
-  put(dmoments + at, weight * to_float(moments[at]), accumulate);
-  put(dmoments + at + C, lv < lowest || lv > highest ? 0.0f : weight * 0.5f * expm1f(lv),
-      accumulate);
+  const std::int64_t means = at.means(i);
+  float mu[V], lv[V];
+  unpack(load_vec<V>(moments, means), mu);
+  unpack(load_vec<V>(moments, means + at.variances), lv);
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    mu[e] *= weight;
+    lv[e] = lv[e] < lowest || lv[e] > highest ? 0.0f : weight * 0.5f * expm1f(lv[e]);
+  }
+  put(dmoments, means, mu, accumulate);
+  put(dmoments, means + at.variances, lv, accumulate);
 }
 
-template <class T>
-__global__ void gan_backward_kernel(const T* x, ops::GanLoss kind, float sign, float scale, T* dx,
-                                    bool accumulate, std::int64_t count) {
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    gan_backward_kernel(const T* x, ops::GanLoss kind, float sign, float scale, T* dx,
+                        bool accumulate, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const float v = sign * to_float(x[i]);
-  float g = scale;
-  if (kind == ops::GanLoss::hinge && 1.0f + v <= 0.0f) g = 0.0f;
-  if (kind == ops::GanLoss::logistic) g = scale / (1.0f + expf(-v));
-  put(dx + i, g, accumulate);
-}
-
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
-  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
-         count);
+  float v[V];
+  unpack(load_vec<V>(x, i), v);
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    const float s = sign * v[e];
+    v[e] = scale;
+    if (kind == ops::GanLoss::hinge && 1.0f + s <= 0.0f) v[e] = 0.0f;
+    if (kind == ops::GanLoss::logistic) v[e] = scale / (1.0f + expf(-s));
+  }
+  put(dx, i, v, accumulate);
 }
 
 template <class F>
 void by_types(const Tensor& a, const Tensor& b, F&& f) {
   by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
+}
+
+Moments moments_of(const Tensor& moments, int V) {
+  const std::int64_t C = moments.dim(-1) / 2 / V;
+  WEFT_ASSERT(moments.numel() / 2 / V < std::int64_t{1} << 31);
+  return {Divisor(C), C};
 }
 
 constexpr int norm_threads = 1024;
@@ -364,45 +304,51 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void l1_forward(const Tensor& a, const Tensor& b, float weight, Tensor& loss) {
   by_types(a, b, [&]<class A, class B>() {
-    add_sum<false>(Difference<A, B>{data<A>(a), data<B>(b)}, a.numel(), least_items, weight, loss);
+    by_eights(
+        a.numel(),
+        [&]<int V>() {
+          add_sum<false>(Difference<V, A, B>{data<A>(a), data<B>(b)}, a.numel() / V,
+                         least_items / V, weight, loss);
+        },
+        a, b);
   });
 }
 
 void l1_backward(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate) {
   by_types(a, b, [&]<class A, class B>() {
-    start(l1_backward_kernel<A, B>, a.numel(), data<A>(a), data<B>(b), weight, data<A>(da),
-          accumulate);
+    by_eights(
+        a.numel(),
+        [&]<int V>() {
+          start(l1_backward_kernel<V, A, B>, a.numel() / V, data<A>(a), data<B>(b), weight,
+                data<A>(da), accumulate);
+        },
+        a, b, da);
   });
 }
 
 void kl_forward(const Tensor& moments, float weight, Tensor& loss) {
+  if (moments.numel() == 0) return;
   by_type(moments, [&]<class T>() {
-    add_sum<false>(Divergence<T>{data<T>(moments), moments.dim(-1) / 2}, moments.numel() / 2,
-                   least_items, weight, loss);
+    by_eights(
+        moments.dim(-1) / 2,
+        [&]<int V>() {
+          add_sum<false>(Divergence<V, T>{data<T>(moments), moments_of(moments, V)},
+                         moments.numel() / 2 / V, least_items / V, weight, loss);
+        },
+        moments);
   });
 }
 
 void kl_backward(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate) {
+  if (moments.numel() == 0) return;
   by_type(moments, [&]<class T>() {
-    start(kl_backward_kernel<T>, moments.numel() / 2, data<T>(moments), moments.dim(-1) / 2, weight,
-          data<T>(dmoments), accumulate);
-  });
-}
-
-void lpips_forward(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& loss) {
-  const std::int64_t C = a.dim(-1), frame = a.dim(2) * a.dim(3);
-  by_type(a, [&]<class T>() {
-    add_sum<true>(Lpips<T>{data<T>(a), data<T>(b), data<float>(w), C}, a.numel() / C, 32,
-                  weight / static_cast<double>(frame), loss);
-  });
-}
-
-void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float weight, Tensor& db) {
-  const std::int64_t C = a.dim(-1), positions = a.numel() / C;
-  const float scale = -2.0f * weight / static_cast<float>(a.dim(2) * a.dim(3));
-  by_type(a, [&]<class T>() {
-    launch(lpips_backward_kernel<T>, dim3(blocks_for(positions, warps)), dim3(threads), 0,
-           data<T>(a), data<T>(b), data<float>(w), scale, C, positions, data<T>(db));
+    by_eights(
+        moments.dim(-1) / 2,
+        [&]<int V>() {
+          start(kl_backward_kernel<V, T>, moments.numel() / 2 / V, data<T>(moments),
+                moments_of(moments, V), weight, data<T>(dmoments), accumulate);
+        },
+        moments, dmoments);
   });
 }
 
@@ -440,8 +386,13 @@ void gan_loss_forward(const Tensor& x, GanLoss kind, float sign, float weight, T
 void gan_loss_backward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& dx,
                        bool accumulate) {
   by_type(x, [&]<class T>() {
-    start(gan_backward_kernel<T>, x.numel(), data<T>(x), kind, sign,
-          sign * weight / static_cast<float>(x.numel()), data<T>(dx), accumulate);
+    by_eights(
+        x.numel(),
+        [&]<int V>() {
+          start(gan_backward_kernel<V, T>, x.numel() / V, data<T>(x), kind, sign,
+                sign * weight / static_cast<float>(x.numel()), data<T>(dx), accumulate);
+        },
+        x, dx);
   });
 }
 

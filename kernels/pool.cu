@@ -1,7 +1,6 @@
 // CUDA side of ops/pool.h. CPU twin: src/ops/cpu/pool.cpp; cases: src/bench/kernels/pool.cpp. Bound
 // by memory, every operand read and every result written once.
-//   2x2          an element of the smaller side a thread
-//   means 2x2    16 bytes of the smaller side a thread
+//   2x2          16 bytes of the smaller side a thread
 //   windows      16 bytes of the result a thread; the backward finds the greatest of each window
 //   that
 //                an element is in again: 36 reads from the caches for 3x3 of stride 2
@@ -9,6 +8,7 @@
 //                turn, and their sums are added in order; backward: 16 bytes of dx a thread
 #include "ops/pool.h"
 
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -20,58 +20,84 @@ __device__ __forceinline__ std::int64_t index() {
   return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
 }
 
-// [frames,H,W,C], and of the pooled side [frames,h,w,C].
+// [frames,H,W,C], and of the pooled side [frames,h,w,C]; C in accesses.
 struct PoolGrid {
-  std::int64_t H, W, h, w, C;
+  std::int64_t H, W, C;
+  Divisor channels, w, h;
 
-  // Element i of the pooled side: the first of its four.
-  __device__ __forceinline__ std::int64_t corner(std::int64_t i) const {
-    const std::int64_t c = i % C, x = i / C % w, y = i / C / w % h, f = i / C / w / h;
+  // Access i of the pooled side: the first of its four.
+  __device__ __forceinline__ std::int64_t corner(unsigned c) const {
+    unsigned x = channels.split(c), y = w.split(x);
+    const unsigned f = h.split(y);
     return ((f * H + 2 * y) * W + 2 * x) * C + c;
   }
 };
 
-template <class T>
-__global__ void max_pool_kernel(const T* x, PoolGrid g, T* y, std::int64_t count) {
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    max_pool_kernel(const T* x, PoolGrid g, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const T* const from = x + g.corner(i);
-  const float a = to_float(from[0]), b = to_float(from[g.C]), c = to_float(from[g.W * g.C]),
-              d = to_float(from[(g.W + 1) * g.C]);
-  y[i] = from_float<T>(fmaxf(fmaxf(a, b), fmaxf(c, d)));
-}
-
-template <class T>
-__global__ void max_pool_backward_kernel(const T* x, PoolGrid g, const T* dy, T* dx,
-                                         std::int64_t count) {
-  const std::int64_t i = index();
-  if (i >= count) return;
-  const std::int64_t corner = g.corner(i);
-  const std::int64_t at[4] = {corner, corner + g.C, corner + g.W * g.C, corner + (g.W + 1) * g.C};
-  int best = 0;
-  float top = to_float(x[at[0]]);
+  const std::int64_t at = g.corner(static_cast<unsigned>(i)), below = at + g.W * g.C;
+  float a[V], b[V], c[V], d[V];
+  unpack(load_vec<V>(x, at), a);
+  unpack(load_vec<V>(x, at + g.C), b);
+  unpack(load_vec<V>(x, below), c);
+  unpack(load_vec<V>(x, below + g.C), d);
 #pragma unroll
-  for (int k = 1; k < 4; ++k)
-    if (const float v = to_float(x[at[k]]); v > top) {
-      top = v;
-      best = k;
-    }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) dx[at[k]] = k == best ? dy[i] : from_float<T>(0.0f);
-}
-
-// Access i of the smaller side, rows of w pixels of C accesses: the first of its four.
-__device__ __forceinline__ std::int64_t square_corner(std::int64_t i, std::int64_t w,
-                                                      std::int64_t C) {
-  return (4 * (i / C / w) * w + 2 * (i / C % w)) * C + i % C;
+  for (int e = 0; e < V; ++e) a[e] = fmaxf(fmaxf(a[e], b[e]), fmaxf(c[e], d[e]));
+  store_vec<V>(y, i, pack<T, V>(a));
 }
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    average_kernel(const T* x, std::int64_t w, std::int64_t C, T* y, std::int64_t count) {
+    max_pool_backward_kernel(const T* x, PoolGrid g, const T* dy, T* dx, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t at = square_corner(i, w, C), below = at + 2 * w * C;
+  const std::int64_t corner = g.corner(static_cast<unsigned>(i));
+  const std::int64_t at[4] = {corner, corner + g.C, corner + g.W * g.C, corner + (g.W + 1) * g.C};
+  float d[V], v[4][V];
+  unpack(load_vec<V>(dy, i), d);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) unpack(load_vec<V>(x, at[k]), v[k]);
+  int best[V];
+#pragma unroll
+  for (int e = 0; e < V; ++e) {
+    best[e] = 0;
+    float top = v[0][e];
+#pragma unroll
+    for (int k = 1; k < 4; ++k)
+      if (v[k][e] > top) {
+        top = v[k][e];
+        best[e] = k;
+      }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float to[V];
+#pragma unroll
+    for (int e = 0; e < V; ++e) to[e] = k == best[e] ? d[e] : 0.0f;
+    store_vec<V>(dx, at[k], pack<T, V>(to));
+  }
+}
+
+// Access i of the smaller side, rows of w pixels of C accesses: the first of its four.
+struct SquareGrid {
+  std::int64_t w, C;
+  Divisor columns, channels;
+  __device__ __forceinline__ std::int64_t corner(unsigned c) const {
+    unsigned x = channels.split(c);
+    const std::int64_t y = columns.split(x);
+    return (4 * y * w + 2 * x) * C + c;
+  }
+};
+
+template <int V, class T>
+__global__ void __launch_bounds__(threads)
+    average_kernel(const T* x, SquareGrid g, T* y, std::int64_t count) {
+  const std::int64_t i = index();
+  if (i >= count) return;
+  const std::int64_t C = g.C, at = g.corner(static_cast<unsigned>(i)), below = at + 2 * g.w * C;
   float a[V], b[V], c[V], d[V];
   unpack(load_vec<V>(x, at), a);
   unpack(load_vec<V>(x, at + C), b);
@@ -84,16 +110,15 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    average_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, T* dx, bool accumulate,
-                            std::int64_t count) {
+    average_backward_kernel(const T* dy, SquareGrid g, T* dx, bool accumulate, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   float d[V];
   unpack(load_vec<V>(dy, i), d);
-  const std::int64_t corner = square_corner(i, w, C);
+  const std::int64_t corner = g.corner(static_cast<unsigned>(i));
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const std::int64_t at = corner + (k % 2 + k / 2 * 2 * w) * C;
+    const std::int64_t at = corner + (k % 2 + k / 2 * 2 * g.w) * g.C;
     float to[V] = {};
     if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), at), to);
 #pragma unroll
@@ -267,8 +292,16 @@ void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
          count);
 }
 
-PoolGrid pool_grid(const Tensor& x, const Tensor& y) {
-  return {x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4)};
+SquareGrid square_grid(const Tensor& y, int V) {
+  const std::int64_t w = y.dim(3), C = y.dim(4) / V;
+  WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
+  return {w, C, Divisor(w), Divisor(C)};
+}
+
+PoolGrid pool_grid(const Tensor& x, const Tensor& y, int V) {
+  const std::int64_t C = x.dim(4) / V;
+  WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
+  return {x.dim(2), x.dim(3), C, Divisor(C), Divisor(y.dim(3)), Divisor(y.dim(2))};
 }
 
 }  // namespace
@@ -279,33 +312,41 @@ namespace weft::ops::cuda {
 using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void max_pool_forward(const Tensor& x, Tensor& y) {
-  by_type(x, [&]<class T>() {
-    start(max_pool_kernel<T>, y.numel(), data<T>(x), pool_grid(x, y), data<T>(y));
-  });
+  if (y.numel() == 0) return;
+  by_access(
+      [&]<class T, int V>() {
+        start(max_pool_kernel<V, T>, y.numel() / V, data<T>(x), pool_grid(x, y, V), data<T>(y));
+      },
+      x, y);
 }
 
 void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
-  const PoolGrid g = pool_grid(x, dy);
   // An odd row or column belongs to no rectangle.
-  if (g.H % 2 + g.W % 2 > 0 && dx.bytes() > 0)
+  if (x.dim(2) % 2 + x.dim(3) % 2 > 0 && dx.bytes() > 0)
     device_runtime().zero(dx.raw(), dx.bytes(), Stream::compute);
-  by_type(x, [&]<class T>() {
-    start(max_pool_backward_kernel<T>, dy.numel(), data<T>(x), g, data<T>(dy), data<T>(dx));
-  });
+  if (dy.numel() == 0) return;
+  by_access(
+      [&]<class T, int V>() {
+        start(max_pool_backward_kernel<V, T>, dy.numel() / V, data<T>(x), pool_grid(x, dy, V),
+              data<T>(dy), data<T>(dx));
+      },
+      x, dy, dx);
 }
 
 void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
+  if (y.numel() == 0) return;
   by_access(
       [&]<class T, int V>() {
-        start(average_kernel<V, T>, y.numel() / V, data<T>(x), y.dim(3), y.dim(4) / V, data<T>(y));
+        start(average_kernel<V, T>, y.numel() / V, data<T>(x), square_grid(y, V), data<T>(y));
       },
       x, y);
 }
 
 void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
+  if (dy.numel() == 0) return;
   by_access(
       [&]<class T, int V>() {
-        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), dy.dim(3), dy.dim(4) / V,
+        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), square_grid(dy, V),
               data<T>(dx), accumulate);
       },
       dy, dx);

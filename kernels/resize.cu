@@ -9,12 +9,31 @@
 // pixel of the gradient, which adds the result's pixels row by row.
 #include "ops/resize.h"
 
+#include <algorithm>
+
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
 
 constexpr int threads = 256, warps = threads / 32;
+
+// Where access i of [frames,H,W,C] is, C in accesses.
+struct Places {
+  Divisor C, W, H;
+  struct Place {
+    unsigned c, column, row, frame;
+  };
+  __device__ __forceinline__ Place of(std::int64_t i) const {
+    Place p;
+    p.c = static_cast<unsigned>(i);
+    p.column = C.split(p.c);
+    p.row = W.split(p.column);
+    p.frame = H.split(p.row);
+    return p;
+  }
+};
 
 // [frames,h,w,C] and, of the result, [frames,H,W,C]; C in accesses.
 struct ResizeGrid {
@@ -25,14 +44,18 @@ struct ResizeGrid {
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    bilinear_kernel(const T* x, ResizeGrid g, T* y, std::int64_t count, bool accumulate) {
+    bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count,
+                    bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t c = i % g.C, q = i / g.C % g.W, r = i / g.C / g.W;
-  const std::int64_t frame = r / g.H;
-  const ops::BilinearTap row = ops::bilinear_tap(static_cast<int>(r % g.H), g.down, g.h),
-                         column = ops::bilinear_tap(static_cast<int>(q), g.across, g.w);
-  const auto at = [&](int ri, int ci) { return ((frame * g.h + ri) * g.w + ci) * g.C + c; };
+  const Places::Place to_place = places.of(i);
+  const std::int64_t frame = to_place.frame;
+  const ops::BilinearTap row = ops::bilinear_tap(static_cast<int>(to_place.row), g.down, g.h),
+                         column =
+                             ops::bilinear_tap(static_cast<int>(to_place.column), g.across, g.w);
+  const auto at = [&](int ri, int ci) {
+    return ((frame * g.h + ri) * g.w + ci) * g.C + to_place.c;
+  };
   float a[V], b[V], d[V], e[V], to[V];
   unpack(load_vec<V>(x, at(row.first, column.first)), a);
   unpack(load_vec<V>(x, at(row.first, column.second)), b);
@@ -123,15 +146,17 @@ struct NearestGrid {
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    nearest_kernel(const T* x, NearestGrid g, T* y, std::int64_t count, bool accumulate) {
+    nearest_kernel(const T* x, NearestGrid g, Places places, T* y, std::int64_t count,
+                   bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t c = i % g.c, pixel = i / g.c, q = pixel % g.W, r = pixel / g.W % g.H,
-                     frame = pixel / g.W / g.H;
-  const std::int64_t from =
-      (frame * g.h + ops::nearest_source(r, g.h, g.H)) * g.w + ops::nearest_source(q, g.w, g.W);
-  const std::int64_t at = pixel * g.C + c;
-  Vec<T, V> v = load_vec<V>(x, from * g.c + c);
+  const Places::Place p = places.of(i);
+  // ops::nearest_source() of both axes.
+  const std::int64_t row = places.H.divide(p.row * static_cast<unsigned>(g.h)),
+                     column = places.W.divide(p.column * static_cast<unsigned>(g.w));
+  const std::int64_t from = (p.frame * g.h + row) * g.w + column;
+  const std::int64_t at = ((p.frame * g.H + p.row) * g.W + p.column) * g.C + p.c;
+  Vec<T, V> v = load_vec<V>(x, from * g.c + p.c);
   if (accumulate) {
     float a[V], b[V];
     unpack(v, a);
@@ -145,12 +170,12 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    nearest_backward_kernel(const T* dy, NearestGrid g, T* dx, std::int64_t count,
+    nearest_backward_kernel(const T* dy, NearestGrid g, Places places, T* dx, std::int64_t count,
                             bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t c = i % g.c, q = i / g.c % g.w, r = i / g.c / g.w % g.h,
-                     frame = i / g.c / g.w / g.h;
+  const Places::Place p = places.of(i);
+  const std::int64_t c = p.c, q = p.column, r = p.row, frame = p.frame;
   const std::int64_t bottom = ops::nearest_first(r + 1, g.h, g.H),
                      left = ops::nearest_first(q, g.w, g.W),
                      right = ops::nearest_first(q + 1, g.w, g.W);
@@ -174,13 +199,13 @@ __global__ void __launch_bounds__(threads)
 // y [frames,H,W,C] of x [frames,h,w,C], C in accesses.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    reflect_kernel(const T* x, ResizeGrid g, int up, T* y, std::int64_t count) {
+    reflect_kernel(const T* x, ResizeGrid g, Places places, int shift, T* y, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t c = i % g.C, pixel = i / g.C, r = pixel / g.W, frame = r / g.H;
-  const std::int64_t row = ops::reflected_source(r % g.H, up * g.h) / up,
-                     column = ops::reflected_source(pixel % g.W, up * g.w) / up;
-  store_vec<V>(y, i, load_vec<V>(x, ((frame * g.h + row) * g.w + column) * g.C + c));
+  const Places::Place p = places.of(i);
+  const std::int64_t row = ops::reflected_source(p.row, g.h << shift) >> shift,
+                     column = ops::reflected_source(p.column, g.w << shift) >> shift;
+  store_vec<V>(y, i, load_vec<V>(x, ((p.frame * g.h + row) * g.w + column) * g.C + p.c));
 }
 
 // Calls f.operator()<T, V>() with the widest access that the channels and both tensors allow.
@@ -222,6 +247,12 @@ void by_access(const Tensor& x, std::int64_t first, const Tensor& y, F&& f) {
   });
 }
 
+// Of `count` accesses of t, C of a pixel.
+Places places_of(const Tensor& t, std::int64_t C, std::int64_t count) {
+  WEFT_ASSERT(count < std::int64_t{1} << 31);
+  return {Divisor(C), Divisor(t.dim(3)), Divisor(t.dim(2))};
+}
+
 bool same_size(const Tensor& x, const Tensor& y) {
   return x.dim(2) == y.dim(2) && x.dim(3) == y.dim(3);
 }
@@ -248,7 +279,7 @@ void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
   by_access(x, y, [&]<class T, int V>() {
     const std::int64_t count = y.numel() / V;
     launch(bilinear_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
-           grid_of(x, y, V), data<T>(y), count, accumulate);
+           grid_of(x, y, V), places_of(y, y.dim(4) / V, count), data<T>(y), count, accumulate);
   });
 }
 
@@ -266,8 +297,9 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
 void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate) {
   by_access(x, first, y, [&]<class T, int V>(const NearestGrid& g, T* to) {
     const std::int64_t count = y.numel() / y.dim(4) * g.c;
+    WEFT_ASSERT(std::max(g.h * g.H, g.w * g.W) < std::int64_t{1} << 31);
     launch(nearest_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), g,
-           to, count, accumulate);
+           places_of(y, g.c, count), to, count, accumulate);
   });
 }
 
@@ -275,7 +307,7 @@ void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool acc
   by_access(dx, first, dy, [&]<class T, int V>(const NearestGrid& g, const T* from) {
     const std::int64_t count = dx.numel() / V;
     launch(nearest_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, from,
-           g, data<T>(dx), count, accumulate);
+           g, places_of(dx, g.c, count), data<T>(dx), count, accumulate);
   });
 }
 
@@ -285,7 +317,7 @@ void reflect_border(const Tensor& x, int up, Tensor& y) {
   by_access(x, y, [&]<class T, int V>() {
     const std::int64_t count = y.numel() / V;
     launch(reflect_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
-           grid_of(x, y, V), up, data<T>(y), count);
+           grid_of(x, y, V), places_of(y, y.dim(4) / V, count), up - 1, data<T>(y), count);
   });
 }
 

@@ -5,6 +5,7 @@
 // four pixels, that is 64 neighbouring bytes of a row, so that every access is whole and only the
 // order of the values changes, in registers.
 #include "core/error.h"
+#include "divide.cuh"
 #include "ops/layout.h"
 #include "vector.cuh"
 
@@ -12,16 +13,20 @@ namespace weft::kernels {
 namespace {
 
 constexpr int threads = 256;
+constexpr std::int64_t most_accesses = std::int64_t{1} << 31;  // what Divisor divides
 
 // Access i of the small side, rows of w pixels of C accesses; corner(k): access in pixel k of the
 // square that it makes.
 struct Square {
   std::int64_t first, w, C;
-  __device__ __forceinline__ Square(std::int64_t i, std::int64_t width, std::int64_t channels)
-      : first((4 * (i / channels / width) * width + 2 * (i / channels % width)) * channels +
-              i % channels),
-        w(width),
-        C(channels) {}
+  unsigned c;  // the access within its pixel
+  __device__ __forceinline__ Square(std::int64_t i, std::int64_t width, std::int64_t channels,
+                                    const Divisor& by_width, const Divisor& by_channels)
+      : w(width), C(channels), c(static_cast<unsigned>(i)) {
+    unsigned column = by_channels.split(c);
+    const std::int64_t row = by_width.split(column);
+    first = (4 * row * w + 2 * column) * C + c;
+  }
   __device__ __forceinline__ std::int64_t corner(int k) const {
     return first + (k % 2 + k / 2 * 2 * w) * C;
   }
@@ -29,31 +34,31 @@ struct Square {
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    spread_kernel(const T* rows, const float* bias, std::int64_t w, std::int64_t C, T* y,
-                  std::int64_t count) {
+    spread_kernel(const T* rows, const float* bias, std::int64_t w, std::int64_t C,
+                  Divisor by_width, Divisor by_channels, T* y, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
+  const Square square(i, w, C, by_width, by_channels);
   float from[4][V], to[4][V];
 #pragma unroll
   for (int k = 0; k < 4; ++k) unpack(load_vec<V>(rows, 4 * i + k), from[k]);
 #pragma unroll
   for (int e = 0; e < V; ++e) {
-    const float add = bias == nullptr ? 0.0f : bias[i % C * V + e];
+    const float add = bias == nullptr ? 0.0f : bias[square.c * V + e];
 #pragma unroll
     for (int k = 0; k < 4; ++k) to[k][e] = from[(4 * e + k) / V][(4 * e + k) % V] + add;
   }
-  const Square square(i, w, C);
 #pragma unroll
   for (int k = 0; k < 4; ++k) store_vec<V>(y, square.corner(k), pack<T, V>(to[k]));
 }
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    spread_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, T* drows,
-                           std::int64_t count) {
+    spread_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, Divisor by_width,
+                           Divisor by_channels, T* drows, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const Square square(i, w, C);
+  const Square square(i, w, C, by_width, by_channels);
   float from[4][V], to[4][V];
 #pragma unroll
   for (int k = 0; k < 4; ++k) unpack(load_vec<V>(dy, square.corner(k)), from[k]);
@@ -69,11 +74,13 @@ __global__ void __launch_bounds__(threads)
 // nearby, from the cache.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    spread_4x4_kernel(const T* rows, std::int64_t w, std::int64_t C, T* y, std::int64_t count) {
+    spread_4x4_kernel(const T* rows, std::int64_t w, std::int64_t C, Divisor by_columns,
+                      Divisor by_channels, T* y, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t c = i % C, pixel = i / C, column = pixel % (4 * w), line = pixel / (4 * w);
-  const std::int64_t k = (line % 4 + 1) / 2 * 3 + (column % 4 + 1) / 2;
+  unsigned c = static_cast<unsigned>(i), column = by_channels.split(c);
+  const unsigned line = by_columns.split(column);
+  const unsigned k = (line % 4 + 1) / 2 * 3 + (column % 4 + 1) / 2;
   const std::int64_t from = ((line / 4 * w + column / 4) * 9 + k) * C + c;
   float values[V];
   unpack(load_vec<V>(rows, from), values);
@@ -104,16 +111,20 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 void spread_2x2_forward(const Tensor& rows, const Tensor& bias, Tensor& y) {
   by_access(y, rows, [&]<class T, int V>() {
     const std::int64_t count = y.numel() / 4 / V;
+    WEFT_ASSERT(count < most_accesses);
     launch(spread_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(rows),
-           data_or_null<float>(bias), rows.dim(3), y.dim(4) / V, data<T>(y), count);
+           data_or_null<float>(bias), rows.dim(3), y.dim(4) / V, Divisor(rows.dim(3)),
+           Divisor(y.dim(4) / V), data<T>(y), count);
   });
 }
 
 void spread_2x2_backward(const Tensor& dy, Tensor& drows) {
   by_access(dy, drows, [&]<class T, int V>() {
     const std::int64_t count = dy.numel() / 4 / V;
+    WEFT_ASSERT(count < most_accesses);
     launch(spread_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-           data<T>(dy), drows.dim(3), dy.dim(4) / V, data<T>(drows), count);
+           data<T>(dy), drows.dim(3), dy.dim(4) / V, Divisor(drows.dim(3)), Divisor(dy.dim(4) / V),
+           data<T>(drows), count);
   });
 }
 
@@ -122,8 +133,10 @@ void spread_4x4(const Tensor& rows, Tensor& y) {
               y.dim(3) == 4 * rows.dim(3) && y.numel() * 9 == rows.numel() * 16);
   const auto spread = [&]<class T, int V>() {
     const std::int64_t count = y.numel() / V;
+    WEFT_ASSERT(count < most_accesses);
     launch(spread_4x4_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-           data<T>(rows), rows.dim(3), y.dim(4) / V, data<T>(y), count);
+           data<T>(rows), rows.dim(3), y.dim(4) / V, Divisor(y.dim(3)), Divisor(y.dim(4) / V),
+           data<T>(y), count);
   };
   by_type(y, [&]<class T>() {
     constexpr int V = 16 / sizeof(T);

@@ -11,6 +11,7 @@
 #include "ops/volume.h"
 
 #include "core/error.h"
+#include "divide.cuh"
 #include "norm/channels.cuh"
 
 namespace weft::kernels {
@@ -65,15 +66,16 @@ struct Neighbours {
 // where they share one.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    sample_kernel(const T* x, const float* grid, VolumeGrid g, std::int64_t own, std::int64_t apart,
-                  T* y, std::int64_t count) {
+    sample_kernel(const T* x, const float* grid, VolumeGrid g, Divisor channels, Divisor own,
+                  std::int64_t apart, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t place = i / g.C;
-  const float* const at = grid + 3 * place;
+  unsigned c = static_cast<unsigned>(i);
+  const unsigned place = channels.split(c);
+  const float* const at = grid + 3 * static_cast<std::int64_t>(place);
   const Neighbours around(g, at[0], at[1], at[2]);
   float v[V];
-  around.sample<V>(x + place / own * apart, g, i % g.C, v);
+  around.sample<V>(x + own.divide(place) * apart, g, c, v);
   store_vec<V>(y, i, pack<T, V>(v));
 }
 
@@ -288,8 +290,10 @@ void volume_sample(const Tensor& x, const Tensor& grid, Tensor& y) {
   by_vectors(
       [&]<class T, int V>() {
         const VolumeGrid g = grid_of_volume(x, C / V);
-        start(sample_kernel<V, T>, y.numel() / V, 0, data<T>(x), data<float>(grid), g,
-              places / grid.dim(0), x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y), y.numel() / V);
+        WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
+        start(sample_kernel<V, T>, y.numel() / V, 0, data<T>(x), data<float>(grid), g, Divisor(g.C),
+              Divisor(places / grid.dim(0)), x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y),
+              y.numel() / V);
       },
       x, y);
 }

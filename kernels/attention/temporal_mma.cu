@@ -13,7 +13,7 @@
 // keeps them apart. There is no pipeline within a block: blocks are small, and while one computes
 // others fetch. What binds beside memory is the issue of instructions. At T 15 and D 72, counted in
 // SASS for sm_90a and not measured:
-//   forward   4 warps, 33 KiB, at most 96 registers: 5 blocks, so 130 KiB under way on a
+//   forward   4 warps, 33 KiB, at most 128 registers: 4 blocks, so 100 KiB under way on a
 //             multiprocessor of an H200, where 4.3 TB/s times a microsecond of latency over 132 of
 //             them is 33 KiB. A head takes some 1,300 warp instructions, 325 clocks at four a
 //             clock, where the memory of an H100 takes 670. Five frames: two heads 1,400 for 448
@@ -167,7 +167,7 @@ __device__ __forceinline__ void prepare_tile(std::uint32_t (&q)[2][chunks],
 
 // Where one tile holds all frames: a warp a head, and q' and k' stay in registers.
 template <int chunks, Tiling tiling>
-__global__ void __launch_bounds__(128, chunks > 9 ? 3 : 5)
+__global__ void __launch_bounds__(128, chunks > 9 ? 3 : 4)
     forward_tile_kernel(const bf16_t* qkv, const float* wq, const float* wk, const float* rope,
                         bf16_t* out, float* lse, Shape shape, float factor) {
   using H = Head<chunks>;

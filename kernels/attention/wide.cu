@@ -14,9 +14,9 @@
 // order: no atomics.
 #include <algorithm>
 
-#include "launch.cuh"
 #include "matmul/product.cuh"
 #include "ops/attention.h"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -29,14 +29,21 @@ constexpr std::int64_t tile_elements = 8 << 20;
 #endif
 
 // A row of scores a block: p = softmax(scale s), which may be s itself where the types agree, and
-// the row's lse.
-template <class T>
+// the row's lse. P in accesses of V. A thread loads some accesses before it stores the first: the
+// compiler cannot, for all that it knows p is s.
+template <class T, int V>
 __global__ void __launch_bounds__(threads)
-    softmax_kernel(const float* s, T* p, std::int64_t P, float scale, float* lse) {
+    softmax_kernel(const float* s, T* p, int P, float scale, float* lse) {
   float* const scratch = shared_memory<float>();
-  const float* const from = s + blockIdx.x * P;
+  const float* const from = s + static_cast<std::int64_t>(blockIdx.x) * P * V;
+  T* const to = p + static_cast<std::int64_t>(blockIdx.x) * P * V;
   float top = -INFINITY;
-  for (std::int64_t i = threadIdx.x; i < P; i += threads) top = fmaxf(top, from[i]);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < P; i += threads) {
+    const Vec<float, V> x = load_vec<V>(from, i);
+#pragma unroll
+    for (int e = 0; e < V; ++e) top = fmaxf(top, x.v[e]);
+  }
   // The block's maximum, computed as block_sum() does.
   top = warp_max(top);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = top;
@@ -44,11 +51,27 @@ __global__ void __launch_bounds__(threads)
   top = warp_max(static_cast<int>(threadIdx.x % 32) < threads / 32 ? scratch[threadIdx.x % 32]
                                                                    : -INFINITY);
   float sum = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < P; i += threads) sum += expf((from[i] - top) * scale);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < P; i += threads) {
+    const Vec<float, V> x = load_vec<V>(from, i);
+#pragma unroll
+    for (int e = 0; e < V; ++e) sum += expf((x.v[e] - top) * scale);
+  }
   sum = block_sum(sum, scratch);
   const float inverse = 1.0f / sum;
-  for (std::int64_t i = threadIdx.x; i < P; i += threads)
-    p[blockIdx.x * P + i] = from_float<T>(expf((from[i] - top) * scale) * inverse);
+  constexpr int flight = 4;
+  for (int first = threadIdx.x; first < P; first += flight * threads) {
+    Vec<float, V> x[flight];
+#pragma unroll
+    for (int k = 0; k < flight; ++k) x[k] = load_vec<V>(from, min(first + k * threads, P - 1));
+#pragma unroll
+    for (int k = 0; k < flight; ++k) {
+      float y[V];
+#pragma unroll
+      for (int e = 0; e < V; ++e) y[e] = expf((x[k].v[e] - top) * scale) * inverse;
+      if (first + k * threads < P) store_vec<V>(to, first + k * threads, pack<T, V>(y));
+    }
+  }
   if (threadIdx.x == 0) lse[blockIdx.x] = top * scale + logf(sum);
 }
 
@@ -64,31 +87,53 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) delta[blockIdx.x] = sum;
 }
 
-// p = exp(scale s - lse).
-template <class T>
-__global__ void probabilities_kernel(const float* s, T* p, std::int64_t P, float scale,
-                                     const float* lse, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  if (i < count) p[i] = from_float<T>(expf(s[i] * scale - lse[i / P]));
+// The access of a thread where blocks x are rows and blocks y go along the P accesses of a row;
+// negative beyond its end.
+__device__ __forceinline__ std::int64_t access_of(int P) {
+  const int i = static_cast<int>(blockIdx.y * threads + threadIdx.x);
+  return i < P ? static_cast<std::int64_t>(blockIdx.x) * P + i : -1;
 }
 
-// ds = p (dp - delta) scale, in the place of dp's tile or of p's.
-template <class T>
-__global__ void score_gradient_kernel(const float* s, const float* dp, T* ds, std::int64_t P,
-                                      float scale, const float* lse, const float* delta,
-                                      std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  if (i >= count) return;
-  const float p = expf(s[i] * scale - lse[i / P]);
-  ds[i] = from_float<T>(p * (dp[i] - delta[i / P]) * scale);
+// p = exp(scale s - lse). P in accesses of V.
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    probabilities_kernel(const float* s, T* p, int P, float scale, const float* lse) {
+  const std::int64_t i = access_of(P);
+  if (i < 0) return;
+  float x[V];
+  unpack(load_vec<V>(s, i), x);
+  const float of_row = lse[blockIdx.x];
+#pragma unroll
+  for (int e = 0; e < V; ++e) x[e] = expf(x[e] * scale - of_row);
+  store_vec<V>(p, i, pack<T, V>(x));
 }
 
-// Rows of C from f32 sums into every `row`-th element on of `to`.
-template <class T>
-__global__ void store_rows_kernel(const float* from, T* to, std::int64_t C, std::int64_t row,
-                                  std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  if (i < count) to[i / C * row + i % C] = from_float<T>(from[i]);
+// ds = p (dp - delta) scale, in the place of dp's tile or of p's. P in accesses of V.
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    score_gradient_kernel(const float* s, const float* dp, T* ds, int P, float scale,
+                          const float* lse, const float* delta) {
+  const std::int64_t i = access_of(P);
+  if (i < 0) return;
+  float x[V], d[V];
+  unpack(load_vec<V>(s, i), x);
+  unpack(load_vec<V>(dp, i), d);
+  const float of_row = lse[blockIdx.x], mean = delta[blockIdx.x];
+#pragma unroll
+  for (int e = 0; e < V; ++e) x[e] = expf(x[e] * scale - of_row) * (d[e] - mean) * scale;
+  store_vec<V>(ds, i, pack<T, V>(x));
+}
+
+// Rows of C from f32 sums into every `row`-th element on of `to`; both in accesses of V.
+template <class T, int V>
+__global__ void __launch_bounds__(threads)
+    store_rows_kernel(const float* from, T* to, int C, std::int64_t row) {
+  const std::int64_t i = access_of(C);
+  if (i < 0) return;
+  float x[V];
+  unpack(load_vec<V>(from, i), x);
+  store_vec<V>(to, blockIdx.x * row + (i - static_cast<std::int64_t>(blockIdx.x) * C),
+               pack<T, V>(x));
 }
 
 struct Matrix {
@@ -109,6 +154,20 @@ void multiply(std::int64_t rows, std::int64_t columns, std::int64_t inner, const
   if (!product_lt(p, at)) product_plain(p, at);
 }
 
+// Calls f.operator()<V>() with 4 where rows of `length` elements can move by four, else 1.
+template <class F>
+void by_fours(std::int64_t length, F&& f) {
+  if (length % 4 == 0)
+    f.template operator()<4>();
+  else
+    f.template operator()<1>();
+}
+
+// A block row for each of `rows`, as many blocks along it as `accesses` need.
+dim3 row_blocks(std::int64_t rows, std::int64_t accesses) {
+  return dim3(static_cast<unsigned>(rows), blocks_for(accesses, threads));
+}
+
 std::int64_t tile_rows(std::int64_t P) { return std::clamp<std::int64_t>(tile_elements / P, 1, P); }
 
 // One frame: q, k, v are columns [0,C), [C,2C), [2C,3C) of rows of 3 C.
@@ -122,7 +181,6 @@ struct Frame {
   Matrix part(int which, std::int64_t first = 0, bool transposed = false) const {
     return {qkv + first * 3 * C + which * C, 3 * C, transposed};
   }
-  unsigned blocks(std::int64_t rows) const { return blocks_for(rows * P, threads); }
 };
 
 }  // namespace
@@ -145,8 +203,11 @@ void wide_attention_forward(const Tensor& qkv, Tensor& out, Tensor& lse) {
       for (std::int64_t first = 0; first < P; first += rows) {
         const std::int64_t m = std::min(rows, P - first);
         multiply(m, P, C, f.part(0, first), f.part(1, 0, true), type, scores.raw(), DType::f32, P);
-        launch(softmax_kernel<T>, dim3(static_cast<unsigned>(m)), dim3(threads), 32 * sizeof(float),
-               data<float>(scores), data<T>(rounded), P, f.scale, data<float>(lse) + n * P + first);
+        by_fours(P, [&]<int V>() {
+          launch(softmax_kernel<T, V>, dim3(static_cast<unsigned>(m)), dim3(threads),
+                 32 * sizeof(float), data<float>(scores), data<T>(rounded), P / V, f.scale,
+                 data<float>(lse) + n * P + first);
+        });
         multiply(m, C, P, {rounded.raw(), P}, f.part(2), type, data<T>(out) + (n * P + first) * C,
                  type, C);
       }
@@ -184,23 +245,29 @@ void wide_attention_backward(const Tensor& qkv, const Tensor& out, const Tensor&
         const std::int64_t m = std::min(rows, P - first);
         const bool add = first > 0;
         multiply(m, P, C, f.part(0, first), f.part(1, 0, true), type, scores.raw(), DType::f32, P);
-        launch(probabilities_kernel<T>, dim3(f.blocks(m)), dim3(threads), 0, data<float>(scores),
-               data<T>(rounded), P, f.scale, row_lse + first, m * P);
+        by_fours(P, [&]<int V>() {
+          launch(probabilities_kernel<T, V>, row_blocks(m, P / V), dim3(threads), 0,
+                 data<float>(scores), data<T>(rounded), P / V, f.scale, row_lse + first);
+        });
         const Matrix some{gradient + first * C, C};
         multiply(P, C, m, {rounded.raw(), P, true}, some, type, place(1), DType::f32, place_row,
                  add);
         multiply(m, P, C, some, f.part(2, 0, true), type, dp.raw(), DType::f32, P);
-        launch(score_gradient_kernel<T>, dim3(f.blocks(m)), dim3(threads), 0, data<float>(scores),
-               data<float>(dp), data<T>(rounded), P, f.scale, row_lse + first,
-               data<float>(delta) + first, m * P);
+        by_fours(P, [&]<int V>() {
+          launch(score_gradient_kernel<T, V>, row_blocks(m, P / V), dim3(threads), 0,
+                 data<float>(scores), data<float>(dp), data<T>(rounded), P / V, f.scale,
+                 row_lse + first, data<float>(delta) + first);
+        });
         multiply(m, C, P, {rounded.raw(), P}, f.part(1), type, to + first * 3 * C, type, 3 * C);
         multiply(P, C, m, {rounded.raw(), P, true}, f.part(0, first), type, place(0), DType::f32,
                  place_row, add);
       }
       if (!exact)
         for (int which = 0; which < 2; ++which)
-          launch(store_rows_kernel<T>, dim3(blocks_for(P * C, threads)), dim3(threads), 0,
-                 data<float>(sums) + which * P * C, to + (1 + which) * C, C, 3 * C, P * C);
+          by_fours(C, [&]<int V>() {
+            launch(store_rows_kernel<T, V>, row_blocks(P, C / V), dim3(threads), 0,
+                   data<float>(sums) + which * P * C, to + (1 + which) * C, C / V, 3 * C / V);
+          });
     }
   });
 }

@@ -8,6 +8,7 @@
 // saves 5 of 9 products. 16 bytes an access where the channels allow it.
 #include "conv/conv_layout.cuh"
 
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -20,26 +21,35 @@ __device__ __forceinline__ std::int64_t index() {
 }
 template <class... P, class... A>
 void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
+  WEFT_ASSERT(count < std::int64_t{1} << 31);  // Divisor's dividends
   launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
          count);
 }
 
+// A thread takes the taps of an output and an input channel, which lie side by side in w: what its
+// neighbours leave of a line comes from L1.
 template <class T>
-__global__ void to_library_kernel(const T* w, T* to, std::int64_t in, std::int64_t taps,
-                                  std::int64_t count) {
+__global__ void __launch_bounds__(threads)
+    to_library_kernel(const T* __restrict__ w, T* __restrict__ to, Divisor in, std::int64_t inputs,
+                      int taps, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t c = i % in, tap = i / in % taps, o = i / in / taps;
-  to[i] = w[(o * in + c) * taps + tap];
+  // (o taps + tap) in + c, where i = o in + c.
+  const T* const from = w + i * taps;
+  T* at = to + i + in.divide(static_cast<unsigned>(i)) * (taps - 1) * inputs;
+#pragma unroll 9
+  for (int tap = 0; tap < taps; ++tap, at += inputs) *at = from[tap];
 }
 
 template <class T>
-__global__ void from_library_kernel(const T* from, float* dw, std::int64_t in, std::int64_t taps,
-                                    bool accumulate, std::int64_t count) {
+__global__ void __launch_bounds__(threads)
+    from_library_kernel(const T* from, float* dw, Divisor in, std::int64_t inputs, Divisor taps,
+                        std::int64_t all_taps, bool accumulate, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t tap = i % taps, c = i / taps % in, o = i / taps / in;
-  const float v = to_float(from[(o * taps + tap) * in + c]);
+  unsigned tap = static_cast<unsigned>(i), c = taps.split(tap);
+  const unsigned o = in.split(c);
+  const float v = to_float(from[(o * all_taps + tap) * inputs + c]);
   dw[i] = accumulate ? dw[i] + v : v;
 }
 
@@ -84,21 +94,26 @@ struct PhaseElement {
   std::int64_t large, small;  // elements of y and of phases, in units of V
   std::int64_t channel;       // in units of V
 };
+struct PhaseDivisors {
+  Divisor channels, columns, rows;  // C / V, 2 W and 2 rows of y; W + 1 and H + 1 of phases
+};
 template <int V>
-__device__ __forceinline__ PhaseElement phase_element(std::int64_t i, const PhaseRows& at) {
-  const std::int64_t C = at.C / V, c = i % C, X = i / C % (2 * at.W),
-                     Y = i / C / (2 * at.W) % (2 * at.rows), f = i / C / (2 * at.W) / (2 * at.rows);
+__device__ __forceinline__ PhaseElement phase_element(unsigned c, const PhaseRows& at,
+                                                      const PhaseDivisors& by) {
+  unsigned X = by.channels.split(c), Y = by.columns.split(X);
+  const unsigned f = by.rows.split(Y);
+  const std::int64_t C = at.C / V;
   const std::int64_t row = Y / 2 + Y % 2, column = X / 2 + X % 2, phase = Y % 2 * 2 + X % 2;
   return {((f * 2 * at.H + 2 * at.first + Y) * 2 * at.W + X) * C + c,
           (((f * (at.rows + 1) + row) * (at.W + 1) + column) * 4 + phase) * C + c, c};
 }
 
 template <class T, int V>
-__global__ void join_phases_kernel(const T* phases, PhaseRows at, const float* bias,
-                                   const T* residual, T* y, std::int64_t count) {
+__global__ void join_phases_kernel(const T* phases, PhaseRows at, PhaseDivisors by,
+                                   const float* bias, const T* residual, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const PhaseElement e = phase_element<V>(i, at);
+  const PhaseElement e = phase_element<V>(static_cast<unsigned>(i), at, by);
   float v[V];
   unpack(load_vec<V>(phases, e.small), v);
   if (bias != nullptr)
@@ -114,13 +129,17 @@ __global__ void join_phases_kernel(const T* phases, PhaseRows at, const float* b
 }
 
 template <class T, int V>
-__global__ void split_phases_kernel(const T* dy, PhaseRows at, T* phases, std::int64_t count) {
+__global__ void split_phases_kernel(const T* dy, PhaseRows at, PhaseDivisors by, T* phases,
+                                    std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t C = at.C / V, c = i % C, phase = i / C % 4, column = i / C / 4 % (at.W + 1),
-                     row = i / C / 4 / (at.W + 1) % (at.H + 1),
-                     f = i / C / 4 / (at.W + 1) / (at.H + 1);
-  const std::int64_t y = row - phase / 2, x = column - phase % 2;
+  unsigned c = static_cast<unsigned>(i), column = by.channels.split(c);
+  const int phase = static_cast<int>(column % 4);
+  column /= 4;
+  unsigned row = by.columns.split(column);
+  const unsigned f = by.rows.split(row);
+  const std::int64_t C = at.C / V, y = static_cast<std::int64_t>(row) - phase / 2,
+                     x = static_cast<std::int64_t>(column) - phase % 2;
   float v[V] = {};
   if (y >= 0 && y < at.H && x >= 0 && x < at.W)
     unpack(load_vec<V>(dy,
@@ -130,15 +149,17 @@ __global__ void split_phases_kernel(const T* dy, PhaseRows at, T* phases, std::i
 }
 
 template <class T, int V>
-__global__ void add_behind_kernel(const T* from, const float* bias, const T* residual,
-                                  std::int64_t C, T* y, std::int64_t count) {
+__global__ void add_behind_kernel(const T* from, const float* bias, const T* residual, Divisor C,
+                                  T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(from, i), v);
+  unsigned channel = static_cast<unsigned>(i);
+  C.split(channel);
   if (bias != nullptr)
 #pragma unroll
-    for (int k = 0; k < V; ++k) v[k] += bias[i % (C / V) * V + k];
+    for (int k = 0; k < V; ++k) v[k] += bias[channel * V + k];
   if (residual != nullptr) {
     float r[V];
     unpack(load_vec<V>(residual, i), r);
@@ -164,15 +185,16 @@ void by_access(std::int64_t C, F&& f, const Tensor& first, const Tensors&... res
 
 void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to) {
   by_type(w, [&]<class T>() {
-    start(to_library_kernel<T>, s.numel(), data<T>(w), data<T>(to), s.in, s.taps);
+    start(to_library_kernel<T>, s.numel() / s.taps, data<T>(w), data<T>(to), Divisor(s.in), s.in,
+          static_cast<int>(s.taps));
   });
 }
 
 void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor& dw,
                           bool accumulate) {
   by_type(from, [&]<class T>() {
-    start(from_library_kernel<T>, s.numel(), data<T>(from), data<float>(dw), s.in, s.taps,
-          accumulate);
+    start(from_library_kernel<T>, s.numel(), data<T>(from), data<float>(dw), Divisor(s.in), s.in,
+          Divisor(s.taps), s.taps, accumulate);
   });
 }
 
@@ -195,7 +217,8 @@ void join_phases(const Tensor& phases, const PhaseRows& at, const Tensor& bias,
       at.C,
       [&]<class T, int V>() {
         start(join_phases_kernel<T, V>, at.frames * 4 * at.rows * at.W * at.C / V, data<T>(phases),
-              at, data_or_null<float>(bias), data_or_null<T>(residual), data<T>(y));
+              at, PhaseDivisors{Divisor(at.C / V), Divisor(2 * at.W), Divisor(2 * at.rows)},
+              data_or_null<float>(bias), data_or_null<T>(residual), data<T>(y));
       },
       phases, residual, y);
 }
@@ -204,7 +227,9 @@ void split_phases(const Tensor& dy, const PhaseRows& at, const Tensor& phases) {
   by_access(
       at.C,
       [&]<class T, int V>() {
-        start(split_phases_kernel<T, V>, phases.numel() / V, data<T>(dy), at, data<T>(phases));
+        start(split_phases_kernel<T, V>, phases.numel() / V, data<T>(dy), at,
+              PhaseDivisors{Divisor(at.C / V), Divisor(at.W + 1), Divisor(at.H + 1)},
+              data<T>(phases));
       },
       dy, phases);
 }
@@ -215,7 +240,7 @@ void add_behind(const Tensor& from, const Tensor& bias, const Tensor& residual, 
       C,
       [&]<class T, int V>() {
         start(add_behind_kernel<T, V>, y.numel() / V, data<T>(from), data_or_null<float>(bias),
-              data_or_null<T>(residual), C, data<T>(y));
+              data_or_null<T>(residual), Divisor(C / V), data<T>(y));
       },
       from, residual, y);
 }

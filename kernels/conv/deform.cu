@@ -3,7 +3,8 @@
 //
 // Bound by memory: the columns are written (read) once, nine values for each of x, which the four
 // neighbours of a place read from the caches.
-//   columns   16 bytes a thread
+//   columns   four times 16 bytes a thread where the channels allow it: finding out what a tap
+//             reads takes longer than moving 16 bytes
 //   offsets   a warp takes a tap of a pixel, its lanes the channels
 //   input     each pixel of x gets the list of the taps that read it, as a transposed sparse
 //             matrix. They are counted, placed by atomic counters, and put in the taps' order, so
@@ -13,6 +14,7 @@
 #include "ops/conv/deform.h"
 
 #include "core/error.h"
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -27,8 +29,9 @@ __device__ __forceinline__ std::int64_t index() {
 // x [frames,H,W,C] and the result [frames,h,w,.]; C in accesses. Pixels [first, first + count) of
 // the result are under way.
 struct Frames {
-  int H, W, h, w, stride, top, left, dilation;
+  int H, W, stride, top, left, dilation;
   std::int64_t C, first, count;
+  Divisor h, w;
 };
 
 // What a tap reads: pixels of x (-1: outside of the frame) with their shares of the value.
@@ -42,17 +45,18 @@ struct Reading {
   template <class T>
   __device__ __forceinline__ Reading(const Frames& g, const T* offsets, std::int64_t p, int tap) {
     const T* own = offsets + p * ops::deform_channels;
-    const std::int64_t frame = p / g.w / g.h;
-    const int y = static_cast<int>(p / g.w % g.h) * g.stride - g.top + tap / 3 * g.dilation,
-              x = static_cast<int>(p % g.w) * g.stride - g.left + tap % 3 * g.dilation;
+    unsigned column = static_cast<unsigned>(p), row = g.w.split(column);
+    const std::int64_t frame = g.h.split(row);
+    const int y = static_cast<int>(row) * g.stride - g.top + tap / 3 * g.dilation,
+              x = static_cast<int>(column) * g.stride - g.left + tap % 3 * g.dilation;
     at = ops::deform_place(static_cast<float>(y) + to_float(own[2 * tap]),
                            static_cast<float>(x) + to_float(own[2 * tap + 1]), g.H, g.W);
     mask = 1.0f / (1.0f + expf(-to_float(own[2 * taps + tap])));
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int row = at.row + k / 2, column = at.column + k % 2;
-      const bool counts = at.inside && row >= 0 && row < g.H && column >= 0 && column < g.W;
-      pixel[k] = counts ? (frame * g.H + row) * g.W + column : -1;
+      const int from_row = at.row + k / 2, from = at.column + k % 2;
+      const bool counts = at.inside && from_row >= 0 && from_row < g.H && from >= 0 && from < g.W;
+      pixel[k] = counts ? (frame * g.H + from_row) * g.W + from : -1;
       share[k] = (k / 2 ? at.below : 1.0f - at.below) * (k % 2 ? at.right : 1.0f - at.right);
     }
   }
@@ -60,24 +64,36 @@ struct Reading {
   __device__ __forceinline__ bool counts(int k) const { return pixel[k] >= 0 && share[k] != 0.0f; }
 };
 
-template <int V, class T>
+// A thread has `each` accesses of a tap, `lanes` threads all of them.
+template <int V, int each, class T>
 __global__ void __launch_bounds__(threads)
-    columns_kernel(const T* x, const T* offsets, Frames g, T* columns) {
+    columns_kernel(const T* x, const T* offsets, Frames g, Divisor lanes, T* columns,
+                   std::int64_t count) {
   const std::int64_t i = index();
-  if (i >= g.count * taps * g.C) return;
-  const std::int64_t c = i % g.C, p = i / g.C / taps;
-  const Reading r(g, offsets, g.first + p, static_cast<int>(i / g.C % taps));
-  float sum[V] = {};
+  if (i >= count) return;
+  unsigned lane = static_cast<unsigned>(i);
+  const unsigned reader = lanes.split(lane);
+  const Reading r(g, offsets, g.first + reader / taps, static_cast<int>(reader % taps));
+  float sum[each][V] = {};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     if (!r.counts(k)) continue;
-    float v[V];
-    unpack(load_vec<V>(x, r.pixel[k] * g.C + c), v);
     const float factor = r.share[k] * r.mask;
+    Vec<T, V> from[each];
 #pragma unroll
-    for (int e = 0; e < V; ++e) sum[e] += factor * v[e];
+    for (int j = 0; j < each; ++j)
+      from[j] = load_vec<V>(x, r.pixel[k] * g.C + lane + j * (g.C / each));
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      float v[V];
+      unpack(from[j], v);
+#pragma unroll
+      for (int e = 0; e < V; ++e) sum[j][e] += factor * v[e];
+    }
   }
-  store_vec<V>(columns, i, pack<T, V>(sum));
+#pragma unroll
+  for (int j = 0; j < each; ++j)
+    store_vec<V>(columns, reader * g.C + lane + j * (g.C / each), pack<T, V>(sum[j]));
 }
 
 template <int V, class T>
@@ -85,7 +101,7 @@ __global__ void __launch_bounds__(threads)
     offsets_kernel(const T* x, const T* offsets, const T* dcolumns, Frames g, T* doffsets) {
   const std::int64_t i = index() / 32;
   if (i >= g.count * taps) return;  // the whole warp
-  const int tap = static_cast<int>(i % taps), lane = threadIdx.x % 32;
+  const int tap = static_cast<int>(static_cast<unsigned>(i) % taps), lane = threadIdx.x % 32;
   const std::int64_t p = g.first + i / taps;
   const Reading r(g, offsets, p, tap);
   float along[4] = {};  // the columns' gradient times each of the four pixels
@@ -212,17 +228,18 @@ Frames frames_of(const Shape& x, const Tensor& offsets, const ops::Conv& k, std:
   WEFT_ASSERT(k.kt == 1 && k.kh == 3 && k.kw == 3 && k.groups == 1 && !k.upsample);
   WEFT_ASSERT(offsets.dim(4) == ops::deform_channels &&
               k.output(x, x[4]) == Shape({x[0], x[1], offsets.dim(2), offsets.dim(3), x[4]}));
+  WEFT_ASSERT(offsets.numel() / ops::deform_channels < std::int64_t{1} << 31);
   return {static_cast<int>(x[2]),
           static_cast<int>(x[3]),
-          static_cast<int>(offsets.dim(2)),
-          static_cast<int>(offsets.dim(3)),
           k.stride,
           k.top,
           k.left,
           k.dilation,
           x[4] / V,
           first,
-          count};
+          count,
+          Divisor(offsets.dim(2)),
+          Divisor(offsets.dim(3))};
 }
 
 // Calls f.operator()<T, V>() with the widest access that the channels C and all tensors allow.
@@ -254,8 +271,17 @@ void deform_columns(const Tensor& x, const Tensor& offsets, Conv conv, std::int6
   by_access(
       x.dim(4),
       [&]<class T, int V>() {
-        start(columns_kernel<V, T>, columns.numel() / V, data<T>(x), data<T>(offsets),
-              frames_of(x.shape(), offsets, conv, first, columns.dim(0), V), data<T>(columns));
+        const Frames g = frames_of(x.shape(), offsets, conv, first, columns.dim(0), V);
+        const auto run = [&]<int each>() {
+          const std::int64_t count = columns.numel() / V / each;
+          WEFT_ASSERT(count < std::int64_t{1} << 31);
+          start(columns_kernel<V, each, T>, count, data<T>(x), data<T>(offsets), g,
+                Divisor(g.C / each), data<T>(columns), count);
+        };
+        if (g.C % 4 == 0)
+          run.template operator()<4>();
+        else
+          run.template operator()<1>();
       },
       columns, x);
 }

@@ -4,6 +4,7 @@
 // Bound by memory: each activation is read and written once, 16 bytes of a pixel a thread; styles,
 // factors and noise come from the caches. To colours: eight threads share a pixel, the products of
 // style and weights stand in shared memory.
+#include "divide.cuh"
 #include "ops/conv/modulated.h"
 #include "ops/resize.h"
 #include "vector.cuh"
@@ -62,16 +63,27 @@ struct Square {
   }
 };
 
-// C in accesses; `size`: accesses of a sample of y.
+// Of [samples,..,C], C in accesses.
+struct Pixels {
+  std::int64_t C;
+  Divisor channels, size;  // C and the accesses of a sample
+
+  // Access i of a value a channel and sample, where i counts the accesses of pixels.
+  __device__ __forceinline__ std::int64_t of_sample(std::int64_t i) const {
+    unsigned c = static_cast<unsigned>(i);
+    channels.split(c);
+    return size.divide(static_cast<unsigned>(i)) * C + c;
+  }
+};
+
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    modulate_kernel(const T* x, const float* style, std::int64_t size, std::int64_t C, T* y,
-                    std::int64_t count) {
+    modulate_kernel(const T* x, const float* style, Pixels at, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(x, i), v);
-  const float* factor = style + (i / size * C + i % C) * V;
+  const float* factor = style + at.of_sample(i) * V;
 #pragma unroll
   for (int e = 0; e < V; ++e) v[e] *= factor[e];
   store_vec<V>(y, i, pack<T, V>(v));
@@ -79,14 +91,15 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    modulate_up_kernel(const T* x, const float* style, std::int64_t size, int h, int w,
-                       std::int64_t C, T* y, std::int64_t count) {
+    modulate_up_kernel(const T* x, const float* style, Pixels at, int h, int w, Divisor rows,
+                       Divisor columns, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t c = i % C, pixel = i / C, row = pixel / (2 * w);
-  const Square s(static_cast<int>(row % (2 * h)), static_cast<int>(pixel % (2 * w)), h, w);
-  const std::int64_t frame = row / (2 * h) * h * w;
-  const float* factor = style + (i / size * C + c) * V;
+  unsigned c = static_cast<unsigned>(i), column = at.channels.split(c), row = columns.split(column);
+  const std::int64_t frame = static_cast<std::int64_t>(rows.split(row)) * h * w;
+  const Square s(static_cast<int>(row), static_cast<int>(column), h, w);
+  const std::int64_t C = at.C;
+  const float* factor = style + at.of_sample(i) * V;
   float sum[V] = {};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -103,7 +116,8 @@ __global__ void __launch_bounds__(threads)
 struct Finish {
   const float *d, *noise, *strength, *bias;
   float slope;
-  std::int64_t size, C, plain;  // accesses of a sample, of a pixel, of its channels without scale
+  Pixels at;
+  std::int64_t plain;  // accesses of a pixel's channels without scale
 };
 
 template <int V, class T>
@@ -111,9 +125,10 @@ __global__ void __launch_bounds__(threads)
     finish_kernel(const T* x, Finish f, const T* scale, const T* shift, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t c = i % f.C, pixel = i / f.C;
+  unsigned c = static_cast<unsigned>(i);
+  const std::int64_t pixel = f.at.channels.split(c);
   const float add = f.noise ? *f.strength * f.noise[pixel] : 0.0f;
-  const float *factor = f.d + (i / f.size * f.C + c) * V, *bias = f.bias + c * V;
+  const float *factor = f.d + f.at.of_sample(i) * V, *bias = f.bias + c * V;
   float v[V];
   unpack(load_vec<V>(x, i), v);
 #pragma unroll
@@ -122,7 +137,7 @@ __global__ void __launch_bounds__(threads)
     v[e] = v[e] > 0.0f ? v[e] : f.slope * v[e];
   }
   if (c >= f.plain) {
-    const std::int64_t at = pixel * (f.C - f.plain) + c - f.plain;
+    const std::int64_t at = pixel * (f.at.C - f.plain) + c - f.plain;
     float times[V], plus[V];
     unpack(load_vec<V>(scale, at), times);
     unpack(load_vec<V>(shift, at), plus);
@@ -193,6 +208,12 @@ void start(void (*kernel)(P...), std::int64_t items, A&&... args) {
   launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), 0, std::forward<A>(args)...);
 }
 
+// `count` accesses of x, C of them a pixel.
+Pixels pixels_of(std::int64_t C, std::int64_t count, std::int64_t samples) {
+  WEFT_ASSERT(count < std::int64_t{1} << 31);
+  return {C, Divisor(C), Divisor(count / samples)};
+}
+
 }  // namespace
 }  // namespace weft::kernels
 
@@ -218,12 +239,13 @@ void modulate(const Tensor& x, const Tensor& style, Tensor& y) {
   by_access(
       x.dim(4),
       [&]<class T, int V>() {
-        const std::int64_t count = y.numel() / V, size = count / x.dim(0), C = x.dim(4) / V;
+        const std::int64_t count = y.numel() / V;
+        const Pixels at = pixels_of(x.dim(4) / V, count, x.dim(0));
         if (up)
-          start(modulate_up_kernel<V, T>, count, data<T>(x), data<float>(style), size, x.dim(2),
-                x.dim(3), C, data<T>(y), count);
+          start(modulate_up_kernel<V, T>, count, data<T>(x), data<float>(style), at, x.dim(2),
+                x.dim(3), Divisor(y.dim(2)), Divisor(y.dim(3)), data<T>(y), count);
         else
-          start(modulate_kernel<V, T>, count, data<T>(x), data<float>(style), size, C, data<T>(y),
+          start(modulate_kernel<V, T>, count, data<T>(x), data<float>(style), at, data<T>(y),
                 count);
       },
       x, y);
@@ -244,8 +266,7 @@ void modulated_finish(const Tensor& x, const Tensor& d, const Tensor& noise, con
                        data_or_null<float>(strength),
                        data<float>(bias),
                        slope,
-                       count / x.dim(0),
-                       C / V,
+                       pixels_of(C / V, count, x.dim(0)),
                        plain / V};
         start(finish_kernel<V, T>, count, data<T>(x), f, data_or_null<T>(scale),
               data_or_null<T>(shift), data<T>(y), count);

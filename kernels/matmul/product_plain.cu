@@ -77,9 +77,11 @@ __global__ void __launch_bounds__(256, 4)
 
 constexpr int sum_warps = 8, sum_threads = 32 * sum_warps;
 
-// Rows of one block of the first stage, so that a few hundred blocks share tall arrays.
-std::int64_t rows_per_chunk(std::int64_t rows) {
-  return std::max<std::int64_t>(64, (rows + 127) / 128);
+// Rows of one block of the first stage, so that some thousand blocks, `across` of them beside each
+// other, share tall arrays: eight and more on a multiprocessor.
+std::int64_t rows_per_chunk(std::int64_t rows, std::int64_t across) {
+  const std::int64_t chunks = std::max<std::int64_t>(1, 1024 / across);
+  return std::max<std::int64_t>(64, (rows + chunks - 1) / chunks);
 }
 
 // partial[chunk, column] = sum over the chunk's rows. Warp w takes rows w, w + 8 ...; a lane
@@ -178,14 +180,17 @@ void product_plain(const Product& p, const Operands& x) {
 
 void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float* sums,
                  bool accumulate) {
-  const std::int64_t chunk = rows_per_chunk(rows), chunks = (rows + chunk - 1) / chunk;
-  const Tensor partial = Tensor::empty({std::max<std::int64_t>(chunks, 1), columns}, DType::f32);
   by_type(x, [&]<class T>() {
     const auto run = [&]<int width>() {
-      launch(chunk_sums_kernel<T, width>,
-             dim3(blocks_for(columns, 32 * width), static_cast<unsigned>(chunks)),
+      const unsigned across = blocks_for(columns, 32 * width);
+      const std::int64_t chunk = rows_per_chunk(rows, across), chunks = (rows + chunk - 1) / chunk;
+      const Tensor partial =
+          Tensor::empty({std::max<std::int64_t>(chunks, 1), columns}, DType::f32);
+      launch(chunk_sums_kernel<T, width>, dim3(across, static_cast<unsigned>(chunks)),
              dim3(sum_threads), sum_threads * width * sizeof(float), data<T>(x), rows, columns,
              chunk, data<float>(partial));
+      launch(add_chunks_kernel, dim3(blocks_for(columns, 32)), dim3(sum_threads),
+             sum_threads * sizeof(float), data<float>(partial), chunks, columns, sums, accumulate);
     };
     constexpr int width = Pack<T>::size;
     const bool aligned = reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0;
@@ -194,8 +199,6 @@ void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float
     else
       run.template operator()<1>();
   });
-  launch(add_chunks_kernel, dim3(blocks_for(columns, 32)), dim3(sum_threads),
-         sum_threads * sizeof(float), data<float>(partial), chunks, columns, sums, accumulate);
 }
 
 void add_vector(const float* x, float* y, std::int64_t n) {

@@ -48,8 +48,8 @@ int bench_kernels(const BenchKernelsRequest& request) {
 
   auto table = nlohmann::ordered_json::array();
   std::int64_t wrong_cases = 0, checked = 0;
-  for (const KernelCase& c : kernel_cases(small ? CaseSize::small : CaseSize::real)) {
-    if (c.op.find(request.filter) == std::string::npos) continue;
+  for_each_case(small ? CaseSize::small : CaseSize::real, [&](const KernelCase& c) {
+    if (c.op.find(request.filter) == std::string::npos) return;
     Verdict verdict;
     if (on_cuda()) {
       std::vector<Values> wanted;
@@ -93,7 +93,7 @@ int bench_kernels(const BenchKernelsRequest& request) {
                      {"tolerance", c.tolerance},
                      {"worst", verdict.worst},
                      {"wrong", verdict.wrong}});
-  }
+  });
   WEFT_CHECK(!table.empty(), Exit::usage, "--filter is a part of an operation's name",
              "no operation is called \"{}\"", request.filter);
   if (!request.json.empty()) {

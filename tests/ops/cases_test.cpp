@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "bench/kernels/cases.h"
 #include "bench/kernels/reference.h"
@@ -15,16 +18,37 @@ namespace {
 
 TEST_F(OpTest, EveryCaseMatchesItsReference) {
   std::int64_t compared = 0;
-  for (const KernelCase& c : kernel_cases(CaseSize::small)) {
-    if (!c.reference) continue;
+  for_each_case(CaseSize::small, [&](const KernelCase& c) {
+    if (!c.reference) return;
     std::vector<Tensor> inputs = copies(c.inputs);
     const std::vector<Values> wanted = c.reference(values_of(inputs));
     const Verdict v = compare(values_of(c.run(inputs)), wanted, c.tolerance);
     EXPECT_EQ(v.wrong, 0) << c.op << " " << c.shape << " " << name_of(c.dtype) << ": " << v.worst
                           << " of the largest value, at most " << c.tolerance;
     ++compared;
-  }
+  });
   EXPECT_GE(compared, 600) << "cases have lost their references";
+}
+
+// All inputs of the real size together are more than a small host has.
+TEST(Cases, CasesGoOneByOne) {
+  std::vector<std::string> taken;
+  std::vector<std::weak_ptr<int>> inputs;
+  Cases cases([&](const KernelCase& c) {
+    for (std::size_t i = 0; i < taken.size(); ++i)
+      EXPECT_TRUE(inputs[i].expired()) << taken[i] << " is still there when " << c.op << " runs";
+    taken.push_back(c.op + c.shape);
+  });
+  for (const char* op : {"a", "b", "c"}) {
+    KernelCase c = make_case(op, "", DType::f32, 0, 0);
+    auto input = std::make_shared<int>();
+    inputs.push_back(input);
+    c.run = [input = std::move(input)](std::vector<Tensor>& in) { return in; };
+    cases.push_back(std::move(c));
+    cases.back().shape = " completed";
+  }
+  cases.finish();
+  EXPECT_EQ(taken, (std::vector<std::string>{"a completed", "b completed", "c completed"}));
 }
 
 TEST(Reference, SlopesAreDerivatives) {
@@ -39,9 +63,9 @@ TEST(Reference, SlopesAreDerivatives) {
 // repeat its bits.
 TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
   const int threads = omp_get_max_threads();
-  for (const KernelCase& c : kernel_cases(CaseSize::small)) {
+  for_each_case(CaseSize::small, [&](const KernelCase& c) {
     // oneDNN's sgemm for AVX2 divides the sums of narrow products among threads.
-    if (c.op == "linear_backward_weight" && !ops::cpu_is_v4()) continue;
+    if (c.op == "linear_backward_weight" && !ops::cpu_is_v4()) return;
     std::vector<std::vector<Tensor>> results;
     for (const int n : {1, 3}) {
       omp_set_num_threads(n);
@@ -52,7 +76,7 @@ TEST_F(OpTest, EveryCaseIsTheSameForAnyThreadCount) {
     for (std::size_t i = 0; i < results[0].size(); ++i)
       EXPECT_EQ(std::memcmp(results[0][i].raw(), results[1][i].raw(), results[0][i].bytes()), 0)
           << c.op << " " << c.shape << " " << name_of(c.dtype) << ", output " << i;
-  }
+  });
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 namespace weft {
 namespace {
 
-using Cases = std::vector<KernelCase>;
 using Tensors = std::vector<Tensor>;
 
 // f32: sums of some thousand products in another order, and another exponential. bf16:
@@ -301,8 +300,8 @@ void add_temporal(Cases& cases, CaseSize size) {
       add(s, dtype);
 }
 
-void add_relative(std::vector<KernelCase>& cases, const std::vector<std::int32_t>& lengths,
-                  std::int64_t H, std::int64_t D, DType dtype) {
+void add_relative(Cases& cases, const std::vector<std::int32_t>& lengths, std::int64_t H,
+                  std::int64_t D, DType dtype) {
   Tensor offsets = Tensor::host({static_cast<std::int64_t>(lengths.size()) + 1}, DType::i32);
   offsets.data<std::int32_t>()[0] = 0;
   std::partial_sum(lengths.begin(), lengths.end(), offsets.data<std::int32_t>() + 1);
@@ -349,8 +348,7 @@ void add_relative(std::vector<KernelCase>& cases, const std::vector<std::int32_t
   cases.push_back(std::move(c));
 }
 
-void add_wide_attention(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t P,
-                        std::int64_t C, DType dtype) {
+void add_wide_attention(Cases& cases, std::int64_t N, std::int64_t P, std::int64_t C, DType dtype) {
   const std::string text = fmt::format("N{} P{} C{}", N, P, C);
   const Shape rows{N, P, C};
   const double work = static_cast<double>(N * P) * static_cast<double>(P * C);
@@ -448,8 +446,7 @@ void add_real(Cases& cases) {
 
 }  // namespace
 
-std::vector<KernelCase> attention_cases(CaseSize size) {
-  Cases cases;
+void attention_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     add_real(cases);
   } else {
@@ -472,10 +469,10 @@ std::vector<KernelCase> attention_cases(CaseSize size) {
     add_relative(cases, {66}, 1, 128, dtype);
     // One position; several tiles of queries; rows that the library's alignment does not fit.
     add_wide_attention(cases, 1, 1, 8, dtype);
+    add_wide_attention(cases, 1, 601, 4, dtype);  // several accesses a thread
     add_wide_attention(cases, 2, 33, 16, dtype);
     add_wide_attention(cases, 1, 40, 6, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

@@ -60,7 +60,7 @@ KernelCase make(const char* op, const Size& s, const std::string& variant, DType
 }
 
 // A mean of many deviations: sums of squares that are taken as they are would cancel.
-void add_sums(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_sums(Cases& cases, const Size& s, DType dtype) {
   KernelCase c =
       make("batch_norm_sums", s, "", dtype, 1, {random_tensor(s.shape(), dtype, 1, 0.05f, 10.0f)},
            [=](std::vector<Tensor>& in) {
@@ -83,8 +83,7 @@ void add_sums(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
 }
 
 // Channels by turns of ordinary variance, of one below eps, and of none.
-void add_statistics(std::vector<KernelCase>& cases, std::int64_t C, BatchNormForm form,
-                    bool updates) {
+void add_statistics(Cases& cases, std::int64_t C, BatchNormForm form, bool updates) {
   const Size s{24, C};
   const bool synchronised = form == BatchNormForm::synchronised;
   Tensor sums = Tensor::host({2 * C + 1}, DType::f64);
@@ -147,7 +146,7 @@ void add_statistics(std::vector<KernelCase>& cases, std::int64_t C, BatchNormFor
   cases.push_back(std::move(c));
 }
 
-void add_running(std::vector<KernelCase>& cases, std::int64_t C) {
+void add_running(Cases& cases, std::int64_t C) {
   KernelCase c = make_case("batch_norm_running_statistics", fmt::format("C{}", C), DType::f32,
                            24.0 * static_cast<double>(C), 1e-5);
   c.inputs = {random_tensor({C}, DType::f32, 1), random_tensor({C}, DType::f32, 2, 0.1f, 1.0f)};
@@ -169,8 +168,7 @@ void add_running(std::vector<KernelCase>& cases, std::int64_t C) {
 
 enum class Residual { none, plain, normalised };
 
-void add_apply(std::vector<KernelCase>& cases, const Size& s, DType dtype, Activation act,
-               Residual kind) {
+void add_apply(Cases& cases, const Size& s, DType dtype, Activation act, Residual kind) {
   std::vector<Tensor> inputs{random_tensor(s.shape(), dtype, 1, 3.0f), some_stats(s, 2),
                              of_channels(s, 3, 1), of_channels(s, 4)};
   if (kind != Residual::none) inputs.push_back(random_tensor(s.shape(), dtype, 5, 3.0f));
@@ -202,8 +200,7 @@ void add_apply(std::vector<KernelCase>& cases, const Size& s, DType dtype, Activ
   cases.push_back(std::move(c));
 }
 
-void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, Activation act,
-                  bool residual) {
+void add_backward(Cases& cases, const Size& s, DType dtype, Activation act, bool residual) {
   const std::string variant =
       fmt::format("{}{}", residual ? " + residual" : "", names[static_cast<int>(act)]);
   const Tensor x = random_tensor(s.shape(), dtype, 1, 3.0f), stats = some_stats(s, 2);
@@ -268,8 +265,7 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, Ac
 }  // namespace
 
 // Real: ResNet-50's stem, a middle and the last stage at 1/8 of 480x640, two images.
-std::vector<KernelCase> batch_norm_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void batch_norm_cases(CaseSize size, Cases& cases) {
   const bool real = size == CaseSize::real;
   const std::vector<Size> sizes = real
                                       ? std::vector<Size>{{153600, 64}, {9600, 512}, {9600, 2048}}
@@ -291,7 +287,6 @@ std::vector<KernelCase> batch_norm_cases(CaseSize size) {
     for (const BatchNormForm form : {BatchNormForm::ordinary, BatchNormForm::synchronised})
       for (const bool updates : {false, true}) add_statistics(cases, C, form, updates);
   }
-  return cases;
 }
 
 }  // namespace weft

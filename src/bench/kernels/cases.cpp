@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "core/error.h"
 #include "core/philox.h"
@@ -10,18 +9,26 @@
 
 namespace weft {
 
-std::vector<KernelCase> kernel_cases(CaseSize size) {
-  std::vector<KernelCase> all;
+void Cases::push_back(KernelCase c) {
+  finish();
+  last_ = std::move(c);
+}
+
+void Cases::finish() {
+  if (last_) take_(*last_);
+  last_.reset();
+}
+
+void for_each_case(CaseSize size, const Cases::Take& take) {
+  Cases cases(take);
   for (const auto make :
        {attention_cases, batch_norm_cases, conv_cases,   deform_cases,    diffusion_cases,
         embed_cases,     evaluate_cases,   fusion_cases, layout_cases,    loss_cases,
         matmul_cases,    modulated_cases,  norm_cases,   optimizer_cases, pointwise_cases,
         pool_cases,      random_cases,     reduce_cases, resize_cases,    spade_cases,
-        text_loss_cases, volume_cases}) {
-    std::vector<KernelCase> some = make(size);
-    std::move(some.begin(), some.end(), std::back_inserter(all));
-  }
-  return all;
+        text_loss_cases, volume_cases})
+    make(size, cases);
+  cases.finish();
 }
 
 KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -44,31 +46,49 @@ struct KernelCase {
   std::function<std::vector<Values>(const std::vector<Values>& in)> reference;
 };
 
-// All cases of the size, kind by kind.
-std::vector<KernelCase> kernel_cases(CaseSize size);
+// Where cases are made for, one after the other: the inputs of all of them together would fill a
+// small host's memory.
+class Cases {
+ public:
+  using Take = std::function<void(const KernelCase&)>;
+  explicit Cases(Take take) : take_(std::move(take)) {}
+  // The case before it is complete now and goes to `take`.
+  void push_back(KernelCase c);
+  // The last one, to be completed.
+  KernelCase& back() { return *last_; }
+  void finish();
 
-std::vector<KernelCase> attention_cases(CaseSize size);
-std::vector<KernelCase> batch_norm_cases(CaseSize size);
-std::vector<KernelCase> conv_cases(CaseSize size);
-std::vector<KernelCase> deform_cases(CaseSize size);
-std::vector<KernelCase> diffusion_cases(CaseSize size);
-std::vector<KernelCase> embed_cases(CaseSize size);
-std::vector<KernelCase> fusion_cases(CaseSize size);
-std::vector<KernelCase> layout_cases(CaseSize size);
-std::vector<KernelCase> evaluate_cases(CaseSize size);
-std::vector<KernelCase> loss_cases(CaseSize size);
-std::vector<KernelCase> matmul_cases(CaseSize size);
-std::vector<KernelCase> modulated_cases(CaseSize size);
-std::vector<KernelCase> norm_cases(CaseSize size);
-std::vector<KernelCase> optimizer_cases(CaseSize size);
-std::vector<KernelCase> pointwise_cases(CaseSize size);
-std::vector<KernelCase> pool_cases(CaseSize size);
-std::vector<KernelCase> random_cases(CaseSize size);
-std::vector<KernelCase> reduce_cases(CaseSize size);
-std::vector<KernelCase> resize_cases(CaseSize size);
-std::vector<KernelCase> spade_cases(CaseSize size);
-std::vector<KernelCase> text_loss_cases(CaseSize size);
-std::vector<KernelCase> volume_cases(CaseSize size);
+ private:
+  Take take_;
+  std::optional<KernelCase> last_;
+};
+
+// Calls `take` with every case of the size, kind by kind. Inputs exist from when their case, or one
+// made together with it, is made until `take` returns.
+void for_each_case(CaseSize size, const Cases::Take& take);
+
+void attention_cases(CaseSize size, Cases& cases);
+void batch_norm_cases(CaseSize size, Cases& cases);
+void conv_cases(CaseSize size, Cases& cases);
+void deform_cases(CaseSize size, Cases& cases);
+void diffusion_cases(CaseSize size, Cases& cases);
+void embed_cases(CaseSize size, Cases& cases);
+void fusion_cases(CaseSize size, Cases& cases);
+void layout_cases(CaseSize size, Cases& cases);
+void evaluate_cases(CaseSize size, Cases& cases);
+void loss_cases(CaseSize size, Cases& cases);
+void matmul_cases(CaseSize size, Cases& cases);
+void modulated_cases(CaseSize size, Cases& cases);
+void norm_cases(CaseSize size, Cases& cases);
+void optimizer_cases(CaseSize size, Cases& cases);
+void pointwise_cases(CaseSize size, Cases& cases);
+void pool_cases(CaseSize size, Cases& cases);
+void random_cases(CaseSize size, Cases& cases);
+void reduce_cases(CaseSize size, Cases& cases);
+void resize_cases(CaseSize size, Cases& cases);
+void spade_cases(CaseSize size, Cases& cases);
+void text_loss_cases(CaseSize size, Cases& cases);
+void volume_cases(CaseSize size, Cases& cases);
 
 // A case without inputs and without anything to run.
 KernelCase make_case(std::string op, std::string shape, DType dtype, double bytes,

@@ -71,8 +71,8 @@ KernelCase make(const char* op, const Size& s, DType dtype, const std::string& v
   return c;
 }
 
-void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool bias,
-                 bool residual, bool in_place) {
+void add_forward(Cases& cases, const Size& s, DType dtype, bool bias, bool residual,
+                 bool in_place) {
   const double x = static_cast<double>(s.x.numel()), y = static_cast<double>(s.y().numel());
   auto c = make("conv_forward", s, dtype,
                 std::string(bias ? " bias" : "") + (residual ? " residual" : "") +
@@ -98,7 +98,7 @@ void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, boo
   cases.push_back(std::move(c));
 }
 
-void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool accumulate) {
+void add_backward(Cases& cases, const Size& s, DType dtype, bool accumulate) {
   const double x = static_cast<double>(s.x.numel()), y = static_cast<double>(s.y().numel()),
                w = static_cast<double>(s.w().numel());
   const char* variant = accumulate ? " accumulate" : "";
@@ -144,8 +144,8 @@ void add_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bo
   cases.push_back(std::move(weight));
 }
 
-void add_resize_taps(std::vector<KernelCase>& cases, std::int64_t H, std::int64_t W,
-                     std::vector<std::int64_t> levels, DType dtype) {
+void add_resize_taps(Cases& cases, std::int64_t H, std::int64_t W, std::vector<std::int64_t> levels,
+                     DType dtype) {
   std::int64_t columns = 0;
   for (const std::int64_t s : levels) columns += 9 * s * s;
   const Shape shape{H, W, columns};
@@ -182,8 +182,8 @@ void add_resize_taps(std::vector<KernelCase>& cases, std::int64_t H, std::int64_
 }
 
 // The weights of some input channels in both orders, out and back.
-void add_input_channels(std::vector<KernelCase>& cases, const Shape& w, std::int64_t first,
-                        std::int64_t count, DType dtype) {
+void add_input_channels(Cases& cases, const Shape& w, std::int64_t first, std::int64_t count,
+                        DType dtype) {
   const std::int64_t out = w[0], taps = w[2] * w[3], n = out * count * taps;
   const std::string shape = fmt::format("{} channels {}+{}", w.str(), first, count);
   // The element of w that element i of the part in either order is.
@@ -227,9 +227,8 @@ void add_input_channels(std::vector<KernelCase>& cases, const Shape& w, std::int
 
 }  // namespace
 
-std::vector<KernelCase> conv_cases(CaseSize size) {
+void conv_cases(CaseSize size, Cases& cases) {
   using ops::Conv;
-  std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
     // The decoder's heaviest levels at 480p, a frame of each, and the temporal decoder's on a chunk
     // of latents; layers of segmentation networks.
@@ -263,7 +262,7 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
     add_resize_taps(cases, 64, 64, {1, 2, 3, 6}, DType::bf16);
     for (const DType dtype : {DType::bf16, DType::f32})
       add_input_channels(cases, {512, 4096, 3, 3}, 2048, 512, dtype);
-    return cases;
+    return;
   }
   // A kernel of one element; sizes kept, halved and doubled; the causal kernels with both strides;
   // 5 channels, for which the stand-in for cuDNN fuses nothing; an odd number, for which it falls
@@ -317,7 +316,6 @@ std::vector<KernelCase> conv_cases(CaseSize size) {
     add_resize_taps(cases, 7, 5, {1, 3, 6}, dtype);  // 6 cells for 5 pixels: fewer than before
     add_input_channels(cases, {5, 11, 3, 3}, 4, 6, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

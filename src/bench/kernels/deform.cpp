@@ -58,7 +58,7 @@ void each_neighbour(const Size& s, double y, double x, std::int64_t frame, F&& f
     }
 }
 
-void add_size(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_size(Cases& cases, const Size& s, DType dtype) {
   const std::int64_t C = s.x[4], pixels = s.x.numel() / C;
   const Shape columns{s.count, taps, C};
   const std::string text = fmt::format("{} N{} T{} {}x{} C{} pixels {}+{}", s.name, s.x[0], s.x[1],
@@ -142,9 +142,8 @@ void add_size(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
 
 }  // namespace
 
-std::vector<KernelCase> deform_cases(CaseSize size) {
+void deform_cases(CaseSize size, Cases& cases) {
   using ops::Conv;
-  std::vector<KernelCase> cases;
   if (size == CaseSize::real) {
     // layer2 to layer4 of a detector's ResNet-50 on pictures of 640x640: bands of 64 MiB of
     // columns, offsets of a trained network and of a new one.
@@ -154,7 +153,7 @@ std::vector<KernelCase> deform_cases(CaseSize size) {
             Size{{16, 1, 40, 40, 256}, Conv::strided(3, 1), 0, 14563, spread, ""},
             Size{{16, 1, 20, 20, 512}, Conv::strided(3, 1), 0, 6400, spread, ""}})
         add_size(cases, s, DType::bf16);
-    return cases;
+    return;
   }
   // Offsets that leave the frame, none at all, and so wide ones that most places are outside;
   // pixels with hundreds of readers; several frames, bands in the midst of a frame; channels that
@@ -163,6 +162,7 @@ std::vector<KernelCase> deform_cases(CaseSize size) {
       {{2, 1, 5, 6, 8}, Conv::strided(3, 1), 7, 40, 1.5f, "same"},
       {{1, 2, 6, 5, 40}, Conv::strided(3, 1), 0, 60, 1.0f, "frames"},
       {{2, 1, 7, 6, 3}, Conv::strided(3, 2), 3, 20, 1.0f, "stride 2"},
+      {{1, 1, 4, 5, 64}, Conv::strided(3, 1), 3, 12, 1.0f, "several accesses"},
       {{1, 1, 7, 5, 5}, Conv::strided(3, 1, 2), 0, 35, 0.7f, "dilated"},
       {{1, 1, 6, 6, 16}, Conv::strided(3, 1), 5, 30, 0.0f, "no offsets"},
       {{1, 1, 4, 4, 8}, Conv::strided(3, 1), 0, 16, 40.0f, "outside"},
@@ -170,7 +170,6 @@ std::vector<KernelCase> deform_cases(CaseSize size) {
       {{1, 1, 1, 1, 1}, Conv::strided(3, 1), 0, 1, 0.5f, "one"}};
   for (const Size& s : sizes)
     for (const DType dtype : {DType::f32, DType::bf16}) add_size(cases, s, dtype);
-  return cases;
 }
 
 }  // namespace weft

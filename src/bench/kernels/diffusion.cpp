@@ -10,7 +10,6 @@
 namespace weft {
 namespace {
 
-using Cases = std::vector<KernelCase>;
 using Tensors = std::vector<Tensor>;
 
 // A few operations in f32, which one side may contract.
@@ -156,12 +155,11 @@ void add_flow(Cases& cases, const Shape& x, std::int64_t Co, Mask kind) {
 
 }  // namespace
 
-std::vector<KernelCase> diffusion_cases(CaseSize size) {
-  Cases cases;
+void diffusion_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     add_flow(cases, {2, 4, 15, 60, 106}, 8, Mask::some);
     add_flow(cases, {8, 4, 4, 32, 32}, 8, Mask::none);
-    return cases;
+    return;
   }
   for (const Mask kind : {Mask::none, Mask::some, Mask::empty_sample}) {
     add_flow(cases, {2, 4, 3, 4, 6}, 8, kind);
@@ -170,7 +168,6 @@ std::vector<KernelCase> diffusion_cases(CaseSize size) {
   add_flow(cases, {1, 1, 1, 1, 1}, 2, Mask::none);
   add_flow(cases, {1, 2, 1, 80, 120}, 4, Mask::none);  // several blocks a frame
   add_flow(cases, {1, 1, 40, 2, 2}, 1, Mask::some);    // more frames than a warp has lanes
-  return cases;
 }
 
 }  // namespace weft

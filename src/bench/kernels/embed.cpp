@@ -10,7 +10,6 @@
 namespace weft {
 namespace {
 
-using Cases = std::vector<KernelCase>;
 using Tensors = std::vector<Tensor>;
 
 constexpr double f32_tolerance =
@@ -163,8 +162,7 @@ void add_embedding(Cases& cases, std::int64_t M, std::int64_t C, DType dtype) {
 
 }  // namespace
 
-std::vector<KernelCase> embed_cases(CaseSize size) {
-  Cases cases;
+void embed_cases(CaseSize size, Cases& cases) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     if (size == CaseSize::small) {
       add_add_position(cases, {2, 3, 6, 24}, dtype);
@@ -195,7 +193,6 @@ std::vector<KernelCase> embed_cases(CaseSize size) {
     add_positions(cases, 30, 53, 1152, 1.25);
     add_tables(cases, 8, 128, 15, 72);
   }
-  return cases;
 }
 
 }  // namespace weft

@@ -68,7 +68,7 @@ std::vector<Values> evaluated(const Evaluation& e, const std::vector<Values>& in
   return out;
 }
 
-void add_evaluation(std::vector<KernelCase>& cases, const Evaluation& e, DType dtype) {
+void add_evaluation(Cases& cases, const Evaluation& e, DType dtype) {
   std::string text = fmt::format("{}x{} C{} of", e.H, e.W, e.C);
   Tensor labels, counts = Tensor::host({3, e.C}, DType::i64);
   for (std::int64_t i = 0; i < 3 * e.C; ++i) counts.data<std::int64_t>()[i] = i % 7;
@@ -108,7 +108,7 @@ void add_evaluation(std::vector<KernelCase>& cases, const Evaluation& e, DType d
   cases.push_back(std::move(c));
 }
 
-void add_count(std::vector<KernelCase>& cases, const Shape& x, float threshold, DType dtype) {
+void add_count(Cases& cases, const Shape& x, float threshold, DType dtype) {
   Tensor values = random_tensor(x, dtype, 1);
   // Values at the threshold itself do not count.
   if (dtype == DType::f32)
@@ -132,8 +132,7 @@ void add_count(std::vector<KernelCase>& cases, const Shape& x, float threshold, 
 
 }  // namespace
 
-std::vector<KernelCase> evaluate_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void evaluate_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // An image of ADE20K at five scales, and at one; 150 classes.
     add_evaluation(
@@ -141,7 +140,7 @@ std::vector<KernelCase> evaluate_cases(CaseSize size) {
         DType::f32);
     add_evaluation(cases, {512, 683, 150, {{57, 75}}, true, false}, DType::f32);
     add_count(cases, {8, 1, 1024, 1024, 1}, 0.3f, DType::f32);
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_evaluation(cases, {37, 45, 150, {{5, 6}, {9, 4}}}, dtype);
@@ -155,7 +154,6 @@ std::vector<KernelCase> evaluate_cases(CaseSize size) {
     add_count(cases, {5, 1, 1, 1, 1}, 0.0f, dtype);
     add_count(cases, {1, 1, 64, 64, 1}, 100.0f, dtype);  // none
   }
-  return cases;
 }
 
 }  // namespace weft

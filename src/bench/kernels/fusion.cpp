@@ -9,8 +9,7 @@
 namespace weft {
 namespace {
 
-void add_outer(std::vector<KernelCase>& cases, const Shape& x, bool channel, bool pixel,
-               DType dtype) {
+void add_outer(Cases& cases, const Shape& x, bool channel, bool pixel, DType dtype) {
   const std::int64_t C = x[4], pixels = x.numel() / C, each = pixels / x[0];
   const Shape columns{x[0], 1, 1, 1, C}, rows{x[0], x[1], x[2], x[3], 1};
   cases.push_back(bandwidth_case(
@@ -35,7 +34,7 @@ void add_outer(std::vector<KernelCase>& cases, const Shape& x, bool channel, boo
   };
 }
 
-void add_channel_sums(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_channel_sums(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t C = x[4], pixels = x.numel() / C;
   const Shape rows{x[0], x[1], x[2], x[3], 1};
   const float factor = 1.0f / static_cast<float>(C);
@@ -68,8 +67,7 @@ void add_channel_sums(std::vector<KernelCase>& cases, const Shape& x, DType dtyp
   }
 }
 
-void add_scaled_groups(std::vector<KernelCase>& cases, const Shape& x, std::int64_t groups,
-                       DType dtype) {
+void add_scaled_groups(Cases& cases, const Shape& x, std::int64_t groups, DType dtype) {
   const std::int64_t size = x[4] / groups, n = x.numel();
   const Shape weights{x[0], x[1], x[2], x[3], groups};
   const std::string text = fmt::format("{} G{}", x.str(), groups);
@@ -117,8 +115,7 @@ void add_scaled_groups(std::vector<KernelCase>& cases, const Shape& x, std::int6
 
 }  // namespace
 
-std::vector<KernelCase> fusion_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void fusion_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // The fusion of DBNet++ over an image of 1024x1024.
     const Shape maps{1, 1, 256, 256, 256};
@@ -128,7 +125,7 @@ std::vector<KernelCase> fusion_cases(CaseSize size) {
       add_channel_sums(cases, maps, dtype);
       add_scaled_groups(cases, maps, 4, dtype);
     }
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [channel, pixel] : {std::pair{true, true}, {true, false}, {false, true}}) {
@@ -144,7 +141,6 @@ std::vector<KernelCase> fusion_cases(CaseSize size) {
     add_scaled_groups(cases, {1, 1, 5, 5, 4}, 4, dtype);   // a group a channel
     add_scaled_groups(cases, {1, 1, 2, 3, 600}, 1, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

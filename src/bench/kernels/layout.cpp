@@ -13,7 +13,6 @@
 namespace weft {
 namespace {
 
-using Cases = std::vector<KernelCase>;
 using Tensors = std::vector<Tensor>;
 
 // Copies, and one rounding that may fall the other way.
@@ -21,7 +20,7 @@ double tolerance(DType t) { return t == DType::f32 ? 1e-6 : 1.0 / 256; }
 
 double width(DType t) { return static_cast<double>(size_of(t)); }
 
-void add_layouts(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_layouts(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t B = x[0], C = x[1], T = x[2], H = x[3], W = x[4];
   const Shape last{B, T, H, W, C};
   const auto layout = [&](const char* op, const Shape& from, const Shape& to, auto call) {
@@ -86,8 +85,8 @@ void add_patches(Cases& cases, const Shape& x, ops::PatchGeometry p, DType dtype
 }
 
 // A block of x [B,T,S,C] that lands at another place of y [B,T',S',C]; the rest of y must stay.
-void add_copy(std::vector<KernelCase>& cases, const Shape& from, const Shape& to,
-              ops::TokenBlock block, DType dtype) {
+void add_copy(Cases& cases, const Shape& from, const Shape& to, ops::TokenBlock block,
+              DType dtype) {
   KernelCase c;
   c.op = "copy_tokens";
   c.shape = fmt::format("T{} S{} of {} to {}", block.frames, block.tokens, from.str(), to.str());
@@ -295,8 +294,7 @@ void add_spread_4x4(Cases& cases, const Shape& rows, DType dtype) {
 
 }  // namespace
 
-std::vector<KernelCase> layout_cases(CaseSize size) {
-  Cases cases;
+void layout_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     add_layouts(cases, {1, 3, 8, 480, 856}, DType::bf16);
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -319,10 +317,11 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
       add_spread_4x4(cases, {1, 1, 64, 64, 9 * 128}, dtype);
     add_frames(cases, 51, 480, 848, 3, 0);
     add_pixels(cases, 4, 720, 1280, 0);
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_layouts(cases, {2, 3, 2, 3, 5}, dtype);
+    add_layouts(cases, {1, 3, 3, 4, 6}, dtype);  // a frame of whole accesses
     add_patches(cases, {2, 4, 3, 6, 10}, {1, 2, 2}, dtype);
     add_patches(cases, {1, 3, 5, 7, 75}, {2, 2, 2}, dtype);  // edges on every axis, two strips
     add_patches(cases, {1, 1, 1, 1, 1}, {1, 2, 2}, dtype);
@@ -351,7 +350,6 @@ std::vector<KernelCase> layout_cases(CaseSize size) {
   add_pixels(cases, 3, 20, 36, 0);
   add_pixels(cases, 2, 19, 29, 0);  // frames of 1653: one value an access
   add_pixels(cases, 2, 40, 52, 1);  // more than a block a frame
-  return cases;
 }
 
 }  // namespace weft

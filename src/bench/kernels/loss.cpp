@@ -14,7 +14,7 @@ namespace {
 
 Tensor loss_so_far() { return random_tensor({1}, DType::f32, 9); }
 
-void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, bool accumulate) {
+void add_losses(Cases& cases, const Shape& x, DType dtype, bool accumulate) {
   const std::int64_t n = x.numel(), C = x[4];
   const std::string text = fmt::format("{}{}", x.str(), accumulate ? " accumulate" : "");
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
@@ -121,7 +121,7 @@ void add_losses(std::vector<KernelCase>& cases, const Shape& x, DType dtype, boo
 
 // Every fifth position is ignored; the logits of the first three are all equal, with the first, the
 // second and no class as the label.
-void add_classes(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_classes(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t C = x[4], positions = x.numel() / C;
   const Tensor logits = random_tensor(x, dtype, 1, 3.0f);
   std::fill_n(static_cast<std::byte*>(logits.raw()),
@@ -176,7 +176,7 @@ void add_classes(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
 }
 
 // With and without a second loss; without any labelled position.
-void add_summary(std::vector<KernelCase>& cases, bool with_aux, double labelled) {
+void add_summary(Cases& cases, bool with_aux, double labelled) {
   const Tensor main = Tensor::host({3}, DType::f64), aux = Tensor::host({3}, DType::f64);
   for (int k = 0; k < 3; ++k) {
     main.data<double>()[k] = k == 0 ? 37.5 : k == 1 ? labelled : labelled / 4;
@@ -200,7 +200,7 @@ void add_summary(std::vector<KernelCase>& cases, bool with_aux, double labelled)
   };
 }
 
-void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
+void add_adaptive_weight(Cases& cases, const Shape& x) {
   const DType dtype = DType::f32;
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
                        KernelCase::Run run) {
@@ -214,7 +214,7 @@ void add_adaptive_weight(std::vector<KernelCase>& cases, const Shape& x) {
       });
 }
 
-void add_regularisers(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_regularisers(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t n = x.numel();
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
                        KernelCase::Run run) {
@@ -239,15 +239,14 @@ void add_regularisers(std::vector<KernelCase>& cases, const Shape& x, DType dtyp
 
 }  // namespace
 
-std::vector<KernelCase> loss_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void loss_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // VGG16's first layer on four frames of 256 x 256.
     add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
     add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
     for (const DType dtype : {DType::f32, DType::bf16})
       add_classes(cases, {2, 1, 64, 64, 150}, dtype);
-    return cases;
+    return;
   }
   add_summary(cases, true, 80);
   add_summary(cases, false, 80);
@@ -256,12 +255,15 @@ std::vector<KernelCase> loss_cases(CaseSize size) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
     add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
+    // Positions of 8, 16 and 32 lanes, the last with two accesses a lane.
+    add_losses(cases, {1, 1, 3, 5, 64}, dtype, true);
+    add_losses(cases, {1, 1, 5, 3, 128}, dtype, false);
+    add_losses(cases, {1, 1, 3, 3, 512}, dtype, false);
     add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
     add_classes(cases, {2, 1, 9, 11, 150}, dtype);
     add_classes(cases, {1, 1, 5, 3, 7}, dtype);
   }
   add_adaptive_weight(cases, {1, 2, 5, 4, 3});
-  return cases;
 }
 
 }  // namespace weft

@@ -46,8 +46,7 @@ Tensor shifted(const Tensor& t, const Shape& shape) {
   return Tensor::borrow(static_cast<std::byte*>(t.raw()) + at, shape, t.dtype(), t.device());
 }
 
-void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool bias,
-                 bool residual) {
+void add_forward(Cases& cases, const Size& s, DType dtype, bool bias, bool residual) {
   auto c = make("linear_forward", s,
                 std::string(bias ? " bias" : "") + (residual ? " residual" : ""), dtype, dtype);
   if (residual) c.bytes += static_cast<double>(s.m * s.n) * static_cast<double>(size_of(dtype));
@@ -69,8 +68,7 @@ void add_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, boo
 }
 
 // dx = dy w: [M,K] from [M,N] and [N,K].
-void add_backward_input(std::vector<KernelCase>& cases, const Size& s, DType dtype,
-                        bool accumulate) {
+void add_backward_input(Cases& cases, const Size& s, DType dtype, bool accumulate) {
   auto c = make("linear_backward_input", s, accumulate ? " accumulate" : "", dtype, dtype);
   c.tolerance = tolerance(dtype, s.n);
   if (accumulate) c.bytes += static_cast<double>(s.m * s.k) * static_cast<double>(size_of(dtype));
@@ -90,8 +88,7 @@ void add_backward_input(std::vector<KernelCase>& cases, const Size& s, DType dty
 }
 
 // dw = dy^T x: [N,K] f32 from [M,N] and [M,K].
-void add_backward_weight(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool bias,
-                         bool accumulate) {
+void add_backward_weight(Cases& cases, const Size& s, DType dtype, bool bias, bool accumulate) {
   auto c =
       make("linear_backward_weight", s,
            std::string(bias ? " bias" : "") + (accumulate ? " accumulate" : ""), dtype, DType::f32);
@@ -122,7 +119,7 @@ void add_backward_weight(std::vector<KernelCase>& cases, const Size& s, DType dt
   cases.push_back(std::move(c));
 }
 
-void add_gelu_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool in_place) {
+void add_gelu_forward(Cases& cases, const Size& s, DType dtype, bool in_place) {
   auto c = make("linear_gelu_forward", s, in_place ? " in place" : "", dtype, dtype);
   if (!in_place) c.bytes += static_cast<double>(s.m * s.n) * static_cast<double>(size_of(dtype));
   const float spread = 1.0f / std::sqrt(static_cast<float>(s.k));
@@ -144,7 +141,7 @@ void add_gelu_forward(std::vector<KernelCase>& cases, const Size& s, DType dtype
 }
 
 // dz [M,K] from dy [M,N], w [N,K] and z [M,K].
-void add_gelu_backward(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool in_place) {
+void add_gelu_backward(Cases& cases, const Size& s, DType dtype, bool in_place) {
   auto c = make("linear_gelu_backward_input", s, in_place ? " in place" : "", dtype, dtype);
   // cuBLASLt's own derivative of GELU is 9.3e-6 off in f32 (H100, 13.1).
   c.tolerance = std::max(tolerance(dtype, s.n), 1.6e-5);
@@ -169,8 +166,7 @@ void add_gelu_backward(std::vector<KernelCase>& cases, const Size& s, DType dtyp
   cases.push_back(std::move(c));
 }
 
-void add_bias_gradient(std::vector<KernelCase>& cases, std::int64_t m, std::int64_t n, DType dtype,
-                       bool accumulate) {
+void add_bias_gradient(Cases& cases, std::int64_t m, std::int64_t n, DType dtype, bool accumulate) {
   auto c = make("bias_gradient", {m, n, 1}, accumulate ? " accumulate" : "", dtype, DType::f32);
   c.shape = fmt::format("M{} N{}{}", m, n, accumulate ? " accumulate" : "");
   c.bound = Bound::bandwidth;
@@ -192,7 +188,7 @@ void add_bias_gradient(std::vector<KernelCase>& cases, std::int64_t m, std::int6
 }
 
 // Operands at odd addresses, as parameters have in flat storage behind one of odd length.
-void add_misaligned(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_misaligned(Cases& cases, const Size& s, DType dtype) {
   auto c = make("linear_forward", s, " misaligned", dtype, dtype);
   c.inputs = {random_tensor({s.m * s.k + 1}, dtype, 1), random_tensor({s.n * s.k + 3}, dtype, 2)};
   c.run = [=](std::vector<Tensor>& in) {
@@ -208,8 +204,7 @@ void add_misaligned(std::vector<KernelCase>& cases, const Size& s, DType dtype) 
   cases.push_back(std::move(c));
 }
 
-std::vector<KernelCase> small_cases() {
-  std::vector<KernelCase> cases;
+void small_cases(Cases& cases) {
   const Size sizes[] = {{1, 1, 1}, {7, 5, 3}, {1, 72, 16}, {33, 24, 40}, {70, 130, 50}};
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const Size& s : sizes) {
@@ -228,12 +223,10 @@ std::vector<KernelCase> small_cases() {
     add_bias_gradient(cases, 200, 77, dtype, true);
     add_bias_gradient(cases, 131, 264, dtype, false);
   }
-  return cases;
 }
 
 // The linear layers of an STDiT3-XL/2 block: C 1152, MLP 4608.
-std::vector<KernelCase> real_cases() {
-  std::vector<KernelCase> cases;
+void real_cases(Cases& cases) {
   for (const std::int64_t m : {std::int64_t{15 * 1590}, std::int64_t{4 * 256}}) {
     const DType dtype = DType::bf16;
     add_forward(cases, {m, 3456, 1152}, dtype, true, false);
@@ -251,13 +244,12 @@ std::vector<KernelCase> real_cases() {
     add_backward_input(cases, {256 * 256, 64, 256}, dtype, false);
     add_backward_input(cases, {512 * 512, 64, 4}, dtype, false);
   }
-  return cases;
 }
 
 }  // namespace
 
-std::vector<KernelCase> matmul_cases(CaseSize size) {
-  return size == CaseSize::small ? small_cases() : real_cases();
+void matmul_cases(CaseSize size, Cases& cases) {
+  size == CaseSize::small ? small_cases(cases) : real_cases(cases);
 }
 
 }  // namespace weft

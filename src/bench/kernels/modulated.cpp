@@ -26,7 +26,7 @@ double doubled(const Values& x, const Shape& s, std::int64_t frame, std::int64_t
   return (9 * at(r, q) + 3 * at(r2, q) + 3 * at(r, q2) + at(r2, q2)) / 16;
 }
 
-void add_energy(std::vector<KernelCase>& cases, const Shape& w, DType dtype) {
+void add_energy(Cases& cases, const Shape& w, DType dtype) {
   const std::int64_t pairs = w[0] * w[1], taps = w.numel() / pairs;
   cases.push_back(bandwidth_case("weight_energy", w.str(), dtype, w.numel(),
                                  {random_tensor(w, dtype, 1)}, [=](std::vector<Tensor>& in) {
@@ -42,8 +42,7 @@ void add_energy(std::vector<KernelCase>& cases, const Shape& w, DType dtype) {
   };
 }
 
-void add_demodulation(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t outs,
-                      std::int64_t ins) {
+void add_demodulation(Cases& cases, std::int64_t N, std::int64_t outs, std::int64_t ins) {
   const float gain = std::sqrt(2.0f), eps = 1e-8f;
   Tensor energy = random_tensor({outs, ins}, DType::f32, 1, 0.1f, 1.0f);
   for (float& e : energy.span<float>()) e = std::abs(e);
@@ -66,7 +65,7 @@ void add_demodulation(std::vector<KernelCase>& cases, std::int64_t N, std::int64
   };
 }
 
-void add_modulate(std::vector<KernelCase>& cases, const Shape& x, bool up, DType dtype) {
+void add_modulate(Cases& cases, const Shape& x, bool up, DType dtype) {
   const std::int64_t C = x[4];
   const Shape y{x[0], x[1], x[2] * (up ? 2 : 1), x[3] * (up ? 2 : 1), C};
   cases.push_back(bandwidth_case(
@@ -89,8 +88,7 @@ void add_modulate(std::vector<KernelCase>& cases, const Shape& x, bool up, DType
 }
 
 // `noisy`: with noise; `transformed`: half of the channels by scale and shift.
-void add_finish(std::vector<KernelCase>& cases, const Shape& x, bool noisy, bool transformed,
-                DType dtype) {
+void add_finish(Cases& cases, const Shape& x, bool noisy, bool transformed, DType dtype) {
   const std::int64_t C = x[4], positions = x.numel() / C, each = positions / x[0];
   const float slope = 0.2f;
   const Shape half{x[0], x[1], x[2], x[3], C / 2}, map{x[0], x[1], x[2], x[3]};
@@ -124,7 +122,7 @@ void add_finish(std::vector<KernelCase>& cases, const Shape& x, bool noisy, bool
   };
 }
 
-void add_rgb(std::vector<KernelCase>& cases, const Shape& x, bool skipped, DType dtype) {
+void add_rgb(Cases& cases, const Shape& x, bool skipped, DType dtype) {
   const std::int64_t C = x[4], positions = x.numel() / C;
   const Shape small{x[0], x[1], x[2] / 2, x[3] / 2, 3}, y{x[0], x[1], x[2], x[3], 3};
   cases.push_back(bandwidth_case(
@@ -154,8 +152,7 @@ void add_rgb(std::vector<KernelCase>& cases, const Shape& x, bool skipped, DType
 
 }  // namespace
 
-std::vector<KernelCase> modulated_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void modulated_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // GFPGAN's levels of 32 and 512 pixels, one face.
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -167,7 +164,7 @@ std::vector<KernelCase> modulated_cases(CaseSize size) {
     }
     add_demodulation(cases, 1, 512, 512);
     add_energy(cases, {512, 512, 3, 3}, DType::f32);
-    return cases;
+    return;
   }
   for (const auto& [N, outs, ins] : {std::tuple{1, 1, 1}, {2, 5, 7}, {1, 40, 33}, {3, 16, 64}})
     add_demodulation(cases, N, outs, ins);
@@ -189,7 +186,6 @@ std::vector<KernelCase> modulated_cases(CaseSize size) {
     add_finish(cases, {1, 1, 3, 3, 7}, true, false, dtype);
     add_rgb(cases, {2, 1, 2, 2, 200}, false, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

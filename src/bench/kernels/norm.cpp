@@ -61,7 +61,7 @@ void each_token(const Size& s, const Values& x, const Values& rows, F&& f) {
   }
 }
 
-void add_layer_norm(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
   const Tensor x = random_tensor(s.tokens(), dtype, 1, 2.0f, 0.5f);
   const Tensor m = random_tensor(s.modulation(), DType::f32, 2, 0.5f);
   const Tensor dy = random_tensor(s.tokens(), dtype, 3);
@@ -133,7 +133,7 @@ void add_layer_norm(std::vector<KernelCase>& cases, const Size& s, DType dtype) 
 }
 
 // With drop path's factors in place, as the blocks call it; without them into tensors of their own.
-void add_gate(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool dropped) {
+void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
   const Tensor x = random_tensor(s.tokens(), dtype, 1), p = random_tensor(s.tokens(), dtype, 2);
   const Tensor m = random_tensor(s.modulation(), DType::f32, 3);
   Tensor keep;
@@ -183,8 +183,8 @@ void add_gate(std::vector<KernelCase>& cases, const Size& s, DType dtype, bool d
 
 // t [G,K*C], or [G,C] where it is broadcast over the vectors; the table's gradient is wanted or
 // not.
-void add_modulation(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t K, std::int64_t C,
-                    bool broadcast, bool table_wanted) {
+void add_modulation(Cases& cases, std::int64_t G, std::int64_t K, std::int64_t C, bool broadcast,
+                    bool table_wanted) {
   const std::int64_t columns = broadcast ? C : K * C;
   const double bytes = 4.0 * static_cast<double>(G * K * C + G * columns + K * C);
   KernelCase forward;
@@ -214,8 +214,7 @@ void add_modulation(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t
   cases.push_back(std::move(backward));
 }
 
-void add_modulation_rows(std::vector<KernelCase>& cases, std::int64_t B, std::int64_t T,
-                         bool masked) {
+void add_modulation_rows(Cases& cases, std::int64_t B, std::int64_t T, bool masked) {
   KernelCase c = make_case("modulation_rows", fmt::format("B{} T{}{}", B, T, masked ? " mask" : ""),
                            DType::f32, static_cast<double>(24 * B + 9 * B * T), 0);
   c.inputs = {random_tensor({B}, DType::f32, 1, 250.0f, 500.0f),
@@ -236,7 +235,7 @@ void add_modulation_rows(std::vector<KernelCase>& cases, std::int64_t B, std::in
   cases.push_back(std::move(c));
 }
 
-void add_rms_norm(std::vector<KernelCase>& cases, std::int64_t M, std::int64_t C, DType dtype) {
+void add_rms_norm(Cases& cases, std::int64_t M, std::int64_t C, DType dtype) {
   auto c = make_case("rms_norm_forward", fmt::format("M{} C{}", M, C), dtype,
                      2.0 * static_cast<double>(M * C) * static_cast<double>(size_of(dtype)),
                      dtype == DType::bf16 ? 1.0 / 128 : 1e-5);
@@ -275,8 +274,8 @@ KernelCase make_group_case(const char* op, const std::string& shape, DType dtype
 }
 
 // `mean`: far from zero, so that sums that cancel would show.
-void add_group_norm(std::vector<KernelCase>& cases, const Groups& s, DType dtype, bool silu,
-                    bool accumulate, float mean) {
+void add_group_norm(Cases& cases, const Groups& s, DType dtype, bool silu, bool accumulate,
+                    float mean) {
   const Shape shape{s.N, s.P, s.C}, stats_shape{s.N, s.groups, 2};
   const std::string text = fmt::format("N{} P{} C{} G{}{}{}", s.N, s.P, s.C, s.groups,
                                        silu ? " SiLU" : "", mean > 2 ? " offset" : "");
@@ -337,8 +336,7 @@ void add_group_norm(std::vector<KernelCase>& cases, const Groups& s, DType dtype
   cases.push_back(std::move(backward));
 }
 
-void add_batch_norm_tangent(std::vector<KernelCase>& cases, std::int64_t P, std::int64_t C,
-                            DType dtype) {
+void add_batch_norm_tangent(Cases& cases, std::int64_t P, std::int64_t C, DType dtype) {
   const Shape shape{1, P, C};
   auto c = make_group_case("batch_norm_tangent_backward", fmt::format("P{} C{}", P, C), dtype,
                            8 * static_cast<double>(P * C));
@@ -361,8 +359,7 @@ void add_batch_norm_tangent(std::vector<KernelCase>& cases, std::int64_t P, std:
 
 }  // namespace
 
-std::vector<KernelCase> norm_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void norm_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     for (const Size& s : {Size{2, 15, 1590, 1152}, Size{8, 4, 256, 1152}})
       for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -381,7 +378,7 @@ std::vector<KernelCase> norm_cases(CaseSize size) {
                             Groups{4, 60 * 107, 512, 32}, Groups{1, 17 * 60 * 107, 128, 32}})
       add_group_norm(cases, s, DType::bf16, true, false, 0.5f);
     add_group_norm(cases, {1, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
-    return cases;
+    return;
   }
   // One token; one frame; every number of steps that a warp takes over a row, full and not;
   // channels that no vector divides; rows too long for a warp; frames that pass; more runs of a
@@ -416,7 +413,6 @@ std::vector<KernelCase> norm_cases(CaseSize size) {
     add_batch_norm_tangent(cases, 131, 12, dtype);
     add_batch_norm_tangent(cases, 7, 6, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

@@ -19,7 +19,7 @@ struct Variant {
   bool shifted;    // every tensor starts one element further: no wide access fits
 };
 
-void add_step(std::vector<KernelCase>& cases, std::int64_t count, const Variant& v) {
+void add_step(Cases& cases, std::int64_t count, const Variant& v) {
   const ops::AdamW a{1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.1f, 0.001f, 0.19f, 0.002f, 1.0f, 0.99f};
   KernelCase c;
   c.op = "adamw_step";
@@ -51,7 +51,7 @@ void add_step(std::vector<KernelCase>& cases, std::int64_t count, const Variant&
 }
 
 // Momentum from the second step on; the first finds rubbish in place of it.
-void add_sgd(std::vector<KernelCase>& cases, std::int64_t count, const Variant& v, bool first) {
+void add_sgd(Cases& cases, std::int64_t count, const Variant& v, bool first) {
   const ops::Sgd a{1e-2f, 0.9f, 0.05f, 1.0f, 0.99f, first};
   KernelCase c;
   c.op = "sgd_step";
@@ -104,7 +104,7 @@ void add_sgd(std::vector<KernelCase>& cases, std::int64_t count, const Variant& 
 }
 
 // `x`: the clip whose discriminator the averages belong to.
-void add_running_average(std::vector<KernelCase>& cases, const Shape& x) {
+void add_running_average(Cases& cases, const Shape& x) {
   Tensor rows = Tensor::host({15}, DType::f64);
   for (int i = 0; i < 15; ++i) rows.data<double>()[i] = 0.1 * i;
   KernelCase c = make_case("running_average", x.str(), DType::f32, 20, 2e-5);
@@ -118,8 +118,7 @@ void add_running_average(std::vector<KernelCase>& cases, const Shape& x) {
 
 }  // namespace
 
-std::vector<KernelCase> optimizer_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void optimizer_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // Far beyond any cache; the whole model has 34 times as many.
     const std::int64_t count = std::int64_t{1} << 25;
@@ -127,7 +126,7 @@ std::vector<KernelCase> optimizer_cases(CaseSize size) {
     add_step(cases, count, {" bf16 copy", true, true, 4.0, false});
     add_sgd(cases, count, {"", false, false, 4.0, false}, false);
     add_sgd(cases, count, {" EMA and bf16 copy", true, true, 4.0, false}, false);
-    return cases;
+    return;
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
@@ -142,7 +141,6 @@ std::vector<KernelCase> optimizer_cases(CaseSize size) {
       for (const bool first : {false, true}) add_sgd(cases, count, v, first);
     }
   add_running_average(cases, {1, 3, 20, 13, 3});
-  return cases;
 }
 
 }  // namespace weft

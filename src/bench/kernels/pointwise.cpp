@@ -41,7 +41,7 @@ Values part(const Size& s, const Values& v) {
   return s.shifted ? Values(v.begin() + 1, v.end()) : v;
 }
 
-void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_gelu(Cases& cases, const Size& s, DType dtype) {
   const auto width = static_cast<double>(size_of(dtype));
   const Tensor z = source(s, dtype, 1), dy = source(s, dtype, 2);
   auto forward = make("gelu_forward", s, dtype, "", 2 * width);
@@ -76,7 +76,7 @@ void add_gelu(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
   }
 }
 
-void add_silu(std::vector<KernelCase>& cases, const Size& s) {
+void add_silu(Cases& cases, const Size& s) {
   const Tensor z = source(s, DType::f32, 1), dy = source(s, DType::f32, 2);
   auto forward = make("silu_forward", s, DType::f32, "", 8);
   forward.inputs = {z};
@@ -107,7 +107,7 @@ void add_silu(std::vector<KernelCase>& cases, const Size& s) {
   }
 }
 
-void add_sigmoid(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_sigmoid(Cases& cases, const Size& s, DType dtype) {
   const auto width = static_cast<double>(size_of(dtype));
   for (const bool in_place : {false, true}) {
     auto c = make("sigmoid_forward", s, dtype, in_place ? " in place" : "", 2 * width);
@@ -136,7 +136,7 @@ void add_sigmoid(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
   }
 }
 
-void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
+void add_moves(Cases& cases, const Size& s, DType dtype) {
   const auto width = static_cast<double>(size_of(dtype));
   auto add = make("add_inplace", s, dtype, "", 3 * width);
   add.inputs = {source(s, dtype, 1), source(s, dtype, 2)};
@@ -178,7 +178,7 @@ void add_moves(std::vector<KernelCase>& cases, const Size& s, DType dtype) {
 }
 
 // Stored latents: f16 to f32, subnormal numbers among them.
-void add_widening(std::vector<KernelCase>& cases, const Size& s) {
+void add_widening(Cases& cases, const Size& s) {
   auto c = make("convert", s, DType::f16, " to f32", 6);
   c.tolerance = 0;
   const Tensor values = source(s, DType::f32, 1);
@@ -194,7 +194,7 @@ void add_widening(std::vector<KernelCase>& cases, const Size& s) {
   cases.push_back(std::move(c));
 }
 
-void add_gated_gelu(std::vector<KernelCase>& cases, std::int64_t M, std::int64_t C, DType dtype) {
+void add_gated_gelu(Cases& cases, std::int64_t M, std::int64_t C, DType dtype) {
   auto c = make_case("gated_gelu_forward", fmt::format("M{} C{}", M, C), dtype,
                      3.0 * static_cast<double>(M * C) * static_cast<double>(size_of(dtype)),
                      dtype == DType::bf16 ? 1.0 / 128 : 1e-5);
@@ -213,7 +213,7 @@ void add_gated_gelu(std::vector<KernelCase>& cases, std::int64_t M, std::int64_t
   cases.push_back(std::move(c));
 }
 
-void add_add_rows(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t C) {
+void add_add_rows(Cases& cases, std::int64_t G, std::int64_t C) {
   auto c = make_case("add_rows", fmt::format("G{} C{}", G, C), DType::f32,
                      12.0 * static_cast<double>(G * C), 1e-6);
   c.inputs = {random_tensor({G, C}, DType::f32, 3), random_tensor({G, C}, DType::f32, 4)};
@@ -228,7 +228,7 @@ void add_add_rows(std::vector<KernelCase>& cases, std::int64_t G, std::int64_t C
   cases.push_back(std::move(c));
 }
 
-void add_rectifiers(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_rectifiers(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t n = x.numel();
   using Run = std::function<std::vector<Tensor>(std::vector<Tensor>&)>;
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs, Run run) {
@@ -271,8 +271,7 @@ void add_rectifiers(std::vector<KernelCase>& cases, const Shape& x, DType dtype)
   }
 }
 
-void add_channel_affine(std::vector<KernelCase>& cases, ops::Channels channels, DType dtype,
-                        bool accumulate) {
+void add_channel_affine(Cases& cases, ops::Channels channels, DType dtype, bool accumulate) {
   const bool last = channels == ops::Channels::last;
   const Shape z = last ? Shape{2, 3, 5, 4} : Shape{2, 4, 3, 5};
   const Tensor affine = random_tensor({2, 4}, DType::f32, 2);
@@ -315,7 +314,7 @@ void add_channel_affine(std::vector<KernelCase>& cases, ops::Channels channels, 
   };
 }
 
-void add_scale_channels(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_scale_channels(Cases& cases, const Shape& x, DType dtype) {
   cases.push_back(
       bandwidth_case("scale_channels", x.str(), dtype, 2 * x.numel(),
                      {random_tensor(x, dtype, 1), random_tensor({x[0], x[4]}, DType::f32, 2)},
@@ -335,8 +334,7 @@ void add_scale_channels(std::vector<KernelCase>& cases, const Shape& x, DType dt
 
 }  // namespace
 
-std::vector<KernelCase> pointwise_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void pointwise_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // The MLP's hidden layer and the residual stream of one sample at 51 frames 480p.
     const std::int64_t tokens = 15 * 1590;
@@ -355,7 +353,7 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
     // VGG16's first layer on four frames of 256 x 256.
     add_rectifiers(cases, {1, 4, 256, 256, 64}, DType::bf16);
     add_scale_channels(cases, {2, 1, 64, 64, 512}, DType::bf16);
-    return cases;
+    return;
   }
   // One element; less than an access; a rest behind whole accesses; several blocks; addresses that
   // are not aligned; arguments where exponentials overflow.
@@ -381,7 +379,6 @@ std::vector<KernelCase> pointwise_cases(CaseSize size) {
   }
   add_add_rows(cases, 3, 9 * 128);
   add_add_rows(cases, 1, 9);
-  return cases;
 }
 
 }  // namespace weft

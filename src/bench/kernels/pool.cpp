@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-void add_max_pool(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
+void add_max_pool(Cases& cases, const Shape& x, DType dtype) {
   const std::int64_t n = x.numel();
   const Shape pooled{x[0], x[1], x[2] / 2, x[3] / 2, x[4]};
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
@@ -48,7 +48,7 @@ void add_max_pool(std::vector<KernelCase>& cases, const Shape& x, DType dtype) {
       });
 }
 
-void add_windows(std::vector<KernelCase>& cases, const Shape& x, ops::PoolWindow k, DType dtype) {
+void add_windows(Cases& cases, const Shape& x, ops::PoolWindow k, DType dtype) {
   const Shape pooled{x[0], x[1], k.count(x[2]), k.count(x[3]), x[4]};
   const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
                        KernelCase::Run run) {
@@ -103,8 +103,7 @@ void add_windows(std::vector<KernelCase>& cases, const Shape& x, ops::PoolWindow
   };
 }
 
-void add_adaptive(std::vector<KernelCase>& cases, const Shape& x, std::int64_t h, std::int64_t w,
-                  DType dtype) {
+void add_adaptive(Cases& cases, const Shape& x, std::int64_t h, std::int64_t w, DType dtype) {
   const Shape pooled{x[0], x[1], h, w, x[4]};
   const auto add = [&](const char* op, const char* variant, std::int64_t values,
                        std::vector<Tensor> inputs, KernelCase::Run run) {
@@ -154,7 +153,7 @@ void add_adaptive(std::vector<KernelCase>& cases, const Shape& x, std::int64_t h
   }
 }
 
-void add_average(std::vector<KernelCase>& cases, const Shape& pooled, DType dtype) {
+void add_average(Cases& cases, const Shape& pooled, DType dtype) {
   const Shape x{pooled[0], pooled[1], 2 * pooled[2], 2 * pooled[3], pooled[4]};
   // f(element of y, one of its four elements of x)
   const auto each = [=](auto f) {
@@ -193,8 +192,7 @@ void add_average(std::vector<KernelCase>& cases, const Shape& pooled, DType dtyp
 
 }  // namespace
 
-std::vector<KernelCase> pool_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void pool_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     add_max_pool(cases, {1, 4, 256, 256, 64}, DType::bf16);
     // Behind the stem of a ResNet, and before its pyramid; two images of 512x512.
@@ -203,10 +201,11 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
       add_average(cases, {1, 1, 256, 256, 64}, dtype);  // the stem of DBNet++ at 1024x1024
       for (const std::int64_t n : {1, 6}) add_adaptive(cases, {2, 1, 64, 64, 2048}, n, n, dtype);
     }
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_max_pool(cases, {1, 2, 5, 4, 3}, dtype);  // odd rows and columns
+    add_max_pool(cases, {2, 1, 6, 7, 24}, dtype);
     add_windows(cases, {2, 1, 7, 8, 19}, {3, 2, 1}, dtype);
     add_windows(cases, {1, 2, 8, 5, 8}, {3, 2, 1}, dtype);
     add_windows(cases, {1, 1, 1, 1, 3}, {3, 2, 1}, dtype);
@@ -221,7 +220,6 @@ std::vector<KernelCase> pool_cases(CaseSize size) {
     add_average(cases, {1, 2, 4, 1, 40}, dtype);
     add_average(cases, {1, 1, 1, 1, 1}, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

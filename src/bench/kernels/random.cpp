@@ -17,7 +17,7 @@ namespace {
 double tolerance(DType dtype) { return dtype == DType::bf16 ? 1.0 / 128 : 2e-5; }
 
 // `offset` floats into its tensor, as sample b of a batch may be.
-void add_fill_normal(std::vector<KernelCase>& cases, std::int64_t n, std::int64_t offset) {
+void add_fill_normal(Cases& cases, std::int64_t n, std::int64_t offset) {
   KernelCase c = make_case("fill_normal", fmt::format("N{}{}", n, offset == 0 ? "" : " misaligned"),
                            DType::f32, 4.0 * static_cast<double>(n), 2e-6);
   // The tolerance is that of log, sqrt, sin and cos on either side.
@@ -31,7 +31,7 @@ void add_fill_normal(std::vector<KernelCase>& cases, std::int64_t n, std::int64_
   cases.push_back(std::move(c));
 }
 
-void add_posterior(std::vector<KernelCase>& cases, ops::Channels channels, DType dtype, bool scaled,
+void add_posterior(Cases& cases, ops::Channels channels, DType dtype, bool scaled,
                    bool accumulate) {
   const bool last = channels == ops::Channels::last;
   const Shape z = last ? Shape{2, 3, 5, 4} : Shape{2, 4, 3, 5};
@@ -104,11 +104,10 @@ void add_posterior(std::vector<KernelCase>& cases, ops::Channels channels, DType
 
 }  // namespace
 
-std::vector<KernelCase> random_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void random_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     add_fill_normal(cases, std::int64_t{4} * 15 * 60 * 106, 0);
-    return cases;
+    return;
   }
   add_fill_normal(cases, 1, 0);
   add_fill_normal(cases, 4099, 0);
@@ -117,7 +116,6 @@ std::vector<KernelCase> random_cases(CaseSize size) {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const bool scaled : {false, true})
         add_posterior(cases, channels, dtype, scaled, scaled == (dtype == DType::f32));
-  return cases;
 }
 
 }  // namespace weft

@@ -11,8 +11,7 @@
 namespace weft {
 namespace {
 
-void add_squares(std::vector<KernelCase>& cases, std::int64_t count, bool shifted,
-                 bool accumulate = false) {
+void add_squares(Cases& cases, std::int64_t count, bool shifted, bool accumulate = false) {
   KernelCase c;
   c.op = "sum_of_squares";
   c.shape = fmt::format("N{}{}{}", count, shifted ? " shifted" : "", accumulate ? " added" : "");
@@ -35,7 +34,7 @@ void add_squares(std::vector<KernelCase>& cases, std::int64_t count, bool shifte
 }
 
 // Finite values must give 0, one that is not NaN: reported as a number, because NaN equals nothing.
-void add_carry(std::vector<KernelCase>& cases, std::int64_t count, double odd) {
+void add_carry(Cases& cases, std::int64_t count, double odd) {
   KernelCase c;
   c.op = "carry_non_finite";
   c.shape = fmt::format("N{} {}", count, odd);
@@ -59,7 +58,7 @@ void add_carry(std::vector<KernelCase>& cases, std::int64_t count, double odd) {
   cases.push_back(std::move(c));
 }
 
-void add_checksum(std::vector<KernelCase>& cases, std::int64_t count, DType dtype) {
+void add_checksum(Cases& cases, std::int64_t count, DType dtype) {
   KernelCase c;
   c.op = "checksum";
   c.shape = fmt::format("N{} {}", count, name_of(dtype));
@@ -74,7 +73,7 @@ void add_checksum(std::vector<KernelCase>& cases, std::int64_t count, DType dtyp
   cases.push_back(std::move(c));
 }
 
-void add_add_sum(std::vector<KernelCase>& cases, std::int64_t n) {
+void add_add_sum(Cases& cases, std::int64_t n) {
   KernelCase c = make_case("add_sum", fmt::format("N{}", n), DType::f32,
                            4.0 * static_cast<double>(n) + 16, 1e-14);
   c.inputs = {random_tensor({n}, DType::f32, 1, 1.0f, 1.0f), Tensor::host({1}, DType::f64)};
@@ -129,9 +128,8 @@ KernelCase convert_case(std::int64_t count, bool shifted, DType from, DType to) 
 
 }  // namespace
 
-std::vector<KernelCase> reduce_cases(CaseSize size) {
+void reduce_cases(CaseSize size, Cases& cases) {
   const bool small = size == CaseSize::small;
-  std::vector<KernelCase> cases;
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const std::int64_t ranks : {2, 8})
       cases.push_back(sum_case(ranks, small ? 2064 : std::int64_t{1} << 20, dtype));
@@ -147,7 +145,7 @@ std::vector<KernelCase> reduce_cases(CaseSize size) {
     add_squares(cases, count, false);
     add_checksum(cases, count, DType::bf16);
     add_add_sum(cases, 8);
-    return cases;
+    return;
   }
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
@@ -161,7 +159,6 @@ std::vector<KernelCase> reduce_cases(CaseSize size) {
     add_checksum(cases, count, DType::bf16);
   }
   for (const std::int64_t n : {1, 5, 700}) add_add_sum(cases, n);
-  return cases;
 }
 
 }  // namespace weft

@@ -37,8 +37,7 @@ void each_share(const Shape& x, const Shape& y, F f) {
   }
 }
 
-void add_bilinear(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H, std::int64_t W,
-                  DType dtype) {
+void add_bilinear(Cases& cases, const Shape& x, std::int64_t H, std::int64_t W, DType dtype) {
   const Shape y{x[0], x[1], H, W, x[4]};
   const Tensor small = random_tensor(x, dtype, 1), large = random_tensor(y, dtype, 2);
   for (const bool accumulate : {false, true}) {
@@ -72,8 +71,8 @@ void add_bilinear(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H
 }
 
 // Channels [first, first + x's) of C.
-void add_nearest(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H, std::int64_t W,
-                 std::int64_t first, std::int64_t C, DType dtype) {
+void add_nearest(Cases& cases, const Shape& x, std::int64_t H, std::int64_t W, std::int64_t first,
+                 std::int64_t C, DType dtype) {
   const Shape y{x[0], x[1], H, W, C};
   const std::int64_t moved = y.numel() / C * x[4];
   // f(element of x, element of y that it makes)
@@ -113,7 +112,7 @@ void add_nearest(std::vector<KernelCase>& cases, const Shape& x, std::int64_t H,
   }
 }
 
-void add_reflect(std::vector<KernelCase>& cases, const Shape& x, int up, DType dtype) {
+void add_reflect(Cases& cases, const Shape& x, int up, DType dtype) {
   const Shape y{x[0], x[1], up * x[2] + 2, up * x[3] + 2, x[4]};
   cases.push_back(bandwidth_case(
       "reflect_border", fmt::format("{}{}", x.str(), up == 2 ? " doubled" : ""), dtype,
@@ -140,8 +139,7 @@ void add_reflect(std::vector<KernelCase>& cases, const Shape& x, int up, DType d
 
 }  // namespace
 
-std::vector<KernelCase> resize_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void resize_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // Levels of a pyramid over two images of 512x512, and a fusion of HRNet.
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -154,7 +152,7 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
       add_reflect(cases, {1, 1, 512, 512, 64}, 1, dtype);
       add_reflect(cases, {1, 1, 256, 256, 128}, 2, dtype);
     }
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     add_bilinear(cases, {2, 1, 3, 4, 19}, 7, 9, dtype);
@@ -176,7 +174,6 @@ std::vector<KernelCase> resize_cases(CaseSize size) {
     }
     add_reflect(cases, {1, 1, 1, 3, 3}, 2, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

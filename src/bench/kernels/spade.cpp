@@ -10,8 +10,7 @@
 namespace weft {
 namespace {
 
-void add_statistics(std::vector<KernelCase>& cases, const Shape& x, float mean, float deviation,
-                    DType dtype) {
+void add_statistics(Cases& cases, const Shape& x, float mean, float deviation, DType dtype) {
   const std::int64_t N = x[0], C = x[4], P = x.numel() / (N * C);
   KernelCase c = bandwidth_case("instance_statistics", fmt::format("{} mean {}", x.str(), mean),
                                 dtype, x.numel(), {random_tensor(x, dtype, 1, deviation, mean)},
@@ -37,8 +36,7 @@ void add_statistics(std::vector<KernelCase>& cases, const Shape& x, float mean, 
   cases.push_back(std::move(c));
 }
 
-void add_spade(std::vector<KernelCase>& cases, const Shape& y, bool upsample, float slope,
-               DType dtype) {
+void add_spade(Cases& cases, const Shape& y, bool upsample, float slope, DType dtype) {
   const std::int64_t N = y[0], H = y[2], W = y[3], C = y[4], times = upsample ? 2 : 1;
   const Shape from{N, 1, H / times, W / times, C};
   KernelCase c = bandwidth_case(
@@ -69,8 +67,7 @@ void add_spade(std::vector<KernelCase>& cases, const Shape& y, bool upsample, fl
 
 }  // namespace
 
-std::vector<KernelCase> spade_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void spade_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // SadTalker's decoder at 256x256, four frames.
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -82,7 +79,7 @@ std::vector<KernelCase> spade_cases(CaseSize size) {
       add_spade(cases, {4, 1, 256, 256, 256}, true, 1.0f, dtype);
       add_spade(cases, {4, 1, 256, 256, 64}, false, 0.2f, dtype);
     }
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     // Means far above the deviation, one position, more pieces than one, channels that fill no
@@ -97,7 +94,6 @@ std::vector<KernelCase> spade_cases(CaseSize size) {
     add_spade(cases, {1, 1, 14, 12, 5}, true, 1.0f, dtype);
     add_spade(cases, {1, 1, 2, 2, 2100}, true, 0.0f, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft

@@ -68,8 +68,8 @@ std::vector<T> parts(Part&& part) {
 
 // `text`: share of the pixels that have some. Logits are multiples of 1/8 where `coarse`: many are
 // equal then.
-void add_size(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t side, double text,
-              bool coarse, DType dtype) {
+void add_size(Cases& cases, std::int64_t N, std::int64_t side, double text, bool coarse,
+              DType dtype) {
   const Shape maps{N, 1, side, side, 1}, pixels{N, side, side};
   const std::int64_t count = pixels.numel();
   const auto logits = [&](std::uint64_t seed) {
@@ -151,7 +151,7 @@ void add_size(std::vector<KernelCase>& cases, std::int64_t N, std::int64_t side,
   cases.push_back(std::move(backward));
 }
 
-void add_summary(std::vector<KernelCase>& cases) {
+void add_summary(Cases& cases) {
   const Tensor stats = Tensor::host({ops::text_stats}, DType::f64);
   for (int k = 0; k < ops::text_stats; ++k) stats.data<double>()[k] = 0.3 + 0.11 * k;
   constexpr std::int64_t n = 3;
@@ -169,12 +169,11 @@ void add_summary(std::vector<KernelCase>& cases) {
 
 }  // namespace
 
-std::vector<KernelCase> text_loss_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void text_loss_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     for (const DType dtype : {DType::bf16, DType::f32})
       add_size(cases, 16, 640, 0.04, false, dtype);
-    return cases;
+    return;
   }
   // Fewer pixels than a block of threads and several blocks' chunks; text that leaves a choice, and
   // so much that all others are taken; equal logits at the edge; none, and nothing but text.
@@ -187,7 +186,6 @@ std::vector<KernelCase> text_loss_cases(CaseSize size) {
   add_size(cases, 1, 9, 0, false, DType::f32);
   add_size(cases, 1, 9, 1, false, DType::f32);
   add_summary(cases);
-  return cases;
 }
 
 }  // namespace weft

@@ -65,8 +65,8 @@ std::string text_of(std::int64_t N, const Volume& v, std::int64_t C) {
 }
 
 // `spread`: how far the places lie from the middle.
-void add_sample(std::vector<KernelCase>& cases, bool shared, std::int64_t N, const Volume& v,
-                std::int64_t C, float spread, DType dtype) {
+void add_sample(Cases& cases, bool shared, std::int64_t N, const Volume& v, std::int64_t C,
+                float spread, DType dtype) {
   const Shape from{shared ? 1 : N, v.D, v.H, v.W, C}, to{N, v.D, v.H, v.W, C};
   const Tensor grid = random_tensor({N, v.D, v.H, v.W, 3}, DType::f32, 2, spread);
   KernelCase c = bandwidth_case(
@@ -93,8 +93,8 @@ void add_sample(std::vector<KernelCase>& cases, bool shared, std::int64_t N, con
   cases.push_back(std::move(c));
 }
 
-void add_candidates(std::vector<KernelCase>& cases, std::int64_t N, const Volume& v, std::int64_t K,
-                    std::int64_t C, DType dtype) {
+void add_candidates(Cases& cases, std::int64_t N, const Volume& v, std::int64_t K, std::int64_t C,
+                    DType dtype) {
   const Shape from{1, v.D, v.H, v.W, C}, to{N, v.D, v.H, v.W, (K + 1) * (1 + C)};
   KernelCase c =
       bandwidth_case("motion_candidates", text_of(N, v, C) + fmt::format(" K{}", K), dtype,
@@ -130,8 +130,8 @@ void add_candidates(std::vector<KernelCase>& cases, std::int64_t N, const Volume
 }
 
 // `mask`: the type of the mask that is wanted, u8: none is.
-void add_field(std::vector<KernelCase>& cases, std::int64_t N, const Volume& v, std::int64_t K,
-               float threshold, DType mask, DType dtype) {
+void add_field(Cases& cases, std::int64_t N, const Volume& v, std::int64_t K, float threshold,
+               DType mask, DType dtype) {
   const Shape shape{N, v.D, v.H, v.W, K + 1}, to{N, v.D, v.H, v.W, 3};
   const bool with_mask = mask != DType::u8;
   const std::string text = fmt::format("{} K{} threshold {} mask {}", text_of(N, v, K + 1), K,
@@ -171,8 +171,8 @@ void add_field(std::vector<KernelCase>& cases, std::int64_t N, const Volume& v, 
   cases.push_back(std::move(c));
 }
 
-void add_expectation(std::vector<KernelCase>& cases, std::int64_t N, const Volume& v,
-                     std::int64_t K, float temperature, DType dtype) {
+void add_expectation(Cases& cases, std::int64_t N, const Volume& v, std::int64_t K,
+                     float temperature, DType dtype) {
   const Shape shape{N, v.D, v.H, v.W, K};
   KernelCase c = bandwidth_case(
       "volume_expectation", fmt::format("{} temperature {}", text_of(N, v, K), temperature), dtype,
@@ -204,8 +204,7 @@ void add_expectation(std::vector<KernelCase>& cases, std::int64_t N, const Volum
 
 }  // namespace
 
-std::vector<KernelCase> volume_cases(CaseSize size) {
-  std::vector<KernelCase> cases;
+void volume_cases(CaseSize size, Cases& cases) {
   if (size == CaseSize::real) {
     // SadTalker at 256x256, four frames.
     const Volume v{16, 64, 64};
@@ -215,7 +214,7 @@ std::vector<KernelCase> volume_cases(CaseSize size) {
       add_field(cases, 4, v, 15, 1e-3f, DType::u8, dtype);
       add_expectation(cases, 1, v, 15, 0.1f, dtype);
     }
-    return cases;
+    return;
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
     // Places that mostly lie inside, and mostly outside; channels that fill no vector; a slice of
@@ -239,7 +238,6 @@ std::vector<KernelCase> volume_cases(CaseSize size) {
     add_expectation(cases, 1, {3, 17, 29}, 10, 0.5f, dtype);
     add_expectation(cases, 1, {1, 5, 1}, 300, 1.0f, dtype);
   }
-  return cases;
 }
 
 }  // namespace weft
