@@ -74,7 +74,7 @@ template <class Whole, class Pieces>
 bool better_fused(const char* op, const Product& p, std::size_t bytes, Whole&& whole,
                   Pieces&& pieces) {
   if (!fusing()) return false;
-  if (!kernels::has_table()) return true;
+  if (!kernels::is_measured(p.rows * p.columns * p.inner)) return true;
   const std::string key = std::string(op) + " " + kernels::describe(p);
   if (!kernels::must_measure(key)) return kernels::choose(key, 2, [](int) { return false; }) == 0;
   if (!kernels::Spoil::fits(2 * bytes)) return true;

@@ -187,9 +187,9 @@ cublasStatus_t run(const Plan& plan, int algorithm, const Product& p, const Oper
 // changes no operand: C is read in place, and D, aux and a bias gradient go elsewhere.
 int choose_algorithm(const Plan& plan, const Key& key, const Operands& x) {
   const Product& p = key.product;
+  if (plan.options < 2 || !is_measured(p.rows * p.columns * p.inner)) return 0;
   const std::string name = key.text();
-  if (plan.options < 2 || !must_measure(name))
-    return choose(name, plan.options, [](int) { return false; });
+  if (!must_measure(name)) return choose(name, plan.options, [](int) { return false; });
   const std::size_t bytes =
       static_cast<std::size_t>(p.rows * std::max(p.columns, p.d_row)) * size_of(p.out);
   const bool writes_aux = p.epilogue == Epilogue::gelu_bias_aux;

@@ -6,6 +6,7 @@
 
 #include <cublasLt.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,7 +30,9 @@ namespace {
 
 struct Table {
   std::string path;
+  std::int64_t least = least_measured_product;
   std::map<std::string, int> entries;  // key -> option
+  off_t read = 0;                      // bytes of the file that are in `entries`
   std::atomic<int> generation = 0;
   std::mutex mutex;
 };
@@ -49,11 +52,16 @@ std::string identity() {
          std::to_string(cublasLtGetVersion());
 }
 
-// Enters the lines of this GPU that are new; the first line of a key counts.
+// Enters the lines of this GPU that are new; the first line of a key counts. The file only grows:
+// what was read is not read again, and a line that is not whole yet waits for the next time.
 void read(Table& t) {
+  struct stat file_now {};
+  if (stat(t.path.c_str(), &file_now) != 0 || file_now.st_size <= t.read) return;
   std::ifstream file(t.path);
+  file.seekg(t.read);
   const std::string mine = identity();
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    t.read += static_cast<off_t>(line.size()) + 1;
     const auto a = line.find('\t'), b = line.find('\t', a + 1), c = line.find('\t', b + 1);
     if (c == std::string::npos || line.compare(0, a, mine) != 0) continue;
     int option = 0;
@@ -116,10 +124,10 @@ bool compute_is_capturing() {
 
 int table_generation() { return table().generation; }
 
-bool has_table() {
+bool is_measured(std::int64_t multiplications) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
-  return !t.path.empty();
+  return !t.path.empty() && multiplications >= t.least;
 }
 
 bool must_measure(const std::string& key) {
@@ -130,9 +138,10 @@ bool must_measure(const std::string& key) {
 
 int choose(const std::string& key, int options, const std::function<bool(int)>& run) {
   Table& t = table();
-  if (options < 2 || !has_table()) return 0;
+  if (options < 2) return 0;
   {
     const std::lock_guard lock(t.mutex);
+    if (t.path.empty()) return 0;
     if (const int known = entry(t, key); known >= 0) return known < options ? known : 0;
   }
   if (compute_is_capturing()) return 0;
@@ -168,11 +177,13 @@ bool Spoil::fits(std::size_t bytes) {
   return false;
 }
 
-void set_matmul_tuning(const std::string& path) {
+void set_matmul_tuning(const std::string& path, std::int64_t least) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
   t.path = path;
+  t.least = least;
   t.entries.clear();
+  t.read = 0;
   ++t.generation;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -14,8 +15,9 @@ namespace weft::kernels {
 // work once, into outputs that are not needed, and returns false where the option cannot run.
 int choose(const std::string& key, int options, const std::function<bool(int)>& run);
 
-// False where choose() is always 0.
-bool has_table();
+// False where a product of so many multiplications takes option 0 unmeasured: without a table, or
+// where it is too small for a choice to matter.
+bool is_measured(std::int64_t multiplications);
 
 // True where choose() would have to measure: callers then prepare outputs to spoil.
 bool must_measure(const std::string& key);

@@ -54,10 +54,14 @@ WEFT_OP(packed_linear_forward, void(const Tensor& x, const Tensor& w, const Tens
 
 namespace weft::kernels {
 
+// Multiplications from which a product is worth measuring: a microsecond of an H100.
+constexpr std::int64_t least_measured_product = std::int64_t{1} << 27;
+
 // CUDA side: names the table of measured choices among the library's algorithms, made where it is
-// missing; "" for none. Without a table the library's first proposal is taken. A job that was run
-// with a table repeats its bits with that same table. The environment's WEFT_MATMUL_CACHE is the
-// default. A weak symbol, as the operations.
-[[gnu::weak]] void set_matmul_tuning(const std::string& path);
+// missing; "" for none. Without a table, and for products of less than `least` multiplications, the
+// library's first proposal is taken. A job that was run with a table repeats its bits with that
+// same table. The environment's WEFT_MATMUL_CACHE is the default. A weak symbol, as the operations.
+[[gnu::weak]] void set_matmul_tuning(const std::string& path,
+                                     std::int64_t least = least_measured_product);
 
 }  // namespace weft::kernels

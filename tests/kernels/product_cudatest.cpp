@@ -74,7 +74,7 @@ class Products : public testing::Test {
   // As a process that starts again.
   void start_again() {
     kernels::set_matmul_tuning("");
-    kernels::set_matmul_tuning(table_);
+    kernels::set_matmul_tuning(table_, 0);
   }
 
   static Arena& arena() {
@@ -195,7 +195,7 @@ TEST_F(Products, TheFasterOptionIsKeptInTheTableAndFoundAgain) {
 }
 
 TEST_F(Products, TheFirstLineOfAKeyCountsAndStrangeLinesDoNot) {
-  kernels::set_matmul_tuning(table_);
+  kernels::set_matmul_tuning(table_, 0);
   Tensor t = Tensor::empty({1 << 18}, DType::f32);
   kernels::choose("other", 2, [&](int) { return spend(t, 1); });
   const std::string identity = lines().at(0).substr(0, lines()[0].find('\t'));
@@ -214,8 +214,43 @@ TEST_F(Products, TheFirstLineOfAKeyCountsAndStrangeLinesDoNot) {
   EXPECT_EQ(kernels::choose("work", 2, [](int) { return false; }), 0);
 }
 
+TEST_F(Products, OnlyWhatTheTableGrewByIsRead) {
+  kernels::set_matmul_tuning(table_, 0);
+  Tensor t = Tensor::empty({1 << 18}, DType::f32);
+  kernels::choose("work", 2, [&](int) { return spend(t, 1); });
+  const std::string identity = lines().at(0).substr(0, lines()[0].find('\t'));
+  EXPECT_TRUE(kernels::must_measure("other"));
+  // The line that was read, under another name, and half of a new one.
+  std::string first = lines()[0];
+  first.replace(first.find("\twork\t"), 6, "\twark\t");
+  const auto write = [&](const std::string& second) {
+    std::ofstream(table_) << first << '\n' << second;
+  };
+  write(identity + "\tother\t1");
+  EXPECT_TRUE(kernels::must_measure("wark"));
+  EXPECT_TRUE(kernels::must_measure("other"));
+  write(identity + "\tother\t1\t2.5\n");
+  EXPECT_FALSE(kernels::must_measure("other"));
+  EXPECT_TRUE(kernels::must_measure("wark"));
+}
+
+TEST_F(Products, SmallOnesAreNotMeasured) {
+  kernels::set_matmul_tuning(table_);
+  const std::int64_t m = 40, n = 24, k = 56;  // a shape that no other test has
+  const Tensor x = on_device(numbers(m * k, 1), {m, k}, DType::f32);
+  const Tensor w = on_device(numbers(n * k, 2), {n, k}, DType::f32);
+  const Tensor bias = on_device(numbers(n, 3), {n}, DType::f32);
+  Tensor y = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
+  ops::linear_forward(x, w, bias, Tensor(), y);
+  ops::linear_gelu_forward(x, w, bias, y, h);
+  EXPECT_TRUE(lines().empty());
+  kernels::set_matmul_tuning(table_, m * n * k);
+  ops::linear_forward(x, w, bias, Tensor(), y);
+  EXPECT_EQ(lines().size(), 1u);
+}
+
 TEST_F(Products, ATableThatCannotBeWrittenStopsTheJob) {
-  kernels::set_matmul_tuning(testing::TempDir() + "no_such_folder/table");
+  kernels::set_matmul_tuning(testing::TempDir() + "no_such_folder/table", 0);
   Tensor t = Tensor::empty({1 << 18}, DType::f32);
   try {
     kernels::choose("work", 2, [&](int) { return spend(t, 1); });
@@ -228,7 +263,7 @@ TEST_F(Products, ATableThatCannotBeWrittenStopsTheJob) {
 }
 
 TEST_F(Products, MeasuringLeavesAccumulatingOutputsAlone) {
-  kernels::set_matmul_tuning(table_);
+  kernels::set_matmul_tuning(table_, 0);
   const std::int64_t m = 24, n = 16, k = 32;
   const auto dy = numbers(m * n, 1), x = numbers(m * k, 2), dw = numbers(n * k, 3),
              db = numbers(n, 4);
@@ -257,7 +292,7 @@ TEST_F(Products, ACaptureNeitherMeasuresNorKeepsWhatItTook) {
       on_device(std::vector<float>(static_cast<std::size_t>(m * k), 0.0f), {m, k}, DType::f32);
   Tensor other = Tensor::empty({m, m}, DType::f32);
   ops::linear_forward(tdy, tdy, Tensor(), Tensor(), other);  // the library's workspace is made
-  kernels::set_matmul_tuning(table_);
+  kernels::set_matmul_tuning(table_, 0);
   device_runtime().begin_capture();
   ops::linear_backward_input(tdy, tw, dx, true);
   const DeviceGraph graph = device_runtime().end_capture({});
@@ -282,7 +317,7 @@ TEST_F(Products, AnMlpIsTheSameWhicheverWayIsMeasuredFaster) {
   std::vector<std::vector<float>> results;
   for (const char* option : {"0", "1", "2"}) {
     // The third time there is no table at all.
-    kernels::set_matmul_tuning(table_);
+    kernels::set_matmul_tuning(table_, 0);
     Tensor z = Tensor::empty({m, n}, DType::f32), h = Tensor::empty({m, n}, DType::f32);
     if (option[0] == '2')
       kernels::set_matmul_tuning("");

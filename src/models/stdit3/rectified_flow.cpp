@@ -1,6 +1,7 @@
 #include "models/stdit3/rectified_flow.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/error.h"
@@ -69,12 +70,17 @@ CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t leng
   return packed;
 }
 
+std::size_t padded_caption_rows(std::size_t rows) {
+  const std::size_t step = std::max<std::size_t>(64, std::bit_floor(rows) / 8);
+  return (rows + step - 1) / step * step;
+}
+
 Captions upload(const CaptionBatch& batch, const Tensor& y) {
   Captions c;
   c.y = y;
   std::vector<std::int32_t> index = batch.index;
   if (Arena::current().device() == DeviceKind::cuda)
-    index.resize((index.size() + 63) / 64 * 64, ops::padding_row);
+    index.resize(padded_caption_rows(index.size()), ops::padding_row);
   c.index = Tensor::from_host(std::span<const std::int32_t>(index),
                               {static_cast<std::int64_t>(index.size())});
   c.offsets = Tensor::from_host(std::span<const std::int32_t>(batch.offsets),

@@ -42,8 +42,11 @@ struct CaptionBatch {
 // `length` rows.
 CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
                            std::int64_t batch, bool null_caption);
-// To this rank's device. On a GPU rows are padded to a multiple of 64 (ops::padding_row), so that
-// few row counts occur and recorded steps fit most batches.
+// Rows of captions on a GPU: 64, or eight counts to a doubling, so that few occur, recorded steps
+// fit most batches, and few shapes of products are measured. At most an eighth is padding from 512
+// on.
+std::size_t padded_caption_rows(std::size_t rows);
+// To this rank's device; on a GPU with padding (ops::padding_row).
 Captions upload(const CaptionBatch& batch, const Tensor& y);
 
 // Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise

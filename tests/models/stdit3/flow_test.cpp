@@ -1,4 +1,7 @@
 // Captions, training loss and sampler around a small STDiT3.
+#include <algorithm>
+#include <set>
+
 #include "models/stdit3/options.h"
 #include "models/stdit3/rectified_flow.h"
 #include "tests/models/stdit3/fixture.h"
@@ -17,6 +20,19 @@ TEST(PackCaptions, RowsOfTheMask) {
   const CaptionBatch four = pack_captions(mask, 4, 4, false);
   EXPECT_EQ(four.index, (Ints{0, 1, 4, 6, 8, 9, 12, 14}));
   EXPECT_EQ(four.offsets, (Ints{0, 2, 4, 6, 8}));
+}
+
+TEST(PackCaptions, RowsOnAGpuTakeFewCounts) {
+  EXPECT_EQ(padded_caption_rows(0), 0u);
+  std::set<std::size_t> counts;
+  for (std::size_t rows = 1, last = 0; rows <= 142500; ++rows) {  // 475 captions of 300
+    const std::size_t padded = padded_caption_rows(rows);
+    ASSERT_GE(padded, std::max(rows, last)) << rows;
+    ASSERT_EQ(padded % 64, 0u) << rows;
+    ASSERT_LE(padded - rows, std::max<std::size_t>(63, rows / 8)) << rows;
+    counts.insert(last = padded);
+  }
+  EXPECT_LE(counts.size(), 80u);
 }
 
 TEST(PackCaptions, NullRowsAndNoMask) {
