@@ -140,7 +140,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (comm == nullptr) return ncclInvalidArgument;
-  *error = ncclSuccess;
+  static const char* const fail = std::getenv("WEFT_EMULATION_NCCL_FAIL");
+  *error = fail != nullptr && comm->state->issued >= std::strtoull(fail, nullptr, 10)
+               ? ncclRemoteError
+               : ncclSuccess;
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t comm, int* n) { return *n = comm->state->size, ncclSuccess; }

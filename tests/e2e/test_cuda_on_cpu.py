@@ -76,6 +76,15 @@ class Hang(WeftTest):
         self.assertIn("rank 1 on", job.err)
 
 
+    def test_an_error_that_nccl_reports_later(self):
+        with emulate(2, WEFT_EMULATION_NCCL_FAIL="40"):
+            job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "train.steps=100000",
+                             "train.checkpoint_every=0", ranks=2)
+            self.assertEqual(job.wait(), 6, job.err)
+        self.assert_gone(job)
+        self.assertIn("another rank failed or went away", job.err)
+
+
 class OwnDevice(WeftTest):
     """Four ranks with a GPU each: the stand-in ends a process that touches another one's."""
 
