@@ -238,6 +238,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 
 namespace {
 
+// A library with few kernels: none for data that is not aligned to 16 bytes, none with an epilogue
+// in f32, and the first that it proposes refuses to run.
+bool few_kernels() {
+  static const char* const kind = std::getenv("WEFT_EMULATION_MATMUL");
+  return kind != nullptr && std::strcmp(kind, "few") == 0;
+}
+
 Product product_of(const cublasLtMatmulDescription& d, cublasLtMatrixLayout_t a,
                    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out) {
   Product p = d.product;
@@ -276,9 +283,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     r.state = CUBLAS_STATUS_SUCCESS;
     r.wavesCount = 1.0f;
   };
+  if (few_kernels() && p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.d.type == CUDA_R_32F)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   offer(16, 4096);
   offer(16, 0);
-  offer(size_of(p.a.type), 0);
+  if (!few_kernels()) offer(size_of(p.a.type), 0);
   return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -307,7 +316,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       (p.beta != 0 && !aligned(c, alignment)) ||
       (emulation::has_aux(p.epilogue) && !aligned(p.aux, 16)))
     return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (algo != nullptr && algo->data[1] > workspace_bytes) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (algo != nullptr && (algo->data[1] > workspace_bytes || (few_kernels() && algo->data[1] > 0)))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   const std::size_t scribble = algo == nullptr ? 0 : algo->data[1];
   const cudaError_t error = emulation::enqueue(stream, emulation::simple("cublasLtMatmul", [=] {
                                                  // What the library leaves in the workspace is
