@@ -80,7 +80,7 @@ def attention(kind, rows, keys, sequences, forward, keys_kernel, queries_kernel,
 
 def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("", "")):
     tile = (2 if T <= 8 else 1) * T * D * 2  # bytes of one head's frames in one pass of a warp
-    return [Entry("temporal forward", f"T {T}", goal, [f"temporal::forward_kernel<{forward}>"], unit_bytes=4 * tile,
+    return [Entry("temporal forward", f"T {T}", goal, [f"temporal::{forward}"], unit_bytes=4 * tile,
                   reason=reasons[0], measured=measured[0], threads=256),
             Entry("temporal backward", f"T {T}", goal, [f"temporal::backward_kernel<{backward}>"], unit_bytes=8 * tile,
                   reason=reasons[1], measured=measured[1], threads=256)]
@@ -94,9 +94,9 @@ TABLE = [
     *attention("cross", 23850, 300, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50),
                ("16 % (by mma.sync)", "10 % (by mma.sync)")),
     *attention("cross", 23850, 120, 1, ("80, 72, 2, 128, true", 2, 128), "80, 72", "80, 72", (0.50, 0.50)),
-    *temporal(5, 3600, "9, 128", "9, (temporal::Tiling)2", 0.60),
-    *temporal(15, 1590, "9, 128", "9, (temporal::Tiling)1", 0.80),
-    *temporal(30, 1590, "9, 128", "9, (temporal::Tiling)0", 0.80),
+    *temporal(5, 3600, "forward_tile_kernel<9, (temporal::Tiling)2>", "9, (temporal::Tiling)2", 0.60),
+    *temporal(15, 1590, "forward_tile_kernel<9, (temporal::Tiling)1>", "9, (temporal::Tiling)1", 0.80),
+    *temporal(30, 1590, "forward_kernel<9, 256>", "9, (temporal::Tiling)0", 0.80),
     Entry("q/k norm forward", "D 72", 0.85, ["qk_norm_forward_kernel<72, bf16>"], measured="61 % (before: one load at a time)"),
     Entry("q/k norm backward", "D 72", 0.85, ["qk_norm_backward_kernel<72, bf16>"], measured="75 % (before)"),
     Entry("layer norm, modulation forward", "C 1152", 0.85, ["modulate_forward_kernel<bf16, 9>"], measured="90 %"),
@@ -155,6 +155,7 @@ def stream_budget(entry, kernels, registers):
         copied = sum(c.bytes for c in counts[:-1]) or 1
         for c in counts[:-1]:
             total.add(c, entry.unit_bytes / copied if c.bytes else 1)
+        total.add(counts[-1], 1)
         total.bytes = entry.unit_bytes
     else:
         total = moving
