@@ -411,28 +411,29 @@ bool three_groups(int queries) {
 }
 
 // Key blocks of 128 rows only where they fit better: beside three warpgroups' accumulators they
-// would spill. Captions' lengths lie on the device; their mean has to do.
-template <int KD, int ND, bool packed>
+// would spill. Of captions only the sum of their lengths is known here, with padding.
+template <int KD, int ND>
 void launch_by_size(const FlashForward<__nv_bfloat16>& p) {
-  const int keys = packed ? p.shape.nk / p.shape.sequences : p.shape.nk;
-  const bool fits_112 = blocks_of(keys, 112) * 112 <= blocks_of(keys, 128) * 128;
-  if (packed ? fits_112 : three_groups(p.shape.nq))
-    return launch_forward<ForwardTile<KD, ND, 3, 112, packed>>(p);
-  if constexpr (!packed)
-    if (fits_112) return launch_forward<ForwardTile<KD, ND, 2, 112>>(p);
-  launch_forward<ForwardTile<KD, ND, 2, 128, packed>>(p);
+  const int nk = p.shape.nk;
+  if (p.shape.key_offsets != nullptr)
+    launch_forward<ForwardTile<KD, ND, 3, 112, true>>(p);
+  else if (three_groups(p.shape.nq))
+    launch_forward<ForwardTile<KD, ND, 3, 112>>(p);
+  else if (blocks_of(nk, 112) * 112 <= blocks_of(nk, 128) * 128)
+    launch_forward<ForwardTile<KD, ND, 2, 112>>(p);
+  else
+    launch_forward<ForwardTile<KD, ND, 2, 128>>(p);
 }
 
 }  // namespace
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {
-  const bool packed = p.shape.key_offsets != nullptr;
   if (p.shape.D > 72)
     launch_forward<ForwardTile<128, 128, 2, 128>>(p);
   else if (p.shape.D > 64)
-    packed ? launch_by_size<80, 72, true>(p) : launch_by_size<80, 72, false>(p);
+    launch_by_size<80, 72>(p);
   else
-    packed ? launch_by_size<64, 64, true>(p) : launch_by_size<64, 64, false>(p);
+    launch_by_size<64, 64>(p);
 }
 
 }  // namespace weft::kernels

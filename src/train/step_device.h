@@ -44,7 +44,7 @@ class StepGraphs {
 
  private:
   // Further shapes are not recorded: graphs of many shapes would take unbounded memory.
-  static constexpr std::size_t most_graphs = 64;
+  static constexpr std::size_t most_graphs = 96;
 
   struct Part {
     DeviceGraph graph;

@@ -20,13 +20,14 @@ bool dropped(std::uint64_t seed, Purpose purpose, std::int64_t step, SampleId sa
 }
 
 void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& clips,
-                  const TextFeatures* features, std::int64_t B, Stdit3Input& in) {
+                  const TextFeatures* features, std::int64_t B, std::int64_t tokens,
+                  Stdit3Input& in) {
   const Stdit3Deck& m = deck.get<Stdit3Deck>();
   CaptionBatch packed;
   const bool stored =
       bucket.text_channels > 0 && (clips.what.samples.empty() || !clips.text.empty());
   if (!stored && deck.data.text_features.empty()) {
-    in.captions = upload(pack_captions({}, m.model_max_length, B, true), Tensor());
+    in.captions = upload(pack_captions({}, m.model_max_length, B, true), Tensor(), tokens);
     return;
   }
   const Shape shape{B, m.model_max_length, m.caption_channels};
@@ -53,7 +54,7 @@ void add_captions(const Deck& deck, const Bucket& bucket, const LoadedBatch& cli
           static_cast<std::int32_t>(null_caption ? -1 - l : b * m.model_max_length + l));
     packed.offsets.push_back(static_cast<std::int32_t>(packed.index.size()));
   }
-  in.captions = upload(packed, Tensor::from_host(std::span<const float>(y), shape));
+  in.captions = upload(packed, Tensor::from_host(std::span<const float>(y), shape), tokens);
 }
 
 // Keep factors of drop path: linear from 0 at the first pair to drop_path at the last
@@ -101,7 +102,10 @@ TrainingBatch make_batch(const Deck& deck, const Bucket& bucket, const LoadedBat
   t.in.height = size.height;
   t.in.width = size.width;
   if (masks_wanted(deck.get<MaskDeck>())) t.in.x_mask = Tensor::empty({B, seen.frames}, DType::u8);
-  add_captions(deck, bucket, clips, features, B, t.in);
+  const auto& p = deck.get<Stdit3Deck>().patch_size;
+  std::int64_t tokens = B;
+  for (std::size_t i = 0; i < 3; ++i) tokens *= (shape[i + 2] + p[i] - 1) / p[i];
+  add_captions(deck, bucket, clips, features, B, tokens, t.in);
   add_drop_path(deck, clips, B, t.in);
   if (planning) {
     // Clips are made one after the other, so one shows the peak of memory for all.

@@ -70,17 +70,20 @@ CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t leng
   return packed;
 }
 
-std::size_t padded_caption_rows(std::size_t rows) {
-  const std::size_t step = std::max<std::size_t>(64, std::bit_floor(rows) / 8);
+std::size_t padded_caption_rows(std::size_t rows, std::int64_t clips, std::int64_t tokens) {
+  const auto hidden = static_cast<std::size_t>(std::min(tokens / 32, 256 * clips));
+  const std::size_t step =
+      std::max({std::size_t{64}, std::bit_floor(rows) / 8, std::bit_floor(hidden)});
   return (rows + step - 1) / step * step;
 }
 
-Captions upload(const CaptionBatch& batch, const Tensor& y) {
+Captions upload(const CaptionBatch& batch, const Tensor& y, std::int64_t tokens) {
   Captions c;
   c.y = y;
   std::vector<std::int32_t> index = batch.index;
   if (Arena::current().device() == DeviceKind::cuda)
-    index.resize(padded_caption_rows(index.size()), ops::padding_row);
+    index.resize(padded_caption_rows(index.size(), std::ssize(batch.offsets) - 1, tokens),
+                 ops::padding_row);
   c.index = Tensor::from_host(std::span<const std::int32_t>(index),
                               {static_cast<std::int64_t>(index.size())});
   c.offsets = Tensor::from_host(std::span<const std::int32_t>(batch.offsets),

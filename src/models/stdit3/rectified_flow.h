@@ -42,12 +42,13 @@ struct CaptionBatch {
 // `length` rows.
 CaptionBatch pack_captions(std::span<const std::int64_t> mask, std::int64_t length,
                            std::int64_t batch, bool null_caption);
-// Rows of captions on a GPU: 64, or eight counts to a doubling, so that few occur, recorded steps
-// fit most batches, and few shapes of products are measured. At most an eighth is padding from 512
-// on.
-std::size_t padded_caption_rows(std::size_t rows);
-// To this rank's device; on a GPU with padding (ops::padding_row).
-Captions upload(const CaptionBatch& batch, const Tensor& y);
+// Rows that the captions of `clips` clips with `tokens` tokens in all get on a GPU: few counts, so
+// that recorded steps fit most batches and few shapes of products are measured. Padding is at most
+// an eighth of the rows, or 64, or, where that is more, 256 a clip and a 32nd of the tokens, beside
+// which it costs nothing.
+std::size_t padded_caption_rows(std::size_t rows, std::int64_t clips, std::int64_t tokens);
+// To this rank's device; on a GPU with padding (ops::padding_row) for that many tokens.
+Captions upload(const CaptionBatch& batch, const Tensor& y, std::int64_t tokens = 0);
 
 // Loss of each sample, f32 [B]: mean squared error of the velocity over the frames to denoise
 // (Training loss). in.timestep and in.x_mask are set; in.x is made here. When the tape records, the

@@ -23,16 +23,24 @@ TEST(PackCaptions, RowsOfTheMask) {
 }
 
 TEST(PackCaptions, RowsOnAGpuTakeFewCounts) {
-  EXPECT_EQ(padded_caption_rows(0), 0u);
-  std::set<std::size_t> counts;
-  for (std::size_t rows = 1, last = 0; rows <= 142500; ++rows) {  // 475 captions of 300
-    const std::size_t padded = padded_caption_rows(rows);
-    ASSERT_GE(padded, std::max(rows, last)) << rows;
-    ASSERT_EQ(padded % 64, 0u) << rows;
-    ASSERT_LE(padded - rows, std::max<std::size_t>(63, rows / 8)) << rows;
-    counts.insert(last = padded);
-  }
-  EXPECT_LE(counts.size(), 80u);
+  EXPECT_EQ(padded_caption_rows(0, 1, 100000), 0u);
+  const auto counts = [](std::size_t most, std::int64_t clips, std::int64_t tokens) {
+    std::set<std::size_t> found;
+    for (std::size_t rows = 1, last = 0; rows <= most; ++rows) {
+      const std::size_t padded = padded_caption_rows(rows, clips, tokens);
+      EXPECT_GE(padded, std::max(rows, last)) << rows;
+      EXPECT_EQ(padded % 64, 0u) << rows;
+      const auto beside =
+          std::min(static_cast<std::size_t>(tokens) / 32, 256 * static_cast<std::size_t>(clips));
+      EXPECT_LT(padded - rows, std::max({std::size_t{64}, rows / 8 + 1, beside})) << rows;
+      found.insert(last = padded);
+    }
+    return found.size();
+  };
+  EXPECT_LE(counts(142500, 475, 0), 80u);
+  EXPECT_LE(counts(142500, 475, 475 * 144), 70u);  // 2,227 in steps of 64
+  EXPECT_EQ(counts(300, 1, 15 * 1590), 2u);
+  EXPECT_EQ(counts(300, 1, 0), 5u);
 }
 
 TEST(PackCaptions, NullRowsAndNoMask) {
