@@ -56,6 +56,8 @@ class Devices(WeftTest):
                 for kind in ("auto", "cuda"):
                     job = self.train("run", f"device.kind={kind}", expect=None)
                     self.refused(job, 2, "cannot be used", "driver 580.65.06", "for CUDA 12.4 at most", "13.0")
+                doctor = self.weft("doctor", expect=2)
+                self.assertIn("for CUDA 12.4 at most", doctor.out + doctor.err)
                 self.train("run", "device.kind=cpu", "train.steps=1", ranks=1)
 
     def test_two_ranks_on_one_gpu_are_refused(self):
