@@ -1,6 +1,12 @@
 // Threads, barriers, warp functions, shared memory: each with its meaning, and with the fault that
 // must not pass.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <string>
 
 #include "cuda_bf16.h"
 #include "emulated_ptx.h"
@@ -117,6 +123,39 @@ TEST(Barrier, MissingOneIsCaughtWhereTheWriterComesFirst) {
     }
     EXPECT_GE(caught, 12) << threads << " threads";
   }
+}
+
+template <class T>
+__global__ void heavy(T* out) {
+  out[threadIdx.x] = T(1);
+}
+
+TEST(Launch, RegistersOfABlockAreLimited) {
+  const std::string page = testing::TempDir() + "weft_registers_" + std::to_string(getpid());
+  std::ofstream(page) << "| file | kernel | sm_90a |\n|---|---|---|\n"
+                      << "| a.cu | `stand_in_test::heavy<float>` | 130 |\n"
+                      << "| b.cu | `stand_in_test::heavy<float>` | 129 (8 B spilled) |\n";
+  const Stream stream;
+  const Array<float> out(1024);
+  const Array<int> light(1024);
+  const auto blocks = [](auto kernel, int threads) {
+    int n = 0;
+    EXPECT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &n, reinterpret_cast<const void*>(kernel), threads, 0));
+    return n;
+  };
+  EXPECT_CUDA(start(stream, heavy<float>, 1, 512, 0, out.get()));
+  ASSERT_EQ(setenv("WEFT_EMULATION_RESOURCES", page.c_str(), 1), 0);
+  // 129 registers are 17 portions of 256 a warp: 15 warps have room.
+  EXPECT_CUDA(start(stream, heavy<float>, 1, 480, 0, out.get()));
+  EXPECT_EQ(start(stream, heavy<float>, 1, 512, 0, out.get()), cudaErrorLaunchOutOfResources);
+  EXPECT_CUDA(start(stream, heavy<int>, 1, 1024, 0, light.get()));
+  EXPECT_EQ(blocks(heavy<float>, 128), 3);
+  EXPECT_EQ(blocks(heavy<int>, 128), 8);
+  unsetenv("WEFT_EMULATION_RESOURCES");
+  EXPECT_CUDA(start(stream, heavy<float>, 1, 512, 0, out.get()));
+  EXPECT_CUDA(cudaDeviceSynchronize());
+  std::filesystem::remove(page);
 }
 
 __global__ void some_at_a_barrier() {

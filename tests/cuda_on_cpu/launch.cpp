@@ -1,9 +1,11 @@
 // Kernel launches and their limits.
+#include <algorithm>
 #include <map>
 
 #include "device.h"
 #include "emulation.h"
 #include "fibers.h"
+#include "resources.h"
 #include "streams.h"
 
 using emulation::Device;
@@ -35,6 +37,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
     return fail(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > shared_limit(kernel)) return fail(cudaErrorInvalidValue);
   if (config.numAttrs != 0) return fail(cudaErrorNotSupported);
+  if (registers_of_block(kernel, std::size_t{b.x} * b.y * b.z) > registers_in_all)
+    return fail(cudaErrorLaunchOutOfResources);
   return enqueue(
       config.stream,
       simple("a kernel", [k = Kernel{kernel, std::move(body), g, b, config.dynamicSmemBytes}] {
@@ -64,17 +68,20 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* kernel) {
   const Device device;
   *a = {};
   a->maxThreadsPerBlock = 1024;
-  a->numRegs = 64;
+  a->numRegs = emulation::registers_of(kernel);
   a->ptxVersion = a->binaryVersion = 80;
   a->maxDynamicSharedSizeBytes = static_cast<int>(shared_limit(kernel));
   return cudaSuccess;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_size,
-                                                          std::size_t shared) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                          int block_size, std::size_t shared) {
   if (block_size <= 0 || block_size > 1024) return fail(cudaErrorInvalidValue);
-  const std::size_t by_threads = 2048 / static_cast<std::size_t>(block_size);
-  const std::size_t by_shared = 164 * 1024 / (shared + 1024);
-  *blocks = static_cast<int>(by_threads < by_shared ? by_threads : by_shared);
+  const emulation::Capability& c = emulation::capability();
+  const std::size_t by_shared = (c.shared_memory + 1024) / (shared + 1024);
+  *blocks =
+      std::min({c.threads / block_size, static_cast<int>(by_shared),
+                emulation::registers_in_all /
+                    emulation::registers_of_block(kernel, static_cast<std::size_t>(block_size))});
   return cudaSuccess;
 }
