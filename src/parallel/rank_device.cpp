@@ -1,8 +1,11 @@
 #include "parallel/rank_device.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <cstring>
 #include <map>
-#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -12,30 +15,68 @@
 namespace weft {
 namespace {
 
-constexpr std::size_t uuid_length = 40;  // "GPU-" and 36 characters
+struct Entry {
+  char uuid[40];  // "GPU-" and 36 characters
+  int node;
+};
 
-// Every rank's list of UUIDs, in order of rank.
-std::vector<std::vector<std::string>> gather_gpus(const std::vector<std::string>& mine,
-                                                  MPI_Comm host) {
+// What every rank of the host sees, in order of rank.
+std::vector<HostRank> gather_ranks(const HostRank& mine, MPI_Comm host) {
   int ranks = 1;
   MPI_Comm_size(host, &ranks);
-  std::string text;
-  for (std::string uuid : mine) text += (uuid.resize(uuid_length, ' '), uuid);
-  const int bytes = static_cast<int>(text.size());
-  std::vector<int> sizes(static_cast<std::size_t>(ranks)), offsets(sizes.size() + 1, 0);
-  MPI_Allgather(&bytes, 1, MPI_INT, sizes.data(), 1, MPI_INT, host);
-  std::partial_sum(sizes.begin(), sizes.end(), offsets.begin() + 1);
-  std::string all(static_cast<std::size_t>(offsets.back()), ' ');
-  MPI_Allgatherv(text.data(), bytes, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR,
-                 host);
-  std::vector<std::vector<std::string>> lists(sizes.size());
-  for (std::size_t r = 0; r < lists.size(); ++r)
-    for (int at = offsets[r]; at < offsets[r + 1]; at += static_cast<int>(uuid_length))
-      lists[r].push_back(all.substr(static_cast<std::size_t>(at), uuid_length));
-  return lists;
+  std::vector<Entry> entries;
+  for (const SeenGpu& gpu : mine.gpus) {
+    Entry e{};
+    gpu.uuid.copy(e.uuid, sizeof e.uuid);
+    e.node = gpu.node;
+    entries.push_back(e);
+  }
+  const int own[2] = {static_cast<int>(entries.size() * sizeof(Entry)), mine.node};
+  std::vector<int> all(2 * static_cast<std::size_t>(ranks));
+  MPI_Allgather(own, 2, MPI_INT, all.data(), 2, MPI_INT, host);
+  std::vector<int> sizes, offsets{0};
+  for (std::size_t r = 0; r < all.size(); r += 2) {
+    sizes.push_back(all[r]);
+    offsets.push_back(offsets.back() + all[r]);
+  }
+  std::vector<Entry> of_all(static_cast<std::size_t>(offsets.back()) / sizeof(Entry));
+  MPI_Allgatherv(entries.data(), own[0], MPI_BYTE, of_all.data(), sizes.data(), offsets.data(),
+                 MPI_BYTE, host);
+  std::vector<HostRank> result(sizes.size());
+  auto at = of_all.begin();
+  for (std::size_t r = 0; r < result.size(); ++r) {
+    result[r].node = all[2 * r + 1];
+    for (std::size_t i = 0; i < static_cast<std::size_t>(sizes[r]) / sizeof(Entry); ++i, ++at)
+      result[r].gpus.push_back(
+          {std::string(at->uuid, strnlen(at->uuid, sizeof at->uuid)), at->node});
+  }
+  return result;
+}
+
+// The NUMA node of the core that this thread runs on: its own, where the launcher binds ranks.
+int node_here() {
+  unsigned core = 0, node = 0;
+  return getcpu(&core, &node) == 0 ? static_cast<int>(node) : -1;
 }
 
 }  // namespace
+
+std::vector<std::size_t> assign_gpus(const std::vector<HostRank>& ranks) {
+  std::map<std::string, int> users;
+  std::vector<std::size_t> places;
+  for (const HostRank& rank : ranks) {
+    const auto worth = [&](const SeenGpu& gpu) {
+      const bool far = rank.node < 0 || gpu.node < 0 || gpu.node != rank.node;
+      return std::pair(users[gpu.uuid], far);
+    };
+    const auto best =
+        std::min_element(rank.gpus.begin(), rank.gpus.end(),
+                         [&](const SeenGpu& a, const SeenGpu& b) { return worth(a) < worth(b); });
+    ++users[best->uuid];
+    places.push_back(static_cast<std::size_t>(best - rank.gpus.begin()));
+  }
+  return places;
+}
 
 RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
   RankDevice chosen;
@@ -50,15 +91,22 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
 
   const VisibleGpus visible = visible_gpus();
   std::string why = visible.why;
-  const auto lists = gather_gpus(visible.uuids, host);
+  std::string none;
+  const std::vector<GpuFacts> facts = inventory_gpus(none);
+  HostRank own;
+  own.node = node_here();
+  for (const std::string& uuid : visible.uuids) {
+    const auto known =
+        std::find_if(facts.begin(), facts.end(), [&](const GpuFacts& g) { return g.uuid == uuid; });
+    own.gpus.push_back({uuid, known != facts.end() ? known->numa_node : -1});
+  }
+  const std::vector<HostRank> ranks = gather_ranks(own, host);
   MPI_Comm_free(&host);
   const bool here =
-      std::all_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); });
+      std::all_of(ranks.begin(), ranks.end(), [](const auto& r) { return !r.gpus.empty(); });
   // Where there is a GPU that cannot be used, `auto` does not mean the CPU: a job of many GPU hours
   // would crawl there after one line in its log.
-  std::string none;
-  const std::vector<GpuFacts> unusable =
-      visible.failed ? inventory_gpus(none) : std::vector<GpuFacts>();
+  const std::vector<GpuFacts> unusable = visible.failed ? facts : std::vector<GpuFacts>();
   int everywhere[2] = {here, unusable.empty()};
   MPI_Allreduce(MPI_IN_PLACE, everywhere, 2, MPI_INT, MPI_MIN, world);
   WEFT_CHECK(unusable.empty(), Exit::usage,
@@ -80,21 +128,12 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
     return chosen;
   }
 
-  // Every rank computes the same assignment, so none needs to be sent: each rank in turn takes, of
-  // the GPUs that it sees, the one with the fewest users so far.
+  // Every rank computes the same assignment, so none needs to be sent.
+  const std::vector<std::size_t> places = assign_gpus(ranks);
+  const auto uuid_of = [&](std::size_t r) { return ranks[r].gpus[places[r]].uuid; };
   std::map<std::string, int> users;
-  std::string mine;
-  int index = 0;
-  for (std::size_t r = 0; r < lists.size(); ++r) {
-    const auto best = std::min_element(
-        lists[r].begin(), lists[r].end(),
-        [&](const std::string& a, const std::string& b) { return users[a] < users[b]; });
-    ++users[*best];
-    if (static_cast<int>(r) == chosen.host_rank) {
-      mine = *best;
-      index = static_cast<int>(best - lists[r].begin());
-    }
-  }
+  for (std::size_t r = 0; r < ranks.size(); ++r) ++users[uuid_of(r)];
+  const auto me = static_cast<std::size_t>(chosen.host_rank);
   const auto crowded =
       std::find_if(users.begin(), users.end(), [](const auto& u) { return u.second > 1; });
   int sharing = crowded != users.end() ? 1 : 0;
@@ -103,9 +142,9 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
       "start as many ranks a host as it has GPUs, or set device.share = true (slower: ranks of "
       "one GPU reduce through the host)",
       "{} ranks on this host see {} GPUs: {} would serve {} ranks", chosen.host_ranks, users.size(),
-      crowded->first.substr(0, crowded->first.find_last_not_of(' ') + 1), crowded->second);
-  chosen.shared = users[mine] > 1;
-  use_gpu(index);
+      crowded->first, crowded->second);
+  chosen.shared = users[uuid_of(me)] > 1;
+  use_gpu(static_cast<int>(places[me]));
   return chosen;
 }
 

@@ -3,7 +3,9 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "tensor/device.h"
 
@@ -16,9 +18,22 @@ struct RankDevice {
 
 // Collective. Chooses by the deck keys device.kind ("auto", "cpu", "cuda") and device.share, and
 // takes the device. The ranks of a host distribute the GPUs that each can see (respecting
-// CUDA_VISIBLE_DEVICES and Slurm's binding; GPUs are identified by UUID) in order of rank, each to
-// the least used; a GPU for two ranks is Exit::usage unless `share`. "auto" without a GPU takes the
-// CPU, on all ranks, and says why in one line; "cuda" without one is Exit::usage.
+// CUDA_VISIBLE_DEVICES and Slurm's binding; GPUs are identified by UUID) by assign_gpus(); a GPU
+// for two ranks is Exit::usage unless `share`. "auto" without a GPU takes the CPU, on all ranks,
+// and says why in one line; "cuda" without one is Exit::usage.
 RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world);
+
+// A rank of a host, the GPUs that it sees, and NUMA nodes; -1: not known.
+struct SeenGpu {
+  std::string uuid;
+  int node = -1;
+};
+struct HostRank {
+  std::vector<SeenGpu> gpus;
+  int node = -1;
+};
+// For each rank the index of its GPU in its own list. In order of rank: the GPU with the fewest
+// ranks so far, among those one of the rank's own node, among those the first. No list is empty.
+std::vector<std::size_t> assign_gpus(const std::vector<HostRank>& ranks);
 
 }  // namespace weft

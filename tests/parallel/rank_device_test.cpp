@@ -1,0 +1,44 @@
+// Which GPU of a host each of its ranks takes.
+#include "parallel/rank_device.h"
+
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+using Places = std::vector<std::size_t>;
+
+// Ranks on these nodes, all of which see GPUs on those.
+std::vector<HostRank> host(const std::vector<int>& rank_nodes, const std::vector<int>& gpu_nodes) {
+  std::vector<SeenGpu> gpus;
+  for (std::size_t i = 0; i < gpu_nodes.size(); ++i)
+    gpus.push_back({"GPU-" + std::to_string(i), gpu_nodes[i]});
+  std::vector<HostRank> ranks;
+  for (const int node : rank_nodes) ranks.push_back({gpus, node});
+  return ranks;
+}
+
+TEST(AssignGpus, InOrderWhereNodesAreNotKnown) {
+  EXPECT_EQ(assign_gpus(host({-1, -1, -1, -1}, {-1, -1, -1, -1})), (Places{0, 1, 2, 3}));
+  EXPECT_EQ(assign_gpus(host({0, 0, 1, 1}, {-1, -1, -1, -1})), (Places{0, 1, 2, 3}));
+  EXPECT_EQ(assign_gpus(host({0, 0}, {0, 0})), (Places{0, 1}));
+}
+
+TEST(AssignGpus, OfTheRanksOwnNode) {
+  EXPECT_EQ(assign_gpus(host({0, 0, 0, 0, 1, 1, 1, 1}, {1, 1, 0, 0, 1, 1, 0, 0})),
+            (Places{2, 3, 6, 7, 0, 1, 4, 5}));
+}
+
+TEST(AssignGpus, AFarOneBeforeASharedOne) {
+  EXPECT_EQ(assign_gpus(host({0, 0, 0}, {0, 1, 1})), (Places{0, 1, 2}));
+  EXPECT_EQ(assign_gpus(host({1, 1, 0}, {0, 1})), (Places{1, 0, 0}));
+}
+
+TEST(AssignGpus, RanksThatSeeDifferentOnes) {
+  const SeenGpu a{"GPU-a", 0}, b{"GPU-b", 1};
+  EXPECT_EQ(assign_gpus({{{a}, 1}, {{b}, 0}}), (Places{0, 0}));
+  EXPECT_EQ(assign_gpus({{{b, a}, 0}, {{a, b}, 0}}), (Places{1, 1}));
+}
+
+}  // namespace
+}  // namespace weft
