@@ -165,6 +165,10 @@ const char* cudnnGetErrorString(cudnnStatus_t s) {
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   emulation::touch_device();
+  {
+    const emulation::Device device;
+    if (!emulation::charge(emulation::cudnn_bytes)) return CUDNN_STATUS_EXECUTION_FAILED;
+  }
   *handle = new cudnnContext;
   return CUDNN_STATUS_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "memory.h"
 #include "random.h"
 #include "streams.h"
 
@@ -13,6 +14,11 @@ namespace {
 
 std::vector<std::shared_ptr<Capture>> active;
 int executable_graphs = 0;
+
+std::size_t bytes_of(const Graph& graph) {
+  return graph_bytes + graph.nodes.size() * graph_node_bytes;
+}
+
 // CUDA's per-thread mode, by which a thread may be excused from others' captures.
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
@@ -168,6 +174,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   static const char* most = std::getenv("WEFT_EMULATION_GRAPHS");
   if (most != nullptr && emulation::executable_graphs >= std::atoi(most))
     return fail(cudaErrorMemoryAllocation);
+  if (!emulation::charge(emulation::bytes_of(*graph->graph)))
+    return fail(cudaErrorMemoryAllocation);
   ++emulation::executable_graphs;
   *exec = new CUgraphExec_st{graph->graph};
   return cudaSuccess;
@@ -192,7 +200,10 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   const Device device;
-  if (exec != nullptr) --emulation::executable_graphs;
+  if (exec != nullptr) {
+    --emulation::executable_graphs;
+    emulation::give_back(emulation::bytes_of(*exec->graph));
+  }
   delete exec;
   return cudaSuccess;
 }

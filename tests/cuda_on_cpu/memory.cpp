@@ -78,7 +78,7 @@ void close_memory() {
 cudaError_t allocate(void** p, std::size_t bytes, Where where) {
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
-  if (where == Where::device && in_use + bytes > device_bytes_in_total())
+  if (where == Where::device && device_bytes_in_use() + bytes > device_bytes_in_total())
     return fail(cudaErrorMemoryAllocation);
   const std::size_t rounded = round_up(bytes, grain), page_bytes = round_up(rounded, page);
   void* region = mmap(nullptr, page_bytes + 2 * guard, PROT_NONE,
@@ -191,7 +191,29 @@ std::string describe_device_address(const void* address) {
   return "";
 }
 
-std::size_t device_bytes_in_use() { return in_use; }
+namespace {
+bool charges() {
+  static const bool yes = [] {
+    const char* value = std::getenv("WEFT_EMULATION_OVERHEAD");
+    return value != nullptr && std::strcmp(value, "1") == 0;
+  }();
+  return yes;
+}
+}  // namespace
+
+// The context comes with whatever needs one first.
+std::size_t device_bytes_in_use() { return in_use + (charges() ? context_bytes : 0); }
+
+bool charge(std::size_t bytes) {
+  if (!charges()) return true;
+  if (device_bytes_in_use() + bytes > device_bytes_in_total()) return false;
+  in_use += bytes;
+  return true;
+}
+void give_back(std::size_t bytes) {
+  if (charges()) in_use -= bytes;
+}
+
 std::size_t device_bytes_in_total() {
   const char* gib = std::getenv("WEFT_EMULATION_MEMORY_GIB");
   return static_cast<std::size_t>((gib == nullptr ? 8.0 : std::atof(gib)) * (1u << 30));

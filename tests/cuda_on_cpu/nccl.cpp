@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "collectives.h"
+#include "memory.h"
 #include "streams.h"
 
 using emulation::Collective;
@@ -108,7 +109,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId uni
   MPI_Group_free(&group);
   MPI_Group_free(&world);
   *comm = new ncclComm{state};
-  return ncclSuccess;
+  const emulation::Device device;
+  return emulation::charge(emulation::nccl_bytes) ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
@@ -124,6 +126,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (!finalized && !state->aborted) MPI_Comm_free(&state->comm);
+  emulation::give_back(emulation::nccl_bytes);
   delete comm;
   return ncclSuccess;
 }

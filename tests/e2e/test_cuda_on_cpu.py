@@ -163,6 +163,18 @@ class Steps(WeftTest):
         for run in ("most1", "most3"):
             self.assert_same_run("plain", run)
 
+    def test_memory_that_libraries_take(self):
+        # 500 MiB are the context's and 300 NCCL's.
+        for gib, code, said in (("1", 0, None), ("0.9", 0, "no memory is left for a graph"), ("0.84", 2, "GiB are free"),
+                                ("0.7", 6, "NCCL")):
+            with emulate(2, WEFT_EMULATION_OVERHEAD="1", WEFT_EMULATION_MEMORY_GIB=gib):
+                job = self.on_gpu(f"gib{gib}", self.EXACT, expect=code)
+            if said is None:
+                self.assertNotIn("WARN", job.err)
+            else:
+                self.assertIn(said, job.err)
+        self.assert_same_run("gib1", "gib0.9")
+
     def test_recorded_steps_of_uneven_size(self):
         # Two clips in one bucket, many in the other: a step has five samples or six, and the same recorded micro-batch counts
         # for a fifth or for a sixth. One recording does for both.
