@@ -58,7 +58,7 @@ class ParameterTable {
   // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
   // also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
-  static constexpr std::int64_t bucket_pad = 1 << 16;
+  static constexpr std::int64_t bucket_pad = 15 << 13;
   // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):
   // Parameter::set, load_weights and restore_state fill the parameters.

@@ -194,6 +194,7 @@ void Trainer::open_readers() {
   costs_.table = std::make_unique<CostTable>(std::move(planned));
   if (!costs_.saved.empty()) costs_.table->from_text(costs_.saved);
   costs_.sums = Tensor::persistent({2 * buckets}, DType::f64);
+  costs_.host_sums = std::make_unique<HostCopy>(2 * buckets);
   watches_.stragglers = std::make_unique<StragglerWatch>(comm_->size());
   planner_ = source_->plan_steps(batch_sizes_, deck_.train.micro_batches,
                                  static_cast<std::uint64_t>(deck_.run.seed));

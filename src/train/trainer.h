@@ -98,7 +98,7 @@ class Trainer {
     // step reports.
     std::vector<double> expected, expected_of_busy;
     std::vector<Timed> micro_batches;
-    std::vector<double> cost_sums;  // this rank's, in a step after which costs are agreed
+    std::span<const double> cost_sums;  // of all ranks, in a step after which costs are agreed
     bool compare_weights = false;
     // Seconds that this rank was blocked: between the end of its backward and the last sum; before
     // that; after that.
@@ -111,6 +111,7 @@ class Trainer {
     std::unique_ptr<CostTable> table;
     std::string saved;  // of the checkpoint
     Tensor sums;        // f64 [2 buckets], to be summed over ranks
+    std::unique_ptr<HostCopy> host_sums;
   };
   struct Watches {
     std::unique_ptr<StragglerWatch> stragglers;
@@ -148,7 +149,7 @@ class Trainer {
   void begin_faults();
   void end_faults(double compute_seconds);
   void checksum_weights();
-  Communicator::Ticket agree_on_costs(Issued& step);
+  Communicator::Ticket agree_on_costs();
 
   void complete(Issued step);
   void look_at_ranks(Issued& step);

@@ -99,7 +99,8 @@ void Trainer::step() {
   const double busy = on_cuda() ? pace_.busy : m.split.compute + m.split.data_wait;
   const auto reported = report_->send(
       look_at_requests(), busy, on_cuda() ? pace_.data_wait : m.split.data_wait, checksum_of(mine));
-  const auto costs_reported = agree_on_costs(step);
+  const bool agrees = costs_.table->due(m.step);
+  const auto costs_reported = agrees ? agree_on_costs() : 0;
   step.computed = mark();
 
   // 2. The rest of the sums.
@@ -114,6 +115,7 @@ void Trainer::step() {
                                   data_parallel_->update(optimizers_, done_, report_->norm());
   task_->end_step(*report_, done_, static_cast<std::int64_t>(m.samples.size()));
   step.rows = report_->fetch();
+  if (agrees) step.cost_sums = costs_.host_sums->fetch(costs_.sums);
   step.updated = mark();
   step.blocked_in_compute = blocked_in_compute;
   step.blocked_for_norm = blocked_for_norm;
@@ -180,11 +182,9 @@ unsigned Trainer::look_at_requests() {
          (checkpoints_->writing_for() ? request::saving : 0);
 }
 
-// After some steps the ranks exchange the times of their micro-batches. Returns the ticket, or 0.
-Communicator::Ticket Trainer::agree_on_costs(Issued& step) {
-  if (!costs_.table->due(step.metrics.step)) return 0;
-  step.cost_sums = costs_.table->take();
-  costs_.sums.set(std::span<const double>(step.cost_sums));
+// After some steps the ranks exchange the times of their micro-batches.
+Communicator::Ticket Trainer::agree_on_costs() {
+  costs_.sums.set(std::span<const double>(costs_.table->take()));
   return comm_->all_reduce_sum(costs_.sums);
 }
 
@@ -210,10 +210,7 @@ void Trainer::complete(Issued step) {
   }
   // Scaled to the bucket's full cost: shortened clips take only a share of it.
   for (const Timed& t : step.micro_batches) costs_.table->measured(t.bucket, t.seconds / t.share);
-  if (!step.cost_sums.empty()) {
-    const Tensor sums = costs_.sums.to_host();
-    costs_.table->agree({sums.span<double>().begin(), sums.span<double>().end()});
-  }
+  if (!step.cost_sums.empty()) costs_.table->agree({step.cost_sums.begin(), step.cost_sums.end()});
   m.loss = step.rows.sum(StepReport::loss) / static_cast<double>(m.samples.size());
   const std::vector<std::string> names = task_->terms();
   for (std::size_t i = 0; i < names.size(); ++i)

@@ -2,6 +2,7 @@
 #include "nn/parameters.h"
 
 #include "core/error.h"
+#include "core/parts.h"
 #include "fixture.h"
 
 namespace weft::test {
@@ -16,7 +17,7 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
   Parameter& fixed = table.add("fixed", {5}, {}, false);
   Parameter& b = table.add("b", {3, 7}, {});
   Parameter& c = table.add("c", {30000}, {});
-  Parameter& d = table.add("d", {300, 300}, {});
+  Parameter& d = table.add("d", {500, 300}, {});
   Parameter& fixed2 = table.add("fixed2", {17}, {}, false);
   table.allocate(65536, true, true);
 
@@ -26,7 +27,7 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
   EXPECT_EQ(c.offset, 2 * pad);
   EXPECT_EQ(b.offset, c.offset + 30000);
   EXPECT_EQ(a.offset, b.offset + 32);
-  EXPECT_EQ(first.offset, 4 * pad);
+  EXPECT_EQ(first.offset, 3 * pad);
   EXPECT_EQ((std::vector<int>{d.bucket, c.bucket, b.bucket, a.bucket, first.bucket, fixed.bucket}),
             (std::vector<int>{0, 1, 1, 1, 2, -1}));
   ASSERT_EQ(table.buckets().size(), 3u);
@@ -37,6 +38,13 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
     EXPECT_EQ(bucket.end % pad, 0);
     at = bucket.end;
   }
+  // Equal parts for whole nodes of 1, 2, 4 and 8 GPUs, three, five and six of them as well.
+  for (const auto& bucket : table.buckets())
+    for (const int ranks : {2, 3, 4, 5, 6, 8, 12, 24, 40, 48, 80, 96, 128, 192, 320, 512, 960})
+      for (const int rank : {0, ranks / 2, ranks - 1})
+        EXPECT_EQ(part_of(bucket.begin, bucket.end, rank, ranks).size() * ranks,
+                  bucket.end - bucket.begin)
+            << ranks;
   EXPECT_EQ(fixed2.offset, 0);
   EXPECT_EQ(fixed.offset, 32);
 
@@ -53,7 +61,7 @@ TEST(ParameterLayout, ReverseOrderAlignedPadded) {
   }
   EXPECT_EQ(table.values().numel(), at);
   EXPECT_EQ(table.grads().numel(), at);
-  EXPECT_EQ(table.trainable_elements(), 10 + 70000 + 21 + 30000 + 90000);
+  EXPECT_EQ(table.trainable_elements(), 10 + 70000 + 21 + 30000 + 150000);
   EXPECT_EQ(table.total_elements(), table.trainable_elements() + 22);
   EXPECT_EQ(table.find("b"), &b);
   EXPECT_EQ(table.find("e"), nullptr);
@@ -217,7 +225,7 @@ class TapeCountingTest : public OpTest {
       layers_.push_back({&table_.add(std::to_string(i) + ".weight", {256, 256}, {}),
                          &table_.add(std::to_string(i) + ".bias", {256}, {}, i != 1)});
     }
-    table_.allocate(pad, false, true);
+    table_.allocate(256 * 256, false, true);
     randomise(table_, 1);
   }
   std::vector<std::size_t> announced_when_done(bool recomputed) {

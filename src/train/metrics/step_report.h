@@ -2,11 +2,11 @@
 // loss, the decisions that all ranks take alike, and the table of who was slow.
 #pragma once
 
-#include <memory>
 #include <span>
 
 #include "core/parts.h"
 #include "parallel/communicator.h"
+#include "train/metrics/host_copy.h"
 
 namespace weft {
 
@@ -44,8 +44,7 @@ class StepReport {
   const Tensor& rows() const { return rows_; }  // f64 [ranks * width], once sent and awaited
   // f64 [groups] beside the rows: the gradient's squared norms.
   Tensor& norm() { return norm_; }
-  // Brings all rows and the norm to the host: at once on the CPU, behind the compute stream's work
-  // on a GPU. The memory is used again two calls later.
+  // Brings all rows and the norm to the host, as HostCopy does.
   struct Rows {
     std::span<const double> values;        // [ranks, width]
     const double* squared_norm = nullptr;  // [groups]
@@ -58,8 +57,7 @@ class StepReport {
  private:
   Communicator& comm_;
   Tensor rows_, row_, norm_;
-  std::unique_ptr<double, void (*)(double*)> host_;  // two steps' worth, pinned on a GPU
-  int turn_ = 0;
+  HostCopy host_rows_, host_norm_;
 };
 
 }  // namespace weft
