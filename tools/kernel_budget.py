@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What the machine code of the hot kernels allows on an H100, counted: docs/kernels_budget.md.
+"""What the machine code of the hot kernels allows, counted: docs/kernels_budget.md.
 
     kernel_budget.py [--build build] [--write | --check] [--cuobjdump PATH]
     kernel_budget.py --cubin FILE [--kernel PATTERN]      what every iteration of each kernel's loops asks of each pipe
 
-Disassembles the objects of a build for sm_90a, counts what the loop that does a kernel's work asks of each pipe, and says
-which one bounds the kernel at which share of its roofline. --write makes the page, --check holds the build to it: exit
-status 1 if a budget is below its goal without a reason, or more than a point below what the page records. It passes where
+Disassembles the objects of a build, counts what the loop that does a kernel's work asks of each pipe, and says which one
+bounds the kernel at which share of its roofline. --write makes the page, of a build for all of its GPUs
+(WEFT_CUDA_ARCHITECTURES="80;90a;100"). --check holds a build to it, for those that it was made for: exit status 1 if a
+budget is below its goal on an H100 without a reason, or more than a point below what the page records. It passes where
 nothing was built with nvcc, and exits with 77 where there is no cuobjdump: it and nvdisasm come with CUDA, or from PyPI
 (tools/python-packages.txt).
 """
@@ -23,11 +24,9 @@ import kernel_resources
 import sass
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_budget.md"
-# NVIDIA H100 SXM: 989.4 TFLOP/s of bf16 are 4096 operations a cycle on 132 multiprocessors at 1.83 GHz; 3.35 TB/s.
-MULTIPROCESSORS, CLOCK, BANDWIDTH = 132, 1.83e9, 3.35e12
-BYTES = BANDWIDTH / CLOCK / MULTIPROCESSORS  # a cycle and multiprocessor
 LATENCY = 800  # cycles from a load to its data while memory is busy
 HEADS, D = 16, 72  # STDiT3-XL/2
+MACHINES = [sass.H100, sass.A100, sass.B200]
 
 
 def blocks(n, size):
@@ -46,7 +45,7 @@ class Part:
 class Entry:
     name: str
     shape: str
-    goal: float
+    goal: float  # on an H100
     parts: list  # of kernels on the tensor cores; [kernel] of one that streams
     operations: float = 0  # useful ones
     bytes: float = 0
@@ -78,6 +77,21 @@ def attention(kind, rows, keys, sequences, forward, keys_kernel, queries_kernel,
     return lines
 
 
+def attention_by_mma_sync(kind, rows, keys, sequences):
+    """The same by flash_sm80*.cu: warps of 32 queries forward, of 16 rows backward, 64 of the other side at a time."""
+    work = 4.0 * rows * keys * D * HEADS * sequences
+    tensors = 2.0 * D * HEADS * sequences
+    shape = f"S {rows}" if kind == "spatial" else f"L {keys}"
+    heads = HEADS * sequences
+    return [Entry(f"{kind} forward", shape, 0.50,
+                  [Part("flash_sm80_forward_kernel<ForwardTile<80, 72> >", 4 * blocks(rows, 128) * heads * blocks(keys, 64))],
+                  work, 2 * tensors * (rows + keys)),
+            Entry(f"{kind} backward", shape, 0.45,
+                  [Part("flash_sm80_keys_kernel<BackwardTile<80, 72> >", 4 * blocks(keys, 64) * heads * blocks(rows, 64)),
+                   Part("flash_sm80_queries_kernel<BackwardTile<80, 72> >", 4 * blocks(rows, 64) * heads * blocks(keys, 64))],
+                  2.5 * work, 4 * tensors * (rows + keys))]
+
+
 def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("", "")):
     tile = (2 if T <= 8 else 1) * T * D * 2  # bytes of one head's frames in one pass of a warp
     return [Entry("temporal forward", f"T {T}", goal, [f"temporal::{forward}"], unit_bytes=4 * tile,
@@ -86,7 +100,7 @@ def temporal(T, tokens, forward, backward, goal, reasons=("", ""), measured=("",
                   reason=reasons[1], measured=measured[1], threads=256)]
 
 
-TABLE = [
+WGMMA = [
     *attention("spatial", 405, 405, 30, ("80, 72, 2, 112, false", 2, 112), "80, 72", "80, 72", (0.50, 0.45)),
     *attention("spatial", 1590, 1590, 15, ("80, 72, 3, 112, false", 3, 112), "80, 72", "80, 72", (0.65, 0.55),
                ("36 % (2 x 128 keys, 2 value stages)", "29 % (3 stages)")),
@@ -94,6 +108,13 @@ TABLE = [
     *attention("cross", 23850, 300, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50),
                ("16 % (by mma.sync)", "10 % (by mma.sync)")),
     *attention("cross", 23850, 120, 1, ("80, 72, 3, 112, true", 3, 112), "80, 72", "80, 72", (0.50, 0.50)),
+]
+MMA_SYNC = [
+    *attention_by_mma_sync("spatial", 405, 405, 30),
+    *attention_by_mma_sync("spatial", 1590, 1590, 15),
+    *attention_by_mma_sync("cross", 23850, 300, 1),
+]
+STREAMS = [
     *temporal(5, 3600, "forward_tile_kernel<9, (temporal::Tiling)2>", "9, (temporal::Tiling)2", 0.60,
               reasons=("", "the two warps of a tile pass through different loops, of which one warp's are counted; by hand, along both "
                            "warps' loops, the issue of instructions bounds it at 85 %.")),
@@ -111,8 +132,33 @@ TABLE = [
     Entry("conversion to bf16", "f32", 0.85, ["convert_kernel<4, float, bf16>"], measured="97 %"),
     Entry("SiLU forward", "f32", 0.85, ["silu_forward_kernel<4>"], measured="123 %"),
     Entry("AdamW", "f32", 0.85, ["adamw_kernel<4>"]),
-    Entry("RMS norm", "bf16", 0.85, ["rms_norm_kernel<bf16, 8>"]),
+    Entry("squares of gradients", "f32", 0.85, ["squares_kernel<4>"]),
+    Entry("RMS norm", "T5, bf16", 0.85, ["rms_norm_kernel<bf16, 8>"]),
+    Entry("gated GELU", "T5, bf16", 0.85, ["gated_gelu_kernel<bf16, 8>"]),
+    Entry("group norm, moments", "VAE, bf16", 0.85, ["moments_kernel<bf16, 8>"]),
+    Entry("group norm, SiLU forward", "VAE, bf16", 0.85, ["group_norm_forward_kernel<bf16, 8, true>"]),
+    Entry("group norm, SiLU backward", "VAE, bf16", 0.85, ["group_norm_backward_kernel<bf16, 8, true>"]),
+    Entry("phases of an upsampled convolution", "VAE, bf16", 0.85, ["join_phases_kernel<bf16, 8>"]),
+    Entry("batch norm", "segmentation, bf16", 0.85, ["apply_kernel<bf16, 8, (Residual)1>"]),
+    Entry("batch norm backward", "segmentation, bf16", 0.85, ["backward_kernel<bf16, 8>"]),
+    Entry("max pool", "segmentation, bf16", 0.85, ["max_pool_kernel<8, bf16>"]),
+    Entry("bilinear", "segmentation, bf16", 0.85, ["bilinear_kernel<8, bf16>"]),
+    Entry("bilinear backward", "segmentation, bf16", 0.85, ["bilinear_backward_kernel<8, bf16>"],
+          reason="taps of outputs that have no share of the pixel are looked at too; its gradients, of four branches of the pyramid, "
+                 "are some 16 MB of a step."),
+    Entry("log likelihood", "segmentation, f32", 0.85, ["nll_kernel<float>"]),
+    Entry("classes of pixels", "segmentation, bf16", 0.85, ["predict_kernel<bf16>"]),
+    Entry("deformed columns", "text detection, bf16", 0.85, ["columns_kernel<8, 4, bf16>"]),
+    Entry("deformed convolution, gradients", "text detection, bf16", 0.85, ["gather_kernel<8, bf16>"]),
+    Entry("volume sampled", "animation, bf16", 0.85, ["sample_kernel<8, bf16>"]),
+    Entry("deformed candidates", "animation, bf16", 0.85, ["candidates_kernel<4, bf16>"]),
+    Entry("SPADE", "animation, bf16", 0.85, ["spade_kernel<bf16, 8, 1>"]),
+    Entry("modulated convolution, end", "enhancement, bf16", 0.85, ["finish_kernel<8, bf16>"]),
+    Entry("colours from channels", "enhancement, bf16", 0.85, ["rgb_kernel<8, bf16>"]),
 ]
+FILES = (r"attention/(flash_sm|temporal_mma|qk_norm)|norm/|optimizer|pointwise|reduce|pool|resize|loss\.cu|evaluate|volume"
+       r"|conv/(conv_layout|deform|modulated)")  # files of the kernels below
+TABLE = {"sm_90a": WGMMA + STREAMS, "sm_80": MMA_SYNC + STREAMS, "sm_100": STREAMS}
 
 
 @dataclasses.dataclass
@@ -124,32 +170,32 @@ class Budget:
     cycles: dict
 
 
-def tensor_budget(entry, kernels):
+def tensor_budget(entry, kernels, machine=sass.H100):
     """Cycles of the device, pipe by pipe, for all passes of all parts."""
     cycles, serial, bound = {}, 0.0, 0.0
     for part in entry.parts:
         kernel = kernels[part.kernel]
-        loop = kernel.main_loop("HGMMA")
-        counts = sass.count(kernel.code(loop))
-        ours = {p: c * part.passes / 4 / MULTIPROCESSORS for p, c in counts.quarter.items()}
-        ours |= {p: c * part.passes / MULTIPROCESSORS for p, c in counts.whole.items()}
+        loop = kernel.main_loop("HGMMA|HMMA")
+        counts = sass.count(kernel.code(loop), machine)
+        ours = {p: c * part.passes / 4 / machine.multiprocessors for p, c in counts.quarter.items()}
+        ours |= {p: c * part.passes / machine.multiprocessors for p, c in counts.whole.items()}
         waves = 1.0
         if part.tiles:
-            waves = math.ceil(part.tiles / MULTIPROCESSORS) * MULTIPROCESSORS / part.tiles
+            waves = math.ceil(part.tiles / machine.multiprocessors) * machine.multiprocessors / part.tiles
         bound += max(ours.values()) * waves
         serial += (ours["tensor"] + max(c for p, c in ours.items() if p not in ("tensor", "issue", "shared"))) * waves
         for p, c in ours.items():
             cycles[p] = cycles.get(p, 0.0) + c
-    cycles["memory"] = entry.bytes / BYTES / MULTIPROCESSORS
-    roofline = max(entry.operations / sass.TENSOR_OPERATIONS / MULTIPROCESSORS, cycles["memory"])
+    cycles["memory"] = entry.bytes / machine.bytes / machine.multiprocessors
+    roofline = max(entry.operations / machine.tensor_operations / machine.multiprocessors, cycles["memory"])
     bound, serial = max(bound, cycles["memory"]), max(serial, cycles["memory"])
     return Budget(entry, roofline / bound, roofline / serial, max(cycles, key=cycles.get), cycles)
 
 
-def stream_budget(entry, kernels, registers):
+def stream_budget(entry, kernels, registers, machine=sass.H100):
     """Cycles of a multiprocessor for one warp's pass, against those in which memory moves its bytes."""
     kernel = kernels[entry.parts[0]]
-    counts = [sass.count(piece) for piece in kernel.pieces()]
+    counts = [sass.count(piece, machine) for piece in kernel.pieces()]
     moving = max(counts, key=lambda c: c.bytes)
     total = sass.Counts(type(moving.quarter)(), type(moving.whole)(), 0, 0)
     if entry.unit_bytes:
@@ -162,22 +208,23 @@ def stream_budget(entry, kernels, registers):
     else:
         total = moving
     cycles = {p: c / 4 for p, c in total.quarter.items()} | dict(total.whole)
-    cycles["memory"] = total.bytes / BYTES
+    cycles["memory"] = total.bytes / machine.bytes
     warps = entry.threads // 32
     resident = min(64, 65536 // (-(-registers // 8) * 8 * 32)) // warps * warps
-    in_flight = min(1.0, total.in_flight * resident / (BYTES * LATENCY))
+    # A loop that only writes waits for nothing.
+    in_flight = min(1.0, total.in_flight * resident / (machine.bytes * LATENCY)) if total.in_flight else 1.0
     return Budget(entry, cycles["memory"] / max(cycles.values()), in_flight, max(cycles, key=cycles.get), cycles)
 
 
-def budgets(kernels, registers):
+def budgets(kernels, registers, machine):
     result = []
-    for entry in TABLE:
+    for entry in TABLE[machine.architecture]:
         names = [p.kernel if isinstance(p, Part) else p for p in entry.parts]
         missing = [n for n in names if n not in kernels]
         if missing:
             raise KeyError(f"{entry.name} {entry.shape}: no kernel {missing[0]} in this build; see TABLE")
-        result.append(tensor_budget(entry, kernels) if entry.operations else
-                      stream_budget(entry, kernels, registers.get(names[0], 64)))
+        result.append(tensor_budget(entry, kernels, machine) if entry.operations else
+                      stream_budget(entry, kernels, registers.get(names[0], 64), machine))
     return result
 
 
@@ -185,7 +232,7 @@ def published():
     """What the same counting foretells for FlashAttention-3's forward kernel, beside its published figures."""
     rows = []
     for d, keys, figure in ((64, 128, 497), (128, 176, 648)):
-        tensor = 64 * keys * d * 2 * 2 / sass.TENSOR_OPERATIONS
+        tensor = 64 * keys * d * 2 * 2 / sass.H100.tensor_operations
         exponential = 64 * keys / 16
         rows.append((d, 989 * tensor / max(tensor, exponential), 989 * tensor / (tensor + exponential), figure))
     return rows
@@ -195,27 +242,41 @@ def percent(x):
     return f"{100 * x:.0f} %"
 
 
+def table_of(machine, found):
+    """A section of the page."""
+    on_h100 = machine is sass.H100
+    lines = [f"## {machine.name} ({machine.architecture})", "",
+             f"{machine.tensor_operations * machine.multiprocessors * machine.clock / 1e12:.0f} TFLOP/s of bf16, "
+             f"{machine.bandwidth / 1e12:.2f} TB/s; memory needs {machine.bytes * LATENCY / 1024:.0f} KiB a multiprocessor under way.", "",
+             "| kernel | shape | " + "goal | " * on_h100 + "limit | bounded by | serial | in flight |" + " measured |" * on_h100,
+             "|---|---|---|---|---|---|" + "---|---|" * on_h100]
+    for b in found:
+        serial, flight = (percent(b.serial), "") if b.entry.operations else ("", percent(b.serial))
+        goal, measured = (f"{percent(b.entry.goal)} | ", f" {b.entry.measured} |") if on_h100 else ("", "")
+        lines.append(f"| {b.entry.name} | {b.entry.shape} | {goal}{percent(b.share)} | {b.pipe} | {serial} | {flight} |{measured}")
+    return [*lines, ""]
+
+
 def page_of(found, version):
+    """`found`: {machine: its budgets}."""
     lines = [
         "# What the kernels' machine code allows", "",
-        f"Counted by `tools/kernel_budget.py --write` from the code that CUDA {version} makes for sm_90a; do not edit. Shares are of the",
-        "roofline of an H100 SXM: 989 TFLOP/s of bf16, 3.35 TB/s, whichever takes longer for the useful operations and bytes.", "",
+        f"Counted by `tools/kernel_budget.py --write` from the code that CUDA {version} makes; do not edit. Shares are of the GPU's",
+        "roofline, its tensor cores or its memory, whichever takes longer for the useful operations and bytes.", "",
         "*Limit* is the share at which the busiest pipe is never idle. Nothing is faster; how much slower it is, counting cannot",
         "see: latency, waits at barriers, contention for L2, the clock under full load (products reached 73 % of 989 TFLOP/s on the",
         "H100 of [validation/results](../validation/results/h100_2026-11-22/README.md)). For kernels on the tensor cores *serial* is the",
-        "share if the elementwise work overlapped no product at all. For the others *in flight* is the part of the bytes that",
-        f"memory needs under way, {BYTES * LATENCY / 1024:.0f} KiB a multiprocessor for {LATENCY} cycles of latency, that the loads ask for before they wait.", "",
-        "| kernel | shape | goal | limit | bounded by | serial | in flight | measured |", "|---|---|---|---|---|---|---|---|"]
-    for b in found:
-        serial, flight = (percent(b.serial), "") if b.entry.operations else ("", percent(b.serial))
-        lines.append(f"| {b.entry.name} | {b.entry.shape} | {percent(b.entry.goal)} | {percent(b.share)} | {b.pipe} | {serial} | {flight} | "
-                     f"{b.entry.measured} |")
-    lines += ["", "Measured figures are of 2026-11-22 and of the kernels of then; what is said in brackets has changed since, and is untested on",
-              "GPU.", ""]
-    for b in found:
-        if b.entry.reason:
-            lines.append(f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}")
-    lines += ["## How far counting can be trusted", "",
+        "share if the elementwise work overlapped no product at all. For the others *in flight* is the part of the bytes that memory",
+        f"needs under way for {LATENCY} cycles of latency, that the loads ask for before they wait.", ""]
+    for machine, budgets_of in found.items():
+        lines += table_of(machine, budgets_of)
+        if machine is not sass.H100:
+            continue
+        lines += ["Measured figures are of 2026-11-22 and of the kernels of then; what is said in brackets has changed since, and is untested",
+                  "on GPU.", ""]
+        lines += [f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}" for b in budgets_of if b.entry.reason] + [""]
+    lines += ["Attention is not in the table of the B200: there it runs by mma.sync, for whose rate on that GPU nothing is published.", "",
+              "## How far counting can be trusted", "",
               "FlashAttention-3 forward, bf16, no mask, 16k keys, H100 SXM (Shah et al., 2024, figure 5), in TFLOP/s:", "",
               "| D | limit | serial | published |", "|---|---|---|---|"]
     lines += [f"| {d} | {limit:.0f} | {serial:.0f} | {figure} |" for d, limit, serial, figure in published()]
@@ -226,23 +287,31 @@ def page_of(found, version):
 
 
 def recorded(page):
-    """(kernel, shape) -> limit in percent."""
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
-    return {(r[0], r[1]): float(r[3].rstrip(" %")) for r in rows if len(r) == 8 and r[3].endswith("%")}
+    """(architecture, kernel, shape) -> limit in percent."""
+    result, architecture = {}, ""
+    for line in page.splitlines():
+        if m := re.match(r"## .*\((sm_\w+)\)", line):
+            architecture = m[1]
+        cells = [c.strip() for c in line.strip("|").split("|")] if line.startswith("|") else []
+        limit = cells[{8: 3, 6: 2}[len(cells)]] if len(cells) in (6, 8) else ""
+        if limit.endswith("%"):
+            result[(architecture, cells[0], cells[1])] = float(limit.rstrip(" %"))
+    return result
 
 
 def faults(found, page):
     """What --check reports."""
     old = recorded(page)
-    for b in found:
-        key = (b.entry.name, b.entry.shape)
-        what = f"{key[0]}, {key[1]}: {percent(b.share)}"
-        if key not in old:
-            yield f"{what} is not on docs/{PAGE.name}; run with --write"
-        elif 100 * b.share < old[key] - 1:
-            yield f"{what}, bounded by {b.pipe}, where docs/{PAGE.name} records {old[key]:.0f} %"
-        if b.share < b.entry.goal and not b.entry.reason:
-            yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
+    for machine, budgets_of in found.items():
+        for b in budgets_of:
+            key = (machine.architecture, b.entry.name, b.entry.shape)
+            what = f"{key[1]}, {key[2]} ({key[0]}): {percent(b.share)}"
+            if key not in old:
+                yield f"{what} is not on docs/{PAGE.name}; run with --write"
+            elif 100 * b.share < old[key] - 1:
+                yield f"{what}, bounded by {b.pipe}, where docs/{PAGE.name} records {old[key]:.0f} %"
+            if machine is sass.H100 and b.share < b.entry.goal and not b.entry.reason:
+                yield f"{what}, bounded by {b.pipe}, is below the goal of {percent(b.entry.goal)}"
 
 
 def tools(given):
@@ -253,10 +322,10 @@ def tools(given):
     return program, os.environ | {"PATH": path}
 
 
-def read(files, program, environment):
+def read(files, program, environment, architecture="sm_90a"):
     kernels = {}
     for path in files:
-        found = sass.disassemble(path, program, "sm_90a", environment)
+        found = sass.disassemble(path, program, architecture, environment)
         names = kernel_resources.plain_names(sorted(found))
         kernels |= {names[raw]: kernel for raw, kernel in found.items()}
     return kernels
@@ -296,16 +365,23 @@ def main():
     if args.cubin:
         show(read(objects, program, environment), args.kernel)
         return 0
-    wanted = [p for p in objects if re.search(r"attention/(flash_sm90|temporal_mma|qk_norm)|norm/(layer_norm|modulation)|optimizer|pointwise",
-                                              str(p))]
+    wanted = [p for p in objects if re.search(FILES, str(p))]
     resources = kernel_resources.read(args.build)
     names = kernel_resources.plain_names(sorted({raw for raw, _ in resources}))
-    registers = {names[raw]: row[1] for (raw, arch), row in resources.items() if arch == "sm_90a"}
-    found = budgets(read(wanted, program, environment), registers)
+    built = {arch for _, arch in resources}
+    found = {}
+    for machine in MACHINES:
+        if machine.architecture not in built:
+            continue
+        registers = {names[raw]: row[1] for (raw, arch), row in resources.items() if arch == machine.architecture}
+        found[machine] = budgets(read(wanted, program, environment, machine.architecture), registers, machine)
+    if args.write and len(found) < len(MACHINES):
+        sys.exit(f"kernel_budget: {args.build} was built for {', '.join(sorted(built))} only. HINT: cmake "
+                 f"-DWEFT_CUDA_ARCHITECTURES=\"80;90a;100\"")
     page = page_of(found, kernel_resources.compiler(args.build))
     if args.write:
         PAGE.write_text(page, encoding="utf-8")
-    print(page[page.index("| kernel"):page.index("## How far")])
+    print(page[page.index("## "):page.index("## How far")])
     wrong = list(faults(found, page if args.write else PAGE.read_text(encoding="utf-8"))) if args.check or args.write else []
     for line in wrong:
         print(f"kernel_budget: {line}", file=sys.stderr)

@@ -1,26 +1,47 @@
 """Machine code of CUDA kernels as cuobjdump prints it: instructions, loops, and what they ask of each pipe.
 
-Throughputs are those of compute capability 9.0, in cycles of one warp's instruction on a quarter of a multiprocessor, or of
-the whole multiprocessor where the quarters share a unit (CUDA Programming Guide, table "Throughput of Native Arithmetic
-Instructions"; wgmma and mma.sync: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024).
+Throughputs are in cycles of one warp's instruction on a quarter of a multiprocessor, or of the whole multiprocessor where the
+quarters share a unit (CUDA Programming Guide, table "Throughput of Native Arithmetic Instructions"; wgmma and mma.sync: Luo
+et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024).
 """
 import collections
 import dataclasses
 import re
 import subprocess
 
-# Pipes of a quarter. An opcode belongs to the first pattern that fits.
+# Pipes of a quarter, cycles on compute capability 9.0. An opcode belongs to the first pattern that fits.
 QUARTER = [
     ("xu", 8, r"MUFU|F2I|I2F$|I2F\.|F2F\b|F2F\.|POPC|FLO|BREV"),
     ("alu", 2, r"IADD|LOP3|SHF|SHL|SHR|ISETP|FSETP|DSETP|SEL|FSEL|FMNMX|IMNMX|VIMNMX|PRMT|LEA|F2FP|PLOP3|MOV|VIADD|I2FP|IABS|SGXT"
                 r"|BMSK|P2R|R2P|HSETP|HMNMX|LDC|VOTE|R2UR|S2R|CS2R|VABSDIFF"),
     ("fma", 1, r"FADD|FMUL|FFMA|HFMA2|HADD2|HMUL2|FSWZADD"),
     ("fma", 2, r"IMAD|IDP"),
-    ("fp64", 64, r"DADD|DMUL|DFMA|DMMA"),
+    ("fp64", 2, r"DADD|DMUL|DFMA|DMMA"),
 ]
 SHARED_BYTES = 128  # a cycle and multiprocessor
-TENSOR_OPERATIONS = 4096  # bf16, a cycle and multiprocessor, by wgmma
-MMA_SYNC_SHARE = 0.63  # of that, by mma.sync
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A GPU: its clock in Hz, bytes a second of its memory, bf16 operations of its tensor cores a cycle and multiprocessor."""
+    name: str
+    architecture: str
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    tensor_operations: int
+    mma_sync_share: float = 1.0  # of those, by mma.sync
+    slower: tuple = ()  # pipes that take twice the cycles of compute capability 9.0
+
+    @property
+    def bytes(self):
+        """Of memory a cycle and multiprocessor."""
+        return self.bandwidth / self.clock / self.multiprocessors
+
+
+H100 = Machine("H100 SXM", "sm_90a", 132, 1.83e9, 3.35e12, 4096, 0.63)
+A100 = Machine("A100 SXM", "sm_80", 108, 1.41e9, 2.04e12, 2048, slower=("fma", "fp64"))
+B200 = Machine("B200", "sm_100", 148, 1.85e9, 8.0e12, 8192)
 
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 
@@ -181,16 +202,16 @@ class Counts:
         self.in_flight = max(self.in_flight, other.in_flight)
 
 
-def tensor_and_shared(i):
+def tensor_and_shared(i, machine):
     """Cycles of the tensor cores and of shared memory's 128 bytes; of a warpgroup's product one warp counts a quarter."""
     if m := re.match(r"HGMMA\.64x(\d+)x16", i.op):
         n = int(m[1])
         from_registers = re.match(r"R\d+, R\d+", i.operands)
         read = n * 32 + (0 if from_registers else 64 * 32)
-        return 64 * n * 16 * 2 / TENSOR_OPERATIONS / 4, read / SHARED_BYTES / 4
+        return 64 * n * 16 * 2 / machine.tensor_operations / 4, read / SHARED_BYTES / 4
     if i.op.startswith("HMMA"):
         inner = 8 if i.op.startswith("HMMA.1688") else 16
-        return 16 * 8 * inner * 2 / (TENSOR_OPERATIONS * MMA_SYNC_SHARE), 0
+        return 16 * 8 * inner * 2 / (machine.tensor_operations * machine.mma_sync_share), 0
     if i.op.startswith("LDSM"):
         m = re.search(r"\.(\d)$", i.op)
         return 0, 128 * int(m[1] if m else 1) / SHARED_BYTES
@@ -199,19 +220,19 @@ def tensor_and_shared(i):
     return 0, float(i.op.startswith("SHFL"))
 
 
-def count(code):
+def count(code, machine=H100):
     result = Counts(collections.Counter(), collections.Counter(), 0, 0)
     pending = []  # loads under way: bytes, registers
     for i in code:
         if i.op == "NOP":
             continue
         result.quarter["issue"] += 1
-        tensor, shared = tensor_and_shared(i)
+        tensor, shared = tensor_and_shared(i, machine)
         result.whole["tensor"] += tensor
         result.whole["shared"] += shared
         for pipe, cycles, pattern in QUARTER:
             if re.match(pattern, i.op):
-                result.quarter[pipe] += cycles
+                result.quarter[pipe] += cycles * (2 if pipe in machine.slower else 1)
                 break
         written, read = i.registers()
         used = written | read

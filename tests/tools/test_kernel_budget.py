@@ -90,22 +90,22 @@ class Budgets(unittest.TestCase):
         entry = kernel_budget.Entry("a stream", "", 0.85, ["stream"], threads=32)
         budget = kernel_budget.stream_budget(entry, sass.parse(STREAM), 64)
         self.assertEqual((budget.pipe, budget.share), ("memory", 1.0))
-        self.assertAlmostEqual(budget.serial, min(1.0, 1024 * 32 / (kernel_budget.BYTES * kernel_budget.LATENCY)))
+        self.assertAlmostEqual(budget.serial, min(1.0, 1024 * 32 / (sass.H100.bytes * kernel_budget.LATENCY)))
 
     def test_check_finds_a_lowered_budget(self):
-        page = kernel_budget.page_of([self.budget(4000)], "13.0")
-        self.assertEqual(list(kernel_budget.faults([self.budget(4000)], page)), [])
-        lowered = list(kernel_budget.faults([self.budget(4400)], page))
+        page = kernel_budget.page_of({sass.H100: [self.budget(4000)]}, "13.0")
+        self.assertEqual(list(kernel_budget.faults({sass.H100: [self.budget(4000)]}, page)), [])
+        lowered = list(kernel_budget.faults({sass.H100: [self.budget(4400)]}, page))
         self.assertEqual(len(lowered), 1)
         self.assertIn("records 100 %", lowered[0])
 
     def test_check_finds_a_missed_goal_without_a_reason(self):
-        page = kernel_budget.page_of([self.budget(10000)], "13.0")
-        self.assertIn("below the goal of 50 %", " ".join(kernel_budget.faults([self.budget(10000)], page)))
-        self.assertEqual(list(kernel_budget.faults([self.budget(10000, reason="because")], page)), [])
+        page = kernel_budget.page_of({sass.H100: [self.budget(10000)]}, "13.0")
+        self.assertIn("below the goal of 50 %", " ".join(kernel_budget.faults({sass.H100: [self.budget(10000)]}, page)))
+        self.assertEqual(list(kernel_budget.faults({sass.H100: [self.budget(10000, reason="because")]}, page)), [])
 
     def test_check_finds_a_kernel_that_the_page_does_not_have(self):
-        self.assertIn("is not on docs/kernels_budget.md", " ".join(kernel_budget.faults([self.budget(4000)], "")))
+        self.assertIn("is not on docs/kernels_budget.md", " ".join(kernel_budget.faults({sass.H100: [self.budget(4000)]}, "")))
 
 
 if __name__ == "__main__":
