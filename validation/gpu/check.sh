@@ -8,12 +8,12 @@
 # CPU side by side, 7 training steps of STDiT3-XL/2 beside PyTorch in the same run, 8 VAE and T5: tests against the CPU, encode
 # and decode beside diffusers with cuDNN, a layer beside transformers, VAE training steps, clips of 480p end to end,
 # 9 segmentation: golden cases, networks and evaluation beside PyTorch, its operations timed, training on GPU and CPU, a step
-# of ResNet-50. Nothing stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
+# of ResNet-50, 10 text detection: training on GPU and CPU, a step of DBNet++; animation: clips beside PyTorch. Nothing stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
 # Exit status 1 if any part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
 #   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
-#   PARTS='segmentation'
+#   PARTS='segmentation'   PARTS='text|animate'
 # Packages of PYTHON: torch, numpy, safetensors; for part 8 transformers, sentencepiece, diffusers, beautifulsoup4, ftfy;
-# for part 9 Pillow.
+# for part 9 Pillow; for part 10 also torchvision, opencv-python-headless, scipy, xxhash.
 # REHEARSE=1 runs every part on small sizes, with PyTorch on the CPU, to find mistakes without a GPU; WEFT is then the program
 # on the stand-in for CUDA: REHEARSE=1 WEFT_EMULATION_DEVICES=1 validation/gpu/check.sh OUT build/weft_cuda_on_cpu
 set -uo pipefail
@@ -33,6 +33,7 @@ if [ -n "${REHEARSE:-}" ]; then
   train_small=("${vae_small[@]}" "data.path=synthetic:clips=4,frames=5,height=16,width=16")
   segmentation_pairs=(--pairs resnet18dilated+ppm_deepsup) segmentation_side=64
   segmentation_small=(model.encoder=resnet18dilated)
+  text_small=(model.backbone=resnet18 train.batch_size=1) text_side=64 animate_clips="three_frames"
   generate_small=("${vae_small[@]}" model.hidden_size=32 model.depth=1 model.num_heads=2 "generate.image_size=[16, 16]"
     generate.num_frames=5 sampler.steps=2)
 else
@@ -40,6 +41,7 @@ else
   vae_sizes="17x256 51x512" smoke_small=() vae_small=() t5_small=() rounds=5 steps=10
   train_small=("data.path=synthetic:clips=8,frames=17,height=256,width=256")
   generate_small=() segmentation_pairs=() segmentation_small=() segmentation_side=512
+  text_small=() text_side=640 animate_clips="crop full_still_strong camera both_references crop_128 crop_256"
 fi
 mpirun=$(dirname "$weft")/mpirun
 [ -x "$mpirun" ] || mpirun=mpirun
@@ -146,10 +148,6 @@ for kind in conv batch_norm pool bilinear channels nll predict_classes normalise
   part "segmentation_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
     --json "$out/segmentation_kernels_$kind.json"
 done
-for kind in deform text_; do
-  part "text_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
-    --json "$out/text_kernels_$kind.json"
-done
 segmentation=("data.path=shapes:images=32,classes=8,height=64..80,width=64..96,seed=1" "data.short_sides=[48, 64]" model.dropout=0
   model.encoder=resnet18dilated train.epochs=0 train.steps=4 train.micro_batches=2 train.checkpoint_every=0
   train.lr_encoder=1e-4 train.lr_decoder=1e-4)  # at 0.02, from random weights, rounding grows from step to step
@@ -169,6 +167,28 @@ for dtype in f32 bf16; do
   rm -rf "$out/segmentation_step_$dtype"
 done
 rm -rf "$out/segmentation_cpu" "$out/segmentation_cuda"
+
+# Text detection and animation. What the golden cases do not show: whole jobs, at the sizes that people use.
+for kind in deform text_; do
+  part "text_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
+    --json "$out/text_kernels_$kind.json"
+done
+for device in cpu cuda; do
+  part "text_train_$device" 200 "$weft" train inputs/dbnet_demo.toml device.kind=$device "run.dir=$out/text_$device" \
+    run.resume=false train.steps=4 train.batch_size=2 train.checkpoint_every=0
+done
+part text_losses 10 "$python" validation/gpu/same_losses.py "$out/text_cpu/metrics.jsonl" "$out/text_cuda/metrics.jsonl" 1e-3
+for dtype in f32 bf16; do
+  part "text_step_$dtype" 200 "$weft" train inputs/dbnetpp_icdar2015.toml device.kind=cuda "model.dtype=$dtype" \
+    "run.dir=$out/text_step_$dtype" run.resume=false train.epochs=0 "train.steps=$((steps * 2))" train.micro_batches=1 \
+    "data.path=text:images=64,height=$text_side,width=$text_side,words=1..8,letters=12..48,seed=1" "data.crop=$text_side" \
+    train.checkpoint_every=0 "${text_small[@]}"
+  [ ! -f "$out/text_step_$dtype/metrics.jsonl" ] || cp "$out/text_step_$dtype/metrics.jsonl" "$out/text_step_$dtype.jsonl"
+  rm -rf "$out/text_step_$dtype"
+done
+rm -rf "$out/text_cpu" "$out/text_cuda"
+# shellcheck disable=SC2086
+part animate 500 "$python" validation/check_animate.py --weft "$weft" --device cuda --clips $animate_clips --output "$out/animate.json"
 
 cat "$summary"
 exit $failed
