@@ -3,7 +3,7 @@
 # Fails if an archive is larger than it may be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-limit_mib=64
+limit_mib=96
 build=${BUILD:-build}
 
 for tool in patchelf readelf gcc python3; do

@@ -240,7 +240,7 @@ def main():
     # Two ranks take two micro-batches for one of a rank: steps of whole epochs.
     epoch = sum(n for _, n in SHAPES["mixed"]) // (2 * MICRO_BATCHES["mixed"])
     args.steps = {"uniform": 6, "mixed": args.epochs * epoch}
-    args.threads, args.warmup = 1, WARMUP
+    args.threads, args.warmup, args.dtype = 1, WARMUP, "f32"
 
     about = compare_step.provenance(args)
     if about["load_average_at_start"] > 0.5:
