@@ -47,7 +47,7 @@ class Run:
             sys.exit(f"weft train ended with {self.process.returncode}: {said}")
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         steps = [j for j in lines if "loss" in j][self.first:]
-        self.split = {key: statistics.fmean(j[key] for j in steps) for key in steps[0] if key.endswith("_seconds")}
+        self.split = {key: statistics.fmean(j["split"][key] for j in steps) for key in steps[0]["split"]}
         return statistics.fmean(j["seconds"] for j in steps)
 
 
