@@ -144,8 +144,7 @@ STREAMS = [
     Entry("max pool", "segmentation, bf16", 0.85, ["max_pool_kernel<8, bf16>"]),
     Entry("bilinear", "segmentation, bf16", 0.85, ["bilinear_kernel<8, bf16>"]),
     Entry("bilinear backward", "segmentation, bf16", 0.85, ["bilinear_backward_kernel<8, bf16>"],
-          reason="taps of outputs that have no share of the pixel are looked at too; its gradients, of four branches of the pyramid, "
-                 "are some 16 MB of a step."),
+          reason="taps of outputs that have no share of the pixel are looked at too; it runs once a branch of the pyramid."),
     Entry("log likelihood", "segmentation, f32", 0.85, ["nll_kernel<float>"]),
     Entry("classes of pixels", "segmentation, bf16", 0.85, ["predict_kernel<bf16>"]),
     Entry("deformed columns", "text detection, bf16", 0.85, ["columns_kernel<8, 4, bf16>"]),
@@ -275,7 +274,7 @@ def page_of(found, version):
         lines += ["Measured figures are of 2026-11-22 and of the kernels of then; what is said in brackets has changed since, and is untested",
                   "on GPU.", ""]
         lines += [f"- {b.entry.name}, {b.entry.shape}: {b.entry.reason}" for b in budgets_of if b.entry.reason] + [""]
-    lines += ["Attention is not in the table of the B200: there it runs by mma.sync, for whose rate on that GPU nothing is published.", "",
+    lines += ["Attention is not in the table of the B200: there it runs by mma.sync, whose rate on that GPU is not known here.", "",
               "## How far counting can be trusted", "",
               "FlashAttention-3 forward, bf16, no mask, 16k keys, H100 SXM (Shah et al., 2024, figure 5), in TFLOP/s:", "",
               "| D | limit | serial | published |", "|---|---|---|---|"]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Weak scaling of plain `weft train` runs on one host, beside what the host itself takes.
 
-    compare_runs.py [--weft build/weft] [--mix uniform mixed] [--ranks 1 2] [--rounds 10] [--epochs 4] [--results DIR | --no-results]
-                    [--set KEY=VALUE ...]
+    compare_runs.py [--weft build/weft] [--mix uniform mixed] [--ranks 1 2] [--rounds 10] [--epochs 4]
+                    [--set KEY=VALUE ...] [--tiny] [--results DIR | --no-results]
 
 A round is, in an order that turns: a run of one rank, two independent runs of one rank side by side (on which the host's own
 losses show: clock, caches, memory), and a run of each other number of ranks; one thread a rank, the model and the clips of
-compare_scaling.py, as many micro-batches a rank in all of them. Every run counts the mean step of the same whole epochs.
+compare_scaling.py, as many micro-batches a rank in all of them. Every run counts the mean step of whole epochs.
 Efficiency is the one rank's step over the step of n; `of the host` is that of the independent runs over that of n.
 Of the rounds the median counts. --set changes a key of the deck in all runs.
 """
@@ -31,10 +31,10 @@ class Run:
     def __init__(self, args, deck, folder, ranks, mix, name):
         micro_batches = compare_scaling.MICRO_BATCHES[mix] * ranks
         epoch = sum(n for _, n in compare_scaling.SHAPES[mix])
-        # Steps of one rank that hold whole epochs, and those of `ranks` ranks with the same clips a rank.
+        # As many clips for 1 and 2 ranks; more ranks take as many steps as 2.
         self.first = -(-WARMUP * epoch // micro_batches)
         self.steps = self.first + args.epochs * epoch // compare_scaling.MICRO_BATCHES[mix] // min(ranks, 2)
-        self.folder, self.ranks = folder / name, ranks
+        self.folder = folder / name
         self.process = subprocess.Popen(
             ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), str(args.weft), "train", str(deck),
              f"run.dir={self.folder}", "run.resume=false", f"train.micro_batches={micro_batches}",
@@ -55,10 +55,9 @@ def measure(mix, args):
     with tempfile.TemporaryDirectory(prefix="weft-runs-") as name:
         folder = pathlib.Path(name)
         deck = compare_scaling.prepare(mix, args, folder)[0]
-        rounds = []
+        rounds, kinds = [], [*[str(n) for n in args.ranks], "beside"]
         for i in range(args.rounds):
             found, splits = {}, {}
-            kinds = [*[str(n) for n in args.ranks], "beside"]
             for kind in kinds[i % len(kinds):] + kinds[:i % len(kinds)]:
                 if kind == "beside":
                     runs = [Run(args, deck, folder, 1, mix, f"beside{k}") for k in range(2)]

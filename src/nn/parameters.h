@@ -58,6 +58,8 @@ class ParameterTable {
   // others; among these by group, the last group first. Each has buckets of its own. `bf16_working`
   // also keeps a bf16 copy.
   void allocate(std::int64_t bucket_elements, bool bf16_working, bool gradients);
+  // NCCL's reduce-scatter and all-gather take equal parts only. Units of 16 elements
+  // (core/parts.h) divide a bucket so among 2^k ranks up to 512, and 3, 5 and 15 times as many.
   static constexpr std::int64_t bucket_pad = 15 << 13;
   // The same for a model that is only run: no gradients, and in a bf16 model no f32 value of what
   // is bf16_only. There is no flat space then (values(), working(), fixed() are undefined):

@@ -63,6 +63,7 @@ class Sass(unittest.TestCase):
         self.assertAlmostEqual(counts.whole["shared"], ((128 + 64) * 32 + 72 * 32) / 128 / 4)
         self.assertEqual(counts.quarter["xu"], 8)
         self.assertEqual(counts.quarter["fma"], 1)
+        self.assertEqual(sass.count(kernel.code(kernel.main_loop("HGMMA")), sass.A100).quarter["fma"], 2)
         self.assertEqual(counts.quarter["issue"], 8)
 
     def test_bytes_and_loads_under_way(self):

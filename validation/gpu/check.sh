@@ -8,7 +8,8 @@
 # CPU side by side, 7 training steps of STDiT3-XL/2 beside PyTorch in the same run, 8 VAE and T5: tests against the CPU, encode
 # and decode beside diffusers with cuDNN, a layer beside transformers, VAE training steps, clips of 480p end to end,
 # 9 segmentation: golden cases, networks and evaluation beside PyTorch, its operations timed, training on GPU and CPU, a step
-# of ResNet-50, 10 text detection: training on GPU and CPU, a step of DBNet++; animation: clips beside PyTorch. Nothing stops at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
+# of ResNet-50, 10 text detection: training on GPU and CPU, a step of DBNet++; animation: clips beside PyTorch. Nothing stops
+# at a failure: every part writes its JSON and log to OUT, OUT/summary.txt has one line a part.
 # Exit status 1 if any part failed. PARTS=REGEX runs the parts whose names match, such as PARTS='golden|comm'; in calls of at most ten minutes:
 #   PARTS='doctor|kernels|attention|golden|video'   PARTS='sanitizer|comm|smoke'   PARTS='step|vae|t5|generate'
 #   PARTS='segmentation'   PARTS='text|animate'
@@ -168,7 +169,7 @@ for dtype in f32 bf16; do
 done
 rm -rf "$out/segmentation_cpu" "$out/segmentation_cuda"
 
-# Text detection and animation. What the golden cases do not show: whole jobs, at the sizes that people use.
+# Text detection and animation. What the golden cases do not show: whole jobs.
 for kind in deform text_; do
   part "text_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
     --json "$out/text_kernels_$kind.json"
