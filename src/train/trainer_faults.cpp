@@ -33,10 +33,16 @@ std::string all_texts(const std::string& mine, MPI_Comm world) {
   return all;
 }
 
-// Flips a bit of a weight in the copy that this rank's forward reads.
+// Flips a bit of a weight in the copy that this rank's forward reads: of the largest parameter that
+// is trained, for a place in the flat space may be padding.
 void flip_a_bit(ParameterTable& table) {
-  Tensor weights = table.working().defined() ? table.working() : table.values();
-  const std::int64_t at = weights.numel() / 3;
+  const auto trained = [](const auto& p) { return p->trainable ? p->shape.numel() : 0; };
+  const auto largest =
+      std::max_element(table.all().begin(), table.all().end(),
+                       [&](const auto& a, const auto& b) { return trained(a) < trained(b); });
+  const Parameter& p = **largest;
+  const std::int64_t n = p.shape.numel(), at = n / 3;
+  const Tensor weights = (p.working.defined() ? p.working : p.value).view({n});
   const Tensor one = weights.slice(at, at + 1), host = one.to_host();
   std::vector<std::byte> bytes(host.bytes());
   std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.data());
