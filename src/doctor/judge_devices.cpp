@@ -72,7 +72,8 @@ void judge_one_gpu(const std::string& host, const GpuFacts& g,
       warn(out,
            fmt::format("rank {} runs on NUMA node {}, its GPU is at node {}", r->rank,
                        fmt::join(r->numa, ","), g.numa_node),
-           "bind it there: srun --gpu-bind=closest --cpu-bind=cores, or mpirun with a rankfile");
+           "bind ranks to cores, with all of the node's GPUs in sight: srun --cpu-bind=cores "
+           "--gpu-bind=none, or mpirun --map-by numa --bind-to core");
 }
 
 }  // namespace
