@@ -88,6 +88,8 @@ bool better_fused(const char* op, const Product& p, std::size_t bytes, Whole&& w
   return best == 0;
 }
 
+DType type_of(const Tensor& bias) { return bias.defined() ? bias.dtype() : DType::f32; }
+
 Tensor like(void* p, const Tensor& t) {
   return Tensor::borrow(p, t.shape(), t.dtype(), t.device());
 }
@@ -110,8 +112,7 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                   bias.defined() ? Epilogue::bias : Epilogue::none,
                   residual.defined()};
   count(p);
-  product(p,
-          {x.raw(), w.raw(), residual.raw(), y.raw(), kernels::data_or_null<float>(bias), nullptr});
+  product(p, {x.raw(), w.raw(), residual.raw(), y.raw(), bias.raw(), nullptr, type_of(bias)});
 }
 
 void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
@@ -144,9 +145,9 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw, Tenso
   const auto run_whole = [&](void* d, float* vector) {
     Operands y = at;
     y.d = d;
-    y.vector = accumulate ? kernels::data<float>(sums) : vector;
+    y.vector = accumulate ? sums.raw() : vector;
     if (!fused(whole, y)) return false;
-    if (accumulate) kernels::add_vector(y.vector, vector, n);
+    if (accumulate) kernels::add_vector(kernels::data<float>(sums), vector, n);
     return true;
   };
   const auto run_pieces = [&](void* d, float* vector) {
@@ -172,7 +173,7 @@ void linear_gelu_forward(const Tensor& x, const Tensor& w, const Tensor& bias, T
             true, x.dtype(), z.dtype(), bias.defined() ? Epilogue::bias : Epilogue::none,
             false};
   count(p);
-  Operands at{x.raw(), w.raw(), nullptr, nullptr, kernels::data_or_null<float>(bias), nullptr};
+  Operands at{x.raw(), w.raw(), nullptr, nullptr, bias.raw(), nullptr, type_of(bias)};
   Product whole = p;
   whole.epilogue = keeps_z ? Epilogue::gelu_bias_aux : Epilogue::gelu_bias;
   const auto run_whole = [&](void* to_z, void* to_h) {

@@ -39,12 +39,13 @@ std::string describe(const Product& p);
 struct Operands {
   const void *a, *b, *c;  // c: null unless p.add
   void* d;
-  float* vector;  // null unless the epilogue has one
-  void* aux;      // [rows, columns] of D's type, or null
+  void* vector;                    // null unless the epilogue has one; f32, a bias of vector_type
+  void* aux;                       // [rows, columns] of D's type, or null
+  DType vector_type = DType::f32;  // or D's
 };
 
 // False where the library has no algorithm for it; then nothing has happened. Accumulates in f32;
-// f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all. A bias is
+// f32 operands are rounded to TF32 where tensor/tf32.h allows that, else not at all. An f32 bias is
 // rounded to bf16 where D is bf16: the library takes no other.
 bool product_lt(const Product& p, const Operands& x);
 

@@ -227,7 +227,7 @@ std::string describe(const Product& p) {
 bool product_lt(const Product& p, const Operands& x) {
   const bool has_bias = p.epilogue == Epilogue::bias || p.epilogue == Epilogue::gelu_bias ||
                         p.epilogue == Epilogue::gelu_bias_aux;
-  const bool rounds = has_bias && p.out == DType::bf16;
+  const bool rounds = has_bias && p.out == DType::bf16 && x.vector_type == DType::f32;
   if (rounds && p.columns > longest_bias) return false;
   if (x.aux != nullptr && p.columns % 8 != 0) return false;  // the library's own rule
   Library& lt = library();
@@ -246,7 +246,7 @@ bool product_lt(const Product& p, const Operands& x) {
   if (it == plans.end()) it = plans.emplace(key, make_plan(key, vector, x.aux)).first;
   Plan& plan = it->second;
   if (plan.options == 0) return false;
-  if (rounds) round_vector(x.vector, lt.bias, p.columns);
+  if (rounds) round_vector(static_cast<const float*>(x.vector), lt.bias, p.columns);
   const bool known = plan.chosen >= 0 && plan.generation == table_generation();
   // Pointers from the last call may dangle: the bias may belong to another training of this
   // process.

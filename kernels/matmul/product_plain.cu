@@ -34,9 +34,9 @@ __device__ void load_tile(const T* from, View v, std::int64_t first, std::int64_
 
 template <class In, class Out>
 __global__ void __launch_bounds__(256, 4)
-    product_kernel(const In* a, View va, const In* b, View vb, const float* bias, const Out* c,
-                   Out* d, std::int64_t d_row, std::int64_t rows, std::int64_t columns,
-                   std::int64_t inner) {
+    product_kernel(const In* a, View va, const In* b, View vb, const float* bias,
+                   const Out* rounded_bias, const Out* c, Out* d, std::int64_t d_row,
+                   std::int64_t rows, std::int64_t columns, std::int64_t inner) {
   float* as = shared_memory<float>();
   float* bs = as + slab * tile_stride;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * tile;
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(256, 4)
       if (row >= rows || column >= columns) continue;
       float s = sum[i][j];
       if (bias != nullptr) s += bias[column];
+      if (rounded_bias != nullptr) s += to_float(rounded_bias[column]);
       if (c != nullptr) s += to_float(c[row * d_row + column]);
       d[row * d_row + column] = from_float<Out>(s);
     }
@@ -159,9 +160,12 @@ void product_plain_as(const Product& p, const Operands& x) {
       p.a_transposed ? View{1, stored(p.a_row, p.rows)} : View{stored(p.a_row, p.inner), 1};
   const View b =
       p.b_transposed ? View{1, stored(p.b_row, p.inner)} : View{stored(p.b_row, p.columns), 1};
+  const bool has_bias = p.epilogue == Epilogue::bias;
+  const bool wide = has_bias && x.vector_type == DType::f32;
   launch(product_kernel<In, Out>, dim3(blocks_for(p.rows, tile), blocks_for(p.columns, tile)),
          dim3(256), 2 * slab * tile_stride * sizeof(float), static_cast<const In*>(x.a), a,
-         static_cast<const In*>(x.b), b, p.epilogue == Epilogue::bias ? x.vector : nullptr,
+         static_cast<const In*>(x.b), b, static_cast<const float*>(wide ? x.vector : nullptr),
+         static_cast<const Out*>(has_bias && !wide ? x.vector : nullptr),
          static_cast<const Out*>(p.add ? x.c : nullptr), static_cast<Out*>(x.d),
          stored(p.d_row, p.columns), p.rows, p.columns, p.inner);
 }

@@ -13,6 +13,11 @@ inline const Tensor& weight_for(const Linear& l, DType dtype) {
   return dtype == DType::bf16 ? l.weight->working : l.weight->value;
 }
 
+// Ranks that share a bf16 model keep one of the two current, as bf16_only says.
+inline const Tensor& bias_for(const Linear& l, DType dtype) {
+  return dtype == DType::bf16 && l.bias->bf16_only ? l.bias->working : l.bias->value;
+}
+
 // Must be called before a forward reads the parameters: waits for new values still in transit.
 inline void use(const Context& c, std::initializer_list<Parameter*> used) {
   for (Parameter* p : used) {

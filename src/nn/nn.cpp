@@ -16,7 +16,7 @@ Shape with_last(const Shape& s, std::int64_t last) {
   return Shape(std::span<const std::int64_t>(dims));
 }
 
-using detail::add_weight_grad, detail::note_done, detail::use, detail::weight_for;
+using detail::add_weight_grad, detail::bias_for, detail::note_done, detail::use, detail::weight_for;
 
 }  // namespace
 
@@ -25,7 +25,8 @@ Var linear(Context c, const Var& x, const Linear& l, const Var& residual) {
   const Tensor& w = weight_for(l, x->value.dtype());
   WEFT_ASSERT(x->value.dim(-1) == w.numel() / w.dim(0));
   Tensor y = Tensor::empty(with_last(x->value.shape(), w.dim(0)), x->value.dtype());
-  ops::linear_forward(x->value, w, l.bias->value, residual ? residual->value : Tensor(), y);
+  ops::linear_forward(x->value, w, bias_for(l, y.dtype()), residual ? residual->value : Tensor(),
+                      y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
   c.tape.record([x, l, residual, out, &table = c.parameters] {
@@ -48,9 +49,9 @@ Var mlp(Context c, const Var& x, const Linear& fc1, const Linear& fc2) {
   Tensor z = Tensor::empty(with_last(x->value.shape(), hidden), dtype);
   // Without a backward nothing reads z again: the activation overwrites it.
   Tensor h = c.tape.recording() ? Tensor::empty(z.shape(), dtype) : z;
-  ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), fc1.bias->value, z, h);
+  ops::linear_gelu_forward(x->value, weight_for(fc1, dtype), bias_for(fc1, dtype), z, h);
   Tensor y = Tensor::empty(with_last(x->value.shape(), fc2.weight->shape[0]), dtype);
-  ops::linear_forward(h, weight_for(fc2, dtype), fc2.bias->value, Tensor(), y);
+  ops::linear_forward(h, weight_for(fc2, dtype), bias_for(fc2, dtype), Tensor(), y);
   const Var out = make_var(y);
   if (!c.tape.recording()) return out;
   c.tape.record([x, z, fc1, fc2, out, &table = c.parameters]() mutable {

@@ -7,8 +7,9 @@
 
 namespace weft::ops {
 
-// y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). bias f32, may be undefined; x, w, y f32
-// or bf16 alike; residual undefined or of y's type and another tensor than y. f32 accumulation.
+// y [M,N] = x [M,K] w[N,K]^T + bias[N] (+ residual [M,N]). x, w, y f32 or bf16 alike; bias f32 or
+// of their type, may be undefined; residual undefined or of y's type and another tensor than y. f32
+// accumulation. cuBLASLt adds only a bias of y's type: an f32 one is rounded by a kernel before.
 WEFT_OP(linear_forward, void(const Tensor& x, const Tensor& w, const Tensor& bias,
                              const Tensor& residual, Tensor& y));
 // dx [M,K] (+)= dy [M,N] w [N,K].
@@ -18,8 +19,8 @@ WEFT_OP(linear_backward_input,
 WEFT_OP(linear_backward_weight,
         void(const Tensor& dy, const Tensor& x, Tensor& dw, Tensor& dbias, bool accumulate));
 
-// The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). h may be z where
-// no backward follows.
+// The first half of an MLP: z = x w^T + bias, h = gelu_tanh(z) (ops/pointwise.h). bias as above; h
+// may be z where no backward follows.
 WEFT_OP(linear_gelu_forward,
         void(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& z, Tensor& h));
 // Its second half's backward: dz = (dy w) * gelu'(z), and h = gelu(z) again for the weight

@@ -46,13 +46,18 @@ Tensor shifted(const Tensor& t, const Shape& shape) {
   return Tensor::borrow(static_cast<std::byte*>(t.raw()) + at, shape, t.dtype(), t.device());
 }
 
-void add_forward(Cases& cases, const Size& s, DType dtype, bool bias, bool residual) {
+void add_forward(Cases& cases, const Size& s, DType dtype, bool bias, bool residual,
+                 DType bias_type = DType::f32) {
   auto c = make("linear_forward", s,
-                std::string(bias ? " bias" : "") + (residual ? " residual" : ""), dtype, dtype);
+                std::string(!bias                      ? ""
+                            : bias_type == DType::bf16 ? " bf16 bias"
+                                                       : " bias") +
+                    (residual ? " residual" : ""),
+                dtype, dtype);
   if (residual) c.bytes += static_cast<double>(s.m * s.n) * static_cast<double>(size_of(dtype));
   const float spread = 1.0f / std::sqrt(static_cast<float>(s.k));
   c.inputs = {random_tensor({s.m, s.k}, dtype, 1), random_tensor({s.n, s.k}, dtype, 2, spread)};
-  if (bias) c.inputs.push_back(random_tensor({s.n}, DType::f32, 3));
+  if (bias) c.inputs.push_back(random_tensor({s.n}, bias_type, 3));
   if (residual) c.inputs.push_back(random_tensor({s.m, s.n}, dtype, 4));
   c.run = [=](std::vector<Tensor>& in) {
     Tensor y = Tensor::empty({s.m, s.n}, dtype);
@@ -119,12 +124,15 @@ void add_backward_weight(Cases& cases, const Size& s, DType dtype, bool bias, bo
   cases.push_back(std::move(c));
 }
 
-void add_gelu_forward(Cases& cases, const Size& s, DType dtype, bool in_place) {
-  auto c = make("linear_gelu_forward", s, in_place ? " in place" : "", dtype, dtype);
+void add_gelu_forward(Cases& cases, const Size& s, DType dtype, bool in_place, DType bias_type) {
+  auto c = make(
+      "linear_gelu_forward", s,
+      std::string(bias_type == DType::bf16 ? " bf16 bias" : "") + (in_place ? " in place" : ""),
+      dtype, dtype);
   if (!in_place) c.bytes += static_cast<double>(s.m * s.n) * static_cast<double>(size_of(dtype));
   const float spread = 1.0f / std::sqrt(static_cast<float>(s.k));
   c.inputs = {random_tensor({s.m, s.k}, dtype, 1), random_tensor({s.n, s.k}, dtype, 2, spread),
-              random_tensor({s.n}, DType::f32, 3)};
+              random_tensor({s.n}, bias_type, 3)};
   c.run = [=](std::vector<Tensor>& in) {
     Tensor z = Tensor::empty({s.m, s.n}, dtype);
     Tensor h = in_place ? z : Tensor::empty({s.m, s.n}, dtype);
@@ -213,10 +221,11 @@ void small_cases(Cases& cases) {
       add_backward_input(cases, s, dtype, s.m % 2 == 0);
       add_backward_weight(cases, s, dtype, s.m % 2 == 1, s.k % 2 == 1);
       add_backward_weight(cases, s, dtype, true, true);
-      add_gelu_forward(cases, s, dtype, s.m == 7 || s.k == 16);
+      add_gelu_forward(cases, s, dtype, s.m == 7 || s.k == 16, dtype);
+      if (dtype == DType::bf16) add_forward(cases, s, dtype, true, s.n % 2 == 1, dtype);
       add_gelu_backward(cases, s, dtype, s.m == 7);
     }
-    add_gelu_forward(cases, sizes[3], dtype, true);
+    add_gelu_forward(cases, sizes[3], dtype, true, DType::f32);
     add_gelu_backward(cases, sizes[3], dtype, true);
     add_misaligned(cases, {19, 24, 32}, dtype);
     add_bias_gradient(cases, 1, 1, dtype, false);
@@ -229,11 +238,11 @@ void small_cases(Cases& cases) {
 void real_cases(Cases& cases) {
   for (const std::int64_t m : {std::int64_t{15 * 1590}, std::int64_t{4 * 256}}) {
     const DType dtype = DType::bf16;
-    add_forward(cases, {m, 3456, 1152}, dtype, true, false);
-    add_forward(cases, {m, 1152, 1152}, dtype, true, true);
+    add_forward(cases, {m, 3456, 1152}, dtype, true, false, dtype);
+    add_forward(cases, {m, 1152, 1152}, dtype, true, true, dtype);
     add_backward_input(cases, {m, 3456, 1152}, dtype, false);
     add_backward_weight(cases, {m, 3456, 1152}, dtype, true, true);
-    add_gelu_forward(cases, {m, 4608, 1152}, dtype, false);
+    add_gelu_forward(cases, {m, 4608, 1152}, dtype, false, dtype);
     add_gelu_backward(cases, {m, 1152, 4608}, dtype, false);
     add_bias_gradient(cases, m, 1152, dtype, true);
   }

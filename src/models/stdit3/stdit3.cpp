@@ -80,13 +80,13 @@ Stdit3::Stdit3(const Stdit3Config& config) : config_(config) {
                               normal(1.0 / std::sqrt(static_cast<double>(C))), all);
   final_ = linear("final_layer.linear", patch * out_channels(), C);
 
-  // Tokens and captions are bf16 in a bf16 model, and so are the weights that they meet; timesteps
-  // stay f32.
+  // Tokens and captions are bf16 in a bf16 model, and so are the weights and biases that they meet;
+  // timesteps stay f32.
+  std::vector<nn::Linear> low = {patch_, y1_, y2_, final_};
   for (const std::vector<Stdit3Block>* blocks : {&spatial_, &temporal_})
     for (const Stdit3Block& b : *blocks)
-      for (const nn::Linear& l : {b.qkv, b.proj, b.cross.q, b.cross.kv, b.cross.proj, b.fc1, b.fc2})
-        l.weight->bf16_only = true;
-  for (const nn::Linear& l : {patch_, y1_, y2_, final_}) l.weight->bf16_only = true;
+      low.insert(low.end(), {b.qkv, b.proj, b.cross.q, b.cross.kv, b.cross.proj, b.fc1, b.fc2});
+  for (const nn::Linear& l : low) l.weight->bf16_only = l.bias->bf16_only = true;
 }
 
 Stdit3Block Stdit3::add_block(const std::string& name, bool temporal) {

@@ -232,7 +232,13 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, const 
                   residual.defined() && !in_place,
                   in_place,
                   m >= rows_worth_packing};
-  run(p, x.raw(), w.raw(), bias.defined() ? bias.data<float>() : nullptr, residual.raw(), y.raw());
+  std::vector<float> wide_bias;
+  if (bias.defined() && bias.dtype() != DType::f32)
+    wide_bias = widened(bias.raw(), n, bias.dtype());
+  const float* const added = !bias.defined()      ? nullptr
+                             : !wide_bias.empty() ? wide_bias.data()
+                                                  : bias.data<float>();
+  run(p, x.raw(), w.raw(), added, residual.raw(), y.raw());
 }
 
 void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
