@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Configures build/ (Release) and builds the targets named, or all; silent but for one line, unless it fails.
+# WEFT_CUDA_ARCHITECTURES: the GPUs to compile kernels for, as in "90a" or "80;90a", or "all"; unset: those of this machine, and
+# all where it has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
@@ -12,8 +14,10 @@ fail() {
 }
 generator=()
 if [ ! -f build/CMakeCache.txt ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+architectures=${WEFT_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+  sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p' | sort -u | paste -sd';')}
 cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
-  -DWEFT_CUDA_ARCHITECTURES="${WEFT_CUDA_ARCHITECTURES:-}" >"$log" 2>&1 || fail "CMake stopped"
+  -DWEFT_CUDA_ARCHITECTURES="${architectures:-all}" >"$log" 2>&1 || fail "CMake stopped"
 cores=$(nproc)
 echo "build: Release in build/ on $cores cores (a first build takes some minutes; output in $log)"
 # From the failing command's own output on, which ninja repeats: the first error is what one wants to read.
@@ -24,4 +28,4 @@ if ! cmake --build build --parallel "${JOBS:-$cores}" "${targets[@]}" >>"$log" 2
   echo "build: failed; the whole output is in $log" >&2
   exit 1
 fi
-echo "build: build/weft is ready ($((SECONDS - began)) s)"
+echo "build: build/${1:-weft} is ready ($((SECONDS - began)) s)"

@@ -90,7 +90,10 @@ train_and_stop() {
 }
 
 tools/deps.sh
-tools/build.sh weft
+# Without a GPU the same program without the CUDA side, whose kernels take as long to compile as all the rest. `make build`
+# makes the whole.
+if ! nvidia-smi -L >/dev/null 2>&1 && PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then weft=build/weft_cpu; fi
+tools/build.sh "${weft#build/}"
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")

@@ -11,7 +11,7 @@ generator=()
 if [ ! -f $build/CMakeCache.txt ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 mkdir -p $build
 rm -f $build/report.*
-{ cmake -S . -B $build "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DWEFT_CUDA=OFF \
+{ cmake -S . -B $build "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DWEFT_CUDA=OFF -DWEFT_UNITY=OFF \
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread" &&
   cmake --build $build --parallel "${JOBS:-$(nproc)}" \
     --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_feed; } >$build/build.log 2>&1 ||

@@ -28,10 +28,6 @@ void (*at_site)(const char* site) = nullptr;
 
 namespace {
 
-void pass(const char* site) {
-  if (at_site != nullptr) at_site(site);
-}
-
 [[noreturn]] void refuse(const std::string& what, int reason, const std::string& hint) {
   throw Error(Exit::checkpoint, fmt::format("{}: {}", what, std::strerror(reason)), hint, __FILE__,
               __LINE__);

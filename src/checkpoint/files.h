@@ -13,6 +13,9 @@ namespace fs = std::filesystem;
 // Called by name at every point of a save where a crash or a delay could matter ("shard", "rename",
 // ...): tests stop, slow or kill the process there. Null in a job.
 extern void (*at_site)(const char* site);
+inline void pass(const char* site) {
+  if (at_site != nullptr) at_site(site);
+}
 
 std::string step_name(std::int64_t step);  // "step_120"
 // The step of a directory's name, nullopt if it is no checkpoint's ("step_120.tmp", "samples").

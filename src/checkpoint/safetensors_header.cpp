@@ -26,9 +26,9 @@ constexpr KnownType known_types[] = {
 // Follows the parser's events instead of building a document: it keeps only what is used, and
 // rejects nesting deeper than the format's at once.
 //   { "__metadata__": {text: text}, NAME: {"dtype": text, "shape": [n], "data_offsets": [n, n]} }
-class Reader : public json::json_sax_t {
+class HeaderReader : public json::json_sax_t {
  public:
-  explicit Reader(const std::string& file) : file_(file) {}
+  explicit HeaderReader(const std::string& file) : file_(file) {}
 
   SafetensorsHeader take() { return std::move(header_); }
 
@@ -209,7 +209,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, const std::str
   WEFT_CHECK(zero == text.npos, Exit::data,
              "not a safetensors file, or a damaged one: copy or export it again",
              "{}: the header is not JSON at byte {}: a zero byte", file, zero);
-  Reader reader(file);
+  HeaderReader reader(file);
   // Strict: nothing but white space may follow the object, which is how headers are padded.
   json::sax_parse(text, &reader, json::input_format_t::json, true);
   return reader.take();

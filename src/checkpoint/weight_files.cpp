@@ -61,9 +61,9 @@ fs::path find_in_folder(const fs::path& folder) {
 
 // Takes "weight_map" from the parser's events and skips everything else in the index, however
 // deeply nested.
-class Reader : public json::json_sax_t {
+class IndexReader : public json::json_sax_t {
  public:
-  explicit Reader(const std::string& file) : file_(file) {}
+  explicit IndexReader(const std::string& file) : file_(file) {}
 
   std::map<std::string, std::string> shards;
   bool seen = false;
@@ -156,7 +156,7 @@ std::map<std::string, std::string> read_weight_index(const fs::path& file) {
              "{} has {} bytes: too long for an index", name, input.size());
   std::string text(input.size(), '\0');
   input.read(std::as_writable_bytes(std::span(text)), 0);
-  Reader reader(name);
+  IndexReader reader(name);
   // The JSON library takes a zero byte as the end of the text and would ignore the rest.
   if (text.find('\0') != text.npos) reader.refuse("not JSON: it holds a zero byte");
   json::sax_parse(text, &reader, json::input_format_t::json, true);
@@ -169,7 +169,7 @@ std::map<std::string, std::string> read_weight_index(const fs::path& file) {
 namespace weft {
 namespace {
 
-constexpr const char* damaged = "copy the model again: its index and its shards belong together";
+constexpr const char* mismatched = "copy the model again: its index and its shards belong together";
 
 // Opens the shards that the index names; index and shards must list the same tensors.
 void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile>& shards,
@@ -186,8 +186,9 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
       shards.push_back(SafetensorsFile::open(file));
     }
     const SafetensorEntry* e = shards[place->second].find(name);
-    WEFT_CHECK(e != nullptr, Exit::data, damaged, "{} says that tensor {} is in {}, but it is not",
-               index.string(), detail::printable(name), shard);
+    WEFT_CHECK(e != nullptr, Exit::data, mismatched,
+               "{} says that tensor {} is in {}, but it is not", index.string(),
+               detail::printable(name), shard);
     tensors.push_back({*e, place->second});
   }
   // The other direction: a shard must hold nothing that the index does not place there.
@@ -195,9 +196,10 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
     for (const SafetensorEntry& e : s.entries()) {
       const auto it = map.find(e.name);
       const std::string shard = s.path().filename().string();
-      WEFT_CHECK(it != map.end(), Exit::data, damaged, "{} holds tensor {}, which {} does not name",
-                 s.path().string(), detail::printable(e.name), index.string());
-      WEFT_CHECK(it->second == shard, Exit::data, damaged, "tensor {} is in {} and in {}",
+      WEFT_CHECK(it != map.end(), Exit::data, mismatched,
+                 "{} holds tensor {}, which {} does not name", s.path().string(),
+                 detail::printable(e.name), index.string());
+      WEFT_CHECK(it->second == shard, Exit::data, mismatched, "tensor {} is in {} and in {}",
                  detail::printable(e.name), it->second, s.path().string());
     }
 }

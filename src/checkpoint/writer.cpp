@@ -24,10 +24,6 @@ namespace {
 
 constexpr int most_failures = 3;  // in a row, before the job stops
 
-void pass(const char* site) {
-  if (at_site != nullptr) at_site(site);
-}
-
 // One piece of this rank's share: where it is and where it goes in the shard.
 struct Source {
   const std::byte* from = nullptr;
@@ -64,7 +60,7 @@ std::vector<Source> sources_of(const Layout& layout, std::span<const FlatArray> 
 // reading the file back reveals a faulty copy. Data from a GPU is in `staging` already.
 Hash128 cut_block(const std::vector<Source>& sources, std::uint64_t begin, std::uint64_t end,
                   std::byte* staging) {
-  constexpr std::uint64_t piece = 128 << 10;  // stays in the cache between hash and copy
+  constexpr std::uint64_t at_once = 128 << 10;  // stays in the cache between hash and copy
   Hasher hasher;
   auto s = std::upper_bound(
       sources.begin(), sources.end(), begin,
@@ -76,8 +72,8 @@ Hash128 cut_block(const std::vector<Source>& sources, std::uint64_t begin, std::
       hasher.add({staging + first, last - first});
       continue;
     }
-    for (std::uint64_t at = first; at < last; at += piece) {
-      const std::uint64_t n = std::min(piece, last - at);
+    for (std::uint64_t at = first; at < last; at += at_once) {
+      const std::uint64_t n = std::min(at_once, last - at);
       hasher.add({s->from + (at - s->offset), n});
       std::memcpy(staging + at, s->from + (at - s->offset), n);
     }

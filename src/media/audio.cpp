@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t most_rate = 768'000;
 constexpr int most_channels = 64;
-constexpr const char* general_hint = "try to play it with ffplay; leave it out, or convert it";
+constexpr const char* sound_hint = "try to play it with ffplay; leave it out, or convert it";
 
 }  // namespace
 
@@ -60,7 +60,7 @@ struct AudioReader::State {
 
   void check_shape(std::int64_t sample_rate, std::int64_t count) const {
     WEFT_CHECK(sample_rate > 0 && sample_rate <= most_rate && count > 0 && count <= most_channels,
-               Exit::data, general_hint,
+               Exit::data, sound_hint,
                "cannot decode sound {}: it has {} channels of {} samples a second", path, count,
                sample_rate);
   }

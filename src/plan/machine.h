@@ -8,6 +8,8 @@
 
 namespace weft {
 
+inline double gb(double bytes) { return bytes / 1e9; }
+
 struct Machine {
   std::string name;  // as given: "8x400", "1x200", "local"
   DeviceKind device = DeviceKind::cuda;

@@ -12,8 +12,6 @@
 namespace weft {
 namespace {
 
-double gb(double bytes) { return bytes / 1e9; }
-
 // The deck with networks of the same shapes that no file is read for.
 Deck with_drawn_weights(const Deck& deck) {
   Deck drawn = deck;

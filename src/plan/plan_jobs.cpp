@@ -26,8 +26,6 @@
 namespace weft {
 namespace {
 
-double gb(double bytes) { return bytes / 1e9; }
-
 // What a rank may take: as in a run, a sixteenth stays free for libraries.
 std::size_t usable(const PlanRequest& request) {
   return static_cast<std::size_t>(request.memory_gb * 1e9 * 15 / 16);

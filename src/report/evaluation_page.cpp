@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
-
 #include "models/segmentation/palette.h"
 #include "report/data.h"
 #include "report/html.h"
@@ -12,9 +9,6 @@
 
 namespace weft::report_page {
 namespace {
-
-// Of pictures within the page.
-constexpr std::size_t most_bytes = std::size_t{48} << 20;
 
 std::string classes_table(const SegmentationScores& e) {
   std::string rows =
@@ -40,23 +34,9 @@ std::string classes_table(const SegmentationScores& e) {
 }
 
 std::string pictures(const EvaluationRecord& e, const std::string& what) {
-  if (e.pictures.empty()) return "";
-  std::string body = "<div class=\"media\">";
-  std::size_t total = 0;
-  for (const EvaluationPicture& p : e.pictures) {
-    std::stringstream bytes;
-    bytes << std::ifstream(e.folder / p.file, std::ios::binary).rdbuf();
-    const std::string png = bytes.str();
-    const bool fits = !png.empty() && total + png.size() <= most_bytes;
-    if (fits) total += png.size();
-    const std::string content =
-        fits ? fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
-                           base64(png))
-             : fmt::format("<p class=\"note\">see {}</p>", escape(p.file));
-    body += fmt::format("<figure class=\"wide\">{}<figcaption>{} ({})</figcaption></figure>\n",
-                        content, escape(p.name), escape(p.file));
-  }
-  return section("Pictures", what, body + "</div>");
+  std::vector<PictureFile> files;
+  for (const EvaluationPicture& p : e.pictures) files.push_back({p.name, p.file});
+  return picture_section(e.folder, files, what, true);
 }
 
 std::string facts(const EvaluationRecord& e) {

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iterator>
 #include <numeric>
+#include <sstream>
 
 #include "core/statistics.h"
 
@@ -78,6 +80,29 @@ std::string section(const std::string& title, const std::string& note, const std
   return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
                      note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
 }
+std::string picture_section(const std::filesystem::path& folder,
+                            const std::vector<PictureFile>& pictures, const std::string& note,
+                            bool wide) {
+  constexpr std::size_t most_bytes = std::size_t{48} << 20;
+  if (pictures.empty()) return "";
+  std::string body = "<div class=\"media\">";
+  std::size_t total = 0;
+  for (const PictureFile& p : pictures) {
+    std::stringstream bytes;
+    bytes << std::ifstream(folder / p.file, std::ios::binary).rdbuf();
+    const std::string png = bytes.str();
+    const bool fits = !png.empty() && total + png.size() <= most_bytes;
+    if (fits) total += png.size();
+    const std::string content =
+        fits ? fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
+                           base64(png))
+             : fmt::format("<p class=\"note\">see {}</p>", escape(p.file));
+    body += fmt::format("<figure{}>{}<figcaption>{} ({})</figcaption></figure>\n",
+                        wide ? " class=\"wide\"" : "", content, escape(p.name), escape(p.file));
+  }
+  return section("Pictures", note, body + "</div>");
+}
+
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
                      box ? "class=\"box\" " : "", color, text);

@@ -2,6 +2,7 @@
 // legends.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ std::string percent(double part, double whole);
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);
+// The pictures of a job's folder, in the page itself as far as 48 MiB of them go; of the others the
+// file is named. "" without pictures.
+struct PictureFile {
+  std::string name, file;  // what it shows; PNG within the folder
+};
+std::string picture_section(const std::filesystem::path& folder,
+                            const std::vector<PictureFile>& pictures, const std::string& note,
+                            bool wide);
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
 

@@ -11,7 +11,7 @@
 namespace weft::report_page {
 namespace {
 
-constexpr std::size_t most_points = 400;
+constexpr std::size_t most_rank_points = 400;
 
 std::string title_of(const std::string& what, const Run& run, bool named) {
   return named ? what + " of " + escape(run.name) : what;
@@ -43,18 +43,18 @@ std::vector<RankSplit> split_of_ranks(const Run& run) {
     part[data_wait] = t.data_wait.empty() ? 0 : std::min(t.data_wait[r], t.busy[r]);
     part[compute] = t.busy[r] - part[data_wait];
     part[wait_slowest] = std::isfinite(t.wait[r]) ? t.wait[r] : 0;
-    const double left = std::max(0.0, seconds - t.busy[r] - part[wait_slowest]);
-    for (const Part p : shared) part[p] = of_all > 0 ? left * own[p] / of_all : 0;
+    const double rest = std::max(0.0, seconds - t.busy[r] - part[wait_slowest]);
+    for (const Part p : shared) part[p] = of_all > 0 ? rest * own[p] / of_all : 0;
   }
   return split;
 }
 
 // How far the ranks are apart, step by step, in per cent.
 std::string spread_plot(const Run& run) {
-  Binned b = bin(run.steps.step, run.steps.spread, most_points);
+  Binned b = bin(run.steps.step, run.steps.spread, most_rank_points);
   for (auto* values : {&b.mean, &b.low, &b.high})
     for (double& v : *values) v *= 100;
-  const bool band = run.steps.size() > most_points;
+  const bool band = run.steps.size() > most_rank_points;
   std::vector<Curve> curves = {
       {"spread (%)", b.x, b.mean, run_colors[0], band ? 1.8 : 1.2, 1, {}, {}}};
   if (band) {

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "report/data.h"
 #include "report/html.h"
@@ -13,8 +11,7 @@
 namespace weft::report_page {
 namespace {
 
-constexpr std::size_t most_bytes = std::size_t{48} << 20;  // of pictures within the page
-constexpr std::size_t most_faults = 1000;                  // that are listed
+constexpr std::size_t most_faults = 1000;  // that are listed
 
 std::string histogram(const ScoreSummary& s) {
   const auto bins = s.bins();
@@ -71,24 +68,10 @@ std::string faults(const ScoreSummary& s) {
 }
 
 std::string pictures(const ScoreSummary& s) {
-  if (s.pictures.empty()) return "";
-  std::string body = "<div class=\"media\">";
-  std::size_t total = 0;
-  for (const auto& [path, file] : s.pictures) {
-    std::stringstream bytes;
-    bytes << std::ifstream(s.folder / file, std::ios::binary).rdbuf();
-    const std::string png = bytes.str();
-    const bool fits = !png.empty() && total + png.size() <= most_bytes;
-    if (fits) total += png.size();
-    const std::string content =
-        fits ? fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(path),
-                           base64(png))
-             : fmt::format("<p class=\"note\">see {}</p>", escape(file));
-    body += fmt::format("<figure>{}<figcaption>{} ({})</figcaption></figure>\n", content,
-                        escape(path), escape(file));
-  }
-  return section("Pictures", "The frame as the network saw it, with the boxes of text regions.",
-                 body + "</div>");
+  std::vector<PictureFile> files;
+  for (const auto& [path, file] : s.pictures) files.push_back({path, file});
+  return picture_section(s.folder, files,
+                         "The frame as the network saw it, with the boxes of text regions.", false);
 }
 
 std::string facts(const ScoreSummary& s) {

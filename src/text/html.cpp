@@ -17,7 +17,7 @@ constexpr std::size_t none = std::string::npos;
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-std::string lower(std::string s) {
+std::string ascii_lower(std::string s) {
   for (char& c : s)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 'a' - 'A');
   return s;
@@ -77,7 +77,7 @@ class Reader {
     static const Pattern tag(R"(</\s*([a-zA-Z]+)\s*>)");
     for (std::size_t i = page_.find("</", at_); i != none; i = page_.find("</", i + 1)) {
       const std::size_t end = tag.match(page_, i);
-      if (end != none && lower(page_.substr(i, end - i)).find(raw_) != none) return i;
+      if (end != none && ascii_lower(page_.substr(i, end - i)).find(raw_) != none) return i;
     }
     return none;
   }
@@ -129,7 +129,8 @@ class Reader {
       give(std::string_view(page_).substr(at_, end - at_));
       return end;
     }
-    const std::string tag = lower(page_.substr(at_ + 1, name.match(page_, at_ + 1) - at_ - 1));
+    const std::string tag =
+        ascii_lower(page_.substr(at_ + 1, name.match(page_, at_ + 1) - at_ - 1));
     if (page_[end - 1] != '/' && !empty.contains(tag)) {
       open_.push_back(tag);
       if (tag == "script" || tag == "style") raw_ = tag;
@@ -158,7 +159,7 @@ class Reader {
       tag = page_.substr(at_ + 2, after - at_ - 2);
       end = behind('>', after);
     }
-    const auto opened = std::find(open_.rbegin(), open_.rend(), lower(tag));
+    const auto opened = std::find(open_.rbegin(), open_.rend(), ascii_lower(tag));
     if (opened != open_.rend()) open_.erase(opened.base() - 1, open_.end());
     raw_.clear();
     return end;
@@ -167,7 +168,7 @@ class Reader {
   // <![cdata[ text ]]>, and sections that office programs write.
   std::size_t section() {
     static const Pattern close(R"(]\s*]\s*>)");
-    if (lower(page_.substr(at_ + 3, 6)) != "cdata[") return behind('>', at_ + 3);
+    if (ascii_lower(page_.substr(at_ + 3, 6)) != "cdata[") return behind('>', at_ + 3);
     for (std::size_t i = page_.find(']', at_ + 9); i != none; i = page_.find(']', i + 1)) {
       const std::size_t end = close.match(page_, i);
       if (end == none) continue;

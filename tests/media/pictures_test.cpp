@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-std::vector<std::uint8_t> picture(std::int64_t height, std::int64_t width) {
+std::vector<std::uint8_t> pattern(std::int64_t height, std::int64_t width) {
   std::vector<std::uint8_t> rgb;
   for (std::int64_t y = 0; y < height; ++y)
     for (std::int64_t x = 0; x < width; ++x)
@@ -28,7 +28,7 @@ TEST(Bicubic, MakesThePixelsOfPillow) {
       {40, 31, 13, 29, 143822, 82452436, {153, 195, 25, 50, 106, 127}},
   };
   for (const auto& c : cases) {
-    const auto rgb = picture(c.from_height, c.from_width);
+    const auto rgb = pattern(c.from_height, c.from_width);
     VideoFrame frame;
     frame.rgb = rgb.data();
     frame.stride = c.from_width * 3;

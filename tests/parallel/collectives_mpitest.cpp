@@ -13,6 +13,7 @@
 #include "core/parts.h"
 #include "core/philox.h"
 #include "parallel/communicator.h"
+#include "tests/parallel/tensors.h"
 
 namespace weft {
 namespace {
@@ -21,22 +22,6 @@ using Ticket = Communicator::Ticket;
 
 // Empty, smaller than a rank's unit, odd, several pieces of a box with an odd end.
 const std::vector<std::int64_t> lengths = {0, 1, 15, 17, 100, 65536 + 3, 1200007};
-
-std::vector<float> values(std::int64_t n, int rank, std::uint64_t stream) {
-  const Philox random(1, Purpose::noise, static_cast<std::uint64_t>(rank), stream);
-  std::vector<float> v(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < v.size(); i += 4) {
-    const auto b = random.block(static_cast<std::uint32_t>(i / 4));
-    for (std::size_t j = i; j < std::min(i + 4, v.size()); ++j)
-      v[j] = Philox::to_unit(b[j - i]) - 0.5f;
-  }
-  return v;
-}
-
-template <class T>
-Tensor over(std::vector<T>& v) {
-  return Tensor::borrow(v.data(), {std::int64_t(v.size())}, dtype_of<T>::value);
-}
 
 float rounded(float x) { return float(bf16(x)); }
 

@@ -14,27 +14,12 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "tests/parallel/tensors.h"
 
 namespace weft {
 namespace {
 
 using Ticket = Communicator::Ticket;
-
-std::vector<float> values(std::int64_t n, int rank, std::uint64_t stream) {
-  const Philox random(1, Purpose::noise, static_cast<std::uint64_t>(rank), stream);
-  std::vector<float> v(static_cast<std::size_t>(n));
-  // One block of four a time: lengths here go into the millions.
-  for (std::size_t i = 0; i < v.size(); i += 4) {
-    const auto b = random.block(static_cast<std::uint32_t>(i / 4));
-    for (std::size_t j = i; j < std::min(i + 4, v.size()); ++j)
-      v[j] = Philox::to_unit(b[j - i]) - 0.5f;
-  }
-  return v;
-}
-
-Tensor over(std::vector<float>& v) {
-  return Tensor::borrow(v.data(), {std::int64_t(v.size())}, DType::f32);
-}
 
 // The same bits on all ranks: compared through MPI, not through what is tested.
 bool same_everywhere(const std::vector<float>& v) {

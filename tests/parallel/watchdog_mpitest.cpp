@@ -14,6 +14,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "parallel/communicator.h"
+#include "tests/parallel/tensors.h"
 
 namespace weft {
 namespace {
@@ -249,10 +250,6 @@ std::string verdict_of(const std::function<void(Communicator&, int rank)>& job) 
     return e.what();
   }
   return "";
-}
-
-Tensor over(std::vector<float>& v) {
-  return Tensor::borrow(v.data(), {static_cast<std::int64_t>(v.size())}, DType::f32);
 }
 
 TEST(HungCommunicator, ASkippedCollective) {

@@ -20,8 +20,6 @@ void shuffle(std::vector<T>& items, std::uint64_t seed, std::int64_t number, std
   }
 }
 
-std::size_t orientation_of(ImageSize size) { return size.height > size.width ? 1 : 0; }
-
 }  // namespace
 
 ImagePlan::ImagePlan(std::vector<ImageSize> sizes, ImagePlanOptions options)

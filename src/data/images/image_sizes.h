@@ -13,6 +13,9 @@ struct ImageSize {
   bool operator==(const ImageSize&) const = default;
 };
 
+// Portraits and landscapes are batched apart: 1 of a portrait, else 0.
+constexpr std::size_t orientation_of(ImageSize size) { return size.height > size.width ? 1 : 0; }
+
 // n rounded up to a multiple of `multiple`.
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;

@@ -39,8 +39,6 @@ void flip(const LabelledImage& in, LabelledImage& out) {
                       out.labels.begin() + y * width);
 }
 
-std::size_t orientation_of(ImageSize size) { return size.height > size.width ? 1 : 0; }
-
 class ImageSource : public ClipSource {
  public:
   ImageSource(std::unique_ptr<LabelledImages> images, const DataDeck& data)

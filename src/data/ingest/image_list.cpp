@@ -15,14 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* list_hint =
+constexpr const char* image_list_hint =
     "a line is {\"fpath_img\": \"a.jpg\", \"fpath_segm\": \"a.png\", \"width\": 640, \"height\": "
     "480}";
-
-std::string slurp(const std::string& path, const MediaDeck& limits) {
-  return read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)), Exit::data,
-                    "split the list, or raise media.max_list_mib");
-}
 
 // Calls `take` for each line that is not empty, with its number.
 template <class F>
@@ -42,13 +37,13 @@ std::vector<ImagePair> read_odgt(const IngestDeck& deck, const MediaDeck& limits
   const std::string& list = deck.images;
   const fs::path root = deck.root.empty() ? fs::path(list).parent_path() : fs::path(deck.root);
   std::vector<ImagePair> pairs;
-  each_line(slurp(list, limits), [&](const std::string& text, std::size_t line) {
+  each_line(read_list(list, limits), [&](const std::string& text, std::size_t line) {
     const auto object = try_parse_json(text);
     const auto is_text = [&](const char* key) {
       return object.is_object() && object.contains(key) && object[key].is_string() &&
              !object[key].template get_ref<const std::string&>().empty();
     };
-    WEFT_CHECK(is_text("fpath_img") && is_text("fpath_segm"), Exit::data, list_hint,
+    WEFT_CHECK(is_text("fpath_img") && is_text("fpath_segm"), Exit::data, image_list_hint,
                "list {}, line {}: not a JSON object with texts fpath_img and fpath_segm", list,
                line);
     ImagePair& p = pairs.emplace_back();
@@ -60,8 +55,8 @@ std::vector<ImagePair> read_odgt(const IngestDeck& deck, const MediaDeck& limits
          {std::pair{"height", &p.size.height}, std::pair{"width", &p.size.width}}) {
       if (!object.contains(key)) continue;
       WEFT_CHECK(object[key].is_number_integer() && object[key].template get<std::int64_t>() > 0,
-                 Exit::data, list_hint, "list {}, line {}: {} is not a number of pixels", list,
-                 line, key);
+                 Exit::data, image_list_hint, "list {}, line {}: {} is not a number of pixels",
+                 list, line, key);
       *side = object[key].template get<std::int64_t>();
     }
   });
@@ -123,7 +118,7 @@ std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limi
 }
 
 std::vector<std::string> read_class_names(const std::string& path, const MediaDeck& limits) {
-  const std::string text = slurp(path, limits);
+  const std::string text = read_list(path, limits);
   std::vector<std::string> names;
   if (path.ends_with(".csv")) {
     const auto rows = parse_csv(path, text);

@@ -14,11 +14,6 @@ namespace {
 
 constexpr const char* list_hint = "a list has the columns path and, if there are captions, text";
 
-std::string slurp(const std::string& path, const MediaDeck& limits) {
-  return read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)), Exit::data,
-                    "split the list, or raise media.max_list_mib");
-}
-
 void add(std::vector<IngestInput>& out, std::string path, MediaTrust trust, std::string text = "") {
   IngestInput& input = out.emplace_back();
   input.media.path = std::move(path);
@@ -33,7 +28,7 @@ std::string beside(const std::string& list, const std::string& path) {
 }
 
 void read_csv(const std::string& path, const MediaDeck& limits, std::vector<IngestInput>& out) {
-  const auto rows = parse_csv(path, slurp(path, limits));
+  const auto rows = parse_csv(path, read_list(path, limits));
   WEFT_CHECK(!rows.empty(), Exit::data, list_hint, "list {} is empty", path);
   const auto& header = rows[0].fields;
   const auto column = [&](const char* name) {
@@ -53,7 +48,7 @@ void read_csv(const std::string& path, const MediaDeck& limits, std::vector<Inge
 }
 
 void read_jsonl(const std::string& path, const MediaDeck& limits, std::vector<IngestInput>& out) {
-  const std::string text = slurp(path, limits);
+  const std::string text = read_list(path, limits);
   std::size_t line = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -85,6 +80,11 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
 }
 
 }  // namespace
+
+std::string read_list(const std::string& path, const MediaDeck& limits) {
+  return read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)), Exit::data,
+                    "split the list, or raise media.max_list_mib");
+}
 
 std::vector<CsvRow> parse_csv(const std::string& path, const std::string& text) {
   std::vector<CsvRow> rows;

@@ -14,6 +14,9 @@ struct IngestInput {
   std::string text;  // the caption, "" = none
 };
 
+// The text of a list. Throws Exit::data if it is larger than limits.max_list_mib.
+std::string read_list(const std::string& path, const MediaDeck& limits);
+
 // RFC 4180: fields may be quoted, quotes are doubled inside, lines may break inside quotes. `path`
 // is for messages.
 struct CsvRow {

@@ -74,12 +74,12 @@ nlohmann::json json_rows(const std::string& path, const char* member, std::uint6
 constexpr const char* coefficient_kinds =
     "a safetensors file or JSON with [frames,70], [frames,73] or [frames,257] is read";
 
-struct Rows {
+struct GivenRows {
   std::int64_t count = 0, width = 0;
   std::vector<float> values;
 };
 
-Rows rows_of_safetensors(const std::string& path) {
+GivenRows rows_of_safetensors(const std::string& path) {
   const auto file = SafetensorsFile::open(path);
   const SafetensorEntry* entry = file.find("coeff_3dmm");
   if (entry == nullptr) {
@@ -119,7 +119,7 @@ std::vector<float> read_motion(const std::string& path, const MediaDeck& limits)
              path,
              ending == ".mat" ? "MATLAB's files of coefficients are not read"
                               : fmt::format("coefficients do not come as \"{}\"", ending));
-  Rows given;
+  GivenRows given;
   if (ending == ".json") {
     const auto most = static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20));
     given.values = numbers_of(json_rows(path, "coeff_3dmm", most), given.width, path);

@@ -15,13 +15,13 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-double ratio(std::int64_t part, std::int64_t whole) {
+double smoothed_ratio(std::int64_t part, std::int64_t whole) {
   return static_cast<double>(part) / (static_cast<double>(whole) + 1e-10);
 }
 
 }  // namespace
 
-double ClassScore::iou() const { return ratio(intersection, joined()); }
+double ClassScore::iou() const { return smoothed_ratio(intersection, joined()); }
 
 SegmentationScores::SegmentationScores(const std::vector<std::string>& class_names) {
   for (const std::string& name : class_names) classes.push_back({.name = name});

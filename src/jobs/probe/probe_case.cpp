@@ -8,12 +8,18 @@
 
 namespace weft {
 
+Shape ProbeInputs::shape(const std::string& name, std::size_t rank) const {
+  const std::vector<std::int64_t>& s = shape(name);
+  WEFT_CHECK(s.size() == rank, Exit::data, probe_hint, "input \"{}\" has {} dimensions, wanted {}",
+             name, s.size(), rank);
+  return Shape(std::span<const std::int64_t>(s));
+}
+
 Tensor ProbeInputs::f32(const std::string& name, const Shape& wanted) const {
   const SafetensorEntry& e = file_.at(name);
   const Shape got{std::span<const std::int64_t>(e.shape)};
-  WEFT_CHECK(got == wanted, Exit::data, "see docs/probe.md for the inputs of each probe",
-             "{}: input \"{}\" has shape {}, wanted {}", file_.path().string(), name, got.str(),
-             wanted.str());
+  WEFT_CHECK(got == wanted, Exit::data, probe_hint, "{}: input \"{}\" has shape {}, wanted {}",
+             file_.path().string(), name, got.str(), wanted.str());
   const std::vector<float> values = file_.read_f32(e);
   return Tensor::from_host(std::span<const float>(values), wanted);
 }
@@ -25,8 +31,8 @@ std::vector<float> ProbeInputs::numbers(const std::string& name, std::int64_t co
 
 std::vector<std::uint8_t> ProbeInputs::u8(const std::string& name) const {
   const SafetensorEntry& e = file_.at(name);
-  WEFT_CHECK(e.dtype == DType::u8, Exit::data, "see docs/probe.md for the inputs of each probe",
-             "{}: input \"{}\" is {}, wanted u8", file_.path().string(), name, name_of(e.dtype));
+  WEFT_CHECK(e.dtype == DType::u8, Exit::data, probe_hint, "{}: input \"{}\" is {}, wanted u8",
+             file_.path().string(), name, name_of(e.dtype));
   std::vector<std::uint8_t> values(e.end - e.begin);
   file_.read(e, std::as_writable_bytes(std::span(values)));
   return values;

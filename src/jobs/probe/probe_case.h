@@ -9,6 +9,8 @@
 namespace weft {
 
 // Tensors of the inputs file, checked against the shapes that the model will assume.
+inline constexpr const char* probe_hint = "see docs/probe.md for the inputs of each probe";
+
 class ProbeInputs {
  public:
   explicit ProbeInputs(const std::string& path) : file_(SafetensorsFile::open(path)) {}
@@ -17,6 +19,8 @@ class ProbeInputs {
   const std::vector<std::int64_t>& shape(const std::string& name) const {
     return file_.at(name).shape;
   }
+  // Exit::data if it has not `rank` dimensions.
+  Shape shape(const std::string& name, std::size_t rank) const;
   // On this rank's device. Exit::data if the tensor has another shape.
   Tensor f32(const std::string& name, const Shape& wanted) const;
   // A [count] tensor of f32, on the host.
@@ -35,6 +39,11 @@ class ProbeInputs {
 class ProbeOutputs {
  public:
   void add(const std::string& name, const Tensor& t);
+  template <class Values>
+  void add(const std::string& name, const Values& values, const Shape& shape) {
+    using T = std::remove_cvref_t<decltype(values[0])>;
+    add(name, Tensor::from_host(std::span<const T>(values), shape));
+  }
   // grad.NAME of every trainable parameter.
   void add_gradients(const ParameterTable& table);
   void write(const std::string& path) const;

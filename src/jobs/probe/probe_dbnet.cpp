@@ -25,18 +25,10 @@ void for_each_input(const ProbeInputs& inputs, const std::string& prefix, std::s
     // Pixels are counted by int in the parts that are probed.
     WEFT_CHECK(shape.size() == rank && shape[0] > 0 && shape[1] > 0 &&
                    shape[0] < (1 << 28) / shape[1] && (rank == 2 || shape[2] == 3),
-               Exit::data, "see docs/probe.md for the inputs of each probe",
-               "input \"{}\" is no picture of {} dimensions", name, rank);
+               Exit::data, probe_hint, "input \"{}\" is no picture of {} dimensions", name, rank);
     f(number, inputs.u8(name), shape);
   }
-  WEFT_CHECK(count > 0, Exit::data, "see docs/probe.md for the inputs of each probe",
-             "the inputs have no {}.000", prefix);
-}
-
-template <class T>
-void add(ProbeOutputs& outputs, const std::string& name, const std::vector<T>& values,
-         const Shape& shape) {
-  outputs.add(name, Tensor::from_host(std::span<const T>(values), shape));
+  WEFT_CHECK(count > 0, Exit::data, probe_hint, "the inputs have no {}.000", prefix);
 }
 
 }  // namespace
@@ -100,10 +92,10 @@ int probe_boxes(const Deck& deck, const ProbeRequest& request) {
     count.push_back(count_text(boxes, postprocess));
   });
   ProbeOutputs outputs;
-  add(outputs, "kept", kept, {std::ssize(kept)});
-  add(outputs, "count", count, {std::ssize(count)});
-  add(outputs, "quads", quads, {std::ssize(scores), 4, 2});
-  add(outputs, "scores", scores, {std::ssize(scores)});
+  outputs.add("kept", kept, {std::ssize(kept)});
+  outputs.add("count", count, {std::ssize(count)});
+  outputs.add("quads", quads, {std::ssize(scores), 4, 2});
+  outputs.add("scores", scores, {std::ssize(scores)});
   outputs.write(request.outputs);
   return 0;
 }
@@ -120,8 +112,8 @@ int probe_video_frames(const Deck& deck, const ProbeRequest& request) {
                "give the number of a frame, from 0", "input \"index\" has {}", indices[i]);
     const PickedFrame frame = frame_at({{path.begin(), path.end()}}, indices[i], {deck.media, {}});
     const std::vector<std::uint8_t> fault(frame.fault.begin(), frame.fault.end());
-    add(outputs, fmt::format("frame.{:03}", i), frame.rgb, {frame.height, frame.width, 3});
-    add(outputs, fmt::format("fault.{:03}", i), fault, {std::ssize(fault)});
+    outputs.add(fmt::format("frame.{:03}", i), frame.rgb, {frame.height, frame.width, 3});
+    outputs.add(fmt::format("fault.{:03}", i), fault, {std::ssize(fault)});
   }
   outputs.write(request.outputs);
   return 0;
@@ -133,11 +125,12 @@ int probe_frames(const Deck& deck, const ProbeRequest& request) {
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
   constexpr std::int64_t side = 1024;
-  for_each_input(
-      inputs, "image", 3, [&](const std::string& number, const auto& rgb, const auto& shape) {
-        add(outputs, "crop." + number,
-            detector_frame({rgb.data(), shape[0], shape[1], shape[1] * 3}, side), {side, side, 3});
-      });
+  for_each_input(inputs, "image", 3,
+                 [&](const std::string& number, const auto& rgb, const auto& shape) {
+                   outputs.add("crop." + number,
+                               detector_frame({rgb.data(), shape[0], shape[1], shape[1] * 3}, side),
+                               {side, side, 3});
+                 });
   outputs.write(request.outputs);
   return 0;
 }

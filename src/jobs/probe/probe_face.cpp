@@ -13,20 +13,12 @@
 namespace weft {
 namespace {
 
-constexpr const char* inputs_hint = "see docs/probe.md for the inputs of each probe";
-
-template <class T>
-void add(ProbeOutputs& outputs, const std::string& name, const std::vector<T>& values,
-         const Shape& shape) {
-  outputs.add(name, Tensor::from_host(std::span<const T>(values), shape));
-}
-
 // Pixels [H,W,3]; of that size, where it is given.
 ImageFile picture_of(const ProbeInputs& inputs, const std::string& name, std::int64_t side = 0) {
   const auto& s = inputs.shape(name);
   WEFT_CHECK(s.size() == 3 && s[2] == 3 && s[0] > 0 && s[1] > 0 && s[0] <= 65535 && s[1] <= 65535 &&
                  (side == 0 || (s[0] == side && s[1] == side)),
-             Exit::data, inputs_hint, "input \"{}\" is {}", name,
+             Exit::data, probe_hint, "input \"{}\" is {}", name,
              Shape(std::span<const std::int64_t>(s)).str());
   return {s[0], s[1], inputs.u8(name)};
 }
@@ -45,14 +37,14 @@ std::vector<float> rows_of(const ProbeInputs& inputs, const std::string& name,
 std::vector<std::array<std::int64_t, 2>> sizes_of(const ProbeInputs& inputs,
                                                   const std::string& name, std::size_t count) {
   const std::vector<std::int64_t> values = inputs.i64(name);
-  WEFT_CHECK(values.size() == 2 * count, Exit::data, inputs_hint,
+  WEFT_CHECK(values.size() == 2 * count, Exit::data, probe_hint,
              "input \"{}\" has {} numbers, wanted {}", name, values.size(), 2 * count);
   std::vector<std::array<std::int64_t, 2>> sizes;
   for (std::size_t i = 0; i < count; ++i) {
     sizes.push_back({values[2 * i], values[2 * i + 1]});
     for (const std::int64_t v : sizes.back())
-      WEFT_CHECK(v > 0 && v <= 65535, Exit::data, inputs_hint, "input \"{}\" has a side of {}",
-                 name, v);
+      WEFT_CHECK(v > 0 && v <= 65535, Exit::data, probe_hint, "input \"{}\" has a side of {}", name,
+                 v);
   }
   return sizes;
 }
@@ -75,18 +67,18 @@ void probe_detect(const Deck& deck, const ModelSource& source, const ProbeInputs
   FaceDetector detector(deck, source);
   const FaceScores s = detector.scores(picture_of(inputs, "image"), ChannelOrder::rgb);
   const std::int64_t P = face_priors(s.height, s.width);
-  add(outputs, "loc", s.offsets, {1, P, 4});
-  add(outputs, "conf", s.probability, {1, P, 2});
-  add(outputs, "landms", s.marks, {1, P, 10});
-  add(outputs, "priors", s.priors, {P, 4});
-  add(outputs, "boxes", decode_face_boxes(s), {P, 4});
+  outputs.add("loc", s.offsets, {1, P, 4});
+  outputs.add("conf", s.probability, {1, P, 2});
+  outputs.add("landms", s.marks, {1, P, 10});
+  outputs.add("priors", s.priors, {P, 4});
+  outputs.add("boxes", decode_face_boxes(s), {P, 4});
   std::vector<float> rows;
   for (const Face& f : pick_faces(s, FaceDetector::least_score, FaceDetector::overlap)) {
     rows.insert(rows.end(), f.box.begin(), f.box.end());
     rows.push_back(f.score);
     append_points(f.marks, rows);
   }
-  add(outputs, "detections", rows, {std::ssize(rows) / 15, 15});
+  outputs.add("detections", rows, {std::ssize(rows) / 15, 15});
 }
 
 void probe_fan(const Deck& deck, const ModelSource& source, const ProbeInputs& inputs,
@@ -98,16 +90,16 @@ void probe_fan(const Deck& deck, const ModelSource& source, const ProbeInputs& i
   std::vector<float> all, some;
   append_points(points, all);
   append_points(to_68(points), some);
-  add(outputs, "heatmaps", maps, {1, heatmap_points, heatmap_side, heatmap_side});
-  add(outputs, "points98", all, {heatmap_points, 2});
-  add(outputs, "points68", some, {68, 2});
+  outputs.add("heatmaps", maps, {1, heatmap_points, heatmap_side, heatmap_side});
+  outputs.add("points98", all, {heatmap_points, 2});
+  outputs.add("points68", some, {68, 2});
 }
 
 void probe_recon(const Deck& deck, const ModelSource& source, const ProbeInputs& inputs,
                  ProbeOutputs& outputs) {
   FaceCoefficients network(deck, source);
-  add(outputs, "coefficients", network.coefficients(picture_of(inputs, "image", aligned_side)),
-      {1, FaceCoefficients::count});
+  outputs.add("coefficients", network.coefficients(picture_of(inputs, "image", aligned_side)),
+              {1, FaceCoefficients::count});
 }
 
 void probe_crop(const ProbeInputs& inputs, ProbeOutputs& outputs) {
@@ -125,10 +117,10 @@ void probe_crop(const ProbeInputs& inputs, ProbeOutputs& outputs) {
     }
   }
   const std::int64_t n = std::ssize(landmarks);
-  add(outputs, "resized", resized, {n, 2});
-  add(outputs, "crop", crop, {n, 4});
-  add(outputs, "quad_int", whole, {n, 4});
-  add(outputs, "quad", quad, {n, 4});
+  outputs.add("resized", resized, {n, 2});
+  outputs.add("crop", crop, {n, 4});
+  outputs.add("quad_int", whole, {n, 4});
+  outputs.add("quad", quad, {n, 4});
 }
 
 void probe_align(const ProbeInputs& inputs, ProbeOutputs& outputs) {
@@ -149,9 +141,9 @@ void probe_align(const ProbeInputs& inputs, ProbeOutputs& outputs) {
     crops.insert(crops.end(), a.image.values.begin(), a.image.values.end());
   }
   const std::int64_t n = std::ssize(landmarks);
-  add(outputs, "trans_params", trans, {n, 5});
-  add(outputs, "landmarks_aligned", points, {n, 68, 2});
-  add(outputs, "crop", crops, {n, aligned_side, aligned_side, 3});
+  outputs.add("trans_params", trans, {n, 5});
+  outputs.add("landmarks_aligned", points, {n, 68, 2});
+  outputs.add("crop", crops, {n, aligned_side, aligned_side, 3});
 }
 
 void probe_landmarks(const ProbeInputs& inputs, ProbeOutputs& outputs) {
@@ -168,8 +160,8 @@ void probe_landmarks(const ProbeInputs& inputs, ProbeOutputs& outputs) {
     append_points(to_68(points), some);
   }
   const auto n = static_cast<std::int64_t>(count);
-  add(outputs, "points98", all, {n, heatmap_points, 2});
-  add(outputs, "points68", some, {n, 68, 2});
+  outputs.add("points98", all, {n, heatmap_points, 2});
+  outputs.add("points68", some, {n, 68, 2});
 }
 
 void probe_resize(const ProbeInputs& inputs, ProbeOutputs& outputs) {
@@ -179,9 +171,9 @@ void probe_resize(const ProbeInputs& inputs, ProbeOutputs& outputs) {
     if (!inputs.has(name)) break;
     const auto size = sizes_of(inputs, fmt::format("size{}", count), 1).front();
     const ImageFile out = resize_bilinear(picture_of(inputs, name), size[1], size[0]);
-    add(outputs, fmt::format("resized{}", count), out.values, {out.height, out.width, 3});
+    outputs.add(fmt::format("resized{}", count), out.values, {out.height, out.width, 3});
   }
-  WEFT_CHECK(count > 0, Exit::data, inputs_hint, "the inputs have no image0");
+  WEFT_CHECK(count > 0, Exit::data, probe_hint, "the inputs have no image0");
 }
 
 }  // namespace

@@ -17,12 +17,12 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t side = face_side;
-
 // Input "image" [1,3,512,512] as the networks take it.
 Tensor image_of(const ProbeInputs& inputs, bool bf16) {
-  Tensor last = Tensor::empty({1, 1, side, side, 3}, DType::f32);
-  ops::to_channels_last(inputs.f32("image", {1, 3, side, side}).view({1, 3, 1, side, side}), last);
+  Tensor last = Tensor::empty({1, 1, face_side, face_side, 3}, DType::f32);
+  ops::to_channels_last(
+      inputs.f32("image", {1, 3, face_side, face_side}).view({1, 3, 1, face_side, face_side}),
+      last);
   if (!bf16) return last;
   Tensor image = Tensor::empty(last.shape(), DType::bf16);
   ops::convert(last, image);
@@ -32,10 +32,10 @@ Tensor image_of(const ProbeInputs& inputs, bool bf16) {
 // y [1,1,512,512,C] as f32 [1,C,512,512].
 Tensor channels_first(const Tensor& y) {
   Tensor f32 = Tensor::empty(y.shape(), DType::f32),
-         first = Tensor::empty({1, y.dim(4), 1, side, side}, DType::f32);
+         first = Tensor::empty({1, y.dim(4), 1, face_side, face_side}, DType::f32);
   ops::convert(y, f32);
   ops::to_channels_first(f32, first);
-  return first.view({1, y.dim(4), side, side});
+  return first.view({1, y.dim(4), face_side, face_side});
 }
 
 void load(const ProbeRequest& request, ParameterTable& params, const WeightNames& names,
@@ -101,10 +101,12 @@ int probe_gfpgan_paste(const Deck& deck, const ProbeRequest& request) {
   const auto& p = inputs.shape("points");
   WEFT_CHECK(p.size() == 3 && p[0] > 0 && p[0] < 256, Exit::data, "give [F,5,2], F 1 to 255",
              "input \"points\" is {}", Shape(std::span<const std::int64_t>(p)).str());
-  const std::int64_t count = p[0], pixels = side * side;
+  const std::int64_t count = p[0], pixels = face_side * face_side;
   const Tensor points = inputs.f32("points", {count, 5, 2}).to_host();
-  const std::vector<std::uint8_t> faces = bytes_of(inputs, "faces", {count, side, side, 3}),
-                                  classes = bytes_of(inputs, "classes", {count, side, side});
+  const std::vector<std::uint8_t> faces =
+                                      bytes_of(inputs, "faces", {count, face_side, face_side, 3}),
+                                  classes =
+                                      bytes_of(inputs, "classes", {count, face_side, face_side});
   const ImageFile frame{f[0], f[1], inputs.u8("frame")};
   ImageFile result = scales[0] == 1 ? frame : doubled_frame(frame);
   std::vector<FacePatch> patches;
@@ -136,7 +138,7 @@ int probe_gfpgan_paste(const Deck& deck, const ProbeRequest& request) {
     outputs.add(name, Tensor::from_host(std::span<const T>(values), shape));
   };
   add("transforms", transforms, {count, 2, 3});
-  add("crops", crops, {count, side, side, 3});
+  add("crops", crops, {count, face_side, face_side, 3});
   add("result", result.values, {result.height, result.width, 3});
   outputs.write(request.outputs);
   return 0;

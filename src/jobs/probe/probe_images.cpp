@@ -70,8 +70,7 @@ class GivenImages : public LabelledImages {
       images_.push_back(
           {{pixels.height, pixels.width}, std::move(pixels.values), std::move(labels.values)});
     }
-    WEFT_CHECK(!images_.empty(), Exit::data, "see docs/probe.md for the inputs of each probe",
-               "the inputs have no png.image.0");
+    WEFT_CHECK(!images_.empty(), Exit::data, probe_hint, "the inputs have no png.image.0");
   }
   std::int64_t count() const override { return std::ssize(images_); }
   ImageSize size(std::int64_t i) const override { return at(i).size; }

@@ -12,8 +12,7 @@ int probe_paste(const Deck&, const ProbeRequest& request) {
                                   box = inputs.i64("box");
   WEFT_CHECK(size.size() == 3 && size[2] == 3 && frames.size() == 4 && frames[3] == 3 &&
                  frames[1] > 0 && frames[2] > 0 && box.size() == 4,
-             Exit::data, "see docs/probe.md for the inputs of each probe",
-             "image is not [H,W,3], frames not [n,h,w,3], or box not [4]");
+             Exit::data, probe_hint, "image is not [H,W,3], frames not [n,h,w,3], or box not [4]");
   const ImageFile picture{size[0], size[1], inputs.u8("image")};
   const std::vector<std::uint8_t> values = inputs.u8("frames");
   const PasteBox at{box[0], box[1], box[2], box[3]};

@@ -17,27 +17,13 @@
 namespace weft {
 namespace {
 
-constexpr const char* hint = "see docs/probe.md for the inputs of each probe";
-
-Shape shape_of(const ProbeInputs& inputs, const std::string& name, std::size_t rank) {
-  const auto& s = inputs.shape(name);
-  WEFT_CHECK(s.size() == rank, Exit::data, hint, "input \"{}\" has {} dimensions, wanted {}", name,
-             s.size(), rank);
-  return Shape(std::span<const std::int64_t>(s));
-}
-
 // Pictures u8 [B,H,W,3] whose sides are multiples of `stride`.
 Tensor read_pictures(const ProbeInputs& inputs, std::int64_t stride) {
-  const Shape s = shape_of(inputs, "image", 4);
+  const Shape s = inputs.shape("image", 4);
   WEFT_CHECK(s[3] == 3 && s[1] % stride == 0 && s[2] % stride == 0 && s.numel() > 0, Exit::data,
              fmt::format("give [B,H,W,3] whose H and W are multiples of {}", stride),
              "input \"image\" is {}", s.str());
   return Tensor::from_host(std::span<const std::uint8_t>(inputs.u8("image")), s);
-}
-
-void add(ProbeOutputs& outputs, const std::string& name, std::span<const float> values,
-         const Shape& shape) {
-  outputs.add(name, Tensor::from_host(values, shape));
 }
 
 // [N,C,...] of x [N,...,C], both seen with five dimensions.
@@ -85,7 +71,7 @@ void probe_transform(const Deck& deck, const ProbeRequest& request, const ModelS
   weights.load(net.params(), mapping_weight_names(), false);
   net.fold();
   const ProbeInputs inputs(request.inputs);
-  const std::int64_t B = shape_of(inputs, "windows", 3)[0], C = d.coefficients(), K = d.num_kp;
+  const std::int64_t B = inputs.shape("windows", 3)[0], C = d.coefficients(), K = d.num_kp;
   const Tensor columns = inputs.f32("windows", {B, C, MappingNet::window});
   Tensor rows = Tensor::empty({B, 1, 1, MappingNet::window, C}, DType::f32);
   ops::to_channels_last(columns.view({B, C, 1, 1, MappingNet::window}), rows);
@@ -107,13 +93,13 @@ void probe_transform(const Deck& deck, const ProbeRequest& request, const ModelS
     keypoints.insert(keypoints.end(), moved.begin(), moved.end());
   }
   ProbeOutputs outputs;
-  add(outputs, "yaw", yaw, {B});
-  add(outputs, "pitch", pitch, {B});
-  add(outputs, "roll", roll, {B});
-  add(outputs, "t", t, {B, 3});
-  add(outputs, "exp", expression, {B, 3 * K});
-  add(outputs, "rotation", rotation, {B, 3, 3});
-  add(outputs, "keypoints", keypoints, {B, K, 3});
+  outputs.add("yaw", yaw, {B});
+  outputs.add("pitch", pitch, {B});
+  outputs.add("roll", roll, {B});
+  outputs.add("t", t, {B, 3});
+  outputs.add("exp", expression, {B, 3 * K});
+  outputs.add("rotation", rotation, {B, 3, 3});
+  outputs.add("keypoints", keypoints, {B, K, 3});
   outputs.write(request.outputs);
 }
 
@@ -154,15 +140,15 @@ void probe_render(const Deck& deck, const ProbeRequest& request, const ModelSour
   const SadtalkerDeck& d = deck.get<SadtalkerDeck>();
   const Renderer renderer(deck, weights, weights);
   const ProbeInputs inputs(request.inputs);
-  const Shape s = shape_of(inputs, "image", 3);
-  WEFT_CHECK(s[2] == 3, Exit::data, hint, "input \"image\" is {}", s.str());
+  const Shape s = inputs.shape("image", 3);
+  WEFT_CHECK(s[2] == 3, Exit::data, probe_hint, "input \"image\" is {}", s.str());
   const ImageFile picture{s[0], s[1], inputs.u8("image")};
-  const std::int64_t T = shape_of(inputs, "coeff", 2)[0];
+  const std::int64_t T = inputs.shape("coeff", 2)[0];
   const Tensor own = inputs.f32("source_coeff", {1, d.coefficients()}).to_host(),
                predicted = inputs.f32("coeff", {T, 70}).to_host();
   const std::vector<std::int64_t> crop = inputs.i64("crop_size");
   WEFT_CHECK(crop.size() == 2 && crop[0] > 0 && crop[1] > 0 && crop[1] / crop[0] < 64, Exit::data,
-             hint, "input \"crop_size\" is no width and height");
+             probe_hint, "input \"crop_size\" is no width and height");
 
   const Renderer::Source source = renderer.prepare(picture, own.span<float>());
   const DrivingRows rows = driving_rows(d, predicted.span<float>(), own.span<float>());

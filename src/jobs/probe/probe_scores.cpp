@@ -13,22 +13,13 @@
 namespace weft {
 namespace {
 
-constexpr const char* hint = "see docs/probe.md for the inputs of each probe";
-
-Shape shape_of(const ProbeInputs& inputs, const std::string& name, std::size_t rank) {
-  const auto& s = inputs.shape(name);
-  WEFT_CHECK(s.size() == rank, Exit::data, hint, "input \"{}\" has {} dimensions, wanted {}", name,
-             s.size(), rank);
-  return Shape(std::span<const std::int64_t>(s));
-}
-
 // Classes, -1 for none, as labels in bytes.
 std::vector<std::uint8_t> labels_of(const ProbeInputs& inputs, const std::string& name,
                                     std::int64_t classes) {
   std::vector<std::uint8_t> bytes;
   for (const std::int64_t v : inputs.i64(name)) {
-    WEFT_CHECK(v >= -1 && v < classes, Exit::data, hint, "input \"{}\" has a class {} of {}", name,
-               v, classes);
+    WEFT_CHECK(v >= -1 && v < classes, Exit::data, probe_hint, "input \"{}\" has a class {} of {}",
+               name, v, classes);
     bytes.push_back(static_cast<std::uint8_t>(v + 1));
   }
   return bytes;
@@ -36,7 +27,7 @@ std::vector<std::uint8_t> labels_of(const ProbeInputs& inputs, const std::string
 
 // [1,C,h,w] -> [1,1,h,w,C].
 Tensor read_logits(const ProbeInputs& inputs, const std::string& name, std::int64_t classes) {
-  const Shape s = shape_of(inputs, name, 4);
+  const Shape s = inputs.shape(name, 4);
   const Tensor x = inputs.f32(name, {1, classes, s[2], s[3]});
   Tensor y = Tensor::empty({1, 1, s[2], s[3], classes}, DType::f32);
   ops::to_channels_last(x.view({1, classes, 1, s[2], s[3]}), y);
@@ -91,8 +82,9 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
     std::vector<Tensor> logits;
     for (std::int64_t s = 0; inputs.has(fmt::format("{}scale{}.logits", image, s)); ++s)
       logits.push_back(read_logits(inputs, fmt::format("{}scale{}.logits", image, s), C));
-    WEFT_CHECK(!logits.empty(), Exit::data, hint, "input \"{}scale0.logits\" is not there", image);
-    const Shape size = shape_of(inputs, image + "label", 2);
+    WEFT_CHECK(!logits.empty(), Exit::data, probe_hint, "input \"{}scale0.logits\" is not there",
+               image);
+    const Shape size = inputs.shape(image + "label", 2);
     const std::vector<std::uint8_t> labels = labels_of(inputs, image + "label", C);
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(3 * C));
     Tensor prediction = Tensor::empty(size, DType::u8);
@@ -114,7 +106,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
     add_whole(outputs, image + "pixels", {one.pixels}, {1});
     add_classes(outputs, image, one);
   }
-  WEFT_CHECK(all.images > 0, Exit::data, hint, "input \"image0.label\" is not there");
+  WEFT_CHECK(all.images > 0, Exit::data, probe_hint, "input \"image0.label\" is not there");
   add_classes(outputs, "", all);
   std::vector<float> iou;
   for (const ClassScore& c : all.classes) iou.push_back(static_cast<float>(c.iou()));
@@ -123,7 +115,7 @@ int probe_scores(const Deck& deck, const ProbeRequest& request) {
   add_number(outputs, "accuracy", all.accuracy());
   if (inputs.has("colour_map"))
     add_colours(outputs, "colour_map.colours", inputs.i64("colour_map"),
-                shape_of(inputs, "colour_map", 2));
+                inputs.shape("colour_map", 2));
   outputs.write(request.outputs);
   return 0;
 }

@@ -54,24 +54,17 @@ Tensor channels_last(const Tensor& x, DType dtype) {
   ops::convert(y, low);
   return low;
 }
-Tensor channels_first(const Tensor& x) {
+Tensor frames_channels_first(const Tensor& x) {
   const Shape& s = x.shape();
   Tensor y = Tensor::empty({s[0], s[4], s[1], s[2], s[3]}, x.dtype());
   ops::to_channels_first(x, y);
   return y.view({s[0], s[4], s[2], s[3]});
 }
 
-Shape shape_of(const ProbeInputs& inputs, const std::string& name, std::size_t rank) {
-  const auto& s = inputs.shape(name);
-  WEFT_CHECK(s.size() == rank, Exit::data, "see docs/probe.md for the inputs of each probe",
-             "input \"{}\" has {} dimensions, wanted {}", name, s.size(), rank);
-  return Shape(std::span<const std::int64_t>(s));
-}
-
 // Classes, -1 for unlabelled, as the loader gives them: one more, in bytes.
 Tensor read_labels(const ProbeInputs& inputs, const std::string& name, std::size_t rank,
                    std::int64_t classes) {
-  const Shape shape = shape_of(inputs, name, rank);
+  const Shape shape = inputs.shape(name, rank);
   std::vector<std::uint8_t> bytes;
   for (const std::int64_t v : inputs.i64(name)) {
     WEFT_CHECK(v >= -1 && v < classes, Exit::data, "labels are classes from 0, or -1",
@@ -110,7 +103,7 @@ void forward(const Deck& deck, const ProbeRequest& request) {
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
-  const Shape s = shape_of(inputs, "image", 4);
+  const Shape s = inputs.shape("image", 4);
   Tape tape(Tape::Mode::infer);
   nn::BatchNormGroup norm;
   norm.use_running = true;
@@ -138,8 +131,7 @@ void loss(const Deck& deck, const ProbeRequest& request) {
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
   ProbeOutputs outputs;
-  const Tensor image =
-      channels_last(inputs.f32("image", shape_of(inputs, "image", 4)), dtype_of(deck));
+  const Tensor image = channels_last(inputs.f32("image", inputs.shape("image", 4)), dtype_of(deck));
   const Tensor labels = read_labels(inputs, "label", 3, deck.get<SegmentationDeck>().num_classes);
   const std::int64_t N = image.dim(0);
   Tape tape;
@@ -201,8 +193,8 @@ void train_steps(Deck deck, const ProbeRequest& request, MPI_Comm world) {
   Tensor squares = Tensor::persistent({params.groups()}, DType::f64);
   for (std::int64_t s = 1; s <= steps; ++s) {
     const std::string step = fmt::format("step{}.", s), mine = fmt::format("{}rank{}.", step, rank);
-    const Tensor image = channels_last(
-        inputs.f32(mine + "image", shape_of(inputs, mine + "image", 4)), dtype_of(deck));
+    const Tensor image =
+        channels_last(inputs.f32(mine + "image", inputs.shape(mine + "image", 4)), dtype_of(deck));
     const Tensor labels =
         read_labels(inputs, mine + "label", 3, deck.get<SegmentationDeck>().num_classes);
     const auto N = static_cast<float>(image.dim(0));
@@ -270,7 +262,7 @@ void gather_tensor(const Tensor& mine, const ProbeInputs& inputs, int rank, int 
   }
   outputs.add(name(0), mine);
   for (int r = 1; r < ranks; ++r) {
-    const Shape s = shape_of(inputs, like(r), 4);
+    const Shape s = inputs.shape(like(r), 4);
     std::vector<float> values(static_cast<std::size_t>(s.numel()));
     MPI_Recv(values.data(), static_cast<int>(values.size()), MPI_FLOAT, r, 0, world,
              MPI_STATUS_IGNORE);
@@ -311,16 +303,15 @@ void sync_batch_norm(const Deck& deck, const ProbeRequest& request, MPI_Comm wor
     const nn::Context c{tape, params};
     params.begin_step([](int) {});
     const std::string x_name = input("x")(rank), dy_name = input("cotangent")(rank);
-    const Var x =
-        make_var(channels_last(inputs.f32(x_name, shape_of(inputs, x_name, 4)), DType::f32));
+    const Var x = make_var(channels_last(inputs.f32(x_name, inputs.shape(x_name, 4)), DType::f32));
     const Var y = nn::batch_norm(c, x, layer, group, nn::Activation::none);
-    const Tensor value = channels_first(y->value);
+    const Tensor value = frames_channels_first(y->value);
     y->grad = channels_last(inputs.f32(dy_name, value.shape()), DType::f32);
     tape.backward();
     params.finish_step();
     gather_tensor(value, inputs, rank, ranks, input("x"), input("y"), world, outputs);
-    gather_tensor(channels_first(x->grad), inputs, rank, ranks, input("x"), input("grad.x"), world,
-                  outputs);
+    gather_tensor(frames_channels_first(x->grad), inputs, rank, ranks, input("x"), input("grad.x"),
+                  world, outputs);
     for (Parameter* p : {layer.weight, layer.bias}) {
       const Tensor mine = p->grad.to_host();
       std::vector<float> sum(static_cast<std::size_t>(mine.numel()));

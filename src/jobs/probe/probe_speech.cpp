@@ -17,14 +17,13 @@
 namespace weft {
 namespace {
 
-constexpr const char* hint = "see docs/probe.md for the inputs of each probe";
 constexpr std::int64_t window = mel_bands * mel_window;
 
 // T of windows [T,80,16].
 std::int64_t frames_of(const ProbeInputs& inputs) {
   const auto& s = inputs.shape("windows");
-  WEFT_CHECK(s.size() == 3 && s[0] > 0 && s[1] == mel_bands && s[2] == mel_window, Exit::data, hint,
-             "input \"windows\" is {}", Shape(std::span<const std::int64_t>(s)).str());
+  WEFT_CHECK(s.size() == 3 && s[0] > 0 && s[1] == mel_bands && s[2] == mel_window, Exit::data,
+             probe_hint, "input \"windows\" is {}", Shape(std::span<const std::int64_t>(s)).str());
   return s[0];
 }
 
@@ -44,11 +43,6 @@ std::span<const float> part(const std::vector<float>& all, std::int64_t first, s
                             std::int64_t each) {
   return std::span(all).subspan(static_cast<std::size_t>(first * each),
                                 static_cast<std::size_t>(count * each));
-}
-
-void add(ProbeOutputs& outputs, const std::string& name, const std::vector<float>& all,
-         const Shape& shape) {
-  outputs.add(name, Tensor::from_host(std::span<const float>(all), shape));
 }
 
 template <class Net>
@@ -74,7 +68,7 @@ void probe_expressions(const ProbeRequest& request, const ProbeInputs& inputs,
         part(closed, first, count, 1));
     all.insert(all.end(), some.begin(), some.end());
   });
-  add(outputs, "exp", all, {T, expression_coefficients});
+  outputs.add("exp", all, {T, expression_coefficients});
 }
 
 void probe_poses(const Deck& deck, const ProbeRequest& request, const ProbeInputs& inputs,
@@ -95,9 +89,9 @@ void probe_poses(const Deck& deck, const ProbeRequest& request, const ProbeInput
   });
   std::vector<float> poses = net.poses(heard, std::span(reference).last(pose_values), z,
                                        deck.get<SadtalkerDeck>().pose_style);
-  add(outputs, "pose", poses, {T, pose_values});
+  outputs.add("pose", poses, {T, pose_values});
   smooth_motion(poses, pose_values);
-  add(outputs, "pose_smooth", poses, {T, pose_values});
+  outputs.add("pose_smooth", poses, {T, pose_values});
 }
 
 }  // namespace
@@ -122,7 +116,7 @@ int probe_mel(const Deck& deck, const ProbeRequest& request) {
   const ArenaScope scope(*arena);
   const ProbeInputs inputs(request.inputs);
   const auto& s = inputs.shape("wav");
-  WEFT_CHECK(s.size() == 1, Exit::data, hint, "input \"wav\" is {}",
+  WEFT_CHECK(s.size() == 1, Exit::data, probe_hint, "input \"wav\" is {}",
              Shape(std::span<const std::int64_t>(s)).str());
   const std::vector<float> samples = values(inputs, "wav", {s[0]});
   const std::int64_t T = SpeechMotion::frames(s[0]);
@@ -133,8 +127,8 @@ int probe_mel(const Deck& deck, const ProbeRequest& request) {
     windows.insert(windows.end(), some.begin(), some.end());
   });
   ProbeOutputs outputs;
-  add(outputs, "mel", mel.rows(0, mel.rows()), {mel.rows(), mel_bands});
-  add(outputs, "windows", windows, {T, mel_bands, mel_window});
+  outputs.add("mel", mel.rows(0, mel.rows()), {mel.rows(), mel_bands});
+  outputs.add("windows", windows, {T, mel_bands, mel_window});
   outputs.write(request.outputs);
   return 0;
 }

@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t width = 256;  // channels of the pyramid
+constexpr std::int64_t pyramid_width = 256;  // channels of the pyramid
 
 }  // namespace
 
@@ -15,18 +15,19 @@ RetinaFace::RetinaFace() : net_(params_, "body."), body_(net_) {
   net_.prefix = "fpn.";
   for (std::size_t i = 0; i < levels; ++i) {
     const std::string name = fmt::format("output{}", i + 1);
-    lateral_[i] =
-        net_.add(name + ".0", name + ".1", std::int64_t{512} << i, width, ops::Conv::same(1));
+    lateral_[i] = net_.add(name + ".0", name + ".1", std::int64_t{512} << i, pyramid_width,
+                           ops::Conv::same(1));
   }
   for (std::size_t i = 0; i < merge_.size(); ++i) {
     const std::string name = fmt::format("merge{}", i + 1);
-    merge_[i] = net_.add(name + ".0", name + ".1", width, width, ops::Conv::same(3));
+    merge_[i] =
+        net_.add(name + ".0", name + ".1", pyramid_width, pyramid_width, ops::Conv::same(3));
   }
   net_.prefix.clear();
   for (std::size_t i = 0; i < levels; ++i) context_[i] = add_context(fmt::format("ssh{}.", i + 1));
   const auto head = [&](const char* name, std::size_t i, std::int64_t out) {
-    return net_.add(fmt::format("{}.{}.conv1x1", name, i), "", width, out, ops::Conv::same(1),
-                    true);
+    return net_.add(fmt::format("{}.{}.conv1x1", name, i), "", pyramid_width, out,
+                    ops::Conv::same(1), true);
   };
   // Two priors: a logit each of face and no face, 4 offsets of the box, x and y of five marks.
   for (std::size_t i = 0; i < levels; ++i)
@@ -38,8 +39,8 @@ RetinaFace::Context RetinaFace::add_context(const std::string& name) {
   const auto conv = [&](const char* part, std::int64_t in, std::int64_t out) {
     return net_.add(name + part + ".0", name + part + ".1", in, out, ops::Conv::same(3));
   };
-  return {conv("conv3X3", width, 128), conv("conv5X5_1", width, 64), conv("conv5X5_2", 64, 64),
-          conv("conv7X7_2", 64, 64), conv("conv7x7_3", 64, 64)};
+  return {conv("conv3X3", pyramid_width, 128), conv("conv5X5_1", pyramid_width, 64),
+          conv("conv5X5_2", 64, 64), conv("conv7X7_2", 64, 64), conv("conv7x7_3", 64, 64)};
 }
 
 Tensor RetinaFace::context(const Context& c, const Tensor& x) {

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-constexpr float slope = 0.2f;
+constexpr float parse_slope = 0.2f;
 constexpr int steps = 4, depth = 10;
 
 // 3x3 over a frame that has its border already.
@@ -62,7 +62,7 @@ ParseNet::Block ParseNet::add_block(const std::string& name, std::int64_t in, st
 Tensor ParseNet::run(const Block& block, const Tensor& x) const {
   Tensor seen = with_border(x, block.up);
   const Tensor shortcut = block.shortcut ? convolve(*block.shortcut, seen) : x;
-  Tensor y = convolve(*block.first, seen, slope);
+  Tensor y = convolve(*block.first, seen, parse_slope);
   seen.release();
   y = with_border(y);
   return convolve(*block.second, y, 1, shortcut);

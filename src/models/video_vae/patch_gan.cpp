@@ -9,7 +9,7 @@ namespace weft {
 namespace {
 
 constexpr int kernel = 4;
-constexpr float slope = 0.2f, norm_eps = 1e-5f, deviation = 0.02f;
+constexpr float slope = 0.2f, batch_norm_eps = 1e-5f, initial_deviation = 0.02f;
 constexpr std::int64_t filters = 64;
 
 // BatchNorm in training: a group for each channel, over all frames.
@@ -34,7 +34,7 @@ PatchGan::PatchGan(ParameterTable& params, const std::string& prefix) : prefix_(
     l.stride = stride;
     const std::string conv = std::to_string(number++);
     l.conv.weight =
-        add(conv + ".weight", {out, in, kernel, kernel}, {Init::Kind::normal, deviation});
+        add(conv + ".weight", {out, in, kernel, kernel}, {Init::Kind::normal, initial_deviation});
     const auto fan_in = static_cast<float>(in * kernel * kernel);
     if (!norm)  // a norm brings its own bias
       l.conv.bias = add(conv + ".bias", {out}, {Init::Kind::uniform, 1.0f / std::sqrt(fan_in)});
@@ -61,7 +61,7 @@ X PatchGan::through_layers(nn::Context c, X x) const {
     geometry.stride = l.stride;
     geometry.top = geometry.left = geometry.bottom = geometry.right = 1;
     x = nn::conv(c, x, l.conv, geometry);
-    if (l.norm.weight != nullptr) x = batch_norm(c, x, l.norm, norm_eps);
+    if (l.norm.weight != nullptr) x = batch_norm(c, x, l.norm, batch_norm_eps);
     if (&l != &layers_.back()) x = nn::leaky_relu(c, x, slope);
   }
   return x;

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr float norm_eps = 1e-6f;
+constexpr float norm_eps_2d = 1e-6f;
 constexpr std::int64_t colours = 3;
 
 using ops::Conv;
@@ -152,17 +152,17 @@ std::int64_t SpatialVae::pixels_a_latent() const {
 
 // Takes inputs by value: what a caller moves in returns to the arena as soon as it has been read.
 Var SpatialVae::res_block(nn::Context c, Var x, const ResBlock& b) const {
-  Var h = nn::group_norm(c, x, b.norm1, groups_, norm_eps, true);
+  Var h = nn::group_norm(c, x, b.norm1, groups_, norm_eps_2d, true);
   h = nn::conv(c, h, b.conv1, Conv::same(3));
   if (b.shortcut.weight != nullptr) x = nn::conv(c, x, b.shortcut, Conv::same(1));
-  h = nn::group_norm(c, h, b.norm2, groups_, norm_eps, true);
+  h = nn::group_norm(c, h, b.norm2, groups_, norm_eps_2d, true);
   return nn::conv(c, h, b.conv2, Conv::same(3), x);
 }
 
 Var SpatialVae::attention(nn::Context c, const Var& x, const Attention& a) const {
   const Shape s = x->value.shape();  // [N,1,h,w,C]
   const Shape rows{s[0], s[2] * s[3], s[4]};
-  Var h = nn::view(c, nn::group_norm(c, x, a.norm, groups_, norm_eps, false), rows);
+  Var h = nn::view(c, nn::group_norm(c, x, a.norm, groups_, norm_eps_2d, false), rows);
   h = side_by_side(c, {nn::linear(c, h, a.q), nn::linear(c, h, a.k), nn::linear(c, h, a.v)});
   h = nn::wide_attention(c, h);
   return nn::view(c, nn::linear(c, h, a.out, nn::view(c, x, rows)), s);
@@ -182,7 +182,7 @@ Var SpatialVae::encode(nn::Context c, const Var& frames) const {
     if (level.resample.weight != nullptr) x = nn::conv(c, x, level.resample, Conv::down());
   }
   x = middle(c, std::move(x), encoder_.mid);
-  x = nn::group_norm(c, x, encoder_.norm, groups_, norm_eps, true);
+  x = nn::group_norm(c, x, encoder_.norm, groups_, norm_eps_2d, true);
   x = nn::conv(c, x, encoder_.out, Conv::same(3));
   return frames_together(c, nn::conv(c, x, encoder_.quant, Conv::same(1)), batch);
 }
@@ -196,7 +196,7 @@ Var SpatialVae::decode(nn::Context c, const Var& z) const {
     for (const ResBlock& b : level.blocks) x = res_block(c, std::move(x), b);
     if (level.resample.weight != nullptr) x = nn::conv(c, x, level.resample, Conv::up());
   }
-  x = nn::group_norm(c, x, decoder_.norm, groups_, norm_eps, true);
+  x = nn::group_norm(c, x, decoder_.norm, groups_, norm_eps_2d, true);
   return frames_together(c, nn::conv(c, x, decoder_.out, Conv::same(3)), batch);
 }
 

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-std::vector<float> noise(std::int64_t count, std::uint32_t state = 1) {
+std::vector<float> random_values(std::int64_t count, std::uint32_t state = 1) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < count; ++i) {
     state = state * 1664525u + 1013904223u;
@@ -46,7 +46,7 @@ TEST_F(RowStride, IsThePlainConvolutionsEveryNthRow) {
   for (const auto& [H, rows, columns] : {std::tuple(80, 3, 1), {9, 3, 2}, {32, 2, 1}}) {
     constexpr std::int64_t N = 2, W = 6;
     const Tensor x =
-        Tensor::from_host(std::span<const float>(noise(N * H * W * 5)), {N, 1, H, W, 5});
+        Tensor::from_host(std::span<const float>(random_values(N * H * W * 5)), {N, 1, H, W, 5});
     const Tensor all = convolve(*conv, x, 0.25f);
     const Tensor some = RowStrideConv(*conv, rows, columns)(x, 0.25f);
     ASSERT_EQ(some.shape(), (Shape{N, 1, (H - 1) / rows + 1, (W - 1) / columns + 1, 8}));
@@ -76,7 +76,7 @@ class Pose : public WithArena {
 
   ParameterTable table_;
   PoseVae net_{table_};
-  std::vector<float> heard_ = noise(200 * 6), reference_ = noise(6, 7),
+  std::vector<float> heard_ = random_values(200 * 6), reference_ = random_values(6, 7),
                      z_ = draw_pose_latents(200, 11);
 };
 
@@ -143,7 +143,8 @@ class Speech : public WithArena {
 
   Deck deck_;
   SpeechMotion motion_{deck_, ModelSource("animate.weights", "random:1", "", false, MPI_COMM_SELF)};
-  std::vector<float> samples_ = noise(50 * speech_samples_per_frame), source_ = noise(73, 3);
+  std::vector<float> samples_ = random_values(50 * speech_samples_per_frame),
+                     source_ = random_values(73, 3);
 };
 
 TEST_F(Speech, LessThanAFrameIsRefused) {
@@ -171,7 +172,7 @@ TEST_F(Speech, AFramesExpressionDoesNotDependOnTheLength) {
 }
 
 TEST_F(Speech, VideosReplaceBlinksAndMoveTheHead) {
-  const std::vector<float> plain = rows(25), video = noise(3 * 70, 9);
+  const std::vector<float> plain = rows(25), video = random_values(3 * 70, 9);
   // Pose: that of the speech plus the video's, relative to its first frame, over and over.
   const std::vector<float> moved = rows(25, {.pose = video});
   for (std::int64_t t = 0; t < 25; ++t)

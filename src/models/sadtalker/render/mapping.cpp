@@ -10,7 +10,7 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t bins = 66;  // of an angle
-constexpr float slope = 0.1f;
+constexpr float mapping_slope = 0.1f;
 
 // Along a sequence, which is a row of pixels here; no padding.
 ops::Conv along(int k, int dilation) {
@@ -48,7 +48,7 @@ Tensor MappingNet::heads(const Tensor& windows) const {
   Tensor x = convolve(*first_, windows.view({N, 1, 1, length, C}));
   for (const FoldedConv* layer : layers_) {
     Tensor bent = Tensor::empty(x.shape(), x.dtype());
-    ops::leaky_relu_forward(x, slope, bent);
+    ops::leaky_relu_forward(x, mapping_slope, bent);
     x = convolve(*layer, bent, 1, without_ends(x, 3));
   }
   Tensor mean = Tensor::empty({N, 1, 1, 1, x.dim(4)}, x.dtype());
