@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <map>
 #include <numeric>
@@ -166,11 +167,66 @@ namespace {
 // Loads within this factor of the mean are even enough: costs are not known any better.
 constexpr double even_enough = 1.005;
 
+constexpr std::size_t most_divided = 16;     // micro-batches: 2^15 ways
+constexpr std::ptrdiff_t most_partners = 8;  // the least busy
+
+// The micro-batches of the busiest rank and one of the least busy, divided so that the greater of
+// the two loads is the least possible. False if that lowers the busiest load with none of them.
+bool divide_anew(std::span<const double> cost, std::size_t busiest, std::vector<double>& load,
+                 std::vector<std::vector<std::size_t>>& has, std::vector<int>& rank_of) {
+  std::vector<std::size_t> order(load.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto partners = std::min(std::ssize(order), most_partners);
+  std::partial_sort(
+      order.begin(), order.begin() + partners, order.end(),
+      [&](std::size_t a, std::size_t b) { return std::pair(load[a], a) < std::pair(load[b], b); });
+  double best = load[busiest] * (1 - 1e-9);
+  std::size_t partner = load.size();
+  std::uint32_t taken = 0;  // by the busiest, of both ranks' micro-batches
+  std::vector<std::size_t> both;
+  const auto joined = [&](std::size_t r) {
+    both = has[busiest];
+    both.insert(both.end(), has[r].begin(), has[r].end());
+  };
+  for (std::ptrdiff_t k = 0; k < partners; ++k) {
+    const std::size_t r = order[static_cast<std::size_t>(k)];
+    if (r == busiest || has[busiest].size() + has[r].size() > most_divided) continue;
+    joined(r);
+    const double all = load[busiest] + load[r];
+    // Every choice of those after the first, which stays where it is; each differs from the one
+    // before in a single micro-batch (Gray code).
+    double sum = cost[both[0]];
+    std::uint32_t choice = 1;
+    for (std::uint32_t i = 1; i < std::uint32_t{1} << (both.size() - 1); ++i) {
+      const auto changed = static_cast<std::size_t>(std::countr_zero(i)) + 1;
+      choice ^= std::uint32_t{1} << changed;
+      sum += (choice >> changed & 1) != 0 ? cost[both[changed]] : -cost[both[changed]];
+      const double greater = std::max(sum, all - sum);
+      if (greater < best) best = greater, partner = r, taken = choice;
+    }
+  }
+  if (partner == load.size()) return false;
+  joined(partner);
+  for (const std::size_t r : {busiest, partner}) {
+    has[r].clear();
+    load[r] = 0;
+  }
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    const std::size_t r = (taken >> i & 1) != 0 ? busiest : partner;
+    has[r].push_back(both[i]);
+    load[r] += cost[both[i]];
+    rank_of[both[i]] = static_cast<int>(r);
+  }
+  return true;
+}
+
 // Longest-first places its last micro-batches wherever they fit, which with eight per rank leaves
 // loads some 5 % apart. So while the busiest rank has more than enough, it gives one micro-batch
 // away, or swaps one for a cheaper one, wherever that lowers the greater of the two loads most; the
 // first trade that leaves both even enough is taken. The busiest load falls each time, so the loop
 // ends.
+// Where no such trade helps, the busiest and another rank divide all that they have anew
+// (divide_anew).
 void trade(std::span<const double> cost, std::vector<double>& load, std::vector<int>& rank_of) {
   std::vector<std::vector<std::size_t>> has(load.size());
   for (std::size_t i = 0; i < cost.size(); ++i)
@@ -201,7 +257,10 @@ void trade(std::span<const double> cost, std::vector<double>& load, std::vector<
         for (const std::size_t take : has[r]) consider(r, give, take);
       }
     }
-    if (partner == load.size()) return;
+    if (partner == load.size()) {
+      if (!divide_anew(cost, busiest, load, has, rank_of)) return;
+      continue;
+    }
     first = partner;
     const auto move = [&](std::size_t i, std::size_t from, std::size_t to) {
       std::erase(has[from], i);

@@ -84,9 +84,9 @@ class StepPlanner : public StepPlan {
 };
 
 // Distributes a step's micro-batches: the costliest first to the rank with the least load, the
-// lower rank and the earlier micro-batch among equals; then single ones change ranks until the
-// busiest rank is within 0.5 % of the mean or no trade with another rank helps it. Returns the rank
-// of each micro-batch; the same costs always give the same ranks.
+// lower rank and the earlier micro-batch among equals; then single ones change ranks, or two ranks
+// divide theirs anew, until the busiest rank is within 0.5 % of the mean or neither helps it.
+// Returns the rank of each micro-batch; the same costs always give the same ranks.
 std::vector<int> share_out(std::span<const double> cost, int ranks);
 // The same, or for ranks in lockstep (train/task.h) one after the other to each rank.
 std::vector<int> owners(std::span<const double> cost, int ranks, bool lockstep);

@@ -88,6 +88,8 @@ class TrainingTask {
   // Operations of a clip, in any unit: forward, backward, and the recomputed share `recompute` of
   // the blocks.
   virtual double cost(const Bucket& bucket, double recompute) const = 0;
+  // What a micro-batch takes besides its clips, in the same unit.
+  virtual double cost_of_micro_batch() const { return 0; }
   // The share of that cost that a micro-batch's clips take in this step, on average: less than 1 if
   // some are shortened.
   virtual double share(const Bucket& bucket, const MicroBatch& clips, std::int64_t step) const {

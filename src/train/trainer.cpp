@@ -215,7 +215,9 @@ CostTable::Planned Trainer::planned_cost(int bucket) const {
   const auto i = static_cast<std::size_t>(bucket);
   const Bucket& b = source_->buckets()[i];
   const std::int64_t clips = samples_in_batch(b, batch_sizes_[i]);
-  return {clips, static_cast<double>(clips) * task_->cost(b, memory_[i].recompute)};
+  if (clips == 0) return {};
+  return {clips, static_cast<double>(clips) * task_->cost(b, memory_[i].recompute) +
+                     task_->cost_of_micro_batch()};
 }
 
 double Trainer::share_of(const MicroBatch& clips, std::int64_t step) const {

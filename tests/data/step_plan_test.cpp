@@ -190,6 +190,15 @@ TEST(ShareOut, Balanced) {
   for (const double l : load) EXPECT_LE(l, 4.0 / 3.0 * sum / 8);
 }
 
+// Longest first leaves 12, 7, 4 beside 10, 9, 2, which no trade of one micro-batch evens out.
+TEST(ShareOut, TwoRanksDivideAnew) {
+  const std::vector<double> cost = {2, 4, 7, 9, 10, 12};
+  const auto rank_of = share_out(cost, 2);
+  double first = 0;
+  for (std::size_t i = 0; i < cost.size(); ++i) first += rank_of[i] == 0 ? cost[i] : 0;
+  EXPECT_EQ(std::max(first, 44 - first), 22);
+}
+
 // Costs of stage 1's buckets in seconds, in about the shares in which they come: longest first
 // alone leaves eight micro-batches a rank more than 3 % apart.
 TEST(ShareOut, TradesUntilRanksAreEven) {

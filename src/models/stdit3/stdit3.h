@@ -48,6 +48,7 @@ class Stdit3 {
   explicit Stdit3(const Stdit3Config& config);
 
   ParameterTable& params() { return params_; }
+  const ParameterTable& params() const { return params_; }
   const Stdit3Config& config() const { return config_; }
   std::int64_t out_channels() const {
     return config_.pred_sigma ? 2 * config_.in_channels : config_.in_channels;

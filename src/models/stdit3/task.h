@@ -29,6 +29,7 @@ class Stdit3Task : public TrainingTask {
   std::int64_t blocks(const Bucket&) const override { return 2 * deck_.get<Stdit3Deck>().depth; }
   double least_recompute() const override { return deck_.model.recompute; }
   double cost(const Bucket& bucket, double recompute) const override;
+  double cost_of_micro_batch() const override;
   TrainingWork prepare(const Bucket& bucket, const LoadedBatch& clips, const Tensor& bytes,
                        double recompute, float weight) override;
 
