@@ -99,7 +99,7 @@ def main():
     about = compare_step.provenance(args)
     results = [measure(mix, args) for mix in args.mix]
     if not args.no_results and not args.tiny:
-        path = args.results / f"runs_cpu_{about['date'][:10]}.json"
+        path = compare_step.result_path(args, "runs", about)
         path.write_text(json.dumps(about | {"cases": results}, indent=1) + "\n")
         print(f"written to {path}")
     return 0

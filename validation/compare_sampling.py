@@ -143,7 +143,7 @@ def main():
     about = compare_step.provenance(args)
     results = [measure(case, args) for case in cases]
     if not args.no_results:
-        path = args.results / f"sampling_{'' if args.dtype == 'f32' else 'bf16_'}cpu_{about['date'][:10]}.json"
+        path = compare_step.result_path(args, "sampling" if args.dtype == "f32" else "sampling_bf16", about)
         path.write_text(json.dumps(about | {"clips": args.clips, "cases": results}, indent=1) + "\n")
         print(f"written to {path}")
     return 0

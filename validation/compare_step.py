@@ -183,6 +183,12 @@ def hardware():
     return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine(), "system": platform.platform()}
 
 
+def result_path(args, stem, about):
+    """Of this day and make of processor, so that those of Intel and AMD lie beside each other."""
+    make = about["hardware"]["cpu"].split()[0].split("(")[0].lower()
+    return args.results / f"{stem}_cpu_{make}_{about['date'][:10]}.json"
+
+
 def provenance(args):
     def git(*words):
         done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
@@ -232,7 +238,7 @@ def main():
         show(result)
     if not args.no_results and not args.torch_only:
         args.results.mkdir(parents=True, exist_ok=True)
-        path = args.results / f"step_{'' if args.dtype == 'f32' else 'bf16_'}cpu_{about['date'][:10]}.json"
+        path = result_path(args, "step" if args.dtype == "f32" else "step_bf16", about)
         path.write_text(json.dumps(about | {"cases": results}, indent=1) + "\n")
         print(f"\nwritten to {path}")
 
