@@ -19,22 +19,6 @@ namespace {
 
 constexpr int threads = 256, warps = threads / 32;
 
-// Where access i of [frames,H,W,C] is, C in accesses.
-struct Places {
-  Divisor C, W, H;
-  struct Place {
-    unsigned c, column, row, frame;
-  };
-  __device__ __forceinline__ Place of(std::int64_t i) const {
-    Place p;
-    p.c = static_cast<unsigned>(i);
-    p.column = C.split(p.c);
-    p.row = W.split(p.column);
-    p.frame = H.split(p.row);
-    return p;
-  }
-};
-
 // [frames,h,w,C] and, of the result, [frames,H,W,C]; C in accesses.
 struct ResizeGrid {
   int h, w, H, W;
