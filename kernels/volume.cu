@@ -15,11 +15,13 @@
 #include "core/error.h"
 #include "divide.cuh"
 #include "norm/channels.cuh"
+#include "ptx.cuh"
 
 namespace weft::kernels {
 namespace {
 
 constexpr int most_candidates = 128, expectation_sums = 5;
+constexpr float log2_e = 1.44269504088896341f;
 
 __device__ __forceinline__ std::int64_t index() {
   return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
@@ -42,10 +44,14 @@ struct Coordinates {
   // The whole block comes; __syncthreads() follows.
   __device__ __forceinline__ Coordinates(const VolumeGrid& g, float* table)
       : x(table), y(table + g.W), z(table + g.W + g.H) {
-    for (int k = threadIdx.x; k < g.places(); k += threads)
-      table[k] = k < g.W         ? ops::volume_coordinate(k, g.W)
-                 : k < g.W + g.H ? ops::volume_coordinate(k - g.W, g.H)
-                                 : ops::volume_coordinate(k - g.W - g.H, g.D);
+#pragma unroll 1
+    for (int k = threadIdx.x; k < g.places(); k += threads) {
+      const int axis = k < g.W ? 0 : k < g.W + g.H ? 1 : 2;
+      table[k] = ops::volume_coordinate(k - (axis > 0 ? g.W : 0) - (axis > 1 ? g.H : 0),
+                                        axis == 0   ? g.W
+                                        : axis == 1 ? g.H
+                                                    : g.D);
+    }
   }
   struct Place {
     float x, y, z;
@@ -178,6 +184,7 @@ __global__ void __launch_bounds__(threads)
   const int voxels = static_cast<int>(g.voxels());
   // What each candidate moves by, [lanes][each][4]; lanes are 16 bytes more apart, in other banks.
   float* const moves = shared_memory<float>();
+#pragma unroll 1
   for (int k = threadIdx.x; k < 4 * each * lanes; k += threads) {
     const int candidate = k / 4, axis = k % 4, from = 3 * (candidate - 1) + axis;
     moves[candidate / each * moves_apart + k % (4 * each)] =
@@ -206,12 +213,14 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int j = 0; j < each; ++j) most = fmaxf(most, v[j]);
     most = across<lanes>(most, [](float a, float b) { return fmaxf(a, b); });
+    // The error is a few units in the last place of the greatest share.
+    const float top = most * log2_e;
 #pragma unroll
     for (int j = 0; j < each; ++j) {
-      v[j] = expf(v[j] - most);
+      v[j] = exp2_approx(v[j] * log2_e - top);
       all += v[j];
     }
-    const float scale = 1.0f / across<lanes>(all, sum);
+    const float scale = rcp_approx(across<lanes>(all, sum));
 #pragma unroll
     for (int j = 0; j < each; ++j) v[j] *= scale;
     if constexpr (with_mask) {
