@@ -25,35 +25,44 @@ struct ResizeGrid {
   std::int64_t C;
 };
 
-template <int V, class T>
+// A thread has `each` accesses of a pixel: finding its neighbours takes as long as two of them.
+template <int V, int each, bool accumulate, class T>
 __global__ void __launch_bounds__(threads)
-    bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count,
-                    bool accumulate) {
+    bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
   const Places::Place to_place = places.of(i);
-  const std::int64_t frame = to_place.frame;
+  const std::int64_t frame = static_cast<std::int64_t>(to_place.frame) * g.h, apart = g.C / each;
   const ops::BilinearTap row = ops::bilinear_tap(static_cast<int>(to_place.row), g.down, g.h),
                          column =
                              ops::bilinear_tap(static_cast<int>(to_place.column), g.across, g.w);
-  const auto at = [&](int ri, int ci) {
-    return ((frame * g.h + ri) * g.w + ci) * g.C + to_place.c;
-  };
-  float a[V], b[V], d[V], e[V], to[V];
-  unpack(load_vec<V>(x, at(row.first, column.first)), a);
-  unpack(load_vec<V>(x, at(row.first, column.second)), b);
-  unpack(load_vec<V>(x, at(row.second, column.first)), d);
-  unpack(load_vec<V>(x, at(row.second, column.second)), e);
-  const float se = row.share * column.share, sd = row.share * (1.0f - column.share),
-              sb = (1.0f - row.share) * column.share,
-              sa = (1.0f - row.share) * (1.0f - column.share);
-  if (accumulate) unpack(load_vec<V>(static_cast<const T*>(y), i), to);
+  const std::int64_t upper = (frame + row.first) * g.w, lower = (frame + row.second) * g.w;
+  const std::int64_t at[4] = {upper + column.first, upper + column.second, lower + column.first,
+                              lower + column.second};
+  const float share[4] = {(1.0f - row.share) * (1.0f - column.share),
+                          (1.0f - row.share) * column.share, row.share * (1.0f - column.share),
+                          row.share * column.share};
+  Vec<T, V> from[each][4];
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    const float v = sa * a[k] + sb * b[k] + sd * d[k] + se * e[k];
-    to[k] = accumulate ? to[k] + v : v;
+  for (int a = 0; a < each; ++a)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) from[a][k] = load_vec<V>(x, at[k] * g.C + to_place.c + a * apart);
+  // Threads are numbered like accesses but for those of a pixel.
+  const std::int64_t first = (i - to_place.c) * each + to_place.c;
+#pragma unroll
+  for (int a = 0; a < each; ++a) {
+    float v[4][V], to[V];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) unpack(from[a][k], v[k]);
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(y), first + a * apart), to);
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float value =
+          share[0] * v[0][e] + share[1] * v[1][e] + share[2] * v[2][e] + share[3] * v[3][e];
+      to[e] = accumulate ? to[e] + value : value;
+    }
+    store_vec<V>(y, first + a * apart, pack<T, V>(to));
   }
-  store_vec<V>(y, i, pack<T, V>(to));
 }
 
 // The outputs, `apart` to a pixel, that may have a share of pixel `i`: those that lie less than a
@@ -387,9 +396,12 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
   if (same_size(x, y)) return copy(x, y, accumulate);
   by_access(x, y, [&]<class T, int V>() {
-    const std::int64_t count = y.numel() / V;
-    launch(bilinear_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
-           grid_of(x, y, V), places_of(y, y.dim(4) / V, count), data<T>(y), count, accumulate);
+    const std::int64_t C = y.dim(4) / V, each = C % 2 == 0 ? 2 : 1, count = y.numel() / V / each;
+    const auto kernel =
+        each > 1 ? (accumulate ? bilinear_kernel<V, 2, true, T> : bilinear_kernel<V, 2, false, T>)
+                 : (accumulate ? bilinear_kernel<V, 1, true, T> : bilinear_kernel<V, 1, false, T>);
+    launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), grid_of(x, y, V),
+           places_of(y, C / each, count), data<T>(y), count);
   });
 }
 

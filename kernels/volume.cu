@@ -1,6 +1,6 @@
 // CUDA side of ops/volume.h. CPU twin: src/ops/cpu/volume.cpp; cases: src/bench/kernels/volume.cpp.
 //
-//   sample       16 bytes of a voxel a thread; the eight neighbours come from the caches
+//   sample       twice 16 bytes of a voxel a thread; the eight neighbours come from the caches
 //   candidates   a thread takes one candidate of one voxel: its shares are found once, its c
 //                features are vectors. A block's values are neighbours in y: they are put together
 //                in shared memory and leave as whole lines.
@@ -94,20 +94,24 @@ struct Neighbours {
 };
 
 // x at `places` of `own` a sample; the samples' volumes lie `apart` elements from each other, 0
-// where they share one.
-template <int V, class T>
+// where they share one. A thread has `share` of a place's accesses, `lanes` threads all of them.
+template <int V, int share, class T>
 __global__ void __launch_bounds__(threads)
-    sample_kernel(const T* x, const float* grid, VolumeGrid g, Divisor channels, Divisor own,
+    sample_kernel(const T* x, const float* grid, VolumeGrid g, Divisor lanes, Divisor own,
                   std::int64_t apart, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i);
-  const unsigned place = channels.split(c);
+  const unsigned place = lanes.split(c), step = static_cast<unsigned>(g.C) / share;
   const float* const at = grid + 3 * static_cast<std::int64_t>(place);
   const Neighbours around(g, at[0], at[1], at[2]);
-  float v[V];
-  around.sample<V>(x + own.divide(place) * apart, g, c, v);
-  store_vec<V>(y, i, pack<T, V>(v));
+  const T* const volume = x + own.divide(place) * apart;
+#pragma unroll
+  for (int a = 0; a < share; ++a) {
+    float v[V];
+    around.sample<V>(volume, g, c + a * step, v);
+    store_vec<V>(y, static_cast<std::int64_t>(place) * g.C + c + a * step, pack<T, V>(v));
+  }
 }
 
 __device__ __forceinline__ float squared_distance(const float (&g)[3], const float* point) {
@@ -373,9 +377,10 @@ void volume_sample(const Tensor& x, const Tensor& grid, Tensor& y) {
       [&]<class T, int V>() {
         const VolumeGrid g = grid_of_volume(x, C / V);
         WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
-        start(sample_kernel<V, T>, y.numel() / V, 0, data<T>(x), data<float>(grid), g, Divisor(g.C),
-              Divisor(places / grid.dim(0)), x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y),
-              y.numel() / V);
+        const std::int64_t share = g.C % 2 == 0 ? 2 : 1, count = y.numel() / V / share;
+        start(share > 1 ? sample_kernel<V, 2, T> : sample_kernel<V, 1, T>, count, 0, data<T>(x),
+              data<float>(grid), g, Divisor(g.C / share), Divisor(places / grid.dim(0)),
+              x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y), count);
       },
       x, y);
 }
