@@ -39,29 +39,35 @@ struct Batch {
 
   // Group j. Behind the last pixel there are zeros, which are flags that ask for nothing.
   __device__ __forceinline__ void load(const T* from, std::int64_t j, float (&to)[V]) const {
-    if (whole) return unpack(load_vec<V>(from, j), to);
+    if constexpr (whole) {
+      unpack(load_vec<V>(from, j), to);
+    } else {
 #pragma unroll
-    for (int e = 0; e < V; ++e) to[e] = j * V + e < count ? to_float(from[j * V + e]) : 0.0f;
+      for (int e = 0; e < V; ++e) to[e] = j * V + e < count ? to_float(from[j * V + e]) : 0.0f;
+    }
   }
   __device__ __forceinline__ Bytes load(const std::uint8_t* from, std::int64_t j) const {
     Bytes to{};
-    if (whole) {
+    if constexpr (whole) {
       const auto v = load_vec<V / 4>(reinterpret_cast<const std::uint32_t*>(from), j);
 #pragma unroll
       for (int k = 0; k < V / 4; ++k) to.words[k] = v.v[k];
-      return to;
-    }
+    } else {
 #pragma unroll
-    for (int e = 0; e < V; ++e)
-      if (j * V + e < count)
-        to.words[e / 4] |= static_cast<std::uint32_t>(from[j * V + e]) << (e % 4 * 8);
+      for (int e = 0; e < V; ++e)
+        if (j * V + e < count)
+          to.words[e / 4] |= static_cast<std::uint32_t>(from[j * V + e]) << (e % 4 * 8);
+    }
     return to;
   }
   __device__ __forceinline__ void store(T* to, std::int64_t j, const float (&v)[V]) const {
-    if (whole) return store_vec<V>(to, j, pack<T, V>(v));
+    if constexpr (whole) {
+      store_vec<V>(to, j, pack<T, V>(v));
+    } else {
 #pragma unroll
-    for (int e = 0; e < V; ++e)
-      if (j * V + e < count) to[j * V + e] = from_float<T>(v[e]);
+      for (int e = 0; e < V; ++e)
+        if (j * V + e < count) to[j * V + e] = from_float<T>(v[e]);
+    }
   }
   __device__ __forceinline__ float logit(std::int64_t i) const { return to_float(probability[i]); }
   // The block's groups.
@@ -71,12 +77,11 @@ struct Batch {
   }
 };
 
-// A pixel with text that counts, and one without.
-__device__ __forceinline__ bool has_text(unsigned flags) {
-  return (flags & (TextPixel::text | TextPixel::counts)) == (TextPixel::text | TextPixel::counts);
-}
+// A pixel that counts, with text and without.
+constexpr unsigned both = TextPixel::text | TextPixel::counts;
+__device__ __forceinline__ bool has_text(unsigned flags) { return (flags & both) == both; }
 __device__ __forceinline__ bool negative(unsigned flags) {
-  return (flags & (TextPixel::text | TextPixel::counts)) == TextPixel::counts;
+  return (flags & both) == TextPixel::counts;
 }
 __device__ __forceinline__ float wanted(unsigned threshold) {
   return TextPixel::least_threshold +
@@ -91,16 +96,7 @@ __device__ __forceinline__ float softplus(float x) {
 
 // Of a block or of all: losses of text's pixels, |T - threshold|, B where there is text, B; then
 // how many pixels have text, have none, count for the threshold.
-enum Sum {
-  sum_text,
-  sum_threshold,
-  sum_overlap,
-  sum_binary,
-  of_text,
-  of_others,
-  of_threshold,
-  sums
-};
+enum Sum { sum_text, sum_threshold, sum_overlap, sum_binary, of_text, of_others, of_border, sums };
 
 // What is chosen so far: the known upper bits of the edge's order, and of the pixels that agree
 // with them how many are wanted, those of the greatest logits.
@@ -145,7 +141,7 @@ __global__ void __launch_bounds__(threads) sums_kernel(Batch<T, whole> in, doubl
   }
   s[of_text] = static_cast<float>(with_text);
   s[of_others] = static_cast<float>(without);
-  s[of_threshold] = static_cast<float>(bordering);
+  s[of_border] = static_cast<float>(bordering);
   double* shared = shared_memory<double>();  // [warps,sums]
 #pragma unroll
   for (int k = 0; k < sums; ++k) {
@@ -180,10 +176,10 @@ __global__ void sums_to_stats_kernel(const double* partial, int blocks, double* 
   choice[choice_order] = 0;
   choice[choice_wanted] = static_cast<std::int64_t>(chosen);
   stats[ops::text_positives] = s[of_text], stats[ops::text_negatives] = chosen;
-  stats[ops::text_thresholds] = s[of_threshold];
+  stats[ops::text_thresholds] = s[of_border];
   stats[ops::text_overlap] = s[sum_overlap], stats[ops::text_area] = s[sum_binary] + s[of_text];
   stats[ops::text_probability] = s[sum_text];  // so far
-  stats[ops::text_threshold] = s[sum_threshold] / (s[of_threshold] + TextLoss::least);
+  stats[ops::text_threshold] = s[sum_threshold] / (s[of_border] + TextLoss::least);
   stats[ops::text_binary] = 1 - 2 * s[sum_overlap] / (stats[ops::text_area] + TextLoss::least);
 }
 
@@ -434,10 +430,6 @@ void by_access(F&& f, const Tensor& probability, const Tensor& threshold, const 
       f.template operator()<T, false>();
   });
 }
-template <class T, bool whole>
-unsigned blocks_of(const Batch<T, whole>& in) {
-  return std::max(1u, blocks_for(in.count, static_cast<int>(in.chunk)));
-}
 
 }  // namespace
 }  // namespace weft::kernels
@@ -451,7 +443,7 @@ void text_loss_forward(const Tensor& probability, const Tensor& threshold, const
   by_access(
       [&]<class T, bool whole>() {
         const auto in = batch<T, whole>(probability, threshold, flags, thresholds);
-        const std::int64_t blocks = blocks_of(in);
+        const std::int64_t blocks = std::max(1u, blocks_for(in.count, static_cast<int>(in.chunk)));
         const Tensor partials = Tensor::empty({blocks, sums}, DType::f64),
                      chosen = Tensor::empty({blocks}, DType::f64),
                      equals = Tensor::empty({blocks}, DType::i32),
@@ -486,8 +478,9 @@ void text_loss_backward(const Tensor& probability, const Tensor& threshold, cons
   by_access(
       [&]<class T, bool whole>() {
         const auto in = batch<T, whole>(probability, threshold, flags, thresholds);
-        launch(backward_kernel<T, whole>, dim3(blocks_of(in)), dim3(threads), sizeof(Common), in,
-               data<double>(stats), weight, data<T>(dprobability), data<T>(dthreshold));
+        launch(backward_kernel<T, whole>, dim3(blocks_for(in.count, static_cast<int>(in.chunk))),
+               dim3(threads), sizeof(Common), in, data<double>(stats), weight,
+               data<T>(dprobability), data<T>(dthreshold));
       },
       probability, threshold, flags, thresholds, dprobability, dthreshold);
 }
