@@ -180,16 +180,20 @@ __global__ void __launch_bounds__(4 * threads)
   const unsigned wide = across.size(), area = wide * down.size();
   const unsigned lines = blockDim.x / width, line = threadIdx.x / width;
   // The output that is `lines` further is `below` rows and `right` columns away.
-  const unsigned below = lines / wide, right = lines - below * wide;
-  unsigned row = line / wide, column = line - row * wide;
+  const unsigned per_row = wide > 0 ? wide : 1;
+  const unsigned below = lines / per_row, right = lines - below * per_row;
+  const unsigned row = line / per_row, column = line - row * per_row;
   const std::int64_t corner =
       ((static_cast<std::int64_t>(p.frame) * g.H + down.begin) * g.W + across.begin) * g.C + c;
+  const T* from = dy + (corner + (row * g.W + column) * g.C) * V;
+  const std::int64_t step = (below * g.W + right) * g.C * V, wrap = (g.W - wide) * g.C * V;
+  int left = static_cast<int>(wide - column);  // columns of the row
+  const float *vertical = rows + row, *horizontal = columns + wide;
   float sum[each][V] = {};
   if (c < apart)
 #pragma unroll 2
     for (unsigned k = line; k < area; k += lines) {
-      const float share = rows[row] * columns[column];
-      const T* const from = dy + (corner + (row * g.W + column) * g.C) * V;
+      const float share = *vertical * horizontal[-left];
 #pragma unroll
       for (int a = 0; a < each; ++a) {
         float v[V];
@@ -197,9 +201,11 @@ __global__ void __launch_bounds__(4 * threads)
 #pragma unroll
         for (int e = 0; e < V; ++e) sum[a][e] += share * v[e];
       }
-      row += below;
-      column += right;
-      if (column >= wide) column -= wide, ++row;
+      left -= static_cast<int>(right);
+      const bool next = left <= 0;
+      vertical += below + (next ? 1 : 0);
+      from += step + (next ? wrap : 0);
+      left += next ? static_cast<int>(wide) : 0;
     }
 #pragma unroll
   for (int a = 0; a < each; ++a)

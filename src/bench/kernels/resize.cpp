@@ -169,6 +169,7 @@ void resize_cases(CaseSize size, Cases& cases) {
     add_bilinear(cases, {1, 1, 150, 2, 3}, 300, 4, dtype);
     add_bilinear(cases, {1, 2, 3, 2, 80}, 31, 27, dtype);
     add_bilinear(cases, {1, 1, 1, 2, 40}, 70, 90, dtype);
+    add_bilinear(cases, {1, 1, 1, 40, 8}, 90, 7, dtype);
     add_nearest(cases, {2, 1, 3, 4, 19}, 6, 8, 0, 19, dtype);
     add_nearest(cases, {1, 2, 3, 5, 8}, 12, 10, 16, 32, dtype);
     add_nearest(cases, {2, 1, 3, 4, 16}, 7, 9, 5, 24, dtype);  // no whole multiple, odd place
