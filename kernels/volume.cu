@@ -188,8 +188,10 @@ __global__ void __launch_bounds__(threads)
   const int voxels = static_cast<int>(g.voxels());
   // What each candidate moves by, [lanes][each][4]; lanes are 16 bytes more apart, in other banks.
   float* const moves = shared_memory<float>();
-#pragma unroll 1
-  for (int k = threadIdx.x; k < 4 * each * lanes; k += threads) {
+#pragma unroll
+  for (int i = 0; i < (4 * each * lanes + threads - 1) / threads; ++i) {
+    const int k = i * threads + static_cast<int>(threadIdx.x);
+    if (4 * each * lanes % threads != 0 && k >= 4 * each * lanes) break;
     const int candidate = k / 4, axis = k % 4, from = 3 * (candidate - 1) + axis;
     moves[candidate / each * moves_apart + k % (4 * each)] =
         candidate > 0 && candidate <= K && axis < 3 ? source[from] - driving[3 * frame * K + from]
