@@ -35,4 +35,20 @@ class Divisor {
   int shift_;
 };
 
+// Where access i of [frames,H,W,C] is, C in accesses; there are less than 2^31 of them.
+struct Places {
+  Divisor C, W, H;
+  struct Place {
+    unsigned c, column, row, frame;
+  };
+  __device__ __forceinline__ Place of(std::int64_t i) const {
+    Place p;
+    p.c = static_cast<unsigned>(i);
+    p.column = C.split(p.c);
+    p.row = W.split(p.column);
+    p.frame = H.split(p.row);
+    return p;
+  }
+};
+
 }  // namespace weft::kernels

@@ -7,6 +7,7 @@
 #include "ops/fusion.h"
 
 #include "core/error.h"
+#include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
@@ -18,17 +19,20 @@ __device__ __forceinline__ std::int64_t index() {
   return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
 }
 
-// Rows of C accesses, `pixels` of them a sample.
+// Rows of C accesses, `pixels` of them a sample; fewer than 2^31 accesses.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    add_outer_kernel(const T* x, const T* by_channel, const T* by_pixel, std::int64_t C,
-                     std::int64_t pixels, T* y, std::int64_t count) {
+    add_outer_kernel(const T* x, const T* by_channel, const T* by_pixel, Divisor C, Divisor pixels,
+                     int width, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t pixel = i / C;
+  unsigned c = static_cast<unsigned>(i);
+  const unsigned pixel = C.split(c);
   float v[V], terms[V] = {};
   unpack(load_vec<V>(x, i), v);
-  if (by_channel != nullptr) unpack(load_vec<V>(by_channel, pixel / pixels * C + i % C), terms);
+  if (by_channel != nullptr)
+    unpack(load_vec<V>(by_channel, static_cast<std::int64_t>(pixels.divide(pixel)) * width + c),
+           terms);
   const float term = by_pixel == nullptr ? 0.0f : to_float(by_pixel[pixel]);
 #pragma unroll
   for (int e = 0; e < V; ++e) v[e] = v[e] + terms[e] + term;
@@ -37,11 +41,11 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    repeat_kernel(const T* dy, float factor, std::int64_t C, T* dx, bool accumulate,
+    repeat_kernel(const T* dy, float factor, Divisor C, T* dx, bool accumulate,
                   std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const float d = factor * to_float(dy[i / C]);
+  const float d = factor * to_float(dy[C.divide(static_cast<unsigned>(i))]);
   float v[V] = {};
   if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), i), v);
 #pragma unroll
@@ -52,10 +56,10 @@ __global__ void __launch_bounds__(threads)
 // Groups of `size` accesses.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
-    scale_kernel(const T* x, const T* a, std::int64_t size, T* y, std::int64_t count) {
+    scale_kernel(const T* x, const T* a, Divisor size, T* y, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const float factor = to_float(a[i / size]);
+  const float factor = to_float(a[size.divide(static_cast<unsigned>(i))]);
   float v[V];
   unpack(load_vec<V>(x, i), v);
 #pragma unroll
@@ -64,64 +68,77 @@ __global__ void __launch_bounds__(threads)
 }
 
 // The sum over `lanes` neighbouring lanes, to each of them; every lane of the warp is here.
-__device__ __forceinline__ float lanes_sum(float x, int lanes) {
+template <int lanes>
+__device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
   for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_mask, x, offset);
   return x;
 }
 
 // The sums of rows of `size` accesses.
-template <int V, class T>
+template <int lanes, int V, class T>
 __global__ void __launch_bounds__(threads)
-    sum_kernel(const T* x, std::int64_t size, int lanes, float factor, T* y, bool accumulate,
-               std::int64_t rows) {
+    sum_kernel(const T* x, int size, float factor, T* y, bool accumulate, std::int64_t rows) {
   const std::int64_t row = index() / lanes;
-  const int lane = static_cast<int>(index() % lanes);
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
   float sum = 0.0f;
-  if (row < rows)
-    for (std::int64_t i = lane; i < size; i += lanes) {
+  if (row < rows) {
+    const T* const own = x + row * size * V;
+#pragma unroll 4
+    for (int i = lane; i < size; i += lanes) {
       float v[V];
-      unpack(load_vec<V>(x, row * size + i), v);
+      unpack(load_vec<V>(own, i), v);
 #pragma unroll
       for (int e = 0; e < V; ++e) sum += v[e];
     }
-  sum = factor * lanes_sum(sum, lanes);
+  }
+  sum = factor * lanes_sum<lanes>(sum);
   if (row < rows && lane == 0) y[row] = from_float<T>(accumulate ? to_float(y[row]) + sum : sum);
 }
 
-// Both results in one reading of dy; dx may be dy.
-template <int V, class T>
+// Both results in one reading of dy; dx may be dy. with_dx, with_da: what is wanted.
+template <int lanes, int V, bool with_dx, bool with_da, class T>
 __global__ void __launch_bounds__(threads)
-    scale_backward_kernel(const T* x, const T* a, const T* dy, std::int64_t size, int lanes, T* dx,
-                          T* da, std::int64_t groups) {
+    scale_backward_kernel(const T* x, const T* a, const T* dy, int size, T* dx, T* da,
+                          std::int64_t groups) {
   const std::int64_t group = index() / lanes;
-  const int lane = static_cast<int>(index() % lanes);
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
   float sum = 0.0f;
   if (group < groups) {
     const float factor = to_float(a[group]);
-    for (std::int64_t i = group * size + lane; i < (group + 1) * size; i += lanes) {
+    const std::int64_t first = group * size;
+#pragma unroll 2
+    for (int i = lane; i < size; i += lanes) {
       float d[V];
-      unpack(load_vec<V>(dy, i), d);
-      if (da != nullptr) {
+      unpack(load_vec<V>(dy, first + i), d);
+      if constexpr (with_da) {
         float v[V];
-        unpack(load_vec<V>(x, i), v);
+        unpack(load_vec<V>(x, first + i), v);
 #pragma unroll
         for (int e = 0; e < V; ++e) sum += v[e] * d[e];
       }
-      if (dx == nullptr) continue;
+      if constexpr (with_dx) {
 #pragma unroll
-      for (int e = 0; e < V; ++e) d[e] *= factor;
-      store_vec<V>(dx, i, pack<T, V>(d));
+        for (int e = 0; e < V; ++e) d[e] *= factor;
+        store_vec<V>(dx, first + i, pack<T, V>(d));
+      }
     }
   }
-  sum = lanes_sum(sum, lanes);
-  if (da != nullptr && group < groups && lane == 0) da[group] = from_float<T>(sum);
+  if constexpr (with_da) {
+    sum = lanes_sum<lanes>(sum);
+    if (group < groups && lane == 0) da[group] = from_float<T>(sum);
+  }
 }
 
-// Lanes that add `accesses`.
-int lanes_for(std::int64_t accesses) {
-  int lanes = 1;
-  while (lanes < 32 && lanes < accesses) lanes *= 2;
-  return lanes;
+// Calls f.operator()<lanes>() with as many lanes as add `accesses`.
+template <class F>
+void by_lanes(std::int64_t accesses, F&& f) {
+  accesses <= 1    ? f.template operator()<1>()
+  : accesses <= 2  ? f.template operator()<2>()
+  : accesses <= 4  ? f.template operator()<4>()
+  : accesses <= 8  ? f.template operator()<8>()
+  : accesses <= 16 ? f.template operator()<16>()
+                   : f.template operator()<32>();
 }
 
 // Calls f.operator()<T, V>() with the widest access that divides `run` elements and fits all.
@@ -138,6 +155,7 @@ void by_access(std::int64_t run, F&& f, const Tensor& x, const Tensors&... other
 
 template <class... P, class... A>
 void start(void (*kernel)(P...), std::int64_t work, A&&... args) {
+  WEFT_ASSERT(work < std::int64_t{1} << 31);  // divided in 32 bits
   launch(kernel, dim3(blocks_for(work, threads)), dim3(threads), 0, std::forward<A>(args)...);
 }
 
@@ -157,7 +175,8 @@ void add_outer(const Tensor& x, const Tensor& by_channel, const Tensor& by_pixel
       [&]<class T, int V>() {
         const std::int64_t count = x.numel() / V;
         start(add_outer_kernel<V, T>, count, data<T>(x), data_or_null<T>(by_channel),
-              data_or_null<T>(by_pixel), C / V, pixels, data<T>(y), count);
+              data_or_null<T>(by_pixel), Divisor(C / V), Divisor(pixels), static_cast<int>(C / V),
+              data<T>(y), count);
       },
       x, by_channel, y);
 }
@@ -168,9 +187,10 @@ void sum_channels(const Tensor& x, float factor, Tensor& y, bool accumulate) {
   by_access(
       C,
       [&]<class T, int V>() {
-        const int lanes = lanes_for(C / V);
-        start(sum_kernel<V, T>, rows * lanes, data<T>(x), C / V, lanes, factor, data<T>(y),
-              accumulate, rows);
+        by_lanes(C / V, [&]<int lanes>() {
+          start(sum_kernel<lanes, V, T>, rows * lanes, data<T>(x), static_cast<int>(C / V), factor,
+                data<T>(y), accumulate, rows);
+        });
       },
       x);
 }
@@ -182,8 +202,8 @@ void repeat_channels(const Tensor& dy, float factor, Tensor& dx, bool accumulate
       C,
       [&]<class T, int V>() {
         const std::int64_t count = dx.numel() / V;
-        start(repeat_kernel<V, T>, count, data<T>(dy), factor, C / V, data<T>(dx), accumulate,
-              count);
+        start(repeat_kernel<V, T>, count, data<T>(dy), factor, Divisor(C / V), data<T>(dx),
+              accumulate, count);
       },
       dx);
 }
@@ -195,7 +215,8 @@ void scale_groups_forward(const Tensor& x, const Tensor& a, Tensor& y) {
       size,
       [&]<class T, int V>() {
         const std::int64_t count = x.numel() / V;
-        start(scale_kernel<V, T>, count, data<T>(x), data<T>(a), size / V, data<T>(y), count);
+        start(scale_kernel<V, T>, count, data<T>(x), data<T>(a), Divisor(size / V), data<T>(y),
+              count);
       },
       x, y);
 }
@@ -204,12 +225,18 @@ void scale_groups_backward(const Tensor& x, const Tensor& a, const Tensor& dy, T
                            Tensor& da) {
   const std::int64_t size = x.dim(-1) / a.dim(-1), groups = a.numel();
   WEFT_ASSERT(size * groups == x.numel() && x.dtype() == a.dtype());
+  if (!dx.defined() && !da.defined()) return;
   by_access(
       size,
       [&]<class T, int V>() {
-        const int lanes = lanes_for(size / V);
-        start(scale_backward_kernel<V, T>, groups * lanes, data<T>(x), data<T>(a), data<T>(dy),
-              size / V, lanes, data_or_null<T>(dx), data_or_null<T>(da), groups);
+        by_lanes(size / V, [&]<int lanes>() {
+          const auto kernel = dx.defined() && da.defined()
+                                  ? scale_backward_kernel<lanes, V, true, true, T>
+                              : dx.defined() ? scale_backward_kernel<lanes, V, true, false, T>
+                                             : scale_backward_kernel<lanes, V, false, true, T>;
+          start(kernel, groups * lanes, data<T>(x), data<T>(a), data<T>(dy),
+                static_cast<int>(size / V), data_or_null<T>(dx), data_or_null<T>(da), groups);
+        });
       },
       x, dy, dx);
 }

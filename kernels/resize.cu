@@ -1,9 +1,7 @@
 // CUDA side of ops/resize.h. CPU twin: src/ops/cpu/resize.cpp; cases: src/bench/kernels/resize.cpp.
 //
 // Bound by memory: each side's elements once, the four of the smaller side from the caches.
-// Forward: 16 bytes of a pixel of the result a thread. Backward: a block gathers 32 accesses of one
-// pixel of the gradient, its 8 warps take the result's pixels in turn, and their sums are added in
-// order.
+// 16 bytes of a pixel of the result a thread, or where many are gathered for one a block.
 //
 // Nearest and reflected borders: 16 bytes of the channels that are moved a thread; backward, of a
 // pixel of the gradient, which adds the result's pixels row by row.
@@ -17,114 +15,224 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, warps = threads / 32;
-
-// Where access i of [frames,H,W,C] is, C in accesses.
-struct Places {
-  Divisor C, W, H;
-  struct Place {
-    unsigned c, column, row, frame;
-  };
-  __device__ __forceinline__ Place of(std::int64_t i) const {
-    Place p;
-    p.c = static_cast<unsigned>(i);
-    p.column = C.split(p.c);
-    p.row = W.split(p.column);
-    p.frame = H.split(p.row);
-    return p;
-  }
-};
+constexpr int threads = 256;
 
 // [frames,h,w,C] and, of the result, [frames,H,W,C]; C in accesses.
 struct ResizeGrid {
   int h, w, H, W;
   float down, across;  // h / H, w / W
+  float up, along;     // H / h, W / w
   std::int64_t C;
 };
 
-template <int V, class T>
+// A thread has `each` accesses of a pixel: finding its neighbours takes as long as two of them.
+template <int V, int each, bool accumulate, class T>
 __global__ void __launch_bounds__(threads)
-    bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count,
-                    bool accumulate) {
+    bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
   const Places::Place to_place = places.of(i);
-  const std::int64_t frame = to_place.frame;
+  const std::int64_t frame = static_cast<std::int64_t>(to_place.frame) * g.h, apart = g.C / each;
   const ops::BilinearTap row = ops::bilinear_tap(static_cast<int>(to_place.row), g.down, g.h),
                          column =
                              ops::bilinear_tap(static_cast<int>(to_place.column), g.across, g.w);
-  const auto at = [&](int ri, int ci) {
-    return ((frame * g.h + ri) * g.w + ci) * g.C + to_place.c;
-  };
-  float a[V], b[V], d[V], e[V], to[V];
-  unpack(load_vec<V>(x, at(row.first, column.first)), a);
-  unpack(load_vec<V>(x, at(row.first, column.second)), b);
-  unpack(load_vec<V>(x, at(row.second, column.first)), d);
-  unpack(load_vec<V>(x, at(row.second, column.second)), e);
-  const float se = row.share * column.share, sd = row.share * (1.0f - column.share),
-              sb = (1.0f - row.share) * column.share,
-              sa = (1.0f - row.share) * (1.0f - column.share);
-  if (accumulate) unpack(load_vec<V>(static_cast<const T*>(y), i), to);
+  const std::int64_t upper = (frame + row.first) * g.w, lower = (frame + row.second) * g.w;
+  const std::int64_t at[4] = {upper + column.first, upper + column.second, lower + column.first,
+                              lower + column.second};
+  const float share[4] = {(1.0f - row.share) * (1.0f - column.share),
+                          (1.0f - row.share) * column.share, row.share * (1.0f - column.share),
+                          row.share * column.share};
+  Vec<T, V> from[each][4];
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    const float v = sa * a[k] + sb * b[k] + sd * d[k] + se * e[k];
-    to[k] = accumulate ? to[k] + v : v;
+  for (int a = 0; a < each; ++a)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) from[a][k] = load_vec<V>(x, at[k] * g.C + to_place.c + a * apart);
+  // Threads are numbered like accesses but for those of a pixel.
+  const std::int64_t first = (i - to_place.c) * each + to_place.c;
+#pragma unroll
+  for (int a = 0; a < each; ++a) {
+    float v[4][V], to[V];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) unpack(from[a][k], v[k]);
+    if (accumulate) unpack(load_vec<V>(static_cast<const T*>(y), first + a * apart), to);
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float value =
+          share[0] * v[0][e] + share[1] * v[1][e] + share[2] * v[2][e] + share[3] * v[3][e];
+      to[e] = accumulate ? to[e] + value : value;
+    }
+    store_vec<V>(y, first + a * apart, pack<T, V>(to));
   }
-  store_vec<V>(y, i, pack<T, V>(to));
 }
 
-// The outputs that may have a share of pixel `i`; those at the ends may have none.
+// The outputs, `apart` to a pixel, that may have a share of pixel `i`: those that lie less than a
+// pixel from it. The margin is for rounding; what it lets in has share 0.
 struct Range {
   int begin, end;
-  __device__ __forceinline__ Range(int i, float ratio, int out) {
-    const float low = (static_cast<float>(i) - 0.5f) / ratio - 1.5f;
-    const float high = (static_cast<float>(i) + 1.5f) / ratio + 0.5f;
-    // The first pixel has all outputs in front of it.
-    begin = i == 0 || low < 0.0f ? 0 : static_cast<int>(low);
-    end = high < static_cast<float>(out) ? static_cast<int>(high) + 1 : out;
-    if (end > out) end = out;
+  __device__ __forceinline__ Range(int i, float apart, int in, int out) {
+    constexpr float margin = 0.0625f;
+    const float low = (static_cast<float>(i) - 0.5f) * apart - (0.5f + margin);
+    const float high = (static_cast<float>(i) + 1.5f) * apart - (0.5f - margin);
+    // The first pixel has all outputs in front of it, the last one all behind it.
+    begin = i == 0 || low < 0.0f ? 0 : min(static_cast<int>(low) + 1, out);
+    end = i < in - 1 && high < static_cast<float>(out) ? static_cast<int>(high) + 1 : out;
   }
+  __device__ __forceinline__ int size() const { return end - begin; }
 };
-__device__ __forceinline__ float share_of(const ops::BilinearTap& t, int from) {
+__device__ __forceinline__ float share_of(int output, float ratio, int in, int from) {
+  const ops::BilinearTap t = ops::bilinear_tap(output, ratio, in);
   return (t.first == from ? 1.0f - t.share : 0.0f) + (t.second == from ? t.share : 0.0f);
 }
 
-template <int V, class T>
+// Where few outputs have a share of a pixel, as when maps are doubled: a thread has `each` accesses
+// of a pixel of dx, a block a piece of a row, of which C / each are a pixel. The shares of the
+// row's outputs, `down` at most, and of each pixel's, `most` at most, are found once a block.
+constexpr int together = 4;  // outputs whose loads are under way
+template <int V, int each, class T>
 __global__ void __launch_bounds__(threads)
-    bilinear_backward_kernel(const T* dy, ResizeGrid g, std::int64_t pieces, T* dx,
-                             bool accumulate) {
-  float* shared = shared_memory<float>();  // [warps,V,32]
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t pixel = blockIdx.x / pieces, c = blockIdx.x % pieces * 32 + lane;
-  const int j = static_cast<int>(pixel % g.w), i = static_cast<int>(pixel / g.w % g.h);
-  const std::int64_t frame = pixel / g.w / g.h;
-  const Range down(i, g.down, g.H), across(j, g.across, g.W);
-  const int width = across.end - across.begin, area = (down.end - down.begin) * width;
-  float sum[V] = {};
-  if (c < g.C)
-    for (int k = warp; k < area; k += warps) {
-      const int r = down.begin + k / width, q = across.begin + k % width;
-      const float s = share_of(ops::bilinear_tap(r, g.down, g.h), i) *
-                      share_of(ops::bilinear_tap(q, g.across, g.w), j);
-      if (s == 0.0f) continue;
-      float from[V];
-      unpack(load_vec<V>(dy, ((frame * g.H + r) * g.W + q) * g.C + c), from);
+    bilinear_near_backward_kernel(const T* dy, ResizeGrid g, Divisor lanes, Divisor h,
+                                  Divisor pieces, int down, Divisor across, int most, T* dx,
+                                  bool accumulate) {
+  float* const rows = shared_memory<float>();  // [down]
+  float* const columns = rows + down;          // [pixels,most]
+  unsigned piece = blockIdx.x, row = pieces.split(piece);
+  const std::int64_t frame = h.split(row);
+  const int i = static_cast<int>(row);
+  const unsigned first = piece * threads;
+  const int left = static_cast<int>(lanes.divide(first)),
+            pixels = min(static_cast<int>(lanes.divide(first + threads - 1)) + 1, g.w) - left;
+  const Range vertical(i, g.up, g.h, g.H);
+  if (threadIdx.x < vertical.size())
+    rows[threadIdx.x] = share_of(vertical.begin + static_cast<int>(threadIdx.x), g.down, g.h, i);
+#pragma unroll 1
+  for (int k = threadIdx.x; k < pixels * most; k += threads) {
+    unsigned tap = k;
+    const int j = left + static_cast<int>(across.split(tap));
+    const Range horizontal(j, g.along, g.w, g.W);
+    columns[k] = share_of(horizontal.begin + static_cast<int>(tap), g.across, g.w, j);
+  }
+  __syncthreads();
+  unsigned c = first + threadIdx.x;
+  const int j = static_cast<int>(lanes.split(c));
+  if (j >= g.w) return;
+  const Range horizontal(j, g.along, g.w, g.W);
+  const float* const own = columns + (j - left) * most;
+  const std::int64_t apart = g.C / each;
+  const T* from = dy + (((frame * g.H + vertical.begin) * g.W + horizontal.begin) * g.C + c) * V;
+  const int width = horizontal.size();
+  float sum[each][V] = {};
+#pragma unroll 1
+  for (int r = 0; r < vertical.size(); ++r, from += g.W * g.C * V)
+#pragma unroll 1
+    for (int q = 0; q < width; q += together) {
+      Vec<T, V> loaded[together][each];
 #pragma unroll
-      for (int e = 0; e < V; ++e) sum[e] += s * from[e];
+      for (int k = 0; k < together; ++k)
+#pragma unroll
+        for (int a = 0; a < each; ++a) {
+          loaded[k][a] = Vec<T, V>{};
+          if (q + k < width) loaded[k][a] = load_vec<V>(from, (q + k) * g.C + a * apart);
+        }
+#pragma unroll
+      for (int k = 0; k < together; ++k) {
+        const float share = rows[r] * own[min(q + k, width - 1)];
+#pragma unroll
+        for (int a = 0; a < each; ++a) {
+          float v[V];
+          unpack(loaded[k][a], v);
+#pragma unroll
+          for (int e = 0; e < V; ++e) sum[a][e] += share * v[e];
+        }
+      }
     }
 #pragma unroll
-  for (int e = 0; e < V; ++e) shared[(warp * V + e) * 32 + lane] = sum[e];
-  __syncthreads();
-  if (warp > 0 || c >= g.C) return;
-  float to[V] = {};
-  if (accumulate) unpack(load_vec<V>(static_cast<const T*>(dx), pixel * g.C + c), to);
+  for (int a = 0; a < each; ++a) {
+    const std::int64_t at = ((frame * g.h + i) * g.w + j) * g.C + c + a * apart;
+    if (accumulate) {
+      float before[V];
+      unpack(load_vec<V>(static_cast<const T*>(dx), at), before);
 #pragma unroll
-  for (int e = 0; e < V; ++e) {
-    float total = 0.0f;
-    for (int k = 0; k < warps; ++k) total += shared[(k * V + e) * 32 + lane];
-    to[e] += total;
+      for (int e = 0; e < V; ++e) sum[a][e] += before[e];
+    }
+    store_vec<V>(dx, at, pack<T, V>(sum[a]));
   }
-  store_vec<V>(dx, pixel * g.C + c, pack<T, V>(to));
+}
+
+// Where many have: a block has 8 lanes of one pixel of dx, each with `each` accesses; its threads
+// take the outputs in turn, and their sums are added in order. `places`: [frames,h,w,pieces].
+constexpr int far_width = 8;
+template <int V, int each, class T>
+__global__ void __launch_bounds__(4 * threads)
+    bilinear_far_backward_kernel(const T* dy, ResizeGrid g, Places places, T* dx, bool accumulate) {
+  constexpr int width = far_width;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  float* const shared = shared_memory<float>();           // [warps,each,V,width]
+  float* const rows = shared + warps * each * V * width;  // [shares of rows, then of columns]
+  const Places::Place p = places.of(blockIdx.x);
+  const std::int64_t apart = g.C / each, c = p.c * width + threadIdx.x % width;
+  const int i = static_cast<int>(p.row), j = static_cast<int>(p.column);
+  const Range down(i, g.up, g.h, g.H), across(j, g.along, g.w, g.W);
+  float* const columns = rows + down.size();
+  for (int k = threadIdx.x; k < down.size() + across.size(); k += blockDim.x)
+    rows[k] = k < down.size() ? share_of(down.begin + k, g.down, g.h, i)
+                              : share_of(across.begin + k - down.size(), g.across, g.w, j);
+  __syncthreads();
+  const unsigned wide = across.size(), area = wide * down.size();
+  const unsigned lines = blockDim.x / width, line = threadIdx.x / width;
+  // The output that is `lines` further is `below` rows and `right` columns away.
+  const unsigned per_row = wide > 0 ? wide : 1;
+  const unsigned below = lines / per_row, right = lines - below * per_row;
+  const unsigned row = line / per_row, column = line - row * per_row;
+  const std::int64_t corner =
+      ((static_cast<std::int64_t>(p.frame) * g.H + down.begin) * g.W + across.begin) * g.C + c;
+  const T* from = dy + (corner + (row * g.W + column) * g.C) * V;
+  const std::int64_t step = (below * g.W + right) * g.C * V, wrap = (g.W - wide) * g.C * V;
+  int left = static_cast<int>(wide - column);  // columns of the row
+  const float *vertical = rows + row, *horizontal = columns + wide;
+  float sum[each][V] = {};
+  if (c < apart)
+#pragma unroll 2
+    for (unsigned k = line; k < area; k += lines) {
+      const float share = *vertical * horizontal[-left];
+#pragma unroll
+      for (int a = 0; a < each; ++a) {
+        float v[V];
+        unpack(load_vec<V>(from, a * apart), v);
+#pragma unroll
+        for (int e = 0; e < V; ++e) sum[a][e] += share * v[e];
+      }
+      left -= static_cast<int>(right);
+      const bool next = left <= 0;
+      vertical += below + (next ? 1 : 0);
+      from += step + (next ? wrap : 0);
+      left += next ? static_cast<int>(wide) : 0;
+    }
+#pragma unroll
+  for (int a = 0; a < each; ++a)
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+#pragma unroll
+      for (int offset = 16; offset >= width; offset /= 2)
+        sum[a][e] += __shfl_xor_sync(full_mask, sum[a][e], offset);
+      if (lane < width) shared[((warp * each + a) * V + e) * width + lane] = sum[a][e];
+    }
+  __syncthreads();
+  if (warp >= each || lane >= width || c >= apart) return;
+  // A warp for each access.
+  const int own = warp;
+  float to[V] = {};
+  const std::int64_t at =
+      ((static_cast<std::int64_t>(p.frame) * g.h + i) * g.w + j) * g.C + c + own * apart;
+  for (int k = 0; k < warps; ++k)
+#pragma unroll
+    for (int e = 0; e < V; ++e) to[e] += shared[((k * each + own) * V + e) * width + lane];
+  if (accumulate) {
+    float before[V];
+    unpack(load_vec<V>(static_cast<const T*>(dx), at), before);
+#pragma unroll
+    for (int e = 0; e < V; ++e) to[e] += before[e];
+  }
+  store_vec<V>(dx, at, pack<T, V>(to));
 }
 
 template <int V, class T>
@@ -175,18 +283,27 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= count) return;
   const Places::Place p = places.of(i);
-  const std::int64_t c = p.c, q = p.column, r = p.row, frame = p.frame;
-  const std::int64_t bottom = ops::nearest_first(r + 1, g.h, g.H),
-                     left = ops::nearest_first(q, g.w, g.W),
-                     right = ops::nearest_first(q + 1, g.w, g.W);
+  // ops::nearest_first() of both axes.
+  const auto first = [](unsigned k, std::int64_t in, std::int64_t out, const Divisor& by) {
+    return by.divide(k * static_cast<unsigned>(out) + static_cast<unsigned>(in) - 1);
+  };
+  const unsigned top = first(p.row, g.h, g.H, places.H),
+                 bottom = first(p.row + 1, g.h, g.H, places.H),
+                 left = first(p.column, g.w, g.W, places.W),
+                 width = first(p.column + 1, g.w, g.W, places.W) - left;
+  const std::int64_t corner = (static_cast<std::int64_t>(p.frame) * g.H * g.W + left) * g.C + p.c;
   float sum[V] = {};
-  for (std::int64_t a = ops::nearest_first(r, g.h, g.H); a < bottom; ++a)
-    for (std::int64_t b = left; b < right; ++b) {
+#pragma unroll 1
+  for (unsigned a = top; a < bottom; ++a) {
+    const std::int64_t row = corner + a * g.W * g.C;
+#pragma unroll 4
+    for (unsigned b = 0; b < width; ++b) {
       float from[V];
-      unpack(load_vec<V>(dy, ((frame * g.H + a) * g.W + b) * g.C + c), from);
+      unpack(load_vec<V>(dy, row + b * g.C), from);
 #pragma unroll
       for (int e = 0; e < V; ++e) sum[e] += from[e];
     }
+  }
   if (accumulate) {
     float before[V];
     unpack(load_vec<V>(static_cast<const T*>(dx), i), before);
@@ -257,6 +374,12 @@ bool same_size(const Tensor& x, const Tensor& y) {
   return x.dim(2) == y.dim(2) && x.dim(3) == y.dim(3);
 }
 
+// No pixel of an axis of `in` has more outputs than these: they lie within two pixels, and a
+// Range's margins.
+int most_outputs(int in, int out) {
+  return std::min(out, (static_cast<int>(std::int64_t{16} * out / in) + 2) / 8 + 1);
+}
+
 ResizeGrid grid_of(const Tensor& small, const Tensor& large, int V) {
   return {static_cast<int>(small.dim(2)),
           static_cast<int>(small.dim(3)),
@@ -264,6 +387,8 @@ ResizeGrid grid_of(const Tensor& small, const Tensor& large, int V) {
           static_cast<int>(large.dim(3)),
           ops::bilinear_ratio(small.dim(2), large.dim(2)),
           ops::bilinear_ratio(small.dim(3), large.dim(3)),
+          ops::bilinear_ratio(large.dim(2), small.dim(2)),
+          ops::bilinear_ratio(large.dim(3), small.dim(3)),
           small.dim(4) / V};
 }
 
@@ -277,9 +402,12 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
   if (same_size(x, y)) return copy(x, y, accumulate);
   by_access(x, y, [&]<class T, int V>() {
-    const std::int64_t count = y.numel() / V;
-    launch(bilinear_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
-           grid_of(x, y, V), places_of(y, y.dim(4) / V, count), data<T>(y), count, accumulate);
+    const std::int64_t C = y.dim(4) / V, each = C % 2 == 0 ? 2 : 1, count = y.numel() / V / each;
+    const auto kernel =
+        each > 1 ? (accumulate ? bilinear_kernel<V, 2, true, T> : bilinear_kernel<V, 2, false, T>)
+                 : (accumulate ? bilinear_kernel<V, 1, true, T> : bilinear_kernel<V, 1, false, T>);
+    launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), grid_of(x, y, V),
+           places_of(y, C / each, count), data<T>(y), count);
   });
 }
 
@@ -287,10 +415,32 @@ void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
   if (same_size(dy, dx)) return copy(dy, dx, accumulate);
   by_access(dy, dx, [&]<class T, int V>() {
     const ResizeGrid g = grid_of(dx, dy, V);
-    const std::int64_t pieces = (g.C + 31) / 32, pixels = dx.numel() / dx.dim(4);
-    launch(bilinear_backward_kernel<V, T>, dim3(static_cast<unsigned>(pixels * pieces)),
-           dim3(threads), sizeof(float) * threads * V, data<T>(dy), g, pieces, data<T>(dx),
-           accumulate);
+    const std::int64_t frames = dx.dim(0) * dx.dim(1);
+    WEFT_ASSERT(std::max(g.H, g.W) < 1 << 16);  // a Range's margin
+    const int down = most_outputs(g.h, g.H), across = most_outputs(g.w, g.W);
+    const int each = g.C % 2 == 0 ? 2 : 1;
+    const std::int64_t lanes = g.C / each;
+    if (down * across <= 64) {
+      const std::int64_t pieces = blocks_for(g.w * lanes, threads),
+                         pixels = (threads - 1) / lanes + 2;
+      launch(each > 1 ? bilinear_near_backward_kernel<V, 2, T>
+                      : bilinear_near_backward_kernel<V, 1, T>,
+             dim3(static_cast<unsigned>(frames * g.h * pieces)), dim3(threads),
+             sizeof(float) * static_cast<std::size_t>(down + pixels * across), data<T>(dy), g,
+             Divisor(lanes), Divisor(g.h), Divisor(pieces), down, Divisor(across), across,
+             data<T>(dx), accumulate);
+      return;
+    }
+    // Few pixels with many outputs need more threads each.
+    const int block = down * across < 2048 ? threads / 2 : 4 * threads;
+    const std::int64_t pieces = blocks_for(lanes, far_width), count = frames * g.h * g.w * pieces;
+    WEFT_ASSERT(count < std::int64_t{1} << 31 && std::int64_t{g.H} * g.W < std::int64_t{1} << 31);
+    launch(
+        each > 1 ? bilinear_far_backward_kernel<V, 2, T> : bilinear_far_backward_kernel<V, 1, T>,
+        dim3(static_cast<unsigned>(count)), dim3(block),
+        sizeof(float) * static_cast<std::size_t>(block / 32 * each * V * far_width + down + across),
+        data<T>(dy), g, Places{Divisor(pieces), Divisor(g.w), Divisor(g.h)}, data<T>(dx),
+        accumulate);
   });
 }
 
@@ -306,6 +456,7 @@ void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumu
 void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate) {
   by_access(dx, first, dy, [&]<class T, int V>(const NearestGrid& g, const T* from) {
     const std::int64_t count = dx.numel() / V;
+    WEFT_ASSERT(std::max((g.h + 1) * (g.H + 1), (g.w + 1) * (g.W + 1)) < std::int64_t{1} << 31);
     launch(nearest_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, from,
            g, places_of(dx, g.c, count), data<T>(dx), count, accumulate);
   });

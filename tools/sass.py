@@ -215,7 +215,7 @@ def tensor_and_shared(i, machine):
     if i.op.startswith("LDSM"):
         m = re.search(r"\.(\d)$", i.op)
         return 0, 128 * int(m[1] if m else 1) / SHARED_BYTES
-    if re.match(r"LDS|STS", i.op):
+    if re.match(r"LDS|STS|ATOMS", i.op):
         return 0, max(1.0, i.bytes * 32 / SHARED_BYTES)
     return 0, float(i.op.startswith("SHFL"))
 

@@ -8,6 +8,8 @@
 // saves 5 of 9 products. 16 bytes an access where the channels allow it.
 #include "conv/conv_layout.cuh"
 
+#include <algorithm>
+
 #include "divide.cuh"
 #include "vector.cuh"
 
@@ -26,16 +28,28 @@ void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
          count);
 }
 
-// A thread takes the taps of an output and an input channel, which lie side by side in w: what its
-// neighbours leave of a line comes from L1.
-template <class T>
+// A thread takes the taps of an output and an input channel, those of a block lie side by side in
+// w. They are read as they lie, 16 bytes an access where w is aligned (`whole`), and turned in
+// shared memory.
+template <class T, bool whole>
 __global__ void __launch_bounds__(threads)
-    to_library_kernel(const T* __restrict__ w, T* __restrict__ to, Divisor in, std::int64_t inputs,
-                      int taps, std::int64_t count) {
-  const std::int64_t i = index();
-  if (i >= count) return;
+    to_library_kernel(const T* w, T* to, Divisor in, std::int64_t inputs, int taps,
+                      std::int64_t count) {
+  constexpr int unit = whole ? Pack<T>::size : 1;
+  T* const staged = shared_memory<T>();  // [threads of the block,taps]
+  const int block = static_cast<int>(blockDim.x), own = static_cast<int>(threadIdx.x);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * block;
+  const int pairs = count - first < block ? static_cast<int>(count - first) : block;
+  const int values = pairs * taps, accesses = values / unit;
+#pragma unroll 4
+  for (int j = own; j < accesses; j += block)
+    store_vec<unit>(staged, j, load_vec<unit>(w + first * taps, j));
+  for (int j = accesses * unit + own; j < values; j += block) staged[j] = w[first * taps + j];
+  __syncthreads();
+  if (own >= pairs) return;
   // (o taps + tap) in + c, where i = o in + c.
-  const T* const from = w + i * taps;
+  const std::int64_t i = first + own;
+  const T* const from = staged + own * taps;
   T* at = to + i + in.divide(static_cast<unsigned>(i)) * (taps - 1) * inputs;
 #pragma unroll 9
   for (int tap = 0; tap < taps; ++tap, at += inputs) *at = from[tap];
@@ -184,9 +198,16 @@ void by_access(std::int64_t C, F&& f, const Tensor& first, const Tensors&... res
 }  // namespace
 
 void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to) {
+  const std::int64_t pairs = s.out * s.in,
+                     bytes = s.taps * static_cast<std::int64_t>(size_of(w.dtype()));
+  WEFT_ASSERT(pairs < std::int64_t{1} << 31);
+  // 7 x 7 x 7 taps of as many pairs as usual would be too much for shared memory.
+  const std::int64_t fitting = (std::int64_t{48} << 10) / bytes / 32 * 32;
+  const int block = static_cast<int>(std::clamp<std::int64_t>(fitting, 32, threads));
   by_type(w, [&]<class T>() {
-    start(to_library_kernel<T>, s.numel() / s.taps, data<T>(w), data<T>(to), Divisor(s.in), s.in,
-          static_cast<int>(s.taps));
+    launch(aligned<Pack<T>::size>(w) ? to_library_kernel<T, true> : to_library_kernel<T, false>,
+           dim3(blocks_for(pairs, block)), dim3(block), static_cast<std::size_t>(block * bytes),
+           data<T>(w), data<T>(to), Divisor(s.in), s.in, static_cast<int>(s.taps), pairs);
   });
 }
 

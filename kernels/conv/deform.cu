@@ -202,17 +202,19 @@ __global__ void order_kernel(const T* offsets, Frames g, const std::int32_t* beg
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     gather_kernel(const T* dcolumns, const std::int32_t* begin, const std::int32_t* end,
-                  const Entry* entries, std::int64_t C, float* dx, std::int64_t count) {
+                  const Entry* entries, Divisor lanes, int C, float* dx, std::int64_t count) {
   const std::int64_t i = index();
   if (i >= count) return;
-  const std::int64_t pixel = i / C, c = i % C;
+  unsigned c = static_cast<unsigned>(i);
+  const unsigned pixel = lanes.split(c);
   const std::int32_t first = begin[pixel], last = end[pixel];
   if (first == last) return;
   float sum[V] = {};
+#pragma unroll 4
   for (std::int32_t e = first; e < last; ++e) {
     const Entry entry = entries[e];
     float d[V];
-    unpack(load_vec<V>(dcolumns, entry.tap * C + c), d);
+    unpack(load_vec<V>(dcolumns, static_cast<std::int64_t>(entry.tap) * C + c), d);
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] += entry.factor * d[j];
   }
@@ -322,8 +324,9 @@ void deform_backward_input(const Tensor& offsets, const Tensor& dcolumns, Conv c
         start(room_kernel, pixels, end, begin, total, pixels);
         start(fill_kernel<T>, readers, o, g, end, keys);
         start(order_kernel<T>, 4 * readers, o, g, begin, end, total, keys, entries);
-        start(gather_kernel<V, T>, dx.numel() / V, data<T>(dcolumns), begin, end, entries, g.C,
-              data<float>(dx), dx.numel() / V);
+        WEFT_ASSERT(dx.numel() / V < std::int64_t{1} << 31);
+        start(gather_kernel<V, T>, dx.numel() / V, data<T>(dcolumns), begin, end, entries,
+              Divisor(g.C), static_cast<int>(g.C), data<float>(dx), dx.numel() / V);
       },
       dcolumns, dx);
 }

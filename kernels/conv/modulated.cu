@@ -33,16 +33,17 @@ __global__ void __launch_bounds__(threads)
 
 // A warp an element of d.
 __global__ void __launch_bounds__(threads)
-    demodulation_kernel(const float* energy, const float* style, std::int64_t outs,
-                        std::int64_t ins, float gain, float eps, float* d, std::int64_t count) {
+    demodulation_kernel(const float* energy, const float* style, Divisor outs, int ins, float gain,
+                        float eps, float* d, std::int64_t count) {
   const std::int64_t i = index() / 32;
   const int lane = threadIdx.x % 32;
+  unsigned out = static_cast<unsigned>(i);
+  const float* const factors = style + static_cast<std::int64_t>(outs.split(out)) * ins;
+  const float* const own = energy + static_cast<std::int64_t>(out) * ins;
   float sum = 0.0f;
   if (i < count)
-    for (std::int64_t c = lane; c < ins; c += 32) {
-      const float s = style[i / outs * ins + c];
-      sum += energy[i % outs * ins + c] * s * s;
-    }
+#pragma unroll 4
+    for (int c = lane; c < ins; c += 32) sum += own[c] * factors[c] * factors[c];
   sum = warp_sum(sum);
   if (i < count && lane == 0) d[i] = gain / sqrtf(sum + eps);
 }
@@ -147,48 +148,64 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(y, i, pack<T, V>(v));
 }
 
-constexpr int sharing = 8, pixels_of_block = threads / sharing;
+constexpr int sharing = 8, pixels_of_turn = threads / sharing;
 
 // Blocks: (pixels of a sample, samples). x in accesses of V, C in elements.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     rgb_kernel(const T* x, const float* style, const float* w, const float* bias, const float* skip,
-               std::int64_t pixels, int height, int width, int C, float* rgb) {
+               int turns, int pixels, int height, int width, Divisor columns, int C, float* rgb) {
   float* const weights = shared_memory<float>();  // [3,C]
+  float* const sums = weights + 3 * C;            // [pixels of the block,3]
   const std::int64_t sample = blockIdx.y;
-  for (int i = static_cast<int>(threadIdx.x); i < 3 * C; i += threads)
-    weights[i] = w[i] * style[sample * C + i % C];
+#pragma unroll 1
+  for (int c = static_cast<int>(threadIdx.x); c < C; c += threads) {
+    const float factor = style[sample * C + c];
+#pragma unroll
+    for (int o = 0; o < 3; ++o) weights[o * C + c] = w[o * C + c] * factor;
+  }
   __syncthreads();
-  const std::int64_t own =
-      static_cast<std::int64_t>(blockIdx.x) * pixels_of_block + threadIdx.x / sharing;
-  const std::int64_t pixel = sample * pixels + own;
-  const int lane = threadIdx.x % sharing, accesses = C / V;
-  float sum[3] = {};
-  if (own < pixels)
-    for (int c = lane; c < accesses; c += sharing) {
-      float v[V];
-      unpack(load_vec<V>(x, pixel * accesses + c), v);
+  const int lane = threadIdx.x % sharing, accesses = C / V,
+            first = static_cast<int>(blockIdx.x) * turns * pixels_of_turn;
+#pragma unroll 1
+  for (int turn = 0; turn < turns; ++turn) {
+    const int own = turn * pixels_of_turn + static_cast<int>(threadIdx.x) / sharing;
+    float sum[3] = {};
+    if (first + own < pixels) {
+      const T* const from = x + (sample * pixels + first + own) * C;
+#pragma unroll 2
+      for (int c = lane; c < accesses; c += sharing) {
+        float v[V];
+        unpack(load_vec<V>(from, c), v);
 #pragma unroll
-      for (int o = 0; o < 3; ++o)
+        for (int o = 0; o < 3; ++o)
 #pragma unroll
-        for (int e = 0; e < V; ++e) sum[o] += v[e] * weights[o * C + c * V + e];
+          for (int e = 0; e < V; ++e) sum[o] += v[e] * weights[o * C + c * V + e];
+      }
     }
 #pragma unroll
-  for (int o = 0; o < 3; ++o)
+    for (int o = 0; o < 3; ++o)
 #pragma unroll
-    for (int offset = sharing / 2; offset > 0; offset /= 2)
-      sum[o] += __shfl_xor_sync(full_mask, sum[o], offset);
-  if (own >= pixels || lane >= 3) return;
-  float value = (lane == 0 ? sum[0] : lane == 1 ? sum[1] : sum[2]) + bias[lane];
-  if (skip != nullptr) {
-    const std::int64_t row = pixel / width;
-    const Square s(static_cast<int>(row % height), static_cast<int>(pixel % width), height / 2,
-                   width / 2);
-    const std::int64_t frame = row / height * (height / 2) * (width / 2);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) value += s.share[k] * skip[(frame + s.at[k]) * 3 + lane];
+      for (int offset = sharing / 2; offset > 0; offset /= 2)
+        sum[o] += __shfl_xor_sync(full_mask, sum[o], offset);
+    if (lane < 3) sums[3 * own + lane] = lane == 0 ? sum[0] : lane == 1 ? sum[1] : sum[2];
   }
-  rgb[pixel * 3 + lane] = value;
+  __syncthreads();
+  const int made = 3 * min(turns * pixels_of_turn, pixels - first);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < made; i += threads) {
+    const int own = i / 3, colour = i - 3 * own;
+    float value = sums[i] + bias[colour];
+    if (skip != nullptr) {
+      unsigned column = static_cast<unsigned>(first + own);
+      const int row = static_cast<int>(columns.split(column));
+      const Square s(row, static_cast<int>(column), height / 2, width / 2);
+      const std::int64_t frame = sample * (height / 2) * (width / 2);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) value += s.share[k] * skip[(frame + s.at[k]) * 3 + colour];
+    }
+    rgb[(sample * pixels + first) * 3 + i] = value;
+  }
 }
 
 // Calls f.operator()<T, V>() with the widest access that C channels and the tensors allow.
@@ -229,8 +246,9 @@ void weight_energy(const Tensor& w, Tensor& energy) {
 }
 
 void demodulation(const Tensor& energy, const Tensor& style, float gain, float eps, Tensor& d) {
-  start(demodulation_kernel, 32 * d.numel(), data<float>(energy), data<float>(style), energy.dim(0),
-        energy.dim(1), gain, eps, data<float>(d), d.numel());
+  start(demodulation_kernel, 32 * d.numel(), data<float>(energy), data<float>(style),
+        Divisor(energy.dim(0)), static_cast<int>(energy.dim(1)), gain, eps, data<float>(d),
+        d.numel());
 }
 
 void modulate(const Tensor& x, const Tensor& style, Tensor& y) {
@@ -277,15 +295,19 @@ void modulated_finish(const Tensor& x, const Tensor& d, const Tensor& noise, con
 void modulated_rgb(const Tensor& x, const Tensor& style, const Tensor& w, const Tensor& bias,
                    const Tensor& skip, Tensor& rgb) {
   const std::int64_t C = x.dim(4), samples = x.dim(0), pixels = x.numel() / C / samples;
+  WEFT_ASSERT(pixels < std::int64_t{1} << 31);
   WEFT_ASSERT(C <= 4096 && w.numel() == 3 * C && rgb.numel() == samples * pixels * 3);
   by_access(
       C,
       [&]<class T, int V>() {
-        launch(rgb_kernel<V, T>,
-               dim3(blocks_for(pixels, pixels_of_block), static_cast<unsigned>(samples)),
-               dim3(threads), static_cast<std::size_t>(3 * C) * sizeof(float), data<T>(x),
+        // What a block finds first is worth it for many pixels; a few are for many blocks.
+        const int turns = pixels < 1 << 16 ? 1 : 8, block = turns * pixels_of_turn;
+        launch(rgb_kernel<V, T>, dim3(blocks_for(pixels, block), static_cast<unsigned>(samples)),
+               dim3(threads), static_cast<std::size_t>(3 * (C + block)) * sizeof(float), data<T>(x),
                data<float>(style), data<float>(w), data<float>(bias), data_or_null<float>(skip),
-               pixels, x.dim(2), x.dim(3), C, data<float>(rgb));
+               turns, static_cast<int>(pixels), static_cast<int>(x.dim(2)),
+               static_cast<int>(x.dim(3)), Divisor(x.dim(3)), static_cast<int>(C),
+               data<float>(rgb));
       },
       x);
 }

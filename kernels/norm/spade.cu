@@ -9,6 +9,7 @@
 
 #include "channels.cuh"
 #include "core/error.h"
+#include "divide.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -29,11 +30,12 @@ __global__ void __launch_bounds__(32 * sum_warps)
       static_cast<float>(1.0 / sqrt((variance > 0.0 ? variance : 0.0) + ops::instance_norm_eps));
 }
 
-// g is y's grid, `width` y's. times: 2 where x has half of y's rows and columns, else 1.
+// g is y's grid, `width` divides by y's columns. times: 2 where x has half of y's rows and columns,
+// else 1.
 template <class T, int V, int times>
 __global__ void __launch_bounds__(threads)
-    spade_kernel(const T* x, const float* statistics, const T* gamma_beta, Grid g, int width,
-                 float slope, T* y) {
+    spade_kernel(const T* x, const float* statistics, const T* gamma_beta, Grid g, Divisor width,
+                 int columns, float slope, T* y) {
   const Place p = place(g);
   if (!p.active) return;
   float mean[V], rstd[V];
@@ -49,8 +51,9 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t r = p.row; r < p.last; r += p.step) {
     std::int64_t from = sample + r;
     if constexpr (times > 1) {
-      const int row = static_cast<int>(r / width), column = static_cast<int>(r % width);
-      from = sample + static_cast<std::int64_t>(row / times) * (width / times) + column / times;
+      unsigned column = static_cast<unsigned>(r);
+      const unsigned row = width.split(column);
+      from = sample + row / times * (static_cast<unsigned>(columns) / times) + column / times;
     }
     const std::int64_t at = p.sample * g.P + r;
     float v[V], gamma[V], beta[V];
@@ -101,9 +104,10 @@ void spade(const Tensor& x, const Tensor& statistics, const Tensor& gamma_beta, 
   by_vectors(
       [&]<class T, int V>() {
         const Grid g = grid_of<V>(y, 1);
+        WEFT_ASSERT(g.P < std::int64_t{1} << 31);
         launch(upsample ? spade_kernel<T, V, 2> : spade_kernel<T, V, 1>, blocks_of(g),
                dim3(threads), 0, data<T>(x), data<float>(statistics), data<T>(gamma_beta), g,
-               static_cast<int>(W), slope, data<T>(y));
+               Divisor(W), static_cast<int>(W), slope, data<T>(y));
       },
       y, x, gamma_beta);
 }

@@ -20,7 +20,7 @@ namespace weft::ops {
 __host__ __device__
 #endif
     inline float
-    volume_coordinate(std::int64_t i, std::int64_t n) {
+    volume_coordinate(int i, int n) {
   return 2.0f * static_cast<float>(i) / static_cast<float>(n > 1 ? n - 1 : 1) - 1.0f;
 }
 
@@ -34,13 +34,13 @@ struct VolumeTap {
 __host__ __device__
 #endif
     inline VolumeTap
-    volume_tap(float v, std::int64_t n) {
+    volume_tap(float v, int n) {
   const auto length = static_cast<float>(n);
   const float at = ((v + 1.0f) * length - 1.0f) * 0.5f;
   // Written so that a NaN is outside.
   if (!(at > -1.0f && at < length)) return {{0, 0}, {0.0f, 0.0f}};
   const float floor = std::floor(at), share = at - floor;
-  const int first = static_cast<int>(floor), last = static_cast<int>(n) - 1;
+  const int first = static_cast<int>(floor), last = n - 1;
   return {{first < 0 ? 0 : first, first < last ? first + 1 : last},
           {first < 0 ? 0.0f : 1.0f - share, first < last ? share : 0.0f}};
 }

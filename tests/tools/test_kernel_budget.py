@@ -44,6 +44,19 @@ STREAM = listing(
     "EXIT",
 )
 
+# A loop that reads 16 bytes a lane, and a store behind it.
+LOOPING = listing(
+    "looping",
+    "MOV R1, 0x0",
+    "MOV R4, 0x0",
+    "LDG.E.128.CONSTANT R8, desc[UR4][R2.64]",  # 0x20
+    "FADD R4, R4, R8",
+    "ISETP.NE.AND P0, PT, R1, R2, PT",
+    "@P0 BRA 0x20",
+    "STG.E.128 desc[UR4][R2.64], R4",
+    "EXIT",
+)
+
 
 class Sass(unittest.TestCase):
     def test_the_main_loop_and_what_every_iteration_passes(self):
@@ -92,6 +105,16 @@ class Budgets(unittest.TestCase):
         budget = kernel_budget.stream_budget(entry, sass.parse(STREAM), 64)
         self.assertEqual((budget.pipe, budget.share), ("memory", 1.0))
         self.assertAlmostEqual(budget.serial, min(1.0, 1024 * 32 / (sass.H100.bytes * kernel_budget.LATENCY)))
+
+    def test_loops_repeat_and_caches_serve_some_of_the_bytes(self):
+        kernel = {"looping": sass.parse(LOOPING)["looping"]}
+        entry = kernel_budget.Entry("a stream", "", 0.85, ["looping"], unit_bytes=3 * 512, moved=512)
+        budget = kernel_budget.stream_budget(entry, kernel, 64)
+        # Once the first two and the last two instructions, three times the loop's four.
+        self.assertAlmostEqual(budget.cycles["issue"], (2 + 3 * 4 + 2) / 4)
+        self.assertAlmostEqual(budget.cycles["memory"], 512 / sass.H100.bytes)
+        entry.moved = 0
+        self.assertAlmostEqual(kernel_budget.stream_budget(entry, kernel, 64).cycles["memory"], 3 * 512 / sass.H100.bytes)
 
     def test_check_finds_a_lowered_budget(self):
         page = kernel_budget.page_of({sass.H100: [self.budget(4000)]}, "13.0")

@@ -185,6 +185,7 @@ void modulated_cases(CaseSize size, Cases& cases) {
     }
     add_finish(cases, {1, 1, 3, 3, 7}, true, false, dtype);
     add_rgb(cases, {2, 1, 2, 2, 200}, false, dtype);
+    add_rgb(cases, {1, 1, 250, 264, 2}, true, dtype);  // a GPU's blocks take several turns
   }
 }
 

@@ -212,10 +212,14 @@ void pool_cases(CaseSize size, Cases& cases) {
     add_windows(cases, {1, 1, 7, 9, 16}, {2, 3, 0}, dtype);  // pixels between the windows
     add_windows(cases, {1, 1, 6, 6, 3}, {5, 1, 2}, dtype);
     add_windows(cases, {1, 1, 70, 3, 70}, {3, 2, 1}, dtype);  // more than the CPU's bands
+    add_windows(cases, {1, 2, 37, 6, 16}, {3, 2, 1}, dtype);  // a GPU's threads take 16 rows
+    add_windows(cases, {1, 1, 6, 5, 8}, {3, 1, 1}, dtype);
     add_adaptive(cases, {2, 1, 11, 9, 72}, 3, 2, dtype);
     add_adaptive(cases, {1, 2, 7, 8, 5}, 6, 6, dtype);
     add_adaptive(cases, {2, 1, 4, 5, 136}, 1, 1, dtype);
     add_adaptive(cases, {1, 1, 2, 3, 8}, 6, 6, dtype);  // more rectangles than pixels
+    add_adaptive(cases, {2, 1, 11, 9, 64}, 3, 4, dtype);
+    add_adaptive(cases, {1, 1, 23, 25, 24}, 1, 1, dtype);  // a large one
     add_average(cases, {2, 1, 3, 5, 19}, dtype);
     add_average(cases, {1, 2, 4, 1, 40}, dtype);
     add_average(cases, {1, 1, 1, 1, 1}, dtype);

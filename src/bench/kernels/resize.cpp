@@ -162,6 +162,14 @@ void resize_cases(CaseSize size, Cases& cases) {
     add_bilinear(cases, {1, 1, 5, 2, 3}, 2, 7, dtype);    // smaller and larger
     add_bilinear(cases, {1, 2, 5, 3, 3}, 5, 3, dtype);    // the same
     add_bilinear(cases, {1, 1, 40, 1, 3}, 7, 1, dtype);   // pixels without a share
+    // Doubled: pieces of a row of several pixels, and of one; many outputs a pixel, and very many.
+    add_bilinear(cases, {2, 1, 5, 17, 48}, 10, 34, dtype);
+    add_bilinear(cases, {1, 1, 2, 3, 24}, 4, 6, dtype);
+    add_bilinear(cases, {1, 1, 2, 2, 2080}, 4, 4, dtype);
+    add_bilinear(cases, {1, 1, 150, 2, 3}, 300, 4, dtype);
+    add_bilinear(cases, {1, 2, 3, 2, 80}, 31, 27, dtype);
+    add_bilinear(cases, {1, 1, 1, 2, 40}, 70, 90, dtype);
+    add_bilinear(cases, {1, 1, 1, 40, 8}, 90, 7, dtype);
     add_nearest(cases, {2, 1, 3, 4, 19}, 6, 8, 0, 19, dtype);
     add_nearest(cases, {1, 2, 3, 5, 8}, 12, 10, 16, 32, dtype);
     add_nearest(cases, {2, 1, 3, 4, 16}, 7, 9, 5, 24, dtype);  // no whole multiple, odd place

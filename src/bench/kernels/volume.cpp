@@ -233,6 +233,10 @@ void volume_cases(CaseSize size, Cases& cases) {
       add_field(cases, 1, {2, 3, 3}, 4, 0.1f, mask, dtype);
     }
     add_field(cases, 1, {2, 5, 3}, 20, 0.0f, DType::f32, dtype);
+    add_field(cases, 2, {3, 13, 29}, 15, 1e-3f, DType::f32,
+              dtype);  // several turns of a GPU's threads
+    add_field(cases, 1, {2, 3, 5}, 7, 1e-3f, dtype, dtype);
+    add_field(cases, 1, {1, 3, 5}, 127, 1e-3f, dtype, dtype);
     add_field(cases, 1, {2, 2, 3}, 90, 1e-3f, DType::u8, dtype);
     add_expectation(cases, 2, {4, 9, 7}, 15, 0.1f, dtype);
     add_expectation(cases, 1, {3, 17, 29}, 10, 0.5f, dtype);
