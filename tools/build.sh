@@ -14,8 +14,11 @@ fail() {
 }
 generator=()
 if [ ! -f build/CMakeCache.txt ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-architectures=${WEFT_CUDA_ARCHITECTURES:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
-  sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p' | sort -u | paste -sd';')}
+architectures=${WEFT_CUDA_ARCHITECTURES:-}
+if [ -z "$architectures" ] && command -v nvidia-smi >/dev/null; then
+  architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+    sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p' | sort -u | paste -sd';') || architectures=
+fi
 cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DWEFT_CUDA_ARCHITECTURES="${architectures:-all}" >"$log" 2>&1 || fail "CMake stopped"
 cores=$(nproc)
