@@ -121,15 +121,9 @@ def measure(case, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
-    parser.add_argument("--case", nargs="+", default=sorted(step_cases.CASES), choices=sorted(step_cases.CASES))
-    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
-    parser.add_argument("--rounds", type=int, default=3)
+    compare_step.add_arguments(parser, rounds=3)
     parser.add_argument("--clips", type=int, default=3, help="timed, of a process")
     parser.add_argument("--steps", type=int, default=10, help="of the sampler")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
-    parser.add_argument("--no-results", action="store_true", help="print only")
     parser.add_argument("--torch-side", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--autocast", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

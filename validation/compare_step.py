@@ -183,6 +183,17 @@ def hardware():
     return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine(), "system": platform.platform()}
 
 
+def add_arguments(parser, rounds):
+    """What compare_sampling.py has too."""
+    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
+    parser.add_argument("--case", nargs="+", default=sorted(step_cases.CASES), choices=sorted(step_cases.CASES))
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--no-results", action="store_true", help="print only")
+
+
 def result_path(args, stem, about):
     """Of this day and make of processor, so that those of Intel and AMD lie beside each other."""
     make = about["hardware"]["cpu"].split()[0].split("(")[0].lower()
@@ -206,19 +217,13 @@ def provenance(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", type=pathlib.Path, default=HERE.parent / "build" / "weft")
-    parser.add_argument("--case", nargs="+", default=sorted(step_cases.CASES), choices=sorted(step_cases.CASES))
-    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
-    parser.add_argument("--rounds", type=int, default=5)
+    add_arguments(parser, rounds=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--require", type=float, help="least ratio of PyTorch's time to weft's")
     parser.add_argument("--require-f32", type=float, help="with --dtype bf16: least ratio of weft's time in float32 to that in bf16")
     parser.add_argument("--profile", action="store_true", help="also where each side spends its time")
     parser.add_argument("--torch-only", action="store_true", help="no weft: how fast PyTorch is here")
-    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
-    parser.add_argument("--no-results", action="store_true", help="print only")
     args = parser.parse_args()
     if args.torch_only and (args.require or args.require_f32):
         parser.error("--require and --require-f32 need weft's side")

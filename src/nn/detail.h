@@ -13,7 +13,7 @@ inline const Tensor& weight_for(const Linear& l, DType dtype) {
   return dtype == DType::bf16 ? l.weight->working : l.weight->value;
 }
 
-// Ranks that share a bf16 model keep one of the two current, as bf16_only says.
+// Likewise of a bias, whose bf16 copy is current on every rank only if it is bf16_only.
 inline const Tensor& bias_for(const Linear& l, DType dtype) {
   return dtype == DType::bf16 && l.bias->bf16_only ? l.bias->working : l.bias->value;
 }

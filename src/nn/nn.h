@@ -22,8 +22,8 @@ struct Context {
   ParameterTable& parameters;
 };
 
-// y = x w^T + bias (+ residual). x [..., in], y [..., out]; bf16 activations use the bf16 copy of
-// the weight.
+// y = x w^T + bias (+ residual). x [..., in], y [..., out]; bf16 activations use the bf16 copies of
+// the weight and of a bias that is bf16_only.
 Var linear(Context c, const Var& x, const Linear& l, const Var& residual = nullptr);
 
 // fc2(gelu_tanh(fc1(x))). Keeps only fc1's output; the backward recomputes the activation.

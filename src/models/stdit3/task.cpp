@@ -88,9 +88,9 @@ double Stdit3Task::cost(const Bucket& bucket, double recompute) const {
   return forward * (3 + recompute);
 }
 
-// Every weight is read and every gradient added to, however short the clips: as long as so many
-// operations take. On a CPU that is what times of four shapes say, and they follow it within 1 %
-// (docs/parallel.md). A GPU moves 14 bytes a weight at 3.35 TB/s, or multiplies at 374 TFLOP/s.
+// A micro-batch reads every weight and adds to every gradient, however short its clips. In
+// operations that take as long: on a CPU fitted to the times of four shapes (docs/parallel.md), on
+// a GPU counted, not measured: 14 bytes a weight at 3.35 TB/s beside 374 TFLOP/s.
 double Stdit3Task::cost_of_micro_batch() const {
   const double operations_a_weight = on_cuda() ? 1500 : 180;
   return operations_a_weight * static_cast<double>(model_.params().trainable_elements());

@@ -9,14 +9,14 @@ namespace weft {
 namespace {
 
 // Sets the micro-batch size during its lifetime.
-class FramesAtOnce {
+class ScopedMicroBatch {
  public:
-  FramesAtOnce(VideoVae& vae, std::int64_t frames) : vae_(vae), before_(vae.micro_batch()) {
+  ScopedMicroBatch(VideoVae& vae, std::int64_t frames) : vae_(vae), before_(vae.micro_batch()) {
     vae_.set_micro_batch(frames);
   }
-  ~FramesAtOnce() { vae_.set_micro_batch(before_); }
-  FramesAtOnce(const FramesAtOnce&) = delete;
-  FramesAtOnce& operator=(const FramesAtOnce&) = delete;
+  ~ScopedMicroBatch() { vae_.set_micro_batch(before_); }
+  ScopedMicroBatch(const ScopedMicroBatch&) = delete;
+  ScopedMicroBatch& operator=(const ScopedMicroBatch&) = delete;
 
  private:
   VideoVae& vae_;
@@ -29,7 +29,7 @@ MemoryNeed VideoVae::plan_encode(std::int64_t frames, std::int64_t height, std::
                                  std::int64_t micro_batch, std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
-  const FramesAtOnce at_once(*this, micro_batch);
+  const ScopedMicroBatch at_once(*this, micro_batch);
   const Noise noise;
   encode_moments(
       frames, height, width,
@@ -44,7 +44,7 @@ MemoryNeed VideoVae::plan_decode(std::int64_t frames, std::int64_t height, std::
                                  std::int64_t micro_batch, std::size_t capacity) {
   const auto arena = Arena::planning(this_device().kind, capacity);
   const ArenaScope scope(*arena);
-  const FramesAtOnce at_once(*this, micro_batch);
+  const ScopedMicroBatch at_once(*this, micro_batch);
   const std::int64_t side = pixels_a_latent();
   const Tensor latent = Tensor::empty(
       {1, TemporalVae::latent_channels, latent_frames(frames), height / side, width / side},
