@@ -66,13 +66,22 @@ void set_profile(Profile* profile) {
 
 void set_op_watch(OpWatch* watch) { detail::op_watch = watch; }
 
+namespace {
+std::string_view asked_isa() {
+  const char* asked = std::getenv("WEFT_CPU_ISA");
+  return asked != nullptr ? asked : "";
+}
+}  // namespace
+
 bool cpu_is_v4() {
-  static const bool v4 = [] {
-    const char* asked = std::getenv("WEFT_CPU_ISA");
-    return __builtin_cpu_supports("x86-64-v4") > 0 &&
-           (asked == nullptr || std::string_view(asked) != "v3");
-  }();
+  static const bool v4 = __builtin_cpu_supports("x86-64-v4") > 0 && asked_isa() != "v3";
   return v4;
+}
+
+bool cpu_multiplies_bf16() {
+  static const bool yes =
+      cpu_is_v4() && __builtin_cpu_supports("avx512bf16") > 0 && asked_isa() != "v4";
+  return yes;
 }
 
 }  // namespace weft::ops

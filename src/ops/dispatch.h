@@ -82,6 +82,9 @@ DeviceKind device_of(const First& first, const Rest&... rest) {
 // WEFT_CPU_ISA=v3: so the AVX2 side can be tested anywhere.
 bool cpu_is_v4();
 
+// True on processors that also have AVX512_BF16, unless WEFT_CPU_ISA says v3 or v4.
+bool cpu_multiplies_bf16();
+
 template <class Signature>
 class Op;
 

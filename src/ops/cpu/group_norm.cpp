@@ -118,8 +118,9 @@ std::vector<float> affine(const Sizes& s, const Tensor& gamma, const Tensor& bet
   return ab;
 }
 
+template <class T>
 vf silu_slope(vf u) {
-  const vf sig = vsigmoid(u);
+  const vf sig = vsigmoid_for<T>(u);
   return sig * (1.0f + u * (1.0f - sig));
 }
 
@@ -143,7 +144,7 @@ void group_norm_forward(const Tensor& x, const Tensor& gamma, const Tensor& beta
         for_vectors(s.C, [&](std::int64_t i, int width) {
           const vf u =
               load_n(xs + r * s.C + i, width) * load_n(scale + i, width) + load_n(shift + i, width);
-          store_n(ys + r * s.C + i, silu ? u * vsigmoid(u) : u, width);
+          store_n(ys + r * s.C + i, silu ? u * vsigmoid_for<T>(u) : u, width);
         });
     });
   });
@@ -164,7 +165,7 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
     // Gradient of u, the normalisation's result, at one place.
     const auto gradient = [&](std::int64_t at, vf v, vf scale, vf shift, int width) {
       const vf g = load_n(gs + at, width);
-      return silu ? g * silu_slope(v * scale + shift) : g;
+      return silu ? g * silu_slope<T>(v * scale + shift) : g;
     };
     // Per chunk and channel: sums of g and of g (x - mean).
     for_chunks(s, [&](std::int64_t n, std::int64_t first, std::int64_t rows, std::int64_t chunk) {

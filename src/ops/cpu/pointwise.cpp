@@ -32,7 +32,10 @@ constexpr float k0 = 0.79788456080286535588f;  // sqrt(2/pi)
 constexpr float k1 = 0.044715f;
 
 // (1 + tanh(u)) / 2 = sigmoid(2u).
-vf gelu_gate(vf z) { return vsigmoid(2.0f * k0 * (z + k1 * z * z * z)); }
+template <class T>
+vf gelu_gate(vf z) {
+  return vsigmoid_for<T>(z * (2.0f * k0 + 2.0f * k0 * k1 * z * z));
+}
 
 // Calls f(element, channel) for all elements of x, in parallel.
 template <class F>
@@ -55,7 +58,7 @@ void gelu_forward(const Tensor& z, Tensor& y) {
     T* out = y.data<T>();
     for_elements(z.numel(), [&](std::int64_t i, int n) {
       const vf v = load_n(in + i, n);
-      store_n(out + i, v * gelu_gate(v), n);
+      store_n(out + i, v * gelu_gate<T>(v), n);
     });
   });
 }
@@ -68,7 +71,7 @@ void gelu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y) {
     T* again = y.defined() ? y.data<T>() : nullptr;
     for_elements(z.numel(), [&](std::int64_t i, int n) {
       const vf v = load_n(in + i, n);
-      const vf s = gelu_gate(v);
+      const vf s = gelu_gate<T>(v);
       const vf slope = s + v * s * (1.0f - s) * (2.0f * k0) * (1.0f + 3.0f * k1 * v * v);
       const vf d = load_n(g + i, n) * slope;
       if (again) store_n(again + i, v * s, n);
@@ -87,7 +90,7 @@ void gated_gelu_forward(const Tensor& gu, Tensor& y) {
     for (std::int64_t first = 0; first < count; first += block)
       for_vectors(std::min(block, count - first), [&](std::int64_t i, int n) {
         const vf g = load_n(gate + first + i, n);
-        const vf gelu = g * gelu_gate(g);
+        const vf gelu = g * gelu_gate<T>(g);
         store_n(out + first + i, gelu * load_n(value + first + i, n), n);
       });
   });
@@ -119,8 +122,9 @@ void sigmoid_forward(const Tensor& x, Tensor& y) {
     using T = decltype(type);
     const T* in = x.data<T>();
     T* out = y.data<T>();
-    for_elements(x.numel(),
-                 [&](std::int64_t i, int n) { store_n(out + i, vsigmoid(load_n(in + i, n)), n); });
+    for_elements(x.numel(), [&](std::int64_t i, int n) {
+      store_n(out + i, vsigmoid_for<T>(load_n(in + i, n)), n);
+    });
   });
 }
 

@@ -29,11 +29,10 @@ static inline vf load(const bf16* p) {
 }
 static inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
 static inline vh round_bf16(vf v) {
-  vu u = (vu)v;
-  const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const vu u = (vu)v, rounded = u + 0x7fffu + ((u >> 16) & 1u);
   // Rounding must not carry a NaN's mantissa into an infinity.
-  const vu nan = (vu)((u & 0x7fffffffu) > 0x7f800000u);
-  return __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), vh);
+  const vu safe = v == v ? rounded : vu{} + 0x7fc00000u;
+  return __builtin_convertvector(safe >> 16, vh);
 }
 static inline void store(bf16* p, vf v) {
   const vh h = round_bf16(v);
@@ -143,6 +142,25 @@ static inline vf vsigmoid(vf x) {
 #else
   return 1.0f / (1.0f + vexp(-x));
 #endif
+}
+
+// The same for a result that is rounded to T: to 2^-13 for bf16, at half the work.
+template <class T>
+static inline vf vsigmoid_for(vf x) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 2) {
+    const vf power = (vf)_mm512_min_ps((__m512)splat(126.0f), (__m512)(x * -1.44269504088896341f));
+    const vf n = (vf)_mm512_roundscale_ps((__m512)power, 0x08), r = power - n;
+    // 2^r for |r| <= 1/2, minimax of degree 4.
+    vf p = splat(9.570101276e-3f);
+    p = p * r + 5.591785908e-2f;
+    p = p * r + 2.402474433e-1f;
+    p = p * r + 6.931217909e-1f;
+    p = p * r + 9.999992847e-1f;
+    return (vf)_mm512_rcp14_ps((__m512)(1.0f + (vf)_mm512_scalef_ps((__m512)p, (__m512)n)));
+  }
+#endif
+  return vsigmoid(x);
 }
 
 // Calls f(offset, W) for every whole vector of n elements and f(offset, rest) for what is left.

@@ -11,220 +11,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 WEFT_CPU_BEGIN
 namespace {
-#include "ops/cpu/gemm_tile.h"
+#include "ops/cpu/attention/head_bf16.h"
 
-constexpr float epsilon = 1e-6f;
-constexpr std::int64_t query_block = 96;
 // Pieces that the heads are cut into, each summing its own dwq, dwk: fixed, so that sums do not
 // depend on threads.
 constexpr std::int64_t max_pieces = 256;
-
-std::int64_t padded(std::int64_t n) { return (n + W - 1) / W * W; }
-
-// Row i of a head lies at base + i * stride.
-template <class T>
-struct Rows {
-  T* base;
-  std::int64_t stride;
-  T* operator[](std::int64_t i) const { return base + i * stride; }
-};
-
-// q/k RMSNorm and rotary embedding of one projection; either may be absent.
-struct Prepare {
-  const float* weight = nullptr;  // [padded D]
-  const float* cosine = nullptr;  // [positions, padded D], each value twice
-  const float* sine = nullptr;    // the same with the sign of the even elements flipped
-};
-
-// The partner of each element within its interleaved pair.
-vf swap_pairs(vf x) {
-  vi index;
-  for (int i = 0; i < W; ++i) index[i] = i ^ 1;
-  return __builtin_shuffle(x, index);
-}
-
-template <class T>
-float inverse_rms(const T* x, std::int64_t d) {
-  vf squares{};
-  for_vectors(d, [&](std::int64_t i, int n) {
-    const vf v = load_n(x + i, n);
-    squares += v * v;
-  });
-  return 1.0f / std::sqrt(hsum(squares) / static_cast<float>(d) + epsilon);
-}
-
-// to[i, 0..dp) = rope(norm(x_i)) * factor, zero beyond d.
-template <class T>
-void pack(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d, const Prepare& p,
-          float factor, float* to) {
-  const std::int64_t dp = padded(d);
-  for (std::int64_t r = 0; r < n; ++r) {
-    const T* in = x[first + r];
-    float* out = to + r * dp;
-    const float scale = p.weight ? factor * inverse_rms(in, d) : factor;
-    const float* c = p.cosine ? p.cosine + (first + r) * dp : nullptr;
-    const float* s = p.sine ? p.sine + (first + r) * dp : nullptr;
-    for_vectors(d, [&](std::int64_t i, int m) {
-      vf v = load_n(in + i, m) * scale;
-      if (p.weight) v *= load(p.weight + i);
-      if (c) v = v * load(c + i) + swap_pairs(v) * load(s + i);
-      store(out + i, v);
-    });
-  }
-}
-
-// The transpose of pack for gradients: g [n, dp] w.r.t. the packed rows -> dx rows, dw += (if not
-// null).
-template <class T>
-void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d,
-                     const Prepare& p, float factor, float* g, Rows<T> dx, float* dw) {
-  const std::int64_t dp = padded(d);
-  for (std::int64_t r = 0; r < n; ++r) {
-    const T* in = x[first + r];
-    T* out = dx[first + r];
-    float* gr = g + r * dp;
-    if (p.cosine) {
-      const float *c = p.cosine + (first + r) * dp, *s = p.sine + (first + r) * dp;
-      for (std::int64_t i = 0; i < d; i += W) {
-        const vf v = load(gr + i);
-        // The transpose of a rotation turns back: the sine changes its sign.
-        store(gr + i, v * load(c + i) - swap_pairs(v) * load(s + i));
-      }
-    }
-    if (!p.weight) {
-      for_vectors(d, [&](std::int64_t i, int m) { store_n(out + i, load(gr + i) * factor, m); });
-      continue;
-    }
-    const float rstd = inverse_rms(in, d);
-    vf dot{};
-    for_vectors(d, [&](std::int64_t i, int m) {
-      const vf normed = load_n(in + i, m) * rstd;
-      const vf gi = load(gr + i) * factor;
-      dot += gi * load(p.weight + i) * normed;
-      if (dw) store(dw + i, load(dw + i) + gi * normed);
-    });
-    const float mean = hsum(dot) / static_cast<float>(d);
-    for_vectors(d, [&](std::int64_t i, int m) {
-      const vf normed = load_n(in + i, m) * rstd;
-      const vf gi = load(gr + i) * factor * load(p.weight + i);
-      store_n(out + i, rstd * (gi - normed * mean), m);
-    });
-  }
-}
-
-// Row-wise softmax numerators of scores [rows, np], of which n columns count:
-// inverse[r] = 1 / sum, lse[r] = max + log(sum).
-void softmax_rows(float* scores, std::int64_t rows, std::int64_t n, std::int64_t np, float* inverse,
-                  float* lse) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* s = scores + r * np;
-    vf top = splat(-INFINITY);
-    for_vectors(n, [&](std::int64_t i, int m) {
-      const vf v = load(s + i);
-      top = vmax(top, m == W ? v : select_first(v, m, -INFINITY));
-    });
-    const float max = hmax(top);
-    vf sum{};
-    for_vectors(n, [&](std::int64_t i, int m) {
-      vf e = vexp(load(s + i) - max);
-      if (m < W) e = select_first(e, m, 0.0f);
-      sum += e;
-      store(s + i, e);
-    });
-    const float total = hsum(sum);
-    inverse[r] = 1.0f / total;
-    lse[r] = max + std::log(total);
-  }
-}
-
-struct Scratch;
-
-template <class T>
-void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q,
-                  Rows<const T> k, Rows<const T> v, const Prepare& pq, const Prepare& pk,
-                  Rows<T> out, float* lse) {
-  const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
-  const float factor = 1.0f / std::sqrt(static_cast<float>(d));
-  float* keys =
-      scratch<Scratch>(static_cast<std::size_t>(2 * nk * dp + d * np + 2 * qb * dp + qb * np + qb));
-  float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
-  float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
-  pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  // Columns beyond nk hold whatever the scratch held: their products are never read.
-  transpose(keys, dp, nk, d, keys_t, np);
-  pack<T>(v, 0, nk, d, Prepare{}, 1.0f, values);
-  for (std::int64_t first = 0; first < nq; first += qb) {
-    const std::int64_t rows = std::min(qb, nq - first);
-    pack<T>(q, first, rows, d, pq, factor, queries);
-    small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
-    softmax_rows(scores, rows, nk, np, inverse, lse + first);
-    small_gemm(rows, dp, nk, scores, np, 1, values, dp, result, dp, false);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      T* to = out[first + r];
-      for_vectors(d, [&](std::int64_t i, int m) {
-        // Divided by the softmax's sum only now: d values a row instead of nk.
-        store_n(to + i, load(result + r * dp + i) * inverse[r], m);
-      });
-    }
-  }
-}
-
-template <class T>
-void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T> q,
-                   Rows<const T> k, Rows<const T> v, const Prepare& pq, const Prepare& pk,
-                   Rows<const T> dout, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv,
-                   float* dwq, float* dwk) {
-  const std::int64_t dp = padded(d), np = padded_stride(nk), qb = std::min(query_block, nq);
-  const float factor = 1.0f / std::sqrt(static_cast<float>(d));
-  float* keys = scratch<Scratch>(
-      static_cast<std::size_t>(3 * nk * dp + 2 * d * np + 3 * qb * dp + 2 * qb * np));
-  float *dkeys = keys + nk * dp, *dvalues = dkeys + nk * dp;
-  float *keys_t = dvalues + nk * dp, *values_t = keys_t + d * np, *queries = values_t + d * np;
-  float *dresult = queries + qb * dp, *dqueries = dresult + qb * dp;
-  float *scores = dqueries + qb * dp, *dscores = scores + qb * np;
-  // dvalues first holds the values themselves, until their transpose is made.
-  pack<T>(v, 0, nk, d, Prepare{}, 1.0f, dvalues);
-  pack<T>(k, 0, nk, d, pk, 1.0f, keys);
-  transpose(dvalues, dp, nk, d, values_t, np);
-  transpose(keys, dp, nk, d, keys_t, np);
-  for (std::int64_t first = 0; first < nq; first += qb) {
-    const std::int64_t rows = std::min(qb, nq - first);
-    const bool later = first > 0;
-    pack<T>(q, first, rows, d, pq, factor, queries);
-    pack<T>(dout, first, rows, d, Prepare{}, 1.0f, dresult);
-    small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
-    small_gemm(rows, nk, d, dresult, dp, 1, values_t, np, dscores, np, false);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      // The softmax's correction, sum of p dp, from the row at hand: dout * out would bring in the
-      // rounding of out.
-      const float l = lse[first + r];
-      float *s = scores + r * np, *ds = dscores + r * np;
-      vf dot{};
-      for_vectors(nk, [&](std::int64_t i, int m) {
-        vf p = vexp(load(s + i) - l), g = load(ds + i);
-        if (m < W) {  // beyond the row's end the scratch is not written
-          p = select_first(p, m, 0.0f);
-          g = select_first(g, m, 0.0f);
-        }
-        store(s + i, p);
-        dot += p * g;
-      });
-      const float delta = hsum(dot);
-      for_vectors(
-          nk, [&](std::int64_t i, int) { store(ds + i, load(s + i) * (load(ds + i) - delta)); });
-    }
-    small_gemm(nk, dp, rows, scores, 1, np, dresult, dp, dvalues, dp, later);
-    small_gemm(nk, dp, rows, dscores, 1, np, queries, dp, dkeys, dp, later);
-    small_gemm(rows, dp, nk, dscores, np, 1, keys, dp, dqueries, dp, false);
-    unpack_gradient<T>(q, first, rows, d, pq, factor, dqueries, dq, dwq);
-  }
-  unpack_gradient<T>(k, 0, nk, d, pk, 1.0f, dkeys, dk, dwk);
-  unpack_gradient<T>(v, 0, nk, d, Prepare{}, 1.0f, dvalues, dv, nullptr);
-}
 
 // Padded copies of the q/k norm weights and of the rotary table, made once a call.
 struct Tables {
@@ -258,6 +55,29 @@ struct Tables {
   }
 };
 
+// Sequences too short for what the second order of the operands costs stay with f32.
+constexpr std::int64_t worth_bf16 = 32;
+
+// A head in the products that its type and the processor allow.
+template <class T, class... Args>
+void forward_of_head(std::int64_t nq, std::int64_t nk, const Args&... args) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, bf16>)
+    if (std::min(nq, nk) >= worth_bf16 && cpu_multiplies_bf16())
+      return head_forward_bf16(nq, nk, args...);
+#endif
+  head_forward<T>(nq, nk, args...);
+}
+template <class T, class... Args>
+void backward_of_head(std::int64_t nq, std::int64_t nk, const Args&... args) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, bf16>)
+    if (std::min(nq, nk) >= worth_bf16 && cpu_multiplies_bf16())
+      return head_backward_bf16(nq, nk, args...);
+#endif
+  head_backward<T>(nq, nk, args...);
+}
+
 // Where sequence `s` of head `h` lies in [B,T,S, parts*H*D] for either axis.
 struct Layout {
   std::int64_t B, T, S, H, D, sequences, length;
@@ -290,9 +110,9 @@ void self_attention_forward(const Tensor& qkv, const Tensor& wq, const Tensor& w
 #pragma omp parallel for schedule(static)
     for (std::int64_t task = 0; task < l.sequences * l.H; ++task) {
       const std::int64_t s = task / l.H, h = task % l.H;
-      head_forward<T>(l.length, l.length, l.D, l.rows(in, s, 3 * c, h * l.D),
-                      l.rows(in, s, 3 * c, c + h * l.D), l.rows(in, s, 3 * c, 2 * c + h * l.D),
-                      tables.q, tables.k, l.rows(to, s, c, h * l.D), ls + task * l.length);
+      forward_of_head<T>(l.length, l.length, l.D, l.rows(in, s, 3 * c, h * l.D),
+                         l.rows(in, s, 3 * c, c + h * l.D), l.rows(in, s, 3 * c, 2 * c + h * l.D),
+                         tables.q, tables.k, l.rows(to, s, c, h * l.D), ls + task * l.length);
     }
   });
 }
@@ -319,11 +139,12 @@ void self_attention_backward(const Tensor& qkv, const Tensor& wq, const Tensor& 
       for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces;
            ++task) {
         const std::int64_t s = task / l.H, h = task % l.H, at = h * l.D;
-        head_backward<T>(
+        backward_of_head<T>(
             l.length, l.length, l.D, l.rows(in, s, 3 * c, at), l.rows(in, s, 3 * c, c + at),
             l.rows(in, s, 3 * c, 2 * c + at), tables.q, tables.k, l.rows(g, s, c, at),
             ls + task * l.length, l.rows(d, s, 3 * c, at), l.rows(d, s, 3 * c, c + at),
-            l.rows(d, s, 3 * c, 2 * c + at), weights ? dw : nullptr, weights ? dw + dp : nullptr);
+            l.rows(d, s, 3 * c, 2 * c + at), weights ? dw : static_cast<float*>(nullptr),
+            weights ? dw + dp : static_cast<float*>(nullptr));
       }
     }
   });
@@ -359,8 +180,9 @@ void cross_attention_forward(const Tensor& q, const Tensor& kv, const Tensor& of
         continue;
       }
       const T* kb = kvs + first[b] * 2 * c + h * D;
-      head_forward<T>(n, keys, D, {qs + (b * N + n0) * c + h * D, c}, {kb, 2 * c}, {kb + c, 2 * c},
-                      Prepare{}, Prepare{}, o, l);
+      forward_of_head<T>(n, keys, D, Rows<const T>{qs + (b * N + n0) * c + h * D, c},
+                         Rows<const T>{kb, 2 * c}, Rows<const T>{kb + c, 2 * c}, Prepare{},
+                         Prepare{}, o, l);
     }
   });
 }
@@ -385,9 +207,11 @@ void cross_attention_backward(const Tensor& q, const Tensor& kv, const Tensor& o
         for (std::int64_t i = 0; i < N; ++i) std::fill_n(dqs + at + i * c, D, T(0.0f));
         continue;
       }
-      head_backward<T>(N, keys, D, {qs + at, c}, {kvs + kat, 2 * c}, {kvs + kat + c, 2 * c},
-                       Prepare{}, Prepare{}, {gs + at, c}, ls + task * N, {dqs + at, c},
-                       {dkvs + kat, 2 * c}, {dkvs + kat + c, 2 * c}, nullptr, nullptr);
+      backward_of_head<T>(N, keys, D, Rows<const T>{qs + at, c}, Rows<const T>{kvs + kat, 2 * c},
+                          Rows<const T>{kvs + kat + c, 2 * c}, Prepare{}, Prepare{},
+                          Rows<const T>{gs + at, c}, ls + task * N, Rows<T>{dqs + at, c},
+                          Rows<T>{dkvs + kat, 2 * c}, Rows<T>{dkvs + kat + c, 2 * c},
+                          static_cast<float*>(nullptr), static_cast<float*>(nullptr));
     }
   });
 }

@@ -158,6 +158,8 @@ void plain_backward_weight(const Geometry& g, const float* x, const float* dy, f
                            bool accumulate) {
   if (winograd_fits(g))
     winograd_backward_weight(g, 0, x, dy, dw, accumulate);
+  else if (gather_fits(g))
+    gather_backward_weight(g, x, dy, dw, accumulate);
   else
     direct_backward_weight(g, x, dy, dw, accumulate);
 }

@@ -52,6 +52,11 @@ bool fourier_fits(const Geometry& g);
 void fourier_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
                      float* y);
 
+// The gradient of the weights of kernels that step over rows and columns (strided.cpp).
+bool gather_fits(const Geometry& g);
+void gather_backward_weight(const Geometry& g, const float* x, const float* dy, float* dw,
+                            bool accumulate);
+
 // Few results a pixel (narrow.cpp).
 bool narrow_fits(const Geometry& g);
 void narrow_forward(const Geometry& g, const float* x, const float* w, const float* bias, bool add,
