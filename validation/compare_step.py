@@ -38,6 +38,9 @@ LOSS_TOLERANCE = 1e-5
 # 4e-5 of the total update (L2 over all weights) and 3e-4 of a single tensor's; weft gets ten times that, for its sums run in
 # an order of their own.
 TOTAL_TOLERANCE, TENSOR_TOLERANCE = 4e-4, 3e-3
+# AdamW's first step is lr * g / (|g| + eps): of full size whatever that of g. Where PyTorch's first gradient is less than this
+# part of its tensor's root mean square, rounding decides the sign; such elements are left out, and may not be many.
+NO_GRADIENT, MOST_WITHOUT = 1e-5, 1e-3
 BF16_FACTOR = 2.0  # times autocast's own distance from float32
 
 
@@ -83,18 +86,31 @@ def without_free_directions(tensors):
 
 def compare_weights(start, ours, theirs):
     """Distance of the two results over the length of the update: over all weights, and the worst single tensor."""
-    start, ours, theirs = (without_free_directions(safetensors_io.load(p)) for p in (start, ours, theirs))
+    theirs = safetensors_io.load(theirs)
+    gradients = {name.removeprefix("first_gradient/"): theirs.pop(name) for name in list(theirs) if name.startswith("first_gradient/")}
+    gradients, theirs, start, ours = (without_free_directions(t) for t in
+                                      (gradients, theirs, safetensors_io.load(start), safetensors_io.load(ours)))
+    ours = {name: array for name, array in ours.items() if not name.startswith("first_gradient/")}
     if set(ours) != set(theirs):
         sys.exit(f"weights differ in names: {sorted(set(ours) ^ set(theirs))}")
     distance = update = 0.0
+    elements = without = 0
     worst = ("", 0.0)
     for name in theirs:
-        d, u = np.linalg.norm(ours[name] - theirs[name]), np.linalg.norm(theirs[name] - start[name])
+        counted = np.ones(theirs[name].shape, bool)
+        if name in gradients:
+            size = np.abs(gradients[name])
+            counted = size >= NO_GRADIENT * np.sqrt(np.mean(size**2))
+        elements, without = elements + counted.size, without + int(np.sum(~counted))
+        d = np.linalg.norm((ours[name] - theirs[name])[counted])
+        u = np.linalg.norm((theirs[name] - start[name])[counted])
         distance, update = distance + d * d, update + u * u
         ratio = d / u if u > 0 else (0.0 if d == 0 else float("inf"))
         if not ratio <= worst[1]:
             worst = (name, float(ratio))
-    return {"total": float(np.sqrt(distance / update)), "worst_tensor": worst[0], "worst": worst[1]}
+    if without > MOST_WITHOUT * elements:
+        sys.exit(f"{without} of {elements} weights have no gradient to speak of: the case compares too little")
+    return {"total": float(np.sqrt(distance / update)), "worst_tensor": worst[0], "worst": worst[1], "without_gradient": without}
 
 
 def distances(reference, found, start, reference_weights, found_weights):

@@ -5,7 +5,8 @@
                   [--profile]
 
 Takes the same deck, weights and inputs as `weft bench step`, and writes the same JSON: `seconds` and `loss`, one entry a
-timed step. Warm-up steps train too; O holds the weights after all warmup + K steps.
+timed step. Warm-up steps train too; O holds the weights after all warmup + K steps, and as first_gradient/NAME the
+gradients of the first.
 """
 import argparse
 import json
@@ -73,11 +74,14 @@ def main():
         begin = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - begin
+        if i == 0 and args.outputs:
+            gradients = {f"first_gradient/{k}": p.grad.float().numpy().copy() for k, p in model.named_parameters()
+                         if p.grad is not None}
         result["loss"].append(float(loss.detach()))
         if i >= args.warmup:
             result["seconds"].append(seconds)
     if args.outputs:
-        safetensors_io.save(args.outputs, {k: v.numpy() for k, v in model.state_dict().items()})
+        safetensors_io.save(args.outputs, {k: v.numpy() for k, v in model.state_dict().items()} | gradients)
     if args.profile:
         result["operations"] = profile(step, args.steps)
     with open(args.json, "w", encoding="utf-8") as f:
