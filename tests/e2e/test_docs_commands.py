@@ -1,0 +1,201 @@
+"""The commands of README.md and docs/: each one is run on small inputs, or is checked as far as its inputs allow.
+
+Every line of a code block that names weft or make is a command, and each must match a rule of RULES; a command or a line that
+no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
+    parse   options, deck and keys are read; then a value that is refused, added at the end, ends it
+    run     parse, where it takes a deck; then the command itself, in a folder with small inputs, on two ranks at most
+    dry     `make -n`: the target exists and its recipe expands
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import unittest
+
+from harness import REPOSITORY, TINY_DECK, WEFT, WeftTest, make_video, write_safetensors
+from test_animate import face_points, write_wav
+from test_evaluate import png
+from tiny_models import TINY_GENERATE_DECK, write_t5
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+REFUSED = "run.threads=-1"
+SMALL = "synthetic:clips=4,frames=17,height=32,width=32"
+
+# Pattern of "weft COMMAND ARGUMENTS" or "make TARGET", what is done, and what is added to the command to make it small. The
+# first that matches counts.
+RULES = [
+    # Minutes or hours, or a GPU, for people who wait.
+    (r"make (run|test|test-slurm|fuzz|tsan|build|bench|bundle|deps|format|check-format|clean|help)\b", "dry"),
+    (r"make (check-includes)\b", "dry"),
+    # Released weights, and models of a size to match.
+    (r"weft (generate|encode|animate|evaluate|segment|score|reconstruct|train) inputs/(?!smoke)", "parse"),
+    (r"weft (plan|simulate) .*--costs", "parse"),
+    (r"weft plan .*--job animate", "run"),
+    (r"weft plan ", "run"),
+    (r"weft simulate ", "run", "--steps", "1", "--gpus", "1,2"),
+    # The launcher's options are the point of these two.
+    (r"weft generate$", "text"),
+    (r"weft bench scaling ", "parse"),
+    (r"weft bench (kernels|comm)", "parse"),
+    (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
+    (r"weft generate (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "run.dir=smoke", "sampler.steps=2"),
+    (r"weft (ingest|encode|evaluate|segment|score|reconstruct|animate|generate|text) ", "parse"),
+    (r"weft doctor", "run"),
+    (r"weft (report|inspect|export) ", "run"),
+    (r"weft probe ", "parse"),
+    (r"weft help deck$|weft --(help|version)$", "run"),
+]
+# Lines of code blocks that name weft or make and are no commands: output, trees of folders, formulas.
+TEXTS = [
+    r"^\s+generated/  report.html    of weft generate and weft report$",
+    r"^\[rank 1 on n13\] HINT: a bug of weft",
+    r"^build/weft\(\+0x",
+    r"^(FAIL|WARN|OK) ",
+    r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^python3 ", r"^spack ", r"^module ",
+    r"^apptainer ", r"^cmake ", r"^git clone ",
+]
+
+
+def code_lines(path):
+    """(number, line) of code blocks, fenced or indented, with continued lines joined."""
+    fenced, after_blank, found = False, True, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            continue
+        indented = line.startswith("    ") and (after_blank or (found and found[-1][0] == number - 1))
+        if fenced or indented:
+            if found and found[-1][1].endswith("\\"):
+                found[-1] = (number, found[-1][1][:-1] + " " + line.strip())
+            else:
+                found.append((number, line if fenced else line[4:]))
+        after_blank = not line.strip()
+    return found
+
+
+def simple_commands(line):
+    """The commands of a line as lists of words; without comments, launchers and the environment."""
+    words = shlex.shlex(line, posix=False, punctuation_chars=";&")
+    words.whitespace_split, words.commenters = True, "#"
+    try:
+        words = list(words)
+    except ValueError:
+        return []
+    commands, command = [], []
+    for word in [*words, ";"]:
+        if set(word) <= set(";&|"):
+            commands.append(command)
+            command = []
+        else:
+            command.append(word)
+    return [c for c in map(without_launcher, commands) if c]
+
+
+def without_launcher(words):
+    """From the program on; [] where that is neither weft nor make."""
+    words = [w for w in words if w not in ("do", "if", "while", "!")]
+    for i, word in enumerate(words):
+        name = pathlib.PurePath(word).name
+        if name in ("weft", "weft_cpu", "make"):
+            launched = not words[:i] or words[0] == "srun" or "=" in words[0] or words[0].endswith("mpirun")
+            return [name[:4], *plain(words[i + 1:])] if launched else []
+    return []
+
+
+def plain(words):
+    """Words as the shell passes them on; a synopsis with all that is optional."""
+    found = []
+    for word in words:
+        if word.startswith((">", "<")):
+            break
+        if not re.match(r"[^'\"]*[=]|['\"]", word):
+            word = word.strip("[]").split("|")[0].removesuffix("...")
+        if word and word != "section.key=value":
+            found.append("".join(shlex.split(word.strip("]") if word.count("]") > word.count("[") else word)))
+    return found
+
+
+class Commands(WeftTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.help = {}
+
+    def setUp(self):
+        super().setUp()
+        for name in ("inputs", "jobscripts", "validation", "docs"):
+            (self.dir / name).symlink_to(REPOSITORY / name)
+        for name in ("deck.toml", "DECK.toml"):
+            (self.dir / name).write_text(TINY_DECK)
+
+    def inputs(self):
+        """What commands that are run read, under the names that the pages give it."""
+        self.weft("train", "deck.toml", "run.dir=RUN", "train.steps=4", "train.checkpoint_every=2", ranks=1)
+        self.weft("train", "inputs/smoke.toml", "run.dir=smoke", "train.steps=2", ranks=1)
+        self.ingest("clips.h5", seconds=2)
+        (self.dir / "gen.toml").write_text(TINY_GENERATE_DECK)
+        self.weft("encode", "gen.toml", f"data.path={SMALL}", "encode.output=latents.h5", "encode.text=false", ranks=1)
+
+    def has_deck(self, command):
+        """Whether `weft COMMAND` takes keys of a deck."""
+        name = tuple(w for w in command[1:3] if re.fullmatch("[a-z0-9]+", w))
+        name = name if name[0] == "bench" else name[:1]
+        if name not in self.help:
+            self.help[name] = self.weft(*name, "--help", ranks=0).out
+        return "section.key=value" in self.help[name]
+
+    def parse(self, command, where):
+        job = self.weft(*command[1:], REFUSED, ranks=0, expect=2)
+        self.assertIn(REFUSED.split("=")[0], job.err, f"{where}: {' '.join(command)}")
+
+    def check(self, command, where):
+        """Does with the command what its rule says; what that was."""
+        text = " ".join(command)
+        for pattern, how, *more in RULES:
+            if not re.match(pattern, text):
+                continue
+            if how == "dry":
+                done = subprocess.run(["make", "-n", "-C", str(REPOSITORY), *command[1:]], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, f"{where}: {text}\n{done.stderr}")
+            elif how in ("parse", "run"):
+                if self.has_deck(command):
+                    self.parse(command, where)
+                if how == "run":
+                    job = self.weft(*command[1:], *more, expect=None)
+                    self.assertEqual(job.process.returncode, 0, f"{where}: {text}\n{job.err}")
+            return how
+        self.fail(f"{where}: no rule of RULES knows this command: {text}")
+
+    def test_every_command_of_every_page(self):
+        self.inputs()
+        done, counts = {}, {}
+        for page in PAGES:
+            for number, line in code_lines(page):
+                where = f"{page.relative_to(REPOSITORY)}:{number}"
+                commands = simple_commands(line)
+                if not commands and re.search(r"\b(weft|make)\b", line.split(" #")[0]):
+                    self.assertTrue(any(re.search(t, line) for t in TEXTS), f"{where}: neither a command nor known as text: {line}")
+                for command in commands:
+                    if tuple(command) not in done:
+                        with self.subTest(where):
+                            done[tuple(command)] = how = self.check(command, where)
+                            counts[how] = counts.get(how, 0) + 1
+        print(f"\n  {len(done)} different commands: {counts}")
+        self.assertGreater(counts.get("run", 0), 10)
+        self.assertGreater(counts.get("parse", 0), 5)
+
+    def test_what_the_text_names_exists(self):
+        commands = set(re.findall(r"(?m)^  ([a-z]+) ", self.weft("--help", ranks=0).out))
+        makefile = (REPOSITORY / "Makefile").read_text()
+        targets = set(re.findall(r"(?m)^([a-z-]+):", makefile))
+        self.assertGreater(len(commands), 15)
+        for page in PAGES:
+            for program, word in re.findall(r"`(weft|make) ([a-z][a-z-]*)", page.read_text()):
+                with self.subTest(f"{page.name}: {program} {word}"):
+                    self.assertIn(word, commands if program == "weft" else targets)
+
+
+if __name__ == "__main__":
+    unittest.main()
