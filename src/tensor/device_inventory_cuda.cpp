@@ -1,5 +1,14 @@
 // The part of the inventory that only a program with the CUDA side can tell.
 #include <cuda_runtime.h>
+#if __has_include(<cublas_api.h>)
+#include <cublas_api.h>
+#endif
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#endif
+#if defined(WEFT_CUDNN) && __has_include(<cudnn_version.h>)
+#include <cudnn_version.h>
+#endif
 
 #include "core/error.h"
 #include "tensor/device_inventory.h"
@@ -20,6 +29,20 @@ void add_cuda_versions(std::map<std::string, std::string>& versions) {
   if (cudaDriverGetVersion(&version) == cudaSuccess && version > 0)
     versions["CUDA driver"] = dotted(version);
   cudaGetLastError();  // clear it: a failure here is no error of later calls
+}
+
+void add_cuda_headers(std::map<std::string, std::string>& versions) {
+  versions["CUDA runtime"] = dotted(CUDART_VERSION);
+#ifdef CUBLAS_VER_MAJOR
+  versions["cuBLASLt"] =
+      fmt::format("{}.{}.{}", CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR, CUBLAS_VER_PATCH);
+#endif
+#ifdef NCCL_MAJOR
+  versions["NCCL"] = fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+#endif
+#ifdef CUDNN_MAJOR
+  versions["cuDNN"] = fmt::format("{}.{}.{}", CUDNN_MAJOR, CUDNN_MINOR, CUDNN_PATCHLEVEL);
+#endif
 }
 
 }  // namespace weft

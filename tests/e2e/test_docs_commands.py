@@ -1,4 +1,5 @@
-"""The commands of README.md and docs/: each one is run on small inputs, or is checked as far as its inputs allow.
+"""README.md and docs/: each command is run on small inputs, or is checked as far as its inputs allow; keys, links and messages
+are there.
 
 Every line of a code block that names weft or make is a command, and each must match a rule of RULES; a command or a line that
 no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
@@ -7,7 +8,6 @@ no rule knows fails. In the text around, `weft X` and `make X` must at least exi
     dry     `make -n`: the target exists and its recipe expands
 """
 
-import os
 import pathlib
 import re
 import shlex
@@ -15,37 +15,32 @@ import shutil
 import subprocess
 import unittest
 
-from harness import REPOSITORY, TINY_DECK, WEFT, WeftTest, make_video, write_safetensors
-from test_animate import face_points, write_wav
-from test_evaluate import png
-from tiny_models import TINY_GENERATE_DECK, write_t5
+from harness import REPOSITORY, TINY_DECK, WeftTest
+from tiny_models import TINY_GENERATE_DECK
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 REFUSED = "run.threads=-1"
 SMALL = "synthetic:clips=4,frames=17,height=32,width=32"
 
-# Pattern of "weft COMMAND ARGUMENTS" or "make TARGET", what is done, and what is added to the command to make it small. The
-# first that matches counts.
+PLACEHOLDERS = {"WHAT": "forward"}  # and files of these names, which inputs() makes
+
+# Pattern of "weft COMMAND ARGUMENTS" or "make TARGET", what is done, and what makes the command small: keys at its end, options
+# in place of its own. The first that matches counts.
 RULES = [
     # Minutes or hours, or a GPU, for people who wait.
-    (r"make (run|test|test-slurm|fuzz|tsan|build|bench|bundle|deps|format|check-format|clean|help)\b", "dry"),
-    (r"make (check-includes)\b", "dry"),
-    # Released weights, and models of a size to match.
-    (r"weft (generate|encode|animate|evaluate|segment|score|reconstruct|train) inputs/(?!smoke)", "parse"),
-    (r"weft (plan|simulate) .*--costs", "parse"),
-    (r"weft plan .*--job animate", "run"),
-    (r"weft plan ", "run"),
-    (r"weft simulate ", "run", "--steps", "1", "--gpus", "1,2"),
-    # The launcher's options are the point of these two.
-    (r"weft generate$", "text"),
+    (r"make (run|test|test-slurm|fuzz|tsan|build|bench|bundle|deps|format|check-format|check-includes|clean|help)\b", "dry"),
+    # Released weights, footage that is not there, and models of a size to match.
+    (r"weft train (my|footage|RUN/deck).toml", "parse"),
+    (r"weft (ingest|encode|generate) footage.toml", "parse"),
+    (r"weft (ingest|generate|encode|animate|evaluate|segment|score|reconstruct|train) inputs/(?!smoke)", "parse"),
     (r"weft bench scaling ", "parse"),
-    (r"weft bench (kernels|comm)", "parse"),
-    (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
-    (r"weft generate (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "run.dir=smoke", "sampler.steps=2"),
-    (r"weft (ingest|encode|evaluate|segment|score|reconstruct|animate|generate|text) ", "parse"),
-    (r"weft doctor", "run"),
-    (r"weft (report|inspect|export) ", "run"),
     (r"weft probe ", "parse"),
+    (r"weft generate$", "text"),  # the launcher's options are the point
+    (r"weft simulate ", "run", "--steps 1", "--gpus 1,2"),
+    (r"weft train deck.toml data.path=latents.h5", "run", "model.in_channels=4", "train.steps=2", "run.dir=trained"),
+    (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
+    (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
+    (r"weft (plan|doctor|report|inspect|export)\b", "run"),
     (r"weft help deck$|weft --(help|version)$", "run"),
 ]
 # Lines of code blocks that name weft or make and are no commands: output, trees of folders, formulas.
@@ -74,6 +69,12 @@ def code_lines(path):
                 found.append((number, line if fenced else line[4:]))
         after_blank = not line.strip()
     return found
+
+
+def decks_of(path):
+    """{name: text} of the decks that the page shows: fenced blocks whose first line is "# NAME.toml"."""
+    blocks = re.findall(r"(?m)^```toml\n(# (\S+\.toml)\n(?:(?!```).*\n)*)```", path.read_text())
+    return {name: text for text, name in blocks}
 
 
 def simple_commands(line):
@@ -114,6 +115,7 @@ def plain(words):
         if not re.match(r"[^'\"]*[=]|['\"]", word):
             word = word.strip("[]").split("|")[0].removesuffix("...")
         if word and word != "section.key=value":
+            word = PLACEHOLDERS.get(word, word.removeprefix("weft-VERSION/"))
             found.append("".join(shlex.split(word.strip("]") if word.count("]") > word.count("[") else word)))
     return found
 
@@ -127,16 +129,31 @@ class Commands(WeftTest):
         super().setUp()
         for name in ("inputs", "jobscripts", "validation", "docs"):
             (self.dir / name).symlink_to(REPOSITORY / name)
-        for name in ("deck.toml", "DECK.toml"):
+        for name in ("deck.toml", "DECK.toml", "D.toml"):
             (self.dir / name).write_text(TINY_DECK)
 
     def inputs(self):
         """What commands that are run read, under the names that the pages give it."""
         self.weft("train", "deck.toml", "run.dir=RUN", "train.steps=4", "train.checkpoint_every=2", ranks=1)
+        for name in ("first", "footage", "tuned"):
+            shutil.copytree(self.dir / "RUN", self.dir / "runs" / name, symlinks=True)
         self.weft("train", "inputs/smoke.toml", "run.dir=smoke", "train.steps=2", ranks=1)
-        self.ingest("clips.h5", seconds=2)
+        self.weft("bench", "scaling", "deck.toml", "--steps", "1", "--warmup", "1", "--rounds", "1", "--json", "SCALING.json", ranks=1)
         (self.dir / "gen.toml").write_text(TINY_GENERATE_DECK)
         self.weft("encode", "gen.toml", f"data.path={SMALL}", "encode.output=latents.h5", "encode.text=false", ranks=1)
+
+    def small(self, command, more):
+        """The command with what its rule says of keys and options."""
+        command, keys = list(command), []
+        for word in more:
+            option, _, value = word.partition(" ")
+            if not value:
+                keys.append(word if word != "run.dir=trained" else f"{word}{len(self.jobs)}")
+            elif option in command:
+                command[command.index(option) + 1] = value
+            else:
+                command += [option, value]
+        return command + keys
 
     def has_deck(self, command):
         """Whether `weft COMMAND` takes keys of a deck."""
@@ -163,7 +180,7 @@ class Commands(WeftTest):
                 if self.has_deck(command):
                     self.parse(command, where)
                 if how == "run":
-                    job = self.weft(*command[1:], *more, expect=None)
+                    job = self.weft(*self.small(command[1:], more), expect=None)
                     self.assertEqual(job.process.returncode, 0, f"{where}: {text}\n{job.err}")
             return how
         self.fail(f"{where}: no rule of RULES knows this command: {text}")
@@ -172,6 +189,8 @@ class Commands(WeftTest):
         self.inputs()
         done, counts = {}, {}
         for page in PAGES:
+            for name, text in decks_of(page).items():
+                (self.dir / name).write_text(text)
             for number, line in code_lines(page):
                 where = f"{page.relative_to(REPOSITORY)}:{number}"
                 commands = simple_commands(line)
@@ -195,6 +214,46 @@ class Commands(WeftTest):
             for program, word in re.findall(r"`(weft|make) ([a-z][a-z-]*)", page.read_text()):
                 with self.subTest(f"{page.name}: {program} {word}"):
                     self.assertIn(word, commands if program == "weft" else targets)
+
+    def test_keys_that_the_text_names_exist(self):
+        keys, table = set(), ""
+        for line in self.weft("help", "deck", ranks=0).out.splitlines():
+            if match := re.match(r"\[(\w+)\]|(\w+) = ", line):
+                table = match[1] or table
+                keys.add(f"{table}.{match[2]}")
+        tables = {key.split(".")[0] for key in keys}
+        for page in PAGES:
+            for key in re.findall(r"`(\w+\.\w+)(?=[` =])", page.read_text()):
+                if key.split(".")[0] in tables and not (REPOSITORY / key).exists():
+                    with self.subTest(f"{page.name}: {key}"):
+                        self.assertIn(key, keys)
+
+    def test_links_lead_somewhere(self):
+        def anchors(page):
+            return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+                    for title in re.findall(r"(?m)^#+ (.*)$", page.read_text())}
+        for page in PAGES:
+            for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                path, _, anchor = target.partition("#")
+                with self.subTest(f"{page.name}: {target}"):
+                    there = (page.parent / path).resolve() if path else page
+                    self.assertTrue(there.exists())
+                    if anchor:
+                        self.assertIn(anchor, anchors(there))
+
+    def test_messages_of_troubleshooting_are_weft_s(self):
+        """Each quoted piece of a message, up to the "..." of what differs, is in the source; but for what other programs print."""
+        source = "".join(p.read_text() for p in sorted((REPOSITORY / "src").rglob("*.cpp")))
+        source = re.sub(r'"\s*\n\s*"', "", source).replace('\\"', '"')  # literals in pieces
+        ours = (REPOSITORY / "docs/troubleshooting.md").read_text().split("## Slow")[0]
+        messages = [quoted for row in re.findall(r"(?m)^\| (.*?) \|", ours) for quoted in re.findall("`([^`]+)`", row)]
+        self.assertGreater(len(messages), 20)
+        for message in messages:
+            for piece in message.split("..."):
+                with self.subTest(message):
+                    self.assertIn(piece.strip(": ,"), source)
 
 
 if __name__ == "__main__":

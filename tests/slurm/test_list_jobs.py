@@ -6,6 +6,7 @@
 import json
 import os
 import signal
+import time
 import unittest
 
 from scripts import ENDED, WEFT, ScriptTest
@@ -327,7 +328,11 @@ class LostNodes(ListTest):
             nodes = []
             lost[command] = *self.lose(lambda task: nodes.append(self.cluster.lose_node_of(task)), "spare", command, *overrides,
                                        deck=deck, rank=0, script=script, RUN="run"), nodes
-        self.cluster.run("scontrol", "reconfigure")  # all nodes register
+        def queued_again():
+            self.cluster.run("scontrol", "reconfigure")  # all nodes register; counts from BatchStartTimeout (10 s) on
+            time.sleep(2)
+            return all(self.cluster.job(job).get("Restarts") == "1" for job, *_ in lost.values())
+        self.until("second starts", queued_again)
         for command, (results, *_) in jobs.items():
             with self.subTest(command):
                 job, out, nodes = lost[command]
