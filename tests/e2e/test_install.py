@@ -1,10 +1,12 @@
-"""`cmake --install` into a folder, and under DESTDIR: the program runs from there with its inputs, and all files are there."""
+"""`cmake --install` into a folder, and under DESTDIR: the program runs from there with its inputs, and all files are there. What
+`weft --version` says, and a launcher of another MPI."""
 
 import os
 import pathlib
 import re
 import subprocess
 import unittest
+from unittest import mock
 
 import harness
 from harness import REPOSITORY, WEFT, WeftTest
@@ -51,6 +53,16 @@ class Install(WeftTest):
             harness.WEFT = program
         self.assertEqual(re.match(r"weft (\S+)", version)[1],
                          re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1])
+
+    def test_a_launcher_of_another_mpi(self):
+        """It says how many it started, and MPI knows of one."""
+        with mock.patch.dict(os.environ, PMI_SIZE="4"):
+            said = self.train("alone", "train.steps=1", ranks=0).err
+            self.assertIn("4 tasks were started (PMI_SIZE), but MPI sees 1 rank", said)
+            self.assertNotIn("tasks were started", self.weft("inspect", "alone", ranks=0).err)
+        with mock.patch.dict(os.environ, PMI_SIZE="1"):
+            self.assertNotIn("tasks were started", self.train("one", "train.steps=1", ranks=0).err)
+        self.assertNotIn("tasks were started", self.train("two", "train.steps=1", ranks=2).err)
 
     def test_version_names_libraries(self):
         text = self.weft("--version", ranks=0).out

@@ -1,10 +1,13 @@
 """tools/python/weft_files.py on files that weft writes here, against weft's own export, h5py and JSON."""
+import contextlib
+import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A Python with numpy and h5py: this one, or Debian's own.
@@ -131,6 +134,29 @@ class Files(harness.WeftTest):
             np.testing.assert_allclose(half[name], values, rtol=2 ** -8, atol=1e-30)
         with self.assertRaises(ValueError):
             weft_files.read_weights(self.dir)  # several sets
+
+    def test_the_notebook(self):
+        """Its cells on a run made here, where matplotlib is; anywhere else they must at least compile. It is kept without outputs."""
+        notebook = json.loads((ROOT / "tools/python/look.ipynb").read_text())
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        self.assertGreater(len(cells), 5)
+        for cell in cells:
+            self.assertEqual((cell["outputs"], cell["execution_count"]), ([], None))
+            compile("".join(cell["source"]), "look.ipynb", "exec")
+        try:
+            import matplotlib
+        except ImportError:
+            return
+        matplotlib.use("Agg")
+        self.train("run", "train.steps=5")
+        self.ingest("clips.h5")
+        with mock.patch.dict(os.environ, RUN=str(self.dir / "run"), STORE=str(self.dir / "clips.h5"), WEFT_PYTHON="."), \
+                contextlib.redirect_stdout(io.StringIO()) as said:
+            names = {}
+            for cell in cells:
+                exec(compile("".join(cell["source"]), "look.ipynb", "exec"), names)
+        self.assertIn("step 5, ", said.getvalue())
+        self.assertIn("pixels", said.getvalue())
 
 
 if __name__ == "__main__":
