@@ -1,13 +1,11 @@
 // The part of the inventory that only a program with the CUDA side can tell.
+#include <cublasLt.h>
 #include <cuda_runtime.h>
-#if __has_include(<cublas_api.h>)
-#include <cublas_api.h>
-#endif
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 #endif
-#if defined(WEFT_CUDNN) && __has_include(<cudnn_version.h>)
-#include <cudnn_version.h>
+#ifdef WEFT_CUDNN
+#include <cudnn.h>
 #endif
 
 #include "core/error.h"
@@ -37,8 +35,9 @@ void add_cuda_headers(std::map<std::string, std::string>& versions) {
   versions["cuBLASLt"] =
       fmt::format("{}.{}.{}", CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR, CUBLAS_VER_PATCH);
 #endif
-#ifdef NCCL_MAJOR
-  versions["NCCL"] = fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+#ifdef NCCL_VERSION_CODE
+  versions["NCCL"] = fmt::format("{}.{}.{}", NCCL_VERSION_CODE / 10000,
+                                 NCCL_VERSION_CODE / 100 % 100, NCCL_VERSION_CODE % 100);
 #endif
 #ifdef CUDNN_MAJOR
   versions["cuDNN"] = fmt::format("{}.{}.{}", CUDNN_MAJOR, CUDNN_MINOR, CUDNN_PATCHLEVEL);

@@ -132,8 +132,15 @@ class Files(harness.WeftTest):
         self.assertEqual(half.keys(), whole.keys())
         for name, values in whole.items():
             np.testing.assert_allclose(half[name], values, rtol=2 ** -8, atol=1e-30)
+        # Folders, as weft reads them: an index before its shards, "model" before all.
+        self.assertEqual(weft_files.read_weights(self.dir).keys(), whole.keys())
+        (self.dir / "two").mkdir()
+        for name in ("a", "b"):
+            harness.write_safetensors(self.dir / f"two/{name}.safetensors", {name: ("F32", [1], b"\0\0\x80?")})
         with self.assertRaises(ValueError):
-            weft_files.read_weights(self.dir)  # several sets
+            weft_files.read_weights(self.dir / "two")
+        os.rename(self.dir / "two/b.safetensors", self.dir / "two/model.safetensors")
+        self.assertEqual(weft_files.read_weights(self.dir / "two")["b"].tolist(), [1])
 
     def test_the_notebook(self):
         """Its cells on a run made here, where matplotlib is; anywhere else they must at least compile. It is kept without outputs."""

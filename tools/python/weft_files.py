@@ -44,15 +44,15 @@ class Bucket:
 
     def __init__(self, name, group):
         self.name = name
-        self.kind = "pixels" if "frames" in group else group["latents"].attrs.get("kind", "latents")
-        self.kind = self.kind.decode() if isinstance(self.kind, bytes) else str(self.kind)
+        kind = group.attrs.get("kind", "latents")
+        self.kind = "pixels" if "frames" in group else kind.decode() if isinstance(kind, bytes) else str(kind)
         self.clips = group["frames" if self.kind == "pixels" else "latents"]
         self.fps = group["fps"][:]
         if "captions" in group:
             self.sources, self.captions = _texts(group, "sources"), _texts(group, "captions")
         else:  # stores of versions 1 and 2
             self.sources, self.captions = ([t.decode() for t in group[name][:]] for name in ("source", "text"))
-        self.scale, self.shift = (group["latents"].attrs.get(a) if self.kind != "pixels" else None for a in ("scale", "shift"))
+        self.scale, self.shift = group.attrs.get("scale"), group.attrs.get("shift")
         self._features = group.get("text_features")
         self._rows = group["text_offset"][:] if self._features is not None else None
 
@@ -113,7 +113,10 @@ def read_weights(path):
     of `weft text`, by sample id."""
     path = pathlib.Path(path)
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
+        endings = (".safetensors", ".safetensors.index.json")
+        found = [file for ending in endings for stem in ("model", "diffusion_pytorch_model")
+                 if (file := path / (stem + ending)).exists()][:1]
+        found = found or sorted(path.glob("*" + endings[1])) or sorted(path.glob("*" + endings[0]))
         if len(found) != 1:
             raise ValueError(f"{path} holds {len(found)} sets of weights: name the one that is meant")
         path = found[0]
