@@ -37,7 +37,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("py-h5py", type="test")
 
     depends_on("mpi@3.1:")
-    depends_on("openmpi@4.1:", when="^[virtuals=mpi] openmpi")
+    depends_on("openmpi@4.1:", when="^openmpi")
     depends_on("hdf5@1.10:")
     depends_on("onednn@2.6: cpu_runtime=omp")
     depends_on("xxhash@0.8:")
