@@ -1,11 +1,12 @@
 """README.md and docs/: each command is run on small inputs, or is checked as far as its inputs allow; keys, links and messages
 are there.
 
-Every line of a code block that names weft or make is a command, and each must match a rule of RULES; a command or a line that
-no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
+Every line of a code block that names weft, make or sbatch is a command, and each must match a rule of RULES; a command or a line
+that no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
     parse   options, deck and keys are read; then a value that is refused, added at the end, ends it
     run     parse, where it takes a deck; then the command itself, in a folder with small inputs, on two ranks at most
     dry     `make -n`: the target exists and its recipe expands
+A job script is checked by what it starts: its deck and the keys that it is given are parsed.
 """
 
 import pathlib
@@ -96,13 +97,14 @@ def simple_commands(line):
 
 
 def without_launcher(words):
-    """From the program on; [] where that is neither weft nor make."""
+    """From the program on; [] where that is none of weft, make and sbatch. sbatch keeps its DECK=."""
     words = [w for w in words if w not in ("do", "if", "while", "!")]
     for i, word in enumerate(words):
         name = pathlib.PurePath(word).name
-        if name in ("weft", "weft_cpu", "make"):
+        if name in ("weft", "weft_cpu", "make", "sbatch"):
             launched = not words[:i] or words[0] == "srun" or "=" in words[0] or words[0].endswith("mpirun")
-            return [name[:4], *plain(words[i + 1:])] if launched else []
+            deck = [w for w in words[:i] if w.startswith("DECK=")] if name == "sbatch" else []
+            return [name.removesuffix("_cpu"), *deck, *plain(words[i + 1:])] if launched else []
     return []
 
 
@@ -167,9 +169,21 @@ class Commands(WeftTest):
         job = self.weft(*command[1:], REFUSED, ranks=0, expect=2)
         self.assertIn(f"override '{REFUSED}'", job.err, f"{where}: {' '.join(command)}")
 
+    def submitted(self, words, where):
+        """A job script is there, and the job that it starts knows the keys that it is given."""
+        script, = (w for w in words if w.endswith(".sbatch"))
+        text = (self.dir / script).read_text()
+        self.assertEqual(subprocess.run(["bash", "-n", script], cwd=self.dir).returncode, 0, where)
+        deck = next((w[5:] for w in words if w.startswith("DECK=")), re.search(r"DECK:-(\S+?)\}", text)[1])
+        job = "train" if re.search(r"(?m)^train ", text) else (re.findall(r"(?m)^until_done (\w+)", text) or ["train"])[-1]
+        self.parse(["weft", job, deck, *words[words.index(script) + 1:]], where)
+
     def check(self, command, where):
         """Does with the command what its rule says; what that was."""
         text = " ".join(command)
+        if command[0] == "sbatch":
+            self.submitted(command[1:], where)
+            return "parse"
         for pattern, how, *more in RULES:
             if not re.match(pattern, text):
                 continue
@@ -194,7 +208,7 @@ class Commands(WeftTest):
             for number, line in code_lines(page):
                 where = f"{page.relative_to(REPOSITORY)}:{number}"
                 commands = simple_commands(line)
-                if not commands and re.search(r"\b(weft|make)\b", line.split(" #")[0]):
+                if not commands and re.search(r"\b(weft|make|sbatch)\b", line.split(" #")[0]):
                     self.assertTrue(any(re.search(t, line) for t in TEXTS), f"{where}: neither a command nor known as text: {line}")
                 for command in commands:
                     if tuple(command) not in done:
@@ -204,6 +218,15 @@ class Commands(WeftTest):
         print(f"\n  {len(done)} different commands: {counts}")
         self.assertGreater(counts.get("run", 0), 10)
         self.assertGreater(counts.get("parse", 0), 5)
+
+    def test_what_is_wrong_is_seen(self):
+        self.assertEqual(simple_commands("A=1 mpirun -n 8 build/weft train d.toml x.y='a b' && make run # weft"),
+                         [["weft", "train", "d.toml", "x.y=a b"], ["make", "run"]])
+        for wrong in (["weft", "dance"], ["weft", "train", "inputs/stage1.toml", "train.lrr=1"], ["make", "tea"],
+                      ["weft", "plan", "inputs/stage1.toml", "--gqus", "8"],
+                      ["sbatch", "jobscripts/score.sbatch", "score.inputt=a.csv"]):
+            with self.subTest(wrong), self.assertRaises(AssertionError):
+                self.check(wrong, "here")
 
     def test_what_the_text_names_exists(self):
         commands = set(re.findall(r"(?m)^  ([a-z]+) ", self.weft("--help", ranks=0).out))
