@@ -64,8 +64,9 @@ def code_lines(path):
             continue
         indented = line.startswith("    ") and (after_blank or (found and found[-1][0] == number - 1))
         if fenced or indented:
-            if found and found[-1][1].endswith("\\"):
-                found[-1] = (number, found[-1][1][:-1] + " " + line.strip())
+            # A synopsis goes on with what is optional.
+            if found and (found[-1][1].endswith("\\") or found[-1][0] == number - 1 and line.strip().startswith("[--")):
+                found[-1] = (number, found[-1][1].removesuffix("\\") + " " + line.strip())
             else:
                 found.append((number, line if fenced else line[4:]))
         after_blank = not line.strip()
@@ -80,12 +81,8 @@ def decks_of(path):
 
 def simple_commands(line):
     """The commands of a line as lists of words; without comments, launchers and the environment."""
-    words = shlex.shlex(line, posix=False, punctuation_chars=";&")
-    words.whitespace_split, words.commenters = True, "#"
-    try:
-        words = list(words)
-    except ValueError:
-        return []
+    words = re.findall(r"""(?:[^\s'";&]|'[^']*'|"[^"]*")+|[;&]+""", line)
+    words = words[:next((i for i, w in enumerate(words) if w.startswith("#")), None)]
     commands, command = [], []
     for word in [*words, ";"]:
         if set(word) <= set(";&|"):
