@@ -113,7 +113,7 @@ def plain(words):
             break
         if not re.match(r"[^'\"]*[=]|['\"]", word):
             word = word.strip("[]").split("|")[0].removesuffix("...")
-        if word and word != "section.key=value":
+        if word and "section.key=value" not in word:
             word = PLACEHOLDERS.get(word, word.removeprefix("weft-VERSION/"))
             found.append("".join(shlex.split(word.strip("]") if word.count("]") > word.count("[") else word)))
     return found
