@@ -27,6 +27,19 @@ int end_with(weft::Error& e, int size) {
   return code;
 }
 
+// A launcher of another MPI starts N programs that know nothing of each other.
+void warn_if_alone(int size) {
+  if (size > 1) return;
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* tasks = std::getenv(name); tasks != nullptr && std::atoi(tasks) > 1) {
+      weft::log::warn(
+          "{} tasks were started ({}), but MPI sees 1 rank: each does the whole job. Use the "
+          "launcher of the MPI that `weft --version` names, or srun --mpi=pmix",
+          tasks, name);
+      return;
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -50,7 +63,10 @@ int main(int argc, char** argv) {
   try {
     // Step 2: the command line.
     const weft::Invocation invocation = weft::parse_command_line(argc, argv);
-    if (!invocation.heeds_stops) weft::release_stop_signals();
+    if (invocation.heeds_stops)
+      warn_if_alone(size);
+    else
+      weft::release_stop_signals();
     // Step 3: the job.
     code = invocation.run(MPI_COMM_WORLD);
   } catch (weft::Error& e) {

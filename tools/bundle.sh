@@ -15,7 +15,7 @@ sides=(--cpu "$build/weft")
 if readelf -d "$build/weft" | grep -qE 'NEEDED.*lib(cublas|nccl|cudart|cudnn)'; then
   sides=(--cpu "$build/weft_cpu" --cuda "$build/weft")
 fi
-version=$("$build/weft" --version | cut -d' ' -f2)
+version=$("$build/weft" --version | awk 'NR == 1 {print $2}')
 mkdir -p "$build/bundle"
 folder=$build/bundle/weft-$version
 python3 tools/bundle.py "${sides[@]}" --output "$folder"

@@ -20,5 +20,6 @@ tools/deps.sh
 RUNLEVEL=1 tools/deps.sh tools/debian-packages-slurm.txt  # which starts none of its daemons where init scripts would
 tools/build.sh weft
 began=$SECONDS
-WEFT_BIN=${WEFT_BIN:-build/weft} python3 -B tests/slurm/test_jobscripts.py -v
+export WEFT_BIN=${WEFT_BIN:-build/weft}
+for script in jobscripts list_jobs; do python3 -B "tests/slurm/test_$script.py" -v; done
 echo "test-slurm: passed in $((SECONDS - began)) s with $(slurmctld -V)"

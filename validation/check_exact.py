@@ -134,7 +134,7 @@ def main():
                 print(f"{name}, {ranks} ranks: {len(undisturbed)} undisturbed and {len(restarted)} restarted runs "
                       f"({kills} kills): {'the same bits' if len(ends) == 1 else f'{len(ends)} DIFFERENT ENDS'}", flush=True)
     if args.json:
-        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
         args.json.write_text(json.dumps({"weft": version, "processor": processor_name(),
                                          "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 1 if failed else 0

@@ -171,7 +171,7 @@ def main():
                   f"jobs lost a rank: {'the same table' if different == 0 else f'{different} DIFFERENT TABLES'}", flush=True)
     if args.json:
         import compare_step
-        version = subprocess.run([args.weft, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        version = subprocess.run([args.weft, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
         args.json.write_text(json.dumps({"weft": version, "processor": compare_step.hardware()["cpu"], "side": args.side,
                                          "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 1 if any(r["different_tables"] for r in rows) else 0

@@ -131,7 +131,7 @@ def main():
     parser.add_argument("--json")
     a = parser.parse_args()
     weft = str(pathlib.Path(a.weft).resolve())
-    version = subprocess.run([weft, "--version"], capture_output=True, text=True).stdout.strip()
+    version = subprocess.run([weft, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
     rows, worst = [], True
     print(f"{'deck':<12} {'ranks':>5} {'planned':>10} {'measured':>10} {'error':>7}   memory error")
     for name in a.decks:

@@ -110,7 +110,7 @@ def main():
         result.append({"ranks": n, "measured_seconds": measured, "simulated_seconds": foretold, "error": error})
         print(f"{n} ranks: measured {measured * 1e3:.1f} ms, simulated {foretold * 1e3:.1f} ms, {100 * error:+.1f} %")
     if args.results:
-        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        version = subprocess.run([weft, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
         cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
                     if line.startswith("model name")), platform.machine())
         args.results.write_text(json.dumps({

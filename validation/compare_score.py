@@ -330,7 +330,7 @@ def main():
     import cv2
     about["versions"] |= {"opencv": cv2.__version__}
     if args.weft:
-        about["versions"]["weft"] = run([args.weft, "--version"]).strip()
+        about["versions"]["weft"] = run([args.weft, "--version"]).splitlines()[0]
     report, began = {"network": args.model, "side": args.side}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="weft-score-") as name:
         folder = pathlib.Path(name)

@@ -6,10 +6,10 @@
 
 #include "bench/bench.h"
 #include "core/error.h"
-#include "core/version.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
 #include "doctor/doctor.h"
+#include "doctor/library_versions.h"
 #include "jobs/animate/animate.h"
 #include "jobs/deck_tables.h"
 #include "jobs/encode/encode.h"
@@ -91,7 +91,8 @@ void add_argument(CLI::App& app, const Argument& a, GivenDeck& deck) {
   };
   CLI::Option& option = *std::visit(add, a.target);
   if (a.required) option.required();
-  if (a.commas) option.delimiter(',');
+  // One word holds the whole list: the next may be a key of the deck.
+  if (a.commas) option.delimiter(',')->allow_extra_args(false);
   if (a.not_negative) option.check(CLI::NonNegativeNumber);
   if (!a.choices.empty()) option.check(CLI::IsMember(a.choices));
 }
@@ -182,7 +183,8 @@ Invocation parse_command_line(int argc, char** argv) {
   static const std::vector<Command> commands = all_commands();
   Invocation chosen;
   CLI::App app{"weft trains and runs video models on MPI ranks, one rank a device", "weft"};
-  app.set_version_flag("--version", version_line());
+  app.set_version_flag("--version", "")
+      ->description("what this program is, its libraries and devices");
   app.footer(
       "Run on several ranks with: mpirun -n N weft COMMAND ...\n"
       "Exit codes: 0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware "
@@ -201,7 +203,7 @@ Invocation parse_command_line(int argc, char** argv) {
     const std::string text = asked->help();
     chosen.run = [text](MPI_Comm world) { return print(text, world); };
   } catch (const CLI::CallForVersion&) {
-    chosen.run = [](MPI_Comm world) { return print(version_line() + "\n", world); };
+    chosen.run = [](MPI_Comm world) { return print(version_text(), world); };
   } catch (const CLI::ParseError& e) {
     refuse_unknown_words(app, argc, argv);
     throw Error(Exit::usage, e.what(), "see weft --help", __FILE__, __LINE__);

@@ -1,7 +1,6 @@
 #include "doctor/facts.h"
 
 #include <gnu/libc-version.h>
-#include <hdf5.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -10,19 +9,15 @@
 
 #include <algorithm>
 #include <array>
-#include <dnnl.hpp>
 #include <filesystem>
 #include <fstream>
 #include <set>
-
-extern "C" {
-#include <libavutil/avutil.h>
-}
 
 #include "core/error.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/version.h"
+#include "doctor/library_versions.h"
 #include "ops/dispatch.h"
 #include "tensor/device.h"
 
@@ -127,22 +122,12 @@ void add_memory(RankFacts& f) {
 
 void add_versions(RankFacts& f) {
   f.versions["weft"] = version_line().substr(version_line().find(' ') + 1);
-  char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  MPI_Get_library_version(mpi, &length);
-  const std::string text = mpi;
-  f.versions["MPI"] = text.substr(0, text.find_first_of(",\n"));
-  unsigned major = 0, minor = 0, release = 0;
-  H5get_libversion(&major, &minor, &release);
-  f.versions["HDF5"] = fmt::format("{}.{}.{}", major, minor, release);
-  const dnnl_version_t* dnnl = dnnl_version();
-  f.versions["oneDNN"] = fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch);
-  f.versions["FFmpeg"] = av_version_info();
+  for (const LibraryVersion& l : library_versions())
+    if (!l.found.empty()) f.versions[l.name] = l.found;
   utsname kernel{};
   uname(&kernel);
   f.versions["Linux"] = kernel.release;
   f.versions["glibc"] = gnu_get_libc_version();
-  for (const auto& [name, version] : cuda_library_versions()) f.versions[name] = version;
 }
 
 void add_environment(RankFacts& f) {

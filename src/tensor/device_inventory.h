@@ -41,5 +41,7 @@ std::map<std::string, std::string> cuda_library_versions();
 
 // The CUDA side (device_inventory_cuda.cpp), null in programs that are not linked with it.
 [[gnu::weak]] void add_cuda_versions(std::map<std::string, std::string>& versions);
+// What its headers said when it was compiled, by the same names.
+[[gnu::weak]] void add_cuda_headers(std::map<std::string, std::string>& versions);
 
 }  // namespace weft

@@ -198,15 +198,28 @@ class Cluster:
         return None
 
     def lose_node_of(self, task):
-        """What a power cut does to the node of that process: slurmd, slurmstepd and it are gone, and say nothing. Slurm is told
-        in place of the 300 seconds after which it would see. Returns the node's name."""
+        """What a power cut does to the node of that process: slurmd, slurmstepd, the batch script and all tasks are gone, and say
+        nothing. Slurm is told in place of the 300 seconds after which it would see. Returns the node's name."""
         variables = pathlib.Path(f"/proc/{task}/environ").read_text().split("\0")
         node = next(v.split("=", 1)[1] for v in variables if v.startswith("SLURMD_NODENAME="))
         daemon = next(d for d in self.daemons if d.args[-1].endswith(f"slurmd -D -N {node}"))
-        status = pathlib.Path(f"/proc/{task}/status").read_text()
-        parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
-        for pid in daemon.pid, int(parent), task:
-            os.kill(pid, signal.SIGKILL)
+        tasks, steps = [], set()
+        for pid in ours(self.dir):
+            try:
+                if f"SLURMD_NODENAME={node}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    status = pathlib.Path(f"/proc/{pid}/status").read_text().split()
+                    parent = status[status.index("PPid:") + 1]
+                    tasks.append(pid)
+                    # It has written over its environment.
+                    if pathlib.Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
+                        steps.add(int(parent))
+            except OSError:
+                continue  # it ended
+        for pid in daemon.pid, *steps, *tasks:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
         return node
 

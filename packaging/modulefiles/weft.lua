@@ -1,0 +1,16 @@
+-- For Lmod: copy to MODULEPATH/weft/0.1.0.lua and say where `cmake --install build --prefix PREFIX` put weft.
+local prefix = "/opt/weft/0.1.0"
+
+help([[weft: training and running video and vision models under MPI. Inputs and job scripts: $WEFT_SHARE.]])
+whatis("Name: weft")
+whatis("Version: 0.1.0")
+whatis("Description: video and vision models as an MPI batch application")
+
+-- What it was built with; names differ from place to place.
+-- depends_on("openmpi/4.1", "hdf5", "onednn", "ffmpeg", "opencv", "cuda/12.8", "nccl")
+
+prepend_path("PATH", pathJoin(prefix, "bin"))
+prepend_path("PYTHONPATH", pathJoin(prefix, "share/weft/python"))
+setenv("WEFT_SHARE", pathJoin(prefix, "share/weft"))
+-- For the job scripts.
+setenv("WEFT", pathJoin(prefix, "bin/weft"))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+import pathlib
+
+from spack.package import *
+
+try:  # since Spack 1.0
+    from spack_repo.builtin.build_systems.cmake import CMakePackage
+    from spack_repo.builtin.build_systems.cuda import CudaPackage
+except ImportError:
+    pass
+
+
+class Weft(CMakePackage, CudaPackage):
+    """Training and running video and vision models as an MPI batch application."""
+
+    # The checkout that this file lies in.
+    git = pathlib.Path(__file__).resolve().parents[4].as_uri()
+    homepage = git
+
+    license("Apache-2.0")
+
+    version("main", branch="main")
+
+    variant("nccl", default=True, when="+cuda", description="Reductions between GPUs by NCCL")
+    variant("cudnn", default=True, when="+cuda", description="Convolutions (VAEs) on GPUs")
+    variant("simgrid", default=False, description="weft simulate")
+
+    # The names and versions of tools/debian-packages.txt.
+    depends_on("c", type="build")
+    depends_on("cxx", type="build")
+    depends_on("cmake@3.22:", type="build")
+    depends_on("ninja", type="build")
+    depends_on("pkgconf", type="build")
+    depends_on("git", type="build")
+    depends_on("python@3.9:", type=("build", "test"))
+    depends_on("py-numpy", type="test")
+    depends_on("py-h5py", type="test")
+
+    depends_on("mpi@3.1:")
+    depends_on("openmpi@4.1:", when="^openmpi")
+    depends_on("hdf5@1.10:")
+    depends_on("onednn@2.6: cpu_runtime=omp")
+    depends_on("xxhash@0.8:")
+    depends_on("sentencepiece@0.1.97:")
+    depends_on("icu4c@72:")
+    depends_on("pcre2@10: +unicode")
+    depends_on("gumbo-parser")
+    depends_on("tomlplusplus@3:")
+    depends_on("cli11@2:")
+    depends_on("nlohmann-json@3.10:")
+    depends_on("fmt@9:")
+    depends_on("ffmpeg@5: +libx264", type=("build", "link", "run"))
+    depends_on("libjpeg-turbo")
+    depends_on("libpng@1.6:")
+    depends_on("opencv@4: +imgproc")
+    depends_on("polyclipping")
+    depends_on("eigen@3.4:")
+    depends_on("freetype")
+    depends_on("simgrid@3.32:", when="+simgrid")
+    depends_on("googletest +gmock", type="test")
+    depends_on("boost@1.74: +context", type="test")
+
+    depends_on("cuda@12.4:", when="+cuda")
+    depends_on("nccl@2.18:", when="+nccl")
+    depends_on("cudnn@9:", when="+cudnn")
+
+    conflicts("%gcc@:11", msg="weft is C++20: g++ 12 or newer")
+    conflicts("cuda_arch=none", when="+cuda", msg="name the GPUs: cuda_arch=80, 90, ...")
+
+    def cmake_args(self):
+        args = [
+            self.define("WEFT_TESTS", self.run_tests),
+            self.define_from_variant("WEFT_CUDA", "cuda"),
+        ]
+        if self.spec.satisfies("+cuda"):
+            args.append(self.define("WEFT_CUDA_ARCHITECTURES", list(self.spec.variants["cuda_arch"].value)))
+        return args
+
+    @run_after("install")
+    @on_package_attributes(run_tests=True)
+    def check_smoke_run(self):
+        with working_dir("spack-smoke", create=True):
+            Executable(self.prefix.bin.weft)("train", join_path(self.prefix.share, "weft", "inputs", "smoke.toml"))

@@ -1,0 +1,84 @@
+"""`cmake --install` into a folder, and under DESTDIR: the program runs from there with its inputs, and all files are there. What
+`weft --version` says, and a launcher of another MPI."""
+
+import os
+import pathlib
+import re
+import subprocess
+import unittest
+from unittest import mock
+
+import harness
+from harness import REPOSITORY, WEFT, WeftTest
+
+BUILD = pathlib.Path(WEFT).parent
+
+
+class Install(WeftTest):
+    def install(self, *options, **environment):
+        done = subprocess.run(["cmake", "--install", str(BUILD), *map(str, options)], env={**os.environ, **environment},
+                              capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def names(self, folder):
+        return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+    def test_a_prefix_and_destdir(self):
+        prefix, stage = self.dir / "prefix", self.dir / "stage"
+        self.install("--prefix", prefix)
+        there = self.names(prefix)
+        for part, source in (("share/weft/inputs", "inputs"), ("share/weft/jobscripts", "jobscripts"), ("share/doc/weft", "docs")):
+            for name in self.names(REPOSITORY / source):
+                self.assertIn(f"{part}/{name}", there)
+        for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py"):
+            self.assertIn(name, there)
+        self.assertEqual("lib/weft_simulation.so" in there, (BUILD / "weft_simulation.so").exists())
+
+        self.install("--prefix", "/opt/weft", DESTDIR=str(stage))
+        self.assertEqual({f"opt/weft/{name}" for name in there}, self.names(stage))
+        self.assertFalse(pathlib.Path("/opt/weft").exists())
+
+        program = harness.WEFT
+        try:
+            harness.WEFT = str(stage / "opt/weft/bin/weft")
+            version = self.weft("--version", ranks=0).out
+            self.assertRegex(version, r"^weft \d+\.\d+\.\d+ \(commit ")
+            self.weft("train", stage / "opt/weft/share/weft/inputs/smoke.toml", "run.dir=run", "train.steps=2")
+            self.assertEqual(len(self.losses("run")), 2)
+            if (BUILD / "weft_simulation.so").exists():
+                job = self.weft("simulate", stage / "opt/weft/share/weft/inputs/smoke.toml", "--gpus", "2", "--memory", "80",
+                                "--steps", "1", ranks=0, expect=None)
+                self.assertNotIn("SimGrid's library", job.err)
+        finally:
+            harness.WEFT = program
+        self.assertEqual(re.match(r"weft (\S+)", version)[1],
+                         re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1])
+
+    def test_a_launcher_of_another_mpi(self):
+        """It says how many it started, and MPI knows of one."""
+        with mock.patch.dict(os.environ, PMI_SIZE="4"):
+            said = self.train("alone", "train.steps=1", ranks=0).err
+            self.assertIn("4 tasks were started (PMI_SIZE), but MPI sees 1 rank", said)
+            self.assertNotIn("tasks were started", self.weft("inspect", "alone", ranks=0).err)
+        with mock.patch.dict(os.environ, PMI_SIZE="1"):
+            self.assertNotIn("tasks were started", self.train("one", "train.steps=1", ranks=0).err)
+        self.assertNotIn("tasks were started", self.train("two", "train.steps=1", ranks=2).err)
+
+    def test_version_names_libraries(self):
+        text = self.weft("--version", ranks=0).out
+        rows = {line.split()[0]: line for line in text.splitlines()[1:]}
+        for name in ("MPI", "HDF5", "oneDNN", "FFmpeg", "libavformat"):
+            self.assertRegex(rows[name], r"\d+\.\d+")
+        # Debian's libraries are those of the headers.
+        for name in ("HDF5", "oneDNN", "libavformat"):
+            words = rows[name].split()
+            self.assertEqual(words[1], words[2])
+        self.assertIn("CPU: ", text)
+        self.assertRegex(text, r"(?m)^  (GPU 0: |no GPU: )")
+        # It is for people; the first line is what runs and checkpoints carry.
+        self.train("run", "train.steps=1", ranks=1)
+        self.assertIn(text.splitlines()[0], (self.dir / "run/run.json").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()
