@@ -193,7 +193,7 @@ std::string band(const Axis& ax, const Axis& ay, const Curve& c) {
     up += fmt::format("{}{:.1f} {:.1f}", up.empty() ? 'M' : 'L', ax(c.x[i]), ay(c.high[i]));
     down = fmt::format("L{:.1f} {:.1f}", ax(c.x[i]), ay(c.low[i])) + down;
   }
-  return fmt::format("<path d=\"{}{}Z\" fill=\"{}\" opacity=\"0.18\"/>\n", up, down, c.color);
+  return fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\" opacity=\"0.18\"/>\n", up, down, c.color);
 }
 
 }  // namespace
@@ -217,7 +217,7 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
     const std::string d = points(x, y, c.x, c.y);
     if (c.width > 0 && !d.empty())
       s += fmt::format(
-          "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" opacity=\"{}\" "
+          "<path d=\"{}\" style=\"fill:none;stroke:{}\" stroke-width=\"{}\" opacity=\"{}\" "
           "stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n",
           d, c.color, c.width, c.opacity);
   }
@@ -256,7 +256,7 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
       down = fmt::format("L{:.1f} {:.1f}L{:.1f} {:.1f}", b, y0, a, y0) + down;
       base[i] += h;
     }
-    if (most > 0) s += fmt::format("<path d=\"{}{}Z\" fill=\"{}\"/>\n", up, down, l.color);
+    if (most > 0) s += fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\"/>\n", up, down, l.color);
   }
   return s + "</svg>\n";
 }
