@@ -58,7 +58,7 @@ std::string loss_over_time(std::span<const Run> runs) {
     const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
     curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
   }
-  const PlotFrame frame{name, "loss", 1040, 280, false, true};
+  const PlotFrame frame{name, "loss", 1040, 280, false, true, false};
   return section("Loss over time", "Averaged over neighbouring steps; time in steps alone.",
                  run_legend(runs) + line_plot(frame, curves));
 }
@@ -99,7 +99,7 @@ std::string speed_of_runs(std::span<const Run> runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     const double speed = clips_a_second(r);
-    std::string text = std::isfinite(speed) ? fmt::format("{:.3g} clips a second", speed) : "-";
+    std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
     if (r.ranks_number > 0) text += fmt::format(", {:.0f} ranks", r.ranks_number);
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,

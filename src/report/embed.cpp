@@ -76,7 +76,7 @@ std::string Embedder::content(const fs::path& base, const Shown& shown, bool& wi
         return fmt::format("<img alt=\"{}\" src=\"data:{};base64,{}\">", escape(shown.alt), kind,
                            data);
       return fmt::format(
-          "<video controls{} playsinline preload=\"metadata\" "
+          "<video controls{} playsinline preload=\"auto\" "
           "src=\"data:video/mp4;base64,{}\"></video>",
           shown.sound ? "" : " loop muted", data);
     }

@@ -1,6 +1,7 @@
 #include "report/gallery.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "core/json.h"
 #include "jobs/engine/manifest.h"
+#include "report/html.h"
 
 namespace weft::report_page {
 namespace {
@@ -42,20 +44,27 @@ void add_size(GalleryClip& clip, const Json& line) {
   if (!frames.empty() && frames != "1") clip.facts.emplace_back("", frames + " frames");
 }
 
-// Seconds of clips that are made in parts: the parts' lines are named CLIP/PART.
-std::map<std::string, double> seconds_of_parts(const ManifestLines& lines) {
-  std::map<std::string, double> seconds;
+// Of clips that are made in parts, whose lines are named CLIP/PART.
+struct Parts {
+  double seconds = 0;
+  std::set<std::string> ranks;
+};
+std::map<std::string, Parts> parts_of(const ManifestLines& lines) {
+  std::map<std::string, Parts> parts;
   for (const auto& [name, line] : lines) {
-    const double s = number_of(line.parsed(), "seconds");
-    if (std::isfinite(s)) seconds[name.substr(0, name.find('/'))] += s;
+    const Json j = line.parsed();
+    Parts& of_clip = parts[name.substr(0, name.find('/'))];
+    const double s = number_of(j, "seconds");
+    of_clip.seconds = std::isfinite(s) ? of_clip.seconds + s : NAN;
+    of_clip.ranks.insert(text_of(j, "rank"));
   }
-  return seconds;
+  return parts;
 }
 
 void load_manifest(Gallery& g, const std::string& stem) {
   const ManifestLines lines = Manifest::all(g.folder, stem);
   const bool animated = stem == "animate";
-  const auto parts = animated ? seconds_of_parts(lines) : std::map<std::string, double>();
+  const auto parts = animated ? parts_of(lines) : std::map<std::string, Parts>();
   for (const auto& [name, line] : lines) {
     if (animated && name.find('/') != std::string::npos) continue;
     const Json j = line.parsed();
@@ -65,7 +74,7 @@ void load_manifest(Gallery& g, const std::string& stem) {
     if (!stays_inside(c.file)) continue;
     c.text = text_of(j, stem == "segment" ? "input" : "prompt");
     c.sound = animated;
-    c.seconds = animated && parts.contains(name) ? parts.at(name) : number_of(j, "seconds");
+    c.seconds = animated ? parts.at(name).seconds : number_of(j, "seconds");
     add_fact(c, j, "picture");
     add_fact(c, j, "speech");
     add_fact(c, j, "seed");
@@ -75,8 +84,12 @@ void load_manifest(Gallery& g, const std::string& stem) {
         if ((*shares)[i].is_object())
           c.facts.emplace_back(text_of((*shares)[i], "name"),
                                fmt::format("{:.0f} %", 100 * number_of((*shares)[i], "share")));
-    if (std::isfinite(c.seconds)) c.facts.emplace_back("", fmt::format("{:.1f} s", c.seconds));
-    add_fact(c, j, "rank");
+    if (std::isfinite(c.seconds)) c.facts.emplace_back("", seconds_text(c.seconds));
+    if (animated)
+      c.facts.emplace_back(parts.at(name).ranks.size() == 1 ? "rank" : "ranks",
+                           fmt::format("{}", fmt::join(parts.at(name).ranks, ", ")));
+    else
+      add_fact(c, j, "rank");
     if (const std::string marked = text_of(j, "marked"); stays_inside(marked))
       c.facts.emplace_back("with watermark", marked);
     g.clips.push_back(std::move(c));
@@ -98,7 +111,7 @@ void load_reconstruction(Gallery& g) {
     add_fact(c, line, "ssim", "SSIM");
     add_size(c, line);
     c.seconds = number_of(line, "seconds");
-    if (std::isfinite(c.seconds)) c.facts.emplace_back("", fmt::format("{:.1f} s", c.seconds));
+    if (std::isfinite(c.seconds)) c.facts.emplace_back("", seconds_text(c.seconds));
     add_fact(c, line, "rank");
     g.clips.push_back(std::move(c));
   }

@@ -136,7 +136,8 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   if (galleries.size() == 1) {
     page += tiles(first);
     page += failure_section(first);
-    page += section("Clips", "", clip_figures(first.folder, first, embedder));
+    page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
+                    clip_figures(first.folder, first, embedder));
     page += rank_section(first);
   } else {
     page += "<p></p>" + section("Clips", "Those of the same name lie beside each other.",

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/statistics.h"
+#include "report/plot.h"
 #include "report/style.h"
 
 namespace weft::report_page {
@@ -60,6 +61,10 @@ std::string seconds_text(double s) {
   if (s < 120) return fmt::format("{:.{}f} s", s, s < 10 ? 2 : 1);
   if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
   return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
+}
+std::string rate_text(double rate) {
+  return rate < 100 || !std::isfinite(rate) ? fmt::format("{:.3g}", rate)
+                                            : short_number(std::round(rate));
 }
 std::string bytes_text(double b) {
   if (!std::isfinite(b)) return "-";

@@ -31,6 +31,8 @@ double greatest(const std::vector<double>& values);
 
 std::string seconds_text(double seconds);
 std::string bytes_text(double bytes);
+// Three digits at least: "0.35", "41.2", "1,660".
+std::string rate_text(double rate);
 std::string percent(double part, double whole);
 
 // All of a page before its tiles and sections, and after them. `title` and `note` are HTML.

@@ -39,16 +39,15 @@ struct Range {
 };
 
 // From the first step to the last, edge to edge.
-Axis make_x(Range r, double width) {
+Axis make_x(Range r, const PlotFrame& f) {
   if (r.empty()) r = {0, 1, 1};
-  Axis a{r.low, r.high, left, width - right, false, {}};
+  Axis a{r.low, r.high, left, f.width - right, false, {}};
   if (a.high <= a.low) {
     a.low -= 0.5;
     a.high += 0.5;
   }
   a.ticks = round_ticks(a.low, a.high, 8);
-  // Steps are whole: no ticks between them.
-  std::erase_if(a.ticks, [](double t) { return t != std::floor(t); });
+  if (f.whole_x) std::erase_if(a.ticks, [](double t) { return t != std::floor(t); });
   return a;
 }
 
@@ -206,7 +205,7 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
     for (const double v : c.low) ry.add(v);
     for (const double v : c.high) ry.add(v);
   }
-  const Axis x = make_x(rx, f.width), y = make_y(ry, f);
+  const Axis x = make_x(rx, f), y = make_y(ry, f);
   std::string values;
   for (const Curve& c : curves)
     if (!c.name.empty()) add_json(values, c.name, c.color, c.x, c.y);
@@ -241,7 +240,7 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
   PlotFrame zero = f;
   zero.from_zero = true;
   zero.allow_log = false;
-  const Axis x = make_x(rx, f.width), y = make_y(ry, zero);
+  const Axis x = make_x(rx, f), y = make_y(ry, zero);
   std::string values;
   for (const Layer& l : layers) add_json(values, l.name, l.color, xs, l.y);
   std::string s = open_svg(f, x, y, values);

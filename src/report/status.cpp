@@ -86,9 +86,9 @@ std::string share_text(const JobStatus& s) {
   return fmt::format("{} of {}", s.done, s.total);
 }
 
-std::string rate_text(const JobStatus& s) {
+std::string pace_text(const JobStatus& s) {
   if (!(s.rate > 0)) return "";
-  return s.rate >= 0.1 ? fmt::format("{:.3g} {}s/s", s.rate, s.noun)
+  return s.rate >= 0.1 ? fmt::format("{} {}s/s", report_page::rate_text(s.rate), s.noun)
                        : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
 }
 
@@ -114,12 +114,12 @@ void look_below(const fs::path& folder, int depth, std::size_t& looked, double n
     constexpr std::string_view beside = ".status.json";
     if (fs::is_regular_file(what) && name.ends_with(beside))
       if (auto job = find_job(
-              it->path().string().substr(0, it->path().string().size() - beside.size()), now))
+              (folder / name.substr(0, name.size() - beside.size())).lexically_normal(), now))
         jobs.push_back(std::move(*job));
   }
   for (const fs::path& f : folders) {
     if (++looked > most_folders) return;
-    if (auto job = find_job(f, now)) jobs.push_back(std::move(*job));
+    if (auto job = find_job(f.lexically_normal(), now)) jobs.push_back(std::move(*job));
     // Also below a job: a training run holds what was generated from it.
     if (depth < deepest) look_below(f, depth + 1, looked, now, jobs);
   }
@@ -208,7 +208,7 @@ std::string describe_job(const KnownJob& job, double now) {
                         100 * static_cast<double>(s.done) / static_cast<double>(s.total));
   if (s.before > 0) done += fmt::format(", {} of them by earlier starts", s.before);
   row("done", done);
-  std::string pace = rate_text(s);
+  std::string pace = pace_text(s);
   if (goes_on(s) && s.left > 0)
     pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
   row("pace", pace);
@@ -238,7 +238,7 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
   std::string text;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const JobStatus& s = jobs[i].status;
-    std::string rest = rate_text(s);
+    std::string rest = pace_text(s);
     const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
     if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
     for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", name, value));

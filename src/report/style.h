@@ -130,7 +130,12 @@ if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
   const seen = new IntersectionObserver(entries => entries.forEach(e => {
     if (e.isIntersecting) e.target.play().catch(() => {}); else e.target.pause();
   }));
-  for (const video of document.querySelectorAll('video[muted]')) seen.observe(video);
+  for (const video of document.querySelectorAll('video[muted]')) {
+    seen.observe(video);
+    video.controls = false;  // they would cover a small clip
+    video.addEventListener('pointerenter', () => { video.controls = true; });
+    video.addEventListener('pointerleave', () => { video.controls = false; });
+  }
 }
 )js";
 
