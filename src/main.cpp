@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/progress.h"
+#include "core/progress/progress.h"
 #include "core/stop_signals.h"
 #include "tensor/device.h"
 

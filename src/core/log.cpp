@@ -3,7 +3,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -39,13 +38,6 @@ void write(const std::string& text) {
   std::fflush(stderr);
 }
 
-// One write per line, so that lines of several ranks do not mix.
-void put(const std::string& line) {
-  const std::lock_guard lock(state().terminal);
-  const std::string& live = state().live;
-  write(live.empty() ? line + "\n" : clear_line + line + "\n" + live);
-}
-
 // Open MPI gives ranks a pipe and passes on what they write as it comes: what counts is where
 // mpirun's own messages go.
 bool launcher_has_terminal() {
@@ -57,6 +49,25 @@ bool launcher_has_terminal() {
   std::error_code none;
   const std::string target = fs::read_symlink(parent / "fd/2", none).string();
   return target.starts_with("/dev/pts/") || target.starts_with("/dev/tty");
+}
+
+// Whether this process' messages reach a terminal that can redraw a line.
+bool has_terminal() {
+  static const bool terminal = [] {
+    const char* kind = std::getenv("TERM");
+    if (kind == nullptr || std::string_view(kind) == "dumb") return false;
+    return isatty(STDERR_FILENO) != 0 || launcher_has_terminal();
+  }();
+  return terminal;
+}
+
+// One write per line, so that lines of several ranks do not mix. On a terminal rank 0's line may be
+// in the way: it comes back with its next change.
+void put(const std::string& line) {
+  const std::lock_guard lock(state().terminal);
+  const std::string& live = state().live;
+  const bool clear = !live.empty() || (state().rank != 0 && has_terminal());
+  write((clear ? clear_line : "") + line + "\n" + live);
 }
 
 std::size_t terminal_width() {
@@ -78,15 +89,7 @@ void set_rank(int rank, int size) {
 
 int rank() { return state().rank; }
 
-bool is_live() {
-  if (rank() != 0) return false;
-  static const bool terminal = [] {
-    const char* kind = std::getenv("TERM");
-    if (kind == nullptr || std::string_view(kind) == "dumb") return false;
-    return isatty(STDERR_FILENO) != 0 || launcher_has_terminal();
-  }();
-  return terminal;
-}
+bool is_live() { return rank() == 0 && has_terminal(); }
 
 void live(const std::string& line) {
   const std::lock_guard lock(state().terminal);

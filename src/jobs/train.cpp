@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "core/progress.h"
+#include "core/progress/progress.h"
 #include "core/trace.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
@@ -59,6 +59,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   }
   last = true;
   report();
+  progress.hide();
 
   // 3. The last state is always saved.
   if (!trainer.saved()) trainer.save();

@@ -26,7 +26,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/progress.h"
+#include "core/progress/progress.h"
 #include "parallel/end_job.h"
 #include "tensor/device.h"
 

@@ -100,7 +100,7 @@ std::string speed_of_runs(std::span<const Run> runs) {
     const Run& r = runs[i];
     const double speed = clips_a_second(r);
     std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
-    if (r.ranks_number > 0) text += fmt::format(", {:.0f} ranks", r.ranks_number);
+    if (r.ranks_number > 0) text += fmt::format(", {:.0f} rank{}", r.ranks_number, r.ranks_number == 1 ? "" : "s");
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
                                                      clips_a_second(*base) / base->ranks_number));
@@ -108,7 +108,7 @@ std::string speed_of_runs(std::span<const Run> runs) {
   }
   return section(
       "Speed",
-      differ ? fmt::format("Efficiency: clips a second and rank against {}.", escape(base->name))
+      differ ? fmt::format("Efficiency: clips a second for each rank, against the run {}.", escape(base->name))
              : "Clips a second of time in steps.",
       body + "</div>");
 }

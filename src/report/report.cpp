@@ -196,10 +196,11 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
       {"median step", seconds_text(median(s.seconds))},
   };
   if (!s.samples.empty())
-    f.emplace_back("clips seen", fmt::format("{}, {} different ones, {} a second",
-                                             short_number(static_cast<double>(s.samples.size())),
-                                             short_number(static_cast<double>(r.distinct_samples)),
-                                             rate_text(static_cast<double>(s.samples.size()) / time)));
+    f.emplace_back("clips seen",
+                   fmt::format("{}, {} different ones, {} a second",
+                               short_number(static_cast<double>(s.samples.size())),
+                               short_number(static_cast<double>(r.distinct_samples)),
+                               rate_text(static_cast<double>(s.samples.size()) / time)));
   if (r.repeated_steps > 0)
     f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
   if (r.broken_lines > 0)
@@ -258,8 +259,8 @@ std::string tiles(const Run& r) {
       tile(loss_text(edge_mean(s.loss, true)), "loss, from " + loss_text(edge_mean(s.loss, false)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
-    t += tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)),
-              "clips a second");
+    t +=
+        tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)), "clips a second");
   if (!finite(s.part[data_wait]).empty())
     t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
   if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)

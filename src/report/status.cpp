@@ -142,6 +142,7 @@ Json json_of(const KnownJob& job, double now) {
   if (s.started > 0) j["started"] = s.started;
   j["updated"] = s.updated;
   j["seconds_since_update"] = std::max(0.0, now - s.updated);
+  if (s.advanced > 0) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
   if (!s.host.empty()) j["host"] = s.host;
   if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
   if (!s.error.empty()) j["error"] = s.error;
@@ -200,6 +201,9 @@ std::string describe_job(const KnownJob& job, double now) {
   std::string state = state_text(s);
   if (goes_on(s))
     state += fmt::format(", last heard of {} ago", duration_text(std::max(0.0, now - s.updated)));
+  if (goes_on(s) && s.advanced > 0)
+    state += fmt::format(", last {} {} ago", s.noun,
+                         duration_text(std::max(0.0, now - s.advanced)));
   row("state", state);
   row("error", s.error);
   std::string done = share_text(s) + " " + s.noun + "s";

@@ -80,7 +80,7 @@ class Training(Page):
         self.assertEqual(path, self.dir / "one" / "report.html")
         for title in ("Loss over time", "Step time", "Speed"):
             self.assertIn(f"<h2>{title}</h2>", html)
-        self.assertRegex(html, r"1 ranks, efficiency 100 %")
+        self.assertRegex(html, r"1 rank, efficiency 100 %")
         self.assertRegex(html, r"2 ranks, efficiency \d")
 
     @unittest.skipUnless((PACKAGES / "tensorboard").is_dir(), f"{PACKAGES} has no TensorBoard (tools/test.sh)")

@@ -114,7 +114,8 @@ TEST_F(Galleries, AnAnimationsSecondsAreThoseOfItsParts) {
   ASSERT_EQ(g.clips.size(), 1u);
   EXPECT_EQ(g.clips[0].seconds, 4);
   const std::string html = page();
-  EXPECT_THAT(html, HasSubstr("picture in/face.png · speech in/a.wav · 10 frames · 4.00 s · rank 0"));
+  EXPECT_THAT(html,
+              HasSubstr("picture in/face.png · speech in/a.wav · 10 frames · 4.00 s · rank 0"));
   EXPECT_THAT(html, Not(HasSubstr("loop muted"))) << "a clip with sound waits to be started";
 }
 

@@ -159,11 +159,10 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
     at = end + 1;
   }
   find_missing();
-  const std::int64_t wanted = std::ssize(items_);
+  if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
   progress_ = std::make_unique<Progress>(Progress::Job{
-      settings_.status.empty() ? settings_.directory / "status.json" : settings_.status,
-      settings_.command, settings_.noun, settings_.stem, wanted, wanted - std::ssize(missing_),
-      members_.rank(), members_.ranks()});
+      settings_.status, settings_.command, settings_.noun, settings_.stem, std::ssize(items_),
+      std::ssize(items_) - std::ssize(missing_), members_.rank(), members_.ranks()});
 }
 
 // Rank 0 gathers the lines; then the ranks share the reading of the items' files, to check that
@@ -264,8 +263,7 @@ void ListEngine::make(ListJob& job, WorkQueue& queue, const Claimed& batch) {
   tell_progress(batch);
 }
 
-// Places are claimed in order: those before this one are done, or nearly. Where each group has its
-// own part of the list, the others are taken to be as far as this one.
+// Places are claimed in order; where a list is not shared, all groups count as far as this one.
 void ListEngine::tell_progress(const Claimed& batch) {
   if (groups_.rank != 0) return;
   std::int64_t items = 0;
@@ -455,6 +453,7 @@ int ListEngine::conclude(const ListEnd& last) {
 }
 
 int ListEngine::end(const ListEnd& last) {
+  progress_->hide();
   mine_.made = made_;
   mine_.failed = failed_;
   mine_.skipped = skipped_;

@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/progress.h"
+#include "core/progress/progress.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/members.h"
 #include "jobs/engine/queue.h"

@@ -13,7 +13,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "core/progress.h"
+#include "core/progress/progress.h"
 #include "data/ingest/inputs.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
