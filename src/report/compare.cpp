@@ -100,17 +100,19 @@ std::string speed_of_runs(std::span<const Run> runs) {
     const Run& r = runs[i];
     const double speed = clips_a_second(r);
     std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
-    if (r.ranks_number > 0) text += fmt::format(", {:.0f} rank{}", r.ranks_number, r.ranks_number == 1 ? "" : "s");
+    if (r.ranks_number > 0)
+      text += fmt::format(", {:.0f} rank{}", r.ranks_number, r.ranks_number == 1 ? "" : "s");
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
                                                      clips_a_second(*base) / base->ranks_number));
     body += bar(r.name, {{std::isfinite(speed) ? speed : 0, color_of(i), ""}}, fastest, text);
   }
-  return section(
-      "Speed",
-      differ ? fmt::format("Efficiency: clips a second for each rank, against the run {}.", escape(base->name))
-             : "Clips a second of time in steps.",
-      body + "</div>");
+  return section("Speed",
+                 differ
+                     ? fmt::format("Efficiency: clips a second for each rank, against the run {}.",
+                                   escape(base->name))
+                     : "Clips a second of time in steps.",
+                 body + "</div>");
 }
 
 }  // namespace weft::report_page

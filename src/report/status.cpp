@@ -202,8 +202,8 @@ std::string describe_job(const KnownJob& job, double now) {
   if (goes_on(s))
     state += fmt::format(", last heard of {} ago", duration_text(std::max(0.0, now - s.updated)));
   if (goes_on(s) && s.advanced > 0)
-    state += fmt::format(", last {} {} ago", s.noun,
-                         duration_text(std::max(0.0, now - s.advanced)));
+    state +=
+        fmt::format(", last {} {} ago", s.noun, duration_text(std::max(0.0, now - s.advanced)));
   row("state", state);
   row("error", s.error);
   std::string done = share_text(s) + " " + s.noun + "s";

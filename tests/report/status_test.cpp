@@ -59,7 +59,8 @@ TEST_F(Status, OfARunningJob) {
   ASSERT_TRUE(job);
   const std::string text = describe_job(*job, now);
   EXPECT_THAT(text, HasSubstr("run, train\n"));
-  EXPECT_THAT(text, HasSubstr("state     running, last heard of 5 s ago, last step 1 min 05 s ago\n"));
+  EXPECT_THAT(text,
+              HasSubstr("state     running, last heard of 5 s ago, last step 1 min 05 s ago\n"));
   EXPECT_THAT(text,
               HasSubstr("done      30 of 120 steps (25.0 %), 10 of them by earlier starts\n"));
   EXPECT_THAT(text, HasSubstr("pace      0.5 steps/s, 3 min 00 s left\n"));

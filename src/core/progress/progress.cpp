@@ -17,7 +17,6 @@
 namespace weft {
 namespace {
 
-
 constexpr double redraw_seconds = 0.2, line_seconds = 10, write_seconds = 5;
 constexpr auto heartbeat = std::chrono::seconds(10);
 constexpr double rate_window = 180, sample_seconds = 0.5;
