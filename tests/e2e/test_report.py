@@ -1,17 +1,21 @@
 """weft report and weft status on what jobs have left: pages that need nothing else, event files that TensorBoard reads, and
 how far each job is."""
 
+import contextlib
 import json
 import math
 import os
 import pathlib
+import pty
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import unittest
 from unittest import mock
 
-from harness import REPOSITORY, WeftTest
+from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest
 from tiny_models import TINY_GENERATE_DECK
 
 DATA, NON_FINITE, STOPPED = 3, 5, 75
@@ -72,6 +76,27 @@ class Training(Page):
         self.assertEqual(len(lines), 4)
         self.assertRegex(lines[1], r"\), \d+ s left$")
         self.assertNotIn("\x1b", job.err, "no terminal, nothing is redrawn")
+
+    def test_a_terminal_has_one_line_that_is_redrawn(self):
+        start = [WEFT, "train", "deck.toml", "train.log_every=10"]
+        for command in (start, [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", *start]):
+            ours, theirs = pty.openpty()
+            job = subprocess.Popen(command, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
+                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1"))
+            os.close(theirs)
+            shown = b""
+            # A terminal whose other end is closed is an error, not an end.
+            with contextlib.suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    shown += piece
+            os.close(ours)
+            text = shown.decode(errors="replace")
+            self.assertEqual(job.wait(), 0, text)
+            self.assertRegex(text, r"\r\x1b\[K\[[#.]{20}\] \d+ of 20 steps")
+            self.assertRegex(text, r"\r\x1b\[Kstep +10/20  loss")
+            # What follows the work is told without it.
+            self.assertNotIn("\x1b", text[text.index("20 steps in"):])
+            shutil.rmtree(self.dir / "run")
 
     def test_two_runs_on_one_page(self):
         self.train("one", ranks=1)
