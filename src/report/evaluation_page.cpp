@@ -21,7 +21,8 @@ std::string classes_table(const SegmentationScores& e) {
     const std::string colour = fmt::format("#{:02x}{:02x}{:02x}", rgb.r, rgb.g, rgb.b);
     const bool known = c.joined() > 0;
     rows += fmt::format(
-        "<tr><td><i class=\"box\" style=\"display:inline-block;width:14px;height:14px;"
+        "<tr><td><i class=\"box\" style=\"display:inline-block;width:14px;height:14px;outline:1px "
+        "solid var(--axis);"
         "background:{}\"></i></td><td>{}</td><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td></tr>\n",
         colour, i, escape(c.name), meter(known ? c.iou() : 0, "var(--run0)"),

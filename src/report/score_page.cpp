@@ -26,6 +26,10 @@ std::string histogram(const ScoreSummary& s) {
                  body + "</div>");
 }
 
+std::string counted(std::int64_t n, const char* noun) {
+  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+}
+
 std::string stages(const ScoreSummary& s) {
   const FeedSummary& f = s.feed;
   if (f.empty()) return "";
@@ -44,12 +48,12 @@ std::string stages(const ScoreSummary& s) {
                         seconds, percent(seconds, all),
                         seconds_text(seconds / static_cast<double>(f.sum.frames)));
   body += "</table></div>";
-  return section("What took the time",
-                 escape(fmt::format("{} on {} ranks, up to {} threads and {} frames at once. {}. "
-                                    "{}.",
-                                    seconds_text(f.sum.elapsed), f.ranks, f.sum.workers,
-                                    f.sum.batch, f.verdict(), f.waits())),
-                 body);
+  return section(
+      "What took the time",
+      escape(fmt::format("{} on {}, up to {} and {} at once: {}; {}.", seconds_text(f.sum.elapsed),
+                         counted(f.ranks, "rank"), counted(f.sum.workers, "thread"),
+                         counted(f.sum.batch, "frame"), f.verdict(), f.waits())),
+      body);
 }
 
 std::string faults(const ScoreSummary& s) {
