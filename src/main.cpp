@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/progress/progress.h"
 #include "core/stop_signals.h"
 #include "tensor/device.h"
 
@@ -19,6 +20,7 @@ namespace {
 // Says once what went wrong and ends every rank.
 int end_with(weft::Error& e, int size) {
   weft::log::report(e);
+  weft::note_failure(e);
   const int code = static_cast<int>(e.code());
   if (size > 1) {
     std::fflush(nullptr);

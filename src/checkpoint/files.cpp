@@ -143,8 +143,9 @@ void check_own_files(const fs::path& run_dir) {
   if (::stat(run_dir.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0)
     log::warn("{} can be written by every user of this host, checkpoints too: chmod o-w {}",
               run_dir.string(), run_dir.string());
-  for (const char* name : {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp",
-                           "matmul.txt", "trace.json", "trace.json.tmp", "latest", "lock"}) {
+  for (const char* name :
+       {"deck.toml", "run.json", "metrics.jsonl", "metrics.jsonl.tmp", "status.json", "matmul.txt",
+        "trace.json", "trace.json.tmp", "latest", "lock"}) {
     const fs::path path = run_dir / name;
     if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) continue;
     if (name == std::string_view("latest") && !S_ISDIR(status.st_mode)) continue;  // is replaced

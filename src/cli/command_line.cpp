@@ -27,6 +27,7 @@
 #include "report/evaluation_page.h"
 #include "report/report.h"
 #include "report/score_page.h"
+#include "report/status.h"
 #include "tensor/tf32.h"
 
 namespace weft {
@@ -60,6 +61,7 @@ std::vector<Command> all_commands() {
           score_command(report_page::score_page),
           animate_command(),
           report_command(),
+          status_command(),
           inspect_command(),
           export_command(),
           text_command(),

@@ -34,6 +34,11 @@ void error(fmt::format_string<A...> f, A&&... a) {
   write_error(fmt::format(f, std::forward<A>(a)...));
 }
 
+// Whether messages go to a terminal of rank 0 that can redraw a line: its own, or mpirun's.
+bool is_live();
+// The line that stays below all messages, until the next call; "" removes it.
+void live(const std::string& line);
+
 // Reports once what went wrong and what to do. Ranks other than 0 wait a moment first: most errors
 // are the same on all ranks, and main ends the job once the first rank has reported.
 void report(Error& e);

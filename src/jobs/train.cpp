@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/progress/progress.h"
 #include "core/trace.h"
 #include "models/registry.h"
 #include "train/metrics/run_facts.h"
@@ -23,6 +24,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
     metrics.emplace(deck.run.dir, trainer.steps_done());
   }
 
+  const std::int64_t before = trainer.steps_done();
+  Progress progress({std::filesystem::path(deck.run.dir) / "status.json", "train", "step", "",
+                     deck.train.steps, before, log::rank(), trainer.communicator().size()});
+
   // 2. Steps, until done or asked to stop.
   bool last = false;
   const auto report = [&] {
@@ -31,8 +36,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
       if (!trainer.first_rank()) continue;
       metrics->write(m);
       const std::int64_t done = m.step + 1;
+      progress.advance(done, static_cast<double>(done - before),
+                       static_cast<double>(deck.train.steps - before), {{"loss", m.loss}});
       if (done % deck.train.log_every == 0 || (last && done == trainer.steps_done()))
-        facts.print_step(m);
+        facts.print_step(m, progress.left_text());
     }
   };
   bool stopped = false;
@@ -52,6 +59,7 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   }
   last = true;
   report();
+  progress.hide();
 
   // 3. The last state is always saved.
   if (!trainer.saved()) trainer.save();
@@ -64,8 +72,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   if (trainer.steps_done() < deck.train.steps) {
     log::info("stopped on request after step {}: run the same command to go on",
               trainer.steps_done());
+    progress.end(static_cast<int>(Exit::stopped), trainer.steps_done());
     return static_cast<int>(Exit::stopped);
   }
+  progress.end(0, trainer.steps_done());
   return 0;
 }
 

@@ -26,6 +26,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/progress/progress.h"
 #include "parallel/end_job.h"
 #include "tensor/device.h"
 
@@ -222,6 +223,7 @@ void Watchdog::end_if_unheard() {
       return;
     if (seen_ && e.code() != Exit::hang) return;
     if (!e.reported() && !seen_) report_error(e);
+    note_failure(e);
     end_job(comm_, e.code());
   } catch (const std::exception& e) {
     if (seen_ || since < patience_with_busy_rank_seconds) return;

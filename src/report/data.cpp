@@ -1,7 +1,11 @@
 #include "report/data.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -19,13 +23,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-constexpr std::uint64_t largest_medium = 16u << 20;
-constexpr std::uint64_t largest_page = 64u << 20;  // of all media together
-
-std::string read_all(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+constexpr std::size_t most_terms = 32;
 
 // NaN for what is absent, null (a loss that was not finite) or of another type.
 double number(const json& j, const char* key) {
@@ -57,6 +55,12 @@ void add_step(Steps& s, std::int64_t step, const json& j) {
     const double v = number(split, keys[p]);
     s.part[p].push_back(v);
     if (std::isfinite(v)) rest -= v;
+  }
+  for (const auto& [name, value] : object(j, "terms").items()) {
+    if (!s.terms.contains(name) && s.terms.size() >= most_terms) continue;
+    std::vector<double>& values = s.terms[name];
+    values.resize(s.step.size() - 1, nan);
+    values.push_back(value.is_number() ? value.get<double>() : nan);
   }
   s.slowest.push_back(number(j, "slowest_rank"));
   s.spread.push_back(number(j, "spread"));
@@ -112,6 +116,11 @@ void load_metrics(Run& run) {
   std::ifstream in(path, std::ios::binary);
   WEFT_CHECK(in.is_open(), Exit::data, "give the directory of a run (deck key run.dir)",
              "cannot open {}", path.string());
+  std::error_code none;
+  run.ended =
+      std::chrono::duration<double>(
+          std::chrono::file_clock::to_sys(fs::last_write_time(path, none)).time_since_epoch())
+          .count();
   // A restart repeats steps: the last of each counts. Sorted by step, whatever the order of lines.
   std::map<std::int64_t, json> last;
   std::size_t complete = 0;
@@ -142,7 +151,7 @@ void load_metrics(Run& run) {
 
 // Optional: an older run, or one that died before its first step, has none.
 void load_facts(Run& run) {
-  const auto j = try_parse_json<nlohmann::ordered_json>(read_all(run.dir / "run.json"));
+  const auto j = try_parse_json<nlohmann::ordered_json>(read_text(run.dir / "run.json"));
   if (!j.is_object()) return;
   for (const auto& [key, value] : j.items()) {
     if (key == "memory_plan" && value.is_object()) {
@@ -151,44 +160,30 @@ void load_facts(Run& run) {
       continue;  // a picture of its own
     }
     if (key == "xxh3" || key == "id") continue;  // for weft itself
+    if (key == "ranks" && value.is_string())
+      run.ranks_number = std::strtod(value.get<std::string>().c_str(), nullptr);
     run.facts.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
 }
 
-// The header of a PNG begins with its size, big-endian, at byte 16.
-void read_png_size(const std::string& bytes, Media& m) {
-  if (m.video || bytes.size() < 24 || !bytes.starts_with("\x89PNG")) return;
-  const auto word = [&](std::size_t at) {
-    std::uint32_t v = 0;
-    for (std::size_t i = 0; i < 4; ++i) v = v << 8 | static_cast<unsigned char>(bytes[at + i]);
-    return v;
-  };
-  m.width = word(16);
-  m.height = word(20);
-}
-
-void load_media(Run& run) {
-  std::vector<fs::path> files;
+// A folder of clips for each of several checkpoints: RUN/samples/200, RUN/samples/step_400 ...
+void load_samples(Run& run) {
+  run.samples = load_gallery(run.dir / "generated");
+  std::vector<std::pair<std::int64_t, fs::path>> folders;
   std::error_code ec;
-  for (fs::directory_iterator it(run.dir / "generated", ec); !ec && it != fs::directory_iterator();
+  for (fs::directory_iterator it(run.dir / "samples", ec), end; !ec && it != end;
        it.increment(ec)) {
-    const std::string extension = it->path().extension().string();
-    if (extension == ".png" || extension == ".mp4") files.push_back(it->path());
+    const std::string name = it->path().filename().string();
+    const std::size_t last = name.find_last_not_of("0123456789");
+    const std::string digits = last == std::string::npos ? name : name.substr(last + 1);
+    if (it->is_directory(ec) && !digits.empty() && digits.size() < 16)
+      folders.emplace_back(std::stoll(digits), it->path());
   }
-  std::sort(files.begin(), files.end());
-  std::uint64_t total = 0;
-  for (const fs::path& file : files) {
-    Media m;
-    m.name = file.filename().string();
-    m.video = file.extension() == ".mp4";
-    m.bytes = fs::file_size(file, ec);
-    if (!ec && m.bytes < largest_medium && total + m.bytes < largest_page) {
-      const std::string bytes = read_all(file);
-      read_png_size(bytes, m);
-      m.base64 = base64(bytes);
-      total += m.bytes;
-    }
-    run.media.push_back(std::move(m));
+  std::sort(folders.begin(), folders.end());
+  for (const auto& [step, folder] : folders) {
+    Gallery g = load_gallery(folder);
+    g.name = fmt::format("step {}", step);
+    if (!g.clips.empty()) run.through_time.push_back(std::move(g));
   }
 }
 
@@ -206,8 +201,8 @@ Run load_run(const fs::path& dir) {
   run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   load_metrics(run);
   load_facts(run);
-  run.deck = read_all(dir / "deck.toml");
-  load_media(run);
+  run.deck = read_text(dir / "deck.toml");
+  load_samples(run);
   if (fs::exists(dir / "scaling.json", ec))
     run.scaling.push_back(load_scaling(dir / "scaling.json"));
   return run;
@@ -217,7 +212,7 @@ Scaling load_scaling(const fs::path& file) {
   const char* hint = "give a file that weft bench scaling --json has written";
   std::error_code ec;
   WEFT_CHECK(fs::is_regular_file(file, ec), Exit::data, hint, "cannot open {}", file.string());
-  const json j = try_parse_json(read_all(file));
+  const json j = try_parse_json(read_text(file));
   const auto points = j.is_object() ? j.find("points") : j.end();
   WEFT_CHECK(j.is_object() && points != j.end() && points->is_array(), Exit::data, hint,
              "{} has no list of points", file.string());
@@ -236,20 +231,6 @@ Scaling load_scaling(const fs::path& file) {
   std::sort(s.points.begin(), s.points.end(),
             [](const auto& a, const auto& b) { return a.ranks < b.ranks; });
   return s;
-}
-
-std::string base64(const std::string& bytes) {
-  constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  out.reserve((bytes.size() + 2) / 3 * 4);
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::size_t n = std::min<std::size_t>(3, bytes.size() - i);
-    std::uint32_t group = 0;
-    for (std::size_t k = 0; k < 3; ++k)
-      group = group << 8 | (k < n ? static_cast<unsigned char>(bytes[i + k]) : 0u);
-    for (std::size_t k = 0; k < 4; ++k) out += k <= n ? digits[group >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
 }
 
 }  // namespace weft::report_page

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "report/gallery.h"
+
 namespace weft::report_page {
 
 // The parts of a step's time, in the order they are stacked. `other` is what the parts leave over.
@@ -25,6 +27,8 @@ inline constexpr const char* part_names[parts] = {"compute",
 struct Steps {
   std::vector<double> step;  // steps done after it: 1 is the first
   std::vector<double> loss, grad_norm, lr, seconds, resident, arena;
+  // What the loss is made of, by name; as long as `step`, or shorter where the last have none.
+  std::map<std::string, std::vector<double>> terms;
   std::vector<double> part[parts];  // seconds
   std::vector<double> slowest,
       spread;  // the slowest rank's number; (greatest - mean) / mean of busy time
@@ -52,36 +56,29 @@ struct Scaling {
   std::vector<Point> points;
 };
 
-struct Media {
-  std::string name;    // of the file
-  std::string base64;  // empty: too large to embed
-  bool video = false;
-  std::uint64_t bytes = 0;
-  std::uint32_t width = 0, height = 0;  // of a PNG, in pixels
-};
-
 struct Run {
   std::filesystem::path dir;
   std::string name;  // for titles and legends
   Steps steps;
   RankTimes ranks;
-  std::vector<Scaling> scaling;                             // of RUN/scaling.json
+  double ranks_number = 0;       // how many ranks; 0: unknown
+  double ended = 0;              // time of its last line: seconds since 1970
+  std::vector<Scaling> scaling;  // of RUN/scaling.json
   std::vector<std::pair<std::string, double>> memory_plan;  // bytes of a rank by kind
   std::vector<std::pair<std::string, std::string>> facts;   // run.json, in its order
   std::string deck;                                         // deck.toml as it is
-  std::vector<Media> media;
-  std::size_t broken_lines = 0;    // of metrics.jsonl, but for a torn last one
-  std::size_t repeated_steps = 0;  // done again after a restart
+  Gallery samples;                                          // RUN/generated
+  std::vector<Gallery> through_time;  // RUN/samples/*, by the number in their names
+  std::size_t broken_lines = 0;       // of metrics.jsonl, but for a torn last one
+  std::size_t repeated_steps = 0;     // done again after a restart
   std::size_t distinct_samples = 0;
 };
 
-// Reads RUN/metrics.jsonl, deck.toml, run.json and generated/. Throws Exit::data when there is no
-// such directory or no complete line of metrics.
+// Reads RUN/metrics.jsonl, deck.toml, run.json, generated/ and samples/. Throws Exit::data when
+// there is no such directory or no complete line of metrics.
 Run load_run(const std::filesystem::path& dir);
 
 // Reads a scaling result. Throws Exit::data when it is none.
 Scaling load_scaling(const std::filesystem::path& file);
-
-std::string base64(const std::string& bytes);
 
 }  // namespace weft::report_page

@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include "models/segmentation/palette.h"
-#include "report/data.h"
+#include "report/embed.h"
 #include "report/html.h"
-#include "report/style.h"
 
 namespace weft::report_page {
 namespace {
@@ -18,13 +17,16 @@ std::string classes_table(const SegmentationScores& e) {
       "pixels</th><th>predicted</th><th>found</th></tr></thead>\n";
   for (const std::size_t i : e.by_iou()) {
     const ClassScore& c = e.classes[i];
-    const Rgb colour = class_colour(static_cast<std::int64_t>(i));
+    const Rgb rgb = class_colour(static_cast<std::int64_t>(i));
+    const std::string colour = fmt::format("#{:02x}{:02x}{:02x}", rgb.r, rgb.g, rgb.b);
+    const bool known = c.joined() > 0;
     rows += fmt::format(
-        "<tr><td><i class=\"box\" "
-        "style=\"display:inline-block;width:14px;height:14px;background:#{:02x}{:02x}{:02x}\"></i>"
-        "</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-        colour.r, colour.g, colour.b, i, escape(c.name),
-        c.joined() > 0 ? fmt::format("{:.2f} %", 100 * c.iou()) : "-", c.labelled, c.predicted,
+        "<tr><td><i class=\"box\" style=\"display:inline-block;width:14px;height:14px;outline:1px "
+        "solid var(--axis);"
+        "background:{}\"></i></td><td>{}</td><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td>"
+        "<td>{}</td></tr>\n",
+        colour, i, escape(c.name), meter(known ? c.iou() : 0, "var(--run0)"),
+        known ? fmt::format(" {:.2f} %", 100 * c.iou()) : " -", c.labelled, c.predicted,
         percent(static_cast<double>(c.intersection), static_cast<double>(c.labelled)));
   }
   return section("Classes",
@@ -34,8 +36,8 @@ std::string classes_table(const SegmentationScores& e) {
 }
 
 std::string pictures(const EvaluationRecord& e, const std::string& what) {
-  std::vector<PictureFile> files;
-  for (const EvaluationPicture& p : e.pictures) files.push_back({p.name, p.file});
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const EvaluationPicture& p : e.pictures) files.emplace_back(p.name, p.file);
   return picture_section(e.folder, files, what, true);
 }
 
@@ -57,10 +59,11 @@ std::string scores_table(const DetectionScores& e) {
   for (std::size_t i = 0; i < e.thresholds.size(); ++i) {
     const DetectionCounts& c = e.counts[i];
     rows += fmt::format(
-        "<tr><td>{:.2f}</td><td>{:.2f} %</td><td>{:.2f} %</td><td>{:.2f} %</td><td>{}</td>"
+        "<tr><td>{:.2f}</td><td>{} {:.2f} %</td><td>{} {:.2f} %</td><td>{} {:.2f} %</td><td>{}</td>"
         "<td>{}</td></tr>\n",
-        e.thresholds[i], 100 * c.precision(), 100 * c.recall(), 100 * c.hmean(), c.found,
-        c.matched);
+        e.thresholds[i], meter(c.precision(), "var(--run0)"), 100 * c.precision(),
+        meter(c.recall(), "var(--run1)"), 100 * c.recall(), meter(c.hmean(), "var(--run2)"),
+        100 * c.hmean(), c.found, c.matched);
   }
   return section("Scores", "What counts if boxes below a score are left out.",
                  rows + "</table></div>");
@@ -68,12 +71,8 @@ std::string scores_table(const DetectionScores& e) {
 
 std::string head(const EvaluationRecord& e) {
   const std::string title = "Evaluation " + escape(e.folder.string());
-  return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-      "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
-      "<header><h1>{0}</h1><p>{2}</p></header>\n<div class=\"tiles\">\n",
-      title, page_style, e.facts.empty() ? "" : escape(e.facts.front().second));
+  return open_page(title, e.facts.empty() ? "" : escape(e.facts.front().second)) +
+         "<div class=\"tiles\">\n";
 }
 
 // Ends the tiles.
@@ -82,8 +81,6 @@ std::string last_tiles(const EvaluationRecord& e) {
          tile(seconds_text(e.seconds_at(0.5)), "an image (median)") +
          tile(seconds_text(e.seconds_at(0.95)), "an image (95 %)") + "</div>\n";
 }
-
-constexpr const char* end_of_page = "</main></body></html>\n";
 
 }  // namespace
 
@@ -97,7 +94,7 @@ std::string segmentation_page(const SegmentationScores& e) {
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
   page += last_tiles(e) + facts(e) + classes_table(e);
   return page + pictures(e, "The image, its labels (black: none) and the prediction.") +
-         end_of_page;
+         close_page();
 }
 
 std::string detection_page(const DetectionScores& e) {
@@ -113,7 +110,7 @@ std::string detection_page(const DetectionScores& e) {
                   "Left: the regions, green where a box matches, red where none does. Right: the "
                   "boxes, green where they match a region, red where none. Grey ones do not "
                   "count.") +
-         end_of_page;
+         close_page();
 }
 
 }  // namespace weft::report_page

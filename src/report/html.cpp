@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 #include <numeric>
-#include <sstream>
 
 #include "core/statistics.h"
+#include "report/plot.h"
+#include "report/style.h"
 
 namespace weft::report_page {
 
@@ -62,6 +62,10 @@ std::string seconds_text(double s) {
   if (s < 7200) return fmt::format("{:.0f} min {:02.0f} s", std::floor(s / 60), std::fmod(s, 60));
   return fmt::format("{:.0f} h {:02.0f} min", std::floor(s / 3600), std::fmod(s / 60, 60));
 }
+std::string rate_text(double rate) {
+  return rate < 100 || !std::isfinite(rate) ? fmt::format("{:.3g}", rate)
+                                            : short_number(std::round(rate));
+}
 std::string bytes_text(double b) {
   if (!std::isfinite(b)) return "-";
   if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
@@ -73,6 +77,18 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.{}f} %", p, p < 10 ? 1 : 0);
 }
 
+std::string open_page(const std::string& title, const std::string& note) {
+  return fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+      "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
+      "<header><h1>{0}</h1><p>{2}</p></header>\n",
+      title, page_style, note);
+}
+std::string close_page() {
+  return fmt::format("</main><script>{}</script></body></html>\n", page_script);
+}
+
 std::string tile(const std::string& value, const std::string& label) {
   return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", value, label);
 }
@@ -80,32 +96,14 @@ std::string section(const std::string& title, const std::string& note, const std
   return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
                      note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
 }
-std::string picture_section(const std::filesystem::path& folder,
-                            const std::vector<PictureFile>& pictures, const std::string& note,
-                            bool wide) {
-  constexpr std::size_t most_bytes = std::size_t{48} << 20;
-  if (pictures.empty()) return "";
-  std::string body = "<div class=\"media\">";
-  std::size_t total = 0;
-  for (const PictureFile& p : pictures) {
-    std::stringstream bytes;
-    bytes << std::ifstream(folder / p.file, std::ios::binary).rdbuf();
-    const std::string png = bytes.str();
-    const bool fits = !png.empty() && total + png.size() <= most_bytes;
-    if (fits) total += png.size();
-    const std::string content =
-        fits ? fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(p.name),
-                           base64(png))
-             : fmt::format("<p class=\"note\">see {}</p>", escape(p.file));
-    body += fmt::format("<figure{}>{}<figcaption>{} ({})</figcaption></figure>\n",
-                        wide ? " class=\"wide\"" : "", content, escape(p.name), escape(p.file));
-  }
-  return section("Pictures", note, body + "</div>");
-}
-
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
                      box ? "class=\"box\" " : "", color, text);
+}
+
+std::string meter(double share, const std::string& color) {
+  return fmt::format("<span class=\"meter\"><i style=\"width:{:.1f}%;background:{}\"></i></span>",
+                     100 * std::clamp(share, 0.0, 1.0), color);
 }
 
 std::string bar(const std::string& name, const std::vector<BarPiece>& pieces, double whole,

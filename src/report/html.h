@@ -10,11 +10,13 @@
 
 namespace weft::report_page {
 
-// Told apart by most colour-blind eyes and in grey print.
-inline constexpr const char* run_colors[] = {"#2f6db5", "#d9772b", "#3b9277", "#b8456b",
-                                             "#7a5fa8", "#8a7a2e", "#4aa3c7", "#6b6f76"};
-inline constexpr const char* part_colors[parts] = {"#3f74b8", "#7a2f55", "#e08a3c", "#86b6a6",
-                                                   "#c8474b", "#8b6db0", "#c3c9d1"};
+// Told apart by most colour-blind eyes and in grey print. style.h has them for light and dark.
+inline constexpr const char* run_colors[] = {"var(--run0)", "var(--run1)", "var(--run2)",
+                                             "var(--run3)", "var(--run4)", "var(--run5)",
+                                             "var(--run6)", "var(--run7)"};
+inline constexpr const char* part_colors[parts] = {"var(--part0)", "var(--part1)", "var(--part2)",
+                                                   "var(--part3)", "var(--part4)", "var(--part5)",
+                                                   "var(--part6)"};
 std::string color_of(std::size_t run);
 
 // Text from files is data, never HTML.
@@ -29,23 +31,22 @@ double greatest(const std::vector<double>& values);
 
 std::string seconds_text(double seconds);
 std::string bytes_text(double bytes);
+// Three digits at least: "0.35", "41.2", "1,660".
+std::string rate_text(double rate);
 std::string percent(double part, double whole);
 
+// All of a page before its tiles and sections, and after them. `title` and `note` are HTML.
+std::string open_page(const std::string& title, const std::string& note);
+std::string close_page();
 // A number that a reader looks for first.
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);
-// The pictures of a job's folder, in the page itself as far as 48 MiB of them go; of the others the
-// file is named. "" without pictures.
-struct PictureFile {
-  std::string name, file;  // what it shows; PNG within the folder
-};
-std::string picture_section(const std::filesystem::path& folder,
-                            const std::vector<PictureFile>& pictures, const std::string& note,
-                            bool wide);
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
 
+// A short bar within a table, filled to this share of 1.
+std::string meter(double share, const std::string& color);
 // A bar of stacked parts with text to its left and right, for a list within <div class="bars">.
 // `whole` is what the full width stands for; a piece's title shows under the pointer.
 struct BarPiece {

@@ -39,16 +39,15 @@ struct Range {
 };
 
 // From the first step to the last, edge to edge.
-Axis make_x(Range r, double width) {
+Axis make_x(Range r, const PlotFrame& f) {
   if (r.empty()) r = {0, 1, 1};
-  Axis a{r.low, r.high, left, width - right, false, {}};
+  Axis a{r.low, r.high, left, f.width - right, false, {}};
   if (a.high <= a.low) {
     a.low -= 0.5;
     a.high += 0.5;
   }
   a.ticks = round_ticks(a.low, a.high, 8);
-  // Steps are whole: no ticks between them.
-  std::erase_if(a.ticks, [](double t) { return t != std::floor(t); });
+  if (f.whole_x) std::erase_if(a.ticks, [](double t) { return t != std::floor(t); });
   return a;
 }
 
@@ -193,7 +192,7 @@ std::string band(const Axis& ax, const Axis& ay, const Curve& c) {
     up += fmt::format("{}{:.1f} {:.1f}", up.empty() ? 'M' : 'L', ax(c.x[i]), ay(c.high[i]));
     down = fmt::format("L{:.1f} {:.1f}", ax(c.x[i]), ay(c.low[i])) + down;
   }
-  return fmt::format("<path d=\"{}{}Z\" fill=\"{}\" opacity=\"0.18\"/>\n", up, down, c.color);
+  return fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\" opacity=\"0.18\"/>\n", up, down, c.color);
 }
 
 }  // namespace
@@ -206,7 +205,7 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
     for (const double v : c.low) ry.add(v);
     for (const double v : c.high) ry.add(v);
   }
-  const Axis x = make_x(rx, f.width), y = make_y(ry, f);
+  const Axis x = make_x(rx, f), y = make_y(ry, f);
   std::string values;
   for (const Curve& c : curves)
     if (!c.name.empty()) add_json(values, c.name, c.color, c.x, c.y);
@@ -217,7 +216,7 @@ std::string line_plot(const PlotFrame& f, std::span<const Curve> curves) {
     const std::string d = points(x, y, c.x, c.y);
     if (c.width > 0 && !d.empty())
       s += fmt::format(
-          "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" opacity=\"{}\" "
+          "<path d=\"{}\" style=\"fill:none;stroke:{}\" stroke-width=\"{}\" opacity=\"{}\" "
           "stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n",
           d, c.color, c.width, c.opacity);
   }
@@ -241,7 +240,7 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
   PlotFrame zero = f;
   zero.from_zero = true;
   zero.allow_log = false;
-  const Axis x = make_x(rx, f.width), y = make_y(ry, zero);
+  const Axis x = make_x(rx, f), y = make_y(ry, zero);
   std::string values;
   for (const Layer& l : layers) add_json(values, l.name, l.color, xs, l.y);
   std::string s = open_svg(f, x, y, values);
@@ -256,7 +255,7 @@ std::string stacked_plot(const PlotFrame& f, std::span<const double> xs,
       down = fmt::format("L{:.1f} {:.1f}L{:.1f} {:.1f}", b, y0, a, y0) + down;
       base[i] += h;
     }
-    if (most > 0) s += fmt::format("<path d=\"{}{}Z\" fill=\"{}\"/>\n", up, down, l.color);
+    if (most > 0) s += fmt::format("<path d=\"{}{}Z\" style=\"fill:{}\"/>\n", up, down, l.color);
   }
   return s + "</svg>\n";
 }

@@ -25,6 +25,7 @@ struct PlotFrame {
   int width = 760, height = 280;
   bool from_zero = false;  // the y axis begins at 0
   bool allow_log = false;  // a logarithmic y axis if the values span more than a factor of 50
+  bool whole_x = true;     // x counts steps or ranks: no ticks between whole numbers
   // Places on the x axis and what to write there, instead of numbers: for axes that are not linear.
   std::vector<std::pair<double, std::string>> x_labels{};
 };

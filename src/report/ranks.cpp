@@ -160,7 +160,7 @@ std::string memory_against_plan(const Run& run, bool named) {
       {planned, std::isfinite(resident) ? resident : 0.0, std::isfinite(arena) ? arena : 0.0});
   std::string body = legend + "</div><div class=\"bars\">\n" +
                      bar("planned, a rank", pieces, whole, bytes_text(planned));
-  const char* plain = "#6b6f76";
+  const char* plain = run_colors[7];
   if (std::isfinite(planned_activations) && std::isfinite(arena)) {
     body += bar("activations, planned", {{planned_activations, pieces.back().color, ""}}, whole,
                 bytes_text(planned_activations));

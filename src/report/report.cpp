@@ -11,13 +11,16 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "report/compare.h"
 #include "report/html.h"
 #include "report/plot.h"
-#include "report/style.h"
+#include "report/tensorboard.h"
 
 namespace weft::report_page {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::size_t most_points = 800, most_columns = 140;
 // Above this many steps a line is unreadable: a band shows their range instead.
@@ -34,30 +37,6 @@ double edge_mean(const std::vector<double>& values, bool last) {
 }
 
 std::string loss_text(double v) { return std::isfinite(v) ? fmt::format("{:.4f}", v) : "-"; }
-
-// The legend of runs; nothing for one.
-std::string run_legend(std::span<const Run> runs) {
-  if (runs.size() < 2) return "";
-  std::string s = "<div class=\"legend\">";
-  for (std::size_t i = 0; i < runs.size(); ++i) s += swatch(color_of(i), escape(runs[i].name));
-  return s + "</div>\n";
-}
-
-// One curve a run of some quantity, averaged into few enough points to draw.
-using Column = std::vector<double> Steps::*;
-std::vector<Curve> plain_curves(std::span<const Run> runs, Column column, double scale) {
-  std::vector<Curve> curves;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    Binned b = bin(runs[i].steps.step, runs[i].steps.*column, most_points);
-    for (double& v : b.mean) v *= scale;
-    curves.push_back({runs[i].name, b.x, b.mean, color_of(i), 1.8, 1, {}, {}});
-  }
-  return curves;
-}
-bool has(std::span<const Run> runs, Column column) {
-  return std::any_of(runs.begin(), runs.end(),
-                     [&](const Run& r) { return !finite(r.steps.*column).empty(); });
-}
 
 std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
@@ -217,10 +196,11 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
       {"median step", seconds_text(median(s.seconds))},
   };
   if (!s.samples.empty())
-    f.emplace_back("clips seen", fmt::format("{}, {} different ones, {:.3g} a second",
-                                             short_number(static_cast<double>(s.samples.size())),
-                                             short_number(static_cast<double>(r.distinct_samples)),
-                                             static_cast<double>(s.samples.size()) / time));
+    f.emplace_back("clips seen",
+                   fmt::format("{}, {} different ones, {} a second",
+                               short_number(static_cast<double>(s.samples.size())),
+                               short_number(static_cast<double>(r.distinct_samples)),
+                               rate_text(static_cast<double>(s.samples.size()) / time)));
   if (r.repeated_steps > 0)
     f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
   if (r.broken_lines > 0)
@@ -257,29 +237,17 @@ std::string facts_table(std::span<const Run> runs) {
   return section("Facts", "", t + "</tbody></table></div>");
 }
 
-// Media travel inside the page; what is too large is named instead.
-std::string samples(const Run& run, bool named) {
-  if (run.media.empty()) return "";
-  std::string body = "<div class=\"media\">";
-  for (const Media& m : run.media) {
-    std::string content;
-    if (m.base64.empty())
-      content =
-          fmt::format("<p class=\"note\">{:.1f} MB, too large for this page: see generated/{}</p>",
-                      static_cast<double>(m.bytes) / 1e6, escape(m.name));
-    else if (m.video)
-      content = fmt::format(
-          "<video controls loop muted autoplay playsinline "
-          "src=\"data:video/mp4;base64,{}\"></video>",
-          m.base64);
-    else
-      content = fmt::format("<img alt=\"{}\" src=\"data:image/png;base64,{}\">", escape(m.name),
-                            m.base64);
-    // Wide pictures want the width of the page.
-    body += fmt::format("<figure{}>{}<figcaption>{}</figcaption></figure>\n",
-                        m.width > 2 * m.height ? " class=\"wide\"" : "", content, escape(m.name));
-  }
-  return section(named ? "Samples of " + escape(run.name) : "Samples", "", body + "</div>");
+std::string samples(const fs::path& base, const Run& run, bool named, Embedder& embedder) {
+  const auto title = [&](const char* what) {
+    return named ? fmt::format("{} of {}", what, escape(run.name)) : what;
+  };
+  std::string body;
+  if (!run.through_time.empty())
+    body += section(title("Samples through time"), "From RUN/samples, a folder a checkpoint.",
+                    clips_beside(base, run.through_time, embedder));
+  if (!run.samples.clips.empty())
+    body += section(title("Samples"), "", clip_figures(base, run.samples, embedder));
+  return body;
 }
 
 // The few numbers that a reader looks for first.
@@ -291,8 +259,8 @@ std::string tiles(const Run& r) {
       tile(loss_text(edge_mean(s.loss, true)), "loss, from " + loss_text(edge_mean(s.loss, false)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
-    t += tile(fmt::format("{:.3g}", static_cast<double>(s.samples.size()) / total(s.seconds)),
-              "clips a second");
+    t +=
+        tile(rate_text(static_cast<double>(s.samples.size()) / total(s.seconds)), "clips a second");
   if (!finite(s.part[data_wait]).empty())
     t += tile(percent(total(s.part[data_wait]), total(s.seconds)), "of the time waiting for data");
   if (const double wait = total(s.part[wait_slowest]); r.ranks.busy.size() > 1)
@@ -314,16 +282,14 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   for (const Run& r : runs)
     if (r.dir.string() != r.name) dirs += (dirs.empty() ? "" : " · ") + escape(r.dir.string());
 
-  std::string page = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-      "<title>{} - weft</title><style>{}</style></head>\n<body><main>\n"
-      "<header><h1>{}</h1><p>{}{}{}</p></header>\n",
-      names, page_style, names, dirs, dirs.empty() || build.empty() ? "" : " · ", build);
+  std::string page = open_page(names, dirs + (dirs.empty() || build.empty() ? "" : " · ") + build);
   page += runs.size() == 1 ? tiles(first) : "<p></p>";
   page += loss_plot(runs);
-  page += runs.size() == 1 ? one_split(first) : many_splits(runs);
   const bool several = runs.size() > 1;
+  if (several) page += loss_over_time(runs);
+  page += loss_terms(runs);
+  page += several ? many_splits(runs) : one_split(first);
+  if (several) page += speed_of_runs(runs);
   for (const Run& r : runs) page += rank_bars(r, several);
   std::vector<std::string> small;
   if (has(runs, &Steps::resident)) small.push_back(memory_plot(runs));
@@ -337,7 +303,8 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
   for (const Run& r : runs) results.insert(results.end(), r.scaling.begin(), r.scaling.end());
   results.insert(results.end(), scaling.begin(), scaling.end());
   page += scaling_curves(results);
-  for (const Run& r : runs) page += samples(r, several);
+  Embedder embedder;
+  for (const Run& r : runs) page += samples(first.dir, r, several, embedder);
   page += facts_table(runs);
   for (const Run& r : runs)
     if (!r.deck.empty())
@@ -345,42 +312,109 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
           "<section><details><summary>Deck{}</summary><pre>{}</pre></details>"
           "</section>\n",
           runs.size() > 1 ? " of " + escape(r.name) : "", escape(r.deck));
-  return page + "</main><script>" + page_script + "</script></body></html>\n";
+  return page + close_page();
 }
 
 }  // namespace weft::report_page
 
 namespace weft {
 
-int report(const std::vector<std::string>& inputs) {
+namespace fs = std::filesystem;
+
+namespace {
+
+// The page that weft evaluate or weft score has written itself, for its folder or its output; empty
+// where there is none.
+fs::path own_page(const fs::path& input) {
+  std::error_code none;
+  std::string output = input.string();
+  while (output.ends_with('/')) output.pop_back();
+  if (output.ends_with(".parts")) output.resize(output.size() - std::string_view(".parts").size());
+  for (const fs::path& page : {input / "evaluation.html", fs::path(output + ".html")})
+    if (fs::is_regular_file(page, none)) return page;
+  return {};
+}
+
+// What the inputs turn out to be.
+struct Inputs {
   std::vector<report_page::Run> runs;
+  std::vector<report_page::Gallery> galleries;
   std::vector<report_page::Scaling> scaling;
-  for (const std::string& dir : inputs) {
-    if (dir.ends_with(".json")) {
-      scaling.push_back(report_page::load_scaling(dir));
+  std::vector<fs::path> pages;
+};
+
+Inputs load_inputs(const std::vector<std::string>& names) {
+  Inputs inputs;
+  std::error_code none;
+  for (const std::string& name : names) {
+    if (name.ends_with(".json")) {
+      inputs.scaling.push_back(report_page::load_scaling(name));
       continue;
     }
-    runs.push_back(report_page::load_run(dir));
-    if (runs.back().broken_lines > 0)
-      log::warn("{}/metrics.jsonl: {} lines cannot be read and are left out", dir,
-                runs.back().broken_lines);
+    if (!fs::exists(fs::path(name) / "metrics.jsonl", none)) {
+      if (const fs::path page = own_page(name); !page.empty()) {
+        inputs.pages.push_back(page);
+        continue;
+      }
+      report_page::Gallery gallery = report_page::load_gallery(name);
+      if (!gallery.clips.empty() || !gallery.failures.empty()) {
+        inputs.galleries.push_back(std::move(gallery));
+        continue;
+      }
+    }
+    inputs.runs.push_back(report_page::load_run(name));
+    if (const std::size_t broken = inputs.runs.back().broken_lines; broken > 0)
+      log::warn("{}/metrics.jsonl: {} lines cannot be read and are left out", name, broken);
   }
-  WEFT_CHECK(!runs.empty(), Exit::usage, "for example: weft report runs/demo",
-             "weft report wants the directory of a run");
-  const std::string page = report_page::make_page(runs, scaling);
+  return inputs;
+}
 
-  const std::filesystem::path path = runs.front().dir / "report.html";
+void write_page(const fs::path& folder, const std::string& page) {
+  const fs::path path = folder / "report.html";
   replace_file(path, page, Exit::data, Durable::no);
   fmt::print("{}\n", path.string());
+}
+
+}  // namespace
+
+int report(const std::vector<std::string>& names, const std::string& tensorboard) {
+  const Inputs inputs = load_inputs(names);
+  WEFT_CHECK(!inputs.runs.empty() || !inputs.galleries.empty() || !inputs.pages.empty(),
+             Exit::usage, "for example: weft report runs/demo",
+             "weft report wants the directory of a run");
+  WEFT_CHECK(inputs.scaling.empty() || !inputs.runs.empty(), Exit::usage,
+             "name the directory of a training run too",
+             "{} is shown on the page of a training run", names.front());
+  if (!tensorboard.empty()) {
+    WEFT_CHECK(!inputs.runs.empty(), Exit::usage, "name a directory with metrics.jsonl",
+               "only training runs have metrics for TensorBoard");
+    for (const fs::path& file : report_page::write_event_files(tensorboard, inputs.runs))
+      fmt::print("{}\n", file.string());
+    return 0;
+  }
+  if (!inputs.runs.empty())
+    write_page(inputs.runs.front().dir, report_page::make_page(inputs.runs, inputs.scaling));
+  if (!inputs.galleries.empty())
+    write_page(inputs.galleries.front().folder, report_page::gallery_page(inputs.galleries));
+  for (const fs::path& page : inputs.pages) fmt::print("{}\n", page.string());
   return 0;
 }
 
 Command report_command() {
-  const auto runs = std::make_shared<std::vector<std::string>>();
-  Command c{"report", "write RUN/report.html: loss, time of every rank, memory, scaling, samples",
-            [runs](const Deck&, MPI_Comm) { return report(*runs); }};
+  struct Options {
+    std::vector<std::string> inputs;
+    std::string tensorboard;
+  };
+  const auto o = std::make_shared<Options>();
+  Command c{"report", "write RUN/report.html about any job: curves, ranks, memory, scaling, clips",
+            [o](const Deck&, MPI_Comm) { return report(o->inputs, o->tensorboard); }};
   c.first_rank_only = true;
-  c.option("runs", *runs, "run directories, and .json files of weft bench scaling").required = true;
+  c.option("runs", o->inputs,
+           "directories of runs, or of a job's results, and .json files of weft bench scaling")
+      .required = true;
+  c.option("--tensorboard", o->tensorboard,
+           "instead of a page, write the metrics as event files into this directory, a folder a "
+           "run");
   return c;
 }
 

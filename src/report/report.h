@@ -1,5 +1,4 @@
-// `weft report RUN... [SCALING.json...]`: one self-contained HTML page with plots, facts and
-// samples of runs.
+// `weft report RUN... [SCALING.json...]`: one self-contained HTML page about runs of any job.
 #pragma once
 
 #include <span>
@@ -11,11 +10,13 @@
 
 namespace weft {
 
-// Writes report.html into the first run's directory and prints its path to stdout. Several runs
-// share the page, their curves overlaid; inputs that end in .json are results of weft bench
-// scaling. Returns 0; throws Exit::data when a run has no metrics, a result no points, or the page
-// cannot be written, Exit::usage without a run.
-int report(const std::vector<std::string>& inputs);
+// Writes report.html into the first run's directory, and likewise for folders of clips, and prints
+// the paths to stdout. Several runs share the page, their curves overlaid; several folders share
+// theirs, the clips beside each other. Inputs that end in .json are results of weft bench scaling.
+// weft evaluate and weft score write their pages themselves: their paths are printed. With
+// `tensorboard`, a directory, event files are written instead. Returns 0; throws Exit::data when a
+// run has no metrics, a result no points, or a file cannot be written, Exit::usage without a run.
+int report(const std::vector<std::string>& inputs, const std::string& tensorboard = "");
 Command report_command();
 
 namespace report_page {

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 
-#include "report/data.h"
+#include "report/embed.h"
 #include "report/html.h"
-#include "report/style.h"
 
 namespace weft::report_page {
 namespace {
@@ -27,6 +26,10 @@ std::string histogram(const ScoreSummary& s) {
                  body + "</div>");
 }
 
+std::string counted(std::int64_t n, const char* noun) {
+  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+}
+
 std::string stages(const ScoreSummary& s) {
   const FeedSummary& f = s.feed;
   if (f.empty()) return "";
@@ -45,12 +48,12 @@ std::string stages(const ScoreSummary& s) {
                         seconds, percent(seconds, all),
                         seconds_text(seconds / static_cast<double>(f.sum.frames)));
   body += "</table></div>";
-  return section("What took the time",
-                 escape(fmt::format("{} on {} ranks, up to {} threads and {} frames at once. {}. "
-                                    "{}.",
-                                    seconds_text(f.sum.elapsed), f.ranks, f.sum.workers,
-                                    f.sum.batch, f.verdict(), f.waits())),
-                 body);
+  return section(
+      "What took the time",
+      escape(fmt::format("{} on {}, up to {} and {} at once: {}; {}.", seconds_text(f.sum.elapsed),
+                         counted(f.ranks, "rank"), counted(f.sum.workers, "thread"),
+                         counted(f.sum.batch, "frame"), f.verdict(), f.waits())),
+      body);
 }
 
 std::string faults(const ScoreSummary& s) {
@@ -68,9 +71,7 @@ std::string faults(const ScoreSummary& s) {
 }
 
 std::string pictures(const ScoreSummary& s) {
-  std::vector<PictureFile> files;
-  for (const auto& [path, file] : s.pictures) files.push_back({path, file});
-  return picture_section(s.folder, files,
+  return picture_section(s.folder, s.pictures,
                          "The frame as the network saw it, with the boxes of text regions.", false);
 }
 
@@ -88,12 +89,8 @@ std::string facts(const ScoreSummary& s) {
 
 std::string score_page(const ScoreSummary& s) {
   const std::string title = "Text in " + escape(s.input.filename().string());
-  std::string page = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-      "<title>{0} - weft</title><style>{1}</style></head>\n<body><main>\n"
-      "<header><h1>{0}</h1><p>{2}</p></header>\n<div class=\"tiles\">\n",
-      title, page_style, s.facts.empty() ? "" : escape(s.facts.front().second));
+  std::string page = open_page(title, s.facts.empty() ? "" : escape(s.facts.front().second)) +
+                     "<div class=\"tiles\">\n";
   page += tile(fmt::format("{}", s.rows), "rows");
   page += tile(percent(static_cast<double>(s.with_text()), static_cast<double>(s.rows - s.without)),
                "of the scored rows have text");
@@ -105,7 +102,7 @@ std::string score_page(const ScoreSummary& s) {
   if (!s.feed.empty()) page += tile(fmt::format("{:.3g}", s.feed.rate()), "frames a second");
   page += "</div>\n";
   page += histogram(s) + stages(s) + faults(s) + pictures(s) + facts(s);
-  return page + "</main></body></html>\n";
+  return page + close_page();
 }
 
 }  // namespace weft::report_page

@@ -1,11 +1,24 @@
-// The look of the report page, and the script that shows values under the pointer. Used by
-// report.cpp alone.
+// The look of the pages, in light and dark, and the script that shows values under the pointer and
+// plays the clips in view. Used by html.cpp alone.
 #pragma once
 
 namespace weft::report_page {
 
 inline constexpr const char* page_style = R"css(
-:root { --ink:#1d2530; --soft:#5b6675; --line:#e3e7ec; --paper:#fff; --ground:#f5f6f8; }
+:root { color-scheme:light dark;
+  --ink:#1d2530; --text:#3a4452; --soft:#5b6675; --line:#e3e7ec; --axis:#9aa4b1;
+  --paper:#fff; --ground:#f5f6f8; --link:#1f5fa8; --shade:#0002;
+  --run0:#2f6db5; --run1:#cf6a1c; --run2:#2f8469; --run3:#b8456b;
+  --run4:#7a5fa8; --run5:#86752a; --run6:#2f8fb8; --run7:#6b6f76;
+  --part0:#3f74b8; --part1:#7a2f55; --part2:#d9772b; --part3:#5f9c88;
+  --part4:#c8474b; --part5:#8b6db0; --part6:#8b94a1; }
+@media (prefers-color-scheme: dark) { :root {
+  --ink:#e6eaf0; --text:#c3ccd8; --soft:#9fabba; --line:#2a323d; --axis:#5d6877;
+  --paper:#171c23; --ground:#0e1217; --link:#7db4f5; --shade:#0008;
+  --run0:#6ea8ee; --run1:#f0954d; --run2:#5cc3a3; --run3:#e87fa1;
+  --run4:#b39ae0; --run5:#c9b653; --run6:#6cc4e6; --run7:#a3a9b2;
+  --part0:#5b93dc; --part1:#c26a94; --part2:#f0a35c; --part3:#8ccbb7;
+  --part4:#ef6b6e; --part5:#ab8fd6; --part6:#78828f; } }
 * { box-sizing:border-box; }
 body { margin:0; background:var(--ground); color:var(--ink); line-height:1.45;
   font:15px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","DejaVu Sans",sans-serif; }
@@ -25,11 +38,11 @@ h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
 .small section { margin:0; display:flex; flex-direction:column; padding:14px 14px 10px; }
 .small section svg { margin-top:auto; }
 svg { display:block; width:100%; height:auto; overflow:visible; }
-.grid { stroke:#e9ecf0; stroke-width:1; }
-.axis { stroke:#9aa4b1; stroke-width:1; }
-.tick { font-size:12px; fill:#5b6675; font-variant-numeric:tabular-nums; }
-.label { font-size:12.5px; fill:#3a4452; }
-.legend { display:flex; flex-wrap:wrap; gap:4px 18px; margin:6px 0 8px; font-size:13px; color:#3a4452; }
+.grid { stroke:var(--line); stroke-width:1; }
+.axis { stroke:var(--axis); stroke-width:1; }
+.tick { font-size:12px; fill:var(--soft); font-variant-numeric:tabular-nums; }
+.label { font-size:12.5px; fill:var(--text); }
+.legend { display:flex; flex-wrap:wrap; gap:4px 18px; margin:6px 0 8px; font-size:13px; color:var(--text); }
 .legend i { display:inline-block; width:18px; height:4px; border-radius:2px; margin-right:7px;
   vertical-align:middle; }
 .legend .box { width:11px; height:11px; border-radius:3px; }
@@ -56,14 +69,21 @@ pre { font:12.5px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",m
 figure { margin:0; }
 figure img, figure video { width:100%; border-radius:6px; display:block; background:#000; }
 figure.wide { grid-column:1/-1; }
+figcaption b { color:var(--ink); font-weight:500; display:block; }
+a { color:var(--link); }
+.linked { display:flex; align-items:center; justify-content:center; text-align:center; min-height:120px;
+  padding:12px; border:1px dashed var(--axis); border-radius:6px; font-size:13px; overflow-wrap:anywhere; }
+.meter { display:inline-block; width:130px; height:9px; margin-right:6px; border-radius:3px;
+  background:var(--line); overflow:hidden; vertical-align:middle; }
+.meter i { display:block; height:100%; }
 figcaption { color:var(--soft); font-size:12.5px; margin-top:4px; overflow-wrap:anywhere; }
 footer { color:var(--soft); font-size:12.5px; }
-#value { position:absolute; pointer-events:none; display:none; background:#fffffff2; border:1px solid #cfd5dd;
-  border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px #0002; white-space:nowrap;
+#value { position:absolute; pointer-events:none; display:none; background:var(--paper); border:1px solid var(--axis);
+  border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px var(--shade); white-space:nowrap;
   font-variant-numeric:tabular-nums; }
 #value i { display:inline-block; width:9px; height:9px; border-radius:2px; margin-right:6px; }
 @media (max-width:560px) { main { padding:16px 10px; } }
-@media print { body { background:#fff; } section, .tile { break-inside:avoid; } }
+@media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
 
 inline constexpr const char* page_script = R"js(
@@ -72,7 +92,7 @@ box.id = 'value';
 for (const svg of document.querySelectorAll('svg[data-plot]')) {
   const p = JSON.parse(svg.dataset.plot);
   const rule = svg.appendChild(document.createElementNS('http://www.w3.org/2000/svg', 'line'));
-  rule.setAttribute('stroke', '#7b8694');
+  rule.setAttribute('class', 'axis');
   rule.setAttribute('stroke-dasharray', '3 3');
   rule.setAttribute('y1', 10);
   rule.setAttribute('y2', p.base);
@@ -105,6 +125,17 @@ for (const svg of document.querySelectorAll('svg[data-plot]')) {
     box.style.left = (e.pageX + (left ? -16 - box.offsetWidth : 16)) + 'px';
     box.style.top = (e.pageY + 12) + 'px';
   });
+}
+if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
+  const seen = new IntersectionObserver(entries => entries.forEach(e => {
+    if (e.isIntersecting) e.target.play().catch(() => {}); else e.target.pause();
+  }));
+  for (const video of document.querySelectorAll('video[muted]')) {
+    seen.observe(video);
+    video.controls = false;  // they would cover a small clip
+    video.addEventListener('pointerenter', () => { video.controls = true; });
+    video.addEventListener('pointerleave', () => { video.controls = false; });
+  }
 }
 )js";
 

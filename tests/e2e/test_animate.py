@@ -193,6 +193,11 @@ class Clips(Animate):
         self.assertIn("clips     3 of 3 are there", job.err)
         report = self.report("one")
         self.assertEqual((report["clips"], report["clips_there"], report["frames"]), (3, 3, 11))
+        self.weft("report", "one", ranks=0)
+        page = (self.dir / "one/report.html").read_text()
+        self.assertEqual(page.count("data:video/mp4;base64,"), 3)
+        self.assertIn("picture face.png", page)
+        self.assertIn("speech a.wav", page)
         self.assertFalse((self.dir / "one/.work").exists())
         # The same as JSON lines, in pieces over two ranks.
         (self.dir / "list.jsonl").write_text("".join(json.dumps(j) + "\n" for j in (

@@ -104,7 +104,7 @@ TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {
   write("generated/long.mp4", "x");
   fs::resize_file(run_ / "generated/long.mp4", 17 << 20);
   const std::string page = make_page(std::vector<report_page::Run>{load_run(run_)});
-  EXPECT_THAT(page, HasSubstr("see generated/long.mp4"));
+  EXPECT_THAT(page, HasSubstr("<a href=\"./generated/long.mp4\">generated/long.mp4</a>"));
   EXPECT_LT(page.size(), 1u << 20);
 }
 

@@ -270,7 +270,7 @@ int ingest(const Deck& deck, MPI_Comm comm) {
             deck.get<IngestDeck>().output);
 
   // 2. Cut this rank's videos into its part file.
-  IngestProgress progress(comm, static_cast<std::int64_t>(inputs.size()));
+  IngestProgress progress(comm, deck.get<IngestDeck>().output, std::ssize(inputs));
   const PartRemover remover{part_path(deck.get<IngestDeck>().output, rank)};
   const Share share = cut_share(deck, inputs, rank, size, progress);
   progress.finish();
@@ -313,10 +313,13 @@ int ingest(const Deck& deck, MPI_Comm comm) {
 
   // 5. With ingest.strict a broken video sets the exit code.
   if (deck.get<IngestDeck>().strict && sums[1] > 0) {
-    if (rank == 0)
-      log::error("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());
+    const std::string broken =
+        fmt::format("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());
+    if (rank == 0) log::error("{}", broken);
+    progress.end(static_cast<int>(Exit::data), broken);
     return static_cast<int>(Exit::data);
   }
+  progress.end(0);
   return 0;
 }
 

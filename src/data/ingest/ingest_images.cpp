@@ -276,7 +276,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   fs::create_directories(d.output + ".parts", failed);
   WEFT_CHECK(!failed, Exit::data, "check the directory's permissions", "cannot make {}.parts: {}",
              d.output, failed.message());
-  IngestProgress progress(comm, static_cast<std::int64_t>(pairs.size()), "images");
+  IngestProgress progress(comm, d.output, std::ssize(pairs), "image");
   std::int64_t kept = 0;
   for (std::size_t k = static_cast<std::size_t>(rank); k < pieces;
        k += static_cast<std::size_t>(size)) {
@@ -319,10 +319,13 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   if (failure) std::rethrow_exception(failure);
   if (end[0] != 0) return static_cast<int>(end[0]);  // rank 0 reports the reason
   if (d.strict && end[1] > 0) {
-    if (rank == 0)
-      log::error("{} of {} images are broken, and ingest.strict is set", end[1], pairs.size());
+    const std::string broken =
+        fmt::format("{} of {} images are broken, and ingest.strict is set", end[1], pairs.size());
+    if (rank == 0) log::error("{}", broken);
+    progress.end(static_cast<int>(Exit::data), broken);
     return static_cast<int>(Exit::data);
   }
+  progress.end(0);
   return 0;
 }
 

@@ -1,44 +1,51 @@
 #include "data/ingest/progress.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <string>
+#include <chrono>
+#include <string_view>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/log.h"
 
 namespace weft {
 namespace {
 
 constexpr int tag = 17;
+constexpr double message_seconds = 1, look_seconds = 0.2;
+
+int size_of(MPI_Comm comm) {
+  int size = 1;
+  MPI_Comm_size(comm, &size);
+  return size;
+}
 
 }  // namespace
 
-IngestProgress::IngestProgress(MPI_Comm comm, std::int64_t videos, const char* unit)
-    : comm_(comm), total_videos_(videos), unit_(unit) {
-  MPI_Comm_rank(comm, &rank_);
-  MPI_Comm_size(comm, &size_);
-  counts_.resize(static_cast<std::size_t>(size_), Counts{});
-  terminal_ = rank_ == 0 && isatty(STDERR_FILENO) != 0;
-}
+IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::int64_t total,
+                               const char* noun)
+    : comm_(comm),
+      rank_(log::rank()),
+      size_(size_of(comm)),
+      total_(total),
+      videos_(std::string_view(noun) == "video"),
+      counts_(static_cast<std::size_t>(size_), Counts{}),
+      last_(now_seconds()),
+      progress_({output + ".status.json", "ingest", noun, "ingest", total, 0, rank_, size_}) {}
 
-void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t videos) {
+void IngestProgress::add(std::int64_t frames, std::int64_t clips, std::int64_t inputs) {
   Counts& mine = counts_[static_cast<std::size_t>(rank_)];
   mine[0] += frames;
   mine[1] += clips;
-  mine[2] += videos;
-  const double since = std::chrono::duration<double>(Clock::now() - last_).count();
+  mine[2] += inputs;
+  const double since = now_seconds() - last_;
   if (rank_ != 0) {
-    if (since < 1) return;
+    if (since < message_seconds) return;
     // MPI sends four numbers eagerly, so this does not wait for rank 0.
     MPI_Send(mine.data(), 4, MPI_INT64_T, 0, tag, comm_);
-    last_ = Clock::now();
-  } else if (since >= (terminal_ ? 0.2 : 10)) {
+    last_ = now_seconds();
+  } else if (since >= look_seconds) {
     receive();
-    show(false);
-    last_ = Clock::now();
+    show();
   }
 }
 
@@ -53,27 +60,18 @@ void IngestProgress::receive() {
   }
 }
 
-void IngestProgress::show(bool last) {
-  Counts sum{};
-  for (const Counts& c : counts_)
-    for (std::size_t i = 0; i < 4; ++i) sum[i] += c[i];
-  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  const auto rate = [&](std::int64_t n) {
-    return static_cast<double>(n) / std::max(seconds, 1e-3);
-  };
-  const std::string text =
-      unit_ == "videos"
-          ? fmt::format("{} of {} videos, {} clips, {} frames, {:.0f} frames/s", sum[2],
-                        total_videos_, sum[1], sum[0], rate(sum[0]))
-          : fmt::format("{} of {} {}, {:.0f}/s", sum[2], total_videos_, unit_, rate(sum[2]));
-  if (!terminal_) return log::write_info("ingest: " + text);
-  constexpr int width = 24;
-  const int filled = static_cast<int>(width * sum[2] / std::max<std::int64_t>(1, total_videos_));
-  std::fprintf(stderr, "\r[%s%s] %s\x1b[K%s",
-               std::string(static_cast<std::size_t>(filled), '#').c_str(),
-               std::string(static_cast<std::size_t>(width - filled), '.').c_str(), text.c_str(),
-               last ? "\n" : "");
-  std::fflush(stderr);
+std::int64_t IngestProgress::sum(std::size_t what) const {
+  std::int64_t all = 0;
+  for (const Counts& c : counts_) all += c[what];
+  return all;
+}
+
+void IngestProgress::show() {
+  last_ = now_seconds();
+  Progress::Values values;
+  if (videos_)
+    values = {{"clips", static_cast<double>(sum(1))}, {"frames", static_cast<double>(sum(0))}};
+  progress_.advance(sum(2), static_cast<double>(sum(2)), static_cast<double>(total_), values);
 }
 
 void IngestProgress::finish() {
@@ -84,18 +82,16 @@ void IngestProgress::finish() {
   }
   for (;;) {
     receive();
-    int done = 0;
-    for (const Counts& c : counts_) done += static_cast<int>(c[3]);
-    const double since = std::chrono::duration<double>(Clock::now() - last_).count();
-    if (done == size_) break;
-    if (since >= (terminal_ ? 0.2 : 10)) {
-      show(false);
-      last_ = Clock::now();
-    }
+    if (sum(3) == size_) break;
+    if (now_seconds() - last_ >= look_seconds) show();
     // Sleep: a busy wait would take cores on which other ranks decode.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  if (terminal_) show(true);
+  show();
+}
+
+void IngestProgress::end(int code, const std::string& error) {
+  if (rank_ == 0) progress_.end(code, sum(2), error);
 }
 
 }  // namespace weft

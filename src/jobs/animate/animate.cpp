@@ -22,6 +22,7 @@ using Kind = ClipPart::Kind;
 ListSettings settings_of(const Deck& deck) {
   ListSettings s;
   s.directory = deck.get<AnimateDeck>().output;
+  s.command = "animate";
   s.stem = "animate";
   s.report = "animate_report.json";
   s.noun = "part";

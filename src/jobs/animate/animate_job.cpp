@@ -3,6 +3,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "jobs/segment/inputs.h"
 #include "media/join_mp4.h"
 
 namespace weft {
@@ -66,6 +67,7 @@ void AnimateJob::make_part(std::int64_t item, ItemResults& results) {
   const WorkFolder folder = folder_of(item);
   Json line = {
       {"name", item_of(item).name}, {"key", item_of(item).key}, {"rank", engine_.groups().rank}};
+  const double begin = now_seconds();
   try {
     folder.create();
     Made made = Made::no;
@@ -76,6 +78,7 @@ void AnimateJob::make_part(std::int64_t item, ItemResults& results) {
     if (made == Made::stopped) return;
     if (const auto end = folder.end(); end && made == Made::no)
       return conclude(item, *end, results);
+    line["seconds"] = now_seconds() - begin;
     add_file(line, engine_.settings().directory, file_of(item));
     results.finished(line);
     if (part.kind == Kind::join) folder.remove();
@@ -197,6 +200,8 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
              result.string(), frames, part.count);
   folder.note_end({true, 0, "", ""});
   seconds_.join += now_seconds() - begin;
+  line["picture"] = as_utf8(clip.animate.picture);
+  line["speech"] = as_utf8(clip.animate.speech);
   line["frames"] = frames;
   log::write_info(fmt::format("clip      {}  {} frames  rank {}", result.string(), frames,
                               engine_.groups().rank));

@@ -228,11 +228,14 @@ bool with_features(const Deck& deck, const Texts& texts, MPI_Comm world) {
 ListSettings settings_of(const Deck& deck, const fs::path& folder) {
   ListSettings s;
   s.directory = folder;
+  s.command = "encode";
   s.stem = "encoded";
   s.report = "encode_report.json";
   s.key = "encode.output";
   s.stop_margin = deck.run.stop_margin;
   s.ahead = true;
+  // The folder goes once the store is there.
+  s.status = deck.get<EncodeDeck>().output + ".status.json";
   return s;
 }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <numeric>
 #include <string_view>
+#include <tuple>
 
 #include "core/clock.h"
 #include "core/json.h"
@@ -20,8 +21,6 @@ namespace weft {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr double progress_seconds = 10;
 
 // A rank failed during collective work: MPI calls of the others would wait for it.
 void end_for_failed(const Members& members, int rank, const std::string& noun, MPI_Comm world) {
@@ -160,6 +159,10 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
     at = end + 1;
   }
   find_missing();
+  if (settings_.status.empty()) settings_.status = settings_.directory / "status.json";
+  progress_ = std::make_unique<Progress>(Progress::Job{
+      settings_.status, settings_.command, settings_.noun, settings_.stem, std::ssize(items_),
+      std::ssize(items_) - std::ssize(missing_), members_.rank(), members_.ranks()});
 }
 
 // Rank 0 gathers the lines; then the ranks share the reading of the items' files, to check that
@@ -257,21 +260,34 @@ void ListEngine::make(ListJob& job, WorkQueue& queue, const Claimed& batch) {
   mine_.busy += end - begin;
   stop_.took(end - begin);
   queue.took(end - begin);
-  if (settings_.shared) tell_progress(batch.place);
+  tell_progress(batch);
 }
 
-// Places are claimed in order: those before this one are done, or nearly.
-void ListEngine::tell_progress(std::int64_t place) {
-  if (groups_.rank != 0 || now_seconds() - progress_at_ < progress_seconds) return;
-  progress_at_ = now_seconds();
-  std::size_t items = 0;
-  for (std::int64_t p = 0; p <= place; ++p) items += batches_[static_cast<std::size_t>(p)].size();
-  log::info("{}: {} of {} {}s, {:.2f} {}s/s", settings_.stem, items, missing_.size(),
-            settings_.noun, static_cast<double>(items) / (progress_at_ - start_), settings_.noun);
+// Places are claimed in order; where a list is not shared, all groups count as far as this one.
+void ListEngine::tell_progress(const Claimed& batch) {
+  if (groups_.rank != 0) return;
+  std::int64_t items = 0;
+  double work = 0;
+  if (settings_.shared) {
+    std::tie(items, work) = work_[static_cast<std::size_t>(batch.place)];
+  } else {
+    own_items_ += std::ssize(batch.items) * groups_.count;
+    items = std::min(own_items_, std::ssize(missing_));
+    work = work_.back().second * static_cast<double>(items) / static_cast<double>(missing_.size());
+  }
+  progress_->advance(std::ssize(items_) - std::ssize(missing_) + items, work, work_.back().second);
 }
 
 void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
   batches_ = std::move(batches);
+  for (const ItemBatch& batch : batches_) {
+    auto [items, cost] = work_.empty() ? std::pair<std::int64_t, double>() : work_.back();
+    for (const std::int64_t item : batch) cost += items_[static_cast<std::size_t>(item)].cost;
+    work_.emplace_back(items + std::ssize(batch), cost);
+  }
+  // A job without costs: all items are alike.
+  if (!work_.empty() && !(work_.back().second > 0))
+    for (auto& [items, cost] : work_) cost = static_cast<double>(items);
   manifest_ = std::make_unique<Manifest>(settings_.directory, settings_.stem, groups_.rank);
   WorkQueue queue(
       members_, &stop_, groups_, std::ssize(batches_), settings_.shared,
@@ -283,7 +299,7 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
       world_);
   // From here on each group works by itself, so it only watches its own ranks.
   members_.watch(groups_.mates(), [this](int rank) { leave_group(members_, rank); });
-  start_ = progress_at_ = now_seconds();
+  start_ = now_seconds();
   const bool ahead = settings_.ahead && groups_.size == 1;
   const auto claim = [&](bool leftover) {
     Claimed claimed = take(queue, leftover);
@@ -415,6 +431,7 @@ int ListEngine::conclude(const ListEnd& last) {
   // What finish() does may take long: it is left to the next start, as are items that nobody has
   // begun.
   const bool stopped = report.stopped && (left > 0 || last.finish);
+  const std::int64_t done = report.finished_before + report.made();
   if (!report.failures.empty() && !(stopped && left > 0)) {
     if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(
@@ -422,17 +439,21 @@ int ListEngine::conclude(const ListEnd& last) {
         fmt::format("{} of {} {}s failed", report.failures.size(), report.wanted, settings_.noun),
         "see the lines above; the same command makes only what is missing");
     log::report(e);
+    progress_->end(static_cast<int>(Exit::data), done, e.what());
     return static_cast<int>(Exit::data);
   }
   if (stopped) {
     log::write_info("stopped on request: run the same command to go on");
+    progress_->end(static_cast<int>(Exit::stopped), done);
     return static_cast<int>(Exit::stopped);
   }
   if (last.finish) last.finish(report);
+  progress_->end(0, done);
   return 0;
 }
 
 int ListEngine::end(const ListEnd& last) {
+  progress_->hide();
   mine_.made = made_;
   mine_.failed = failed_;
   mine_.skipped = skipped_;

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/progress/progress.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/members.h"
 #include "jobs/engine/queue.h"
@@ -50,6 +51,7 @@ struct ListItem {
 
 struct ListSettings {
   std::filesystem::path directory;  // of the results; all ranks share it
+  std::string command;              // in the status file, status.json in `directory`
   std::string stem;                 // of the manifest's and the report's file names
   std::string report;               // file name of the report in `directory`
   std::string noun = "clip";        // an item in messages; its plural is a key of the report
@@ -58,6 +60,7 @@ struct ListSettings {
   int group = 1;                    // ranks that make an item together
   bool shared = true;               // false: each group has its part of the list, in its order
   bool ahead = false;               // claim a batch while another is made, for prepare()
+  std::filesystem::path status{};   // another status file, where `directory` goes with the job
 };
 
 // Items, by number, that are made by one call.
@@ -185,7 +188,7 @@ class ListEngine {
   };
   Claimed take(WorkQueue& queue, bool leftover);
   void make(ListJob& job, WorkQueue& queue, const Claimed& batch);
-  void tell_progress(std::int64_t place);
+  void tell_progress(const Claimed& batch);
   void find_missing();
   ListReport read_report();
   void add_unmade(ListReport& report);
@@ -206,7 +209,11 @@ class ListEngine {
   ItemResults results_{*this};  // outlives run(): writer threads report while an error unwinds
   RankShare mine_;
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
-  double start_ = 0, progress_at_ = 0;  // of the queue; of the last progress line
+  double start_ = 0;            // of the queue
+  std::int64_t own_items_ = 0;  // of an unshared list, on all groups, as this one goes
+  // Of missing items: how many, and their costs, in all batches up to and with each.
+  std::vector<std::pair<std::int64_t, double>> work_;
+  std::unique_ptr<Progress> progress_;
 };
 
 }  // namespace weft

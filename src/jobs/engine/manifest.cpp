@@ -147,6 +147,15 @@ ManifestLines Manifest::gathered(const fs::path& directory, const std::string& s
   return lines;
 }
 
+ManifestLines Manifest::all(const fs::path& directory, const std::string& stem) {
+  ManifestLines lines = gathered(directory, stem);
+  std::error_code failed;
+  for (fs::directory_iterator it(directory, failed), end; !failed && it != end;
+       it.increment(failed))
+    if (it->path().filename().string().starts_with(stem + ".rank")) read_lines(it->path(), lines);
+  return lines;
+}
+
 ManifestLines Manifest::of_rank(const fs::path& directory, const std::string& stem, int rank) {
   ManifestLines lines;
   read_lines(part_path(directory, stem, rank), lines);

@@ -40,6 +40,9 @@ class Manifest {
   static ManifestLines of_rank(const std::filesystem::path& directory, const std::string& stem,
                                int rank);
 
+  // The gathered lines and all that ranks have added since, newest last; changes nothing.
+  static ManifestLines all(const std::filesystem::path& directory, const std::string& stem);
+
   // This rank's part, created with its first line. No two ranks append to one file: network file
   // systems would mix up their lines.
   Manifest(const std::filesystem::path& directory, const std::string& stem, int rank);

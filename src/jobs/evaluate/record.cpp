@@ -81,6 +81,7 @@ std::string data_identity(const Deck& deck) {
 ListSettings evaluation_settings(const Deck& deck) {
   ListSettings s;
   s.directory = deck.get<EvaluateDeck>().output;
+  s.command = "evaluate";
   s.stem = "images";
   s.report = "evaluate_report.json";
   s.noun = "image";

@@ -39,6 +39,7 @@ std::shared_ptr<const Watermark> open_watermark(const Deck& deck) {
 ListSettings settings_of(const Deck& deck) {
   ListSettings s;
   s.directory = output_of(deck);
+  s.command = "generate";
   s.stem = "generated";
   s.report = "generate_report.json";
   s.key = "generate.output";

@@ -13,6 +13,7 @@
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/progress/progress.h"
 #include "data/ingest/inputs.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
@@ -255,6 +256,8 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
              "reconstruct.inputs is empty");
   WEFT_CHECK((r.height == 0) == (r.width == 0), Exit::usage, "give both in pixels, or neither",
              "reconstruct.height = {} but reconstruct.width = {}", r.height, r.width);
+  int size = 1;
+  MPI_Comm_size(world, &size);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const std::vector<IngestInput> inputs = expand_inputs(r.inputs, deck.media);
@@ -273,6 +276,8 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
              "cannot make the directory {}: {}", out.string(), failed.message());
 
   // 2. Clips; a rank that is free takes the next one.
+  Progress progress({out / "status.json", "reconstruct", "clip", "reconstruct", std::ssize(inputs),
+                     0, log::rank(), size});
   const std::size_t capacity = arena_capacity(deck.memory, device);
   const auto arena = Arena::reserve(capacity);
   json mine = json::array();
@@ -281,14 +286,20 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
     Members members(out / ".ranks", "reconstruct.output", world);
     const RankGroups groups(world, 1);
     WorkQueue queue(members, nullptr, groups, std::ssize(inputs), true, {}, world);
-    for (std::int64_t i; (i = queue.next()) >= 0;)
+    for (std::int64_t i; (i = queue.next()) >= 0;) {
       mine.push_back(
           through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
+      // Those before this one are done, or nearly.
+      progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
+    }
   }
 
   // 3. The results.
   const json clips = gather(mine, world);
-  if (log::rank() == 0) report(summary(clips), out);
+  if (log::rank() == 0) {
+    report(summary(clips), out);
+    progress.end(0, std::ssize(inputs));
+  }
   return 0;
 }
 

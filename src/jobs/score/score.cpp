@@ -29,6 +29,7 @@ using Json = nlohmann::ordered_json;
 ListSettings settings_of(const Deck& deck) {
   ListSettings s;
   s.directory = parts_folder(deck.get<ScoreDeck>());
+  s.command = "score";
   s.stem = "score";
   s.report = "score_report.json";
   s.noun = "file";

@@ -20,6 +20,7 @@ namespace {
 ListSettings settings_of(const Deck& deck) {
   ListSettings s;
   s.directory = deck.get<SegmentDeck>().output;
+  s.command = "segment";
   s.stem = "segment";
   s.report = "segment_report.json";
   s.noun = "input";

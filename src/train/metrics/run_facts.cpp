@@ -143,15 +143,16 @@ void RunFacts::count(const StepMetrics& m) {
   if (m.slowest_rank >= 0) ++slowest_[static_cast<std::size_t>(m.slowest_rank)];
 }
 
-void RunFacts::print_step(const StepMetrics& m) const {
+void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {
   const auto share = [&](double s) { return 100 * s / m.seconds; };
   std::string slowest;
   if (m.rank_busy.size() > 1) slowest = fmt::format(", slowest rank {}", m.slowest_rank);
   log::info(
       "step {:>6}/{}  loss {:.5f}  grad {:.3f}  lr {:.2e}  {:.3f} s  (data {:.1f} %, comm {:.1f} "
-      "%, wait {:.1f} %, save {:.1f} %{})",
+      "%, wait {:.1f} %, save {:.1f} %{}){}",
       m.step + 1, deck_.train.steps, m.loss, m.grad_norm, m.lr, m.seconds, share(m.split.data_wait),
-      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest);
+      share(m.split.comm_exposed), share(m.split.wait_slowest), share(m.split.checkpoint), slowest,
+      left);
 }
 
 void RunFacts::print_end(const Trainer& trainer) const {

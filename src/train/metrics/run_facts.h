@@ -24,7 +24,8 @@ class RunFacts {
   void write(const std::filesystem::path& run_dir) const;
 
   void count(const StepMetrics& m);
-  void print_step(const StepMetrics& m) const;
+  // `left`: ", 3 min 20 s left", or "".
+  void print_step(const StepMetrics& m, const std::string& left) const;
   // Achieved against predicted, where the time went and on whom it was waited for, and every
   // warning once more.
   void print_end(const Trainer& trainer) const;

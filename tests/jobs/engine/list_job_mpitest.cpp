@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "core/json.h"
+#include "core/progress/job_status.h"
 
 namespace weft {
 namespace {
@@ -95,6 +96,7 @@ class ListJobTest : public ::testing::Test {
     long pid = getpid();
     MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
     settings_.directory = fs::temp_directory_path() / fmt::format("weft_list_job_{}", pid);
+    settings_.command = "count";
     settings_.stem = "squares";
     settings_.report = "squares_report.json";
     settings_.noun = "square";
@@ -116,6 +118,11 @@ class ListJobTest : public ::testing::Test {
   nlohmann::json report() const {
     std::ifstream in(settings_.directory / settings_.report);
     return nlohmann::json::parse(in);
+  }
+  JobStatus status() const {
+    const auto s = read_status(settings_.directory / "status.json");
+    EXPECT_TRUE(s);
+    return s.value_or(JobStatus());
   }
   // How often each item was begun, by all ranks.
   std::vector<int> begun(std::int64_t count) const {
@@ -156,6 +163,10 @@ TEST_F(ListJobTest, MakesEachItemOnceCostliestFirst) {
   const ManifestLines lines = Manifest::gathered(settings_.directory, settings_.stem);
   EXPECT_EQ(lines.size(), 200u);
   EXPECT_EQ(lines.at("square12").parsed().at("square"), 144);
+  EXPECT_EQ(status().state, "finished");
+  EXPECT_EQ(status().command, "count");
+  EXPECT_EQ(status().done, 200);
+  EXPECT_EQ(status().ranks, ranks_);
   EXPECT_FALSE(fs::exists(settings_.directory / ".ranks"));
 }
 
@@ -186,6 +197,9 @@ TEST_F(ListJobTest, OneRankThatIsAskedStopsAll) {
   EXPECT_EQ(run(count, ask), static_cast<int>(Exit::stopped));
   EXPECT_LT(report().at("made").get<std::int64_t>(), count);
   EXPECT_TRUE(fs::exists(settings_.directory / "stopped"));
+  EXPECT_EQ(status().state, "stopped");
+  EXPECT_EQ(status().done, report().at("made"));
+  EXPECT_EQ(status().total, count);
   // Going on makes the rest, and no item twice.
   const std::vector<int> first = begun(count);
   EXPECT_EQ(std::count(first.begin(), first.end(), 1), report().at("made"));
@@ -224,6 +238,9 @@ TEST_F(ListJobTest, AFailedItemIsNamedAndTheOthersAreMade) {
   EXPECT_EQ(report().at("made"), 19);
   EXPECT_THAT(report().at("failures").get<std::vector<std::string>>(),
               ElementsAre("square6: 6 is no good"));
+  EXPECT_EQ(status().state, "failed");
+  EXPECT_EQ(status().error, "1 of 20 squares failed");
+  EXPECT_EQ(status().done, 19);
   MPI_Barrier(MPI_COMM_WORLD);
   order_.clear();
   EXPECT_EQ(run(20), 0);

@@ -41,15 +41,15 @@ float inverse_rms(const T* x, std::int64_t d) {
   return 1.0f / std::sqrt(hsum(squares) / static_cast<float>(d) + epsilon);
 }
 
-// to[i, 0..dp) = rope(norm(x_i)), zero beyond d.
+// to[i, 0..dp) = rope(norm(x_i)) * factor, zero beyond d.
 template <class T>
 void pack(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d, const Prepare& p,
-          float* to) {
+          float factor, float* to) {
   const std::int64_t dp = padded(d);
   for (std::int64_t r = 0; r < n; ++r) {
     const T* in = x[first + r];
     float* out = to + r * dp;
-    const float scale = p.weight ? inverse_rms(in, d) : 1.0f;
+    const float scale = p.weight ? factor * inverse_rms(in, d) : factor;
     const float* c = p.cosine ? p.cosine + (first + r) * dp : nullptr;
     const float* s = p.sine ? p.sine + (first + r) * dp : nullptr;
     for_vectors(d, [&](std::int64_t i, int m) {
@@ -65,7 +65,7 @@ void pack(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d, c
 // null).
 template <class T>
 void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::int64_t d,
-                     const Prepare& p, float* g, Rows<T> dx, float* dw) {
+                     const Prepare& p, float factor, float* g, Rows<T> dx, float* dw) {
   const std::int64_t dp = padded(d);
   for (std::int64_t r = 0; r < n; ++r) {
     const T* in = x[first + r];
@@ -80,21 +80,21 @@ void unpack_gradient(Rows<const T> x, std::int64_t first, std::int64_t n, std::i
       }
     }
     if (!p.weight) {
-      for_vectors(d, [&](std::int64_t i, int m) { store_n(out + i, load(gr + i), m); });
+      for_vectors(d, [&](std::int64_t i, int m) { store_n(out + i, load(gr + i) * factor, m); });
       continue;
     }
     const float rstd = inverse_rms(in, d);
     vf dot{};
     for_vectors(d, [&](std::int64_t i, int m) {
       const vf normed = load_n(in + i, m) * rstd;
-      const vf gi = load(gr + i);
+      const vf gi = load(gr + i) * factor;
       dot += gi * load(p.weight + i) * normed;
       if (dw) store(dw + i, load(dw + i) + gi * normed);
     });
     const float mean = hsum(dot) / static_cast<float>(d);
     for_vectors(d, [&](std::int64_t i, int m) {
       const vf normed = load_n(in + i, m) * rstd;
-      const vf gi = load(gr + i) * load(p.weight + i);
+      const vf gi = load(gr + i) * factor * load(p.weight + i);
       store_n(out + i, rstd * (gi - normed * mean), m);
     });
   }
@@ -156,15 +156,15 @@ void head_forward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const T
       scratch<Scratch>(static_cast<std::size_t>(2 * nk * dp + d * np + 2 * qb * dp + qb * np + qb));
   float *values = keys + nk * dp, *keys_t = values + nk * dp, *queries = keys_t + d * np;
   float *scores = queries + qb * dp, *result = scores + qb * np, *inverse = result + qb * dp;
-  pack<T>(k, 0, nk, d, pk, keys);
+  pack<T>(k, 0, nk, d, pk, 1.0f, keys);
   // Columns beyond nk hold whatever the scratch held: their products are never read.
   transpose(keys, dp, nk, d, keys_t, np);
-  pack<T>(v, 0, nk, d, Prepare{}, values);
+  pack<T>(v, 0, nk, d, Prepare{}, 1.0f, values);
   for (std::int64_t first = 0; first < nq; first += qb) {
     const std::int64_t rows = std::min(qb, nq - first);
-    pack<T>(q, first, rows, d, pq, queries);
+    pack<T>(q, first, rows, d, pq, factor, queries);
     small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
-    softmax_rows(scores, rows, nk, np, factor, inverse, lse + first);
+    softmax_rows(scores, rows, nk, np, 1.0f, inverse, lse + first);
     small_gemm(rows, dp, nk, scores, np, 1, values, dp, result, dp, false);
     for (std::int64_t r = 0; r < rows; ++r) {
       T* to = out[first + r];
@@ -190,29 +190,28 @@ void head_backward(std::int64_t nq, std::int64_t nk, std::int64_t d, Rows<const 
   float *dresult = queries + qb * dp, *dqueries = dresult + qb * dp;
   float *scores = dqueries + qb * dp, *dscores = scores + qb * np;
   // dvalues first holds the values themselves, until their transpose is made.
-  pack<T>(v, 0, nk, d, Prepare{}, dvalues);
-  pack<T>(k, 0, nk, d, pk, keys);
+  pack<T>(v, 0, nk, d, Prepare{}, 1.0f, dvalues);
+  pack<T>(k, 0, nk, d, pk, 1.0f, keys);
   transpose(dvalues, dp, nk, d, values_t, np);
   transpose(keys, dp, nk, d, keys_t, np);
   for (std::int64_t first = 0; first < nq; first += qb) {
     const std::int64_t rows = std::min(qb, nq - first);
     const bool later = first > 0;
-    pack<T>(q, first, rows, d, pq, queries);
-    pack<T>(dout, first, rows, d, Prepare{}, dresult);
+    pack<T>(q, first, rows, d, pq, factor, queries);
+    pack<T>(dout, first, rows, d, Prepare{}, 1.0f, dresult);
     small_gemm(rows, nk, d, queries, dp, 1, keys_t, np, scores, np, false);
     small_gemm(rows, nk, d, dresult, dp, 1, values_t, np, dscores, np, false);
     for (std::int64_t r = 0; r < rows; ++r) {
       float *s = scores + r * np, *ds = dscores + r * np;
-      const float delta = probabilities(s, ds, nk, lse[first + r], factor);
-      for_vectors(nk, [&](std::int64_t i, int) {
-        store(ds + i, load(s + i) * (factor * (load(ds + i) - delta)));
-      });
+      const float delta = probabilities(s, ds, nk, lse[first + r], 1.0f);
+      for_vectors(
+          nk, [&](std::int64_t i, int) { store(ds + i, load(s + i) * (load(ds + i) - delta)); });
     }
     small_gemm(nk, dp, rows, scores, 1, np, dresult, dp, dvalues, dp, later);
     small_gemm(nk, dp, rows, dscores, 1, np, queries, dp, dkeys, dp, later);
     small_gemm(rows, dp, nk, dscores, np, 1, keys, dp, dqueries, dp, false);
-    unpack_gradient<T>(q, first, rows, d, pq, dqueries, dq, dwq);
+    unpack_gradient<T>(q, first, rows, d, pq, factor, dqueries, dq, dwq);
   }
-  unpack_gradient<T>(k, 0, nk, d, pk, dkeys, dk, dwk);
-  unpack_gradient<T>(v, 0, nk, d, Prepare{}, dvalues, dv, nullptr);
+  unpack_gradient<T>(k, 0, nk, d, pk, 1.0f, dkeys, dk, dwk);
+  unpack_gradient<T>(v, 0, nk, d, Prepare{}, 1.0f, dvalues, dv, nullptr);
 }

@@ -1,6 +1,7 @@
 // One head of one sequence as in head.h, with products of bf16 summed in f32: twice the rate on
 // processors with AVX512_BF16. As on a GPU, rows are rounded after norm and rotation, and so are
-// probabilities and gradients of scores; sums, maxima and exponentials stay f32. A product's
+// probabilities and gradients of scores; sums, maxima and exponentials stay f32. The scale of the
+// scores is applied to them, for on q it would take part in its rounding. A product's
 // operands lie in pairs along its depth, so a matrix that is multiplied along its rows and along
 // its columns is kept in both orders. Included inside WEFT_CPU_BEGIN/END.
 
@@ -65,14 +66,14 @@ inline void head_forward_bf16(std::int64_t nq, std::int64_t nk, std::int64_t d, 
   float *block = memory.floats(qb * dp), *scores = memory.floats(qb * np);
   Pair* p = memory.pairs(qb * np / 2);
   float *result = memory.floats(qb * dp), *inverse = memory.floats(qb);
-  pack<bf16>(k, 0, nk, d, pk, rows_f32);
+  pack<bf16>(k, 0, nk, d, pk, 1.0f, rows_f32);
   pairs_in_rows(rows_f32, nk, dp, keys);
   transpose(keys, dp / 2, nk, d2, keys_t, np);
-  pack<bf16>(v, 0, nk, d, Prepare{}, rows_f32);
+  pack<bf16>(v, 0, nk, d, Prepare{}, 1.0f, rows_f32);
   pairs_of_rows(rows_f32, nk, dp, values);
   for (std::int64_t first = 0; first < nq; first += qb) {
     const std::int64_t rows = std::min(qb, nq - first);
-    pack<bf16>(q, first, rows, d, pq, block);
+    pack<bf16>(q, first, rows, d, pq, 1.0f, block);
     pairs_in_rows(block, rows, dp, queries);
     small_gemm(rows, nk, d2, queries, dp / 2, 1, keys_t, np, scores, np, false);
     softmax_rows(scores, rows, nk, np, factor, inverse, lse + first);
@@ -109,20 +110,20 @@ inline void head_backward_bf16(std::int64_t nq, std::int64_t nk, std::int64_t d,
   Pair *p_t = memory.pairs(qb2 * np), *ds_t = memory.pairs(qb2 * np);
   Pair* ds = memory.pairs(qb * np / 2);
   // dkeys holds the rows of values and keys until gradients take their place.
-  pack<bf16>(v, 0, nk, d, Prepare{}, dkeys);
+  pack<bf16>(v, 0, nk, d, Prepare{}, 1.0f, dkeys);
   pairs_in_rows(dkeys, nk, dp, in_rows);
   transpose(in_rows, dp / 2, nk, d2, values_t, np);
-  pack<bf16>(k, 0, nk, d, pk, dkeys);
+  pack<bf16>(k, 0, nk, d, pk, 1.0f, dkeys);
   pairs_in_rows(dkeys, nk, dp, in_rows);
   transpose(in_rows, dp / 2, nk, d2, keys_t, np);
   pairs_of_rows(dkeys, nk, dp, keys);
   for (std::int64_t first = 0; first < nq; first += qb) {
     const std::int64_t rows = std::min(qb, nq - first), rows2 = (rows + 1) / 2;
     const bool later = first > 0;
-    pack<bf16>(q, first, rows, d, pq, block);
+    pack<bf16>(q, first, rows, d, pq, 1.0f, block);
     pairs_in_rows(block, rows, dp, queries);
     pairs_of_rows(block, rows, dp, queries_t);
-    pack<bf16>(dout, first, rows, d, Prepare{}, block);
+    pack<bf16>(dout, first, rows, d, Prepare{}, 1.0f, block);
     pairs_in_rows(block, rows, dp, dresult);
     pairs_of_rows(block, rows, dp, dresult_t);
     small_gemm(rows, nk, d2, queries, dp / 2, 1, keys_t, np, scores, np, false);
@@ -148,10 +149,10 @@ inline void head_backward_bf16(std::int64_t nq, std::int64_t nk, std::int64_t d,
     small_gemm(nk, dp, rows2, p_t, 1, np, dresult_t, dp, dvalues, dp, later);
     small_gemm(nk, dp, rows2, ds_t, 1, np, queries_t, dp, dkeys, dp, later);
     small_gemm(rows, dp, nk2, ds, np / 2, 1, keys, dp, dqueries, dp, false);
-    unpack_gradient<bf16>(q, first, rows, d, pq, dqueries, dq, dwq);
+    unpack_gradient<bf16>(q, first, rows, d, pq, 1.0f, dqueries, dq, dwq);
   }
-  unpack_gradient<bf16>(k, 0, nk, d, pk, dkeys, dk, dwk);
-  unpack_gradient<bf16>(v, 0, nk, d, Prepare{}, dvalues, dv, nullptr);
+  unpack_gradient<bf16>(k, 0, nk, d, pk, 1.0f, dkeys, dk, dwk);
+  unpack_gradient<bf16>(v, 0, nk, d, Prepare{}, 1.0f, dvalues, dv, nullptr);
 }
 
 #endif

@@ -1,0 +1,299 @@
+#include "report/status.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/files.h"
+#include "core/error.h"
+#include "report/data.h"
+#include "report/html.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// A job that lives writes its status every ten seconds.
+constexpr double silent_after = 60;
+constexpr int deepest = 5;                   // folders below the one that is named
+constexpr std::size_t most_folders = 20000;  // that are looked at
+
+std::int64_t steps_of_deck(const std::string& deck) {
+  try {
+    return parse_deck(deck, "deck.toml", {}).train.steps;
+  } catch (const Error&) {
+    return 0;  // of another weft
+  }
+}
+
+// Of a run that an older weft has written: its metrics say how far it came.
+std::optional<JobStatus> status_of_metrics(const fs::path& dir) {
+  std::error_code none;
+  if (!fs::is_regular_file(dir / "metrics.jsonl", none)) return std::nullopt;
+  try {
+    const report_page::Run run = report_page::load_run(dir);
+    JobStatus s;
+    s.command = "train";
+    s.noun = "step";
+    s.done = static_cast<std::int64_t>(run.steps.step.back());
+    s.total = std::max(s.done, steps_of_deck(run.deck));
+    s.ranks = std::max(1, static_cast<int>(run.ranks_number));
+    s.updated = s.advanced = run.ended;
+    if (std::isfinite(run.steps.loss.back())) s.values = {{"loss", run.steps.loss.back()}};
+    const double step = report_page::median(run.steps.seconds);
+    if (step > 0) s.rate = 1 / step;
+    if (s.done >= s.total)
+      s.state = "finished";
+    else if (s.rate > 0)
+      s.left = static_cast<double>(s.total - s.done) / s.rate;
+    return s;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string newest_checkpoint(const fs::path& dir) {
+  const auto latest = checkpoint::read_latest(dir);
+  std::error_code none;
+  return latest && fs::exists(dir / *latest, none) ? *latest : "";
+}
+
+std::string time_text(double seconds) {
+  if (!(seconds > 0) || seconds > 4e9) return "-";
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
+}
+
+// "running", "silent since 2026-11-24 10:00:12", "stopped early", "failed (exit code 3)".
+std::string state_text(const JobStatus& s) {
+  if (s.state == "silent") return "silent since " + time_text(s.updated);
+  if (s.state == "stopped") return "stopped early";
+  if (s.state == "failed") return fmt::format("failed (exit code {})", s.code);
+  return s.state;
+}
+
+std::string share_text(const JobStatus& s) {
+  if (s.total <= 0) return fmt::format("{}", s.done);
+  return fmt::format("{} of {}", s.done, s.total);
+}
+
+std::string pace_text(const JobStatus& s) {
+  if (!(s.rate > 0)) return "";
+  return s.rate >= 0.1 ? fmt::format("{} {}s/s", report_page::rate_text(s.rate), s.noun)
+                       : fmt::format("{} a {}", duration_text(1 / s.rate), s.noun);
+}
+
+bool goes_on(const JobStatus& s) { return s.state == "running"; }
+
+// Names and messages come from files: no control characters reach the terminal.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
+  return text;
+}
+
+void look_below(const fs::path& folder, int depth, std::size_t& looked, double now,
+                std::vector<KnownJob>& jobs) {
+  std::error_code failed;
+  std::vector<fs::path> folders;
+  for (fs::directory_iterator it(folder, failed), end; !failed && it != end; it.increment(failed)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with('.')) continue;
+    std::error_code none;
+    const fs::file_status what = it->symlink_status(none);
+    if (fs::is_directory(what)) folders.push_back(it->path());
+    constexpr std::string_view beside = ".status.json";
+    if (fs::is_regular_file(what) && name.ends_with(beside))
+      if (auto job = find_job(
+              (folder / name.substr(0, name.size() - beside.size())).lexically_normal(), now))
+        jobs.push_back(std::move(*job));
+  }
+  for (const fs::path& f : folders) {
+    if (++looked > most_folders) return;
+    if (auto job = find_job(f.lexically_normal(), now)) jobs.push_back(std::move(*job));
+    // Also below a job: a training run holds what was generated from it.
+    if (depth < deepest) look_below(f, depth + 1, looked, now, jobs);
+  }
+}
+
+Json json_of(const KnownJob& job, double now) {
+  const JobStatus& s = job.status;
+  Json j = {{"path", job.path.string()},
+            {"command", s.command},
+            {"state", s.state},
+            {"unit", s.noun},
+            {"done", s.done},
+            {"total", s.total},
+            {"done_before", s.before},
+            {"ranks", s.ranks}};
+  if (s.rate > 0) j["rate"] = s.rate;
+  if (goes_on(s) && s.left > 0) j["seconds_left"] = s.left;
+  for (const auto& [name, value] : s.values) j[name] = value;
+  if (!job.checkpoint.empty()) j["checkpoint"] = job.checkpoint;
+  if (s.started > 0) j["started"] = s.started;
+  j["updated"] = s.updated;
+  j["seconds_since_update"] = std::max(0.0, now - s.updated);
+  if (s.advanced > 0) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
+  if (!s.host.empty()) j["host"] = s.host;
+  if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
+  if (!s.error.empty()) j["error"] = s.error;
+  j["warnings"] = s.warnings;
+  return j;
+}
+
+}  // namespace
+
+std::optional<KnownJob> find_job(const fs::path& path, double now) {
+  std::error_code none;
+  KnownJob job;
+  job.path = path;
+  std::optional<JobStatus> status;
+  // Beside a file: of jobs that make one file, and of those that keep a folder beside it.
+  std::string plain = path.string();
+  while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
+  for (const fs::path& file : {path / "status.json", fs::path(plain + ".status.json"),
+                               fs::path(plain + ".parts/status.json")})
+    if (!status) status = read_status(file);
+  if (!status) {
+    status = status_of_metrics(path);
+    job.measured = false;
+  }
+  if (!status) return std::nullopt;
+  job.status = std::move(*status);
+  JobStatus& s = job.status;
+  // Before its first lines of status, an old run's steps tell how long silence may last.
+  const double patience =
+      job.measured || !(s.rate > 0) ? silent_after : std::max(silent_after, 10 / s.rate);
+  if (s.state == "running" && now - s.updated > patience) s.state = "silent";
+  if (s.command == "train") job.checkpoint = newest_checkpoint(path);
+  return job;
+}
+
+std::vector<KnownJob> find_jobs(const fs::path& path, double now) {
+  std::vector<KnownJob> jobs;
+  if (auto job = find_job(path, now)) {
+    jobs.push_back(std::move(*job));
+    return jobs;
+  }
+  std::size_t looked = 0;
+  look_below(path, 1, looked, now, jobs);
+  std::sort(jobs.begin(), jobs.end(),
+            [](const KnownJob& a, const KnownJob& b) { return a.path < b.path; });
+  return jobs;
+}
+
+std::string describe_job(const KnownJob& job, double now) {
+  const JobStatus& s = job.status;
+  std::string text;
+  const auto row = [&](const char* name, const std::string& value) {
+    if (!value.empty()) text += fmt::format("{:<9} {}\n", name, printable(value));
+  };
+  row("job", fmt::format("{}, {}", job.path.string(), s.command));
+  std::string state = state_text(s);
+  if (goes_on(s))
+    state += fmt::format(", last heard of {} ago", duration_text(std::max(0.0, now - s.updated)));
+  if (goes_on(s) && s.advanced > 0)
+    state +=
+        fmt::format(", last {} {} ago", s.noun, duration_text(std::max(0.0, now - s.advanced)));
+  row("state", state);
+  row("error", s.error);
+  std::string done = share_text(s) + " " + s.noun + "s";
+  if (s.total > 0)
+    done += fmt::format(" ({:.1f} %)",
+                        100 * static_cast<double>(s.done) / static_cast<double>(s.total));
+  if (s.before > 0) done += fmt::format(", {} of them by earlier starts", s.before);
+  row("done", done);
+  std::string pace = pace_text(s);
+  if (goes_on(s) && s.left > 0)
+    pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
+  row("pace", pace);
+  for (const auto& [name, value] : s.values) row(name.c_str(), fmt::format("{:.6g}", value));
+  row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
+  row("saved", job.checkpoint);
+  if (s.started > 0) {
+    const double until = goes_on(s) ? now : s.updated;
+    row("started", fmt::format("{}, {} {}", time_text(s.started), goes_on(s) ? "for" : "took",
+                               duration_text(std::max(0.0, until - s.started))));
+  }
+  for (const std::string& w : s.warnings) row("warned", w);
+  return text;
+}
+
+std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
+  std::size_t path = 4, state = 5, done = 4;
+  std::vector<std::array<std::string, 3>> cells;
+  for (const KnownJob& j : jobs) {
+    const JobStatus& s = j.status;
+    cells.push_back(
+        {printable(j.path.string()), state_text(s), printable(share_text(s) + " " + s.noun + "s")});
+    path = std::max(path, cells.back()[0].size());
+    state = std::max(state, cells.back()[1].size());
+    done = std::max(done, cells.back()[2].size());
+  }
+  std::string text;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const JobStatus& s = jobs[i].status;
+    std::string rest = pace_text(s);
+    const auto add = [&](const std::string& more) { rest += (rest.empty() ? "" : ", ") + more; };
+    if (goes_on(s) && s.left > 0) add(duration_text(s.left) + " left");
+    for (const auto& [name, value] : s.values) add(fmt::format("{} {:.4g}", name, value));
+    if (!goes_on(s) && s.state != "silent")
+      add(duration_text(std::max(0.0, now - s.updated)) + " ago");
+    if (!s.error.empty()) add(s.error);
+    std::string line =
+        fmt::format("{:<{}}  {:<11}  {:<{}}  {:<{}}  {}", cells[i][0], path, printable(s.command),
+                    cells[i][1], state, cells[i][2], done, printable(rest));
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string jobs_as_json(const std::vector<KnownJob>& jobs, double now) {
+  Json all = Json::array();
+  for (const KnownJob& job : jobs) all.push_back(json_of(job, now));
+  return all.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Command status_command() {
+  struct Options {
+    std::vector<std::string> paths;
+    bool json = false;
+  };
+  const auto o = std::make_shared<Options>();
+  Command c{"status", "tell how far jobs are, from their files: state, time left, warnings",
+            [o](const Deck&, MPI_Comm) {
+              const double now =
+                  std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+                      .count();
+              std::vector<KnownJob> jobs;
+              for (const std::string& path : o->paths) {
+                std::vector<KnownJob> found = find_jobs(path, now);
+                WEFT_CHECK(!found.empty(), Exit::data,
+                           "name a run directory, the folder of a job's results, or the file that "
+                           "it writes; a job has a status once it has begun its work",
+                           "{} holds no job's status", path);
+                std::move(found.begin(), found.end(), std::back_inserter(jobs));
+              }
+              fmt::print("{}", o->json            ? jobs_as_json(jobs, now)
+                               : jobs.size() == 1 ? describe_job(jobs.front(), now)
+                                                  : table_of_jobs(jobs, now));
+              return 0;
+            }};
+  c.first_rank_only = true;
+  c.option("paths", o->paths, "run directories, results of jobs, or folders that hold such")
+      .required = true;
+  c.option("--json", o->json, "as JSON: a list of jobs");
+  return c;
+}
+
+}  // namespace weft

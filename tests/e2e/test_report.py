@@ -1,0 +1,173 @@
+"""weft report and weft status on what jobs have left: pages that need nothing else, event files that TensorBoard reads, and
+how far each job is."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+from harness import MPIEXEC, REPOSITORY, WEFT, WeftTest
+from tiny_models import TINY_GENERATE_DECK
+
+DATA, NON_FINITE, STOPPED = 3, 5, 75
+# Where tools/test.sh installs what tests need from PyPI.
+PACKAGES = REPOSITORY / "build" / "python"
+
+
+class Page(WeftTest):
+    def page(self, *inputs):
+        """The page of `weft report`, which must need no other file."""
+        job = self.weft("report", *inputs, ranks=0)
+        path = self.dir / job.out.strip()
+        html = path.read_text()
+        for outside in ("http-equiv", "<link", "@import", "src=\"http", "src=\"/", "href=\"http", "url("):
+            self.assertNotIn(outside, html)
+        self.assertEqual(re.findall(r'src="(?!data:)[^"]*"', html), [])
+        self.assertIn("prefers-color-scheme: dark", html)
+        return path, html
+
+    def status(self, *paths):
+        return json.loads(self.weft("status", *paths, "--json", ranks=0).out)
+
+
+class Training(Page):
+    def test_status_follows_a_run(self):
+        job = self.start("train", "deck.toml", "run.dir=run", "train.steps=4000", ranks=2)
+        self.wait_for_steps(job, "run", 20)
+        state = self.status("run")[0]
+        self.assertEqual((state["command"], state["state"], state["unit"], state["total"], state["ranks"]),
+                         ("train", "running", "step", 4000, 2))
+        job.process.send_signal(signal.SIGUSR1)
+        self.assertEqual(job.wait(), STOPPED, job.err)
+        state = self.status("run")[0]
+        steps = len(self.metrics("run"))
+        self.assertEqual((state["state"], state["done"], state["exit_code"]), ("stopped", steps, STOPPED))
+        self.assertEqual(state["checkpoint"], f"step_{steps}")
+        self.assertAlmostEqual(state["loss"], self.losses("run")[-1], delta=1e-6)
+        self.train("run", f"train.steps={steps + 3}")
+        state = self.status("run")[0]
+        self.assertEqual((state["state"], state["done"], state["done_before"]), ("finished", steps + 3, steps))
+        text = self.weft("status", "run", ranks=0).out
+        self.assertIn("state     finished\n", text)
+        self.assertIn(f"({100:.1f} %), {steps} of them by earlier starts", text)
+
+    def test_status_says_why_a_run_failed(self):
+        with mock.patch.dict(os.environ, WEFT_FAULT="nan:1:7:0"):
+            job = self.train("run", expect=NON_FINITE)
+        state = self.status("run")[0]
+        self.assertEqual((state["state"], state["exit_code"], state["total"]), ("failed", NON_FINITE, 20))
+        self.assertIn(f"ERROR: {state['error']}", job.err)
+
+    def test_no_job_is_said_so(self):
+        self.refused(self.weft("status", ".", ranks=0, expect=None), DATA, "holds no job's status")
+
+    def test_a_log_tells_the_time_left(self):
+        job = self.train("run", "train.steps=12", "train.log_every=3")
+        lines = re.findall(r"^step +\d+/.*", job.err, re.M)
+        self.assertEqual(len(lines), 4)
+        self.assertRegex(lines[1], r"\), \d+ s left$")
+        self.assertNotIn("\x1b", job.err, "no terminal, nothing is redrawn")
+
+    def test_a_terminal_has_one_line_that_is_redrawn(self):
+        start = [WEFT, "train", "deck.toml", "train.log_every=10"]
+        for command in (start, [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", *start]):
+            ours, theirs = pty.openpty()
+            job = subprocess.Popen(command, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
+                                   env=dict(os.environ, TERM="xterm", OMP_NUM_THREADS="1"))
+            os.close(theirs)
+            shown = b""
+            # A terminal whose other end is closed is an error, not an end.
+            with contextlib.suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    shown += piece
+            os.close(ours)
+            text = shown.decode(errors="replace")
+            self.assertEqual(job.wait(), 0, text)
+            self.assertRegex(text, r"\r\x1b\[K\[[#.]{20}\] \d+ of 20 steps")
+            self.assertRegex(text, r"\r\x1b\[Kstep +10/20  loss")
+            # What follows the work is told without it.
+            self.assertNotIn("\x1b", text[text.index("20 steps in"):])
+            shutil.rmtree(self.dir / "run")
+
+    def test_two_runs_on_one_page(self):
+        self.train("one", ranks=1)
+        self.train("two", ranks=2)
+        path, html = self.page("one", "two")
+        self.assertEqual(path, self.dir / "one" / "report.html")
+        for title in ("Loss over time", "Step time", "Speed"):
+            self.assertIn(f"<h2>{title}</h2>", html)
+        self.assertRegex(html, r"1 rank, efficiency 100 %")
+        self.assertRegex(html, r"2 ranks, efficiency \d")
+
+    @unittest.skipUnless((PACKAGES / "tensorboard").is_dir(), f"{PACKAGES} has no TensorBoard (tools/test.sh)")
+    def test_tensorboard_reads_the_metrics(self):
+        self.train("run", "train.steps=30")
+        os.makedirs(self.dir / "other")
+        os.symlink(self.dir / "run", self.dir / "other" / "run")
+        out = self.weft("report", "--tensorboard", "events", "run", "other/run", ranks=0).out.split()
+        self.assertEqual(out, [f"events/{name}/events.out.tfevents.weft" for name in ("run", "run_2")])
+        self.assertFalse((self.dir / "run" / "report.html").exists())
+        sys.path.insert(0, str(PACKAGES))
+        from tensorboard.backend.event_processing import event_accumulator, event_file_loader
+        events = list(event_file_loader.EventFileLoader(str(self.dir / out[0])).Load())
+        self.assertEqual(events[0].file_version, "brain.Event:2")
+        self.assertEqual(len(events), 31)
+        read = event_accumulator.EventAccumulator(str(self.dir / out[0]), size_guidance={"scalars": 0})
+        read.Reload()
+        metrics = self.metrics("run")
+        tags = set(read.Tags()["scalars"])
+        self.assertLessEqual({"loss", "grad_norm", "lr", "seconds", "memory/resident_bytes", "split/compute",
+                              "split/data_wait", "ranks/spread"}, tags)
+        for tag, value in (("loss", lambda m: m["loss"]), ("grad_norm", lambda m: m["grad_norm"]),
+                           ("lr", lambda m: m["lr"]), ("seconds", lambda m: m["seconds"]),
+                           ("memory/resident_bytes", lambda m: m["memory"]["resident_bytes"]),
+                           ("split/compute", lambda m: m["split"]["compute"])):
+            scalars = read.Scalars(tag)
+            self.assertEqual([s.step for s in scalars], [m["step"] + 1 for m in metrics])
+            for s, m in zip(scalars, metrics):
+                self.assertTrue(math.isclose(s.value, value(m), rel_tol=1e-6, abs_tol=1e-12), (tag, s, value(m)))
+        times = [s.wall_time for s in read.Scalars("loss")]
+        self.assertEqual(times, sorted(times))
+        self.assertAlmostEqual(times[-1], (self.dir / "run" / "metrics.jsonl").stat().st_mtime, delta=1e-3)
+
+
+class Clips(Page):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "deck.toml").write_text(TINY_GENERATE_DECK)
+        (self.dir / "prompts.txt").write_text("a <b>cat</b>\na dog {\"num_frames\": 1}\n")
+        self.job = self.weft("generate", "deck.toml", "generate.prompt_file=prompts.txt", ranks=2)
+
+    def test_a_gallery(self):
+        path, html = self.page("out")
+        self.assertEqual(path, self.dir / "out" / "report.html")
+        self.assertEqual(html.count("data:video/mp4;base64,"), 1)
+        self.assertEqual(html.count("data:image/png;base64,"), 1)
+        self.assertNotIn("<b>cat</b>", html)
+        for line in map(json.loads, (self.dir / "out" / "generated.jsonl").read_text().splitlines()):
+            self.assertIn(f"seed {line['seed']} · {line['width']} x {line['height']}", html)
+            self.assertIn(f" · rank {line['rank']}", html)
+
+    def test_the_status_of_a_list(self):
+        state = self.status("out")[0]
+        self.assertEqual((state["command"], state["state"], state["done"], state["total"], state["unit"]),
+                         ("generate", "finished", 2, 2, "clip"))
+        # The same command finds all made, and one with another clip makes that alone.
+        (self.dir / "prompts.txt").write_text("a <b>cat</b>\na dog {\"num_frames\": 1}\na bird {\"num_frames\": 1}\n")
+        self.weft("generate", "deck.toml", "generate.prompt_file=prompts.txt", ranks=1)
+        state = self.status(".")[0]
+        self.assertEqual((pathlib.Path(state["path"]).name, state["done"], state["total"], state["done_before"]),
+                         ("out", 3, 3, 2))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,159 @@
+#include "report/status.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "report/report.h"
+#include "report/tensorboard.h"
+
+namespace weft {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+
+constexpr double now = 1.8e9;
+
+class Status : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::path(testing::TempDir()) / ("weft_status_" + std::to_string(getpid()));
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  void write(const std::string& name, const std::string& text) {
+    fs::create_directories((dir_ / name).parent_path());
+    std::ofstream(dir_ / name, std::ios::binary) << text;
+  }
+  static JobStatus running() {
+    JobStatus s;
+    s.command = "train";
+    s.noun = "step";
+    s.done = 30;
+    s.total = 120;
+    s.before = 10;
+    s.rate = 0.5;
+    s.left = 180;
+    s.ranks = 4;
+    s.host = "node7";
+    s.started = now - 3700;
+    s.updated = now - 5;
+    s.advanced = now - 65;
+    s.values = {{"loss", 0.125}};
+    s.warnings = {"slow \x1b[31mdisk"};
+    return s;
+  }
+  fs::path dir_;
+};
+
+TEST_F(Status, OfARunningJob) {
+  write("run/status.json", to_text(running()));
+  fs::create_directories(dir_ / "run/step_20");
+  fs::create_directory_symlink("step_20", dir_ / "run/latest");
+  const auto job = find_job(dir_ / "run", now);
+  ASSERT_TRUE(job);
+  const std::string text = describe_job(*job, now);
+  EXPECT_THAT(text, HasSubstr("run, train\n"));
+  EXPECT_THAT(text,
+              HasSubstr("state     running, last heard of 5 s ago, last step 1 min 05 s ago\n"));
+  EXPECT_THAT(text,
+              HasSubstr("done      30 of 120 steps (25.0 %), 10 of them by earlier starts\n"));
+  EXPECT_THAT(text, HasSubstr("pace      0.5 steps/s, 3 min 00 s left\n"));
+  EXPECT_THAT(text, HasSubstr("loss      0.125\n"));
+  EXPECT_THAT(text, HasSubstr("ranks     4, the first on node7\n"));
+  EXPECT_THAT(text, HasSubstr("saved     step_20\n"));
+  EXPECT_THAT(text, HasSubstr("for 1 h 01 min\n"));
+  EXPECT_THAT(text, HasSubstr("warned    slow  [31mdisk\n")) << "no control characters";
+}
+
+TEST_F(Status, AJobThatIsNoLongerHeardOfIsSilent) {
+  JobStatus s = running();
+  s.updated = now - 61;
+  write("run/status.json", to_text(s));
+  const auto job = find_job(dir_ / "run", now);
+  ASSERT_TRUE(job);
+  EXPECT_EQ(job->status.state, "silent");
+  EXPECT_THAT(describe_job(*job, now), HasSubstr("state     silent since 20"));
+  EXPECT_THAT(describe_job(*job, now), Not(HasSubstr("left")));
+  s.updated = now - 59;
+  write("run/status.json", to_text(s));
+  EXPECT_EQ(find_job(dir_ / "run", now)->status.state, "running");
+  s.state = "failed";
+  s.code = 3;
+  s.error = "clips.h5 is damaged";
+  s.updated = now - 1e6;
+  write("run/status.json", to_text(s));
+  const std::string text = describe_job(*find_job(dir_ / "run", now), now);
+  EXPECT_THAT(text, HasSubstr("state     failed (exit code 3)\n"));
+  EXPECT_THAT(text, HasSubstr("error     clips.h5 is damaged\n"));
+}
+
+TEST_F(Status, OfAllJobsBelowAFolder) {
+  JobStatus s = running();
+  write("runs/a/status.json", to_text(s));
+  s.command = "generate";
+  s.noun = "clip";
+  s.state = "finished";
+  s.done = s.total;
+  write("runs/a/generated/status.json", to_text(s));
+  s.command = "encode";
+  write("runs/b/latents.h5.status.json", to_text(s));
+  write("runs/c/d/metrics.jsonl", "{\"step\":4,\"loss\":2,\"seconds\":0.5}\n");
+  write("runs/e/status.json", "{}");
+  const std::vector<KnownJob> jobs = find_jobs(dir_ / "runs", now);
+  ASSERT_EQ(jobs.size(), 4u);
+  EXPECT_EQ(jobs[0].path, dir_ / "runs/a");
+  EXPECT_EQ(jobs[1].path, dir_ / "runs/a/generated");
+  EXPECT_EQ(jobs[2].path, dir_ / "runs/b/latents.h5");
+  EXPECT_EQ(jobs[3].path, dir_ / "runs/c/d");
+  EXPECT_EQ(jobs[3].status.done, 5) << "an older weft has left no status";
+  const std::string table = table_of_jobs(jobs, now);
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
+  EXPECT_THAT(table, HasSubstr("30 of 120 steps   0.5 steps/s, 3 min 00 s left, loss 0.125\n"));
+  EXPECT_THAT(table, HasSubstr("encode       finished"));
+  const auto j = nlohmann::json::parse(jobs_as_json(jobs, now));
+  ASSERT_EQ(j.size(), 4u);
+  EXPECT_EQ(j[0]["state"], "running");
+  EXPECT_EQ(j[0]["seconds_left"], 180);
+  EXPECT_EQ(j[0]["loss"], 0.125);
+  EXPECT_EQ(j[1]["exit_code"], 0);
+  EXPECT_FALSE(j[1].contains("seconds_left"));
+  EXPECT_FALSE(j[3].contains("exit_code"));
+  EXPECT_EQ(find_jobs(dir_ / "runs/b/latents.h5", now).size(), 1u) << "the file that a job makes";
+  EXPECT_TRUE(find_jobs(dir_ / "nowhere", now).empty());
+}
+
+TEST_F(Status, AnOldRunsDeckSaysHowFarItWasToGo) {
+  write("run/metrics.jsonl", "{\"step\":4,\"loss\":2,\"seconds\":0.5}\n");
+  write("run/deck.toml", "[train]\nsteps = 5\n");
+  auto job = find_job(dir_ / "run", now);
+  ASSERT_TRUE(job);
+  EXPECT_EQ(job->status.state, "finished");
+  write("run/deck.toml", "[train]\nsteps = 50\n");
+  const double written = find_job(dir_ / "run", 0)->status.updated;
+  EXPECT_EQ(find_job(dir_ / "run", written + 59)->status.state, "running");
+  EXPECT_EQ(find_job(dir_ / "run", written + 61)->status.state, "silent");
+  EXPECT_EQ(find_job(dir_ / "run", written)->status.total, 50);
+}
+
+}  // namespace
+}  // namespace weft
+
+namespace weft::report_page {
+namespace {
+
+// Check values of RFC 3720, section B.4.
+TEST(TensorBoard, ChecksumsAreCastagnolis) {
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
+  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
+  EXPECT_EQ(crc32c(""), 0u);
+}
+
+}  // namespace
+}  // namespace weft::report_page
