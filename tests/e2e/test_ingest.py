@@ -174,17 +174,18 @@ class Ingest(WeftTest):
             shutil.copy(self.dir / "v" / "square.mp4", self.dir / "v" / f"s{i:02}.mp4")
         more = ("--keep-duplicates", "ingest.fps=200")
         self.ingest("v", *more, output="whole.h5")
-        job = self.start("ingest", "deck.toml", "ingest.inputs=v", "ingest.output=clips.h5", *SIZE, *more, ranks=2)
-        while job.process.poll() is None and not any(".part" in name for name in self.written()):
+        job = self.start("ingest", "deck.toml", "ingest.inputs=v", "ingest.output=clips.h5", *SIZE, *more, ranks=3)
+        while job.process.poll() is None and not any(".part2" in name for name in self.written()):
             time.sleep(0.002)
         job.kill()
         job.wait()
         self.assert_gone(job)
         self.assertNotIn("clips.h5", self.written(), "the kill came too late to test anything")
         self.assertTrue(self.written(), "the kill came too early to test anything")
-        self.ingest("v", *more, ranks=3)
+        (self.dir / "clips.h5.parts").mkdir()  # of another kind of ingest
+        self.ingest("v", *more, ranks=2)  # of fewer ranks: nothing of the third is left
         self.assertEqual((self.dir / "clips.h5").read_bytes(), (self.dir / "whole.h5").read_bytes())
-        self.assertEqual(self.written(), ["clips.h5"])
+        self.assertEqual(self.written(), ["clips.h5", "clips.h5.parts"])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -246,6 +247,26 @@ void print_table(const std::string& output, const Written& written,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
+// Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
+// writing, OUTPUT.partN.tmp...
+void remove_left_parts(const std::string& output) {
+  namespace fs = std::filesystem;
+  const fs::path path = fs::absolute(output);
+  const std::string begin = path.filename().string() + ".part";
+  std::error_code error;
+  std::vector<fs::path> left;
+  fs::directory_iterator entries(path.parent_path(), error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (!name.starts_with(begin)) continue;
+    const std::size_t end = name.find_first_not_of("0123456789", begin.size());
+    if (end == begin.size() || name.size() == begin.size()) continue;  // OUTPUT.parts of images
+    if (end == std::string::npos || name.compare(end, 4, ".tmp") == 0)
+      left.push_back(entries->path());
+  }
+  for (const fs::path& file : left) unlink(file.c_str());
+}
+
 // Removes the part files, however the job ends.
 struct PartRemover {
   std::string path;
@@ -317,6 +338,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       print_table(deck.get<IngestDeck>().output, written, sums, inputs.size(), seconds);
+      remove_left_parts(deck.get<IngestDeck>().output);
     } catch (const Error& e) {
       failure = std::current_exception();
       code = static_cast<int>(e.code());
