@@ -9,7 +9,7 @@ from harness import REPOSITORY, WeftTest, read_safetensors
 
 CORPUS = REPOSITORY / "tests" / "corpus"
 VERSIONS = sorted(p.parent.name for p in CORPUS.glob("*/expected.json"))
-# Relative, of losses: sums in another order. AVX2 in place of AVX-512 changes them by up to 3e-7 here.
+# Relative, of losses: sums in another order, as AVX2 has them in place of AVX-512.
 TOLERANCE = 1e-4
 # Absolute, of accuracy and IoU of random weights: a pixel may change its class.
 SCORE_TOLERANCE = 0.02

@@ -82,8 +82,7 @@ void expand_glob(const std::string& pattern, std::vector<IngestInput>& out) {
 
 }  // namespace
 
-std::string shown(std::string text) {
-  constexpr std::size_t longest = 80;
+std::string shown(std::string text, std::size_t longest) {
   if (text.size() > longest) text = text.substr(0, longest) + "...";
   for (char& c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';

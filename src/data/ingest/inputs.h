@@ -53,7 +53,7 @@ class FactColumns {
 };
 
 // Text of someone else's for a message: not too long, and nothing that a terminal obeys.
-std::string shown(std::string text);
+std::string shown(std::string text, std::size_t longest = 80);
 
 // A path in a list is relative to the list, so that a folder can be moved as a whole.
 std::string beside_list(const std::string& list, const std::string& path);

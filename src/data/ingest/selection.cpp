@@ -269,7 +269,7 @@ Forecast forecast(const std::vector<IngestInput>& items, const IngestDeck& deck)
 
 void report_selection(const Selection& selection, std::size_t listed, const Forecast& f) {
   for (const Selection::Dropped& d : selection.dropped) {
-    std::string more = d.example.empty() ? "" : fmt::format("; {}", shown(d.example));
+    std::string more = d.example.empty() ? "" : fmt::format("; {}", shown(d.example, 400));
     if (d.unknown > 0) more += fmt::format(", {} of them without a value", d.unknown);
     log::info("{:>10} dropped by {}{}", d.items, d.rule, more);
   }

@@ -19,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::size_t longest_name = 4096;
+
 // A file as libarchive's bytes: a member that is not wanted is skipped without reading it.
 class ShardBytes {
  public:
@@ -157,7 +159,7 @@ class ShardReader {
             static_cast<std::uint64_t>(bytes) <= bytes_.size() - static_cast<std::uint64_t>(begin),
         Exit::data, "copy the shard again", "{} is cut off: the shard ends before it does",
         where(name));
-    medium = MediaSource{path_, MediaTrust::untrusted, shown(name),
+    medium = MediaSource{path_, MediaTrust::untrusted, shown(name, longest_name),
                          static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(bytes)};
   }
 
