@@ -42,6 +42,8 @@ CARRIED = re.compile(
     r"|jpeg"
     # text in pictures: geometry and fonts
     r"|opencv_core|opencv_imgproc|tbb|polyclipping|freetype"
+    # WebDataset shards: plain tar only, so that its compressors and ACLs are never called
+    r"|archive"
     # T5's prompts: cleaning and tokenizer
     r"|sentencepiece|icuuc|icudata|pcre2-8|gumbo)[-.]")
 # Open MPI's own plugins, less OpenSHMEM, tracing, retired fabrics and other launchers' stubs.

@@ -44,7 +44,7 @@ struct AudioReader::State {
   bool at_end = false, drained = false;
 
   State(const MediaSource& from, AudioOptions how)
-      : path(from.path),
+      : path(from.name()),
         options(std::move(how)),
         media(from, options.access, ff::Wanted::sound),
         stream(media.stream()),

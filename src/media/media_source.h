@@ -1,6 +1,7 @@
 // Which media to read, and how far the one who named it is trusted (docs/security.md).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -16,6 +17,11 @@ enum class MediaTrust { deck, untrusted };
 struct MediaSource {
   std::string path;
   MediaTrust trust = MediaTrust::untrusted;
+  // Of a member of an uncompressed archive: its name, for messages alone, and its bytes.
+  std::string member = {};
+  std::uint64_t begin = 0, bytes = 0;
+
+  std::string name() const { return member.empty() ? path : path + "/" + member; }
 };
 
 // Whether `path` asks for one of FFmpeg's own sources.

@@ -44,7 +44,8 @@ int refuse_to_open(AVFormatContext* context, AVIOContext** io, const char*, int,
 
 // A regular file as FFmpeg's bytes.
 struct OpenMedia::Bytes {
-  Bytes(OpenMedia& owner, File opened) : media(owner), file(std::move(opened)), size(file.size()) {
+  Bytes(OpenMedia& owner, File opened, std::uint64_t first, std::uint64_t count)
+      : media(owner), file(std::move(opened)), begin(first), size(count) {
     constexpr int block = 1 << 16;
     auto* buffer = static_cast<unsigned char*>(av_malloc(block));
     io = avio_alloc_context(buffer, block, 0, this, read, nullptr, seek);
@@ -65,7 +66,7 @@ struct OpenMedia::Bytes {
     try {
       // An exception must not pass through FFmpeg's C frames: log the reason for fail() and return
       // a code.
-      b.file.read(std::as_writable_bytes(std::span(out, count)), b.at);
+      b.file.read(std::as_writable_bytes(std::span(out, count)), b.begin + b.at);
     } catch (const Error& e) {
       av_log(nullptr, AV_LOG_ERROR, "%s\n", e.what());
       return AVERROR(EIO);
@@ -89,7 +90,7 @@ struct OpenMedia::Bytes {
 
   OpenMedia& media;
   File file;
-  std::uint64_t size = 0, at = 0;
+  std::uint64_t begin = 0, size = 0, at = 0;
   AVIOContext* io = nullptr;
 };
 
@@ -139,10 +140,16 @@ AVDictionary* OpenMedia::options() const {
 
 void OpenMedia::open_file() {
   File file = File::open(source_.path, Exit::data);
-  const double size = gib(file.size());
-  WEFT_CHECK(size <= access_.limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
-             "{} has {:.3f} GiB, media.max_gib = {}", source_.path, size, access_.limits.max_gib);
-  bytes_ = std::make_unique<Bytes>(*this, std::move(file));
+  const std::uint64_t whole = file.size();
+  const bool member = !source_.member.empty();
+  WEFT_CHECK(!member || (source_.begin <= whole && source_.bytes <= whole - source_.begin),
+             Exit::data, "run the same command again once the archive is complete",
+             "{} changed since its members were listed", source_.path);
+  const std::uint64_t count = member ? source_.bytes : whole;
+  WEFT_CHECK(gib(count) <= access_.limits.max_gib, Exit::data,
+             "leave it out, or raise media.max_gib", "{} has {:.3f} GiB, media.max_gib = {}",
+             source_.name(), gib(count), access_.limits.max_gib);
+  bytes_ = std::make_unique<Bytes>(*this, std::move(file), member ? source_.begin : 0, count);
   const AVInputFormat* kind = nullptr;
   check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
   WEFT_CHECK(av_match_list(kind->name, formats().c_str(), ',') > 0, Exit::data,
@@ -150,7 +157,7 @@ void OpenMedia::open_file() {
                                       : "convert it to a file of pictures alone, such as mp4, mkv "
                                         "or png",
              "cannot open {} {}: it is of the kind \"{}\", which weft does not read", kind_,
-             source_.path, kind->name);
+             source_.name(), kind->name);
   format_->pb = bytes_->io;
   AVDictionary* o = options();
   // Pass no name: FFmpeg would parse it as a protocol, and look for other files next to it.
@@ -188,7 +195,7 @@ void OpenMedia::check_streams() {
   const int index = av_find_best_stream(format_, sound ? AVMEDIA_TYPE_AUDIO : AVMEDIA_TYPE_VIDEO,
                                         -1, -1, &codec_, 0);
   WEFT_CHECK(!sound || index != AVERROR_STREAM_NOT_FOUND, Exit::data,
-             "name a file with sound, or add some", "{} has no sound", source_.path);
+             "name a file with sound, or add some", "{} has no sound", source_.name());
   check(index, sound ? "find a decoder for" : "find a picture stream in");
   stream_ = format_->streams[index];
   for (unsigned i = 0; i < format_->nb_streams; ++i)  // the others are not even demuxed
@@ -196,11 +203,11 @@ void OpenMedia::check_streams() {
   check_size(stream_->codecpar->height, stream_->codecpar->width);
   // An SVG drawing may name other files.
   WEFT_CHECK(codec_->id != AV_CODEC_ID_SVG, Exit::data, general_hint,
-             "cannot open video {}: SVG is not read", source_.path);
+             "cannot open video {}: SVG is not read", source_.name());
   const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
   WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || seconds <= limits.max_hours * 3600, Exit::data,
              "cut it, or raise media.max_hours", "{} {} has {:.2f} hours, media.max_hours = {}",
-             kind_, source_.path, seconds / 3600, limits.max_hours);
+             kind_, source_.name(), seconds / 3600, limits.max_hours);
 }
 
 bool OpenMedia::is_image() const {
@@ -222,8 +229,8 @@ Ptr<AVCodecContext> OpenMedia::open_decoder(int threads) {
 void OpenMedia::check_size(std::int64_t height, std::int64_t width) const {
   const double most = access_.limits.max_megapixels;
   WEFT_CHECK(height * width <= std::llround(most * 1e6), Exit::data, size_hint,
-             "video {} has frames of {}x{} pixels, media.max_megapixels = {}", source_.path, height,
-             width, most);
+             "video {} has frames of {}x{} pixels, media.max_megapixels = {}", source_.name(),
+             height, width, most);
 }
 
 // Includes room for whole macroblocks: this limit guards memory, check_size is exact.
@@ -241,10 +248,10 @@ bool OpenMedia::is_over() {
 void OpenMedia::check_budget() {
   if (!is_over()) return;
   WEFT_CHECK(!stopped_, Exit::stopped, "run the same command to go on",
-             "stopped on request while {} was read", source_.path);
+             "stopped on request while {} was read", source_.name());
   throw Error(Exit::data,
               fmt::format("{} {} takes longer to read than media.timeout = {} s", kind_,
-                          source_.path, access_.limits.timeout),
+                          source_.name(), access_.limits.timeout),
               "leave it out, convert it, or raise media.timeout", __FILE__, __LINE__);
 }
 
@@ -252,9 +259,9 @@ void OpenMedia::fail(const std::string& what, int code) {
   if (late_ || stopped_) check_budget();
   const std::string why = reason(code);
   WEFT_CHECK(why.find("max pixel count") == std::string::npos, Exit::data, size_hint,
-             "cannot {} {} {}, media.max_megapixels = {}: {}", what, kind_, source_.path,
+             "cannot {} {} {}, media.max_megapixels = {}: {}", what, kind_, source_.name(),
              access_.limits.max_megapixels, why);
-  throw Error(Exit::data, fmt::format("cannot {} {} {}: {}", what, kind_, source_.path, why),
+  throw Error(Exit::data, fmt::format("cannot {} {} {}: {}", what, kind_, source_.name(), why),
               general_hint, __FILE__, __LINE__);
 }
 

@@ -42,7 +42,7 @@ struct VideoReader::State {
   int check(int code, const char* what) { return media.check(code, what); }
 
   State(const MediaSource& from, VideoReaderOptions how)
-      : path(from.path),
+      : path(from.name()),
         options(std::move(how)),
         media(from, options.access),
         stream(media.stream()),
@@ -241,7 +241,7 @@ Footage read_frames(const MediaSource& source, std::int64_t max_frames, std::int
     resize(*f, clip.height, clip.width, clip.rgb.data() + clip.rgb.size() - bytes);
     ++clip.frames;
   }
-  WEFT_CHECK(clip.frames > 0, Exit::data, "leave it out", "video {} has no frame", source.path);
+  WEFT_CHECK(clip.frames > 0, Exit::data, "leave it out", "video {} has no frame", source.name());
   return clip;
 }
 

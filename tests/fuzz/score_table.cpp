@@ -1,6 +1,6 @@
 // The table of `weft score`, CSV and JSON lines: what is written reads back to the same rows.
+#include "data/table.h"
 #include "fuzz.h"
-#include "jobs/score/table.h"
 
 namespace {
 

@@ -14,28 +14,6 @@
 namespace weft {
 namespace {
 
-struct Size {
-  std::string resolution, aspect;
-  std::int64_t height = 0, width = 0;
-};
-
-// The largest listed resolution that the picture is big enough for; none if it is too small for
-// all.
-std::optional<Size> choose_size(const IngestDeck& deck, std::int64_t height, std::int64_t width) {
-  if (deck.height > 0)
-    return Size{fmt::format("{}x{}", deck.height, deck.width), "", deck.height, deck.width};
-  std::vector<std::string> names = deck.resolutions;
-  std::stable_sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return resolution_area(a) > resolution_area(b);
-  });
-  for (const std::string& name : names) {
-    if (!area_suffices(name, height, width)) continue;
-    const AspectSize& shape = nearest_aspect(name, height, width);
-    return Size{name, shape.key, shape.height, shape.width};
-  }
-  return std::nullopt;
-}
-
 // A frame at the clip's size, waiting until its window is full.
 struct Waiting {
   std::int64_t index = 0;  // in the video
@@ -46,15 +24,10 @@ struct Waiting {
 class Cutter {
  public:
   Cutter(
-      const IngestInput& input, const IngestDeck& deck, VideoReader& reader, Size size,
+      const IngestInput& input, const IngestDeck& deck, VideoReader& reader, ClipSize size,
       const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take)
       : input_(input), deck_(deck), reader_(reader), size_(std::move(size)), take_(take) {
-    lengths_ = deck.frames;
-    std::sort(lengths_.begin(), lengths_.end(), std::greater<>());
-    // Length 1 next to longer ones is for stills: single frames cut from a video's remainder teach
-    // nothing.
-    if (lengths_.back() == 1 && lengths_.front() > 1 && !reader.is_image())
-      lengths_.erase(std::find(lengths_.begin(), lengths_.end(), 1), lengths_.end());
+    lengths_ = clip_lengths(deck, reader.is_image());
     // Strides that are multiples of the interval take every interval-th frame of the video; others
     // need them all.
     sparse_ = deck.stride % deck.frame_interval == 0;
@@ -100,8 +73,7 @@ class Cutter {
     b.frames = b.pixel_frames = frames;
     b.height = b.pixel_height = size_.height;
     b.width = b.pixel_width = size_.width;
-    b.name = fmt::format("{}-{}", size_.resolution, frames);
-    if (!size_.aspect.empty()) b.name += "-" + size_.aspect;
+    b.name = size_.bucket(frames);
     clip_.resize(b.clip_bytes());
     std::size_t filled = 0;
     const Waiting* first = nullptr;
@@ -118,7 +90,8 @@ class Cutter {
     info.fps = frames == 1
                    ? 120.0f
                    : static_cast<float>(reader_.fps() / static_cast<double>(deck_.frame_interval));
-    info.source = fmt::format("{} frame {} at {:.3f} s", input_.media.path, start_, first->seconds);
+    info.source =
+        fmt::format("{} frame {} at {:.3f} s", input_.media.name(), start_, first->seconds);
     info.text = input_.text;
     ++clips_;
     const bool more = take_(b, clip_, info);
@@ -133,7 +106,7 @@ class Cutter {
   const IngestInput& input_;
   const IngestDeck& deck_;
   VideoReader& reader_;
-  Size size_;
+  ClipSize size_;
   const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take_;
   CoverResize resize_;
   std::vector<std::int64_t> lengths_;  // longest first
@@ -148,6 +121,36 @@ class Cutter {
 };
 
 }  // namespace
+
+std::string ClipSize::bucket(std::int64_t frames) const {
+  return fmt::format("{}-{}{}{}", resolution, frames, aspect.empty() ? "" : "-", aspect);
+}
+
+std::optional<ClipSize> choose_clip_size(const IngestDeck& deck, std::int64_t height,
+                                         std::int64_t width) {
+  if (deck.height > 0)
+    return ClipSize{fmt::format("{}x{}", deck.height, deck.width), "", deck.height, deck.width};
+  std::vector<std::string> names = deck.resolutions;
+  std::stable_sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return resolution_area(a) > resolution_area(b);
+  });
+  for (const std::string& name : names) {
+    if (!area_suffices(name, height, width)) continue;
+    const AspectSize& shape = nearest_aspect(name, height, width);
+    return ClipSize{name, shape.key, shape.height, shape.width};
+  }
+  return std::nullopt;
+}
+
+std::vector<std::int64_t> clip_lengths(const IngestDeck& deck, bool still) {
+  std::vector<std::int64_t> lengths = deck.frames;
+  std::sort(lengths.begin(), lengths.end(), std::greater<>());
+  // Length 1 next to longer ones is for stills: single frames cut from a video's remainder teach
+  // nothing.
+  if (lengths.back() == 1 && lengths.front() > 1 && !still)
+    lengths.erase(std::find(lengths.begin(), lengths.end(), 1), lengths.end());
+  return lengths;
+}
 
 CutResult cut_video(
     const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
@@ -170,7 +173,7 @@ CutResult cut_video(
   };
   while (const VideoFrame* frame = next()) {
     if (!cutter) {
-      auto size = choose_size(deck, frame->height, frame->width);
+      auto size = choose_clip_size(deck, frame->height, frame->width);
       if (!size) {
         result.unused = fmt::format("{}x{} pixels are too few for every resolution asked for",
                                     frame->width, frame->height);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,20 @@
 #include "data/ingest/inputs.h"
 
 namespace weft {
+
+// The size of a video's clips.
+struct ClipSize {
+  std::string resolution, aspect;
+  std::int64_t height = 0, width = 0;
+
+  std::string bucket(std::int64_t frames) const;
+};
+// The largest listed resolution that the picture is big enough for; none if it is too small for
+// all.
+std::optional<ClipSize> choose_clip_size(const IngestDeck& deck, std::int64_t height,
+                                         std::int64_t width);
+// The lengths in frames that a video, or a still picture, is cut into, the longest first.
+std::vector<std::int64_t> clip_lengths(const IngestDeck& deck, bool still);
 
 struct CutResult {
   std::int64_t frames = 0;  // decoded

@@ -118,23 +118,18 @@ std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limi
 }
 
 std::vector<std::string> read_class_names(const std::string& path, const MediaDeck& limits) {
-  const std::string text = read_list(path, limits);
   std::vector<std::string> names;
   if (path.ends_with(".csv")) {
-    const auto rows = parse_csv(path, text);
-    const auto& header = rows.empty() ? std::vector<std::string>() : rows[0].fields;
-    const auto column =
-        static_cast<std::size_t>(std::find(header.begin(), header.end(), "Name") - header.begin());
-    WEFT_CHECK(column < header.size(), Exit::data, "give a column Name, or a text file of names",
-               "{} has no column Name in its first line", path);
-    for (std::size_t r = 1; r < rows.size(); ++r) {
-      WEFT_CHECK(rows[r].fields.size() > column, Exit::data, "give every row a name",
-                 "{}, line {}: no column Name", path, rows[r].line);
-      const std::string& name = rows[r].fields[column];
-      names.push_back(name.substr(0, name.find(';')));
+    check_list_size(path, limits);
+    TableReader table(path, "Name");
+    for (TableRow row; table.next(row);) {
+      WEFT_CHECK(!row.path.empty(), Exit::data, "give every row a name",
+                 "{}, line {}, column Name: no value", path, row.line);
+      names.push_back(row.path.substr(0, row.path.find(';')));
     }
   } else {
-    each_line(text, [&](const std::string& line, std::size_t) { names.push_back(line); });
+    each_line(read_list(path, limits),
+              [&](const std::string& line, std::size_t) { names.push_back(line); });
   }
   WEFT_CHECK(!names.empty() && names.size() <= 255, Exit::data, "give 1 to 255 names",
              "{} has {} names of classes", path, names.size());

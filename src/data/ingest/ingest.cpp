@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,8 +22,9 @@
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
 #include "data/ingest/ingest_images.h"
-#include "data/ingest/inputs.h"
+#include "data/ingest/items.h"
 #include "data/ingest/progress.h"
+#include "data/ingest/selection.h"
 
 namespace weft {
 namespace {
@@ -111,18 +113,18 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
     if (!cut.broken.empty()) {
       ++share.broken;
       if (cut.frames == 0)
-        log::warn("skipped {}: {}", inputs[i].media.path, cut.broken);
+        log::warn("skipped {}: {}", inputs[i].media.name(), cut.broken);
       else
         log::warn("{} breaks after frame {}, {} whole clips before that are kept: {}",
-                  inputs[i].media.path, cut.frames, cut.clips, cut.broken);
+                  inputs[i].media.name(), cut.frames, cut.clips, cut.broken);
     } else if (cut.damaged > 0) {
       // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
       ++share.broken;
       log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} clips are kept",
-                inputs[i].media.path, cut.damaged, cut.frames, cut.clips);
+                inputs[i].media.name(), cut.damaged, cut.frames, cut.clips);
     } else if (!cut.unused.empty()) {
       ++share.unused;
-      log::warn("no clip from {}: {}", inputs[i].media.path, cut.unused);
+      log::warn("no clip from {}: {}", inputs[i].media.name(), cut.unused);
     }
   }
   if (part) part->commit();
@@ -245,6 +247,26 @@ void print_table(const std::string& output, const Written& written,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
+// Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
+// writing, OUTPUT.partN.tmp...
+void remove_left_parts(const std::string& output) {
+  namespace fs = std::filesystem;
+  const fs::path path = fs::absolute(output);
+  const std::string begin = path.filename().string() + ".part";
+  std::error_code error;
+  std::vector<fs::path> left;
+  fs::directory_iterator entries(path.parent_path(), error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (!name.starts_with(begin)) continue;
+    const std::size_t end = name.find_first_not_of("0123456789", begin.size());
+    if (end == begin.size() || name.size() == begin.size()) continue;  // OUTPUT.parts of images
+    if (end == std::string::npos || name.compare(end, 4, ".tmp") == 0)
+      left.push_back(entries->path());
+  }
+  for (const fs::path& file : left) unlink(file.c_str());
+}
+
 // Removes the part files, however the job ends.
 struct PartRemover {
   std::string path;
@@ -253,21 +275,35 @@ struct PartRemover {
 
 }  // namespace
 
-int ingest(const Deck& deck, MPI_Comm comm) {
+int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   const auto begin = std::chrono::steady_clock::now();
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
 
-  if (!deck.get<IngestDeck>().images.empty()) return ingest_images(deck, comm);
+  if (!deck.get<IngestDeck>().images.empty()) {
+    WEFT_CHECK(!plan, Exit::usage, "leave it out", "--plan tells of footage, not of ingest.images");
+    return ingest_images(deck, comm);
+  }
 
-  // 1. List the inputs; every rank does so itself.
-  check_deck(deck.get<IngestDeck>());
-  const std::vector<IngestInput> inputs = expand_inputs(deck.get<IngestDeck>().inputs, deck.media);
-  WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in ingest.inputs",
+  // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
+  const IngestDeck& d = deck.get<IngestDeck>();
+  check_deck(d);
+  std::vector<IngestInput> listed = list_items(d.inputs, deck.media);
+  WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video");
-  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size,
-            deck.get<IngestDeck>().output);
+  for (const std::string& table : d.scores) {
+    const std::size_t joined = join_scores(table, deck.media, listed);
+    log::info("ingest: {} has scores of {} of {} items", table, joined, listed.size());
+  }
+  const std::size_t all = listed.size();
+  const Selection selection = select_items(std::move(listed), d, {deck.media, {}}, plan, comm);
+  const std::vector<IngestInput>& inputs = selection.kept;
+  if (log::rank() == 0) report_selection(selection, all, forecast(inputs, d));
+  WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
+             "none of {} items is left", all);
+  if (plan) return 0;
+  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, d.output);
 
   // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, deck.get<IngestDeck>().output, std::ssize(inputs));
@@ -302,6 +338,7 @@ int ingest(const Deck& deck, MPI_Comm comm) {
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       print_table(deck.get<IngestDeck>().output, written, sums, inputs.size(), seconds);
+      remove_left_parts(deck.get<IngestDeck>().output);
     } catch (const Error& e) {
       failure = std::current_exception();
       code = static_cast<int>(e.code());
@@ -326,7 +363,9 @@ int ingest(const Deck& deck, MPI_Comm comm) {
 namespace {
 
 void ingest_rows(Rows& r, IngestDeck& d) {
-  r.text("inputs", d.inputs, "Footage: video files, globs, .csv or .jsonl lists, or lavfi:SOURCE.");
+  r.text("inputs", d.inputs,
+         "Footage: videos and pictures, folders of them, globs, .csv or .jsonl lists, WebDataset "
+         "shards (.tar), or lavfi:SOURCE.");
   r.text("output", d.output, "The clip store (HDF5) to write.");
   r.text("resolutions", d.resolutions,
          "Bucket resolutions to cut clips for, by the names of Open-Sora.",
@@ -343,6 +382,11 @@ void ingest_rows(Rows& r, IngestDeck& d) {
   r.number("fps", d.fps, 0, 1000,
            "Frames a second to resample the footage to; 0 keeps its own rate.");
   r.number("max_clips", d.max_clips, 0, many, "Stop after so many clips; 0 takes all.");
+  r.text("scores", d.scores,
+         "Tables with scores of the items, joined by path, as weft score writes them: .csv or "
+         ".jsonl.");
+  for (const FilterKey& f : filter_keys()) r.number(f.key, d.*f.limit, -1, many, f.help);
+  r.flag("keep_duplicates", d.keep_duplicates, "Take files whose bytes an earlier one has, too.");
   r.text("images", d.images,
          "Labelled images instead of videos: a list (.odgt: lines of JSON with fpath_img, "
          "fpath_segm, width, height), or a folder.");
@@ -375,8 +419,18 @@ DeckTable ingest_table() {
 }
 
 Command ingest_command() {
-  Command c{"ingest", "make a store (HDF5) of clips from videos, or of labelled images", ingest};
+  const auto plan = std::make_shared<bool>(false);
+  Command c{"ingest", "make a store (HDF5) of clips from videos, or of labelled images",
+            [plan](const Deck& deck, MPI_Comm comm) { return ingest(deck, comm, *plan); }};
   c.takes_deck();
+  c.option("--plan", *plan, "tell what would be taken, by filter and bucket, and write nothing");
+  for (const FilterKey& f : filter_keys()) {
+    std::string name = std::string("--") + f.key;
+    std::ranges::replace(name, '_', '-');
+    c.key_option<std::string>(name, std::string("ingest.") + f.key, f.help);
+  }
+  c.key_option<bool>("--keep-duplicates", "ingest.keep_duplicates",
+                     "take files whose bytes an earlier one has, too");
   c.key_option<bool>("--strict", "ingest.strict", "exit code 3 if any video breaks");
   return c;
 }

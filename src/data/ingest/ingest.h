@@ -20,6 +20,12 @@ struct IngestDeck {
   double fps = 0;
   std::int64_t max_clips = 0;
   bool strict = false;
+  // Which items are taken (data/ingest/selection.h); -1: no bound.
+  std::vector<std::string> scores;
+  double min_aes = -1, min_flow = -1, min_match = -1, max_ocr = -1;
+  double min_frames = -1, max_frames = -1, min_fps = -1, max_fps = -1;
+  double min_pixels = -1, max_pixels = -1;
+  bool keep_duplicates = false;
   // Labelled images instead (data/ingest/ingest_images.h): a list or a folder, and what goes with
   // it.
   std::string images, labels, root, class_names;
@@ -29,8 +35,10 @@ DeckTable ingest_table();
 
 // Cuts the videos of [ingest] into clips and writes them to ingest.output. Collective over `comm`.
 //
-// Inputs: files; globs; .csv or .jsonl lists with a column `path` and maybe `text` (relative paths
-// count from the list's directory); `lavfi:...` sources. Video i goes to rank i % n.
+// Inputs: files; folders; globs; WebDataset shards (.tar); .csv or .jsonl lists with a column
+// `path` and maybe `text` and scores (relative paths count from the list's directory); `lavfi:...`
+// sources. Filters and duplicates (select_items) leave some out, which is told. Video i of the rest
+// goes to rank i % n.
 //
 // A clip of T frames is a window of T * frame_interval frames, of which every frame_interval-th is
 // taken. Windows lie back to back (or `stride` apart); each is of the longest length in
@@ -55,7 +63,10 @@ DeckTable ingest_table();
 // makes no sense, Exit::data when a list cannot be read or a part file cannot be written; on rank 0
 // alone, while the others return its code, when no clip at all came out or the store cannot be
 // written.
-int ingest(const Deck& deck, MPI_Comm comm);
+//
+// With `plan` it opens the files that no list describes, tells what would be taken, and writes
+// nothing.
+int ingest(const Deck& deck, MPI_Comm comm, bool plan = false);
 Command ingest_command();
 
 }  // namespace weft

@@ -10,7 +10,7 @@
 #include "config/set_keys.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "jobs/score/table.h"
+#include "data/table.h"
 #include "jobs/segment/inputs.h"
 #include "parallel/broadcast.h"
 

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "jobs/score/table.h"
+#include "data/table.h"
 
 namespace weft {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "jobs/score/table.h"
+#include "data/table.h"
 #include "parallel/broadcast.h"
 
 namespace weft {

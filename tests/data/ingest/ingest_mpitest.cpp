@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
 #include "data/ingest/inputs.h"
+#include "data/ingest/selection.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -180,6 +182,114 @@ TEST_F(IngestTest, SenselessDecks) {
   EXPECT_TRUE(refused([](IngestDeck& d) { d.height = 32; }));
 }
 
+// Filters, measured items and duplicates: the same on every rank.
+TEST_F(IngestTest, Selection) {
+  const auto item = [&](const std::string& path, double aes, double frames) {
+    IngestInput i;
+    i.media = {path, MediaTrust::deck};
+    i.facts[Fact::aes] = aes;
+    i.facts[Fact::num_frames] = frames;
+    return i;
+  };
+  if (rank_ == 0) {
+    std::ofstream(file("one.mp4")) << "same bytes";
+    std::ofstream(file("two.mp4")) << "SAME BYTES";
+    std::ofstream(file("three.mp4")) << "same bytes";
+    std::ofstream(file("shard.tar")) << "in a shard: same bytes";
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double none = std::nan("");
+  IngestInput member = item(file("shard.tar"), 5, 51);
+  member.media.member = "m.mp4";
+  member.media.begin = 12;
+  member.media.bytes = 10;
+  const std::vector<IngestInput> all = {item(file("one.mp4"), 5, 51),
+                                        item(file("two.mp4"), 5, 51),
+                                        item(file("three.mp4"), 5, 51),
+                                        item(file("low.mp4"), 4.4, 51),
+                                        item(file("na.mp4"), none, 51),
+                                        item(file("long.mp4"), 5, 99),
+                                        member,
+                                        item(source("testsrc2", 20, "320x180"), 5, 20)};
+  IngestDeck& deck = deck_.get<IngestDeck>();
+  deck.min_aes = 4.5;
+  deck.max_frames = 51;
+  deck.min_fps = 10;
+  const auto names = [&](const Selection& s) {
+    std::vector<std::string> out;
+    for (const IngestInput& i : s.kept) out.push_back(fs::path(i.media.name()).filename());
+    return out;
+  };
+  // No file here can be opened but the source, so that only it has a rate.
+  Selection s = select_items(all, deck, {}, false, MPI_COMM_WORLD);
+  ASSERT_EQ(s.kept.size(), 1u);
+  EXPECT_EQ(s.kept[0].facts[Fact::fps], 10);
+  EXPECT_EQ(s.kept[0].facts[Fact::height], 180);
+  deck.min_fps = -1;
+  s = select_items(all, deck, {}, false, MPI_COMM_WORLD);
+  ASSERT_EQ(s.kept.size(), 3u);
+  EXPECT_THAT(names(s), ElementsAre("one.mp4", "two.mp4", HasSubstr("lavfi:")));
+  ASSERT_EQ(s.dropped.size(), 3u);
+  EXPECT_EQ(s.dropped[0].rule, "min_aes = 4.5");
+  EXPECT_EQ(s.dropped[0].items, 2);
+  EXPECT_EQ(s.dropped[0].unknown, 1);
+  EXPECT_EQ(s.dropped[1].rule, "max_frames = 51");
+  EXPECT_EQ(s.dropped[1].items, 1);
+  EXPECT_EQ(s.dropped[1].unknown, 0);
+  EXPECT_EQ(s.dropped[2].rule, "duplicates");
+  EXPECT_EQ(s.dropped[2].items, 2);  // a file, and a member of a shard
+  EXPECT_THAT(s.dropped[2].example, HasSubstr("three.mp4 has the bytes of"));
+  deck.keep_duplicates = true;
+  s = select_items(all, deck, {}, false, MPI_COMM_WORLD);
+  EXPECT_THAT(names(s),
+              ElementsAre("one.mp4", "two.mp4", "three.mp4", "m.mp4", HasSubstr("lavfi:")));
+  deck.max_ocr = 5;
+  EXPECT_THROW(select_items(all, deck, {}, false, MPI_COMM_WORLD), Error);
+}
+
+// What is expected is what the cut gives.
+TEST_F(IngestTest, Forecast) {
+  IngestDeck& deck = deck_.get<IngestDeck>();
+  deck.inputs = {source("testsrc2", 40, "320x180"), source("testsrc", 23, "256x192"),
+                 source("smptebars", 5, "300x300"), source("testsrc2", 4, "320x240"),
+                 source("testsrc2", 40, "64x48")};
+  deck.frames = {5, 17, 1};
+  const std::vector<double> frames = {40, 23, 5, 4, 40};
+  const std::vector<std::pair<double, double>> sizes = {
+      {180, 320}, {192, 256}, {300, 300}, {240, 320}, {48, 64}};
+  std::vector<IngestInput> items(frames.size() + 1);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    items[i].facts[Fact::num_frames] = frames[i];
+    items[i].facts[Fact::height] = sizes[i].first;
+    items[i].facts[Fact::width] = sizes[i].second;
+  }
+  items.back().media.path = "unknown.png";
+  for (const auto& [stride, interval] : {std::pair{0, 1}, {0, 2}, {3, 1}, {7, 2}}) {
+    deck.stride = stride;
+    deck.frame_interval = interval;
+    EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD), 0);
+    const Forecast f = forecast(items, deck);
+    EXPECT_EQ(f.videos, 5);
+    EXPECT_EQ(f.pictures, 1);
+    EXPECT_EQ(f.small, 1);
+    EXPECT_EQ(f.brief, interval == 1 ? 1 : 2);
+    EXPECT_EQ(f.unknown, 1);
+    if (rank_ != 0) continue;
+    std::vector<std::string> expected;
+    for (const auto& [bucket, clips] : f.clips)
+      expected.push_back(fmt::format("{}: {}", bucket, clips));
+    EXPECT_EQ(buckets(), expected) << stride << " " << interval;
+  }
+}
+
+TEST_F(IngestTest, PlanWritesNothing) {
+  deck_.get<IngestDeck>().inputs = {source("testsrc2", 6, "320x180")};
+  deck_.get<IngestDeck>().frames = {5};
+  EXPECT_EQ(ingest(deck_, MPI_COMM_WORLD, true), 0);
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
 TEST_F(IngestTest, Lists) {
   if (rank_ != 0) return;
   std::ofstream(file("a.csv")) << "\xEF\xBB\xBF"
@@ -220,9 +330,10 @@ TEST_F(IngestTest, BadLists) {
   };
   EXPECT_THAT(refused("none.csv", ""), HasSubstr("cannot open"));
   EXPECT_THAT(refused("none*.mp4", ""), HasSubstr("no file matches"));
-  EXPECT_THAT(refused("a.csv", "file,text\nx,y\n"), HasSubstr("no column named path"));
-  EXPECT_THAT(refused("b.csv", "path,text\nx\n"), HasSubstr("line 2: 1 columns"));
-  EXPECT_THAT(refused("c.csv", "path\n\"x\n"), HasSubstr("line 2 never ends"));
+  EXPECT_THAT(refused("a.csv", "file,text\nx,y\n"), HasSubstr("no column `path`"));
+  EXPECT_THAT(refused("b.csv", "path,text\nx\n"),
+              HasSubstr("line 2 has 1 values, and there are 2 columns"));
+  EXPECT_THAT(refused("c.csv", "path\n\"x\n"), HasSubstr("line 2: a quote is not closed"));
   EXPECT_THAT(refused("d.jsonl", "{\"path\": \"x\"}\n{\"path\": 3}\n"), HasSubstr("line 2"));
   EXPECT_THAT(refused("e.jsonl", "path,text\n"), HasSubstr("line 1"));
   const std::string deep(50'000, '[');

@@ -1,7 +1,7 @@
-// The table of `weft score` and lists like it: rows with a column `path`, or another one, read and
-// written one at a time, so that their number does not matter. CSV as pandas reads it (RFC 4180:
-// quotes, line breaks within them, LF, CRLF or CR, a byte order mark, blank lines skipped), or JSON
-// lines, where the name ends in .jsonl.
+// Tables of files, such as lists of footage and the table of `weft score`: rows with a column
+// `path`, or another one, read and written one at a time, so that their number does not matter. CSV
+// as pandas reads it (RFC 4180: quotes, line breaks within them, LF, CRLF or CR, a byte order mark,
+// blank lines skipped), or JSON lines, where the name ends in .jsonl.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "jobs/score/table.h"
+#include "data/table.h"
 
 #include <fmt/ranges.h>
 

@@ -1,0 +1,58 @@
+// Which items of an ingest are taken: filters by what lists say of them, and duplicates.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/deck.h"
+#include "data/ingest/ingest.h"
+#include "data/ingest/inputs.h"
+
+namespace weft {
+
+// One bound of the deck: `weft ingest --min-aes 4.5` is ingest.min_aes = 4.5, items of which `aes`
+// is at least that.
+struct FilterKey {
+  const char* key;
+  const char* column;
+  bool minimum;
+  double IngestDeck::*limit;  // below 0: none
+  const char* help;
+};
+const std::vector<FilterKey>& filter_keys();
+
+struct Selection {
+  struct Dropped {
+    std::string rule;          // "min_aes = 4.5"
+    std::int64_t items = 0;    // of them
+    std::int64_t unknown = 0;  //   without a value
+    std::string example;       // of duplicates: the first pair
+  };
+  std::vector<IngestInput> kept;
+  std::vector<Dropped> dropped;  // in the order in which the rules were applied
+};
+
+// Applies the filters and drops items of which an earlier one has the same bytes. Ranks open,
+// measure and hash a share of the files each, and only where it decides: files whose frames, sizes
+// or rates a filter wants and no list says (`measure`: all of these), and files of one size.
+// Collective; all ranks get the same. Throws Exit::data where a filter asks for a score that no
+// item has.
+Selection select_items(std::vector<IngestInput> items, const IngestDeck& deck,
+                       const MediaAccess& access, bool measure, MPI_Comm comm);
+
+// What the items will give, as far as their sizes and frames are known.
+struct Forecast {
+  std::int64_t videos = 0, pictures = 0;
+  std::int64_t small = 0, brief = 0, unknown = 0;  // too small, too short for every clip; not known
+  std::map<std::string, std::int64_t> clips;       // by bucket
+};
+Forecast forecast(const std::vector<IngestInput>& items, const IngestDeck& deck);
+
+// Both on the log of rank 0.
+void report_selection(const Selection& selection, std::size_t listed, const Forecast& forecast);
+
+}  // namespace weft

@@ -1,0 +1,192 @@
+"""weft ingest on lists, folders and WebDataset shards of small real videos: filters, joined scores, duplicates, --plan, and a
+kill in the middle."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+import unittest
+
+from harness import WeftTest, make_video
+
+USAGE, DATA = 2, 3
+# Size, seconds: at 10 frames a second.
+VIDEOS = {"wide.mp4": ("64x36", 2), "tall.mp4": ("36x64", 2), "square.mp4": ("48x48", 3), "short.mp4": ("48x48", 1)}
+HEADER = "path,text,num_frames,height,width,aspect_ratio,fps,resolution,aes,flow,match,ocr,cmotion,id,other\n"
+SIZE = ("ingest.frames=[4]", "ingest.height=32", "ingest.width=32")
+
+
+class Ingest(WeftTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "v").mkdir()
+        for i, (name, (size, seconds)) in enumerate(VIDEOS.items()):
+            make_video(self.dir / "v" / name, f"testsrc2=duration={seconds}:size={size}:rate=10,hue=h={40 * i}")
+        make_video(self.dir / "v" / "still.png", "mandelbrot=size=40x40:rate=1,trim=end_frame=1")
+
+    def ingest(self, inputs, *more, output="clips.h5", ranks=2, expect=0):
+        return self.weft("ingest", "deck.toml", f"ingest.inputs={inputs}", f"ingest.output={output}", *SIZE, *more,
+                         ranks=ranks, expect=expect)
+
+    def table(self, *rows, name="meta.csv"):
+        (self.dir / name).write_text(HEADER + "".join(row + "\n" for row in rows))
+
+    def opensora(self):
+        """Rows as Open-Sora's tools write them, with paths from here."""
+        self.table('v/wide.mp4,"a wide, striped picture",20,36,64,0.5625,10.0,2304,4.9,3.0,21.5,0,static,wide,?',
+                   "v/tall.mp4,a tall one,20,64,36,1.778,10.0,2304,4.2,3.0,21.5,0,static,tall,?",
+                   "v/square.mp4,a square,30.0,48,48,1.0,10.0,2304,5.5,0.1,30.25,9,zoom_in,square,?",
+                   "v/short.mp4,,10,48,48,1.0,10.0,2304,6.0,2.0,,1,,short,?")
+
+    def clips(self, store):
+        """Of the store: what weft inspect says, which reads all of it, and the sources and captions of all clips."""
+        said = self.weft("inspect", store, ranks=0).out
+        return said + (self.dir / store).read_bytes().decode("latin-1")
+
+    def written(self):
+        return sorted(p.name for p in self.dir.glob("clips*"))
+
+    def test_open_sora_table_with_filters(self):
+        self.opensora()
+        job = self.ingest("meta.csv")
+        self.assertIn("4 kept of 4: 4 videos (100.0 %), 0 pictures", job.err)
+        self.assertIn("a wide, striped picture", self.clips("clips.h5"))
+        job = self.ingest("meta.csv", "--min-aes", "4.5", "--min-flow=1", "--max-ocr", "5", "--min-frames", "12")
+        for rule, items in (("min_aes = 4.5", 1), ("min_flow = 1", 1), ("max_ocr = 5", 0), ("min_frames = 12", 1)):
+            self.assertRegex(job.err, rf" {items} dropped by {re.escape(rule)}")
+        self.assertIn("1 kept of 4", job.err)
+        # 20 frames give five clips of 4, as was expected.
+        self.assertRegex(job.err, r"32x32-4 +5 +100\.0 %")
+        self.assertRegex(job.err, r"INFO: 5 clips|5 clips, ")
+        self.assertNotIn("tall", self.clips("clips.h5"))
+        # The same from JSON lines, where the deck has the bounds.
+        rows = [{"path": "v/wide.mp4", "aes": 4.9, "cmotion": "static"}, {"path": "v/tall.mp4", "aes": 4.2, "text": "x"},
+                {"path": "v/square.mp4", "aes": None}]
+        (self.dir / "meta.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        job = self.ingest("meta.jsonl", "ingest.min_aes=4.5")
+        self.assertIn("2 dropped by min_aes = 4.5, 1 of them without a value", job.err)
+
+    def test_plan_writes_nothing_and_measures_what_no_list_says(self):
+        job = self.ingest("v", "--plan", "ingest.frames=[4,1]")
+        self.assertRegex(job.err, r"5 kept of 5: 4 videos \(80\.0 %\), 1 pictures \(20\.0 %\)")
+        self.assertRegex(job.err, r"32x32-1 +1 ")
+        self.assertRegex(job.err, r"32x32-4 +19 ")  # 5 + 5 + 7 + 2
+        self.assertEqual(self.written(), [])
+        job = self.ingest("v", "--max-frames=20", "--min-pixels=2304", "--plan")
+        self.assertIn("1 dropped by max_frames = 20", job.err)
+        self.assertIn("1 dropped by min_pixels = 2304", job.err)
+        job = self.ingest("v", "--min-fps=11", "--plan")
+        self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 pictures", job.err)  # a picture has no rate
+        self.refused(self.ingest("v", "--min-fps=11", "--min-frames=2", "--plan", expect=None), DATA, "none of 5 items is left")
+
+    def test_scores_of_weft_score_are_joined(self):
+        self.opensora()
+        deck = self.dir / "score.toml"
+        deck.write_text('[model]\nname = "dbnet"\nbackbone = "resnet18"\nasf = false\n[score]\nside = 64\nweights = "random:3"\n')
+        (self.dir / "plain.csv").write_text("path,text\n" + "".join(f"v/{name},x\n" for name in VIDEOS))
+        self.weft("score", "score.toml", "score.input=plain.csv", "score.output=ocr.csv", ranks=0)
+        counts = [int(line.rsplit(",", 1)[1]) for line in (self.dir / "ocr.csv").read_text().splitlines()[1:]]
+        most = sorted(counts)[1]
+        job = self.ingest("plain.csv", "ingest.scores=['ocr.csv']", f"--max-ocr={most}", "--plan")
+        self.assertIn("ocr.csv has scores of 4 of 4 items", job.err)
+        self.assertIn(f"{sum(c > most for c in counts)} dropped by max_ocr = {most}", job.err)
+        self.refused(self.ingest("plain.csv", "--max-ocr=5", expect=None), DATA, "none of 4 items has a value ocr",
+                     "ingest.scores")
+
+    def test_folder_with_captions_and_duplicates(self):
+        (self.dir / "v" / "wide.txt").write_text("of the folder\n")
+        shutil.copy(self.dir / "v" / "wide.mp4", self.dir / "v" / "z_copy.mp4")
+        job = self.ingest("v", "ingest.frames=[4,1]")
+        self.assertIn("1 dropped by duplicates; v/z_copy.mp4 has the bytes of v/wide.mp4", job.err)
+        said = self.clips("clips.h5")
+        self.assertIn("of the folder", said)
+        self.assertIn("32x32-1", said)
+        job = self.ingest("v", "--keep-duplicates", "ingest.frames=[4,1]")
+        self.assertNotIn("duplicates", job.err)
+        self.assertIn("6 kept of 6", job.err)
+
+    def shard(self, name, members):
+        with tarfile.open(self.dir / name, "w", format=tarfile.PAX_FORMAT) as tar:
+            for member, data in members:
+                info = tarfile.TarInfo(member)
+                if data is None:
+                    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                    tar.addfile(info)
+                    continue
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+    def test_webdataset_shards(self):
+        video = {name: (self.dir / "v" / name).read_bytes() for name in VIDEOS}
+        self.shard("s-000.tar", [("0001.mp4", video["wide.mp4"]), ("0001.txt", b"first\n"),
+                                 ("0001.json", json.dumps({"aes": 5.5, "caption": "no"}).encode()),
+                                 ("0002.json", json.dumps({"aes": 4.0, "caption": "second"}).encode()),
+                                 ("0002.mp4", video["tall.mp4"])])
+        self.shard("s-001.tar", [("../../escaped.mp4", video["square.mp4"]), ("link.mp4", None),
+                                 ("0003.png", (self.dir / "v" / "still.png").read_bytes()), ("again.mp4", video["wide.mp4"])])
+        before = sorted(p.name for p in self.dir.parent.glob("escaped*"))
+        job = self.ingest("s-*.tar", "ingest.frames=[4,1]")
+        self.assertIn("s-001.tar has 1 links, which are left out", job.err)
+        self.assertIn("1 dropped by duplicates", job.err)
+        self.assertIn("4 kept of 5", job.err)
+        said = self.clips("clips.h5")
+        for text in ("first", "second", "s-000.tar/0001.mp4", "32x32-1"):
+            self.assertIn(text, said)
+        self.assertEqual(sorted(p.name for p in self.dir.parent.glob("escaped*")), before)
+        # The pixels are those of the same files in a folder.
+        (self.dir / "w").mkdir()
+        shutil.copy(self.dir / "v" / "wide.mp4", self.dir / "w" / "a.mp4")
+        self.shard("w.tar", [("a.mp4", video["wide.mp4"])])
+        hashes = []
+        for inputs in ("w", "w.tar"):
+            self.ingest(inputs, output="one.h5")
+            found = subprocess.run(["h5dump", "-d", "/clips/32x32-4/frames", self.dir / "one.h5"], capture_output=True, text=True)
+            self.assertEqual(found.returncode, 0, found.stderr)
+            hashes.append(found.stdout)
+        self.assertEqual(hashes[0], hashes[1])
+        self.ingest("s-000.tar", "--min-aes=5")
+        self.assertNotIn("second", self.clips("clips.h5"))
+
+        whole = (self.dir / "s-000.tar").read_bytes()
+        (self.dir / "cut.tar").write_bytes(whole[:2000])
+        self.refused(self.ingest("cut.tar", expect=None), DATA, "cut.tar", "0001.mp4 is cut off")
+        (self.dir / "text.tar").write_bytes(b"no tar")
+        self.refused(self.ingest("text.tar", expect=None), DATA, "text.tar")
+
+    def test_bad_tables(self):
+        for row, said in (("v/wide.mp4,x,20,36,64,0.5,10,2304,good,1,1,1,,a,?", 'meta.csv, line 2, column aes: "good"'),
+                          ("v/wide.mp4,x,-5,36,64,0.5,10,2304,1,1,1,1,,a,?", 'line 2, column num_frames: "-5"'),
+                          ("v/wide.mp4,x,20", "line 2 has 3 values, and there are 15 columns"),
+                          (",x,20,36,64,0.5,10,2304,1,1,1,1,,a,?", "line 2, column path: no value")):
+            self.table(row)
+            self.refused(self.ingest("meta.csv", expect=None), DATA, said)
+        self.refused(self.ingest("meta.csv", "--min-aes=high", expect=None), USAGE, "ingest.min_aes")
+        (self.dir / "meta.jsonl").write_text('{"path": "v/wide.mp4"}\n{"path": "v/tall.mp4", "ocr": "3"}\n')
+        self.refused(self.ingest("meta.jsonl", expect=None), DATA, 'meta.jsonl, line 2, column ocr: "3"')
+        (self.dir / "nothing").mkdir()
+        self.refused(self.ingest("nothing", expect=None), DATA, "folder nothing has no videos")
+
+    def test_killed_in_the_middle_it_makes_the_same_store(self):
+        for i in range(40):
+            shutil.copy(self.dir / "v" / "square.mp4", self.dir / "v" / f"s{i:02}.mp4")
+        more = ("--keep-duplicates", "ingest.fps=200")
+        self.ingest("v", *more, output="whole.h5")
+        job = self.start("ingest", "deck.toml", "ingest.inputs=v", "ingest.output=clips.h5", *SIZE, *more, ranks=3)
+        while job.process.poll() is None and not any(".part2" in name for name in self.written()):
+            time.sleep(0.002)
+        job.kill()
+        job.wait()
+        self.assert_gone(job)
+        self.assertNotIn("clips.h5", self.written(), "the kill came too late to test anything")
+        self.assertTrue(self.written(), "the kill came too early to test anything")
+        (self.dir / "clips.h5.parts").mkdir()  # of another kind of ingest
+        self.ingest("v", *more, ranks=2)  # of fewer ranks: nothing of the third is left
+        self.assertEqual((self.dir / "clips.h5").read_bytes(), (self.dir / "whole.h5").read_bytes())
+        self.assertEqual(self.written(), ["clips.h5", "clips.h5.parts"])
+
+
+if __name__ == "__main__":
+    unittest.main()
