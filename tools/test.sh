@@ -5,7 +5,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/deps.sh
 tools/build.sh
-# Without them the tests that want them are skipped.
+# Without these the tests that want them are skipped.
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+  tools/deps.sh tools/debian-packages-test.txt
+fi
 if [ ! -e build/python/tensorboard ] && python3 -m pip --version >/dev/null 2>&1; then
   rm -rf build/python
   python3 -m pip install --quiet --no-deps --target build/python -r tools/python-packages.txt || rm -rf build/python

@@ -225,7 +225,7 @@ def provenance(args):
 
     return {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "commit": git("rev-parse", "HEAD"), "uncommitted_changes": bool(git("status", "--porcelain", "-uno")),
-            "hardware": hardware(), "threads": args.threads, "dtype": args.dtype,
+            "hardware": hardware(), "threads": args.threads, "dtype": getattr(args, "dtype", "f32"),
             "load_average_at_start": os.getloadavg()[0],
             "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
             "rounds": args.rounds, "warmup": args.warmup, "steps": args.steps}

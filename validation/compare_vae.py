@@ -129,7 +129,7 @@ def main():
           f"{times['decode']:.2f} to decode, {times['both']:.2f} in all")
     if a.json:
         import compare_step
-        about = compare_step.provenance(argparse.Namespace(threads=a.threads, rounds=a.rounds, warmup=1, steps=1))
+        about = compare_step.provenance(argparse.Namespace(threads=a.threads, dtype=a.dtype, rounds=a.rounds, warmup=1, steps=1))
         if a.torch_device == "cuda":
             import torch
             about["hardware"]["gpu"] = torch.cuda.get_device_name()

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "bench/bench.h"
+#include "cli/init.h"
+#include "cli/shell.h"
 #include "core/error.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
@@ -33,25 +35,45 @@
 namespace weft {
 namespace {
 
+// Every command, in the order of `weft --help`. Made once: help and completion tell of all.
+const std::vector<Command>& all_commands();
+
 Command help_command() {
   const auto topic = std::make_shared<std::string>();
-  Command c{"help", "`weft help deck`: every deck key", [topic](const Deck&, MPI_Comm) {
-              fmt::print("{}", default_deck_with_help());
+  Command c{"help", "print every deck key (deck), or a manual page (man, man-deck)",
+            [topic](const Deck&, MPI_Comm) {
+              fmt::print("{}", *topic == "deck"  ? default_deck_with_help()
+                               : *topic == "man" ? man_page(all_commands())
+                                                 : deck_man_page());
               return 0;
             }};
   c.first_rank_only = true;
-  Argument& a = c.option("topic", *topic, "deck");
+  Argument& a = c.option("topic", *topic, "deck, man or man-deck");
   a.required = true;
-  a.choices = {"deck"};
+  a.choices = {"deck", "man", "man-deck"};
   return c;
 }
 
-// Every command, in the order of `weft --help`.
-std::vector<Command> all_commands() {
+Command completion_command() {
+  const auto shell = std::make_shared<std::string>();
+  Command c{"completion", "print a script that completes this command line in a shell",
+            [shell](const Deck&, MPI_Comm) {
+              fmt::print("{}", completion_script(*shell, all_commands()));
+              return 0;
+            }};
+  c.first_rank_only = true;
+  Argument& a = c.option("shell", *shell, "bash, zsh or fish");
+  a.required = true;
+  a.choices = {"bash", "zsh", "fish"};
+  return c;
+}
+
+std::vector<Command> make_commands() {
   Command bench{"bench", "measure: kernels, step, comm, scaling, t5, read"};
   bench.commands = {bench_step_command(),    bench_kernels_command(), bench_comm_command(),
                     bench_scaling_command(), bench_t5_command(),      bench_read_command()};
-  return {ingest_command(),
+  return {init_command(),
+          ingest_command(),
           train_command(),
           encode_command(),
           generate_command(),
@@ -70,7 +92,13 @@ std::vector<Command> all_commands() {
           plan_command(),
           simulate_command(),
           std::move(bench),
+          completion_command(),
           help_command()};
+}
+
+const std::vector<Command>& all_commands() {
+  static const std::vector<Command> commands = make_commands();
+  return commands;
 }
 
 // The command line's part of the deck.
@@ -181,20 +209,17 @@ std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_r
 
 Invocation parse_command_line(int argc, char** argv) {
   register_deck_tables();
-  // Static: the callbacks of the subcommands refer to it after this function has returned.
-  static const std::vector<Command> commands = all_commands();
   Invocation chosen;
   CLI::App app{"weft trains and runs video models on MPI ranks, one rank a device", "weft"};
   app.set_version_flag("--version", "")
       ->description("what this program is, its libraries and devices");
   app.footer(
       "Run on several ranks with: mpirun -n N weft COMMAND ...\n"
-      "Exit codes: 0 done, 2 usage or deck, 3 data, 4 checkpoint, 5 non-finite, 6 hardware "
-      "suspected,\n"
-      "7 no progress, 70 a bug of weft's, 75 stopped early (state saved: submit again); "
-      "docs/errors.md.\n"
+      "Exit codes: " +
+      exit_codes_text() +
+      "; docs/errors.md.\n"
       "`weft help deck` prints every deck key with its meaning.");
-  add_commands(app, commands, chosen);
+  add_commands(app, all_commands(), chosen);
 
   try {
     app.parse(argc, argv);

@@ -42,15 +42,16 @@ RULES = [
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
     (r"weft (plan|doctor|report|inspect|export)\b", "run"),
-    (r"weft help deck$|weft --(help|version)$", "run"),
+    (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
+    (r"weft init ", "run"),
 ]
 # Lines of code blocks that name weft or make and are no commands: output, trees of folders, formulas.
 TEXTS = [
-    r"^\s+generated/  report.html    of weft generate and weft report$",
+    r"^\s+generated/  report.html    of weft generate and weft report$", r"^\s+status.json  +how far the job is, for weft status$",
     r"^\[rank 1 on n13\] HINT: a bug of weft",
     r"^build/weft\(\+0x",
     r"^(FAIL|WARN|OK) ",
-    r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^python3 ", r"^spack ", r"^module ",
+    r"^source <\(weft completion bash\)$", r"^tar xf weft-VERSION", r"^tools/test_bundle.sh ", r"^validation/", r"^python3 ", r"^spack ", r"^module ",
     r"^apptainer ", r"^cmake ", r"^git clone ",
 ]
 

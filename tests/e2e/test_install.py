@@ -30,7 +30,9 @@ class Install(WeftTest):
         for part, source in (("share/weft/inputs", "inputs"), ("share/weft/jobscripts", "jobscripts"), ("share/doc/weft", "docs")):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
-        for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py"):
+        for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
+                     "share/man/man1/weft.1", "share/man/man5/weft-deck.5", "share/bash-completion/completions/weft",
+                     "share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
         self.assertEqual("lib/weft_simulation.so" in there, (BUILD / "weft_simulation.so").exists())
 

@@ -52,6 +52,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("ffmpeg@5: +libx264", type=("build", "link", "run"))
     depends_on("libjpeg-turbo")
     depends_on("libpng@1.6:")
+    depends_on("libarchive@3:")
     depends_on("opencv@4: +imgproc")
     depends_on("polyclipping")
     depends_on("eigen@3.4:")

@@ -1,0 +1,117 @@
+#include "cli/init.h"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "cli/input_decks.h"
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+// Names of jobs whose deck has another name.
+const std::map<std::string, std::string> deck_of_job = {{"ingest", "train"},
+                                                        {"evaluate", "segmentation_r50"},
+                                                        {"segment", "segmentation_r50"},
+                                                        {"segmentation", "segmentation_r50"},
+                                                        {"detector", "dbnetpp_icdar2015"},
+                                                        {"vae", "vae_stage1"}};
+
+// The comment that a deck begins with, up to its first sentence's end.
+std::string first_sentence(const std::string& deck) {
+  std::string text;
+  for (std::size_t at = 0; at < deck.size() && deck[at] == '#';) {
+    const std::size_t end = std::min(deck.find('\n', at), deck.size());
+    text += deck.substr(at + 1, end - at - 1);
+    at = end + 1;
+    if (const std::size_t stop = std::min(text.find(". "), text.find(":\n")); stop < text.size())
+      return text.substr(1, stop - 1);
+    if (text.ends_with('.') || text.ends_with(':')) break;
+  }
+  if (!text.empty()) text.erase(0, 1);
+  while (text.ends_with('.') || text.ends_with(':')) text.pop_back();
+  return text;
+}
+
+std::string list() {
+  std::string text;
+  for (const InputDeck& d : input_decks())
+    text += fmt::format("{:<24} {}\n", d.name, first_sentence(d.text));
+  text += "\nAlso by the names of jobs:";
+  for (const auto& [job, deck] : deck_of_job) text += fmt::format(" {} ({})", job, deck);
+  return text + "\n";
+}
+
+const InputDeck& deck_named(const std::string& name) {
+  const auto job = deck_of_job.find(name);
+  const std::string& wanted = job == deck_of_job.end() ? name : job->second;
+  std::vector<std::string> known;
+  for (const InputDeck& d : input_decks()) {
+    if (d.name == wanted) return d;
+    known.push_back(d.name);
+  }
+  for (const auto& [other, deck] : deck_of_job) known.push_back(other);
+  const std::string near = nearest_name(name, known);
+  throw Error(Exit::usage, fmt::format("there is no deck \"{}\" to start from", name),
+              near.empty() ? "`weft init` lists them" : fmt::format("did you mean \"{}\"?", near),
+              __FILE__, __LINE__);
+}
+
+// Never over a file that is there, not even one made in this moment.
+void write_new(const std::string& file, const std::string& text) {
+  const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  WEFT_CHECK(fd >= 0 || errno != EEXIST, Exit::usage, "give another name: weft init NAME FILE",
+             "{} is there already", file);
+  WEFT_CHECK(fd >= 0, Exit::usage, "a folder that exists and can be written to",
+             "cannot make {}: {}", file, std::strerror(errno));
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n <= 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  const bool whole = close(fd) == 0 && done == text.size();
+  if (!whole) unlink(file.c_str());
+  WEFT_CHECK(whole, Exit::data, "is the disk full?", "cannot write {}", file);
+}
+
+int init(const std::string& name, std::string file) {
+  if (name.empty()) {
+    fmt::print("{}", list());
+    return 0;
+  }
+  const InputDeck& deck = deck_named(name);
+  if (file.empty()) file = name + ".toml";
+  // The commands in its comments name the file as it is called here.
+  std::string text = deck.text;
+  const std::string there = "inputs/" + deck.name + ".toml";
+  for (std::size_t at = 0; (at = text.find(there, at)) != std::string::npos; at += file.size())
+    text.replace(at, there.size(), file);
+  write_new(file, text);
+  fmt::print("{} is a commented deck; `weft help deck` has every key\n", file);
+  return 0;
+}
+
+}  // namespace
+
+Command init_command() {
+  struct Options {
+    std::string name, file;
+  };
+  const auto o = std::make_shared<Options>();
+  Command c{"init", "write a commented deck to start from; without a name, list them",
+            [o](const Deck&, MPI_Comm) { return init(o->name, o->file); }};
+  c.first_rank_only = true;
+  c.option("name", o->name, "of the deck, or of a job");
+  c.option("file", o->file, "where to write it; NAME.toml otherwise");
+  return c;
+}
+
+}  // namespace weft

@@ -1,0 +1,142 @@
+"""What a shell knows of weft: completion in bash, zsh and fish, manual pages, and decks to start from."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import unittest
+
+from harness import REPOSITORY, WEFT, WeftTest
+
+
+def needs(program):
+    return unittest.skipUnless(shutil.which(program), f"no {program} here (tools/debian-packages-test.txt)")
+
+
+class Shell(WeftTest):
+    def said(self, *arguments):
+        return self.weft(*arguments, ranks=0).out
+
+    def commands(self):
+        """Of weft --help."""
+        listed = self.said("--help").split("Subcommands:\n")[1].split("\n\n")[0]
+        found = [line.split()[0] for line in listed.splitlines()]
+        self.assertIn("train", found)
+        return found
+
+    def keys(self):
+        keys, section = [], None
+        for line in self.said("help", "deck").splitlines():
+            if match := re.fullmatch(r"\[(\w+)\]", line):
+                section = match[1]
+            elif match := re.match(r"(\w+) = ", line):
+                keys.append(f"{section}.{match[1]}=")
+        self.assertGreater(len(keys), 300)
+        return keys
+
+    def run_shell(self, *command, text=None):
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=self.dir)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return done.stdout.splitlines()
+
+    def bash(self, line):
+        """What bash offers behind `line`, as Readline hands it over: words are parted at "=" too."""
+        words = re.findall(r"=|[^\s=]+", line)
+        if line.endswith(" "):
+            words.append("")
+        script = (f"source completion.bash\nCOMP_LINE={shquote(line)} COMP_POINT={len(line)} COMP_CWORD={len(words) - 1}\n"
+                  f"COMP_WORDS=({' '.join(map(shquote, words))})\n_weft\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n")
+        return [word for word in self.run_shell("bash", "-u", "-c", script.replace("_weft\n", "set +u; _weft\n", 1)) if word]
+
+    def test_bash(self):
+        (self.dir / "completion.bash").write_text(self.said("completion", "bash"))
+        (self.dir / "my.toml").touch()
+        self.run_shell("bash", "-n", "completion.bash")
+        self.assertEqual(sorted(self.bash("weft ")), sorted([*self.commands(), "--help", "--version"]))
+        self.assertEqual(self.bash("weft tr"), ["train"])
+        self.assertEqual(self.bash("weft bench sc"), ["scaling"])
+        self.assertEqual(self.bash("weft train m"), [k for k in self.keys() if k.startswith("m")] + ["my.toml"])
+        self.assertEqual(self.bash("weft train my.toml train.lr_enc"), ["train.lr_encoder="])
+        self.assertEqual(self.bash("weft train my.toml device.kind="), ["auto", "cpu", "cuda"])
+        self.assertEqual(self.bash("weft train my.toml device.kind=c"), ["cpu", "cuda"])
+        self.assertEqual(self.bash("weft train my.toml run.resume=t"), ["true"])
+        self.assertEqual(self.bash("weft train my.toml run.dir="), [])  # bash's own: files
+        self.assertIn("train", self.bash("weft plan my.toml --job "))
+        self.assertIn("--job", self.bash("weft plan my.toml --"))
+        self.assertEqual(self.bash("weft completion "), ["bash", "zsh", "fish", "--help"])
+        self.assertEqual([k for k in self.bash("weft train ") if k.endswith("=")], self.keys())
+
+    @needs("fish")
+    def test_fish(self):
+        (self.dir / "completion.fish").write_text(self.said("completion", "fish"))
+        (self.dir / "my.toml").touch()
+
+        def offered(line):
+            found = self.run_shell("fish", "--no-config", "-c", f"source completion.fish; complete -C {shquote(line)}")
+            return [word.split("\t")[0] for word in found]
+
+        self.assertEqual(sorted(offered("weft ")), sorted(self.commands()))
+        self.assertEqual(offered("weft tra"), ["train"])
+        self.assertEqual(offered("weft bench sca"), ["scaling"])
+        self.assertEqual(offered("weft train my.toml train.lr_enc"), ["train.lr_encoder="])
+        self.assertEqual(sorted(offered("weft train my.toml device.kind=")), [f"device.kind={k}" for k in ("auto", "cpu", "cuda")])
+        self.assertIn("run.dir=my.toml", offered("weft train my.toml run.dir="))
+        self.assertIn("train", offered("weft plan my.toml --job "))
+        self.assertIn("--fabric", offered("weft plan my.toml --fab"))
+
+    @needs("zsh")
+    def test_zsh(self):
+        """The functions that zsh's completion hands candidates to are replaced by ones that print them."""
+        (self.dir / "_weft").write_text(self.said("completion", "zsh"))
+        stubs = ("compadd() { shift $(( ${@[(i)--]} )); print -l -- $@ }\n_files() { print -- FILES $@ }\n"
+                 "_describe() { local c; for c in ${(P)4} ${(P)5}; do print -r -- ${c%%:*}; done }\n"
+                 "compset() { :; }\n")
+
+        def offered(line):
+            words = line.split(" ")
+            text = f"{stubs}words=({' '.join(shquote(w) if w else chr(39) * 2 for w in words)}); CURRENT={len(words)}\nsource ./_weft\n"
+            return self.run_shell("zsh", "-f", text=text)
+
+        self.assertEqual(sorted(offered("weft ")), sorted([*self.commands(), "--help", "--version"]))
+        self.assertEqual(offered("weft train my.toml device.kind=c"), ["auto", "cpu", "cuda"])
+        self.assertEqual(offered("weft train my.toml run.dir="), ["FILES"])
+        self.assertEqual(offered("weft train "), [*self.keys(), "FILES -g *.toml"])
+        self.assertIn("train", offered("weft plan my.toml --job "))
+        self.assertIn("--fabric", offered("weft plan my.toml --"))
+        self.assertIn("scaling", offered("weft bench "))
+
+    @needs("groff")
+    def test_manual_pages(self):
+        for topic, named in (("man", [*self.commands(), "EXIT STATUS", "--fabric"]),
+                             ("man-deck", [k.removesuffix("=") for k in self.keys()])):
+            page = self.dir / f"{topic}.roff"
+            page.write_text(self.said("help", topic))
+            text = "\n".join(self.run_shell("groff", "-man", "-ww", "-Tascii", "-P-cbou", page))
+            for name in named:
+                self.assertIn(name, text)
+
+    def test_decks_to_start_from(self):
+        decks = {p.stem: p for p in (REPOSITORY / "inputs").glob("*.toml")}
+        listed = self.said("init")
+        for name, deck in decks.items():
+            self.assertRegex(listed, rf"(?m)^{name} +\S")
+            self.said("init", name)
+            text = (self.dir / f"{name}.toml").read_text()
+            self.assertEqual(text, deck.read_text().replace(f"inputs/{name}.toml", f"{name}.toml"))
+        self.said("init", "ingest", "mine.toml")
+        text = (self.dir / "mine.toml").read_text()
+        self.assertIn("weft ingest mine.toml", text)
+        self.refused(self.weft("init", "smoke", ranks=0, expect=None), 2, "smoke.toml is there already")
+        self.refused(self.weft("init", "smok", ranks=0, expect=None), 2, 'no deck "smok"', 'did you mean "smoke"?')
+        self.refused(self.weft("init", "smoke", "nowhere/a.toml", ranks=0, expect=None), 2, "cannot make nowhere/a.toml")
+        # As its user goes on: the deck as it was written.
+        self.weft("train", "smoke.toml", "train.steps=2", "run.dir=run")
+        self.assertEqual(len(self.losses("run")), 2)
+
+
+def shquote(text):
+    return "'" + str(text).replace("'", "'\\''") + "'"
+
+
+if __name__ == "__main__":
+    unittest.main()
