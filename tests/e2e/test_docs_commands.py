@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import unittest
 
-from harness import REPOSITORY, TINY_DECK, WeftTest
+from harness import REPOSITORY, TINY_DECK, WeftTest, make_video
 from tiny_models import TINY_GENERATE_DECK
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 REFUSED = "run.threads=-1"
 SMALL = "synthetic:clips=4,frames=17,height=32,width=32"
 
-PLACEHOLDERS = {"WHAT": "forward"}  # and files of these names, which inputs() makes
+PLACEHOLDERS = {"WHAT": "forward", "PATH": "RUN"}  # and files of these names, which inputs() makes
 
 # Pattern of "weft COMMAND ARGUMENTS" or "make TARGET", what is done, and what makes the command small: keys at its end, options
 # in place of its own. The first that matches counts.
@@ -34,6 +34,8 @@ RULES = [
     (r"weft train (my|footage|RUN/deck).toml", "parse"),
     (r"weft (ingest|encode|generate) footage.toml", "parse"),
     (r"weft (ingest|generate|encode|animate|evaluate|segment|score|reconstruct|train) inputs/(?!smoke)", "parse"),
+    (r"weft ingest deck.toml ingest.inputs=meta.csv", "parse"),
+    (r"weft ingest deck.toml ingest.inputs=videos", "run"),
     (r"weft bench scaling ", "parse"),
     (r"weft probe ", "parse"),
     (r"weft generate$", "text"),  # the launcher's options are the point
@@ -41,7 +43,7 @@ RULES = [
     (r"weft train deck.toml data.path=latents.h5", "run", "model.in_channels=4", "train.steps=2", "run.dir=trained"),
     (r"weft train (deck.toml|DECK.toml|inputs/smoke.toml)", "run", "train.steps=2", "run.dir=trained"),
     (r"weft generate inputs/smoke.toml", "run", "run.dir=smoke", "sampler.steps=2"),
-    (r"weft (plan|doctor|report|inspect|export)\b", "run"),
+    (r"weft (plan|doctor|report|status|inspect|export)\b", "run"),
     (r"weft init$|weft completion |weft help |weft --(help|version)$", "run"),
     (r"weft init ", "run"),
 ]
@@ -139,6 +141,8 @@ class Commands(WeftTest):
             shutil.copytree(self.dir / "RUN", self.dir / "runs" / name, symlinks=True)
         self.weft("train", "inputs/smoke.toml", "run.dir=smoke", "train.steps=2", ranks=1)
         self.weft("bench", "scaling", "deck.toml", "--steps", "1", "--warmup", "1", "--rounds", "1", "--json", "SCALING.json", ranks=1)
+        (self.dir / "videos").mkdir()
+        make_video(self.dir / "videos/a.mp4", "testsrc2=duration=4:size=640x360:rate=24")
         (self.dir / "gen.toml").write_text(TINY_GENERATE_DECK)
         self.weft("encode", "gen.toml", f"data.path={SMALL}", "encode.output=latents.h5", "encode.text=false", ranks=1)
 
