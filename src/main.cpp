@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/progress/progress.h"
 #include "core/stop_signals.h"
+#include "parallel/end_job.h"
 #include "tensor/device.h"
 
 namespace {
@@ -20,8 +21,10 @@ namespace {
 // Says once what went wrong and ends every rank.
 int end_with(weft::Error& e, int size) {
   weft::log::report(e);
-  weft::note_failure(e);
   const int code = static_cast<int>(e.code());
+  weft::end_within(10, e.code());  // the status file may lie on what hangs
+  weft::note_failure(e);
+  alarm(0);
   if (size > 1) {
     std::fflush(nullptr);
     MPI_Abort(MPI_COMM_WORLD, code);

@@ -31,7 +31,7 @@ std::string first_sentence(const std::string& deck) {
     const std::size_t end = std::min(deck.find('\n', at), deck.size());
     text += deck.substr(at + 1, end - at - 1);
     at = end + 1;
-    if (const std::size_t stop = std::min(text.find(". "), text.find(":\n")); stop < text.size())
+    if (const std::size_t stop = text.find(". "); stop < text.size())
       return text.substr(1, stop - 1);
     if (text.ends_with('.') || text.ends_with(':')) break;
   }

@@ -72,10 +72,10 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
   if (trainer.steps_done() < deck.train.steps) {
     log::info("stopped on request after step {}: run the same command to go on",
               trainer.steps_done());
-    progress.end(static_cast<int>(Exit::stopped), trainer.steps_done());
+    if (trainer.first_rank()) progress.end(static_cast<int>(Exit::stopped), trainer.steps_done());
     return static_cast<int>(Exit::stopped);
   }
-  progress.end(0, trainer.steps_done());
+  if (trainer.first_rank()) progress.end(0, trainer.steps_done());
   return 0;
 }
 

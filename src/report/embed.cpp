@@ -59,8 +59,8 @@ std::string url_of(const std::string& path) {
 std::string Embedder::content(const fs::path& base, const Shown& shown, bool& wide) {
   const std::string kind = kind_of(shown.file);
   const fs::path path = shown.folder / shown.file;
-  std::string name = fs::path(path).lexically_relative(base).generic_string();
-  if (name.empty()) name = path.string();
+  const std::string name =
+      fs::absolute(path).lexically_relative(fs::absolute(base)).generic_string();
   std::uint64_t size = 0;
   try {
     // No links: the page may be passed on, and with it what they point at.

@@ -216,7 +216,8 @@ std::string describe_job(const KnownJob& job, double now) {
   if (goes_on(s) && s.left > 0)
     pace += fmt::format("{}{} left", pace.empty() ? "" : ", ", duration_text(s.left));
   row("pace", pace);
-  for (const auto& [name, value] : s.values) row(name.c_str(), fmt::format("{:.6g}", value));
+  for (const auto& [name, value] : s.values)
+    row(printable(name).c_str(), fmt::format("{:.6g}", value));
   row("ranks", fmt::format("{}{}", s.ranks, s.host.empty() ? "" : ", the first on " + s.host));
   row("saved", job.checkpoint);
   if (s.started > 0) {
@@ -233,8 +234,8 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
   std::vector<std::array<std::string, 3>> cells;
   for (const KnownJob& j : jobs) {
     const JobStatus& s = j.status;
-    cells.push_back(
-        {printable(j.path.string()), state_text(s), printable(share_text(s) + " " + s.noun + "s")});
+    cells.push_back({printable(j.path.string()), printable(state_text(s)),
+                     printable(share_text(s) + " " + s.noun + "s")});
     path = std::max(path, cells.back()[0].size());
     state = std::max(state, cells.back()[1].size());
     done = std::max(done, cells.back()[2].size());

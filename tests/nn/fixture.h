@@ -37,7 +37,7 @@ inline std::vector<float> floats(const Tensor& t) {
 // Slope of f at 0 by Ridders' method: central differences over halved steps, extrapolated to a step
 // of 0, the value whose neighbours in the tableau agree best. In f32 no one step serves: wide ones
 // see curvature, narrow ones rounding.
-inline double slope(const std::function<double(double)>& f, double h = 0.04) {
+inline double slope(const std::function<double(double)>& f, double rounding = 0, double h = 0.04) {
   constexpr int levels = 6;
   double table[levels][levels], best = 0, least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < levels; ++i, h /= 2) {
@@ -46,8 +46,10 @@ inline double slope(const std::function<double(double)>& f, double h = 0.04) {
     for (int j = 1; j <= i; ++j) {
       factor *= 4;
       table[i][j] = (table[i][j - 1] * factor - table[i - 1][j - 1]) / (factor - 1);
-      const double spread = std::max(std::abs(table[i][j] - table[i][j - 1]),
-                                     std::abs(table[i][j] - table[i - 1][j - 1]));
+      // Of small steps rounding is the larger error, though two may agree by chance.
+      const double spread =
+          std::max({std::abs(table[i][j] - table[i][j - 1]),
+                    std::abs(table[i][j] - table[i - 1][j - 1]), rounding * 0.01 / h});
       if (spread < least) {
         least = spread;
         best = table[i][j];
@@ -68,11 +70,13 @@ inline void expect_slope(const std::string& name, const Tensor& values, const Ve
   const std::vector<float> start = floats(values);
   // Directions by name: a test alone and a test among others see the same.
   const Vec d = random_values(values.numel(), std::hash<std::string>()(name));
-  const double measured = slope([&](double step) {
-    for (std::size_t i = 0; i < start.size(); ++i)
-      values.data<float>()[i] = static_cast<float>(start[i] + step * d[i]);
-    return loss();
-  });
+  const double measured = slope(
+      [&](double step) {
+        for (std::size_t i = 0; i < start.size(); ++i)
+          values.data<float>()[i] = static_cast<float>(start[i] + step * d[i]);
+        return loss();
+      },
+      rounding);
   std::copy(start.begin(), start.end(), values.data<float>());
   EXPECT_NEAR(measured / length, dot(gradient, d) / length,
               std::min(bound + rounding / length, 0.1))

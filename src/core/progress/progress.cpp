@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/clock.h"
@@ -17,8 +19,8 @@
 namespace weft {
 namespace {
 
-constexpr double redraw_seconds = 0.2, line_seconds = 10, write_seconds = 5;
-constexpr auto heartbeat = std::chrono::seconds(10);
+constexpr double redraw_seconds = 0.2, line_seconds = 10;
+constexpr auto heartbeat = std::chrono::seconds(5), patience = std::chrono::seconds(1);
 constexpr double rate_window = 180, sample_seconds = 0.5;
 constexpr std::size_t most_warnings = 20;
 
@@ -44,31 +46,39 @@ double WorkRate::per_second() const {
 
 struct Progress::State {
   Job job;
+  // Held while the file is written, which takes as long as the file system likes. Taken before
+  // `mutex`, so that the last status written is the newest.
+  std::timed_mutex file_mutex;
   mutable std::mutex mutex;  // of what follows
   JobStatus status;
   WorkRate items, work;
-  double drawn_at = 0, told_at = 0, written_at = 0;
+  double drawn_at = 0, told_at = 0;
   bool ended = false, failing = false;
   std::jthread beat;
 
   bool tells() const { return job.rank == 0; }
 
-  // A status that cannot be written is no reason to end a job.
+  // With file_mutex held. A status that cannot be written is no reason to end a job.
   void write() {
     if (job.file.empty()) return;
-    written_at = now_seconds();
+    std::unique_lock lock(mutex);
     status.updated = unix_seconds();
     std::vector<std::string> warnings = log::warnings();
     if (warnings.size() > most_warnings)
       warnings.erase(warnings.begin(), warnings.end() - most_warnings);
     if (tells()) status.warnings = std::move(warnings);
+    const std::string text = to_text(status);
+    const bool quiet = failing;
+    lock.unlock();
+    std::string why;
     try {
-      replace_file(job.file, to_text(status), Exit::data, Durable::no);
-      failing = false;
+      replace_file(job.file, text, Exit::data, Durable::no);
     } catch (const std::exception& e) {
-      if (!failing) log::warn("the status of the job: {}", e.what());
-      failing = true;
+      why = e.what();
     }
+    if (!why.empty() && !quiet) log::warn("the status of the job: {}", why);
+    lock.lock();
+    failing = !why.empty();
   }
 
   std::string left_text() const {
@@ -93,8 +103,15 @@ struct Progress::State {
                           line()));
   }
 
-  void finish(int code, const std::string& error) {
+  // With file_mutex held.
+  void finish(int code, const std::string& error, std::optional<std::int64_t> done = {}) {
+    // What rank 0 knows of the job is in the file.
+    const std::optional<JobStatus> there = tells() ? std::nullopt : read_status(job.file);
+    std::unique_lock lock(mutex);
+    if (ended) return;
     ended = true;
+    if (there) status = *there;
+    if (done) status.done = *done;
     status.code = code;
     status.left = 0;
     status.error = error;
@@ -102,14 +119,15 @@ struct Progress::State {
                    : code == static_cast<int>(Exit::stopped) ? "stopped"
                                                              : "failed";
     if (log::is_live()) log::live("");
+    lock.unlock();
     write();
   }
 };
 
 namespace {
 // Kept until the next job begins: an error unwinds the Progress before main hears of it.
-std::shared_ptr<Progress::State>& current() {
-  static std::shared_ptr<Progress::State> job;
+std::atomic<std::shared_ptr<Progress::State>>& current() {
+  static std::atomic<std::shared_ptr<Progress::State>> job;
   return job;
 }
 }  // namespace
@@ -136,8 +154,11 @@ Progress::Progress(Job job) : state_(std::make_shared<State>()) {
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
     while (!ended.wait_for(lock, stop, heartbeat, [] { return false; }) && !stop.stop_requested()) {
-      const std::lock_guard guard(state->mutex);
-      if (!state->ended) state->write();
+      const std::lock_guard file(state->file_mutex);
+      std::unique_lock guard(state->mutex);
+      const bool ended_meanwhile = state->ended;
+      guard.unlock();
+      if (!ended_meanwhile) state->write();
     }
   });
 }
@@ -150,7 +171,8 @@ Progress::~Progress() {
 void Progress::advance(std::int64_t done, double work, double all, const Values& values) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
-  if (!s.tells() || s.ended) return;
+  // What a failed rank left over is made late: its place in the list is an earlier one.
+  if (!s.tells() || s.ended || done < s.status.done) return;
   const double now = now_seconds();
   s.items.add(now, static_cast<double>(done));
   s.work.add(now, work);
@@ -169,7 +191,6 @@ void Progress::advance(std::int64_t done, double work, double all, const Values&
     s.told_at = now;
     log::write_info(s.job.label + ": " + s.line());
   }
-  if (now - s.written_at >= write_seconds) s.write();
 }
 
 void Progress::hide() {
@@ -183,22 +204,20 @@ std::string Progress::left_text() const {
 }
 
 void Progress::end(int code, std::int64_t done, const std::string& error) {
-  State& s = *state_;
-  const std::lock_guard lock(s.mutex);
-  if (s.ended) return;
-  s.status.done = done;
-  s.finish(code, error);
+  const std::lock_guard file(state_->file_mutex);
+  state_->finish(code, error, done);
 }
 
 void note_failure(const Error& e) {
   const std::shared_ptr<Progress::State> state = current();
   if (!state) return;
-  const std::lock_guard lock(state->mutex);
-  if (state->ended) return;
-  state->failing = true;  // several ranks may write at once: no further messages
-  // What rank 0 knows of the job is in the file.
-  if (!state->tells())
-    if (const auto there = read_status(state->job.file)) state->status = *there;
+  // A file system that hangs must not keep the job from its end.
+  const std::unique_lock file(state->file_mutex, patience);
+  if (!file) return;
+  {
+    const std::lock_guard lock(state->mutex);
+    state->failing = true;  // several ranks may write at once: no further messages
+  }
   state->finish(static_cast<int>(e.code()), e.what());
 }
 

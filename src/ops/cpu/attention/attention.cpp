@@ -55,7 +55,8 @@ struct Tables {
   }
 };
 
-// Sequences too short for what the second order of the operands costs stay with f32.
+// From so many keys on it pays to keep the operands in both orders. Whatever the queries are, so
+// that the backward takes the same products.
 constexpr std::int64_t worth_bf16 = 32;
 
 // A head in the products that its type and the processor allow.
@@ -63,8 +64,7 @@ template <class T, class... Args>
 void forward_of_head(std::int64_t nq, std::int64_t nk, const Args&... args) {
 #ifdef __AVX512F__
   if constexpr (std::is_same_v<T, bf16>)
-    if (std::min(nq, nk) >= worth_bf16 && cpu_multiplies_bf16())
-      return head_forward_bf16(nq, nk, args...);
+    if (nk >= worth_bf16 && cpu_multiplies_bf16()) return head_forward_bf16(nq, nk, args...);
 #endif
   head_forward<T>(nq, nk, args...);
 }
@@ -72,8 +72,7 @@ template <class T, class... Args>
 void backward_of_head(std::int64_t nq, std::int64_t nk, const Args&... args) {
 #ifdef __AVX512F__
   if constexpr (std::is_same_v<T, bf16>)
-    if (std::min(nq, nk) >= worth_bf16 && cpu_multiplies_bf16())
-      return head_backward_bf16(nq, nk, args...);
+    if (nk >= worth_bf16 && cpu_multiplies_bf16()) return head_backward_bf16(nq, nk, args...);
 #endif
   head_backward<T>(nq, nk, args...);
 }
