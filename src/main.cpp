@@ -1,5 +1,6 @@
 // weft: one binary, `mpirun -n N weft COMMAND DECK.toml [section.key=value ...]`.
 #include <mpi.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -13,7 +14,6 @@
 #include "core/log.h"
 #include "core/progress/progress.h"
 #include "core/stop_signals.h"
-#include "parallel/end_job.h"
 #include "tensor/device.h"
 
 namespace {
@@ -22,7 +22,7 @@ namespace {
 int end_with(weft::Error& e, int size) {
   weft::log::report(e);
   const int code = static_cast<int>(e.code());
-  weft::end_within(10, e.code());  // the status file may lie on what hangs
+  weft::crash::end_within(10, e.code());  // the status file may lie on what hangs
   weft::note_failure(e);
   alarm(0);
   if (size > 1) {

@@ -211,4 +211,11 @@ std::string place() {
   return std::string(line.text());
 }
 
+void end_within(unsigned seconds, Exit code) {
+  static int status;
+  status = static_cast<int>(code);
+  std::signal(SIGALRM, [](int) { _exit(status); });
+  alarm(seconds);
+}
+
 }  // namespace weft::crash

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.h"
+
 namespace weft::crash {
 
 // Handles SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and std::terminate. Call it before MPI_Init,
@@ -22,5 +24,9 @@ inline void at(std::nullptr_t) { at(nullptr, std::int64_t{0}); }
 
 // " in step 12", or "" if no place is set.
 std::string place();
+
+// This rank ends with this exit code after so many seconds, whatever its threads wait for; alarm(0)
+// takes it back.
+void end_within(unsigned seconds, Exit code);
 
 }  // namespace weft::crash

@@ -4,25 +4,17 @@
 #include <mpi.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 
+#include "core/crash.h"
 #include "core/error.h"
 
 namespace weft {
 
-// This rank ends with this exit code after so many seconds, whatever its threads wait for.
-inline void end_within(unsigned seconds, Exit code) {
-  static int status;
-  status = static_cast<int>(code);
-  std::signal(SIGALRM, [](int) { _exit(status); });
-  alarm(seconds);
-}
-
 // Ends the job with this exit code, and this rank even if MPI cannot end the others. Callable from
 // any thread.
 [[noreturn]] inline void end_job(MPI_Comm comm, Exit code) {
-  end_within(2, code);  // MPI_Abort may wait for a daemon that is gone
+  crash::end_within(2, code);  // MPI_Abort may wait for a daemon that is gone
   std::fflush(nullptr);
   MPI_Abort(comm, static_cast<int>(code));
   _exit(static_cast<int>(code));

@@ -223,7 +223,7 @@ void Watchdog::end_if_unheard() {
       return;
     if (seen_ && e.code() != Exit::hang) return;
     if (!e.reported() && !seen_) report_error(e);
-    end_within(5, e.code());  // the status file may lie on what hangs
+    crash::end_within(5, e.code());  // the status file may lie on what hangs
     note_failure(e);
     end_job(comm_, e.code());
   } catch (const std::exception& e) {
