@@ -70,7 +70,8 @@ std::vector<std::string> options_of(const Command& c) {
   return all;
 }
 
-// `train.lr) words="..."` for every key with values, `key` and `value` in the shell's own form.
+// A branch of a shell's `case` for every key whose values can be listed; `line` has {key},
+// {values}.
 std::string value_cases(const char* line) {
   std::string out;
   Deck deck;

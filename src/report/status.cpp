@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// A job that lives writes its status every ten seconds.
+// A job that lives writes its status every five seconds.
 constexpr double silent_after = 60;
 constexpr int deepest = 5;                   // folders below the one that is named
 constexpr std::size_t most_folders = 20000;  // that are looked at

@@ -88,13 +88,13 @@ class Shell(WeftTest):
     def test_zsh(self):
         """The functions that zsh's completion hands candidates to are replaced by ones that print them."""
         (self.dir / "_weft").write_text(self.said("completion", "zsh"))
-        stubs = ("compadd() { shift $(( ${@[(i)--]} )); print -l -- $@ }\n_files() { print -- FILES $@ }\n"
+        printers = ("compadd() { shift $(( ${@[(i)--]} )); print -l -- $@ }\n_files() { print -- FILES $@ }\n"
                  "_describe() { local c; for c in ${(P)4} ${(P)5}; do print -r -- ${c%%:*}; done }\n"
                  "compset() { :; }\n")
 
         def offered(line):
             words = line.split(" ")
-            text = f"{stubs}words=({' '.join(shquote(w) if w else chr(39) * 2 for w in words)}); CURRENT={len(words)}\nsource ./_weft\n"
+            text = f"{printers}words=({' '.join(shquote(w) if w else chr(39) * 2 for w in words)}); CURRENT={len(words)}\nsource ./_weft\n"
             return self.run_shell("zsh", "-f", text=text)
 
         self.assertEqual(sorted(offered("weft ")), sorted([*self.commands(), "--help", "--version"]))

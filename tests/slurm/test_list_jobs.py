@@ -12,6 +12,7 @@ import unittest
 from scripts import ENDED, WEFT, ScriptTest
 from test_animate import DECK as ANIMATE_DECK, drawn_face, face_points, write_wav
 from test_evaluate import png
+from test_score import DECK as SCORE_DECK
 from test_vae_training import DECK as VAE_DECK
 from tiny_models import TINY_GENERATE_DECK, write_t5
 
@@ -19,18 +20,6 @@ from tiny_models import TINY_GENERATE_DECK, write_t5
 SHAPE = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")  # two nodes
 PAIR = ("--ntasks-per-node=2", "--cpus-per-task=1")  # on one node
 
-# Networks drawn at random, of which a picture takes some hundredths of a second.
-SCORE_DECK = """
-[run]
-threads = 1
-[model]
-name = "dbnet"
-backbone = "resnet18"
-asf = false
-[score]
-weights = "random:3"
-side = 64
-"""
 SEGMENTATION_DECK = """
 [run]
 seed = 7
