@@ -32,6 +32,13 @@ int end_with(weft::Error& e, int size) {
   return code;
 }
 
+// As the launcher tells it, before MPI does.
+int rank_of_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(name)) return std::atoi(rank);
+  return 0;
+}
+
 // A launcher of another MPI starts N programs that know nothing of each other.
 void warn_if_alone(int size) {
   if (size > 1) return;
@@ -54,6 +61,12 @@ int main(int argc, char** argv) {
   // A limit on file sizes is an error of write(), not the death of the job.
   std::signal(SIGXFSZ, SIG_IGN);
   weft::crash::watch();
+  try {
+    weft::check_mpi();
+  } catch (weft::Error& e) {
+    weft::log::set_rank(rank_of_launcher(), 1);
+    return end_with(e, 1);
+  }
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.
   // A rank started without mpirun spawns no others: Open MPI need not start its daemon first, which
   // takes a third of the time of a short command. Other MPIs do not read it.

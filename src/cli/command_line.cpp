@@ -203,9 +203,28 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
   }
 }
 
+// MPIs of one family share their binary interface: handles are pointers in Open MPI and numbers in
+// MPICH. "" for one that is not known.
+std::string family(const std::string& mpi) {
+  if (mpi.find("Open MPI") != std::string::npos) return "Open MPI";
+  for (const char* name : {"MPICH", "Intel", "MVAPICH"})
+    if (mpi.find(name) != std::string::npos) return "MPICH";
+  return "";
+}
+
 }  // namespace
 
 std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_reader(argc, argv); }
+
+void check_mpi() {
+  const LibraryVersion mpi = mpi_version();
+  const std::string found = family(mpi.found), built = family(mpi.built);
+  WEFT_CHECK(found == built || found.empty() || built.empty(), Exit::usage,
+             "load the MPI that weft was built with (module list, LD_LIBRARY_PATH, LD_PRELOAD), or "
+             "build weft with this one",
+             "weft was compiled against {} and runs with {}, whose binary interface is another",
+             mpi.built, mpi.found);
+}
 
 Invocation parse_command_line(int argc, char** argv) {
   register_deck_tables();

@@ -20,6 +20,10 @@ struct Invocation {
 // exit code. Nothing for a process that a user started.
 std::optional<int> run_as_child(int argc, char** argv);
 
+// Throws Exit::usage where this process runs with an MPI of another binary interface than the one
+// weft was compiled against: even its start would fail. To be called before MPI_Init.
+void check_mpi();
+
 // Throws Exit::usage for a command line it does not understand. --help and --version become
 // invocations too.
 Invocation parse_command_line(int argc, char** argv);

@@ -48,12 +48,14 @@ std::string dotted(unsigned version) {  // as FFmpeg packs it
 
 }  // namespace
 
+LibraryVersion mpi_version() { return {"MPI", mpi_of_process(), mpi_of_header()}; }
+
 std::vector<LibraryVersion> library_versions() {
   unsigned major = 0, minor = 0, release = 0;
   H5get_libversion(&major, &minor, &release);
   const dnnl_version_t* dnnl = dnnl_version();
   std::vector<LibraryVersion> all = {
-      {"MPI", mpi_of_process(), mpi_of_header()},
+      mpi_version(),
       {"HDF5", fmt::format("{}.{}.{}", major, minor, release),
        fmt::format("{}.{}.{}", H5_VERS_MAJOR, H5_VERS_MINOR, H5_VERS_RELEASE)},
       {"oneDNN", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch),

@@ -12,7 +12,8 @@ struct LibraryVersion {
   std::string built;  // by its headers; "" where they do not tell
 };
 
-// May be called before MPI_Init. The CUDA libraries only in a program with the CUDA side.
+// Both may be called before MPI_Init. The CUDA libraries only in a program with the CUDA side.
+LibraryVersion mpi_version();
 std::vector<LibraryVersion> library_versions();
 
 // For `weft --version`: version_line(), the libraries, this host's processor and GPUs, a line each.

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_points = 800, most_columns = 140;
+constexpr std::size_t most_columns = 140;
 // Above this many steps a line is unreadable: a band shows their range instead.
 constexpr std::size_t most_in_line = 3000;
 

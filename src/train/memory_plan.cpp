@@ -31,6 +31,30 @@ std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
   return high;
 }
 
+// The keys to set so that every bucket fits. `largest`: the clips of a batch that do (0: not even one).
+std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::int64_t> largest) {
+  if (buckets.front().label_rate > 0)  // images have one batch size
+    return fmt::format(
+        "set train.batch_size = {}, or lower {}",
+        std::max<std::int64_t>(1, *std::min_element(largest.begin(), largest.end())),
+        buckets.front().holds_text() ? "data.crop" : "data.short_sides and data.max_side");
+  std::string none, list;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    if (buckets[i].clips == 0) continue;
+    if (largest[i] == 0) none += (none.empty() ? "" : ", ") + buckets[i].name;
+    list += fmt::format("{}\"{}={}\"", list.empty() ? "" : ", ", buckets[i].name, largest[i]);
+  }
+  if (!none.empty())
+    return fmt::format(
+        "not even one clip of {} fits: share its tokens over ranks (parallel.sp), leave the bucket "
+        "out, or give the ranks more memory (fewer ranks a host, memory.arena_gib)",
+        none);
+  return fmt::format(
+      "these are the largest batches that fit: train.batch_sizes = [{}]. Or share a clip's tokens "
+      "over ranks (parallel.sp)",
+      list);
+}
+
 }  // namespace
 
 MemoryNeed plan_step_memory(TrainingTask& task, const Bucket& bucket, std::int64_t batch_size,
@@ -52,6 +76,8 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
   // Shorter captions leave other holes in the arena than the planned ones.
   const std::size_t usable = capacity - capacity / 32;
   std::vector<StepMemory> plan;
+  std::vector<std::int64_t> largest(batch_sizes.begin(), batch_sizes.end());
+  std::string refusal;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const Bucket& bucket = buckets[i];
     if (bucket.clips == 0) {
@@ -79,31 +105,24 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       // Every clip adds the same amount, so bisection also finds the largest batch that fits.
       const std::int64_t too_many =
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
-      throw Error(
-          Exit::usage,
-          fmt::format("{} clips of bucket {} need {} of activations{}, a rank has {} for them",
-                      batch, bucket.name, size_text(static_cast<double>(bytes(batch, most))),
-                      blocks > 0 ? " even if every block is recomputed" : "",
-                      size_text(static_cast<double>(capacity))),
-          bucket.label_rate > 0
-              ? fmt::format(
-                    "set train.batch_size = {}, or lower {}",
-                    std::max<std::int64_t>(1, too_many - 1),
-                    bucket.holds_text() ? "data.crop" : "data.short_sides and data.max_side")
-          : too_many > 1
-              ? fmt::format("the largest batch of this bucket that fits is {}: set it with "
-                            "train.batch_sizes = [\"{}={}\"], or share a clip's tokens over "
-                            "ranks (parallel.sp)",
-                            too_many - 1, bucket.name, too_many - 1)
-              : "not even one clip fits: share its tokens over ranks (parallel.sp), leave the "
-                "bucket out, or give the ranks more memory (fewer ranks a host, "
-                "memory.arena_gib)",
-          __FILE__, __LINE__);
+      largest[i] = too_many - 1;
+      if (refusal.empty())
+        refusal = fmt::format(
+            "{} clips of bucket {} need {} of activations{}, beside gaps between tensors; a rank "
+            "has {} for them",
+            batch, bucket.name, size_text(static_cast<double>(bytes(batch, most))),
+            blocks > 0 ? " even if every block is recomputed" : "",
+            size_text(static_cast<double>(usable)));
+      plan.emplace_back();
+      continue;
     }
     const std::int64_t recomputed =
         smallest(at_least, most, [&](std::int64_t count) { return fits(batch, count); });
     plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
   }
+  if (!refusal.empty())
+    throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__,
+                __LINE__);
   return plan;
 }
 

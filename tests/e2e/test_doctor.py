@@ -7,7 +7,7 @@ import re
 import subprocess
 import unittest
 
-from harness import MPIEXEC, WEFT, WeftTest
+from harness import MPI_ON_ONE_HOST, MPIEXEC, WEFT, WeftTest
 
 FIT, MEND, DATA, HARDWARE = 0, 2, 3, 6
 
@@ -198,8 +198,7 @@ class Gpus(WeftTest):
         command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", "env", "OMP_NUM_THREADS=1",
                    f"WEFT_EMULATION_DEVICES={devices}", *environment, ON_CPU, "doctor", "--json", "report.json"]
         done = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, check=False, timeout=200,
-                              env=dict(os.environ, OMPI_MCA_mpi_yield_when_idle="1",
-                                       OMPI_MCA_btl_vader_single_copy_mechanism="none"))
+                              env=dict(os.environ, **MPI_ON_ONE_HOST))
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         return done, json.loads((self.dir / "report.json").read_text())
 

@@ -1,6 +1,7 @@
 """weft plan: tables and JSON for a described machine, refusals that name what fits, and the memory that training then takes."""
 
 import json
+import re
 import unittest
 
 from harness import REPOSITORY, WeftTest
@@ -64,8 +65,11 @@ class Plan(WeftTest):
         self.refused(self.weft("plan", deck, *arguments, ranks=0, expect=None), USAGE, *said)
 
     def test_what_does_not_fit(self):
-        self.refuse("clips of bucket", "largest batch of this bucket that fits is",
-                    arguments=("--gpus", "128", "--memory", "30", "--fabric", "8x400"))
+        machine = ("--gpus", "128", "--memory", "30", "--fabric", "8x400")
+        self.refuse("clips of bucket", "largest batches that fit", arguments=machine)
+        # What the refusal says to set is enough, for all buckets at once.
+        said = re.search(r"train\.batch_sizes = (\[.*?\])", self.jobs[-1].err)[1]
+        self.weft("plan", REPOSITORY / "inputs" / "stage2.toml", "train.batch_sizes=" + said, *machine, ranks=0)
         self.refuse("weights, gradients and optimizer need", "use more ranks",
                     arguments=("--gpus", "8", "--memory", "6", "--fabric", "8x400"))
         self.refuse("optimizer need", "parallel.zero = 1",

@@ -2,6 +2,7 @@
 // commas between them:
 //   init_signal=N   sends the process signal N within MPI_Init_thread, as somebody does who stops a
 //                   job at once
+//   mpi_version=TEXT    the MPI calls itself TEXT
 //   slow_reads=MS:AT:FILE   the AT-th pread of a clip (and all behind it) by a rank, of a file
 //                           whose name ends with FILE, takes MS milliseconds longer
 //   held_read=LOOKS:FILE    a rank's first pread of a clip of such a file returns when its main
@@ -274,6 +275,14 @@ ssize_t write_file(const char* function, int fd, const void* from, size_t bytes,
 }  // namespace
 
 extern "C" {
+
+int MPI_Get_library_version(char* text, int* length) {
+  const auto other = wish("mpi_version");
+  if (other.empty())
+    return next<decltype(&MPI_Get_library_version)>("MPI_Get_library_version")(text, length);
+  *length = std::snprintf(text, MPI_MAX_LIBRARY_VERSION_STRING, "%s", other[0].c_str());
+  return MPI_SUCCESS;
+}
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   if (const auto signal = wish("init_signal"); !signal.empty())

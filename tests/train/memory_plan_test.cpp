@@ -104,14 +104,14 @@ TEST(MemoryPlan, RefusesWhatDoesNotFitAndNamesWhatDoes) {
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::usage);
     EXPECT_THAT(e.what(), HasSubstr("5 clips of bucket"));
-    EXPECT_THAT(e.hint(), HasSubstr("that fits is 3"));
+    EXPECT_THAT(e.hint(), HasSubstr("largest batches that fit: train.batch_sizes = ["));
     EXPECT_THAT(e.hint(), HasSubstr(s.source->buckets()[1].name + "=3"));
   }
   try {
     s.plan(s.bytes(1, 5 / 6.0, 1) - 1, {2, 5});
     FAIL() << "accepted";
   } catch (const Error& e) {
-    EXPECT_THAT(e.hint(), HasSubstr("not even one clip fits"));
+    EXPECT_THAT(e.hint(), HasSubstr("not even one clip of"));
   }
 }
 
