@@ -64,6 +64,12 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                             checkpoint_->info().step, ema_ ? "ema" : "weights");
     return;
   }
+  std::error_code none;
+  WEFT_CHECK(
+      fs::exists(weights_, none), Exit::data,
+      "check the path, or fetch and convert the released weights first (docs/checkpoints.md); "
+      "random:1 is random ones",
+      "{} = \"{}\" does not exist", key, weights_);
   identity_ = folder_identity(weights_);
 }
 

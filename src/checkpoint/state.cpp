@@ -15,8 +15,8 @@ const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
     if (r.name == p.name) {
       const Shape shape{std::span<const std::int64_t>(r.shape)};
       WEFT_CHECK(shape == p.shape, Exit::checkpoint,
-                 "continue with the [model] table that the run was started with, or set "
-                 "run.resume = false and another run.dir",
+                 "continue with the [model] table that the run was started with, or name another "
+                 "run.dir",
                  "{}: tensor {} has shape {}, the deck's model wants {}", c.dir().string(), p.name,
                  shape.str(), p.shape.str());
       return &r;
@@ -26,10 +26,10 @@ const TensorRange* find_range(const Checkpoint& c, const Parameter& p) {
 
 const TensorRange& range_of(const Checkpoint& c, const Parameter& p) {
   const TensorRange* range = find_range(c, p);
-  WEFT_CHECK(range != nullptr, Exit::checkpoint,
-             "continue with the [model] table that the run was started with, or set run.resume = "
-             "false and another run.dir",
-             "{} has no tensor {}", c.dir().string(), p.name);
+  WEFT_CHECK(
+      range != nullptr, Exit::checkpoint,
+      "continue with the [model] table that the run was started with, or name another run.dir",
+      "{} has no tensor {}", c.dir().string(), p.name);
   return *range;
 }
 

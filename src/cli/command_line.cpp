@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <ranges>
 
 #include "bench/bench.h"
 #include "cli/init.h"
@@ -175,6 +176,20 @@ int print(const std::string& text, MPI_Comm world) {
   return 0;
 }
 
+// The words of the command line, last first as CLI11 takes them. `weft help` and `weft help
+// COMMAND` ask as --help does; deck and the manual pages are topics of their own.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words[0] == "help" &&
+      (words.size() == 1 ||
+       std::ranges::any_of(all_commands(), [&](const Command& c) { return c.name == words[1]; }))) {
+    words.erase(words.begin());
+    words.push_back("--help");
+  }
+  std::ranges::reverse(words);
+  return words;
+}
+
 // Throws for the first word that is no known command or option: CLI11 would instead report an
 // argument that is missing because of it.
 void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
@@ -196,7 +211,11 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       const std::string near = nearest_name(name, known);
       throw Error(Exit::usage, fmt::format("unknown {} \"{}\"", what, name),
-                  near.empty() ? "see weft --help" : fmt::format("did you mean \"{}\"?", near),
+                  !near.empty() ? fmt::format("did you mean \"{}\"?", near)
+                  : what == "option"
+                      ? "see weft COMMAND --help; keys of the deck are written without "
+                        "dashes, as in train.steps=10"
+                      : "see weft --help",
                   __FILE__, __LINE__);
     }
     if (what == "command") command = command->get_subcommand(name);
@@ -241,12 +260,14 @@ Invocation parse_command_line(int argc, char** argv) {
   add_commands(app, all_commands(), chosen);
 
   try {
-    app.parse(argc, argv);
+    app.parse(words_of(argc, argv));
   } catch (const CLI::CallForHelp&) {
     const CLI::App* asked = &app;
+    std::string before;
     // The help of the innermost command given: `weft bench comm --help` is about comm.
-    while (!asked->get_subcommands().empty()) asked = asked->get_subcommands().front();
-    const std::string text = asked->help();
+    for (; !asked->get_subcommands().empty(); asked = asked->get_subcommands().front())
+      before += (before.empty() ? "" : " ") + asked->get_name();
+    const std::string text = asked->help(before);
     chosen.run = [text](MPI_Comm world) { return print(text, world); };
   } catch (const CLI::CallForVersion&) {
     chosen.run = [](MPI_Comm world) { return print(version_text(), world); };

@@ -148,7 +148,8 @@ class Assign {
     if (v == nullptr) wrong_type(node);
     const auto& choices = option_.choices;
     if (!choices.empty() && std::find(choices.begin(), choices.end(), v->get()) == choices.end()) {
-      const std::string near = nearest_name(v->get(), choices);
+      // As near to "cpu" as a name can be, and not what is meant.
+      const std::string near = nearest_name(v->get() == "gpu" ? "cuda" : v->get(), choices);
       refuse(fmt::format("{}{} = \"{}\" is not one of: {}", origin_.at(node.source()), option_.key,
                          v->get(), fmt::join(choices, ", ")),
              near.empty() ? "take one of the names listed"

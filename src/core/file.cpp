@@ -30,7 +30,8 @@ const char* hint_for(int reason) {
     case EROFS:
       return "the file system is mounted for reading alone on this host";
     case ENOENT:
-      return "check the path; on a cluster, that this host mounts it";
+      return "check the path, which begins where weft was started; on a cluster, that this host "
+             "mounts it";
     case EIO:
       return "the storage reports an error: see the system log, tell the operators";
     case EMFILE:

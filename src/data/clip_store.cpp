@@ -122,6 +122,12 @@ bool is_hdf5(const std::string& path) {
   return same;
 }
 
+void warn_of_replacing(const std::string& path) {
+  std::error_code none;
+  if (log::rank() == 0 && std::filesystem::exists(path, none))
+    log::warn("{} is there already: the new store replaces it once it is complete", path);
+}
+
 std::string stored_made_by(const std::string& path) {
   if (!is_hdf5(path)) return "";
   std::error_code none;
@@ -161,8 +167,9 @@ std::string latents_text(const Bucket& b) {
                                  b.moments ? "moments (means, log variances)" : "latents",
                                  b.pixel_frames, b.pixel_height, b.pixel_width);
   if (!b.scale.empty())
-    text += fmt::format(", {} shift {:g}, scale {:g}", b.moments ? "to be drawn with" : "made with",
-                        fmt::join(b.shift, " "), fmt::join(b.scale, " "));
+    text += fmt::format(", {} vae.shift=[{:g}] vae.scale=[{:g}]",
+                        b.moments ? "to be drawn with" : "made with", fmt::join(b.shift, ","),
+                        fmt::join(b.scale, ","));
   return text + "\n";
 }
 

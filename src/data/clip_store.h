@@ -53,6 +53,10 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 // hash is wrong.
 std::string describe_store(const std::string& path);
 
+// Before work whose end replaces what lies at `path`: says so on rank 0, while it can still be
+// stopped.
+void warn_of_replacing(const std::string& path);
+
 // The store's attribute made_by; "" if it has none, or is not a store. Damage gives a WARN.
 std::string stored_made_by(const std::string& path);
 

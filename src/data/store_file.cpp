@@ -26,8 +26,11 @@ constexpr std::size_t piece = 256 << 10;
 
 StoreFile::StoreFile(const std::string& path) : path_(path) {
   fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  WEFT_CHECK(fd_ >= 0, Exit::data, "check data.path; make a store with `weft ingest`",
-             "cannot open clip store {}: {}", path, std::strerror(errno));
+  WEFT_CHECK(
+      fd_ >= 0, Exit::data,
+      "check data.path, which begins where weft was started; `weft ingest` makes stores of clips, "
+      "and `weft encode` of latents",
+      "cannot open clip store {}: {}", path, std::strerror(errno));
   try {
     struct stat status {};
     WEFT_CHECK(fstat(fd_, &status) == 0 && S_ISREG(status.st_mode), Exit::data,

@@ -84,6 +84,7 @@ void inspect_run(const fs::path& dir) {
   const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
   const std::optional<std::string> latest = checkpoint::read_latest(dir);
   fmt::print("run {}\n  latest -> {}\n", dir.string(), latest.value_or("(none)"));
+  const std::optional<std::int64_t> current = latest ? checkpoint::step_of(*latest) : std::nullopt;
   std::optional<Checkpoint> newest;
   std::string broken;
   for (const std::int64_t step : steps) {
@@ -91,8 +92,11 @@ void inspect_run(const fs::path& dir) {
     const char* mark = fs::exists(path / "verified") ? "verified" : "never verified";
     try {
       Checkpoint c = Checkpoint::open(path);
-      fmt::print("  {:<14} {}, every byte matches its hash\n", checkpoint::step_name(step), mark);
-      if (!newest) newest = std::move(c);
+      // A run that was started anew in this directory leaves those of the one before.
+      const bool left = current && step > *current;
+      fmt::print("  {:<14} {}, every byte matches its hash{}\n", checkpoint::step_name(step), mark,
+                 left ? ", left by an earlier run" : "");
+      if (!newest && !left) newest = std::move(c);
     } catch (const Error& e) {
       fmt::print("  {:<14} {}, DAMAGED: {}\n", checkpoint::step_name(step), mark, e.what());
       if (broken.empty()) broken = e.what();

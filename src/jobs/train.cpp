@@ -42,6 +42,9 @@ int run(const Deck& deck, MPI_Comm world, Trainer& trainer, ClockOffset& clock) 
         facts.print_step(m, progress.left_text());
     }
   };
+  if (before >= deck.train.steps)
+    log::info("nothing to do: {} of {} steps are done, and a larger train.steps goes on", before,
+              deck.train.steps);
   bool stopped = false;
   while (trainer.steps_done() < deck.train.steps && !stopped) {
     trainer.step();

@@ -120,9 +120,12 @@ RankDevice choose_device(const std::string& kind, bool share, MPI_Comm world) {
   if (everywhere[0] == 0) {
     if (here) why = "another rank sees no GPU";
     WEFT_CHECK(kind != "cuda", Exit::usage,
-               "ask the scheduler for GPUs (--gpus-per-node=N --gpu-bind=none), check "
-               "CUDA_VISIBLE_DEVICES and the driver with weft doctor, or use device.kind = "
-               "\"auto\" or \"cpu\"",
+               built_with_cuda()
+                   ? "ask the scheduler for GPUs (--gpus-per-node=N --gpu-bind=none), check "
+                     "CUDA_VISIBLE_DEVICES and the driver with weft doctor, or use device.kind = "
+                     "\"auto\" or \"cpu\""
+                   : "build weft where nvcc is on the PATH (docs/gpu.md), or use device.kind = "
+                     "\"auto\" or \"cpu\"",
                "device.kind = \"cuda\": {}", why.empty() ? "a rank sees no GPU" : why);
     if (log::rank() == 0) log::info("device    CPU ({})", why.empty() ? "a rank sees no GPU" : why);
     return chosen;

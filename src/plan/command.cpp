@@ -168,9 +168,15 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
 
 }  // namespace
 
-int plan(const Deck& deck, const PlanCommand& command, MPI_Comm world) {
+int plan(const Deck& deck, const PlanCommand& given, MPI_Comm world) {
   int rank = 0;
   MPI_Comm_rank(world, &rank);
+  PlanCommand command = given;
+  const bool described = given.request.gpus > 0 || given.request.memory_gb > 0;
+  if (!given.fabric.empty())
+    command.request.fabric = given.fabric;
+  else if (given.job == "train" && !described)
+    command.request.fabric = "local";
   if (command.job != "train") {
     int ranks = 1;
     MPI_Comm_size(world, &ranks);
@@ -208,8 +214,10 @@ Command plan_command() {
                                                                              "generate", "animate"};
   c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
   c.option("--memory", planned.memory_gb, "GB of a rank's device");
-  c.option("--fabric", planned.fabric,
-           "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host");
+  c.option(
+      "--fabric", r->fabric,
+      "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host (default where neither "
+      "--gpus nor --memory is given)");
   c.option("--rates", planned.rates, "rates of the device to predict from (JSON)");
   c.option("--mtbf", planned.mtbf_hours, "hours between failures of one device");
   c.option("--json", r->json, "file for the plan");

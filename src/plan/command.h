@@ -16,6 +16,7 @@ namespace weft {
 // it.
 struct PlanCommand {
   PlanRequest request;
+  std::string fabric;         // "": `local` for training where no machine is described, else 8x400
   std::string json;           // file for everything that was found
   std::string job = "train";  // or encode, generate, animate
 };

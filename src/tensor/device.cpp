@@ -30,8 +30,10 @@ int usable_cores() {
 
 }  // namespace
 
+bool built_with_cuda() { return &cuda_visible_gpus != nullptr; }
+
 VisibleGpus visible_gpus() {
-  if (&cuda_visible_gpus == nullptr) return {{}, "this build of weft has no CUDA side"};
+  if (!built_with_cuda()) return {{}, "this build of weft has no CUDA side"};
   return cuda_visible_gpus();
 }
 

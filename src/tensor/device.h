@@ -25,6 +25,8 @@ struct VisibleGpus {
 };
 // Creates no context.
 VisibleGpus visible_gpus();
+// Whether this program has the CUDA side at all.
+bool built_with_cuda();
 // Takes GPU `index` of those: one per process, before the first tensor. parallel/rank_device.h
 // chooses which.
 void use_gpu(int index);

@@ -31,7 +31,8 @@ std::int64_t smallest(std::int64_t low, std::int64_t high, const Fits& fits) {
   return high;
 }
 
-// The keys to set so that every bucket fits. `largest`: the clips of a batch that do (0: not even one).
+// The keys to set so that every bucket fits. `largest`: the clips of a batch that do (0: not even
+// one).
 std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::int64_t> largest) {
   if (buckets.front().label_rate > 0)  // images have one batch size
     return fmt::format(
@@ -121,8 +122,7 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
     plan.push_back({share_of(recomputed, blocks), bytes(batch, recomputed)});
   }
   if (!refusal.empty())
-    throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__,
-                __LINE__);
+    throw Error(Exit::usage, refusal, keys_that_fit(buckets, largest), __FILE__, __LINE__);
   return plan;
 }
 

@@ -82,6 +82,11 @@ void Trainer::choose_groups() {
   task_->share_clips(sequence_.get());
   task_->join_ranks(world_);
   lockstep_ = task_->lockstep_ranks(comm_->size()) > 1;
+  if (first_rank() && deck_.train.micro_batches < groups_)
+    log::warn(
+        "train.micro_batches = {}: of {} ranks{} that many have work in a step, and the others "
+        "wait",
+        deck_.train.micro_batches, groups_, sp > 1 ? " (groups of parallel.sp)" : "");
   WEFT_CHECK(
       !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),
@@ -150,6 +155,13 @@ void Trainer::load_state() {
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
+  const auto data = checkpoint->info().notes.find("data");
+  if (first_rank() && data != checkpoint->info().notes.end() && data->second != data_text())
+    log::warn(
+        "data.path = {} is not what {} was trained on: clips of its buckets {}, now {}. Samples "
+        "come "
+        "in another order",
+        deck_.data.path, checkpoint->dir().string(), data->second, data_text());
   log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
             deck_.train.steps);
 }
@@ -178,6 +190,14 @@ void Trainer::plan_step() {
                                           static_cast<std::size_t>(samples_in_batch(
                                               source_->buckets()[b], batch_sizes_[b])));
   staging_ = std::make_unique<ClipStaging>(clip_bytes);
+}
+
+// What tells one store from another: a run that goes on compares it.
+std::string Trainer::data_text() const {
+  std::string text;
+  for (const Bucket& b : source_->buckets())
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", b.name, b.clips);
+  return text;
 }
 
 std::size_t Trainer::planned_bytes() const {
@@ -249,6 +269,7 @@ void Trainer::save() {
   CheckpointInfo info = describe_state(deck_, params(), done_);
   info.notes["run"] = run_id_;
   info.notes["costs"] = costs_.table->to_text();
+  info.notes["data"] = data_text();
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done

@@ -76,6 +76,9 @@ class Trainer {
   std::size_t planned_bytes() const;                                 // of the largest
   const Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
+  // Of all collectives of the steps, those within micro-batches (sync BN, sequence parallelism)
+  // too.
+  double communication_seconds() const { return comm_->busy_seconds() + task_->blocked_seconds(); }
   const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
   // Checksums of this rank's weights, to compare runs and ranks.
@@ -134,6 +137,7 @@ class Trainer {
   void choose_groups();
   double take_blocked();
   void open_data();
+  std::string data_text() const;
   void load_state();
   void plan_step();
   void open_readers();

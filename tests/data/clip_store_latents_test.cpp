@@ -87,7 +87,7 @@ TEST_F(ClipStoreLatents, MomentsAndTextFeatures) {
   check(DType::f32, 0);
   const std::string text = describe_store(path_);
   EXPECT_THAT(text, HasSubstr("moments (means, log variances) of 5x24x24 footage"));
-  EXPECT_THAT(text, HasSubstr("shift -0.25 0.5, scale 3.5 2"));
+  EXPECT_THAT(text, HasSubstr("vae.shift=[-0.25,0.5] vae.scale=[3.5,2]"));
   EXPECT_THAT(text, HasSubstr("2 tokens, at most 2 a clip, f32 [3]"));
   write_moments<f16>(path_);
   check(DType::f16, 0x1p-11f);

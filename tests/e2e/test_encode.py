@@ -182,7 +182,7 @@ class Encode(harness.WeftTest):
         said = self.weft("inspect", "latents.h5", ranks=0).out
         shift, scale = ([float(x) for x in re.search(name + r"=\[([^]]*)", job.err)[1].split(",")]
                         for name in ("vae.shift", "vae.scale"))
-        self.assertIn("to be drawn with shift", said)
+        self.assertIn("to be drawn with vae.shift=[", said)
         # Rows of all clips lie one behind the other, in their order.
         (self.dir / "captions.txt").write_text("a cat\ntwo dogs, running\n")
         self.weft("text", "deck.toml", "captions.txt", "t5.weights=t5", "--features=features")

@@ -27,7 +27,7 @@ class Install(WeftTest):
         prefix, stage = self.dir / "prefix", self.dir / "stage"
         self.install("--prefix", prefix)
         there = self.names(prefix)
-        for part, source in (("share/weft/inputs", "inputs"), ("share/weft/jobscripts", "jobscripts"), ("share/doc/weft", "docs")):
+        for part, source in (("share/weft/inputs", "inputs"), ("share/weft/jobscripts", "jobscripts"), ("share/doc/weft/docs", "docs")):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",

@@ -304,6 +304,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
              "none of {} items is left", all);
   if (plan) return 0;
   log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, d.output);
+  warn_of_replacing(d.output);
 
   // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, deck.get<IngestDeck>().output, std::ssize(inputs));
@@ -330,7 +331,9 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
       const auto fault = std::find_if(faults.begin(), faults.end(),
                                       [](const std::string& f) { return !f.empty(); });
       WEFT_CHECK(clips > 0, Exit::data,
-                 "try fewer ingest.frames, a lower ingest.resolutions, or other footage",
+                 fault == faults.end()
+                     ? "try fewer ingest.frames, a lower ingest.resolutions, or other footage"
+                     : "see to that file; the paths of a list start in the list's folder",
                  "no clip came out of {} videos; the first fault: {}", inputs.size(),
                  fault == faults.end() ? "none" : *fault);
       const Written written =

@@ -14,6 +14,7 @@
 #include "core/hash.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "data/clip_store.h"
 #include "data/images/image_store.h"
 #include "data/ingest/image_list.h"
 #include "data/ingest/progress.h"
@@ -270,6 +271,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
   log::info("ingest: {} labelled images over {} ranks into {}", pairs.size(), size, d.output);
+  warn_of_replacing(d.output);
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
   std::error_code failed;

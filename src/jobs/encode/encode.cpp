@@ -118,9 +118,9 @@ void measure(std::vector<Bucket>& stored, PartReader& parts) {
     scale.push_back(static_cast<float>(std::sqrt(std::max(variance, 1e-12))));
   }
   for (Bucket& b : stored) b.scale = scale, b.shift = shift;
-  log::write_info(fmt::format(
-      "measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}]: give them to `weft generate` too",
-      fmt::join(shift, ","), fmt::join(scale, ",")));
+  log::write_info(
+      fmt::format("measured  vae.shift=[{:.4g}] vae.scale=[{:.4g}], which the store keeps",
+                  fmt::join(shift, ","), fmt::join(scale, ",")));
 }
 
 // The clips in the order of the footage's store, so that sample ids stay what they are.
@@ -208,8 +208,9 @@ void check_deck(const Deck& deck) {
   std::error_code not_there;
   WEFT_CHECK(deck.get<EncodeDeck>().output != deck.data.path &&
                  !fs::equivalent(deck.get<EncodeDeck>().output, deck.data.path, not_there),
-             Exit::usage, "name another file", "encode.output is data.path itself: {}",
-             deck.get<EncodeDeck>().output);
+             Exit::usage,
+             "data.path is the footage to encode: data.path=CLIPS.h5, as `weft ingest` wrote it",
+             "encode.output is data.path itself: {}", deck.get<EncodeDeck>().output);
   const bool measured = deck.get<VaeDeck>().scale.empty() && deck.get<VaeDeck>().shift.empty();
   WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
              "set encode.latents = \"moments\"",
@@ -282,6 +283,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   const std::string made_by =
       job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
+  warn_of_replacing(deck.get<EncodeDeck>().output);
   open_parts(folder, job, world);
   std::optional<ListEngine> engine(std::in_place, settings_of(deck, folder),
                                    encode_items(source->buckets(), job), world);

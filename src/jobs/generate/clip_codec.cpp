@@ -1,10 +1,13 @@
 #include "jobs/generate/clip_codec.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
+#include "data/clip_source.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
 #include "tensor/arena.h"
@@ -16,6 +19,31 @@ constexpr std::int64_t pixel_channels = 3;
 
 }  // namespace
 
+Deck with_scale_of_latents(const Deck& deck, MPI_Comm world) {
+  const bool on_latents = deck.get<Stdit3Deck>().in_channels != pixel_channels;
+  if (!on_latents || !deck.get<VaeDeck>().scale.empty() || deck.data.path.empty() ||
+      deck.data.path.starts_with("synthetic:"))
+    return deck;
+  constexpr int channels = TemporalVae::latent_channels;
+  std::array<float, 2 * channels + 1> found{};  // whether, scale, shift
+  if (log::rank() == 0) {
+    const auto source = open_clip_source(deck.data, deck.media);
+    const Bucket& first = source->buckets().front();
+    if (first.scale.size() == channels && first.shift.size() == channels) {
+      found[0] = 1;
+      std::copy(first.scale.begin(), first.scale.end(), found.begin() + 1);
+      std::copy(first.shift.begin(), first.shift.end(), found.begin() + 1 + channels);
+    }
+  }
+  MPI_Bcast(found.data(), static_cast<int>(found.size()), MPI_FLOAT, 0, world);
+  if (found[0] == 0) return deck;
+  if (log::rank() == 0) log::info("vae       scale and shift of {}", deck.data.path);
+  Deck filled = deck;
+  filled.get<VaeDeck>().scale.assign(found.begin() + 1, found.begin() + 1 + channels);
+  filled.get<VaeDeck>().shift.assign(found.begin() + 1 + channels, found.end());
+  return filled;
+}
+
 ClipCodec::ClipCodec(const Deck& deck) {
   if (deck.get<Stdit3Deck>().in_channels == pixel_channels) return;
   WEFT_CHECK(deck.get<Stdit3Deck>().in_channels == TemporalVae::latent_channels, Exit::usage,
@@ -23,7 +51,8 @@ ClipCodec::ClipCodec(const Deck& deck) {
              "model.in_channels = {}, the VAE's latents have {}",
              deck.get<Stdit3Deck>().in_channels, TemporalVae::latent_channels);
   WEFT_CHECK(!deck.get<VaeDeck>().scale.empty(), Exit::usage,
-             "weft inspect on the store of latents tells what `weft encode` measured",
+             "name the store that `weft encode` wrote as data.path, or set both keys as `weft "
+             "inspect STORE` tells them",
              "vae.scale and vae.shift are empty: latents of the model cannot be decoded");
   own_ = std::make_unique<VideoVae>(deck.get<VaeDeck>());
   vae_ = own_.get();

@@ -16,6 +16,10 @@
 
 namespace weft {
 
+// Collective. The deck, with vae.scale and vae.shift as the latents of data.path have them where it
+// leaves them empty.
+Deck with_scale_of_latents(const Deck& deck, MPI_Comm world);
+
 class ClipCodec {
  public:
   using Part = VideoVae::Part;

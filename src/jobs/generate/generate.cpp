@@ -74,9 +74,10 @@ nlohmann::ordered_json report_header(const Deck& deck, const Stages& stages,
 
 }  // namespace
 
-int generate(const Deck& deck, MPI_Comm world) {
+int generate(const Deck& written, MPI_Comm world) {
   // 1. The clips to make. Everything is checked before any weights are loaded.
   watch_stop_signals();
+  const Deck deck = with_scale_of_latents(written, world);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   ClipModels models(deck, world);

@@ -270,7 +270,7 @@ void ScoreJob::report(Item& item) {
     }
   }
   if (!item.error && !item.fault.empty())
-    item.error = Error(Exit::data, item.fault, "try to play it with ffplay");
+    item.error = Error(Exit::data, item.fault, "check the path, then whether ffplay plays it");
   try {
     if (item.count >= 0 && files_[static_cast<std::size_t>(item.number)].drawn) draw(item, line);
   } catch (const Error& e) {

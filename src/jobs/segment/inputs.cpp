@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "data/ingest/inputs.h"
 #include "parallel/broadcast.h"
 
@@ -31,18 +32,27 @@ void add_folder(const fs::path& folder, const fs::path& output, std::vector<Foun
   std::vector<fs::path> files;
   std::error_code failed, none;
   const fs::path results = fs::weakly_canonical(output, none);
+  std::size_t others = 0;
   fs::recursive_directory_iterator entry(folder, failed);
   while (!failed && entry != fs::recursive_directory_iterator()) {
     if (entry->is_directory(none) && fs::weakly_canonical(entry->path(), none) == results)
       entry.disable_recursion_pending();
-    else if (ends_as(entry->path(), {".jpg", ".jpeg", ".png"}) && entry->is_regular_file(none))
+    else if (!entry->is_regular_file(none))
+      ;
+    else if (ends_as(entry->path(), {".jpg", ".jpeg", ".png"}))
       files.push_back(entry->path());
+    else
+      ++others;
     entry.increment(failed);
   }
   WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list the folder {}: {}",
              folder.string(), failed.message());
   WEFT_CHECK(!files.empty(), Exit::data, "name pictures, videos, or a folder with pictures",
              "{} holds no .jpg, .jpeg or .png file", folder.string());
+  if (others > 0 && log::rank() == 0)
+    log::warn(
+        "{}: {} files are no .jpg, .jpeg or .png and are left out; videos are named one by one",
+        folder.string(), others);
   std::ranges::sort(files);
   for (const fs::path& file : files)
     found.push_back({{file.string(), MediaTrust::untrusted}, file.lexically_relative(folder)});

@@ -121,9 +121,11 @@ double LandmarkNet::flops() {
 FoundFace find_face(FaceDetector& detector, LandmarkNet& net, const ImageFile& picture,
                     ChannelOrder order, const std::string& name) {
   const std::vector<Face> faces = detector.detect(picture, order);
-  WEFT_CHECK(!faces.empty(), Exit::data,
-             "take a picture that shows one from the front, at least 60 pixels large",
-             "no face was found in {}", name);
+  WEFT_CHECK(
+      !faces.empty(), Exit::data,
+      "take a picture that shows one from the front, at least 60 pixels large, or give its 68 "
+      "landmarks (animate.landmarks)",
+      "no face was found in {}", name);
   const Face& face = faces.front();
   const PixelBox box = face_pixels(face, picture.height, picture.width);
   WEFT_CHECK(!box.empty(), Exit::data, "take another picture",

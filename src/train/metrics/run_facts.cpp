@@ -163,7 +163,7 @@ void RunFacts::print_end(const Trainer& trainer) const {
     log::info(
         "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
         "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
-        share(total_.compute), share(total_.comm_exposed), trainer.communicator().busy_seconds(),
+        share(total_.compute), share(total_.comm_exposed), trainer.communication_seconds(),
         share(total_.wait_slowest), share(total_.optimizer), share(total_.data_wait),
         share(total_.checkpoint));
     if (slowest_.size() > 1) {
