@@ -12,17 +12,10 @@
 // and channel.
 #include "ops/diffusion.h"
 
-#include "launch.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
-
-constexpr int threads = 256;
-
-template <class... P>
-bool aligned(const P*... p) {
-  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
-}
 
 // The frames of a tensor [B,C,T,H,W], and the share of one that a block takes: `pieces` blocks a
 // frame.
@@ -45,15 +38,15 @@ struct Frames {
   }
 };
 
-// Where the block is.
-struct Place {
+// The piece of a frame that the block has.
+struct FramePiece {
   int b, c, t;
   int begin, end;      // its elements of the frame
   std::int64_t first;  // of the frame, in the tensor
 };
 
-__device__ __forceinline__ Place place(const Frames& f) {
-  Place p;
+__device__ __forceinline__ FramePiece frame_piece(const Frames& f) {
+  FramePiece p;
   const int frame = static_cast<int>(blockIdx.x) / f.pieces;
   p.begin = static_cast<int>(blockIdx.x) % f.pieces * f.piece;
   p.end = min(p.begin + f.piece, f.size);
@@ -79,56 +72,22 @@ __device__ __forceinline__ int shown_frames(const std::uint8_t* mask, int b, int
   return n;
 }
 
-// `pack` floats, 4 or 1, in one access.
-template <int pack>
-struct Floats {
-  float v[pack];
-};
-template <int pack>
-__device__ __forceinline__ Floats<pack> load(const float* p) {
-  Floats<pack> x;
-  if constexpr (pack == 4) {
-    const float4 q = *reinterpret_cast<const float4*>(p);
-    x.v[0] = q.x, x.v[1] = q.y, x.v[2] = q.z, x.v[3] = q.w;
-  } else {
-    x.v[0] = *p;
-  }
-  return x;
-}
-template <int pack>
-__device__ __forceinline__ void store(float* p, const Floats<pack>& x) {
-  if constexpr (pack == 4)
-    *reinterpret_cast<float4*>(p) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-  else
-    *p = x.v[0];
-}
-
-// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses,
-// otherwise <1>.
-template <class F, class... P>
-void by_pack(int size, F&& f, const P*... p) {
-  if (size % 4 == 0 && aligned(p...))
-    f.template operator()<4>();
-  else
-    f.template operator()<1>();
-}
-
 // xs may be x0: each element is read before it is written, by the same thread.
 template <int pack>
 __global__ void interpolate_kernel(Frames frames, const float* x0, const float* eps,
                                    const float* tau, const std::uint8_t* mask, float* xs) {
-  const Place p = place(frames);
+  const FramePiece p = frame_piece(frames);
   const bool noisy = shown(mask, p.b, p.t, frames.T);
   const float s = noisy ? tau[p.b] / 1000.0f : 0.0f;
 #pragma unroll 2
   for (int i = p.begin + static_cast<int>(threadIdx.x) * pack; i < p.end; i += threads * pack) {
-    Floats<pack> x = load<pack>(x0 + p.first + i);
+    Vec<float, pack> x = load_vec<pack>(x0 + p.first + i, 0);
     if (noisy) {
-      const Floats<pack> e = load<pack>(eps + p.first + i);
+      const Vec<float, pack> e = load_vec<pack>(eps + p.first + i, 0);
 #pragma unroll
       for (int j = 0; j < pack; ++j) x.v[j] = (1.0f - s) * x.v[j] + s * e.v[j];
     }
-    store<pack>(xs + p.first + i, x);
+    store_vec<pack>(xs + p.first + i, 0, x);
   }
 }
 
@@ -136,7 +95,7 @@ constexpr int loss_elements_a_thread = 16;
 
 // Sum over the block in an order that depends on nothing; thread 0 has it. `scratch`: one double a
 // thread.
-__device__ __forceinline__ double block_sum(double x, double* scratch) {
+__device__ __forceinline__ double ordered_block_sum(double x, double* scratch) {
   scratch[threadIdx.x] = x;
   __syncthreads();
   for (int half = threads / 2; half > 0; half /= 2) {
@@ -150,15 +109,15 @@ __device__ __forceinline__ double block_sum(double x, double* scratch) {
 template <int pack>
 __global__ void loss_kernel(Frames frames, int Co, const float* out, const float* x0,
                             const float* eps, const std::uint8_t* mask, double* sums) {
-  const Place p = place(frames);
+  const FramePiece p = frame_piece(frames);
   double sum = 0;
   if (shown(mask, p.b, p.t, frames.T)) {
     const float* v =
         out + ((static_cast<std::int64_t>(p.b) * Co + p.c) * frames.T + p.t) * frames.size;
 #pragma unroll 4
     for (int i = p.begin + static_cast<int>(threadIdx.x) * pack; i < p.end; i += threads * pack) {
-      const Floats<pack> a = load<pack>(v + i), x = load<pack>(x0 + p.first + i),
-                         e = load<pack>(eps + p.first + i);
+      const Vec<float, pack> a = load_vec<pack>(v + i, 0), x = load_vec<pack>(x0 + p.first + i, 0),
+                             e = load_vec<pack>(eps + p.first + i, 0);
 #pragma unroll
       for (int j = 0; j < pack; ++j) {
         const double d = static_cast<double>(a.v[j]) - static_cast<double>(x.v[j] - e.v[j]);
@@ -166,7 +125,7 @@ __global__ void loss_kernel(Frames frames, int Co, const float* out, const float
       }
     }
   }
-  sum = block_sum(sum, shared_memory<double>());
+  sum = ordered_block_sum(sum, shared_memory<double>());
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
@@ -177,7 +136,7 @@ __global__ void loss_finish_kernel(const double* sums, int count, const std::uin
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += threads)
     sum += sums[static_cast<std::int64_t>(b) * count + i];
-  sum = block_sum(sum, shared_memory<double>());
+  sum = ordered_block_sum(sum, shared_memory<double>());
   if (threadIdx.x == 0)
     loss[b] =
         frames == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(frames * frame_elements));
@@ -187,7 +146,7 @@ template <int pack>
 __global__ void loss_backward_kernel(Frames frames, int C, const float* out, const float* x0,
                                      const float* eps, const std::uint8_t* mask,
                                      const float* weight, float* dout) {
-  const Place p = place(frames);
+  const FramePiece p = frame_piece(frames);
   const bool counts = p.c < C && shown(mask, p.b, p.t, frames.T);
   const int n = shown_frames(mask, p.b, frames.T);
   const float factor =
@@ -196,21 +155,22 @@ __global__ void loss_backward_kernel(Frames frames, int C, const float* out, con
       ((static_cast<std::int64_t>(p.b) * C + p.c) * frames.T + p.t) * frames.size;
 #pragma unroll 2
   for (int i = p.begin + static_cast<int>(threadIdx.x) * pack; i < p.end; i += threads * pack) {
-    Floats<pack> d{};
+    Vec<float, pack> d{};
     if (counts) {
-      const Floats<pack> v = load<pack>(out + p.first + i), x = load<pack>(x0 + from + i),
-                         e = load<pack>(eps + from + i);
+      const Vec<float, pack> v = load_vec<pack>(out + p.first + i, 0),
+                             x = load_vec<pack>(x0 + from + i, 0),
+                             e = load_vec<pack>(eps + from + i, 0);
 #pragma unroll
       for (int j = 0; j < pack; ++j) d.v[j] = factor * (v.v[j] - (x.v[j] - e.v[j]));
     }
-    store<pack>(dout + p.first + i, d);
+    store_vec<pack>(dout + p.first + i, 0, d);
   }
 }
 
 template <int pack>
 __global__ void euler_kernel(Frames frames, int B, int Co, const float* out, float guidance,
                              const float* dt, const std::uint8_t* act, float* z) {
-  const Place p = place(frames);
+  const FramePiece p = frame_piece(frames);
   if (!shown(act, p.b, p.t, frames.T)) return;
   const std::int64_t sample = static_cast<std::int64_t>(Co) * frames.T * frames.size;
   const float* conditional =
@@ -219,11 +179,12 @@ __global__ void euler_kernel(Frames frames, int B, int Co, const float* out, flo
   const float step = dt[p.b];
 #pragma unroll 2
   for (int i = p.begin + static_cast<int>(threadIdx.x) * pack; i < p.end; i += threads * pack) {
-    const Floats<pack> vc = load<pack>(conditional + i), vu = load<pack>(unconditional + i);
-    Floats<pack> x = load<pack>(z + p.first + i);
+    const Vec<float, pack> vc = load_vec<pack>(conditional + i, 0),
+                           vu = load_vec<pack>(unconditional + i, 0);
+    Vec<float, pack> x = load_vec<pack>(z + p.first + i, 0);
 #pragma unroll
     for (int j = 0; j < pack; ++j) x.v[j] += (vu.v[j] + guidance * (vc.v[j] - vu.v[j])) * step;
-    store<pack>(z + p.first + i, x);
+    store_vec<pack>(z + p.first + i, 0, x);
   }
 }
 
@@ -241,31 +202,29 @@ constexpr std::size_t sum_scratch = threads * sizeof(double);
 void flow_interpolate(const Tensor& x0, const Tensor& eps, const Tensor& tau, const Tensor& mask,
                       Tensor& xs) {
   const Frames f(x0, 8);
-  const float *x = data<float>(x0), *e = data<float>(eps);
-  float* to = data<float>(xs);
-  by_pack(
+  by_width<4>(
       f.size,
       [&]<int pack>() {
-        launch(interpolate_kernel<pack>, f.grid(x0), dim3(threads), 0, f, x, e, data<float>(tau),
-               data_or_null<std::uint8_t>(mask), to);
+        launch(interpolate_kernel<pack>, f.grid(x0), dim3(threads), 0, f, data<float>(x0),
+               data<float>(eps), data<float>(tau), data_or_null<std::uint8_t>(mask),
+               data<float>(xs));
       },
-      x, e, to);
+      x0, eps, xs);
 }
 
 void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& eps,
                            const Tensor& mask, Tensor& loss) {
   const Frames f(x0, loss_elements_a_thread);
   const dim3 grid = f.grid(x0);
-  const float *v = data<float>(out), *x = data<float>(x0), *e = data<float>(eps);
   const std::uint8_t* m = data_or_null<std::uint8_t>(mask);
   const Tensor sums = Tensor::empty({static_cast<std::int64_t>(grid.x)}, DType::f64);
-  by_pack(
+  by_width<4>(
       f.size,
       [&]<int pack>() {
         launch(loss_kernel<pack>, grid, dim3(threads), sum_scratch, f, static_cast<int>(out.dim(1)),
-               v, x, e, m, data<double>(sums));
+               data<float>(out), data<float>(x0), data<float>(eps), m, data<double>(sums));
       },
-      v, x, e);
+      out, x0, eps);
   launch(loss_finish_kernel, dim3(static_cast<unsigned>(x0.dim(0))), dim3(threads), sum_scratch,
          data<double>(sums), f.C * f.T * f.pieces, m, f.T, std::int64_t{f.C} * f.size,
          data<float>(loss));
@@ -274,31 +233,27 @@ void velocity_loss_forward(const Tensor& out, const Tensor& x0, const Tensor& ep
 void velocity_loss_backward(const Tensor& out, const Tensor& x0, const Tensor& eps,
                             const Tensor& mask, const Tensor& weight, Tensor& dout) {
   const Frames f(dout, 8);
-  const float *v = data<float>(out), *x = data<float>(x0), *e = data<float>(eps);
-  float* d = data<float>(dout);
-  by_pack(
+  by_width<4>(
       f.size,
       [&]<int pack>() {
         launch(loss_backward_kernel<pack>, f.grid(dout), dim3(threads), 0, f,
-               static_cast<int>(x0.dim(1)), v, x, e, data_or_null<std::uint8_t>(mask),
-               data<float>(weight), d);
+               static_cast<int>(x0.dim(1)), data<float>(out), data<float>(x0), data<float>(eps),
+               data_or_null<std::uint8_t>(mask), data<float>(weight), data<float>(dout));
       },
-      v, x, e, d);
+      out, x0, eps, dout);
 }
 
 void guided_euler_step(const Tensor& out, float guidance, const Tensor& dt, const Tensor& act,
                        Tensor& z) {
   const Frames f(z, 8);
-  const float* v = data<float>(out);
-  float* to = data<float>(z);
-  by_pack(
+  by_width<4>(
       f.size,
       [&]<int pack>() {
         launch(euler_kernel<pack>, f.grid(z), dim3(threads), 0, f, static_cast<int>(z.dim(0)),
-               static_cast<int>(out.dim(1)), v, guidance, data<float>(dt),
-               data_or_null<std::uint8_t>(act), to);
+               static_cast<int>(out.dim(1)), data<float>(out), guidance, data<float>(dt),
+               data_or_null<std::uint8_t>(act), data<float>(z));
       },
-      v, to);
+      out, z);
 }
 
 }  // namespace weft::ops::cuda

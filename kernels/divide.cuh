@@ -35,6 +35,12 @@ class Divisor {
   int shift_;
 };
 
+// n, where Divisor is exact for all numbers below it.
+inline std::int64_t dividend(std::int64_t n) {
+  WEFT_ASSERT(n < std::int64_t{1} << 31);
+  return n;
+}
+
 // Where access i of [frames,H,W,C] is, C in accesses; there are less than 2^31 of them.
 struct Places {
   Divisor C, W, H;

@@ -21,13 +21,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
-template <class T>
-bool aligned(const T* p) {
-  return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-}
-
 // ---- Positions ----
 
 constexpr int positions_a_thread = 16;
@@ -119,7 +112,7 @@ template <class T, int V>
 __global__ void __launch_bounds__(threads)
     embedding_kernel(const std::int32_t* ids, const T* table, std::int64_t packs, T* y,
                      std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   store_vec<V>(y, i, load_vec<V>(table, ids[i / packs] * packs + i % packs));
 }
@@ -128,8 +121,8 @@ __global__ void __launch_bounds__(threads)
 
 // Block: one row; `pack` elements a thread and turn.
 template <class T, int pack>
-__global__ void gather_kernel(const float* y, const float* null_caption, const std::int32_t* index,
-                              int C, T* rows) {
+__global__ void gather_captions_kernel(const float* y, const float* null_caption,
+                                       const std::int32_t* index, int C, T* rows) {
   const std::int32_t at = index[blockIdx.x];
   T* to = rows + static_cast<std::int64_t>(blockIdx.x) * C;
   const float* from = nullptr;
@@ -180,27 +173,6 @@ __global__ void gather_backward_kernel(const T* drows, const std::int32_t* index
   }
 }
 
-// 16-byte accesses want whole packs in a row and aligned rows.
-template <class T, class F>
-void by_pack(bool whole, F&& f) {
-  if (whole)
-    f.template operator()<Pack<T>::size>();
-  else
-    f.template operator()<1>();
-}
-
-// Calls f.operator()<T, V>() with the widest access that rows of `length` allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
-  by_type(first, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    if (length % V == 0 && kernels::aligned<V>(first, rest...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
-}
-
 }  // namespace
 }  // namespace weft::kernels
 
@@ -222,12 +194,14 @@ void add_position(const Tensor& p, Tensor& x) {
   if (size == 0) return;
   const std::int64_t frames = x.numel() / size;
   by_type(x, [&]<class T>() {
-    by_pack<T>(size % Pack<T>::size == 0 && aligned(data<T>(x)) && aligned(data<float>(p)),
-               [&]<int pack>() {
-                 launch(add_position_kernel<T, pack>,
-                        dim3(blocks_for(size, threads * pack), blocks_for(frames, frames_a_thread)),
-                        dim3(threads), 0, data<float>(p), data<T>(x), size, frames);
-               });
+    by_width<Pack<T>::size>(
+        size,
+        [&]<int pack>() {
+          launch(add_position_kernel<T, pack>,
+                 dim3(blocks_for(size, threads * pack), blocks_for(frames, frames_a_thread)),
+                 dim3(threads), 0, data<float>(p), data<T>(x), size, frames);
+        },
+        x, p);
   });
 }
 
@@ -248,8 +222,8 @@ void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {
   by_access(
       C,
       [&]<class T, int V>() {
-        launch(embedding_kernel<T, V>, dim3(blocks_for(count / V, threads)), dim3(threads), 0,
-               data<std::int32_t>(ids), data<T>(table), C / V, data<T>(y), count / V);
+        launch_items(embedding_kernel<T, V>, count / V, data<std::int32_t>(ids), data<T>(table),
+                     C / V, data<T>(y));
       },
       table, y);
 }
@@ -257,26 +231,28 @@ void embedding_forward(const Tensor& ids, const Tensor& table, Tensor& y) {
 void gather_captions(const Tensor& y, const Tensor& null_caption, const Tensor& index,
                      Tensor& rows) {
   const int C = static_cast<int>(rows.dim(-1));
-  const float *captions = data_or_null<float>(y), *nothing = data_or_null<float>(null_caption);
   by_type(rows, [&]<class T>() {
-    by_pack<T>(
-        C % Pack<T>::size == 0 && aligned(captions) && aligned(nothing) && aligned(data<T>(rows)),
+    by_width<Pack<T>::size>(
+        C,
         [&]<int pack>() {
-          launch(gather_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())), dim3(threads),
-                 0, captions, nothing, data<std::int32_t>(index), C, data<T>(rows));
-        });
+          launch(gather_captions_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())),
+                 dim3(threads), 0, data_or_null<float>(y), data_or_null<float>(null_caption),
+                 data<std::int32_t>(index), C, data<T>(rows));
+        },
+        y, null_caption, rows);
   });
 }
 
 void gather_captions_backward(const Tensor& drows, const Tensor& index, Tensor& dy) {
   const int C = static_cast<int>(drows.dim(-1));
   by_type(drows, [&]<class T>() {
-    by_pack<T>(C % Pack<T>::size == 0 && aligned(data<T>(drows)) && aligned(data<float>(dy)),
-               [&]<int pack>() {
-                 launch(gather_backward_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())),
-                        dim3(threads), 0, data<T>(drows), data<std::int32_t>(index), C,
-                        data<float>(dy));
-               });
+    by_width<Pack<T>::size>(
+        C,
+        [&]<int pack>() {
+          launch(gather_backward_kernel<T, pack>, dim3(static_cast<unsigned>(index.numel())),
+                 dim3(threads), 0, data<T>(drows), data<std::int32_t>(index), C, data<float>(dy));
+        },
+        drows, dy);
   });
 }
 

@@ -19,7 +19,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, warps = threads / 32;
 constexpr int pixels = 32;       // of a block
 constexpr int most_classes = 8;  // of a lane
 
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (std::int64_t n = blockIdx.y; n < samples; n += gridDim.y) {
     int count = 0;
-    for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; i < size;
+    for (std::int64_t i = thread_index(); i < size;
          i += static_cast<std::int64_t>(gridDim.x) * threads) {
       float v[V];
       unpack(load_vec<V>(x, n * size + i), v);

@@ -13,18 +13,12 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
-
 // Rows of C accesses, `pixels` of them a sample; fewer than 2^31 accesses.
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     add_outer_kernel(const T* x, const T* by_channel, const T* by_pixel, Divisor C, Divisor pixels,
                      int width, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i);
   const unsigned pixel = C.split(c);
@@ -43,7 +37,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     repeat_kernel(const T* dy, float factor, Divisor C, T* dx, bool accumulate,
                   std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float d = factor * to_float(dy[C.divide(static_cast<unsigned>(i))]);
   float v[V] = {};
@@ -57,7 +51,7 @@ __global__ void __launch_bounds__(threads)
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     scale_kernel(const T* x, const T* a, Divisor size, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float factor = to_float(a[size.divide(static_cast<unsigned>(i))]);
   float v[V];
@@ -78,8 +72,9 @@ __device__ __forceinline__ float lanes_sum(float x) {
 // The sums of rows of `size` accesses.
 template <int lanes, int V, class T>
 __global__ void __launch_bounds__(threads)
-    sum_kernel(const T* x, int size, float factor, T* y, bool accumulate, std::int64_t rows) {
-  const std::int64_t row = index() / lanes;
+    sum_channels_kernel(const T* x, int size, float factor, T* y, bool accumulate,
+                        std::int64_t rows) {
+  const std::int64_t row = thread_index() / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float sum = 0.0f;
   if (row < rows) {
@@ -101,7 +96,7 @@ template <int lanes, int V, bool with_dx, bool with_da, class T>
 __global__ void __launch_bounds__(threads)
     scale_backward_kernel(const T* x, const T* a, const T* dy, int size, T* dx, T* da,
                           std::int64_t groups) {
-  const std::int64_t group = index() / lanes;
+  const std::int64_t group = thread_index() / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float sum = 0.0f;
   if (group < groups) {
@@ -141,24 +136,6 @@ void by_lanes(std::int64_t accesses, F&& f) {
                    : f.template operator()<32>();
 }
 
-// Calls f.operator()<T, V>() with the widest access that divides `run` elements and fits all.
-template <class F, class... Tensors>
-void by_access(std::int64_t run, F&& f, const Tensor& x, const Tensors&... others) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (run % V == 0 && aligned<V>(x, others...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
-}
-
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t work, A&&... args) {
-  WEFT_ASSERT(work < std::int64_t{1} << 31);  // divided in 32 bits
-  launch(kernel, dim3(blocks_for(work, threads)), dim3(threads), 0, std::forward<A>(args)...);
-}
-
 }  // namespace
 }  // namespace weft::kernels
 
@@ -174,9 +151,9 @@ void add_outer(const Tensor& x, const Tensor& by_channel, const Tensor& by_pixel
       C,
       [&]<class T, int V>() {
         const std::int64_t count = x.numel() / V;
-        start(add_outer_kernel<V, T>, count, data<T>(x), data_or_null<T>(by_channel),
-              data_or_null<T>(by_pixel), Divisor(C / V), Divisor(pixels), static_cast<int>(C / V),
-              data<T>(y), count);
+        launch_items(add_outer_kernel<V, T>, dividend(count), data<T>(x),
+                     data_or_null<T>(by_channel), data_or_null<T>(by_pixel), Divisor(C / V),
+                     Divisor(pixels), static_cast<int>(C / V), data<T>(y));
       },
       x, by_channel, y);
 }
@@ -188,8 +165,8 @@ void sum_channels(const Tensor& x, float factor, Tensor& y, bool accumulate) {
       C,
       [&]<class T, int V>() {
         by_lanes(C / V, [&]<int lanes>() {
-          start(sum_kernel<lanes, V, T>, rows * lanes, data<T>(x), static_cast<int>(C / V), factor,
-                data<T>(y), accumulate, rows);
+          launch_threads(sum_channels_kernel<lanes, V, T>, dividend(rows * lanes), data<T>(x),
+                         static_cast<int>(C / V), factor, data<T>(y), accumulate, rows);
         });
       },
       x);
@@ -202,8 +179,8 @@ void repeat_channels(const Tensor& dy, float factor, Tensor& dx, bool accumulate
       C,
       [&]<class T, int V>() {
         const std::int64_t count = dx.numel() / V;
-        start(repeat_kernel<V, T>, count, data<T>(dy), factor, Divisor(C / V), data<T>(dx),
-              accumulate, count);
+        launch_items(repeat_kernel<V, T>, dividend(count), data<T>(dy), factor, Divisor(C / V),
+                     data<T>(dx), accumulate);
       },
       dx);
 }
@@ -215,8 +192,8 @@ void scale_groups_forward(const Tensor& x, const Tensor& a, Tensor& y) {
       size,
       [&]<class T, int V>() {
         const std::int64_t count = x.numel() / V;
-        start(scale_kernel<V, T>, count, data<T>(x), data<T>(a), Divisor(size / V), data<T>(y),
-              count);
+        launch_items(scale_kernel<V, T>, dividend(count), data<T>(x), data<T>(a), Divisor(size / V),
+                     data<T>(y));
       },
       x, y);
 }
@@ -234,8 +211,9 @@ void scale_groups_backward(const Tensor& x, const Tensor& a, const Tensor& dy, T
                                   ? scale_backward_kernel<lanes, V, true, true, T>
                               : dx.defined() ? scale_backward_kernel<lanes, V, true, false, T>
                                              : scale_backward_kernel<lanes, V, false, true, T>;
-          start(kernel, groups * lanes, data<T>(x), data<T>(a), data<T>(dy),
-                static_cast<int>(size / V), data_or_null<T>(dx), data_or_null<T>(da), groups);
+          launch_threads(kernel, dividend(groups * lanes), data<T>(x), data<T>(a), data<T>(dy),
+                         static_cast<int>(size / V), data_or_null<T>(dx), data_or_null<T>(da),
+                         groups);
         });
       },
       x, dy, dx);

@@ -46,6 +46,25 @@ inline unsigned blocks_for(std::int64_t items, int per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
+// Threads of a block, of every kernel that does not ask for another number.
+constexpr int threads = 256, warps = threads / 32;
+
+// Which thread of the grid this is, in blocks of `threads`.
+__device__ __forceinline__ std::int64_t thread_index() {
+  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+}
+
+// Starts `count` threads, rounded up to whole blocks.
+template <class... P, class... A>
+void launch_threads(void (*kernel)(P...), std::int64_t count, A&&... args) {
+  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...);
+}
+// The same, and `count` is the kernel's last argument.
+template <class... P, class... A>
+void launch_items(void (*kernel)(P...), std::int64_t count, A&&... args) {
+  launch_threads(kernel, count, std::forward<A>(args)..., count);
+}
+
 #ifndef WEFT_CUDA_ON_CPU
 // The block's dynamic shared memory, aligned to 1024 bytes (what bulk copies with swizzles want).
 template <class T>
@@ -81,6 +100,11 @@ void by_type(const Tensor& t, F&& f) {
     WEFT_ASSERT(t.dtype() == DType::bf16);
     f.template operator()<__nv_bfloat16>();
   }
+}
+// Calls f.operator()<A, B>() with the types of both tensors.
+template <class F>
+void by_types(const Tensor& a, const Tensor& b, F&& f) {
+  by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
 }
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -137,12 +161,12 @@ __device__ __forceinline__ float warp_max(float x) {
 // Sum over the block, to every thread; `scratch` holds 32 floats of shared memory that nothing else
 // uses meanwhile.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block_warps = (blockDim.x + 31) / 32;
   x = warp_sum(x);
   __syncthreads();
   if (lane == 0) scratch[warp] = x;
   __syncthreads();
-  x = lane < warps ? scratch[lane] : 0.0f;
+  x = lane < block_warps ? scratch[lane] : 0.0f;
   return warp_sum(x);
 }
 

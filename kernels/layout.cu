@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <numeric>
 
 #include "divide.cuh"
 #include "vector.cuh"
@@ -25,13 +26,11 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
 // One [C,P] a sample on the one side, [P,C] on the other.
 template <class T, bool to_last>
 __global__ void channels_kernel(const T* x, T* y, std::int64_t C, std::int64_t P,
                                 std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t b = i / P, p = i % P;
   for (std::int64_t c = 0; c < C; ++c) {
@@ -47,8 +46,8 @@ template <bool to_last>
 void move_channels(const Tensor& x, std::int64_t C, std::int64_t P, Tensor& y) {
   const std::int64_t count = x.numel() / C;
   const auto run = [&]<class T>() {
-    launch(channels_kernel<T, to_last>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-           static_cast<const T*>(x.raw()), static_cast<T*>(y.raw()), C, P, count);
+    launch_items(channels_kernel<T, to_last>, count, static_cast<const T*>(x.raw()),
+                 static_cast<T*>(y.raw()), C, P);
   };
   if (size_of(x.dtype()) == 4)
     run.template operator()<std::uint32_t>();
@@ -66,7 +65,7 @@ template <class T, int V, bool forward>
 __global__ void __launch_bounds__(threads)
     depth_to_time_kernel(const T* from, T* to, Divisor frame, std::int64_t frame_size,
                          std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   // The order within a frame is the same on both sides.
   const std::int64_t first = i + frame.divide(static_cast<unsigned>(i)) * frame_size;
@@ -91,24 +90,15 @@ template <bool forward>
 void depth_to_time(const Tensor& deep, const Tensor& from, Tensor& to) {
   if (deep.numel() == 0) return;
   const std::int64_t frame = deep.dim(2) * deep.dim(3) * deep.dim(4) / 2;
-  by_type(deep, [&]<class T>() {
-    const auto run = [&]<int V>() {
-      const std::int64_t count = deep.numel() / (2 * V);
-      WEFT_ASSERT(count < std::int64_t{1} << 31);
-      launch(depth_to_time_kernel<T, V, forward>, dim3(blocks_for(count, threads)), dim3(threads),
-             0, data<T>(from), data<T>(to), Divisor(frame / V), frame / V, count);
-    };
-    constexpr int V = Pack<T>::size;
-    if (frame % V == 0 && kernels::aligned<V>(from, to))
-      run.template operator()<V>();
-    else
-      run.template operator()<1>();
-  });
-}
-
-template <class... P>
-bool aligned(const P*... p) {
-  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
+  by_access(
+      frame,
+      [&]<class T, int V>() {
+        const std::int64_t count = deep.numel() / (2 * V);
+        WEFT_ASSERT(count < std::int64_t{1} << 31);
+        launch_items(depth_to_time_kernel<T, V, forward>, count, data<T>(from), data<T>(to),
+                     Divisor(frame / V), frame / V);
+      },
+      from, to);
 }
 
 // A strip is `tokens` patches beside each other of one frame and one row of patches.
@@ -211,45 +201,11 @@ void move_patches(const Tensor& x, ops::PatchGeometry patch, const Tensor& rows)
   const std::int64_t strips = x.dim(0) * s.T * s.H * s.across;
   WEFT_ASSERT(rows.numel() == x.dim(0) * s.T * s.H * s.W * s.row_size && strips <= INT32_MAX);
   by_type(rows, [&]<class T>() {
-    s.aligned = aligned(data<T>(rows));
+    s.aligned = aligned<Pack<T>::size>(rows);
     launch(patch_kernel<T, channels_first, to_rows>, dim3(static_cast<unsigned>(strips)),
            dim3(threads), static_cast<std::size_t>(s.tokens * stride) * sizeof(float), s,
            data<float>(x), data<T>(rows));
   });
-}
-
-// `pack` floats, 4 or 1, in one access.
-template <int pack>
-struct Floats {
-  float v[pack];
-};
-template <int pack>
-__device__ __forceinline__ Floats<pack> load(const float* p) {
-  Floats<pack> x;
-  if constexpr (pack == 4) {
-    const float4 q = *reinterpret_cast<const float4*>(p);
-    x.v[0] = q.x, x.v[1] = q.y, x.v[2] = q.z, x.v[3] = q.w;
-  } else {
-    x.v[0] = *p;
-  }
-  return x;
-}
-template <int pack>
-__device__ __forceinline__ void store(float* p, const Floats<pack>& x) {
-  if constexpr (pack == 4)
-    *reinterpret_cast<float4*>(p) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-  else
-    *p = x.v[0];
-}
-
-// Calls f.operator()<4>() where frames of `size` floats and all tensors allow 16-byte accesses,
-// otherwise <1>.
-template <class F, class... P>
-void by_pack(int size, F&& f, const P*... p) {
-  if (size % 4 == 0 && aligned(p...))
-    f.template operator()<4>();
-  else
-    f.template operator()<1>();
 }
 
 __device__ __forceinline__ float level(std::uint32_t byte) {
@@ -259,14 +215,15 @@ __device__ __forceinline__ float level(std::uint32_t byte) {
 // Channels [first, first + c) of y [positions,C], all in accesses of V elements, and x
 // [positions,c]: put, or taken.
 template <int V, class T>
-__global__ void put_kernel(const T* x, std::int64_t c, std::int64_t C, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+__global__ void put_channels_kernel(const T* x, std::int64_t c, std::int64_t C, T* y,
+                                    std::int64_t count) {
+  const std::int64_t i = thread_index();
   if (i < count) store_vec<V>(y, i / c * C + i % c, load_vec<V>(x, i));
 }
 template <int V, class T>
-__global__ void take_kernel(const T* y, std::int64_t c, std::int64_t C, T* x, std::int64_t count,
-                            bool accumulate) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+__global__ void take_channels_kernel(const T* y, std::int64_t c, std::int64_t C, T* x,
+                                     std::int64_t count, bool accumulate) {
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Vec<T, V> from = load_vec<V>(y, i / c * C + i % c);
   if (!accumulate) return store_vec<V>(x, i, from);
@@ -278,27 +235,13 @@ __global__ void take_kernel(const T* y, std::int64_t c, std::int64_t C, T* x, st
   store_vec<V>(x, i, pack<T, V>(b));
 }
 
-// Calls f.operator()<T, V>() with the widest access that the channels of x, its place `first` in y
-// and both tensors allow.
-template <class F>
-void by_access(const Tensor& x, std::int64_t first, const Tensor& y, F&& f) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (x.dim(-1) % V == 0 && y.dim(-1) % V == 0 && first % V == 0 &&
-        weft::kernels::aligned<V>(x, y))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
-}
-
 constexpr int pixels_a_block = 4 * threads;
 
 // Pixels of 3 bytes; `frames` begins at 16 bytes, as do the planes of x0 where `packed`. A thread
 // reads its 4 pixels as 3 words from shared memory: neighbours are 3 words apart, an odd number, so
 // all banks differ.
-__global__ void rgb_kernel(const std::uint8_t* frames, std::int64_t pixels, bool packed,
-                           float* x0) {
+__global__ void rgb_planes_kernel(const std::uint8_t* frames, std::int64_t pixels, bool packed,
+                                  float* x0) {
   std::uint32_t* words = shared_memory<std::uint32_t>();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * pixels_a_block;
   const int here = static_cast<int>(min(pixels - first, std::int64_t{pixels_a_block}));
@@ -351,7 +294,7 @@ __global__ void pixels_kernel(const float* frames, int size, int pieces, std::ui
   std::uint8_t* to = pixels + static_cast<std::int64_t>(frame) * size;
   int wrong = 0;
   for (int i = begin + pack * static_cast<int>(threadIdx.x); i < end; i += pack * threads) {
-    const Floats<pack> x = load<pack>(from + i);
+    const Vec<float, pack> x = load_vec<pack>(from + i, 0);
     std::uint32_t levels = 0;
 #pragma unroll
     for (int j = 0; j < pack; ++j) {
@@ -378,7 +321,7 @@ __global__ void planes_kernel(const std::uint8_t* frames, std::int64_t pixels, i
 template <class T>
 __global__ void normalise_kernel(const std::uint8_t* images, const int* sizes,
                                  ops::PixelScale scale, int H, int W, T* y, std::int64_t pixels) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= pixels) return;
   const std::int64_t n = i / W / H;
   const bool inside = i / W % H < sizes[2 * n] && i % W < sizes[2 * n + 1];
@@ -444,51 +387,54 @@ void copy_tokens(const Tensor& x, TokenBlock k, Tensor& y) {
 }
 
 void put_channels(const Tensor& x, std::int64_t first, Tensor& y) {
-  by_access(x, first, y, [&]<class T, int V>() {
-    launch(put_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0, data<T>(x),
-           x.dim(-1) / V, y.dim(-1) / V, data<T>(y) + first, x.numel() / V);
-  });
+  by_access(
+      std::gcd(std::gcd(x.dim(-1), y.dim(-1)), first),
+      [&]<class T, int V>() {
+        launch_items(put_channels_kernel<V, T>, x.numel() / V, data<T>(x), x.dim(-1) / V,
+                     y.dim(-1) / V, data<T>(y) + first);
+      },
+      x, y);
 }
 void take_channels(const Tensor& y, std::int64_t first, Tensor& x, bool accumulate) {
-  by_access(x, first, y, [&]<class T, int V>() {
-    launch(take_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0,
-           data<T>(y) + first, x.dim(-1) / V, y.dim(-1) / V, data<T>(x), x.numel() / V, accumulate);
-  });
+  by_access(
+      std::gcd(std::gcd(x.dim(-1), y.dim(-1)), first),
+      [&]<class T, int V>() {
+        launch_threads(take_channels_kernel<V, T>, x.numel() / V, data<T>(y) + first, x.dim(-1) / V,
+                       y.dim(-1) / V, data<T>(x), x.numel() / V, accumulate);
+      },
+      x, y);
 }
 
 void frames_to_latent(const Tensor& frames, Tensor& x0) {
   const std::int64_t C = x0.dim(0), pixels = x0.numel() / C;
   const std::uint8_t* from = data<std::uint8_t>(frames);
   float* to = data<float>(x0);
-  if (C == 3 && aligned(from))
-    launch(rgb_kernel, dim3(blocks_for(pixels, pixels_a_block)), dim3(threads),
-           std::size_t{3} * pixels_a_block, from, pixels, pixels % 4 == 0 && aligned(to), to);
+  if (C == 3 && aligned<16>(frames))
+    launch(rgb_planes_kernel, dim3(blocks_for(pixels, pixels_a_block)), dim3(threads),
+           std::size_t{3} * pixels_a_block, from, pixels, pixels % 4 == 0 && aligned<4>(x0), to);
   else
-    launch(planes_kernel, dim3(blocks_for(pixels, threads)), dim3(threads), 0, from, pixels,
-           static_cast<int>(C), to);
+    launch_threads(planes_kernel, pixels, from, pixels, static_cast<int>(C), to);
 }
 
 void frames_to_pixels(const Tensor& frames, Tensor& pixels, Tensor& bad) {
   const std::int64_t count = bad.numel();
   const int size = static_cast<int>(frames.numel() / count);
   const int pieces = (size + values_a_block - 1) / values_a_block;
-  const float* from = data<float>(frames);
-  std::uint8_t* to = data<std::uint8_t>(pixels);
-  by_pack(
+  by_width<4>(
       size,
       [&]<int pack>() {
         launch(pixels_kernel<pack>, dim3(static_cast<unsigned>(count * pieces)), dim3(threads), 0,
-               from, size, pieces, to, data<int>(bad));
+               data<float>(frames), size, pieces, data<std::uint8_t>(pixels), data<int>(bad));
       },
-      from, to);
+      frames, pixels);
 }
 
 void normalise_images(const Tensor& images, const Tensor& sizes, PixelScale scale, Tensor& y) {
   const std::int64_t pixels = images.numel() / 3;
   by_type(y, [&]<class T>() {
-    launch(normalise_kernel<T>, dim3(blocks_for(pixels, threads)), dim3(threads), 0,
-           data<std::uint8_t>(images), data<std::int32_t>(sizes), scale,
-           static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)), data<T>(y), pixels);
+    launch_items(normalise_kernel<T>, pixels, data<std::uint8_t>(images), data<std::int32_t>(sizes),
+                 scale, static_cast<int>(images.dim(1)), static_cast<int>(images.dim(2)),
+                 data<T>(y));
   });
 }
 

@@ -11,13 +11,10 @@
 
 #include "divide.cuh"
 #include "loss_sums.cuh"
+#include "ops/random.h"
 
 namespace weft::kernels {
 namespace {
-
-using namespace losses;  // NOLINT: written in the words of sums
-
-constexpr float lowest = -30.0f, highest = 20.0f;  // of a log variance
 
 __global__ void adaptive_weight_kernel(const float* n, std::int64_t n_blocks, const float* g,
                                        std::int64_t g_blocks, float a, float* weight) {
@@ -95,7 +92,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     nll_backward_kernel(const T* logits, const std::uint8_t* labels, int C, std::int64_t count,
                         const double* stats, float weight, T* dlogits) {
-  const std::int64_t p = index() / 32;
+  const std::int64_t p = thread_index() / 32;
   if (p >= count) return;
   const int lane = threadIdx.x % 32, k = static_cast<int>(labels[p]) - 1;
   const T* x = logits + p * C;
@@ -146,7 +143,7 @@ struct Divergence {
     unpack(load_vec<V>(moments, means + at.variances), lv);
 #pragma unroll
     for (int e = 0; e < V; ++e) {
-      const float v = fminf(fmaxf(lv[e], lowest), highest);
+      const float v = fminf(fmaxf(lv[e], ops::lowest_log_variance), ops::highest_log_variance);
       sum += 0.5f * (mu[e] * mu[e] + expm1f(v) - v);
     }
     return sum;
@@ -187,7 +184,7 @@ template <int V, class A, class B>
 __global__ void __launch_bounds__(threads)
     l1_backward_kernel(const A* a, const B* b, float weight, A* da, bool accumulate,
                        std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float x[V], y[V];
   unpack(load_vec<V>(a, i), x);
@@ -204,7 +201,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     kl_backward_kernel(const T* moments, Moments at, float weight, T* dmoments, bool accumulate,
                        std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t means = at.means(i);
   float mu[V], lv[V];
@@ -213,7 +210,9 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int e = 0; e < V; ++e) {
     mu[e] *= weight;
-    lv[e] = lv[e] < lowest || lv[e] > highest ? 0.0f : weight * 0.5f * expm1f(lv[e]);
+    lv[e] = lv[e] < ops::lowest_log_variance || lv[e] > ops::highest_log_variance
+                ? 0.0f
+                : weight * 0.5f * expm1f(lv[e]);
   }
   put(dmoments, means, mu, accumulate);
   put(dmoments, means + at.variances, lv, accumulate);
@@ -223,7 +222,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     gan_backward_kernel(const T* x, ops::GanLoss kind, float sign, float scale, T* dx,
                         bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(x, i), v);
@@ -235,11 +234,6 @@ __global__ void __launch_bounds__(threads)
     if (kind == ops::GanLoss::logistic) v[e] = scale / (1.0f + expf(-s));
   }
   put(dx, i, v, accumulate);
-}
-
-template <class F>
-void by_types(const Tensor& a, const Tensor& b, F&& f) {
-  by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
 }
 
 Moments moments_of(const Tensor& moments, int V) {
@@ -289,7 +283,7 @@ __global__ void penalty_kernel(const float* norms, std::int64_t frames, float we
 template <class T>
 __global__ void penalty_backward_kernel(const T* g, const float* norms, std::int64_t size,
                                         float weight, T* dg, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float norm = norms[i / size];
   dg[i] = from_float<T>(norm > 0.0f ? weight * (norm - 1.0f) / norm * to_float(g[i]) : 0.0f);
@@ -304,11 +298,11 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void l1_forward(const Tensor& a, const Tensor& b, float weight, Tensor& loss) {
   by_types(a, b, [&]<class A, class B>() {
-    by_eights(
+    by_width<8>(
         a.numel(),
         [&]<int V>() {
-          add_sum<false>(Difference<V, A, B>{data<A>(a), data<B>(b)}, a.numel() / V,
-                         least_items / V, weight, loss);
+          add_loss_sum<false>(Difference<V, A, B>{data<A>(a), data<B>(b)}, a.numel() / V,
+                              least_items / V, weight, loss);
         },
         a, b);
   });
@@ -316,11 +310,11 @@ void l1_forward(const Tensor& a, const Tensor& b, float weight, Tensor& loss) {
 
 void l1_backward(const Tensor& a, const Tensor& b, float weight, Tensor& da, bool accumulate) {
   by_types(a, b, [&]<class A, class B>() {
-    by_eights(
+    by_width<8>(
         a.numel(),
         [&]<int V>() {
-          start(l1_backward_kernel<V, A, B>, a.numel() / V, data<A>(a), data<B>(b), weight,
-                data<A>(da), accumulate);
+          launch_items(l1_backward_kernel<V, A, B>, a.numel() / V, data<A>(a), data<B>(b), weight,
+                       data<A>(da), accumulate);
         },
         a, b, da);
   });
@@ -329,11 +323,11 @@ void l1_backward(const Tensor& a, const Tensor& b, float weight, Tensor& da, boo
 void kl_forward(const Tensor& moments, float weight, Tensor& loss) {
   if (moments.numel() == 0) return;
   by_type(moments, [&]<class T>() {
-    by_eights(
+    by_width<8>(
         moments.dim(-1) / 2,
         [&]<int V>() {
-          add_sum<false>(Divergence<V, T>{data<T>(moments), moments_of(moments, V)},
-                         moments.numel() / 2 / V, least_items / V, weight, loss);
+          add_loss_sum<false>(Divergence<V, T>{data<T>(moments), moments_of(moments, V)},
+                              moments.numel() / 2 / V, least_items / V, weight, loss);
         },
         moments);
   });
@@ -342,11 +336,11 @@ void kl_forward(const Tensor& moments, float weight, Tensor& loss) {
 void kl_backward(const Tensor& moments, float weight, Tensor& dmoments, bool accumulate) {
   if (moments.numel() == 0) return;
   by_type(moments, [&]<class T>() {
-    by_eights(
+    by_width<8>(
         moments.dim(-1) / 2,
         [&]<int V>() {
-          start(kl_backward_kernel<V, T>, moments.numel() / 2 / V, data<T>(moments),
-                moments_of(moments, V), weight, data<T>(dmoments), accumulate);
+          launch_items(kl_backward_kernel<V, T>, moments.numel() / 2 / V, data<T>(moments),
+                       moments_of(moments, V), weight, data<T>(dmoments), accumulate);
         },
         moments, dmoments);
   });
@@ -378,19 +372,19 @@ void nll_backward(const Tensor& logits, const Tensor& labels, const Tensor& stat
 
 void gan_loss_forward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& loss) {
   by_type(x, [&]<class T>() {
-    add_sum<false>(Gan<T>{data<T>(x), kind, sign}, x.numel(), least_items,
-                   weight / static_cast<double>(x.numel()), loss);
+    add_loss_sum<false>(Gan<T>{data<T>(x), kind, sign}, x.numel(), least_items,
+                        weight / static_cast<double>(x.numel()), loss);
   });
 }
 
 void gan_loss_backward(const Tensor& x, GanLoss kind, float sign, float weight, Tensor& dx,
                        bool accumulate) {
   by_type(x, [&]<class T>() {
-    by_eights(
+    by_width<8>(
         x.numel(),
         [&]<int V>() {
-          start(gan_backward_kernel<V, T>, x.numel() / V, data<T>(x), kind, sign,
-                sign * weight / static_cast<float>(x.numel()), data<T>(dx), accumulate);
+          launch_items(gan_backward_kernel<V, T>, x.numel() / V, data<T>(x), kind, sign,
+                       sign * weight / static_cast<float>(x.numel()), data<T>(dx), accumulate);
         },
         x, dx);
   });
@@ -428,9 +422,8 @@ void gradient_penalty_forward(const Tensor& g, float weight, Tensor& norms, Tens
 void gradient_penalty_backward(const Tensor& g, const Tensor& norms, float weight, Tensor& dg) {
   const std::int64_t F = g.dim(1);
   by_type(g, [&]<class T>() {
-    launch(penalty_backward_kernel<T>, dim3(blocks_for(g.numel(), threads)), dim3(threads), 0,
-           data<T>(g), data<float>(norms), g.numel() / F, 2.0f * weight / static_cast<float>(F),
-           data<T>(dg), g.numel());
+    launch_items(penalty_backward_kernel<T>, g.numel(), data<T>(g), data<float>(norms),
+                 g.numel() / F, 2.0f * weight / static_cast<float>(F), data<T>(dg));
   });
 }
 

@@ -8,8 +8,6 @@
 namespace weft::kernels {
 namespace {
 
-using namespace losses;  // NOLINT: written in the words of sums
-
 // Sum over `lanes` neighbouring lanes, to each of them.
 template <int lanes>
 __device__ __forceinline__ float group_sum(float x) {
@@ -76,7 +74,7 @@ template <int lanes, int V, class T>
 __global__ void __launch_bounds__(threads)
     lpips_backward_kernel(const T* a, const T* b, const float* w, float scale, int C,
                           std::int64_t positions, T* db) {
-  const std::int64_t own = index() / lanes;
+  const std::int64_t own = thread_index() / lanes;
   const bool valid = own < positions;  // lanes without a position shuffle with the others
   const std::int64_t p = valid ? own : positions - 1;
   const T *x = a + p * C * V, *y = b + p * C * V;
@@ -108,7 +106,7 @@ __global__ void __launch_bounds__(threads)
 // Calls f.operator()<lanes, V>() with the lanes that positions of C channels keep busy.
 template <class F, class... Tensors>
 void by_lanes(std::int64_t C, F&& f, const Tensors&... t) {
-  by_eights(
+  by_width<8>(
       C,
       [&]<int V>() {
         if (C / V <= 8)
@@ -134,7 +132,7 @@ void lpips_forward(const Tensor& a, const Tensor& b, const Tensor& w, float weig
     by_lanes(
         C,
         [&]<int lanes, int V>() {
-          add_sum<true>(
+          add_loss_sum<true>(
               Lpips<lanes, V, T>{data<T>(a), data<T>(b), data<float>(w), static_cast<int>(C / V)},
               a.numel() / C, 32, weight / static_cast<double>(frame), loss);
         },
@@ -149,9 +147,9 @@ void lpips_backward(const Tensor& a, const Tensor& b, const Tensor& w, float wei
     by_lanes(
         C,
         [&]<int lanes, int V>() {
-          launch(lpips_backward_kernel<lanes, V, T>, dim3(blocks_for(positions * lanes, threads)),
-                 dim3(threads), 0, data<T>(a), data<T>(b), data<float>(w), scale,
-                 static_cast<int>(C / V), positions, data<T>(db));
+          launch_threads(lpips_backward_kernel<lanes, V, T>, positions * lanes, data<T>(a),
+                         data<T>(b), data<float>(w), scale, static_cast<int>(C / V), positions,
+                         data<T>(db));
         },
         a, b, w, db);
   });

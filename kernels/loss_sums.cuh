@@ -6,14 +6,9 @@
 
 #include "vector.cuh"
 
-namespace weft::kernels::losses {
+namespace weft::kernels {
 
-constexpr int threads = 256, warps = threads / 32;
 constexpr std::int64_t most_blocks = 1024, least_items = 2048;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
 
 // partial[block] = the sum of f(i) over the block's chunk of `count` items.
 template <class F>
@@ -77,26 +72,10 @@ Tensor partial_sums(const F& f, std::int64_t count, std::int64_t items) {
   return partial;
 }
 template <bool by_groups, class F>
-void add_sum(const F& f, std::int64_t count, std::int64_t items, double factor, Tensor& loss) {
+void add_loss_sum(const F& f, std::int64_t count, std::int64_t items, double factor, Tensor& loss) {
   const Tensor partial = partial_sums<by_groups>(f, count, items);
   launch(add_total_kernel, dim3(1), dim3(32), 0, data<float>(partial), partial.numel(), factor,
          data<float>(loss));
 }
 
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
-  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
-         count);
-}
-
-// Calls f.operator()<V>() with 8 where rows of n elements of the tensors can move by eights,
-// else 1.
-template <class F, class... Tensors>
-void by_eights(std::int64_t n, F&& f, const Tensors&... t) {
-  if (n % 8 == 0 && aligned<8>(t...))
-    f.template operator()<8>();
-  else
-    f.template operator()<1>();
-}
-
-}  // namespace weft::kernels::losses
+}  // namespace weft::kernels

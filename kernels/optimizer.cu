@@ -18,8 +18,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
 // What the norm decides: the factor of the gradient, or that the step is left out.
 struct Verdict {
   float scale;
@@ -52,7 +50,7 @@ __global__ void __launch_bounds__(threads, 4)
     adamw_kernel(ops::AdamW a, const double* __restrict__ squares, const float* __restrict__ grad,
                  State s, std::int64_t count) {
   Verdict* shared = shared_memory<Verdict>();
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t at = thread_index();
   const bool whole = (at + 1) * V <= count;
   Vec<float, V> g{}, p{}, m{}, v{}, ema{};
   if (whole) {
@@ -100,7 +98,7 @@ __global__ void __launch_bounds__(threads, 4)
     sgd_kernel(ops::Sgd a, const double* __restrict__ squares, const float* __restrict__ grad,
                State s, std::int64_t count) {
   Verdict* shared = shared_memory<Verdict>();
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t at = thread_index();
   const bool whole = (at + 1) * V <= count;
   Vec<float, V> g{}, p{}, v{}, ema{};
   if (whole) {

@@ -11,19 +11,13 @@
 // makes 16 a clock and 5 elements a clock arrive.
 #include "ops/pointwise.h"
 
-#include "ptx.cuh"
+#include "math.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
 constexpr int packs = 4;  // of a thread
-
-// 1 / (1 + e^-x).
-__device__ __forceinline__ float sigmoid(float x) {
-  return rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * x));
-}
 
 constexpr float k0 = 0.79788456080286535588f;  // sqrt(2/pi)
 constexpr float k1 = 0.044715f;
@@ -151,8 +145,7 @@ __global__ void __launch_bounds__(threads, 3)
 __global__ void __launch_bounds__(threads)
     widen_half_kernel(const std::uint16_t* x, float* y, std::int64_t count) {
   const auto stride = static_cast<std::int64_t>(gridDim.x) * threads;
-  for (auto i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; i < count;
-       i += stride) {
+  for (auto i = thread_index(); i < count; i += stride) {
     const std::uint32_t sign = static_cast<std::uint32_t>(x[i] & 0x8000u) << 16;
     const std::uint32_t a = x[i] & 0x7fffu;
     const float magnitude = a >= 0x7c00u  ? __uint_as_float(0x7f800000u | (a & 0x3ffu) << 13)
@@ -163,19 +156,15 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <int V, class Kernel, class... A>
-void start(Kernel kernel, std::int64_t count, A... args) {
+void launch_packs(Kernel kernel, std::int64_t count, A... args) {
   launch(kernel, dim3(blocks_for(count, threads * packs * V)), dim3(threads), 0, args..., count);
-}
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
 }
 
 // gelu(g) u, g sigmoid(2 k0 (g + k1 g^3)) u.
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     gated_gelu_kernel(const T* gate, const T* value, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float g[V], u[V];
   unpack(load_vec<V>(gate, i), g);
@@ -183,33 +172,21 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int k = 0; k < V; ++k) {
     const float z = 2.0f * k0 * (g[k] + k1 * g[k] * g[k] * g[k]);
-    g[k] *= rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * z)) * u[k];
+    g[k] *= sigmoid(z) * u[k];
   }
   store_vec<V>(y, i, pack<T, V>(g));
-}
-
-// Calls f.operator()<T, V>() with the widest access that rows of `length` allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
-  by_type(first, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    if (length % V == 0 && aligned<V>(first, rest...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 // Exact to f32's last places, unlike sigmoid(): it is a result here, not a factor.
 template <class T>
 __global__ void sigmoid_kernel(const T* x, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i < count) y[i] = from_float<T>(1.0f / (1.0f + expf(-to_float(x[i]))));
 }
 
 template <class T>
 __global__ void sigmoid_backward_kernel(const T* y, const T* dy, T* dx, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float s = to_float(y[i]);
   dx[i] = from_float<T>(to_float(dy[i]) * s * (1.0f - s));
@@ -217,7 +194,7 @@ __global__ void sigmoid_backward_kernel(const T* y, const T* dy, T* dx, std::int
 
 template <class T>
 __global__ void leaky_relu_kernel(const T* x, float slope, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float v = to_float(x[i]);
   y[i] = from_float<T>(v > 0.0f ? v : slope * v);
@@ -226,7 +203,7 @@ __global__ void leaky_relu_kernel(const T* x, float slope, T* y, std::int64_t co
 template <class T>
 __global__ void leaky_relu_backward_kernel(const T* y, float slope, const T* dy, T* dx,
                                            std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float d = to_float(dy[i]);
   dx[i] = from_float<T>(to_float(y[i]) > 0.0f ? d : slope * d);
@@ -235,7 +212,7 @@ __global__ void leaky_relu_backward_kernel(const T* y, float slope, const T* dy,
 template <class X, class Y>
 __global__ void scaled_add_kernel(const X* x, float a, const float* factor, Y* y, bool accumulate,
                                   std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float v = (factor == nullptr ? a : a * factor[0]) * to_float(x[i]);
   y[i] = from_float<Y>(accumulate ? to_float(y[i]) + v : v);
@@ -259,7 +236,7 @@ ChannelGrid channel_grid(const Tensor& x, ops::Channels channels) {
 template <class X, class Y>
 __global__ void affine_kernel(const X* x, const float* affine, ChannelGrid g, Y* y,
                               std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t c = i / g.inner % g.C;
   y[i] = from_float<Y>(to_float(x[i]) * affine[c] + affine[g.C + c]);
@@ -268,22 +245,10 @@ __global__ void affine_kernel(const X* x, const float* affine, ChannelGrid g, Y*
 template <class Y, class X>
 __global__ void affine_backward_kernel(const Y* dy, const float* affine, ChannelGrid g, X* dx,
                                        bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const float d = to_float(dy[i]) * affine[i / g.inner % g.C];
   dx[i] = from_float<X>(accumulate ? to_float(dx[i]) + d : d);
-}
-
-// An element a thread.
-template <class... P, class... A>
-void start_simple(void (*kernel)(P...), std::int64_t count, A&&... args) {
-  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
-         count);
-}
-
-template <class F>
-void by_types(const Tensor& a, const Tensor& b, F&& f) {
-  by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
 }
 
 // A sample of x has `size` accesses, a position C of them.
@@ -291,7 +256,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     scale_channels_kernel(const T* x, const float* keep, std::int64_t size, std::int64_t C, T* y,
                           std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(x, i), v);
@@ -312,9 +277,9 @@ void gelu_forward(const Tensor& z, Tensor& y) {
   by_type(z, [&]<class T>() {
     constexpr int V = Pack<T>::size;
     if (aligned<V>(z, y))
-      start<V>(gelu_forward_kernel<V, T>, z.numel(), data<T>(z), data<T>(y));
+      launch_packs<V>(gelu_forward_kernel<V, T>, z.numel(), data<T>(z), data<T>(y));
     else
-      start<1>(gelu_forward_kernel<1, T>, z.numel(), data<T>(z), data<T>(y));
+      launch_packs<1>(gelu_forward_kernel<1, T>, z.numel(), data<T>(z), data<T>(y));
   });
 }
 
@@ -322,11 +287,11 @@ void gelu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, Tensor& y) {
   by_type(z, [&]<class T>() {
     constexpr int V = Pack<T>::size;
     if (aligned<V>(z, dy, dz, y))
-      start<V>(gelu_backward_kernel<V, T>, z.numel(), data<T>(z), data<T>(dy), data<T>(dz),
-               data_or_null<T>(y));
+      launch_packs<V>(gelu_backward_kernel<V, T>, z.numel(), data<T>(z), data<T>(dy), data<T>(dz),
+                      data_or_null<T>(y));
     else
-      start<1>(gelu_backward_kernel<1, T>, z.numel(), data<T>(z), data<T>(dy), data<T>(dz),
-               data_or_null<T>(y));
+      launch_packs<1>(gelu_backward_kernel<1, T>, z.numel(), data<T>(z), data<T>(dy), data<T>(dz),
+                      data_or_null<T>(y));
   });
 }
 
@@ -335,23 +300,23 @@ void gated_gelu_forward(const Tensor& gu, Tensor& y) {
   by_access(
       count,
       [&]<class T, int V>() {
-        launch(gated_gelu_kernel<T, V>, dim3(blocks_for(count / V, threads)), dim3(threads), 0,
-               data<T>(gu), data<T>(gu) + count, data<T>(y), count / V);
+        launch_items(gated_gelu_kernel<T, V>, count / V, data<T>(gu), data<T>(gu) + count,
+                     data<T>(y));
       },
       gu, y);
 }
 
 void silu_forward(const Tensor& z, Tensor& y) {
   if (aligned<4>(z, y))
-    start<4>(silu_forward_kernel<4>, z.numel(), data<float>(z), data<float>(y));
+    launch_packs<4>(silu_forward_kernel<4>, z.numel(), data<float>(z), data<float>(y));
   else
-    start<1>(silu_forward_kernel<1>, z.numel(), data<float>(z), data<float>(y));
+    launch_packs<1>(silu_forward_kernel<1>, z.numel(), data<float>(z), data<float>(y));
 }
 
 void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulate) {
   const auto run = [&]<int V>() {
-    start<V>(accumulate ? silu_backward_kernel<V, true> : silu_backward_kernel<V, false>, z.numel(),
-             data<float>(z), data<float>(dy), data<float>(dz));
+    launch_packs<V>(accumulate ? silu_backward_kernel<V, true> : silu_backward_kernel<V, false>,
+                    z.numel(), data<float>(z), data<float>(dy), data<float>(dz));
   };
   if (aligned<4>(z, dy, dz))
     run.operator()<4>();
@@ -361,24 +326,24 @@ void silu_backward(const Tensor& z, const Tensor& dy, Tensor& dz, bool accumulat
 
 void sigmoid_forward(const Tensor& x, Tensor& y) {
   by_type(x,
-          [&]<class T>() { start_simple(sigmoid_kernel<T>, x.numel(), data<T>(x), data<T>(y)); });
+          [&]<class T>() { launch_items(sigmoid_kernel<T>, x.numel(), data<T>(x), data<T>(y)); });
 }
 
 void sigmoid_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
   by_type(y, [&]<class T>() {
-    start_simple(sigmoid_backward_kernel<T>, y.numel(), data<T>(y), data<T>(dy), data<T>(dx));
+    launch_items(sigmoid_backward_kernel<T>, y.numel(), data<T>(y), data<T>(dy), data<T>(dx));
   });
 }
 
 void leaky_relu_forward(const Tensor& x, float slope, Tensor& y) {
   by_type(x, [&]<class T>() {
-    start_simple(leaky_relu_kernel<T>, x.numel(), data<T>(x), slope, data<T>(y));
+    launch_items(leaky_relu_kernel<T>, x.numel(), data<T>(x), slope, data<T>(y));
   });
 }
 
 void leaky_relu_backward(const Tensor& y, float slope, const Tensor& dy, Tensor& dx) {
   by_type(y, [&]<class T>() {
-    start_simple(leaky_relu_backward_kernel<T>, y.numel(), data<T>(y), slope, data<T>(dy),
+    launch_items(leaky_relu_backward_kernel<T>, y.numel(), data<T>(y), slope, data<T>(dy),
                  data<T>(dx));
   });
 }
@@ -387,9 +352,9 @@ void add_inplace(const Tensor& x, Tensor& y) {
   by_type(x, [&]<class T>() {
     constexpr int V = Pack<T>::size;
     if (aligned<V>(x, y))
-      start<V>(add_kernel<V, T>, x.numel(), data<T>(x), data<T>(y));
+      launch_packs<V>(add_kernel<V, T>, x.numel(), data<T>(x), data<T>(y));
     else
-      start<1>(add_kernel<1, T>, x.numel(), data<T>(x), data<T>(y));
+      launch_packs<1>(add_kernel<1, T>, x.numel(), data<T>(x), data<T>(y));
   });
 }
 
@@ -413,9 +378,9 @@ void convert(const Tensor& x, Tensor& y) {
   }
   const auto run = [&]<class From, class To>() {
     if (aligned<4>(x, y))
-      start<4>(convert_kernel<4, From, To>, x.numel(), data<From>(x), data<To>(y));
+      launch_packs<4>(convert_kernel<4, From, To>, x.numel(), data<From>(x), data<To>(y));
     else
-      start<1>(convert_kernel<1, From, To>, x.numel(), data<From>(x), data<To>(y));
+      launch_packs<1>(convert_kernel<1, From, To>, x.numel(), data<From>(x), data<To>(y));
   };
   if (x.dtype() == DType::f32)
     run.operator()<float, __nv_bfloat16>();
@@ -426,20 +391,20 @@ void convert(const Tensor& x, Tensor& y) {
 void scaled_add(const Tensor& x, float a, const Tensor& factor, Tensor& y, bool accumulate) {
   by_type(x, [&]<class X>() {
     by_type(y, [&]<class Y>() {
-      start_simple(scaled_add_kernel<X, Y>, x.numel(), data<X>(x), a, data_or_null<float>(factor),
+      launch_items(scaled_add_kernel<X, Y>, x.numel(), data<X>(x), a, data_or_null<float>(factor),
                    data<Y>(y), accumulate);
     });
   });
 }
 
 void add_rows(const Tensor& a, const Tensor& b, Tensor& y) {
-  launch(add_rows_kernel, dim3(blocks_for(y.numel(), threads)), dim3(threads), 0, data<float>(a),
-         data<float>(b), y.numel(), data<float>(y));
+  launch_threads(add_rows_kernel, y.numel(), data<float>(a), data<float>(b), y.numel(),
+                 data<float>(y));
 }
 
 void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels channels, Tensor& y) {
   by_types(x, y, [&]<class X, class Y>() {
-    start_simple(affine_kernel<X, Y>, x.numel(), data<X>(x), data<float>(affine),
+    launch_items(affine_kernel<X, Y>, x.numel(), data<X>(x), data<float>(affine),
                  channel_grid(x, channels), data<Y>(y));
   });
 }
@@ -447,7 +412,7 @@ void channel_affine_forward(const Tensor& x, const Tensor& affine, Channels chan
 void channel_affine_backward(const Tensor& dy, const Tensor& affine, Channels channels, Tensor& dx,
                              bool accumulate) {
   by_types(dy, dx, [&]<class Y, class X>() {
-    start_simple(affine_backward_kernel<Y, X>, dy.numel(), data<Y>(dy), data<float>(affine),
+    launch_items(affine_backward_kernel<Y, X>, dy.numel(), data<Y>(dy), data<float>(affine),
                  channel_grid(dy, channels), data<X>(dx), accumulate);
   });
 }
@@ -456,8 +421,8 @@ void scale_channels(const Tensor& x, const Tensor& keep, Tensor& y) {
   by_type(x, [&]<class T>() {
     const auto run = [&]<int V>() {
       const std::int64_t count = x.numel() / V;
-      launch(scale_channels_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-             data<T>(x), data<float>(keep), count / x.dim(0), x.dim(-1) / V, data<T>(y), count);
+      launch_items(scale_channels_kernel<V, T>, count, data<T>(x), data<float>(keep),
+                   count / x.dim(0), x.dim(-1) / V, data<T>(y));
     };
     constexpr int V = 16 / sizeof(T);
     x.dim(-1) % V == 0 && aligned<V>(x, y) ? run.template operator()<V>()

@@ -3,12 +3,11 @@
 // every result written once: 16 bytes of the smaller side a thread.
 #include "ops/pool.h"
 
-#include "pool.cuh"
+#include "divide.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
-
-using namespace pool;  // NOLINT: written in the words of both files
 
 // [frames,H,W,C], and of the pooled side [frames,h,w,C]; C in accesses.
 struct PoolGrid {
@@ -26,7 +25,7 @@ struct PoolGrid {
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     max_pool_kernel(const T* x, PoolGrid g, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t at = g.corner(static_cast<unsigned>(i)), below = at + g.W * g.C;
   float a[V], b[V], c[V], d[V];
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(threads)
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     max_pool_backward_kernel(const T* x, PoolGrid g, const T* dy, T* dx, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t corner = g.corner(static_cast<unsigned>(i));
   const std::int64_t at[4] = {corner, corner + g.C, corner + g.W * g.C, corner + (g.W + 1) * g.C};
@@ -85,7 +84,7 @@ struct SquareGrid {
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     average_kernel(const T* x, SquareGrid g, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t C = g.C, at = g.corner(static_cast<unsigned>(i)), below = at + 2 * g.w * C;
   float a[V], b[V], c[V], d[V];
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(threads)
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     average_backward_kernel(const T* dy, SquareGrid g, T* dx, bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float d[V];
   unpack(load_vec<V>(dy, i), d);
@@ -134,14 +133,15 @@ PoolGrid pool_grid(const Tensor& x, const Tensor& y, int V) {
 
 namespace weft::ops::cuda {
 
-using namespace kernels;        // NOLINT: the operations are written in the kernels' words
-using namespace kernels::pool;  // NOLINT
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void max_pool_forward(const Tensor& x, Tensor& y) {
   if (y.numel() == 0) return;
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
-        start(max_pool_kernel<V, T>, y.numel() / V, data<T>(x), pool_grid(x, y, V), data<T>(y));
+        launch_items(max_pool_kernel<V, T>, y.numel() / V, data<T>(x), pool_grid(x, y, V),
+                     data<T>(y));
       },
       x, y);
 }
@@ -152,9 +152,10 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
     device_runtime().zero(dx.raw(), dx.bytes(), Stream::compute);
   if (dy.numel() == 0) return;
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
-        start(max_pool_backward_kernel<V, T>, dy.numel() / V, data<T>(x), pool_grid(x, dy, V),
-              data<T>(dy), data<T>(dx));
+        launch_items(max_pool_backward_kernel<V, T>, dy.numel() / V, data<T>(x),
+                     pool_grid(x, dy, V), data<T>(dy), data<T>(dx));
       },
       x, dy, dx);
 }
@@ -162,8 +163,10 @@ void max_pool_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
 void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
   if (y.numel() == 0) return;
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
-        start(average_kernel<V, T>, y.numel() / V, data<T>(x), square_grid(y, V), data<T>(y));
+        launch_items(average_kernel<V, T>, y.numel() / V, data<T>(x), square_grid(y, V),
+                     data<T>(y));
       },
       x, y);
 }
@@ -171,9 +174,10 @@ void average_pool_2x2_forward(const Tensor& x, Tensor& y) {
 void average_pool_2x2_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
   if (dy.numel() == 0) return;
   by_access(
+      dy.dim(-1),
       [&]<class T, int V>() {
-        start(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), square_grid(dy, V),
-              data<T>(dx), accumulate);
+        launch_items(average_backward_kernel<V, T>, dy.numel() / V, data<T>(dy), square_grid(dy, V),
+                     data<T>(dx), accumulate);
       },
       dy, dx);
 }

@@ -15,12 +15,11 @@
 
 #include <algorithm>
 
-#include "pool.cuh"
+#include "divide.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
-
-using namespace pool;  // NOLINT: written in the words of both files
 
 // [frames,H,W,C] and, of the pooled side, [frames,h,w,C]; C in accesses.
 struct WindowGrid {
@@ -44,7 +43,7 @@ struct Span {
 template <int size, int V, class T>
 __global__ void __launch_bounds__(threads)
     window_kernel(const T* x, WindowGrid g, Places places, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   const Span rows(static_cast<int>(p.row), g.window, g.H),
@@ -75,7 +74,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     window_backward_kernel(const T* x, WindowGrid g, Places places, const T* dy, T* dx,
                            std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   const int row = static_cast<int>(p.row), column = static_cast<int>(p.column);
@@ -238,7 +237,7 @@ __global__ void __launch_bounds__(4 * threads)
     adaptive_kernel(const T* x, WindowGrid g, Places places, T* y) {
   constexpr int width = adaptive_width;
   float* shared = shared_memory<float>();  // [warps,V,width]
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
   const Places::Place p = places.of(blockIdx.x);
   const std::int64_t c = p.c * width + threadIdx.x % width;
   const Pixels rows(p.row, places.H, g.h, g.H), columns(p.column, places.W, g.w, g.W);
@@ -272,7 +271,7 @@ __global__ void __launch_bounds__(4 * threads)
   }
   __syncthreads();
   if (warp > 0 || lane >= width || c >= g.C) return;
-  for (int k = 1; k < warps; ++k)
+  for (int k = 1; k < block_warps; ++k)
 #pragma unroll
     for (int e = 0; e < V; ++e) sum[e] += shared[(k * V + e) * width + lane];
   const float share = 1.0f / static_cast<float>(area);
@@ -288,7 +287,7 @@ template <int V, int each, class T>
 __global__ void __launch_bounds__(threads)
     adaptive_backward_kernel(const T* dy, WindowGrid g, Places places, Divisor h, Divisor w, T* dx,
                              bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   const std::int64_t apart = g.C / each;
@@ -348,25 +347,27 @@ Places places_of(const Tensor& t, int V) {
 
 namespace weft::ops::cuda {
 
-using namespace kernels;        // NOLINT: the operations are written in the kernels' words
-using namespace kernels::pool;  // NOLINT
+using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void max_pool_window_forward(const Tensor& x, PoolWindow window, Tensor& y) {
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
-        start(window.size == 3 ? window_kernel<3, V, T> : window_kernel<0, V, T>, y.numel() / V,
-              data<T>(x), window_grid(x, y, V, window), places_of(y, V), data<T>(y));
+        launch_items(window.size == 3 ? window_kernel<3, V, T> : window_kernel<0, V, T>,
+                     y.numel() / V, data<T>(x), window_grid(x, y, V, window), places_of(y, V),
+                     data<T>(y));
       },
       x, y);
 }
 
 void max_pool_window_backward(const Tensor& x, PoolWindow window, const Tensor& dy, Tensor& dx) {
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const WindowGrid g = window_grid(x, dy, V, window);
         if (window.size != 3 || window.stride != 2 || window.padding != 1) {
-          start(window_backward_kernel<V, T>, dx.numel() / V, data<T>(x), g, places_of(dx, V),
-                data<T>(dy), data<T>(dx));
+          launch_items(window_backward_kernel<V, T>, dx.numel() / V, data<T>(x), g,
+                       places_of(dx, V), data<T>(dy), data<T>(dx));
           return;
         }
         constexpr int steps = 8;
@@ -381,6 +382,7 @@ void max_pool_window_backward(const Tensor& x, PoolWindow window, const Tensor& 
 
 void adaptive_pool_forward(const Tensor& x, Tensor& y) {
   by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const WindowGrid g = window_grid(x, y, V);
         const std::int64_t pieces = blocks_for(g.C, adaptive_width), frames = y.dim(0) * y.dim(1);
@@ -395,14 +397,16 @@ void adaptive_pool_forward(const Tensor& x, Tensor& y) {
 
 void adaptive_pool_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
   by_access(
+      dy.dim(-1),
       [&]<class T, int V>() {
         const WindowGrid g = window_grid(dx, dy, V);
         WEFT_ASSERT(std::max(g.H, g.W) * (std::max(g.h, g.w) + std::int64_t{1}) < std::int64_t{1}
                                                                                       << 31);
         const int each = g.C % 4 == 0 ? 4 : 1;
-        start(each > 1 ? adaptive_backward_kernel<V, 4, T> : adaptive_backward_kernel<V, 1, T>,
-              dx.numel() / V / each, data<T>(dy), g, places_of(dx, V * each), Divisor(g.h),
-              Divisor(g.w), data<T>(dx), accumulate);
+        launch_items(
+            each > 1 ? adaptive_backward_kernel<V, 4, T> : adaptive_backward_kernel<V, 1, T>,
+            dx.numel() / V / each, data<T>(dy), g, places_of(dx, V * each), Divisor(g.h),
+            Divisor(g.w), data<T>(dx), accumulate);
       },
       dy, dx);
 }

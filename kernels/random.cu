@@ -11,7 +11,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
 // A thread makes one block of Philox, 4 values.
 __global__ void normal_kernel(Philox random, std::int64_t count, bool packed, float* eps) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -29,19 +28,17 @@ __global__ void normal_kernel(Philox random, std::int64_t count, bool packed, fl
   }
 }
 
-constexpr float lowest = -30.0f, highest = 20.0f;
-
 // A tensor with C channels, seen as [outer,C,inner].
-struct Grid {
+struct LatentGrid {
   std::int64_t C, inner, count;
 };
-Grid grid_of(const Tensor& z, ops::Channels channels) {
+LatentGrid latent_grid(const Tensor& z, ops::Channels channels) {
   if (channels == ops::Channels::last) return {z.dim(-1), 1, z.numel()};
   return {z.dim(1), z.numel() / (z.dim(0) * z.dim(1)), z.numel()};
 }
 // The same with half the channels.
-Grid half_of(const Tensor& moments, ops::Channels channels) {
-  Grid g = grid_of(moments, channels);
+LatentGrid half_of(const Tensor& moments, ops::Channels channels) {
+  LatentGrid g = latent_grid(moments, channels);
   g.C /= 2;
   g.count /= 2;
   return g;
@@ -50,16 +47,15 @@ Grid half_of(const Tensor& moments, ops::Channels channels) {
 // The places of element i of z.
 struct Element {
   std::int64_t mu, lv, channel;
-  __device__ __forceinline__ Element(const Grid& g, std::int64_t i) {
+  __device__ __forceinline__ Element(const LatentGrid& g, std::int64_t i) {
     channel = i / g.inner % g.C;
     mu = i + i / (g.C * g.inner) * g.C * g.inner;
     lv = mu + g.C * g.inner;
   }
 };
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+__device__ __forceinline__ float clamped(float v) {
+  return fminf(fmaxf(v, ops::lowest_log_variance), ops::highest_log_variance);
 }
-__device__ __forceinline__ float clamped(float v) { return fminf(fmaxf(v, lowest), highest); }
 __device__ __forceinline__ float factor(const float* affine, std::int64_t c) {
   return affine == nullptr ? 1.0f : affine[c];
 }
@@ -73,8 +69,9 @@ __device__ __forceinline__ void put(T* to, float v, bool accumulate) {
 }
 
 template <class M, class Z>
-__global__ void draw_kernel(const M* moments, const float* eps, const float* affine, Grid g, Z* z) {
-  const std::int64_t i = index();
+__global__ void draw_kernel(const M* moments, const float* eps, const float* affine, LatentGrid g,
+                            Z* z) {
+  const std::int64_t i = thread_index();
   if (i >= g.count) return;
   const Element e(g, i);
   float v = to_float(moments[e.mu]);
@@ -84,19 +81,20 @@ __global__ void draw_kernel(const M* moments, const float* eps, const float* aff
 
 template <class M, class Z>
 __global__ void draw_backward_kernel(const M* moments, const float* eps, const float* affine,
-                                     Grid g, const Z* dz, M* dmoments, bool accumulate) {
-  const std::int64_t i = index();
+                                     LatentGrid g, const Z* dz, M* dmoments, bool accumulate) {
+  const std::int64_t i = thread_index();
   if (i >= g.count) return;
   const Element e(g, i);
   const float d = to_float(dz[i]) * factor(affine, e.channel), v = to_float(moments[e.lv]);
-  const bool inside = eps != nullptr && v >= lowest && v <= highest;
+  const bool inside =
+      eps != nullptr && v >= ops::lowest_log_variance && v <= ops::highest_log_variance;
   put(dmoments + e.mu, d, accumulate);
   put(dmoments + e.lv, inside ? 0.5f * d * eps[i] * expf(0.5f * v) : 0.0f, accumulate);
 }
 
 template <class T>
-__global__ void clamp_kernel(const T* moments, Grid g, T* y) {
-  const std::int64_t i = index();
+__global__ void clamp_kernel(const T* moments, LatentGrid g, T* y) {
+  const std::int64_t i = thread_index();
   if (i >= g.count) return;
   const Element e(g, i);
   y[e.mu] = moments[e.mu];
@@ -104,25 +102,16 @@ __global__ void clamp_kernel(const T* moments, Grid g, T* y) {
 }
 
 template <class T>
-__global__ void clamp_backward_kernel(const T* moments, Grid g, const T* dy, T* dmoments,
+__global__ void clamp_backward_kernel(const T* moments, LatentGrid g, const T* dy, T* dmoments,
                                       bool accumulate) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= g.count) return;
   const Element e(g, i);
   const float v = to_float(moments[e.lv]);
   put(dmoments + e.mu, to_float(dy[e.mu]), accumulate);
-  put(dmoments + e.lv, v >= lowest && v <= highest ? to_float(dy[e.lv]) : 0.0f, accumulate);
-}
-
-template <class... P, class... A>
-void start(void (*kernel)(P...), const Grid& g, A&&... args) {
-  launch(kernel, dim3(blocks_for(g.count, threads)), dim3(threads), 0, std::forward<A>(args)...);
-}
-
-// Calls f.operator()<A, B>() with the types of the two tensors.
-template <class F>
-void by_types(const Tensor& a, const Tensor& b, F&& f) {
-  by_type(a, [&]<class A>() { by_type(b, [&]<class B>() { f.template operator()<A, B>(); }); });
+  put(dmoments + e.lv,
+      v >= ops::lowest_log_variance && v <= ops::highest_log_variance ? to_float(dy[e.lv]) : 0.0f,
+      accumulate);
 }
 
 }  // namespace
@@ -141,34 +130,36 @@ void fill_normal(std::uint64_t seed, int purpose, std::uint64_t step, std::uint6
 
 void posterior_draw_forward(const Tensor& moments, const Tensor& eps, const Tensor& affine,
                             Channels channels, Tensor& z) {
-  const kernels::Grid g = grid_of(z, channels);
+  const LatentGrid g = latent_grid(z, channels);
   by_types(moments, z, [&]<class M, class Z>() {
-    start(draw_kernel<M, Z>, g, data<M>(moments), data_or_null<float>(eps),
-          data_or_null<float>(affine), g, data<Z>(z));
+    launch_threads(draw_kernel<M, Z>, g.count, data<M>(moments), data_or_null<float>(eps),
+                   data_or_null<float>(affine), g, data<Z>(z));
   });
 }
 
 void posterior_draw_backward(const Tensor& moments, const Tensor& eps, const Tensor& affine,
                              Channels channels, const Tensor& dz, Tensor& dmoments,
                              bool accumulate) {
-  const kernels::Grid g = grid_of(dz, channels);
+  const LatentGrid g = latent_grid(dz, channels);
   by_types(moments, dz, [&]<class M, class Z>() {
-    start(draw_backward_kernel<M, Z>, g, data<M>(moments), data_or_null<float>(eps),
-          data_or_null<float>(affine), g, data<Z>(dz), data<M>(dmoments), accumulate);
+    launch_threads(draw_backward_kernel<M, Z>, g.count, data<M>(moments), data_or_null<float>(eps),
+                   data_or_null<float>(affine), g, data<Z>(dz), data<M>(dmoments), accumulate);
   });
 }
 
 void clamp_log_variance_forward(const Tensor& moments, Channels channels, Tensor& y) {
-  const kernels::Grid g = half_of(moments, channels);
-  by_type(moments, [&]<class T>() { start(clamp_kernel<T>, g, data<T>(moments), g, data<T>(y)); });
+  const LatentGrid g = half_of(moments, channels);
+  by_type(moments, [&]<class T>() {
+    launch_threads(clamp_kernel<T>, g.count, data<T>(moments), g, data<T>(y));
+  });
 }
 
 void clamp_log_variance_backward(const Tensor& moments, Channels channels, const Tensor& dy,
                                  Tensor& dmoments, bool accumulate) {
-  const kernels::Grid g = half_of(moments, channels);
+  const LatentGrid g = half_of(moments, channels);
   by_type(moments, [&]<class T>() {
-    start(clamp_backward_kernel<T>, g, data<T>(moments), g, data<T>(dy), data<T>(dmoments),
-          accumulate);
+    launch_threads(clamp_backward_kernel<T>, g.count, data<T>(moments), g, data<T>(dy),
+                   data<T>(dmoments), accumulate);
   });
 }
 

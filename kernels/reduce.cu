@@ -22,8 +22,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
 constexpr int sum_blocks = 1024;  // fixed: the order of the sum may not depend on the GPU
 
 // The block's sum, in thread 0; `shared` holds a double a thread.
@@ -40,7 +38,7 @@ template <int V>
 __global__ void __launch_bounds__(threads)
     squares_kernel(const float* __restrict__ x, std::int64_t count, double* __restrict__ partial) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t first = thread_index();
   double sum = 0;
 #pragma unroll 4
   for (std::int64_t i = first; i < count / V; i += stride) {
@@ -103,8 +101,7 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads;
   unsigned long long sum = 0;
 #pragma unroll 4
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; i < count;
-       i += stride)
+  for (std::int64_t i = thread_index(); i < count; i += stride)
     sum += ops::checksum_mix(static_cast<std::uint64_t>(i), words[i]);
   sums[threadIdx.x] = sum;
   for (int half = threads / 2; half > 0; half /= 2) {
@@ -125,7 +122,7 @@ constexpr int rows_at_once = 4;
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     sum_parts_kernel(const T* parts, float* sum, int ranks, std::int64_t count) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t at = thread_index();
   if (at * V >= count) return;
   float s[V] = {};
   for (int first = 0; first < ranks; first += rows_at_once) {
@@ -148,8 +145,8 @@ __global__ void __launch_bounds__(threads)
 
 template <int V, class From, class To>
 __global__ void __launch_bounds__(threads)
-    convert_kernel(const From* x, To* y, std::int64_t count) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+    convert_on_stream_kernel(const From* x, To* y, std::int64_t count) {
+  const std::int64_t at = thread_index();
   if (at * V >= count) return;
   float f[V];
   unpack(load_vec<V>(x, at), f);
@@ -209,33 +206,28 @@ void sum_parts(const Tensor& parts, Tensor& sum, Stream stream) {
   const std::int64_t count = sum.numel();
   WEFT_ASSERT(parts.numel() == ranks * count && sum.dtype() == DType::f32);
   by_type(parts, [&]<class T>() {
-    const auto start = [&]<int V>() {
-      launch_on(stream, sum_parts_kernel<V, T>, dim3(blocks_for(count, threads * V)), dim3(threads),
-                0, data<T>(parts), data<float>(sum), ranks, count);
-    };
-    constexpr int V = Pack<T>::size;
-    if (count % V == 0 && aligned<V>(parts, sum))
-      start.template operator()<V>();
-    else
-      start.template operator()<1>();
+    by_width<Pack<T>::size>(
+        count,
+        [&]<int V>() {
+          launch_on(stream, sum_parts_kernel<V, T>, dim3(blocks_for(count, threads * V)),
+                    dim3(threads), 0, data<T>(parts), data<float>(sum), ranks, count);
+        },
+        parts, sum);
   });
 }
 
 void convert_on_stream(const Tensor& x, Tensor& y, Stream stream) {
   const std::int64_t count = x.numel();
   WEFT_ASSERT(y.numel() == count);
-  by_type(x, [&]<class From>() {
-    by_type(y, [&]<class To>() {
-      const auto start = [&]<int V>() {
-        launch_on(stream, convert_kernel<V, From, To>, dim3(blocks_for(count, threads * V)),
-                  dim3(threads), 0, data<From>(x), data<To>(y), count);
-      };
-      constexpr int V = 8;
-      if (count % V == 0 && aligned<V>(x, y))
-        start.template operator()<V>();
-      else
-        start.template operator()<1>();
-    });
+  by_types(x, y, [&]<class From, class To>() {
+    by_width<8>(
+        count,
+        [&]<int V>() {
+          launch_on(stream, convert_on_stream_kernel<V, From, To>,
+                    dim3(blocks_for(count, threads * V)), dim3(threads), 0, data<From>(x),
+                    data<To>(y), count);
+        },
+        x, y);
   });
 }
 

@@ -8,14 +8,13 @@
 #include "ops/resize.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "divide.cuh"
 #include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
-
-constexpr int threads = 256;
 
 // [frames,h,w,C] and, of the result, [frames,H,W,C]; C in accesses.
 struct ResizeGrid {
@@ -29,7 +28,7 @@ struct ResizeGrid {
 template <int V, int each, bool accumulate, class T>
 __global__ void __launch_bounds__(threads)
     bilinear_kernel(const T* x, ResizeGrid g, Places places, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place to_place = places.of(i);
   const std::int64_t frame = static_cast<std::int64_t>(to_place.frame) * g.h, apart = g.C / each;
@@ -165,9 +164,9 @@ template <int V, int each, class T>
 __global__ void __launch_bounds__(4 * threads)
     bilinear_far_backward_kernel(const T* dy, ResizeGrid g, Places places, T* dx, bool accumulate) {
   constexpr int width = far_width;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  float* const shared = shared_memory<float>();           // [warps,each,V,width]
-  float* const rows = shared + warps * each * V * width;  // [shares of rows, then of columns]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
+  float* const shared = shared_memory<float>();                 // [warps,each,V,width]
+  float* const rows = shared + block_warps * each * V * width;  // [shares of rows, then of columns]
   const Places::Place p = places.of(blockIdx.x);
   const std::int64_t apart = g.C / each, c = p.c * width + threadIdx.x % width;
   const int i = static_cast<int>(p.row), j = static_cast<int>(p.column);
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(4 * threads)
   float to[V] = {};
   const std::int64_t at =
       ((static_cast<std::int64_t>(p.frame) * g.h + i) * g.w + j) * g.C + c + own * apart;
-  for (int k = 0; k < warps; ++k)
+  for (int k = 0; k < block_warps; ++k)
 #pragma unroll
     for (int e = 0; e < V; ++e) to[e] += shared[((k * each + own) * V + e) * width + lane];
   if (accumulate) {
@@ -237,7 +236,7 @@ __global__ void __launch_bounds__(4 * threads)
 
 template <int V, class T>
 __global__ void __launch_bounds__(threads) copy_kernel(const T* x, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float a[V], b[V];
   unpack(load_vec<V>(x, i), a);
@@ -256,7 +255,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     nearest_kernel(const T* x, NearestGrid g, Places places, T* y, std::int64_t count,
                    bool accumulate) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   // ops::nearest_source() of both axes.
@@ -280,7 +279,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     nearest_backward_kernel(const T* dy, NearestGrid g, Places places, T* dx, std::int64_t count,
                             bool accumulate) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   // ops::nearest_first() of both axes.
@@ -317,24 +316,12 @@ __global__ void __launch_bounds__(threads)
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     reflect_kernel(const T* x, ResizeGrid g, Places places, int shift, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const Places::Place p = places.of(i);
   const std::int64_t row = ops::reflected_source(p.row, g.h << shift) >> shift,
                      column = ops::reflected_source(p.column, g.w << shift) >> shift;
   store_vec<V>(y, i, load_vec<V>(x, ((p.frame * g.h + row) * g.w + column) * g.C + p.c));
-}
-
-// Calls f.operator()<T, V>() with the widest access that the channels and both tensors allow.
-template <class F>
-void by_access(const Tensor& x, const Tensor& y, F&& f) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (x.dim(-1) % V == 0 && aligned<V>(x, y))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 // y (+)= x, of one shape.
@@ -344,24 +331,16 @@ void copy(const Tensor& x, Tensor& y, bool accumulate) {
                                cuda_stream(Stream::compute)));
     return;
   }
-  by_access(x, y, [&]<class T, int V>() {
-    launch(copy_kernel<V, T>, dim3(blocks_for(x.numel() / V, threads)), dim3(threads), 0,
-           data<T>(x), data<T>(y), x.numel() / V);
-  });
+  by_access(
+      x.dim(-1),
+      [&]<class T, int V>() {
+        launch_items(copy_kernel<V, T>, x.numel() / V, data<T>(x), data<T>(y));
+      },
+      x, y);
 }
 
-// The same for the channels [first, first + c) of the wider tensor, and with their place there.
-template <class F>
-void by_access(const Tensor& x, std::int64_t first, const Tensor& y, F&& f) {
-  const NearestGrid g{x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4), y.dim(4)};
-  by_type(x, [&]<class T>() {
-    T* const from = data<T>(y) + first;
-    constexpr int V = 16 / sizeof(T);
-    if (g.c % V == 0 && g.C % V == 0 && first % V == 0 && aligned<V>(x, y))
-      f.template operator()<T, V>(NearestGrid{g.h, g.w, g.H, g.W, g.c / V, g.C / V}, from);
-    else
-      f.template operator()<T, 1>(g, from);
-  });
+NearestGrid nearest_grid(const Tensor& x, const Tensor& y, int V) {
+  return {x.dim(2), x.dim(3), y.dim(2), y.dim(3), x.dim(4) / V, y.dim(4) / V};
 }
 
 // Of `count` accesses of t, C of a pixel.
@@ -380,7 +359,7 @@ int most_outputs(int in, int out) {
   return std::min(out, (static_cast<int>(std::int64_t{16} * out / in) + 2) / 8 + 1);
 }
 
-ResizeGrid grid_of(const Tensor& small, const Tensor& large, int V) {
+ResizeGrid resize_grid(const Tensor& small, const Tensor& large, int V) {
   return {static_cast<int>(small.dim(2)),
           static_cast<int>(small.dim(3)),
           static_cast<int>(large.dim(2)),
@@ -401,75 +380,97 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void bilinear_forward(const Tensor& x, Tensor& y, bool accumulate) {
   if (same_size(x, y)) return copy(x, y, accumulate);
-  by_access(x, y, [&]<class T, int V>() {
-    const std::int64_t C = y.dim(4) / V, each = C % 2 == 0 ? 2 : 1, count = y.numel() / V / each;
-    const auto kernel =
-        each > 1 ? (accumulate ? bilinear_kernel<V, 2, true, T> : bilinear_kernel<V, 2, false, T>)
-                 : (accumulate ? bilinear_kernel<V, 1, true, T> : bilinear_kernel<V, 1, false, T>);
-    launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), grid_of(x, y, V),
-           places_of(y, C / each, count), data<T>(y), count);
-  });
+  by_access(
+      x.dim(-1),
+      [&]<class T, int V>() {
+        const std::int64_t C = y.dim(4) / V, each = C % 2 == 0 ? 2 : 1,
+                           count = y.numel() / V / each;
+        const auto kernel =
+            each > 1
+                ? (accumulate ? bilinear_kernel<V, 2, true, T> : bilinear_kernel<V, 2, false, T>)
+                : (accumulate ? bilinear_kernel<V, 1, true, T> : bilinear_kernel<V, 1, false, T>);
+        launch_items(kernel, count, data<T>(x), resize_grid(x, y, V), places_of(y, C / each, count),
+                     data<T>(y));
+      },
+      x, y);
 }
 
 void bilinear_backward(const Tensor& dy, Tensor& dx, bool accumulate) {
   if (same_size(dy, dx)) return copy(dy, dx, accumulate);
-  by_access(dy, dx, [&]<class T, int V>() {
-    const ResizeGrid g = grid_of(dx, dy, V);
-    const std::int64_t frames = dx.dim(0) * dx.dim(1);
-    WEFT_ASSERT(std::max(g.H, g.W) < 1 << 16);  // a Range's margin
-    const int down = most_outputs(g.h, g.H), across = most_outputs(g.w, g.W);
-    const int each = g.C % 2 == 0 ? 2 : 1;
-    const std::int64_t lanes = g.C / each;
-    if (down * across <= 64) {
-      const std::int64_t pieces = blocks_for(g.w * lanes, threads),
-                         pixels = (threads - 1) / lanes + 2;
-      launch(each > 1 ? bilinear_near_backward_kernel<V, 2, T>
-                      : bilinear_near_backward_kernel<V, 1, T>,
-             dim3(static_cast<unsigned>(frames * g.h * pieces)), dim3(threads),
-             sizeof(float) * static_cast<std::size_t>(down + pixels * across), data<T>(dy), g,
-             Divisor(lanes), Divisor(g.h), Divisor(pieces), down, Divisor(across), across,
-             data<T>(dx), accumulate);
-      return;
-    }
-    // Few pixels with many outputs need more threads each.
-    const int block = down * across < 2048 ? threads / 2 : 4 * threads;
-    const std::int64_t pieces = blocks_for(lanes, far_width), count = frames * g.h * g.w * pieces;
-    WEFT_ASSERT(count < std::int64_t{1} << 31 && std::int64_t{g.H} * g.W < std::int64_t{1} << 31);
-    launch(
-        each > 1 ? bilinear_far_backward_kernel<V, 2, T> : bilinear_far_backward_kernel<V, 1, T>,
-        dim3(static_cast<unsigned>(count)), dim3(block),
-        sizeof(float) * static_cast<std::size_t>(block / 32 * each * V * far_width + down + across),
-        data<T>(dy), g, Places{Divisor(pieces), Divisor(g.w), Divisor(g.h)}, data<T>(dx),
-        accumulate);
-  });
+  by_access(
+      dy.dim(-1),
+      [&]<class T, int V>() {
+        const ResizeGrid g = resize_grid(dx, dy, V);
+        const std::int64_t frames = dx.dim(0) * dx.dim(1);
+        WEFT_ASSERT(std::max(g.H, g.W) < 1 << 16);  // a Range's margin
+        const int down = most_outputs(g.h, g.H), across = most_outputs(g.w, g.W);
+        const int each = g.C % 2 == 0 ? 2 : 1;
+        const std::int64_t lanes = g.C / each;
+        if (down * across <= 64) {
+          const std::int64_t pieces = blocks_for(g.w * lanes, threads),
+                             pixels = (threads - 1) / lanes + 2;
+          launch(each > 1 ? bilinear_near_backward_kernel<V, 2, T>
+                          : bilinear_near_backward_kernel<V, 1, T>,
+                 dim3(static_cast<unsigned>(frames * g.h * pieces)), dim3(threads),
+                 sizeof(float) * static_cast<std::size_t>(down + pixels * across), data<T>(dy), g,
+                 Divisor(lanes), Divisor(g.h), Divisor(pieces), down, Divisor(across), across,
+                 data<T>(dx), accumulate);
+          return;
+        }
+        // Few pixels with many outputs need more threads each.
+        const int block = down * across < 2048 ? threads / 2 : 4 * threads;
+        const std::int64_t pieces = blocks_for(lanes, far_width),
+                           count = frames * g.h * g.w * pieces;
+        WEFT_ASSERT(count < std::int64_t{1} << 31 && std::int64_t{g.H} * g.W < std::int64_t{1}
+                                                                                   << 31);
+        launch(each > 1 ? bilinear_far_backward_kernel<V, 2, T>
+                        : bilinear_far_backward_kernel<V, 1, T>,
+               dim3(static_cast<unsigned>(count)), dim3(block),
+               sizeof(float) *
+                   static_cast<std::size_t>(block / 32 * each * V * far_width + down + across),
+               data<T>(dy), g, Places{Divisor(pieces), Divisor(g.w), Divisor(g.h)}, data<T>(dx),
+               accumulate);
+      },
+      dy, dx);
 }
 
 void nearest_forward(const Tensor& x, std::int64_t first, Tensor& y, bool accumulate) {
-  by_access(x, first, y, [&]<class T, int V>(const NearestGrid& g, T* to) {
-    const std::int64_t count = y.numel() / y.dim(4) * g.c;
-    WEFT_ASSERT(std::max(g.h * g.H, g.w * g.W) < std::int64_t{1} << 31);
-    launch(nearest_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x), g,
-           places_of(y, g.c, count), to, count, accumulate);
-  });
+  by_access(
+      std::gcd(std::gcd(x.dim(4), y.dim(4)), first),
+      [&]<class T, int V>() {
+        const NearestGrid g = nearest_grid(x, y, V);
+        const std::int64_t count = y.numel() / y.dim(4) * g.c;
+        WEFT_ASSERT(std::max(g.h * g.H, g.w * g.W) < std::int64_t{1} << 31);
+        launch_threads(nearest_kernel<V, T>, count, data<T>(x), g, places_of(y, g.c, count),
+                       data<T>(y) + first, count, accumulate);
+      },
+      x, y);
 }
 
 void nearest_backward(const Tensor& dy, std::int64_t first, Tensor& dx, bool accumulate) {
-  by_access(dx, first, dy, [&]<class T, int V>(const NearestGrid& g, const T* from) {
-    const std::int64_t count = dx.numel() / V;
-    WEFT_ASSERT(std::max((g.h + 1) * (g.H + 1), (g.w + 1) * (g.W + 1)) < std::int64_t{1} << 31);
-    launch(nearest_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, from,
-           g, places_of(dx, g.c, count), data<T>(dx), count, accumulate);
-  });
+  by_access(
+      std::gcd(std::gcd(dx.dim(4), dy.dim(4)), first),
+      [&]<class T, int V>() {
+        const NearestGrid g = nearest_grid(dx, dy, V);
+        const std::int64_t count = dx.numel() / V;
+        WEFT_ASSERT(std::max((g.h + 1) * (g.H + 1), (g.w + 1) * (g.W + 1)) < std::int64_t{1} << 31);
+        launch_threads(nearest_backward_kernel<V, T>, count, data<T>(dy) + first, g,
+                       places_of(dx, g.c, count), data<T>(dx), count, accumulate);
+      },
+      dx, dy);
 }
 
 void reflect_border(const Tensor& x, int up, Tensor& y) {
   WEFT_ASSERT((up == 1 || up == 2) && y.dim(2) == up * x.dim(2) + 2 &&
               y.dim(3) == up * x.dim(3) + 2 && y.dim(2) > 3 && y.dim(3) > 3);
-  by_access(x, y, [&]<class T, int V>() {
-    const std::int64_t count = y.numel() / V;
-    launch(reflect_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(x),
-           grid_of(x, y, V), places_of(y, y.dim(4) / V, count), up - 1, data<T>(y), count);
-  });
+  by_access(
+      x.dim(-1),
+      [&]<class T, int V>() {
+        const std::int64_t count = y.numel() / V;
+        launch_items(reflect_kernel<V, T>, count, data<T>(x), resize_grid(x, y, V),
+                     places_of(y, y.dim(4) / V, count), up - 1, data<T>(y));
+      },
+      x, y);
 }
 
 }  // namespace weft::ops::cuda

@@ -12,16 +12,15 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
 constexpr std::int64_t most_accesses = std::int64_t{1} << 31;  // what Divisor divides
 
 // Access i of the small side, rows of w pixels of C accesses; corner(k): access in pixel k of the
 // square that it makes.
-struct Square {
+struct Block2x2 {
   std::int64_t first, w, C;
   unsigned c;  // the access within its pixel
-  __device__ __forceinline__ Square(std::int64_t i, std::int64_t width, std::int64_t channels,
-                                    const Divisor& by_width, const Divisor& by_channels)
+  __device__ __forceinline__ Block2x2(std::int64_t i, std::int64_t width, std::int64_t channels,
+                                      const Divisor& by_width, const Divisor& by_channels)
       : w(width), C(channels), c(static_cast<unsigned>(i)) {
     unsigned column = by_channels.split(c);
     const std::int64_t row = by_width.split(column);
@@ -36,9 +35,9 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     spread_kernel(const T* rows, const float* bias, std::int64_t w, std::int64_t C,
                   Divisor by_width, Divisor by_channels, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
-  const Square square(i, w, C, by_width, by_channels);
+  const Block2x2 square(i, w, C, by_width, by_channels);
   float from[4][V], to[4][V];
 #pragma unroll
   for (int k = 0; k < 4; ++k) unpack(load_vec<V>(rows, 4 * i + k), from[k]);
@@ -56,9 +55,9 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     spread_backward_kernel(const T* dy, std::int64_t w, std::int64_t C, Divisor by_width,
                            Divisor by_channels, T* drows, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
-  const Square square(i, w, C, by_width, by_channels);
+  const Block2x2 square(i, w, C, by_width, by_channels);
   float from[4][V], to[4][V];
 #pragma unroll
   for (int k = 0; k < 4; ++k) unpack(load_vec<V>(dy, square.corner(k)), from[k]);
@@ -76,7 +75,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     spread_4x4_kernel(const T* rows, std::int64_t w, std::int64_t C, Divisor by_columns,
                       Divisor by_channels, T* y, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i), column = by_channels.split(c);
   const unsigned line = by_columns.split(column);
@@ -87,18 +86,10 @@ __global__ void __launch_bounds__(threads)
   store_vec<V>(y, i, pack<T, V>(values));
 }
 
-// Calls f.operator()<T, V>() for `large` [N,T,2H,2W,C].
-template <class F>
-void by_access(const Tensor& large, const Tensor& rows, F&& f) {
+// `large` [N,T,2H,2W,C] of rows [N,T,H,W,4C].
+void check_2x2(const Tensor& large, const Tensor& rows) {
   WEFT_ASSERT(rows.dim(4) == 4 * large.dim(4) && rows.numel() == large.numel() &&
               large.dim(2) == 2 * rows.dim(2));
-  by_type(large, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (large.dim(4) % V == 0 && aligned<V>(large, rows))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 }  // namespace
@@ -109,42 +100,44 @@ namespace weft::ops::cuda {
 using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void spread_2x2_forward(const Tensor& rows, const Tensor& bias, Tensor& y) {
-  by_access(y, rows, [&]<class T, int V>() {
-    const std::int64_t count = y.numel() / 4 / V;
-    WEFT_ASSERT(count < most_accesses);
-    launch(spread_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0, data<T>(rows),
-           data_or_null<float>(bias), rows.dim(3), y.dim(4) / V, Divisor(rows.dim(3)),
-           Divisor(y.dim(4) / V), data<T>(y), count);
-  });
+  check_2x2(y, rows);
+  by_access(
+      y.dim(4),
+      [&]<class T, int V>() {
+        const std::int64_t count = y.numel() / 4 / V;
+        WEFT_ASSERT(count < most_accesses);
+        launch_items(spread_kernel<V, T>, count, data<T>(rows), data_or_null<float>(bias),
+                     rows.dim(3), y.dim(4) / V, Divisor(rows.dim(3)), Divisor(y.dim(4) / V),
+                     data<T>(y));
+      },
+      y, rows);
 }
 
 void spread_2x2_backward(const Tensor& dy, Tensor& drows) {
-  by_access(dy, drows, [&]<class T, int V>() {
-    const std::int64_t count = dy.numel() / 4 / V;
-    WEFT_ASSERT(count < most_accesses);
-    launch(spread_backward_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-           data<T>(dy), drows.dim(3), dy.dim(4) / V, Divisor(drows.dim(3)), Divisor(dy.dim(4) / V),
-           data<T>(drows), count);
-  });
+  check_2x2(dy, drows);
+  by_access(
+      dy.dim(4),
+      [&]<class T, int V>() {
+        const std::int64_t count = dy.numel() / 4 / V;
+        WEFT_ASSERT(count < most_accesses);
+        launch_items(spread_backward_kernel<V, T>, count, data<T>(dy), drows.dim(3), dy.dim(4) / V,
+                     Divisor(drows.dim(3)), Divisor(dy.dim(4) / V), data<T>(drows));
+      },
+      dy, drows);
 }
 
 void spread_4x4(const Tensor& rows, Tensor& y) {
   WEFT_ASSERT(rows.dim(4) == 9 * y.dim(4) && y.dim(2) == 4 * rows.dim(2) &&
               y.dim(3) == 4 * rows.dim(3) && y.numel() * 9 == rows.numel() * 16);
-  const auto spread = [&]<class T, int V>() {
-    const std::int64_t count = y.numel() / V;
-    WEFT_ASSERT(count < most_accesses);
-    launch(spread_4x4_kernel<V, T>, dim3(blocks_for(count, threads)), dim3(threads), 0,
-           data<T>(rows), rows.dim(3), y.dim(4) / V, Divisor(y.dim(3)), Divisor(y.dim(4) / V),
-           data<T>(y), count);
-  };
-  by_type(y, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (y.dim(4) % V == 0 && aligned<V>(y, rows))
-      spread.template operator()<T, V>();
-    else
-      spread.template operator()<T, 1>();
-  });
+  by_access(
+      y.dim(4),
+      [&]<class T, int V>() {
+        const std::int64_t count = y.numel() / V;
+        WEFT_ASSERT(count < most_accesses);
+        launch_items(spread_4x4_kernel<V, T>, count, data<T>(rows), rows.dim(3), y.dim(4) / V,
+                     Divisor(y.dim(3)), Divisor(y.dim(4) / V), data<T>(y));
+      },
+      y, rows);
 }
 
 }  // namespace weft::ops::cuda

@@ -18,8 +18,7 @@ namespace {
 
 using ops::TextLoss, ops::TextPixel;
 
-constexpr int threads = 256, warps = threads / 32, bins = 256;
-constexpr std::int64_t most_blocks = 1024, least_pixels = 2048;
+constexpr int bins = 256;
 static_assert(bins == threads);
 
 // Pixels are taken in groups of 16 bytes of logits, in the same order whether or not each group is
@@ -88,7 +87,7 @@ __device__ __forceinline__ float wanted(unsigned threshold) {
          TextPixel::threshold_span / 255.0f * static_cast<float>(threshold);
 }
 // An exact division would be half of the work; this one is right but for the last bit.
-__device__ __forceinline__ float sigmoid(float x) { return rcp_approx(1.0f + expf(-x)); }
+__device__ __forceinline__ float accurate_sigmoid(float x) { return rcp_approx(1.0f + expf(-x)); }
 // log(1 + e^x).
 __device__ __forceinline__ float softplus(float x) {
   return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
@@ -117,10 +116,11 @@ __global__ void __launch_bounds__(threads) sums_kernel(Batch<T, whole> in, doubl
     in.load(in.threshold, j, t);
 #pragma unroll
     for (int e = 0; e < V; ++e) {
-      const float shrunk = sigmoid(t[e]), d = fabsf(shrunk - wanted(thresholds[e]));
+      const float shrunk = accurate_sigmoid(t[e]), d = fabsf(shrunk - wanted(thresholds[e]));
       const float distance =
           d < TextLoss::smooth ? 0.5f / TextLoss::smooth * d * d : d - 0.5f * TextLoss::smooth;
-      const float binary = sigmoid(TextLoss::steepness * (sigmoid(p[e]) - shrunk));
+      const float binary =
+          accurate_sigmoid(TextLoss::steepness * (accurate_sigmoid(p[e]) - shrunk));
       s[sum_threshold] += flags[e] & TextPixel::threshold ? distance : 0.0f;
       s[sum_binary] += flags[e] & TextPixel::counts ? binary : 0.0f;
       s[sum_overlap] += has_text(flags[e]) ? binary : 0.0f;
@@ -298,8 +298,8 @@ __global__ void __launch_bounds__(threads)
 // The rest of the stats. One block.
 template <class T, bool whole>
 __global__ void __launch_bounds__(threads)
-    finish_kernel(Batch<T, whole> in, const std::int64_t* choice, const double* partial,
-                  const std::int32_t* equal, int blocks, double* stats) {
+    text_loss_finish_kernel(Batch<T, whole> in, const std::int64_t* choice, const double* partial,
+                            const std::int32_t* equal, int blocks, double* stats) {
   std::int64_t* shared = shared_memory<std::int64_t>();
   const auto edge = static_cast<std::uint32_t>(choice[choice_order]);
   const std::int64_t ties = choice[choice_wanted];
@@ -357,8 +357,8 @@ struct Common {
 
 template <class T, bool whole>
 __global__ void __launch_bounds__(threads)
-    backward_kernel(Batch<T, whole> in, const double* stats, double weight, T* dprobability,
-                    T* dthreshold) {
+    text_loss_backward_kernel(Batch<T, whole> in, const double* stats, double weight,
+                              T* dprobability, T* dthreshold) {
   constexpr int V = Batch<T, whole>::V;
   Common* const shared = shared_memory<Common>();
   if (threadIdx.x == 0) *shared = Common(stats, weight);
@@ -376,12 +376,12 @@ __global__ void __launch_bounds__(threads)
     for (int e = 0; e < V; ++e) {
       const unsigned own = flags[e];
       const bool text = own & TextPixel::text, counts = own & TextPixel::counts;
-      const float p = sigmoid(x[e]);
-      t[e] = sigmoid(t[e]);
+      const float p = accurate_sigmoid(x[e]);
+      t[e] = accurate_sigmoid(t[e]);
       float d = (t[e] - wanted(thresholds[e])) * (1.0f / TextLoss::smooth);
       d = d < -1.0f ? -1.0f : d > 1.0f ? 1.0f : d;
       const float by_threshold = own & TextPixel::threshold ? common.distance * d : 0.0f;
-      const float binary = sigmoid(TextLoss::steepness * (p - t[e]));
+      const float binary = accurate_sigmoid(TextLoss::steepness * (p - t[e]));
       const float slope =
           counts ? (text ? common.with_text : common.without) * binary * (1.0f - binary) : 0.0f;
       const std::uint32_t order = ops::text_order(x[e]);
@@ -406,6 +406,7 @@ __global__ void summary_kernel(const double* stats, int n, float* losses, float*
 template <class T, bool whole>
 Batch<T, whole> batch(const Tensor& probability, const Tensor& threshold, const Tensor& flags,
                       const Tensor& thresholds) {
+  constexpr std::int64_t most_blocks = 1024, least_pixels = 2048;
   const std::int64_t count = probability.numel();
   WEFT_ASSERT(threshold.numel() == count && flags.numel() == count && thresholds.numel() == count);
   WEFT_ASSERT(count < std::int64_t{1} << 31);  // bins are 32 bits
@@ -419,8 +420,8 @@ Batch<T, whole> batch(const Tensor& probability, const Tensor& threshold, const 
 
 // Calls f.operator()<T, whole>().
 template <class F, class... Tensors>
-void by_access(F&& f, const Tensor& probability, const Tensor& threshold, const Tensor& flags,
-               const Tensor& thresholds, const Tensors&... others) {
+void by_whole_accesses(F&& f, const Tensor& probability, const Tensor& threshold,
+                       const Tensor& flags, const Tensor& thresholds, const Tensors&... others) {
   by_type(probability, [&]<class T>() {
     constexpr int V = 16 / sizeof(T);
     if (probability.numel() % V == 0 &&
@@ -440,7 +441,7 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void text_loss_forward(const Tensor& probability, const Tensor& threshold, const Tensor& flags,
                        const Tensor& thresholds, Tensor& stats) {
-  by_access(
+  by_whole_accesses(
       [&]<class T, bool whole>() {
         const auto in = batch<T, whole>(probability, threshold, flags, thresholds);
         const std::int64_t blocks = std::max(1u, blocks_for(in.count, static_cast<int>(in.chunk)));
@@ -465,8 +466,8 @@ void text_loss_forward(const Tensor& probability, const Tensor& threshold, const
         }
         launch(chosen_kernel<T, whole>, grid, block, 2 * warps * sizeof(double), in, choice,
                data<double>(chosen), data<std::int32_t>(equals));
-        launch(finish_kernel<T, whole>, dim3(1), block, search, in, choice, data<double>(chosen),
-               data<std::int32_t>(equals), blocks, data<double>(stats));
+        launch(text_loss_finish_kernel<T, whole>, dim3(1), block, search, in, choice,
+               data<double>(chosen), data<std::int32_t>(equals), blocks, data<double>(stats));
       },
       probability, threshold, flags, thresholds);
 }
@@ -475,12 +476,13 @@ void text_loss_backward(const Tensor& probability, const Tensor& threshold, cons
                         const Tensor& thresholds, const Tensor& stats, float weight,
                         Tensor& dprobability, Tensor& dthreshold) {
   if (probability.numel() == 0) return;
-  by_access(
+  by_whole_accesses(
       [&]<class T, bool whole>() {
         const auto in = batch<T, whole>(probability, threshold, flags, thresholds);
-        launch(backward_kernel<T, whole>, dim3(blocks_for(in.count, static_cast<int>(in.chunk))),
-               dim3(threads), sizeof(Common), in, data<double>(stats), weight,
-               data<T>(dprobability), data<T>(dthreshold));
+        launch(text_loss_backward_kernel<T, whole>,
+               dim3(blocks_for(in.count, static_cast<int>(in.chunk))), dim3(threads),
+               sizeof(Common), in, data<double>(stats), weight, data<T>(dprobability),
+               data<T>(dthreshold));
       },
       probability, threshold, flags, thresholds, dprobability, dthreshold);
 }

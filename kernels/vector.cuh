@@ -71,4 +71,23 @@ bool aligned(const Tensors&... t) {
   return (one(t) && ...);
 }
 
+// Calls f.operator()<V>() where rows of `length` elements of all tensors can move V at a time, else
+// f.operator()<1>().
+template <int V, class F, class... Tensors>
+void by_width(std::int64_t length, F&& f, const Tensors&... t) {
+  if (length % V == 0 && aligned<V>(t...))
+    f.template operator()<V>();
+  else
+    f.template operator()<1>();
+}
+// Calls f.operator()<T, V>() with the type of the first and the widest access that rows of `length`
+// elements of all of them allow.
+template <class F, class... Tensors>
+void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
+  by_type(first, [&]<class T>() {
+    by_width<Pack<T>::size>(
+        length, [&]<int V>() { f.template operator()<T, V>(); }, first, rest...);
+  });
+}
+
 }  // namespace weft::kernels

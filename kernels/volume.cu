@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "divide.cuh"
+#include "math.cuh"
 #include "norm/channels.cuh"
 #include "ptx.cuh"
 
@@ -21,11 +22,6 @@ namespace weft::kernels {
 namespace {
 
 constexpr int most_candidates = 128, expectation_sums = 5;
-constexpr float log2_e = 1.44269504088896341f;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
 
 // Voxels of a volume; C: channels, in accesses. There are less than 2^31 accesses.
 struct VolumeGrid {
@@ -99,7 +95,7 @@ template <int V, int share, class T>
 __global__ void __launch_bounds__(threads)
     sample_kernel(const T* x, const float* grid, VolumeGrid g, Divisor lanes, Divisor own,
                   std::int64_t apart, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i);
   const unsigned place = lanes.split(c), step = static_cast<unsigned>(g.C) / share;
@@ -128,7 +124,7 @@ __global__ void __launch_bounds__(threads)
   T* const staged = shared_memory<T>();  // [threads][1 + channels]
   const Coordinates coordinates(g, reinterpret_cast<float*>(staged + threads * values));
   __syncthreads();
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i < count) {
     unsigned k = static_cast<unsigned>(i), in = candidates.split(k);
     const unsigned frame = voxels.split(in);
@@ -315,7 +311,7 @@ __global__ void __launch_bounds__(threads)
 // A warp a keypoint of a sample.
 __global__ void __launch_bounds__(threads)
     keypoints_kernel(const float* partial, Grid g, float scale, float* keypoints) {
-  const std::int64_t wanted = index() / 32, count = g.N * g.C;
+  const std::int64_t wanted = thread_index() / 32, count = g.N * g.C;
   const bool real = wanted < count;
   const std::int64_t own = real ? wanted : count - 1, n = own / g.C, k = own % g.C;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -344,11 +340,6 @@ VolumeGrid grid_of_volume(const Tensor& x, std::int64_t C) {
           Divisor(x.dim(3)),          Divisor(x.dim(2))};
 }
 
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t items, std::size_t shared, A&&... args) {
-  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), shared, std::forward<A>(args)...);
-}
-
 template <int lanes, class T, class M>
 void start_field(const Tensor& logits, const Tensor& source, const Tensor& driving, float threshold,
                  M* mask, const Tensor& masks, Tensor& deformation) {
@@ -375,14 +366,16 @@ void volume_sample(const Tensor& x, const Tensor& grid, Tensor& y) {
   WEFT_ASSERT(x.dim(0) == 1 || x.dim(0) == grid.dim(0));
   WEFT_ASSERT(y.numel() == places * C && (y.numel() == 0 || x.numel() > 0));
   if (y.numel() == 0) return;
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const VolumeGrid g = grid_of_volume(x, C / V);
         WEFT_ASSERT(y.numel() / V < std::int64_t{1} << 31);
         const std::int64_t share = g.C % 2 == 0 ? 2 : 1, count = y.numel() / V / share;
-        start(share > 1 ? sample_kernel<V, 2, T> : sample_kernel<V, 1, T>, count, 0, data<T>(x),
-              data<float>(grid), g, Divisor(g.C / share), Divisor(places / grid.dim(0)),
-              x.dim(0) == 1 ? 0 : g.voxels() * C, data<T>(y), count);
+        launch_threads(share > 1 ? sample_kernel<V, 2, T> : sample_kernel<V, 1, T>, count,
+                       data<T>(x), data<float>(grid), g, Divisor(g.C / share),
+                       Divisor(places / grid.dim(0)), x.dim(0) == 1 ? 0 : g.voxels() * C,
+                       data<T>(y), count);
       },
       x, y);
 }
@@ -399,10 +392,10 @@ void motion_candidates(const Tensor& features, const Tensor& kp_source, const Te
       const std::int64_t items = N * D * H * W * (K + 1);
       WEFT_ASSERT(items < std::int64_t{1} << 31);
       const VolumeGrid g = grid_of_volume(features, C);
-      start(kernel, items,
-            static_cast<std::size_t>(threads * (1 + c)) * sizeof(T) + sizeof(float) * g.places(),
-            data<T>(features), data<float>(kp_source), data<float>(kp_driving), g, Divisor(K + 1),
-            Divisor(g.voxels()), static_cast<int>(K), data<T>(y), items);
+      launch(kernel, dim3(blocks_for(items, threads)), dim3(threads),
+             static_cast<std::size_t>(threads * (1 + c)) * sizeof(T) + sizeof(float) * g.places(),
+             data<T>(features), data<float>(kp_source), data<float>(kp_driving), g, Divisor(K + 1),
+             Divisor(g.voxels()), static_cast<int>(K), data<T>(y), items);
     };
     if (c % 4 == 0 && aligned<4>(features) && aligned<Pack<T>::size>(y))
       run(candidates_kernel<4, T>, c / 4);
@@ -443,8 +436,8 @@ void volume_expectation(const Tensor& logits, float temperature, Tensor& keypoin
     launch(expectation_kernel<T>, blocks_of(g), dim3(threads),
            sizeof(float) * static_cast<std::size_t>(threads * expectation_sums + volume.places()),
            data<T>(logits), g, volume, 1.0f / temperature, data<float>(partial));
-    start(keypoints_kernel, 32 * g.N * g.C, 0, data<float>(partial), g, 1.0f / temperature,
-          data<float>(keypoints));
+    launch_threads(keypoints_kernel, 32 * g.N * g.C, data<float>(partial), g, 1.0f / temperature,
+                   data<float>(keypoints));
   });
 }
 

@@ -66,14 +66,14 @@ def attention(kind, rows, keys, sequences, forward, keys_kernel, queries_kernel,
     if forward:
         arguments, per_block, key_block = forward
         lines.append(Entry(f"{kind} forward", f"S {rows}" if kind == "spatial" else f"L {keys}", goal[0],
-                           [Part(f"flash_sm90_forward_kernel<ForwardTile<{arguments}> >", 4 * groups * blocks(keys, key_block),
+                           [Part(f"flash_sm90_forward_kernel<Sm90ForwardTile<{arguments}> >", 4 * groups * blocks(keys, key_block),
                                  blocks(rows, 64 * per_block) * HEADS * sequences)],
                            work, 2 * tensors * (rows + keys), measured=measured and measured[0]))
     packed = "true" if kind == "cross" else "false"
     own = blocks(keys, 64) * HEADS * sequences
     lines.append(Entry(f"{kind} backward", lines[0].shape, goal[1],
-                       [Part(f"flash_sm90_backward_kernel<BackwardTile<{keys_kernel}, true, {packed}> >", 4 * own * blocks(rows, 64)),
-                        Part(f"flash_sm90_backward_kernel<BackwardTile<{queries_kernel}, false, {packed}> >",
+                       [Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{keys_kernel}, true, {packed}> >", 4 * own * blocks(rows, 64)),
+                        Part(f"flash_sm90_backward_kernel<Sm90BackwardTile<{queries_kernel}, false, {packed}> >",
                              4 * groups * blocks(keys, 64))],
                        2.5 * work, 4 * tensors * (rows + keys), measured=measured and measured[1]))
     return lines
@@ -86,11 +86,11 @@ def attention_by_mma_sync(kind, rows, keys, sequences):
     shape = f"S {rows}" if kind == "spatial" else f"L {keys}"
     heads = HEADS * sequences
     return [Entry(f"{kind} forward", shape, 0.50,
-                  [Part("flash_sm80_forward_kernel<ForwardTile<80, 72> >", 4 * blocks(rows, 128) * heads * blocks(keys, 64))],
+                  [Part("flash_sm80_forward_kernel<Sm80ForwardTile<80, 72> >", 4 * blocks(rows, 128) * heads * blocks(keys, 64))],
                   work, 2 * tensors * (rows + keys)),
             Entry(f"{kind} backward", shape, 0.45,
-                  [Part("flash_sm80_keys_kernel<BackwardTile<80, 72> >", 4 * blocks(keys, 64) * heads * blocks(rows, 64)),
-                   Part("flash_sm80_queries_kernel<BackwardTile<80, 72> >", 4 * blocks(rows, 64) * heads * blocks(keys, 64))],
+                  [Part("flash_sm80_keys_kernel<Sm80BackwardTile<80, 72> >", 4 * blocks(keys, 64) * heads * blocks(rows, 64)),
+                   Part("flash_sm80_queries_kernel<Sm80BackwardTile<80, 72> >", 4 * blocks(rows, 64) * heads * blocks(keys, 64))],
                   2.5 * work, 4 * tensors * (rows + keys))]
 
 
@@ -142,7 +142,7 @@ STREAMS = [
     Entry("group norm, SiLU backward", "VAE, bf16", 0.85, ["group_norm_backward_kernel<bf16, 8, true>"]),
     Entry("phases of an upsampled convolution", "VAE, bf16", 0.85, ["join_phases_kernel<bf16, 8>"]),
     Entry("batch norm", "segmentation, bf16", 0.85, ["apply_kernel<bf16, 8, (Residual)1>"]),
-    Entry("batch norm backward", "segmentation, bf16", 0.85, ["backward_kernel<bf16, 8>"]),
+    Entry("batch norm backward", "segmentation, bf16", 0.85, ["batch_norm_backward_kernel<bf16, 8>"]),
     Entry("max pool, 2x2", "LPIPS, bf16", 0.85, ["max_pool_kernel<8, bf16>"]),
     # Behind the stem: 4 pixels in for one out; backward, a thread makes 8 times 4 pixels and has an entry pass before them.
     Entry("max pool, 3x3", "segmentation, bf16", 0.85, ["window_kernel<3, 8, bf16>"], moved=5 * ACCESS),
@@ -167,13 +167,13 @@ STREAMS = [
     Entry("text loss, bins", "text detection, bf16", 0.85, ["bins_kernel<bf16, true>"]),
     Entry("text loss, hardest pixels", "text detection, bf16", 0.85, ["chosen_kernel<bf16, true>"],
           reason="without the logarithms of those that are chosen, three for each pixel of text at most."),
-    Entry("text loss backward", "text detection, bf16", 0.85, ["backward_kernel<bf16, true>"]),
+    Entry("text loss backward", "text detection, bf16", 0.85, ["text_loss_backward_kernel<bf16, true>"]),
     # Doubled, and added to what is there.
     Entry("nearest", "text detection, bf16", 0.85, ["nearest_kernel<8, bf16>"], moved=2.25 * ACCESS),
     Entry("nearest backward", "text detection, bf16", 0.85, ["nearest_backward_kernel<8, bf16>"], unit_bytes=4 * ACCESS,
           moved=6 * ACCESS),
     Entry("terms a channel and a pixel", "text detection, bf16", 0.85, ["add_outer_kernel<8, bf16>"], moved=2 * ACCESS),
-    Entry("sums over channels", "text detection, bf16", 0.85, ["sum_kernel<32, 8, bf16>"], unit_bytes=ACCESS, moved=ACCESS),
+    Entry("sums over channels", "text detection, bf16", 0.85, ["sum_channels_kernel<32, 8, bf16>"], unit_bytes=ACCESS, moved=ACCESS),
     Entry("values repeated over channels", "text detection, bf16", 0.85, ["repeat_kernel<8, bf16>"], moved=2 * ACCESS),
     Entry("scaled groups", "text detection, bf16", 0.85, ["scale_kernel<8, bf16>"], moved=2 * ACCESS),
     Entry("scaled groups backward", "text detection, bf16", 0.85, ["scale_backward_kernel<8, 8, true, true, bf16>"],
@@ -204,8 +204,6 @@ STREAMS = [
           reason="its loops take turns over the same pixels, of which one's work is counted; by hand, along all of them, 88 % of 64 "
                  "channels, bounded by issue."),
 ]
-FILES = (r"attention/(flash_sm|temporal_mma|qk_norm)|norm/|optimizer|pointwise|reduce|pool|resize|loss\.cu|evaluate|volume|fusion"
-       r"|layout|product_plain|conv/(deform|modulated)")  # files of the kernels below
 TABLE = {"sm_90a": WGMMA + STREAMS, "sm_80": MMA_SYNC + STREAMS, "sm_100": STREAMS}
 
 
@@ -402,7 +400,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     program, environment = tools(args.cuobjdump)
-    objects = [args.cubin] if args.cubin else sorted(args.build.glob("CMakeFiles/weft_cuda_side.dir/kernels/**/*.cu.o"))
+    objects = [args.cubin] if args.cubin else kernel_resources.objects(args.build)
     if args.check and not objects:
         print("kernel_budget: not checked, nothing was built with nvcc")
         return 0
@@ -414,7 +412,6 @@ def main():
     if args.cubin:
         show(read(objects, program, environment), args.kernel)
         return 0
-    wanted = [p for p in objects if re.search(FILES, str(p))]
     resources = kernel_resources.read(args.build)
     names = kernel_resources.plain_names(sorted({raw for raw, _ in resources}))
     built = {arch for _, arch in resources}
@@ -422,8 +419,8 @@ def main():
     for machine in MACHINES:
         if machine.architecture not in built:
             continue
-        registers = {names[raw]: row[1] for (raw, arch), row in resources.items() if arch == machine.architecture}
-        found[machine] = budgets(read(wanted, program, environment, machine.architecture), registers, machine)
+        registers = {names[raw]: row[0] for (raw, arch), row in resources.items() if arch == machine.architecture}
+        found[machine] = budgets(read(objects, program, environment, machine.architecture), registers, machine)
     if args.write and len(found) < len(MACHINES):
         sys.exit(f"kernel_budget: {args.build} was built for {', '.join(sorted(built))} only. HINT: cmake "
                  f"-DWEFT_CUDA_ARCHITECTURES=\"80;90a;100\"")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Registers, shared memory and spills of every kernel, as ptxas told the last build (build/**/*.cu.o.log).
+"""Registers, shared memory and spills of every kernel, as ptxas told the last build (*.cu.o.log beside the objects).
 
     kernel_resources.py [--build build] [--all] [--write | --check]
 
@@ -16,27 +16,50 @@ import sys
 # Kernels that a training step lives in. Helpers that run once a step on a few KB are not among them.
 HOT = [r"modulate", r"gate", r"gelu", r"flash", r"temporal", r"qk_norm", r"adamw", r"sum_of_squares|squares",
        r"convert", r"add", r"group_norm|moments|gradient_sums", r"phases", r"relative", r"softmax|probabilities"]
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "kernels_resources.md"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "kernels_resources.md"
 
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+DEFINITION = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\(")
+
+
+def objects(build):
+    """What nvcc made in this build. A folder may hold objects of an earlier one too, of other groups of files."""
+    commands = build / "compile_commands.json"
+    made = re.findall(r" -o (\S+\.cu\.o)\b", commands.read_text(encoding="utf-8")) if commands.exists() else []
+    return sorted(build / path for path in made if log_of(build / path).exists())
+
+
+def log_of(path):
+    return path.with_name(path.name + ".log")
 
 
 def read(build):
-    """(mangled, architecture) -> (file, registers, static shared bytes, stack, spill stores, spill loads)"""
+    """(mangled, architecture) -> (registers, static shared bytes, stack, spill stores, spill loads)"""
     kernels = {}
-    for log in sorted(build.rglob("*.cu.o.log")):
+    for path in objects(build):
         key, spills = None, (0, 0, 0)
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in log_of(path).read_text(encoding="utf-8", errors="replace").splitlines():
             if m := ENTRY.search(line):
                 key, spills = (m[1], m[2]), (0, 0, 0)
             elif (m := SPILLS.search(line)) and key:
                 spills = tuple(int(x) for x in m.groups())
             elif (m := USED.search(line)) and key:
-                kernels[key] = (log.name[:-len(".o.log")], int(m[1]), int(m[2] or 0), *spills)
+                kernels[key] = (int(m[1]), int(m[2] or 0), *spills)
                 key = None
     return kernels
+
+
+def homes(folder):
+    """Kernel's name -> file that defines it; an object may have many files in it. Names are unique: all pages go by them."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*.cu*") if p.suffix in (".cu", ".cuh")):
+        for name in DEFINITION.findall(path.read_text(encoding="utf-8")):
+            if found.setdefault(name, path.name) != path.name:
+                sys.exit(f"kernel_resources: {name} is defined in {found[name]} and in {path.name}: rename one")
+    return found
 
 
 def plain_names(mangled):
@@ -107,8 +130,9 @@ def main():
     if not kernels:
         sys.exit(f"kernel_resources: no *.cu.o.log under {args.build}: build with nvcc first")
     names = plain_names(sorted({k for k, _ in kernels}))
-    rows = sorted((file, names[raw], arch, regs, shared, stores + loads, stack)
-                  for (raw, arch), (file, regs, shared, stack, stores, loads) in kernels.items())
+    home = homes(ROOT / "kernels")
+    rows = sorted({(home[re.match(r"(?:\w+::)*(\w+)", names[raw])[1]], names[raw], arch, regs, shared, stores + loads, stack)
+                   for (raw, arch), (regs, shared, stack, stores, loads) in kernels.items()})
     hot = [r for r in rows if any(re.search(p, r[1]) for p in HOT)]
     unknown = [p for p in HOT if not any(re.search(p, r[1]) for r in rows)]
     shown = rows if args.all else hot

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "launch.cuh"
+#include "math.cuh"
 #include "ptx.cuh"
 
 namespace weft::kernels {
@@ -155,8 +156,6 @@ __device__ __forceinline__ void load_rows(T* to, const T* from, std::int64_t row
     store_pack(to + r * PITCH + c, x);
   }
 }
-
-constexpr float log2_e = 1.4426950408889634f;
 
 // The kernels for Hopper (sm_90a): wgmma, bulk tensor copies, warps that only copy.
 // Whether these kernels take a problem: a device of compute capability 9.0, D a multiple of 8 from

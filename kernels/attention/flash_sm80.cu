@@ -13,7 +13,7 @@ namespace weft::kernels {
 namespace {
 
 template <int KD_, int ND_>
-struct ForwardTile {
+struct Sm80ForwardTile {
   static constexpr int KD = KD_, ND = ND_;
   static constexpr int m_tiles = ND <= 72 ? 2 : 1;  // of 16 queries a warp
   static constexpr int warps = ND <= 72 ? 4 : 8, threads = 32 * warps;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 
 void flash_sm80_forward(const FlashForward<bf16_t>& p) {
   by_head_size(p.shape.D, [&]<int KD, int ND>() {
-    using Tile = ForwardTile<KD, ND>;
+    using Tile = Sm80ForwardTile<KD, ND>;
     const unsigned tiles = blocks_for(p.shape.nq, Tile::queries);
     launch(flash_sm80_forward_kernel<Tile>,
            dim3(tiles * static_cast<unsigned>(p.shape.heads * p.shape.sequences)),

@@ -12,7 +12,7 @@ namespace weft::kernels {
 namespace {
 
 template <int KD_, int ND_>
-struct BackwardTile {
+struct Sm80BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
   static constexpr int threads = 128;
   static constexpr int own = 64;                   // rows that the block owns, 16 a warp
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 
 void flash_sm80_backward(const FlashBackward<bf16_t>& p) {
   by_head_size(p.shape.D, [&]<int KD, int ND>() {
-    using Tile = BackwardTile<KD, ND>;
+    using Tile = Sm80BackwardTile<KD, ND>;
     const auto heads = static_cast<unsigned>(p.shape.heads);
     const unsigned key_blocks = key_tiles(p.shape, Tile::own);
     launch(flash_sm80_keys_kernel<Tile>, dim3(key_blocks * heads * static_cast<unsigned>(p.splits)),

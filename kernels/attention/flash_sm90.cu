@@ -24,7 +24,7 @@ namespace weft::kernels {
 namespace {
 
 template <int KD_, int ND_, int groups_, int keys_, bool packed_ = false>
-struct ForwardTile {
+struct Sm90ForwardTile {
   static constexpr int KD = KD_, ND = ND_, keys = keys_,
                        groups = groups_;   // warpgroups that multiply
   static constexpr bool packed = packed_;  // keys are those of packed captions
@@ -416,20 +416,20 @@ template <int KD, int ND>
 void launch_by_size(const FlashForward<__nv_bfloat16>& p) {
   const int nk = p.shape.nk;
   if (p.shape.key_offsets != nullptr)
-    launch_forward<ForwardTile<KD, ND, 3, 112, true>>(p);
+    launch_forward<Sm90ForwardTile<KD, ND, 3, 112, true>>(p);
   else if (three_groups(p.shape.nq))
-    launch_forward<ForwardTile<KD, ND, 3, 112>>(p);
+    launch_forward<Sm90ForwardTile<KD, ND, 3, 112>>(p);
   else if (blocks_of(nk, 112) * 112 <= blocks_of(nk, 128) * 128)
-    launch_forward<ForwardTile<KD, ND, 2, 112>>(p);
+    launch_forward<Sm90ForwardTile<KD, ND, 2, 112>>(p);
   else
-    launch_forward<ForwardTile<KD, ND, 2, 128>>(p);
+    launch_forward<Sm90ForwardTile<KD, ND, 2, 128>>(p);
 }
 
 }  // namespace
 
 void flash_sm90_forward(const FlashForward<__nv_bfloat16>& p) {
   if (p.shape.D > 72)
-    launch_forward<ForwardTile<128, 128, 2, 128>>(p);
+    launch_forward<Sm90ForwardTile<128, 128, 2, 128>>(p);
   else if (p.shape.D > 64)
     launch_by_size<80, 72>(p);
   else

@@ -28,7 +28,7 @@ namespace {
 constexpr int pass_rows = 64;
 
 template <int KD_, int ND_, bool keys_, bool packed_>
-struct BackwardTile {
+struct Sm90BackwardTile {
   static constexpr int KD = KD_, ND = ND_;
   static constexpr bool keys = keys_;             // owns keys, or queries
   static constexpr bool packed = packed_;         // keys are those of packed captions
@@ -460,9 +460,9 @@ template <int KD, int ND, bool packed>
 void launch_both(const FlashBackward<__nv_bfloat16>& p, BackwardWork work) {
   work.d1 = p.dk;
   work.d2 = p.dv;
-  launch_backward<BackwardTile<KD, ND, true, packed>>(work, p);
+  launch_backward<Sm90BackwardTile<KD, ND, true, packed>>(work, p);
   work.d1 = p.dq;
-  launch_backward<BackwardTile<KD, ND, false, packed>>(work, p);
+  launch_backward<Sm90BackwardTile<KD, ND, false, packed>>(work, p);
 }
 
 template <int KD, int ND>

@@ -19,8 +19,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, chunk = 8;
-constexpr float epsilon = 1e-6f;
+constexpr int chunk = 8;
 
 struct QkShape {
   unsigned rows;  // of one part: B T S H
@@ -155,7 +154,7 @@ __device__ __forceinline__ float inverse_rms(const Lanes<size>& lanes, const flo
   float squares = 0.0f;
 #pragma unroll
   for (int e = 0; e < chunk; ++e) squares += v[e] * v[e];
-  return rsqrtf(lanes.sum(squares) * share + epsilon);
+  return rsqrtf(lanes.sum(squares) * share + qk_norm_epsilon);
 }
 
 // Blocks x: rows of one part; y: the part.

@@ -6,6 +6,8 @@
 
 namespace weft::kernels {
 
+constexpr float qk_norm_epsilon = 1e-6f;
+
 // qk [B,T,S,2,H,D] = rope(norm(q, k of qkv [B,T,S,3,H,D])), as ops/attention.h; wq, wk or rope may
 // be undefined. The position of a row is its index along `axis`.
 void qk_norm_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,

@@ -10,6 +10,7 @@
 // share a bucket.
 #include "attention/flash_sm80.cuh"
 #include "ops/attention.h"
+#include "vector.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -197,8 +198,6 @@ void start_mma(const Tensor& qkv, const Captions& c, dim3 blocks, const Tensor& 
          data<bf16_t>(qkv), c, data<bf16_t>(out));
 }
 
-bool aligned_to_16(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; }
-
 }  // namespace
 }  // namespace weft::kernels
 
@@ -221,7 +220,7 @@ void relative_attention_forward(const Tensor& qkv, const Tensor& bias, const Ten
     c.tiles = static_cast<int>((longest + queries - 1) / queries);
     return dim3(captions * static_cast<unsigned>(c.tiles), static_cast<unsigned>(c.heads));
   };
-  if (qkv.dtype() == DType::bf16 && aligned_to_16(qkv) && aligned_to_16(out) &&
+  if (qkv.dtype() == DType::bf16 && aligned<8>(qkv, out) &&
       (c.D == 32 || c.D == 64 || c.D == 128)) {
     const dim3 grid = blocks(mma_queries);
     if (c.D == 32) return start_mma<32>(qkv, c, grid, out);

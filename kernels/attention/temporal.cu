@@ -8,6 +8,7 @@
 // and direction. Scratch of the backward: 2 D f32 for each block, at most 4096 blocks.
 #include "attention/temporal.cuh"
 
+#include "attention/qk_norm.cuh"
 #include "launch.cuh"
 #include "vector.cuh"
 
@@ -16,10 +17,9 @@ namespace temporal {
 namespace {
 
 constexpr int max_frames = 128;
-constexpr int warps = 4, threads = 32 * warps;
+constexpr int unit_warps = 4, unit_threads = 32 * unit_warps;  // of a block that takes units
 constexpr int per_lane = 2;  // pairs of columns a lane: 2 (lane + 32 i) and the next
 constexpr int columns = 4;   // frames, or columns, of a lane: lane + 32 i
-constexpr float epsilon = 1e-6f;
 
 struct Layout {
   int T, S, H, D;
@@ -57,7 +57,7 @@ __device__ float inverse_rms(const Row& x, int D) {
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < per_lane; ++i) squares += x.v[i][0] * x.v[i][0] + x.v[i][1] * x.v[i][1];
-  return rsqrtf(__fdividef(warp_sum(squares), static_cast<float>(D)) + epsilon);
+  return rsqrtf(__fdividef(warp_sum(squares), static_cast<float>(D)) + qk_norm_epsilon);
 }
 
 // rope(norm(x)) * factor; weight and table [D/2] of this position may be null.
@@ -167,22 +167,22 @@ __device__ const float2* turn_of(const float* rope, int t, int D) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
-    forward_kernel(const T* qkv, const float* wq, const float* wk, const float* rope, T* out,
-                   float* lse, Layout l, float factor) {
+__global__ void __launch_bounds__(unit_threads)
+    forward_any_kernel(const T* qkv, const float* wq, const float* wk, const float* rope, T* out,
+                       float* lse, Layout l, float factor) {
   float* keys = shared_memory<float>();    // [T][D + 1]
   float* values = keys + l.T * (l.D + 1);  // [T][D + 1]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* query = values + l.T * (l.D + 1) + warp * (l.D + l.T);  // [D] of this warp
   float* p = query + l.D;                                        // [T] of this warp
   const Place place(blockIdx.x, l);
-  for (int t = warp; t < l.T; t += warps) {
+  for (int t = warp; t < l.T; t += unit_warps) {
     const Row k = load_row(qkv + place.at(t, 1, 3, l), l.D);
     store_row(prepare(k, wk, turn_of(rope, t, l.D), 1.0f, l.D), keys + t * (l.D + 1), l.D);
     store_row(load_row(qkv + place.at(t, 2, 3, l), l.D), values + t * (l.D + 1), l.D);
   }
   __syncthreads();
-  for (int t = warp; t < l.T; t += warps) {
+  for (int t = warp; t < l.T; t += unit_warps) {
     const Row q = load_row(qkv + place.at(t, 0, 3, l), l.D);
     store_row(prepare(q, wq, turn_of(rope, t, l.D), factor, l.D), query, l.D);
     __syncwarp();
@@ -221,19 +221,19 @@ __device__ void store_sums(const Row& dw, float* scratch, float* partial, int D)
   __syncthreads();
   store_row(dw, scratch + static_cast<int>(threadIdx.x) / 32 * D, D);
   __syncthreads();
-  for (int d = threadIdx.x; d < D; d += threads) {
+  for (int d = threadIdx.x; d < D; d += unit_threads) {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < warps; ++w) sum += scratch[w * D + d];
+    for (int w = 0; w < unit_warps; ++w) sum += scratch[w * D + d];
     partial[static_cast<std::int64_t>(d) * gridDim.x + blockIdx.x] = sum;
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads, 4)
-    backward_kernel(const T* qkv, const float* wq, const float* wk, const float* rope,
-                    const float* lse, const T* dout, T* dqkv, float* partial, Layout l,
-                    float factor) {
+__global__ void __launch_bounds__(unit_threads, 4)
+    backward_any_kernel(const T* qkv, const float* wq, const float* wk, const float* rope,
+                        const float* lse, const T* dout, T* dqkv, float* partial, Layout l,
+                        float factor) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = l.D + 1;
   float* x = shared_memory<float>();  // [T][D + 1]: k', then q'
   float* y = x + l.T * stride;        // [T][D + 1]: v, then dout
@@ -247,14 +247,14 @@ __global__ void __launch_bounds__(threads, 4)
   for (unsigned unit = blockIdx.x; unit < l.units; unit += gridDim.x) {
     const Place place(unit, l);
     __syncthreads();  // the previous unit is done with shared memory
-    for (int t = warp; t < l.T; t += warps) {
+    for (int t = warp; t < l.T; t += unit_warps) {
       const Row k = load_row(qkv + place.at(t, 1, 3, l), l.D);
       store_row(prepare(k, wk, turn_of(rope, t, l.D), 1.0f, l.D), x + t * stride, l.D);
       store_row(load_row(qkv + place.at(t, 2, 3, l), l.D), y + t * stride, l.D);
     }
     __syncthreads();
     // A query against all keys.
-    for (int t = warp; t < l.T; t += warps) {
+    for (int t = warp; t < l.T; t += unit_warps) {
       const Row q = load_row(qkv + place.at(t, 0, 3, l), l.D);
       const Row g = load_row(dout + place.at(t, 0, 1, l), l.D);
       const float log = lse[(static_cast<std::int64_t>(place.token) * l.H + place.head) * l.T + t];
@@ -287,14 +287,14 @@ __global__ void __launch_bounds__(threads, 4)
       __syncwarp();
     }
     __syncthreads();
-    for (int t = warp; t < l.T; t += warps) {
+    for (int t = warp; t < l.T; t += unit_warps) {
       const Row q = load_row(qkv + place.at(t, 0, 3, l), l.D);
       store_row(prepare(q, wq, turn_of(rope, t, l.D), factor, l.D), x + t * stride, l.D);
       store_row(load_row(dout + place.at(t, 0, 1, l), l.D), y + t * stride, l.D);
     }
     __syncthreads();
     // A key and its value against all queries.
-    for (int t = warp; t < l.T; t += warps) {
+    for (int t = warp; t < l.T; t += unit_warps) {
       const Row k = load_row(qkv + place.at(t, 1, 3, l), l.D);
       const float2* turn = turn_of(rope, t, l.D);
       store_row(prepare(k, wk, turn, 1.0f, l.D), a, l.D);
@@ -328,13 +328,13 @@ __global__ void __launch_bounds__(threads, 4)
 // get no gradient, and the weights none. Only lse takes q and k; the rotation, which is the same
 // for both, does not change their product.
 
-constexpr int one_threads = 256, one_lanes = 16, one_pack = 8;  // a row of D <= 128 for 16 lanes
+constexpr int one_lanes = 16, one_pack = 8;  // a row of D <= 128 for 16 lanes
 
-__global__ void __launch_bounds__(one_threads)
+__global__ void __launch_bounds__(threads)
     one_frame_forward_kernel(const __nv_bfloat16* qkv, const float* wq, const float* wk,
                              __nv_bfloat16* out, float* lse, Layout l, float factor) {
   const int c = static_cast<int>(threadIdx.x) % one_lanes * one_pack;
-  const unsigned row = blockIdx.x * (one_threads / one_lanes) + threadIdx.x / one_lanes;
+  const unsigned row = blockIdx.x * (threads / one_lanes) + threadIdx.x / one_lanes;
   float sums[3] = {0.0f, 0.0f, 0.0f};  // q k, q q, k k
   if (row < l.units && c < l.D) {
     const unsigned token = row / static_cast<unsigned>(l.H);
@@ -360,16 +360,16 @@ __global__ void __launch_bounds__(one_threads)
   if (c > 0 || row >= l.units) return;
   if (wq != nullptr) {
     const float size = static_cast<float>(l.D);
-    factor *= rsqrtf(sums[1] / size + epsilon) * rsqrtf(sums[2] / size + epsilon);
+    factor *= rsqrtf(sums[1] / size + qk_norm_epsilon) * rsqrtf(sums[2] / size + qk_norm_epsilon);
   }
   lse[row] = sums[0] * factor;
 }
 
 // A thread: 8 columns of a token's C = H D.
-__global__ void __launch_bounds__(one_threads)
+__global__ void __launch_bounds__(threads)
     one_frame_backward_kernel(const __nv_bfloat16* dout, __nv_bfloat16* dqkv, unsigned count,
                               unsigned row_packs) {
-  const unsigned i = blockIdx.x * one_threads + threadIdx.x;
+  const unsigned i = blockIdx.x * threads + threadIdx.x;
   if (i >= count) return;
   const auto g = load_vec<one_pack>(dout, i);
   const Vec<__nv_bfloat16, one_pack> zero{};
@@ -387,10 +387,10 @@ bool one_frame(const Tensor& qkv, const Layout& l, const Tensor& a, const Tensor
 
 // Shared memory of the kernels for f32.
 std::size_t forward_bytes(std::int64_t T, std::int64_t D) {
-  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 1) + warps * (D + T));
+  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 1) + unit_warps * (D + T));
 }
 std::size_t backward_bytes(std::int64_t T, std::int64_t D) {
-  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 2) + 2 * warps * (D + T));
+  return sizeof(float) * static_cast<std::size_t>(2 * T * (D + 2) + 2 * unit_warps * (D + T));
 }
 
 // One column a block.
@@ -437,17 +437,16 @@ void temporal_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, con
   using namespace temporal;
   const Layout l = layout_of(qkv);
   if (one_frame(qkv, l, qkv, out)) {
-    launch(one_frame_forward_kernel, dim3(blocks_for(l.units, one_threads / one_lanes)),
-           dim3(one_threads), 0, data<__nv_bfloat16>(qkv), data_or_null<float>(wq),
-           data_or_null<float>(wk), data<__nv_bfloat16>(out), data<float>(lse), l,
-           inverse_root(l.D));
+    launch(one_frame_forward_kernel, dim3(blocks_for(l.units, threads / one_lanes)), dim3(threads),
+           0, data<__nv_bfloat16>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
+           data<__nv_bfloat16>(out), data<float>(lse), l, inverse_root(l.D));
     return;
   }
   if (l.units == 0 || mma_forward(qkv, wq, wk, rope, out, lse)) return;
   by_type(qkv, [&]<class T>() {
-    launch(forward_kernel<T>, dim3(l.units), dim3(threads), forward_bytes(l.T, l.D), data<T>(qkv),
-           data_or_null<float>(wq), data_or_null<float>(wk), data_or_null<float>(rope),
-           data<T>(out), data<float>(lse), l, inverse_root(l.D));
+    launch(forward_any_kernel<T>, dim3(l.units), dim3(unit_threads), forward_bytes(l.T, l.D),
+           data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
+           data_or_null<float>(rope), data<T>(out), data<float>(lse), l, inverse_root(l.D));
   });
 }
 
@@ -458,7 +457,7 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
   const Layout l = layout_of(qkv);
   if (one_frame(qkv, l, dout, dqkv)) {
     const auto count = static_cast<unsigned>(dout.numel() / one_pack);
-    launch(one_frame_backward_kernel, dim3(blocks_for(count, one_threads)), dim3(one_threads), 0,
+    launch(one_frame_backward_kernel, dim3(blocks_for(count, threads)), dim3(threads), 0,
            data<__nv_bfloat16>(dout), data<__nv_bfloat16>(dqkv), count,
            static_cast<unsigned>(l.H * l.D / one_pack));
     return;
@@ -468,7 +467,7 @@ void temporal_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, co
   Tensor partial;
   if (dwq.defined()) partial = Tensor::empty({2 * qkv.dim(5), blocks}, DType::f32);
   by_type(qkv, [&]<class T>() {
-    launch(backward_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(threads),
+    launch(backward_any_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(unit_threads),
            backward_bytes(l.T, l.D), data<T>(qkv), data_or_null<float>(wq), data_or_null<float>(wk),
            data_or_null<float>(rope), data<float>(lse), data<T>(dout), data<T>(dqkv),
            data_or_null<float>(partial), l, inverse_root(l.D));

@@ -145,8 +145,8 @@ __device__ __forceinline__ void prepare_tile(std::uint32_t (&q)[2][chunks],
       squares_k = dot(vk, vk, squares_k);
     }
     if (shape.norm) {
-      scale_q[r] = rsqrtf(row_sum(squares_q) * (1.0f / H::D) + norm_epsilon);
-      scale_k[r] = rsqrtf(row_sum(squares_k) * (1.0f / H::D) + norm_epsilon);
+      scale_q[r] = rsqrtf(row_sum(squares_q) * (1.0f / H::D) + qk_norm_epsilon);
+      scale_k[r] = rsqrtf(row_sum(squares_k) * (1.0f / H::D) + qk_norm_epsilon);
     }
     // Rows of zeros beyond T stay zero under any rotation.
     turns[r] = constants.turns(frame_of<tiling>(row), shape.T) + pair;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(128, chunks > 9 ? 3 : 4)
 
 bool mma_forward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const Tensor& rope,
                  Tensor& out, Tensor& lse) {
-  if (qkv.dtype() != DType::bf16 || !aligned(qkv) || !aligned(out)) return false;
+  if (qkv.dtype() != DType::bf16 || !aligned<8>(qkv, out)) return false;
   return by_size(qkv, [&]<int chunks, Tiling tiling>() {
     const Shape s = shape_of(qkv, wq.defined(), false);
     const std::size_t shared = sizeof(bf16_t) * s.heads * 3 * 16 * s.tiles * Head<chunks>::stride +

@@ -13,16 +13,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "attention/qk_norm.cuh"
 #include "divide.cuh"
 #include "launch.cuh"
+#include "math.cuh"
 #include "ptx.cuh"
+#include "vector.cuh"
 
 namespace weft::kernels::temporal {
 
 using bf16_t = __nv_bfloat16;
-
-constexpr float norm_epsilon = 1e-6f;
-constexpr float log2_e = 1.44269504088896340736f;
 
 template <int chunks>  // D / 8
 struct Head {
@@ -315,8 +315,8 @@ __device__ void prepare(const bf16_t* q, const bf16_t* k, bf16_t* q_to, bf16_t* 
   }
   float scale_q = 1.0f, scale_k = 1.0f;
   if (shape.norm) {
-    scale_q = rsqrtf(row_sum(squares_q) * (1.0f / H::D) + norm_epsilon);
-    scale_k = rsqrtf(row_sum(squares_k) * (1.0f / H::D) + norm_epsilon);
+    scale_q = rsqrtf(row_sum(squares_q) * (1.0f / H::D) + qk_norm_epsilon);
+    scale_k = rsqrtf(row_sum(squares_k) * (1.0f / H::D) + qk_norm_epsilon);
   }
   if (rstd_q != nullptr && pair == 0) {
     rstd_q[t] = scale_q;
@@ -378,8 +378,6 @@ inline std::int64_t units_of(const Shape& s) {
 }
 
 inline bool fits(std::size_t shared) { return shared <= cuda_properties().sharedMemPerBlockOptin; }
-
-inline bool aligned(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; }
 
 // Calls f.operator()<D / 8, tiling>() for the sizes of which there is a kernel; false for others.
 template <class F>

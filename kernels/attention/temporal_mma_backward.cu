@@ -276,12 +276,12 @@ __global__ void __launch_bounds__(tiling == Tiling::many ? 256 : 128,
 #pragma unroll
   for (int i = 0; i < kept; ++i) sums[warp * width + (group * kept + i) * 4 + pair] = sum[i];
   __syncthreads();
-  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int block_warps = static_cast<int>(blockDim.x) / 32;
   for (int i = threadIdx.x; i < 2 * H::D; i += blockDim.x) {
     const int d = i % H::D;
     const int value = d / 8 * 2 + d % 2, of_pair = d % 8 / 2;  // d = 8 chunk + 2 pair + 0 or 1
     float total = 0.0f;
-    for (int w = i / H::D; w < warps; w += 2) total += sums[w * width + value * 4 + of_pair];
+    for (int w = i / H::D; w < block_warps; w += 2) total += sums[w * width + value * 4 + of_pair];
     partial[static_cast<std::int64_t>(i) * gridDim.x + blockIdx.x] = total;
   }
 }
@@ -292,7 +292,7 @@ bool mma_backward(const Tensor& qkv, const Tensor& wq, const Tensor& wk, const T
                   const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dqkv,
                   Tensor& dwq, Tensor& dwk) {
   if (qkv.dtype() != DType::bf16) return false;
-  if (!aligned(qkv) || !aligned(out) || !aligned(dout) || !aligned(dqkv)) return false;
+  if (!aligned<8>(qkv, out, dout, dqkv)) return false;
   return by_size(qkv, [&]<int chunks, Tiling tiling>() {
     const Shape s = shape_of(qkv, wq.defined(), true);
     const std::size_t frames = 16 * static_cast<std::size_t>(s.tiles);

@@ -21,7 +21,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
 #ifdef WEFT_CUDA_ON_CPU
 constexpr std::int64_t tile_elements = 512;  // so that small cases have several
 #else

@@ -16,18 +16,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t count, A&&... args) {
-  WEFT_ASSERT(count < std::int64_t{1} << 31);  // Divisor's dividends
-  launch(kernel, dim3(blocks_for(count, threads)), dim3(threads), 0, std::forward<A>(args)...,
-         count);
-}
-
 // A thread takes the taps of an output and an input channel, those of a block lie side by side in
 // w. They are read as they lie, 16 bytes an access where w is aligned (`whole`), and turned in
 // shared memory.
@@ -59,7 +47,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     from_library_kernel(const T* from, float* dw, Divisor in, std::int64_t inputs, Divisor taps,
                         std::int64_t all_taps, bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned tap = static_cast<unsigned>(i), c = taps.split(tap);
   const unsigned o = in.split(c);
@@ -73,7 +61,7 @@ __device__ __forceinline__ int phase_tap(int parity, int k) { return (k + 1 - pa
 
 template <class T>
 __global__ void phase_weights_kernel(const T* w, T* to, PhaseWeights s, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const std::int64_t c = i % s.in, tap = i / s.in % 4, a = i / s.in / 4 % s.kt,
                      o = i / s.in / 4 / s.kt % s.out;
@@ -90,7 +78,7 @@ __global__ void phase_weights_kernel(const T* w, T* to, PhaseWeights s, std::int
 template <class T>
 __global__ void phase_weights_backward_kernel(const T* from, float* dw, PhaseWeights s,
                                               bool accumulate, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const int row = static_cast<int>(i % 9 / 3), column = static_cast<int>(i % 3);
   const std::int64_t a = i / 9 % s.kt, c = i / 9 / s.kt % s.in, o = i / 9 / s.kt / s.in;
@@ -125,7 +113,7 @@ __device__ __forceinline__ PhaseElement phase_element(unsigned c, const PhaseRow
 template <class T, int V>
 __global__ void join_phases_kernel(const T* phases, PhaseRows at, PhaseDivisors by,
                                    const float* bias, const T* residual, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   const PhaseElement e = phase_element<V>(static_cast<unsigned>(i), at, by);
   float v[V];
@@ -145,7 +133,7 @@ __global__ void join_phases_kernel(const T* phases, PhaseRows at, PhaseDivisors 
 template <class T, int V>
 __global__ void split_phases_kernel(const T* dy, PhaseRows at, PhaseDivisors by, T* phases,
                                     std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i), column = by.channels.split(c);
   const int phase = static_cast<int>(column % 4);
@@ -165,7 +153,7 @@ __global__ void split_phases_kernel(const T* dy, PhaseRows at, PhaseDivisors by,
 template <class T, int V>
 __global__ void add_behind_kernel(const T* from, const float* bias, const T* residual, Divisor C,
                                   T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(from, i), v);
@@ -181,18 +169,6 @@ __global__ void add_behind_kernel(const T* from, const float* bias, const T* res
     for (int k = 0; k < V; ++k) v[k] += r[k];
   }
   store_vec<V>(y, i, pack<T, V>(v));
-}
-
-// Calls f.operator()<T, V>() with as many channels an access as the tensors allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t C, F&& f, const Tensor& first, const Tensors&... rest) {
-  by_type(first, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    if (C % V == 0 && aligned<V>(first, rest...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 }  // namespace
@@ -214,21 +190,22 @@ void weights_to_library(const Tensor& w, const WeightShape& s, const Tensor& to)
 void weights_from_library(const Tensor& from, const WeightShape& s, const Tensor& dw,
                           bool accumulate) {
   by_type(from, [&]<class T>() {
-    start(from_library_kernel<T>, s.numel(), data<T>(from), data<float>(dw), Divisor(s.in), s.in,
-          Divisor(s.taps), s.taps, accumulate);
+    launch_items(from_library_kernel<T>, dividend(s.numel()), data<T>(from), data<float>(dw),
+                 Divisor(s.in), s.in, Divisor(s.taps), s.taps, accumulate);
   });
 }
 
 void phase_weights(const Tensor& w, const PhaseWeights& s, const Tensor& to) {
-  by_type(
-      w, [&]<class T>() { start(phase_weights_kernel<T>, s.numel(), data<T>(w), data<T>(to), s); });
+  by_type(w, [&]<class T>() {
+    launch_items(phase_weights_kernel<T>, dividend(s.numel()), data<T>(w), data<T>(to), s);
+  });
 }
 
 void phase_weights_backward(const Tensor& from, const PhaseWeights& s, const Tensor& dw,
                             bool accumulate) {
   by_type(from, [&]<class T>() {
-    start(phase_weights_backward_kernel<T>, 9 * s.out * s.in * s.kt, data<T>(from), data<float>(dw),
-          s, accumulate);
+    launch_items(phase_weights_backward_kernel<T>, dividend(9 * s.out * s.in * s.kt), data<T>(from),
+                 data<float>(dw), s, accumulate);
   });
 }
 
@@ -237,9 +214,10 @@ void join_phases(const Tensor& phases, const PhaseRows& at, const Tensor& bias,
   by_access(
       at.C,
       [&]<class T, int V>() {
-        start(join_phases_kernel<T, V>, at.frames * 4 * at.rows * at.W * at.C / V, data<T>(phases),
-              at, PhaseDivisors{Divisor(at.C / V), Divisor(2 * at.W), Divisor(2 * at.rows)},
-              data_or_null<float>(bias), data_or_null<T>(residual), data<T>(y));
+        launch_items(join_phases_kernel<T, V>, dividend(at.frames * 4 * at.rows * at.W * at.C / V),
+                     data<T>(phases), at,
+                     PhaseDivisors{Divisor(at.C / V), Divisor(2 * at.W), Divisor(2 * at.rows)},
+                     data_or_null<float>(bias), data_or_null<T>(residual), data<T>(y));
       },
       phases, residual, y);
 }
@@ -248,9 +226,9 @@ void split_phases(const Tensor& dy, const PhaseRows& at, const Tensor& phases) {
   by_access(
       at.C,
       [&]<class T, int V>() {
-        start(split_phases_kernel<T, V>, phases.numel() / V, data<T>(dy), at,
-              PhaseDivisors{Divisor(at.C / V), Divisor(at.W + 1), Divisor(at.H + 1)},
-              data<T>(phases));
+        launch_items(split_phases_kernel<T, V>, dividend(phases.numel() / V), data<T>(dy), at,
+                     PhaseDivisors{Divisor(at.C / V), Divisor(at.W + 1), Divisor(at.H + 1)},
+                     data<T>(phases));
       },
       dy, phases);
 }
@@ -260,8 +238,9 @@ void add_behind(const Tensor& from, const Tensor& bias, const Tensor& residual, 
   by_access(
       C,
       [&]<class T, int V>() {
-        start(add_behind_kernel<T, V>, y.numel() / V, data<T>(from), data_or_null<float>(bias),
-              data_or_null<T>(residual), Divisor(C / V), data<T>(y));
+        launch_items(add_behind_kernel<T, V>, dividend(y.numel() / V), data<T>(from),
+                     data_or_null<float>(bias), data_or_null<T>(residual), Divisor(C / V),
+                     data<T>(y));
       },
       from, residual, y);
 }

@@ -20,11 +20,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256, taps = ops::deform_taps;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
+constexpr int taps = ops::deform_taps;
 
 // x [frames,H,W,C] and the result [frames,h,w,.]; C in accesses. Pixels [first, first + count) of
 // the result are under way.
@@ -69,7 +65,7 @@ template <int V, int each, class T>
 __global__ void __launch_bounds__(threads)
     columns_kernel(const T* x, const T* offsets, Frames g, Divisor lanes, T* columns,
                    std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned lane = static_cast<unsigned>(i);
   const unsigned reader = lanes.split(lane);
@@ -99,7 +95,7 @@ __global__ void __launch_bounds__(threads)
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     offsets_kernel(const T* x, const T* offsets, const T* dcolumns, Frames g, T* doffsets) {
-  const std::int64_t i = index() / 32;
+  const std::int64_t i = thread_index() / 32;
   if (i >= g.count * taps) return;  // the whole warp
   const int tap = static_cast<int>(static_cast<unsigned>(i) % taps), lane = threadIdx.x % 32;
   const std::int64_t p = g.first + i / taps;
@@ -138,7 +134,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 __global__ void count_kernel(const T* offsets, Frames g, std::int32_t* counts) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= g.count * taps) return;
   const Reading r(g, offsets, g.first + i / taps, static_cast<int>(i % taps));
 #pragma unroll
@@ -150,7 +146,7 @@ __global__ void count_kernel(const T* offsets, Frames g, std::int32_t* counts) {
 // `end`, which grows as it is filled. total [1] is zero before.
 __global__ void room_kernel(std::int32_t* end, std::int32_t* begin, std::int32_t* total,
                             std::int64_t pixels) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   const int lane = threadIdx.x % 32;
   const std::int32_t own = i < pixels ? end[i] : 0;
   std::int32_t sum = own;  // of the lanes up to this one
@@ -167,7 +163,7 @@ __global__ void room_kernel(std::int32_t* end, std::int32_t* begin, std::int32_t
 
 template <class T>
 __global__ void fill_kernel(const T* offsets, Frames g, std::int32_t* end, std::int32_t* keys) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= g.count * taps) return;
   const Reading r(g, offsets, g.first + i / taps, static_cast<int>(i % taps));
 #pragma unroll
@@ -184,7 +180,7 @@ template <class T>
 __global__ void order_kernel(const T* offsets, Frames g, const std::int32_t* begin,
                              const std::int32_t* end, const std::int32_t* total,
                              const std::int32_t* keys, Entry* entries) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= total[0]) return;
   const std::int32_t key = keys[i], tap = key / 4, k = key % 4;
   const Reading r(g, offsets, g.first + tap / taps, tap % taps);
@@ -203,7 +199,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     gather_kernel(const T* dcolumns, const std::int32_t* begin, const std::int32_t* end,
                   const Entry* entries, Divisor lanes, int C, float* dx, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i);
   const unsigned pixel = lanes.split(c);
@@ -244,23 +240,6 @@ Frames frames_of(const Shape& x, const Tensor& offsets, const ops::Conv& k, std:
           Divisor(offsets.dim(3))};
 }
 
-// Calls f.operator()<T, V>() with the widest access that the channels C and all tensors allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t C, F&& f, const Tensor& columns, const Tensors&... others) {
-  by_type(columns, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (C % V == 0 && aligned<V>(columns, others...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
-}
-
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t items, A&&... args) {
-  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), 0, std::forward<A>(args)...);
-}
-
 }  // namespace
 }  // namespace weft::kernels
 
@@ -277,8 +256,8 @@ void deform_columns(const Tensor& x, const Tensor& offsets, Conv conv, std::int6
         const auto run = [&]<int each>() {
           const std::int64_t count = columns.numel() / V / each;
           WEFT_ASSERT(count < std::int64_t{1} << 31);
-          start(columns_kernel<V, each, T>, count, data<T>(x), data<T>(offsets), g,
-                Divisor(g.C / each), data<T>(columns), count);
+          launch_items(columns_kernel<V, each, T>, count, data<T>(x), data<T>(offsets), g,
+                       Divisor(g.C / each), data<T>(columns));
         };
         if (g.C % 4 == 0)
           run.template operator()<4>();
@@ -293,9 +272,10 @@ void deform_backward_offsets(const Tensor& x, const Tensor& offsets, const Tenso
   by_access(
       x.dim(4),
       [&]<class T, int V>() {
-        start(offsets_kernel<V, T>, 32 * taps * dcolumns.dim(0), data<T>(x), data<T>(offsets),
-              data<T>(dcolumns), frames_of(x.shape(), offsets, conv, first, dcolumns.dim(0), V),
-              data<T>(doffsets));
+        launch_threads(offsets_kernel<V, T>, 32 * taps * dcolumns.dim(0), data<T>(x),
+                       data<T>(offsets), data<T>(dcolumns),
+                       frames_of(x.shape(), offsets, conv, first, dcolumns.dim(0), V),
+                       data<T>(doffsets));
       },
       dcolumns, x);
 }
@@ -320,13 +300,13 @@ void deform_backward_input(const Tensor& offsets, const Tensor& dcolumns, Conv c
       [&]<class T, int V>() {
         const Frames g = frames_of(dx.shape(), offsets, conv, first, dcolumns.dim(0), V);
         const T* const o = data<T>(offsets);
-        start(count_kernel<T>, readers, o, g, end);
-        start(room_kernel, pixels, end, begin, total, pixels);
-        start(fill_kernel<T>, readers, o, g, end, keys);
-        start(order_kernel<T>, 4 * readers, o, g, begin, end, total, keys, entries);
+        launch_threads(count_kernel<T>, readers, o, g, end);
+        launch_items(room_kernel, pixels, end, begin, total);
+        launch_threads(fill_kernel<T>, readers, o, g, end, keys);
+        launch_threads(order_kernel<T>, 4 * readers, o, g, begin, end, total, keys, entries);
         WEFT_ASSERT(dx.numel() / V < std::int64_t{1} << 31);
-        start(gather_kernel<V, T>, dx.numel() / V, data<T>(dcolumns), begin, end, entries,
-              Divisor(g.C), static_cast<int>(g.C), data<float>(dx), dx.numel() / V);
+        launch_items(gather_kernel<V, T>, dx.numel() / V, data<T>(dcolumns), begin, end, entries,
+                     Divisor(g.C), static_cast<int>(g.C), data<float>(dx));
       },
       dcolumns, dx);
 }

@@ -12,16 +12,10 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int threads = 256;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
-
 template <class T>
 __global__ void __launch_bounds__(threads)
     energy_kernel(const T* w, std::int64_t taps, float* energy, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float sum = 0.0f;
   for (std::int64_t k = 0; k < taps; ++k) {
@@ -35,7 +29,7 @@ __global__ void __launch_bounds__(threads)
 __global__ void __launch_bounds__(threads)
     demodulation_kernel(const float* energy, const float* style, Divisor outs, int ins, float gain,
                         float eps, float* d, std::int64_t count) {
-  const std::int64_t i = index() / 32;
+  const std::int64_t i = thread_index() / 32;
   const int lane = threadIdx.x % 32;
   unsigned out = static_cast<unsigned>(i);
   const float* const factors = style + static_cast<std::int64_t>(outs.split(out)) * ins;
@@ -80,7 +74,7 @@ struct Pixels {
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     modulate_kernel(const T* x, const float* style, Pixels at, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   float v[V];
   unpack(load_vec<V>(x, i), v);
@@ -94,7 +88,7 @@ template <int V, class T>
 __global__ void __launch_bounds__(threads)
     modulate_up_kernel(const T* x, const float* style, Pixels at, int h, int w, Divisor rows,
                        Divisor columns, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i), column = at.channels.split(c), row = columns.split(column);
   const std::int64_t frame = static_cast<std::int64_t>(rows.split(row)) * h * w;
@@ -124,7 +118,7 @@ struct Finish {
 template <int V, class T>
 __global__ void __launch_bounds__(threads)
     finish_kernel(const T* x, Finish f, const T* scale, const T* shift, T* y, std::int64_t count) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= count) return;
   unsigned c = static_cast<unsigned>(i);
   const std::int64_t pixel = f.at.channels.split(c);
@@ -208,23 +202,6 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// Calls f.operator()<T, V>() with the widest access that C channels and the tensors allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t C, F&& f, const Tensor& x, const Tensors&... others) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = 16 / sizeof(T);
-    if (C % V == 0 && aligned<V>(x, others...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
-}
-
-template <class... P, class... A>
-void start(void (*kernel)(P...), std::int64_t items, A&&... args) {
-  launch(kernel, dim3(blocks_for(items, threads)), dim3(threads), 0, std::forward<A>(args)...);
-}
-
 // `count` accesses of x, C of them a pixel.
 Pixels pixels_of(std::int64_t C, std::int64_t count, std::int64_t samples) {
   WEFT_ASSERT(count < std::int64_t{1} << 31);
@@ -241,14 +218,14 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 void weight_energy(const Tensor& w, Tensor& energy) {
   const std::int64_t count = energy.numel();
   by_type(w, [&]<class T>() {
-    start(energy_kernel<T>, count, data<T>(w), w.numel() / count, data<float>(energy), count);
+    launch_items(energy_kernel<T>, count, data<T>(w), w.numel() / count, data<float>(energy));
   });
 }
 
 void demodulation(const Tensor& energy, const Tensor& style, float gain, float eps, Tensor& d) {
-  start(demodulation_kernel, 32 * d.numel(), data<float>(energy), data<float>(style),
-        Divisor(energy.dim(0)), static_cast<int>(energy.dim(1)), gain, eps, data<float>(d),
-        d.numel());
+  launch_threads(demodulation_kernel, 32 * d.numel(), data<float>(energy), data<float>(style),
+                 Divisor(energy.dim(0)), static_cast<int>(energy.dim(1)), gain, eps, data<float>(d),
+                 d.numel());
 }
 
 void modulate(const Tensor& x, const Tensor& style, Tensor& y) {
@@ -260,11 +237,11 @@ void modulate(const Tensor& x, const Tensor& style, Tensor& y) {
         const std::int64_t count = y.numel() / V;
         const Pixels at = pixels_of(x.dim(4) / V, count, x.dim(0));
         if (up)
-          start(modulate_up_kernel<V, T>, count, data<T>(x), data<float>(style), at, x.dim(2),
-                x.dim(3), Divisor(y.dim(2)), Divisor(y.dim(3)), data<T>(y), count);
+          launch_items(modulate_up_kernel<V, T>, count, data<T>(x), data<float>(style), at,
+                       x.dim(2), x.dim(3), Divisor(y.dim(2)), Divisor(y.dim(3)), data<T>(y));
         else
-          start(modulate_kernel<V, T>, count, data<T>(x), data<float>(style), at, data<T>(y),
-                count);
+          launch_items(modulate_kernel<V, T>, count, data<T>(x), data<float>(style), at,
+                       data<T>(y));
       },
       x, y);
 }
@@ -286,8 +263,8 @@ void modulated_finish(const Tensor& x, const Tensor& d, const Tensor& noise, con
                        slope,
                        pixels_of(C / V, count, x.dim(0)),
                        plain / V};
-        start(finish_kernel<V, T>, count, data<T>(x), f, data_or_null<T>(scale),
-              data_or_null<T>(shift), data<T>(y), count);
+        launch_items(finish_kernel<V, T>, count, data<T>(x), f, data_or_null<T>(scale),
+                     data_or_null<T>(shift), data<T>(y));
       },
       x, scale, shift, y);
 }

@@ -14,12 +14,6 @@ namespace {
 
 using namespace kernels;
 
-constexpr int threads = 256;
-
-__device__ __forceinline__ std::int64_t index() {
-  return static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-}
-
 // What `cell` of a line of `cells` weighs in pixel `p` of `size`.
 __device__ __forceinline__ float line_weight(std::int64_t p, std::int64_t size, std::int64_t cells,
                                              std::int64_t cell) {
@@ -34,7 +28,7 @@ __device__ __forceinline__ float line_weight(std::int64_t p, std::int64_t size, 
 template <class T>
 __global__ void resize_taps_kernel(T* a, std::int64_t H, std::int64_t W, std::int64_t K,
                                    std::int64_t s, std::int64_t first) {
-  const std::int64_t i = index(), columns = 9 * s * s;
+  const std::int64_t i = thread_index(), columns = 9 * s * s;
   if (i >= H * W * columns) return;
   const std::int64_t column = i % columns, pixel = i / columns, cell = column / 9;
   const std::int64_t u = column % 9 / 3, v = column % 3;
@@ -57,12 +51,12 @@ __device__ __forceinline__ std::int64_t place_of(std::int64_t i, const Chosen& s
 
 template <class T>
 __global__ void take_kernel(const T* w, T* to, Chosen s) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i < s.out * s.count * s.taps) to[i] = w[place_of(i, s)];
 }
 
 __global__ void give_kernel(const float* from, float* dw, Chosen s, bool accumulate) {
-  const std::int64_t i = index();
+  const std::int64_t i = thread_index();
   if (i >= s.out * s.count * s.taps) return;
   const std::int64_t at = place_of(i, s);
   dw[at] = accumulate ? dw[at] + from[i] : from[i];
@@ -84,21 +78,19 @@ void resize_taps(std::int64_t s, std::int64_t first, Tensor& a) {
   const std::int64_t H = a.dim(0), W = a.dim(1), K = a.dim(2);
   WEFT_ASSERT(s > 0 && first >= 0 && first + 9 * s * s <= K);
   by_type(a, [&]<class T>() {
-    launch(resize_taps_kernel<T>, dim3(blocks_for(H * W * 9 * s * s, threads)), dim3(threads), 0,
-           data<T>(a), H, W, K, s, first);
+    launch_threads(resize_taps_kernel<T>, H * W * 9 * s * s, data<T>(a), H, W, K, s, first);
   });
 }
 
 void take_input_channels(const Tensor& w, std::int64_t first, Tensor& to) {
   by_type(w, [&]<class T>() {
-    launch(take_kernel<T>, dim3(blocks_for(to.numel(), threads)), dim3(threads), 0, data<T>(w),
-           data<T>(to), chosen(w, first, to));
+    launch_threads(take_kernel<T>, to.numel(), data<T>(w), data<T>(to), chosen(w, first, to));
   });
 }
 
 void give_input_channels(const Tensor& from, std::int64_t first, Tensor& dw, bool accumulate) {
-  launch(give_kernel, dim3(blocks_for(from.numel(), threads)), dim3(threads), 0, data<float>(from),
-         data<float>(dw), chosen(dw, first, from), accumulate);
+  launch_threads(give_kernel, from.numel(), data<float>(from), data<float>(dw),
+                 chosen(dw, first, from), accumulate);
 }
 
 }  // namespace weft::ops::cuda

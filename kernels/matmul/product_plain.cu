@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(sum_threads)
 
 // sums[column] (+)= the chunks' partial sums: 32 columns a block, warp w takes chunks w, w + 8 ...
 __global__ void __launch_bounds__(sum_threads)
-    add_chunks_kernel(const float* partial, std::int64_t chunks, std::int64_t columns, float* sums,
-                      bool accumulate) {
+    add_column_chunks_kernel(const float* partial, std::int64_t chunks, std::int64_t columns,
+                             float* sums, bool accumulate) {
   float* parts = shared_memory<float>();  // [warps][32]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
@@ -193,7 +193,7 @@ void column_sums(const Tensor& x, std::int64_t rows, std::int64_t columns, float
       launch(chunk_sums_kernel<T, width>, dim3(across, static_cast<unsigned>(chunks)),
              dim3(sum_threads), sum_threads * width * sizeof(float), data<T>(x), rows, columns,
              chunk, data<float>(partial));
-      launch(add_chunks_kernel, dim3(blocks_for(columns, 32)), dim3(sum_threads),
+      launch(add_column_chunks_kernel, dim3(blocks_for(columns, 32)), dim3(sum_threads),
              sum_threads * sizeof(float), data<float>(partial), chunks, columns, sums, accumulate);
     };
     constexpr int width = Pack<T>::size;

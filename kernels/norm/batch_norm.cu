@@ -53,8 +53,8 @@ struct Running {
 };
 
 // One block, which walks over the channels: all of them need the old count of iterations.
-__global__ void statistics_kernel(const double* sums, std::int64_t C, bool synchronised, float eps,
-                                  float momentum, float* stats, Running to) {
+__global__ void batch_norm_statistics_kernel(const double* sums, std::int64_t C, bool synchronised,
+                                             float eps, float momentum, float* stats, Running to) {
   const double count = sums[2 * C], floor = eps;
   const float keep = 1.0f - momentum;
   const bool counts = to.mean != nullptr && synchronised;
@@ -88,7 +88,7 @@ __global__ void statistics_kernel(const double* sums, std::int64_t C, bool synch
 
 __global__ void running_statistics_kernel(const float* mean, const float* var, std::int64_t C,
                                           float eps, float* stats) {
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t c = thread_index();
   if (c >= C) return;
   stats[c] = mean[c];
   stats[C + c] = 1.0f / sqrtf(var[c] + eps);
@@ -155,8 +155,8 @@ __device__ __forceinline__ float passed(float g, float u, ActivationRange range)
 // With y, dy becomes what it lets through.
 template <class T, int V, bool with_y>
 __global__ void __launch_bounds__(threads)
-    gradient_sums_kernel(const T* x, Parameters own, ActivationRange range, const T* y, T* dy,
-                         Grid g, float* partial) {
+    batch_norm_gradient_sums_kernel(const T* x, Parameters own, ActivationRange range, const T* y,
+                                    T* dy, Grid g, float* partial) {
   const Place p = place(g);
   float sums[2][V] = {};
   if (p.active) {
@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
-    backward_kernel(const T* x, Parameters own, ActivationRange range, const T* dy,
-                    const double* sums, Grid g, T* dx, bool accumulate) {
+    batch_norm_backward_kernel(const T* x, Parameters own, ActivationRange range, const T* dy,
+                               const double* sums, Grid g, T* dx, bool accumulate) {
   const Place p = place(g);
   if (!p.active) return;
   const std::int64_t first = static_cast<std::int64_t>(p.pack) * V;
@@ -244,7 +244,8 @@ namespace weft::ops::cuda {
 using namespace kernels;  // NOLINT: the operations are written in the kernels' words
 
 void batch_norm_sums(const Tensor& x, Tensor& sums) {
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const Grid g = rows_of<V>(x);
         const Tensor partial = partial_sums(x, g);
@@ -262,22 +263,22 @@ void batch_norm_statistics(const Tensor& sums, BatchNormForm form, float eps, fl
   const Running to{data_or_null<float>(running_mean), data_or_null<float>(running_var),
                    data_or_null<float>(tmp_mean), data_or_null<float>(tmp_var),
                    data_or_null<float>(iter)};
-  launch(statistics_kernel, dim3(1), dim3(threads), 0, data<double>(sums), stats.dim(-1),
+  launch(batch_norm_statistics_kernel, dim3(1), dim3(threads), 0, data<double>(sums), stats.dim(-1),
          form == BatchNormForm::synchronised, eps, momentum, data<float>(stats), to);
 }
 
 void batch_norm_running_statistics(const Tensor& running_mean, const Tensor& running_var, float eps,
                                    Tensor& stats) {
-  launch(running_statistics_kernel, dim3(blocks_for(stats.dim(-1), threads)), dim3(threads), 0,
-         data<float>(running_mean), data<float>(running_var), stats.dim(-1), eps,
-         data<float>(stats));
+  launch_threads(running_statistics_kernel, stats.dim(-1), data<float>(running_mean),
+                 data<float>(running_var), stats.dim(-1), eps, data<float>(stats));
 }
 
 void batch_norm_apply(const Tensor& x, const Tensor& stats, const Tensor& gamma, const Tensor& beta,
                       const Tensor& residual, const Tensor& residual_stats,
                       const Tensor& residual_gamma, const Tensor& residual_beta, Activation act,
                       Tensor& y) {
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const Grid g = rows_of<V>(x);
         const auto run = [&]<Residual kind>() {
@@ -299,14 +300,15 @@ void batch_norm_apply(const Tensor& x, const Tensor& stats, const Tensor& gamma,
 void batch_norm_backward_sums(const Tensor& x, const Tensor& stats, const Tensor& gamma,
                               const Tensor& beta, Activation act, const Tensor& y, Tensor& dy,
                               Tensor& sums, Tensor& dgamma, Tensor& dbeta) {
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const Grid g = rows_of<V>(x);
         const Tensor partial = partial_sums(x, g);
         const auto run = [&]<bool with_y>() {
-          launch(gradient_sums_kernel<T, V, with_y>, blocks_of(g), dim3(threads), shared_of<V>(g),
-                 data<T>(x), parameters_of(stats, gamma, beta), range_of(act), data_or_null<T>(y),
-                 data<T>(dy), g, data_or_null<float>(partial));
+          launch(batch_norm_gradient_sums_kernel<T, V, with_y>, blocks_of(g), dim3(threads),
+                 shared_of<V>(g), data<T>(x), parameters_of(stats, gamma, beta), range_of(act),
+                 data_or_null<T>(y), data<T>(dy), g, data_or_null<float>(partial));
         };
         if (y.defined())
           run.template operator()<true>();
@@ -322,10 +324,11 @@ void batch_norm_backward_sums(const Tensor& x, const Tensor& stats, const Tensor
 void batch_norm_backward(const Tensor& x, const Tensor& stats, const Tensor& gamma,
                          const Tensor& beta, Activation act, const Tensor& dy, const Tensor& sums,
                          Tensor& dx, bool accumulate) {
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const Grid g = rows_of<V>(x);
-        launch(backward_kernel<T, V>, blocks_of(g), dim3(threads), 0, data<T>(x),
+        launch(batch_norm_backward_kernel<T, V>, blocks_of(g), dim3(threads), 0, data<T>(x),
                parameters_of(stats, gamma, beta), range_of(act), data<T>(dy), data<double>(sums), g,
                data<T>(dx), accumulate);
       },

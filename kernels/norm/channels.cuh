@@ -10,7 +10,6 @@
 
 namespace weft::kernels {
 
-constexpr int threads = 256;
 constexpr std::int64_t most_chunks = 512, least_rows = 64;
 constexpr int sum_warps = 8;  // that add up chunks
 
@@ -134,19 +133,6 @@ __device__ __forceinline__ void add_chunks(const float* partial, std::int64_t ch
     totals[0] += shared[w * 32 + threadIdx.x];
     totals[1] += shared[(sum_warps + w) * 32 + threadIdx.x];
   }
-}
-
-// Calls f.operator()<T, V>() with the widest vectors of channels that all the tensors can be
-// accessed by. They are of one type and of x's channels.
-template <class F, class... Tensors>
-void by_vectors(F&& f, const Tensor& x, const Tensors&... rest) {
-  by_type(x, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    if (x.dim(-1) % V == 0 && aligned<V>(x, rest...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 }  // namespace weft::kernels

@@ -14,7 +14,7 @@
 #include "ops/norm.h"
 
 #include "channels.cuh"
-#include "ptx.cuh"
+#include "math.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -44,8 +44,9 @@ __global__ void __launch_bounds__(32 * sum_warps)
 // stats [N,groups,2] of the channels' sums: first the mean of all, then the channels' own
 // deviations and those of their means from it.
 template <class T>
-__global__ void statistics_kernel(const T* x, const float* sums, Grid g, float eps, float* stats) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+__global__ void group_norm_statistics_kernel(const T* x, const float* sums, Grid g, float eps,
+                                             float* stats) {
+  const std::int64_t i = thread_index();
   if (i >= g.N * g.groups) return;
   const std::int64_t n = i / g.groups, first = i % g.groups * g.group_size();
   const float *sum = sums + n * 2 * g.C, *squares = sum + g.C;
@@ -63,10 +64,6 @@ __global__ void statistics_kernel(const T* x, const float* sums, Grid g, float e
   const double variance = squared / static_cast<double>(g.group_size());
   stats[2 * i] = static_cast<float>(mean);
   stats[2 * i + 1] = static_cast<float>(1.0 / sqrt((variance > 0.0 ? variance : 0.0) + eps));
-}
-
-__device__ __forceinline__ float sigmoid(float x) {
-  return rcp_approx(1.0f + exp2_approx(-1.44269504088896341f * x));
 }
 
 // What a thread's channels are normalised with.
@@ -119,8 +116,8 @@ __device__ __forceinline__ float behind(float dy, float normalised, float gamma,
 // Sums of g and of g times the normalised x.
 template <class T, int V, bool silu>
 __global__ void __launch_bounds__(threads)
-    gradient_sums_kernel(const T* x, const T* dy, const float* stats, const float* gamma,
-                         const float* beta, Grid g, float* partial) {
+    group_norm_gradient_sums_kernel(const T* x, const T* dy, const float* stats, const float* gamma,
+                                    const float* beta, Grid g, float* partial) {
   const Place p = place(g);
   float sums[2][V] = {};
   if (p.active) {
@@ -145,7 +142,7 @@ __global__ void __launch_bounds__(threads)
 
 // means [N,groups,2] over a group of g gamma and of g gamma times the normalised x.
 __global__ void gradient_means_kernel(const float* sums, const float* gamma, Grid g, float* means) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t i = thread_index();
   if (i >= g.N * g.groups) return;
   const std::int64_t n = i / g.groups, first = i % g.groups * g.group_size();
   const float* const sum = sums + n * 2 * g.C;
@@ -160,7 +157,7 @@ __global__ void gradient_means_kernel(const float* sums, const float* gamma, Gri
 }
 
 __global__ void weight_gradients_kernel(const float* sums, Grid g, float* dgamma, float* dbeta) {
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t c = thread_index();
   if (c >= g.C) return;
   float a = 0.0f, b = 0.0f;
   for (std::int64_t n = 0; n < g.N; ++n) {
@@ -236,7 +233,7 @@ __global__ void __launch_bounds__(threads)
 // linear [4,C]: what dx is of h, a, b and 1 (the formula stands at the CPU side).
 __global__ void tangent_factors_kernel(const float* sums, const float* stats, const float* gamma,
                                        Grid g, float* linear, float* dgamma) {
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t c = thread_index();
   if (c >= g.C) return;
   const double n = static_cast<double>(g.P), rstd = stats[2 * c + 1];
   const double a = sums[c] / n, b = sums[g.C + c] / n, p = sums[3 * g.C + c] / n,
@@ -274,7 +271,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 // partial [N * chunks, values, C].
-Tensor add_chunks(const Tensor& partial, const Grid& g) {
+Tensor sums_of_chunks(const Tensor& partial, const Grid& g) {
   const std::int64_t columns = partial.dim(1) * g.C;
   const Tensor sums = Tensor::empty({g.N, partial.dim(1), g.C}, DType::f32);
   launch(add_chunks_kernel, dim3(blocks_for(columns, 32), static_cast<unsigned>(g.N)),
@@ -286,7 +283,8 @@ Tensor add_chunks(const Tensor& partial, const Grid& g) {
 // Calls f.operator()<T, V, silu>().
 template <class F, class... Tensors>
 void by_instance(bool silu, F&& f, const Tensor& x, const Tensors&... rest) {
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         if (silu)
           f.template operator()<T, V, true>();
@@ -314,9 +312,9 @@ void group_norm_forward(const Tensor& x, const Tensor& gamma, const Tensor& beta
         const Tensor partial = Tensor::empty({g.N * g.chunks, 2, g.C}, DType::f32);
         launch(moments_kernel<T, V>, blocks_of(g), dim3(threads), shared_of<V>(g), data<T>(x), g,
                data<float>(partial));
-        const Tensor sums = add_chunks(partial, g);
-        launch(statistics_kernel<T>, dim3(blocks_for(g.N * g.groups, threads)), dim3(threads), 0,
-               data<T>(x), data<float>(sums), g, eps, data<float>(stats));
+        const Tensor sums = sums_of_chunks(partial, g);
+        launch_threads(group_norm_statistics_kernel<T>, g.N * g.groups, data<T>(x),
+                       data<float>(sums), g, eps, data<float>(stats));
         launch(group_norm_forward_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), 0,
                data<T>(x), data<float>(stats), data<float>(gamma), data<float>(beta), g,
                data<T>(y));
@@ -334,15 +332,15 @@ void group_norm_backward(const Tensor& x, const Tensor& gamma, const Tensor& bet
         const Grid g = grid_of<V>(x, groups);
         const Tensor partial = Tensor::empty({g.N * g.chunks, 2, g.C}, DType::f32);
         const Tensor means = Tensor::empty({g.N, g.groups, 2}, DType::f32);
-        launch(gradient_sums_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), shared_of<V>(g),
-               data<T>(x), data<T>(dy), data<float>(stats), data<float>(gamma), data<float>(beta),
-               g, data<float>(partial));
-        const Tensor sums = add_chunks(partial, g);
-        launch(gradient_means_kernel, dim3(blocks_for(g.N * g.groups, threads)), dim3(threads), 0,
-               data<float>(sums), data<float>(gamma), g, data<float>(means));
+        launch(group_norm_gradient_sums_kernel<T, V, with_silu>, blocks_of(g), dim3(threads),
+               shared_of<V>(g), data<T>(x), data<T>(dy), data<float>(stats), data<float>(gamma),
+               data<float>(beta), g, data<float>(partial));
+        const Tensor sums = sums_of_chunks(partial, g);
+        launch_threads(gradient_means_kernel, g.N * g.groups, data<float>(sums), data<float>(gamma),
+                       g, data<float>(means));
         if (dgamma.defined())
-          launch(weight_gradients_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
-                 data<float>(sums), g, data<float>(dgamma), data<float>(dbeta));
+          launch_threads(weight_gradients_kernel, g.C, data<float>(sums), g, data<float>(dgamma),
+                         data<float>(dbeta));
         launch(group_norm_backward_kernel<T, V, with_silu>, blocks_of(g), dim3(threads), 0,
                data<T>(x), data<T>(dy), data<float>(stats), data<float>(means), data<float>(gamma),
                data<float>(beta), g, data<T>(dx), accumulate);
@@ -364,10 +362,9 @@ void batch_norm_tangent_backward(const Tensor& x, const Tensor& gamma, const Ten
         launch(tangent_sums_kernel<T, V>, blocks_of(g), dim3(threads),
                shared_of<V>(g, tangent_sums), data<T>(x), data<T>(dyt), data<T>(tangent),
                data<float>(stats), g, data<float>(partial));
-        const Tensor sums = add_chunks(partial, g);
-        launch(tangent_factors_kernel, dim3(blocks_for(g.C, threads)), dim3(threads), 0,
-               data<float>(sums), data<float>(stats), data<float>(gamma), g, data<float>(linear),
-               data_or_null<float>(dgamma));
+        const Tensor sums = sums_of_chunks(partial, g);
+        launch_threads(tangent_factors_kernel, g.C, data<float>(sums), data<float>(stats),
+                       data<float>(gamma), g, data<float>(linear), data_or_null<float>(dgamma));
         launch(tangent_backward_kernel<T, V>, blocks_of(g), dim3(threads), 0, data<T>(x),
                data<T>(dyt), data<T>(tangent), data<float>(stats), data<float>(linear), g,
                data<T>(dx), accumulate);

@@ -222,22 +222,22 @@ __global__ void __launch_bounds__(backward_warps * 32)
                                  int first_row, const float2* __restrict__ stats,
                                  const T* __restrict__ dy, T* dx, bool accumulate,
                                  float* __restrict__ partial) {
-  constexpr int threads = backward_warps * 32;
+  constexpr int block_threads = backward_warps * 32;
   float *scratch = shared_memory<float>(), *dshift = scratch + 32, *dscale = dshift + g.channels;
   const int frame = g.frame(), group = rows[frame];
   const float* sc = g.vector(m, group, scale);
-  for (int i = threadIdx.x; i < g.channels; i += threads) dshift[i] = dscale[i] = 0.0f;
+  for (int i = threadIdx.x; i < g.channels; i += block_threads) dshift[i] = dscale[i] = 0.0f;
   for (int token = g.first(); token < g.last(); ++token) {
     const T *in = x + g.row(frame, token), *gradient = dy + g.row(frame, token);
     T* out = dx + g.row(frame, token);
     if (group < first_row) {
-      for (int i = threadIdx.x; i < g.channels; i += threads)
+      for (int i = threadIdx.x; i < g.channels; i += block_threads)
         out[i] = from_float<T>(to_float(gradient[i]) + (accumulate ? to_float(out[i]) : 0.0f));
       continue;
     }
     const float2 st = stats[static_cast<std::int64_t>(frame) * g.tokens + token];
     float sum = 0.0f, product = 0.0f;
-    for (int i = threadIdx.x; i < g.channels; i += threads) {
+    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
       const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
       sum += d * (1.0f + sc[i]);
       product += d * h * (1.0f + sc[i]);
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(backward_warps * 32)
     }
     const float mean_g = block_sum(sum, scratch) / static_cast<float>(g.channels);
     const float mean_gh = block_sum(product, scratch) / static_cast<float>(g.channels);
-    for (int i = threadIdx.x; i < g.channels; i += threads) {
+    for (int i = threadIdx.x; i < g.channels; i += block_threads) {
       const float d = to_float(gradient[i]), h = (to_float(in[i]) - st.x) * st.y;
       float v = st.y * (d * (1.0f + sc[i]) - mean_g - h * mean_gh);
       if (accumulate) v += to_float(out[i]);
@@ -254,15 +254,13 @@ __global__ void __launch_bounds__(backward_warps * 32)
     }
   }
   float* to = partial + static_cast<std::int64_t>(blockIdx.x) * 2 * g.channels;
-  for (int i = threadIdx.x; i < g.channels; i += threads) {
+  for (int i = threadIdx.x; i < g.channels; i += block_threads) {
     to[i] = dshift[i];
     to[g.channels + i] = dscale[i];
   }
 }
 
 // ---------------------------------------------------------------- rms_norm_forward
-
-constexpr int threads = 256;
 
 // A row is a block's, read once from memory and once more from L1: 2 elements moved for each of M
 // C, 16 bytes an access.
@@ -286,18 +284,6 @@ __global__ void __launch_bounds__(threads)
     for (int k = 0; k < V; ++k) v[k] *= scale * w[i * V + k];
     store_vec<V>(y + blockIdx.x * C, i, pack<T, V>(v));
   }
-}
-
-// Calls f.operator()<T, V>() with the widest access that rows of `length` allow.
-template <class F, class... Tensors>
-void by_access(std::int64_t length, F&& f, const Tensor& first, const Tensors&... rest) {
-  by_type(first, [&]<class T>() {
-    constexpr int V = Pack<T>::size;
-    if (length % V == 0 && aligned<V>(first, rest...))
-      f.template operator()<T, V>();
-    else
-      f.template operator()<T, 1>();
-  });
 }
 
 }  // namespace

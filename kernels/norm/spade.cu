@@ -78,7 +78,8 @@ using namespace kernels;  // NOLINT: the operations are written in the kernels' 
 
 void instance_statistics(const Tensor& x, Tensor& statistics) {
   if (x.numel() == 0) return;
-  by_vectors(
+  by_access(
+      x.dim(-1),
       [&]<class T, int V>() {
         const Grid g = grid_of<V>(x, 1);
         WEFT_ASSERT(statistics.shape() == Shape({g.N, 2, g.C}));
@@ -101,7 +102,8 @@ void spade(const Tensor& x, const Tensor& statistics, const Tensor& gamma_beta, 
   WEFT_ASSERT(H % times == 0 && W % times == 0 && gamma_beta.shape() == Shape({N, 1, H, W, 2 * C}));
   WEFT_ASSERT(statistics.shape() == Shape({N, 2, C}));
   if (y.numel() == 0) return;
-  by_vectors(
+  by_access(
+      y.dim(-1),
       [&]<class T, int V>() {
         const Grid g = grid_of<V>(y, 1);
         WEFT_ASSERT(g.P < std::int64_t{1} << 31);

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "core/error.h"
+#include "ops/random.h"
 
 WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
 constexpr std::int64_t block = 8192;
-constexpr float lowest = -30.0f, highest = 20.0f;  // of a log variance
 
 // The sum of part(i) over blocks i, in order, computed in parallel.
 template <class F>
@@ -116,7 +116,8 @@ void kl_forward(const Tensor& moments, float weight, Tensor& loss) {
     sum = sum_elements(moments.numel() / 2, [&](std::int64_t i) {
       const std::int64_t at = i / C * 2 * C + i % C;
       const double mu = static_cast<float>(m[at]);
-      const double lv = std::clamp(static_cast<float>(m[at + C]), lowest, highest);
+      const double lv =
+          std::clamp(static_cast<float>(m[at + C]), lowest_log_variance, highest_log_variance);
       return 0.5 * (mu * mu + std::exp(lv) - 1 - lv);
     });
   });
@@ -137,7 +138,9 @@ void kl_backward(const Tensor& moments, float weight, Tensor& dmoments, bool acc
       const std::int64_t at = i / C * 2 * C + i % C;
       const float lv = static_cast<float>(m[at + C]);
       put(at, weight * static_cast<float>(m[at]));
-      put(at + C, lv < lowest || lv > highest ? 0.0f : weight * 0.5f * (std::exp(lv) - 1.0f));
+      put(at + C, lv < lowest_log_variance || lv > highest_log_variance
+                      ? 0.0f
+                      : weight * 0.5f * (std::exp(lv) - 1.0f));
     }
   });
 }

@@ -16,8 +16,6 @@ WEFT_CPU_BEGIN
 namespace {
 #include "ops/cpu/simd.h"
 
-constexpr float lowest = -30.0f, highest = 20.0f;
-
 // Elements of a tensor with C channels, seen as [outer, C, inner].
 struct Grid {
   std::int64_t outer, C, inner;
@@ -80,7 +78,9 @@ void posterior_draw_forward(const Tensor& moments, const Tensor& eps, const Tens
       Grid(z, channels).each([&](auto i, auto mu, auto lv, auto c) {
         float value = static_cast<float>(m[mu]);
         if (e)
-          value += std::exp(0.5f * std::clamp(static_cast<float>(m[lv]), lowest, highest)) * e[i];
+          value += std::exp(0.5f * std::clamp(static_cast<float>(m[lv]), lowest_log_variance,
+                                              highest_log_variance)) *
+                   e[i];
         out[i] = Z(scaled(value, c));
       });
     });
@@ -100,7 +100,7 @@ void posterior_draw_backward(const Tensor& moments, const Tensor& eps, const Ten
       Grid(dz, channels).each([&](auto i, auto mu, auto lv, auto c) {
         const float d = static_cast<float>(g[i]) * scaled.factor(c);
         const float v = static_cast<float>(m[lv]);
-        const bool inside = e != nullptr && v >= lowest && v <= highest;
+        const bool inside = e != nullptr && v >= lowest_log_variance && v <= highest_log_variance;
         put(dm[mu], d, accumulate);
         put(dm[lv], inside ? 0.5f * d * e[i] * std::exp(0.5f * v) : 0.0f, accumulate);
       });
@@ -117,7 +117,7 @@ void clamp_log_variance_forward(const Tensor& moments, Channels channels, Tensor
     T* out = y.data<T>();
     half.each([&](auto, auto mu, auto lv, auto) {
       out[mu] = m[mu];
-      out[lv] = T(std::clamp(static_cast<float>(m[lv]), lowest, highest));
+      out[lv] = T(std::clamp(static_cast<float>(m[lv]), lowest_log_variance, highest_log_variance));
     });
   });
 }
@@ -133,7 +133,9 @@ void clamp_log_variance_backward(const Tensor& moments, Channels channels, const
     half.each([&](auto, auto mu, auto lv, auto) {
       const float v = static_cast<float>(m[lv]);
       put(dm[mu], static_cast<float>(g[mu]), accumulate);
-      put(dm[lv], v >= lowest && v <= highest ? static_cast<float>(g[lv]) : 0.0f, accumulate);
+      put(dm[lv],
+          v >= lowest_log_variance && v <= highest_log_variance ? static_cast<float>(g[lv]) : 0.0f,
+          accumulate);
     });
   });
 }

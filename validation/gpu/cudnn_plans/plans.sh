@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # What the installed cuDNN would run for weft's convolutions on an H200, asked without one:
 #
-#   validation/gpu/cudnn_plans/plans.sh OUT.json [BUILD]     BUILD: a build folder with the CUDA side (build)
+#   validation/gpu/cudnn_plans/plans.sh OUT.json [BUILD]     BUILD: a build folder (build)
 #
-# kernels/conv/convolution_cudnn.cu as nvcc compiled it talks to the real library through without_gpu.cpp. Exit status 1 if a
+# kernels/conv/convolution_cudnn.cu, compiled by itself, talks to the real library through without_gpu.cpp. Exit status 1 if a
 # convolution gets no engine.
 set -euo pipefail
 out=$(realpath -m "$1")
@@ -15,8 +15,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/before"
 g++ -O1 -shared -fPIC "$here/without_gpu.cpp" -I"$cuda/include" -ldl -o "$work/before/libcudnn.so.9"
+"$cuda/bin/nvcc" -std=c++20 -O1 --expt-relaxed-constexpr -arch=sm_90a -DWEFT_CUDNN -Isrc -Ikernels \
+  -c kernels/conv/convolution_cudnn.cu -o "$work/convolution_cudnn.o"
 g++ -std=c++20 -O1 "$here/plans.cpp" -Isrc -Ikernels -I"$cuda/include" \
-  "$build/CMakeFiles/weft_cuda_side.dir/kernels/conv/convolution_cudnn.cu.o" "$build/libweft_ops.a" "$build/libweft_tensor.a" "$build/libweft_core.a" \
+  "$work/convolution_cudnn.o" "$build/libweft_ops.a" "$build/libweft_tensor.a" "$build/libweft_core.a" \
   -lfmt -lgomp -lpthread -ltomlplusplus -L"$cuda/lib64" -lcudart_static -ldl -lrt -o "$work/plans"
 status=0
 WEFT_REAL_CUDNN=$(realpath "$cuda/lib64/libcudnn.so.9") WEFT_DEVICE_JSON=$here/h200.json \
