@@ -47,7 +47,7 @@ std::string keys_that_fit(std::span<const Bucket> buckets, std::span<const std::
   }
   if (!none.empty())
     return fmt::format(
-        "not even one clip of {} fits: share its tokens over ranks (parallel.sp), leave the bucket "
+        "not even one clip fits of {}: share its tokens over ranks (parallel.sp), leave the bucket "
         "out, or give the ranks more memory (fewer ranks a host, memory.arena_gib)",
         none);
   return fmt::format(
@@ -107,7 +107,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       const std::int64_t too_many =
           smallest(1, batch, [&](std::int64_t clips) { return !fits(clips, most); });
       largest[i] = too_many - 1;
-      if (refusal.empty())
+      // A bucket of which nothing fits is the first to be told of.
+      const bool first_without = largest[i] == 0 && std::count(&largest[0], &largest[i], 0) == 0;
+      if (refusal.empty() || first_without)
         refusal = fmt::format(
             "{} clips of bucket {} need {} of activations{}, beside gaps between tensors; a rank "
             "has {} for them",

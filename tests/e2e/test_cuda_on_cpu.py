@@ -69,7 +69,7 @@ class Devices(WeftTest):
 class Hang(WeftTest):
     def test_an_abort_that_blocks(self):
         with emulate(2, WEFT_EMULATION_NCCL_ABORT="blocks"):
-            job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "parallel.hang_timeout=4",
+            job = self.start("train", "deck.toml", "run.dir=run", "device.kind=cuda", "parallel.hang_timeout=15",
                              "train.steps=100000", "train.checkpoint_every=0", ranks=2)
             self.wait_for_steps(job, "run", 4)
             os.kill(job.ranks()[1], signal.SIGSTOP)

@@ -111,7 +111,7 @@ TEST(MemoryPlan, RefusesWhatDoesNotFitAndNamesWhatDoes) {
     s.plan(s.bytes(1, 5 / 6.0, 1) - 1, {2, 5});
     FAIL() << "accepted";
   } catch (const Error& e) {
-    EXPECT_THAT(e.hint(), HasSubstr("not even one clip of"));
+    EXPECT_THAT(e.hint(), HasSubstr("not even one clip fits of"));
   }
 }
 
