@@ -32,8 +32,10 @@ if [ $# -eq 0 ]; then
   mkdir -p "$folder"
   for text in "" "Exit 12" "Open daily"; do
     name=${text:-no text}
-    make_media "colours ${name,,}.mp4" gradients=size=640x360:rate=24:c0=0x78BEA0:c1=0x3C7A48:x0=0:y0=0:x1=300:y1=90 "$text" -t 1
-    make_media "cells ${name,,}.png" life=size=480x360:mold=10:ratio=0.1:random_seed=1:death_color=#C83232:life_color=#00ff00 "$text" -frames:v 1
+    make_media "colours ${name,,}.mp4" gradients=size=640x360:rate=24:c0=0x78BEA0:c1=0x3C7A48:x0=0:y0=0:x1=300:y1=90 \
+      "$text" -t 1
+    make_media "cells ${name,,}.png" life=size=480x360:mold=10:ratio=0.1:random_seed=1:death_color=#C83232:life_color=#00ff00 \
+      "$text" -frames:v 1
   done
 fi
 
