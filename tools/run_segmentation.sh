@@ -25,6 +25,7 @@ touch "$run/stop"
 code=0
 wait "$job" || code=$?
 [ "$code" -eq "$stopped_early" ] || { echo "the first half ended with $code instead of $stopped_early" >&2; exit 1; }
+echo "(exit code $code: stopped on request; mpirun's words above, of a job that was aborted, are expected)"
 rm -f "$run/stop" "$run/stopped"
 mpirun -n 2 "$weft" train "$deck" train.log_every=50
 mpirun -n 2 "$weft" evaluate "$deck"

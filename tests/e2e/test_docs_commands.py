@@ -1,5 +1,5 @@
 """README.md and docs/: each command is run on small inputs, or is checked as far as its inputs allow; keys, links and messages
-are there.
+are there. The commands in front of the decks in inputs/ are parsed.
 
 Every line of a code block that names weft, make or sbatch is a command, and each must match a rule of RULES; a command or a line
 that no rule knows fails. In the text around, `weft X` and `make X` must at least exist.
@@ -20,6 +20,7 @@ from harness import REPOSITORY, TINY_DECK, WeftTest, make_video
 from tiny_models import TINY_GENERATE_DECK
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DECKS = sorted((REPOSITORY / "inputs").glob("*.toml"))
 REFUSED = "run.threads=-1"
 SMALL = "synthetic:clips=4,frames=17,height=32,width=32"
 
@@ -220,6 +221,15 @@ class Commands(WeftTest):
         print(f"\n  {len(done)} different commands: {counts}")
         self.assertGreater(counts.get("run", 0), 10)
         self.assertGreater(counts.get("parse", 0), 5)
+
+    def test_the_commands_in_front_of_decks_parse(self):
+        for deck in DECKS:
+            text = re.sub(r"\\\n# +", "", deck.read_text())
+            for line in re.findall(r"(?m)^#   (\S.*)$", text):
+                for command in simple_commands(line):
+                    with self.subTest(deck.name):
+                        if any(word.endswith(".toml") for word in command):
+                            self.parse(command, f"inputs/{deck.name}")
 
     def test_what_is_wrong_is_seen(self):
         self.assertEqual(simple_commands("A=1 mpirun -n 8 build/weft train d.toml x.y='a b' && make run # weft"),
