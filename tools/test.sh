@@ -11,7 +11,7 @@ if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
 fi
 if [ ! -e build/python/tensorboard ] && python3 -m pip --version >/dev/null 2>&1; then
   rm -rf build/python
-  python3 -m pip install --quiet --no-deps --target build/python -r tools/python-packages.txt || rm -rf build/python
+  PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-deps --target build/python -r tools/python-packages.txt || rm -rf build/python
 fi
 exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary \
   --parallel "${JOBS:-$(nproc)}" "$@"

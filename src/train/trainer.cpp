@@ -83,10 +83,9 @@ void Trainer::choose_groups() {
   task_->join_ranks(world_);
   lockstep_ = task_->lockstep_ranks(comm_->size()) > 1;
   if (first_rank() && deck_.train.micro_batches < groups_)
-    log::warn(
-        "train.micro_batches = {}: of {} ranks{} that many have work in a step, and the others "
-        "wait",
-        deck_.train.micro_batches, groups_, sp > 1 ? " (groups of parallel.sp)" : "");
+    log::warn("train.micro_batches = {} gives work to {} of {} {}: the others wait in every step",
+              deck_.train.micro_batches, deck_.train.micro_batches, groups_,
+              sp > 1 ? "groups of parallel.sp ranks" : "ranks");
   WEFT_CHECK(
       !lockstep_ || deck_.train.micro_batches % groups_ == 0, Exit::usage,
       fmt::format("set train.micro_batches to a multiple of {}, or train.sync_bn = false", groups_),

@@ -26,6 +26,12 @@ class Decks(WeftTest):
     def test_unknown_key_on_the_command_line(self):
         self.refuse("train.lrr", "did you mean train.lr?", arguments=("deck.toml", "train.lrr=1"))
 
+    def test_a_key_as_an_option(self):
+        self.refuse("--steps", "as in train.steps=10", arguments=("deck.toml", "--steps", "10"))
+
+    def test_what_others_call_a_gpu(self):
+        self.refuse('device.kind = "gpu"', 'did you mean "cuda"?', arguments=("deck.toml", "device.kind=gpu"))
+
     def test_unknown_table(self):
         with open(self.dir / "deck.toml", "a") as deck:
             deck.write("[modle]\ndepth = 2\n")

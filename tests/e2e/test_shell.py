@@ -105,6 +105,12 @@ class Shell(WeftTest):
         self.assertIn("--fabric", offered("weft plan my.toml --"))
         self.assertIn("scaling", offered("weft bench "))
 
+    def test_help_of_a_command(self):
+        for words, options in (((), ()), (("train",), ("train",)), (("bench", "comm"), ("bench", "comm"))):
+            said = self.weft("help", *words, ranks=0).out
+            self.assertEqual(said, self.weft(*options, "--help", ranks=0).out)
+            self.assertIn(f"Usage: {' '.join(('weft', *words))} [OPTIONS]", said)
+
     @needs("groff")
     def test_manual_pages(self):
         for topic, named in (("man", [*self.commands(), "EXIT STATUS", "--fabric"]),

@@ -53,8 +53,15 @@ class Smoke(WeftTest):
     def test_a_finished_run_stays_finished(self):
         self.train("run", "train.steps=5")
         before = (self.dir / "run" / "metrics.jsonl").read_bytes()
-        self.train("run", "train.steps=5")
+        job = self.train("run", "train.steps=5")
+        self.assertIn("nothing to do: 5 of 5 steps are done", job.err)
         self.assertEqual((self.dir / "run" / "metrics.jsonl").read_bytes(), before)
+
+    def test_a_run_that_goes_on_with_other_data_says_so(self):
+        self.train("run", "train.steps=3")
+        self.assertNotIn("is not what", self.train("run", "train.steps=4").err)
+        job = self.train("run", "train.steps=5", "data.path=synthetic:clips=20,frames=3,height=16,width=16")
+        self.assertRegex(job.err, r"WARN: data.path = .* is not what .*step_4 was trained on: .*=24, now .*=20\.")
 
 
 class Options(WeftTest):
