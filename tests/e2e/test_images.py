@@ -261,6 +261,7 @@ class Text(WeftTest):
         self.refused(self.weft("inspect", "deck.toml", "--picture", "a.png", ranks=0, expect=None), USAGE, "--picture")
 
 
+@unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
 class Golden(WeftTest):
     """What the original made of images and labels before its network saw them: every integer equal."""
 
