@@ -158,8 +158,7 @@ void Trainer::load_state() {
   if (first_rank() && data != checkpoint->info().notes.end() && data->second != data_text())
     log::warn(
         "data.path = {} is not what {} was trained on: clips of its buckets {}, now {}. Samples "
-        "come "
-        "in another order",
+        "come in another order",
         deck_.data.path, checkpoint->dir().string(), data->second, data_text());
   log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
             deck_.train.steps);
