@@ -184,11 +184,10 @@ class Encode(harness.WeftTest):
                         for name in ("vae.shift", "vae.scale"))
         self.assertIn("to be drawn with vae.shift=[", said)
         # Generation takes them from the store.
-        job = self.weft("generate", "deck.toml", "data.path=latents.h5", "vae.scale=[]", "vae.shift=[]", "t5.weights=t5",
-                        "generate.output=clips")
-        self.assertIn("scale and shift of latents.h5", job.err)
-        self.refused(self.weft("generate", "deck.toml", "vae.scale=[]", "vae.shift=[]", "t5.weights=t5", expect=None), 2,
-                     "vae.scale and vae.shift are empty", "data.path")
+        unknown = ("generate", "deck.toml", "vae.scale=[]", "vae.shift=[]", "t5.weights=t5", "generate.prompts=['a cat']",
+                   "generate.output=clips")
+        self.assertIn("scale and shift of latents.h5", self.weft(*unknown, "data.path=latents.h5").err)
+        self.refused(self.weft(*unknown, expect=None), 2, "vae.scale and vae.shift are empty", "data.path")
         # Rows of all clips lie one behind the other, in their order.
         (self.dir / "captions.txt").write_text("a cat\ntwo dogs, running\n")
         self.weft("text", "deck.toml", "captions.txt", "t5.weights=t5", "--features=features")
