@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tests, as many at a time as there are cores. Arguments go to ctest, as in `tools/test.sh -L unit`. The last line is
-# ctest's own summary.
+# All tests, one more at a time than there are cores, for many wait: for the start of ranks, and for mpirun, which takes a second
+# to end a job. Arguments go to ctest, as in `tools/test.sh -L unit`. The last line is ctest's own summary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/deps.sh
@@ -14,4 +14,4 @@ if [ ! -e build/python/tensorboard ] && python3 -m pip --version >/dev/null 2>&1
   PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-deps --target build/python -r tools/python-packages.txt || rm -rf build/python
 fi
 exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary \
-  --parallel "${JOBS:-$(nproc)}" "$@"
+  --parallel "${JOBS:-$(($(nproc) + 1))}" "$@"

@@ -26,10 +26,9 @@ MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
 SHIM = os.environ.get("WEFT_SHIM_LIBRARY", str(pathlib.Path(WEFT).parent / "tests/shim/libweft_shim.so"))
 MARK = "WEFT_E2E_JOB"
 
-# For ranks of one host. Open MPI loads no libraries of networks, which wait 0.2 s for clocks of cards that are not there, and does
-# not wait a second before it kills what MPI_Abort has ended.
+# For ranks of one host. Open MPI loads no libraries of networks, which wait 0.2 s for clocks of cards that are not there.
 MPI_ON_ONE_HOST = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-                   "OMPI_MCA_pml": "ob1", "OMPI_MCA_odls_base_sigkill_timeout": "0"}
+                   "OMPI_MCA_pml": "ob1"}
 
 # The smallest model with all parts: a step takes milliseconds, so that what is tested dominates.
 TINY_DECK = """
