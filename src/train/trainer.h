@@ -76,8 +76,7 @@ class Trainer {
   std::size_t planned_bytes() const;                                 // of the largest
   const Arena& arena() const { return *arena_; }
   const Communicator& communicator() const { return *comm_; }
-  // Of all collectives of the steps, those within micro-batches (sync BN, sequence parallelism)
-  // too.
+  // Of all collectives, also of those within micro-batches (sync BN, sequence parallelism).
   double communication_seconds() const { return comm_->busy_seconds() + task_->blocked_seconds(); }
   const OptimizerState& state() const { return data_parallel_->state(); }
   const StepGraphs& graphs() const { return *graphs_; }
