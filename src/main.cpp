@@ -20,6 +20,8 @@ namespace {
 
 // Says once what went wrong and ends every rank.
 int end_with(weft::Error& e, int size) {
+  // The launcher sends SIGTERM when another rank has reported the same and ended.
+  if (weft::log::rank() != 0) weft::crash::end_on_stop_signal(e.code());
   weft::log::report(e);
   const int code = static_cast<int>(e.code());
   weft::crash::end_within(10, e.code());  // the status file may lie on what hangs
@@ -64,7 +66,12 @@ int main(int argc, char** argv) {
   try {
     weft::check_mpi();
   } catch (weft::Error& e) {
+    // MPI_Init has not brought the ranks together yet: rank 0 may start, and report, much later.
     weft::log::set_rank(rank_of_launcher(), 1);
+    if (weft::log::rank() != 0) {
+      weft::crash::end_on_stop_signal(e.code());
+      sleep(8);
+    }
     return end_with(e, 1);
   }
   // Step 1: MPI. Background threads reduce gradients and save checkpoints, so they may all call it.

@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/stop_signals.h"
 
 namespace weft::crash {
 namespace {
@@ -42,6 +43,7 @@ std::atomic<long> teller = 0;       // the first thread to crash: it reports
 std::array<char, 512> uncaught{};   // the exception that ended this process, written before abort()
 std::array<char, 2048> reported{};  // the message without calls
 std::size_t message = 0;
+int end_code = 0;                      // of a rank that ends by its own decision
 constexpr unsigned most_seconds = 10;  // for the backtrace: the crashed thread may hold a lock
 
 // Text built without the heap, so that a signal handler may use it.
@@ -212,10 +214,15 @@ std::string place() {
 }
 
 void end_within(unsigned seconds, Exit code) {
-  static int status;
-  status = static_cast<int>(code);
-  std::signal(SIGALRM, [](int) { _exit(status); });
+  end_code = static_cast<int>(code);
+  std::signal(SIGALRM, [](int) { _exit(end_code); });
   alarm(seconds);
+}
+
+void end_on_stop_signal(Exit code) {
+  end_code = static_cast<int>(code);
+  for (const int signal : stop_signals) std::signal(signal, [](int) { _exit(end_code); });
+  release_stop_signals();
 }
 
 }  // namespace weft::crash

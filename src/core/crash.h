@@ -29,4 +29,7 @@ std::string place();
 // takes it back.
 void end_within(unsigned seconds, Exit code);
 
+// From here on a request to stop (core/stop_signals.h) ends this rank at once, with this exit code.
+void end_on_stop_signal(Exit code);
+
 }  // namespace weft::crash
