@@ -58,6 +58,7 @@ void warn_if_alone(int size) {
 
 int main(int argc, char** argv) {
   if (const auto code = weft::run_as_child(argc, argv)) return *code;
+  weft::limit_spinning(argv);
   // A request to stop that comes from now on is heeded once the command is known.
   weft::hold_stop_signals();
   // A limit on file sizes is an error of write(), not the death of the job.

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "jobs/animate/networks.h"
 #include "jobs/animate/plans.h"
 #include "plan/command.h"

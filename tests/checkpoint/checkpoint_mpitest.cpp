@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "core/host.h"
 #include "fixture.h"
-#include "tensor/device.h"
 
 namespace weft {
 namespace {

@@ -12,7 +12,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "tensor/device.h"
+#include "core/host.h"
 
 namespace weft {
 namespace {

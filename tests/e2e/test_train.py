@@ -1,9 +1,12 @@
 """Training: the smoke deck, and every option that changes what a step does."""
 
+import os
+import pathlib
 import random
 import re
 import struct
 import unittest
+from unittest import mock
 
 from harness import REPOSITORY, WeftTest, write_safetensors
 
@@ -33,6 +36,23 @@ class Smoke(WeftTest):
         # 64 clips, 4 a step: every clip once in the first 16 steps.
         seen = [s for m in metrics[:16] for s in m["samples"]]
         self.assertEqual(sorted(seen), list(range(64)))
+
+    def test_waiting_threads_spin_briefly(self):
+        """libgomp reads its limit before main; what the user has set stays."""
+        for i, given in enumerate(({}, {"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"})):
+            with self.subTest(given=given), mock.patch.dict(os.environ, given):
+                for name in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} - given.keys():
+                    os.environ.pop(name, None)
+                job = self.start("train", "deck.toml", f"run.dir=run{i}", "train.steps=100000")
+                self.wait_for_steps(job, f"run{i}", 1)
+                for rank in job.ranks().values():
+                    inside = pathlib.Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+                    found = [v for v in inside if v.startswith((b"GOMP_SPINCOUNT=", b"OMP_WAIT_POLICY="))]
+                    wanted = given or {"GOMP_SPINCOUNT": "10000"}
+                    self.assertEqual(found, [f"{k}={v}".encode() for k, v in wanted.items()])
+                    self.assertEqual(pathlib.Path(f"/proc/{rank}/comm").read_text(), "weft\n")
+                self.assertEqual(len(job.ranks()), 2)
+                job.kill()
 
     def test_bf16_stays_near_f32(self):
         self.train("f32")

@@ -12,11 +12,11 @@
 
 #include "checkpoint/weight_files.h"
 #include "checkpoint/weights.h"
+#include "core/host.h"
 #include "models/t5/job.h"
 #include "models/t5/t5.h"
 #include "ops/dispatch.h"
 #include "tensor/arena.h"
-#include "tensor/device.h"
 #include "tests/ops/reference.h"
 
 namespace weft {
