@@ -88,6 +88,9 @@ class ClipSource {
   virtual ~ClipSource() = default;
   virtual const std::vector<Bucket>& buckets() const = 0;
   virtual ClipInfo info(int bucket, std::int64_t index) const = 0;
+  // Distinguishes the clips from others as many and as large, without reading them: the same
+  // wherever the files lie and whenever they were copied. "": not known.
+  virtual std::string content_id() const { return {}; }
   // Reads one whole clip (clip_bytes()) into `out`. Safe from several threads at once. Throws
   // Exit::data, naming file, bucket and clip, when it cannot be read; DamagedClip when its hash is
   // wrong.

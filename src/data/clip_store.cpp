@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "data/clip_store_child.h"
 #include "data/images/image_source.h"
@@ -37,6 +38,14 @@ class ClipStore : public ClipSource {
 
   ClipInfo info(int bucket, std::int64_t index) const override {
     return at(bucket, index).info[static_cast<std::size_t>(index)];
+  }
+
+  // The tables hold the clips' hashes.
+  std::string content_id() const override {
+    std::string text;
+    for (std::size_t b = 0; b < buckets_.size(); ++b)
+      text += fmt::format("{:016x}", hash_of_tables(buckets_[b], stored_[b]));
+    return to_hex(hash128(text));
   }
 
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {

@@ -20,8 +20,8 @@ std::string_view stripped(std::string_view text) {
 
 }  // namespace
 
-void read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
-               std::span<const NumberKey> numbers, std::span<const TextKey> texts) {
+std::string read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
+                      std::span<const NumberKey> numbers, std::span<const TextKey> texts) {
   const auto number = [&](std::string_view key, std::string_view text) {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -62,6 +62,10 @@ void read_keys(std::string_view spec, std::string_view kind, const std::string& 
                fmt::format("choose {} to {}", key->least, key->most),
                "{} = {} of {} is out of range", name, value, kind);
   }
+  std::string all;
+  for (const NumberKey& k : numbers)
+    all += fmt::format("{}={}..{}\n", k.name, k.target->low, k.target->high);
+  return all;
 }
 
 }  // namespace weft

@@ -23,9 +23,10 @@ struct TextKey {
 };
 
 // Sets the targets of the keys in `spec`; blanks around an item and line ends do not count, and
-// text holds no comma. `kind` is "shapes" or "text", for messages; `hint` is an example. Throws
-// Exit::usage for an unknown key, naming the nearest, and for a value out of range.
-void read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
-               std::span<const NumberKey> numbers, std::span<const TextKey> texts = {});
+// text holds no comma. `kind` is "shapes" or "text", for messages; `hint` is an example. Returns
+// the values of `numbers`, however `spec` is written. Throws Exit::usage for an unknown key, naming
+// the nearest, and for a value out of range.
+std::string read_keys(std::string_view spec, std::string_view kind, const std::string& hint,
+                      std::span<const NumberKey> numbers, std::span<const TextKey> texts = {});
 
 }  // namespace weft

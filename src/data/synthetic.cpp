@@ -8,6 +8,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/philox.h"
 
 namespace weft {
@@ -208,6 +209,14 @@ class SyntheticSource : public ClipSource {
     info.text = fmt::format("a {} bright disc and a {} square drifting over a soft gradient",
                             sizes[s.size(0) > 0.17f], sizes[s.size(1) > 0.17f]);
     return info;
+  }
+
+  std::string content_id() const override {
+    std::string text;
+    for (const Part& p : parts_)
+      text += fmt::format("{} {} {} {} {} {} {} {}\n", p.clips, p.frames, p.height, p.width,
+                          p.channels, p.latent, p.fps, p.seed);
+    return to_hex(hash128(text));
   }
 
   void read(int bucket, std::int64_t index, std::span<std::byte> out) const override {

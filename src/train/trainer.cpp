@@ -96,6 +96,7 @@ void Trainer::choose_groups() {
 
 void Trainer::open_data() {
   source_ = open_clip_source(deck_.data, deck_.media);
+  data_id_ = source_->content_id();
   task_->open(source_->buckets());
   batch_sizes_ = batch_sizes(deck_.train, source_->buckets());
 }
@@ -154,14 +155,22 @@ void Trainer::load_state() {
   const auto of_task = checkpoint->info().notes.find("task");
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
-  const auto data = checkpoint->info().notes.find("data");
-  if (first_rank() && data != checkpoint->info().notes.end() && data->second != data_text())
+  if (first_rank()) warn_of_other_data(*checkpoint);
+  log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
+            deck_.train.steps);
+}
+
+void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {
+  const auto& notes = checkpoint.info().notes;
+  const auto data = notes.find("data"), id = notes.find("data_id");  // old checkpoints have no id
+  if (data != notes.end() && data->second != data_text())
     log::warn(
         "data.path = {} is not what {} was trained on: clips of its buckets {}, now {}. Samples "
         "come in another order",
-        deck_.data.path, checkpoint->dir().string(), data->second, data_text());
-  log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
-            deck_.train.steps);
+        deck_.data.path, checkpoint.dir().string(), data->second, data_text());
+  else if (id != notes.end() && id->second != data_id_ && !data_id_.empty())
+    log::warn("data.path = {} is not what {} was trained on: as many clips, but others",
+              deck_.data.path, checkpoint.dir().string());
 }
 
 // Plans the memory of a step and reserves the arena for it.
@@ -190,7 +199,7 @@ void Trainer::plan_step() {
   staging_ = std::make_unique<ClipStaging>(clip_bytes);
 }
 
-// What tells one store from another: a run that goes on compares it.
+// Compared when a run goes on, with the source's content_id().
 std::string Trainer::data_text() const {
   std::string text;
   for (const Bucket& b : source_->buckets())
@@ -268,6 +277,7 @@ void Trainer::save() {
   info.notes["run"] = run_id_;
   info.notes["costs"] = costs_.table->to_text();
   info.notes["data"] = data_text();
+  if (!data_id_.empty()) info.notes["data_id"] = data_id_;
   if (const std::string text = task_->state(); !text.empty()) info.notes["task"] = text;
   saves_.newest = done_;
   saves_.writing = true;  // until all ranks have reported that they are done

@@ -137,6 +137,7 @@ class Trainer {
   double take_blocked();
   void open_data();
   std::string data_text() const;
+  void warn_of_other_data(const Checkpoint& checkpoint) const;
   void load_state();
   void plan_step();
   void open_readers();
@@ -177,6 +178,7 @@ class Trainer {
   std::vector<std::string> hosts_;  // [rank]
   int threads_;
   std::unique_ptr<ClipSource> source_;
+  std::string data_id_;  // its content_id()
   std::unique_ptr<TrainingTask> task_;
   std::vector<TrainDeck> optimizers_;  // [group of parameters]
   std::unique_ptr<CheckpointWriter> checkpoints_;

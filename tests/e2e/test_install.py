@@ -34,6 +34,12 @@ class Install(WeftTest):
                      "share/man/man1/weft.1", "share/man/man5/weft-deck.5", "share/bash-completion/completions/weft",
                      "share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
+        pages = sorted((prefix / "share/doc/weft").rglob("*.md"))
+        self.assertIn("(validation/results/cudnn_plans_h200.json of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())
+        for page in pages:
+            for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+                with self.subTest(f"{page.name}: {target}"):
+                    self.assertTrue(re.match("[a-z]+:", target) or (page.parent / target).exists())
         self.assertEqual("lib/weft_simulation.so" in there, (BUILD / "weft_simulation.so").exists())
 
         self.install("--prefix", "/opt/weft", DESTDIR=str(stage))

@@ -4,11 +4,13 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import struct
 import unittest
 from unittest import mock
 
 from harness import REPOSITORY, WeftTest, write_safetensors
+from test_evaluate import png
 
 SMOKE = REPOSITORY / "inputs" / "smoke.toml"
 
@@ -82,6 +84,46 @@ class Smoke(WeftTest):
         self.assertNotIn("is not what", self.train("run", "train.steps=4").err)
         job = self.train("run", "train.steps=5", "data.path=synthetic:clips=20,frames=3,height=16,width=16")
         self.assertRegex(job.err, r"WARN: data.path = .* is not what .*step_4 was trained on: .*=24, now .*=20\.")
+
+    def test_data_of_the_same_shape_is_told_apart(self):
+        """Clips, labelled images and pictures with text, each as a store or list, and made in memory. A copy elsewhere is the
+        same data."""
+        (self.dir / "copy").mkdir()
+
+        def copied(name, text=None):
+            if text is not None:
+                (self.dir / name).write_text(text)
+            shutil.copy(self.dir / name, self.dir / "copy" / name)
+            os.utime(self.dir / "copy" / name, (0, 0))
+            return name, f"copy/{name}"
+
+        for i in range(2):
+            self.ingest(f"clips{i}.h5", seconds=1, size=16, sources=(("testsrc2", "smptebars")[i],))
+            for kind in ("pictures", "labels"):
+                (self.dir / kind).mkdir(exist_ok=True)
+                (self.dir / kind / "a.png").write_bytes(png(40, 40, lambda x, y: [(i + x) % 3]))
+            self.weft("ingest", "deck.toml", "ingest.images=pictures", "ingest.labels=labels", f"ingest.output=images{i}.h5",
+                      "ingest.num_classes=3", ranks=1)
+        polygon = '{"path": "%s/pictures/a.png", "polygons": [{"points": [[1, 1], [30, 1], [30, %d]]}]}'
+        segmentation = ("model.name=segmentation", "model.encoder=resnet18dilated", "model.decoder=c1", "model.num_classes=3",
+                        "data.short_sides=[32]", "data.max_side=64")
+        dbnet = ("model.name=dbnet", "model.backbone=resnet18", "model.asf=false", "data.crop=32")
+        synthetic = "synthetic:clips=24,frames=3,height=16,width=16"
+        shapes, text = "shapes:images=4,classes=3,height=40,width=40", "text:images=4,height=64,width=64,words=1,letters=8..9"
+        for name, model, (first, same), other in (
+                ("clips", (), copied("clips0.h5"), "clips1.h5"),
+                ("drawn", (), (synthetic, synthetic + ",seed=42"), synthetic + ",seed=1"),
+                ("images", segmentation, copied("images0.h5"), "images1.h5"),
+                ("shapes", segmentation, (shapes, shapes + ",seed=1"), shapes + ",seed=2"),
+                ("list", dbnet, copied("list.jsonl", polygon % (self.dir, 30)), copied("other.jsonl", polygon % (self.dir, 31))[0]),
+                ("text", dbnet, (text, text + ",seed=1"), text + ",seed=2")):
+            with self.subTest(name):
+                def job(step, data):
+                    return self.train(name, *model, f"train.steps={step}", f"data.path={data}", "train.batch_size=2",
+                                      "train.micro_batches=2", ranks=1 + step % 2).err
+                job(1, first)
+                self.assertNotIn("is not what", job(2, same))
+                self.assertRegex(job(3, other), r"WARN: data.path = .* is not what .*step_2 was trained on: as many clips, but")
 
 
 class Options(WeftTest):

@@ -77,6 +77,7 @@ class ImageSource : public ClipSource {
 
   const std::vector<Bucket>& buckets() const override { return buckets_; }
 
+  std::string content_id() const override { return images_->content_id(); }
   ClipInfo info(int bucket, std::int64_t index) const override {
     return {120, images_->name(image(bucket, index)), ""};
   }

@@ -61,6 +61,8 @@ class ImageStore : public LabelledImages {
   std::int64_t num_classes() const override { return num_classes_; }
   const std::vector<std::string>& class_names() const override { return class_names_; }
 
+  std::string content_id() const override { return fmt::format("{:016x}", hash_.digest()); }
+
   void read(std::int64_t i, LabelledImage& out) const override {
     const auto n = static_cast<std::size_t>(i);
     out.size = size(i);

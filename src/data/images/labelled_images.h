@@ -25,6 +25,7 @@ class LabelledImages {
   virtual ImageSize size(std::int64_t i) const = 0;
   // Where the image came from: a path as it was ingested, or how it was drawn.
   virtual std::string name(std::int64_t i) const = 0;
+  virtual std::string content_id() const { return {}; }  // as ClipSource's
   // Reads into `out`, whose memory is used again. Throws Exit::data, naming file and image, when it
   // cannot be read; DamagedClip (data/clip_source.h) when a hash is wrong.
   virtual void read(std::int64_t i, LabelledImage& out) const = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/philox.h"
 #include "data/key_values.h"
 
@@ -106,7 +107,7 @@ class Shapes : public LabelledImages {
                              NumberKey{"width", &spec_.width, 8, 8192, true},
                              NumberKey{"hues", &spec_.hues, 0, 1, false},
                              NumberKey{"seed", &spec_.seed, 0, INT64_MAX, false}};
-    read_keys(text, "shapes", hint, keys);
+    id_ = to_hex(hash128(read_keys(text, "shapes", hint, keys)));
     names_.assign(all_names.begin(), all_names.begin() + spec_.classes.low);
   }
 
@@ -116,6 +117,7 @@ class Shapes : public LabelledImages {
   std::string name(std::int64_t i) const override {
     return fmt::format("shapes:seed={} image {}", spec_.seed.low, i);
   }
+  std::string content_id() const override { return id_; }
   ImageSize size(std::int64_t i) const override {
     Draw draw = draw_of(i);
     return size_of_image(draw);
@@ -191,6 +193,7 @@ class Shapes : public LabelledImages {
   }
 
   Spec spec_;
+  std::string id_;
   std::vector<std::string> names_;
 };
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <span>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "data/text_images/drawn/drawn_text.h"
 #include "data/text_images/outlines.h"
 #include "data/text_images/picture_files.h"
@@ -26,12 +29,17 @@ class TextList : public TextImages {
     return {file.height, file.width};
   }
   std::string identity(std::int64_t i) const override {
-    std::string text = file_identity(entry(i).path);
-    for (const TextRegion& r : entry(i).regions) {
-      text += r.ignore ? "\nignored" : "\n";
-      for (const Point& p : r.polygon) text += fmt::format(" {} {}", p.x, p.y);
+    return file_identity(entry(i).path) + regions_text(entry(i));
+  }
+  // Pictures are not opened. Their folders' names change with the place.
+  std::string content_id() const override {
+    Hasher hash;
+    for (const TextListEntry& e : entries_) {
+      const std::string text =
+          std::filesystem::path(e.name).filename().string() + regions_text(e) + "\n";
+      hash.add(std::as_bytes(std::span(text)));
     }
-    return text;
+    return to_hex(hash.value());
   }
   void read(std::int64_t i, TextImage& out) const override {
     ImageFile file = decode(i);
@@ -41,6 +49,14 @@ class TextList : public TextImages {
   }
 
  private:
+  static std::string regions_text(const TextListEntry& entry) {
+    std::string text;
+    for (const TextRegion& r : entry.regions) {
+      text += r.ignore ? "\nignored" : "\n";
+      for (const Point& p : r.polygon) text += fmt::format(" {} {}", p.x, p.y);
+    }
+    return text;
+  }
   const TextListEntry& entry(std::int64_t i) const {
     return entries_.at(static_cast<std::size_t>(i));
   }

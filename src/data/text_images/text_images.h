@@ -34,6 +34,7 @@ class TextImages {
   virtual std::string name(std::int64_t i) const = 0;
   // Distinguishes it from what was called so before: the file's size and time, and its regions.
   virtual std::string identity(std::int64_t i) const { return {}; }
+  virtual std::string content_id() const = 0;  // as ClipSource's
   // Throws Exit::data, naming list and picture, when it cannot be read.
   virtual void read(std::int64_t i, TextImage& out) const = 0;
 };

@@ -101,6 +101,7 @@ class TextSource : public ClipSource {
 
   const std::vector<Bucket>& buckets() const override { return buckets_; }
 
+  std::string content_id() const override { return images_->content_id(); }
   ClipInfo info(int, std::int64_t index) const override { return {120, images_->name(index), ""}; }
 
   void read(int, std::int64_t index, std::span<std::byte> out) const override {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <mutex>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "data/key_values.h"
 #include "data/text_images/drawn/grounds.h"
 #include "data/text_images/drawn/lettering.h"
@@ -32,16 +34,23 @@ class DrawnText : public TextImages {
                                 NumberKey{"letters", &lettering_.letters, 4, 1000, true},
                                 NumberKey{"seed", &seed_, 0, INT64_MAX, false}};
     const std::array texts = {TextKey{"fonts", &fonts}, TextKey{"pictures", &pictures}};
-    read_keys(spec, "text", hint, numbers, texts);
+    std::string id = read_keys(spec, "text", hint, numbers, texts);
     fonts_ = find_fonts(fonts);
     lettering_.fonts = fonts_.size();
     if (!pictures.empty()) grounds_ = list_pictures(pictures);
+    const auto add = [&](const std::string& file) {
+      id += std::filesystem::path(file).filename().string() + "\n";
+    };
+    for (const FontFile& f : fonts_) add(f.path);
+    for (const std::string& g : grounds_) add(g);
+    id_ = to_hex(hash128(id));
   }
 
   std::int64_t count() const override { return images_.low; }
   std::string name(std::int64_t i) const override {
     return fmt::format("text:seed={} picture {}", seed_.low, i);
   }
+  std::string content_id() const override { return id_; }
   ImageSize size(std::int64_t i) const override {
     Draws draws = draws_of(i);
     return size_of_picture(draws);
@@ -104,6 +113,7 @@ class DrawnText : public TextImages {
   }
 
   NumberRange images_{10'000, 10'000}, height_{640, 640}, width_{640, 640}, seed_{1, 1};
+  std::string id_;
   Lettering lettering_;
   MediaDeck limits_;
   std::vector<FontFile> fonts_;
