@@ -1,4 +1,5 @@
-"""Files that released versions wrote (tests/corpus/VERSION): each is read, trained from, resumed or taken as finished."""
+"""Files that released versions wrote, and the build before the next release (tests/corpus/VERSION): each is read, trained from,
+resumed or taken as finished."""
 
 import json
 import shutil
@@ -6,6 +7,7 @@ import tarfile
 import unittest
 
 from harness import REPOSITORY, WeftTest, read_safetensors
+from tiny_models import hash_of_weights
 
 CORPUS = REPOSITORY / "tests" / "corpus"
 VERSIONS = sorted(p.parent.name for p in CORPUS.glob("*/expected.json"))
@@ -15,15 +17,58 @@ TOLERANCE = 1e-4
 SCORE_TOLERANCE = 0.02
 
 
-class OldFiles:
-    """What each version's files must do; self.version is set below."""
+class Old:
+    """The files of self.version, which is set below."""
 
     def setUp(self):
         super().setUp()
         shutil.copytree(CORPUS / self.version, self.dir, dirs_exist_ok=True)
-        with tarfile.open(self.dir / "run.tar.xz") as tar:
-            tar.extractall(self.dir)
         self.expected = json.loads((self.dir / "expected.json").read_text())
+
+    def unpack(self, run):
+        with tarfile.open(self.dir / f"{run}.tar.xz") as tar:
+            tar.extractall(self.dir)
+
+    def check_goes_on(self, run, expected):
+        """On 2 ranks, and a copy on 1."""
+        shutil.copytree(self.dir / run, self.dir / "again", symlinks=True)
+        deck = "train.toml" if run == "run" else f"{run}.toml"
+        for name, ranks in ((run, 2), ("again", 1)):
+            job = self.weft("train", deck, f"run.dir={name}", ranks=ranks)
+            self.assertNotIn("step 1/6", job.err)
+            self.assertNotIn("is not what", job.err)
+            losses = self.losses(name)
+            self.assertEqual(losses[:3], expected[:3])  # what it had done before
+            self.assert_close(losses, expected, TOLERANCE)
+            self.assertEqual(self.latest(name), "step_6")
+
+
+class OldModels(Old):
+    """Runs of models other than STDiT3."""
+
+    def check_model(self, run):
+        self.unpack(run)
+        self.assertIn("every byte matches its hash", self.weft("inspect", run, ranks=0).out)
+        self.weft("export", run, "w.safetensors", ranks=0)
+        self.assertEqual(hash_of_weights(self.dir / "w.safetensors"), self.expected[run]["weights"])
+        self.check_goes_on(run, self.expected[run]["losses"])
+
+    def test_vae(self):
+        self.check_model("vae")
+
+    def test_segmentation(self):
+        self.check_model("segmentation")
+
+    def test_dbnet(self):
+        self.check_model("dbnet")
+
+
+class OldFiles(Old):
+    """What a release wrote beside these."""
+
+    def setUp(self):
+        super().setUp()
+        self.unpack("run")
 
     def assert_scores(self, folder, expected):
         got = json.loads((self.dir / folder / "evaluation.json").read_text())
@@ -45,15 +90,7 @@ class OldFiles:
     def test_a_run_goes_on(self):
         written = read_safetensors(self.dir / "weights.safetensors")
         self.assertEqual(self.exported("run"), written)
-        shutil.copytree(self.dir / "run", self.dir / "again", symlinks=True)
-        for run, ranks in (("run", 2), ("again", 1)):
-            job = self.weft("train", "train.toml", f"run.dir={run}", ranks=ranks)
-            self.assertNotIn("step 1/6", job.err)
-            self.assertNotIn("is not what", job.err)
-            losses = self.losses(run)
-            self.assertEqual(losses[:3], self.expected["train"][:3])  # what it had done before
-            self.assert_close(losses, self.expected["train"], TOLERANCE)
-            self.assertEqual(self.latest(run), "step_6")
+        self.check_goes_on("run", self.expected["train"])
 
     def test_stores_are_trained_from(self):
         self.weft("train", "latents.toml")
@@ -75,13 +112,17 @@ class OldFiles:
 
 
 for version in VERSIONS:
-    name = "Version_" + version.replace(".", "_")
-    globals()[name] = type(name, (OldFiles, WeftTest), {"version": version})
+    expected = json.loads((CORPUS / version / "expected.json").read_text())
+    for key, tests in ("train", OldFiles), ("dbnet", OldModels):
+        if key in expected:
+            name = f"{tests.__name__}_{version.replace('.', '_')}"
+            globals()[name] = type(name, (tests, WeftTest), {"version": version})
 
 
 class Corpus(unittest.TestCase):
     def test_there_is_one_and_it_is_small(self):
         self.assertIn("0.1.0", VERSIONS)
+        self.assertTrue(any(name.startswith("OldModels_") for name in globals()))
         for version in VERSIONS:
             self.assertLess(sum(p.stat().st_size for p in (CORPUS / version).rglob("*")), 1e6)
 

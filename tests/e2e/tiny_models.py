@@ -1,11 +1,13 @@
-"""The smallest T5 and tokenizer that weft reads, written byte by byte: the tests of generation and encoding need some."""
+"""The smallest T5 and tokenizer that weft reads, written byte by byte: the tests of generation and encoding need some. Weights
+for the corpus of released files (tools/make_corpus.sh)."""
 
+import hashlib
 import math
 import pathlib
 import random
 import struct
 
-from harness import write_safetensors
+from harness import read_safetensors, write_safetensors
 
 # The sections of a deck that trains a VAE.
 TINY_VAE = """[model]
@@ -118,3 +120,22 @@ def write_t5(folder, seed=3):
     add("encoder.final_layer_norm.weight", (16,), 0)
     write_safetensors(folder / "model.safetensors", tensors)
     write_tokenizer(folder / "spiece.model")
+
+
+def repeat_channels(source, target):
+    """The file with the first two channels of each weight, over and over, in both dimensions: it packs well."""
+    def repeated(dtype, shape, values):
+        outer, inner = [*shape, 1, 1][:2]
+        cell = len(values) // (outer * inner)
+        rows = [values[o * inner * cell:][:min(2, inner) * cell] for o in range(min(2, outer))]
+        rows = [(row * math.ceil(inner / 2))[:inner * cell] for row in rows]
+        return dtype, shape, (b"".join(rows) * math.ceil(outer / 2))[:len(values)]
+    write_safetensors(target, {name: repeated(*t) for name, t in read_safetensors(source).items()})
+
+
+def hash_of_weights(path):
+    """Of names, types, shapes and values, whatever else is in the file."""
+    found = hashlib.sha256()
+    for name, (dtype, shape, values) in sorted(read_safetensors(path).items()):
+        found.update(f"{name} {dtype} {shape}\n".encode() + values)
+    return found.hexdigest()
