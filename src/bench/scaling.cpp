@@ -111,7 +111,7 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
     meet(world);
     if (log::rank() != 0) continue;
     const std::string who =
-        fmt::format("{} ranks{}", setup.ranks, setup.overlap ? "" : " without overlap");
+        fmt::format("{}{}", counted(setup.ranks, "rank"), setup.overlap ? "" : " without overlap");
     if (!replicas)
       wrong = fmt::format("{}: after {} steps not all of them hold the same weights", who,
                           checked_steps);

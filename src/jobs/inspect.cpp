@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "media/writers.h"
@@ -64,8 +65,9 @@ void inspect_safetensors(const std::string& path) {
     widest = std::max(widest, std::min<std::size_t>(detail::printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
-  fmt::print("safetensors {}\n  {} tensors, {} elements, {:.1f} MB\n", path, file.entries().size(),
-             elements, static_cast<double>(bytes) / 1e6);
+  fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", path,
+             counted(std::ssize(file.entries()), "tensor"), counted(elements, "element"),
+             static_cast<double>(bytes) / 1e6);
   for (const auto& [key, value] : file.metadata()) {
     // A stored deck has many lines; the first tells which it is.
     const std::string line = value.substr(0, value.find('\n'));

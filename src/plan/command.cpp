@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/version.h"
 
 namespace weft {
@@ -72,10 +73,11 @@ void print_step(const Plan& p, const Deck& deck) {
   const StepTime& t = p.step;
   const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
   fmt::print(
-      "\nstep of {} micro-batches on {} ranks: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
+      "\nstep of {} on {}: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
       "all)\n",
-      deck.train.micro_batches, p.ranks, time_text(p.seconds),
-      p.flops_a_step / p.seconds / p.ranks * 1e-12, p.tokens_a_step / p.seconds, p.unit);
+      counted(deck.train.micro_batches, "micro-batch", "micro-batches"), counted(p.ranks, "rank"),
+      time_text(p.seconds), p.flops_a_step / p.seconds / p.ranks * 1e-12,
+      p.tokens_a_step / p.seconds, p.unit);
   fmt::print(
       "  compute               {:>10}  {:.1f} % (of it {:.1f} % of the step waiting for the "
       "slowest)\n",
@@ -189,7 +191,8 @@ int plan(const Deck& deck, const PlanCommand& given, MPI_Comm world) {
 
   fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
              p.trained);
-  fmt::print("{} ranks, fabric {}\nrates: {}\n", p.ranks, p.machine.name, p.rates_origin);
+  fmt::print("{}, fabric {}\nrates: {}\n", counted(p.ranks, "rank"), p.machine.name,
+             p.rates_origin);
   print_memory(p);
   print_buckets(p);
   print_step(p, deck);

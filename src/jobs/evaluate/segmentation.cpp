@@ -75,7 +75,8 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
       evaluation_settings(deck),
       segmentation_items(*images, predictor, e, describe_job(deck, weights.identity())), world);
   const std::size_t missing = engine.missing().size(), all = engine.items().size();
-  log::info("evaluate  {} images of {} at {} scales{}", all, data, deck.data.short_sides.size(),
+  log::info("evaluate  {} of {} at {}{}", counted(all, "image"), data,
+            counted(std::ssize(deck.data.short_sides), "scale"),
             missing < all ? fmt::format(", {} evaluated before", all - missing) : "");
 
   // 2. Images through the model; a rank that is free takes the next one.

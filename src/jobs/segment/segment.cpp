@@ -55,7 +55,7 @@ void print_shares(const ListEngine& engine) {
   }
   const auto all = (engine.settings().directory / (engine.settings().stem + ".jsonl")).string();
   if (printed > most)
-    fmt::print("... and of {} others: {}\n", engine.items().size() - most, all);
+    fmt::print("... and of {}: {}\n", counted(engine.items().size() - most, "other"), all);
   else
     log::write_info("results   " + all);
 }
@@ -79,8 +79,8 @@ int segment(const Deck& deck, MPI_Comm world) {
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
   log::info(
-      "segment   {} inputs at {} scales into {}{}", inputs.size(), deck.data.short_sides.size(),
-      s.output,
+      "segment   {} at {} into {}{}", counted(std::ssize(inputs), "input"),
+      counted(std::ssize(deck.data.short_sides), "scale"), s.output,
       missing < inputs.size() ? fmt::format(", {} made before", inputs.size() - missing) : "");
 
   // 2. Inputs through the model; a rank that is free takes the next one.
