@@ -147,9 +147,8 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 }
 
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
-  static const std::string synthetic = "synthetic:";
-  if (data.path.starts_with(synthetic))
-    return make_synthetic_source(data.path.substr(synthetic.size()));
+  if (is_synthetic(data.path))
+    return make_synthetic_source(data.path.substr(synthetic_prefix.size()));
   if (is_shapes(data.path))
     return make_image_source(open_labelled_images(data.path, data.verify), data);
   if (is_text_list(data.path)) return make_text_source(open_text_images(data.path, limits), data);

@@ -16,6 +16,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "data/synthetic.h"
 #include "jobs/encode/clips.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
@@ -64,8 +65,7 @@ Texts list_texts(const ClipSource& source) {
 std::string describe_job(const Deck& deck, const std::string& vae) {
   std::string job = fmt::format(
       "seed {}\nclips {}\nvae {}\n", deck.run.seed,
-      deck.data.path.starts_with("synthetic:") ? deck.data.path : file_identity(deck.data.path),
-      vae);
+      is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path), vae);
   // The rest as lines of the deck, without keys that do not change the latents.
   std::istringstream deck_text(to_toml(deck));
   std::string section;
