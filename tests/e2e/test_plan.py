@@ -98,6 +98,7 @@ class Plan(WeftTest):
         text, slow = self.plan(deck, *machine, "--rates", self.dir / "rates.json")
         _, fast = self.plan(deck, *machine)
         self.assertIn("a slow device", text)
+        self.assertEqual(fast["fabric"], "8x400")  # of a described machine
         self.assertGreater(slow["step"]["seconds"], 4 * fast["step"]["seconds"])
 
     def test_the_memory_of_the_run_itself(self):
