@@ -22,6 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* not_finite = " NOT FINITE";
+
 std::string shape_text(const SafetensorEntry& e) {
   return fmt::format("[{}]", fmt::join(e.shape, ", "));
 }
@@ -49,7 +51,7 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
   std::string text =
       low > high ? "no finite value"
                  : fmt::format("{:.4g} to {:.4g}, norm {:.5g}", low, high, std::sqrt(squares));
-  if (strange > 0) text += fmt::format(", {} NOT FINITE", strange);
+  if (strange > 0) text += fmt::format(", {}{}", strange, not_finite);
   return text;
 }
 
@@ -74,11 +76,17 @@ void inspect_safetensors(const std::string& path) {
     fmt::print("  {} = {}{}\n", detail::printable(key), detail::printable(line),
                line.size() < value.size() ? " ..." : "");
   }
-  for (const SafetensorEntry& e : file.entries())
+  std::int64_t strange = 0;
+  for (const SafetensorEntry& e : file.entries()) {
+    const std::string values = values_text(file, e);
+    if (values.ends_with(not_finite)) ++strange;
     fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
-               widest_shape, name_of(e.dtype), values_text(file, e));
-  fmt::print("  {}\n", file.hashed() ? "every tensor matches its hash"
-                                     : "no hashes: weft did not write this file");
+               widest_shape, name_of(e.dtype), values);
+  }
+  fmt::print(
+      "safetensors {}: {}, {}{}\n", path, counted(std::ssize(file.entries()), "tensor"),
+      file.hashed() ? "every tensor matches its hash" : "no hashes: weft did not write this file",
+      strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
 
 // A run directory: every checkpoint in a line, then the newest sound one in full.
