@@ -32,6 +32,12 @@ class Decks(WeftTest):
     def test_what_others_call_a_gpu(self):
         self.refuse('device.kind = "gpu"', 'did you mean "cuda"?', arguments=("deck.toml", "device.kind=gpu"))
 
+    def test_a_gpu_of_a_build_without_cuda(self):
+        job = self.train("run", "device.kind=cuda", "train.steps=1", ranks=1, expect=None)
+        if "no CUDA side" not in job.err:
+            self.skipTest("built with CUDA")
+        self.refused(job, USAGE, 'device.kind = "cuda"', "build weft where nvcc is on the PATH")
+
     def test_unknown_table(self):
         with open(self.dir / "deck.toml", "a") as deck:
             deck.write("[modle]\ndepth = 2\n")

@@ -294,6 +294,13 @@ class Segment(Segmentation):
                     self.assertEqual(s["name"], names[s["class"]])
                 self.assertEqual("WARN: " in job.err and "bad.h5" in job.err, told, job.err)
 
+    def test_what_a_folder_has_beside_pictures(self):
+        self.folder()
+        (self.dir / "in/sub/notes.txt").write_text("no picture")
+        self.assertIn("in: 1 file left out, being no .jpg, .jpeg or .png", self.segment("['in']").err)
+        (self.dir / "in/clip.mp4").write_bytes(b"")
+        self.assertIn("in: 2 files left out, being no .jpg", self.segment("['in']", ranks=2).err)
+
     def test_a_broken_picture_does_not_stop_the_others(self):
         self.folder()
         whole = (self.dir / "in/a.png").read_bytes()
