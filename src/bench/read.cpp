@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/statistics.h"
 #include "data/clip_store.h"
 #include "data/prefetch.h"
@@ -156,12 +157,12 @@ int bench_read(const std::string& store, int readers, bool json) {
                           bytes, clips.size(), readers, p, f, f / p, wrong)
                   .c_str());
   } else {
-    std::puts(fmt::format("{} clips, {:.1f} MB, {} readers, medians of {}\n"
+    std::puts(fmt::format("{}, {:.1f} MB, {}, medians of {}\n"
                           "{:<28}{:>10}{:>8}{:>8}\n{:<28}{:>10.2f}{:>8}{:>8}\n"
                           "{:<28}{:>10.2f}{:>8.2f}{:>8}",
-                          clips.size(), 1e3 * gigabytes, readers, repeats - 1, "", "GB/s", "ratio",
-                          "wrong", "plain pread", p, "", "", "prefetch, hashes verified", f, f / p,
-                          wrong)
+                          counted(std::ssize(clips), "clip"), 1e3 * gigabytes,
+                          counted(readers, "reader"), repeats - 1, "", "GB/s", "ratio", "wrong",
+                          "plain pread", p, "", "", "prefetch, hashes verified", f, f / p, wrong)
                   .c_str());
   }
   return wrong == 0 ? 0 : static_cast<int>(Exit::internal);

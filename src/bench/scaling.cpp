@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_source.h"
+#include "data/synthetic.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
 
@@ -36,13 +37,12 @@ std::vector<int> rank_counts(std::vector<int> wanted, int world) {
 void make_uniform(Deck& deck) {
   const std::vector<Bucket> buckets = open_clip_source(deck.data, deck.media)->buckets();
   if (buckets.size() < 2) return;
-  const std::string mark = "synthetic:";
-  WEFT_CHECK(deck.data.path.starts_with(mark), Exit::usage,
+  WEFT_CHECK(is_synthetic(deck.data.path), Exit::usage,
              "use --mix mixed, or data.path=\"synthetic:...\" with clips of the shape that matters",
              "--mix uniform: {} has {} buckets, and a store is used whole", deck.data.path,
              buckets.size());
   std::vector<std::string> parts = {""};
-  for (const char c : deck.data.path.substr(mark.size()))
+  for (const char c : deck.data.path.substr(synthetic_prefix.size()))
     if (c == ';')
       parts.emplace_back();
     else
@@ -51,7 +51,8 @@ void make_uniform(Deck& deck) {
   const auto largest = std::max_element(
       buckets.begin(), buckets.end(),
       [](const Bucket& a, const Bucket& b) { return a.clip_bytes() < b.clip_bytes(); });
-  deck.data.path = mark + parts[static_cast<std::size_t>(largest - buckets.begin())];
+  deck.data.path =
+      std::string(synthetic_prefix) + parts[static_cast<std::size_t>(largest - buckets.begin())];
   // Entries for the buckets left out go too: they would name no bucket.
   std::erase_if(deck.train.batch_sizes, [&](const std::string& entry) {
     const std::string name = entry.substr(0, entry.find('='));
@@ -111,7 +112,7 @@ std::string check_agreement(Deck deck, const std::vector<ContenderSetup>& setups
     meet(world);
     if (log::rank() != 0) continue;
     const std::string who =
-        fmt::format("{} ranks{}", setup.ranks, setup.overlap ? "" : " without overlap");
+        fmt::format("{}{}", counted(setup.ranks, "rank"), setup.overlap ? "" : " without overlap");
     if (!replicas)
       wrong = fmt::format("{}: after {} steps not all of them hold the same weights", who,
                           checked_steps);

@@ -8,6 +8,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "core/log.h"
 #include "core/statistics.h"
 #include "core/version.h"
 #include "report/plot.h"
@@ -68,11 +69,11 @@ void summarise(ScalingResult& result) {
 }
 
 std::string scaling_table(const ScalingResult& result) {
-  std::string text =
-      fmt::format("{}\n{}, {} thread{} a rank; {} scaling, {} ({}), {} micro-batches a step{}\n",
-                  version_line(), result.hardware, result.threads, result.threads == 1 ? "" : "s",
-                  result.mode, result.mix, fmt::join(result.buckets, ", "), result.micro_batches,
-                  result.mode == "weak" ? " and rank" : "");
+  std::string text = fmt::format("{}\n{}, {} a rank; {} scaling, {} ({}), {} a step{}\n",
+                                 version_line(), result.hardware, counted(result.threads, "thread"),
+                                 result.mode, result.mix, fmt::join(result.buckets, ", "),
+                                 counted(result.micro_batches, "micro-batch", "micro-batches"),
+                                 result.mode == "weak" ? " and rank" : "");
   text += fmt::format(
       "all rank counts compute the same: over {} steps losses differ by {:.1e}, weights by {:.1e} "
       "of "

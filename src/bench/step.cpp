@@ -10,6 +10,7 @@
 #include "checkpoint/weights.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "core/statistics.h"
 #include "core/version.h"
@@ -228,9 +229,9 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
                request.json);
   }
   fmt::print(
-      "{} steps, {} threads: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
+      "{}, {}: median {:.4f} s (min {:.4f}, max {:.4f}), {:.3f} TFLOP/s ({:.0f} % of "
       "a plain product's), loss {:.6f} -> {:.6f}, wrong {}\n",
-      seconds.size(), threads, upper_median(seconds),
+      counted(std::ssize(seconds), "step"), counted(threads, "thread"), upper_median(seconds),
       *std::min_element(seconds.begin(), seconds.end()),
       *std::max_element(seconds.begin(), seconds.end()), flops / upper_median(seconds) * 1e-12,
       100 * flops / upper_median(seconds) / ceiling, losses.front(), losses.back(),

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/host.h"
+#include "core/log.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -91,8 +92,7 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
     if (n.failed != 0 && failures++ == 0) note = n;
   if (failures > 1) {
     std::string text = note.error.data();
-    put(note.error,
-        text + fmt::format("; {} other rank{} failed too", failures - 1, failures > 2 ? "s" : ""));
+    put(note.error, text + fmt::format("; {} failed too", counted(failures - 1, "other rank")));
   }
   share(comm, &note, sizeof note);
   if (note.failed == 0) return {};

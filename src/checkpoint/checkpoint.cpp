@@ -197,8 +197,9 @@ struct Checkpoint::Loader {
     }
     for (const ShardTable& s : m.shards) {
       files.push_back(dir / s.file);
-      c.files_ += fmt::format("    {}  {:>10}  {} blocks  first {}\n", s.file, human_bytes(s.bytes),
-                              s.blocks.size(), s.blocks.empty() ? "-" : to_hex(s.blocks[0]));
+      c.files_ += fmt::format("    {}  {:>10}  {}  first {}\n", s.file, human_bytes(s.bytes),
+                              counted(std::ssize(s.blocks), "block"),
+                              s.blocks.empty() ? "-" : to_hex(s.blocks[0]));
     }
     c.files_ += fmt::format("  hash of the state  {}\n", to_hex(m.state_hash));
     c.placement_ = std::make_shared<const Placement>(std::move(m.layout), std::move(files));
@@ -328,7 +329,9 @@ std::string Checkpoint::describe() const {
       line.clear();
     }
   }
-  return text + "  every byte matches its hash\n";
+  // The verdict comes last: a terminal shows the end of a long text.
+  return text + fmt::format("checkpoint {}: step {}, complete, every byte matches its hash\n",
+                            dir_.string(), info_.step);
 }
 
 }  // namespace weft

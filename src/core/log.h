@@ -4,10 +4,22 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
+
+namespace weft {
+
+// "1 file", "2 files": in messages of numbers that may be one. `plural` where an s is not enough.
+inline std::string counted(std::int64_t n, std::string_view noun, std::string_view plural = {}) {
+  if (n == 1 || !plural.empty()) return fmt::format("{} {}", n, n == 1 ? noun : plural);
+  return fmt::format("{} {}s", n, noun);
+}
+
+}  // namespace weft
 
 namespace weft::log {
 

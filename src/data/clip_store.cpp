@@ -156,9 +156,8 @@ std::unique_ptr<ClipSource> open_clip_store(const std::string& path, bool verify
 }
 
 std::unique_ptr<ClipSource> open_clip_source(const DataDeck& data, const MediaDeck& limits) {
-  static const std::string synthetic = "synthetic:";
-  if (data.path.starts_with(synthetic))
-    return make_synthetic_source(data.path.substr(synthetic.size()));
+  if (is_synthetic(data.path))
+    return make_synthetic_source(data.path.substr(synthetic_prefix.size()));
   if (is_shapes(data.path))
     return make_image_source(open_labelled_images(data.path, data.verify), data);
   if (is_text_list(data.path)) return make_text_source(open_text_images(data.path, limits), data);
@@ -217,19 +216,20 @@ std::string describe_store(const std::string& path) {
         b.dtype == DType::u8
             ? fmt::format("[{},{},{},{}]", b.frames, b.height, b.width, b.channels)
             : fmt::format("[{},{},{},{}]", b.channels, b.frames, b.height, b.width);
-    out += fmt::format("  bucket {}: {} clips, {} {}, {:.1f} MB, fps {:g} to {:g}\n{}", b.name,
-                       b.clips, name_of(b.dtype), shape,
+    out += fmt::format("  bucket {}: {}, {} {}, {:.1f} MB, fps {:g} to {:g}\n{}", b.name,
+                       counted(b.clips, "clip"), name_of(b.dtype), shape,
                        1e-6 * static_cast<double>(b.clip_bytes()) * static_cast<double>(b.clips),
                        slowest, fastest, captions);
     if (b.dtype != DType::u8) out += latents_text(b);
     if (b.text_channels > 0)
-      out += fmt::format("      text features: {} tokens, at most {} a clip, {} [{}]\n", tokens,
-                         b.longest_text, name_of(b.text_dtype), b.text_channels);
+      out += fmt::format("      text features: {}, at most {} a clip, {} [{}]\n",
+                         counted(tokens, "token"), b.longest_text, name_of(b.text_dtype),
+                         b.text_channels);
     clips += b.clips;
     bytes += b.clip_bytes() * static_cast<std::uint64_t>(b.clips);
   }
-  out += fmt::format("  {} clips in {} buckets, {:.1f} MB, every hash verified\n", clips,
-                     buckets.size(), 1e-6 * static_cast<double>(bytes));
+  out += fmt::format("  {} in {}, {:.1f} MB, every hash verified\n", counted(clips, "clip"),
+                     counted(std::ssize(buckets), "bucket"), 1e-6 * static_cast<double>(bytes));
   return out;
 }
 

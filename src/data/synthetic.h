@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "data/clip_source.h"
 
@@ -19,6 +20,8 @@ namespace weft {
 //   name=256-51-0.57                       the bucket's name; else one made from the shape
 // Everything about a clip follows from (seed, sample id, shape). Throws Exit::usage on an unknown
 // key (naming the nearest) or a value out of range.
+inline constexpr std::string_view synthetic_prefix = "synthetic:";
+inline bool is_synthetic(std::string_view path) { return path.starts_with(synthetic_prefix); }
 std::unique_ptr<ClipSource> make_synthetic_source(const std::string& spec);
 
 }  // namespace weft

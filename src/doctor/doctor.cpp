@@ -7,6 +7,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "doctor/facts.h"
 #include "doctor/judge.h"
@@ -129,8 +130,8 @@ void print_grouped(const char* title, const std::vector<RankFacts>& ranks,
 void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding>& findings) {
   std::set<std::string> hosts;
   for (const RankFacts& r : ranks) hosts.insert(r.host);
-  fmt::print("weft doctor: {} rank{} on {} host{}\n\n", ranks.size(), ranks.size() == 1 ? "" : "s",
-             hosts.size(), hosts.size() == 1 ? "" : "s");
+  fmt::print("weft doctor: {} on {}\n\n", counted(std::ssize(ranks), "rank"),
+             counted(std::ssize(hosts), "host"));
   print_placement(ranks);
   print_measured(ranks);
   const Groups cpus =
@@ -148,11 +149,11 @@ void print_report(const std::vector<RankFacts>& ranks, const std::vector<Finding
     failures += f.level == Finding::Level::fail ? 1 : 0;
   }
   const Exit code = verdict(findings);
-  fmt::print("\nverdict: {} ({} failed, {} warnings), exit status {}\n",
+  fmt::print("\nverdict: {} ({} failed, {}), exit status {}\n",
              code == Exit::done       ? "fit"
              : code == Exit::hardware ? "not fit: hardware or wrong results"
                                       : "not fit until this is mended",
-             failures, warnings, static_cast<int>(code));
+             failures, counted(warnings, "warning"), static_cast<int>(code));
 }
 
 // The same for machines.

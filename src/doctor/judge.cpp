@@ -1,5 +1,6 @@
 // The verdict on everything but devices and measurements (judge_devices.cpp).
 #include "doctor/judge.h"
+#include "core/log.h"
 
 #include <algorithm>
 #include <set>
@@ -212,16 +213,16 @@ void judge_cores(const Ranks& ranks, Findings& out) {
     if (crowded.empty() && threads > static_cast<int>(cores.size())) {
       fine = false;
       warn(out,
-           fmt::format("{} on {} compute with {} threads on {} cores", ranks_text(numbers_of(here)),
-                       host, threads, cores.size()),
+           fmt::format("{} on {} compute with {} on {}", ranks_text(numbers_of(here)), host,
+                       counted(threads, "thread"), counted(std::ssize(cores), "core")),
            "start fewer ranks there, or set run.threads");
     }
     if (quota > 0 && quota < usable - 0.5) {
       fine = false;
-      warn(
-          out,
-          fmt::format("{}: the control group grants {:.1f} of {} cores", host, quota, cores.size()),
-          "ask the scheduler or container for more (--cpus-per-task, --cpus), or set run.threads");
+      warn(out,
+           fmt::format("{}: the control group grants {:.1f} of {}", host, quota,
+                       counted(std::ssize(cores), "core")),
+           "ask the scheduler or container for more (--cpus-per-task, --cpus), or set run.threads");
     }
     std::vector<int> wide;
     for (const RankFacts* r : here)
@@ -244,8 +245,8 @@ void judge_memory(const Ranks& ranks, Findings& out) {
     const double each = r.available_gib / static_cast<double>(here.size());
     if (each < 1)
       warn(out,
-           fmt::format("{}: {:.1f} GiB of memory are free for {} ranks", host, r.available_gib,
-                       here.size()),
+           fmt::format("{}: {:.1f} GiB of memory are free for {}", host, r.available_gib,
+                       counted(std::ssize(here), "rank")),
            "see who holds memory there (top), or start fewer ranks");
     // Messages between ranks of a host, and NCCL's, go through /dev/shm.
     if (here.size() > 1 && r.shared_memory_gib < 0.5)

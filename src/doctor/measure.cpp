@@ -15,6 +15,8 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "data/images/shapes.h"
+#include "data/synthetic.h"
 #include "data/text_images/text_images.h"
 #include "ops/matmul.h"
 #include "tensor/arena.h"
@@ -297,8 +299,8 @@ double timed_read(int fd, std::size_t begin, std::size_t bytes, const std::strin
 
 void measure_files(const std::string& path, RankFacts& facts) {
   struct stat s {};
-  const bool store = !path.empty() && path.rfind("synthetic:", 0) != 0 &&
-                     path.rfind("shapes:", 0) != 0 && !is_text_list(path);
+  const bool store =
+      !path.empty() && !is_synthetic(path) && !is_shapes(path) && !is_text_list(path);
   if (store) {
     const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     WEFT_CHECK(file.fd() >= 0 && fstat(file.fd(), &s) == 0 && S_ISREG(s.st_mode), Exit::data,

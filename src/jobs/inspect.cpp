@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "media/writers.h"
@@ -20,6 +21,8 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* not_finite = " NOT FINITE";
 
 std::string shape_text(const SafetensorEntry& e) {
   return fmt::format("[{}]", fmt::join(e.shape, ", "));
@@ -48,7 +51,7 @@ std::string values_text(const SafetensorsFile& file, const SafetensorEntry& e) {
   std::string text =
       low > high ? "no finite value"
                  : fmt::format("{:.4g} to {:.4g}, norm {:.5g}", low, high, std::sqrt(squares));
-  if (strange > 0) text += fmt::format(", {} NOT FINITE", strange);
+  if (strange > 0) text += fmt::format(", {}{}", strange, not_finite);
   return text;
 }
 
@@ -64,19 +67,26 @@ void inspect_safetensors(const std::string& path) {
     widest = std::max(widest, std::min<std::size_t>(detail::printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
-  fmt::print("safetensors {}\n  {} tensors, {} elements, {:.1f} MB\n", path, file.entries().size(),
-             elements, static_cast<double>(bytes) / 1e6);
+  fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", path,
+             counted(std::ssize(file.entries()), "tensor"), counted(elements, "element"),
+             static_cast<double>(bytes) / 1e6);
   for (const auto& [key, value] : file.metadata()) {
     // A stored deck has many lines; the first tells which it is.
     const std::string line = value.substr(0, value.find('\n'));
     fmt::print("  {} = {}{}\n", detail::printable(key), detail::printable(line),
                line.size() < value.size() ? " ..." : "");
   }
-  for (const SafetensorEntry& e : file.entries())
+  std::int64_t strange = 0;
+  for (const SafetensorEntry& e : file.entries()) {
+    const std::string values = values_text(file, e);
+    if (values.ends_with(not_finite)) ++strange;
     fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
-               widest_shape, name_of(e.dtype), values_text(file, e));
-  fmt::print("  {}\n", file.hashed() ? "every tensor matches its hash"
-                                     : "no hashes: weft did not write this file");
+               widest_shape, name_of(e.dtype), values);
+  }
+  fmt::print(
+      "safetensors {}: {}, {}{}\n", path, counted(std::ssize(file.entries()), "tensor"),
+      file.hashed() ? "every tensor matches its hash" : "no hashes: weft did not write this file",
+      strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
 
 // A run directory: every checkpoint in a line, then the newest sound one in full.

@@ -70,8 +70,8 @@ int text(const Deck& deck, const TextRequest& request, MPI_Comm world) {
     const EncodedTexts done = encode_texts(deck, captions, request.features, world);
     std::int64_t tokens = 0;
     for (const std::int64_t n : done.tokens) tokens += n;
-    log::info("{} captions, {} tokens in {:.1f} s: {}", captions.size(), tokens, done.seconds,
-              request.features);
+    log::info("{}, {} in {:.1f} s: {}", counted(std::ssize(captions), "caption"),
+              counted(tokens, "token"), done.seconds, request.features);
   }
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "nn/detail.h"
 #include "ops/layout.h"
 
@@ -158,7 +159,7 @@ std::unique_ptr<Communicator> make_sequence_group(MPI_Comm world, std::int64_t r
   MPI_Comm_size(world, &size);
   WEFT_CHECK(size % ranks == 0, Exit::usage,
              "start a multiple of parallel.sp ranks, or lower parallel.sp",
-             "{} rank{} cannot form groups of parallel.sp = {}", size, size == 1 ? "" : "s", ranks);
+             "{} cannot form groups of parallel.sp = {}", counted(size, "rank"), ranks);
   MPI_Comm group = MPI_COMM_NULL;
   MPI_Comm_split(world, static_cast<int>(rank / ranks), rank, &group);
   auto communicator = make_communicator(group, timeout_seconds);  // of a duplicate

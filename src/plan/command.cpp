@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/version.h"
 
 namespace weft {
@@ -72,10 +73,11 @@ void print_step(const Plan& p, const Deck& deck) {
   const StepTime& t = p.step;
   const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
   fmt::print(
-      "\nstep of {} micro-batches on {} ranks: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
+      "\nstep of {} on {}: {} ({:.3g} TFLOP/s a rank, {:.3g} {}/s in "
       "all)\n",
-      deck.train.micro_batches, p.ranks, time_text(p.seconds),
-      p.flops_a_step / p.seconds / p.ranks * 1e-12, p.tokens_a_step / p.seconds, p.unit);
+      counted(deck.train.micro_batches, "micro-batch", "micro-batches"), counted(p.ranks, "rank"),
+      time_text(p.seconds), p.flops_a_step / p.seconds / p.ranks * 1e-12,
+      p.tokens_a_step / p.seconds, p.unit);
   fmt::print(
       "  compute               {:>10}  {:.1f} % (of it {:.1f} % of the step waiting for the "
       "slowest)\n",
@@ -173,23 +175,22 @@ int plan(const Deck& deck, const PlanCommand& given, MPI_Comm world) {
   MPI_Comm_rank(world, &rank);
   PlanCommand command = given;
   const bool described = given.request.gpus > 0 || given.request.memory_gb > 0;
-  if (!given.fabric.empty())
-    command.request.fabric = given.fabric;
-  else if (given.job == "train" && !described)
-    command.request.fabric = "local";
+  std::string& fabric = command.request.fabric;
+  if (fabric.empty()) fabric = given.job == "train" && !described ? "local" : default_fabric;
   if (command.job != "train") {
     int ranks = 1;
     MPI_Comm_size(world, &ranks);
     return rank == 0 ? plan_job(deck, command.request, command.job, command.json, ranks) : 0;
   }
   // Rank 0 alone plans a described machine; measuring takes all ranks.
-  if (rank != 0 && command.request.fabric != "local") return 0;
+  if (rank != 0 && fabric != "local") return 0;
   const Plan p = make_plan(deck, command.request, world);
   if (rank != 0) return 0;
 
   fmt::print("{}\n{}: {} parameters, {} trained\n", version_line(), p.model, p.parameters,
              p.trained);
-  fmt::print("{} ranks, fabric {}\nrates: {}\n", p.ranks, p.machine.name, p.rates_origin);
+  fmt::print("{}, fabric {}\nrates: {}\n", counted(p.ranks, "rank"), p.machine.name,
+             p.rates_origin);
   print_memory(p);
   print_buckets(p);
   print_step(p, deck);
@@ -214,10 +215,9 @@ Command plan_command() {
                                                                              "generate", "animate"};
   c.option("--gpus", planned.gpus, "ranks (default: those it runs on)");
   c.option("--memory", planned.memory_gb, "GB of a rank's device");
-  c.option(
-      "--fabric", r->fabric,
-      "cards x Gb/s a node: 8x400, 1x200, ...; local measures this host (default where neither "
-      "--gpus nor --memory is given)");
+  c.option("--fabric", planned.fabric,
+           "cards x Gb/s a node: 8x400 (default), 1x200, ...; local measures this host (default of "
+           "--job train where neither --gpus nor --memory is given)");
   c.option("--rates", planned.rates, "rates of the device to predict from (JSON)");
   c.option("--mtbf", planned.mtbf_hours, "hours between failures of one device");
   c.option("--json", r->json, "file for the plan");

@@ -16,7 +16,6 @@ namespace weft {
 // it.
 struct PlanCommand {
   PlanRequest request;
-  std::string fabric;         // "": `local` for training where no machine is described, else 8x400
   std::string json;           // file for everything that was found
   std::string job = "train";  // or encode, generate, animate
 };
@@ -41,7 +40,7 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
 // described machine.
 struct SimulateRequest {
   std::vector<int> gpus = {1, 2, 4, 8, 16, 32, 64, 128};
-  std::vector<std::string> fabrics = {"8x400"}, styles = {"weft"};
+  std::vector<std::string> fabrics = {default_fabric}, styles = {"weft"};
   double memory_gb = 141;  // of a GPU: decides what is recomputed
   std::int64_t per_gpu =
       0;  // micro-batches a rank and step; 0: the deck's train.micro_batches, shared by all

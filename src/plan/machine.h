@@ -37,6 +37,8 @@ struct Machine {
   double node_bandwidth() const { return cards_a_node * card_bandwidth * card_share; }
 };
 
+inline constexpr const char* default_fabric = "8x400";
+
 // The described machine with the fabric "8x400", "1x200" or any other CARDSxGBITS a node; H200
 // nodes of 8 with NVLink (docs/plan.md, Machine constants). `memory_gb` in 1e9 bytes. Exit::usage
 // for a fabric that is none of these, naming the nearest.

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/statistics.h"
 #include "parallel/communicator.h"
 #include "tensor/arena.h"
@@ -72,8 +73,8 @@ LocalMeasurement measure_local(const Deck& deck, MeasuredWork work, MPI_Comm wor
   m.machine.memory_bandwidth = m.optimizer_bandwidth;
   m.rates.products = flops / seconds;
   m.rates.bandwidth = m.optimizer_bandwidth;
-  m.rates.origin = fmt::format("measured on {} ranks of this host: {}, medians of {} runs",
-                               m.machine.ranks_a_node, work.how, measured_runs);
+  m.rates.origin = fmt::format("measured on {} of this host: {}, medians of {} runs",
+                               counted(m.machine.ranks_a_node, "rank"), work.how, measured_runs);
   return m;
 }
 

@@ -19,9 +19,11 @@ struct PlanRequest {
   int gpus = 0;  // ranks; 0: those of the world
   double memory_gb =
       0;  // of a rank's device, 1e9 bytes; 0 on local: what the host has for each rank
-  std::string fabric = "8x400";  // or "local"
-  std::string rates;             // a file of measured rates; empty: targets
-  double mtbf_hours = 50000;     // of one device: mean hours between failures
+  // As described_machine() takes it, or "local". `weft plan` without --fabric: "local" for training
+  // where no machine is described, else default_fabric.
+  std::string fabric;
+  std::string rates;          // a file of measured rates; empty: targets
+  double mtbf_hours = 50000;  // of one device: mean hours between failures
 };
 
 // Bytes on one rank.

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/log.h"
 #include "jobs/animate/networks.h"
 #include "jobs/animate/plans.h"
 #include "plan/command.h"
@@ -59,7 +60,8 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   }
   const Rates rates = request.rates.empty() ? h200_targets() : read_rates(request.rates);
   const double rate = rates.convolutions > 0 ? rates.convolutions : rates.products;
-  fmt::print("\n{} clips of {} frames, every rank\n", clips.size(), frames);
+  fmt::print("\n{} of {}, every rank\n", counted(std::ssize(clips), "clip"),
+             counted(frames, "frame"));
   fmt::print("  {:<20} {:>9.3f} GB  networks in f32 as a CPU holds them\n", "weights",
              gb(static_cast<double>(weights)));
   fmt::print("  {:<20} {:>9.3f} GB  largest clip, whatever its length\n", "activations",

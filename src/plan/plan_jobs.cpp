@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "data/clip_source.h"
 #include "jobs/encode/clips.h"
@@ -196,8 +197,8 @@ void plan_encode_job(const Deck& deck, const PlanRequest& request, int ranks,
                             {"clip_bytes", stored.clip_bytes()},
                             {"seconds", plan.encoding}});
   }
-  fmt::print("  {:.1f} s for all clips on {} ranks, without reading and writing ({})\n", seconds,
-             ranks, rates.origin);
+  fmt::print("  {:.1f} s for all clips on {}, without reading and writing ({})\n", seconds,
+             counted(ranks, "rank"), rates.origin);
   j["seconds"] = seconds;
 }
 
@@ -296,8 +297,9 @@ void plan_generate(const Deck& deck, const PlanRequest& request, int ranks,
   vae.set_micro_batch(at_once);
   row(j, "frames on the host", plan_frames(deck, job, job.longest_first(), vae).bytes,
       "between VAE and encoder, whatever the clips' lengths");
-  fmt::print("  at least {:.1f} s of sampling and decoding on {} groups of ranks ({})\n",
-             std::max(longest, seconds * sp / ranks), ranks / sp, rates.origin);
+  fmt::print("  at least {:.1f} s of sampling and decoding on {} ({})\n",
+             std::max(longest, seconds * sp / ranks),
+             counted(ranks / sp, "group of ranks", "groups of ranks"), rates.origin);
   j["seconds"] = std::max(longest, seconds * sp / ranks);
 }
 
@@ -315,8 +317,8 @@ int plan_job(const Deck& deck, const PlanRequest& request, const std::string& jo
   j["job"] = job;
   j["ranks"] = ranks;
   j["memory_gb"] = request.memory_gb;
-  fmt::print("{}\nweft {} on {} ranks of {:.1f} GB, of which a sixteenth stays free\n",
-             version_line(), job, ranks, request.memory_gb);
+  fmt::print("{}\nweft {} on {} of {:.1f} GB, of which a sixteenth stays free\n", version_line(),
+             job, counted(ranks, "rank"), request.memory_gb);
   const bool text =
       !deck.get<T5Deck>().weights.empty() && (job == "generate" || deck.get<EncodeDeck>().text);
   if (text) print_text(deck, plan_text(deck, request, ranks), j);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/log.h"
 #include "report/html.h"
 
 namespace weft::report_page {
@@ -100,8 +101,7 @@ std::string speed_of_runs(std::span<const Run> runs) {
     const Run& r = runs[i];
     const double speed = clips_a_second(r);
     std::string text = std::isfinite(speed) ? rate_text(speed) + " clips a second" : "-";
-    if (r.ranks_number > 0)
-      text += fmt::format(", {:.0f} rank{}", r.ranks_number, r.ranks_number == 1 ? "" : "s");
+    if (r.ranks_number > 0) text += ", " + counted(r.ranks_number, "rank");
     if (differ && r.ranks_number > 0 && speed > 0)
       text += fmt::format(", efficiency {}", percent(speed / r.ranks_number,
                                                      clips_a_second(*base) / base->ranks_number));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/log.h"
 #include "models/segmentation/palette.h"
 #include "report/embed.h"
 #include "report/html.h"
@@ -46,9 +47,9 @@ std::string facts(const EvaluationRecord& e) {
   for (const auto& [name, value] : e.facts)
     rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value));
   if (e.pace.images > 0)
-    rows += fmt::format(
-        "<tr><th>pace</th><td>{} images on {} ranks in {}: {:.2f} images/s</td></tr>\n",
-        e.pace.images, e.pace.ranks, seconds_text(e.pace.seconds), e.pace.images_a_second());
+    rows += fmt::format("<tr><th>pace</th><td>{} on {} in {}: {:.2f} images/s</td></tr>\n",
+                        counted(e.pace.images, "image"), counted(e.pace.ranks, "rank"),
+                        seconds_text(e.pace.seconds), e.pace.images_a_second());
   return section("What was evaluated", "", rows + "</table></div>");
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/log.h"
 #include "report/gallery.h"
 #include "report/html.h"
 
@@ -42,21 +43,25 @@ std::string more_text(std::size_t left, const Gallery& g) {
   return fmt::format("<p class=\"note\">and {} more in {}</p>", left, escape(g.folder.string()));
 }
 
-// The unit of the job's work, in the plural.
-const char* noun_of(const Gallery& g) { return g.command == "segment" ? "inputs" : "clips"; }
+// The unit of the job's work.
+const char* noun_of(const Gallery& g) { return g.command == "segment" ? "input" : "clip"; }
+
+std::string count_tile(std::size_t n, const std::string& noun) {
+  return tile(fmt::to_string(n), n == 1 ? noun : noun + "s");
+}
 
 std::string tiles(const Gallery& g) {
   std::vector<double> seconds;
   for (const GalleryClip& c : g.clips) seconds.push_back(c.seconds);
   std::string t = "<div class=\"tiles\">\n";
-  t += tile(fmt::format("{}", g.clips.size()), noun_of(g));
+  t += count_tile(g.clips.size(), noun_of(g));
   if (!g.failures.empty()) t += tile(fmt::format("{}", g.failures.size()), "failed");
   if (!finite(seconds).empty()) {
     const bool parts = g.command == "animate";
     t += tile(seconds_text(median(seconds)),
               parts ? "of ranks' work a clip (median)" : "a clip (median)");
   }
-  if (!g.ranks.empty()) t += tile(fmt::format("{}", g.ranks.size()), "ranks");
+  if (!g.ranks.empty()) t += count_tile(g.ranks.size(), "rank");
   if (g.wall_seconds > 0) t += tile(seconds_text(g.wall_seconds), "until the last was made");
   return t + "</div>\n";
 }
@@ -69,7 +74,7 @@ std::string rank_section(const Gallery& g) {
     body += bar(fmt::format("rank {}", r),
                 {{g.ranks[r].busy, run_colors[0], "busy " + seconds_text(g.ranks[r].busy)}},
                 g.wall_seconds,
-                fmt::format("{:.0f} {}, busy {}", g.ranks[r].made, parts ? "parts" : noun_of(g),
+                fmt::format("{}, busy {}", counted(g.ranks[r].made, parts ? "part" : noun_of(g)),
                             percent(g.ranks[r].busy, g.wall_seconds)));
   return section("Ranks", "How long each was at work, of the time until the last item was made.",
                  body + "</div>");
@@ -145,9 +150,9 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   }
   if (embedder.linked() > 0)
     page += fmt::format(
-        "<footer>{} files are too large for this page: keep it in its folder for the links to "
+        "<footer>Too large for this page: {}. Keep it in its folder for the links to "
         "work.</footer>\n",
-        embedder.linked());
+        counted(embedder.linked(), "file"));
   return page + close_page();
 }
 

@@ -364,7 +364,7 @@ Inputs load_inputs(const std::vector<std::string>& names) {
     }
     inputs.runs.push_back(report_page::load_run(name));
     if (const std::size_t broken = inputs.runs.back().broken_lines; broken > 0)
-      log::warn("{}/metrics.jsonl: {} lines cannot be read and are left out", name, broken);
+      log::warn("{}/metrics.jsonl: {} left out that cannot be read", name, counted(broken, "line"));
   }
   return inputs;
 }

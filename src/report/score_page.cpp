@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/log.h"
 #include "report/embed.h"
 #include "report/html.h"
 
@@ -20,14 +21,10 @@ std::string histogram(const ScoreSummary& s) {
   const auto scored = static_cast<double>(s.rows - s.without);
   std::string body = "<div class=\"bars\">";
   for (const auto& [label, rows] : bins)
-    body += bar(label, {{static_cast<double>(rows), run_colors[0], fmt::format("{} rows", rows)}},
-                most, fmt::format("{} ({})", rows, percent(static_cast<double>(rows), scored)));
+    body += bar(label, {{static_cast<double>(rows), run_colors[0], counted(rows, "row")}}, most,
+                fmt::format("{} ({})", rows, percent(static_cast<double>(rows), scored)));
   return section("Text regions", "Rows by the number of text regions in their frame.",
                  body + "</div>");
-}
-
-std::string counted(std::int64_t n, const char* noun) {
-  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
 }
 
 std::string stages(const ScoreSummary& s) {

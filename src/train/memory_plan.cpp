@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -111,9 +112,9 @@ std::vector<StepMemory> plan_memory(TrainingTask& task, std::span<const Bucket> 
       const bool first_without = largest[i] == 0 && std::count(&largest[0], &largest[i], 0) == 0;
       if (refusal.empty() || first_without)
         refusal = fmt::format(
-            "{} clips of bucket {} need {} of activations{}, beside gaps between tensors; a rank "
-            "has {} for them",
-            batch, bucket.name, size_text(static_cast<double>(bytes(batch, most))),
+            "a micro-batch of {} of bucket {} needs {} of activations{}, beside gaps between "
+            "tensors; a rank has {} for them",
+            counted(batch, "clip"), bucket.name, size_text(static_cast<double>(bytes(batch, most))),
             blocks > 0 ? " even if every block is recomputed" : "",
             size_text(static_cast<double>(usable)));
       plan.emplace_back();

@@ -32,6 +32,12 @@ class Decks(WeftTest):
     def test_what_others_call_a_gpu(self):
         self.refuse('device.kind = "gpu"', 'did you mean "cuda"?', arguments=("deck.toml", "device.kind=gpu"))
 
+    def test_a_gpu_of_a_build_without_cuda(self):
+        job = self.train("run", "device.kind=cuda", "train.steps=1", ranks=1, expect=None)
+        if "no CUDA side" not in job.err:
+            self.skipTest("built with CUDA")
+        self.refused(job, USAGE, 'device.kind = "cuda"', "build weft where nvcc is on the PATH")
+
     def test_unknown_table(self):
         with open(self.dir / "deck.toml", "a") as deck:
             deck.write("[modle]\ndepth = 2\n")
@@ -207,6 +213,21 @@ class Checkpoints(WeftTest):
                      "step_10")
         self.refused(self.weft("generate", "deck.toml", "run.dir=run", expect=None), CHECKPOINT)
 
+    def test_inspect_ends_with_its_verdict(self):
+        text = self.weft("inspect", "run/step_10", ranks=0).out
+        self.assertRegex(text, r"\ncheckpoint \S+/run/step_10: step 10, complete, every byte matches its hash\n$")
+        # A run that starts anew in the directory leaves the later checkpoints of the one before.
+        self.train("run", "run.resume=false", "train.steps=5")
+        text = self.weft("inspect", "run", ranks=0).out
+        self.assertRegex(text, r"\n  step_10 +verified, every byte matches its hash, left by an earlier run\n"
+                               r"  step_5 +verified, every byte matches its hash\n")
+        self.assertRegex(text, r"\ncheckpoint \S+/run/step_5: step 5, complete, every byte matches its hash\n$")
+        self.cut(5)
+        job = self.weft("inspect", "run", ranks=0, expect=None)
+        self.refused(job, CHECKPOINT, "step_5/shard_0001.bin")
+        self.assertRegex(job.out, r"\n  step_5 +verified, DAMAGED: ")
+        self.assertNotIn("complete", job.out)
+
     def test_a_checkpoint_of_another_run(self):
         self.train("other", "train.steps=15", "run.seed=8")
         shutil.copytree(self.dir / "other" / "step_15", self.dir / "run" / "step_15")
@@ -280,6 +301,13 @@ class Weights(WeftTest):
     @staticmethod
     def entry(begin, end, shape=(2,), dtype="F32"):
         return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+    def test_inspect_ends_with_what_is_wrong(self):
+        self.write({"a": self.entry(0, 8), "b": self.entry(8, 16)}, struct.pack("<4f", 1, 2, 3, float("nan")))
+        lines = self.weft("inspect", "w.safetensors", ranks=0).out.splitlines()
+        self.assertIn("3 to 3, norm 3, 1 NOT FINITE", lines[-2])
+        self.assertEqual(lines[-1], "safetensors w.safetensors: 2 tensors, no hashes: weft did not write this file, "
+                                    "1 with values NOT FINITE")
 
     def test_overlapping_tensors(self):
         self.write({"a": self.entry(0, 8), "b": self.entry(4, 12)}, b"\0" * 12)

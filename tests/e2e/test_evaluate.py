@@ -261,7 +261,7 @@ class Segment(Segmentation):
             for s in line["shares"]:
                 self.assertAlmostEqual(s["share"], pixels.count(s["class"]) / len(pixels), 12)
             self.assertAlmostEqual(sum(s["share"] for s in line["shares"]), 1, 2)
-            self.assertIn(f"{name}: class ", job.out)
+            self.assertRegex(job.out, rf"(?m)^{name}: (ground|disc|square|triangle|ring|stripes) ")
         # The picture beside the colours of the same classes, on two ranks.
         self.segment("['in']", "segment.output=beside", ranks=2)
         width, _, rows, _ = read_png(self.dir / "beside/sub/a.png")
@@ -277,6 +277,29 @@ class Segment(Segmentation):
         names = list(self.lines("beside", "segment"))
         self.assertIn("in/sub/a", names)
         self.assertEqual([n for n in names if n.startswith("beside")], [])
+
+    def test_names_of_classes(self):
+        """Those of the deck, else of its data, where that is there and has as many classes; else numbers."""
+        self.folder()
+        (self.dir / "names.txt").write_text("".join(f"n{c}\n" for c in range(CLASSES)))
+        (self.dir / "bad.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90))
+        ours = ["ground", "disc", "square", "triangle", "ring", "stripes"]
+        numbers = [f"class {c}" for c in range(CLASSES)]
+        for data, names, told in (
+                ("", ours, False), ("model.class_names=names.txt", [f"n{c}" for c in range(CLASSES)], False),
+                ("data.path=shapes:classes=4", numbers, False), ("data.path=none.h5", numbers, False), ("data.path=bad.h5", numbers, True)):
+            with self.subTest(data=data):
+                job = self.segment("['in/a.png']", *[data] * bool(data), ranks=2)
+                for s in self.lines("segmented", "segment")["a"]["shares"]:
+                    self.assertEqual(s["name"], names[s["class"]])
+                self.assertEqual("WARN: " in job.err and "bad.h5" in job.err, told, job.err)
+
+    def test_what_a_folder_has_beside_pictures(self):
+        self.folder()
+        (self.dir / "in/sub/notes.txt").write_text("no picture")
+        self.assertIn("in: 1 file left out, being no .jpg, .jpeg or .png", self.segment("['in']").err)
+        (self.dir / "in/clip.mp4").write_bytes(b"")
+        self.assertIn("in: 2 files left out, being no .jpg", self.segment("['in']", ranks=2).err)
 
     def test_a_broken_picture_does_not_stop_the_others(self):
         self.folder()

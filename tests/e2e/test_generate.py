@@ -323,7 +323,7 @@ class Generate(WeftTest):
         self.assertEqual(sorted(self.clips("counted")), ["sample_0002", "sample_0003", "sample_0004"])
         texts = json.loads((self.dir / "counted" / "refined_texts.json").read_text())["texts"]
         self.assertEqual([int(t.split()[0]) for t in texts.values()], [1, 2, 1])
-        for command, said in (("cat; echo more", "printed 2 lines for 1 texts"), ("exit 3", "with code 3"),
+        for command, said in (("cat; echo more", "printed 2 lines for 1 text"), ("exit 3", "with code 3"),
                               ("echo", "is empty")):
             self.refused(self.generate("generate.output=bad", f"generate.refine={command}", expect=None,
                                        prompts=["a cat"]), 3, "generate.refine", said)

@@ -71,7 +71,7 @@ class Ingest(WeftTest):
 
     def test_plan_writes_nothing_and_measures_what_no_list_says(self):
         job = self.ingest("v", "--plan", "ingest.frames=[4,1]")
-        self.assertRegex(job.err, r"5 kept of 5: 4 videos \(80\.0 %\), 1 pictures \(20\.0 %\)")
+        self.assertRegex(job.err, r"5 kept of 5: 4 videos \(80\.0 %\), 1 picture \(20\.0 %\)")
         self.assertRegex(job.err, r"32x32-1 +1 ")
         self.assertRegex(job.err, r"32x32-4 +19 ")  # 5 + 5 + 7 + 2
         self.assertEqual(self.written(), [])
@@ -79,7 +79,7 @@ class Ingest(WeftTest):
         self.assertIn("1 dropped by max_frames = 20", job.err)
         self.assertIn("1 dropped by min_pixels = 2304", job.err)
         job = self.ingest("v", "--min-fps=11", "--plan")
-        self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 pictures", job.err)  # a picture has no rate
+        self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 picture", job.err)  # a picture has no rate
         self.refused(self.ingest("v", "--min-fps=11", "--min-frames=2", "--plan", expect=None), DATA, "none of 5 items is left")
 
     def test_scores_of_weft_score_are_joined(self):
@@ -129,7 +129,7 @@ class Ingest(WeftTest):
                                  ("0003.png", (self.dir / "v" / "still.png").read_bytes()), ("again.mp4", video["wide.mp4"])])
         before = sorted(p.name for p in self.dir.parent.glob("escaped*"))
         job = self.ingest("s-*.tar", "ingest.frames=[4,1]")
-        self.assertIn("s-001.tar has 1 links, which are left out", job.err)
+        self.assertIn("s-001.tar has 1 link, left out", job.err)
         self.assertIn("1 dropped by duplicates", job.err)
         self.assertIn("4 kept of 5", job.err)
         said = self.clips("clips.h5")

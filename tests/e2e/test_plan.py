@@ -66,7 +66,7 @@ class Plan(WeftTest):
 
     def test_what_does_not_fit(self):
         machine = ("--gpus", "128", "--memory", "30", "--fabric", "8x400")
-        self.refuse("1 clips of bucket", "not even one clip fits of 360p-408-0.56, ", arguments=machine)
+        self.refuse("1 clip of bucket", "not even one clip fits of 360p-408-0.56, ", arguments=machine)
         machine = ("--gpus", "128", "--memory", "35", "--fabric", "8x400")
         self.refuse("clips of bucket", "largest batches that fit", arguments=machine)
         # What the refusal says to set is enough, for all buckets at once.
@@ -98,6 +98,7 @@ class Plan(WeftTest):
         text, slow = self.plan(deck, *machine, "--rates", self.dir / "rates.json")
         _, fast = self.plan(deck, *machine)
         self.assertIn("a slow device", text)
+        self.assertEqual(fast["fabric"], "8x400")  # of a described machine
         self.assertGreater(slow["step"]["seconds"], 4 * fast["step"]["seconds"])
 
     def test_the_memory_of_the_run_itself(self):

@@ -72,6 +72,7 @@ TEST_F(Galleries, ShowTheClipsOfAGeneratingJob) {
   EXPECT_THAT(html, HasSubstr("data:image/png;base64,cGljdHVyZQ=="));
   EXPECT_THAT(html, HasSubstr("<b>a &lt;dog&gt;</b>seed 7 · 64 x 48 · 9 frames · 1.25 s · rank 1"));
   EXPECT_THAT(html, HasSubstr("d: &lt;no&gt;"));
+  EXPECT_THAT(html, HasSubstr("1 clip, busy 25 %"));
   EXPECT_THAT(html, HasSubstr("2 clips, busy 75 %"));
   EXPECT_THAT(html, Not(HasSubstr("other.png")));
   EXPECT_THAT(html, Not(HasSubstr("href=")));

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/log.h"
 #include "data/images/image_store_open.h"
 
 namespace weft {
@@ -161,11 +162,11 @@ std::string ImageStore::describe() const {
   }
   const double all = static_cast<double>(first_pixel_.back());
   std::string out = fmt::format("store of labelled images {}\n", file_.path());
-  out += fmt::format("  {} images, {} of them portrait, {:.1f} MB of pixels and {:.1f} of labels\n",
-                     count(), portraits, 3e-6 * all, 1e-6 * all);
+  out += fmt::format("  {}, {} of them portrait, {:.1f} MB of pixels and {:.1f} of labels\n",
+                     counted(count(), "image"), portraits, 3e-6 * all, 1e-6 * all);
   out += fmt::format("  shorter side {}, longer side {} (smallest / median / largest)\n",
                      spread(std::move(shorter)), spread(std::move(longer)));
-  out += fmt::format("  {}\n", num_classes_ > 0 ? fmt::format("{} classes", num_classes_)
+  out += fmt::format("  {}\n", num_classes_ > 0 ? counted(num_classes_, "class", "classes")
                                                 : "number of classes not given");
   out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: unlabelled\n",
                      100 * static_cast<double>(pixels[0]) / all, images[0]);

@@ -120,8 +120,8 @@ Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int ra
     } else if (cut.damaged > 0) {
       // FFmpeg guesses what it cannot decode; such clips are kept, but never silently.
       ++share.broken;
-      log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} clips are kept",
-                inputs[i].media.name(), cut.damaged, cut.frames, cut.clips);
+      log::warn("{} is damaged: {} of its {} frames could not be decoded whole, {} kept",
+                inputs[i].media.name(), cut.damaged, cut.frames, counted(cut.clips, "clip"));
     } else if (!cut.unused.empty()) {
       ++share.unused;
       log::warn("no clip from {}: {}", inputs[i].media.name(), cut.unused);
@@ -240,10 +240,10 @@ void print_table(const std::string& output, const Written& written,
               fmt::format("[{},{},{},3] u8", b.frames, b.height, b.width),
               1e-6 * static_cast<double>(b.clip_bytes()) * static_cast<double>(entry.second));
   }
-  log::info("{} clips, {:.1f} MB in {}", written.clips, 1e-6 * static_cast<double>(written.bytes),
-            output);
-  log::info("{} videos: {} broken, {} without a clip; {} frames in {:.1f} s, {:.0f} frames/s",
-            videos, sums[1], sums[2], sums[0], seconds,
+  log::info("{}, {:.1f} MB in {}", counted(written.clips, "clip"),
+            1e-6 * static_cast<double>(written.bytes), output);
+  log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s",
+            counted(videos, "video"), sums[1], sums[2], counted(sums[0], "frame"), seconds,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
@@ -294,7 +294,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
              "ingest.inputs names no video");
   for (const std::string& table : d.scores) {
     const std::size_t joined = join_scores(table, deck.media, listed);
-    log::info("ingest: {} has scores of {} of {} items", table, joined, listed.size());
+    log::info("ingest: {} has scores of {} of {}", table, joined,
+              counted(std::ssize(listed), "item"));
   }
   const std::size_t all = listed.size();
   const Selection selection = select_items(std::move(listed), d, {deck.media, {}}, plan, comm);
@@ -303,7 +304,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
   if (plan) return 0;
-  log::info("ingest: {} videos over {} ranks into {}", inputs.size(), size, d.output);
+  log::info("ingest: {} over {} into {}", counted(std::ssize(inputs), "video"),
+            counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
 
   // 2. Cut this rank's videos into its part file.
@@ -334,8 +336,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
                  fault == faults.end()
                      ? "try fewer ingest.frames, a lower ingest.resolutions, or other footage"
                      : "see to that file; the paths of a list start in the list's folder",
-                 "no clip came out of {} videos; the first fault: {}", inputs.size(),
-                 fault == faults.end() ? "none" : *fault);
+                 "no clip came out of {}; the first fault: {}",
+                 counted(std::ssize(inputs), "video"), fault == faults.end() ? "none" : *fault);
       const Written written =
           merge(deck.get<IngestDeck>().output, made, deck.get<IngestDeck>().max_clips);
       const double seconds =

@@ -270,7 +270,8 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
-  log::info("ingest: {} labelled images over {} ranks into {}", pairs.size(), size, d.output);
+  log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
+            counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
@@ -295,7 +296,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   }
   progress.finish();
   MPI_Allreduce(MPI_IN_PLACE, &kept, 1, MPI_INT64_T, MPI_SUM, comm);
-  if (kept > 0) log::info("ingest: {} images were decoded by an earlier attempt", kept);
+  if (kept > 0) log::info("ingest: {} decoded by an earlier attempt", counted(kept, "image"));
 
   // 3. Join them on rank 0.
   std::array<std::int64_t, 2> end{};  // exit code; broken images
@@ -307,11 +308,12 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
       end[1] = joined.broken;
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      log::info("{} images, {:.1f} MB of pixels and {:.1f} of labels in {}", joined.images,
-                3e-6 * static_cast<double>(joined.pixels),
+      log::info("{}, {:.1f} MB of pixels and {:.1f} of labels in {}",
+                counted(joined.images, "image"), 3e-6 * static_cast<double>(joined.pixels),
                 1e-6 * static_cast<double>(joined.pixels), d.output);
-      log::info("{} of {} images left out; {:.1f} s, {:.0f} images/s", joined.broken, pairs.size(),
-                seconds, static_cast<double>(joined.images) / std::max(seconds, 1e-3));
+      log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
+                counted(std::ssize(pairs), "image"), seconds,
+                static_cast<double>(joined.images) / std::max(seconds, 1e-3));
     } catch (const Error& e) {
       failure = std::current_exception();
       end[0] = static_cast<int>(e.code());

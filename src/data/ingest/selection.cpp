@@ -278,8 +278,9 @@ void report_selection(const Selection& selection, std::size_t listed, const Fore
            static_cast<double>(std::max<std::int64_t>(1, whole));
   };
   const std::int64_t kept = std::ssize(selection.kept);
-  log::info("{:>10} kept of {}: {} videos ({:.1f} %), {} pictures ({:.1f} %)", kept, listed,
-            f.videos, share(f.videos, kept), f.pictures, share(f.pictures, kept));
+  log::info("{:>10} kept of {}: {} ({:.1f} %), {} ({:.1f} %)", kept, listed,
+            counted(f.videos, "video"), share(f.videos, kept), counted(f.pictures, "picture"),
+            share(f.pictures, kept));
   if (f.small > 0) log::info("{:>10} too small for every resolution", f.small);
   if (f.brief > 0) log::info("{:>10} too short for every clip", f.brief);
   if (f.clips.empty()) return;

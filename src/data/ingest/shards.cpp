@@ -93,9 +93,10 @@ class ShardReader {
     }
     end_sample();
     if (links_ > 0 && log::rank() == 0)
-      log::warn("{} has {} links, which are left out: a shard holds its media itself", path_,
-                links_);
-    if (bare_ > 0) log::info("ingest: {} has {} samples without a video or picture", path_, bare_);
+      log::warn("{} has {}, left out: a shard holds its media itself", path_,
+                counted(links_, "link"));
+    if (bare_ > 0)
+      log::info("ingest: {} has {} without a video or picture", path_, counted(bare_, "sample"));
   }
 
  private:

@@ -170,11 +170,11 @@ int animate(const Deck& deck, MPI_Comm world) {
   std::int64_t frames = 0;
   for (const ClipSize& s : sizes) frames += s.frames;
   const std::size_t missing = engine.missing().size();
-  log::info("animate   {} clip{} of {} frames into {}{}", clips.size(),
-            clips.size() == 1 ? "" : "s", frames, engine.settings().directory.string(),
-            missing < parts.size()
-                ? fmt::format(", {} of {} parts made before", parts.size() - missing, parts.size())
-                : "");
+  log::info("animate   {} of {} into {}{}", counted(std::ssize(clips), "clip"),
+            counted(frames, "frame"), engine.settings().directory.string(),
+            missing < parts.size() ? fmt::format(", {} of {} made before", parts.size() - missing,
+                                                 counted(std::ssize(parts), "part"))
+                                   : "");
 
   // 2. Parts, by whoever is free.
   ListEnd last;

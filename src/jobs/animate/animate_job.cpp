@@ -203,8 +203,8 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
   line["picture"] = as_utf8(clip.animate.picture);
   line["speech"] = as_utf8(clip.animate.speech);
   line["frames"] = frames;
-  log::write_info(fmt::format("clip      {}  {} frames  rank {}", result.string(), frames,
-                              engine_.groups().rank));
+  log::write_info(fmt::format("clip      {}  {}  rank {}", result.string(),
+                              counted(frames, "frame"), engine_.groups().rank));
   return Made::yes;
 }
 

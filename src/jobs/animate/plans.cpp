@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -148,9 +149,9 @@ ChosenPlan choose_plan(const std::string& wish, const std::vector<ClipPart>& par
     others += fmt::format(
         "{}{} {:.3g}", others.empty() ? "" : ", ", name_of(plan),
         work > 0 ? ranks * chosen.makespans[static_cast<std::size_t>(plan)] / work : 1.0);
-  chosen.why = fmt::format("{}{}, on {} rank{}; time beside work shared evenly: {}",
-                           name_of(chosen.plan), wish == "auto" ? ", the quickest by estimate" : "",
-                           ranks, ranks == 1 ? "" : "s", others);
+  chosen.why = fmt::format("{}{}, on {}; time beside work shared evenly: {}", name_of(chosen.plan),
+                           wish == "auto" ? ", the quickest by estimate" : "",
+                           counted(ranks, "rank"), others);
   return chosen;
 }
 

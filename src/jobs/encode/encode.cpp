@@ -16,6 +16,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
+#include "data/synthetic.h"
 #include "jobs/encode/clips.h"
 #include "jobs/generate/options.h"
 #include "jobs/generate/prompts/prompt_features.h"
@@ -64,8 +65,7 @@ Texts list_texts(const ClipSource& source) {
 std::string describe_job(const Deck& deck, const std::string& vae) {
   std::string job = fmt::format(
       "seed {}\nclips {}\nvae {}\n", deck.run.seed,
-      deck.data.path.starts_with("synthetic:") ? deck.data.path : file_identity(deck.data.path),
-      vae);
+      is_synthetic(deck.data.path) ? deck.data.path : file_identity(deck.data.path), vae);
   // The rest as lines of the deck, without keys that do not change the latents.
   std::istringstream deck_text(to_toml(deck));
   std::string section;
@@ -193,12 +193,14 @@ void print_shares(const ListReport& report, double seconds) {
     const RankShare& s = report.ranks[r];
     frames += s.own.value("frames", 0.0);
     log::write_info(
-        fmt::format("rank {:<4} {} clips, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
-                    s.made, 100 * s.busy / seconds, 100 * s.own.value("waited", 0.0) / seconds));
+        fmt::format("rank {:<4} {}, busy {:.1f} %, waited for clips to be read {:.1f} %", r,
+                    counted(s.made, "clip"), 100 * s.busy / seconds,
+                    100 * s.own.value("waited", 0.0) / seconds));
   }
   const auto clips = static_cast<double>(report.made());
-  log::write_info(fmt::format("{} clips, {} frames in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
-                              clips, frames, seconds, clips / seconds, frames / seconds));
+  log::write_info(fmt::format("{}, {} in {:.1f} s: {:.2f} clips/s, {:.1f} frames/s",
+                              counted(report.made(), "clip"), counted(frames, "frame"), seconds,
+                              clips / seconds, frames / seconds));
 }
 
 // Exit::usage for a deck that cannot be carried out.
@@ -222,7 +224,8 @@ bool with_features(const Deck& deck, const Texts& texts, MPI_Comm world) {
   auto captions = static_cast<long long>(texts.all.size());
   MPI_Bcast(&captions, 1, MPI_LONG_LONG, 0, world);
   if (captions > 0 && deck.get<T5Deck>().weights.empty() && log::rank() == 0)
-    log::warn("t5.weights is empty: the {} captions are kept as text, without features", captions);
+    log::warn("t5.weights is empty: {} kept as text, without features",
+              counted(captions, "caption"));
   return captions > 0 && !deck.get<T5Deck>().weights.empty();
 }
 
@@ -253,9 +256,9 @@ nlohmann::ordered_json encode_clips(const Deck& deck, const RankDevice& device,
   const ArenaScope scope(*arena);
   EncodeJob job(deck, source, vae, engine);
   engine.run(job, engine.one_by_one());
-  log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} frames at once",
+  log::info("memory    {:.1f} MiB at the peak ({:.1f} planned), {} at once",
             static_cast<double>(arena->peak()) / (1 << 20),
-            static_cast<double>(planned) / (1 << 20), vae.micro_batch());
+            static_cast<double>(planned) / (1 << 20), counted(vae.micro_batch(), "frame"));
   return job.share();
 }
 
@@ -288,7 +291,7 @@ int encode(const Deck& deck, MPI_Comm world) {
   std::optional<ListEngine> engine(std::in_place, settings_of(deck, folder),
                                    encode_items(source->buckets(), job), world);
   const std::size_t samples = engine->items().size(), missing = engine->missing().size();
-  log::info("encode    {} clips of {} into {} ({}, {}){}", samples, deck.data.path,
+  log::info("encode    {} of {} into {} ({}, {}){}", counted(samples, "clip"), deck.data.path,
             deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents,
             deck.get<EncodeDeck>().dtype,
             missing < samples ? fmt::format(", {} made before", samples - missing) : "");
@@ -316,7 +319,7 @@ int encode(const Deck& deck, MPI_Comm world) {
         merge(deck, *source, stored, texts, *features, {folder, engine->lines()}, made_by);
     features.reset();
     remove_data(folder);
-    log::write_info(fmt::format("{} clips, {:.1f} MB in {}", samples,
+    log::write_info(fmt::format("{}, {:.1f} MB in {}", counted(samples, "clip"),
                                 1e-6 * static_cast<double>(bytes), deck.get<EncodeDeck>().output));
   };
   const int code = engine->end(last);

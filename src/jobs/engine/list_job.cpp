@@ -376,7 +376,7 @@ void ListEngine::add_unmade(ListReport& report) {
         report.failed_ranks.begin(), report.failed_ranks.end(), [&](const FailedRank& f) {
           return std::find(f.in_hand.begin(), f.in_hand.end(), item.name) != f.in_hand.end();
         });
-    report.failures.push_back(fmt::format("{}: {} ranks failed while making it", item.name, had));
+    report.failures.push_back(item.name + ": " + counted(had, "rank") + " failed while making it");
   }
 }
 
@@ -434,10 +434,10 @@ int ListEngine::conclude(const ListEnd& last) {
   const std::int64_t done = report.finished_before + report.made();
   if (!report.failures.empty() && !(stopped && left > 0)) {
     if (last.finish && last.finish_with_failures) last.finish(report);
-    Error e(
-        Exit::data,
-        fmt::format("{} of {} {}s failed", report.failures.size(), report.wanted, settings_.noun),
-        "see the lines above; the same command makes only what is missing");
+    Error e(Exit::data,
+            fmt::format("{} of {} failed", report.failures.size(),
+                        counted(report.wanted, settings_.noun)),
+            "see the lines above; the same command makes only what is missing");
     log::report(e);
     progress_->end(static_cast<int>(Exit::data), done, e.what());
     return static_cast<int>(Exit::data);

@@ -83,7 +83,7 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
   ListEngine engine(evaluation_settings(deck),
                     detection_items(*images, e, describe_job(deck, weights), rank == 0), world);
   const std::size_t missing = engine.missing().size(), all = engine.items().size();
-  log::info("evaluate  {} images of {}{}", all, data,
+  log::info("evaluate  {} of {}{}", counted(all, "image"), data,
             missing < all ? fmt::format(", {} evaluated before", all - missing) : "");
 
   // 2. Pictures through the network; a rank that is free takes the next one.

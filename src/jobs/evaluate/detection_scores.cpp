@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
 #include "models/dbnet/overlap.h"
 
 namespace weft {
@@ -154,7 +155,8 @@ std::string DetectionScores::table() const {
       "Hmean {:.2f} % (precision {:.2f} %, recall {:.2f} %) for boxes of score {} and "
       "more\n",
       100 * c.hmean(), 100 * c.precision(), 100 * c.recall(), thresholds.front());
-  t += fmt::format("{} regions in {} images, and {} that are ignored\n", c.wanted, images, ignored);
+  t += fmt::format("{} in {}, and {} ignored\n", counted(c.wanted, "region"),
+                   counted(images, "image"), ignored);
   return t + seconds_line();
 }
 

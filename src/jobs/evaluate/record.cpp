@@ -10,6 +10,8 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/version.h"
+#include "data/images/shapes.h"
+#include "data/text_images/drawn/drawn_text.h"
 #include "jobs/evaluate/evaluate.h"
 #include "parallel/rank_device.h"
 #include "tensor/device.h"
@@ -74,7 +76,7 @@ const std::string& evaluated_data(const Deck& deck) {
 
 std::string data_identity(const Deck& deck) {
   const std::string& data = evaluated_data(deck);
-  const bool drawn = data.starts_with("shapes:") || data.starts_with("text:");
+  const bool drawn = is_shapes(data) || is_drawn_text(data);
   return drawn ? data : folder_identity(data);
 }
 

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/synthetic.h"
 #include "jobs/evaluate/segmentation_job.h"
 #include "models/segmentation/class_names.h"
 #include "models/segmentation/predictor.h"
@@ -57,7 +58,7 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
   // 1. What is to be evaluated.
   const EvaluateDeck& e = deck.get<EvaluateDeck>();
   const std::string& data = evaluated_data(deck);
-  WEFT_CHECK(!data.starts_with("synthetic:"), Exit::usage,
+  WEFT_CHECK(!is_synthetic(data), Exit::usage,
              "name a store of labelled images in evaluate.data or data.path (weft ingest with "
              "ingest.images), or shapes:",
              "{} makes clips, not labelled images", data);
@@ -75,7 +76,8 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
       evaluation_settings(deck),
       segmentation_items(*images, predictor, e, describe_job(deck, weights.identity())), world);
   const std::size_t missing = engine.missing().size(), all = engine.items().size();
-  log::info("evaluate  {} images of {} at {} scales{}", all, data, deck.data.short_sides.size(),
+  log::info("evaluate  {} of {} at {}{}", counted(all, "image"), data,
+            counted(std::ssize(deck.data.short_sides), "scale"),
             missing < all ? fmt::format(", {} evaluated before", all - missing) : "");
 
   // 2. Images through the model; a rank that is free takes the next one.

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
 
 namespace weft {
 
@@ -103,11 +104,12 @@ std::string SegmentationScores::table() const {
       t += fmt::format("{:>5}  {:<32} {:>8.2f} {:>14} {:>14}\n", c, s.name, 100 * s.iou(),
                        s.labelled, s.predicted);
   }
-  if (absent > 0) t += fmt::format("{} classes are neither labelled nor predicted\n", absent);
+  if (absent > 0)
+    t += fmt::format("neither labelled nor predicted: {}\n", counted(absent, "class", "classes"));
   t += fmt::format("mean IoU {:.2f} % over {} classes, {:.2f} % over the {} that are labelled\n",
                    100 * mean_iou(), classes.size(), 100 * mean_iou_of_known(), known());
-  t += fmt::format("pixel accuracy {:.2f} % of {} labelled pixels, {} images\n", 100 * accuracy(),
-                   pixels, images);
+  t += fmt::format("pixel accuracy {:.2f} % of {} labelled pixels, {}\n", 100 * accuracy(), pixels,
+                   counted(images, "image"));
   return t + seconds_line();
 }
 

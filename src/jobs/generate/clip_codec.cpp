@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_source.h"
+#include "data/synthetic.h"
 #include "models/stdit3/options.h"
 #include "models/video_vae/options.h"
 #include "tensor/arena.h"
@@ -22,7 +23,7 @@ constexpr std::int64_t pixel_channels = 3;
 Deck with_scale_of_latents(const Deck& deck, MPI_Comm world) {
   const bool on_latents = deck.get<Stdit3Deck>().in_channels != pixel_channels;
   if (!on_latents || !deck.get<VaeDeck>().scale.empty() || deck.data.path.empty() ||
-      deck.data.path.starts_with("synthetic:"))
+      is_synthetic(deck.data.path))
     return deck;
   constexpr int channels = TemporalVae::latent_channels;
   std::array<float, 2 * channels + 1> found{};  // whether, scale, shift

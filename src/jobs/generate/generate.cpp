@@ -85,8 +85,8 @@ int generate(const Deck& written, MPI_Comm world) {
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
   ListEngine engine(settings_of(deck), items_of(job), world);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
-  log::info("generate  {} clips of {} prompts into {}{}", wanted, job.prompts.size(),
-            output_of(deck).string(),
+  log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
+            counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),
             missing < wanted ? fmt::format(", {} finished before", wanted - missing) : "");
 
   // 2. All texts through T5, whose memory is then freed.

@@ -222,19 +222,19 @@ json summary(json clips) {
 void report(const json& all, const fs::path& out) {
   for (const json& c : all["clips"]) {
     log::info(
-        "clip      {}: {} frames of {}x{}, PSNR {:.3f} dB, SSIM {:.4f}, {:.1f} s (encode {:.1f}, "
+        "clip      {}: {} of {}x{}, PSNR {:.3f} dB, SSIM {:.4f}, {:.1f} s (encode {:.1f}, "
         "decode {:.1f})",
-        c["output"].get<std::string>(), c["frames"].get<std::int64_t>(),
+        c["output"].get<std::string>(), counted(c["frames"].get<std::int64_t>(), "frame"),
         c["height"].get<std::int64_t>(), c["width"].get<std::int64_t>(),
         c["psnr"].is_null() ? INFINITY : c["psnr"].get<double>(), c["ssim"].get<double>(),
         c["seconds"].get<double>(), c["encode_seconds"].get<double>(),
         c["decode_seconds"].get<double>());
-    log::info("memory    {:.3f} GiB at the peak ({:.3f} planned), {} frames at once",
+    log::info("memory    {:.3f} GiB at the peak ({:.3f} planned), {} at once",
               gib(c["peak_bytes"].get<std::size_t>()), gib(c["planned_bytes"].get<std::size_t>()),
-              c["micro_batch"].get<std::int64_t>());
+              counted(c["micro_batch"].get<std::int64_t>(), "frame"));
   }
-  log::info("all       PSNR {:.3f} dB, SSIM {:.4f} over {} clips", all["psnr"].get<double>(),
-            all["ssim"].get<double>(), all["clips"].size());
+  log::info("all       PSNR {:.3f} dB, SSIM {:.4f} over {}", all["psnr"].get<double>(),
+            all["ssim"].get<double>(), counted(std::ssize(all["clips"]), "clip"));
   log::info("latents   shift = [{:.4f}], scale = [{:.4f}]: their mean and deviation a channel",
             fmt::join(all["latent"]["mean"].get<std::vector<double>>(), ", "),
             fmt::join(all["latent"]["deviation"].get<std::vector<double>>(), ", "));

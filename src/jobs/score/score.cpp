@@ -148,16 +148,16 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   const std::string job = describe_job(deck, source ? source->identity() : "none");
   ListEngine engine(settings_of(deck), score_items(rows.files, job, rank == 0), world);
   const std::size_t missing = engine.missing().size();
-  log::info("score     {} rows of {}{}, {} files{}", rows.end - rows.begin, s.input,
-            s.shard.empty() ? "" : ", shard " + s.shard, rows.files.size(),
+  log::info("score     {} of {}{}, {}{}", counted(rows.end - rows.begin, "row"), s.input,
+            s.shard.empty() ? "" : ", shard " + s.shard, counted(std::ssize(rows.files), "file"),
             missing < rows.files.size()
                 ? fmt::format(", {} scored before", rows.files.size() - missing)
                 : "");
   // Beside a network that runs elsewhere each rank has its share; else they take turns with more.
   const bool beside = on_cuda() || !source;
   const int each = beside ? std::max(1, static_cast<int>(cores.share())) : cores.turn();
-  log::info("cores     {} for {} ranks of this host: {} thread{} a rank{}", cores.cores(),
-            cores.ranks(), each, each == 1 ? "" : "s",
+  log::info("cores     {} for {} of this host: {} a rank{}", cores.cores(),
+            counted(cores.ranks(), "rank"), counted(each, "thread"),
             cores.ranks() * each > cores.cores() ? ", which take turns" : "");
 
   // 2. Files through the network; a rank that is free takes the next one.

@@ -1,4 +1,5 @@
 #include "jobs/score/summary.h"
+#include "core/log.h"
 
 #include <algorithm>
 #include <array>
@@ -28,10 +29,6 @@ std::string rate_text(double rate) {
 
 std::string seconds_text(double seconds) {
   return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 2 : 1);
-}
-
-std::string counted(std::int64_t n, const char* noun) {
-  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
 }
 
 }  // namespace

@@ -50,9 +50,8 @@ void add_folder(const fs::path& folder, const fs::path& output, std::vector<Foun
   WEFT_CHECK(!files.empty(), Exit::data, "name pictures, videos, or a folder with pictures",
              "{} holds no .jpg, .jpeg or .png file", folder.string());
   if (others > 0 && log::rank() == 0)
-    log::warn(
-        "{}: {} files are no .jpg, .jpeg or .png and are left out; videos are named one by one",
-        folder.string(), others);
+    log::warn("{}: {} left out, being no .jpg, .jpeg or .png; videos are named one by one",
+              folder.string(), counted(others, "file"));
   std::ranges::sort(files);
   for (const fs::path& file : files)
     found.push_back({{file.string(), MediaTrust::untrusted}, file.lexically_relative(folder)});

@@ -3,13 +3,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/clip_store.h"
+#include "data/images/shapes.h"
 #include "jobs/segment/segment_job.h"
 #include "models/segmentation/class_names.h"
+#include "models/segmentation/options.h"
+#include "parallel/broadcast.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
@@ -28,6 +33,30 @@ ListSettings settings_of(const Deck& deck) {
   s.stop_margin = deck.run.stop_margin;
   s.ahead = true;
   return s;
+}
+
+// Collective: rank 0 asks for all. Names of the data that the deck trains on, where it has them and
+// as many classes as the model; pictures can be segmented without that data.
+std::vector<std::string> names_of_data(const Deck& deck, MPI_Comm world) {
+  const std::string& data = deck.data.path;
+  std::error_code none;
+  std::string text;  // each name ended by a zero byte
+  if (log::rank() == 0 && deck.get<SegmentationDeck>().class_names.empty() &&
+      (is_shapes(data) || (std::filesystem::exists(data, none) && is_hdf5(data))))
+    try {
+      const auto images = open_labelled_images(data, deck.data.verify);
+      if (images->num_classes() == deck.get<SegmentationDeck>().num_classes)
+        for (const std::string& name : images->class_names()) text += name + '\0';
+    } catch (const Error& e) {
+      log::warn("classes have numbers for names: {}", e.what());
+    }
+  broadcast_sized(text, world);
+  std::vector<std::string> names;
+  for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
+    end = text.find('\0', at);
+    names.push_back(text.substr(at, end - at));
+  }
+  return names;
 }
 
 // "sky 41.2 %, sea 30.1 %, ...", at most 8 classes.
@@ -55,7 +84,7 @@ void print_shares(const ListEngine& engine) {
   }
   const auto all = (engine.settings().directory / (engine.settings().stem + ".jsonl")).string();
   if (printed > most)
-    fmt::print("... and of {} others: {}\n", engine.items().size() - most, all);
+    fmt::print("... and of {}: {}\n", counted(engine.items().size() - most, "other"), all);
   else
     log::write_info("results   " + all);
 }
@@ -73,14 +102,14 @@ int segment(const Deck& deck, MPI_Comm world) {
   const std::vector<SegmentInput> inputs = list_inputs(s, deck.media, world);
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
-  const std::vector<std::string> names = class_names(deck);
+  const std::vector<std::string> names = class_names(deck, names_of_data(deck, world));
   const std::string job = fmt::format("weights {}\n{}overlay {}\nclasses {}\n", weights.identity(),
                                       describe_prediction(deck), s.overlay, fmt::join(names, "\n"));
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
   log::info(
-      "segment   {} inputs at {} scales into {}{}", inputs.size(), deck.data.short_sides.size(),
-      s.output,
+      "segment   {} at {} into {}{}", counted(std::ssize(inputs), "input"),
+      counted(std::ssize(deck.data.short_sides), "scale"), s.output,
       missing < inputs.size() ? fmt::format(", {} made before", inputs.size() - missing) : "");
 
   // 2. Inputs through the model; a rank that is free takes the next one.

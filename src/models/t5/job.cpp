@@ -86,16 +86,16 @@ T5Job plan_t5(const T5Deck& config, const std::vector<std::int64_t>& tokens, MPI
       gib(std::accumulate(job.limits.begin(), job.limits.end(), std::size_t{0})), job.limits.size(),
       gib(p.missing), gib(job.arena + job.messages));
   if (captions < config.micro_batch && log::rank() == 0)
-    log::warn("text encoder: room for micro-batches of {} captions, not of t5.micro_batch = {}",
-              captions, config.micro_batch);
+    log::warn("text encoder: room for micro-batches of {}, not of t5.micro_batch = {}",
+              counted(captions, "caption"), config.micro_batch);
   const auto most = std::max_element(
       p.parts.begin(), p.parts.end(),
       [](const auto& a, const auto& b) { return a.last - a.first < b.last - b.first; });
   if (most->last - most->first > p.even && log::rank() == 0)
-    log::warn("text encoder: some ranks lack memory, rank {} has {} layers instead of {}",
-              most->rank, most->last - most->first, p.even);
-  log::info("text      {} captions in {} micro-batches; layers {}", tokens.size(),
-            job.batches.size(), describe(p));
+    log::warn("text encoder: some ranks lack memory, rank {} has {} instead of {}", most->rank,
+              counted(most->last - most->first, "layer"), p.even);
+  log::info("text      {} in {}; layers {}", counted(std::ssize(tokens), "caption"),
+            counted(std::ssize(job.batches), "micro-batch", "micro-batches"), describe(p));
   return job;
 }
 

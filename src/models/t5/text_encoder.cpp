@@ -195,7 +195,7 @@ EncodedTexts encode_tokens(const Deck& deck, const std::vector<std::vector<std::
         if (done.stopped || f + 1 == ends.size()) break;
         if (now_seconds() - reported < progress_seconds) continue;
         reported = now_seconds();
-        log::info("text      {} of {} texts", ends[f], ends.back());
+        log::info("text      {} of {}", ends[f], counted(ends.back(), "text"));
       }
     }
     if (part)

@@ -55,14 +55,16 @@ std::string describe_data(const DataDeck& data, const std::vector<Bucket>& bucke
   std::int64_t clips = 0;
   for (const Bucket& b : buckets) clips += b.clips;
   if (buckets.empty() || buckets.front().label_rate == 0)
-    return fmt::format("{}: {} clips in {} buckets", data.path, clips, buckets.size());
+    return fmt::format("{}: {} in {}", data.path, counted(clips, "clip"),
+                       counted(std::ssize(buckets), "bucket"));
   if (buckets.front().holds_text())
     return fmt::format("{}: {} pictures with text, {} squares of {} pixels", data.path, clips,
                        data.augment ? "changed at random," : "scaled to", data.crop);
   // Each image is in one bucket for each short side.
   const auto sides = std::ssize(data.short_sides);
-  return fmt::format("{}: {} images at {} short sides up to {}, sizes {}", data.path, clips / sides,
-                     sides, std::ranges::max(data.short_sides), data.size_policy);
+  return fmt::format("{}: {} at {} up to {}, sizes {}", data.path, counted(clips / sides, "image"),
+                     counted(sides, "short side"), std::ranges::max(data.short_sides),
+                     data.size_policy);
 }
 
 }  // namespace
@@ -89,29 +91,31 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
   rows_ = {
       {"build", version_line()},
       {"run", deck.run.dir},
-      {"ranks",
-       fmt::format("{} ({}), {} threads each, {}", comm.size(),
-                   sp == 1 ? "data parallel"
-                           : fmt::format("{} groups of {} that share clips", comm.size() / sp, sp),
-                   trainer.threads(), comm.describe())},
+      {"ranks", fmt::format("{} ({}), {} each, {}", comm.size(),
+                            sp == 1 ? "data parallel"
+                                    : fmt::format("{} of {} that share clips",
+                                                  counted(comm.size() / sp, "group"), sp),
+                            counted(trainer.threads(), "thread"), comm.describe())},
       {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
       {"model", fmt::format("{}, {} parameters ({} trained)", trainer.task().describe(),
                             p.total_elements(), p.trainable_elements())},
       {"data", describe_data(deck.data, trainer.source().buckets())},
-      {"step", fmt::format("{} micro-batches; {}", deck.train.micro_batches,
-                           on_cuda() && !deck.parallel.deterministic
-                               ? "restarts repeat their bits, another run does not (matrix "
-                                 "products are tuned; parallel.deterministic)"
-                               : "runs and restarts on as many ranks repeat their bits")},
-      {"gradients",
-       fmt::format("{} buckets, {} on the wire{}{}", p.buckets().size(), deck.parallel.wire,
-                   trainer.state().sharded() ? ", optimizer state in shards" : "",
-                   deck.parallel.overlap ? "" : ", without overlap")},
-      {"memory", fmt::format("{} of state, {} of activations a rank (planned){}", size_text(state),
-                             size_text(static_cast<double>(trainer.planned_bytes())),
-                             recomputed == 0 ? std::string()
-                                             : fmt::format("; {} of {} buckets recompute blocks",
-                                                           recomputed, memory.size()))},
+      {"step",
+       fmt::format("{}; {}", counted(deck.train.micro_batches, "micro-batch", "micro-batches"),
+                   on_cuda() && !deck.parallel.deterministic
+                       ? "restarts repeat their bits, another run does not (matrix "
+                         "products are tuned; parallel.deterministic)"
+                       : "runs and restarts on as many ranks repeat their bits")},
+      {"gradients", fmt::format("{}, {} on the wire{}{}",
+                                counted(std::ssize(p.buckets()), "bucket"), deck.parallel.wire,
+                                trainer.state().sharded() ? ", optimizer state in shards" : "",
+                                deck.parallel.overlap ? "" : ", without overlap")},
+      {"memory",
+       fmt::format("{} of state, {} of activations a rank (planned){}", size_text(state),
+                   size_text(static_cast<double>(trainer.planned_bytes())),
+                   recomputed == 0 ? std::string()
+                                   : fmt::format("; {} of {} recompute blocks", recomputed,
+                                                 counted(std::ssize(memory), "bucket")))},
       {"kernels", on_cuda() ? std::string("cuBLASLt matmul; weft CUDA for the rest")
                             : fmt::format("oneDNN matmul; weft {} for the rest",
                                           ops::cpu_is_v4() ? "AVX-512" : "AVX2")},
@@ -158,8 +162,8 @@ void RunFacts::print_step(const StepMetrics& m, const std::string& left) const {
 void RunFacts::print_end(const Trainer& trainer) const {
   if (!seconds_.empty()) {
     const auto share = [&](double s) { return 100 * s / total_seconds_; };
-    log::info("{} steps in {:.1f} s, median step {:.4f} s", seconds_.size(), total_seconds_,
-              upper_median(seconds_));
+    log::info("{} in {:.1f} s, median step {:.4f} s", counted(std::ssize(seconds_), "step"),
+              total_seconds_, upper_median(seconds_));
     log::info(
         "time      compute {:.1f} %, exposed communication {:.1f} % (of {:.2f} s in all), wait for "
         "the slowest {:.1f} %, optimizer {:.1f} %, data wait {:.2f} %, checkpoints {:.1f} %",
@@ -170,9 +174,9 @@ void RunFacts::print_end(const Trainer& trainer) const {
       const auto worst = std::max_element(slowest_.begin(), slowest_.end());
       log::info(
           "ranks     spread of a step {:.1f} % on average; rank {} was the slowest in {} of "
-          "{} steps",
+          "{}",
           100 * total_spread_ / static_cast<double>(seconds_.size()), worst - slowest_.begin(),
-          *worst, seconds_.size());
+          *worst, counted(std::ssize(seconds_), "step"));
     }
     if (const StepGraphs& graphs = trainer.graphs(); graphs.recorded() > 0)
       log::info("graphs    {} recorded, {} of {} micro-batches replayed", graphs.recorded(),

@@ -357,8 +357,8 @@ void write_trace(const std::filesystem::path& run_dir, MPI_Comm world, ClockOffs
           {"ranks", std::to_string(ranks)},
           {"clocks aligned within", fmt::format("{:.1f} us", worst * 1e6)}};
       file->finish(facts);
-      log::info("trace     {} spans of {} ranks in {}, clocks aligned within {:.1f} us", total,
-                ranks, path.string(), worst * 1e6);
+      log::info("trace     {} of {} in {}, clocks aligned within {:.1f} us", counted(total, "span"),
+                counted(ranks, "rank"), path.string(), worst * 1e6);
     });
   }
   MPI_Comm_free(&comm);

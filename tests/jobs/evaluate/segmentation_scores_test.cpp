@@ -33,7 +33,7 @@ TEST(SegmentationScores, AddsUpImages) {
   EXPECT_EQ(e.known(), 2);
   EXPECT_NEAR(e.mean_iou_of_known(), (4.0 / 7 + 2.0 / 5) / 2, 1e-10);
   EXPECT_THAT(e.by_iou(), ElementsAre(0, 2, 1, 3));
-  EXPECT_THAT(e.table(), HasSubstr("1 classes are neither"));
+  EXPECT_THAT(e.table(), HasSubstr("neither labelled nor predicted: 1 class\n"));
   EXPECT_THAT(e.table(), Not(HasSubstr("boat")));
 }
 

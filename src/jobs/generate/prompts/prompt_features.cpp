@@ -89,8 +89,8 @@ PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>&
       files.push_back({path, missing.size(), {{key_name, key}}});
     }
     if (missing.size() < texts.size() || files.empty())
-      log::info("text      {} of {} texts, encoded before: {}", texts.size() - missing.size(),
-                texts.size(), file_name(0).string());
+      log::info("text      {} of {}, encoded before: {}", texts.size() - missing.size(),
+                counted(std::ssize(texts), "text"), file_name(0).string());
   }
   int wait = files.empty() ? 0 : 1;
   MPI_Bcast(&wait, 1, MPI_INT, 0, world);

@@ -113,8 +113,8 @@ void run_command(const std::string& command, const Texts& wanted, const fs::path
   std::vector<std::string> refined;
   for (std::string line; std::getline(made, line);) refined.push_back(line);
   WEFT_CHECK(refined.size() == wanted.size(), Exit::data, no_command,
-             "generate.refine \"{}\" printed {} lines for {} texts", command, refined.size(),
-             wanted.size());
+             "generate.refine \"{}\" printed {} for {}", command,
+             counted(std::ssize(refined), "line"), counted(std::ssize(wanted), "text"));
   std::size_t i = 0;
   for (const auto& [key, text] : wanted) {
     const std::string& line = refined[i++];
@@ -163,7 +163,7 @@ RefineTexts refine_by(const std::string& command, const fs::path& output, MPI_Co
         const nlohmann::json j = {{"command", command}, {"texts", refined}};
         replace_file(path, j.dump(1), Exit::data, Durable::yes);
       }
-      log::info("refine    {} texts, {} of them known from before", texts.size(),
+      log::info("refine    {}, {} of them known from before", counted(std::ssize(texts), "text"),
                 texts.size() - wanted.size());
       known = nlohmann::json(refined).dump();
     }

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/log.h"
 #include "jobs/generate/options.h"
 #include "models/t5/options.h"
 #include "text/utf8.h"
@@ -89,8 +90,7 @@ std::vector<Prompt::Segment> split_segments(const std::string& text, const std::
     WEFT_CHECK(
         s.from_loop < loops, Exit::data,
         fmt::format("set generate.loop = {} or more, or leave the text out", s.from_loop + 1),
-        "{}: a text from loop {} on, but there are {} loops (generate.loop)", where, s.from_loop,
-        loops);
+        "{}: a text from loop {} on, but generate.loop = {}", where, s.from_loop, loops);
     segments.push_back(s);
   }
   return segments;
@@ -194,12 +194,12 @@ std::vector<Prompt> read_prompts(const GenerateDeck& deck, const RefineTexts& re
   const auto count = static_cast<std::size_t>(end - begin);
   WEFT_CHECK(end - begin <= deck.max_clips / deck.num_samples, Exit::usage,
              "take a slice by generate.start_index and end_index, or raise generate.max_clips",
-             "{} prompts of {} samples are more clips than generate.max_clips = {}", count,
-             deck.num_samples, deck.max_clips);
+             "{} of {} are more clips than generate.max_clips = {}", counted(count, "prompt"),
+             counted(deck.num_samples, "sample"), deck.max_clips);
   const auto check_list = [&](const std::vector<std::string>& list, const char* key) {
     WEFT_CHECK(list.empty() || list.size() == count, Exit::usage,
-               "one entry a prompt, \"\" for none", "{} has {} entries for {} prompts", key,
-               list.size(), count);
+               "one entry a prompt, \"\" for none", "{} has {} for {}", key,
+               counted(std::ssize(list), "entry", "entries"), counted(count, "prompt"));
   };
   check_list(deck.references, "generate.references");
   check_list(deck.mask_strategies, "generate.mask_strategies");

@@ -132,7 +132,7 @@ TEST(Prompts, ChangesTextsFromLoopToLoop) {
   EXPECT_THAT(refused("|0|a|2"), HasSubstr("loop 2 has no text"));
   EXPECT_THAT(refused("|0|a|x|b"), HasSubstr("\"x\" is no number of a loop"));
   EXPECT_THAT(refused("|0|a|2|b|1|c"), HasSubstr("loop 1 behind loop 2"));
-  EXPECT_THAT(refused("|0|a|4|b"), HasSubstr("there are 4 loops"));
+  EXPECT_THAT(refused("|0|a|4|b"), HasSubstr("generate.loop = 4"));
   EXPECT_THAT(refused("|0||1|b"), HasSubstr("the text of loop 0 is empty"));
 }
 
@@ -231,7 +231,7 @@ TEST(Prompts, ReadsASliceOfAFile) {
   EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("2: no prompts: numbers 4 to"));
   d.start_index = 3;
   d.mask_strategies = {"", ""};
-  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("has 2 entries for 1 prompts"));
+  EXPECT_THAT(error_of([&] { read_prompts(d); }), HasSubstr("has 2 entries for 1 prompt"));
   GenerateDeck list = plain();
   list.prompts = {"one", "two", "three"};
   list.start_index = 1;
