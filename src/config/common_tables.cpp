@@ -16,8 +16,9 @@ void run_rows(Rows& r, RunDeck& d) {
   r.number("seed", d.seed, 0, many, "Seed of every random number of the run.").fixed = true;
   r.flag("resume", d.resume,
          "Go on from the run's newest checkpoint if there is one; false starts anew.");
-  r.number("threads", d.threads, 0, 4096,
-           "Processor threads a rank uses; 0 shares the host's cores among its ranks.");
+  r.number(
+      "threads", d.threads, 0, 4096,
+      "Processor threads a rank uses; 0: OMP_NUM_THREADS, or else its share of the host's cores.");
   r.flag("trace", d.trace, "Write RUN/trace.json for Perfetto: what every rank did when.");
   r.number("stop_margin", d.stop_margin, 0, 1e6,
            "Seconds before the end of a Slurm job (SLURM_JOB_END_TIME) at which a run saves and "

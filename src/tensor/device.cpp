@@ -62,8 +62,10 @@ DeviceRuntime& device_runtime() {
 }
 
 int set_threads(int requested, int ranks_on_host) {
-  // If the launcher has bound this rank to its own cores, it uses all of them; if every rank sees
-  // the whole host, the ranks share it.
+  // What the user asks of every OpenMP program. Else a rank that the launcher has bound to its own
+  // cores uses all of them; ranks that see the whole host share it.
+  if (const char* asked = std::getenv("OMP_NUM_THREADS"); requested <= 0 && asked != nullptr)
+    requested = std::atoi(asked);
   const int cores = usable_cores();
   const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   int threads = requested;

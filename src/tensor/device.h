@@ -93,8 +93,8 @@ class DeviceRuntime {
 // The runtime of this rank's GPU. Calling it on a CPU rank is a bug.
 DeviceRuntime& device_runtime();
 
-// Processor threads this rank may use: `requested` if positive, otherwise the usable cores of the
-// host divided by the ranks on it, at least one. Also sets OpenMP's thread count.
+// Processor threads this rank may use: `requested` if positive, otherwise OMP_NUM_THREADS, or else
+// the usable cores of the host divided by the ranks on it, at least one. Also sets OpenMP's count.
 int set_threads(int requested, int ranks_on_host);
 
 // For the start of main: a thread of OpenMP that waits shall spin briefly and then sleep. libgomp

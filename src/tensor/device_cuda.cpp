@@ -317,13 +317,14 @@ VisibleGpus cuda_visible_gpus() {
     // Without a driver the runtime calls it too old, and its version is 0.
     cudaDriverGetVersion(&driver);
     gpus.failed = driver > 0 && error != cudaErrorNoDevice;
-    gpus.why =
-        error == cudaErrorInsufficientDriver && driver > 0
-            ? fmt::format(
-                  "the driver is for CUDA {} at most, this build of weft is for {} (driver "
-                  "{} or newer)",
-                  cuda_version_text(driver), cuda_version_text(CUDART_VERSION), oldest_driver)
-            : fmt::format("no GPU can be used: {}", cudaGetErrorString(error));
+    if (error != cudaErrorInsufficientDriver)
+      gpus.why = fmt::format("no GPU can be used: {}", cudaGetErrorString(error));
+    else if (driver == 0)
+      gpus.why = "no NVIDIA driver here";
+    else
+      gpus.why = fmt::format(
+          "the driver is for CUDA {} at most, this build of weft is for {} (driver {} or newer)",
+          cuda_version_text(driver), cuda_version_text(CUDART_VERSION), oldest_driver);
     return gpus;
   }
   if (count == 0) gpus.why = "no GPU is visible";

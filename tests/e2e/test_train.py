@@ -39,6 +39,15 @@ class Smoke(WeftTest):
         seen = [s for m in metrics[:16] for s in m["samples"]]
         self.assertEqual(sorted(seen), list(range(64)))
 
+    def test_threads_that_openmp_is_told(self):
+        # The harness says OMP_NUM_THREADS=1; without a word a rank alone takes all cores.
+        said = {}
+        for threads in (0, 2):
+            job = self.weft("train", "deck.toml", f"run.dir=run{threads}", "train.steps=1",
+                            f"run.threads={threads}", ranks=0)
+            said[threads] = re.search(r"\d+ threads? each", job.err)[0]
+        self.assertEqual(said, {0: "1 thread each", 2: "2 threads each"})
+
     def test_waiting_threads_spin_briefly(self):
         """libgomp reads its limit before main; what the user has set stays."""
         for i, given in enumerate(({}, {"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"})):
