@@ -31,9 +31,10 @@ class Install(WeftTest):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
-                     "share/man/man1/weft.1", "share/man/man5/weft-deck.5", "share/bash-completion/completions/weft",
-                     "share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"):
+                     "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
+        self.assertTrue(os.access(prefix / "share/weft/python/convert_weights.py", os.X_OK))
         pages = sorted((prefix / "share/doc/weft").rglob("*.md"))
         self.assertIn("(validation/results/cudnn_plans_h200.json of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())
         for page in pages:
