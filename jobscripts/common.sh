@@ -28,7 +28,7 @@ if end=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --f
   export SLURM_JOB_END_TIME=$end
 fi 2>/dev/null
 
-[ -x "$WEFT" ] || stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or the path of bin/weft in the bundle"
+[ -x "$WEFT" ] || stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
 say "$SLURM_JOB_NAME on $SLURM_JOB_NODELIST, ${SLURM_NTASKS:-1} tasks, started ${SLURM_RESTART_COUNT:-0} times before"
 
 # Starts weft on all tasks and waits for its end; its exit code. Slurm signals the tasks that srun started by itself. USR1
@@ -53,6 +53,21 @@ run_weft() {
   return "$code"
 }
 
+# The value of the last KEY=VALUE among the words, which may stand in quotes; DEFAULT if there is none.
+value_of() {  # KEY DEFAULT WORD...
+  local value=$2 word
+  for word in "${@:3}"; do
+    case $word in
+      "$1="*)
+        value=${word#*=}
+        value=${value#[\"\']}
+        value=${value%[\"\']}
+        ;;
+    esac
+  done
+  printf '%s\n' "$value"
+}
+
 # Steps in the newest checkpoint of RUN.
 steps_saved() {
   local latest
@@ -64,6 +79,7 @@ steps_saved() {
 # weft's code.
 train() {
   local before after code again=${SLURM_RESTART_COUNT:-0}
+  RUN=$(value_of run.dir "$RUN" "$@")
   before=$(steps_saved)
   run_weft train "$DECK" run.dir="$RUN" ${device[@]+"${device[@]}"} "$@"
   code=$?
@@ -86,18 +102,10 @@ train() {
 # A command that keeps what it has made and goes on with it, `weft encode`, `generate`, `evaluate`, `score` or `animate`: 0 ends the job,
 # 75 queues it again, all else ends it with weft's code.
 until_done() {
-  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder word before
+  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder before
   shift
-  # OUTPUT is COMMAND.output, which may stand in quotes; if only the deck sets it, the environment may, too.
-  for word in "$@"; do
-    case $word in
-      "$command.output="*)
-        OUTPUT=${word#*=}
-        OUTPUT=${OUTPUT#[\"\']}
-        OUTPUT=${OUTPUT%[\"\']}
-        ;;
-    esac
-  done
+  # If only the deck sets it, the environment may, too.
+  OUTPUT=$(value_of "$command.output" "${OUTPUT:-}" "$@")
   before=$(clips_made)
   run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
   code=$?

@@ -32,8 +32,7 @@ try:
     import numpy  # noqa: F401 PyTorch hands its bytes over through it
     import torch
 except ModuleNotFoundError as e:
-    print(f"{e.name} is missing. HINT: pip install -r validation/requirements.txt (torch and numpy are enough here), in a "
-          "virtual environment: python3 -m venv", file=sys.stderr)
+    print(f"{e.name} is missing. HINT: pip install torch numpy, in a virtual environment: python3 -m venv", file=sys.stderr)
     sys.exit(2)
 
 TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",

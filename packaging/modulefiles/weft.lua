@@ -1,9 +1,9 @@
--- For Lmod: copy to MODULEPATH/weft/0.1.0.lua and say where `cmake --install build --prefix PREFIX` put weft.
-local prefix = "/opt/weft/0.1.0"
+-- For Lmod: module use PREFIX/share/weft/modulefiles, or copy to MODULEPATH/weft. cmake --install fills in the prefix.
+local prefix = "@PREFIX@"
 
 help([[weft: training and running video and vision models under MPI. Inputs and job scripts: $WEFT_SHARE.]])
 whatis("Name: weft")
-whatis("Version: 0.1.0")
+whatis("Version: @VERSION@")
 whatis("Description: video and vision models as an MPI batch application")
 
 -- What it was built with; names differ from place to place.

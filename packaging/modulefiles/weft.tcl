@@ -1,11 +1,12 @@
 #%Module1.0
-# For Environment Modules: copy to MODULEPATH/weft/0.1.0 and say where `cmake --install build --prefix PREFIX` put weft.
-set prefix /opt/weft/0.1.0
+# For Environment Modules: module use PREFIX/share/weft/modulefiles, or copy to MODULEPATH/weft. cmake --install fills in
+# the prefix.
+set prefix "@PREFIX@"
 
 proc ModulesHelp {} {
     puts stderr "weft: training and running video and vision models under MPI. Inputs and job scripts: \$WEFT_SHARE."
 }
-module-whatis "weft 0.1.0: video and vision models as an MPI batch application"
+module-whatis "weft @VERSION@: video and vision models as an MPI batch application"
 
 # What it was built with; names differ from place to place.
 # module load openmpi/4.1 hdf5 onednn ffmpeg opencv cuda/12.8 nccl

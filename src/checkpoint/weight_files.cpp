@@ -16,7 +16,8 @@ using nlohmann::json;
 
 constexpr const char* index_ending = ".safetensors.index.json";
 constexpr const char* convert =
-    "validation/convert_weights.py makes safetensors of PyTorch's files (.bin, .pt, .pth, .ckpt)";
+    "convert_weights.py (docs/checkpoints.md) makes safetensors of PyTorch's files (.bin, .pt, "
+    ".pth, .ckpt)";
 // The same limit as for the header of a safetensors file.
 constexpr std::uint64_t longest_index = 100'000'000;
 

@@ -82,6 +82,11 @@ void write_new(const std::string& file, const std::string& text) {
   WEFT_CHECK(whole, Exit::data, "is the disk full?", "cannot write {}", file);
 }
 
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
 int init(const std::string& name, std::string file) {
   if (name.empty()) {
     fmt::print("{}", list());
@@ -89,13 +94,19 @@ int init(const std::string& name, std::string file) {
   }
   const InputDeck& deck = deck_named(name);
   if (file.empty()) file = name + ".toml";
-  // The commands in its comments name the file as it is called here.
-  std::string text = deck.text;
-  const std::string there = "inputs/" + deck.name + ".toml";
-  for (std::size_t at = 0; (at = text.find(there, at)) != std::string::npos; at += file.size())
-    text.replace(at, there.size(), file);
+  // Its comments have the commands of a checkout; here the deck is `file`, and weft on the PATH.
+  std::string text = deck.text, others;
+  for (const InputDeck& d : input_decks()) {
+    const std::string there = "inputs/" + d.name + ".toml";
+    if (d.name != deck.name && text.find(there) != std::string::npos) {
+      replace_all(text, there, d.name + ".toml");
+      others += fmt::format("it names {0}.toml: `weft init {0}` writes that\n", d.name);
+    }
+  }
+  replace_all(text, "inputs/" + deck.name + ".toml", file);
+  replace_all(text, "build/weft", "weft");
   write_new(file, text);
-  fmt::print("{} is a commented deck; `weft help deck` has every key\n", file);
+  fmt::print("{} is a commented deck; `weft help deck` has every key\n{}", file, others);
   return 0;
 }
 

@@ -31,9 +31,18 @@ class Install(WeftTest):
             for name in self.names(REPOSITORY / source):
                 self.assertIn(f"{part}/{name}", there)
         for name in ("bin/weft", "share/doc/weft/LICENSE", "share/doc/weft/CITATION.cff", "share/weft/python/weft_files.py",
-                     "share/man/man1/weft.1", "share/man/man5/weft-deck.5", "share/bash-completion/completions/weft",
-                     "share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"):
+                     "share/weft/python/convert_weights.py", "share/man/man1/weft.1", "share/man/man5/weft-deck.5",
+                     "share/bash-completion/completions/weft", "share/zsh/site-functions/_weft",
+                     "share/fish/vendor_completions.d/weft.fish"):
             self.assertIn(name, there)
+        self.assertTrue(os.access(prefix / "share/weft/python/convert_weights.py", os.X_OK))
+        release = re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
+        modules = [f"share/weft/modulefiles/weft/{release}{ending}" for ending in (".lua", "")]
+        for module in modules:
+            text = (prefix / module).read_text()
+            self.assertRegex(text, rf'prefix (= )?"{prefix}"\n')
+            self.assertIn(release, text)
+            self.assertNotIn("@", text)
         pages = sorted((prefix / "share/doc/weft").rglob("*.md"))
         self.assertIn("(validation/results/cudnn_plans_h200.json of the source)", (prefix / "share/doc/weft/docs/gpu.md").read_text())
         for page in pages:
@@ -45,6 +54,7 @@ class Install(WeftTest):
         self.install("--prefix", "/opt/weft", DESTDIR=str(stage))
         self.assertEqual({f"opt/weft/{name}" for name in there}, self.names(stage))
         self.assertFalse(pathlib.Path("/opt/weft").exists())
+        self.assertIn('"/opt/weft"', (stage / "opt/weft" / modules[0]).read_text())
 
         program = harness.WEFT
         try:
@@ -59,8 +69,7 @@ class Install(WeftTest):
                 self.assertNotIn("SimGrid's library", job.err)
         finally:
             harness.WEFT = program
-        self.assertEqual(re.match(r"weft (\S+)", version)[1],
-                         re.search(r"project\(weft VERSION (\S+)", (REPOSITORY / "CMakeLists.txt").read_text())[1])
+        self.assertEqual(re.match(r"weft (\S+)", version)[1], release)
 
     def test_a_launcher_of_another_mpi(self):
         """It says how many it started, and MPI knows of one."""

@@ -1,5 +1,5 @@
-"""What a first look meets, on a system with little on it: `make` without column, the converter without PyTorch, and what
-tools/run_animate.sh hands to weft. No weft is run."""
+"""What a first look meets, on a system with little on it: `make` without column, the converter without PyTorch, what
+tools/run_animate.sh hands to weft, and job scripts without Slurm. No weft is run."""
 import os
 import pathlib
 import re
@@ -46,7 +46,7 @@ class Scripts(unittest.TestCase):
         done = run(sys.executable, "-I", "-S", script, "a.pth", "b.safetensors")  # without packages
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1)
-        self.assertIn("pip install -r validation/requirements.txt", done.stderr)
+        self.assertIn("pip install torch numpy", done.stderr)
 
     def animate(self, *words, root):
         """What the script starts, in a copy of the repository of which it needs a deck alone."""
@@ -78,6 +78,40 @@ class Scripts(unittest.TestCase):
         option, points = self.animate("my face.png", "speech.wav", root=self.dir / "copy")
         self.assertEqual(option, {"--picture": f"{self.dir}/my face.png", "--speech": f"{self.dir}/speech.wav"})
         self.assertTrue(all(90 <= x <= 230 and 30 <= y <= 190 for x, y in points))
+
+    def job(self, script, *words, **variables):
+        """A job script with stand-ins for Slurm's programs and weft, which does one step further each time and asks to be started again."""
+        weft = self.program("weft", """for word in "$@"; do
+  case $word in run.dir=*) run=${word#run.dir=}; run=${run#\\"}; run=${run%\\"} ;; esac
+done
+[ "$1" = train ] || exit 0
+mkdir -p "$run"; old=$(readlink "$run/latest"); old=${old#step_}
+ln -sfn "step_$((${old:-0} + 1))" "$run/latest"
+exit 75""")
+        self.program("bin/srun", 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"')
+        self.program("bin/scontrol", "exit 0")
+        self.program("bin/squeue", "exit 1")
+        return run("bash", ROOT / "jobscripts" / f"{script}.sbatch", *words, cwd=self.dir,
+                   env={"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "1",
+                        "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n1", "WEFT": str(weft), **variables})
+
+    def test_a_job_is_requeued_by_the_run_folder_that_it_is_given(self):
+        for script in ("smoke", "train_1node", "train_16nodes", "train_vae", "restart_chain", "segmentation"):
+            for number, word in enumerate((f"run.dir={script} 1", f'run.dir="{script} 2"')):
+                done = self.job(script, "run.dir=other", "train.lr=1", word, RUN="elsewhere")
+                self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
+                self.assertIn(f"1 steps further: 1 saved in {script} {number + 1}\n", done.stdout)
+                self.assertIn("queued again", done.stdout.splitlines()[-1])
+        self.assertIn("saved in elsewhere\n", self.job("train_1node", RUN="elsewhere").stdout)
+        self.assertFalse((self.dir / "other").exists())
+
+    def test_a_job_from_another_folder_or_without_weft(self):
+        for script in (ROOT / "jobscripts").glob("*.sbatch"):
+            done = self.job(script.stem, SLURM_SUBMIT_DIR=str(self.dir))
+            self.assertEqual((done.returncode, done.stderr), (2, "ERROR: submit from the folder that holds jobscripts/\n"))
+        done = self.job("smoke", WEFT="build/weft")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("WEFT=build/weft is no program. HINT: make build, or WEFT=PREFIX/bin/weft", done.stderr)
 
 
 if __name__ == "__main__":
