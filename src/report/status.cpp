@@ -8,12 +8,14 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files.h"
 #include "core/error.h"
+#include "core/seal.h"
 #include "report/data.h"
 #include "report/html.h"
 
@@ -68,6 +70,34 @@ std::string newest_checkpoint(const fs::path& dir) {
   return latest && fs::exists(dir / *latest, none) ? *latest : "";
 }
 
+// Steps done by the last whole line of the metrics, 0 without one. A line of a thousand ranks takes
+// some kilobytes, and a run has many: only the end is read.
+std::int64_t steps_of_metrics(const fs::path& dir) {
+  constexpr std::streamoff most = 256 << 10;
+  std::ifstream in(dir / "metrics.jsonl", std::ios::binary | std::ios::ate);
+  if (!in) return 0;
+  in.seekg(std::max<std::streamoff>(0, in.tellg() - std::streampos(most)));
+  std::int64_t done = 0;
+  for (std::string line; std::getline(in, line);) {
+    const Json j = Json::parse(line, nullptr, false);  // cut off: discarded, which is no object
+    if (!j.is_object() || !seal_holds(line)) continue;
+    const auto step = j.find("step");
+    if (step != j.end() && step->is_number_integer()) done = step->get<std::int64_t>() + 1;
+  }
+  return done;
+}
+
+// The status is written every five seconds, metrics and checkpoints at once: after a crash, and
+// where steps are short, they are ahead.
+void count_steps(const fs::path& dir, KnownJob& job) {
+  JobStatus& s = job.status;
+  std::int64_t done = steps_of_metrics(dir);
+  if (const auto step = checkpoint::step_of(job.checkpoint)) done = std::max(done, *step);
+  if (done <= s.done) return;
+  s.done = done;
+  s.advanced = std::max(s.advanced, s.updated);
+}
+
 std::string time_text(double seconds) {
   if (!(seconds > 0) || seconds > 4e9) return "-";
   return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(seconds)));
@@ -93,6 +123,9 @@ std::string pace_text(const JobStatus& s) {
 }
 
 bool goes_on(const JobStatus& s) { return s.state == "running"; }
+
+// Whether this start has finished an item: until then `advanced` is when it began.
+bool has_advanced(const JobStatus& s) { return s.done > s.before && s.advanced > 0; }
 
 // Names and messages come from files: no control characters reach the terminal.
 std::string printable(std::string text) {
@@ -142,7 +175,7 @@ Json json_of(const KnownJob& job, double now) {
   if (s.started > 0) j["started"] = s.started;
   j["updated"] = s.updated;
   j["seconds_since_update"] = std::max(0.0, now - s.updated);
-  if (s.advanced > 0) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
+  if (has_advanced(s)) j["seconds_since_item"] = std::max(0.0, now - s.advanced);
   if (!s.host.empty()) j["host"] = s.host;
   if (s.state != "running" && s.state != "silent" && job.measured) j["exit_code"] = s.code;
   if (!s.error.empty()) j["error"] = s.error;
@@ -174,7 +207,10 @@ std::optional<KnownJob> find_job(const fs::path& path, double now) {
   const double patience =
       job.measured || !(s.rate > 0) ? silent_after : std::max(silent_after, 10 / s.rate);
   if (s.state == "running" && now - s.updated > patience) s.state = "silent";
-  if (s.command == "train") job.checkpoint = newest_checkpoint(path);
+  if (s.command == "train") {
+    job.checkpoint = newest_checkpoint(path);
+    count_steps(path, job);
+  }
   return job;
 }
 
@@ -201,9 +237,11 @@ std::string describe_job(const KnownJob& job, double now) {
   std::string state = state_text(s);
   if (goes_on(s))
     state += fmt::format(", last heard of {} ago", duration_text(std::max(0.0, now - s.updated)));
-  if (goes_on(s) && s.advanced > 0)
+  if (goes_on(s) && has_advanced(s))
     state +=
         fmt::format(", last {} {} ago", s.noun, duration_text(std::max(0.0, now - s.advanced)));
+  else if (goes_on(s) && s.advanced > 0)
+    state += fmt::format(", no {} yet{}", s.noun, s.before > 0 ? " by this start" : "");
   row("state", state);
   row("error", s.error);
   std::string done = share_text(s) + " " + s.noun + "s";

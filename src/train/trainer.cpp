@@ -54,6 +54,20 @@ std::size_t least(std::size_t value, MPI_Comm world) {
   return static_cast<std::size_t>(all);
 }
 
+// Bytes of weights, gradients and optimizer on a rank that holds a `ranks`th of what is sharded:
+// without padding, so never more than there will be.
+std::size_t least_state_bytes(const ParameterTable& table, bool bf16, bool squares, int ranks) {
+  std::size_t bytes = 0;
+  for (const auto& p : table.all()) {
+    const auto n = static_cast<std::size_t>(p->shape.numel());
+    const std::size_t share = n / static_cast<std::size_t>(ranks);
+    const std::size_t masters = bf16 && p->bf16_only ? share : n;
+    bytes += 4 * masters + (bf16 ? 2 * n : 0);
+    if (p->trainable) bytes += 4 * n + (squares ? 12 : 8) * share;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Trainer::Trainer(const Deck& deck, const TaskFactory& make_task, MPI_Comm world)
@@ -114,6 +128,7 @@ void Trainer::start() {
       deck_.parallel, *comm_, params(), [this](std::function<void()> act) { graphs_->aside(act); },
       task_->model_groups());
   optimizers_ = task_->optimizers();
+  check_state_fits();
   load_state();
   plan_step();
   open_readers();
@@ -125,6 +140,27 @@ void Trainer::set_timeout(double seconds) {
   comm_->set_timeout(seconds);
   if (sequence_) sequence_->set_timeout(seconds);
   if (Communicator* inner = task_->inner_ranks()) inner->set_timeout(seconds);
+}
+
+// On the CPU pages become resident when they are written: what does not fit would end in the first
+// step, by the kernel. A WARN, for swap and what others give back may still carry it.
+void Trainer::check_state_fits() {
+  if (on_cuda()) return;
+  const bool squares = std::any_of(optimizers_.begin(), optimizers_.end(),
+                                   [](const auto& o) { return o.optimizer != "sgd"; });
+  const std::size_t state = least_state_bytes(params(), task_->bf16(), squares,
+                                              deck_.parallel.zero == 1 ? comm_->size() : 1);
+  // Before any rank allocates: least() waits for all.
+  const std::size_t room =
+      least(host_memory().available / static_cast<std::size_t>(device_.host_ranks), world_);
+  if (first_rank() && room > 0 && state > room)
+    log::warn(
+        "weights, gradients and optimizer need {} a rank, which has {} of its host's available "
+        "memory: the kernel may end the job. {}",
+        size_text(static_cast<double>(state)), size_text(static_cast<double>(room)),
+        deck_.parallel.zero == 0 && comm_->size() > 1
+            ? "Set parallel.zero = 1: the optimizer's state is then shared out"
+            : "Take more hosts, or a smaller model");
 }
 
 void Trainer::load_state() {

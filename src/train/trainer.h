@@ -138,6 +138,7 @@ class Trainer {
   void open_data();
   std::string data_text() const;
   void warn_of_other_data(const Checkpoint& checkpoint) const;
+  void check_state_fits();
   void load_state();
   void plan_step();
   void open_readers();

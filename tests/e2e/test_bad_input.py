@@ -267,6 +267,14 @@ class Checkpoints(WeftTest):
                         preexec=tight(resource.RLIMIT_NOFILE, 24))
         self.refused(job, CHECKPOINT, "ulimit -n")
 
+    def test_a_state_that_no_host_has_memory_for(self):
+        # More than a process can address: nothing of it is ever written.
+        job = self.weft("train", "deck.toml", "run.dir=vast", "model.hidden_size=65536", "model.depth=1000",
+                        expect=None, timeout=60)
+        self.assertNotEqual(job.process.returncode, 0)
+        self.assertRegex(job.err, r"WARN: .*weights, gradients and optimizer need [\d.]+ GiB a rank, which has [\d.]+ ")
+        self.assertNotIn("optimizer need", self.train("small", "train.steps=1").err)
+
     def test_another_model(self):
         job = self.train("run", "model.hidden_size=64", expect=None)
         self.refused(job, CHECKPOINT, "has shape")

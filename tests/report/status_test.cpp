@@ -71,6 +71,44 @@ TEST_F(Status, OfARunningJob) {
   EXPECT_THAT(text, HasSubstr("warned    slow  [31mdisk\n")) << "no control characters";
 }
 
+TEST_F(Status, BeforeTheFirstStepThereIsNoLastOne) {
+  JobStatus s = running();
+  s.done = s.before = 0;
+  write("run/status.json", to_text(s));
+  auto job = find_job(dir_ / "run", now);
+  ASSERT_TRUE(job);
+  EXPECT_THAT(describe_job(*job, now),
+              HasSubstr("state     running, last heard of 5 s ago, no step yet\n"));
+  EXPECT_THAT(jobs_as_json({*job}, now), Not(HasSubstr("seconds_since_item")));
+  s.done = s.before = 10;
+  write("run/status.json", to_text(s));
+  job = find_job(dir_ / "run", now);
+  ASSERT_TRUE(job);
+  EXPECT_THAT(describe_job(*job, now), HasSubstr("ago, no step yet by this start\n"));
+}
+
+TEST_F(Status, MetricsAndCheckpointsMayBeAheadOfIt) {
+  const auto done = [&] { return find_job(dir_ / "run", now)->status.done; };
+  JobStatus s = running();
+  s.done = s.before = 0;
+  write("run/status.json", to_text(s));
+  fs::create_directories(dir_ / "run/step_80");
+  fs::create_directory_symlink("step_80", dir_ / "run/latest");
+  EXPECT_EQ(done(), 80);
+  write("run/metrics.jsonl", "{\"step\":78,\"loss\":2}\n");
+  EXPECT_EQ(done(), 80);
+  // Of more than is read of it, whole lines count; the last one was cut off.
+  write("run/metrics.jsonl", "{\"step\":83,\"loss\":\"" + std::string(300000, 'x') + "\"}\n" +
+                                 "{\"step\":84,\"loss\":2}\n{\"step\":85,");
+  EXPECT_EQ(done(), 85);
+  const std::string text = describe_job(*find_job(dir_ / "run", now), now);
+  EXPECT_THAT(text, HasSubstr("done      85 of 120 steps (70.8 %)\n"));
+  EXPECT_THAT(text, HasSubstr("last step 5 s ago\n")) << "not when the job began";
+  s.done = 90;
+  write("run/status.json", to_text(s));
+  EXPECT_EQ(done(), 90);
+}
+
 TEST_F(Status, AJobThatIsNoLongerHeardOfIsSilent) {
   JobStatus s = running();
   s.updated = now - 61;
