@@ -222,6 +222,30 @@ void refuse_unknown_words(const CLI::App& app, int argc, char** argv) {
   }
 }
 
+// Every command is a topic of `weft help`, which CLI11 does not know.
+void refuse_unknown_topic(int argc, char** argv) {
+  if (argc < 3 || std::string_view(argv[1]) != "help") return;
+  const std::string topic = argv[2];
+  std::vector<std::string> known = {"deck", "man", "man-deck"};
+  for (const Command& c : all_commands()) known.push_back(c.name);
+  if (topic.starts_with('-') || std::ranges::find(known, topic) != known.end()) return;
+  const std::string near = nearest_name(topic, known);
+  throw Error(Exit::usage, fmt::format("unknown topic \"{}\"", topic),
+              near.empty() ? "topics are deck, man, man-deck and the commands in weft --help"
+                           : fmt::format("did you mean \"{}\"?", near),
+              __FILE__, __LINE__);
+}
+
+// The innermost command given, as it is written: "weft bench comm".
+std::string command_given(const CLI::App& app) {
+  std::string name = "weft";
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    name += " " + at->get_name();
+  }
+  return name;
+}
+
 // MPIs of one family share their binary interface: handles are pointers in Open MPI and numbers in
 // MPICH. "" for one that is not known.
 std::string family(const std::string& mpi) {
@@ -273,7 +297,9 @@ Invocation parse_command_line(int argc, char** argv) {
     chosen.run = [](MPI_Comm world) { return print(version_text(), world); };
   } catch (const CLI::ParseError& e) {
     refuse_unknown_words(app, argc, argv);
-    throw Error(Exit::usage, e.what(), "see weft --help", __FILE__, __LINE__);
+    refuse_unknown_topic(argc, argv);
+    throw Error(Exit::usage, e.what(), fmt::format("see {} --help", command_given(app)), __FILE__,
+                __LINE__);
   }
   return chosen;
 }

@@ -61,6 +61,15 @@ class Decks(WeftTest):
         self.refuse("deck", arguments=())
         self.refused(self.weft("trian", "deck.toml", expect=None), USAGE, "trian")
 
+    def test_usage_of_a_command_hints_at_its_help(self):
+        for words, hint in ((("export", "run", "x.safetensors", "--dtype", "f64"), "weft export"), (("train",), "weft train"),
+                            (("completion", "tcsh"), "weft completion"), (("bench", "scaling", "--mix"), "weft bench scaling")):
+            self.refused(self.weft(*words, ranks=0, expect=None), USAGE, f"see {hint} --help")
+
+    def test_unknown_topic(self):
+        self.refused(self.weft("help", "trian", ranks=0, expect=None), USAGE, 'unknown topic "trian"', 'did you mean "train"?')
+        self.refused(self.weft("help", "zzzzzzzz", ranks=0, expect=None), USAGE, 'unknown topic "zzzzzzzz"', "deck, man, man-deck")
+
     def test_unknown_key_of_a_synthetic_source(self):
         self.refuse("heigth", 'did you mean "height"?',
                     arguments=("deck.toml", "data.path=synthetic:heigth=16"))

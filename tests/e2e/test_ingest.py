@@ -82,6 +82,21 @@ class Ingest(WeftTest):
         self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 picture", job.err)  # a picture has no rate
         self.refused(self.ingest("v", "--min-fps=11", "--min-frames=2", "--plan", expect=None), DATA, "none of 5 items is left")
 
+    def test_files_that_are_not_there(self):
+        self.refused(self.ingest("nix.mp4", "--plan", expect=None), DATA, "1 of 1 item is not there: nix.mp4")
+        job = self.ingest("['v/wide.mp4','nix.mp4']", "--plan", expect=None)
+        self.refused(job, DATA, "1 of 2 items is not there: nix.mp4", "begin where weft was started")
+        self.assertNotIn("the list's folder", job.err)
+        self.assertEqual(self.written(), [])
+        job = self.ingest("nix.mp4", expect=None)
+        self.refused(job, DATA, "nix.mp4", "begin where weft was started")
+        self.assertNotIn("list's folder", job.err)
+        (self.dir / "meta.csv").write_text("path,text\nv/wide.mp4,x\n" + "".join(f"v/gone{i:02}.mp4,x\n" for i in range(12)))
+        job = self.ingest("meta.csv", "--plan", expect=None)
+        self.refused(job, DATA, "12 of 13 items are not there: v/gone00.mp4", "and 2 more", "in the list's folder")
+        (self.dir / "meta.csv").write_text("path,text\nv/gone.mp4,x\n")
+        self.refused(self.ingest("meta.csv", expect=None), DATA, "the list's folder")
+
     def test_scores_of_weft_score_are_joined(self):
         self.opensora()
         deck = self.dir / "score.toml"

@@ -247,6 +247,35 @@ void print_table(const std::string& output, const Written& written,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
+bool names_a_list(const IngestDeck& deck) {
+  return std::ranges::any_of(deck.inputs, [](const std::string& input) {
+    return !is_source_graph(input) && (input.ends_with(".csv") || input.ends_with(".jsonl"));
+  });
+}
+
+// Names what a plan cannot count on: a job would skip it, and say so hours later.
+void check_that_all_exist(const std::vector<IngestInput>& inputs, const IngestDeck& deck) {
+  std::vector<std::string> missing;
+  for (const IngestInput& input : inputs) {
+    std::error_code none;
+    if (!is_source_graph(input.media.path) && !std::filesystem::exists(input.media.path, none))
+      missing.push_back(shown(input.media.path, 400));
+  }
+  if (missing.empty()) return;
+  constexpr std::size_t most = 10;
+  const std::size_t named = std::min(missing.size(), most);
+  std::string names = fmt::format("{}", fmt::join(missing.begin(), missing.begin() + named, ", "));
+  if (named < missing.size()) names += fmt::format(" and {} more", missing.size() - named);
+  throw Error(
+      Exit::data,
+      fmt::format("{} of {} {} not there: {}", missing.size(), counted(std::ssize(inputs), "item"),
+                  missing.size() == 1 ? "is" : "are", names),
+      names_a_list(deck) ? "paths in ingest.inputs begin where weft was started, those of "
+                           "a list in the list's folder"
+                         : "paths in ingest.inputs begin where weft was started",
+      __FILE__, __LINE__);
+}
+
 // Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
 // writing, OUTPUT.partN.tmp...
 void remove_left_parts(const std::string& output) {
@@ -303,7 +332,10 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   if (log::rank() == 0) report_selection(selection, all, forecast(inputs, d));
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
-  if (plan) return 0;
+  if (plan) {
+    check_that_all_exist(inputs, d);
+    return 0;
+  }
   log::info("ingest: {} over {} into {}", counted(std::ssize(inputs), "video"),
             counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
@@ -335,7 +367,9 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
       WEFT_CHECK(clips > 0, Exit::data,
                  fault == faults.end()
                      ? "try fewer ingest.frames, a lower ingest.resolutions, or other footage"
-                     : "see to that file; the paths of a list start in the list's folder",
+                 : names_a_list(d)
+                     ? "see to that file; the paths of a list start in the list's folder"
+                     : "see to that file; paths in ingest.inputs begin where weft was started",
                  "no clip came out of {}; the first fault: {}",
                  counted(std::ssize(inputs), "video"), fault == faults.end() ? "none" : *fault);
       const Written written =
