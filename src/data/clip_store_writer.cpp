@@ -214,6 +214,11 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& mad
   const h5::QuietErrors quiet;
   s.path = path;
   s.temporary = path + ".tmp";
+  std::error_code failed;
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
+    std::filesystem::create_directories(folder, failed);
+  WEFT_CHECK(!failed, Exit::data, "name a path in a folder that can be made", "cannot write {}: {}",
+             path, failed.message());
   const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   // Clips begin at multiples of 1 MiB, which suits parallel file systems; only those of 4 MiB and
   // more, so that at most a fifth of the file is padding.

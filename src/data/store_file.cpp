@@ -28,8 +28,8 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
   fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   WEFT_CHECK(
       fd_ >= 0, Exit::data,
-      "check data.path, which begins where weft was started; `weft ingest` makes stores of clips, "
-      "and `weft encode` of latents",
+      "check data.path, which begins where weft was started; `weft ingest` makes stores of clips "
+      "and, with ingest.images, of labelled images, `weft encode` those of latents",
       "cannot open clip store {}: {}", path, std::strerror(errno));
   try {
     struct stat status {};

@@ -97,6 +97,13 @@ class Ingest(WeftTest):
         (self.dir / "meta.csv").write_text("path,text\nv/gone.mp4,x\n")
         self.refused(self.ingest("meta.csv", expect=None), DATA, "the list's folder")
 
+    def test_folder_of_the_store(self):
+        for ranks in (0, 2):
+            self.ingest("v/wide.mp4", output=f"new{ranks}/deep/clips.h5", ranks=ranks)
+            self.assertIn("every hash verified", self.weft("inspect", f"new{ranks}/deep/clips.h5", ranks=0).out)
+            job = self.ingest("v/wide.mp4", output="v/wide.mp4/clips.h5", ranks=ranks, expect=None)
+            self.refused(job, DATA, "v/wide.mp4/", "Not a directory")
+
     def test_scores_of_weft_score_are_joined(self):
         self.opensora()
         deck = self.dir / "score.toml"

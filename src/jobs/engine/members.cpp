@@ -48,6 +48,8 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
     fs::remove_all(directory_, failure);
     fs::create_directories(directory_, failure);
   }
+  WEFT_CHECK(!failure, Exit::data, key_ + " must be in a directory that all ranks can write to",
+             "cannot make {}: {}", directory_.string(), failure.message());
   MPI_Barrier(world_);
   fd_ = ::open(file(rank_).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
   WEFT_CHECK(fd_ >= 0, Exit::data, key_ + " must be in a directory that all ranks can write to",
