@@ -5,7 +5,8 @@
 
 Prints a table, one line a kernel and architecture. --write makes docs/kernels_resources.md of it, --check holds that page to
 it, for the architectures that were built by the same nvcc, and passes where nothing was. Without --all only the hot kernels
-are shown. Exit status 1 if a hot kernel spills registers beyond ALLOWED, if a hot pattern names no kernel at all, or if the page is stale.
+are shown. Exit status 1 if a hot kernel spills registers beyond ALLOWED, if a hot pattern names no kernel at all, or if the
+page is stale.
 """
 import argparse
 import pathlib
