@@ -13,5 +13,7 @@ if [ ! -e build/python/tensorboard ] && python3 -m pip --version >/dev/null 2>&1
   rm -rf build/python
   PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-deps --target build/python -r tools/python-packages.txt || rm -rf build/python
 fi
+# Within an allocation, mpiexec would ask Slurm for every test's ranks.
+unset ${!SLURM_@} ${!PMI_@} ${!PMIX_@}
 exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary \
   --parallel "${JOBS:-$(($(nproc) + 1))}" "$@"

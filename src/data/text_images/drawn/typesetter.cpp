@@ -46,13 +46,21 @@ bool load(FT_Face face, char32_t letter, double size) {
          face->glyph->format == FT_GLYPH_FORMAT_OUTLINE;
 }
 
-// Fonts of symbols, or of scripts without Latin letters, have empty glyphs or none.
+// Fonts of symbols, or of scripts without Latin letters, have empty glyphs or none; or they draw
+// something else under the letters' codes, as dingbats, Greek by Latin keys or pictures of keys do.
+// Such glyphs hang below the line on which all these letters and digits stand.
 bool writes_latin(FT_Face face) {
   if (!FT_IS_SCALABLE(face) || FT_Select_Charmap(face, FT_ENCODING_UNICODE) != 0) return false;
-  for (const char32_t letter : std::u32string(U"AEHORSTaehorst019"))
+  FT_Pos capital = 0;
+  for (const char32_t letter : std::u32string(U"HAEORSTaehorst019")) {
     if (FT_Get_Char_Index(face, letter) == 0 || !load(face, letter, 32) ||
         face->glyph->outline.n_points == 0)
       return false;
+    FT_BBox box;
+    FT_Outline_Get_BBox(&face->glyph->outline, &box);
+    if (letter == U'H') capital = box.yMax;
+    if (10 * std::abs(box.yMin) > capital) return false;
+  }
   return true;
 }
 

@@ -1,6 +1,6 @@
 // Convolutions by oneDNN's own kernels: whatever winograd.cpp does not take. Weights are reordered
 // into the layout that the kernel prefers at every call. Primitives are made once per shape and
-// kept (recent.h).
+// kept (onednn.h).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -15,17 +15,13 @@
 
 WEFT_CPU_BEGIN
 #include "ops/cpu/conv/parts.h"
-#include "ops/cpu/recent.h"
+#include "ops/cpu/onednn.h"
 namespace {
 #include "ops/cpu/simd.h"
 
 using dnnl::memory;
 using Dims = memory::dims;
 
-dnnl::engine& engine() {
-  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
 dnnl::stream& stream() {
   static dnnl::stream s(engine());
   return s;
@@ -83,11 +79,11 @@ dnnl::convolution_forward::primitive_desc forward_desc(const Layout& l, bool bia
   attributes.set_post_ops(epilogue);
   constexpr auto kind = dnnl::prop_kind::forward_training;
   constexpr auto algorithm = dnnl::algorithm::convolution_direct;
-  const auto d = bias ? dnnl::convolution_forward::desc(kind, algorithm, l.x, l.any_w, l.bias, l.y,
-                                                        l.strides, l.dilations, l.before, l.after)
-                      : dnnl::convolution_forward::desc(kind, algorithm, l.x, l.any_w, l.y,
-                                                        l.strides, l.dilations, l.before, l.after);
-  return {d, attributes, engine()};
+  using Op = dnnl::convolution_forward;
+  return bias ? describe<Op>(attributes, kind, algorithm, l.x, l.any_w, l.bias, l.y, l.strides,
+                             l.dilations, l.before, l.after)
+              : describe<Op>(attributes, kind, algorithm, l.x, l.any_w, l.y, l.strides, l.dilations,
+                             l.before, l.after);
 }
 
 template <class Desc>
@@ -140,11 +136,9 @@ template <class Backward>
 typename Backward::primitive_desc backward_desc(const Layout& l) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return {{dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y, l.strides, l.dilations, l.before,
-           l.after},
-          attributes,
-          engine(),
-          forward_desc(l, false, false)};
+  return describe_backward<Backward>(attributes, forward_desc(l, false, false),
+                                     dnnl::algorithm::convolution_direct, l.x, l.any_w, l.y,
+                                     l.strides, l.dilations, l.before, l.after);
 }
 
 }  // namespace

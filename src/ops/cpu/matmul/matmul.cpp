@@ -2,7 +2,7 @@
 // oneDNN's best): the forward fuses bias and residual into the matmul primitive, with weights
 // packed into the layout it prefers where many rows share the packing; gradients in f32 go through
 // sgemm, which has none of the shapes on which the primitive drops to half; all else is the plain
-// primitive. Primitives are made once per shape and kept (recent.h); their scratchpad is ours, so
+// primitive. Primitives are made once per shape and kept (onednn.h); their scratchpad is ours, so
 // that the steady state allocates nothing large. sgemm must not be interrupted by a signal handler
 // (train/stop.cpp).
 #include "ops/matmul.h"
@@ -24,7 +24,7 @@
 
 WEFT_CPU_BEGIN
 namespace {
-#include "ops/cpu/recent.h"
+#include "ops/cpu/onednn.h"
 #include "ops/cpu/simd.h"
 
 using dnnl::memory;
@@ -52,11 +52,6 @@ struct Primitive {
 // the rows.
 constexpr std::int64_t rows_worth_packing = 2048;
 
-dnnl::engine& engine() {
-  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
-
 Primitive make(const Product& p) {
   using tag = memory::format_tag;
   Primitive r;
@@ -71,9 +66,8 @@ Primitive make(const Product& p) {
   attributes.set_post_ops(epilogue);
   if (p.bias) r.bias = memory::desc({1, p.n}, memory::data_type::f32, tag::ab);
   const memory::desc b = p.packed ? memory::desc({p.k, p.n}, type_of(p.in), tag::any) : r.b;
-  const auto description =
-      p.bias ? dnnl::matmul::desc(r.a, b, r.bias, r.c) : dnnl::matmul::desc(r.a, b, r.c);
-  const dnnl::matmul::primitive_desc chosen(description, attributes, engine());
+  const auto chosen = p.bias ? describe<dnnl::matmul>(attributes, r.a, b, r.bias, r.c)
+                             : describe<dnnl::matmul>(attributes, r.a, b, r.c);
   r.scratchpad = chosen.scratchpad_desc();
   r.packed_b = chosen.weights_desc();
   if (p.packed)

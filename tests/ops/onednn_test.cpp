@@ -1,15 +1,16 @@
-// The store of what oneDNN makes (src/ops/cpu/recent.h).
+// The store of what oneDNN makes (src/ops/cpu/onednn.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <dnnl.hpp>
 #include <map>
 #include <utility>
 
 namespace weft::test {
 namespace {
 
-#include "ops/cpu/recent.h"
+#include "ops/cpu/onednn.h"
 
 TEST(Recent, KeepsWhatWasUsedLast) {
   Recent<int, int> kept;

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# README's two commands as a newcomer meets them: a bare Debian of that release (debootstrap), the last commit of this checkout
+# as a fresh clone, `make run`, then `make test`, as root. Prints versions, times, and what failed or was skipped.
+#   tools/test_debian.sh 12|13 [TARGET...]      other targets than `run test`
+# Needs root, debootstrap, and a mirror: MIRROR, or else the one this machine uses. The system is made anew in ROOT_DIR
+# (build/debian-RELEASE, some 6 GB) and stays there, to look into; nothing else of this machine is seen from inside.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fail() { echo "test_debian: $*" >&2; exit 1; }
+release=${1:-}
+case $release in
+  12) suite=bookworm ;;
+  13) suite=trixie ;;
+  *) fail "usage: tools/test_debian.sh 12|13 [TARGET...]" ;;
+esac
+shift
+targets=("$@")
+[ $# -gt 0 ] || targets=(run test)
+[ "$(id -u)" -eq 0 ] || fail "needs root, for debootstrap and chroot"
+command -v debootstrap >/dev/null || fail "debootstrap is missing. HINT: apt-get install debootstrap"
+root=$(readlink -m "${ROOT_DIR:-build/debian-$release}")
+mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null | head -n 1)}
+mirror=${mirror:-http://deb.debian.org/debian}
+
+echo "test_debian: $suite from $mirror in $root, commit $(git rev-parse --short HEAD)"
+[ -z "$(git status --porcelain --untracked-files=no)" ] || echo "test_debian: changes that are not committed are left out"
+rm -rf --one-file-system "$root"
+mkdir -p "$root"
+debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 || { tail -n 5 "$root.log" >&2; fail "debootstrap failed"; }
+if [ "$suite" = bookworm ]; then  # debootstrap knows the release alone; its updates are on every mirror
+  echo "deb $mirror $suite-updates main" >>"$root/etc/apt/sources.list"
+fi
+cp /etc/resolv.conf "$root/etc/resolv.conf"
+git clone --quiet --no-hardlinks . "$root/root/weft"
+
+# A command in the chroot, with its own mounts and processes, which go with it.
+inside() {
+  unshare --mount --pid --fork --kill-child bash -c '
+    set -e
+    mount -t proc proc "$0/proc"
+    mount --rbind /sys "$0/sys"
+    mount --rbind /dev "$0/dev"
+    exec chroot "$0" env -i HOME=/root USER=root TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+      bash -c "$1"' "$root" "cd /root/weft && $1"
+}
+
+inside 'apt-get update && apt-get install -y --no-install-recommends make' >>"$root.log" 2>&1 ||
+  { tail -n 5 "$root.log" >&2; fail "make cannot be installed"; }
+failed=()
+for target in "${targets[@]}"; do
+  began=$SECONDS
+  log=$root.$target.log
+  status=passed
+  inside "make $target" >"$log" 2>&1 </dev/null || { status=FAILED; failed+=("make $target"); }
+  echo "test_debian: make $target $status in $((SECONDS - began)) s; output in $log"
+  if [ $status = FAILED ]; then tail -n 40 "$log"; fi
+  grep -aE 'tests passed|tests failed|\(Skipped\)|\(Failed\)|\(Timeout\)|Not Run' "$log" || true
+done
+echo "test_debian: versions: $(inside 'dpkg-query -W -f "${source:Package} ${source:Version}\n" libopenmpi-dev libdnnl-dev \
+  libavcodec-dev libopencv-core-dev libhdf5-dev libsimgrid-dev g++ cmake' | sort -u | paste -sd, | sed 's/,/, /g')"
+[ ${#failed[@]} -eq 0 ] || fail "failed on Debian $release: ${failed[*]}"
+echo "test_debian: Debian $release passed"
