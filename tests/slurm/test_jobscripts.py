@@ -12,7 +12,7 @@ import time
 import unittest
 
 from cluster import GRACE
-from scripts import DECK, REPOSITORY, ScriptTest
+from scripts import DECK, REPOSITORY, WEFT, ScriptTest
 
 
 class JobScripts(ScriptTest):
@@ -158,6 +158,9 @@ while [ ! -e go ]; do sleep 0.1; done
         self.until("four elements", lambda: all(len(starts(run)) == 1 for run in runs))
         ids = [starts(run)[0][0] for run in runs]
         self.assertEqual((len(set(ids)), ids[3]), (4, array))
+        after = self.cluster.run("sbatch", "--parsable", "-p", "urgent", f"--dependency=afterok:{array}", "--output=after.txt",
+                                 '--wrap=date; cat "run of 4/starts"', cwd=self.site).strip()
+        self.jobs.append(after)
         self.cluster.run("scancel", "--signal=USR1", f"{array}_4")
         self.until("the second start", lambda: len(starts(runs[3])) == 2)
         inner = self.sbatch("train_1node", "deck.toml", "run.dir=inner", deck=None, options=shape, WEFT="./program",
@@ -165,17 +168,32 @@ while [ ! -e go ]; do sleep 0.1; done
         self.until("the inner job", lambda: len(starts("inner")) == 1)
         self.cluster.run("scancel", "--signal=USR1", inner)
         self.until("its second start", lambda: len(starts("inner")) == 2)
+        self.assertEqual(self.cluster.job(after)["JobState"], "PENDING")
         (self.site / "go").touch()
         facts = [self.finish(f"{array}_{k}") for k in range(1, 5)]
         self.assertEqual([f["Restarts"] for f in facts], ["0", "0", "0", "1"], self.output())
         self.assertEqual(self.finish(inner)["Restarts"], "1")
+        self.finish(after)
+        self.assertEqual((self.site / "after.txt").read_text().count("\n"), 3)
         self.assertEqual([len(starts(run)) for run in runs], [1, 1, 1, 2])
         for run in (*runs, "inner"):
             for _, end in starts(run):
                 self.assertLess(abs(int(end) - time.time() - 600), 300)  # one number: ten minutes after the start
         self.assertEqual([len(self.cluster.accounting(job)) for job in ids], [1, 1, 1, 2])
         self.show(f"array {array}: element 4, whose SLURM_JOB_ID is {array} too, stopped by SIGUSR1 and queued again; the others "
-                  f"started once and ended once; job {inner}, with the variables of element 1, queued itself again")
+                  f"started once and ended once, and then job {after} (afterok); job {inner}, with the variables of element 1, queued itself again")
+
+    def test_ingest_on_two_nodes(self):
+        (self.site / "deck.toml").write_text("[ingest]\nheight = 32\nwidth = 32\nframes = [5]\n")
+        sources = [f"lavfi:testsrc2=size=64x64:rate=10:duration={n}" for n in (2, 3, 4)]
+        footage = f"ingest.inputs={json.dumps(sources)}"
+        job = self.sbatch("ingest", "deck.toml", footage, "ingest.output=clips.h5", deck=None,
+                          options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
+        self.finish(job)
+        self.assertIn("weft ingest ended with 0", self.output())
+        self.cluster.run(str(WEFT), "ingest", "deck.toml", footage, "ingest.output=alone.h5", cwd=self.site)
+        self.assertEqual((self.site / "clips.h5").read_bytes(), (self.site / "alone.h5").read_bytes())
+        self.show(f"job {job} made the store on two nodes that one process makes")
 
     def test_gpus_asked_for_in_each_way(self):
         """On nodes whose GPUs are empty files, with a program in weft's place that notes what it is given."""
