@@ -127,7 +127,7 @@ check_deck() {
   deck=$(realpath -s -- "$DECK")
   if [ ! -f "$RUN/deck_path" ]; then
     # Through no link that somebody has laid there.
-    mkdir -p "$RUN" && (set -o noclobber && printf '%s\n' "$deck" >"$RUN/deck_path")
+    mkdir -p -- "$RUN" && (set -o noclobber && printf '%s\n' "$deck" >"$RUN/deck_path")
     return 0
   fi
   begun_with=$(<"$RUN/deck_path")
