@@ -218,7 +218,7 @@ exit 75""")
             self.assertNotIn("device.kind", "".join(self.started()))
 
     def test_a_site_s_file_and_commands_of_several_words(self):
-        site = self.dir / "a site"
+        site = self.dir / "a site;$(touch x)"
         shutil.copytree(ROOT / "jobscripts", site / "jobscripts")
         wrapper = self.program("bin/apptainer", 'shift 3; exec "$@"')
         self.program("bin/weft_inside", f'printf "%s\\n" "$SITE" "$@" >>"{self.dir}/arguments"')
