@@ -1,9 +1,33 @@
 # shellcheck shell=bash
-# What the job scripts share. Each says what to start (`launch`, WEFT, DECK, RUN) and sources this from the folder that
-# sbatch was called in. Nothing to edit here.
+# What the job scripts share. Each sources this from the folder that sbatch was called in, before it says what to start (WEFT,
+# RUN, `launch`). The deck is taken out of the script's arguments; the others go to weft. Nothing to edit here.
+
+# A site's own: modules, WEFT, variables of NCCL. Before `set -u`, which modules do not bear.
+if [ -n "${WEFT_ENV:-}" ] && [ ! -r "$WEFT_ENV" ]; then
+  echo "ERROR: WEFT_ENV=$WEFT_ENV cannot be read" >&2
+  exit 2
+fi
+if [ -r "${WEFT_ENV:=$SLURM_SUBMIT_DIR/jobscripts/weft.env}" ]; then
+  # shellcheck source=jobscripts/weft.env
+  . "$WEFT_ENV"
+fi
 set -uo pipefail
 
-say() { echo "$(date +%FT%T) job $SLURM_JOB_ID: $*"; }
+# This job by Slurm's name, ARRAY_ELEMENT in an array: the last element has the array's own number as its SLURM_JOB_ID, and
+# scontrol and squeue take that for all of them. The variables of an array may be those of a job from inside which this one
+# was submitted, and so Slurm is asked. And when it ends, for weft to stop in time even if no signal comes: older Slurm
+# (22.05) does not set that, or it is another job's.
+unset SLURM_JOB_END_TIME
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+while read -r number name end; do
+  [ "$number" = "$SLURM_JOB_ID" ] || continue
+  job=$name
+  if [ -n "$end" ] && end=$(date -d "$end" +%s 2>/dev/null); then export SLURM_JOB_END_TIME=$end; fi
+done < <(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %i %e' 2>/dev/null)
+task=
+if [[ $job =~ _([0-9]+)$ ]]; then task=${BASH_REMATCH[1]}; fi
+
+say() { printf '%s\n' "$(date +%FT%T) job $job: $*"; }
 stop_here() {  # CODE MESSAGE...
   local code=$1
   shift
@@ -11,31 +35,50 @@ stop_here() {  # CODE MESSAGE...
   exit "$code"
 }
 
+# The element's number in place of %a, as in the names that sbatch --output takes.
+[ -z "$task" ] || set -- "${@//%a/$task}"
+
+# The deck: the first argument, unless that is KEY=VALUE or an option; otherwise DECK.
+if [ $# -gt 0 ] && { [ -f "$1" ] || [[ $1 != *=* && $1 != -* ]]; }; then
+  DECK=$1
+  shift
+fi
+# The script's own words on how it is submitted.
+[ -n "${DECK:-}" ] || stop_here 2 "no deck is named. HINT: $(sed -n '/^#   sbatch /{s/^# *//p;q}' "$0")"
+deck_name=${DECK##*/}
+deck_name=${deck_name%.toml}
+
+[[ ${MAX_RESTARTS:=200} =~ ^[0-9]{1,9}$ ]] || stop_here 2 "MAX_RESTARTS=$MAX_RESTARTS is no number"
+
 # One thread a core that the task was given. srun takes the number from SRUN_CPUS_PER_TASK alone since Slurm 22.05.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK
 # sbatch --export=NONE, a custom of some sites, would otherwise keep these from the tasks.
 export SLURM_EXPORT_ENV=ALL
 
-# A job that asked for GPUs computes on them or ends: on the CPU it would take the whole time for a few steps.
-DEVICE=${DEVICE-${SLURM_GPUS_PER_NODE:+cuda}}
+# A job that asked for GPUs, in whichever way, computes on them or ends: on the CPU it would take the whole time for a few
+# steps. SLURM_JOB_GPUS are indices, the others numbers, maybe of a type: a100:4.
+gpus=${SLURM_JOB_GPUS:+some}
+for number in "${SLURM_GPUS_ON_NODE:-0}" "${SLURM_GPUS:-0}" "${SLURM_GPUS_PER_NODE:-0}" "${SLURM_GPUS_PER_SOCKET:-0}" \
+  "${SLURM_GPUS_PER_TASK:-0}"; do
+  [ "${number##*:}" = 0 ] || gpus=some
+done
+DEVICE=${DEVICE-${gpus:+cuda}}
 device=(${DEVICE:+"device.kind=$DEVICE"})
+# sbatch --gres=gpu:2 overrides the script's --gpus-per-node, which srun would still ask for; else it takes what the job has.
+[ "${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-}}" = "${SLURM_GPUS_PER_NODE:-}" ] || unset SLURM_GPUS_PER_NODE
 
-# When the job ends, for weft to stop in time even if no signal comes. Older Slurm (22.05) does not set it, and a job
-# submitted from inside another would inherit a wrong one: it is always asked for.
-unset SLURM_JOB_END_TIME
-if end=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) && end=$(date -d "$end" +%s); then
-  export SLURM_JOB_END_TIME=$end
-fi 2>/dev/null
-
-[ -x "$WEFT" ] || stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
 say "$SLURM_JOB_NAME on $SLURM_JOB_NODELIST, ${SLURM_NTASKS:-1} tasks, started ${SLURM_RESTART_COUNT:-0} times before"
 
 # Starts weft on all tasks and waits for its end; its exit code. Slurm signals the tasks that srun started by itself. USR1
 # that reaches this shell (--signal=B:USR1@300, for mpirun) is passed on.
 run_weft() {
-  local code
-  "${launch[@]:?}" "$WEFT" "$@" &
+  local code weft=("${WEFT[@]}")
+  # A program, or the words of a command such as `apptainer exec --nv weft.sif weft`; words with blanks want an array.
+  [ ${#weft[@]} -gt 1 ] || type -P "$WEFT" >/dev/null || read -ra weft <<<"$WEFT"
+  type -P "${weft[0]:-}" >/dev/null ||
+    stop_here 2 "WEFT=$WEFT is no program. HINT: make build, or WEFT=PREFIX/bin/weft where it was installed, bin/weft of a bundle"
+  "${launch[@]:?}" "${weft[@]}" "$@" &
   local pid=$!
   trap 'kill -USR1 "$pid" 2>/dev/null' USR1
   # At the time limit Slurm sends TERM to this shell too: weft saves and ends, and then there is a job to queue again.
@@ -50,6 +93,9 @@ run_weft() {
     esac
   done
   trap - USR1 TERM
+  [ "$code" -ne 137 ] ||
+    say "137: a task was killed (SIGKILL), most often for want of memory; then oom_kill stands above, or in the node's log. HINT:" \
+      "--mem=0 is all memory of a node; fewer --ntasks-per-node, memory.arena_gib (docs/troubleshooting.md)" >&2
   return "$code"
 }
 
@@ -68,18 +114,42 @@ value_of() {  # KEY DEFAULT WORD...
   printf '%s\n' "$value"
 }
 
-# Steps in the newest checkpoint of RUN.
+# Steps in the newest checkpoint of RUN. The link's target is anybody's text, and bash evaluates text in $(( )): digits only.
 steps_saved() {
-  local latest
-  latest=$(readlink "$RUN/latest") || latest=step_0
-  echo "${latest##*_}"
+  if [[ $(readlink "$RUN/latest") =~ ^step_([1-9][0-9]{0,17})$ ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
+}
+
+# A run goes on with the deck that it was begun with, which may have been edited or have moved with it. Another one, by a
+# slip in RUN, would train its weights further.
+check_deck() {
+  local deck begun_with
+  [ -f "$DECK" ] || return 0  # weft says what is wrong with it
+  deck=$(realpath -s -- "$DECK")
+  if [ ! -f "$RUN/deck_path" ]; then
+    # Through no link that somebody has laid there.
+    mkdir -p -- "$RUN" && (set -o noclobber && printf '%s\n' "$deck" >"$RUN/deck_path")
+    return 0
+  fi
+  begun_with=$(<"$RUN/deck_path")
+  if [ -e "$begun_with" ]; then [ "$begun_with" -ef "$deck" ]; else [ "${begun_with##*/}" = "${deck##*/}" ]; fi ||
+    stop_here 2 "run.dir = ${RUN@Q} is a run of ${begun_with@Q}, not of ${deck@Q}. HINT: another run.dir=FOLDER after the deck;" \
+      "to go on with this deck all the same, remove ${RUN@Q}/deck_path"
+}
+
+queue_again() {  # MESSAGE: what to do where Slurm does not
+  [ "${SLURM_RESTART_COUNT:-0}" -lt "$MAX_RESTARTS" ] ||
+    stop_here 75 "started again $SLURM_RESTART_COUNT times already: not queued again. HINT: MAX_RESTARTS sets how often"
+  say "queued again"
+  scontrol requeue "$job" || stop_here 75 "Slurm does not requeue this job. HINT: $1"
+  exit 75
 }
 
 # Trains until done, stopped or broken: returns when all steps are done; 75 queues the job again, all else ends it with
 # weft's code.
 train() {
-  local before after code again=${SLURM_RESTART_COUNT:-0}
+  local before after code
   RUN=$(value_of run.dir "$RUN" "$@")
+  check_deck
   before=$(steps_saved)
   run_weft train "$DECK" run.dir="$RUN" ${device[@]+"${device[@]}"} "$@"
   code=$?
@@ -91,18 +161,13 @@ train() {
   [ ! -e "$RUN/stopped" ] || stop_here 75 "stopped by the file $RUN/stop: not queued again"
   [ "$after" -gt "$before" ] ||
     stop_here 75 "no step further: not queued again. HINT: a longer --time, or a smaller run.stop_margin"
-  [ "$again" -lt "${MAX_RESTARTS:-200}" ] ||
-    stop_here 75 "started again $again times already: not queued again. HINT: MAX_RESTARTS sets how often"
-  say "queued again"
-  scontrol requeue "$SLURM_JOB_ID" ||
-    stop_here 75 "Slurm does not requeue this job. HINT: a chain of jobs (docs/slurm.md), or submit with RUN=$RUN"
-  exit 75
+  queue_again "a chain of jobs (docs/slurm.md), or submit it again with run.dir=$RUN after the deck"
 }
 
 # A command that keeps what it has made and goes on with it, `weft encode`, `generate`, `evaluate`, `score` or `animate`: 0 ends the job,
 # 75 queues it again, all else ends it with weft's code.
 until_done() {
-  local code again=${SLURM_RESTART_COUNT:-0} command=$1 folder before
+  local code command=$1 folder before
   shift
   # If only the deck sets it, the environment may, too.
   OUTPUT=$(value_of "$command.output" "${OUTPUT:-}" "$@")
@@ -112,9 +177,8 @@ until_done() {
   say "weft $command ended with $code"
   # 137: a rank failed. The others made what they could; another start makes the rest, or finds all done.
   if [ "$code" -eq 137 ]; then
-    [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "$again" -eq 0 ] ||
-      stop_here 137 "a rank failed in a start after the first, and no clip was made: not queued again. HINT: too little memory?" \
-        "the node's log tells"
+    [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
+      stop_here 137 "a rank failed in a start after the first, and no clip was made: not queued again"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi
@@ -122,19 +186,15 @@ until_done() {
   for folder in "${OUTPUT:-}" "${OUTPUT:-}.parts"; do
     [ -z "${OUTPUT:-}" ] || [ ! -e "$folder/stopped" ] || stop_here 75 "stopped by the file $folder/stop: not queued again"
   done
-  [ "$again" -lt "${MAX_RESTARTS:-200}" ] ||
-    stop_here 75 "started again $again times already: not queued again. HINT: MAX_RESTARTS sets how often"
-  say "queued again"
-  scontrol requeue "$SLURM_JOB_ID" ||
-    stop_here 75 "Slurm does not requeue this job. HINT: submit it again, it goes on where it was"
-  exit 75
+  queue_again "submit it again, it goes on where it was"
 }
 
 # What changes with each clip that has been made, and with the store that `weft encode` makes of them; where no rank is left
 # to gather their lines, they lie in parts.
 clips_made() {
+  [ -n "${OUTPUT:-}" ] || return 0
   {
-    cat "${OUTPUT:-}"/{generated,images,segment,animate}{,.rank*}.jsonl "${OUTPUT:-}".parts/{encoded,score}*.jsonl
-    [ ! -f "${OUTPUT:-}" ] || echo whole
+    cat "$OUTPUT"/{generated,images,segment,animate}{,.rank*}.jsonl "$OUTPUT".parts/{encoded,score}*.jsonl
+    [ ! -f "$OUTPUT" ] || echo whole
   } 2>/dev/null | sort | cksum
 }

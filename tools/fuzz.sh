@@ -39,4 +39,4 @@ fuzz() {  # one target; 0 unless it found something
 export -f fuzz
 export seconds
 names=${TARGET:-$(cd tests/fuzz/corpus && find . -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)}
-printf '%s\n' $names | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
+printf '%s\n' $names | xargs -P "$jobs" -I{} bash -c 'fuzz "$1"' fuzz {}

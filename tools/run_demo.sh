@@ -98,7 +98,8 @@ tools/build.sh "${weft#build/}"
 timed "packages and build"
 [ -r "$deck" ] || die "$deck is missing" "run from a complete checkout"
 steps=$(awk -F'[ =#]+' '/^\[/ {section = $1} section == "[train]" && $1 == "steps" {print $2}' "$deck")
-[ -n "$steps" ] || die "$deck has no train.steps" "set it in the [train] table"
+# Digits only: $(( )) would evaluate other text.
+[[ $steps =~ ^[1-9][0-9]*$ ]] || die "$deck has no number train.steps" "set it in the [train] table"
 
 say "footage"
 mkdir -p .data runs

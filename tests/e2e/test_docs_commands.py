@@ -84,7 +84,8 @@ def decks_of(path):
 
 
 def simple_commands(line):
-    """The commands of a line as lists of words; without comments, launchers and the environment."""
+    """The commands of a line as lists of words; without comments, launchers, the environment and the name of what is printed."""
+    line = re.sub(r"^\w+=\$\((.*)\)$", r"\1", line)
     words = re.findall(r"""(?:[^\s'";&]|'[^']*'|"[^"]*")+|[;&]+""", line)
     words = words[:next((i for i, w in enumerate(words) if w.startswith("#")), None)]
     commands, command = [], []
@@ -98,14 +99,13 @@ def simple_commands(line):
 
 
 def without_launcher(words):
-    """From the program on; [] where that is none of weft, make and sbatch. sbatch keeps its DECK=."""
+    """From the program on; [] where that is none of weft, make and sbatch."""
     words = [w for w in words if w not in ("do", "if", "while", "!")]
     for i, word in enumerate(words):
         name = pathlib.PurePath(word).name
         if name in ("weft", "weft_cpu", "make", "sbatch"):
             launched = not words[:i] or words[0] == "srun" or "=" in words[0] or words[0].endswith("mpirun")
-            deck = [w for w in words[:i] if w.startswith("DECK=")] if name == "sbatch" else []
-            return [name.removesuffix("_cpu"), *deck, *plain(words[i + 1:])] if launched else []
+            return [name.removesuffix("_cpu"), *plain(words[i + 1:])] if launched else []
     return []
 
 
@@ -177,9 +177,12 @@ class Commands(WeftTest):
         script, = (w for w in words if w.endswith(".sbatch"))
         text = (self.dir / script).read_text()
         self.assertEqual(subprocess.run(["bash", "-n", script], cwd=self.dir).returncode, 0, where)
-        deck = next((w[5:] for w in words if w.startswith("DECK=")), re.search(r"DECK:-(\S+?)\}", text)[1])
-        job = "train" if re.search(r"(?m)^train ", text) else (re.findall(r"(?m)^until_done (\w+)", text) or ["train"])[-1]
-        self.parse(["weft", job, deck, *words[words.index(script) + 1:]], where)
+        words, deck = [w.replace("%a", "1") for w in words[words.index(script) + 1:]], "inputs/smoke.toml"
+        if script != "jobscripts/smoke.sbatch" or words:
+            deck = words.pop(0)
+            self.assertTrue(deck.endswith(".toml") and "=" not in deck, f"{where}: {script} wants a deck first")
+        job = (re.findall(r"(?m)^(?:until_done|run_weft) (\w+) ", text) or ["train"])[-1]
+        self.parse(["weft", "train" if re.search(r"(?m)^train ", text) or job == "bench" else job, deck, *words], where)
 
     def check(self, command, where):
         """Does with the command what its rule says; what that was."""
@@ -236,7 +239,8 @@ class Commands(WeftTest):
                          [["weft", "train", "d.toml", "x.y=a b"], ["make", "run"]])
         for wrong in (["weft", "dance"], ["weft", "train", "inputs/stage1.toml", "train.lrr=1"], ["make", "tea"],
                       ["weft", "plan", "inputs/stage1.toml", "--gqus", "8"],
-                      ["sbatch", "jobscripts/score.sbatch", "score.inputt=a.csv"]):
+                      ["sbatch", "jobscripts/score.sbatch", "DECK.toml", "score.inputt=a.csv"],
+                      ["sbatch", "jobscripts/score.sbatch", "score.input=a.csv"]):
             with self.subTest(wrong), self.assertRaises(AssertionError):
                 self.check(wrong, "here")
 

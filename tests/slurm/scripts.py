@@ -82,6 +82,7 @@ class ScriptTest(unittest.TestCase):
                            OMPI_MCA_mpi_yield_when_idle="1") | variables
         if deck:
             environment["DECK"] = deck
+        environment = {name: value for name, value in environment.items() if value is not None}
         job = self.cluster.run("sbatch", "--parsable", *options, f"jobscripts/{script}.sbatch", *arguments,
                           cwd=self.site, environment=environment).strip()
         self.jobs.append(job)

@@ -12,7 +12,7 @@ import time
 import unittest
 
 from cluster import GRACE
-from scripts import DECK, REPOSITORY, ScriptTest
+from scripts import DECK, REPOSITORY, WEFT, ScriptTest
 
 
 class JobScripts(ScriptTest):
@@ -21,7 +21,7 @@ class JobScripts(ScriptTest):
         facts = self.finish(job)
         self.assertEqual(facts["NodeList"], "n[1-2]")
         self.assertIn("verdict: fit", self.output())
-        run = f"runs/weft-smoke-{job}"
+        run = f"runs/smoke-{job}"
         self.assertEqual(self.steps(run), 20)
         self.show(f"job {job} on {facts['NodeList']}: {facts['JobState']}, exit {facts['ExitCode']}, 20 steps")
 
@@ -41,8 +41,8 @@ class JobScripts(ScriptTest):
         deck = self.site / "deck.toml"
         # It does not end before it has been disturbed, however fast it is.
         deck.write_text(DECK.replace("steps = 200", "steps = 1000000"))
-        job = self.sbatch("restart_chain", options=(*shape, "--job-name=chain"))
-        self.wait_for_steps(job, "runs/chain", 40)
+        job = self.sbatch("restart_chain", "deck.toml", options=(*shape, "--job-name=chain"), deck=None)
+        self.wait_for_steps(job, "runs/deck", 40)
         # 1. An urgent job wants both nodes: Slurm itself preempts the chain.
         urgent = self.cluster.run("sbatch", "--parsable", "-p", "urgent", "--nodes=2", "--exclusive", "--time=1",
                              "--output=urgent.out", "--wrap=sleep 1", cwd=self.site).strip()
@@ -50,9 +50,9 @@ class JobScripts(ScriptTest):
         began = time.monotonic()
         self.until("preemption", lambda: self.cluster.job(urgent).get("JobState") in ("RUNNING", "COMPLETED"), GRACE)
         preempted = time.monotonic() - began
-        first = self.steps("runs/chain")
+        first = self.steps("runs/deck")
         # 2. It goes on by itself. Then the signal that --signal sends before the end of a job.
-        self.wait_for_steps(job, "runs/chain", first + 30)
+        self.wait_for_steps(job, "runs/deck", first + 30)
         self.assertEqual(self.cluster.job(job)["Restarts"], "1")
         # The next start reads the deck again. Should the steps be done by then, it finds them so.
         (self.site / "next.toml").write_text(DECK.replace("steps = 200", f"steps = {first + 130}"))
@@ -68,12 +68,12 @@ class JobScripts(ScriptTest):
         codes = [(r["JobState"], r["ExitCode"]) for r in records]
         self.assertEqual(codes[-1], ("COMPLETED", "0:0"))
         # 4. As many steps in one go.
-        steps = self.steps("runs/chain")
+        steps = self.steps("runs/deck")
         self.assertGreaterEqual(steps, first + 130)
-        straight = self.sbatch("restart_chain", f"train.steps={steps}", options=(*shape, "--job-name=straight"))
+        straight = self.sbatch("restart_chain", f"train.steps={steps}", "run.dir=runs/straight", options=(*shape, "--job-name=straight"))
         self.assertEqual(self.finish(straight)["Restarts"], "0")
-        self.assertEqual(self.results("runs/chain"), self.results("runs/straight"))
-        state = self.results("runs/chain")[3]
+        self.assertEqual(self.results("runs/deck"), self.results("runs/straight"))
+        state = self.results("runs/deck")[3]
         self.show(f"job {job} preempted after {first} steps by job {urgent} (its nodes were free in {preempted:.1f} s), "
                   f"then stopped by SIGUSR1: Restarts={facts['Restarts']}, {facts['JobState']}, exit {facts['ExitCode']}; "
                   f"{steps} losses and state hash {state} bit-equal to job {straight}, which nobody disturbed\n"
@@ -90,13 +90,13 @@ class JobScripts(ScriptTest):
                                          "--dependency=singleton"))
         began = time.monotonic()
         facts = self.finish(job, "FAILED", "75:0", seconds=280)
-        left = self.steps("runs/weft-chain")
+        left = self.steps("runs/deck")
         self.assertIn("asked to stop by the end of the Slurm job", self.output())
         self.assertIn("Slurm does not requeue this job", self.output())
         self.assertEqual(facts["Restarts"], "0")
         stopped_after = time.monotonic() - began
         self.finish(following)
-        self.assertEqual(self.steps("runs/weft-chain"), left)
+        self.assertEqual(self.steps("runs/deck"), left)
         self.show(f"job {job} with --time=5 and a margin of 290 s stopped and saved {stopped_after:.0f} s after "
                   f"it was submitted, exit {facts['ExitCode']}; not requeued (--no-requeue), and says so; "
                   f"job {following} waited for it (singleton), found its steps done and ended with 0")
@@ -104,7 +104,7 @@ class JobScripts(ScriptTest):
     def test_trigger_files(self):
         job = self.sbatch("train_1node", "train.steps=1000000", "train.checkpoint_every=0",
                           options=("--ntasks-per-node=2", "--cpus-per-task=1"))
-        run = f"runs/weft-1node-{job}"
+        run = f"runs/deck-{job}"
         self.wait_for_steps(job, run, 5)
         self.assertFalse((self.site / run / "latest").exists())
         (self.site / run / "save").touch()
@@ -136,11 +136,108 @@ class JobScripts(ScriptTest):
         job = self.sbatch("train_1node", options=("--ntasks-per-node=2", "--cpus-per-task=1"), DEVICE="cuda")
         self.finish(job, "FAILED", "2:0")
         self.assertIn('device.kind = "cuda": ', self.output())
-        # As the script has it, without a word in the environment.
-        said = self.cluster.run("bash", "-c", "export WEFT=/bin/true SLURM_JOB_ID=1 SLURM_JOB_NAME=x SLURM_JOB_NODELIST=x; "
-                           '. jobscripts/common.sh; echo "<${device[*]-}>"', cwd=self.site,
-                           environment={"SLURM_GPUS_PER_NODE": "8"})
-        self.assertIn("<device.kind=cuda>", said)
+
+    def test_one_element_of_an_array_is_queued_again(self):
+        """The last one, whose SLURM_JOB_ID is the array's, with a program in weft's place: the others stay as they are. The job
+        that an element submits has the array's variables in its environment, and is another all the same."""
+        program = self.site / "program"
+        program.write_text("""#!/bin/sh
+for word in "$@"; do case $word in run.dir=*) run=${word#run.dir=} ;; esac; done
+mkdir -p "$run"; echo "$SLURM_JOB_ID $SLURM_JOB_END_TIME" >>"$run/starts"
+trap 'ln -sfn "step_$(wc -l <"$run/starts")" "$run/latest"; exit 75' USR1
+while [ ! -e go ]; do sleep 0.1; done
+""")
+        program.chmod(0o755)
+        shape = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=2", "--time=10")
+        array = self.sbatch("train_1node", "deck.toml", "run.dir=run of %a", deck=None, options=("--array=1-4", *shape), WEFT="./program")
+
+        def starts(name):
+            path = self.site / name / "starts"
+            return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        runs = [f"run of {k}" for k in range(1, 5)]
+        self.until("four elements", lambda: all(len(starts(run)) == 1 for run in runs))
+        ids = [starts(run)[0][0] for run in runs]
+        self.assertEqual((len(set(ids)), ids[3]), (4, array))
+        after = self.cluster.run("sbatch", "--parsable", "-p", "urgent", f"--dependency=afterok:{array}", "--output=after.txt",
+                                 '--wrap=date; cat "run of 4/starts"', cwd=self.site).strip()
+        self.jobs.append(after)
+        self.cluster.run("scancel", "--signal=USR1", f"{array}_4")
+        self.until("the second start", lambda: len(starts(runs[3])) == 2)
+        inner = self.sbatch("train_1node", "deck.toml", "run.dir=inner", deck=None, options=shape, WEFT="./program",
+                            SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="1")
+        self.until("the inner job", lambda: len(starts("inner")) == 1)
+        self.cluster.run("scancel", "--signal=USR1", inner)
+        self.until("its second start", lambda: len(starts("inner")) == 2)
+        self.assertEqual(self.cluster.job(after)["JobState"], "PENDING")
+        (self.site / "go").touch()
+        facts = [self.finish(f"{array}_{k}") for k in range(1, 5)]
+        self.assertEqual([f["Restarts"] for f in facts], ["0", "0", "0", "1"], self.output())
+        self.assertEqual(self.finish(inner)["Restarts"], "1")
+        self.finish(after)
+        self.assertEqual((self.site / "after.txt").read_text().count("\n"), 3)
+        self.assertEqual([len(starts(run)) for run in runs], [1, 1, 1, 2])
+        for run in (*runs, "inner"):
+            for _, end in starts(run):
+                self.assertLess(abs(int(end) - time.time() - 600), 300)  # one number: ten minutes after the start
+        self.assertEqual([len(self.cluster.accounting(job)) for job in ids], [1, 1, 1, 2])
+        self.show(f"array {array}: element 4, whose SLURM_JOB_ID is {array} too, stopped by SIGUSR1 and queued again; the others "
+                  f"started once and ended once, and then job {after} (afterok); job {inner}, with the variables of element 1, queued itself again")
+
+    def test_ingest_on_two_nodes(self):
+        (self.site / "deck.toml").write_text("[ingest]\nheight = 32\nwidth = 32\nframes = [5]\n")
+        sources = [f"lavfi:testsrc2=size=64x64:rate=10:duration={n}" for n in (2, 3, 4)]
+        footage = f"ingest.inputs={json.dumps(sources)}"
+        job = self.sbatch("ingest", "deck.toml", footage, "ingest.output=clips.h5", deck=None,
+                          options=("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"))
+        self.finish(job)
+        self.assertIn("weft ingest ended with 0", self.output())
+        self.cluster.run(str(WEFT), "ingest", "deck.toml", footage, "ingest.output=alone.h5", cwd=self.site)
+        self.assertEqual((self.site / "clips.h5").read_bytes(), (self.site / "alone.h5").read_bytes())
+        self.show(f"job {job} made the store on two nodes that one process makes")
+
+    def test_gpus_asked_for_in_each_way(self):
+        """On nodes whose GPUs are empty files, with a program in weft's place that notes what it is given."""
+        program = self.site / "a program"
+        program.write_text("""#!/bin/sh
+echo "$@" >"said_$SLURM_JOB_ID"
+""")
+        program.chmod(0o755)
+        (self.site / "jobscripts").unlink()
+        shutil.copytree(REPOSITORY / "jobscripts", self.site / "jobscripts")
+        script = self.site / "jobscripts" / "train_1node.sbatch"
+        text, line = script.read_text(), "#SBATCH --gpus-per-node=8"
+        self.assertIn(line, text)
+        shape = ("--ntasks-per-node=2", "--cpus-per-task=1")
+        jobs = {}
+
+        def submit(*options):
+            return self.sbatch("train_1node", "deck.toml", deck=None, options=(*shape, *options), DEVICE=None, WEFT="./a program")
+        jobs["--gres=gpu:2 after the script's own"] = submit("--gres=gpu:2")
+        jobs["--gpus-per-node=2"] = submit("--gpus-per-node=2")
+        none = submit("--gpus-per-node=0")
+        for way in ("--gres=gpu:2", "--gpus=2", "--gpus-per-task=1"):
+            script.write_text(text.replace(line, f"#SBATCH {way}"))
+            jobs[way] = submit()
+        for way, job in jobs.items():
+            self.finish(job)
+            self.assertIn(" device.kind=cuda", (self.site / f"said_{job}").read_text(), way)
+        self.finish(none)
+        self.assertNotIn("device.kind", (self.site / f"said_{none}").read_text())
+        self.show(f"jobs {', '.join(jobs.values())}: {', '.join(jobs)} all set device.kind=cuda; job {none} without GPUs does not")
+
+    def test_nothing_of_the_environment_is_exported(self):
+        """SBATCH_EXPORT=NONE, a custom of some sites: deck and run folder are arguments, and a deck in the environment is missed."""
+        (self.site / "build" / "weft").unlink()
+        (self.site / "build" / "weft").write_text('#!/bin/sh\necho "$@" >>said\n')
+        (self.site / "build" / "weft").chmod(0o755)
+        shape = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")
+        lost = self.sbatch("train_1node", "train.steps=1", options=shape, SBATCH_EXPORT="NONE", RUN="lost")
+        self.finish(lost, "FAILED", "2:0")
+        self.assertIn("no deck is named. HINT: sbatch jobscripts/train_1node.sbatch DECK.toml [section.key=value ...]", self.output())
+        named = self.sbatch("train_1node", "deck.toml", "run.dir=named", options=shape, SBATCH_EXPORT="NONE")
+        self.finish(named)
+        self.assertEqual((self.site / "said").read_text(), "train deck.toml run.dir=named run.dir=named\n")
+        self.show(f"under SBATCH_EXPORT=NONE job {lost} is refused, whose deck was in the environment; job {named} names it")
 
     def test_mpirun_instead_of_srun(self):
         """The two lines that a site without PMIx changes; the signal then comes by way of the script."""
@@ -155,7 +252,7 @@ class JobScripts(ScriptTest):
                           options=("--ntasks-per-node=2", "--cpus-per-task=1", "--no-requeue"),
                           OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                           OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
-        self.wait_for_steps(job, f"runs/weft-1node-{job}", 5)
+        self.wait_for_steps(job, f"runs/deck-{job}", 5)
         self.cluster.run("scancel", "--batch", "--signal=USR1", job)
         facts = self.finish(job, "FAILED", "75:0")
         self.show(f"job {job} under mpirun, one node: SIGUSR1 to the script reached the ranks, exit {facts['ExitCode']}")
@@ -188,7 +285,7 @@ exit 75
         self.assertIn("no step further", self.output())
         self.assertEqual(self.finish(other, "FAILED", "75:0")["Restarts"], "1")
         self.assertIn("started again 1 times already", self.output())
-        self.assertEqual(os.readlink(self.site / f"runs/weft-1node-{other}" / "latest"), "step_2")
+        self.assertEqual(os.readlink(self.site / f"runs/deck-{other}" / "latest"), "step_2")
         self.show(f"jobs that always end with 75: {one} makes no progress and is not requeued, {other} was requeued as "
                   f"often as MAX_RESTARTS allows; {third} loses its ranks, with a clip made, and then without: exit 137")
 

@@ -125,7 +125,7 @@ class ListJobs(ListTest):
         for name in ["sample_0000.mp4", *(f"sample_{i:04}.png" for i in range(1, 21))]:
             self.assertTrue((out / name).exists(), name)
         self.finish(vae)
-        self.assertEqual(self.steps(f"runs/weft-vae-{vae}"), 2)
+        self.assertEqual(self.steps(f"runs/vae-{vae}"), 2)
         self.finish(encode)
         self.assertIn("weft encode ended with 0", self.output())
         self.assertTrue((self.site / "latents.h5").exists())
@@ -209,7 +209,8 @@ class ListJobs(ListTest):
         (self.site / "deck.toml").write_text(SCORE_DECK)
         pictures(self.site, 240)
         whole = self.sbatch("score", "score.input=meta.csv", "score.output=whole.csv", options=PAIR)
-        array = self.sbatch("score", "score.input=meta.csv", "score.output=ocr_%a.csv", options=("--array=1-2", *PAIR), SHARDS="2")
+        array = self.sbatch("score", "deck.toml", "score.input=meta.csv", "score.output=ocr_%a.csv", "score.shard=%a/2", deck=None,
+                            options=("--array=1-2", *PAIR))
         parts = self.site / "ocr_2.csv.parts"
         self.until("a picture of the second part", lambda: any(p.stat().st_size for p in parts.glob("score.rank*.jsonl")))
         self.cluster.run("scancel", "--signal=USR1", f"{array}_2")

@@ -10,6 +10,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(p.stem for p in (ROOT / "jobscripts").glob("*.sbatch"))
+TRAINING = ("smoke", "train_1node", "train_16nodes", "train_vae", "restart_chain", "segmentation")
 
 
 def run(*command, **options):
@@ -79,24 +81,33 @@ class Scripts(unittest.TestCase):
         self.assertEqual(option, {"--picture": f"{self.dir}/my face.png", "--speech": f"{self.dir}/speech.wav"})
         self.assertTrue(all(90 <= x <= 230 and 30 <= y <= 190 for x, y in points))
 
-    def job(self, script, *words, **variables):
-        """A job script with stand-ins for Slurm's programs and weft, which does one step further each time and asks to be started again."""
-        weft = self.program("weft", """for word in "$@"; do
-  case $word in run.dir=*) run=${word#run.dir=}; run=${run#\\"}; run=${run%\\"} ;; esac
+    def job(self, script, *words, squeue="exit 1", site=ROOT, **variables):
+        """A job script with stand-ins for Slurm's programs and weft, which does one step further each time and asks to be started
+        again, and notes its arguments. `squeue`: what that program does."""
+        weft = self.program("weft", f"""printf "%s\\n" "$@" >>"{self.dir}/arguments"
+for word in "$@"; do
+  case $word in run.dir=*) run=${{word#run.dir=}}; run=${{run#\\"}}; run=${{run%\\"}} ;; esac
 done
 [ "$1" = train ] || exit 0
-mkdir -p "$run"; old=$(readlink "$run/latest"); old=${old#step_}
-ln -sfn "step_$((${old:-0} + 1))" "$run/latest"
+mkdir -p "$run"; old=$(readlink "$run/latest"); old=${{old#step_}}
+ln -sfn "step_$((${{old:-0}} + 1))" "$run/latest"
 exit 75""")
         self.program("bin/srun", 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"')
-        self.program("bin/scontrol", "exit 0")
-        self.program("bin/squeue", "exit 1")
-        return run("bash", ROOT / "jobscripts" / f"{script}.sbatch", *words, cwd=self.dir,
-                   env={"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "1",
-                        "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n1", "WEFT": str(weft), **variables})
+        self.program("bin/scontrol", f'echo "$@" >>"{self.dir}/scontrol"')
+        self.program("bin/squeue", squeue)
+        (self.dir / "arguments").write_text("")
+        environment = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(site), "SLURM_JOB_ID": "1",
+                       "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "2", "WEFT": str(weft),
+                       "DECK": "deck.toml", **variables}
+        return run("bash", site / "jobscripts" / f"{script}.sbatch", *words, cwd=self.dir,
+                   env={name: value for name, value in environment.items() if value is not None})
+
+    def started(self):
+        """The arguments of what was started last."""
+        return (self.dir / "arguments").read_text().splitlines()
 
     def test_a_job_is_requeued_by_the_run_folder_that_it_is_given(self):
-        for script in ("smoke", "train_1node", "train_16nodes", "train_vae", "restart_chain", "segmentation"):
+        for script in TRAINING:
             for number, word in enumerate((f"run.dir={script} 1", f'run.dir="{script} 2"')):
                 done = self.job(script, "run.dir=other", "train.lr=1", word, RUN="elsewhere")
                 self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
@@ -106,12 +117,151 @@ exit 75""")
         self.assertFalse((self.dir / "other").exists())
 
     def test_a_job_from_another_folder_or_without_weft(self):
-        for script in (ROOT / "jobscripts").glob("*.sbatch"):
-            done = self.job(script.stem, SLURM_SUBMIT_DIR=str(self.dir))
+        for script in SCRIPTS:
+            done = self.job(script, SLURM_SUBMIT_DIR=str(self.dir))
             self.assertEqual((done.returncode, done.stderr), (2, "ERROR: submit from the folder that holds jobscripts/\n"))
         done = self.job("smoke", WEFT="build/weft")
         self.assertEqual(done.returncode, 2)
         self.assertIn("WEFT=build/weft is no program. HINT: make build, or WEFT=PREFIX/bin/weft", done.stderr)
+
+    def test_the_deck_is_the_first_argument(self):
+        for script in SCRIPTS:
+            with self.subTest(script):
+                array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"} if script == "scaling" else {}
+                self.job(script, "my decks/$(touch x);a.toml", "train.steps=3", DECK="other.toml", **array)
+                words = [w for w in self.started() if w.endswith(".toml")]
+                self.assertEqual(set(words), {"my decks/$(touch x);a.toml"})
+                self.assertIn("train.steps=3", self.started())
+                if script == "smoke":
+                    continue
+                self.job(script, "train.steps=3", DECK="other.toml", **array)
+                self.assertIn("other.toml", self.started())
+                for words in ((), ("train.steps=3",), ("--device", "cpu"), ("",)):
+                    done = self.job(script, *words, DECK=None, **array)
+                    self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
+                    self.assertRegex(done.stderr, f"no deck is named. HINT: sbatch jobscripts/{script}.sbatch DECK.toml ")
+        self.assertFalse((self.dir / "x").exists())
+        self.job("smoke", DECK=None)
+        self.assertIn("inputs/smoke.toml", self.started())
+        (self.dir / "lr=1.toml").write_text("")  # a file of that name is a deck
+        self.job("train_1node", "lr=1.toml", DECK=None)
+        self.assertEqual(self.started()[1], "lr=1.toml")
+        done = self.job("train_1node", "a.toml", MAX_RESTARTS="many")
+        self.assertEqual((done.returncode, self.started()), (2, []))
+        self.assertIn("MAX_RESTARTS=many is no number", done.stderr)
+
+    def test_a_run_belongs_to_its_deck(self):
+        for name in ("a.toml", "b.toml", "moved/a.toml"):
+            (self.dir / name).parent.mkdir(exist_ok=True)
+            (self.dir / name).write_text("")
+        self.job("restart_chain", "a.toml")
+        self.job("restart_chain", "b.toml")
+        done = self.job("restart_chain", "a.toml")
+        self.assertIn("1 steps further: 2 saved in runs/a\n", done.stdout)
+        for words in (("b.toml", "run.dir=runs/a"), ("moved/a.toml",)):
+            done = self.job("restart_chain", *words)
+            self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
+            self.assertIn(f"run.dir = 'runs/a' is a run of '{self.dir}/a.toml', not of '{self.dir}/{words[0]}'. HINT: another run.dir",
+                          done.stderr)
+        # Edited, by another name, moved along with the run; and a run of which nothing is known.
+        (self.dir / "a.toml").write_text("# edited")
+        (self.dir / "link.toml").symlink_to("a.toml")
+        self.assertIn(": 3 saved", self.job("train_1node", "link.toml", "run.dir=runs/a").stdout)
+        (self.dir / "a.toml").unlink()
+        self.assertIn(": 4 saved", self.job("restart_chain", "moved/a.toml").stdout)
+        (self.dir / "runs/a/deck_path").unlink()
+        self.assertIn(": 5 saved", self.job("restart_chain", "b.toml", "run.dir=runs/a").stdout)
+        # Each element of an array has its own, each job of the others.
+        element = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+        self.assertIn(" saved in runs/b_2\n", self.job("restart_chain", "b.toml", **element).stdout)
+        self.assertIn(" saved in runs/b-7_2\n", self.job("train_1node", "b.toml", **element).stdout)
+        self.assertIn(" saved in runs/b-1\n", self.job("train_1node", "b.toml").stdout)
+        # No link that lies in its place is followed.
+        (self.dir / "planted").mkdir()
+        (self.dir / "planted/deck_path").symlink_to(self.dir / "elsewhere")
+        self.job("train_1node", "b.toml", "run.dir=planted")
+        self.assertFalse((self.dir / "elsewhere").exists())
+
+    def test_an_element_of_an_array_is_requeued_alone(self):
+        element = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+        now = "echo '1 1_3 2030-01-02T03:04:05'; echo '4 1_2 2040-01-02T03:04:05'"
+        for squeue, variables, job in (("exit 1", {}, "1"), ("exit 1", element, "1_3"), (now, element, "1_3"),
+                                       # The variables of the array's element that it was submitted from.
+                                       ("echo '1 1 2030-01-02T03:04:05'", {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "2"}, "1")):
+            (self.dir / "scontrol").unlink(missing_ok=True)
+            done = self.job("train_1node", "a.toml", "run.dir=run %a", squeue=squeue, **variables)
+            self.assertEqual((self.dir / "scontrol").read_text(), f"requeue {job}\n", done.stderr)
+            self.assertIn(f" job {job}: ", done.stdout)
+            self.assertIn("saved in run " + ("3" if job == "1_3" else "%a"), done.stdout)
+
+    def test_parts_of_a_table_as_an_array(self):
+        element = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+        self.job("score", "a.toml", "score.shard=%a/8", "score.output=o_%a.csv", **element)
+        self.assertEqual(self.started()[-2:], ["score.shard=3/8", "score.output=o_3.csv"])
+        self.job("score", "a.toml", SHARDS="8", **element)
+        self.assertEqual(self.started()[-1], "score.shard=3/8")
+        for variables in (element, {"SHARDS": "8"}):
+            done = self.job("score", "a.toml", **variables)
+            self.assertEqual((done.returncode, self.started()), (2, []), done.stdout)
+            self.assertIn("array", done.stderr)
+
+    def test_gpus_asked_for_in_whichever_way_are_used(self):
+        for asked in ({"SLURM_JOB_GPUS": "0"}, {"SLURM_JOB_GPUS": "0,1"}, {"SLURM_GPUS": "2"}, {"SLURM_GPUS_PER_TASK": "1"},
+                      {"SLURM_GPUS_PER_NODE": "a100:4"}, {"SLURM_GPUS_PER_SOCKET": "1"}, {"SLURM_GPUS_ON_NODE": "2"}):
+            with self.subTest(asked):
+                self.job("train_1node", **asked)
+                self.assertIn("device.kind=cuda", self.started())
+                self.job("train_1node", **asked, DEVICE="cpu")
+                self.assertIn("device.kind=cpu", self.started())
+        for asked in ({}, {"SLURM_GPUS_PER_NODE": "0"}, {"SLURM_GPUS_PER_NODE": "gpu:0"}):
+            self.job("train_1node", **asked)
+            self.assertNotIn("device.kind", "".join(self.started()))
+
+    def test_a_site_s_file_and_commands_of_several_words(self):
+        site = self.dir / "a site;$(touch x)"
+        shutil.copytree(ROOT / "jobscripts", site / "jobscripts")
+        wrapper = self.program("bin/apptainer", 'shift 3; exec "$@"')
+        self.program("bin/weft_inside", f'printf "%s\\n" "$SITE" "$@" >>"{self.dir}/arguments"')
+        (site / "jobscripts/weft.env").write_text('export SITE="$unset a;b"\nWEFT="apptainer exec --nv weft.sif weft_inside"\n')
+        self.job("generate", "a.toml", site=site, WEFT=None)
+        self.assertEqual(self.started()[:3], [" a;b", "generate", "a.toml"])
+        other = self.dir / "my env"
+        other.write_text(f'export SITE=other\nWEFT=("{wrapper}" exec --nv "my weft.sif" weft_inside)\n')
+        self.job("generate", "a.toml", site=site, WEFT_ENV=str(other))
+        self.assertEqual(self.started()[:2], ["other", "generate"])
+        done = self.job("generate", "a.toml", WEFT_ENV="none")
+        self.assertEqual((done.returncode, done.stderr), (2, "ERROR: WEFT_ENV=none cannot be read\n"))
+        # One program whose path has blanks and more, and one that is none.
+        odd = self.program("odd $(touch x);y/weft", f'echo odd >>"{self.dir}/arguments"')
+        self.job("generate", "a.toml", WEFT=str(odd))
+        self.assertEqual(self.started(), ["odd"])
+        done = self.job("generate", "a.toml", WEFT="no program at all")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("WEFT=no program at all is no program. HINT:", done.stderr)
+        self.assertFalse((self.dir / "x").exists())
+
+    def test_a_task_that_was_killed_is_explained(self):
+        killed = self.program("killed", "kill -9 $$")
+        for script in ("train_1node", "generate", "ingest"):
+            done = self.job(script, "a.toml", WEFT=str(killed))
+            self.assertIn("137: a task was killed (SIGKILL), most often for want of memory", done.stderr)
+            self.assertIn("--mem=0", done.stderr)
+        self.assertEqual(done.returncode, 137)
+
+    def test_text_of_others_is_not_run(self):
+        """bash evaluates what stands in an arithmetic expression or as an index of an array, commands in it too."""
+        (self.dir / "run").mkdir()
+        bad = "UID[$(touch PWNED)0]"
+        for target in (f"step_{bad}", f"step_1{bad}", "step_", "step_99999999999999999999", "step_08", "elsewhere"):
+            (self.dir / "run/latest").unlink(missing_ok=True)
+            (self.dir / "run/latest").symlink_to(target)
+            done = self.job("train_1node", "a.toml", "run.dir=run", WEFT="/bin/true")
+            self.assertIn("ended with 0, 0 steps further: 0 saved in run", done.stdout, done.stderr)
+        for script in SCRIPTS:
+            for name in ("SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "MAX_RESTARTS", "SHARDS", "SLURM_GPUS", "SLURM_CPUS_PER_TASK"):
+                self.job(script, "a.toml", f"x.y={bad}", **{name: bad})
+            self.job(script, "a.toml", squeue=f"echo '1 1_{bad} {bad}'", SLURM_JOB_NAME=bad)
+        self.assertFalse((self.dir / "PWNED").exists())
 
 
 if __name__ == "__main__":
