@@ -1,18 +1,31 @@
 // Tables of files, such as lists of footage and the table of `weft score`: rows with a column
 // `path`, or another one, read and written one at a time, so that their number does not matter. CSV
 // as pandas reads it (RFC 4180: quotes, line breaks within them, LF, CRLF or CR, a byte order mark,
-// blank lines skipped), or JSON lines, where the name ends in .jsonl.
+// blank lines skipped), or JSON lines. Both are UTF-8. Names of columns count without blanks around
+// them and in any case; a CSV with blanks behind the commas of its header may have them everywhere.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
+#include <istream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weft {
+
+enum class TableForm { none, csv, json_lines };
+// By the ending of a file's name, in any case: .csv; .jsonl, .ndjson or .odgt.
+TableForm form_of_name(const std::string& path);
+
+// Whether a column of the name `name` is the one that is called `wanted`.
+bool is_column(std::string_view name, std::string_view wanted);
+// The member of an object that is_column calls so; null where there is none, and for texts that
+// mean that (is_missing).
+nlohmann::ordered_json member_of(const nlohmann::ordered_json& object, std::string_view wanted);
 
 // Where a value begins and ends in a row's text.
 struct TextSpan {
@@ -24,38 +37,52 @@ struct TableRow {
   std::string text;              // as it is in the file, without its end of line
   std::string path;              // of the column wanted; empty where the row has none
   std::vector<TextSpan> fields;  // of CSV: each value, quotes included
+  nlohmann::ordered_json object;  // of JSON lines
 };
 
 class TableReader {
  public:
-  // Opens it and reads a CSV's header. Exit::data for what is no regular file, is empty, or has no
-  // column of the name `wanted`; the error lists the columns that are there. "": any columns will
-  // do.
-  explicit TableReader(const std::filesystem::path& path, std::string wanted = "path");
+  // Opens it and reads a CSV's header. Exit::data for what is no regular file, no text (a Parquet
+  // table, UTF-16: text_file.h), is empty, or has no column of the name `wanted`; the error lists
+  // the columns that are there. "": any columns will do. A file whose name does not tell its form
+  // is of `otherwise`.
+  explicit TableReader(const std::filesystem::path& path, std::string wanted = "path",
+                       TableForm otherwise = TableForm::csv);
+  // The same of a table in memory, called `name` in messages.
+  TableReader(std::string text, const std::string& name, TableForm form);
 
   bool is_csv() const { return csv_; }
   // Of CSV. The first of two of the same name counts.
   const std::vector<std::string>& columns() const { return columns_; }
+  std::size_t column(std::string_view name) const;  // its place; npos: there is none
   const TableRow& header() const { return header_; }
   const std::string& mark() const { return mark_; }  // the byte order mark, or ""
   const std::string& line_end() const { return line_end_; }
 
   // The next row; false at the end. Exit::data, naming the line, for a quote that nobody closes, a
-  // row with more values than columns, a line of JSON that is no object or lacks the column.
+  // row with more values than columns, a line of JSON that is no object or lacks the column, bytes
+  // that are not UTF-8, a zero byte in the path.
   bool next(TableRow& row);
 
-  // A CSV row's values without their quotes; a short row ends in empty ones.
-  std::vector<std::string> values(const TableRow& row) const;
+  // A value of a row: of CSV a text without quotes and blanks around it. Null where there is none,
+  // and for texts that mean that (is_missing).
+  nlohmann::ordered_json value(const TableRow& row, std::string_view column) const;
+  // "meta.csv, line 3": for messages.
+  std::string where(const TableRow& row) const;
 
  private:
+  void begin();
   bool read_record(TableRow& row);
   bool read_json(TableRow& row);
+  void check_encoding(const TableRow& row) const;
+  std::string cell(const TableRow& row, std::size_t column) const;
   int get();
 
   std::filesystem::path path_;
   std::string wanted_;
-  std::ifstream in_;
+  std::unique_ptr<std::istream> in_;
   bool csv_;
+  bool blanks_ = true;  // blanks in front of a quote do not count
   std::int64_t line_ = 1;
   std::string mark_, line_end_;
   std::vector<std::string> columns_;
