@@ -52,23 +52,13 @@ std::string field_value(std::string_view field, bool blanks) {
   return value;
 }
 
-std::string as_field(const std::string& value) {
-  if (value.find_first_of(",\"\r\n") == npos) return value;
-  std::string quoted = "\"";
-  for (const char c : value) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
 std::string dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string as_cell(const Json& value) {
   if (value.is_null()) return "";
-  return as_field(value.is_string() ? value.get<std::string>() : dump(value));
+  return csv_cell(value.is_string() ? value.get<std::string>() : dump(value));
 }
 
 bool means_none(const Json& value) {
@@ -140,6 +130,13 @@ std::vector<Member> members_of(const std::string& text) {
   return members;
 }
 
+std::unique_ptr<std::istream> open_text(const std::filesystem::path& path) {
+  File::open(path, Exit::data);  // refuses folders and pipes
+  auto in = std::make_unique<std::ifstream>(path, std::ios::binary);
+  WEFT_CHECK(in->good(), Exit::data, "check its permissions", "cannot open {}", path.string());
+  return in;
+}
+
 }  // namespace
 
 TableForm form_of_name(const std::string& path) {
@@ -159,24 +156,21 @@ Json member_of(const Json& object, std::string_view wanted) {
 }
 
 TableReader::TableReader(const std::filesystem::path& path, std::string wanted, TableForm otherwise)
-    : path_(path), wanted_(std::move(wanted)) {
-  const TableForm form = form_of_name(path.string());
-  csv_ = (form == TableForm::none ? otherwise : form) == TableForm::csv;
-  File::open(path, Exit::data);  // refuses folders and pipes
-  in_ = std::make_unique<std::ifstream>(path, std::ios::binary);
-  WEFT_CHECK(in_->good(), Exit::data, "check its permissions", "cannot open {}", path.string());
-  begin();
+    : TableReader(path, std::move(wanted),
+                  form_of_name(path.string()) == TableForm::none ? otherwise
+                                                                 : form_of_name(path.string()),
+                  open_text(path)) {}
+
+TableReader TableReader::of_text(std::string text, const std::string& name, TableForm form) {
+  return {name, "path", form, std::make_unique<std::istringstream>(std::move(text))};
 }
 
-TableReader::TableReader(std::string text, const std::string& name, TableForm form)
-    : path_(name),
-      wanted_("path"),
-      in_(std::make_unique<std::istringstream>(std::move(text))),
+TableReader::TableReader(std::filesystem::path path, std::string wanted, TableForm form,
+                         std::unique_ptr<std::istream> in)
+    : path_(std::move(path)),
+      wanted_(std::move(wanted)),
+      in_(std::move(in)),
       csv_(form == TableForm::csv) {
-  begin();
-}
-
-void TableReader::begin() {
   std::string first(16, '\0');
   in_->read(first.data(), std::ssize(first));
   first.resize(static_cast<std::size_t>(in_->gcount()));
@@ -347,6 +341,16 @@ Json TableReader::value(const TableRow& row, std::string_view name) const {
   if (!csv_) return member_of(row.object, name);
   Json value = cell(row, column(name));
   return means_none(value) ? Json() : value;
+}
+
+std::string csv_cell(const std::string& value) {
+  if (value.find_first_of(",\"\r\n") == npos && trimmed(value) == value) return value;
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  return quoted + '"';
 }
 
 TableWriter::TableWriter(const TableReader& table, std::vector<std::string> columns, Sink sink)

@@ -48,8 +48,8 @@ class TableReader {
   // is of `otherwise`.
   explicit TableReader(const std::filesystem::path& path, std::string wanted = "path",
                        TableForm otherwise = TableForm::csv);
-  // The same of a table in memory, called `name` in messages.
-  TableReader(std::string text, const std::string& name, TableForm form);
+  // The same of a table in memory, called `name` in messages, with a column `path`.
+  static TableReader of_text(std::string text, const std::string& name, TableForm form);
 
   bool is_csv() const { return csv_; }
   // Of CSV. The first of two of the same name counts.
@@ -71,7 +71,8 @@ class TableReader {
   std::string where(const TableRow& row) const;
 
  private:
-  void begin();
+  TableReader(std::filesystem::path path, std::string wanted, TableForm form,
+              std::unique_ptr<std::istream> in);
   bool read_record(TableRow& row);
   bool read_json(TableRow& row);
   void check_encoding(const TableRow& row) const;
@@ -89,6 +90,9 @@ class TableReader {
   TableRow header_;
   std::size_t path_column_ = 0;
 };
+
+// A value as a field of CSV: in quotes where it has to be.
+std::string csv_cell(const std::string& value);
 
 // Writes rows of a reader with columns of its own: what was in the table stays byte for byte. A
 // column that the table has already is replaced in its place, others come last.
