@@ -1,5 +1,5 @@
 // A list of footage (.jsonl): what it names is a file and not trusted.
-#include "data/lists.h"
+#include "data/lists/lists.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -15,8 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::require(join_scores(path.string(), {}, items) <= items.size(), "too many joined");
       for (const MediaItem& item : items)
         for (const double value : item.facts.values)
-          fuzz::require(std::isnan(value) || std::isfinite(value),
-                        "a score is no number");
+          fuzz::require(std::isnan(value) || std::isfinite(value), "a score is no number");
     });
   }
   return 0;

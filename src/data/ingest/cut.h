@@ -11,7 +11,7 @@
 #include "config/deck.h"
 #include "data/clip_source.h"
 #include "data/ingest/ingest.h"
-#include "data/lists.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 

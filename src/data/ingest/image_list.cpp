@@ -7,9 +7,9 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "data/folders.h"
-#include "data/lists.h"
-#include "data/text_file.h"
+#include "data/lists/folders.h"
+#include "data/lists/lists.h"
+#include "data/lists/text_file.h"
 #include "data/text_images/picture_files.h"
 
 namespace weft {

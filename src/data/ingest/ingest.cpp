@@ -243,8 +243,8 @@ void print_table(const std::string& output, const Written& written,
   }
   log::info("{}, {:.1f} MB in {}", counted(written.clips, "clip"),
             1e-6 * static_cast<double>(written.bytes), output);
-  log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s",
-            media, sums[1], sums[2], counted(sums[0], "frame"), seconds,
+  log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s", media, sums[1],
+            sums[2], counted(sums[0], "frame"), seconds,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
 }
 
@@ -290,7 +290,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
   const IngestDeck& d = deck.get<IngestDeck>();
   check_deck(d);
-  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media);
+  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media, d.output);
   WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video and no picture");
   for (const std::string& table : d.scores) {
@@ -347,7 +347,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
                  : names_a_list(d)
                      ? "see to that file; the paths of a list start in the list's folder"
                      : "see to that file; paths in ingest.inputs begin where weft was started",
-                 "no clip came out of {}; the first fault: {}", media, fault == faults.end() ? "none" : *fault);
+                 "no clip came out of {}; the first fault: {}", media,
+                 fault == faults.end() ? "none" : *fault);
       const Written written =
           merge(deck.get<IngestDeck>().output, made, deck.get<IngestDeck>().max_clips);
       const double seconds =

@@ -18,7 +18,7 @@
 #include "data/images/image_store.h"
 #include "data/ingest/image_list.h"
 #include "data/ingest/progress.h"
-#include "data/lists.h"
+#include "data/lists/lists.h"
 #include "media/image_file.h"
 
 namespace weft {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "data/lists.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 

@@ -11,7 +11,7 @@
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/ingest/cut.h"
-#include "data/folders.h"
+#include "data/lists/folders.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -105,10 +105,10 @@ void drop_missing(Selection& selection, const IngestDeck& deck, bool plan, MPI_C
     const std::string here = missing_file(path);
     missing.push_back(here.empty() ? path + " (on another host)" : here);
   }
-  report_missing(missing, items.size(), "item",
-                 names_a_list(deck) ? missing_hint
-                                    : "paths in ingest.inputs begin where weft was started",
-                 plan);
+  report_missing(
+      missing, items.size(), "item",
+      names_a_list(deck) ? missing_hint : "paths in ingest.inputs begin where weft was started",
+      plan);
   selection.missing = std::ssize(missing);
   std::size_t i = 0;
   std::erase_if(items, [&](const MediaItem&) { return gone[i++] != 0; });

@@ -10,7 +10,7 @@
 
 #include "config/deck.h"
 #include "data/ingest/ingest.h"
-#include "data/lists.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 

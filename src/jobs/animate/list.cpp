@@ -9,8 +9,8 @@
 
 #include "config/set_keys.h"
 #include "core/error.h"
-#include "data/lists.h"
-#include "data/table.h"
+#include "data/lists/lists.h"
+#include "data/lists/table.h"
 #include "jobs/segment/inputs.h"
 #include "parallel/broadcast.h"
 
@@ -94,8 +94,11 @@ std::vector<Row> read_list(const std::string& file, const MediaDeck& limits) {
       "speech";
   WEFT_CHECK(!fs::is_directory(file, none), Exit::data, pairs, "animate.input = {} is a folder",
              file);
-  WEFT_CHECK(form_of_name(file) != TableForm::none, Exit::data, pairs,
-             "animate.input = {} is no list", file);
+  if (form_of_name(file) == TableForm::none) {
+    refuse_other_forms(file);
+    throw Error(Exit::data, fmt::format("animate.input = {} is no list", file), pairs, __FILE__,
+                __LINE__);
+  }
   WEFT_CHECK(fs::exists(file, none), Exit::data,
              "check animate.input, and the directory weft was started in", "{} is not there", file);
   check_list_size(file, limits);

@@ -14,7 +14,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/progress/progress.h"
-#include "data/lists.h"
+#include "data/lists/lists.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/quality.h"
@@ -306,7 +306,8 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void reconstruct_rows(Rows& r, ReconstructDeck& d) {
-  r.text("inputs", d.inputs, "Footage to send through the VAE and back, as ingest.inputs takes it.");
+  r.text("inputs", d.inputs,
+         "Footage to send through the VAE and back, as ingest.inputs takes it.");
   r.text("output", d.output, "Directory of the results; empty is RUN/reconstructed.");
   r.number("frames", d.frames, 0, many, "Frames of each to take; 0 takes all.");
   r.number("height", d.height, 0, 16384,

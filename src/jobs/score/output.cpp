@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "data/table.h"
+#include "data/lists/table.h"
 
 namespace weft {
 namespace {

@@ -6,9 +6,8 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "data/lists.h"
-#include "data/text_file.h"
-#include "jobs/score/output.h"
+#include "data/lists/lists.h"
+#include "data/lists/text_file.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
@@ -52,14 +51,14 @@ ScoreRows read(const Deck& all) {
                "score.input = {}, but score.output = {}", deck.input, deck.output);
     rows.identity = file_identity(deck.input);
   } else {
-    const auto items = list_media({deck.input}, "score.input", all.media, parts_folder(deck));
+    const auto items = list_media({deck.input}, "score.input", all.media, deck.output);
     WEFT_CHECK(!items.empty(), Exit::data, "name a table, videos or pictures",
                "score.input = {} names no video and no picture", deck.input);
     for (const MediaItem& item : items)
       if (!item.media.member.empty()) members.emplace(item.media.name(), item.media);
-    rows.made = table_of(items, form_of_name(deck.output) == TableForm::json_lines
-                                    ? TableForm::json_lines
-                                    : TableForm::csv);
+    rows.made =
+        table_of(items, form_of_name(deck.output) == TableForm::json_lines ? TableForm::json_lines
+                                                                           : TableForm::csv);
   }
   TableReader table = open_table(deck, rows);
   std::vector<std::string> paths;
@@ -71,8 +70,7 @@ ScoreRows read(const Deck& all) {
     if (!known.insert(path).second) continue;
     const auto member = members.find(path);
     rows.files.push_back(
-        {path,
-         member == members.end() ? MediaSource{path, MediaTrust::untrusted} : member->second,
+        {path, member == members.end() ? MediaSource{path, MediaTrust::untrusted} : member->second,
          i - rows.begin < deck.pictures});
   }
   check_files(deck, rows);
@@ -83,9 +81,8 @@ ScoreRows read(const Deck& all) {
 
 TableReader open_table(const ScoreDeck& deck, const ScoreRows& rows) {
   if (is_table(deck)) return TableReader(deck.input);
-  return TableReader::of_text(
-      rows.made, deck.input,
-      rows.made.starts_with('{') ? TableForm::json_lines : TableForm::csv);
+  return TableReader::of_text(rows.made, deck.input,
+                              rows.made.starts_with('{') ? TableForm::json_lines : TableForm::csv);
 }
 
 std::string path_of_row(const ScoreDeck& deck, const std::string& path) {
@@ -117,7 +114,8 @@ ScoreRows read_rows(const Deck& deck, MPI_Comm world) {
     rows = read(deck);
     Json files = Json::array();
     for (const ScoreFile& f : rows.files)
-      files.push_back({f.path, f.media.path, f.media.member, f.media.begin, f.media.bytes, f.drawn});
+      files.push_back(
+          {f.path, f.media.path, f.media.member, f.media.begin, f.media.bytes, f.drawn});
     Json::to_cbor(Json{rows.begin, rows.end, rows.identity, rows.made, std::move(files)}, binary);
   }
   broadcast_sized(binary, world);

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/table.h"
+#include "data/lists/table.h"
 #include "jobs/score/score.h"
 #include "jobs/score/score_job.h"
 

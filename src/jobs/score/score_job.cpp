@@ -11,7 +11,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
-#include "data/folders.h"
+#include "data/lists/folders.h"
 #include "jobs/evaluate/views.h"
 #include "jobs/score/regions.h"
 #include "jobs/segment/inputs.h"
@@ -136,8 +136,8 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
   try {
     WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
     if (is_video(path)) {
-      PickedFrame picked = frame_at(media, unit.frame,
-                                    {deck_.media, [this] { return engine_.stop_requested(); }});
+      PickedFrame picked =
+          frame_at(media, unit.frame, {deck_.media, [this] { return engine_.stop_requested(); }});
       unit.height = picked.height;
       unit.width = picked.width;
       unit.fault = std::move(picked.fault);

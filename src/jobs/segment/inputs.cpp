@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "data/folders.h"
-#include "data/lists.h"
+#include "data/lists/folders.h"
+#include "data/lists/lists.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
@@ -68,8 +68,8 @@ std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
     const std::string stem = (folder / plain.filename()).string();
     std::string name = stem;
     for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
-    const bool picture = !is_source_graph(item.media.path) &&
-                         kind_of_name(item.media.name()) == MediumKind::picture;
+    const bool picture =
+        !is_source_graph(item.media.path) && kind_of_name(item.media.name()) == MediumKind::picture;
     inputs.push_back({item.media, name, !picture});
   }
   return inputs;

@@ -14,8 +14,8 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
-#include "data/lists.h"
 #include "data/ingest/selection.h"
+#include "data/lists/lists.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -205,14 +205,14 @@ TEST_F(IngestTest, Selection) {
   member.media.begin = 12;
   member.media.bytes = 10;
   const std::vector<MediaItem> all = {item(file("one.mp4"), 5, 51),
-                                        item(file("two.mp4"), 5, 51),
-                                        item(file("three.mp4"), 5, 51),
-                                        item(file("low.mp4"), 4.4, 51),
-                                        item(file("na.mp4"), none, 51),
-                                        item(file("gone.mp4"), 5, 51),
-                                        item(file("long.mp4"), 5, 99),
-                                        member,
-                                        item(source("testsrc2", 20, "320x180"), 5, 20)};
+                                      item(file("two.mp4"), 5, 51),
+                                      item(file("three.mp4"), 5, 51),
+                                      item(file("low.mp4"), 4.4, 51),
+                                      item(file("na.mp4"), none, 51),
+                                      item(file("gone.mp4"), 5, 51),
+                                      item(file("long.mp4"), 5, 99),
+                                      member,
+                                      item(source("testsrc2", 20, "320x180"), 5, 20)};
   IngestDeck& deck = deck_.get<IngestDeck>();
   deck.min_aes = 4.5;
   deck.max_frames = 51;
@@ -303,8 +303,8 @@ TEST_F(IngestTest, Lists) {
                                  << "{\"path\": \"x.mp4\", \"text\": null}\n";
   std::ofstream(file("v1.avi")).flush();
   std::ofstream(file("v2.avi")).flush();
-  const auto list =
-      list_media({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"}, "ingest.inputs", {});
+  const auto list = list_media({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"},
+                               "ingest.inputs", {});
   ASSERT_EQ(list.size(), 7u);
   EXPECT_EQ(list[0].media.path, file("one.mp4"));
   EXPECT_EQ(list[0].text, "a street, \"busy\"\nat noon");

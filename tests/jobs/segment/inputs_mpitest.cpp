@@ -25,8 +25,9 @@ class Inputs : public ::testing::Test {
     long pid = getpid();
     MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
     folder_ = fs::temp_directory_path() / fmt::format("weft_inputs_{}", pid);
-    for (const char* file : {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg",
-                             "in/out/a.png", "in/a.jpg", "in/film.mpg", "clip.mp4", "only/notes.txt"})
+    for (const char* file :
+         {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg", "in/out/a.png", "in/a.jpg",
+          "in/film.mpg", "clip.mp4", "only/notes.txt"})
       if (first_) {
         fs::create_directories((folder_ / file).parent_path());
         std::ofstream(folder_ / file) << "x";
@@ -78,8 +79,9 @@ TEST_F(Inputs, FilesGlobsAndSources) {
 
 // Results lie beside weft's own files, and beside each other.
 TEST_F(Inputs, NamesThatAreTaken) {
-  for (const char* file : {"taken/segment.jsonl/b.png", "taken/status.json/b.png", "taken/stop/b.png",
-                           "taken/segment.rank0.jsonl/b.png", "taken/x.jpg", "taken/x.png/y.png"})
+  for (const char* file :
+       {"taken/segment.jsonl/b.png", "taken/status.json/b.png", "taken/stop/b.png",
+        "taken/segment.rank0.jsonl/b.png", "taken/x.jpg", "taken/x.png/y.png"})
     if (first_) {
       fs::create_directories((folder_ / file).parent_path());
       std::ofstream(folder_ / file) << "x";

@@ -1,4 +1,4 @@
-#include "data/shards.h"
+#include "data/lists/shards.h"
 
 #include <archive.h>
 #include <archive_entry.h>
@@ -12,8 +12,8 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "data/folders.h"
-#include "data/text_file.h"
+#include "data/lists/folders.h"
+#include "data/lists/text_file.h"
 
 namespace weft {
 namespace {

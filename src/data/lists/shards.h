@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "data/lists.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 

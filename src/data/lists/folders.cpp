@@ -1,4 +1,4 @@
-#include "data/folders.h"
+#include "data/lists/folders.h"
 
 #include <algorithm>
 #include <array>
@@ -29,6 +29,17 @@ struct Walk {
     return failed;
   }
 
+  // Whether it is the job's output, or lies beside it with more behind its name (OUTPUT.parts).
+  bool is_result(const fs::path& path) const {
+    std::error_code none;
+    const auto folder = [](const fs::path& p) {
+      return p.has_parent_path() ? p.parent_path() : fs::path(".");
+    };
+    return results.has_filename() &&
+           path.filename().string().starts_with(results.filename().string()) &&
+           fs::equivalent(folder(path), folder(results), none);
+  }
+
   void take(const fs::directory_entry& entry) {
     std::error_code none;
     const fs::path& path = entry.path();
@@ -36,10 +47,14 @@ struct Walk {
     if (name.starts_with('.')) {
       ++hidden;
     } else if (!entry.is_directory(none)) {
-      (wanted(name) ? files : others).push_back(path.string());
+      if (wanted(name))
+        files.push_back(path.string());
+      else if (!is_result(path))
+        others.push_back(path.string());
     } else if (entry.is_symlink(none)) {
       ++linked;
-    } else if (results.empty() || !fs::equivalent(path, results, none)) {
+    } else if (!fs::equivalent(path, results, none) &&
+               !fs::equivalent(path, results.string() + ".parts", none)) {
       if (const std::error_code failed = enter(path); failed)
         unreadable.push_back(fmt::format("{}: {}", path.string(), failed.message()));
     }
@@ -61,9 +76,9 @@ std::string ending_of(const std::string& path) {
 
 MediumKind kind_of_name(const std::string& name) {
   static constexpr std::array<std::string_view, 38> videos = {
-      ".mp4", ".m4v", ".mov",  ".qt",   ".3gp", ".3g2", ".f4v",  ".mkv",   ".webm", ".avi",
-      ".mpg", ".mpe", ".mpeg", ".m1v",  ".m2v", ".vob", ".ts",   ".mts",   ".m2t",  ".m2ts",
-      ".flv", ".ogv", ".ogm",  ".mxf",  ".wmv", ".asf", ".gif",  ".apng",  ".nut",  ".ivf",
+      ".mp4", ".m4v", ".mov",  ".qt",   ".3gp", ".3g2",  ".f4v",  ".mkv",  ".webm", ".avi",
+      ".mpg", ".mpe", ".mpeg", ".m1v",  ".m2v", ".vob",  ".ts",   ".mts",  ".m2t",  ".m2ts",
+      ".flv", ".ogv", ".ogm",  ".mxf",  ".wmv", ".asf",  ".gif",  ".apng", ".nut",  ".ivf",
       ".obu", ".y4m", ".dv",   ".h264", ".264", ".hevc", ".h265", ".mjpeg"};
   if (is_picture_name(name)) return MediumKind::picture;
   return std::ranges::find(videos, ending_of(name)) != videos.end() ? MediumKind::video
@@ -86,8 +101,7 @@ FolderFiles files_below(const std::string& folder,
   add(count_by_ending(walk.others, found.files));
   if (walk.linked > 0) add(counted(walk.linked, "linked folder"));
   if (!walk.unreadable.empty())
-    add(fmt::format("{} that cannot be read ({}{})",
-                    counted(std::ssize(walk.unreadable), "folder"),
+    add(fmt::format("{} that cannot be read ({}{})", counted(std::ssize(walk.unreadable), "folder"),
                     *std::ranges::min_element(walk.unreadable),
                     walk.unreadable.size() > 1 ? ", ..." : ""));
   found.only_hidden = found.left_out.empty();

@@ -33,10 +33,10 @@ struct TextSpan {
 };
 
 struct TableRow {
-  std::int64_t line = 1;         // of the file, from 1
-  std::string text;              // as it is in the file, without its end of line
-  std::string path;              // of the column wanted; empty where the row has none
-  std::vector<TextSpan> fields;  // of CSV: each value, quotes included
+  std::int64_t line = 1;          // of the file, from 1
+  std::string text;               // as it is in the file, without its end of line
+  std::string path;               // of the column wanted; empty where the row has none
+  std::vector<TextSpan> fields;   // of CSV: each value, quotes included
   nlohmann::ordered_json object;  // of JSON lines
 };
 
@@ -86,7 +86,7 @@ class TableReader {
   bool blanks_ = true;  // blanks in front of a quote do not count
   std::int64_t line_ = 1;
   std::string mark_, line_end_;
-  std::vector<std::string> columns_;
+  std::vector<std::string> columns_, keys_;  // keys: in small letters
   TableRow header_;
   std::size_t path_column_ = 0;
 };

@@ -1,6 +1,6 @@
-// What the keys of decks name: lists with facts and captions, folders, globs, WebDataset shards that
-// are not trusted; and tables of scores that are joined with it.
-#include "data/lists.h"
+// What the keys of decks name: lists with facts and captions, folders, globs, WebDataset shards
+// that are not trusted; and tables of scores that are joined with it.
+#include "data/lists/lists.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "data/folders.h"
 #include "data/ingest/scores.h"
-#include "data/shards.h"
-#include "tests/data/ingest/tar_bytes.h"
+#include "data/lists/folders.h"
+#include "data/lists/shards.h"
+#include "tests/data/lists/tar_bytes.h"
 
 namespace weft {
 namespace {
@@ -49,7 +49,7 @@ class Lists : public testing::Test {
     }
   }
   static std::vector<MediaItem> listed(const std::vector<std::string>& inputs,
-                                     const fs::path& results = {}) {
+                                       const fs::path& results = {}) {
     return list_media(inputs, "ingest.inputs", {}, results);
   }
   // Paths below the folder, and captions.
@@ -103,7 +103,8 @@ TEST_F(Lists, FactsOfJsonLines) {
 
 // Any number is one, as for pandas: tables have -1 where a tool gave up. A size of 0 is no size.
 TEST_F(Lists, NumbersBelowZero) {
-  const auto items = listed({put("m.csv", "path,match,ocr,num_frames,height\na.mp4,-1.0,-1,0,-1\n")});
+  const auto items =
+      listed({put("m.csv", "path,match,ocr,num_frames,height\na.mp4,-1.0,-1,0,-1\n")});
   ASSERT_EQ(items.size(), 1u);
   EXPECT_EQ(items[0].facts[Fact::match], -1);
   EXPECT_EQ(items[0].facts[Fact::ocr], -1);
@@ -129,12 +130,12 @@ using Captions = std::vector<std::pair<std::string, std::string>>;
 
 TEST_F(Lists, NamesOfColumns) {
   const Captions wanted = {{"a.mp4", "a cat"}, {"b.mp4", "a dog, asleep"}};
-  for (const char* text :
-       {"path,text\na.mp4,a cat\nb.mp4,\"a dog, asleep\"\n",
-        "path, text\na.mp4, a cat\nb.mp4, \"a dog, asleep\"\n",
-        "text, path\na cat, a.mp4\n\"a dog, asleep\", b.mp4\n",
-        "Path,CAPTION\na.mp4,a cat\nb.mp4,\"a dog, asleep\"\n",
-        "\xef\xbb\xbf\"\xef\xbb\xbfpath\", Text ,caption\na.mp4,a cat,x\nb.mp4,\"a dog, asleep\",x\n"})
+  for (const char* text : {"path,text\na.mp4,a cat\nb.mp4,\"a dog, asleep\"\n",
+                           "path, text\na.mp4, a cat\nb.mp4, \"a dog, asleep\"\n",
+                           "text, path\na cat, a.mp4\n\"a dog, asleep\", b.mp4\n",
+                           "Path,CAPTION\na.mp4,a cat\nb.mp4,\"a dog, asleep\"\n",
+                           "\xef\xbb\xbf\"\xef\xbb\xbfpath\", Text ,caption\na.mp4,a "
+                           "cat,x\nb.mp4,\"a dog, asleep\",x\n"})
     EXPECT_EQ(captions(put("l.csv", text)), wanted) << text;
   EXPECT_EQ(captions(put("l.JSONL",
                          "\xef\xbb\xbf{\"Path\": \"a.mp4\", \"caption\": \"a cat\"}\r\n"
@@ -144,9 +145,9 @@ TEST_F(Lists, NamesOfColumns) {
 
 // What pandas.read_csv reads as NaN (pandas 2.2, STR_NA_VALUES).
 TEST_F(Lists, MissingValues) {
-  for (const char* none : {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan",
-                           "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a",
-                           "nan", "null", "\"nan\"", " "}) {
+  for (const char* none : {"",     "#N/A",   "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN",
+                           "-nan", "1.#IND", "1.#QNAN",  "<NA>", "N/A",     "NA",       "NULL",
+                           "NaN",  "None",   "n/a",      "nan",  "null",    "\"nan\"",  " "}) {
     const auto items = listed({put("l.csv", fmt::format("path,text,aes\na.mp4,{0},{0}\n", none))});
     EXPECT_EQ(items.at(0).text, "") << none;
     EXPECT_TRUE(std::isnan(items[0].facts[Fact::aes])) << none;
@@ -174,7 +175,7 @@ TEST_F(Lists, TextOfOtherEncodings) {
   put("v/a.txt", "caf\xe9\n");
   const std::string folder = (dir_ / "v").string();
   EXPECT_THAT(refused([&] { listed({folder}); }), HasSubstr("a.txt, line 1: the byte 0xe9"));
-  put("v/a.txt", std::string("\xff\xfea\0", 4));
+  put("v/a.txt", std::string("\xff\xfe\x61\0", 4));
   EXPECT_THAT(refused([&] { listed({folder}); }), HasSubstr("a.txt is UTF-16 text"));
   put("v/a.txt", "\xef\xbb\xbf a cat\r\n\r\n");
   EXPECT_EQ(captions(folder), (Captions{{"v/a.mp4", "a cat"}}));
@@ -190,7 +191,8 @@ TEST_F(Lists, OtherFormsOfTablesAreNamed) {
                                                {"m.tsv", "path\ttext", "no list that weft reads"},
                                                {"m.txt", "a.mp4", "no list that weft reads"},
                                                {"m.json", "[]", "no list that weft reads"}})
-    EXPECT_THAT(bad_list(name, begin + std::string(20, ' ')), AllOf(HasSubstr(name), HasSubstr(said)));
+    EXPECT_THAT(bad_list(name, begin + std::string(20, ' ')),
+                AllOf(HasSubstr(name), HasSubstr(said)));
 }
 
 TEST_F(Lists, FoldersWithCaptions) {
@@ -220,18 +222,17 @@ TEST_F(Lists, FoldersWithCaptions) {
 }
 
 TEST_F(Lists, WhatAFolderLeavesOut) {
-  for (const char* name :
-       {"a.MTS", "b.m2ts", "c.3gp", "d.mpg", "e.VOB", "f.png", "f.txt", "f.json", "g.cr2", "h.CR2",
-        "notes.txt", "README", ".Trash-1000/files/x.mp4", ".ipynb_checkpoints/x.png",
-        "out/result.mp4", "sub/i.webm"})
+  for (const char* name : {"a.MTS", "b.m2ts", "c.3gp", "d.mpg", "e.VOB", "f.png", "f.txt", "f.json",
+                           "g.cr2", "h.CR2", "notes.txt", "README", ".Trash-1000/files/x.mp4",
+                           ".ipynb_checkpoints/x.png", "out/result.mp4", "sub/i.webm"})
     put(std::string("f/") + name, "x");
   fs::create_symlink(dir_ / "f/sub", dir_ / "f/linked");
   fs::create_symlink(dir_ / "f/loop", dir_ / "f/loop");
   fs::create_symlink(dir_ / "f/d.mpg", dir_ / "f/link.mpg");
-  const FolderFiles found = files_below(
-      (dir_ / "f").string(),
-      [](const std::string& name) { return kind_of_name(name) != MediumKind::other; },
-      dir_ / "f/out");
+  const FolderFiles found =
+      files_below((dir_ / "f").string(),
+                  [](const std::string& name) { return kind_of_name(name) != MediumKind::other; },
+                  dir_ / "f/out");
   std::vector<std::string> names;
   for (const std::string& file : found.files)
     names.push_back(fs::path(file).lexically_relative(dir_ / "f"));
@@ -247,7 +248,8 @@ TEST_F(Lists, FoldersThatCannotBeRead) {
   put("f/a.mp4", "x");
   put("f/lost+found/b.mp4", "x");
   fs::permissions(dir_ / "f/lost+found", fs::perms::none);
-  const FolderFiles found = files_below((dir_ / "f").string(), [](const std::string&) { return true; });
+  const FolderFiles found =
+      files_below((dir_ / "f").string(), [](const std::string&) { return true; });
   EXPECT_EQ(found.files.size(), 1u);
   EXPECT_THAT(found.left_out, AllOf(HasSubstr("1 folder that cannot be read"),
                                     HasSubstr("lost+found: Permission denied")));
@@ -266,7 +268,8 @@ TEST_F(Lists, Globs) {
   put("v/c.bin", "");
   put("l/one.csv", "path\nx.mp4\n");
   put("l/two.csv", "path\ny.mp4\n");
-  EXPECT_EQ(captions((dir_ / "v/*").string()), (Captions{{"v/a.mp4", "a cat"}, {"v/sub/b.png", ""}}));
+  EXPECT_EQ(captions((dir_ / "v/*").string()),
+            (Captions{{"v/a.mp4", "a cat"}, {"v/sub/b.png", ""}}));
   EXPECT_EQ(captions((dir_ / "v/*.bin").string()), (Captions{{"v/c.bin", ""}}));
   EXPECT_EQ(captions((dir_ / "l/*.csv").string()), (Captions{{"l/x.mp4", ""}, {"l/y.mp4", ""}}));
 }
@@ -340,8 +343,7 @@ TEST_F(Lists, ShardsThatAreRefused) {
   std::string changed = a;
   changed[0] = 'z';  // the header's sum is another one
   EXPECT_THAT(bad_shard(a + changed + tar_end), HasSubstr("behind its member a.mp4"));
-  EXPECT_THAT(refused([&] { listed({(dir_ / "none.tar").string()}); }),
-              HasSubstr("none.tar"));
+  EXPECT_THAT(refused([&] { listed({(dir_ / "none.tar").string()}); }), HasSubstr("none.tar"));
 }
 
 TEST_F(Lists, ScoresAreJoinedByPath) {
@@ -349,8 +351,9 @@ TEST_F(Lists, ScoresAreJoinedByPath) {
   auto items = listed({list});
   // Absolute, relative to the table's folder, through a link.
   fs::create_directory_symlink(dir_, dir_ / "link");
-  const std::string scores = put(
-      "ocr.csv", fmt::format("path,ocr,aes\n{}/link/a.mp4,3,\nc.mp4,0,5.5\nz.mp4,9,9\n", dir_.string()));
+  const std::string scores =
+      put("ocr.csv",
+          fmt::format("path,ocr,aes\n{}/link/a.mp4,3,\nc.mp4,0,5.5\nz.mp4,9,9\n", dir_.string()));
   EXPECT_EQ(join_scores(scores, {}, items), 2u);
   EXPECT_EQ(items[0].facts[Fact::ocr], 3);
   EXPECT_EQ(items[0].facts[Fact::aes], 4);  // the table has no value

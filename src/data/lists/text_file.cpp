@@ -1,4 +1,4 @@
-#include "data/text_file.h"
+#include "data/lists/text_file.h"
 
 #include <unicode/utf8.h>
 
@@ -111,8 +111,9 @@ std::string_view trimmed(std::string_view text) {
 
 bool is_missing(std::string_view value) {
   constexpr std::array<std::string_view, 19> missing = {
-      "",     "#N/A", "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-      "<NA>", "N/A",  "NA",       "NULL", "NaN",     "None",     "n/a",  "nan",  "null"};
+      "",     "#N/A",   "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN",
+      "-nan", "1.#IND", "1.#QNAN",  "<NA>", "N/A",     "NA",       "NULL",
+      "NaN",  "None",   "n/a",      "nan",  "null"};
   return std::ranges::find(missing, value) != missing.end();
 }
 

@@ -1,4 +1,4 @@
-#include "data/table.h"
+#include "data/lists/table.h"
 
 #include <algorithm>
 #include <fstream>
@@ -9,8 +9,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "data/folders.h"
-#include "data/text_file.h"
+#include "data/lists/folders.h"
+#include "data/lists/text_file.h"
 
 namespace weft {
 namespace {
@@ -22,9 +22,11 @@ constexpr int end_of_file = std::char_traits<char>::eof();
 constexpr std::size_t longest_json = std::size_t{8} << 20;  // parsed it takes a multiple of that
 constexpr std::size_t longest_row = std::size_t{64} << 20;  // more is a quote that nobody closed
 
-bool same_letters(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; };
-  return std::ranges::equal(a, b, {}, lower, lower);
+std::string small_letters(std::string_view text) {
+  std::string small(text);
+  for (char& c : small)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return small;
 }
 
 // A column's name without blanks and byte order marks around it.
@@ -147,7 +149,7 @@ TableForm form_of_name(const std::string& path) {
 }
 
 bool is_column(std::string_view name, std::string_view wanted) {
-  return same_letters(plain_name(name), wanted);
+  return small_letters(plain_name(name)) == small_letters(wanted);
 }
 
 Json member_of(const Json& object, std::string_view wanted) {
@@ -156,10 +158,10 @@ Json member_of(const Json& object, std::string_view wanted) {
 }
 
 TableReader::TableReader(const std::filesystem::path& path, std::string wanted, TableForm otherwise)
-    : TableReader(path, std::move(wanted),
-                  form_of_name(path.string()) == TableForm::none ? otherwise
-                                                                 : form_of_name(path.string()),
-                  open_text(path)) {}
+    : TableReader(
+          path, std::move(wanted),
+          form_of_name(path.string()) == TableForm::none ? otherwise : form_of_name(path.string()),
+          open_text(path)) {}
 
 TableReader TableReader::of_text(std::string text, const std::string& name, TableForm form) {
   return {name, "path", form, std::make_unique<std::istringstream>(std::move(text))};
@@ -195,6 +197,7 @@ TableReader::TableReader(std::filesystem::path path, std::string wanted, TableFo
   for (const TextSpan& f : header_.fields)
     columns_.emplace_back(plain_name(
         field_value(std::string_view(header_.text).substr(f.begin, f.end - f.begin), true)));
+  for (const std::string& column : columns_) keys_.push_back(small_letters(column));
   if (wanted_.empty()) return;
   path_column_ = column(wanted_);
   WEFT_CHECK(
@@ -204,10 +207,10 @@ TableReader::TableReader(std::filesystem::path path, std::string wanted, TableFo
 }
 
 std::size_t TableReader::column(std::string_view name) const {
-  auto found = std::ranges::find(columns_, name);
-  if (found == columns_.end())
-    found = std::ranges::find_if(columns_, [&](const auto& c) { return is_column(c, name); });
-  return found == columns_.end() ? npos : static_cast<std::size_t>(found - columns_.begin());
+  if (const auto exact = std::ranges::find(columns_, name); exact != columns_.end())
+    return static_cast<std::size_t>(exact - columns_.begin());
+  const auto found = std::ranges::find(keys_, small_letters(name));
+  return found == keys_.end() ? npos : static_cast<std::size_t>(found - keys_.begin());
 }
 
 std::string TableReader::where(const TableRow& row) const {
@@ -321,13 +324,14 @@ bool TableReader::next(TableRow& row) {
   if (csv_) {
     check_encoding(row);
     WEFT_CHECK(row.fields.size() <= columns_.size(), Exit::data,
-               "put a value that has commas in quotes", "{} has {} values, and there are {} columns",
-               where(row), row.fields.size(), columns_.size());
+               "put a value that has commas in quotes",
+               "{} has {} values, and there are {} columns", where(row), row.fields.size(),
+               columns_.size());
     row.path = wanted_.empty() ? "" : cell(row, path_column_);
   }
   if (is_missing(row.path)) row.path.clear();
-  WEFT_CHECK(row.path.find('\0') == npos, Exit::data, "name a file",
-             "{}: the path has a zero byte", where(row));
+  WEFT_CHECK(row.path.find('\0') == npos, Exit::data, "name a file", "{}: the path has a zero byte",
+             where(row));
   return true;
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "config/deck.h"
-#include "data/table.h"
+#include "data/lists/table.h"
 #include "media/media_source.h"
 
 namespace weft {
@@ -52,7 +52,7 @@ struct MediaItem {
 //   a file, lavfi:GRAPH    as it is.
 // A file that is not of a list has the text of NAME.txt beside it as its caption. Only what a deck
 // names itself is trusted. What folders and globs leave out is told on rank 0. `key` is that of the
-// deck, for messages; `results`, where the job writes, are not entered. Exit::data for a glob
+// deck, for messages; `results` is the job's output, which is no input. Exit::data for a glob
 // without a match, a folder without media, a table in a form that weft does not read, and for
 // lists that cannot be read or are larger than limits.max_list_mib.
 std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
@@ -61,6 +61,8 @@ std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const 
 
 // Where a path of a list leads: relative ones begin in the list's folder.
 std::string beside_list(const std::string& list, const std::string& path);
+// Exit::data for a table in a form that weft does not read (.tsv, Parquet), named with what to do.
+void refuse_other_forms(const std::string& path);
 // Exit::data if the list is larger than limits.max_list_mib.
 void check_list_size(const std::string& path, const MediaDeck& limits);
 
@@ -74,6 +76,6 @@ inline constexpr const char* missing_hint =
     "paths in a list begin in the list's folder, those of a deck where weft was started";
 
 // The beginning of a text of others, for messages: nothing that a terminal obeys.
-std::string shown(std::string text, std::size_t longest = 80);
+std::string shown(std::string_view text, std::size_t longest = 80);
 
 }  // namespace weft

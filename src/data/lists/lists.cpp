@@ -1,4 +1,4 @@
-#include "data/lists.h"
+#include "data/lists/lists.h"
 
 #include <glob.h>
 #include <unistd.h>
@@ -13,9 +13,9 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "data/folders.h"
-#include "data/shards.h"
-#include "data/text_file.h"
+#include "data/lists/folders.h"
+#include "data/lists/shards.h"
+#include "data/lists/text_file.h"
 
 namespace weft {
 namespace {
@@ -110,20 +110,6 @@ void add_folder(const std::string& folder, const fs::path& results, std::vector<
   }
 }
 
-// A table of a form that weft does not read is named before FFmpeg calls it invalid data.
-void check_is_medium(const std::string& path) {
-  const std::string ending = ending_of(path);
-  WEFT_CHECK(ending != ".tsv" && ending != ".txt" && ending != ".json", Exit::data,
-             "a list is CSV (.csv) with a column `path`, or JSON lines (.jsonl)",
-             "{} is no list that weft reads", path);
-  std::error_code none;
-  if (is_medium(path) || !fs::is_regular_file(path, none)) return;
-  const File file = File::open(path, Exit::data);
-  std::string begin(std::min<std::uint64_t>(16, file.size()), '\0');
-  file.read(std::as_writable_bytes(std::span(begin)), 0);
-  refuse_other_kinds(path, begin);
-}
-
 void add_named(const std::string& path, const MediaDeck& limits, const fs::path& results,
                std::vector<MediaItem>& out) {
   std::error_code none;
@@ -134,7 +120,7 @@ void add_named(const std::string& path, const MediaDeck& limits, const fs::path&
   } else if (fs::is_directory(path, none)) {
     add_folder(path, results, out);
   } else {
-    check_is_medium(path);
+    refuse_other_forms(path);  // before FFmpeg calls it invalid data
     MediaItem& item = out.emplace_back();
     item.media = {path, MediaTrust::deck};
     item.text = caption_beside(path);
@@ -215,6 +201,19 @@ std::string beside_list(const std::string& list, const std::string& path) {
   return (fs::path(list).parent_path() / path).string();
 }
 
+void refuse_other_forms(const std::string& path) {
+  const std::string ending = ending_of(path);
+  WEFT_CHECK(ending != ".tsv" && ending != ".txt" && ending != ".json", Exit::data,
+             "a list is CSV (.csv) with a column `path`, or JSON lines (.jsonl)",
+             "{} is no list that weft reads", path);
+  std::error_code none;
+  if (is_medium(path) || !fs::is_regular_file(path, none)) return;
+  const File file = File::open(path, Exit::data);
+  std::string begin(std::min<std::uint64_t>(16, file.size()), '\0');
+  file.read(std::as_writable_bytes(std::span(begin)), 0);
+  refuse_other_kinds(path, begin);
+}
+
 void check_list_size(const std::string& path, const MediaDeck& limits) {
   const auto size = static_cast<double>(File::open(path, Exit::data).size());
   WEFT_CHECK(size <= limits.max_list_mib * (1 << 20), Exit::data,
@@ -243,11 +242,12 @@ void report_missing(const std::vector<std::string>& missing, std::size_t all,
   if (log::rank() == 0) log::warn("{} ({})", text, hint);
 }
 
-std::string shown(std::string text, std::size_t longest) {
-  if (text.size() > longest) text = text.substr(0, longest) + "...";
-  for (char& c : text)
+std::string shown(std::string_view text, std::size_t longest) {
+  std::string out(text.substr(0, longest));
+  if (text.size() > longest) out += "...";
+  for (char& c : out)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
+  return out;
 }
 
 }  // namespace weft

@@ -25,8 +25,8 @@ struct FolderFiles {
 };
 
 // All files in a folder and below whose name is `wanted`. Names that begin with a dot, links to
-// folders, folders that cannot be read, and `results`, where the job writes, are not entered.
-// Exit::data if the folder itself cannot be read.
+// folders, folders that cannot be read, and those in which the job writes, `results` and
+// RESULTS.parts, are not entered. Exit::data if the folder itself cannot be read.
 FolderFiles files_below(const std::string& folder,
                         const std::function<bool(const std::string& name)>& wanted,
                         const std::filesystem::path& results = {});

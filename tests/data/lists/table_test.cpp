@@ -1,4 +1,4 @@
-#include "data/table.h"
+#include "data/lists/table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -125,8 +125,7 @@ TEST_F(ScoreTable, FindsColumnsAsPeopleWriteThem) {
 }
 
 TEST_F(ScoreTable, OfATextInMemory) {
-  TableReader table =
-      TableReader::of_text("path\n\" a.png\"\n", "pictures", TableForm::csv);
+  TableReader table = TableReader::of_text("path\n\" a.png\"\n", "pictures", TableForm::csv);
   TableRow row;
   ASSERT_TRUE(table.next(row));
   EXPECT_EQ(row.path, " a.png");
