@@ -145,14 +145,14 @@ void add_glob(const std::string& pattern, const std::string& key, const MediaDec
   WEFT_CHECK(!paths.empty(), Exit::data,
              fmt::format("check {}, and the directory weft was started in", key),
              "no file matches {}{}", pattern, unreadable);
-  // "clips/*" means the media among all that is there, "clips/*.bin" these files.
+  // "clips/*" means media, folders and shards among all that is there, "clips/*.bin" these files.
   const std::string ending = ending_of(pattern);
   const bool any_ending = ending.empty() || ending.find_first_of("*?[") != ending.npos;
   std::vector<std::string> taken, others;
   for (const std::string& path : paths) {
     std::error_code none;
-    const bool other = any_ending && !is_medium(path) && form_of_name(path) == TableForm::none &&
-                       ending_of(path) != ".tar" && !fs::is_directory(path, none);
+    const bool other = any_ending && !is_medium(path) && ending_of(path) != ".tar" &&
+                       !fs::is_directory(path, none);
     (other ? others : taken).push_back(path);
   }
   const std::string left_out = count_by_ending(others, taken);

@@ -22,7 +22,7 @@ struct ScoreFile {
   bool drawn = false;  // among those whose picture is wanted
 };
 
-// By its name (data/folders.h). Anything else is taken for a picture.
+// By its name (data/lists/folders.h). Anything else is taken for a picture.
 bool is_video(const std::string& path);
 
 // Unique for each path, valid UTF-8 without control characters.
