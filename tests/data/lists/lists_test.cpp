@@ -239,7 +239,7 @@ TEST_F(Lists, WhatAFolderLeavesOut) {
   EXPECT_THAT(names, testing::ElementsAre("a.MTS", "b.m2ts", "c.3gp", "d.mpg", "e.VOB", "f.png",
                                           "link.mpg", "sub/i.webm"));
   EXPECT_EQ(found.left_out,
-            "5 files (.cr2 2, without an ending 2, .txt 1), 1 linked folder, 2 hidden");
+            "5 files (without an ending 2, .cr2 2, .txt 1), 1 linked folder, 2 hidden");
   EXPECT_FALSE(found.only_hidden);
 }
 
