@@ -137,7 +137,8 @@ TEST_F(ScoreTable, RefusesOtherEncodings) {
   EXPECT_THAT(refused(file("path,text\na,\"x\ny\xe9\"\n")),
               HasSubstr("in.csv, line 3, column text: the byte 0xe9 is not UTF-8"));
   EXPECT_THAT(refused(file(std::string("\xff\xfep\0", 4))), HasSubstr("UTF-16"));
-  EXPECT_THAT(refused(file(std::string("path,text\na name,x\na\0b,y\n", 24))), HasSubstr("zero byte"));
+  EXPECT_THAT(refused(file(std::string("path,text\na name,x\na\0b,y\n", 25))),
+              HasSubstr("zero byte"));
   EXPECT_THAT(refused(file("PAR1....")), HasSubstr("Parquet"));
 }
 
