@@ -52,7 +52,7 @@ bool is_reserved(const std::string& name) {
 }
 
 // A name for each result: that of the input, with a number behind it where another one has it. A
-// subfolder with the name of a result, or of a file of weft's, gets an underline.
+// subfolder with the name of a result, or of a file of weft's, gets an underline in front.
 std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
   std::vector<SegmentInput> inputs;
   std::set<std::string> files, taken;
@@ -63,7 +63,8 @@ std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
     fs::path folder;
     for (const fs::path& part : plain.parent_path()) {
       folder /= part;
-      while (files.contains(folder.string()) || is_reserved(folder.string())) folder += "_";
+      while (files.contains(folder.string()) || is_reserved(folder.string()))
+        folder.replace_filename("_" + folder.filename().string());
     }
     const std::string stem = (folder / plain.filename()).string();
     std::string name = stem;

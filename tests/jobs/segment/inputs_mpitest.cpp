@@ -88,8 +88,8 @@ TEST_F(Inputs, NamesThatAreTaken) {
     }
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_THAT(names(list({at("taken")})),
-              ElementsAre("segment.jsonl_/b", "segment.rank0.jsonl_/b", "status.json_/b", "stop_/b",
-                          "x", "x.png_/y"));
+              ElementsAre("_segment.jsonl/b", "_segment.rank0.jsonl/b", "_status.json/b", "_stop/b",
+                          "x", "_x.png/y"));
 }
 
 TEST_F(Inputs, NamesAreUtf8) {
