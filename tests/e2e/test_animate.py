@@ -217,7 +217,7 @@ class Clips(Animate):
         shutil.copy(self.dir / "face.png", self.dir / "in/other.png")
         (self.dir / "in/list.csv").write_text("Picture, speech\nother.png, ../a.wav\ngone.png, ../a.wav\n")
         job = self.animate("one", "animate.input=in/list.csv", expect=3)
-        self.assertIn("WARN: 1 of 3 files is not there: in/gone.png", job.err)
+        self.assertIn("WARN: 1 of 4 files is not there: in/gone.png", job.err)
         self.assertEqual(set(self.clips("one")), {"other_a"})
 
     def test_one_clip_is_shared_by_all_ranks(self):
@@ -434,7 +434,7 @@ class BadInput(Animate):
         self.refused(self.animate("refused", expect=None), 2, "nothing to animate")
         self.refused(self.animate("refused", "animate.input=lost.csv", expect=None), 3, "lost.csv is not there")
         lines("picture,speech", "lost.png,a.wav", "face.png,lost.wav")
-        self.refused(self.animate("refused", "animate.input=list.csv", expect=None), 3, "2 of 4 files are not there: lost.png, lost.wav")
+        self.refused(self.animate("refused", "animate.input=list.csv", expect=None), 3, "2 of 5 files are not there: lost.png, lost.wav")
         for other in (".", "*.png", "face.png"):
             self.refused(self.animate("refused", f"animate.input={other}", expect=None), 3, "come in pairs")
         shutil.copy(self.dir / "a.wav", self.dir / "face_a.mp4")

@@ -338,9 +338,9 @@ class Segment(Segmentation):
 
     def test_refusals(self):
         self.refused(self.segment("[]", expect=None), 2, "segment.inputs is empty")
-        self.refused(self.segment("['none.png']", expect=None), 3, "none.png is not there")
+        self.refused(self.segment("['none.png']", expect=None), 3, "1 of 1 input is not there: none.png")
         os.mkdir(self.dir / "empty")
-        self.refused(self.segment("['empty']", expect=None), 3, "holds no .jpg")
+        self.refused(self.segment("['empty']", expect=None), 3, "folder empty has no videos and no pictures")
 
 
 @unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
