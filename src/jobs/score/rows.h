@@ -25,8 +25,8 @@ struct ScoreRows {
 // Rows [begin, end) of `rows` that "K/N" stands for; "" for all. Exit::usage for anything else.
 std::pair<std::int64_t, std::int64_t> shard_of(const std::string& shard, std::int64_t rows);
 
-// Collective: rank 0 reads the table, or lists the files (data/lists/lists.h), for all, and names those
-// that are not there.
+// Collective: rank 0 reads the table, or lists the files (data/lists/lists.h), for all, and names
+// those that are not there.
 ScoreRows read_rows(const Deck& deck, MPI_Comm world);
 
 // The table whose rows are scored.
