@@ -39,12 +39,7 @@ if [ $# -eq 0 ]; then
   done
 fi
 
-{
-  echo path
-  find "$folder" -type f \( -iname '*.mp4' -o -iname '*.avi' -o -iname '*.mov' -o -iname '*.mkv' -o -iname '*.png' \
-    -o -iname '*.jpg' -o -iname '*.jpeg' \) | LC_ALL=C sort | sed 's/"/""/g; s/^.*$/"&"/'
-} >"$run/media.csv"
 # The detector has learnt letters of 12 to 48 pixels: at side 320 those of the pictures are of that size, at 1024 they are not.
-mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.input="$run/media.csv" score.output="$run/media_ocr.csv" \
+mpirun -n 2 "$weft" score "$deck" score.weights="$run" score.input="$folder" score.output="$run/media_ocr.csv" \
   score.side=320 postprocess.min_text_score=0.6 score.pictures=50
 echo "look at $run/evaluation/evaluation.html, $run/media_ocr.csv.html and $run/media_ocr.csv.parts/pictures/"

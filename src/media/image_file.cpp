@@ -282,6 +282,16 @@ ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
   return image;
 }
 
+ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits) {
+  if (source.member.empty()) return read_image_file(source.path, limits);
+  const double gib = static_cast<double>(source.bytes) / (1 << 30);
+  WEFT_CHECK(gib <= limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
+             "{} has {:.3f} GiB, media.max_gib = {}", source.name(), gib, limits.max_gib);
+  std::vector<std::byte> bytes(source.bytes);
+  File::open(source.path, Exit::data).read(bytes, source.begin);
+  return decode_image(bytes, source.name(), limits);
+}
+
 ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& name,
                         const MediaDeck& limits) {
   WEFT_CHECK(is_png(bytes), Exit::data, "labels are PNGs of 8-bit grey, or with a palette",

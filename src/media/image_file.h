@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/deck.h"
+#include "media/media_source.h"
 
 namespace weft {
 
@@ -24,6 +25,8 @@ struct ImageFile {
 // beyond media.max_megapixels, a truncated file, one that the decoder complains about, and kinds
 // that are not listed throw Exit::data, naming the file.
 ImageFile read_image_file(const std::string& path, const MediaDeck& limits);
+// The same of a member of an archive, where `source` is one: JPEG and PNG alone.
+ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits);
 // The same of a PNG or a JPEG in memory; `name` is for messages.
 ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
                        const MediaDeck& limits);

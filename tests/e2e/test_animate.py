@@ -212,6 +212,14 @@ class Clips(Animate):
         # Nothing is left to do.
         self.assertIn("parts made before", self.animate("two", "animate.input=list.jsonl").err)
 
+    def test_paths_of_a_list_begin_in_its_folder(self):
+        (self.dir / "in").mkdir()
+        shutil.copy(self.dir / "face.png", self.dir / "in/other.png")
+        (self.dir / "in/list.csv").write_text("Picture, speech\nother.png, ../a.wav\ngone.png, ../a.wav\n")
+        job = self.animate("one", "animate.input=in/list.csv", expect=3)
+        self.assertIn("WARN: 1 of 4 files is not there: in/gone.png", job.err)
+        self.assertEqual(set(self.clips("one")), {"other_a"})
+
     def test_one_clip_is_shared_by_all_ranks(self):
         job = self.one("one", "animate.keep_frames=true")
         self.assertIn("plan      clips", job.err)
@@ -425,6 +433,10 @@ class BadInput(Animate):
                 self.assertNotEqual(job.process.returncode, 0)
         self.refused(self.animate("refused", expect=None), 2, "nothing to animate")
         self.refused(self.animate("refused", "animate.input=lost.csv", expect=None), 3, "lost.csv is not there")
+        lines("picture,speech", "lost.png,a.wav", "face.png,lost.wav")
+        self.refused(self.animate("refused", "animate.input=list.csv", expect=None), 3, "2 of 5 files are not there: lost.png, lost.wav")
+        for other in (".", "*.png", "face.png"):
+            self.refused(self.animate("refused", f"animate.input={other}", expect=None), 3, "come in pairs")
         shutil.copy(self.dir / "a.wav", self.dir / "face_a.mp4")
         self.refused(self.animate(".", "animate.picture=face.png", "animate.speech=face_a.mp4", "animate.name=face_a",
                                   expect=None), 2, "would replace face_a.mp4")

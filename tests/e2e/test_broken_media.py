@@ -73,11 +73,12 @@ class BrokenMedia(WeftTest):
                         ranks=2, timeout=600)
         for name in good:  # what is whole is read
             self.assertNotRegex(job.err, rf"WARN: .*[ /]{re.escape(name)}\b")
-        counted = re.search(rf"{COUNT + len(good)} videos: (\d+) broken, (\d+) without a clip", job.err)
+        counted = re.search(r"(\d+) videos and (\d+) pictures: (\d+) broken, (\d+) without a clip", job.err)
         self.assertTrue(counted, job.err)
-        said = [line for line in job.err.splitlines() if "WARN: " in line]
-        self.assertEqual(len(said), int(counted[1]) + int(counted[2]), job.err)
-        self.assertGreater(int(counted[1]), 0)
+        self.assertEqual(int(counted[1]) + int(counted[2]), COUNT + len(good))
+        said = [line for line in job.err.splitlines() if "WARN: " in line and "captions: 0" not in line]
+        self.assertEqual(len(said), int(counted[3]) + int(counted[4]), job.err)
+        self.assertGreater(int(counted[3]), 0)
         self.weft("inspect", "clips.h5", ranks=0)
         self.assert_gone(job)
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
 import time
 import unittest
 import zlib
@@ -297,9 +298,22 @@ class Segment(Segmentation):
     def test_what_a_folder_has_beside_pictures(self):
         self.folder()
         (self.dir / "in/sub/notes.txt").write_text("no picture")
-        self.assertIn("in: 1 file left out, being no .jpg, .jpeg or .png", self.segment("['in']").err)
-        (self.dir / "in/clip.mp4").write_bytes(b"")
-        self.assertIn("in: 2 files left out, being no .jpg", self.segment("['in']", ranks=2).err)
+        self.assertIn("left out of in: 1 file (.txt 1)", self.segment("['in']").err)
+        (self.dir / "in/raw.cr2").write_bytes(b"")
+        self.assertIn("left out of in: 2 files (.cr2 1, .txt 1)", self.segment("['in']", ranks=2).err)
+
+    def test_lists_and_shards(self):
+        """Paths in a list begin in its folder; files that are not there are named before the others are made."""
+        self.folder()
+        (self.dir / "in/list.csv").write_text("path\na.png\ngone.png\nsub/a.png\n")
+        job = self.segment("['in/list.csv']", ranks=2, expect=3)
+        self.assertIn("WARN: 1 of 3 inputs is not there: in/gone.png", job.err)
+        self.assertEqual(sorted(self.lines("segmented", "segment")), ["a", "a-2"])
+        subprocess.run(["tar", "-cf", "s.tar", "-C", "in", "b.PNG", "sub/a.png"], cwd=self.dir, check=True)
+        self.segment("['s.tar']", "segment.output=of_shard", "segment.overlay=mask", ranks=2)
+        self.segment("['in']", "segment.output=of_folder", "segment.overlay=mask")
+        self.assertEqual((self.dir / "of_shard/b.png").read_bytes(), (self.dir / "of_folder/b.png").read_bytes())
+        self.assertEqual((self.dir / "of_shard/a.png").read_bytes(), (self.dir / "of_folder/sub/a.png").read_bytes())
 
     def test_a_broken_picture_does_not_stop_the_others(self):
         self.folder()
@@ -324,9 +338,9 @@ class Segment(Segmentation):
 
     def test_refusals(self):
         self.refused(self.segment("[]", expect=None), 2, "segment.inputs is empty")
-        self.refused(self.segment("['none.png']", expect=None), 3, "none.png is not there")
+        self.refused(self.segment("['none.png']", expect=None), 3, "1 of 1 input is not there: none.png")
         os.mkdir(self.dir / "empty")
-        self.refused(self.segment("['empty']", expect=None), 3, "holds no .jpg")
+        self.refused(self.segment("['empty']", expect=None), 3, "folder empty has no videos and no pictures")
 
 
 @unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")

@@ -78,7 +78,8 @@ class Images(WeftTest):
         self.draw(3)
         (self.dir / "lists").mkdir()
         (self.dir / "train.odgt").rename(self.dir / "lists" / "train.odgt")
-        self.refused(self.ingest_images(source="lists/train.odgt", expect=None), DATA, "no image came out of 3")
+        self.refused(self.ingest_images(source="lists/train.odgt", expect=None), DATA,
+                     "6 of 6 files are not there: lists/images/000.png", "ingest.root")
         self.ingest_images("ingest.root=.", source="lists/train.odgt")
         self.assertIn("3 images", self.inspect("images.h5"))
 
@@ -153,6 +154,22 @@ class Images(WeftTest):
         (self.dir / lines[2]["fpath_img"]).unlink()
         self.broken("images/002.png", "No such file", "train.odgt, line 3")
 
+    def test_what_folders_leave_out(self):
+        self.draw(3)
+        for name in ("images/sub", "labels/sub", "images/.hidden"):
+            (self.dir / name).mkdir()
+        for name in ("images", "labels"):
+            (self.dir / name / "002.png").rename(self.dir / name / "sub/002.png")
+        (self.dir / "images/001.png").rename(self.dir / "images/.hidden/001.png")
+        (self.dir / "images/notes.txt").write_text("x")
+        job = self.ingest_images("ingest.labels=labels", source="images")
+        self.assertIn("left out of images: 1 file (.txt 1), 1 hidden", job.err)
+        self.assertIn("left out of labels: 1 label map without a picture", job.err)
+        self.assertIn("2 images", self.inspect("images.h5"))
+        (self.dir / "labels/000.png").unlink()
+        job = self.ingest_images("ingest.labels=labels", source="images")
+        self.assertIn("WARN: 1 of 4 files is not there: labels/000.png", job.err)
+
     def test_missing_labels(self):
         lines = self.draw(5)
         (self.dir / lines[4]["fpath_segm"]).unlink()
@@ -213,7 +230,11 @@ class Images(WeftTest):
         self.draw(3)
         with open(self.dir / "train.odgt", "a") as file:
             file.write("images/004.png labels/004.png\n")
-        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "train.odgt, line 4", "not a JSON object")
+        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "train.odgt, line 4 is no JSON object")
+        (self.dir / "train.odgt").write_text('{"fpath_img": "a\\u0000.png", "fpath_segm": "a.png"}\n')
+        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "train.odgt, line 1", "zero byte")
+        (self.dir / "train.odgt").write_text('{"fpath_img": "a.png"}\n')
+        self.refused(self.ingest_images(ranks=1, expect=None), DATA, "train.odgt, line 1: no texts fpath_img and fpath_segm")
         (self.dir / "train.odgt").write_text("\n")
         self.refused(self.ingest_images(ranks=1, expect=None), DATA, "names no image")
         self.refused(self.ingest_images(ranks=1, source="nowhere.odgt", expect=None), DATA, "nowhere.odgt")

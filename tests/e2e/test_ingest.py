@@ -180,7 +180,7 @@ class Ingest(WeftTest):
 
     def test_bad_tables(self):
         for row, said in (("v/wide.mp4,x,20,36,64,0.5,10,2304,good,1,1,1,,a,?", 'meta.csv, line 2, column aes: "good"'),
-                          ("v/wide.mp4,x,-5,36,64,0.5,10,2304,1,1,1,1,,a,?", 'line 2, column num_frames: "-5"'),
+                          ("v/wide.mp4,x,many,36,64,0.5,10,2304,1,1,1,1,,a,?", 'line 2, column num_frames: "many"'),
                           ("v/wide.mp4,x,20", "line 2 has 3 values, and there are 15 columns"),
                           (",x,20,36,64,0.5,10,2304,1,1,1,1,,a,?", "line 2, column path: no value")):
             self.table(row)
@@ -190,6 +190,48 @@ class Ingest(WeftTest):
         self.refused(self.ingest("meta.jsonl", expect=None), DATA, 'meta.jsonl, line 2, column ocr: "3"')
         (self.dir / "nothing").mkdir()
         self.refused(self.ingest("nothing", expect=None), DATA, "folder nothing has no videos")
+
+    def test_lists_as_people_write_them(self):
+        """Names of columns, missing values and numbers as pandas reads them; the log counts captions."""
+        for text, count in (("path, text\nv/wide.mp4, a cat\nv/tall.mp4, a dog\n", 2),
+                            ("Path,caption\nv/wide.mp4,a cat\nv/tall.mp4,None\n", 1),
+                            ("path,text,match\nv/wide.mp4,a cat,-1.0\nv/tall.mp4,a dog,20\n", 2),
+                            ("path,text\nv/wide.mp4,nan\nv/tall.mp4,\n", 0)):
+            (self.dir / "list.CSV").write_text(text)
+            job = self.ingest("list.CSV")
+            self.assertIn(f"captions: {count} of 2", job.err)
+            self.assertEqual("WARN: captions" in job.err, count == 0, job.err)
+            self.assertEqual("a cat" in self.clips("clips.h5"), count > 0)
+        (self.dir / "list.csv").write_bytes(b"path,text\nv/wide.mp4,caf\xe9\n")
+        self.refused(self.ingest("list.csv", expect=None), DATA, "list.csv, line 2, column text: the byte 0xe9 is not UTF-8",
+                     "iconv -f")
+        (self.dir / "list.csv").write_bytes("path,text\nv/wide.mp4,x\n".encode("utf-16"))
+        self.refused(self.ingest("list.csv", expect=None), DATA, "list.csv is UTF-16 text", "iconv -f UTF-16 -t UTF-8 list.csv")
+        (self.dir / "list.parquet").write_bytes(b"PAR1" + bytes(20))
+        self.refused(self.ingest("list.parquet", expect=None), DATA, "list.parquet is a Parquet table", "to_csv")
+
+    def test_what_a_folder_leaves_out(self):
+        for name in (".Trash-1000/files/deleted.mp4", ".ipynb_checkpoints/x.png", "deep/er/a.MTS", "raw.cr2", "about.txt"):
+            (self.dir / "v" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.dir / "v" / "tall.mp4", self.dir / "v" / name)
+        (self.dir / "linked").mkdir()
+        (self.dir / "v" / "link").symlink_to("../linked")
+        (self.dir / "v" / "wide.txt").write_bytes(b"\xef\xbb\xbfa cat\r\n")
+        job = self.ingest("v", "--keep-duplicates", "ingest.frames=[4,1]")
+        self.assertIn("left out of v: 2 files (.cr2 1, .txt 1), 1 linked folder, 2 hidden", job.err)
+        self.assertIn("6 kept of 6: 5 videos", job.err)
+        self.assertIn("captions: 1 of 6", job.err)
+        self.assertIn("5 videos and 1 picture: 0 broken", job.err)
+        self.assertNotIn("\xef\xbb\xbf", self.clips("clips.h5"))
+        self.assertIn("1 picture: 0 broken", self.ingest("v/*.png", "ingest.frames=[1]").err)
+
+    def test_files_that_are_not_there_do_not_end_the_job(self):
+        (self.dir / "l").mkdir()
+        (self.dir / "l" / "meta.csv").write_text("path,text\n../v/wide.mp4,x\n../v/gone.mp4,x\n")
+        job = self.ingest("l/meta.csv")
+        self.assertIn("WARN: 1 of 2 items is not there: l/../v/gone.mp4", job.err)
+        self.assertLess(job.err.index("gone.mp4"), job.err.index("ingest: 1 video over"))
+        self.assertIn("1 of 2 items are broken, 1 of them not there", self.ingest("l/meta.csv", "--strict", expect=DATA).err)
 
     def test_killed_in_the_middle_it_makes_the_same_store(self):
         for i in range(40):

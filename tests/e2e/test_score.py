@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 import unittest
 from unittest import mock
@@ -155,6 +156,48 @@ class Tables(Score):
         self.score("in.csv", "last.csv", "score.frame=1000")
         self.assertEqual(int(self.rows("last.csv")[0]["ocr"]), single[2])
 
+    def test_folders_globs_and_files(self):
+        self.pictures(3)
+        make_video(self.dir / "p/a.mpg", "testsrc2=duration=1:rate=25:size=96x64")
+        (self.dir / "p/notes.txt").write_text("no picture")
+        self.table("in.csv", ["p/0.png", "p/1.png", "p/2.png", "p/a.mpg"])
+        self.score("in.csv", "out.csv")
+        wanted = [(r["path"], r["ocr"]) for r in self.rows("out.csv")]
+        job = self.score("p", "folder.csv", ranks=2)
+        self.assertIn("left out of p: 1 file (.txt 1)", job.err)
+        self.assertEqual([(r["path"], r["ocr"]) for r in self.rows("folder.csv")], wanted)
+        self.score("p/*.png", "glob.csv")
+        self.assertEqual([(r["path"], r["ocr"]) for r in self.rows("glob.csv")], wanted[:3])
+        self.score("p/a.mpg", "one.jsonl")
+        self.assertEqual([json.loads(line) for line in (self.dir / "one.jsonl").read_text().splitlines()],
+                         [{"path": "p/a.mpg", "ocr": int(wanted[3][1])}])
+        # A shard's members; of the folder in which results lie they are no inputs.
+        subprocess.run(["tar", "-cf", "s.tar", "-C", "p", "0.png", "a.mpg"], cwd=self.dir, check=True)
+        self.score("s.tar", "s.csv", ranks=2)
+        self.assertEqual([(r["path"], r["ocr"]) for r in self.rows("s.csv")],
+                         [("s.tar/0.png", wanted[0][1]), ("s.tar/a.mpg", wanted[3][1])])
+        for _ in range(2):
+            self.score("p", "p/o.csv", "score.pictures=4")
+            self.assertEqual(len(self.rows("p/o.csv")), 4)
+
+    def test_paths_begin_in_the_tables_folder(self):
+        """In score and in the ingest that joins its table, wherever the output lies and the job is started."""
+        names = self.pictures(3)
+        self.table("p/in.csv", ["0.png", "../p/1.png", self.dir / "p/2.png"])
+        self.score("p/in.csv", "p/out.csv")
+        self.assertEqual([r["path"] for r in self.rows("p/out.csv")], ["0.png", "../p/1.png", str(self.dir / "p/2.png")])
+        self.score("p/in.csv", "elsewhere/out.csv")
+        self.assertEqual([r["path"] for r in self.rows("elsewhere/out.csv")], [str(self.dir / n) for n in names])
+        for table in ("p/out.csv", "elsewhere/out.csv"):
+            job = self.weft("ingest", "deck.toml", "ingest.inputs=p/in.csv", f"ingest.scores=['{table}']", "ingest.frames=[1]",
+                            "--max-ocr=1000", "--plan")
+            self.assertIn("has scores of 3 of 3 items", job.err)
+            self.weft("ingest", "deck.toml", f"ingest.inputs={table}", "ingest.frames=[1]", "--plan")
+        self.table("in.csv", ["gone.png", *names])
+        self.assertIn("WARN: 1 of 4 files is not there: gone.png", self.score("in.csv", "out.csv", expect=3).err)
+        self.table("in.csv", ["0.png"])
+        self.refused(self.score("in.csv", "out.csv", expect=None), 3, "1 of 1 file is not there: 0.png", "folder of score.input")
+
     def test_an_empty_table(self):
         (self.dir / "in.csv").write_text("path,n\n")
         self.score("in.csv", "out.csv", ranks=2)
@@ -211,7 +254,9 @@ class BadInput(Score):
                 ("none.csv", "out.csv", [], 3, "no column `path`, but: file, n"),
                 ("quote.csv", "out.csv", [], 3, "a quote is not closed"),
                 ("missing.csv", "out.csv", [], 3, "cannot open missing.csv"),
-                ("folder", "out.csv", [], 3, "folder is a directory"),
+                ("folder", "out.csv", [], 3, "folder folder has no videos and no pictures"),
+                ("in.csv", "out.jsonl", [], 2, "score.output = out.jsonl"),
+                ("in.txt", "out.csv", [], 3, "in.txt is no list"),
                 ("in.csv", "folder", [], 2, "is a folder"),
                 ("in.csv", "in.csv", [], 2, "would replace score.input"),
                 ("in.csv", "none.csv/out.csv", [], 3, "none.csv/out.csv.parts"),

@@ -1,12 +1,12 @@
 // A list of footage (.jsonl): what it names is a file and not trusted.
-#include "data/ingest/inputs.h"
+#include "data/lists/lists.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;
   const auto path = fuzz::put("list.jsonl", fuzz::text_of(data, size));
   fuzz::accepts([&] {
-    for (const IngestInput& input : expand_inputs({path.string()}, {}))
+    for (const MediaItem& input : list_media({path.string()}, "ingest.inputs", {}))
       fuzz::require(input.media.trust == MediaTrust::untrusted, "a list is trusted");
   });
   return 0;

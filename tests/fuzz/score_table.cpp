@@ -1,5 +1,5 @@
 // The table of `weft score`, CSV and JSON lines: what is written reads back to the same rows.
-#include "data/table.h"
+#include "data/lists/table.h"
 #include "fuzz.h"
 
 namespace {

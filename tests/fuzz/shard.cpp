@@ -1,14 +1,14 @@
 // A WebDataset shard: an item is a stretch of the file, and its name is only a label.
-#include "data/ingest/shards.h"
+#include "data/lists/shards.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;
   const auto path = fuzz::put("shard.tar", fuzz::text_of(data, size));
   fuzz::accepts([&] {
-    std::vector<IngestInput> items;
+    std::vector<MediaItem> items;
     list_shard(path.string(), items);
-    for (const IngestInput& item : items) {
+    for (const MediaItem& item : items) {
       fuzz::require(item.media.path == path && !item.media.member.empty() &&
                         item.media.trust == MediaTrust::untrusted,
                     "an item is not in its shard");

@@ -77,6 +77,11 @@ class Files(harness.WeftTest):
                                                      for i, text in enumerate(captions)))
         self.weft("ingest", "deck.toml", 'ingest.inputs=["list.jsonl"]', "ingest.frames=[17]", "ingest.height=32",
                   "ingest.width=32", "ingest.output=clips.h5", ranks=1)
+        os.rename(self.dir / "v1.mp4", os.fsencode(self.dir) + b"/caf\xe9.mp4")  # a name that is not UTF-8
+        self.weft("ingest", "deck.toml", "ingest.inputs=c*.mp4", "ingest.frames=[17]", "ingest.height=32", "ingest.width=32",
+                  "ingest.output=named.h5", ranks=1)
+        (named,) = weft_files.read_store(self.dir / "named.h5").values()
+        self.assertTrue(named.sources[0].startswith("caf\\xe9.mp4 "), named.sources[0])
         store = weft_files.read_store(self.dir / "clips.h5")
         (name, bucket), = store.items()
         self.assertIn(name, self.weft("inspect", "clips.h5", ranks=0).out)

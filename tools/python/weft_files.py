@@ -31,10 +31,11 @@ def from_bf16(bits):
 # --- Stores: HDF5, the schema is in src/data/clip_store.h.
 
 def _texts(group, name):
-    """The texts that lie one behind the other in `name`, cut at `name`_end."""
+    """The texts that lie one behind the other in `name`, cut at `name`_end. Bytes that are not UTF-8, as a file's name may have
+    them, become \\xe9 and so on."""
     data, texts, begin = bytes(group[name][:]), [], 0
     for end in group[name + "_end"][:].tolist():
-        texts.append(data[begin:end].decode())
+        texts.append(data[begin:end].decode(errors="backslashreplace"))
         begin = end
     return texts
 
@@ -51,7 +52,7 @@ class Bucket:
         if "captions" in group:
             self.sources, self.captions = _texts(group, "sources"), _texts(group, "captions")
         else:  # stores of versions 1 and 2
-            self.sources, self.captions = ([t.decode() for t in group[name][:]] for name in ("source", "text"))
+            self.sources, self.captions = ([t.decode(errors="backslashreplace") for t in group[name][:]] for name in ("source", "text"))
         self.scale, self.shift = group.attrs.get("scale"), group.attrs.get("shift")
         self._features = group.get("text_features")
         self._rows = group["text_offset"][:] if self._features is not None else None

@@ -24,7 +24,7 @@ struct Waiting {
 class Cutter {
  public:
   Cutter(
-      const IngestInput& input, const IngestDeck& deck, VideoReader& reader, ClipSize size,
+      const MediaItem& input, const IngestDeck& deck, VideoReader& reader, ClipSize size,
       const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take)
       : input_(input), deck_(deck), reader_(reader), size_(std::move(size)), take_(take) {
     lengths_ = clip_lengths(deck, reader.is_image());
@@ -103,7 +103,7 @@ class Cutter {
     return more;
   }
 
-  const IngestInput& input_;
+  const MediaItem& input_;
   const IngestDeck& deck_;
   VideoReader& reader_;
   ClipSize size_;
@@ -153,7 +153,7 @@ std::vector<std::int64_t> clip_lengths(const IngestDeck& deck, bool still) {
 }
 
 CutResult cut_video(
-    const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
+    const MediaItem& input, const IngestDeck& deck, const MediaAccess& access, int threads,
     const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
     const std::function<void(std::int64_t frames)>& tick) {
   CutResult result;

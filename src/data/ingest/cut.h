@@ -11,7 +11,7 @@
 #include "config/deck.h"
 #include "data/clip_source.h"
 #include "data/ingest/ingest.h"
-#include "data/ingest/inputs.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 
@@ -42,7 +42,7 @@ struct CutResult {
 // the result, faults of `take` are thrown. Memory: the frames of the longest clip, at the clip's
 // size.
 CutResult cut_video(
-    const IngestInput& input, const IngestDeck& deck, const MediaAccess& access, int threads,
+    const MediaItem& input, const IngestDeck& deck, const MediaAccess& access, int threads,
     const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
     const std::function<void(std::int64_t frames)>& tick);
 

@@ -1,14 +1,16 @@
 #include "data/ingest/image_list.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <map>
+#include <sstream>
 
 #include "core/error.h"
-#include "core/file.h"
-#include "core/json.h"
-#include "data/ingest/inputs.h"
+#include "core/log.h"
+#include "data/lists/folders.h"
+#include "data/lists/lists.h"
+#include "data/lists/text_file.h"
+#include "data/text_images/picture_files.h"
 
 namespace weft {
 namespace {
@@ -19,86 +21,68 @@ constexpr const char* image_list_hint =
     "a line is {\"fpath_img\": \"a.jpg\", \"fpath_segm\": \"a.png\", \"width\": 640, \"height\": "
     "480}";
 
-// Calls `take` for each line that is not empty, with its number.
-template <class F>
-void each_line(const std::string& text, F&& take) {
-  std::size_t line = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    std::string one = text.substr(at, end - at);
-    if (one.ends_with('\r')) one.pop_back();
-    at = end + 1;
-    ++line;
-    if (one.find_first_not_of(" \t") != std::string::npos) take(one, line);
-  }
-}
-
-std::vector<ImagePair> read_odgt(const IngestDeck& deck, const MediaDeck& limits) {
+std::vector<ImagePair> read_image_list(const IngestDeck& deck, const MediaDeck& limits) {
   const std::string& list = deck.images;
   const fs::path root = deck.root.empty() ? fs::path(list).parent_path() : fs::path(deck.root);
+  check_list_size(list, limits);
+  TableReader table(list, "fpath_img", TableForm::json_lines);
   std::vector<ImagePair> pairs;
-  each_line(read_list(list, limits), [&](const std::string& text, std::size_t line) {
-    const auto object = try_parse_json(text);
-    const auto is_text = [&](const char* key) {
-      return object.is_object() && object.contains(key) && object[key].is_string() &&
-             !object[key].template get_ref<const std::string&>().empty();
+  for (TableRow row; table.next(row);) {
+    const auto labels = table.value(row, "fpath_segm");
+    WEFT_CHECK(!row.path.empty() && labels.is_string() &&
+                   labels.get_ref<const std::string&>().find('\0') == std::string::npos,
+               Exit::data, image_list_hint, "{}: no texts fpath_img and fpath_segm",
+               table.where(row));
+    // 0 where the list does not say.
+    const auto side = [facts = facts_of(table, row)](Fact fact) {
+      return facts[fact] > 0 ? static_cast<std::int64_t>(std::min(facts[fact], 1e9)) : 0;
     };
-    WEFT_CHECK(is_text("fpath_img") && is_text("fpath_segm"), Exit::data, image_list_hint,
-               "list {}, line {}: not a JSON object with texts fpath_img and fpath_segm", list,
-               line);
-    ImagePair& p = pairs.emplace_back();
-    p.name = object["fpath_img"].get<std::string>();
-    p.image = (root / p.name).string();
-    p.labels = (root / object["fpath_segm"].get<std::string>()).string();
-    p.where = fmt::format("{}, line {}", list, line);
-    for (const auto& [key, side] :
-         {std::pair{"height", &p.size.height}, std::pair{"width", &p.size.width}}) {
-      if (!object.contains(key)) continue;
-      WEFT_CHECK(object[key].is_number_integer() && object[key].template get<std::int64_t>() > 0,
-                 Exit::data, image_list_hint, "list {}, line {}: {} is not a number of pixels",
-                 list, line, key);
-      *side = object[key].template get<std::int64_t>();
-    }
-  });
+    pairs.push_back({(root / row.path).string(),
+                     (root / labels.get<std::string>()).string(),
+                     row.path,
+                     table.where(row),
+                     {side(Fact::height), side(Fact::width)}});
+  }
   return pairs;
 }
 
-// Files of a folder with one of these extensions, by their names without it, sorted.
-template <std::size_t N>
-std::map<std::string, std::string> files_of(const std::string& folder,
-                                            const std::array<std::string_view, N>& extensions) {
+// Files of a folder by their paths from there without an ending, sorted.
+std::map<std::string, std::string> files_of(const std::string& folder, const std::string& other,
+                                            const std::function<bool(const std::string&)>& wanted) {
+  const FolderFiles found = files_below(folder, wanted, other);
+  tell_left_out(folder, found.left_out, found.only_hidden);
   std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    std::string extension = entry.path().extension().string();
-    std::transform(extension.begin(), extension.end(), extension.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (std::find(extensions.begin(), extensions.end(), extension) == extensions.end()) continue;
-    const auto [other, added] = files.emplace(entry.path().stem().string(), name);
+  for (const std::string& path : found.files) {
+    const fs::path below = fs::path(path).lexically_relative(folder);
+    const auto [known, added] =
+        files.emplace(fs::path(below).replace_extension().string(), below.string());
     WEFT_CHECK(added, Exit::data, "rename one of them, and its labels",
-               "folder {} has {} and {}, which have the same labels", folder, other->second, name);
+               "folder {} has {} and {}, which have the same labels", folder, known->second,
+               below.string());
   }
   return files;
 }
 
 std::vector<ImagePair> read_folders(const IngestDeck& deck) {
-  WEFT_CHECK(!deck.labels.empty() && fs::is_directory(deck.labels), Exit::data,
+  std::error_code none;
+  WEFT_CHECK(!deck.labels.empty() && fs::is_directory(deck.labels, none), Exit::data,
              "set ingest.labels to the folder of the label maps",
              "ingest.images is the folder {}, and ingest.labels = \"{}\" is none", deck.images,
              deck.labels);
-  constexpr std::array<std::string_view, 5> pictures = {".jpg", ".jpeg", ".png", ".bmp", ".webp"};
-  constexpr std::array<std::string_view, 1> maps = {".png"};
-  const auto labels = files_of(deck.labels, maps);
+  auto labels = files_of(deck.labels, deck.images,
+                         [](const std::string& name) { return ending_of(name) == ".png"; });
   std::vector<ImagePair> pairs;
-  for (const auto& [stem, file] : files_of(deck.images, pictures)) {
-    const auto found = labels.find(stem);
+  for (const auto& [stem, file] : files_of(deck.images, deck.labels, is_picture_name)) {
+    const auto found = labels.extract(stem);
     pairs.push_back(
         {(fs::path(deck.images) / file).string(),
-         (fs::path(deck.labels) / (found == labels.end() ? stem + ".png" : found->second)).string(),
+         (fs::path(deck.labels) / (found.empty() ? stem + ".png" : found.mapped())).string(),
          file,
          "",
          {}});
   }
+  if (!labels.empty())
+    tell_left_out(deck.labels, counted(std::ssize(labels), "label map") + " without a picture");
   return pairs;
 }
 
@@ -111,7 +95,7 @@ std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limi
              "leave ingest.labels out with a list, which names the labels too",
              "ingest.labels = \"{}\", but ingest.images = \"{}\" is no folder", deck.labels,
              deck.images);
-  std::vector<ImagePair> pairs = folder ? read_folders(deck) : read_odgt(deck, limits);
+  std::vector<ImagePair> pairs = folder ? read_folders(deck) : read_image_list(deck, limits);
   WEFT_CHECK(!pairs.empty(), Exit::data, "give a list (.odgt) or a folder of JPEG or PNG files",
              "{} names no image", deck.images);
   return pairs;
@@ -119,17 +103,18 @@ std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limi
 
 std::vector<std::string> read_class_names(const std::string& path, const MediaDeck& limits) {
   std::vector<std::string> names;
-  if (path.ends_with(".csv")) {
-    check_list_size(path, limits);
+  check_list_size(path, limits);
+  if (form_of_name(path) == TableForm::csv) {
     TableReader table(path, "Name");
     for (TableRow row; table.next(row);) {
       WEFT_CHECK(!row.path.empty(), Exit::data, "give every row a name",
-                 "{}, line {}, column Name: no value", path, row.line);
+                 "{}, column Name: no value", table.where(row));
       names.push_back(row.path.substr(0, row.path.find(';')));
     }
   } else {
-    each_line(read_list(path, limits),
-              [&](const std::string& line, std::size_t) { names.push_back(line); });
+    std::istringstream lines(read_text_file(path, longest_text, ""));
+    for (std::string line; std::getline(lines, line);)
+      if (const std::string_view name = trimmed(line); !name.empty()) names.emplace_back(name);
   }
   WEFT_CHECK(!names.empty() && names.size() <= 255, Exit::data, "give 1 to 255 names",
              "{} has {} names of classes", path, names.size());

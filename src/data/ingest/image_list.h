@@ -17,11 +17,12 @@ struct ImagePair {
   ImageSize size;             // as the list says; 0 where it says nothing
 };
 
-// ingest.images is a folder, then ingest.labels is one too: files are matched by their names
-// without extension, sorted; a picture without labels has a path there that does not exist, labels
-// without a picture are left out. Or it is a list of one JSON object a line with fpath_img,
-// fpath_segm and perhaps width and height (.odgt): paths count from ingest.root, by default the
-// list's folder. Throws Exit::data, naming the line, for a list that cannot be read.
+// ingest.images is a folder, then ingest.labels is one too: files in them and below are matched by
+// their paths from there without an ending, sorted; a picture without labels has a path there that
+// does not exist, labels without a picture are left out and counted. Or it is a list, JSON lines or
+// CSV, with fpath_img, fpath_segm and perhaps width and height (.odgt): paths count from
+// ingest.root, by default the list's folder. Throws Exit::data, naming the line, for a list that
+// cannot be read.
 std::vector<ImagePair> list_images(const IngestDeck& deck, const MediaDeck& limits);
 
 // Names of classes: one a line; or of a .csv file the column Name, of which what stands before a

@@ -22,8 +22,8 @@
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
 #include "data/ingest/ingest_images.h"
-#include "data/ingest/items.h"
 #include "data/ingest/progress.h"
+#include "data/ingest/scores.h"
 #include "data/ingest/selection.h"
 
 namespace weft {
@@ -83,7 +83,7 @@ struct Share {
   std::string first_fault;
 };
 
-Share cut_share(const Deck& deck, const std::vector<IngestInput>& inputs, int rank, int size,
+Share cut_share(const Deck& deck, const std::vector<MediaItem>& inputs, int rank, int size,
                 IngestProgress& progress) {
   Share share;
   std::unique_ptr<BucketedWriter> part;
@@ -232,7 +232,8 @@ Written merge(const std::string& output, const std::vector<std::vector<Share::Ma
 }
 
 void print_table(const std::string& output, const Written& written,
-                 const std::array<std::int64_t, 3>& sums, std::size_t videos, double seconds) {
+                 const std::array<std::int64_t, 3>& sums, const std::string& media,
+                 double seconds) {
   log::info("{:<24}{:>8}  {:<22}{:>12}", "bucket", "clips", "shape", "MB");
   for (const auto& [name, entry] : written.buckets) {
     const Bucket& b = entry.first;
@@ -242,38 +243,9 @@ void print_table(const std::string& output, const Written& written,
   }
   log::info("{}, {:.1f} MB in {}", counted(written.clips, "clip"),
             1e-6 * static_cast<double>(written.bytes), output);
-  log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s",
-            counted(videos, "video"), sums[1], sums[2], counted(sums[0], "frame"), seconds,
+  log::info("{}: {} broken, {} without a clip; {} in {:.1f} s, {:.0f} frames/s", media, sums[1],
+            sums[2], counted(sums[0], "frame"), seconds,
             static_cast<double>(sums[0]) / std::max(seconds, 1e-3));
-}
-
-bool names_a_list(const IngestDeck& deck) {
-  return std::ranges::any_of(deck.inputs, [](const std::string& input) {
-    return !is_source_graph(input) && (input.ends_with(".csv") || input.ends_with(".jsonl"));
-  });
-}
-
-// Names what a plan cannot count on: a job would skip it, and say so hours later.
-void check_that_all_exist(const std::vector<IngestInput>& inputs, const IngestDeck& deck) {
-  std::vector<std::string> missing;
-  for (const IngestInput& input : inputs) {
-    std::error_code none;
-    if (!is_source_graph(input.media.path) && !std::filesystem::exists(input.media.path, none))
-      missing.push_back(shown(input.media.path, 400));
-  }
-  if (missing.empty()) return;
-  constexpr std::size_t most = 10;
-  const std::size_t named = std::min(missing.size(), most);
-  std::string names = fmt::format("{}", fmt::join(missing.begin(), missing.begin() + named, ", "));
-  if (named < missing.size()) names += fmt::format(" and {} more", missing.size() - named);
-  throw Error(
-      Exit::data,
-      fmt::format("{} of {} {} not there: {}", missing.size(), counted(std::ssize(inputs), "item"),
-                  missing.size() == 1 ? "is" : "are", names),
-      names_a_list(deck) ? "paths in ingest.inputs begin where weft was started, those of "
-                           "a list in the list's folder"
-                         : "paths in ingest.inputs begin where weft was started",
-      __FILE__, __LINE__);
 }
 
 // Removes what a killed job with more ranks left beside its output: OUTPUT.partN and what it was
@@ -318,30 +290,35 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
   const IngestDeck& d = deck.get<IngestDeck>();
   check_deck(d);
-  std::vector<IngestInput> listed = list_items(d.inputs, deck.media);
+  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media, d.output);
   WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
-             "ingest.inputs names no video");
+             "ingest.inputs names no video and no picture");
   for (const std::string& table : d.scores) {
     const std::size_t joined = join_scores(table, deck.media, listed);
-    log::info("ingest: {} has scores of {} of {}", table, joined,
-              counted(std::ssize(listed), "item"));
+    if (joined > 0)
+      log::info("ingest: {} has scores of {} of {}", table, joined,
+                counted(std::ssize(listed), "item"));
+    else if (rank == 0)
+      log::warn("{} has scores of none of {}: its relative paths begin in its own folder", table,
+                counted(std::ssize(listed), "item"));
   }
   const std::size_t all = listed.size();
   const Selection selection = select_items(std::move(listed), d, {deck.media, {}}, plan, comm);
-  const std::vector<IngestInput>& inputs = selection.kept;
-  if (log::rank() == 0) report_selection(selection, all, forecast(inputs, d));
+  const std::vector<MediaItem>& inputs = selection.kept;
+  const Forecast expected = forecast(inputs, d);
+  const std::string media = count_media(expected);
+  if (log::rank() == 0) report_selection(selection, all, expected);
   WEFT_CHECK(!inputs.empty(), Exit::data, "relax the filters of [ingest]",
              "none of {} items is left", all);
-  if (plan) {
-    check_that_all_exist(inputs, d);
-    return 0;
-  }
-  log::info("ingest: {} over {} into {}", counted(std::ssize(inputs), "video"),
-            counted(size, "rank"), d.output);
+  if (plan) return 0;
+  log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
 
   // 2. Cut this rank's videos into its part file.
-  IngestProgress progress(comm, deck.get<IngestDeck>().output, std::ssize(inputs));
+  IngestProgress progress(comm, d.output, std::ssize(inputs),
+                          expected.pictures == 0 ? "video"
+                          : expected.videos == 0 ? "picture"
+                                                 : "item");
   const PartRemover remover{part_path(deck.get<IngestDeck>().output, rank)};
   const Share share = cut_share(deck, inputs, rank, size, progress);
   progress.finish();
@@ -370,13 +347,13 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
                  : names_a_list(d)
                      ? "see to that file; the paths of a list start in the list's folder"
                      : "see to that file; paths in ingest.inputs begin where weft was started",
-                 "no clip came out of {}; the first fault: {}",
-                 counted(std::ssize(inputs), "video"), fault == faults.end() ? "none" : *fault);
+                 "no clip came out of {}; the first fault: {}", media,
+                 fault == faults.end() ? "none" : *fault);
       const Written written =
           merge(deck.get<IngestDeck>().output, made, deck.get<IngestDeck>().max_clips);
       const double seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      print_table(deck.get<IngestDeck>().output, written, sums, inputs.size(), seconds);
+      print_table(d.output, written, sums, media, seconds);
       remove_left_parts(deck.get<IngestDeck>().output);
     } catch (const Error& e) {
       failure = std::current_exception();
@@ -387,10 +364,12 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   if (failure) std::rethrow_exception(failure);
   if (code != 0) return code;  // rank 0 reports the reason
 
-  // 5. With ingest.strict a broken video sets the exit code.
-  if (deck.get<IngestDeck>().strict && sums[1] > 0) {
-    const std::string broken =
-        fmt::format("{} of {} videos are broken, and ingest.strict is set", sums[1], inputs.size());
+  // 5. With ingest.strict a broken file sets the exit code.
+  if (const std::int64_t lost = sums[1] + selection.missing; d.strict && lost > 0) {
+    const std::string broken = fmt::format(
+        "{} of {} are broken{}, and ingest.strict is set", lost,
+        counted(std::ssize(inputs) + selection.missing, "item"),
+        selection.missing > 0 ? fmt::format(", {} of them not there", selection.missing) : "");
     if (rank == 0) log::error("{}", broken);
     progress.end(static_cast<int>(Exit::data), broken);
     return static_cast<int>(Exit::data);

@@ -18,6 +18,7 @@
 #include "data/images/image_store.h"
 #include "data/ingest/image_list.h"
 #include "data/ingest/progress.h"
+#include "data/lists/lists.h"
 #include "media/image_file.h"
 
 namespace weft {
@@ -189,6 +190,20 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, std::int
   fs::remove(data_path, none);
 }
 
+void report_missing_pairs(const std::vector<ImagePair>& pairs) {
+  std::vector<std::string> missing;
+  std::size_t incomplete = 0;
+  for (const ImagePair& p : pairs) {
+    const std::size_t before = missing.size();
+    for (const std::string* file : {&p.image, &p.labels})
+      if (std::string why = missing_file(*file); !why.empty()) missing.push_back(std::move(why));
+    incomplete += missing.size() > before ? 1 : 0;
+  }
+  report_missing(missing, 2 * pairs.size(), "file",
+                 "paths in a list begin in ingest.root, by default the list's folder",
+                 incomplete == pairs.size());
+}
+
 struct Joined {
   std::int64_t images = 0, broken = 0;
   std::uint64_t pixels = 0;
@@ -269,6 +284,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   }
   const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
+  if (rank == 0) report_missing_pairs(pairs);
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
   log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
             counted(size, "rank"), d.output);

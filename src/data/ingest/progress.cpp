@@ -27,7 +27,7 @@ IngestProgress::IngestProgress(MPI_Comm comm, const std::string& output, std::in
       rank_(log::rank()),
       size_(size_of(comm)),
       total_(total),
-      videos_(std::string_view(noun) == "video"),
+      videos_(std::string_view(noun) != "image"),
       counts_(static_cast<std::size_t>(size_), Counts{}),
       last_(now_seconds()),
       progress_({output + ".status.json", "ingest", noun, "ingest", total, 0, rank_, size_}) {}

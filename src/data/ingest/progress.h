@@ -16,7 +16,7 @@ namespace weft {
 class IngestProgress {
  public:
   // Of the job that writes the store `output`, whose status goes into OUTPUT.status.json. `noun` is
-  // what there are `total` of: videos, or images, which have no frames.
+  // what there are `total` of: videos, pictures, or labelled "image"s, which have no clips.
   IngestProgress(MPI_Comm comm, const std::string& output, std::int64_t total,
                  const char* noun = "video");
 

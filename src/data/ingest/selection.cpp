@@ -11,7 +11,7 @@
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/ingest/cut.h"
-#include "data/ingest/items.h"
+#include "data/lists/folders.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -39,7 +39,7 @@ std::vector<FilterKey> filters_asked(const IngestDeck& deck, bool of_measures) {
   return asked;
 }
 
-bool is_picture(const IngestInput& item) {
+bool is_picture(const MediaItem& item) {
   const double frames = item.facts[Fact::num_frames];
   if (!std::isnan(frames)) return frames == 1;
   const MediaSource& media = item.media;
@@ -52,7 +52,7 @@ void apply(const FilterKey& f, const IngestDeck& deck, Selection& selection) {
   dropped.rule = fmt::format("{} = {}", f.key, limit);
   const std::int64_t before = std::ssize(selection.kept);
   const bool of_rates = std::string_view(f.column) == "fps";
-  std::erase_if(selection.kept, [&](const IngestInput& item) {
+  std::erase_if(selection.kept, [&](const MediaItem& item) {
     if (of_rates && is_picture(item)) return false;  // it has none
     const double value = value_of(item.facts, f);
     const bool unknown = std::isnan(value);
@@ -91,9 +91,32 @@ void sum_over_ranks(std::vector<T>& values, MPI_Datatype type, MPI_Comm comm) {
                   static_cast<int>(std::min(piece, values.size() - at)), type, MPI_SUM, comm);
 }
 
+// Names and drops items whose files are not there, before hours of work.
+void drop_missing(Selection& selection, const IngestDeck& deck, bool plan, MPI_Comm comm) {
+  std::vector<MediaItem>& items = selection.kept;
+  std::vector<std::uint8_t> gone(items.size(), 0);
+  each_of_mine(items.size(), comm,
+               [&](std::size_t i) { gone[i] = missing_file(items[i].media.path).empty() ? 0 : 1; });
+  sum_over_ranks(gone, MPI_UINT8_T, comm);
+  std::vector<std::string> missing;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (gone[i] == 0) continue;
+    const std::string& path = items[i].media.path;
+    const std::string here = missing_file(path);
+    missing.push_back(here.empty() ? path + " (on another host)" : here);
+  }
+  report_missing(
+      missing, items.size(), "item",
+      names_a_list(deck) ? missing_hint : "paths in ingest.inputs begin where weft was started",
+      plan);
+  selection.missing = std::ssize(missing);
+  std::size_t i = 0;
+  std::erase_if(items, [&](const MediaItem&) { return gone[i++] != 0; });
+}
+
 // Fills in frames, sizes and rates of items that lack any. Files that cannot be read stay as they
 // are: the cut names them.
-void measure_items(std::vector<IngestInput>& items, const MediaAccess& access, MPI_Comm comm) {
+void measure_items(std::vector<MediaItem>& items, const MediaAccess& access, MPI_Comm comm) {
   std::vector<std::size_t> wanted;
   for (std::size_t i = 0; i < items.size(); ++i)
     if (std::ranges::any_of(measurable, [&](Fact f) { return std::isnan(items[i].facts[f]); }))
@@ -138,7 +161,7 @@ Hash128 hash_of_medium(const MediaSource& media) {
 
 // Only files of one size can be the same, so others are not read.
 void drop_duplicates(Selection& selection, MPI_Comm comm) {
-  std::vector<IngestInput>& items = selection.kept;
+  std::vector<MediaItem>& items = selection.kept;
   std::vector<std::uint64_t> bytes(items.size(), 0);
   each_of_mine(items.size(), comm, [&](std::size_t i) {
     const MediaSource& media = items[i].media;
@@ -183,7 +206,7 @@ void drop_duplicates(Selection& selection, MPI_Comm comm) {
                                     items[known->second].media.name());
   }
   std::size_t i = 0;
-  std::erase_if(items, [&](const IngestInput&) { return drop[i++]; });
+  std::erase_if(items, [&](const MediaItem&) { return drop[i++]; });
   if (dropped.items > 0) selection.dropped.push_back(std::move(dropped));
 }
 
@@ -215,21 +238,28 @@ const std::vector<FilterKey>& filter_keys() {
   return keys;
 }
 
-Selection select_items(std::vector<IngestInput> items, const IngestDeck& deck,
-                       const MediaAccess& access, bool measure, MPI_Comm comm) {
+Selection select_items(std::vector<MediaItem> items, const IngestDeck& deck,
+                       const MediaAccess& access, bool plan, MPI_Comm comm) {
   Selection selection;
   selection.kept = std::move(items);
   for (const FilterKey& f : filters_asked(deck, false)) apply(f, deck, selection);
+  drop_missing(selection, deck, plan, comm);
   const std::vector<FilterKey> of_measures = filters_asked(deck, true);
-  if (measure || !of_measures.empty()) measure_items(selection.kept, access, comm);
+  if (plan || !of_measures.empty()) measure_items(selection.kept, access, comm);
   for (const FilterKey& f : of_measures) apply(f, deck, selection);
   if (!deck.keep_duplicates) drop_duplicates(selection, comm);
   return selection;
 }
 
-Forecast forecast(const std::vector<IngestInput>& items, const IngestDeck& deck) {
+bool names_a_list(const IngestDeck& deck) {
+  return std::ranges::any_of(deck.inputs, [](const std::string& input) {
+    return !is_source_graph(input) && form_of_name(input) != TableForm::none;
+  });
+}
+
+Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck) {
   Forecast f;
-  for (const IngestInput& item : items) {
+  for (const MediaItem& item : items) {
     const bool picture = is_picture(item);
     ++(picture ? f.pictures : f.videos);
     const Facts& facts = item.facts;
@@ -267,6 +297,12 @@ Forecast forecast(const std::vector<IngestInput>& items, const IngestDeck& deck)
   return f;
 }
 
+std::string count_media(const Forecast& f) {
+  std::string text = f.videos > 0 ? counted(f.videos, "video") : "";
+  if (f.pictures > 0) text += (text.empty() ? "" : " and ") + counted(f.pictures, "picture");
+  return text.empty() ? "nothing" : text;
+}
+
 void report_selection(const Selection& selection, std::size_t listed, const Forecast& f) {
   for (const Selection::Dropped& d : selection.dropped) {
     std::string more = d.example.empty() ? "" : fmt::format("; {}", shown(d.example, 400));
@@ -281,6 +317,16 @@ void report_selection(const Selection& selection, std::size_t listed, const Fore
   log::info("{:>10} kept of {}: {} ({:.1f} %), {} ({:.1f} %)", kept, listed,
             counted(f.videos, "video"), share(f.videos, kept), counted(f.pictures, "picture"),
             share(f.pictures, kept));
+  if (selection.missing > 0) log::info("{:>10} not there", selection.missing);
+  const std::int64_t captions = std::ranges::count_if(
+      selection.kept, [](const MediaItem& item) { return !item.text.empty(); });
+  if (captions > 0 || kept == 0)
+    log::info("captions: {} of {}", captions, kept);
+  else
+    log::warn(
+        "captions: 0 of {}: a list has them in a column `text` or `caption`, a file that is not in "
+        "a list in NAME.txt beside it",
+        kept);
   if (f.small > 0) log::info("{:>10} too small for every resolution", f.small);
   if (f.brief > 0) log::info("{:>10} too short for every clip", f.brief);
   if (f.clips.empty()) return;

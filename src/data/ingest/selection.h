@@ -10,7 +10,7 @@
 
 #include "config/deck.h"
 #include "data/ingest/ingest.h"
-#include "data/ingest/inputs.h"
+#include "data/lists/lists.h"
 
 namespace weft {
 
@@ -32,17 +32,22 @@ struct Selection {
     std::int64_t unknown = 0;  //   without a value
     std::string example;       // of duplicates: the first pair
   };
-  std::vector<IngestInput> kept;
+  std::vector<MediaItem> kept;
   std::vector<Dropped> dropped;  // in the order in which the rules were applied
+  std::int64_t missing = 0;      // items whose file is not there
 };
 
-// Applies the filters and drops items of which an earlier one has the same bytes. Ranks open,
-// measure and hash a share of the files each, and only where it decides: files whose frames, sizes
-// or rates a filter wants and no list says (`measure`: all of these), and files of one size.
-// Collective; all ranks get the same. Throws Exit::data where a filter asks for a score that no
-// item has.
-Selection select_items(std::vector<IngestInput> items, const IngestDeck& deck,
-                       const MediaAccess& access, bool measure, MPI_Comm comm);
+// Applies the filters, names files that are not there, and drops items of which an earlier one has
+// the same bytes. Ranks look for, open, measure and hash a share of the files each, and only where
+// it decides: files whose frames, sizes or rates a filter wants and no list says (`plan`: all of
+// these), and files of one size. Collective; all ranks get the same. Throws Exit::data where a
+// filter asks for a score that no item has, where no file is there, and with `plan` where one is
+// not.
+Selection select_items(std::vector<MediaItem> items, const IngestDeck& deck,
+                       const MediaAccess& access, bool plan, MPI_Comm comm);
+
+// Whether ingest.inputs names a list, whose paths begin in its own folder.
+bool names_a_list(const IngestDeck& deck);
 
 // What the items will give, as far as their sizes and frames are known.
 struct Forecast {
@@ -50,7 +55,10 @@ struct Forecast {
   std::int64_t small = 0, brief = 0, unknown = 0;  // too small, too short for every clip; not known
   std::map<std::string, std::int64_t> clips;       // by bucket
 };
-Forecast forecast(const std::vector<IngestInput>& items, const IngestDeck& deck);
+Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck);
+
+// "3 videos", "1 picture", "3 videos and 1 picture".
+std::string count_media(const Forecast& forecast);
 
 // Both on the log of rank 0.
 void report_selection(const Selection& selection, std::size_t listed, const Forecast& forecast);

@@ -9,6 +9,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "data/lists/lists.h"
+#include "data/lists/text_file.h"
 #include "data/text_images/picture_files.h"
 
 namespace weft {
@@ -23,11 +25,21 @@ constexpr const char* icdar_hint = "a line is x1,y1,x2,y2,x3,y3,x4,y4,text";
 constexpr std::size_t most_points = 1'000;  // geometry's time grows with their square
 constexpr double farthest = 1e6;
 
+constexpr const char* too_long = "split the list, or raise media.max_list_mib";
+
+std::uint64_t most_bytes(const MediaDeck& limits) {
+  return static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20));
+}
+
+// Of any encoding: what the regions say does not count.
 std::string slurp(const std::string& path, const MediaDeck& limits) {
-  std::string text = read_whole(path, static_cast<std::uint64_t>(limits.max_list_mib * (1 << 20)),
-                                Exit::data, "split the list, or raise media.max_list_mib");
-  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);  // a byte order mark
+  std::string text = read_whole(path, most_bytes(limits), Exit::data, too_long);
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   return text;
+}
+
+std::string read_list(const std::string& path, const MediaDeck& limits) {
+  return read_text_file(path, most_bytes(limits), too_long);
 }
 
 // Calls `take` for each line that is not empty, with its number.
@@ -44,19 +56,7 @@ void each_line(std::string_view text, F&& take) {
   }
 }
 
-// The beginning of a text from outside, for messages.
-std::string shown(std::string_view text) {
-  std::string out(text.substr(0, 40));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20) c = '?';
-  return text.size() > 40 ? out + "..." : out;
-}
-
 bool is_coordinate(double v) { return std::isfinite(v) && std::abs(v) <= farthest; }
-
-std::string beside(const std::string& list, const std::string& path) {
-  return path.starts_with("/") ? path : (fs::path(list).parent_path() / path).string();
-}
 
 TextRegion read_region(const nlohmann::json& region, const std::string& where) {
   WEFT_CHECK(region.is_object() && region.contains("points") && region["points"].is_array(),
@@ -85,7 +85,7 @@ TextRegion read_region(const nlohmann::json& region, const std::string& where) {
 
 std::vector<TextListEntry> read_json_lines(const std::string& list, const MediaDeck& limits) {
   std::vector<TextListEntry> entries;
-  each_line(slurp(list, limits), [&](std::string_view text, std::size_t line) {
+  each_line(read_list(list, limits), [&](std::string_view text, std::size_t line) {
     const auto object = try_parse_json(text);
     const auto path = object.is_object() ? object.find("path") : object.end();
     WEFT_CHECK(
@@ -97,7 +97,7 @@ std::vector<TextListEntry> read_json_lines(const std::string& list, const MediaD
                "list {}, line {}: no list `polygons`; without text it is []", list, line);
     TextListEntry& e = entries.emplace_back();
     e.name = path->get<std::string>();
-    e.path = beside(list, e.name);
+    e.path = beside_list(list, e.name);
     for (std::size_t i = 0; i < polygons->size(); ++i)
       e.regions.push_back(read_region(
           (*polygons)[i], fmt::format("list {}, line {}, polygon {}", list, line, i + 1)));
@@ -152,21 +152,23 @@ std::vector<TextListEntry> read_text_list(const std::string& path, const MediaDe
   if (fs::is_directory(path, none)) {
     for (const std::string& picture : list_pictures(path))
       entries.push_back({picture, picture, read_icdar(picture, limits)});
-  } else if (path.ends_with(".jsonl")) {
+  } else if (form_of_name(path) == TableForm::json_lines) {
     entries = read_json_lines(path, limits);
   } else {
-    each_line(slurp(path, limits), [&](std::string_view line, std::size_t number) {
+    each_line(read_list(path, limits), [&](std::string_view line, std::size_t number) {
       WEFT_CHECK(is_picture_name(std::string(line)), Exit::data,
                  "a .txt list has the path of a picture a line: .jpg, .png, .bmp or .webp",
                  "list {}, line {}: \"{}\" is no picture", path, number, shown(line));
       TextListEntry& e = entries.emplace_back();
       e.name = line;
-      e.path = beside(path, e.name);
+      e.path = beside_list(path, e.name);
       e.regions = read_icdar(e.path, limits);
     });
   }
   WEFT_CHECK(!entries.empty(), Exit::data,
-             path.ends_with(".jsonl") ? json_hint : "a .txt list has the path of a picture a line",
+             form_of_name(path) == TableForm::json_lines
+                 ? json_hint
+                 : "a .txt list has the path of a picture a line",
              "list {} names no picture", path);
   return entries;
 }

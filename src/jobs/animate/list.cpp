@@ -9,8 +9,8 @@
 
 #include "config/set_keys.h"
 #include "core/error.h"
-#include "core/json.h"
-#include "data/table.h"
+#include "data/lists/lists.h"
+#include "data/lists/table.h"
 #include "jobs/segment/inputs.h"
 #include "parallel/broadcast.h"
 
@@ -32,14 +32,11 @@ struct Row {
 std::string key_of(const std::string& column, const std::string& where) {
   std::vector<std::string> known;
   for (const ListColumn& c : list_columns()) {
-    if (column == c.name) return c.key;
+    if (is_column(column, c.name)) return c.key;
     known.emplace_back(c.name);
   }
   const std::string near = nearest_name(column, known);
-  std::string shown = as_utf8(column.substr(0, 60));
-  for (char& c : shown)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  throw Error(Exit::data, fmt::format("{}: unknown column \"{}\"", where, shown),
+  throw Error(Exit::data, fmt::format("{}: unknown column \"{}\"", where, shown(column, 60)),
               near.empty() ? "docs/animate.md lists the columns"
                            : fmt::format("did you mean \"{}\"?", near),
               __FILE__, __LINE__);
@@ -62,55 +59,83 @@ std::string as_value(const std::string& key, const std::string& cell) {
   return list + "]";
 }
 
-KeyValues values_of_csv(const TableReader& table, const TableRow& row) {
-  KeyValues values;
-  const std::vector<std::string> cells = table.values(row);
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    if (cells[i].empty()) continue;
-    const std::string key = key_of(table.columns()[i], "the header");
-    values.emplace_back(key, as_value(key, cells[i]));
-  }
-  return values;
+// Whether a key's value is a path, which in a list begins in the list's folder.
+bool is_path(const std::string& key) {
+  static const std::set<std::string> paths = {"animate.picture",      "animate.speech",
+                                              "animate.ref_eyeblink", "animate.ref_pose",
+                                              "animate.landmarks",    "animate.coefficients"};
+  return paths.contains(key);
 }
 
-KeyValues values_of_json(const TableRow& row, const std::string& where) {
+KeyValues values_of(const TableReader& table, const TableRow& row, const std::string& file) {
+  std::vector<std::string> names = table.columns();
+  for (const auto& [name, value] : row.object.items()) names.push_back(name);  // of JSON lines
   KeyValues values;
-  const auto object = parse_json<Json>(row.text);
-  for (const auto& [name, value] : object.items()) {
-    const std::string key = key_of(name, where);
+  for (const std::string& name : names) {
+    const std::string key = key_of(name, table.where(row));
+    const Json value = table.value(row, name);
     if (value.is_null()) continue;
     WEFT_CHECK(!value.is_object(), Exit::data, "give a text, a number, a list, true or false",
-               "{}: {} is an object", where, name);
-    values.emplace_back(key,
-                        value.is_string() ? as_value(key, value.get<std::string>()) : value.dump());
+               "{}: {} is an object", table.where(row), name);
+    if (!value.is_string())
+      values.emplace_back(key, value.dump());
+    else if (is_path(key))
+      values.emplace_back(key, beside_list(file, value.get<std::string>()));
+    else
+      values.emplace_back(key, as_value(key, value.get<std::string>()));
   }
   return values;
 }
 
 std::vector<Row> read_list(const std::string& file, const MediaDeck& limits) {
   std::error_code none;
+  constexpr const char* pairs =
+      "pictures and speech come in pairs: give a list (.csv or .jsonl) with columns picture and "
+      "speech";
+  WEFT_CHECK(!fs::is_directory(file, none), Exit::data, pairs, "animate.input = {} is a folder",
+             file);
+  if (form_of_name(file) == TableForm::none) {
+    refuse_other_forms(file);
+    throw Error(Exit::data, fmt::format("animate.input = {} is no list", file), pairs, __FILE__,
+                __LINE__);
+  }
   WEFT_CHECK(fs::exists(file, none), Exit::data,
              "check animate.input, and the directory weft was started in", "{} is not there", file);
-  const auto most = static_cast<std::uintmax_t>(limits.max_list_mib * (1 << 20));
-  WEFT_CHECK(fs::file_size(file, none) <= most || none, Exit::data,
-             "raise media.max_list_mib, or cut the list",
-             "{} is larger than media.max_list_mib = {}", file, limits.max_list_mib);
+  check_list_size(file, limits);
   TableReader table(file, "");
   std::set<std::string> seen;
-  for (const std::string& column : table.columns()) {
-    key_of(column, file);
-    WEFT_CHECK(seen.insert(column).second, Exit::data, "name each column once",
-               "{} has the column {} twice", file, column);
-  }
+  for (const std::string& column : table.columns())
+    WEFT_CHECK(seen.insert(key_of(column, file)).second, Exit::data, "name each column once",
+               "{} has the column {} twice", file, shown(column));
   std::vector<Row> rows;
-  TableRow row;
-  while (table.next(row)) {
-    const std::string where = fmt::format("{}, line {}", file, row.line);
-    rows.push_back(
-        {where, table.is_csv() ? values_of_csv(table, row) : values_of_json(row, where)});
-  }
+  for (TableRow row; table.next(row);)
+    rows.push_back({table.where(row), values_of(table, row, file)});
   WEFT_CHECK(!rows.empty(), Exit::data, "give it a row for each clip", "{} lists no clip", file);
   return rows;
+}
+
+// Names files of the clips that are not there, before any work.
+void check_files(const std::vector<ClipRequest>& clips) {
+  std::vector<std::string> missing;
+  std::size_t incomplete = 0;
+  std::map<std::string, bool> there;
+  for (const ClipRequest& c : clips) {
+    const AnimateDeck& a = c.animate;
+    bool whole = true;
+    for (const std::string* file :
+         {&a.picture, &a.speech, &a.ref_eyeblink, &a.ref_pose, &a.landmarks, &a.coefficients}) {
+      if (file->empty()) continue;
+      const auto [known, is_new] = there.emplace(*file, true);
+      if (is_new)
+        if (std::string why = missing_file(*file); !why.empty()) {
+          known->second = false;
+          missing.push_back(std::move(why));
+        }
+      whole = whole && known->second;
+    }
+    incomplete += whole ? 0 : 1;
+  }
+  report_missing(missing, there.size(), "file", missing_hint, incomplete == clips.size());
 }
 
 // Printed, and a file's name: UTF-8 without control characters or slashes.
@@ -130,15 +155,12 @@ void check_name(const std::string& name, const std::string& where) {
                     name == as_utf8(name) && std::ranges::none_of(name, [](char c) {
                       return static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '/';
                     });
-  std::string shown = as_utf8(name.substr(0, 60));
-  for (char& c : shown)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   WEFT_CHECK(
       good, Exit::data,
       fmt::format("a name is that of a file in the output folder: no slash, no dot in front, "
                   "at most {} bytes",
                   longest_name),
-      "{}: the name \"{}\" cannot be taken", where, shown);
+      "{}: the name \"{}\" cannot be taken", where, shown(name, 60));
 }
 
 // Names that rows give stand; the others are made of picture and speech, with a number where one is
@@ -241,6 +263,7 @@ std::vector<ClipRequest> list_clips(const Deck& deck, MPI_Comm world) {
     // Checked before others have them, so that one rank reports what is wrong.
     const std::vector<ClipRequest> clips = requests_of(deck, rows);
     keep_inputs(clips, a.output);
+    check_files(clips);
     Json j = Json::array();
     for (const Row& row : rows) j.push_back({row.where, row.values});
     Json::to_cbor(j, binary);

@@ -31,7 +31,8 @@ const std::vector<ListColumn>& list_columns();
 // Collective: rank 0 reads the list for all. Exit::data, naming file and line, for a list that
 // cannot be read, an unknown column (with the nearest known one), a value that the deck would
 // refuse (Exit::usage), a row without picture or speech, a name that is taken or is no plain file
-// name. Exit::usage for a deck that asks for nothing, or whose results would replace an input.
+// name, and where no clip has all its files. Paths of a list begin in its folder. Exit::usage for a
+// deck that asks for nothing, or whose results would replace an input.
 std::vector<ClipRequest> list_clips(const Deck& deck, MPI_Comm world);
 
 }  // namespace weft

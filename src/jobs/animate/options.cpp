@@ -6,8 +6,8 @@ namespace {
 void rows(Rows& r, AnimateDeck& d) {
   r.text("input", d.input,
          "List of clips: CSV with a header line, or JSON lines (.jsonl). Columns are picture, "
-         "speech, name and the keys that a row may set (docs/animate.md); empty: one clip, of "
-         "picture and speech.");
+         "speech, name and the keys that a row may set (docs/animate.md), paths begin in the "
+         "list's folder; empty: one clip, of picture and speech.");
   r.text("picture", d.picture,
          "Picture of a face: JPEG, PNG, BMP, WebP, or a video's first frame.");
   r.text("speech", d.speech, "Speech, in any format and rate that FFmpeg reads.");

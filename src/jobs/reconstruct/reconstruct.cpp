@@ -14,7 +14,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/progress/progress.h"
-#include "data/ingest/inputs.h"
+#include "data/lists/lists.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/quality.h"
@@ -260,7 +260,9 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   MPI_Comm_size(world, &size);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
-  const std::vector<IngestInput> inputs = expand_inputs(r.inputs, deck.media);
+  const fs::path out =
+      r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
+  const std::vector<MediaItem> inputs = list_media(r.inputs, "reconstruct.inputs", deck.media, out);
   VideoVae vae(deck.get<VaeDeck>());
   const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
                             deck.get<GenerateDeck>().ema, world);
@@ -268,8 +270,6 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
             gib(vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16")));
-  const fs::path out =
-      r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
   std::error_code failed;
   fs::create_directories(out, failed);
   WEFT_CHECK(!failed, Exit::data, "choose another reconstruct.output, or check its permissions",
@@ -306,7 +306,8 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void reconstruct_rows(Rows& r, ReconstructDeck& d) {
-  r.text("inputs", d.inputs, "Footage to send through the VAE and back: files or globs.");
+  r.text("inputs", d.inputs,
+         "Footage to send through the VAE and back, as ingest.inputs takes it.");
   r.text("output", d.output, "Directory of the results; empty is RUN/reconstructed.");
   r.number("frames", d.frames, 0, many, "Frames of each to take; 0 takes all.");
   r.number("height", d.height, 0, 16384,

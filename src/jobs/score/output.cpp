@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "data/table.h"
+#include "data/lists/table.h"
 
 namespace weft {
 namespace {
@@ -52,6 +52,17 @@ class WholeFile {
   std::uint64_t written_ = 0;
 };
 
+// Whether the output lies in another folder than that in which the rows' paths begin: then they are
+// written as absolute ones, which lead to the same files.
+bool is_elsewhere(const ScoreDeck& deck) {
+  const bool table = form_of_name(deck.input) != TableForm::none;
+  const auto folder = [](const fs::path& path) {
+    return path.has_parent_path() ? path.parent_path() : fs::path(".");
+  };
+  std::error_code none;
+  return !fs::equivalent(table ? folder(deck.input) : ".", folder(deck.output), none);
+}
+
 }  // namespace
 
 fs::path parts_folder(const ScoreDeck& deck) { return deck.output + ".parts"; }
@@ -87,7 +98,7 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
   summary.files = std::ssize(rows.files);
   summary.faults = report.failures;
   const auto check_same = [&] {
-    WEFT_CHECK(file_identity(s.input) == rows.identity, Exit::data,
+    WEFT_CHECK(!rows.made.empty() || file_identity(s.input) == rows.identity, Exit::data,
                "run the same command again: what is scored is kept",
                "{} has changed since this job read it", s.input);
   };
@@ -102,9 +113,16 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
 
   std::vector<std::string> columns = {"ocr"};
   for (const std::string& c : s.columns) columns.push_back("ocr_" + c);
+  const bool moved = is_elsewhere(s);
+  if (moved) columns.push_back("path");
   // All null for a file that has no line: the ranks that had it in hand have failed.
-  const auto values_of = [&](const std::string& path) {
+  const auto values_of = [&](const std::string& row_path) {
     std::vector<Json> values(columns.size());
+    const std::string path = path_of_row(s, row_path);
+    if (moved)
+      values.back() = path.empty() || is_source_graph(path)
+                          ? path
+                          : fs::absolute(path).lexically_normal().string();
     const ListItem& item = engine.items()[places.at(path)];
     const auto found = lines.find(item.name);
     if (found == lines.end() || found->second.key != item.key) return values;
@@ -115,7 +133,7 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
     return values;
   };
 
-  TableReader table(s.input);
+  TableReader table = open_table(s, rows);
   WholeFile out(summary.folder, s.output);
   TableWriter writer(table, columns, [&](std::string_view text) { out.add(text); });
   TableRow row;

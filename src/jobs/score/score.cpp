@@ -140,7 +140,7 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   const std::int64_t threads = s.threads > 0 ? s.threads : deck.run.threads;
   HostCores cores(static_cast<int>(threads), world);
   set_threads(cores.budget(), 1);
-  const ScoreRows rows = read_rows(s, world);
+  const ScoreRows rows = read_rows(deck, world);
   std::optional<DetectorSource> source;
   if (s.network_wait == 0) source.emplace(deck, "score.weights", s.weights, s.ema, world);
   int rank = 0;
@@ -190,7 +190,8 @@ namespace {
 void score_rows(Rows& r, ScoreDeck& d) {
   r.text("input", d.input,
          "Table of files: CSV with a column `path`, or JSON lines (.jsonl) with a text `path`; "
-         "relative paths begin where weft was started.");
+         "relative paths begin in its folder. Or a folder, a glob, a shard (.tar), a file, as "
+         "ingest.inputs takes them.");
   r.text("output", d.output,
          "Table that is written: the input's rows and columns, and `ocr`, the number of text "
          "regions; OUTPUT.parts/ holds what is finished.");

@@ -11,6 +11,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
+#include "data/lists/folders.h"
 #include "jobs/evaluate/views.h"
 #include "jobs/score/regions.h"
 #include "jobs/segment/inputs.h"
@@ -56,12 +57,7 @@ struct ScoreJob::Unit : FeedUnit {
   std::string fault;
 };
 
-bool is_video(const std::string& path) {
-  std::string ending = std::filesystem::path(path).extension().string();
-  for (char& c : ending)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return ending == ".mp4" || ending == ".avi" || ending == ".mov" || ending == ".mkv";
-}
+bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
 
 std::string item_name(const std::string& path) {
   const std::string name = path.empty() ? "(no path)" : printable(path);
@@ -77,7 +73,7 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
   std::vector<ListItem> items;
   for (const ScoreFile& f : files) {
     std::string key;
-    if (keys) key = to_hex(hash128(job + (f.drawn ? "drawn\n" : "") + file_identity(f.path)));
+    if (keys) key = to_hex(hash128(job + (f.drawn ? "drawn\n" : "") + file_identity(f.media.path)));
     items.push_back({item_name(f.path), std::move(key), 1});
   }
   return items;
@@ -135,19 +131,19 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
 
 // Decodes the unit's picture and makes the detector's frame of it. False: there is none.
 bool ScoreJob::read(Unit& unit, double& decoded) {
-  const std::string& path = files_[static_cast<std::size_t>(unit.item->number)].path;
+  const auto& [path, media, drawn] = files_[static_cast<std::size_t>(unit.item->number)];
   std::vector<std::uint8_t> rgb;
   try {
     WEFT_CHECK(!path.empty(), Exit::data, "fill it in, or leave the row out", "the path is empty");
     if (is_video(path)) {
-      PickedFrame picked = frame_at({path, MediaTrust::untrusted}, unit.frame,
-                                    {deck_.media, [this] { return engine_.stop_requested(); }});
+      PickedFrame picked =
+          frame_at(media, unit.frame, {deck_.media, [this] { return engine_.stop_requested(); }});
       unit.height = picked.height;
       unit.width = picked.width;
       unit.fault = std::move(picked.fault);
       rgb = std::move(picked.rgb);
     } else {
-      ImageFile file = read_image_file(path, deck_.media);
+      ImageFile file = read_image_file(media, deck_.media);
       unit.height = file.height;
       unit.width = file.width;
       rgb = std::move(file.values);

@@ -17,11 +17,12 @@ namespace weft {
 
 // A file of the table.
 struct ScoreFile {
-  std::string path;
+  std::string path;  // from where weft was started; of a member of a shard: SHARD/MEMBER
+  MediaSource media;
   bool drawn = false;  // among those whose picture is wanted
 };
 
-// .mp4, .avi, .mov or .mkv in any case. Anything else is taken for a picture.
+// By its name (data/lists/folders.h). Anything else is taken for a picture.
 bool is_video(const std::string& path);
 
 // Unique for each path, valid UTF-8 without control characters.

@@ -8,54 +8,15 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "data/ingest/inputs.h"
+#include "data/lists/folders.h"
+#include "data/lists/lists.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool ends_as(const fs::path& path, std::initializer_list<std::string_view> endings) {
-  std::string ending = path.extension().string();
-  for (char& c : ending)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return std::ranges::find(endings, ending) != endings.end();
-}
-
-struct Found {
-  MediaSource media;
-  fs::path name;  // below the output, with the input's ending
-};
-
-void add_folder(const fs::path& folder, const fs::path& output, std::vector<Found>& found) {
-  std::vector<fs::path> files;
-  std::error_code failed, none;
-  const fs::path results = fs::weakly_canonical(output, none);
-  std::size_t others = 0;
-  fs::recursive_directory_iterator entry(folder, failed);
-  while (!failed && entry != fs::recursive_directory_iterator()) {
-    if (entry->is_directory(none) && fs::weakly_canonical(entry->path(), none) == results)
-      entry.disable_recursion_pending();
-    else if (!entry->is_regular_file(none))
-      ;
-    else if (ends_as(entry->path(), {".jpg", ".jpeg", ".png"}))
-      files.push_back(entry->path());
-    else
-      ++others;
-    entry.increment(failed);
-  }
-  WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list the folder {}: {}",
-             folder.string(), failed.message());
-  WEFT_CHECK(!files.empty(), Exit::data, "name pictures, videos, or a folder with pictures",
-             "{} holds no .jpg, .jpeg or .png file", folder.string());
-  if (others > 0 && log::rank() == 0)
-    log::warn("{}: {} left out, being no .jpg, .jpeg or .png; videos are named one by one",
-              folder.string(), counted(others, "file"));
-  std::ranges::sort(files);
-  for (const fs::path& file : files)
-    found.push_back({{file.string(), MediaTrust::untrusted}, file.lexically_relative(folder)});
-}
+using Json = nlohmann::ordered_json;
 
 // Printed, and a file's name with an ending and more behind it: no control characters, and the last
 // part no longer than file systems take.
@@ -73,18 +34,44 @@ std::string plain_name(const fs::path& path) {
   return name;
 }
 
-// A name for each result: that of the input, with a number behind it where another one has it.
-std::vector<SegmentInput> named(const std::vector<Found>& found) {
+// The result's path below the output, without ending, as far as the input's name decides it.
+fs::path plain_path(const MediaItem& item) {
+  fs::path path = item.below;
+  if (is_source_graph(item.media.path))
+    path = "lavfi";
+  else if (path.empty())
+    path = fs::path(item.media.name()).filename();
+  return plain_name(path.replace_extension());
+}
+
+// Names that are weft's own in the output folder.
+bool is_reserved(const std::string& name) {
+  static const std::set<std::string> own = {"segment.jsonl", "segment_report.json", "status.json",
+                                            "report.html", "stop"};
+  return own.contains(name) || (name.starts_with("segment.rank") && name.ends_with(".jsonl"));
+}
+
+// A name for each result: that of the input, with a number behind it where another one has it. A
+// subfolder with the name of a result, or of a file of weft's, gets an underline in front.
+std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
   std::vector<SegmentInput> inputs;
-  std::set<std::string> taken;
-  for (const Found& f : found) {
-    const fs::path plain = fs::path(f.name).replace_extension();
-    const std::string stem = plain_name(plain);
+  std::set<std::string> files, taken;
+  for (const MediaItem& item : items)
+    for (const char* ending : {".png", ".mp4"}) files.insert(plain_path(item).string() + ending);
+  for (const MediaItem& item : items) {
+    const fs::path plain = plain_path(item);
+    fs::path folder;
+    for (const fs::path& part : plain.parent_path()) {
+      folder /= part;
+      while (files.contains(folder.string()) || is_reserved(folder.string()))
+        folder.replace_filename("_" + folder.filename().string());
+    }
+    const std::string stem = (folder / plain.filename()).string();
     std::string name = stem;
     for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
-    const bool picture = !is_source_graph(f.media.path) &&
-                         ends_as(f.media.path, {".jpg", ".jpeg", ".png", ".bmp", ".webp"});
-    inputs.push_back({f.media, name, !picture});
+    const bool picture =
+        !is_source_graph(item.media.path) && kind_of_name(item.media.name()) == MediumKind::picture;
+    inputs.push_back({item.media, name, !picture});
   }
   return inputs;
 }
@@ -112,23 +99,17 @@ void keep_inputs(const std::vector<SegmentInput>& inputs, const fs::path& output
 }
 
 std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits) {
-  std::vector<Found> found;
-  for (const IngestInput& input : expand_inputs(deck.inputs, limits)) {
-    const std::string& path = input.media.path;
-    if (is_source_graph(path)) {
-      found.push_back({input.media, "lavfi"});
-      continue;
-    }
-    std::error_code none;
-    WEFT_CHECK(fs::exists(path, none), Exit::data,
-               "check segment.inputs, and the directory weft was started in", "{} is not there",
-               path);
-    if (fs::is_directory(path, none))
-      refuse_folder(path, deck.output), add_folder(path, deck.output, found);
-    else
-      found.push_back({input.media, fs::path(path).filename()});
-  }
-  const std::vector<SegmentInput> inputs = named(found);
+  for (const std::string& input : deck.inputs) refuse_folder(input, deck.output);
+  const std::vector<MediaItem> items =
+      list_media(deck.inputs, "segment.inputs", limits, deck.output);
+  WEFT_CHECK(!items.empty(), Exit::data, "check the lists in segment.inputs",
+             "segment.inputs names no picture and no video");
+  std::vector<std::string> missing;
+  for (const MediaItem& item : items)
+    if (std::string why = missing_file(item.media.path); !why.empty())
+      missing.push_back(std::move(why));
+  report_missing(missing, items.size(), "input", missing_hint);
+  const std::vector<SegmentInput> inputs = named(items);
   keep_inputs(inputs, deck.output);
   return inputs;
 }
@@ -147,27 +128,22 @@ std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& 
   int rank = 0;
   MPI_Comm_rank(world, &rank);
   std::vector<SegmentInput> inputs;
-  std::string text;  // of paths and names, each ended by a zero byte
+  std::vector<std::uint8_t> binary;  // names may be of any bytes
   if (rank == 0) {
     inputs = list(deck, limits);
-    for (const SegmentInput& i : inputs) {
-      text += i.video ? 'v' : 'p';
-      text += i.media.trust == MediaTrust::deck ? 'd' : 'u';
-      text += i.media.path + '\0' + i.name + '\0';
-    }
+    Json j = Json::array();
+    for (const SegmentInput& i : inputs)
+      j.push_back({i.media.path, i.media.trust == MediaTrust::deck, i.media.member, i.media.begin,
+                   i.media.bytes, i.name, i.video});
+    Json::to_cbor(j, binary);
   }
-  broadcast_sized(text, world);
+  broadcast_sized(binary, world);
   if (rank == 0) return inputs;
-  auto next = [&text, at = std::size_t{0}]() mutable {
-    const std::size_t end = text.find('\0', at), begin = std::exchange(at, end + 1);
-    return text.substr(begin, end - begin);
-  };
-  for (std::size_t left = static_cast<std::size_t>(std::ranges::count(text, '\0')); left > 0;
-       left -= 2) {
-    const std::string path = next();
-    const MediaTrust trust = path[1] == 'd' ? MediaTrust::deck : MediaTrust::untrusted;
-    inputs.push_back({{path.substr(2), trust}, next(), path[0] == 'v'});
-  }
+  for (const Json& j : Json::from_cbor(binary))
+    inputs.push_back({{j.at(0), j.at(1).get<bool>() ? MediaTrust::deck : MediaTrust::untrusted,
+                       j.at(2), j.at(3), j.at(4)},
+                      j.at(5),
+                      j.at(6)});
   return inputs;
 }
 

@@ -20,10 +20,9 @@ struct SegmentInput {
   bool video = false;
 };
 
-// Collective: rank 0 lists them for all. Files, globs and lists as ingest.inputs takes them; of
-// folders, all that is in them and ends in .jpg, .jpeg or .png (in any case), sorted, but for what
-// is in `output`. Results of a folder's files keep its subfolders. Exit::data for an input that is
-// not there, or a folder without pictures; Exit::usage where a result would replace an input.
+// Collective: rank 0 lists them for all, as list_media does, but for what is in `output`, and names
+// those that are not there. Results of a folder's files keep its subfolders. Exit::usage where a
+// result would replace an input.
 std::vector<SegmentInput> list_inputs(const SegmentDeck& deck, const MediaDeck& limits,
                                       MPI_Comm world);
 

@@ -133,10 +133,9 @@ int segment(const Deck& deck, MPI_Comm world) {
 namespace {
 
 void segment_rows(Rows& r, SegmentDeck& d) {
-  r.text(
-      "inputs", d.inputs,
-      "Pictures, videos, globs, lists as ingest.inputs takes them, and folders, of which all .jpg, "
-      ".jpeg and .png files are taken, those in subfolders too.");
+  r.text("inputs", d.inputs,
+         "Pictures and videos, folders of them, globs, lists and shards, as ingest.inputs takes "
+         "them.");
   r.text("output", d.output, "Folder of the results: a PNG for a picture, an MP4 for a video.");
   r.text("overlay", d.overlay,
          "What is drawn: side_by_side has the picture and the classes' colours, blend mixes them, "

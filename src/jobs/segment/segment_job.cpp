@@ -53,7 +53,7 @@ SegmentJob::SegmentJob(const Deck& deck, const std::vector<SegmentInput>& inputs
       palette_(label_palette(predictor.num_classes())) {}
 
 SegmentJob::Picture SegmentJob::read_picture(std::int64_t item) const {
-  ImageFile file = read_image_file(inputs_[static_cast<std::size_t>(item)].media.path, deck_.media);
+  ImageFile file = read_image_file(inputs_[static_cast<std::size_t>(item)].media, deck_.media);
   Picture p{{file.height, file.width}, std::move(file.values), {}};
   p.scales = predictor_.scaled(p.rgb, p.size);
   return p;
@@ -98,7 +98,7 @@ Json SegmentJob::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
   const ListItem& i = engine_.items()[static_cast<std::size_t>(item)];
   const SegmentInput& input = inputs_[static_cast<std::size_t>(item)];
   Json line = {{"name", i.name}, {"key", i.key}, {"rank", engine_.groups().rank}};
-  line["input"] = as_utf8(input.media.path);
+  line["input"] = as_utf8(input.media.name());
   line["height"] = size.height;
   line["width"] = size.width;
   line["frames"] = frames;

@@ -14,8 +14,8 @@
 #include "core/error.h"
 #include "data/clip_store.h"
 #include "data/ingest/cut.h"
-#include "data/ingest/inputs.h"
 #include "data/ingest/selection.h"
+#include "data/lists/lists.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -185,7 +185,7 @@ TEST_F(IngestTest, SenselessDecks) {
 // Filters, measured items and duplicates: the same on every rank.
 TEST_F(IngestTest, Selection) {
   const auto item = [&](const std::string& path, double aes, double frames) {
-    IngestInput i;
+    MediaItem i;
     i.media = {path, MediaTrust::deck};
     i.facts[Fact::aes] = aes;
     i.facts[Fact::num_frames] = frames;
@@ -195,29 +195,31 @@ TEST_F(IngestTest, Selection) {
     std::ofstream(file("one.mp4")) << "same bytes";
     std::ofstream(file("two.mp4")) << "SAME BYTES";
     std::ofstream(file("three.mp4")) << "same bytes";
+    std::ofstream(file("long.mp4")) << "long";
     std::ofstream(file("shard.tar")) << "in a shard: same bytes";
   }
   MPI_Barrier(MPI_COMM_WORLD);
   const double none = std::nan("");
-  IngestInput member = item(file("shard.tar"), 5, 51);
+  MediaItem member = item(file("shard.tar"), 5, 51);
   member.media.member = "m.mp4";
   member.media.begin = 12;
   member.media.bytes = 10;
-  const std::vector<IngestInput> all = {item(file("one.mp4"), 5, 51),
-                                        item(file("two.mp4"), 5, 51),
-                                        item(file("three.mp4"), 5, 51),
-                                        item(file("low.mp4"), 4.4, 51),
-                                        item(file("na.mp4"), none, 51),
-                                        item(file("long.mp4"), 5, 99),
-                                        member,
-                                        item(source("testsrc2", 20, "320x180"), 5, 20)};
+  const std::vector<MediaItem> all = {item(file("one.mp4"), 5, 51),
+                                      item(file("two.mp4"), 5, 51),
+                                      item(file("three.mp4"), 5, 51),
+                                      item(file("low.mp4"), 4.4, 51),
+                                      item(file("na.mp4"), none, 51),
+                                      item(file("gone.mp4"), 5, 51),
+                                      item(file("long.mp4"), 5, 99),
+                                      member,
+                                      item(source("testsrc2", 20, "320x180"), 5, 20)};
   IngestDeck& deck = deck_.get<IngestDeck>();
   deck.min_aes = 4.5;
   deck.max_frames = 51;
   deck.min_fps = 10;
   const auto names = [&](const Selection& s) {
     std::vector<std::string> out;
-    for (const IngestInput& i : s.kept) out.push_back(fs::path(i.media.name()).filename());
+    for (const MediaItem& i : s.kept) out.push_back(fs::path(i.media.name()).filename());
     return out;
   };
   // No file here can be opened but the source, so that only it has a rate.
@@ -225,6 +227,7 @@ TEST_F(IngestTest, Selection) {
   ASSERT_EQ(s.kept.size(), 1u);
   EXPECT_EQ(s.kept[0].facts[Fact::fps], 10);
   EXPECT_EQ(s.kept[0].facts[Fact::height], 180);
+  EXPECT_EQ(s.missing, 1);
   deck.min_fps = -1;
   s = select_items(all, deck, {}, false, MPI_COMM_WORLD);
   ASSERT_EQ(s.kept.size(), 3u);
@@ -257,7 +260,7 @@ TEST_F(IngestTest, Forecast) {
   const std::vector<double> frames = {40, 23, 5, 4, 40};
   const std::vector<std::pair<double, double>> sizes = {
       {180, 320}, {192, 256}, {300, 300}, {240, 320}, {48, 64}};
-  std::vector<IngestInput> items(frames.size() + 1);
+  std::vector<MediaItem> items(frames.size() + 1);
   for (std::size_t i = 0; i < frames.size(); ++i) {
     items[i].facts[Fact::num_frames] = frames[i];
     items[i].facts[Fact::height] = sizes[i].first;
@@ -300,8 +303,8 @@ TEST_F(IngestTest, Lists) {
                                  << "{\"path\": \"x.mp4\", \"text\": null}\n";
   std::ofstream(file("v1.avi")).flush();
   std::ofstream(file("v2.avi")).flush();
-  const auto list =
-      expand_inputs({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"}, {});
+  const auto list = list_media({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"},
+                               "ingest.inputs", {});
   ASSERT_EQ(list.size(), 7u);
   EXPECT_EQ(list[0].media.path, file("one.mp4"));
   EXPECT_EQ(list[0].text, "a street, \"busy\"\nat noon");
@@ -322,7 +325,7 @@ TEST_F(IngestTest, BadLists) {
   const auto refused = [&](const std::string& name, const std::string& text) -> std::string {
     if (!text.empty()) std::ofstream(file(name)) << text;
     try {
-      expand_inputs({file(name)}, {});
+      list_media({file(name)}, "ingest.inputs", {});
       return "accepted";
     } catch (const Error& e) {
       return e.code() == Exit::data ? e.what() : "wrong code";
@@ -343,7 +346,7 @@ TEST_F(IngestTest, BadLists) {
   MediaDeck small;
   small.max_list_mib = 1e-6;
   std::ofstream(file("h.jsonl")) << "{\"path\": \"x\"}\n";
-  EXPECT_THROW(expand_inputs({file("h.jsonl")}, small), Error);
+  EXPECT_THROW(list_media({file("h.jsonl")}, "ingest.inputs", small), Error);
 }
 
 }  // namespace

@@ -113,7 +113,9 @@ TEST(ScoreRows, Shards) {
 TEST(ScoreFiles, NamesAndKinds) {
   EXPECT_TRUE(is_video("a/b.MP4"));
   EXPECT_TRUE(is_video("b.mKv"));
-  EXPECT_FALSE(is_video("b.webm"));
+  EXPECT_TRUE(is_video("b.webm"));
+  EXPECT_TRUE(is_video("b.mpg"));
+  EXPECT_FALSE(is_video("b.tif"));
   EXPECT_FALSE(is_video("mp4"));
   EXPECT_EQ(item_name("a/b.mp4"), "a/b.mp4");
   // Names that cannot stand in a line or a terminal are still told apart.

@@ -25,8 +25,9 @@ class Inputs : public ::testing::Test {
     long pid = getpid();
     MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
     folder_ = fs::temp_directory_path() / fmt::format("weft_inputs_{}", pid);
-    for (const char* file : {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg",
-                             "in/out/a.png", "in/a.jpg", "clip.mp4", "only/notes.txt"})
+    for (const char* file :
+         {"in/b.jpg", "in/a.PNG", "in/notes.txt", "in/sub/a.jpeg", "in/out/a.png", "in/a.jpg",
+          "in/film.mpg", "clip.mp4", "only/notes.txt"})
       if (first_) {
         fs::create_directories((folder_ / file).parent_path());
         std::ofstream(folder_ / file) << "x";
@@ -56,12 +57,12 @@ class Inputs : public ::testing::Test {
 
 TEST_F(Inputs, OfAFolderOnAllRanks) {
   const auto inputs = list({at("in")});
-  // Sorted by path; the results and what is no picture are left out; no two have one name.
-  EXPECT_THAT(names(inputs), ElementsAre("a", "a-2", "b", "sub/a"));
+  // Sorted by path; the results and what is no medium are left out; no two have one name.
+  EXPECT_THAT(names(inputs), ElementsAre("a", "a-2", "b", "film", "sub/a"));
   EXPECT_EQ(inputs[0].media.path, at("in/a.PNG"));
-  EXPECT_EQ(inputs[3].media.path, at("in/sub/a.jpeg"));
+  EXPECT_EQ(inputs[4].media.path, at("in/sub/a.jpeg"));
   for (const SegmentInput& i : inputs) {
-    EXPECT_FALSE(i.video);
+    EXPECT_EQ(i.video, i.name == "film");
     EXPECT_EQ(i.media.trust, MediaTrust::untrusted);
   }
 }
@@ -74,6 +75,21 @@ TEST_F(Inputs, FilesGlobsAndSources) {
   EXPECT_TRUE(inputs[3].video);
   EXPECT_EQ(inputs[3].media.path, "lavfi:testsrc");
   EXPECT_EQ(inputs[3].media.trust, MediaTrust::deck);
+}
+
+// Results lie beside weft's own files, and beside each other.
+TEST_F(Inputs, NamesThatAreTaken) {
+  for (const char* file :
+       {"taken/segment.jsonl/b.png", "taken/status.json/b.png", "taken/stop/b.png",
+        "taken/segment.rank0.jsonl/b.png", "taken/x.jpg", "taken/x.png/y.png"})
+    if (first_) {
+      fs::create_directories((folder_ / file).parent_path());
+      std::ofstream(folder_ / file) << "x";
+    }
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_THAT(names(list({at("taken")})),
+              ElementsAre("_segment.jsonl/b", "_segment.rank0.jsonl/b", "_status.json/b", "_stop/b",
+                          "x", "_x.png/y"));
 }
 
 TEST_F(Inputs, NamesAreUtf8) {

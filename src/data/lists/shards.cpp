@@ -1,4 +1,4 @@
-#include "data/ingest/shards.h"
+#include "data/lists/shards.h"
 
 #include <archive.h>
 #include <archive_entry.h>
@@ -12,7 +12,8 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "data/ingest/items.h"
+#include "data/lists/folders.h"
+#include "data/lists/text_file.h"
 
 namespace weft {
 namespace {
@@ -72,7 +73,7 @@ struct Sample {
 
 class ShardReader {
  public:
-  ShardReader(const std::string& path, std::vector<IngestInput>& out)
+  ShardReader(const std::string& path, std::vector<MediaItem>& out)
       : path_(path), out_(out), bytes_(path), archive_(archive_read_new()) {
     WEFT_ASSERT(archive_ != nullptr);
     archive_read_support_format_tar(archive_.get());
@@ -143,7 +144,7 @@ class ShardReader {
     if (kind != MediumKind::other) {
       take_medium(entry, name, kind == MediumKind::video ? sample_.video : sample_.picture);
     } else if (ending == ".txt" || ending == ".text" || ending == ".caption") {
-      sample_.caption = trimmed_caption(content(entry, name));
+      sample_.caption = trimmed(content(entry, name));
     } else if (ending == ".json") {
       take_json(content(entry, name), where(name));
     }
@@ -165,16 +166,11 @@ class ShardReader {
   }
 
   void take_json(const std::string& text, const std::string& name) {
-    const auto object = try_parse_json(text);
+    const auto object = try_parse_json<nlohmann::ordered_json>(text);
     WEFT_CHECK(object.is_object(), Exit::data, "repair it, or leave it out of the shard",
                "{} is no JSON object", name);
-    sample_.facts = FactColumns::read(object, name);
-    for (const char* key : {"caption", "text"}) {
-      const auto found = object.find(key);
-      if (found == object.end() || !found->is_string()) continue;
-      sample_.json_caption = trimmed_caption(found->get<std::string>());
-      break;
-    }
+    sample_.facts = facts_of(object, name);
+    sample_.json_caption = caption_of(object, name);
   }
 
   std::string content(archive_entry* entry, const std::string& name) {
@@ -193,7 +189,7 @@ class ShardReader {
       at += static_cast<std::size_t>(got);
     }
     text.resize(at);
-    return text;
+    return checked_text(std::move(text), where(name));
   }
 
   void end_sample() {
@@ -205,14 +201,14 @@ class ShardReader {
       ++bare_;
       return;
     }
-    IngestInput& item = out_.emplace_back();
+    MediaItem& item = out_.emplace_back();
     item.media = std::move(sample.video ? *sample.video : *sample.picture);
     item.text = sample.caption.value_or(sample.json_caption);
     item.facts = sample.facts;
   }
 
   std::string path_, last_;
-  std::vector<IngestInput>& out_;
+  std::vector<MediaItem>& out_;
   ShardBytes bytes_;
   std::unique_ptr<archive, FreeArchive> archive_;
   Sample sample_;
@@ -222,7 +218,7 @@ class ShardReader {
 
 }  // namespace
 
-void list_shard(const std::string& path, std::vector<IngestInput>& out) {
+void list_shard(const std::string& path, std::vector<MediaItem>& out) {
   ShardReader(path, out).read();
 }
 

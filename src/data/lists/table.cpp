@@ -1,14 +1,16 @@
-#include "data/table.h"
-
-#include <fmt/ranges.h>
+#include "data/lists/table.h"
 
 #include <algorithm>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "data/lists/folders.h"
+#include "data/lists/text_file.h"
 
 namespace weft {
 namespace {
@@ -20,20 +22,28 @@ constexpr int end_of_file = std::char_traits<char>::eof();
 constexpr std::size_t longest_json = std::size_t{8} << 20;  // parsed it takes a multiple of that
 constexpr std::size_t longest_row = std::size_t{64} << 20;  // more is a quote that nobody closed
 
-bool ends_in_jsonl(const std::filesystem::path& path) {
-  std::string ending = path.extension().string();
-  for (char& c : ending)
+std::string small_letters(std::string_view text) {
+  std::string small(text);
+  for (char& c : small)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return ending == ".jsonl";
+  return small;
+}
+
+// A column's name without blanks and byte order marks around it.
+std::string_view plain_name(std::string_view name) {
+  name = trimmed(name);
+  while (name.starts_with(byte_order_mark)) name = trimmed(name.substr(byte_order_mark.size()));
+  return name;
 }
 
 // The value of a CSV field. Quotes count where the field begins with one; what follows the closing
 // one belongs to it, as in pandas.
-std::string field_value(std::string_view field) {
-  if (!field.starts_with('"')) return std::string(field);
+std::string field_value(std::string_view field, bool blanks) {
+  const std::size_t quote = blanks ? field.find_first_not_of(" \t") : 0;
+  if (quote >= field.size() || field[quote] != '"') return std::string(trimmed(field));
   std::string value;
   bool quoted = true;
-  for (std::size_t i = 1; i < field.size(); ++i) {
+  for (std::size_t i = quote + 1; i < field.size(); ++i) {
     if (!quoted || field[i] != '"')
       value += field[i];
     else if (i + 1 < field.size() && field[i + 1] == '"')
@@ -44,23 +54,24 @@ std::string field_value(std::string_view field) {
   return value;
 }
 
-std::string as_field(const std::string& value) {
-  if (value.find_first_of(",\"\r\n") == npos) return value;
-  std::string quoted = "\"";
-  for (const char c : value) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
 std::string dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string as_cell(const Json& value) {
   if (value.is_null()) return "";
-  return as_field(value.is_string() ? value.get<std::string>() : dump(value));
+  return csv_cell(value.is_string() ? value.get<std::string>() : dump(value));
+}
+
+bool means_none(const Json& value) {
+  return value.is_string() && is_missing(trimmed(value.get_ref<const std::string&>()));
+}
+
+const Json* find_member(const Json& object, std::string_view wanted) {
+  if (const auto exact = object.find(wanted); exact != object.end()) return &*exact;
+  for (const auto& [name, value] : object.items())
+    if (is_column(name, wanted)) return &value;
+  return nullptr;
 }
 
 // The columns as an error names them: some, and nothing that a terminal obeys.
@@ -121,22 +132,54 @@ std::vector<Member> members_of(const std::string& text) {
   return members;
 }
 
+std::unique_ptr<std::istream> open_text(const std::filesystem::path& path) {
+  File::open(path, Exit::data);  // refuses folders and pipes
+  auto in = std::make_unique<std::ifstream>(path, std::ios::binary);
+  WEFT_CHECK(in->good(), Exit::data, "check its permissions", "cannot open {}", path.string());
+  return in;
+}
+
 }  // namespace
 
-TableReader::TableReader(const std::filesystem::path& path, std::string wanted)
-    : path_(path), wanted_(std::move(wanted)), csv_(!ends_in_jsonl(path)) {
-  File::open(path, Exit::data);  // refuses folders and pipes
-  in_.open(path, std::ios::binary);
-  WEFT_CHECK(in_.is_open(), Exit::data, "check its permissions", "cannot open {}", path.string());
-  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
-  std::string begin(byte_order_mark.size(), '\0');
-  in_.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  if (in_.gcount() == std::ssize(begin) && begin == byte_order_mark) {
-    mark_ = begin;
-  } else {
-    in_.clear();
-    in_.seekg(0);
-  }
+TableForm form_of_name(const std::string& path) {
+  const std::string ending = ending_of(path);
+  if (ending == ".csv") return TableForm::csv;
+  return ending == ".jsonl" || ending == ".ndjson" || ending == ".odgt" ? TableForm::json_lines
+                                                                        : TableForm::none;
+}
+
+bool is_column(std::string_view name, std::string_view wanted) {
+  return small_letters(plain_name(name)) == small_letters(wanted);
+}
+
+Json member_of(const Json& object, std::string_view wanted) {
+  const Json* found = find_member(object, wanted);
+  return found == nullptr || means_none(*found) ? Json() : *found;
+}
+
+TableReader::TableReader(const std::filesystem::path& path, std::string wanted, TableForm otherwise)
+    : TableReader(
+          path, std::move(wanted),
+          form_of_name(path.string()) == TableForm::none ? otherwise : form_of_name(path.string()),
+          open_text(path)) {}
+
+TableReader TableReader::of_text(std::string text, const std::string& name, TableForm form) {
+  return {name, "path", form, std::make_unique<std::istringstream>(std::move(text))};
+}
+
+TableReader::TableReader(std::filesystem::path path, std::string wanted, TableForm form,
+                         std::unique_ptr<std::istream> in)
+    : path_(std::move(path)),
+      wanted_(std::move(wanted)),
+      in_(std::move(in)),
+      csv_(form == TableForm::csv) {
+  std::string first(16, '\0');
+  in_->read(first.data(), std::ssize(first));
+  first.resize(static_cast<std::size_t>(in_->gcount()));
+  check_is_text(path_.string(), first);
+  if (first.starts_with(byte_order_mark)) mark_ = byte_order_mark;
+  in_->clear();
+  in_->seekg(std::ssize(mark_));
   if (!csv_) {
     line_end_ = "\n";
     return;
@@ -144,20 +187,48 @@ TableReader::TableReader(const std::filesystem::path& path, std::string wanted)
   WEFT_CHECK(read_record(header_), Exit::data,
              wanted_.empty() ? "give it a header line that names its columns"
                              : fmt::format("give it a header line with a column `{}`", wanted_),
-             "{} is empty", path.string());
+             "{} is empty", path_.string());
+  check_encoding(header_);
+  blanks_ = false;
+  for (std::size_t i = 0; i < header_.fields.size(); ++i) {
+    const char c = header_.text.c_str()[header_.fields[i].begin];
+    blanks_ = blanks_ || (i > 0 && (c == ' ' || c == '\t'));
+  }
   for (const TextSpan& f : header_.fields)
-    columns_.push_back(
-        field_value(std::string_view(header_.text).substr(f.begin, f.end - f.begin)));
+    columns_.emplace_back(plain_name(
+        field_value(std::string_view(header_.text).substr(f.begin, f.end - f.begin), true)));
+  for (const std::string& column : columns_) keys_.push_back(small_letters(column));
   if (wanted_.empty()) return;
-  const auto found = std::ranges::find(columns_, wanted_);
+  path_column_ = column(wanted_);
   WEFT_CHECK(
-      found != columns_.end(), Exit::data,
+      path_column_ != npos, Exit::data,
       fmt::format("name the column with the files `{}`; columns are separated by commas", wanted_),
-      "{} has no column `{}`, but: {}", path.string(), wanted_, listed(columns_));
-  path_column_ = static_cast<std::size_t>(found - columns_.begin());
+      "{} has no column `{}`, but: {}", path_.string(), wanted_, listed(columns_));
 }
 
-int TableReader::get() { return in_.rdbuf()->sbumpc(); }
+std::size_t TableReader::column(std::string_view name) const {
+  if (const auto exact = std::ranges::find(columns_, name); exact != columns_.end())
+    return static_cast<std::size_t>(exact - columns_.begin());
+  const auto found = std::ranges::find(keys_, small_letters(name));
+  return found == keys_.end() ? npos : static_cast<std::size_t>(found - keys_.begin());
+}
+
+std::string TableReader::where(const TableRow& row) const {
+  return fmt::format("{}, line {}", path_.string(), row.line);
+}
+
+void TableReader::check_encoding(const TableRow& row) const {
+  const std::size_t bad = find_non_utf8(row.text);
+  if (bad == npos) return;
+  std::string place = fmt::format(
+      "line {}", row.line + std::ranges::count(std::string_view(row.text).substr(0, bad), '\n'));
+  for (std::size_t i = 0; i < row.fields.size() && i < columns_.size(); ++i)
+    if (row.fields[i].begin <= bad && bad < row.fields[i].end)
+      place += fmt::format(", column {}", columns_[i]);
+  refuse_encoding(path_.string(), place, row.text[bad]);
+}
+
+int TableReader::get() { return in_->rdbuf()->sbumpc(); }
 
 // One record with its fields, blank lines skipped.
 bool TableReader::read_record(TableRow& row) {
@@ -185,7 +256,7 @@ bool TableReader::read_record(TableRow& row) {
       } else if (c == '"' && at != At::plain) {
         at = At::quoted;  // also a doubled one
         quote_line = line_;
-      } else {
+      } else if (!blanks_ || at != At::field || (c != ' ' && c != '\t')) {
         at = At::plain;
       }
       row.text += static_cast<char>(c);
@@ -197,13 +268,13 @@ bool TableReader::read_record(TableRow& row) {
                "{}, line {}: a quote is not closed", path_.string(), quote_line);
     row.fields.push_back({begin, row.text.size()});
     if (c == end_of_file) {
-      WEFT_CHECK(!in_.bad(), Exit::data, "copy it again", "cannot read {}", path_.string());
+      WEFT_CHECK(!in_->bad(), Exit::data, "copy it again", "cannot read {}", path_.string());
       if (line_end_.empty()) line_end_ = "\n";
       return !row.text.empty();
     }
     ++line_;
     std::string end(1, static_cast<char>(c));
-    if (c == '\r' && in_.rdbuf()->sgetc() == '\n') end += static_cast<char>(get());
+    if (c == '\r' && in_->rdbuf()->sgetc() == '\n') end += static_cast<char>(get());
     if (line_end_.empty()) line_end_ = end;
     if (!row.text.empty()) return true;
   }
@@ -213,8 +284,8 @@ bool TableReader::read_json(TableRow& row) {
   row.fields.clear();
   const auto next_line = [&] {
     row.text.clear();
-    int c = in_.get();
-    for (; c != end_of_file && c != '\n'; c = in_.get()) {
+    int c = get();
+    for (; c != end_of_file && c != '\n'; c = get()) {
       row.text += static_cast<char>(c);
       WEFT_CHECK(row.text.size() <= longest_json, Exit::data, "is it a table of JSON lines?",
                  "{}, line {}: a line of more than {} MiB", path_.string(), line_,
@@ -229,58 +300,67 @@ bool TableReader::read_json(TableRow& row) {
       line_end_ = "\r\n";
     }
     if (row.text.find_first_not_of(" \t") == npos) continue;
-    const auto j = try_parse_json<Json>(row.text);
-    WEFT_CHECK(j.is_object(), Exit::data,
+    check_encoding(row);
+    row.object = try_parse_json<Json>(row.text);
+    WEFT_CHECK(row.object.is_object(), Exit::data,
                fmt::format("a line holds one object, such as {{\"{}\": ...}}",
                            wanted_.empty() ? "name" : wanted_),
-               "{}, line {} is no JSON object", path_.string(), row.line);
+               "{} is no JSON object", where(row));
     if (wanted_.empty()) return true;
-    const auto found = j.find(wanted_);
+    const Json* path = find_member(row.object, wanted_);
     std::vector<std::string> names;
-    for (const auto& [name, value] : j.items()) names.push_back(name);
-    WEFT_CHECK(found != j.end() && found->is_string(), Exit::data,
+    for (const auto& [name, value] : row.object.items()) names.push_back(name);
+    WEFT_CHECK(path != nullptr && path->is_string(), Exit::data,
                fmt::format("each line has the file as the text `{}`", wanted_),
-               "{}, line {} has no text `{}`, but: {}", path_.string(), row.line, wanted_,
-               listed(names));
-    row.path = found->get<std::string>();
+               "{} has no text `{}`, but: {}", where(row), wanted_, listed(names));
+    row.path = path->get<std::string>();
     return true;
   }
   return false;
 }
 
 bool TableReader::next(TableRow& row) {
-  if (!csv_) return read_json(row);
-  if (!read_record(row)) return false;
-  WEFT_CHECK(row.fields.size() <= columns_.size(), Exit::data,
-             "put a value that has commas in quotes",
-             "{}, line {} has {} values, and there are {} columns", path_.string(), row.line,
-             row.fields.size(), columns_.size());
-  row.path.clear();
-  if (!wanted_.empty() && path_column_ < row.fields.size()) {
-    const TextSpan f = row.fields[path_column_];
-    row.path = field_value(std::string_view(row.text).substr(f.begin, f.end - f.begin));
+  if (!(csv_ ? read_record(row) : read_json(row))) return false;
+  if (csv_) {
+    check_encoding(row);
+    WEFT_CHECK(row.fields.size() <= columns_.size(), Exit::data,
+               "put a value that has commas in quotes",
+               "{} has {} values, and there are {} columns", where(row), row.fields.size(),
+               columns_.size());
+    row.path = wanted_.empty() ? "" : cell(row, path_column_);
   }
+  if (is_missing(row.path)) row.path.clear();
+  WEFT_CHECK(row.path.find('\0') == npos, Exit::data, "name a file", "{}: the path has a zero byte",
+             where(row));
   return true;
 }
 
-std::vector<std::string> TableReader::values(const TableRow& row) const {
-  std::vector<std::string> values(columns_.size());
-  for (std::size_t i = 0; i < row.fields.size(); ++i) {
-    const TextSpan f = row.fields[i];
-    values[i] = field_value(std::string_view(row.text).substr(f.begin, f.end - f.begin));
+std::string TableReader::cell(const TableRow& row, std::size_t column) const {
+  if (column >= row.fields.size()) return "";  // a short row ends in empty values
+  const TextSpan f = row.fields[column];
+  return field_value(std::string_view(row.text).substr(f.begin, f.end - f.begin), blanks_);
+}
+
+Json TableReader::value(const TableRow& row, std::string_view name) const {
+  if (!csv_) return member_of(row.object, name);
+  Json value = cell(row, column(name));
+  return means_none(value) ? Json() : value;
+}
+
+std::string csv_cell(const std::string& value) {
+  if (value.find_first_of(",\"\r\n") == npos && trimmed(value) == value) return value;
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '"') quoted += '"';
+    quoted += c;
   }
-  return values;
+  return quoted + '"';
 }
 
 TableWriter::TableWriter(const TableReader& table, std::vector<std::string> columns, Sink sink)
     : table_(table), columns_(std::move(columns)), sink_(std::move(sink)) {
   sink_(table_.mark());
-  for (const std::string& column : columns_) {
-    const auto found = std::ranges::find(table_.columns(), column);
-    places_.push_back(found == table_.columns().end()
-                          ? npos
-                          : static_cast<std::size_t>(found - table_.columns().begin()));
-  }
+  for (const std::string& column : columns_) places_.push_back(table_.column(column));
   if (table_.is_csv()) add_csv(table_.header(), columns_);
 }
 
@@ -318,7 +398,7 @@ void TableWriter::add_json(const TableRow& row, const std::vector<Json>& values)
   for (std::size_t i = 0; i < values.size(); ++i) {
     bool replaced = false;
     for (const Member& m : members)
-      if (m.name == columns_[i]) {
+      if (is_column(m.name, columns_[i])) {
         changes.emplace_back(m.value, dump(values[i]));
         replaced = true;
       }

@@ -1,4 +1,4 @@
-#include "data/table.h"
+#include "data/lists/table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -113,6 +113,33 @@ TEST_F(ScoreTable, ManyRowsDoNotStayInMemory) {
   }
   EXPECT_EQ(rows, 20000);
   EXPECT_LT(row.text.capacity(), 1000);
+}
+
+TEST_F(ScoreTable, FindsColumnsAsPeopleWriteThem) {
+  const fs::path in = file("id, Path ,OCR\n1, a.mp4, 7\n2, \"b, c.mp4\",\n");
+  EXPECT_THAT(paths(in), ElementsAre("a.mp4", "b, c.mp4"));
+  EXPECT_EQ(scored(in, {{"a.mp4", 3}, {"b, c.mp4", 4}}),
+            "id, Path ,ocr\n1, a.mp4,3\n2, \"b, c.mp4\",4\n");
+  EXPECT_EQ(scored(file("{\"PATH\": \"a\", \"Ocr\": 1}\n", "in.jsonl"), {{"a", 5}}),
+            "{\"PATH\": \"a\", \"Ocr\": 5}\n");
+}
+
+TEST_F(ScoreTable, OfATextInMemory) {
+  TableReader table = TableReader::of_text("path\n\" a.png\"\n", "pictures", TableForm::csv);
+  TableRow row;
+  ASSERT_TRUE(table.next(row));
+  EXPECT_EQ(row.path, " a.png");
+  EXPECT_EQ(table.where(row), "pictures, line 2");
+  EXPECT_FALSE(table.next(row));
+}
+
+TEST_F(ScoreTable, RefusesOtherEncodings) {
+  EXPECT_THAT(refused(file("path,text\na,\"x\ny\xe9\"\n")),
+              HasSubstr("in.csv, line 3, column text: the byte 0xe9 is not UTF-8"));
+  EXPECT_THAT(refused(file(std::string("\xff\xfep\0", 4))), HasSubstr("UTF-16"));
+  EXPECT_THAT(refused(file(std::string("path,text\na name,x\na\0b,y\n", 25))),
+              HasSubstr("zero byte"));
+  EXPECT_THAT(refused(file("PAR1....")), HasSubstr("Parquet"));
 }
 
 TEST_F(ScoreTable, RefusesOtherCsvs) {

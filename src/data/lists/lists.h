@@ -1,0 +1,81 @@
+// What the keys of a deck name that take many files (ingest.inputs, segment.inputs, score.input):
+// lists, folders, globs, WebDataset shards, single files. The one rule for paths: those of a deck
+// begin where weft was started, those of a list in the list's folder.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "config/deck.h"
+#include "data/lists/table.h"
+#include "media/media_source.h"
+
+namespace weft {
+
+// What a list may say of an item, by the names of Open-Sora's columns. NaN: it does not say.
+enum class Fact { aes, flow, match, ocr, num_frames, height, width, fps };
+inline constexpr std::array<const char*, 8> fact_names = {"aes",        "flow",   "match", "ocr",
+                                                          "num_frames", "height", "width", "fps"};
+struct Facts {
+  std::array<double, fact_names.size()> values;
+  Facts() { values.fill(std::numeric_limits<double>::quiet_NaN()); }
+  double& operator[](Fact fact) { return values[static_cast<std::size_t>(fact)]; }
+  double operator[](Fact fact) const { return values[static_cast<std::size_t>(fact)]; }
+};
+
+// Of a row or of an object. Other columns do not count, nor do frames, sizes and rates of 0 and
+// less: whoever wrote them could not read the file. Exit::data with column and value for what is no
+// finite number.
+Facts facts_of(const TableReader& table, const TableRow& row);
+Facts facts_of(const nlohmann::ordered_json& object, const std::string& where);
+// The columns `text` or else `caption`; "" = none. Exit::data for what is no text.
+std::string caption_of(const TableReader& table, const TableRow& row);
+std::string caption_of(const nlohmann::ordered_json& object, const std::string& where);
+inline constexpr std::uint64_t longest_caption = std::uint64_t{1} << 20;  // of a file, in bytes
+
+struct MediaItem {
+  MediaSource media;
+  std::string text;  // the caption, "" = none
+  Facts facts;
+  std::string below;  // of a file in a folder: its path from there
+};
+
+// The items of all inputs, in their order:
+//   NAME.csv, NAME.jsonl   a list, its rows in their order;
+//   a folder               the videos and pictures in it and below, sorted by path (folders.h);
+//   NAME.tar               the samples of a WebDataset shard (shards.h);
+//   a glob                 what it matches, sorted, each as if it were named here;
+//   a file, lavfi:GRAPH    as it is.
+// A file that is not of a list has the text of NAME.txt beside it as its caption. Only what a deck
+// names itself is trusted. What folders and globs leave out is told on rank 0. `key` is that of the
+// deck, for messages; `results` is the job's output, which is no input. Exit::data for a glob
+// without a match, a folder without media, a table in a form that weft does not read, and for
+// lists that cannot be read or are larger than limits.max_list_mib.
+std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
+                                  const MediaDeck& limits,
+                                  const std::filesystem::path& results = {});
+
+// Where a path of a list leads: relative ones begin in the list's folder.
+std::string beside_list(const std::string& list, const std::string& path);
+// Exit::data for a table in a form that weft does not read (.tsv, Parquet), named with what to do.
+void refuse_other_forms(const std::string& path);
+// Exit::data if the list is larger than limits.max_list_mib.
+void check_list_size(const std::string& path, const MediaDeck& limits);
+
+// Why a file cannot be opened, "" if it can: "lost.mp4", "locked/a.mp4 (Permission denied)".
+std::string missing_file(const std::string& path);
+// Names what cannot be opened of `all` files or items, before any work: up to ten, and their
+// number. Warns on rank 0; Exit::data where nothing is left, or `refuse`.
+void report_missing(const std::vector<std::string>& missing, std::size_t all,
+                    const std::string& noun, const std::string& hint, bool refuse = false);
+inline constexpr const char* missing_hint =
+    "paths in a list begin in the list's folder, those of a deck where weft was started";
+
+// The beginning of a text of others, for messages: nothing that a terminal obeys.
+std::string shown(std::string_view text, std::size_t longest = 80);
+
+}  // namespace weft
