@@ -17,6 +17,9 @@ struct ClipView {
 
 struct Mp4Options {
   double fps = 24;  // 0 < fps <= 1000
+  // Times a second at which a frame of add(frame, seconds, duration) may begin; 0: frames are evenly
+  // spaced.
+  double ticks = 0;
   // One of the segments of a clip, frames [a,b) as an MP4 of its own, for media/join_mp4.h: the
   // same frames give the same bytes, whichever library or time writes them into the file's
   // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
@@ -41,6 +44,9 @@ class Mp4Writer {
 
   // The next frames, of the size that was said.
   void add(const ClipView& frames);
+  // One frame, where ticks are given: when it begins, later than the one before, and for how long it
+  // is shown if it is the last.
+  void add(const ClipView& frame, double seconds, double duration);
   // After one frame or more: the file is whole.
   void finish();
 

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/ingest/inputs.h"
+#include "data/text_images/picture_files.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
@@ -82,8 +83,7 @@ std::vector<SegmentInput> named(const std::vector<Found>& found) {
     const std::string stem = plain_name(plain);
     std::string name = stem;
     for (int n = 2; !taken.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
-    const bool picture = !is_source_graph(f.media.path) &&
-                         ends_as(f.media.path, {".jpg", ".jpeg", ".png", ".bmp", ".webp"});
+    const bool picture = !is_source_graph(f.media.path) && is_picture_name(f.media.path);
     inputs.push_back({f.media, name, !picture});
   }
   return inputs;

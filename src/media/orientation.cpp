@@ -1,0 +1,103 @@
+#include "media/orientation.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace weft {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+std::string_view text_of(Bytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+Bytes from(Bytes bytes, std::uint64_t at) {
+  return bytes.subspan(std::min<std::uint64_t>(at, bytes.size()));
+}
+
+// A whole number of `count` bytes; 0 where the bytes end before.
+std::uint32_t number(Bytes bytes, std::uint64_t at, int count, bool little) {
+  if (at + static_cast<std::uint64_t>(count) > bytes.size()) return 0;
+  std::uint32_t value = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto place = at + static_cast<std::uint64_t>(little ? count - 1 - i : i);
+    value = value << 8 | std::to_integer<std::uint32_t>(bytes[place]);
+  }
+  return value;
+}
+
+// Of a block of EXIF, which has the form of a TIFF file: the orientation in its first directory.
+int of_tiff(Bytes tiff) {
+  constexpr std::string_view prefix("Exif\0\0", 6);
+  if (text_of(tiff).starts_with(prefix)) tiff = tiff.subspan(prefix.size());
+  const bool little = text_of(tiff).starts_with("II");
+  if (!little && !text_of(tiff).starts_with("MM")) return 1;
+  const std::uint64_t directory = number(tiff, 4, 4, little);
+  const std::uint32_t entries = number(tiff, directory, 2, little);
+  constexpr std::uint32_t tag = 0x112, is_short = 3;
+  for (std::uint32_t i = 0; i < entries; ++i) {
+    const std::uint64_t at = directory + 2 + 12 * std::uint64_t{i};
+    if (number(tiff, at, 2, little) != tag) continue;
+    const int bytes = number(tiff, at + 2, 2, little) == is_short ? 2 : 4;
+    const std::uint32_t value = number(tiff, at + 8, bytes, little);
+    return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+  }
+  return 1;
+}
+
+Bytes exif_of_jpeg(Bytes file) {
+  constexpr std::uint32_t app1 = 0xe1, scan = 0xda, end = 0xd9;
+  for (std::uint64_t at = 2; at + 4 <= file.size();) {
+    if (number(file, at, 1, false) != 0xff) return {};
+    const std::uint32_t marker = number(file, at + 1, 1, false);
+    if (marker == 0xff) {  // a byte that fills up
+      ++at;
+      continue;
+    }
+    if (marker == scan || marker == end) return {};
+    const std::uint32_t length = number(file, at + 2, 2, false);
+    const Bytes body = from(file, at + 4).first(std::min<std::uint64_t>(
+        length < 2 ? 0 : length - 2, file.size() - at - 4));
+    if (marker == app1 && text_of(body).starts_with("Exif")) return body;
+    at += 2 + std::uint64_t{length};
+  }
+  return {};
+}
+
+// The first chunk of that name: its length and name in front of it, `behind` bytes behind it.
+Bytes chunk(Bytes file, std::uint64_t at, std::string_view name, bool riff) {
+  while (at + 8 <= file.size()) {
+    const std::uint64_t length = number(file, riff ? at + 4 : at, 4, riff);
+    const Bytes body = from(file, at + 8).first(std::min<std::uint64_t>(length, file.size() - at - 8));
+    if (text_of(from(file, riff ? at : at + 4)).starts_with(name)) return body;
+    at += 8 + length + (riff ? length % 2 : 4);  // padding, or a checksum
+  }
+  return {};
+}
+
+}  // namespace
+
+int exif_orientation(Bytes file) {
+  const std::string_view begin = text_of(file.first(std::min<std::size_t>(file.size(), 16)));
+  if (begin.starts_with("\xff\xd8")) return of_tiff(exif_of_jpeg(file));
+  if (begin.starts_with("\x89PNG")) return of_tiff(chunk(file, 8, "eXIf", false));
+  if (begin.starts_with("RIFF")) return of_tiff(chunk(file, 12, "EXIF", true));
+  return of_tiff(file);
+}
+
+UprightWalk upright_walk(int orientation, std::int64_t height, std::int64_t width,
+                         std::int64_t stride) {
+  const std::int64_t bottom = (height - 1) * stride, right = (width - 1) * 3;
+  const std::array<UprightWalk, 8> walks = {{{0, 3, stride},
+                                             {right, -3, stride},
+                                             {bottom + right, -3, -stride},
+                                             {bottom, 3, -stride},
+                                             {0, stride, 3},
+                                             {bottom, -stride, 3},
+                                             {bottom + right, -stride, -3},
+                                             {right, stride, -3}}};
+  return walks.at(static_cast<std::size_t>(orientation - 1));
+}
+
+}  // namespace weft
