@@ -17,13 +17,13 @@ struct ClipView {
 
 struct Mp4Options {
   double fps = 24;  // 0 < fps <= 1000
-  // Times a second at which a frame of add(frame, seconds, duration) may begin; 0: frames are evenly
-  // spaced.
-  double ticks = 0;
   // One of the segments of a clip, frames [a,b) as an MP4 of its own, for media/join_mp4.h: the
   // same frames give the same bytes, whichever library or time writes them into the file's
   // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
   bool segment = false;
+  // Times a second at which a frame of add(frame, seconds, duration) may begin; 0: frames are evenly
+  // spaced.
+  double ticks = 0;
 };
 
 // An MP4 written while its frames are made, in memory that does not depend on its length (the
