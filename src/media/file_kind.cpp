@@ -16,7 +16,8 @@ constexpr const char* as_jpeg = "convert it to JPEG or PNG";
 constexpr const char* as_heic =
     "convert it to JPEG or PNG, as with: heif-convert X.heic X.png (package libheif-examples)";
 constexpr const char* as_still_webp =
-    "FFmpeg does not decode it: take a picture out, as with: webpmux -get frame 1 X.webp -o Y.webp, "
+    "FFmpeg does not decode it: take a picture out, as with: webpmux -get frame 1 X.webp -o "
+    "Y.webp, "
     "or make a video of it";
 
 struct Signature {
@@ -34,7 +35,10 @@ constexpr std::array signatures = {
     Signature{0, "PK\x05\x06"sv, {"an empty ZIP archive", unpack}},
     Signature{0, "\x1f\x8b"sv, {"packed with gzip", unpack}},
     Signature{0, "BZh"sv, {"packed with bzip2", unpack}},
-    Signature{0, "\xfd""7zXZ\0"sv, {"packed with xz", unpack}},
+    Signature{0,
+              "\xfd"
+              "7zXZ\0"sv,
+              {"packed with xz", unpack}},
     Signature{0, "\x28\xb5\x2f\xfd"sv, {"packed with zstd", unpack}},
     Signature{0, "7z\xbc\xaf\x27\x1c"sv, {"a 7z archive", unpack}},
     Signature{0, "Rar!"sv, {"a RAR archive", unpack}},
@@ -48,9 +52,13 @@ constexpr std::array signatures = {
     Signature{0, "IIRO"sv, {"a camera's raw picture", as_jpeg}},
     Signature{8, "CR\2"sv, {"a camera's raw picture", as_jpeg}},
     Signature{4, "ftypcrx "sv, {"a camera's raw picture", as_jpeg}},
-    Signature{0, "version https://git-lfs"sv,
+    Signature{0,
+              "version https://git-lfs"sv,
               {"a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"}},
-    Signature{0, "\x7f""ELF"sv, {"a program", "name a file of media"}},
+    Signature{0,
+              "\x7f"
+              "ELF"sv,
+              {"a program", "name a file of media"}},
 };
 
 bool has(std::string_view text, std::size_t at, std::string_view bytes) {

@@ -36,8 +36,8 @@ std::int64_t wrapped_difference(std::int64_t a, std::int64_t b) {
 
 double ratio(AVRational r) { return r.num == 0 || r.den == 0 ? 0 : av_q2d(r); }
 
-// How the pictures lie, as EXIF numbers it. OpenCV takes the angle alone, so that a mirrored picture
-// is turned by 180 degrees, and applies quarter turns only.
+// How the pictures lie, as EXIF numbers it. OpenCV takes the angle alone, so that a mirrored
+// picture is turned by 180 degrees, and applies quarter turns only.
 int orientation_of(const AVStream& stream) {
   const std::int32_t* matrix = ff::display_matrix(stream);
   if (matrix == nullptr) return 1;

@@ -235,7 +235,7 @@ void cmyk_to_rgb(std::vector<std::uint8_t>& values) {
     const int black = values[4 * i + 3];
     for (std::size_t c = 0; c < 3; ++c) {
       const int product = (255 - values[4 * i + c]) * black + 128;
-      const int kept = black - ((product >> 8) + product >> 8);
+      const int kept = black - (((product >> 8) + product) >> 8);
       values[3 * i + c] = static_cast<std::uint8_t>(std::clamp(kept, 0, 255));
     }
   }
@@ -273,8 +273,7 @@ bool is_jpeg(std::span<const std::byte> bytes) {
 ImageFile set_upright(ImageFile stored, std::span<const std::byte> bytes, const MediaDeck& limits) {
   const int orientation = limits.orientation == "upright" ? exif_orientation(bytes) : 1;
   if (orientation == 1) return stored;
-  const UprightWalk walk =
-      upright_walk(orientation, stored.height, stored.width, stored.width * 3);
+  const UprightWalk walk = upright_walk(orientation, stored.height, stored.width, stored.width * 3);
   ImageFile out{stored.height, stored.width, {}};
   if (is_sideways(orientation)) std::swap(out.height, out.width);
   out.values.reserve(stored.values.size());

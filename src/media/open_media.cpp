@@ -41,9 +41,9 @@ int refuse_to_open(AVFormatContext* context, AVIOContext** io, const char*, int,
   return AVERROR(EPERM);
 }
 
-// Cameras put a second picture, a film or data of their own behind a JPEG, which FFmpeg may take for
-// a film of JPEGs; and an animated PNG is a picture to all who do not know of it. So files that begin
-// as one of the two are a picture, unless their names say otherwise. Null: FFmpeg decides.
+// Cameras put a second picture, a film or data of their own behind a JPEG, which FFmpeg may take
+// for a film of JPEGs; and an animated PNG is a picture to all who do not know of it. So files that
+// begin as one of the two are a picture, unless their names say otherwise. Null: FFmpeg decides.
 const AVInputFormat* picture_format(std::span<const std::byte> begin, const std::string& name) {
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
   const auto ends_as = [&](std::string_view ending) {
@@ -172,8 +172,7 @@ void OpenMedia::open_file() {
              source_.name(), other.what);
   bytes_ = std::make_unique<Bytes>(*this, std::move(file), member ? source_.begin : 0, count);
   const AVInputFormat* kind = picture_format(begin, source_.name());
-  if (kind == nullptr)
-    check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
+  if (kind == nullptr) check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
   WEFT_CHECK(av_match_list(kind->name, formats().c_str(), ',') > 0, Exit::data,
              wanted_ == Wanted::sound ? "convert it to a file of sound, such as wav, flac or mp3"
                                       : "convert it to a file of pictures alone, such as mp4, mkv "
@@ -228,17 +227,25 @@ void OpenMedia::check_streams() {
   // An SVG drawing may name other files.
   WEFT_CHECK(codec_->id != AV_CODEC_ID_SVG, Exit::data, general_hint,
              "cannot open video {}: SVG is not read", source_.name());
+#if LIBAVFORMAT_VERSION_MAJOR >= 61  // FFmpeg 7 gives a picture's tiles as streams
+  for (unsigned i = 0; i < format_->nb_stream_groups; ++i)
+    WEFT_CHECK(format_->stream_groups[i]->type != AV_STREAM_GROUP_PARAMS_TILE_GRID, Exit::data,
+               "convert it to JPEG or PNG", "picture {} is made of tiles, which are not read",
+               source_.name());
+#endif
   const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
-  WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || !knows_duration() || seconds <= limits.max_hours * 3600, Exit::data,
-             "cut it, or raise media.max_hours", "{} {} has {:.2f} hours, media.max_hours = {}",
-             kind_, source_.name(), seconds / 3600, limits.max_hours);
+  WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || !knows_duration() ||
+                 seconds <= limits.max_hours * 3600,
+             Exit::data, "cut it, or raise media.max_hours",
+             "{} {} has {:.2f} hours, media.max_hours = {}", kind_, source_.name(), seconds / 3600,
+             limits.max_hours);
 }
 
 bool OpenMedia::is_image() const {
   const AVDictionaryEntry* brand = av_dict_get(format_->metadata, "major_brand", nullptr, 0);
   const std::string_view name = brand == nullptr ? "" : brand->value;
   return std::string_view(format_->iformat->name).ends_with("_pipe") || name == "avif" ||
-         name == "mif1";
+         name == "avis" || name == "mif1";
 }
 
 std::vector<std::byte> OpenMedia::bytes() const {

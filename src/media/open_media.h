@@ -32,10 +32,10 @@ class OpenMedia {
 
   AVFormatContext* format() const { return format_; }
   AVStream* stream() const { return stream_; }
-  bool is_image() const;  // a still picture, of which the first frame counts
+  bool is_image() const;                 // a still picture, of which the first frame counts
   std::vector<std::byte> bytes() const;  // of the file
-  // What the container says of the stream, its edit list included: packets to be decoded, and frames
-  // that come of them. 0: it does not say.
+  // What the container says of the stream, its edit list included: packets to be decoded, and
+  // frames that come of them. 0: it does not say.
   struct Promise {
     std::int64_t packets = 0, frames = 0;
   };

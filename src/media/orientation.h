@@ -11,6 +11,10 @@ namespace weft {
 // TIFF, from its first EXIF block. 1 where the file has none, or one that makes no sense.
 int exif_orientation(std::span<const std::byte> file);
 
+// Whether it is a TIFF compressed as JPEG, or in YCbCr: FFmpeg makes a black or a wrong picture of
+// it.
+bool is_tiff_of_jpeg(std::span<const std::byte> file);
+
 // Whether setting it upright swaps height and width.
 constexpr bool is_sideways(int orientation) { return orientation >= 5; }
 

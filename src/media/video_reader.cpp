@@ -4,9 +4,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "media/ffmpeg.h"
+#include "media/image_file.h"
 #include "media/open_media.h"
 #include "media/orientation.h"
 #include "media/resize.h"
@@ -21,12 +25,9 @@ extern "C" {
 namespace weft {
 namespace {
 
-// How ffmpeg turns and mirrors a frame by its display matrix, which is that of a rotation in degrees
-// counter-clockwise, of a mirror image, or of both.
-struct Turn {
-  std::string filters;
-  bool sideways = false;
-};
+// How ffmpeg turns and mirrors a frame by its display matrix, which is that of a rotation in
+// degrees counter-clockwise, of a mirror image, or of both.
+using Turn = std::pair<std::string, bool>;  // filters, and whether they swap the sides
 Turn turn_of(const std::int32_t* matrix) {
   const double counter = matrix == nullptr ? 0 : av_display_rotation_get(matrix);
   if (matrix == nullptr || !std::isfinite(counter)) return {};
@@ -35,22 +36,23 @@ Turn turn_of(const std::int32_t* matrix) {
   const auto is = [&](double angle) { return std::abs(degrees - angle) < 1; };
   if (is(90)) return {matrix[3] > 0 ? "transpose=cclock_flip," : "transpose=clock,", true};
   if (is(270)) return {matrix[3] < 0 ? "transpose=clock_flip," : "transpose=cclock,", true};
-  if (is(180)) return {std::string(matrix[0] < 0 ? "hflip," : "") + (matrix[4] < 0 ? "vflip," : "")};
-  if (is(0)) return {matrix[4] < 0 ? "vflip," : ""};
-  return {fmt::format("rotate={}*PI/180,", degrees)};
+  if (is(180))
+    return {std::string(matrix[0] < 0 ? "hflip," : "") + (matrix[4] < 0 ? "vflip," : ""), false};
+  if (is(0)) return {matrix[4] < 0 ? "vflip," : "", false};
+  return {fmt::format("rotate={}*PI/180,", degrees), false};
 }
 
 // The same of a picture by its EXIF.
 Turn turn_of(int orientation) {
-  static constexpr std::array filters = {"",
-                                         ",hflip",
-                                         ",hflip,vflip",
-                                         ",vflip",
-                                         ",transpose=cclock_flip",
-                                         ",transpose=clock",
-                                         ",transpose=clock_flip",
-                                         ",transpose=cclock"};
-  return {filters.at(static_cast<std::size_t>(orientation - 1)), is_sideways(orientation)};
+  static constexpr std::array turns = {"",
+                                       ",hflip",
+                                       ",hflip,vflip",
+                                       ",vflip",
+                                       ",transpose=cclock_flip",
+                                       ",transpose=clock",
+                                       ",transpose=clock_flip",
+                                       ",transpose=cclock"};
+  return {turns.at(static_cast<std::size_t>(orientation - 1)), is_sideways(orientation)};
 }
 
 }  // namespace
@@ -70,11 +72,13 @@ struct VideoReader::State {
   std::string shape;  // of the frames that the graph takes
 
   VideoFrame frame;
-  Turn turn;  // of the container or the picture; frames of a video may have their own
+  std::optional<ImageFile> still;  // of CMYK, which FFmpeg takes for other colours
+  std::string turn;       // filters that set a picture upright; frames of a video have their own
+  bool sideways = false;  // as the picture, or the container, says
   double native_fps = 24, fps = 24, first_seconds = 0;
   std::int64_t packets = 0, delivered_frames = 0, damaged = 0;
   std::int64_t start = 0, end = 0;  // of the file, and of the last frame decoded, in its time base
-  bool waiting = false;             // `decoded` is of another shape than the graph, which is emptied
+  bool waiting = false;  // `decoded` is of another shape than the graph, which is emptied
   bool all_frames = false;
 
   [[noreturn]] void fail(const std::string& what, int code) { media.fail(what, code); }
@@ -92,14 +96,25 @@ struct VideoReader::State {
     if (media.is_image()) options.fps = 0;
     fps = options.fps > 0 ? options.fps : native_fps;
 
-    if (!media.is_image()) {
-      turn = turn_of(ff::display_matrix(*stream));
-    } else if (options.access.limits.orientation == "upright") {
-      turn = turn_of(exif_orientation(media.bytes()));
-    }
+    if (media.is_image())
+      look_at_picture(media.bytes());
+    else
+      sideways = turn_of(ff::display_matrix(*stream)).second;
     // ffmpeg counts from where the first stream of the file begins.
     if (const std::int64_t begin = media.format()->start_time; begin != AV_NOPTS_VALUE)
       start = av_rescale_q(begin, {1, AV_TIME_BASE}, stream->time_base);
+  }
+
+  void look_at_picture(const std::vector<std::byte>& bytes) {
+    WEFT_CHECK(!is_tiff_of_jpeg(bytes), Exit::data, "convert it to PNG",
+               "picture {} is a TIFF compressed as JPEG, or in YCbCr, which is not read", path);
+    const AVPixFmtDescriptor* format =
+        av_pix_fmt_desc_get(static_cast<AVPixelFormat>(stream->codecpar->format));
+    if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG && format != nullptr &&
+        format->nb_components == 4)
+      still = decode_image(bytes, path, options.access.limits);
+    else if (options.access.limits.orientation == "upright")
+      std::tie(turn, sideways) = turn_of(exif_orientation(bytes));
   }
 
   // How frames such as `decoded` are to be converted: the options of the graph's source, and its
@@ -107,10 +122,9 @@ struct VideoReader::State {
   std::pair<std::string, std::string> conversion() const {
     const AVRational base = stream->time_base;
     const AVRational aspect = decoded->sample_aspect_ratio;
-    std::string from =
-        fmt::format("video_size={}x{}:pix_fmt={}:time_base={}/{}:pixel_aspect={}/{}",
-                    decoded->width, decoded->height, decoded->format, base.num, base.den,
-                    std::max(aspect.num, 0), std::max(aspect.den, 1));
+    std::string from = fmt::format("video_size={}x{}:pix_fmt={}:time_base={}/{}:pixel_aspect={}/{}",
+                                   decoded->width, decoded->height, decoded->format, base.num,
+                                   base.den, std::max(aspect.num, 0), std::max(aspect.den, 1));
 #if LIBAVFILTER_VERSION_MAJOR >= 10  // FFmpeg 7
     from += fmt::format(":colorspace={}:range={}", static_cast<int>(decoded->colorspace),
                         static_cast<int>(decoded->color_range));
@@ -118,10 +132,10 @@ struct VideoReader::State {
     // The size stays the same, so only chroma is interpolated. Full chroma, as a decoder to RGB
     // should.
     const char* rgb = "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
-    if (media.is_image()) return {from, rgb + turn.filters};
+    if (media.is_image()) return {from, rgb + turn};
     const std::int32_t* matrix = ff::display_matrix(*stream, decoded.get());
     const std::string rate = options.fps > 0 ? fmt::format("fps={},", options.fps) : "";
-    return {from, turn_of(matrix).filters + rate + rgb};
+    return {from, turn_of(matrix).first + rate + rgb};
   }
 
   // buffer -> [turn] -> [fps] -> RGB -> sink.
@@ -153,8 +167,7 @@ struct VideoReader::State {
     for (;;) {
       // What lies behind a picture is none of it.
       const bool picture_done = media.is_image() && packets > 0;
-      const int got =
-          picture_done ? AVERROR_EOF : av_read_frame(media.format(), packet.get());
+      const int got = picture_done ? AVERROR_EOF : av_read_frame(media.format(), packet.get());
       if (got == AVERROR_EOF) {
         check(avcodec_send_packet(decoder.get(), nullptr), "decode");
         // A truncated file often just ends.
@@ -214,6 +227,7 @@ struct VideoReader::State {
   }
 
   const VideoFrame* next() {
+    if (still) return delivered_frames == 0 ? take_still() : nullptr;
     const ff::OpenMedia::Work work(media);
     av_frame_unref(delivered.get());
     for (;;) {
@@ -251,6 +265,13 @@ struct VideoReader::State {
     return &frame;
   }
 
+  const VideoFrame* take_still() {
+    ++delivered_frames;
+    frame = {still->values.data(), 3 * still->width, still->height, still->width};
+    frame.duration = 1 / fps;
+    return &frame;
+  }
+
   // A container's claim of its length may be wrong, and a graph may be endless.
   void check_length() const {
     const MediaDeck& limits = options.access.limits;
@@ -279,12 +300,14 @@ double VideoReader::ticks() const {
 }
 
 std::int64_t VideoReader::height() const {
+  if (state_->still) return state_->still->height;
   const auto* p = state_->stream->codecpar;
-  return state_->turn.sideways ? p->width : p->height;
+  return state_->sideways ? p->width : p->height;
 }
 std::int64_t VideoReader::width() const {
+  if (state_->still) return state_->still->width;
   const auto* p = state_->stream->codecpar;
-  return state_->turn.sideways ? p->height : p->width;
+  return state_->sideways ? p->height : p->width;
 }
 
 std::int64_t VideoReader::frames() const {

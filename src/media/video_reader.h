@@ -32,8 +32,8 @@ struct VideoReaderOptions {
 // from a deck only, "lavfi:GRAPH", one of FFmpeg's own sources, such as
 // "lavfi:testsrc=duration=2:rate=24:size=320x240". Videos are turned and mirrored as their display
 // matrix says, pictures as media.orientation and their EXIF say; of several pictures in one file it
-// is the first. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, exceeds the
-// limits of the deck's [media], or ends before nine tenths of the frames that its container
+// is the first. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, exceeds
+// the limits of the deck's [media], or ends before nine tenths of the frames that its container
 // promises; Exit::stopped when a stop was requested.
 class VideoReader {
  public:

@@ -137,15 +137,17 @@ TEST_F(AudioTest, RatesThatNoSoundHas) {
 
 // Speech after a pause takes more bits than the beginning, from which FFmpeg estimates the length.
 TEST_F(AudioTest, AnEstimatedLengthIsNoPromise) {
-  for (const std::string how : {"-c:a aac -b:a 64k x.aac", "-c:a libmp3lame -q:a 4 -write_xing 0 "
-                                                           "-id3v2_version 0 x.mp3"}) {
-    const std::string command =
-        "cd " + dir_.string() +
-        " && ffmpeg -nostdin -v error -f lavfi -i 'aevalsrc=if(lt(t\\,1)\\,0\\,random(0)-0.5):d=5' " + how;
+  for (const std::string how : {"-c:a aac -b:a 64k x.aac",
+                                "-c:a libmp3lame -q:a 4 -write_xing 0 "
+                                "-id3v2_version 0 x.mp3"}) {
+    const std::string command = "cd " + dir_.string() +
+                                " && ffmpeg -nostdin -v error -f lavfi -i "
+                                "'aevalsrc=if(lt(t\\,1)\\,0\\,random(0)-0.5):d=5' " +
+                                how;
     ASSERT_EQ(std::system(command.c_str()), 0) << how;
-    EXPECT_NEAR(static_cast<double>(read_speech((dir_ / how.substr(how.rfind(' ') + 1)).string())
-                                        .size()),
-                5 * 16000, 4000)
+    EXPECT_NEAR(
+        static_cast<double>(read_speech((dir_ / how.substr(how.rfind(' ') + 1)).string()).size()),
+        5 * 16000, 4000)
         << how;
   }
 }

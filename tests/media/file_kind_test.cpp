@@ -24,15 +24,23 @@ TEST(FileKind, NamesWhatIsNoMedium) {
   EXPECT_EQ(what(" \n<!DOCTYPE HTML>"), "a web page");
   EXPECT_EQ(what("version https://git-lfs.github.com/spec/v1"),
             "a pointer of Git LFS, not the file itself");
-  EXPECT_EQ(what("\0\0\0\x18" "ftypheic\0\0\0\0mif1heic"sv), "a HEIC picture");
-  EXPECT_EQ(what("\0\0\0\x18" "ftypmif1\0\0\0\0mif1heic"sv), "a HEIC picture");
+  EXPECT_EQ(what("\0\0\0\x18"
+                 "ftypheic\0\0\0\0mif1heic"sv),
+            "a HEIC picture");
+  EXPECT_EQ(what("\0\0\0\x18"
+                 "ftypmif1\0\0\0\0mif1heic"sv),
+            "a HEIC picture");
   EXPECT_EQ(what("RIFF\x68\1\0\0WEBPVP8X\x0a\0\0\0\2\0\0\0"sv), "an animated WebP");
 }
 
 TEST(FileKind, LeavesMediaAlone) {
   EXPECT_EQ(what("RIFF\x68\1\0\0WEBPVP8X\x0a\0\0\0\x10\0\0\0"sv), "");
-  EXPECT_EQ(what("\0\0\0\x1c" "ftypavif\0\0\0\0mif1avifmiaf"sv), "");
-  EXPECT_EQ(what("\0\0\0\x18" "ftypisom\0\0\2\0isomiso2"sv), "");
+  EXPECT_EQ(what("\0\0\0\x1c"
+                 "ftypavif\0\0\0\0mif1avifmiaf"sv),
+            "");
+  EXPECT_EQ(what("\0\0\0\x18"
+                 "ftypisom\0\0\2\0isomiso2"sv),
+            "");
   EXPECT_EQ(what("\xff\xd8\xff\xe0"sv), "");
   EXPECT_EQ(what("x"), "");
 }

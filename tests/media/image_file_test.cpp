@@ -214,6 +214,18 @@ const Fixture jpeg_cmyk = {
     "1844516d7c4decaea25b02ad241f049ad60e9b7d563c1e16de42c797f43b3e3ea203e18ea322955c"
     "4f7a864770d331d9ff00497addba306480b35abd8368da086c2eb595325be2aa91631edb06c9082e"
     "c1fb13ffd9"};
+const Fixture jpeg_ycck = {
+    5, 6, 6643, 326146,
+    "ffd8ffee000e41646f626500640000000002ffdb0043000302020302020303030304030304050805"
+    "050404050a070706080c0a0c0c0b0a0b0b0d0e12100d0e110e0b0b1016101113141515150c0f1718"
+    "16141812141514ffc000140800050006044311004d11005911004b1100ffc4001600010101000000"
+    "00000000000000000000060507ffc400211000020202020203010000000000000000020301040506"
+    "0712131411152123ffda000e0443004d0059004b00003f0099b1efc76d79bcee597633d4d39eb184"
+    "6465cd17af39aa5adeb7f9ac218950c05a35cad35d725d16446523fb957346d1531fc71ae6c595c7"
+    "7dcaf376df2a1b235acdc0621afaad63acdb458efe5f5c1900a042c0899f013dbe61470c697f77ca"
+    "1844516d7c4decaea25b02ad241f049ad60e9b7d563c1e16de42c797f43b3e3ea203e18ea322955c"
+    "4f7a864770d331d9ff00497addba306480b35abd8368da086c2eb595325be2aa91631edb06c9082e"
+    "c1fb13ffd9"};
 const Fixture png_sideways = {
     6, 5, 11889, 554896,
     "89504e470d0a1a0a0000000d4948445200000006000000050802000000e93a0ab10000001a655849"
@@ -271,8 +283,9 @@ std::string refused(const std::function<void()>& f) {
 }
 
 TEST(ImageFile, ReadsPixelsAsPillow) {
-  for (const Fixture* f : {&colour, &grey, &with_alpha, &palette, &grey_alpha, &black_and_white,
-                           &jpeg_420, &jpeg_grey, &jpeg_progressive, &jpeg_cmyk, &png_sideways}) {
+  for (const Fixture* f :
+       {&colour, &grey, &with_alpha, &palette, &grey_alpha, &black_and_white, &jpeg_420, &jpeg_grey,
+        &jpeg_progressive, &jpeg_cmyk, &jpeg_ycck, &png_sideways}) {
     const ImageFile image = decode_image(from_hex(f->hex), "picture", {});
     EXPECT_EQ(image.height, f->height);
     EXPECT_EQ(image.width, f->width);
@@ -331,8 +344,7 @@ TEST(ImageFile, KeepsToTheLimits) {
 }
 
 std::vector<std::byte> with_exif(const std::vector<std::byte>& jpeg, int orientation) {
-  auto block = from_hex(
-      "ffe100224578696600004d4d002a00000008000101120003000000010001000000000000");
+  auto block = from_hex("ffe100224578696600004d4d002a00000008000101120003000000010001000000000000");
   block[block.size() - 7] = static_cast<std::byte>(orientation);
   auto out = jpeg;
   out.insert(out.begin() + 2, block.begin(), block.end());
@@ -400,12 +412,13 @@ class ImageFileOnDisk : public testing::Test {
     return all;
   }
 
-  std::filesystem::path dir_ = std::filesystem::temp_directory_path() /
-                               ("weft_image_file_" + std::to_string(::getpid()));
+  std::filesystem::path dir_ =
+      std::filesystem::temp_directory_path() / ("weft_image_file_" + std::to_string(::getpid()));
 };
 
 TEST_F(ImageFileOnDisk, IsReadWhateverItsName) {
-  for (const Fixture* f : {&colour, &png_sideways, &webp, &webp_sideways, &tiff, &tiff_sideways}) {
+  for (const Fixture* f : {&colour, &png_sideways, &jpeg_cmyk, &jpeg_ycck, &webp, &webp_sideways,
+                           &tiff, &tiff_sideways}) {
     const std::string path = write("picture.any", from_hex(f->hex));
     const ImageFile image = read_image_file(path, {});
     EXPECT_EQ(image.height, f->height);
@@ -462,6 +475,9 @@ TEST_F(ImageFileOnDisk, NamesOtherKinds) {
   EXPECT_THAT(why(from_hex(webp_animated.hex)), HasSubstr("is an animated WebP"));
   EXPECT_THAT(why(from_hex("50415231")), HasSubstr("is a Parquet table"));
   EXPECT_THAT(why({}), HasSubstr("is an empty file"));
+  std::string jpeg = tiff.hex;  // with another compression
+  jpeg.replace(jpeg.find("0301030001000000010000") + 16, 2, "07");
+  EXPECT_THAT(why(from_hex(jpeg)), HasSubstr("a TIFF compressed as JPEG"));
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ std::vector<std::uint8_t> quarters(std::int64_t frame) {
   std::vector<std::uint8_t> rgb;
   for (std::int64_t i = 0; i < height * width; ++i) {
     const bool low = i / width >= height / 2, right = i % width >= width / 2;
-    rgb.insert(rgb.end(), 3, static_cast<std::uint8_t>(40 + (right ? 50 : 0) + (low ? 100 : 0) + frame % 8));
+    rgb.insert(rgb.end(), 3,
+               static_cast<std::uint8_t>(40 + (right ? 50 : 0) + (low ? 100 : 0) + frame % 8));
   }
   return rgb;
 }
@@ -69,8 +70,16 @@ std::string big_endian(std::int64_t value) {
 
 TEST_F(ShownTest, RatesAreConvertedUpToTheEndOfTheLastFrame) {
   make("clip.mp4", 51, 24);
-  for (const auto& [fps, frames] : {std::pair(0.3, 1), {1, 2}, {8, 17}, {12, 26}, {23.976, 51},
-                                    {24, 51}, {25, 53}, {29.97, 64}, {30, 64}, {60, 128}})
+  for (const auto& [fps, frames] : {std::pair(0.3, 1),
+                                    {1, 2},
+                                    {8, 17},
+                                    {12, 26},
+                                    {23.976, 51},
+                                    {24, 51},
+                                    {25, 53},
+                                    {29.97, 64},
+                                    {30, 64},
+                                    {60, 128}})
     EXPECT_EQ(count("clip.mp4", fps), frames) << fps;
   make("slides.mp4", 3, 0.5);
   for (const auto& [fps, frames] : {std::pair(0.3, 2), {1, 6}, {8, 48}, {24, 144}, {29.97, 180}})
@@ -110,10 +119,10 @@ TEST_F(ShownTest, AllDisplayMatrices) {
     bool sideways;
     std::array<int, 4> corners;  // above, then below
   } cases[] = {
-      {1, 0, 0, 1, false, {40, 90, 140, 190}},   {-1, 0, 0, 1, false, {90, 40, 190, 140}},
-      {1, 0, 0, -1, false, {140, 190, 40, 90}},  {-1, 0, 0, -1, false, {190, 140, 90, 40}},
-      {0, 1, -1, 0, true, {140, 40, 190, 90}},   {0, -1, 1, 0, true, {90, 190, 40, 140}},
-      {0, 1, 1, 0, true, {40, 140, 90, 190}},    {0, -1, -1, 0, true, {190, 90, 140, 40}},
+      {1, 0, 0, 1, false, {40, 90, 140, 190}},  {-1, 0, 0, 1, false, {90, 40, 190, 140}},
+      {1, 0, 0, -1, false, {140, 190, 40, 90}}, {-1, 0, 0, -1, false, {190, 140, 90, 40}},
+      {0, 1, -1, 0, true, {140, 40, 190, 90}},  {0, -1, 1, 0, true, {90, 190, 40, 140}},
+      {0, 1, 1, 0, true, {40, 140, 90, 190}},   {0, -1, -1, 0, true, {190, 90, 140, 40}},
   };
   for (const auto& c : cases) {
     const auto fixed = [](int v) { return big_endian(std::int64_t{v} << 16); };
@@ -137,10 +146,12 @@ TEST_F(ShownTest, AnEditListsFramesAreTheWholeVideo) {
   std::string bytes = read("whole.mp4");
   const auto number = [&](std::size_t at) {
     std::int64_t value = 0;
-    for (std::size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<std::uint8_t>(bytes[at + i]);
+    for (std::size_t i = 0; i < 4; ++i)
+      value = value << 8 | static_cast<std::uint8_t>(bytes[at + i]);
     return value;
   };
-  const std::int64_t movie = number(bytes.find("mvhd") + 16), media = number(bytes.find("mdhd") + 16);
+  const std::int64_t movie = number(bytes.find("mvhd") + 16),
+                     media = number(bytes.find("mdhd") + 16);
   const std::size_t list = bytes.find("elst");
   ASSERT_NE(list, std::string::npos);
   bytes.replace(list + 12, 8,

@@ -88,9 +88,8 @@ class Cutter {
     WEFT_ASSERT(filled == clip_.size());
     ClipInfo info;
     // One frame is an image to the model, whatever it was taken from.
-    info.fps = frames == 1
-                   ? 120.0f
-                   : static_cast<float>(reader_.fps() / static_cast<double>(interval_));
+    info.fps =
+        frames == 1 ? 120.0f : static_cast<float>(reader_.fps() / static_cast<double>(interval_));
     info.source =
         fmt::format("{} frame {} at {:.3f} s", input_.media.name(), start_, first->seconds);
     info.text = input_.text;

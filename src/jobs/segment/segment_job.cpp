@@ -174,9 +174,9 @@ void SegmentJob::make_video(std::int64_t item, ItemResults& results) {
                  "{}: frame {} is of {}x{}, those before of {}x{}", input.media.path, frames,
                  picture->size.height, picture->size.width, size.height, size.width);
       const std::vector<std::uint8_t> both = drawn(*picture, look_at(*picture, pixels));
-      writer->add({both.data(), 1, size.height,
-                   static_cast<std::int64_t>(both.size()) / (3 * size.height)},
-                  picture->seconds, picture->duration);
+      writer->add(
+          {both.data(), 1, size.height, static_cast<std::int64_t>(both.size()) / (3 * size.height)},
+          picture->seconds, picture->duration);
     }
     WEFT_CHECK(frames > 0, Exit::data, "is it a video?", "{} has no frame", input.media.path);
     writer->finish();
