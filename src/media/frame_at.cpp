@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "media/bytes/orientation.h"
 #include "media/ffmpeg.h"
 #include "media/open_media.h"
-#include "media/orientation.h"
 
 extern "C" {
 #include <libavutil/display.h>

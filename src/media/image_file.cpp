@@ -17,8 +17,8 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "media/file_kind.h"
-#include "media/orientation.h"
+#include "media/bytes/file_kind.h"
+#include "media/bytes/orientation.h"
 #include "media/video_reader.h"
 
 namespace weft {

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
-#include "media/file_kind.h"
+#include "media/bytes/file_kind.h"
 #include "media/media_source.h"
 
 extern "C" {

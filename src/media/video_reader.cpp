@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "core/error.h"
+#include "media/bytes/orientation.h"
 #include "media/ffmpeg.h"
 #include "media/image_file.h"
 #include "media/open_media.h"
-#include "media/orientation.h"
 #include "media/resize.h"
 
 extern "C" {

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "media/orientation.h"
+#include "media/bytes/orientation.h"
 #include "media/pillow_resize.h"
 #include "media/video_reader.h"
 

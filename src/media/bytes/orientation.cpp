@@ -1,4 +1,4 @@
-#include "media/orientation.h"
+#include "media/bytes/orientation.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "media/file_kind.h"
+#include "media/bytes/file_kind.h"
 
 #include <algorithm>
 #include <array>
