@@ -72,7 +72,7 @@ struct VideoReader::State {
   std::string shape;  // of the frames that the graph takes
 
   VideoFrame frame;
-  std::optional<ImageFile> still;  // of CMYK, which FFmpeg takes for other colours
+  std::optional<ImageFile> still;  // a JPEG: FFmpeg reads fewer kinds, and not all of them right
   std::string turn;       // filters that set a picture upright; frames of a video have their own
   bool sideways = false;  // as the picture, or the container, says
   double native_fps = 24, fps = 24, first_seconds = 0;
@@ -108,10 +108,7 @@ struct VideoReader::State {
   void look_at_picture(const std::vector<std::byte>& bytes) {
     WEFT_CHECK(!is_tiff_of_jpeg(bytes), Exit::data, "convert it to PNG",
                "picture {} is a TIFF compressed as JPEG, or in YCbCr, which is not read", path);
-    const AVPixFmtDescriptor* format =
-        av_pix_fmt_desc_get(static_cast<AVPixelFormat>(stream->codecpar->format));
-    if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG && format != nullptr &&
-        format->nb_components == 4)
+    if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG)
       still = decode_image(bytes, path, options.access.limits);
     else if (options.access.limits.orientation == "upright")
       std::tie(turn, sideways) = turn_of(exif_orientation(bytes));
