@@ -172,7 +172,7 @@ CutResult cut_video(
       result.damaged = reader->damaged();
       return frame;
     } catch (const Error& e) {
-      result.broken = e.what();
+      result.broken = fmt::format("{} ({})", e.what(), e.hint());
       return nullptr;
     }
   };

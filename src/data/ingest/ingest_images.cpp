@@ -61,6 +61,7 @@ Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck&
   } catch (const Error& e) {
     d = {};
     d.broken = e.what();
+    if (!e.hint().empty()) d.broken += fmt::format(" ({})", e.hint());
     if (!pair.where.empty()) d.broken += fmt::format(" ({})", pair.where);
   }
   return d;
