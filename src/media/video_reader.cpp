@@ -106,7 +106,7 @@ struct VideoReader::State {
   }
 
   void look_at_picture(const std::vector<std::byte>& bytes) {
-    WEFT_CHECK(!is_tiff_of_jpeg(bytes), Exit::data, "convert it to PNG",
+    WEFT_CHECK(!is_misread_tiff(bytes), Exit::data, "convert it to PNG",
                "picture {} is a TIFF compressed as JPEG, or in YCbCr, which is not read", path);
     if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG)
       still = decode_image(bytes, path, options.access.limits);

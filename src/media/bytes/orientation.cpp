@@ -91,10 +91,12 @@ int exif_orientation(Bytes file) {
   return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
 }
 
-bool is_tiff_of_jpeg(Bytes file) {
-  constexpr std::uint32_t compression = 259, photometric = 262, old_jpeg = 6, jpeg = 7, ycbcr = 6;
+bool is_misread_tiff(Bytes file) {
+  constexpr std::uint32_t compression = 259, photometric = 262, range = 532;
+  constexpr std::uint32_t old_jpeg = 6, jpeg = 7, ycbcr = 6;
   const std::uint32_t how = tiff_value(file, compression);
-  return how == old_jpeg || how == jpeg || tiff_value(file, photometric) == ycbcr;
+  return how == old_jpeg || how == jpeg ||
+         (tiff_value(file, photometric) == ycbcr && tiff_value(file, range) == 0);
 }
 
 UprightWalk upright_walk(int orientation, std::int64_t height, std::int64_t width,

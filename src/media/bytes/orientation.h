@@ -11,9 +11,9 @@ namespace weft {
 // TIFF, from its first EXIF block. 1 where the file has none, or one that makes no sense.
 int exif_orientation(std::span<const std::byte> file);
 
-// Whether it is a TIFF compressed as JPEG, or in YCbCr: FFmpeg makes a black or a wrong picture of
-// it.
-bool is_tiff_of_jpeg(std::span<const std::byte> file);
+// Whether it is a TIFF of which FFmpeg makes a black or a pale picture: one compressed as JPEG, or
+// in YCbCr of the full range, which is the default.
+bool is_misread_tiff(std::span<const std::byte> file);
 
 // Whether setting it upright swaps height and width.
 constexpr bool is_sideways(int orientation) { return orientation >= 5; }
