@@ -1,6 +1,7 @@
 // The results of weft bench scaling as a table, as JSON and as a plot.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>

@@ -56,6 +56,11 @@ void media_rows(Rows& r, MediaDeck& d) {
            "Largest list of footage or file of prompts, in MiB.");
   r.number("max_download_mib", d.max_download_mib, 0, 1e9,
            "Largest file fetched from an address that a prompt names, in MiB; 0 fetches none.");
+  r.text(
+      "orientation", d.orientation,
+      "Pictures that a camera marked as turned or mirrored (EXIF): upright, as viewers show them, "
+      "or as they are stored. Videos are always turned as their containers say.",
+      {"upright", "stored"});
 }
 
 void data_rows(Rows& r, DataDeck& d) {

@@ -31,7 +31,7 @@ struct DeviceDeck {
 struct MemoryDeck {
   double arena_gib = 0;
 };
-// Limits of all media, and of lists and prompts in files (docs/security.md).
+// Limits of all media, and of lists and prompts in files (docs/security.md); how pictures are read.
 struct MediaDeck {
   double max_gib = 64;
   double max_hours = 24;
@@ -40,6 +40,7 @@ struct MediaDeck {
   double timeout = 3600;
   double max_list_mib = 256;
   double max_download_mib = 1024;
+  std::string orientation = "upright";
 };
 struct DataDeck {
   std::string path = "synthetic:";

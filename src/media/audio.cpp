@@ -15,7 +15,8 @@ extern "C" {
 namespace weft {
 namespace {
 
-constexpr std::int64_t most_rate = 768'000;
+constexpr std::int64_t least_rate = 1000, most_rate = 768'000;
+constexpr float loudest = 1000;  // 60 dB above full scale
 constexpr int most_channels = 64;
 constexpr const char* sound_hint = "try to play it with ffplay; leave it out, or convert it";
 
@@ -59,10 +60,11 @@ struct AudioReader::State {
   int check(int code, const char* what) { return media.check(code, what); }
 
   void check_shape(std::int64_t sample_rate, std::int64_t count) const {
-    WEFT_CHECK(sample_rate > 0 && sample_rate <= most_rate && count > 0 && count <= most_channels,
-               Exit::data, sound_hint,
-               "cannot decode sound {}: it has {} channels of {} samples a second", path, count,
-               sample_rate);
+    WEFT_CHECK(sample_rate >= least_rate && sample_rate <= most_rate, Exit::data, sound_hint,
+               "sound {} claims {} samples a second; {} to {} are read", path, sample_rate,
+               least_rate, most_rate);
+    WEFT_CHECK(count > 0 && count <= most_channels, Exit::data, sound_hint,
+               "sound {} claims {} channels; 1 to {} are read", path, count, most_channels);
   }
 
   // Samples per channel that what was taken so far makes in all.
@@ -183,7 +185,7 @@ struct AudioReader::State {
   }
 
   void check_end() const {
-    const double promised = stream->duration != AV_NOPTS_VALUE
+    const double promised = stream->duration != AV_NOPTS_VALUE && media.knows_duration()
                                 ? static_cast<double>(stream->duration) * av_q2d(stream->time_base)
                                 : 0;
     const double seconds = static_cast<double>(delivered) / static_cast<double>(rate);
@@ -209,10 +211,13 @@ struct AudioReader::State {
       convert(false);
     }
     for (std::size_t i = 0; i < block.size(); ++i)
-      WEFT_CHECK(std::isfinite(block[i]), Exit::data, "leave it out, or make it anew",
-                 "sound {} has a sample that is not finite, after {:.3f} s", path,
+      WEFT_CHECK(std::abs(block[i]) <= loudest, Exit::data,
+                 "write samples within -1 and 1, or leave it out",
+                 "sound {} has the sample {} after {:.3f} s; {} either way of 0 is the most", path,
+                 block[i],
                  static_cast<double>(delivered + static_cast<std::int64_t>(i) / channels) /
-                     static_cast<double>(rate));
+                     static_cast<double>(rate),
+                 loudest);
     delivered += static_cast<std::int64_t>(block.size()) / channels;
     check_length();
     if (at_end && !std::exchange(drained, true)) check_end();

@@ -23,8 +23,9 @@ struct AudioOptions {
 // length: wav, mp3, flac, ogg, m4a, aac ..., or the sound of a video. As for pictures, files are
 // not trusted: the formats are those that contain their own sound, and nothing else is opened
 // (media/open_media.h). Throws Exit::data with FFmpeg's reason when a file cannot be opened or
-// decoded, has no sound, exceeds the deck's [media], has a sample that is not finite, or ends
-// before nine tenths of what its container promises; Exit::stopped when a stop was requested.
+// decoded, has no sound, exceeds the deck's [media], claims a rate below 1 or above 768 kHz, has a
+// sample that is not finite or beyond 1000, or ends before nine tenths of what its container
+// promises (an estimate of FFmpeg's is no promise); Exit::stopped when a stop was requested.
 // Samples are in [-1, 1] but for files of floats, which may be louder.
 class AudioReader {
  public:

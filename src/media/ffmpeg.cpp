@@ -41,6 +41,29 @@ void quiet() {
   (void)once;
 }
 
+const std::int32_t* display_matrix(const AVStream& stream, const AVFrame* frame) {
+  const AVFrameSideData* own =
+      frame == nullptr ? nullptr : av_frame_get_side_data(frame, AV_FRAME_DATA_DISPLAYMATRIX);
+  if (own != nullptr) return reinterpret_cast<const std::int32_t*>(own->data);
+#if LIBAVCODEC_VERSION_INT >= AV_VERSION_INT(60, 30, 100)  // FFmpeg 6.1
+  const AVCodecParameters& p = *stream.codecpar;
+  const AVPacketSideData* side =
+      av_packet_side_data_get(p.coded_side_data, p.nb_coded_side_data, AV_PKT_DATA_DISPLAYMATRIX);
+  const std::uint8_t* data = side == nullptr ? nullptr : side->data;
+#else
+  const std::uint8_t* data = av_stream_get_side_data(&stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr);
+#endif
+  return reinterpret_cast<const std::int32_t*>(data);
+}
+
+std::int64_t duration_of(const AVFrame& frame) {
+#if LIBAVUTIL_VERSION_MAJOR >= 58  // FFmpeg 6
+  return frame.duration;
+#else
+  return frame.pkt_duration;
+#endif
+}
+
 std::string reason(int code) {
   char words[AV_ERROR_MAX_STRING_SIZE] = {};
   av_strerror(code, words, sizeof words);

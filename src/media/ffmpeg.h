@@ -10,6 +10,7 @@ extern "C" {
 #include <libswscale/swscale.h>
 }
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -28,6 +29,12 @@ using Ptr = std::unique_ptr<T, Deleter>;
 
 // Sends FFmpeg's log to us instead of stderr, once per process. Call before any other use.
 void quiet();
+
+// The matrix by which a frame is shown: its own, or else the container's. Null: as it is.
+const std::int32_t* display_matrix(const AVStream& stream, const AVFrame* frame = nullptr);
+
+// How long a frame lasts, in its time base; 0: unknown.
+std::int64_t duration_of(const AVFrame& frame);
 
 // FFmpeg's message for `code`, with the last error line that it logged since the last call.
 std::string reason(int code);

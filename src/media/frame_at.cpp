@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "media/bytes/orientation.h"
 #include "media/ffmpeg.h"
 #include "media/open_media.h"
 
@@ -35,15 +36,15 @@ std::int64_t wrapped_difference(std::int64_t a, std::int64_t b) {
 
 double ratio(AVRational r) { return r.num == 0 || r.den == 0 ? 0 : av_q2d(r); }
 
-// Clockwise, in quarter turns; those of a flip or another angle are not applied.
-int quarter_turns(AVStream* stream) {
-  const auto* matrix = reinterpret_cast<const std::int32_t*>(
-      av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr));
-  if (matrix == nullptr) return 0;
+// How the pictures lie, as EXIF numbers it. OpenCV takes the angle alone, so that a mirrored
+// picture is turned by 180 degrees, and applies quarter turns only.
+int orientation_of(const AVStream& stream) {
+  const std::int32_t* matrix = ff::display_matrix(stream);
+  if (matrix == nullptr) return 1;
   const double degrees = av_display_rotation_get(matrix);
-  if (!std::isfinite(degrees)) return 0;
+  if (!std::isfinite(degrees)) return 1;
   const int clockwise = (static_cast<int>(-std::nearbyint(degrees)) + 360) % 360;
-  return clockwise % 90 == 0 ? clockwise / 90 : 0;
+  return clockwise == 90 ? 6 : clockwise == 180 ? 3 : clockwise == 270 ? 8 : 1;
 }
 
 // Whether the frame's memory has that many columns: beside those that are shown, decoders keep
@@ -71,7 +72,7 @@ class Capture {
       : media_(source, access),
         stream_(media_.stream()),
         decoder_(media_.open_decoder(1)),
-        turns_(quarter_turns(stream_)) {}
+        orientation_(orientation_of(*stream_)) {}
 
   // The frame, or false and reason().
   bool read(std::int64_t index, PickedFrame& out) {
@@ -84,7 +85,7 @@ class Capture {
   // As the container says, after rotation.
   std::pair<std::int64_t, std::int64_t> height_width() const {
     const AVCodecParameters& p = *stream_->codecpar;
-    if (turns_ % 2 != 0) return {p.width, p.height};
+    if (is_sideways(orientation_)) return {p.width, p.height};
     return {p.height, p.width};
   }
 
@@ -197,18 +198,10 @@ class Capture {
 
   // The first rows and columns of `bgr`, turned, as RGB.
   void turn(const AVFrame& bgr, std::int64_t height, std::int64_t width, PickedFrame& out) const {
-    const std::int64_t row = bgr.linesize[0], last_row = (height - 1) * row,
-                       last_column = (width - 1) * 3;
-    // Bytes from the first pixel, along a row of `out` and down its columns.
-    struct Walk {
-      std::int64_t first, along, down;
-    };
-    const Walk walk = turns_ == 0   ? Walk{0, 3, row}
-                      : turns_ == 1 ? Walk{last_row, -row, 3}
-                      : turns_ == 2 ? Walk{last_row + last_column, -3, -row}
-                                    : Walk{last_column, row, -3};
-    out.height = turns_ % 2 == 0 ? height : width;
-    out.width = turns_ % 2 == 0 ? width : height;
+    const UprightWalk walk = upright_walk(orientation_, height, width, bgr.linesize[0]);
+    out.height = height;
+    out.width = width;
+    if (is_sideways(orientation_)) std::swap(out.height, out.width);
     out.rgb.resize(static_cast<std::size_t>(height * width * 3));
     std::uint8_t* to = out.rgb.data();
     for (std::int64_t y = 0; y < out.height; ++y) {
@@ -224,7 +217,7 @@ class Capture {
   ff::OpenMedia media_;
   AVStream* stream_;
   ff::Ptr<AVCodecContext> decoder_;
-  int turns_;  // clockwise
+  int orientation_;
   ff::Ptr<AVPacket> packet_{av_packet_alloc()};
   ff::Ptr<AVFrame> picture_{av_frame_alloc()};
   std::int64_t number_ = 0;  // of the frame that comes next, as OpenCV counts

@@ -2,6 +2,8 @@
 // no objects with destructors, and errors are thrown after the return.
 #include "media/image_file.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <csetjmp>
 #include <cstdio>
@@ -11,8 +13,12 @@
 #include <jpeglib.h>
 #include <png.h>
 
+#include <jerror.h>
+
 #include "core/error.h"
 #include "core/file.h"
+#include "media/bytes/file_kind.h"
+#include "media/bytes/orientation.h"
 #include "media/video_reader.h"
 
 namespace weft {
@@ -143,7 +149,7 @@ ImageFile decode_png(std::span<const std::byte> bytes, const std::string& name,
   return image;
 }
 
-// A JPEG likewise. Warnings are errors: after one the decoder makes pixels up.
+// A JPEG likewise. After most warnings the decoder makes pixels up: these are errors.
 class Jpeg {
  public:
   explicit Jpeg(std::span<const std::byte> bytes) : bytes_(bytes) {
@@ -169,12 +175,14 @@ class Jpeg {
     jpeg_read_header(&info_, TRUE);
     return true;
   }
-  bool read_rgb(std::uint8_t* out) {
+  // To rows of RGB, or of CMYK for a picture of four components.
+  bool read_rows(std::uint8_t* out) {
     if (setjmp(errors_.jump)) return false;
-    info_.out_color_space = JCS_RGB;
+    info_.out_color_space = components() == 4 ? JCS_CMYK : JCS_RGB;
     jpeg_start_decompress(&info_);
     while (info_.output_scanline < info_.output_height) {
-      JSAMPROW row = out + std::size_t{info_.output_scanline} * info_.output_width * 3;
+      JSAMPROW row = out + std::size_t{info_.output_scanline} * info_.output_width *
+                               static_cast<std::size_t>(info_.output_components);
       jpeg_read_scanlines(&info_, &row, 1);
     }
     jpeg_finish_decompress(&info_);
@@ -191,12 +199,18 @@ class Jpeg {
     auto& errors = *reinterpret_cast<Errors*>(info->err);
     char text[JMSG_LENGTH_MAX];
     info->err->format_message(info, text);
-    errors.fault.set(text);
+    const bool bits = info->err->msg_code == JERR_BAD_PRECISION;
+    errors.fault.set(bits ? "a JPEG is read with 8 bits a sample, and this one has more" : text);
     longjmp(errors.jump, 1);
   }
   static void on_error(j_common_ptr info) { stop(info); }
   static void on_message(j_common_ptr info, int level) {
-    if (level < 0) stop(info);
+    // Of headers that some cameras write otherwise, and of bytes behind the picture's own: whole
+    // pictures.
+    constexpr std::array harmless = {JWRN_NOT_SEQUENTIAL, JWRN_BOGUS_PROGRESSION, JWRN_ADOBE_XFORM,
+                                     JWRN_JFIF_MAJOR, JWRN_EXTRANEOUS_DATA};
+    const int code = info->err->msg_code;
+    if (level < 0 && std::ranges::find(harmless, code) == harmless.end()) stop(info);
   }
   // A small file may have very many scans, each of which takes the time of a whole picture.
   static void on_progress(j_common_ptr info) {
@@ -213,6 +227,21 @@ class Jpeg {
   jpeg_decompress_struct info_{};
 };
 
+// As Pillow: inks as Adobe stores them, 255 for none, whoever wrote the file; each colour is
+// multiplied by what black lets through.
+void cmyk_to_rgb(std::vector<std::uint8_t>& values) {
+  const std::size_t pixels = values.size() / 4;
+  for (std::size_t i = 0; i < pixels; ++i) {
+    const int black = values[4 * i + 3];
+    for (std::size_t c = 0; c < 3; ++c) {
+      const int product = (255 - values[4 * i + c]) * black + 128;
+      const int kept = black - (((product >> 8) + product) >> 8);
+      values[3 * i + c] = static_cast<std::uint8_t>(std::clamp(kept, 0, 255));
+    }
+  }
+  values.resize(3 * pixels);
+}
+
 ImageFile decode_jpeg(std::span<const std::byte> bytes, const std::string& name,
                       const MediaDeck& limits) {
   Jpeg jpeg(bytes);
@@ -221,11 +250,13 @@ ImageFile decode_jpeg(std::span<const std::byte> bytes, const std::string& name,
   image.height = jpeg.height();
   image.width = jpeg.width();
   check_size(image.height, image.width, name, limits);
-  WEFT_CHECK(jpeg.components() == 1 || jpeg.components() == 3, Exit::data, general_hint,
-             "image {} is a JPEG of {} colours (CMYK?), which is not read", name,
-             jpeg.components());
-  image.values.resize(static_cast<std::size_t>(image.height * image.width * 3));
-  if (!jpeg.read_rgb(image.values.data())) fail(name, jpeg.fault());
+  const int components = jpeg.components();
+  WEFT_CHECK(components == 1 || components == 3 || components == 4, Exit::data, general_hint,
+             "image {} is a JPEG of {} components, which is not read", name, components);
+  const std::int64_t pixels = image.height * image.width;
+  image.values.resize(static_cast<std::size_t>(pixels * std::max(components, 3)));
+  if (!jpeg.read_rows(image.values.data())) fail(name, jpeg.fault());
+  if (components == 4) cmyk_to_rgb(image.values);
   return image;
 }
 
@@ -238,18 +269,31 @@ bool is_png(std::span<const std::byte> bytes) {
 bool is_jpeg(std::span<const std::byte> bytes) {
   return begin_of(bytes).starts_with("\xff\xd8\xff");
 }
-bool is_bmp_or_webp(std::span<const std::byte> bytes) {
-  const std::string_view begin = begin_of(bytes);
-  return begin.starts_with("BM") ||
-         (begin.starts_with("RIFF") && begin.size() >= 12 && begin.substr(8, 4) == "WEBP");
+
+ImageFile set_upright(ImageFile stored, std::span<const std::byte> bytes, const MediaDeck& limits) {
+  const int orientation = limits.orientation == "upright" ? exif_orientation(bytes) : 1;
+  if (orientation == 1) return stored;
+  const UprightWalk walk = upright_walk(orientation, stored.height, stored.width, stored.width * 3);
+  ImageFile out{stored.height, stored.width, {}};
+  if (is_sideways(orientation)) std::swap(out.height, out.width);
+  out.values.reserve(stored.values.size());
+  for (std::int64_t y = 0; y < out.height; ++y)
+    for (std::int64_t x = 0; x < out.width; ++x) {
+      const auto pixel = stored.values.begin() + walk.first + y * walk.down + x * walk.along;
+      out.values.insert(out.values.end(), pixel, pixel + 3);
+    }
+  return out;
 }
 
-std::vector<std::byte> slurp(const std::string& path, const MediaDeck& limits) {
-  const File file = File::open(path, Exit::data);
+File open_image(const std::string& path, const MediaDeck& limits) {
+  File file = File::open(path, Exit::data);
   const double gib = static_cast<double>(file.size()) / (1 << 30);
   WEFT_CHECK(gib <= limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
              "{} has {:.3f} GiB, media.max_gib = {}", path, gib, limits.max_gib);
-  std::vector<std::byte> bytes(file.size());
+  return file;
+}
+std::vector<std::byte> first_bytes(const File& file, std::uint64_t most) {
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(file.size(), most));
   file.read(bytes, 0);
   return bytes;
 }
@@ -258,18 +302,25 @@ std::vector<std::byte> slurp(const std::string& path, const MediaDeck& limits) {
 
 ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
                        const MediaDeck& limits) {
-  if (is_png(bytes)) return decode_png(bytes, name, limits, true);
-  WEFT_CHECK(is_jpeg(bytes), Exit::data, "convert it to JPEG or PNG",
-             "image {} is neither a JPEG nor a PNG, BMP or WebP", name);
-  return decode_jpeg(bytes, name, limits);
+  WEFT_CHECK(is_png(bytes) || is_jpeg(bytes), Exit::data, "convert it to JPEG or PNG",
+             "image {} is neither a JPEG nor a PNG", name);
+  return set_upright(
+      is_png(bytes) ? decode_png(bytes, name, limits, true) : decode_jpeg(bytes, name, limits),
+      bytes, limits);
 }
 
 ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
-  const std::vector<std::byte> bytes = slurp(path, limits);
-  if (!is_bmp_or_webp(bytes)) return decode_image(bytes, path, limits);
+  const File file = open_image(path, limits);
+  const std::vector<std::byte> begin = first_bytes(file, 512);
+  if (is_png(begin) || is_jpeg(begin))
+    return decode_image(first_bytes(file, file.size()), path, limits);
+  const FileKind other = unreadable_kind(begin);
+  WEFT_CHECK(other.what == nullptr, Exit::data, other.hint, "image {} is {}", path, other.what);
   VideoReaderOptions options;
   options.access.limits = limits;
   VideoReader reader({path, MediaTrust::untrusted}, options);
+  WEFT_CHECK(reader.is_image(), Exit::data, "name a JPEG, PNG, BMP, TIFF or WebP",
+             "image {} is a video, not a picture", path);
   const VideoFrame* frame = reader.next();
   WEFT_CHECK(frame != nullptr && reader.damaged() == 0, Exit::data, general_hint,
              "image {} is damaged", path);
@@ -300,7 +351,8 @@ ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& nam
 }
 
 ImageFile read_label_file(const std::string& path, const MediaDeck& limits) {
-  return decode_labels(slurp(path, limits), path, limits);
+  const File file = open_image(path, limits);
+  return decode_labels(first_bytes(file, file.size()), path, limits);
 }
 
 }  // namespace weft

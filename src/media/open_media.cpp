@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
+#include "media/bytes/file_kind.h"
 #include "media/media_source.h"
 
 extern "C" {
@@ -38,6 +39,21 @@ int refuse_to_open(AVFormatContext* context, AVIOContext** io, const char*, int,
   *io = nullptr;
   av_log(context, AV_LOG_ERROR, "it names another file, which is not opened\n");
   return AVERROR(EPERM);
+}
+
+// Cameras put a second picture, a film or data of their own behind a JPEG, which FFmpeg may take
+// for a film of JPEGs; and an animated PNG is a picture to all who do not know of it. So files that
+// begin as one of the two are a picture, unless their names say otherwise. Null: FFmpeg decides.
+const AVInputFormat* picture_format(std::span<const std::byte> begin, const std::string& name) {
+  const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
+  const auto ends_as = [&](std::string_view ending) {
+    return name.size() >= ending.size() &&
+           av_strcasecmp(name.c_str() + name.size() - ending.size(), ending.data()) == 0;
+  };
+  if (text.starts_with("\xff\xd8\xff") && !ends_as(".mjpeg") && !ends_as(".mjpg"))
+    return av_find_input_format("jpeg_pipe");
+  if (text.starts_with("\x89PNG") && !ends_as(".apng")) return av_find_input_format("png_pipe");
+  return nullptr;
 }
 
 }  // namespace
@@ -149,9 +165,14 @@ void OpenMedia::open_file() {
   WEFT_CHECK(gib(count) <= access_.limits.max_gib, Exit::data,
              "leave it out, or raise media.max_gib", "{} has {:.3f} GiB, media.max_gib = {}",
              source_.name(), gib(count), access_.limits.max_gib);
+  std::vector<std::byte> begin(std::min<std::uint64_t>(count, 512));
+  file.read(begin, member ? source_.begin : 0);
+  const FileKind other = unreadable_kind(begin);
+  WEFT_CHECK(other.what == nullptr, Exit::data, other.hint, "cannot open {} {}: it is {}", kind_,
+             source_.name(), other.what);
   bytes_ = std::make_unique<Bytes>(*this, std::move(file), member ? source_.begin : 0, count);
-  const AVInputFormat* kind = nullptr;
-  check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
+  const AVInputFormat* kind = picture_format(begin, source_.name());
+  if (kind == nullptr) check(av_probe_input_buffer2(bytes_->io, &kind, "", nullptr, 0, 0), "open");
   WEFT_CHECK(av_match_list(kind->name, formats().c_str(), ',') > 0, Exit::data,
              wanted_ == Wanted::sound ? "convert it to a file of sound, such as wav, flac or mp3"
                                       : "convert it to a file of pictures alone, such as mp4, mkv "
@@ -196,7 +217,9 @@ void OpenMedia::check_streams() {
                                         -1, -1, &codec_, 0);
   WEFT_CHECK(!sound || index != AVERROR_STREAM_NOT_FOUND, Exit::data,
              "name a file with sound, or add some", "{} has no sound", source_.name());
-  check(index, sound ? "find a decoder for" : "find a picture stream in");
+  WEFT_CHECK(sound || index != AVERROR_STREAM_NOT_FOUND, Exit::data,
+             "name a video or a picture, or leave it out", "{} has no pictures", source_.name());
+  check(index, "find a decoder for");
   stream_ = format_->streams[index];
   for (unsigned i = 0; i < format_->nb_streams; ++i)  // the others are not even demuxed
     if (static_cast<int>(i) != index) format_->streams[i]->discard = AVDISCARD_ALL;
@@ -204,14 +227,48 @@ void OpenMedia::check_streams() {
   // An SVG drawing may name other files.
   WEFT_CHECK(codec_->id != AV_CODEC_ID_SVG, Exit::data, general_hint,
              "cannot open video {}: SVG is not read", source_.name());
+#if LIBAVFORMAT_VERSION_MAJOR >= 61  // FFmpeg 7 gives a picture's tiles as streams
+  for (unsigned i = 0; i < format_->nb_stream_groups; ++i)
+    WEFT_CHECK(format_->stream_groups[i]->type != AV_STREAM_GROUP_PARAMS_TILE_GRID, Exit::data,
+               "convert it to JPEG or PNG", "picture {} is made of tiles, which are not read",
+               source_.name());
+#endif
   const double seconds = static_cast<double>(format_->duration) / AV_TIME_BASE;
-  WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || seconds <= limits.max_hours * 3600, Exit::data,
-             "cut it, or raise media.max_hours", "{} {} has {:.2f} hours, media.max_hours = {}",
-             kind_, source_.name(), seconds / 3600, limits.max_hours);
+  WEFT_CHECK(format_->duration == AV_NOPTS_VALUE || !knows_duration() ||
+                 seconds <= limits.max_hours * 3600,
+             Exit::data, "cut it, or raise media.max_hours",
+             "{} {} has {:.2f} hours, media.max_hours = {}", kind_, source_.name(), seconds / 3600,
+             limits.max_hours);
 }
 
 bool OpenMedia::is_image() const {
-  return std::string_view(format_->iformat->name).ends_with("_pipe");
+  const AVDictionaryEntry* brand = av_dict_get(format_->metadata, "major_brand", nullptr, 0);
+  const std::string_view name = brand == nullptr ? "" : brand->value;
+  return std::string_view(format_->iformat->name).ends_with("_pipe") || name == "avif" ||
+         name == "avis" || name == "mif1";
+}
+
+std::vector<std::byte> OpenMedia::bytes() const {
+  std::vector<std::byte> all(bytes_->size);
+  bytes_->file.read(all, bytes_->begin);
+  return all;
+}
+
+OpenMedia::Promise OpenMedia::promised() const {
+  Promise p{stream_->nb_frames, stream_->nb_frames};
+  // The index of MOV is what the edit list leaves of the samples.
+  const int indexed = avformat_index_get_entries_count(stream_);
+  if (p.packets <= 0 || indexed <= 0 ||
+      !std::string_view(format_->iformat->name).starts_with("mov"))
+    return p;
+  p = {indexed, 0};
+  for (int i = 0; i < indexed; ++i)
+    p.frames += (avformat_index_get_entry(stream_, i)->flags & AVINDEX_DISCARD_FRAME) == 0 ? 1 : 0;
+  return p;
+}
+
+bool OpenMedia::knows_duration() const {
+  return format_->duration_estimation_method != AVFMT_DURATION_FROM_BITRATE;
 }
 
 Ptr<AVCodecContext> OpenMedia::open_decoder(int threads) {

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "media/ffmpeg.h"
 #include "media/media_source.h"
@@ -31,7 +32,16 @@ class OpenMedia {
 
   AVFormatContext* format() const { return format_; }
   AVStream* stream() const { return stream_; }
-  bool is_image() const;  // a still picture
+  bool is_image() const;                 // a still picture, of which the first frame counts
+  std::vector<std::byte> bytes() const;  // of the file
+  // What the container says of the stream, its edit list included: packets to be decoded, and
+  // frames that come of them. 0: it does not say.
+  struct Promise {
+    std::int64_t packets = 0, frames = 0;
+  };
+  Promise promised() const;
+  // Whether durations are the container's own, not made from the bit rate of its beginning.
+  bool knows_duration() const;
 
   // Opens the decoder, with the limit of pixels.
   Ptr<AVCodecContext> open_decoder(int threads);

@@ -1,11 +1,17 @@
 #include "media/video_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
+#include "media/bytes/orientation.h"
 #include "media/ffmpeg.h"
+#include "media/image_file.h"
 #include "media/open_media.h"
 #include "media/resize.h"
 
@@ -17,6 +23,39 @@ extern "C" {
 }
 
 namespace weft {
+namespace {
+
+// How ffmpeg turns and mirrors a frame by its display matrix, which is that of a rotation in
+// degrees counter-clockwise, of a mirror image, or of both.
+using Turn = std::pair<std::string, bool>;  // filters, and whether they swap the sides
+Turn turn_of(const std::int32_t* matrix) {
+  const double counter = matrix == nullptr ? 0 : av_display_rotation_get(matrix);
+  if (matrix == nullptr || !std::isfinite(counter)) return {};
+  double degrees = -std::round(counter);
+  degrees -= 360 * std::floor(degrees / 360 + 0.9 / 360);
+  const auto is = [&](double angle) { return std::abs(degrees - angle) < 1; };
+  if (is(90)) return {matrix[3] > 0 ? "transpose=cclock_flip," : "transpose=clock,", true};
+  if (is(270)) return {matrix[3] < 0 ? "transpose=clock_flip," : "transpose=cclock,", true};
+  if (is(180))
+    return {std::string(matrix[0] < 0 ? "hflip," : "") + (matrix[4] < 0 ? "vflip," : ""), false};
+  if (is(0)) return {matrix[4] < 0 ? "vflip," : "", false};
+  return {fmt::format("rotate={}*PI/180,", degrees), false};
+}
+
+// The same of a picture by its EXIF.
+Turn turn_of(int orientation) {
+  static constexpr std::array turns = {"",
+                                       ",hflip",
+                                       ",hflip,vflip",
+                                       ",vflip",
+                                       ",transpose=cclock_flip",
+                                       ",transpose=clock",
+                                       ",transpose=clock_flip",
+                                       ",transpose=cclock"};
+  return {turns.at(static_cast<std::size_t>(orientation - 1)), is_sideways(orientation)};
+}
+
+}  // namespace
 
 // Packets -> decoder -> filter graph -> RGB, one at a time, so that at most a handful of frames is
 // in memory.
@@ -30,12 +69,16 @@ struct VideoReader::State {
   ff::Ptr<AVFrame> decoded{av_frame_alloc()}, delivered{av_frame_alloc()};
   ff::Ptr<AVFilterGraph> graph;
   AVFilterContext *source = nullptr, *sink = nullptr;
-  int graph_width = 0, graph_height = 0, graph_format = -1;
+  std::string shape;  // of the frames that the graph takes
 
   VideoFrame frame;
-  int quarter_turns = 0;  // clockwise
-  double fps = 24, first_seconds = 0;
+  std::optional<ImageFile> still;  // a JPEG: FFmpeg reads fewer kinds, and not all of them right
+  std::string turn;       // filters that set a picture upright; frames of a video have their own
+  bool sideways = false;  // as the picture, or the container, says
+  double native_fps = 24, fps = 24, first_seconds = 0;
   std::int64_t packets = 0, delivered_frames = 0, damaged = 0;
+  std::int64_t start = 0, end = 0;  // of the file, and of the last frame decoded, in its time base
+  bool waiting = false;  // `decoded` is of another shape than the graph, which is emptied
   bool all_frames = false;
 
   [[noreturn]] void fail(const std::string& what, int code) { media.fail(what, code); }
@@ -49,42 +92,58 @@ struct VideoReader::State {
         decoder(media.open_decoder(options.threads)) {
     AVRational rate = stream->avg_frame_rate;
     if (rate.num <= 0 || rate.den <= 0) rate = stream->r_frame_rate;
-    if (rate.num > 0 && rate.den > 0) fps = av_q2d(rate);
-    if (options.fps > 0) fps = options.fps;
+    if (rate.num > 0 && rate.den > 0) native_fps = av_q2d(rate);
+    if (media.is_image()) options.fps = 0;
+    fps = options.fps > 0 ? options.fps : native_fps;
 
-    // The display matrix rotates counter-clockwise; only quarter turns occur in practice.
-    const auto* matrix = reinterpret_cast<const std::int32_t*>(
-        av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, nullptr));
-    if (matrix != nullptr) {
-      const double degrees = -av_display_rotation_get(matrix);
-      if (std::isfinite(degrees))
-        quarter_turns = (static_cast<int>(std::lround(degrees / 90)) % 4 + 4) % 4;
-    }
+    if (media.is_image())
+      look_at_picture(media.bytes());
+    else
+      sideways = turn_of(ff::display_matrix(*stream)).second;
+    // ffmpeg counts from where the first stream of the file begins.
+    if (const std::int64_t begin = media.format()->start_time; begin != AV_NOPTS_VALUE)
+      start = av_rescale_q(begin, {1, AV_TIME_BASE}, stream->time_base);
   }
 
-  // buffer -> [fps] -> [turn] -> RGB -> sink, for frames of the shape of `decoded`.
-  void build_graph() {
-    graph.reset(avfilter_graph_alloc());
+  void look_at_picture(const std::vector<std::byte>& bytes) {
+    WEFT_CHECK(!is_misread_tiff(bytes), Exit::data, "convert it to PNG",
+               "picture {} is a TIFF compressed as JPEG, or in YCbCr, which is not read", path);
+    if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG)
+      still = decode_image(bytes, path, options.access.limits);
+    else if (options.access.limits.orientation == "upright")
+      std::tie(turn, sideways) = turn_of(exif_orientation(bytes));
+  }
+
+  // How frames such as `decoded` are to be converted: the options of the graph's source, and its
+  // filters.
+  std::pair<std::string, std::string> conversion() const {
     const AVRational base = stream->time_base;
     const AVRational aspect = decoded->sample_aspect_ratio;
-    const std::string arguments =
-        fmt::format("video_size={}x{}:pix_fmt={}:time_base={}/{}:pixel_aspect={}/{}",
-                    decoded->width, decoded->height, decoded->format, base.num, base.den,
-                    std::max(aspect.num, 0), std::max(aspect.den, 1));
+    std::string from = fmt::format("video_size={}x{}:pix_fmt={}:time_base={}/{}:pixel_aspect={}/{}",
+                                   decoded->width, decoded->height, decoded->format, base.num,
+                                   base.den, std::max(aspect.num, 0), std::max(aspect.den, 1));
+#if LIBAVFILTER_VERSION_MAJOR >= 10  // FFmpeg 7
+    from += fmt::format(":colorspace={}:range={}", static_cast<int>(decoded->colorspace),
+                        static_cast<int>(decoded->color_range));
+#endif
+    // The size stays the same, so only chroma is interpolated. Full chroma, as a decoder to RGB
+    // should.
+    const char* rgb = "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
+    if (media.is_image()) return {from, rgb + turn};
+    const std::int32_t* matrix = ff::display_matrix(*stream, decoded.get());
+    const std::string rate = options.fps > 0 ? fmt::format("fps={},", options.fps) : "";
+    return {from, turn_of(matrix).first + rate + rgb};
+  }
+
+  // buffer -> [turn] -> [fps] -> RGB -> sink.
+  void build_graph(const std::string& arguments, const std::string& chain) {
+    graph.reset(avfilter_graph_alloc());
     check(avfilter_graph_create_filter(&source, avfilter_get_by_name("buffer"), "in",
                                        arguments.c_str(), nullptr, graph.get()),
           "convert");
     check(avfilter_graph_create_filter(&sink, avfilter_get_by_name("buffersink"), "out", nullptr,
                                        nullptr, graph.get()),
           "convert");
-    std::string chain;
-    if (options.fps > 0) chain += fmt::format("fps={},", options.fps);
-    if (quarter_turns == 1) chain += "transpose=clock,";
-    if (quarter_turns == 2) chain += "hflip,vflip,";
-    if (quarter_turns == 3) chain += "transpose=cclock,";
-    // The size stays the same, so only chroma is interpolated. Full chroma, as a decoder to RGB
-    // should.
-    chain += "scale=flags=bilinear+accurate_rnd+full_chroma_int,format=rgb24";
     AVFilterInOut* outputs = avfilter_inout_alloc();
     AVFilterInOut* inputs = avfilter_inout_alloc();
     outputs->name = av_strdup("in");
@@ -97,19 +156,19 @@ struct VideoReader::State {
     avfilter_inout_free(&outputs);
     check(parsed, "convert");
     check(avfilter_graph_config(graph.get(), nullptr), "convert");
-    graph_width = decoded->width;
-    graph_height = decoded->height;
-    graph_format = decoded->format;
+    shape = arguments + chain;
   }
 
   // Sends the decoder the next packet of our stream, or the end of the stream.
   void feed() {
     for (;;) {
-      const int got = av_read_frame(media.format(), packet.get());
+      // What lies behind a picture is none of it.
+      const bool picture_done = media.is_image() && packets > 0;
+      const int got = picture_done ? AVERROR_EOF : av_read_frame(media.format(), packet.get());
       if (got == AVERROR_EOF) {
         check(avcodec_send_packet(decoder.get(), nullptr), "decode");
-        // A truncated file often just ends. Edit lists leave out a few frames, but not a tenth.
-        const std::int64_t promised = stream->nb_frames;
+        // A truncated file often just ends.
+        const std::int64_t promised = picture_done ? 1 : media.promised().packets;
         WEFT_CHECK(promised <= 0 || packets * 10 >= promised * 9, Exit::data,
                    "the file is incomplete: copy it again", "video {} ends after {} of {} frames",
                    path, packets, promised);
@@ -135,21 +194,37 @@ struct VideoReader::State {
     if (got == AVERROR_EOF) {
       all_frames = true;
       WEFT_CHECK(graph != nullptr, Exit::data, "leave it out", "video {} has no frame", path);
-      check(av_buffersrc_add_frame(source, nullptr), "convert");
+      close_graph(end);
       return;
     }
     check(got, "decode");
     media.check_size(decoded->height, decoded->width);
-    decoded->pts = decoded->best_effort_timestamp;
     if (decoded->decode_error_flags != 0 || (decoded->flags & AV_FRAME_FLAG_CORRUPT) != 0)
       ++damaged;
-    if (decoded->width != graph_width || decoded->height != graph_height ||
-        decoded->format != graph_format)
-      build_graph();  // first frame, or the picture size has changed
+    const std::int64_t time = decoded->best_effort_timestamp, length = ff::duration_of(*decoded);
+    decoded->pts = time == AV_NOPTS_VALUE ? end : time - start;
+    end = decoded->pts + (length > 0 ? length : whole_ticks(1 / native_fps));
+    convert();
+  }
+
+  // Gives the graph `decoded`; if that is the first frame, or the shape has changed, a new graph.
+  void convert() {
+    const auto [arguments, chain] = conversion();
+    waiting = graph != nullptr && shape != arguments + chain;
+    if (waiting) return close_graph(decoded->pts);
+    if (graph == nullptr) build_graph(arguments, chain);
     check(av_buffersrc_add_frame(source, decoded.get()), "convert");
   }
 
+  // A rate is converted up to that time.
+  void close_graph(std::int64_t time) { check(av_buffersrc_close(source, time, 0), "convert"); }
+
+  std::int64_t whole_ticks(double seconds) const {
+    return std::llround(seconds / av_q2d(stream->time_base));
+  }
+
   const VideoFrame* next() {
+    if (still) return delivered_frames == 0 ? take_still() : nullptr;
     const ff::OpenMedia::Work work(media);
     av_frame_unref(delivered.get());
     for (;;) {
@@ -157,7 +232,12 @@ struct VideoReader::State {
       if (graph != nullptr) {
         const int got = av_buffersink_get_frame(sink, delivered.get());
         if (got >= 0) break;
-        if (got == AVERROR_EOF) return nullptr;
+        if (got == AVERROR_EOF) {
+          if (!waiting) return nullptr;
+          graph.reset();
+          convert();
+          continue;
+        }
         if (got != AVERROR(EAGAIN)) fail("convert", got);
       }
       if (all_frames) return nullptr;
@@ -169,6 +249,9 @@ struct VideoReader::State {
     frame.width = delivered->width;
     frame.index = delivered_frames++;
     frame.seconds = static_cast<double>(frame.index) / fps;
+    frame.duration = 1 / fps;
+    if (const std::int64_t length = ff::duration_of(*delivered); length > 0 && options.fps == 0)
+      frame.duration = static_cast<double>(length) * av_q2d(stream->time_base);
     if (delivered->pts != AV_NOPTS_VALUE) {
       const double seconds =
           static_cast<double>(delivered->pts) * av_q2d(av_buffersink_get_time_base(sink));
@@ -176,6 +259,13 @@ struct VideoReader::State {
       frame.seconds = seconds - first_seconds;
     }
     check_length();
+    return &frame;
+  }
+
+  const VideoFrame* take_still() {
+    ++delivered_frames;
+    frame = {still->values.data(), 3 * still->width, still->height, still->width};
+    frame.duration = 1 / fps;
     return &frame;
   }
 
@@ -202,19 +292,26 @@ double VideoReader::fps() const { return state_->fps; }
 std::int64_t VideoReader::damaged() const { return state_->damaged; }
 bool VideoReader::is_image() const { return state_->media.is_image(); }
 
+double VideoReader::ticks() const {
+  return state_->options.fps > 0 ? state_->fps : 1 / av_q2d(state_->stream->time_base);
+}
+
 std::int64_t VideoReader::height() const {
+  if (state_->still) return state_->still->height;
   const auto* p = state_->stream->codecpar;
-  return state_->quarter_turns % 2 != 0 ? p->width : p->height;
+  return state_->sideways ? p->width : p->height;
 }
 std::int64_t VideoReader::width() const {
+  if (state_->still) return state_->still->width;
   const auto* p = state_->stream->codecpar;
-  return state_->quarter_turns % 2 != 0 ? p->height : p->width;
+  return state_->sideways ? p->height : p->width;
 }
 
 std::int64_t VideoReader::frames() const {
   const State& s = *state_;
   if (s.media.is_image()) return 1;
-  if (s.stream->nb_frames > 0 && s.options.fps == 0) return s.stream->nb_frames;
+  if (const std::int64_t promised = s.media.promised().frames; promised > 0 && s.options.fps == 0)
+    return promised;
   if (s.stream->duration > 0)
     return std::llround(static_cast<double>(s.stream->duration) * av_q2d(s.stream->time_base) *
                         s.fps);

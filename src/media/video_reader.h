@@ -17,19 +17,23 @@ struct VideoFrame {
   std::int64_t height = 0, width = 0;
   std::int64_t index = 0;  // 0, 1, 2 ... of the frames delivered
   double seconds = 0;      // since the first frame
+  double duration = 0;     // seconds that it is shown
 };
 
 struct VideoReaderOptions {
-  double fps = 0;   // resample to so many frames a second by dropping or repeating; 0: as they are
+  // Resample to so many frames a second by dropping or repeating, as `ffmpeg -vf fps=N` does, but
+  // for a still picture; 0: as they are.
+  double fps = 0;
   int threads = 1;  // of the decoder
   MediaAccess access = {};
 };
 
 // Reads a file of a format that contains its own pictures (an image is a video of one frame), or,
 // from a deck only, "lavfi:GRAPH", one of FFmpeg's own sources, such as
-// "lavfi:testsrc=duration=2:rate=24:size=320x240". Rotation recorded in the file, as phones do, is
-// applied. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, exceeds the
-// limits of the deck's [media], or ends before nine tenths of the frames that its container
+// "lavfi:testsrc=duration=2:rate=24:size=320x240". Videos are turned and mirrored as their display
+// matrix says, pictures as media.orientation and their EXIF say; of several pictures in one file it
+// is the first. Throws Exit::data with FFmpeg's reason when it cannot be opened or decoded, exceeds
+// the limits of the deck's [media], or ends before nine tenths of the frames that its container
 // promises; Exit::stopped when a stop was requested.
 class VideoReader {
  public:
@@ -40,6 +44,7 @@ class VideoReader {
   const VideoFrame* next();
 
   double fps() const;            // of what next() delivers; 24 where the file does not say
+  double ticks() const;          // a second, of the times of what next() delivers
   std::int64_t height() const;   // as the container says, after rotation; the
   std::int64_t width() const;    //   frames themselves may differ
   std::int64_t frames() const;   // about how many there will be; 0 = unknown

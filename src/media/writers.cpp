@@ -59,7 +59,7 @@ struct Mp4Writer::State {
     if (!done) std::remove(made.c_str());
   }
 
-  void start(std::int64_t clip_height, std::int64_t clip_width, AVRational rate) {
+  void start(std::int64_t clip_height, std::int64_t clip_width, AVRational rate, AVRational ticks) {
     height = clip_height;
     width = clip_width;
     const AVCodec* codec = avcodec_find_encoder_by_name("libx264");
@@ -71,7 +71,8 @@ struct Mp4Writer::State {
     encoder->width = static_cast<int>(even(width));
     encoder->height = static_cast<int>(even(height));
     encoder->pix_fmt = AV_PIX_FMT_YUV420P;
-    encoder->time_base = av_inv_q(rate);
+    // MPEG-4 part 2 counts at most 65535 ticks a second.
+    encoder->time_base = x264 ? av_inv_q(ticks) : av_d2q(1 / av_q2d(ticks), 65535);
     encoder->framerate = rate;
     // What swscale makes of RGB by default; without it, players would guess BT.709 for large
     // pictures.
@@ -108,21 +109,22 @@ struct Mp4Writer::State {
       const int got = avcodec_receive_packet(encoder.get(), packet.get());
       if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
       check(path, got);
-      packet->duration = 1;  // else the last frame would have no duration
+      packet->duration = duration;  // else the last frame would have no duration
       av_packet_rescale_ts(packet.get(), encoder->time_base, stream->time_base);
       packet->stream_index = stream->index;
       check(path, av_interleaved_write_frame(format, packet.get()));
     }
   }
 
-  // A frame [height, width, 3].
-  void add(const std::uint8_t* rgb) {
+  // A frame [height, width, 3] that begins at tick `time`.
+  void add(const std::uint8_t* rgb, std::int64_t time) {
     pad_frame(rgb, height, width, padded);
     const ff::Ptr<AVFrame> frame(av_frame_alloc());
     frame->format = AV_PIX_FMT_YUV420P;
     frame->width = encoder->width;
     frame->height = encoder->height;
-    frame->pts = frames++;
+    frame->pts = time;
+    ++frames;
     check(path, av_frame_get_buffer(frame.get(), 0));
     const std::uint8_t* const planes[] = {padded.data()};
     const int strides[] = {encoder->width * 3};
@@ -147,6 +149,7 @@ struct Mp4Writer::State {
   ff::Ptr<AVPacket> packet{av_packet_alloc()};
   std::vector<std::uint8_t> padded;
   std::int64_t height = 0, width = 0, frames = 0;
+  std::int64_t last = -1, duration = 1;  // of the last frame in ticks: when, and how long
   bool done = false;
 };
 
@@ -158,14 +161,23 @@ Mp4Writer::Mp4Writer(const std::string& path, std::int64_t height, std::int64_t 
   WEFT_CHECK(fps > 0 && fps <= 1000, Exit::usage, "choose 1 to 1000 frames a second",
              "cannot write {} at {} frames a second", path, fps);
   state_ = std::make_unique<State>(path, options.segment);
-  state_->start(height, width, av_d2q(fps, 100000));
+  const AVRational rate = av_d2q(fps, 100000);
+  const double ticks = options.ticks <= 100000 ? options.ticks : 90000;
+  state_->start(height, width, rate, ticks > 0 ? av_d2q(ticks, 100000) : rate);
 }
 Mp4Writer::~Mp4Writer() = default;
 
 void Mp4Writer::add(const ClipView& clip) {
   WEFT_ASSERT(clip.height == state_->height && clip.width == state_->width);
   for (std::int64_t t = 0; t < clip.frames; ++t)
-    state_->add(clip.rgb + t * clip.height * clip.width * 3);
+    state_->add(clip.rgb + t * clip.height * clip.width * 3, state_->frames);
+}
+void Mp4Writer::add(const ClipView& clip, double seconds, double duration) {
+  WEFT_ASSERT(clip.frames == 1 && clip.height == state_->height && clip.width == state_->width);
+  const double ticks = 1 / av_q2d(state_->encoder->time_base);
+  state_->last = std::max<std::int64_t>(std::llround(seconds * ticks), state_->last + 1);
+  state_->duration = std::max<std::int64_t>(std::llround(duration * ticks), 1);
+  state_->add(clip.rgb, state_->last);
 }
 void Mp4Writer::finish() {
   WEFT_ASSERT(state_->frames > 0);

@@ -21,6 +21,9 @@ struct Mp4Options {
   // same frames give the same bytes, whichever library or time writes them into the file's
   // metadata otherwise, and the file has its name only once it is whole (PATH.tmp until then).
   bool segment = false;
+  // Times a second at which a frame of add(frame, seconds, duration) may begin; 0: frames are
+  // evenly spaced.
+  double ticks = 0;
 };
 
 // An MP4 written while its frames are made, in memory that does not depend on its length (the
@@ -41,6 +44,9 @@ class Mp4Writer {
 
   // The next frames, of the size that was said.
   void add(const ClipView& frames);
+  // One frame, where ticks are given: when it begins, later than the one before, and for how long
+  // it is shown if it is the last.
+  void add(const ClipView& frame, double seconds, double duration);
   // After one frame or more: the file is whole.
   void finish();
 

@@ -336,6 +336,37 @@ class Segment(Segmentation):
         line = self.lines("again", "segment")["lavfi"]
         self.assertEqual([line["frames"], line["height"], line["width"]], [6, 34, 96])
 
+    def times(self, path):
+        """Of each frame of a video: when it begins; and how long the video is."""
+        said = subprocess.run(["ffprobe", "-v", "error", "-select_streams", "v", "-show_entries", "packet=pts_time:stream=duration",
+                               "-of", "json", str(self.dir / path)], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+        said = json.loads(said.stdout)
+        return sorted(float(p["pts_time"]) for p in said["packets"]), float(said["streams"][0]["duration"])
+
+    def test_a_video_of_variable_rate_keeps_its_times(self):
+        shown = "+".join(f"eq(n,{n})" for n in (0, 10, 50, 200, 225))
+        subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", f"testsrc2=size=48x34:rate=100:duration=3,select='{shown}'",
+                        "-vsync", "vfr", "-enc_time_base", "1:100", "-pix_fmt", "yuv420p", str(self.dir / "in.mp4")],
+                       check=True, stdin=subprocess.DEVNULL)
+        self.segment("['in.mp4']", "segment.overlay=blend")
+        (begin, length), (wanted, whole) = self.times("segmented/in.mp4"), self.times("in.mp4")
+        self.assertEqual(len(begin), 5)
+        for got, right in zip(begin + [length], wanted + [whole]):
+            self.assertAlmostEqual(got, right, 3)
+
+    def test_pictures_of_other_kinds(self):
+        """They make a PNG, however many endings say that it is a picture."""
+        for name in ("a.tif", "b.jfif", "c.ppm"):
+            subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc2=size=48x34", "-frames:v", "1", "-f", "image2",
+                            "-c:v", {"a": "tiff", "b": "mjpeg", "c": "ppm"}[name[0]], str(self.dir / name)],
+                           check=True, stdin=subprocess.DEVNULL)
+        (self.dir / "d.png").write_bytes(b"PAR1" + bytes(90))
+        (self.dir / "e.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+        job = self.segment("['a.tif','b.jfif','c.ppm','d.png','e.heic']", expect=3)
+        self.assertEqual(sorted(p.name for p in (self.dir / "segmented").glob("*.*g*")), ["a.png", "b.png", "c.png"])
+        self.assertIn("d.png is a Parquet table", job.err)
+        self.assertIn("e.heic is a HEIC picture", job.err)
+
     def test_refusals(self):
         self.refused(self.segment("[]", expect=None), 2, "segment.inputs is empty")
         self.refused(self.segment("['none.png']", expect=None), 3, "1 of 1 input is not there: none.png")

@@ -15,15 +15,17 @@ from test_golden import GOLDEN, PYTHON
 USAGE, DATA = 2, 3
 
 
-def png(height, width, channels, values, palette=None, bits=8):
-    """A PNG file: rows of grey (1), palette (1 with `palette`) or RGB (3) values."""
+def png(height, width, channels, values, palette=None, bits=8, orientation=None):
+    """A PNG file: rows of grey (1), palette (1 with `palette`) or RGB (3) values; an orientation is that of EXIF."""
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     row = width * channels * bits // 8
     lines = b"".join(b"\0" + bytes(values[y * row:(y + 1) * row]) for y in range(height))
     kind = 3 if palette else {1: 0, 3: 2}[channels]
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)) +
-            (chunk(b"PLTE", bytes(palette)) if palette else b"") + chunk(b"IDAT", zlib.compress(lines)) +
+            (chunk(b"PLTE", bytes(palette)) if palette else b"") +
+            (chunk(b"eXIf", b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 274, 3, 1, orientation, 0, 0)) if orientation else b"") +
+            chunk(b"IDAT", zlib.compress(lines)) +
             chunk(b"IEND", b""))
 
 
@@ -179,6 +181,19 @@ class Images(WeftTest):
         lines = self.draw(5)
         (self.dir / lines[1]["fpath_segm"]).write_bytes(png(5, 5, 1, bytes(25)))
         self.broken("labels/001.png has 5x5 labels", "images/001.png has", "train.odgt, line 2")
+
+    def test_an_image_that_its_camera_turned(self):
+        """It is set upright, its labels are not: where they were drawn on it as it is stored, the message names the key."""
+        lines = self.draw(5)
+        pixels = bytes(range(3 * 4 * 5))
+        (self.dir / lines[1]["fpath_img"]).write_bytes(png(4, 5, 3, pixels, orientation=6))
+        (self.dir / lines[1]["fpath_segm"]).write_bytes(png(4, 5, 1, bytes(20)))
+        lines[1] = {"fpath_img": lines[1]["fpath_img"], "fpath_segm": lines[1]["fpath_segm"]}
+        self.write_list(lines)
+        self.broken("labels/001.png has 4x5 labels", "has 5x4 pixels", 'media.orientation = "stored"', "train.odgt, line 2")
+        self.ingest_images("media.orientation=stored", "--strict")
+        (self.dir / lines[1]["fpath_segm"]).write_bytes(png(5, 4, 1, bytes(20)))
+        self.ingest_images("--strict")
 
     def test_a_size_other_than_the_list_says(self):
         lines = self.draw(5)

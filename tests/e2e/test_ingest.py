@@ -82,6 +82,33 @@ class Ingest(WeftTest):
         self.assertIn("1 kept of 5: 0 videos (0.0 %), 1 picture", job.err)  # a picture has no rate
         self.refused(self.ingest("v", "--min-fps=11", "--min-frames=2", "--plan", expect=None), DATA, "none of 5 items is left")
 
+    def test_rates_and_intervals_are_of_videos_alone(self):
+        """As Open-Sora's buckets have it; and of a video all frames up to the end of the last one are there, as of ffmpeg's."""
+        more = ("ingest.frames=[1,6]", "ingest.fps=12", "ingest.frame_interval=2")
+        plan = self.ingest("['v/short.mp4','v/still.png']", "--plan", *more)
+        job = self.ingest("['v/short.mp4','v/still.png']", *more)
+        for told in (plan, job):  # 12 frames of the second
+            self.assertRegex(told.err, r"32x32-1 +1 ")
+            self.assertRegex(told.err, r"32x32-6 +1 ")
+
+    def test_one_clip_of_a_picture_with_more_behind_it(self):
+        subprocess.run(["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc2=size=64x48", "-frames:v", "2", "%d.jpg"],
+                       cwd=self.dir, check=True, stdin=subprocess.DEVNULL)
+        first, second = ((self.dir / f"{n}.jpg").read_bytes() for n in (1, 2))
+        (self.dir / "phone.jpg").write_bytes(first + second)
+        png = (self.dir / "v/still.png").read_bytes()
+        (self.dir / "bytes.png").write_bytes(png + b"\n\n")
+        job = self.ingest("['phone.jpg','bytes.png']", "ingest.frames=[1,4]", "--strict")
+        self.assertRegex(job.err, r"32x32-1 +2 ")
+
+    def test_what_is_no_medium_is_named(self):
+        (self.dir / "a.mp4").write_bytes(b"PAR1" + bytes(90))
+        (self.dir / "b.jpg").write_bytes(b"<!DOCTYPE html><html>404</html>")
+        (self.dir / "c.webp").write_bytes(b"RIFF\x68\1\0\0WEBPVP8X\x0a\0\0\0\2\0\0\0" + bytes(60))
+        job = self.ingest("['a.mp4','b.jpg','c.webp','v/wide.mp4']")
+        for name, kind in (("a.mp4", "a Parquet table"), ("b.jpg", "a web page"), ("c.webp", "an animated WebP")):
+            self.assertIn(f"cannot open video {name}: it is {kind}", job.err)
+
     def test_files_that_are_not_there(self):
         self.refused(self.ingest("nix.mp4", "--plan", expect=None), DATA, "1 of 1 item is not there: nix.mp4")
         job = self.ingest("['v/wide.mp4','nix.mp4']", "--plan", expect=None)

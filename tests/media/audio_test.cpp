@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -121,7 +122,34 @@ TEST_F(AudioTest, FloatsMayBeLoudButMustBeNumbers) {
   const std::vector<float> loud = {0.25f, -3.5f};
   EXPECT_EQ(read_speech(write("a.wav", wav(loud, 1, 16000))), loud);
   const std::vector<float> broken = {0.25f, std::numeric_limits<float>::quiet_NaN()};
-  expect_broken(write("b.wav", wav(broken, 1, 16000)), "not finite");
+  expect_broken(write("b.wav", wav(broken, 1, 16000)), "has the sample nan after 0.000 s");
+  const std::vector<float> deafening = {0.25f, -3e38f};
+  expect_broken(write("c.wav", wav(deafening, 1, 16000)), "1000 either way of 0 is the most");
+}
+
+TEST_F(AudioTest, RatesThatNoSoundHas) {
+  const std::vector<std::int16_t> samples(1000, 7);
+  expect_broken(write("a.wav", wav(samples, 1, 1)), "claims 1 samples a second; 1000 to 768000");
+  expect_broken(write("b.wav", wav(samples, 1, 999)), "claims 999 samples");
+  expect_broken(write("c.wav", wav(samples, 1, 2'000'000)), "claims 2000000 samples");
+  EXPECT_EQ(read_speech(write("d.wav", wav(samples, 1, 1000))).size(), 16000u);
+}
+
+// Speech after a pause takes more bits than the beginning, from which FFmpeg estimates the length.
+TEST_F(AudioTest, AnEstimatedLengthIsNoPromise) {
+  for (const std::string how : {"-c:a aac -b:a 64k x.aac",
+                                "-c:a libmp3lame -q:a 4 -write_xing 0 "
+                                "-id3v2_version 0 x.mp3"}) {
+    const std::string command = "cd " + dir_.string() +
+                                " && ffmpeg -nostdin -v error -f lavfi -i "
+                                "'aevalsrc=if(lt(t\\,1)\\,0\\,random(0)-0.5):d=5' " +
+                                how;
+    ASSERT_EQ(std::system(command.c_str()), 0) << how;
+    EXPECT_NEAR(
+        static_cast<double>(read_speech((dir_ / how.substr(how.rfind(' ') + 1)).string()).size()),
+        5 * 16000, 4000)
+        << how;
+  }
 }
 
 TEST_F(AudioTest, RefusesWhatIsNoSound) {

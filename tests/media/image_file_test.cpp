@@ -10,7 +10,9 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "media/bytes/orientation.h"
 #include "media/pillow_resize.h"
+#include "media/video_reader.h"
 
 namespace weft {
 namespace {
@@ -200,6 +202,76 @@ const Fixture jpeg_progressive = {
     "ffc4001a100002020300000000000000000000000000a141f11161f0ffda0008010100013f10a82a"
     "0e304722391ad1ffd9"};
 
+const Fixture jpeg_cmyk = {
+    5, 6, 4870, 230669,
+    "ffd8ffee000e41646f626500640000000000ffdb0043000302020302020303030304030304050805"
+    "050404050a070706080c0a0c0c0b0a0b0b0d0e12100d0e110e0b0b1016101113141515150c0f1718"
+    "16141812141514ffc000140800050006044311004d11005911004b1100ffc4001600010101000000"
+    "00000000000000000000060507ffc400211000020202020203010000000000000000020301040506"
+    "0712131411152123ffda000e0443004d0059004b00003f0099b1efc76d79bcee597633d4d39eb184"
+    "6465cd17af39aa5adeb7f9ac218950c05a35cad35d725d16446523fb957346d1531fc71ae6c595c7"
+    "7dcaf376df2a1b235acdc0621afaad63acdb458efe5f5c1900a042c0899f013dbe61470c697f77ca"
+    "1844516d7c4decaea25b02ad241f049ad60e9b7d563c1e16de42c797f43b3e3ea203e18ea322955c"
+    "4f7a864770d331d9ff00497addba306480b35abd8368da086c2eb595325be2aa91631edb06c9082e"
+    "c1fb13ffd9"};
+const Fixture jpeg_ycck = {
+    5, 6, 6643, 326146,
+    "ffd8ffee000e41646f626500640000000002ffdb0043000302020302020303030304030304050805"
+    "050404050a070706080c0a0c0c0b0a0b0b0d0e12100d0e110e0b0b1016101113141515150c0f1718"
+    "16141812141514ffc000140800050006044311004d11005911004b1100ffc4001600010101000000"
+    "00000000000000000000060507ffc400211000020202020203010000000000000000020301040506"
+    "0712131411152123ffda000e0443004d0059004b00003f0099b1efc76d79bcee597633d4d39eb184"
+    "6465cd17af39aa5adeb7f9ac218950c05a35cad35d725d16446523fb957346d1531fc71ae6c595c7"
+    "7dcaf376df2a1b235acdc0621afaad63acdb458efe5f5c1900a042c0899f013dbe61470c697f77ca"
+    "1844516d7c4decaea25b02ad241f049ad60e9b7d563c1e16de42c797f43b3e3ea203e18ea322955c"
+    "4f7a864770d331d9ff00497addba306480b35abd8368da086c2eb595325be2aa91631edb06c9082e"
+    "c1fb13ffd9"};
+const Fixture png_sideways = {
+    6, 5, 11889, 554896,
+    "89504e470d0a1a0a0000000d4948445200000006000000050802000000e93a0ab10000001a655849"
+    "664d4d002a00000008000101120003000000010006000000000000d6674b69000000374944415478"
+    "9c636430cd5245058cd1138eeaa002c66daf158c5101a3a05bb5152a60c859786ded23f177ca11fa"
+    "29330b96dedaf84c1a00d61519c839b9641d0000000049454e44ae426082"};
+const Fixture webp = {
+    5, 6, 11889, 550168,
+    "5249464640000000574542505650384c330000002f05000100cd9521a2ff6151134952149e02e29f"
+    "9808359879ada014172b6034ccf2d444f62b7f60e00079b88026d04014780000"};
+const Fixture webp_sideways = {
+    6, 5, 11889, 554896,
+    "524946467400000057454250565038580a000000080000000500000400005650384c330000002f05"
+    "000100cd9521a2ff6151134952149e02e29f9808359879ada014172b6034ccf2d444f62b7f60e000"
+    "79b88026d04014780000455849461a0000004d4d002a000000080001011200030000000100060000"
+    "00000000"};
+const Fixture tiff = {
+    5, 6, 11889, 550168,
+    "49492a00080000000a00000104000100000006000000010104000100000005000000020103000300"
+    "00008600000003010300010000000100000006010300010000000200000011010400010000008c00"
+    "000015010300010000000300000016010400010000000500000017010400010000005a0000001c01"
+    "030001000000010000000000000008000800080000356a255a8f4a7fb46fa4d994c9feb9ee235b90"
+    "c587bcf1b3e81ddf14490b4075376ca1b6eb20e91e531c51864f84b982b7ecb5ea1f11467b4b80b5"
+    "85baefbff429f92e6333689d6ca1d6ade217ee23582f649970a5dab1e61b"};
+const Fixture tiff_sideways = {
+    6, 5, 11889, 554896,
+    "49492a00080000000b00000104000100000006000000010104000100000005000000020103000300"
+    "00009200000003010300010000000100000006010300010000000200000011010400010000009800"
+    "00001201030001000000060000001501030001000000030000001601040001000000050000001701"
+    "0400010000005a0000001c01030001000000010000000000000008000800080000356a255a8f4a7f"
+    "b46fa4d994c9feb9ee235b90c587bcf1b3e81ddf14490b4075376ca1b6eb20e91e531c51864f84b9"
+    "82b7ecb5ea1f11467b4b80b585baefbff429f92e6333689d6ca1d6ade217ee23582f649970a5dab1"
+    "e61b"};
+const Fixture webp_animated = {
+    5, 6, 11889, 550168,
+    "524946466801000057454250565038580a00000002000000050000040000414e494d060000000000"
+    "00000000414e4d469a000000000000000000050000040000000000025650384c810000002f050001"
+    "00efa0269224357b7cf74cd1676fe2d5b691a4068fe119a2cf5e4d24496af6f8ee99a2cf5edfcf7f"
+    "7cf84b2dcc4ca945ca24974c448888730f4424226aabd65e981922da67636644a4f5e6be4b441011"
+    "22828898999979ffc9255355a5165018499219bb7bdb4644ff0398f265d9dc0fca79a98983e8b4bf"
+    "70f5f1d00000414e4d469a000000000000000000050000040000000000005650384c810000002f05"
+    "000100efa0269224357b7cf74cd1676fe2d5b691a4068fe119a2cf5e4d24496af6f8ee99a2cf5edf"
+    "cf7f7cf84b2dcc4ca945ca24974c448888730f4424226aabd65e981922da67636644a4f5e6be4b44"
+    "101122828898999979ffc9255355a5165018499219bb7bdb4644ffa305feaa137f274d4634f44e89"
+    "a767bb8a570c0000"};
+
 std::string refused(const std::function<void()>& f) {
   try {
     f();
@@ -211,8 +283,9 @@ std::string refused(const std::function<void()>& f) {
 }
 
 TEST(ImageFile, ReadsPixelsAsPillow) {
-  for (const Fixture* f : {&colour, &grey, &with_alpha, &palette, &grey_alpha, &black_and_white,
-                           &jpeg_420, &jpeg_grey, &jpeg_progressive}) {
+  for (const Fixture* f :
+       {&colour, &grey, &with_alpha, &palette, &grey_alpha, &black_and_white, &jpeg_420, &jpeg_grey,
+        &jpeg_progressive, &jpeg_cmyk, &jpeg_ycck, &png_sideways}) {
     const ImageFile image = decode_image(from_hex(f->hex), "picture", {});
     EXPECT_EQ(image.height, f->height);
     EXPECT_EQ(image.width, f->width);
@@ -267,18 +340,144 @@ TEST(ImageFile, KeepsToTheLimits) {
   EXPECT_THAT(refused([&] { decode_image(from_hex(jpeg_420.hex), "the file", limits); }),
               HasSubstr("media.max_megapixels"));
   EXPECT_THAT(refused([] { read_image_file("/nowhere.png", {}); }), HasSubstr("/nowhere.png"));
-  EXPECT_THAT(refused([] { read_image_file("/proc/self/exe", {}); }), HasSubstr("neither a JPEG"));
+  EXPECT_THAT(refused([] { read_image_file("/proc/self/exe", {}); }), HasSubstr("is a program"));
 }
 
-TEST(ImageFile, ReadsAFile) {
-  const auto path = std::filesystem::temp_directory_path() /
-                    ("weft_image_file_" + std::to_string(::getpid()) + ".any");
-  const auto bytes = from_hex(colour.hex);
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
-  EXPECT_EQ(sums(read_image_file(path.string(), {}).values),
-            std::pair(colour.sum, colour.weighted));
-  std::filesystem::remove(path);
+std::vector<std::byte> with_exif(const std::vector<std::byte>& jpeg, int orientation) {
+  auto block = from_hex("ffe100224578696600004d4d002a00000008000101120003000000010001000000000000");
+  block[block.size() - 7] = static_cast<std::byte>(orientation);
+  auto out = jpeg;
+  out.insert(out.begin() + 2, block.begin(), block.end());
+  return out;
+}
+
+// Of Pillow's exif_transpose.
+TEST(ImageFile, SetsPicturesUprightUnlessTheDeckSaysOtherwise) {
+  const std::int64_t weighted[] = {28883838, 28188048, 19880148, 20575938,
+                                   29148978, 28660278, 19615008, 20103708};
+  const auto jpeg = from_hex(jpeg_420.hex);
+  MediaDeck stored;
+  stored.orientation = "stored";
+  for (int orientation = 1; orientation <= 8; ++orientation) {
+    const auto bytes = with_exif(jpeg, orientation);
+    const ImageFile image = decode_image(bytes, "picture", {});
+    EXPECT_EQ(image.height, orientation < 5 ? 13 : 17);
+    EXPECT_EQ(image.width, orientation < 5 ? 17 : 13);
+    EXPECT_EQ(sums(image.values), std::pair(jpeg_420.sum, weighted[orientation - 1]))
+        << orientation;
+    EXPECT_EQ(decode_image(bytes, "picture", stored).values,
+              decode_image(jpeg, "picture", {}).values);
+  }
+  for (const int nonsense : {0, 9, 255})
+    EXPECT_EQ(decode_image(with_exif(jpeg, nonsense), "picture", {}).height, 13);
+}
+
+TEST(ImageFile, JpegsOfSomeCamerasAreWhole) {
+  const auto whole = decode_image(from_hex(jpeg_420.hex), "picture", {}).values;
+  // The scan's header has three zeros; and bytes fill up the space in front of the end.
+  std::string hex = jpeg_420.hex;
+  hex.replace(hex.rfind("003f00"), 6, "000000");
+  EXPECT_EQ(decode_image(from_hex(hex), "picture", {}).values, whole);
+  hex = jpeg_420.hex;
+  hex.insert(hex.size() - 4, "000000");
+  EXPECT_EQ(decode_image(from_hex(hex), "picture", {}).values, whole);
+  // 12 bits a sample.
+  hex = jpeg_420.hex;
+  hex.replace(hex.find("ffc0001108") + 8, 2, "0c");
+  EXPECT_THAT(refused([&] { decode_image(from_hex(hex), "the file", {}); }), HasSubstr("8 bits"));
+}
+
+class ImageFileOnDisk : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(dir_); }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  std::string write(const std::string& name, const std::vector<std::byte>& bytes) const {
+    std::ofstream(dir_ / name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+    return (dir_ / name).string();
+  }
+  // The frames of the file as footage.
+  static std::vector<std::vector<std::uint8_t>> frames(const std::string& path,
+                                                       const MediaDeck& limits = {}) {
+    VideoReader reader({path}, {.fps = 24, .threads = 2, .access = {limits, {}}});
+    EXPECT_TRUE(reader.is_image());
+    std::vector<std::vector<std::uint8_t>> all;
+    while (const VideoFrame* f = reader.next()) {
+      EXPECT_EQ(f->height, reader.height());
+      EXPECT_EQ(f->width, reader.width());
+      auto& rgb = all.emplace_back();
+      for (std::int64_t y = 0; y < f->height; ++y)
+        rgb.insert(rgb.end(), f->rgb + y * f->stride, f->rgb + y * f->stride + 3 * f->width);
+    }
+    return all;
+  }
+
+  std::filesystem::path dir_ =
+      std::filesystem::temp_directory_path() / ("weft_image_file_" + std::to_string(::getpid()));
+};
+
+TEST_F(ImageFileOnDisk, IsReadWhateverItsName) {
+  for (const Fixture* f : {&colour, &png_sideways, &jpeg_420, &jpeg_progressive, &jpeg_cmyk,
+                           &jpeg_ycck, &webp, &webp_sideways, &tiff, &tiff_sideways}) {
+    const std::string path = write("picture.any", from_hex(f->hex));
+    const ImageFile image = read_image_file(path, {});
+    EXPECT_EQ(image.height, f->height);
+    EXPECT_EQ(image.width, f->width);
+    EXPECT_EQ(sums(image.values), std::pair(f->sum, f->weighted)) << f->hex;
+    const auto shown = frames(path);
+    ASSERT_EQ(shown.size(), 1u);
+    EXPECT_EQ(shown[0], image.values);
+  }
+}
+
+// A second picture, as phones put it there, and what else may lie behind the first one.
+TEST_F(ImageFileOnDisk, WhatLiesBehindThePictureIsNotRead) {
+  const auto film = from_hex("000000186674797069736f6d0000020069736f6d69736f32");
+  for (const Fixture* f : {&jpeg_420, &jpeg_progressive, &jpeg_cmyk, &colour, &webp}) {
+    const auto first = from_hex(f->hex);
+    const auto alone = frames(write("alone", first));
+    ASSERT_EQ(alone.size(), 1u);
+    for (const auto& more : {from_hex(jpeg_grey.hex), from_hex(f->hex), from_hex("0a0a"), film}) {
+      auto both = first;
+      for (int i = 0; i < 4; ++i) both.insert(both.end(), more.begin(), more.end());
+      const std::string path = write("picture.jpg", both);
+      EXPECT_EQ(frames(path), alone);
+      EXPECT_EQ(sums(read_image_file(path, {}).values), std::pair(f->sum, f->weighted));
+    }
+  }
+}
+
+TEST_F(ImageFileOnDisk, FootageIsSetUprightAlike) {
+  MediaDeck stored;
+  stored.orientation = "stored";
+  std::string hex = png_sideways.hex;
+  const std::size_t at = hex.find("01120003000000010006") + 18;
+  const auto plain = frames(write("plain.png", from_hex(hex)), stored).at(0);
+  for (int orientation = 1; orientation <= 8; ++orientation) {
+    hex[at + 1] = static_cast<char>('0' + orientation);
+    const auto turned = frames(write("turned.png", from_hex(hex))).at(0);
+    const std::int64_t height = orientation < 5 ? 5 : 6, width = orientation < 5 ? 6 : 5;
+    // The walk that a turned ImageFile takes, which is checked above.
+    const UprightWalk walk = upright_walk(orientation, 5, 6, 6 * 3);
+    for (std::int64_t y = 0, i = 0; y < height; ++y)
+      for (std::int64_t x = 0; x < width; ++x, i += 3)
+        ASSERT_EQ(turned[static_cast<std::size_t>(i)],
+                  plain[static_cast<std::size_t>(walk.first + y * walk.down + x * walk.along)])
+            << orientation;
+  }
+}
+
+TEST_F(ImageFileOnDisk, NamesOtherKinds) {
+  const auto why = [&](const std::vector<std::byte>& bytes) {
+    const std::string path = write("picture.png", bytes);
+    return refused([&] { read_image_file(path, {}); });
+  };
+  EXPECT_THAT(why(from_hex(webp_animated.hex)), HasSubstr("is an animated WebP"));
+  EXPECT_THAT(why(from_hex("50415231")), HasSubstr("is a Parquet table"));
+  EXPECT_THAT(why({}), HasSubstr("is an empty file"));
+  std::string jpeg = tiff.hex;  // with another compression
+  jpeg.replace(jpeg.find("0301030001000000010000") + 16, 2, "07");
+  EXPECT_THAT(why(from_hex(jpeg)), HasSubstr("a TIFF compressed as JPEG"));
 }
 
 }  // namespace

@@ -28,16 +28,17 @@ class Cutter {
       const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take)
       : input_(input), deck_(deck), reader_(reader), size_(std::move(size)), take_(take) {
     lengths_ = clip_lengths(deck, reader.is_image());
+    interval_ = clip_interval(deck, reader.is_image());
     // Strides that are multiples of the interval take every interval-th frame of the video; others
     // need them all.
-    sparse_ = deck.stride % deck.frame_interval == 0;
+    sparse_ = deck.stride % interval_ == 0;
     frame_bytes_ = static_cast<std::size_t>(size_.height * size_.width * 3);
   }
 
   // False when no more clips are wanted.
   bool add(const VideoFrame& frame) {
     seen_ = frame.index + 1;
-    if (frame.index >= start_ && (!sparse_ || frame.index % deck_.frame_interval == 0)) {
+    if (frame.index >= start_ && (!sparse_ || frame.index % interval_ == 0)) {
       Waiting w;
       if (!spare_.empty()) {
         w = std::move(spare_.back());
@@ -49,7 +50,7 @@ class Cutter {
       resize_(frame, size_.height, size_.width, reinterpret_cast<std::uint8_t*>(w.pixels.data()));
       waiting_.push_back(std::move(w));
     }
-    while (seen_ - start_ >= lengths_.front() * deck_.frame_interval)
+    while (seen_ - start_ >= lengths_.front() * interval_)
       if (!emit(lengths_.front())) return false;
     return true;
   }
@@ -58,14 +59,14 @@ class Cutter {
   void finish() {
     for (;;) {
       const auto length = std::find_if(lengths_.begin(), lengths_.end(), [&](std::int64_t t) {
-        return seen_ - start_ >= t * deck_.frame_interval;
+        return seen_ - start_ >= t * interval_;
       });
       if (length == lengths_.end() || !emit(*length)) return;
     }
   }
 
   std::int64_t clips() const { return clips_; }
-  std::int64_t shortest() const { return lengths_.back() * deck_.frame_interval; }
+  std::int64_t shortest() const { return lengths_.back() * interval_; }
 
  private:
   bool emit(std::int64_t frames) {
@@ -79,7 +80,7 @@ class Cutter {
     const Waiting* first = nullptr;
     for (const Waiting& w : waiting_) {
       const std::int64_t at = w.index - start_;
-      if (at < 0 || at >= frames * deck_.frame_interval || at % deck_.frame_interval != 0) continue;
+      if (at < 0 || at >= frames * interval_ || at % interval_ != 0) continue;
       if (first == nullptr) first = &w;
       std::memcpy(clip_.data() + filled, w.pixels.data(), frame_bytes_);
       filled += frame_bytes_;
@@ -87,15 +88,14 @@ class Cutter {
     WEFT_ASSERT(filled == clip_.size());
     ClipInfo info;
     // One frame is an image to the model, whatever it was taken from.
-    info.fps = frames == 1
-                   ? 120.0f
-                   : static_cast<float>(reader_.fps() / static_cast<double>(deck_.frame_interval));
+    info.fps =
+        frames == 1 ? 120.0f : static_cast<float>(reader_.fps() / static_cast<double>(interval_));
     info.source =
         fmt::format("{} frame {} at {:.3f} s", input_.media.name(), start_, first->seconds);
     info.text = input_.text;
     ++clips_;
     const bool more = take_(b, clip_, info);
-    start_ += deck_.stride > 0 ? deck_.stride : frames * deck_.frame_interval;
+    start_ += deck_.stride > 0 ? deck_.stride : frames * interval_;
     while (!waiting_.empty() && waiting_.front().index < start_) {
       spare_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
@@ -110,6 +110,7 @@ class Cutter {
   const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take_;
   CoverResize resize_;
   std::vector<std::int64_t> lengths_;  // longest first
+  std::int64_t interval_ = 1;
   bool sparse_ = true;
   std::size_t frame_bytes_ = 0;
   std::int64_t seen_ = 0;   // frames of the video so far
@@ -152,6 +153,10 @@ std::vector<std::int64_t> clip_lengths(const IngestDeck& deck, bool still) {
   return lengths;
 }
 
+std::int64_t clip_interval(const IngestDeck& deck, bool still) {
+  return still ? 1 : deck.frame_interval;
+}
+
 CutResult cut_video(
     const MediaItem& input, const IngestDeck& deck, const MediaAccess& access, int threads,
     const std::function<bool(const Bucket&, std::span<const std::byte>, const ClipInfo&)>& take,
@@ -167,7 +172,7 @@ CutResult cut_video(
       result.damaged = reader->damaged();
       return frame;
     } catch (const Error& e) {
-      result.broken = e.what();
+      result.broken = fmt::format("{} ({})", e.what(), e.hint());
       return nullptr;
     }
   };

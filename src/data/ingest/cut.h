@@ -29,6 +29,10 @@ std::optional<ClipSize> choose_clip_size(const IngestDeck& deck, std::int64_t he
 // The lengths in frames that a video, or a still picture, is cut into, the longest first.
 std::vector<std::int64_t> clip_lengths(const IngestDeck& deck, bool still);
 
+// Frames from one of a clip to the next: a still picture skips ingest.frame_interval, as
+// ingest.fps.
+std::int64_t clip_interval(const IngestDeck& deck, bool still);
+
 struct CutResult {
   std::int64_t frames = 0;  // decoded
   std::int64_t clips = 0;

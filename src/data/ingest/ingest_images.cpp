@@ -33,6 +33,13 @@ struct Decoded {
   std::string broken;  // why it is left out
 };
 
+// Where one of two sizes is the other one turned: what to try.
+std::string turned_hint(ImageSize a, ImageSize b, const MediaDeck& limits) {
+  if (a.height != b.width || a.width != b.height) return "";
+  return fmt::format("; if its EXIF turned the image, set media.orientation = \"{}\"",
+                     limits.orientation == "upright" ? "stored" : "upright");
+}
+
 Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck& limits) {
   Decoded d;
   try {
@@ -40,12 +47,14 @@ Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck&
     const ImageSize size{d.rgb.height, d.rgb.width};
     WEFT_CHECK((pair.size.height == 0 || pair.size.height == size.height) &&
                    (pair.size.width == 0 || pair.size.width == size.width),
-               Exit::data, "", "{} has {}x{} pixels (height x width), the list says {}x{}",
-               pair.image, size.height, size.width, pair.size.height, pair.size.width);
+               Exit::data, "", "{} has {}x{} pixels (height x width), the list says {}x{}{}",
+               pair.image, size.height, size.width, pair.size.height, pair.size.width,
+               turned_hint(size, pair.size, limits));
     d.labels = read_label_file(pair.labels, limits);
     WEFT_CHECK(d.labels.height == size.height && d.labels.width == size.width, Exit::data, "",
-               "{} has {}x{} labels (height x width), its image {} has {}x{} pixels", pair.labels,
-               d.labels.height, d.labels.width, pair.image, size.height, size.width);
+               "{} has {}x{} labels (height x width), its image {} has {}x{} pixels{}", pair.labels,
+               d.labels.height, d.labels.width, pair.image, size.height, size.width,
+               turned_hint(size, {d.labels.height, d.labels.width}, limits));
     const std::uint8_t most = *std::max_element(d.labels.values.begin(), d.labels.values.end());
     WEFT_CHECK(num_classes == 0 || most <= num_classes, Exit::data, "",
                "{} has the value {}, ingest.num_classes = {} (0 is unlabelled, v is class v - 1)",
@@ -53,14 +62,16 @@ Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck&
   } catch (const Error& e) {
     d = {};
     d.broken = e.what();
+    if (!e.hint().empty()) d.broken += fmt::format(" ({})", e.hint());
     if (!pair.where.empty()) d.broken += fmt::format(" ({})", pair.where);
   }
   return d;
 }
 
 // What makes a piece: it is decoded again if any of this changes.
-std::string identity(std::span<const ImagePair> pairs, std::int64_t num_classes) {
-  std::string all = fmt::format("1 {}\n", num_classes);
+std::string identity(std::span<const ImagePair> pairs, std::int64_t num_classes,
+                     const MediaDeck& limits) {
+  std::string all = fmt::format("1 {} {}\n", num_classes, limits.orientation);
   for (const ImagePair& p : pairs)
     all += fmt::format("{}\n{} {}\n{} {}\n{}x{}\n", p.name, p.image, file_identity(p.image),
                        p.labels, file_identity(p.labels), p.size.height, p.size.width);
@@ -301,7 +312,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
        k += static_cast<std::size_t>(size)) {
     const auto part = std::span(pairs).subspan(
         k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
-    const std::string id = identity(part, classes);
+    const std::string id = identity(part, classes, deck.media);
     const fs::path path = piece_path(d.output, k);
     if (const auto there = read_header(path); there && there->identity == id) {
       kept += std::ssize(part);

@@ -284,7 +284,7 @@ Forecast forecast(const std::vector<MediaItem>& items, const IngestDeck& deck) {
     bool any = false;
     std::int64_t start = 0;
     for (const std::int64_t length : clip_lengths(deck, picture)) {
-      const std::int64_t window = length * deck.frame_interval;
+      const std::int64_t window = length * clip_interval(deck, picture);
       const std::int64_t step = deck.stride > 0 ? deck.stride : window;
       if (all - start < window) continue;
       const std::int64_t count = (all - start - window) / step + 1;

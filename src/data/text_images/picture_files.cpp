@@ -13,8 +13,9 @@ namespace weft {
 namespace fs = std::filesystem;
 
 bool is_picture_name(const std::string& path) {
-  static constexpr std::array<std::string_view, 5> extensions = {".jpg", ".jpeg", ".png", ".bmp",
-                                                                 ".webp"};
+  static constexpr std::array<std::string_view, 20> extensions = {
+      ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".tif",  ".tiff", ".webp",
+      ".ppm", ".pgm",  ".pbm", ".pnm",  ".jp2", ".jxl", ".qoi", ".avif", ".heic", ".heif"};
   std::string extension = fs::path(path).extension().string();
   std::ranges::transform(extension, extension.begin(),
                          [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -37,7 +38,7 @@ std::vector<std::string> list_pictures(const std::string& folder) {
     if (is_picture_name(entries->path().string())) paths.push_back(entries->path().string());
   WEFT_CHECK(!error, Exit::data, "name a folder that can be read", "cannot list folder {}: {}",
              folder, error.message());
-  WEFT_CHECK(!paths.empty(), Exit::data, "put .jpg, .png, .bmp or .webp files into it",
+  WEFT_CHECK(!paths.empty(), Exit::data, "put .jpg, .png, .bmp, .tif or .webp files into it",
              "folder {} has no pictures", folder);
   std::ranges::sort(paths);
   return paths;

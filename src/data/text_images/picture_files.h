@@ -6,7 +6,8 @@
 
 namespace weft {
 
-// Whether a file's extension is that of a picture: .jpg, .jpeg, .png, .bmp, .webp, in any case.
+// Whether a file's extension is that of a still picture, in any case: .jpg, .png, .tif, .webp ...
+// Those that are not read everywhere, as .heic, are among them, so that they are named as such.
 bool is_picture_name(const std::string& path);
 // Whether `path` is a folder with such a file in it.
 bool has_pictures(const std::string& path);

@@ -30,7 +30,7 @@ class TextList : public TextImages {
     return {file.height, file.width};
   }
   std::string identity(std::int64_t i) const override {
-    return file_identity(entry(i).path) + regions_text(entry(i));
+    return file_identity(entry(i).path) + limits_.orientation + regions_text(entry(i));
   }
   // Pictures are not opened. Their folders' names change with the place.
   std::string content_id() const override {

@@ -163,7 +163,7 @@ int animate(const Deck& deck, MPI_Comm world) {
   std::vector<std::string> keys;
   std::vector<ClipCost> costs;
   for (std::size_t i = 0; i < clips.size(); ++i) {
-    keys.push_back(clip_key(clips[i], networks.identity(clips[i])));
+    keys.push_back(clip_key(clips[i], networks.identity(clips[i]) + "\n" + deck.media.orientation));
     costs.push_back({0, 1, 0, sizes[i].frames});
   }
   ListEngine engine(settings_of(deck), items_of(parts, clips, costs, keys), world);

@@ -64,6 +64,7 @@ nlohmann::json settings(const Deck& d, const std::string& weights) {
           {"align", g.align},
           {"watermark", g.watermark},
           {"tensors", g.tensors},
+          {"orientation", d.media.orientation},
           {"models", model_settings(d)},
           {"tokenizer",
            d.get<T5Deck>().tokenizer.empty() ? "" : file_identity(d.get<T5Deck>().tokenizer)}};

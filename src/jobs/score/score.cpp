@@ -77,10 +77,10 @@ std::string describe_job(const Deck& deck, const std::string& weights) {
   const PostprocessDeck& p = deck.get<PostprocessDeck>();
   return fmt::format(
       "weights {}\nmodel {} {} {} {} {}\npostprocess {} {} {} {} {} {}\nframes {}\nside {}\n"
-      "wait {}\n",
+      "wait {}\norientation {}\n",
       weights, m.backbone, m.asf, m.conv2_gain, m.deformable, deck.model.dtype, p.mask_threshold,
       p.min_text_score, p.min_text_width, p.unclip_ratio, p.epsilon_ratio, p.max_candidates,
-      fmt::join(frames_of(s), " "), s.side, s.network_wait);
+      fmt::join(frames_of(s), " "), s.side, s.network_wait, deck.media.orientation);
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,

@@ -103,8 +103,9 @@ int segment(const Deck& deck, MPI_Comm world) {
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
   const std::vector<std::string> names = class_names(deck, names_of_data(deck, world));
-  const std::string job = fmt::format("weights {}\n{}overlay {}\nclasses {}\n", weights.identity(),
-                                      describe_prediction(deck), s.overlay, fmt::join(names, "\n"));
+  const std::string job = fmt::format("weights {}\n{}overlay {}\norientation {}\nclasses {}\n",
+                                      weights.identity(), describe_prediction(deck), s.overlay,
+                                      deck.media.orientation, fmt::join(names, "\n"));
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
   log::info(

@@ -143,7 +143,7 @@ void SegmentJob::make_video(std::int64_t item, ItemResults& results) {
   const auto read_frame = [&]() -> std::optional<Picture> {
     const VideoFrame* f = reader.next();
     if (f == nullptr) return std::nullopt;
-    Picture p{{f->height, f->width}, {}, {}};
+    Picture p{{f->height, f->width}, {}, {}, f->seconds, f->duration};
     const std::int64_t row = 3 * f->width;
     p.rgb.resize(static_cast<std::size_t>(f->height * row));
     for (std::int64_t y = 0; y < f->height; ++y)
@@ -168,14 +168,15 @@ void SegmentJob::make_video(std::int64_t item, ItemResults& results) {
         size = picture->size;
         writer.emplace(path, size.height,
                        segment_.overlay == "side_by_side" ? 2 * size.width : size.width,
-                       reader.fps());
+                       Mp4Options{.fps = reader.fps(), .ticks = reader.ticks()});
       }
       WEFT_CHECK(picture->size == size, Exit::data, "cut the video where its size changes",
                  "{}: frame {} is of {}x{}, those before of {}x{}", input.media.path, frames,
                  picture->size.height, picture->size.width, size.height, size.width);
       const std::vector<std::uint8_t> both = drawn(*picture, look_at(*picture, pixels));
-      writer->add({both.data(), 1, size.height,
-                   static_cast<std::int64_t>(both.size()) / (3 * size.height)});
+      writer->add(
+          {both.data(), 1, size.height, static_cast<std::int64_t>(both.size()) / (3 * size.height)},
+          picture->seconds, picture->duration);
     }
     WEFT_CHECK(frames > 0, Exit::data, "is it a video?", "{} has no frame", input.media.path);
     writer->finish();

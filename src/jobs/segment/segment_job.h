@@ -35,6 +35,7 @@ class SegmentJob : public ListJob {
     ImageSize size;
     std::vector<std::uint8_t> rgb;
     std::vector<ScaledPicture> scales;
+    double seconds = 0, duration = 0;  // of a video's frame: when, and how long
   };
   Picture read_picture(std::int64_t item) const;
   void make_picture(std::int64_t item, ItemResults& results);
