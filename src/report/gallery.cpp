@@ -79,6 +79,10 @@ void load_manifest(Gallery& g, const std::string& stem) {
     add_fact(c, j, "speech");
     add_fact(c, j, "seed");
     add_size(c, j);
+    if (const auto references = j.find("references");
+        references != j.end() && references->is_array())
+      for (const Json& r : *references)
+        if (r.is_string() && stays_inside(r.get<std::string>())) c.references.push_back(r);
     if (const auto shares = j.find("shares"); shares != j.end() && shares->is_array())
       for (std::size_t i = 0; i < std::min<std::size_t>(3, shares->size()); ++i)
         if ((*shares)[i].is_object())

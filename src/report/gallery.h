@@ -20,6 +20,7 @@ struct GalleryClip {
   std::vector<std::pair<std::string, std::string>> facts;  // seed, size and so on
   double seconds = std::numeric_limits<double>::quiet_NaN();
   bool sound = false;
+  std::vector<std::string> references;  // pictures within the folder that it was made from
 };
 
 // A rank's part of the work, as the job's report has it.

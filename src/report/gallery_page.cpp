@@ -33,8 +33,14 @@ std::string facts_text(const GalleryClip& clip) {
 
 std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
+  std::string figures;
+  for (std::size_t i = 0; i < c.references.size(); ++i)
+    figures += embedder.figure(base, {g.folder, c.references[i], c.references[i],
+                                      fmt::format("<b>reference {}</b>of {}", i, escape(c.name)),
+                                      false, false});
   const std::string facts = facts_text(c);
-  return embedder.figure(base, {g.folder, c.file, c.name,
+  return figures +
+         embedder.figure(base, {g.folder, c.file, c.name,
                                 fmt::format("<b>{}</b>{}", escape(head), facts), c.sound, false});
 }
 
@@ -118,10 +124,16 @@ std::string clips_beside(const fs::path& base, std::span<const Gallery> gallerie
   for (const std::string& name : names) {
     if (shown >= most_figures) break;
     const auto& row = by_name[name];
+    // Clips of the same name may show different prompts.
     const std::string& text = row.front().second->text;
+    const bool alike = std::all_of(row.begin(), row.end(),
+                                   [&](const auto& clip) { return clip.second->text == text; });
     body += fmt::format("<h3>{}</h3><div class=\"media\">",
-                        escape(text.empty() ? name : name + ": " + shortened(text)));
-    for (const auto& [g, c] : row) body += figure(base, *g, *c, g->name, embedder);
+                        escape(text.empty() || !alike ? name : name + ": " + shortened(text)));
+    for (const auto& [g, c] : row)
+      body += figure(base, *g, *c,
+                     alike || c->text.empty() ? g->name : g->name + ": " + shortened(c->text),
+                     embedder);
     body += "</div>";
     shown += row.size();
   }

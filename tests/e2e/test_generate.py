@@ -370,7 +370,8 @@ class Generate(WeftTest):
         write_safetensors(self.dir / "extra.safetensors", {"x_embedder.proj.weigth": zero})
         refused(3, "x_embedder.proj.weigth", overrides=["generate.weights=extra.safetensors"])
         odd = self.generate("generate.image_size=[35, 50]", "generate.num_frames=1", text=False)
-        self.assertIn("35x50 is no multiple of 8: the clips come out 32x48", odd.err)
+        self.assertIn("50x35 (width x height) is no multiple of 8: the clips come out 48x32", odd.err)
+        self.assertIn("of 1 frame, 48 wide x 32 high, landscape", odd.err)
         self.assertEqual({(c["height"], c["width"]) for c in self.clips().values()}, {(32, 48)})
 
 

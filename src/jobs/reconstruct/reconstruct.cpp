@@ -105,9 +105,7 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
   const Footage f =
       read_footage(from, deck.media, deck.get<ReconstructDeck>(), vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
-  const std::int64_t chunk =
-      deck.get<VaeDeck>().micro_frame_size > 0 ? deck.get<VaeDeck>().micro_frame_size : f.frames;
-  if (at_once < std::min({deck.get<VaeDeck>().micro_batch_size, chunk, f.frames}))
+  if (at_once < vae.frames_asked(f.frames))
     log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
               at_once, deck.get<VaeDeck>().micro_batch_size, gib(capacity));
   vae.set_micro_batch(at_once);
