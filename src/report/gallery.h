@@ -18,6 +18,7 @@ struct GalleryClip {
   std::string name, file;  // within the folder
   std::string text;        // prompt, or what it was made from; may be empty
   std::vector<std::pair<std::string, std::string>> facts;  // seed, size and so on
+  std::vector<std::pair<std::string, std::string>> classes;  // of a segmentation: name, colour
   double seconds = std::numeric_limits<double>::quiet_NaN();
   bool sound = false;
   std::vector<std::string> references;  // pictures within the folder that it was made from

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "core/log.h"
 #include "report/gallery.h"
@@ -86,6 +88,16 @@ std::string rank_section(const Gallery& g) {
                  body + "</div>");
 }
 
+// The classes' colours in the pictures, in the order in which they first occur.
+std::string class_legend(const Gallery& g) {
+  std::string legend;
+  std::set<std::pair<std::string, std::string>> known;
+  for (const GalleryClip& clip : g.clips)
+    for (const auto& named : clip.classes)
+      if (known.insert(named).second) legend += swatch(named.second, escape(named.first), true);
+  return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
+}
+
 std::string failure_section(const Gallery& g) {
   if (g.failures.empty()) return "";
   std::string body = "<div class=\"scroll\"><table>";
@@ -154,7 +166,7 @@ std::string gallery_page(std::span<const Gallery> galleries) {
     page += tiles(first);
     page += failure_section(first);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
-                    clip_figures(first.folder, first, embedder));
+                    class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);
   } else {
     page += "<p></p>" + section("Clips", "Those of the same name lie beside each other.",

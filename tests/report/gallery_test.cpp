@@ -158,6 +158,17 @@ TEST_F(Galleries, ReferencesStandBeforeTheirClip) {
   EXPECT_THAT(html, Not(HasSubstr("c2VjcmV0")));
 }
 
+TEST_F(Galleries, SegmentationsHaveALegend) {
+  write("out/segment.jsonl",
+        sealed(R"({"name":"a","key":"k","file":"a.png","shares":[)"
+               R"({"class":0,"name":"sky <1>","share":0.5,"colour":"#0a0b0c"},)"
+               R"({"class":1,"name":"sea","share":0.5,"colour":"red;}"}]})"));
+  write("out/a.png", "x");
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("style=\"background:#0a0b0c\"></i>sky &lt;1&gt;</span>"));
+  EXPECT_THAT(html, Not(HasSubstr("red;}")));
+}
+
 TEST_F(Galleries, ATrainingsSamplesGoThroughTime) {
   write("run/metrics.jsonl", "{\"step\":0,\"loss\":1}\n");
   for (const int step : {200, 1000}) {

@@ -108,7 +108,7 @@ TEST_F(ClipWriterTest, PicturesOfReferencesLieBesideTheClips) {
   writer.begin(with, 8);
   add(writer, 1);
   writer.end(0.1);
-  EXPECT_THAT(failed(writer), IsEmpty());
+  EXPECT_THAT(failed(writer), ElementsAre());
   EXPECT_TRUE(fs::is_regular_file(dir_ / "references/a-0.png"));
   EXPECT_EQ(Manifest::all(dir_, "generated").at("a").parsed().at("references"),
             nlohmann::json({"references/a-0.png"}));
