@@ -37,10 +37,12 @@ void draw(ParameterTable& table, std::uint64_t seed) {
 
 }  // namespace
 
+bool is_random_source(const std::string& weights) { return weights.starts_with(random_prefix); }
+
 ModelSource::ModelSource(const std::string& key, const std::string& weights,
                          const std::string& run_dir, bool ema, MPI_Comm world)
     : weights_(weights), ema_(ema) {
-  if (weights_.starts_with(random_prefix)) {
+  if (is_random_source(weights_)) {
     // Numbers of up to 18 digits always fit the 64 bits of stoull() in load().
     const std::string seed = weights_.substr(std::string(random_prefix).size());
     WEFT_CHECK(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos &&

@@ -12,6 +12,9 @@
 
 namespace weft {
 
+// Whether a key for weights says random:SEED.
+bool is_random_source(const std::string& weights);
+
 class ModelSource {
  public:
   // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose

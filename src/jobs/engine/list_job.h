@@ -138,6 +138,7 @@ struct ListEnd {
   // follows once all items are finished. If the coordinator fails in `finish`, another rank repeats
   // it. Neither may call MPI.
   std::function<void(const ListReport&)> print, finish;
+  std::string failed;  // "2 of 4 clips", where items are only parts of what was asked for
   bool finish_with_failures = false;  // `finish` runs also if items failed
 };
 
