@@ -341,10 +341,13 @@ std::string type_as_comment(const Option& o) {
 }
 
 // Every key with its value, table by table; with_help puts its row of the option table above it.
-std::string write(const Deck& deck, bool with_help) {
+// `only`: a table, a key, or the name of a key in any table.
+std::string write(const Deck& deck, bool with_help, const std::string& only = "") {
   Deck copy = deck;  // the table points into a mutable deck
   std::string out, section;
   for (const Option& o : option_table(copy)) {
+    if (!only.empty() && only != section_of(o.key) && only != o.key && only != name_of(o.key))
+      continue;
     if (section_of(o.key) != section) {
       section = section_of(o.key);
       out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
@@ -430,7 +433,17 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 
 std::string to_toml(const Deck& deck) { return write(deck, false); }
 
-std::string default_deck_with_help() { return write(Deck{}, true); }
+std::string default_deck_with_help(const std::string& only) {
+  const std::string text = write(Deck{}, true, only);
+  if (!text.empty()) return text;
+  Deck deck;
+  const std::vector<Option> table = option_table(deck);
+  const std::string near = nearest_name(only, sections(table));
+  refuse(fmt::format("no table or key of a deck is named {}", only),
+         near.empty() ? suggestion(only, table) : fmt::format("did you mean {}?", near));
+}
+
+bool names_deck_keys(const std::string& name) { return !write(Deck{}, false, name).empty(); }
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
   // A third of the name may differ: enough for typos, too little for another word. Very long names
