@@ -7,9 +7,11 @@
 #include <cctype>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "core/json.h"
+#include "core/progress/job_status.h"
 #include "jobs/engine/manifest.h"
 #include "report/html.h"
 
@@ -171,6 +173,8 @@ void load_report(Gallery& g) {
 Gallery load_gallery(const fs::path& folder) {
   Gallery g;
   g.folder = folder;
+  if (const std::optional<JobStatus> status = read_status(folder / "status.json"))
+    g.warnings = status->warnings;
   const fs::path plain = fs::absolute(folder).lexically_normal();
   g.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   std::error_code ec;

@@ -165,6 +165,7 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   if (galleries.size() == 1) {
     page += tiles(first);
     page += failure_section(first);
+    page += warning_section("Warnings", first.warnings);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
                     class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);

@@ -98,7 +98,12 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
   for (std::size_t i = 0; i < rows.files.size() && rows.files[i].drawn; ++i)
     if (const auto line = lines.find(engine.items()[i].name); line != lines.end())
       if (const Json j = line->second.parsed(); j.contains("picture"))
-        summary.pictures.emplace_back(rows.files[i].path, j["picture"]);
+        summary.pictures.emplace_back(
+            fmt::format("{}: {}", rows.files[i].path,
+                        j["values"][0].is_number_integer()
+                            ? counted(j["values"][0].get<std::int64_t>(), "region")
+                            : "no count"),
+            j["picture"]);
 
   std::vector<std::string> columns = {"ocr"};
   for (const std::string& c : s.columns) columns.push_back("ocr_" + c);
