@@ -109,7 +109,8 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
 }
 
 std::string describe(const WeightFiles& files) {
-  return fmt::format("{}, {}", files.path().string(), counted(std::ssize(files.tensors()), "tensor"));
+  return fmt::format("{}, {}", files.path().string(),
+                     counted(std::ssize(files.tensors()), "tensor"));
 }
 
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,

@@ -30,7 +30,7 @@ struct WeightNames {
 // bf16 where the table keeps that: memory holds nothing beyond the table and one piece. Returns
 // what was read, for the log: "dl/hf, 89 tensors".
 std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
-                  const WeightNames& names = {});
+                         const WeightNames& names = {});
 std::string describe(const WeightFiles& files);
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
 // (it needs no memory), `part` those to read. `skip`, if given, selects those that another rank

@@ -83,9 +83,10 @@ std::string advice(const Plan& p, const Deck& deck) {
     return fmt::format("{} of {} {} have no micro-batch: set train.micro_batches to {} or more",
                        groups - micro_batches, groups, what, groups);
   if (micro_batches % groups != 0 && micro_batches < 8 * groups)
-    return fmt::format("{} micro-batches do not share out evenly over {} {}: set "
-                       "train.micro_batches to a multiple of {}",
-                       micro_batches, groups, what, groups);
+    return fmt::format(
+        "{} micro-batches do not share out evenly over {} {}: set "
+        "train.micro_batches to a multiple of {}",
+        micro_batches, groups, what, groups);
   constexpr std::int64_t enough = 4;  // of a rank: costs of the buckets then even out
   if (groups > 1 && p.imbalance * p.step.compute > 0.03 * p.seconds &&
       micro_batches < enough * groups)

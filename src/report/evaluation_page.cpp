@@ -92,7 +92,10 @@ std::string segmentation_page(const SegmentationScores& e) {
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
   page += last_tiles(e) + facts(e) + classes_table(e);
-  return page + pictures(e, "The image, its labels (black: none), the prediction, and where they differ (red).") +
+  return page +
+         pictures(
+             e,
+             "The image, its labels (black: none), the prediction, and where they differ (red).") +
          close_page();
 }
 

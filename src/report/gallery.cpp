@@ -67,7 +67,8 @@ std::map<std::string, Parts> parts_of(const ManifestLines& lines) {
 // "#rrggbb", and nothing else that a style may hold.
 bool is_css_colour(const std::string& text) {
   return text.size() == 7 && text.front() == '#' &&
-         std::all_of(text.begin() + 1, text.end(), [](unsigned char c) { return std::isxdigit(c); });
+         std::all_of(text.begin() + 1, text.end(),
+                     [](unsigned char c) { return std::isxdigit(c); });
 }
 
 void load_manifest(Gallery& g, const std::string& stem) {

@@ -17,7 +17,7 @@ namespace weft::report_page {
 struct GalleryClip {
   std::string name, file;  // within the folder
   std::string text;        // prompt, or what it was made from; may be empty
-  std::vector<std::pair<std::string, std::string>> facts;  // seed, size and so on
+  std::vector<std::pair<std::string, std::string>> facts;    // seed, size and so on
   std::vector<std::pair<std::string, std::string>> classes;  // of a segmentation: name, colour
   double seconds = std::numeric_limits<double>::quiet_NaN();
   bool sound = false;

@@ -37,9 +37,9 @@ std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
   std::string figures;
   for (std::size_t i = 0; i < c.references.size(); ++i)
-    figures += embedder.figure(base, {g.folder, c.references[i], c.references[i],
-                                      fmt::format("<b>reference {}</b>of {}", i, escape(c.name)),
-                                      false, false});
+    figures += embedder.figure(
+        base, {g.folder, c.references[i], c.references[i],
+               fmt::format("<b>reference {}</b>of {}", i, escape(c.name)), false, false});
   const std::string facts = facts_text(c);
   return figures +
          embedder.figure(base, {g.folder, c.file, c.name,

@@ -276,8 +276,7 @@ std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
-  t +=
-      tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
+  t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
     t +=

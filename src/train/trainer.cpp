@@ -172,7 +172,8 @@ void Trainer::load_state() {
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
   // Before make_state(): the EMA starts as a copy of the weights.
   if (!checkpoint) started_from_ = task_->start_weights();
-  if (started_from_.empty()) started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
+  if (started_from_.empty())
+    started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
   data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
                                          [](const auto& o) { return o.optimizer != "sgd"; }));
   checkpoints_->check_room(
@@ -194,8 +195,7 @@ void Trainer::load_state() {
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
   started_from_ = checkpoint->dir().string();
-  log::info("going on from {} ({} of {} steps done)", started_from_, done_,
-            deck_.train.steps);
+  log::info("going on from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
 void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {

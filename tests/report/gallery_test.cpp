@@ -147,9 +147,8 @@ TEST_F(Galleries, ClipsOfOneNameKeepTheirOwnPrompts) {
 
 TEST_F(Galleries, ReferencesStandBeforeTheirClip) {
   write("secret.png", "secret");
-  write("out/generated.jsonl",
-        sealed(R"({"name":"a","file":"a.mp4","prompt":"x","key":"k",)"
-               R"("references":["references/a-0.png","../secret.png",7]})"));
+  write("out/generated.jsonl", sealed(R"({"name":"a","file":"a.mp4","prompt":"x","key":"k",)"
+                                      R"("references":["references/a-0.png","../secret.png",7]})"));
   write("out/references/a-0.png", "shown");
   write("out/a.mp4", "video");
   const std::string html = page();

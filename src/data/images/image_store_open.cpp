@@ -49,9 +49,9 @@ std::optional<StoreFacts> open_images_checked(const std::string& path, std::uint
     return value;
   };
   const std::int64_t version = attribute("schema_version");
-  check(version == 1 || version == image_store_version,
-        fmt::format("has schema version {}, this weft reads 1 and {}", version,
-                    image_store_version));
+  check(
+      version == 1 || version == image_store_version,
+      fmt::format("has schema version {}, this weft reads 1 and {}", version, image_store_version));
   StoreFacts facts;
   facts.images = true;
   facts.num_classes = attribute("num_classes");

@@ -263,8 +263,7 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
     }
     all.push_back(std::move(*p));
   }
-  WEFT_CHECK(!entries.empty(), Exit::data,
-             "mend the fault; paths of a list begin in ingest.root",
+  WEFT_CHECK(!entries.empty(), Exit::data, "mend the fault; paths of a list begin in ingest.root",
              "no image came out of {}; the first fault: {}", pairs, first_fault);
   joined.images = std::ssize(entries);
   const std::int64_t classes =
@@ -316,11 +315,12 @@ void print_classes(const IngestDeck& deck, std::int64_t classes,
             label_images[0]);
   const std::string missing = missing_classes(label_images, classes, names);
   if (!missing.empty())
-    log::warn("{}; {}", missing,
-              deck.first_label == 1 && label_images[0] > 0
-                  ? "0 is taken as unlabelled and v as class v - 1: where 0 is the first class, set "
-                    "ingest.first_label = 0"
-                  : fmt::format("value {} is class 0 (ingest.first_label)", deck.first_label));
+    log::warn(
+        "{}; {}", missing,
+        deck.first_label == 1 && label_images[0] > 0
+            ? "0 is taken as unlabelled and v as class v - 1: where 0 is the first class, set "
+              "ingest.first_label = 0"
+            : fmt::format("value {} is class 0 (ingest.first_label)", deck.first_label));
   if (label_images[255] > 0)
     log::warn("labels have class 254, often a value to ignore: ingest.ignore_label = {}",
               254 + deck.first_label);

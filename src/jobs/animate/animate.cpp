@@ -148,11 +148,13 @@ void print_clips(const ListReport& report, const ListEngine& engine,
                                 seconds, static_cast<double>(frames) / std::max(seconds, 1e-9),
                                 text));
   if (restored > 0)
-    log::write_info(fmt::format("gfpgan    restored a face in {} of {}", restored,
-                                counted(enhanced, "frame")));
+    log::write_info(
+        fmt::format("gfpgan    restored a face in {} of {}", restored, counted(enhanced, "frame")));
   else if (enhanced > 0)
-    log::warn("gfpgan restored no face in any of {}: the detector found none of 5 pixels or more "
-              "between the eyes", counted(enhanced, "frame"));
+    log::warn(
+        "gfpgan restored no face in any of {}: the detector found none of 5 pixels or more "
+        "between the eyes",
+        counted(enhanced, "frame"));
   header["clips"] = clips;
   header["clips_there"] = there;
   header["frames"] = frames;

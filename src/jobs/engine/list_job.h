@@ -127,6 +127,10 @@ struct ListReport {
 
   std::int64_t made() const;
   std::int64_t skipped() const;
+  // "2 of 11 parts"
+  std::string failed_of(const std::string& noun) const {
+    return fmt::format("{} of {}", failures.size(), counted(wanted, noun));
+  }
   // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
 };

@@ -19,7 +19,8 @@ std::string file_of(const LabelledImages& images, std::int64_t i) {
 
 std::vector<ListItem> segmentation_items(const LabelledImages& images, const Predictor& predictor,
                                          const EvaluateDeck& deck, const std::string& job) {
-  const std::string key = to_hex(hash128(job)), with_picture = to_hex(hash128(job + "picture of 4\n"));
+  const std::string key = to_hex(hash128(job)),
+                    with_picture = to_hex(hash128(job + "picture of 4\n"));
   std::vector<ListItem> items;
   for (std::int64_t i = 0; i < images.count(); ++i)
     items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key,

@@ -147,8 +147,9 @@ void describe_sizes(const GenerateJob& job, const Deck& deck, const ClipCodec& c
               portrait                   ? ", portrait"
               : size.height < size.width ? ", landscape"
                                          : "",
-              portrait && g.image_size.empty() ? " (aspect ratios are height:width; 9:16 is landscape)"
-                                               : "");
+              portrait && g.image_size.empty()
+                  ? " (aspect ratios are height:width; 9:16 is landscape)"
+                  : "");
   }
 }
 

@@ -107,7 +107,7 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
   if (at_once < vae.frames_asked(f.frames))
     log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
-              at_once, deck.get<VaeDeck>().micro_batch_size, gib(capacity));
+              at_once, vae.frames_asked(f.frames), gib(capacity));
   vae.set_micro_batch(at_once);
   const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once).bytes,
                                        vae.plan_decode(f.frames, f.height, f.width, at_once).bytes);
@@ -223,7 +223,7 @@ void report(const json& all, const fs::path& out) {
         "clip      {}: {} of {}x{}, PSNR {:.3f} dB, SSIM {:.4f}, {:.1f} s (encode {:.1f}, "
         "decode {:.1f})",
         c["output"].get<std::string>(), counted(c["frames"].get<std::int64_t>(), "frame"),
-        c["height"].get<std::int64_t>(), c["width"].get<std::int64_t>(),
+        c["width"].get<std::int64_t>(), c["height"].get<std::int64_t>(),
         c["psnr"].is_null() ? INFINITY : c["psnr"].get<double>(), c["ssim"].get<double>(),
         c["seconds"].get<double>(), c["encode_seconds"].get<double>(),
         c["decode_seconds"].get<double>());

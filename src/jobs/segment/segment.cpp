@@ -55,8 +55,7 @@ DataClasses classes_of_data(const Deck& deck, MPI_Comm world) {
       const auto images = open_labelled_images(data, deck.data.verify);
       if (images->num_classes() == deck.get<SegmentationDeck>().num_classes) {
         for (const std::string& name : images->class_names()) text += name + '\0';
-        for (const std::uint8_t value : images->palette())
-          palette += static_cast<char>(value);
+        for (const std::uint8_t value : images->palette()) palette += static_cast<char>(value);
       }
     } catch (const Error& e) {
       log::warn("classes have neither names nor colours of the data: {}", e.what());

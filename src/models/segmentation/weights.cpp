@@ -44,11 +44,11 @@ std::string load_segmentation(const std::string& whole, const SegmentationDeck& 
              whole);
   if (!whole.empty()) return load_weights(whole, table, segmentation_weight_names());
   std::string read;
-  for (const auto& [path, prefix] : {std::pair(deck.weights_encoder, "encoder."),
-                                     std::pair(deck.weights_decoder, "decoder.")})
+  for (const auto& [path, prefix] :
+       {std::pair(deck.weights_encoder, "encoder."), std::pair(deck.weights_decoder, "decoder.")})
     if (!path.empty())
-      read += (read.empty() ? "" : "; ") +
-              load_weights(path, table, segmentation_weight_names(prefix));
+      read +=
+          (read.empty() ? "" : "; ") + load_weights(path, table, segmentation_weight_names(prefix));
   return read;
 }
 
