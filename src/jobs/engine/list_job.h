@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/progress/progress.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/members.h"
