@@ -293,7 +293,8 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
         curve.x.push_back(n);
         curve.y.push_back(100 * std::min(1.0, r.efficiency));
       }
-      if (std::ranges::any_of(results, [](const Json& r) { return r["efficiency"] > 1.0005; }))
+      if (std::any_of(results.begin(), results.end(),
+                      [](const Json& r) { return r.at("efficiency").get<double>() > 1.0005; }))
         fmt::print("{}\n", above_one_rank);
       curves.push_back(std::move(curve));
       Json one_case = describe(subject, request);

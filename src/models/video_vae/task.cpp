@@ -104,7 +104,8 @@ std::string VaeTask::start_weights() {
   check_weights(files, wanted, names);
   read_weights(files, params(), names,
                [&](const Parameter& p) { return wanted.find(p.name) == nullptr; });
-  return describe(files) + (whole ? "" : ": the 2D VAE alone; the temporal one starts at random");
+  return weft::describe(files) +
+         (whole ? "" : ": the 2D VAE alone; the temporal one starts at random");
 }
 
 void VaeTask::share_clips(Communicator* group) {
