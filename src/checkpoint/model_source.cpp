@@ -39,6 +39,16 @@ void draw(ParameterTable& table, std::uint64_t seed) {
 
 bool is_random_source(const std::string& weights) { return weights.starts_with(random_prefix); }
 
+void check_weights_exist(const std::string& key, const std::string& weights,
+                         const std::string& otherwise) {
+  std::error_code none;
+  WEFT_CHECK(fs::exists(weights, none), Exit::data,
+             "check the path, or fetch and convert the released weights first "
+             "(docs/checkpoints.md)" +
+                 otherwise,
+             "{} = \"{}\" does not exist", key, weights);
+}
+
 ModelSource::ModelSource(const std::string& key, const std::string& weights,
                          const std::string& run_dir, bool ema, MPI_Comm world)
     : weights_(weights), ema_(ema) {
@@ -66,12 +76,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                             checkpoint_->info().step, ema_ ? "ema" : "weights");
     return;
   }
-  std::error_code none;
-  WEFT_CHECK(
-      fs::exists(weights_, none), Exit::data,
-      "check the path, or fetch and convert the released weights first (docs/checkpoints.md); "
-      "random:1 is random ones",
-      "{} = \"{}\" does not exist", key, weights_);
+  check_weights_exist(key, weights_, "; random:1 is random ones");
   identity_ = folder_identity(weights_);
 }
 

@@ -366,6 +366,7 @@ class Generate(WeftTest):
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        refused(3, 't5.weights = "none" does not exist', overrides=["t5.weights=none"])
         refused(2, "cannot be the name of a file: it holds a slash", overrides=["generate.sample_name=a/b"])
         refused(2, "cannot be the name of a file: it is too long",
                 overrides=["generate.sample_name=" + "a" * 225])
