@@ -8,6 +8,7 @@
 #include "bench/bench.h"
 #include "cli/init.h"
 #include "cli/shell.h"
+#include "config/deck_help.h"
 #include "core/error.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
@@ -43,7 +44,8 @@ Command help_command() {
   const auto topic = std::make_shared<std::string>(), only = std::make_shared<std::string>();
   Command c{"help", "print deck keys (deck, a table or a key), or a manual page (man, man-deck)",
             [topic, only](const Deck&, MPI_Comm) {
-              fmt::print("{}", *topic == "deck"  ? default_deck_with_help(*only)
+              fmt::print("{}", *topic == "deck"
+                                   ? only->empty() ? default_deck_with_help() : deck_help(*only)
                                : *topic == "man" ? man_page(all_commands())
                                                  : deck_man_page());
               return 0;

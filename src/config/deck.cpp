@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "config/deck_help.h"
 #include "config/deck_table.h"
 #include "config/set_keys.h"
 #include "core/error.h"
@@ -433,14 +434,16 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 
 std::string to_toml(const Deck& deck) { return write(deck, false); }
 
-std::string default_deck_with_help(const std::string& only) {
-  const std::string text = write(Deck{}, true, only);
+std::string default_deck_with_help() { return write(Deck{}, true); }
+
+std::string deck_help(const std::string& name) {
+  const std::string text = write(Deck{}, true, name);
   if (!text.empty()) return text;
   Deck deck;
   const std::vector<Option> table = option_table(deck);
-  const std::string near = nearest_name(only, sections(table));
-  refuse(fmt::format("no table or key of a deck is named {}", only),
-         near.empty() ? suggestion(only, table) : fmt::format("did you mean {}?", near));
+  const std::string near = nearest_name(name, sections(table));
+  refuse(fmt::format("no table or key of a deck is named {}", name),
+         near.empty() ? suggestion(name, table) : fmt::format("did you mean {}?", near));
 }
 
 bool names_deck_keys(const std::string& name) { return !write(Deck{}, false, name).empty(); }

@@ -148,11 +148,8 @@ Deck parse_deck(const std::string& toml, const std::string& origin,
 
 // The whole deck as TOML that load_deck reads back to the same values.
 std::string to_toml(const Deck& deck);
-// As above with every key's help, type and range as comments: `weft help deck`. `only`: a table
-// ("train"), a key ("train.lr"), or a key of any table ("lr"); Exit::usage where there is none.
-std::string default_deck_with_help(const std::string& only = "");
-// Whether there is such a table or key.
-bool names_deck_keys(const std::string& name);
+// As above with every key's help, type and range as comments: `weft help deck`.
+std::string default_deck_with_help();
 
 // Keys whose values differ between two decks, in the order of the table; `fixed` selects only those
 // that a run should keep when it resumes (Option::fixed).

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "config/deck_help.h"
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "data/ingest/ingest.h"
@@ -206,16 +207,16 @@ TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
 }
 
 TEST(Deck, ReferenceOfATableOrAKey) {
-  const std::string key = default_deck_with_help("train.lr");
+  const std::string key = deck_help("train.lr");
   EXPECT_THAT(key, StartsWith("[train]\n# "));
   EXPECT_THAT(key, EndsWith(")\nlr = 0.0001\n"));
-  EXPECT_THAT(default_deck_with_help("train"), HasSubstr("\n" + key.substr(key.find("lr = "))));
-  EXPECT_THAT(default_deck_with_help("weights"), HasSubstr("\n[vae]\n"));
+  EXPECT_THAT(deck_help("train"), HasSubstr("\n" + key.substr(key.find("lr = "))));
+  EXPECT_THAT(deck_help("weights"), HasSubstr("\n[vae]\n"));
   EXPECT_TRUE(names_deck_keys("train"));
   EXPECT_FALSE(names_deck_keys("trian"));
   for (const auto& [wrong, near] : {std::pair("train.lrr", "train.lr"), {"trian", "train"}}) {
     try {
-      default_deck_with_help(wrong);
+      deck_help(wrong);
       FAIL();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Exit::usage);
