@@ -388,7 +388,7 @@ class Generate(WeftTest):
                              "generate.num_frames=1", "generate.output=tall", text=False)
         self.assertIn("of 1 frame, 144 wide x 256 high, portrait (aspect ratios are height:width; 9:16 is landscape)",
                       tall.err)
-        both = self.generate("generate.image_size=[16, 16]", "generate.resolution=240p", "generate.num_frames=1",
+        both = self.generate("generate.image_size=[16, 16]", "generate.resolution=360p", "generate.num_frames=1",
                              "generate.output=both", text=False)
         self.assertIn("generate.resolution and aspect_ratio are not used, generate.image_size is set", both.err)
 

@@ -195,8 +195,9 @@ class Images(WeftTest):
         self.assertIn("1 of 2 classes never occurs in the labels: 1; 0 is taken as unlabelled", warnings[0])
         self.assertIn("ingest.first_label = 0", warnings[0])
         # A training of them says so, too.
-        job = self.weft("train", "deck.toml", "model.name=segmentation", "model.num_classes=2", "train.steps=0",
-                        "data.path=images.h5", "data.short_sides=[32]", ranks=1, expect=None)
+        job = self.weft("train", "deck.toml", "model.name=segmentation", "model.num_classes=2", "train.steps=1",
+                        "model.encoder=mobilenetv2dilated", "model.decoder=c1", "data.path=images.h5",
+                        "data.short_sides=[32]", ranks=1, expect=None)
         self.assertIn("images.h5: 1 of 2 classes never occurs in the labels: 1", job.err)
         counts, warnings = self.classes("ingest.num_classes=2", "ingest.first_label=0")
         self.assertEqual((counts, warnings[1:]), ("0 in 2, 1 in 2; unlabelled pixels in 0", []))

@@ -56,7 +56,7 @@ class Plan(WeftTest):
         seconds = 30000 * plan["step"]["seconds"]
         self.assertAlmostEqual(plan["run"]["seconds"], seconds, delta=1e-6 * seconds)
         self.assertAlmostEqual(plan["run"]["rank_hours"], seconds * 64 / 3600, delta=1e-6 * seconds)
-        self.assertIn(f"all 30000 steps: {seconds / 86400:.1f} days on 64 ranks, ", text)
+        self.assertIn(f"all 30000 steps: {seconds / 3600:.1f} h on 64 ranks, ", text)
         self.assertIn(" GPU-hours, ", text)
         self.assertIn("advice: with 1 micro-batch of different costs each, ranks wait for the slowest", text)
         self.assertIn("train.micro_batches = 256", text)
