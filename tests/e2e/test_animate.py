@@ -390,6 +390,7 @@ class BadInput(Animate):
         job = self.animate("out", "animate.input=list.jsonl", ranks=2, expect=3)
         self.assertEqual(set(self.clips("out")), {name for name, _ in good})
         self.assertIn(f"clips     {len(good)} of {len(rows)} are there", job.err)
+        self.assertIn(f"{len(bad)} of {len(rows)} clips failed", job.err)
         for name, _, said in bad:
             failed = [line for line in job.err.splitlines() if f"failed    {name}: " in line]
             self.assertEqual(len(failed), 1, f"{name}\n{job.err}")
