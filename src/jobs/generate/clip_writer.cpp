@@ -176,10 +176,14 @@ void ClipWriter::take(const Event& event) {
   if (const Begin* begin = std::get_if<Begin>(&event)) {
     f.plain.emplace(directory_, c.file, c, begin->fps);
     for (const FinishedClip::Picture& p : c.pictures) {
-      const std::string& name = c.references.emplace_back(
-          fmt::format("references/{}-{}.png", c.name, c.references.size()));
-      fs::create_directories(directory_ / "references");
-      write_png((directory_ / name).string(), p.height, p.width, p.rgb);
+      const fs::path folder = directory_ / "references";
+      const std::string name = fmt::format("{}-{}.png", c.name, c.references.size());
+      const fs::path hidden = folder / ("." + name + ".partial");
+      fs::create_directories(folder);
+      write_png(hidden.string(), p.height, p.width, p.rgb);
+      // Replaces a link that somebody has put there, instead of writing through it.
+      rename_file(hidden, folder / name, Exit::data);
+      c.references.push_back("references/" + name);
     }
     c.pictures.clear();
     if (watermark_) {
