@@ -53,12 +53,16 @@ def shards_of(path):
         indices = sorted(folder.glob("*.bin.index.json"))
         files = sorted(f for f in folder.iterdir() if f.suffix in ENDINGS)
         among = indices or files
+        if not among and any(folder.glob("*.safetensors")):
+            sys.exit(f"{folder} holds safetensors already: weft reads the folder as it is (weft inspect {folder})")
         if len(among) != 1:
             sys.exit(f"{folder} holds {len(among)} sets of PyTorch weights: name the one that is meant "
                      f"({', '.join(f.name for f in among) or 'none ends in ' + ', '.join(ENDINGS)})")
         path = among[0]
     if not path.is_file():
         sys.exit(f"{path}: no such file")
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        sys.exit(f"{path} is safetensors already: weft reads it as it is (weft inspect {path})")
     if not path.name.endswith(".index.json"):
         return [path], None
     names = json.loads(path.read_text())["weight_map"]

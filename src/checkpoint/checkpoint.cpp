@@ -311,7 +311,9 @@ void Checkpoint::read(const std::string& array, std::int64_t begin, std::span<fl
 std::string Checkpoint::describe() const {
   std::string text = fmt::format("checkpoint {}\n  step   {}\n  build  {}\n", dir_.string(),
                                  info_.step, info_.build);
-  for (const auto& [key, value] : info_.notes) text += fmt::format("  {}  {}\n", key, value);
+  // "costs" are the measured times by which a restart shares its work out: numbers for weft alone.
+  for (const auto& [key, value] : info_.notes)
+    if (key != "costs") text += fmt::format("  {}  {}\n", key, value);
   text += "  arrays (f32)\n";
   for (const auto& [name, elements] : arrays_)
     text += fmt::format("    {:<16} {:>14} elements  {:>10}\n", name, elements,

@@ -37,10 +37,22 @@ void draw(ParameterTable& table, std::uint64_t seed) {
 
 }  // namespace
 
+bool is_random_source(const std::string& weights) { return weights.starts_with(random_prefix); }
+
+void check_weights_exist(const std::string& key, const std::string& weights,
+                         const std::string& otherwise) {
+  std::error_code none;
+  WEFT_CHECK(fs::exists(weights, none), Exit::data,
+             "check the path, or fetch and convert the released weights first "
+             "(docs/checkpoints.md)" +
+                 otherwise,
+             "{} = \"{}\" does not exist", key, weights);
+}
+
 ModelSource::ModelSource(const std::string& key, const std::string& weights,
                          const std::string& run_dir, bool ema, MPI_Comm world)
     : weights_(weights), ema_(ema) {
-  if (weights_.starts_with(random_prefix)) {
+  if (is_random_source(weights_)) {
     // Numbers of up to 18 digits always fit the 64 bits of stoull() in load().
     const std::string seed = weights_.substr(std::string(random_prefix).size());
     WEFT_CHECK(!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos &&
@@ -64,12 +76,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                             checkpoint_->info().step, ema_ ? "ema" : "weights");
     return;
   }
-  std::error_code none;
-  WEFT_CHECK(
-      fs::exists(weights_, none), Exit::data,
-      "check the path, or fetch and convert the released weights first (docs/checkpoints.md); "
-      "random:1 is random ones",
-      "{} = \"{}\" does not exist", key, weights_);
+  check_weights_exist(key, weights_, "; random:1 is random ones");
   identity_ = folder_identity(weights_);
 }
 

@@ -12,6 +12,14 @@
 
 namespace weft {
 
+// Whether a key for weights says random:SEED.
+bool is_random_source(const std::string& weights);
+
+// Exit::data, naming the deck's key, where there is no such file or folder. `otherwise` ends the
+// hint.
+void check_weights_exist(const std::string& key, const std::string& weights,
+                         const std::string& otherwise = "");
+
 class ModelSource {
  public:
   // Collective. `weights`: a safetensors file, index or folder; a run directory of weft's, whose

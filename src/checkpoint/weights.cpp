@@ -6,6 +6,7 @@
 
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace weft {
 namespace {
@@ -107,11 +108,17 @@ void read_weights(const WeightFiles& files, ParameterTable& part, const WeightNa
   for (const auto& [from, to] : reads) read_parameter(files, *from, *to);
 }
 
-void load_weights(const std::filesystem::path& path, ParameterTable& table,
-                  const WeightNames& names) {
+std::string describe(const WeightFiles& files) {
+  return fmt::format("{}, {}", files.path().string(),
+                     counted(std::ssize(files.tensors()), "tensor"));
+}
+
+std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
+                         const WeightNames& names) {
   const WeightFiles files = WeightFiles::open(path);
   check_weights(files, table, names);
   read_weights(files, table, names);
+  return describe(files);
 }
 
 }  // namespace weft

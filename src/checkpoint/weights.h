@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <string>
 
 #include "checkpoint/weight_files.h"
 #include "nn/parameters.h"
@@ -26,9 +27,11 @@ struct WeightNames {
 // Every parameter of the table must be in the files (a file, an index, a folder:
 // checkpoint/weight_files.h) with its shape, and they must hold nothing else; otherwise Exit::data
 // names the tensor, both shapes and the nearest name. Reads piece by piece into place, rounded to
-// bf16 where the table keeps that: memory holds nothing beyond the table and one piece.
-void load_weights(const std::filesystem::path& path, ParameterTable& table,
-                  const WeightNames& names = {});
+// bf16 where the table keeps that: memory holds nothing beyond the table and one piece. Returns
+// what was read, for the log: "dl/hf, 89 tensors".
+std::string load_weights(const std::filesystem::path& path, ParameterTable& table,
+                         const WeightNames& names = {});
+std::string describe(const WeightFiles& files);
 // The same in two steps, for a rank that has some of a model's parameters: `whole` has all of them
 // (it needs no memory), `part` those to read. `skip`, if given, selects those that another rank
 // reads.

@@ -8,6 +8,7 @@
 #include "bench/bench.h"
 #include "cli/init.h"
 #include "cli/shell.h"
+#include "config/deck_help.h"
 #include "core/error.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
@@ -40,10 +41,11 @@ namespace {
 const std::vector<Command>& all_commands();
 
 Command help_command() {
-  const auto topic = std::make_shared<std::string>();
-  Command c{"help", "print every deck key (deck), or a manual page (man, man-deck)",
-            [topic](const Deck&, MPI_Comm) {
-              fmt::print("{}", *topic == "deck"  ? default_deck_with_help()
+  const auto topic = std::make_shared<std::string>(), only = std::make_shared<std::string>();
+  Command c{"help", "print deck keys (deck, a table or a key), or a manual page (man, man-deck)",
+            [topic, only](const Deck&, MPI_Comm) {
+              fmt::print("{}", *topic == "deck"
+                                   ? only->empty() ? default_deck_with_help() : deck_help(*only)
                                : *topic == "man" ? man_page(all_commands())
                                                  : deck_man_page());
               return 0;
@@ -52,6 +54,7 @@ Command help_command() {
   Argument& a = c.option("topic", *topic, "deck, man or man-deck");
   a.required = true;
   a.choices = {"deck", "man", "man-deck"};
+  c.option("keys", *only, "of deck: a table or a key, as in help deck train, help train.lr");
   return c;
 }
 
@@ -177,7 +180,8 @@ int print(const std::string& text, MPI_Comm world) {
 }
 
 // The words of the command line, last first as CLI11 takes them. `weft help` and `weft help
-// COMMAND` ask as --help does; deck and the manual pages are topics of their own.
+// COMMAND` ask as --help does; deck and the manual pages are topics of their own, and `weft help
+// KEY` is short for `weft help deck KEY`.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   if (!words.empty() && words[0] == "help" &&
@@ -185,6 +189,9 @@ std::vector<std::string> words_of(int argc, char** argv) {
        std::ranges::any_of(all_commands(), [&](const Command& c) { return c.name == words[1]; }))) {
     words.erase(words.begin());
     words.push_back("--help");
+  } else if (words.size() == 2 && words[0] == "help" &&
+             (words[1].find('.') != std::string::npos || names_deck_keys(words[1]))) {
+    words.insert(words.begin() + 1, "deck");
   }
   std::ranges::reverse(words);
   return words;
@@ -231,7 +238,7 @@ void refuse_unknown_topic(int argc, char** argv) {
   if (topic.starts_with('-') || std::ranges::find(known, topic) != known.end()) return;
   const std::string near = nearest_name(topic, known);
   throw Error(Exit::usage, fmt::format("unknown topic \"{}\"", topic),
-              near.empty() ? "topics are deck, man, man-deck and the commands in weft --help"
+              near.empty() ? "topics are deck, man, man-deck, keys, and the commands in weft --help"
                            : fmt::format("did you mean \"{}\"?", near),
               __FILE__, __LINE__);
 }
@@ -280,7 +287,7 @@ Invocation parse_command_line(int argc, char** argv) {
       "Exit codes: " +
       exit_codes_text() +
       "; docs/errors.md.\n"
-      "`weft help deck` prints every deck key with its meaning.");
+      "`weft help deck` prints every deck key with its meaning, `weft help train.lr` one.");
   add_commands(app, all_commands(), chosen);
 
   try {

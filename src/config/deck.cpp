@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "config/deck_help.h"
 #include "config/deck_table.h"
 #include "config/set_keys.h"
 #include "core/error.h"
@@ -341,10 +342,13 @@ std::string type_as_comment(const Option& o) {
 }
 
 // Every key with its value, table by table; with_help puts its row of the option table above it.
-std::string write(const Deck& deck, bool with_help) {
+// `only`: a table, a key, or the name of a key in any table.
+std::string write(const Deck& deck, bool with_help, const std::string& only = "") {
   Deck copy = deck;  // the table points into a mutable deck
   std::string out, section;
   for (const Option& o : option_table(copy)) {
+    if (!only.empty() && only != section_of(o.key) && only != o.key && only != name_of(o.key))
+      continue;
     if (section_of(o.key) != section) {
       section = section_of(o.key);
       out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
@@ -431,6 +435,18 @@ void set_keys(Deck& deck, std::span<const std::pair<std::string, std::string>> v
 std::string to_toml(const Deck& deck) { return write(deck, false); }
 
 std::string default_deck_with_help() { return write(Deck{}, true); }
+
+std::string deck_help(const std::string& name) {
+  const std::string text = write(Deck{}, true, name);
+  if (!text.empty()) return text;
+  Deck deck;
+  const std::vector<Option> table = option_table(deck);
+  const std::string near = nearest_name(name, sections(table));
+  refuse(fmt::format("no table or key of a deck is named {}", name),
+         near.empty() ? suggestion(name, table) : fmt::format("did you mean {}?", near));
+}
+
+bool names_deck_keys(const std::string& name) { return !write(Deck{}, false, name).empty(); }
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
   // A third of the name may differ: enough for typos, too little for another word. Very long names

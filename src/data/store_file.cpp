@@ -29,7 +29,8 @@ StoreFile::StoreFile(const std::string& path) : path_(path) {
   WEFT_CHECK(
       fd_ >= 0, Exit::data,
       "check data.path, which begins where weft was started; `weft ingest` makes stores of clips "
-      "and, with ingest.images, of labelled images, `weft encode` those of latents",
+      "and, with ingest.images, of labelled images, `weft encode` those of latents; synthetic:... "
+      "(docs/decks.md) stands for clips that are not there, as for a plan",
       "cannot open clip store {}: {}", path, std::strerror(errno));
   try {
     struct stat status {};

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/weights.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/clip_store.h"
@@ -89,6 +91,22 @@ void inspect_safetensors(const std::string& path) {
       strange > 0 ? fmt::format(", {} with values{}", strange, not_finite) : "");
 }
 
+// A model's index, or the folder of it or of one file, as keys for weights take them: every file.
+void inspect_weights(const std::string& path) {
+  const WeightFiles weights = WeightFiles::open(path);
+  std::set<fs::path> files;
+  for (const WeightFiles::Tensor& t : weights.tensors()) files.insert(weights.file_of(t));
+  fmt::print("weights {} in {}\n", describe(weights), counted(std::ssize(files), "file"));
+  for (const fs::path& file : files) inspect_safetensors(file.string());
+}
+
+bool holds_weights(const fs::path& folder) {
+  std::error_code none;
+  return std::ranges::any_of(fs::directory_iterator(folder, none), [](const auto& entry) {
+    return entry.path().extension() == ".safetensors" || detail::is_index(entry.path());
+  });
+}
+
 // A run directory: every checkpoint in a line, then the newest sound one in full.
 void inspect_run(const fs::path& dir) {
   const std::vector<std::int64_t> steps = checkpoint::list_steps(dir);
@@ -163,9 +181,12 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
       fmt::print("{}", Checkpoint::open(p).describe());
     else if (is_run(p))
       inspect_run(p);
+    else if (holds_weights(p))
+      inspect_weights(path);
     else
-      throw Error(Exit::checkpoint, fmt::format("{} holds no checkpoint", path),
-                  "give a run directory, one of its step_N, a clip store or a safetensors file",
+      throw Error(Exit::checkpoint, fmt::format("{} holds no checkpoint and no weights", path),
+                  "give a run directory, one of its step_N, a clip store, a safetensors file or "
+                  "a folder of them",
                   __FILE__, __LINE__);
     return 0;
   }
@@ -192,6 +213,8 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
     fmt::print("{}", describe_store(path));
   } else if (extension == ".safetensors") {
     inspect_safetensors(path);
+  } else if (detail::is_index(p)) {
+    inspect_weights(path);
   } else {
     try {
       inspect_safetensors(path);

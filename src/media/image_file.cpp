@@ -89,6 +89,16 @@ class Png {
     png_read_update_info(png_, info_);
     return true;
   }
+  // RGB of each index; empty without a palette.
+  std::vector<std::uint8_t> palette() const {
+    png_colorp colours = nullptr;
+    int count = 0;
+    std::vector<std::uint8_t> rgb;
+    if (png_get_PLTE(png_, info_, &colours, &count) == 0) return rgb;
+    for (int i = 0; i < count; ++i)
+      rgb.insert(rgb.end(), {colours[i].red, colours[i].green, colours[i].blue});
+    return rgb;
+  }
   std::size_t row_bytes() const { return png_get_rowbytes(png_, info_); }
   bool read_rows(png_bytep* rows) {
     if (setjmp(png_jmpbuf(png_))) return false;
@@ -138,6 +148,7 @@ ImageFile decode_png(std::span<const std::byte> bytes, const std::string& name,
                                                           : "grey",
                png.bits());
   }
+  if (!rgb) image.palette = png.palette();
   if (!png.prepare(rgb)) fail(name, png.fault());
   const auto row = static_cast<std::size_t>(image.width) * (rgb ? 3 : 1);
   WEFT_ASSERT(png.row_bytes() == row);

@@ -15,7 +15,8 @@ namespace weft {
 
 struct ImageFile {
   std::int64_t height = 0, width = 0;
-  std::vector<std::uint8_t> values;  // [height, width, 3] RGB, or [height, width] of labels
+  std::vector<std::uint8_t> values;     // [height, width, 3] RGB, or [height, width] of labels
+  std::vector<std::uint8_t> palette{};  // of labels with one: RGB of each index
 };
 
 // Pixels as Pillow's convert("RGB") gives them: grey is repeated, a palette looked up, alpha

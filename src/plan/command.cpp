@@ -20,6 +20,8 @@ std::string bytes_text(double bytes) {
 }
 
 std::string time_text(double seconds) {
+  if (seconds >= 2 * 86400) return fmt::format("{:.1f} days", seconds / 86400);
+  if (seconds >= 2 * 3600) return fmt::format("{:.1f} h", seconds / 3600);
   if (seconds >= 120) return fmt::format("{:.1f} min", seconds / 60);
   if (seconds >= 1) return fmt::format("{:.3f} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.2f} ms", 1e3 * seconds);
@@ -69,6 +71,32 @@ std::string batch_sizes_line(const Plan& p) {
   return "train.batch_sizes = [" + line + "]";
 }
 
+double run_seconds(const Plan& p, const Deck& deck) {
+  return p.seconds * static_cast<double>(deck.train.steps);
+}
+
+// What keeps ranks from sharing a step out evenly; "" for nothing.
+std::string advice(const Plan& p, const Deck& deck) {
+  const std::int64_t groups = p.ranks / deck.parallel.sp, micro_batches = deck.train.micro_batches;
+  const std::string what = deck.parallel.sp > 1 ? "groups of ranks" : "ranks";
+  if (micro_batches < groups)
+    return fmt::format("{} of {} {} have no micro-batch: set train.micro_batches to {} or more",
+                       groups - micro_batches, groups, what, groups);
+  if (micro_batches % groups != 0 && micro_batches < 8 * groups)
+    return fmt::format(
+        "{} micro-batches do not share out evenly over {} {}: set "
+        "train.micro_batches to a multiple of {}",
+        micro_batches, groups, what, groups);
+  constexpr std::int64_t enough = 4;  // of a rank: costs of the buckets then even out
+  if (groups > 1 && p.imbalance * p.step.compute > 0.03 * p.seconds &&
+      micro_batches < enough * groups)
+    return fmt::format(
+        "with {} of different costs each, {} wait for the slowest: take the batch sizes below, or "
+        "train.micro_batches = {} (a larger global batch)",
+        counted(micro_batches / groups, "micro-batch", "micro-batches"), what, enough * groups);
+  return "";
+}
+
 void print_step(const Plan& p, const Deck& deck) {
   const StepTime& t = p.step;
   const auto share = [&](double seconds) { return 100 * seconds / p.seconds; };
@@ -87,6 +115,11 @@ void print_step(const Plan& p, const Deck& deck) {
              time_text(t.exposed_gather));
   fmt::print("  optimizer             {:>10}  {:.2f} %\n", time_text(t.optimizer),
              share(t.optimizer));
+  if (const std::string text = advice(p, deck); !text.empty()) fmt::print("advice: {}\n", text);
+  const double all = run_seconds(p, deck);
+  fmt::print("all {}: {} on {}, {:.4g} {}-hours, without saves and restarts\n",
+             counted(deck.train.steps, "step"), time_text(all), counted(p.ranks, "rank"),
+             all * p.ranks / 3600, p.machine.device == DeviceKind::cuda ? "GPU" : "rank");
   fmt::print(
       "communication: {} sent by a rank and step, {} in all ({} in one flat ring, {} "
       "hierarchically)\n",
@@ -94,6 +127,8 @@ void print_step(const Plan& p, const Deck& deck) {
       time_text(p.hierarchical_seconds));
   fmt::print("efficiency against one rank alone:");
   for (const auto& [ranks, e] : p.efficiency) fmt::print("  {}: {:.1f} %", ranks, 100 * e);
+  if (std::ranges::any_of(p.efficiency, [](const auto& e) { return e.second > 1.0005; }))
+    fmt::print("\n{}", above_one_rank);
   fmt::print(
       "\n  (ranks of equal speed; if their times vary by 1 %, 2 %: {:.1f} %, {:.1f} % of that at "
       "{})\n",
@@ -151,6 +186,10 @@ nlohmann::ordered_json to_json(const Plan& p, const Deck& deck) {
                {"imbalance", p.imbalance},
                {"tokens", p.tokens_a_step},
                {"flops", p.flops_a_step}};
+  j["run"] = {{"steps", deck.train.steps},
+              {"seconds", run_seconds(p, deck)},
+              {"rank_hours", run_seconds(p, deck) * p.ranks / 3600}};
+  if (const std::string text = advice(p, deck); !text.empty()) j["advice"] = text;
   j["communication"] = {{"bytes_sent", p.bytes_sent},
                         {"seconds", p.step.reduce + p.step.gather},
                         {"flat", p.flat_seconds},

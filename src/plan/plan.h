@@ -78,6 +78,10 @@ struct Plan {
   double checkpoint_interval = 0;                     // seconds, Young and Daly's
 };
 
+// What an efficiency of more than one means, for readers of the tables.
+inline constexpr const char* above_one_rank =
+    "  (above 100 %: one rank alone updates all of the optimizer's state, which several share)";
+
 // Collective for fabric "local", which measures (TrainingTask::measure); alone otherwise.
 // Exit::usage for what does not fit, naming the largest that does.
 Plan make_plan(const Deck& deck, const PlanRequest& request, MPI_Comm world);

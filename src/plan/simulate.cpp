@@ -246,6 +246,7 @@ std::string efficiency_plot(std::vector<report_page::Curve> curves) {
 }  // namespace
 
 int simulate(const Deck& deck, const SimulateRequest& request) {
+  sim::check_available();
   tokens_of({"weft", "barrier"}, request.styles, "--style");
   WEFT_CHECK(deck.model.name == "stdit3" || request.styles == std::vector<std::string>{"weft"},
              Exit::usage, "take --style weft",
@@ -292,6 +293,9 @@ int simulate(const Deck& deck, const SimulateRequest& request) {
         curve.x.push_back(n);
         curve.y.push_back(100 * std::min(1.0, r.efficiency));
       }
+      if (std::any_of(results.begin(), results.end(),
+                      [](const Json& r) { return r.at("efficiency").get<double>() > 1.0005; }))
+        fmt::print("{}\n", above_one_rank);
       curves.push_back(std::move(curve));
       Json one_case = describe(subject, request);
       one_case["style"] = style;

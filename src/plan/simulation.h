@@ -79,6 +79,8 @@ struct StepTimes {
 // must never take precedence over the real ones. So it is not linked: a module beside the program,
 // weft_simulation.so, holds it and is loaded on demand.
 bool available();
+// Throws Exit::usage where the simulation cannot be played, as play() would.
+void check_available();
 
 // `steps` steps after `warmup` ones that are not returned. Deterministic. Throws Exit::usage
 // without SimGrid.

@@ -66,21 +66,31 @@ std::string loss_over_time(std::span<const Run> runs) {
 
 std::string loss_terms(std::span<const Run> runs) {
   if (runs.size() != 1 || runs[0].steps.terms.empty()) return "";
-  std::string body = "<div class=\"legend\">";
-  std::vector<Curve> curves;
+  // A plot each: they differ by orders of magnitude, and there are more of them than colours.
+  std::string plots, constant;
   for (const auto& [name, values] : runs[0].steps.terms) {
+    const std::vector<double> known = finite(values);
+    if (known.empty()) continue;
+    const auto [low, high] = std::ranges::minmax(known);
+    if (low == high) {
+      constant += fmt::format("{}{} = {}", constant.empty() ? " Constant: " : ", ", escape(name),
+                              short_number(low));
+      continue;
+    }
     std::vector<double> whole = values;
     whole.resize(runs[0].steps.size(), NAN);
     const Binned b = bin(runs[0].steps.step, whole, most_points);
-    const std::string color = color_of(curves.size());
     const double sigma = std::max(1.0, static_cast<double>(b.x.size()) / 60);
-    curves.push_back({name, b.x, smooth(b.mean, sigma), color, 1.8, 1, {}, {}});
-    body += swatch(color, escape(name));
+    const std::vector<Curve> curve = {
+        {name, b.x, smooth(b.mean, sigma), color_of(0), 1.8, 1, {}, {}}};
+    PlotFrame frame{"step", "value", 370, 220, false, true};
+    frame.restarts = runs[0].restarts;
+    plots += section(escape(name), "", line_plot(frame, curve));
   }
-  const PlotFrame frame{"step", "value", 1040, 260, false, true};
-  return section("Terms",
-                 "What the training reports beside the loss, averaged over neighbouring steps.",
-                 body + "</div>\n" + line_plot(frame, curves));
+  const std::string note =
+      "What the training reports beside the loss, averaged over neighbouring steps.";
+  return section("Terms", note + constant, "") +
+         (plots.empty() ? "" : "<div class=\"small\">\n" + plots + "</div>\n");
 }
 
 std::string speed_of_runs(std::span<const Run> runs) {

@@ -10,10 +10,12 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/progress/job_status.h"
 #include "core/seal.h"
 
 namespace weft::report_page {
@@ -140,6 +142,9 @@ void load_metrics(Run& run) {
              "{} has no complete line yet", path.string());
   run.repeated_steps = complete - last.size();
   for (const auto& [step, j] : last) {
+    const auto start = j.find("start");
+    if (start != j.end() && *start == true && step != last.begin()->first)
+      run.restarts.push_back(static_cast<double>(step));
     add_ranks(run.ranks, run.steps.size(), j);
     add_step(run.steps, step, j);
   }
@@ -202,6 +207,8 @@ Run load_run(const fs::path& dir) {
   load_metrics(run);
   load_facts(run);
   run.deck = read_text(dir / "deck.toml");
+  if (const std::optional<JobStatus> status = read_status(dir / "status.json"))
+    run.warnings = status->warnings;
   load_samples(run);
   if (fs::exists(dir / "scaling.json", ec))
     run.scaling.push_back(load_scaling(dir / "scaling.json"));

@@ -18,15 +18,13 @@ std::string classes_table(const SegmentationScores& e) {
       "pixels</th><th>predicted</th><th>found</th></tr></thead>\n";
   for (const std::size_t i : e.by_iou()) {
     const ClassScore& c = e.classes[i];
-    const Rgb rgb = class_colour(static_cast<std::int64_t>(i));
-    const std::string colour = fmt::format("#{:02x}{:02x}{:02x}", rgb.r, rgb.g, rgb.b);
     const bool known = c.joined() > 0;
     rows += fmt::format(
         "<tr><td><i class=\"box\" style=\"display:inline-block;width:14px;height:14px;outline:1px "
         "solid var(--axis);"
         "background:{}\"></i></td><td>{}</td><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td></tr>\n",
-        colour, i, escape(c.name), meter(known ? c.iou() : 0, "var(--run0)"),
+        css_colour(e.palette[i + 1]), i, escape(c.name), meter(known ? c.iou() : 0, "var(--run0)"),
         known ? fmt::format(" {:.2f} %", 100 * c.iou()) : " -", c.labelled, c.predicted,
         percent(static_cast<double>(c.intersection), static_cast<double>(c.labelled)));
   }
@@ -94,7 +92,10 @@ std::string segmentation_page(const SegmentationScores& e) {
                  fmt::format("mean IoU of the {} that are labelled", e.known()));
   page += tile(fmt::format("{:.2f} %", 100 * e.accuracy()), "pixel accuracy");
   page += last_tiles(e) + facts(e) + classes_table(e);
-  return page + pictures(e, "The image, its labels (black: none) and the prediction.") +
+  return page +
+         pictures(
+             e,
+             "The image, its labels (black: none), the prediction, and where they differ (red).") +
          close_page();
 }
 

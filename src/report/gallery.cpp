@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "core/json.h"
+#include "core/progress/job_status.h"
 #include "jobs/engine/manifest.h"
 #include "report/html.h"
 
@@ -61,6 +64,13 @@ std::map<std::string, Parts> parts_of(const ManifestLines& lines) {
   return parts;
 }
 
+// "#rrggbb", and nothing else that a style may hold.
+bool is_css_colour(const std::string& text) {
+  return text.size() == 7 && text.front() == '#' &&
+         std::all_of(text.begin() + 1, text.end(),
+                     [](unsigned char c) { return std::isxdigit(c); });
+}
+
 void load_manifest(Gallery& g, const std::string& stem) {
   const ManifestLines lines = Manifest::all(g.folder, stem);
   const bool animated = stem == "animate";
@@ -79,11 +89,20 @@ void load_manifest(Gallery& g, const std::string& stem) {
     add_fact(c, j, "speech");
     add_fact(c, j, "seed");
     add_size(c, j);
+    if (const auto references = j.find("references");
+        references != j.end() && references->is_array())
+      for (const Json& r : *references)
+        if (r.is_string() && stays_inside(r.get<std::string>())) c.references.push_back(r);
     if (const auto shares = j.find("shares"); shares != j.end() && shares->is_array())
-      for (std::size_t i = 0; i < std::min<std::size_t>(3, shares->size()); ++i)
-        if ((*shares)[i].is_object())
-          c.facts.emplace_back(text_of((*shares)[i], "name"),
-                               fmt::format("{:.0f} %", 100 * number_of((*shares)[i], "share")));
+      for (std::size_t i = 0; i < shares->size(); ++i) {
+        const Json& share = (*shares)[i];
+        if (!share.is_object()) continue;
+        if (i < 3)
+          c.facts.emplace_back(text_of(share, "name"),
+                               fmt::format("{:.0f} %", 100 * number_of(share, "share")));
+        if (const std::string colour = text_of(share, "colour"); is_css_colour(colour))
+          c.classes.emplace_back(text_of(share, "name"), colour);
+      }
     if (std::isfinite(c.seconds)) c.facts.emplace_back("", seconds_text(c.seconds));
     if (animated)
       c.facts.emplace_back(parts.at(name).ranks.size() == 1 ? "rank" : "ranks",
@@ -155,6 +174,8 @@ void load_report(Gallery& g) {
 Gallery load_gallery(const fs::path& folder) {
   Gallery g;
   g.folder = folder;
+  if (const std::optional<JobStatus> status = read_status(folder / "status.json"))
+    g.warnings = status->warnings;
   const fs::path plain = fs::absolute(folder).lexically_normal();
   g.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   std::error_code ec;

@@ -17,9 +17,11 @@ namespace weft::report_page {
 struct GalleryClip {
   std::string name, file;  // within the folder
   std::string text;        // prompt, or what it was made from; may be empty
-  std::vector<std::pair<std::string, std::string>> facts;  // seed, size and so on
+  std::vector<std::pair<std::string, std::string>> facts;    // seed, size and so on
+  std::vector<std::pair<std::string, std::string>> classes;  // of a segmentation: name, colour
   double seconds = std::numeric_limits<double>::quiet_NaN();
   bool sound = false;
+  std::vector<std::string> references;  // pictures within the folder that it was made from
 };
 
 // A rank's part of the work, as the job's report has it.
@@ -33,6 +35,7 @@ struct Gallery {
   std::string command;  // that made it; empty: loose files
   std::vector<GalleryClip> clips;
   std::vector<std::string> failures;  // "NAME: why"
+  std::vector<std::string> warnings;  // of the last start, as its status has them
   std::vector<RankWork> ranks;
   double wall_seconds = 0;  // from the start of the work until the last item; 0: unknown
 };

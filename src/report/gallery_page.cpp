@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "core/log.h"
 #include "report/gallery.h"
@@ -33,8 +35,14 @@ std::string facts_text(const GalleryClip& clip) {
 
 std::string figure(const fs::path& base, const Gallery& g, const GalleryClip& c,
                    const std::string& head, Embedder& embedder) {
+  std::string figures;
+  for (std::size_t i = 0; i < c.references.size(); ++i)
+    figures += embedder.figure(
+        base, {g.folder, c.references[i], c.references[i],
+               fmt::format("<b>reference {}</b>of {}", i, escape(c.name)), false, false});
   const std::string facts = facts_text(c);
-  return embedder.figure(base, {g.folder, c.file, c.name,
+  return figures +
+         embedder.figure(base, {g.folder, c.file, c.name,
                                 fmt::format("<b>{}</b>{}", escape(head), facts), c.sound, false});
 }
 
@@ -80,6 +88,16 @@ std::string rank_section(const Gallery& g) {
                  body + "</div>");
 }
 
+// The classes' colours in the pictures, in the order in which they first occur.
+std::string class_legend(const Gallery& g) {
+  std::string legend;
+  std::set<std::pair<std::string, std::string>> known;
+  for (const GalleryClip& clip : g.clips)
+    for (const auto& named : clip.classes)
+      if (known.insert(named).second) legend += swatch(named.second, escape(named.first), true);
+  return legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>\n";
+}
+
 std::string failure_section(const Gallery& g) {
   if (g.failures.empty()) return "";
   std::string body = "<div class=\"scroll\"><table>";
@@ -118,10 +136,16 @@ std::string clips_beside(const fs::path& base, std::span<const Gallery> gallerie
   for (const std::string& name : names) {
     if (shown >= most_figures) break;
     const auto& row = by_name[name];
+    // Clips of the same name may show different prompts.
     const std::string& text = row.front().second->text;
+    const bool alike = std::all_of(row.begin(), row.end(),
+                                   [&](const auto& clip) { return clip.second->text == text; });
     body += fmt::format("<h3>{}</h3><div class=\"media\">",
-                        escape(text.empty() ? name : name + ": " + shortened(text)));
-    for (const auto& [g, c] : row) body += figure(base, *g, *c, g->name, embedder);
+                        escape(text.empty() || !alike ? name : name + ": " + shortened(text)));
+    for (const auto& [g, c] : row)
+      body += figure(base, *g, *c,
+                     alike || c->text.empty() ? g->name : g->name + ": " + shortened(c->text),
+                     embedder);
     body += "</div>";
     shown += row.size();
   }
@@ -141,8 +165,9 @@ std::string gallery_page(std::span<const Gallery> galleries) {
   if (galleries.size() == 1) {
     page += tiles(first);
     page += failure_section(first);
+    page += warning_section("Warnings", first.warnings);
     page += section(first.command == "segment" ? "Pictures and clips" : "Clips", "",
-                    clip_figures(first.folder, first, embedder));
+                    class_legend(first) + clip_figures(first.folder, first, embedder));
     page += rank_section(first);
   } else {
     page += "<p></p>" + section("Clips", "Those of the same name lie beside each other.",

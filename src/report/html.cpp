@@ -96,6 +96,12 @@ std::string section(const std::string& title, const std::string& note, const std
   return fmt::format("<section><h2>{}</h2>{}{}</section>\n", title,
                      note.empty() ? "" : "<p class=\"note\">" + note + "</p>", body);
 }
+std::string warning_section(const std::string& title, const std::vector<std::string>& warnings) {
+  if (warnings.empty()) return "";
+  std::string rows = "<div class=\"scroll\"><table>";
+  for (const std::string& w : warnings) rows += "<tr><td>" + escape(w) + "</td></tr>\n";
+  return section(title, "Of rank 0's last start; the newest come last.", rows + "</table></div>");
+}
 std::string swatch(const std::string& color, const std::string& text, bool box) {
   return fmt::format("<span><i {}style=\"background:{}\"></i>{}</span>",
                      box ? "class=\"box\" " : "", color, text);

@@ -42,6 +42,8 @@ std::string close_page();
 std::string tile(const std::string& value, const std::string& label);
 // `note` and `body` are HTML; an empty note is left out.
 std::string section(const std::string& title, const std::string& note, const std::string& body);
+// The warnings of a job's last start; "" without any.
+std::string warning_section(const std::string& title, const std::vector<std::string>& warnings);
 // One entry of a legend: a stroke, or a box.
 std::string swatch(const std::string& color, const std::string& text, bool box = false);
 

@@ -145,6 +145,11 @@ std::string open_svg(const PlotFrame& f, const Axis& x, const Axis& y, const std
                      left - 8, y(t) + 4, tick_text(t, y));
   }
   const double base = f.height - bottom;
+  for (const double t : f.restarts)
+    if (t >= x.low && t <= x.high)
+      s += fmt::format(
+          "<line class=\"restart\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\"/>\n", x(t),
+          top, base);
   std::vector<std::pair<double, std::string>> places = f.x_labels;
   if (places.empty())
     for (const double t : x.ticks) places.emplace_back(t, tick_text(t, x));

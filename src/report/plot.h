@@ -28,6 +28,8 @@ struct PlotFrame {
   bool whole_x = true;     // x counts steps or ranks: no ticks between whole numbers
   // Places on the x axis and what to write there, instead of numbers: for axes that are not linear.
   std::vector<std::pair<double, std::string>> x_labels{};
+  // Places on the x axis with a dotted line, where a run went on.
+  std::vector<double> restarts{};
 };
 
 std::string line_plot(const PlotFrame& frame, std::span<const Curve> curves);

@@ -26,17 +26,30 @@ constexpr std::size_t most_columns = 140;
 // Above this many steps a line is unreadable: a band shows their range instead.
 constexpr std::size_t most_in_line = 3000;
 
-// The mean of the first or last tenth of the losses (at least one, at most 50).
-double edge_mean(const std::vector<double>& values, bool last) {
-  const std::vector<double> v = finite(values);
+// The mean of the last tenth of the losses (at least one, at most 50).
+double last_loss(const Run& run) {
+  const std::vector<double> v = finite(run.steps.loss);
   if (v.empty()) return NAN;
   const std::size_t n = std::clamp<std::size_t>(v.size() / 10, 1, 50);
-  const auto begin = last ? v.end() - static_cast<std::ptrdiff_t>(n) : v.begin();
-  return std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(n), 0.0) /
+  return std::accumulate(v.end() - static_cast<std::ptrdiff_t>(n), v.end(), 0.0) /
          static_cast<double>(n);
 }
 
-std::string loss_text(double v) { return std::isfinite(v) ? fmt::format("{:.4f}", v) : "-"; }
+// Five digits: a tile has room for no more.
+std::string loss_text(double v) {
+  if (!std::isfinite(v)) return "-";
+  return std::abs(v) < 10 ? fmt::format("{:.4f}", v) : fmt::format("{:.5g}", v);
+}
+
+// Where its curve begins.
+double first_loss(const Run& run) {
+  const std::vector<double> v = finite(run.steps.loss);
+  return v.empty() ? NAN : v.front();
+}
+
+std::vector<double> restarts_of(std::span<const Run> runs) {
+  return runs.size() == 1 ? runs[0].restarts : std::vector<double>();
+}
 
 std::string loss_plot(std::span<const Run> runs) {
   std::vector<Curve> curves;
@@ -58,11 +71,13 @@ std::string loss_plot(std::span<const Run> runs) {
     curves.push_back({runs[i].name, b.x, smooth(b.mean, sigma), color_of(i), 2.4, 1, {}, {}});
   }
   PlotFrame frame{"step", "loss", 1040, 330, false, true};
+  frame.restarts = restarts_of(runs);
   const bool bands = std::any_of(runs.begin(), runs.end(),
                                  [](const Run& r) { return r.steps.size() > most_in_line; });
-  return section("Loss",
-                 bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
-                       : "Thin: every step. Bold: average over neighbouring steps.",
+  const std::string what =
+      bands ? "Shaded: the range of all steps. Line: average over neighbouring steps."
+            : "Thin: every step. Bold: average over neighbouring steps.";
+  return section("Loss", what + (frame.restarts.empty() ? "" : " Dotted: where the run went on."),
                  run_legend(runs) + line_plot(frame, curves));
 }
 
@@ -190,8 +205,8 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
            ? short_number(s.step.back())
            : fmt::format("{} recorded, to step {}", short_number(static_cast<double>(s.size())),
                          short_number(s.step.back()))},
-      {"loss", loss_text(edge_mean(s.loss, false)) + " at the start, " +
-                   loss_text(edge_mean(s.loss, true)) + " at the end"},
+      {"loss", loss_text(first_loss(r)) + " at the first step, " + loss_text(last_loss(r)) +
+                   " at the end (mean of the last tenth, up to 50 steps)"},
       {"time in steps", seconds_text(time)},
       {"median step", seconds_text(median(s.seconds))},
   };
@@ -201,6 +216,12 @@ std::vector<std::pair<std::string, std::string>> all_facts(const Run& r) {
                                short_number(static_cast<double>(s.samples.size())),
                                short_number(static_cast<double>(r.distinct_samples)),
                                rate_text(static_cast<double>(s.samples.size()) / time)));
+  if (!r.restarts.empty()) {
+    std::string places;
+    for (const double step : r.restarts)
+      places += (places.empty() ? "" : ", ") + short_number(step);
+    f.emplace_back("went on after step", places);
+  }
   if (r.repeated_steps > 0)
     f.emplace_back("steps done again", fmt::format("{}, after a restart", r.repeated_steps));
   if (r.broken_lines > 0)
@@ -255,8 +276,7 @@ std::string tiles(const Run& r) {
   const Steps& s = r.steps;
   std::string t = "<div class=\"tiles\">\n";
   t += tile(short_number(s.step.back()), "steps done");
-  t +=
-      tile(loss_text(edge_mean(s.loss, true)), "loss, from " + loss_text(edge_mean(s.loss, false)));
+  t += tile(loss_text(last_loss(r)), "loss, from " + loss_text(first_loss(r)));
   t += tile(seconds_text(median(s.seconds)), "median step");
   if (!s.samples.empty())
     t +=
@@ -284,6 +304,9 @@ std::string make_page(std::span<const Run> runs, std::span<const Scaling> scalin
 
   std::string page = open_page(names, dirs + (dirs.empty() || build.empty() ? "" : " · ") + build);
   page += runs.size() == 1 ? tiles(first) : "<p></p>";
+  for (const Run& r : runs)
+    page += warning_section(runs.size() == 1 ? "Warnings" : "Warnings of " + escape(r.name),
+                            r.warnings);
   page += loss_plot(runs);
   const bool several = runs.size() > 1;
   if (several) page += loss_over_time(runs);

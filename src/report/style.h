@@ -29,7 +29,7 @@ header p { margin:0; color:var(--soft); overflow-wrap:anywhere; }
 .tile, section { background:var(--paper); border:1px solid var(--line); border-radius:10px; }
 .tile { padding:12px 14px; }
 .tile b { display:block; font-size:23px; font-weight:600; letter-spacing:-.01em;
-  font-variant-numeric:tabular-nums; white-space:nowrap; }
+  font-variant-numeric:tabular-nums; overflow-wrap:anywhere; }
 .tile span { color:var(--soft); font-size:13px; }
 section { padding:16px 20px 14px; margin:0 0 16px; min-width:0; }
 h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
@@ -39,6 +39,7 @@ h2 { font-size:16px; margin:0 0 2px; font-weight:600; }
 .small section svg { margin-top:auto; }
 svg { display:block; width:100%; height:auto; overflow:visible; }
 .grid { stroke:var(--line); stroke-width:1; }
+.restart { stroke:var(--soft); stroke-width:1.5; stroke-dasharray:2 4; }
 .axis { stroke:var(--axis); stroke-width:1; }
 .tick { font-size:12px; fill:var(--soft); font-variant-numeric:tabular-nums; }
 .label { font-size:12.5px; fill:var(--text); }
@@ -82,7 +83,10 @@ footer { color:var(--soft); font-size:12.5px; }
   border-radius:7px; padding:6px 10px; font-size:12.5px; box-shadow:0 2px 8px var(--shade); white-space:nowrap;
   font-variant-numeric:tabular-nums; }
 #value i { display:inline-block; width:9px; height:9px; border-radius:2px; margin-right:6px; }
-@media (max-width:560px) { main { padding:16px 10px; } }
+@media (max-width:560px) { main { padding:16px 10px; } section { padding:12px 12px 10px; overflow-x:auto; }
+  /* Wide charts keep letters that can be read, and are pushed sideways. */
+  main > section > svg { min-width:800px; }
+  .bars { grid-template-columns:1fr; gap:2px; } .bars > span:nth-of-type(2n) { margin-bottom:8px; } }
 @media print { body { background:#fff; color:#000; } section, .tile { break-inside:avoid; } }
 )css";
 

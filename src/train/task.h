@@ -57,8 +57,9 @@ class TrainingTask {
   // Checks that the buckets fit the model, and opens what else training reads. Exit::usage,
   // Exit::data.
   virtual void open(std::span<const Bucket> buckets) = 0;
-  // Sets the initial values of a new run in the allocated params(): drawn, or from the deck's file.
-  virtual void start_weights() = 0;
+  // Sets the initial values of a new run in the allocated params(): drawn, or from the deck's
+  // files. Returns what was read, for the log; "" for nothing.
+  virtual std::string start_weights() = 0;
 
   // The ranks that share each clip with this one (null: none). Exit::usage from a task that cannot
   // share.

@@ -171,7 +171,9 @@ void Trainer::load_state() {
   if (first_rank()) run_id_ = stored_run_id(deck_.run.dir);
   if (deck_.run.resume) checkpoint = Checkpoint::newest(deck_.run.dir, world_, run_id_);
   // Before make_state(): the EMA starts as a copy of the weights.
-  if (!checkpoint) task_->start_weights();
+  if (!checkpoint) started_from_ = task_->start_weights();
+  if (started_from_.empty())
+    started_from_ = fmt::format("drawn from run.seed = {}", deck_.run.seed);
   data_parallel_->make_state(std::any_of(optimizers_.begin(), optimizers_.end(),
                                          [](const auto& o) { return o.optimizer != "sgd"; }));
   checkpoints_->check_room(
@@ -192,8 +194,8 @@ void Trainer::load_state() {
   if (of_task != checkpoint->info().notes.end()) task_->set_state(of_task->second);
   warn_of_changes(*checkpoint, deck_);
   if (first_rank()) warn_of_other_data(*checkpoint);
-  log::info("going on from {} ({} of {} steps done)", checkpoint->dir().string(), done_,
-            deck_.train.steps);
+  started_from_ = checkpoint->dir().string();
+  log::info("going on from {} ({} of {} steps done)", started_from_, done_, deck_.train.steps);
 }
 
 void Trainer::warn_of_other_data(const Checkpoint& checkpoint) const {

@@ -63,6 +63,8 @@ class Trainer {
   bool saved() const { return saves_.newest == done_; }
   // Rank 0's: train/metrics/run_facts.h.
   const std::string& run_id() const { return run_id_; }
+  // Where its weights come from: files, a checkpoint, or random numbers.
+  const std::string& started_from() const { return started_from_; }
   // Requests to any rank, as reported with the steps that have ended (bits of train/stop.h): the
   // same on all ranks. Each request is returned once, except `stop`, which stays.
   unsigned take_requests();
@@ -191,6 +193,7 @@ class Trainer {
   std::vector<StepMemory> memory_;         // [bucket]
   Costs costs_;
   std::string run_id_;  // on rank 0
+  std::string started_from_;
   std::unique_ptr<StepPlan> planner_;
   std::unique_ptr<Prefetcher> prefetcher_;
   Watches watches_;

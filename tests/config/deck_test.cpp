@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "config/deck_help.h"
 #include "config/deck_table.h"
 #include "core/error.h"
 #include "data/ingest/ingest.h"
@@ -18,7 +19,9 @@
 namespace weft {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // The tables of the whole program.
 const bool registered = (register_deck_tables(), true);
@@ -200,7 +203,26 @@ TEST(Deck, ReferenceIsADeckThatNamesEveryKeyOnce) {
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(std::adjacent_find(keys.begin(), keys.end()), keys.end());
   // Guards against a member of a deck struct that was given no row.
-  EXPECT_EQ(keys.size(), 330u);
+  EXPECT_EQ(keys.size(), 332u);
+}
+
+TEST(Deck, ReferenceOfATableOrAKey) {
+  const std::string key = deck_help("train.lr");
+  EXPECT_THAT(key, StartsWith("[train]\n# "));
+  EXPECT_THAT(key, EndsWith(")\nlr = 0.0001\n"));
+  EXPECT_THAT(deck_help("train"), HasSubstr("\n" + key.substr(key.find("lr = "))));
+  EXPECT_THAT(deck_help("weights"), HasSubstr("\n[vae]\n"));
+  EXPECT_TRUE(names_deck_keys("train"));
+  EXPECT_FALSE(names_deck_keys("trian"));
+  for (const auto& [wrong, near] : {std::pair("train.lrr", "train.lr"), {"trian", "train"}}) {
+    try {
+      deck_help(wrong);
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      EXPECT_THAT(e.hint(), HasSubstr(std::string("did you mean ") + near));
+    }
+  }
 }
 
 TEST(NearestName, FindsSlipsAndLeavesStrangersAlone) {

@@ -315,7 +315,8 @@ class Faces(Animate):
         self.one("plain", "animate.keep_frames=true")
         sizes = []
         for scale in (1, 2):
-            self.one(f"x{scale}", "animate.enhancer=gfpgan", f"animate.enhancer_scale={scale}", "animate.keep_frames=true")
+            job = self.one(f"x{scale}", "animate.enhancer=gfpgan", f"animate.enhancer_scale={scale}", "animate.keep_frames=true")
+            self.assertRegex(job.err, "gfpgan    restored a face in ([1-9][0-9]*) of \\1 frames?")
             sizes.append(struct.unpack(">II", (self.dir / f"x{scale}/face_a_frames/000000.png").read_bytes()[16:24]))
         plain = (self.dir / "plain/face_a_frames/000000.png").read_bytes()
         size = struct.unpack(">II", plain[16:24])
@@ -397,6 +398,7 @@ class BadInput(Animate):
         job = self.animate("out", "animate.input=list.jsonl", ranks=2, expect=3)
         self.assertEqual(set(self.clips("out")), {name for name, _ in good})
         self.assertIn(f"clips     {len(good)} of {len(rows)} are there", job.err)
+        self.assertIn(f"{len(bad)} of {len(rows)} clips failed", job.err)
         for name, _, said in bad:
             failed = [line for line in job.err.splitlines() if f"failed    {name}: " in line]
             self.assertEqual(len(failed), 1, f"{name}\n{job.err}")

@@ -326,6 +326,20 @@ class Weights(WeftTest):
         self.assertEqual(lines[-1], "safetensors w.safetensors: 2 tensors, no hashes: weft did not write this file, "
                                     "1 with values NOT FINITE")
 
+    def test_inspect_of_a_folder(self):
+        shards = self.dir / "hf"
+        shards.mkdir()
+        entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+        for name, value in (("a", 1), ("b", 2)):
+            (shards / f"m-{name}.safetensors").write_bytes(safetensors_bytes({name: entry}, struct.pack("<2f", value, 0)))
+        (shards / "m.safetensors.index.json").write_text('{"weight_map": {"a": "m-a.safetensors", "b": "m-b.safetensors"}}')
+        for path in ("hf", "hf/m.safetensors.index.json"):
+            said = self.weft("inspect", path, ranks=0).out
+            self.assertIn(f"weights {path}, 2 tensors in 2 files", said)
+            self.assertIn("0 to 2, norm 2", said)
+        (shards / "m-b.safetensors").unlink()
+        self.refused(self.weft("inspect", "hf", ranks=0, expect=None), DATA, "m-b.safetensors, which is not there")
+
     def test_overlapping_tensors(self):
         self.write({"a": self.entry(0, 8), "b": self.entry(4, 12)}, b"\0" * 12)
         self.refuse("a and b overlap")

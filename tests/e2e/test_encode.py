@@ -89,6 +89,18 @@ class Encode(harness.WeftTest):
         self.refused(self.encode("other_name.h5", "vae.weights=random:1", ranks=1, expect=None), 2,
                      "data.path itself")
 
+    def test_a_picture_beside_videos_leaves_them_their_micro_batch(self):
+        data = "data.path=synthetic:clips=2,frames=6,height=32,width=32;clips=1,frames=1,height=32,width=32"
+        job = self.encode("both.h5", "vae.weights=random:1", data, ranks=1)
+        self.assertIn(", 4 frames at once", job.err)
+        self.assertNotIn("micro-batch reduced", job.err)
+        pictures = self.encode("picture.h5", "vae.weights=random:1", data.split(";")[0].replace("frames=6", "frames=1"), ranks=1)
+        self.assertIn(", 1 frame at once", pictures.err)
+        self.assertNotIn("micro-batch reduced", pictures.err)
+        planned = float(re.search(r"memory +[0-9.]+ MiB at the peak \(([0-9.]+) planned\)", job.err)[1])
+        less = self.encode("less.h5", "vae.weights=random:1", data, f"memory.arena_gib={planned * 0.8 / 1024}", ranks=1)
+        self.assertRegex(less.err, r"VAE micro-batch reduced to [123] frames? \(asked: 4\) to fit")
+
     # mpirun that lets the others go on; its own exit code then is that of the failed rank.
     lets_others_live = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}
 

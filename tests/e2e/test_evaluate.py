@@ -109,7 +109,7 @@ class Evaluate(Segmentation):
         counts = {kind: [0] * CLASSES for kind in ("intersection", "predicted", "labelled")}
         for shown in e["pictures"]:
             width, height, rows, _ = read_png(self.dir / "one" / shown["file"])
-            width //= 3
+            width //= 4
             mask_width, mask_height, mask, palette = read_png(
                 self.dir / "one" / shown["file"].replace("pictures", "predictions"))
             self.assertEqual((mask_width, mask_height), (width, height))
@@ -118,6 +118,7 @@ class Evaluate(Segmentation):
                 for x in range(width):
                     truth, found = row[width + x], row[2 * width + x]
                     self.assertEqual(found, palette[labels[x]])
+                    self.assertEqual(row[3 * width + x][0] == 255, truth != (0, 0, 0) and truth != found)
                     if truth == (0, 0, 0):
                         continue
                     t, p = COLOURS.index(truth), labels[x] - 1

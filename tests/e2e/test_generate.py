@@ -284,6 +284,12 @@ class Generate(WeftTest):
         self.assertEqual([c["frames"] for c in clips.values()], [51, 51])  # 34 + 34 - 17
         self.assertEqual(clips["sample_0000"]["height"], 32)
         self.assertTrue((self.dir / "out" / "sample_0001_watermark.mp4").exists())
+        # The page shows what the first one began with.
+        self.assertEqual(clips["sample_0000"]["references"], ["references/sample_0000-0.png"])
+        self.assertNotIn("references", clips["sample_0001"])
+        self.weft("report", "out", ranks=0)
+        page = (self.dir / "out/report.html").read_text()
+        self.assertEqual(page.count("<b>reference 0</b>of sample_0000"), 1)
         # References, what the second loop goes on from and its text each change the clip.
         for output, overrides, changed in (
                 ("plain", base, ["sample_0000"]),
@@ -360,6 +366,7 @@ class Generate(WeftTest):
         refused(3, "no reference file", "cat.png",
                 prompts=["a {\"reference_path\": \"cat.png\", \"mask_strategy\": \"0\"}"])
         refused(2, "vae.weights is empty", overrides=["vae.weights="])
+        refused(3, 't5.weights = "none" does not exist', overrides=["t5.weights=none"])
         refused(2, "cannot be the name of a file: it holds a slash", overrides=["generate.sample_name=a/b"])
         refused(2, "cannot be the name of a file: it is too long",
                 overrides=["generate.sample_name=" + "a" * 225])
@@ -370,8 +377,20 @@ class Generate(WeftTest):
         write_safetensors(self.dir / "extra.safetensors", {"x_embedder.proj.weigth": zero})
         refused(3, "x_embedder.proj.weigth", overrides=["generate.weights=extra.safetensors"])
         odd = self.generate("generate.image_size=[35, 50]", "generate.num_frames=1", text=False)
-        self.assertIn("35x50 is no multiple of 8: the clips come out 32x48", odd.err)
+        self.assertIn("50x35 (width x height) is no multiple of 8: the clips come out 48x32", odd.err)
+        self.assertIn("of 1 frame, 48 wide x 32 high, landscape", odd.err)
         self.assertEqual({(c["height"], c["width"]) for c in self.clips().values()}, {(32, 48)})
+
+    def test_sizes_are_said(self):
+        self.refused(self.generate("generate.image_size=[]", "generate.aspect_ratio=8:6", text=False, expect=None), 2,
+                     'unknown aspect ratio "8:6"', "height:width")
+        tall = self.generate("generate.image_size=[]", "generate.resolution=144p", "generate.aspect_ratio=16:9",
+                             "generate.num_frames=1", "generate.output=tall", text=False)
+        self.assertIn("of 1 frame, 144 wide x 256 high, portrait (aspect ratios are height:width; 9:16 is landscape)",
+                      tall.err)
+        both = self.generate("generate.image_size=[16, 16]", "generate.resolution=360p", "generate.num_frames=1",
+                             "generate.output=both", text=False)
+        self.assertIn("generate.resolution and aspect_ratio are not used, generate.image_size is set", both.err)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,53 @@ class Images(WeftTest):
         self.broken("labels/003.png has the value 5, ingest.num_classes = 4", "train.odgt, line 4",
                     more=("ingest.num_classes=4",))
 
+    def label(self, name, values, palette=None):
+        """A picture of 4 x 3 pixels and its labels, which may have a palette."""
+        (self.dir / "images" / name).write_bytes(png(3, 4, 3, bytes(36)))
+        (self.dir / "labels" / name).write_bytes(png(3, 4, 1, bytes(values), palette=palette))
+
+    def classes(self, *more, output="images.h5"):
+        """What an ingest of these says about classes: the counts of images, and its warnings about them."""
+        job = self.ingest_images("ingest.labels=labels", *more, source="images", output=output, ranks=1)
+        counts = re.search(r"images by class: (.*)", job.err).group(1)
+        return counts, [line for line in job.err.splitlines() if "WARN" in line]
+
+    def test_labels_that_begin_at_0(self):
+        for name in ("a.png", "b.png"):
+            self.label(name, [0] * 8 + [1] * 4)
+        counts, warnings = self.classes("ingest.num_classes=2")
+        self.assertEqual(counts, "0 in 2; unlabelled pixels in 2")
+        self.assertIn("1 of 2 classes never occurs in the labels: 1; 0 is taken as unlabelled", warnings[0])
+        self.assertIn("ingest.first_label = 0", warnings[0])
+        # A training of them says so, too.
+        job = self.weft("train", "deck.toml", "model.name=segmentation", "model.num_classes=2", "train.steps=1",
+                        "model.encoder=mobilenetv2dilated", "model.decoder=c1", "data.path=images.h5",
+                        "data.short_sides=[32]", ranks=1, expect=None)
+        self.assertIn("images.h5: 1 of 2 classes never occurs in the labels: 1", job.err)
+        counts, warnings = self.classes("ingest.num_classes=2", "ingest.first_label=0")
+        self.assertEqual((counts, warnings[1:]), ("0 in 2, 1 in 2; unlabelled pixels in 0", []))
+        self.assertRegex(self.inspect("images.h5"), r" 66\.66667 % .* 2 images: class 0\n")
+        # Without a number of classes one class alone is odd.
+        (self.dir / "images.h5").unlink()
+        self.assertIn("class 0 is the only one", self.classes()[1][0])
+
+    def test_a_label_to_ignore(self):
+        self.label("a.png", [0] * 4 + [1] * 4 + [255] * 4)
+        job = self.ingest_images("ingest.labels=labels", "ingest.num_classes=2", "ingest.first_label=0", source="images",
+                                 ranks=1, expect=None)
+        self.refused(job, DATA, "labels/a.png has the value 255", "ingest.ignore_label = 255")
+        counts, warnings = self.classes("ingest.num_classes=2", "ingest.first_label=0", "ingest.ignore_label=255")
+        self.assertEqual((counts, warnings), ("0 in 1, 1 in 1; unlabelled pixels in 1", []))
+        # Nobody said how many classes there are: 255 is taken, and told.
+        (self.dir / "images.h5").unlink()
+        self.assertIn("ingest.ignore_label = 255", self.classes()[1][-1])
+
+    def test_the_palette_of_the_labels_is_kept(self):
+        self.label("a.png", [0] * 6 + [1] * 6, palette=bytes([9, 8, 7, 200, 30, 40]))
+        self.classes("ingest.first_label=0")
+        data = self.bytes_of("images.h5")
+        self.assertIn(bytes([0, 0, 0, 9, 8, 7, 200, 30, 40]), data)
+
     def test_labels_of_16_bits(self):
         lines = self.draw(5)
         height, width = lines[3]["height"], lines[3]["width"]

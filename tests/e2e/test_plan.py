@@ -49,6 +49,27 @@ class Plan(WeftTest):
         self.assertLess(sum(plan["step"][k] for k in ("exposed_reduce", "exposed_gather")),
                         0.01 * plan["step"]["seconds"])
 
+    def test_the_whole_run_and_advice(self):
+        deck = REPOSITORY / "inputs" / "stage2.toml"
+        machine = ("train.steps=30000", "--memory", "141", "--gpus")
+        text, plan = self.plan(deck, "train.micro_batches=64", *machine, "64")
+        seconds = 30000 * plan["step"]["seconds"]
+        self.assertAlmostEqual(plan["run"]["seconds"], seconds, delta=1e-6 * seconds)
+        self.assertAlmostEqual(plan["run"]["rank_hours"], seconds * 64 / 3600, delta=1e-6 * seconds)
+        self.assertIn(f"all 30000 steps: {seconds / 3600:.1f} h on 64 ranks, ", text)
+        self.assertIn(" GPU-hours, ", text)
+        self.assertIn("advice: with 1 micro-batch of different costs each, ranks wait for the slowest", text)
+        self.assertIn("train.micro_batches = 256", text)
+        text, plan = self.plan(deck, "train.micro_batches=64", *machine, "128")
+        self.assertEqual(plan["advice"],
+                         "64 of 128 ranks have no micro-batch: set train.micro_batches to 128 or more")
+        # Without a step of the optimizer to share out, nothing is above one rank's efficiency.
+        self.assertEqual("(above 100 %" in text, max(e["share"] for e in plan["efficiency"]) > 1.0005)
+
+    def test_without_data(self):
+        self.refused(self.weft("plan", "deck.toml", "data.path=none.h5", "--gpus", "8", "--memory", "80", ranks=0,
+                               expect=None), 3, "none.h5", "synthetic:")
+
     def test_thinner_fabric_and_no_overlap_cost_more(self):
         deck = REPOSITORY / "inputs" / "stage1.toml"
         machine = ("--gpus", "32", "--memory", "141", "--fabric")

@@ -111,6 +111,13 @@ class Shell(WeftTest):
             self.assertEqual(said, self.weft(*options, "--help", ranks=0).out)
             self.assertIn(f"Usage: {' '.join(('weft', *words))} [OPTIONS]", said)
 
+    def test_help_of_a_key(self):
+        said = self.weft("help", "train.lr", ranks=0).out
+        self.assertRegex(said, r"^\[train\]\n# [^\n]*\nlr = 0.0001\n$")
+        self.assertEqual(self.weft("help", "deck", "train.lr", ranks=0).out, said)
+        self.assertIn("\nlr = ", self.weft("help", "deck", "train", ranks=0).out)
+        self.refused(self.weft("help", "train.lrr", ranks=0, expect=None), 2, "train.lrr", "did you mean train.lr?")
+
     @needs("groff")
     def test_manual_pages(self):
         for topic, named in (("man", [*self.commands(), "EXIT STATUS", "--fabric"]),

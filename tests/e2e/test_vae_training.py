@@ -90,7 +90,7 @@ class VaeTraining(WeftTest):
                    tensors("first", "first.safetensors").items() if name.startswith(prefix)}
         write_safetensors(self.dir / "2d.safetensors", spatial)
         stage1 = ("vae.weights=2d.safetensors", "vae_train.freeze_spatial=true", "train.steps=1", "run.seed=8")
-        self.assertIn("holds the 2D VAE alone", self.vae("stage1", *stage1).err)
+        self.assertIn(": the 2D VAE alone", self.vae("stage1", *stage1).err)
         # A run that froze it is found by commands whose deck does not say so, and so is what export makes of it.
         trained = tensors("stage1", "stage1.safetensors")
         self.assertEqual({name: bytes(trained[prefix + name][2]) for name in spatial},

@@ -132,6 +132,42 @@ TEST_F(Galleries, SeveralFoldersStandBesideEachOther) {
   EXPECT_LT(html.find("<b>out</b>"), html.find("<b>later</b>"));
 }
 
+TEST_F(Galleries, ClipsOfOneNameKeepTheirOwnPrompts) {
+  for (const char* prompt : {"a cat", "a dog"}) {
+    const std::string f = prompt;
+    write(f + "/generated.jsonl",
+          sealed("{\"name\":\"s\",\"file\":\"s.png\",\"prompt\":\"" + f + "\",\"key\":\"k\"}"));
+    write(f + "/s.png", f);
+  }
+  const std::string html = page({"a cat", "a dog"});
+  EXPECT_THAT(html, HasSubstr("<h3>s</h3>"));
+  EXPECT_THAT(html, HasSubstr("<b>a cat: a cat</b>"));
+  EXPECT_THAT(html, HasSubstr("<b>a dog: a dog</b>"));
+}
+
+TEST_F(Galleries, ReferencesStandBeforeTheirClip) {
+  write("secret.png", "secret");
+  write("out/generated.jsonl", sealed(R"({"name":"a","file":"a.mp4","prompt":"x","key":"k",)"
+                                      R"("references":["references/a-0.png","../secret.png",7]})"));
+  write("out/references/a-0.png", "shown");
+  write("out/a.mp4", "video");
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("<b>reference 0</b>of a"));
+  EXPECT_LT(html.find("data:image/png;base64,c2hvd24="), html.find("data:video/mp4"));
+  EXPECT_THAT(html, Not(HasSubstr("c2VjcmV0")));
+}
+
+TEST_F(Galleries, SegmentationsHaveALegend) {
+  write("out/segment.jsonl",
+        sealed(R"({"name":"a","key":"k","file":"a.png","shares":[)"
+               R"({"class":0,"name":"sky <1>","share":0.5,"colour":"#0a0b0c"},)"
+               R"({"class":1,"name":"sea","share":0.5,"colour":"red;}"}]})"));
+  write("out/a.png", "x");
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("style=\"background:#0a0b0c\"></i>sky &lt;1&gt;</span>"));
+  EXPECT_THAT(html, Not(HasSubstr("red;}")));
+}
+
 TEST_F(Galleries, ATrainingsSamplesGoThroughTime) {
   write("run/metrics.jsonl", "{\"step\":0,\"loss\":1}\n");
   for (const int step : {200, 1000}) {

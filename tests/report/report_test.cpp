@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/progress/job_status.h"
 #include "report/plot.h"
 #include "train/metrics/metrics.h"
 
@@ -97,6 +98,34 @@ TEST_F(Report, PageIsSelfContainedAndEscapesWhatItShows) {
   EXPECT_THAT(page, Not(HasSubstr("src=\"http")));
   EXPECT_THAT(page, Not(HasSubstr("href=")));
   EXPECT_THAT(page, Not(HasSubstr("nan"))) << "no coordinate or number came out as NaN";
+}
+
+TEST_F(Report, RestartsTermsAndWarnings) {
+  StepMetrics m;
+  m.loss = 5865.96812;
+  m.terms = {{"constant", 0.0}, {"kl <", 5000.0}};
+  {
+    MetricsWriter first(run_, 0);
+    for (m.step = 0; m.step < 3; ++m.step, m.loss -= 1, m.terms.back().second += 1) first.write(m);
+  }
+  {
+    MetricsWriter again(run_, 2);  // goes on after step 2
+    m.step = 2;
+    again.write(m);
+  }
+  JobStatus status;
+  status.warnings = {"the disk is <full>"};
+  write("status.json", to_text(status));
+  const report_page::Run run = load_run(run_);
+  EXPECT_THAT(run.restarts, ElementsAre(2));
+  const std::string page = make_page(std::vector<report_page::Run>{run});
+  EXPECT_THAT(page, HasSubstr("<line class=\"restart\""));
+  EXPECT_THAT(page, HasSubstr("Dotted: where the run went on."));
+  EXPECT_THAT(page, HasSubstr("<th>went on after step</th><td>2</td>"));
+  EXPECT_THAT(page, HasSubstr("loss, from 5866</span>")) << "of the first step; five digits";
+  EXPECT_THAT(page, HasSubstr("Constant: constant = 0"));
+  EXPECT_THAT(page, HasSubstr("<h2>kl &lt;</h2>")) << "a plot of its own";
+  EXPECT_THAT(page, HasSubstr("<td>the disk is &lt;full&gt;</td>"));
 }
 
 TEST_F(Report, LargeVideosAreNamedInsteadOfEmbedded) {

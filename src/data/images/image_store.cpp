@@ -18,7 +18,8 @@ class ImageStore : public LabelledImages {
  public:
   ImageStore(StoreFile file, bool verify) : file_(std::move(file)), verify_(verify) {
     const StoreFacts& facts = file_.facts();
-    check(facts.arrays.size() == image_arrays.size(), "has no tables");
+    check(facts.arrays.size() == image_arrays.size() || facts.arrays.size() == image_arrays_v1,
+          "has no tables");
     num_classes_ = facts.num_classes;
     read_table(image_height, height_);
     read_table(image_width, width_);
@@ -26,6 +27,10 @@ class ImageStore : public LabelledImages {
     read_table(image_labels_xxh3, labels_xxh3_);
     sources_ = read_texts(image_sources, image_sources_end);
     class_names_ = read_texts(image_class_names, image_class_names_end);
+    if (facts.arrays.size() > image_arrays_v1) {
+      read_table(image_palette, palette_);
+      read_table(image_label_images, label_images_);
+    }
     check(hash_.digest() == facts.tables_xxh3,
           fmt::format("has damaged tables: their XXH3 is {:016x}, expected {:016x}", hash_.digest(),
                       facts.tables_xxh3));
@@ -35,6 +40,7 @@ class ImageStore : public LabelledImages {
     check(
         width_.size() == n && xxh3_.size() == n && labels_xxh3_.size() == n && sources_.size() == n,
         "has tables of different lengths");
+    check(label_images_.empty() || label_images_.size() == 256, "has no count for each label");
     check(class_names_.empty() || std::ssize(class_names_) == num_classes_,
           fmt::format("has {} names for {} classes", class_names_.size(), num_classes_));
     first_pixel_.push_back(0);
@@ -61,6 +67,9 @@ class ImageStore : public LabelledImages {
   }
   std::int64_t num_classes() const override { return num_classes_; }
   const std::vector<std::string>& class_names() const override { return class_names_; }
+
+  std::vector<std::uint8_t> palette() const override { return palette_; }
+  std::vector<std::uint64_t> label_images() const override { return label_images_; }
 
   std::string content_id() const override { return fmt::format("{:016x}", hash_.digest()); }
 
@@ -129,7 +138,8 @@ class ImageStore : public LabelledImages {
   std::vector<StoredArray> arrays_ = file_.facts().arrays;
   std::int64_t num_classes_ = 0;
   std::vector<std::uint32_t> height_, width_;
-  std::vector<std::uint64_t> xxh3_, labels_xxh3_;
+  std::vector<std::uint64_t> xxh3_, labels_xxh3_, label_images_;
+  std::vector<std::uint8_t> palette_;
   std::vector<std::string> sources_, class_names_;
   std::vector<std::uint64_t> first_pixel_;  // of each image, and the end
   ClipHash hash_;                           // of the tables

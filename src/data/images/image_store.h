@@ -1,7 +1,7 @@
 // The store of labelled images: one HDF5 file, made by `weft ingest`, readable with h5ls, h5dump
 // and h5py. Image i has height[i] x width[i] pixels; its bytes follow those of image i - 1.
 //
-//   /                        attributes format = "weft images", schema_version = 1; num_classes, 0
+//   /                        attributes format = "weft images", schema_version = 2; num_classes, 0
 //                            where it is not known; tables_xxh3: XXH3-64 (seed 0) of all that
 //                            stands below but pixels and labels
 //   /images/pixels           u8: RGB, [height, width, 3] of each image, decoded
@@ -13,6 +13,10 @@
 //   /images/sources_end      u64 [N]: where each of them ends
 //   /images/class_names      u8: the names of the classes likewise; class_names_end u64
 //                            [num_classes], or [0] where there are none
+//   /images/palette          u8 [3 * labels]: the colour of each label, as the label files have it;
+//                            [0] where they have none
+//   /images/label_images     u64 [256]: in how many images each label occurs
+// Both are missing in stores of version 1.
 //
 // All of them are contiguous, so that images are read with pread, past HDF5 and its lock.
 #pragma once
@@ -48,11 +52,13 @@ class ImageStoreWriter {
     std::string source;
   };
   ImageStoreWriter(const std::string& path, std::vector<Entry> entries, std::int64_t num_classes,
-                   std::vector<std::string> class_names);
+                   std::vector<std::string> class_names, std::vector<std::uint8_t> palette = {});
   ~ImageStoreWriter();
 
   // The next image: its pixels and labels.
   void append(std::span<const std::uint8_t> rgb, std::span<const std::uint8_t> labels);
+  // Of the images so far, as LabelledImages::label_images().
+  const std::vector<std::uint64_t>& label_images() const;
   // After the last: writes the tables, closes, fsyncs, renames.
   void commit();
 

@@ -1,5 +1,7 @@
 #include "data/images/image_store_open.h"
 
+#include <span>
+
 #include "core/error.h"
 #include "data/hdf5.h"
 
@@ -47,8 +49,9 @@ std::optional<StoreFacts> open_images_checked(const std::string& path, std::uint
     return value;
   };
   const std::int64_t version = attribute("schema_version");
-  check(version == image_store_version,
-        fmt::format("has schema version {}, this weft reads {}", version, image_store_version));
+  check(
+      version == 1 || version == image_store_version,
+      fmt::format("has schema version {}, this weft reads 1 and {}", version, image_store_version));
   StoreFacts facts;
   facts.images = true;
   facts.num_classes = attribute("num_classes");
@@ -58,7 +61,8 @@ std::optional<StoreFacts> open_images_checked(const std::string& path, std::uint
   check(H5Lexists(file, "images", H5P_DEFAULT) > 0, "has no group /images");
   const h5::Handle group(H5Gopen2(file, "images", H5P_DEFAULT), H5Gclose);
   check(group.valid(), "has no group /images");
-  for (const ImageArray& array : image_arrays) {
+  for (const ImageArray& array :
+       std::span(image_arrays).first(version == 1 ? image_arrays_v1 : image_arrays.size())) {
     alive();
     check(H5Lexists(group, array.name, H5P_DEFAULT) > 0,
           fmt::format("has no dataset {}", array.name));

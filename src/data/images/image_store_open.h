@@ -30,8 +30,10 @@ enum ImageArrayNumber {
   image_sources_end,
   image_class_names,
   image_class_names_end,
+  image_palette,
+  image_label_images,
 };
-inline constexpr std::array<ImageArray, 10> image_arrays = {{{"pixels", 1},
+inline constexpr std::array<ImageArray, 12> image_arrays = {{{"pixels", 1},
                                                              {"labels", 1},
                                                              {"height", 4},
                                                              {"width", 4},
@@ -40,9 +42,13 @@ inline constexpr std::array<ImageArray, 10> image_arrays = {{{"pixels", 1},
                                                              {"sources", 1},
                                                              {"sources_end", 8},
                                                              {"class_names", 1},
-                                                             {"class_names_end", 8}}};
+                                                             {"class_names_end", 8},
+                                                             {"palette", 1},
+                                                             {"label_images", 8}}};
+// Stores of version 1 end with the classes' names.
+inline constexpr std::size_t image_arrays_v1 = 10;
 inline constexpr const char* image_store_format = "weft images";
-inline constexpr std::int64_t image_store_version = 1;
+inline constexpr std::int64_t image_store_version = 2;
 
 // Adds a table to tables_xxh3: its size in bytes, and its bytes.
 void add_table(ClipHash& hash, std::span<const std::byte> bytes);

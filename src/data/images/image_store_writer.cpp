@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 
 #include "core/error.h"
@@ -24,6 +25,8 @@ struct ImageStoreWriter::State {
   std::vector<std::string> class_names;
   h5::Handle file, group, pixels, labels;
   std::vector<std::uint64_t> xxh3, labels_xxh3;
+  std::vector<std::uint8_t> palette;
+  std::vector<std::uint64_t> label_images = std::vector<std::uint64_t>(256);
   std::uint64_t written = 0;  // pixels
   ClipHash tables;
   bool committed = false;
@@ -93,7 +96,8 @@ struct ImageStoreWriter::State {
 };
 
 ImageStoreWriter::ImageStoreWriter(const std::string& path, std::vector<Entry> entries,
-                                   std::int64_t num_classes, std::vector<std::string> class_names)
+                                   std::int64_t num_classes, std::vector<std::string> class_names,
+                                   std::vector<std::uint8_t> palette)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   const h5::QuietErrors quiet;
@@ -102,6 +106,7 @@ ImageStoreWriter::ImageStoreWriter(const std::string& path, std::vector<Entry> e
   s.entries = std::move(entries);
   s.num_classes = num_classes;
   s.class_names = std::move(class_names);
+  s.palette = std::move(palette);
   WEFT_ASSERT(s.class_names.empty() || std::ssize(s.class_names) == num_classes);
   const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_file_locking(access, true, true);  // where the file system supports locks
@@ -156,6 +161,13 @@ void ImageStoreWriter::append(std::span<const std::uint8_t> rgb,
   s.xxh3.push_back(hash(rgb));
   s.labels_xxh3.push_back(hash(labels));
   s.written += labels.size();
+  std::array<bool, 256> here{};
+  for (const std::uint8_t label : labels) here[label] = true;
+  for (std::size_t v = 0; v < here.size(); ++v) s.label_images[v] += here[v] ? 1 : 0;
+}
+
+const std::vector<std::uint64_t>& ImageStoreWriter::label_images() const {
+  return state_->label_images;
 }
 
 void ImageStoreWriter::commit() {
@@ -176,6 +188,8 @@ void ImageStoreWriter::commit() {
     s.write_table(image_labels_xxh3, s.labels_xxh3);
     s.write_texts(image_sources, image_sources_end, sources);
     s.write_texts(image_class_names, image_class_names_end, s.class_names);
+    s.write_table(image_palette, s.palette);
+    s.write_table(image_label_images, s.label_images);
     s.write_attribute("tables_xxh3", static_cast<std::int64_t>(s.tables.digest()));
     s.check(
         s.pixels.close_now() && s.labels.close_now() && s.group.close_now() && s.file.close_now(),

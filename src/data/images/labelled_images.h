@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,16 @@ class LabelledImages {
 
   virtual std::int64_t num_classes() const = 0;                     // 0: unknown
   virtual const std::vector<std::string>& class_names() const = 0;  // [num_classes], or empty
+  // RGB of each label, as the label files have them; may be empty.
+  virtual std::vector<std::uint8_t> palette() const { return {}; }
+  // In how many images each label occurs, [256]; empty: not known.
+  virtual std::vector<std::uint64_t> label_images() const { return {}; }
 };
+
+// Names the classes that occur in no image, by LabelledImages::label_images(); "" where all do.
+// `num_classes` 0: those up to the greatest label.
+std::string missing_classes(std::span<const std::uint64_t> label_images, std::int64_t num_classes,
+                            std::span<const std::string> class_names);
 
 // `path` is a store of labelled images, or "shapes:key=value,...". `verify` checks the XXH3 of
 // every image that is read.

@@ -30,6 +30,7 @@ struct IngestDeck {
   // it.
   std::string images, labels, root, class_names;
   std::int64_t num_classes = 0;
+  std::int64_t first_label = 1, ignore_label = -1;
 };
 DeckTable ingest_table();
 

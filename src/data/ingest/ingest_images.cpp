@@ -40,7 +40,48 @@ std::string turned_hint(ImageSize a, ImageSize b, const MediaDeck& limits) {
                      limits.orientation == "upright" ? "stored" : "upright");
 }
 
-Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck& limits) {
+// Label values as the store has them: 0 is unlabelled, v is class v - 1.
+class LabelValues {
+ public:
+  LabelValues(const IngestDeck& deck, std::int64_t num_classes)
+      : first_(deck.first_label), ignored_(deck.ignore_label), classes_(num_classes) {}
+
+  std::string identity() const { return fmt::format("{} {} {}", classes_, first_, ignored_); }
+  // Of a value of a file; may be above the number of classes.
+  std::int64_t stored(std::int64_t value) const {
+    return value == ignored_ || value < first_ ? 0 : value - first_ + 1;
+  }
+  // Exit::data for a class that there is not.
+  void convert(const std::string& path, std::vector<std::uint8_t>& values) const {
+    std::array<bool, 256> there{};
+    for (const std::uint8_t v : values) there[v] = true;
+    const std::int64_t most = classes_ > 0 ? classes_ : 255;
+    for (std::int64_t v = 255; v >= 0; --v)
+      WEFT_CHECK(!there[static_cast<std::size_t>(v)] || stored(v) <= most, Exit::data,
+                 v == 255 ? "ingest.ignore_label = 255 leaves such pixels unlabelled"
+                          : "give all classes, or see ingest.first_label and ignore_label",
+                 "{} has the value {}, ingest.num_classes = {} (value {} is class 0{})", path, v,
+                 most, first_, first_ > 0 ? ", lower ones are unlabelled" : "");
+    for (std::uint8_t& v : values) v = static_cast<std::uint8_t>(stored(v));
+  }
+  // A palette of file values as one of stored labels.
+  std::vector<std::uint8_t> convert_palette(const std::vector<std::uint8_t>& rgb) const {
+    std::vector<std::uint8_t> converted;
+    for (std::size_t v = 0; v < rgb.size() / 3; ++v) {
+      const auto at = 3 * static_cast<std::size_t>(stored(static_cast<std::int64_t>(v)));
+      if (at == 0 || at > 3 * 255) continue;
+      converted.resize(std::max(converted.size(), at + 3));
+      std::copy_n(rgb.begin() + static_cast<std::ptrdiff_t>(3 * v), 3,
+                  converted.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return converted;
+  }
+
+ private:
+  std::int64_t first_, ignored_, classes_;
+};
+
+Decoded decode(const ImagePair& pair, const LabelValues& values, const MediaDeck& limits) {
   Decoded d;
   try {
     d.rgb = read_image_file(pair.image, limits);
@@ -55,23 +96,20 @@ Decoded decode(const ImagePair& pair, std::int64_t num_classes, const MediaDeck&
                "{} has {}x{} labels (height x width), its image {} has {}x{} pixels{}", pair.labels,
                d.labels.height, d.labels.width, pair.image, size.height, size.width,
                turned_hint(size, {d.labels.height, d.labels.width}, limits));
-    const std::uint8_t most = *std::max_element(d.labels.values.begin(), d.labels.values.end());
-    WEFT_CHECK(num_classes == 0 || most <= num_classes, Exit::data, "",
-               "{} has the value {}, ingest.num_classes = {} (0 is unlabelled, v is class v - 1)",
-               pair.labels, most, num_classes);
+    values.convert(pair.labels, d.labels.values);
   } catch (const Error& e) {
     d = {};
     d.broken = e.what();
-    if (!e.hint().empty()) d.broken += fmt::format(" ({})", e.hint());
+    if (!e.hint().empty()) d.broken += "; " + e.hint();
     if (!pair.where.empty()) d.broken += fmt::format(" ({})", pair.where);
   }
   return d;
 }
 
 // What makes a piece: it is decoded again if any of this changes.
-std::string identity(std::span<const ImagePair> pairs, std::int64_t num_classes,
+std::string identity(std::span<const ImagePair> pairs, const LabelValues& values,
                      const MediaDeck& limits) {
-  std::string all = fmt::format("1 {} {}\n", num_classes, limits.orientation);
+  std::string all = fmt::format("2 {} {}\n", values.identity(), limits.orientation);
   for (const ImagePair& p : pairs)
     all += fmt::format("{}\n{} {}\n{} {}\n{}x{}\n", p.name, p.image, file_identity(p.image),
                        p.labels, file_identity(p.labels), p.size.height, p.size.width);
@@ -129,7 +167,7 @@ std::optional<Piece> read_header(const fs::path& path) {
   return p;
 }
 
-void make_piece(const fs::path& path, std::span<const ImagePair> pairs, std::int64_t num_classes,
+void make_piece(const fs::path& path, std::span<const ImagePair> pairs, const LabelValues& values,
                 const MediaDeck& limits, const std::string& id, IngestProgress& progress) {
   // The header has sizes and hash, which are known at the end: the bytes go to a file of their own
   // first.
@@ -151,7 +189,7 @@ void make_piece(const fs::path& path, std::span<const ImagePair> pairs, std::int
 #pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
       for (std::size_t i = 0; i < count; ++i) {
         try {
-          decoded[i] = decode(pairs[first + i], num_classes, limits);
+          decoded[i] = decode(pairs[first + i], values, limits);
         } catch (...) {  // out of memory
 #pragma omp critical
           failure = std::current_exception();
@@ -218,10 +256,21 @@ void report_missing_pairs(const std::vector<ImagePair>& pairs) {
 struct Joined {
   std::int64_t images = 0, broken = 0;
   std::uint64_t pixels = 0;
+  std::vector<std::uint64_t> label_images;
 };
 
+// The palette of the first labels: all of a data set have the same.
+std::vector<std::uint8_t> palette_of(std::span<const ImagePair> pairs, const LabelValues& values,
+                                     const MediaDeck& limits) {
+  for (const ImagePair& pair : pairs) try {
+      return values.convert_palette(read_label_file(pair.labels, limits).palette);
+    } catch (const Error&) {  // left out
+    }
+  return {};
+}
+
 Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
-            const std::vector<std::string>& names) {
+            const std::vector<std::string>& names, std::vector<std::uint8_t> palette) {
   std::vector<Piece> all;
   std::vector<ImageStoreWriter::Entry> entries;
   Joined joined;
@@ -239,12 +288,12 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
     }
     all.push_back(std::move(*p));
   }
-  WEFT_CHECK(!entries.empty(), Exit::data, "check the paths in the list, and ingest.root",
+  WEFT_CHECK(!entries.empty(), Exit::data, "mend the fault; paths of a list begin in ingest.root",
              "no image came out of {}; the first fault: {}", pairs, first_fault);
   joined.images = std::ssize(entries);
   const std::int64_t classes =
       names.empty() ? deck.num_classes : static_cast<std::int64_t>(names.size());
-  ImageStoreWriter writer(deck.output, std::move(entries), classes, names);
+  ImageStoreWriter writer(deck.output, std::move(entries), classes, names, std::move(palette));
   std::vector<std::uint8_t> rgb, labels;
   for (std::size_t k = 0; k < pieces; ++k) {
     const fs::path path = piece_path(deck.output, k);
@@ -268,8 +317,38 @@ Joined join(const IngestDeck& deck, std::size_t pieces, std::size_t pairs,
                fmt::format("remove {} and run the same command again", path.string()),
                "{} was damaged after it was written", path.string());
   }
+  joined.label_images = writer.label_images();
   writer.commit();
   return joined;
+}
+
+// In how many images each class occurs, and a warning of classes that occur in none.
+void print_classes(const IngestDeck& deck, std::int64_t classes,
+                   const std::vector<std::string>& names,
+                   const std::vector<std::uint64_t>& label_images) {
+  constexpr std::size_t most = 20;
+  std::string list;
+  std::size_t listed = 0;
+  for (std::size_t v = 1; v < label_images.size(); ++v) {
+    if (label_images[v] == 0) continue;
+    if (++listed > most) continue;
+    list += fmt::format("{}{}{} in {}", list.empty() ? "" : ", ", v - 1,
+                        v <= names.size() ? " " + names[v - 1] : "", label_images[v]);
+  }
+  if (listed > most) list += ", ... (weft inspect lists all)";
+  log::info("images by class: {}; unlabelled pixels in {}", list.empty() ? "none" : list,
+            label_images[0]);
+  const std::string missing = missing_classes(label_images, classes, names);
+  if (!missing.empty())
+    log::warn(
+        "{}; {}", missing,
+        deck.first_label == 1 && label_images[0] > 0
+            ? "0 is taken as unlabelled and v as class v - 1: where 0 is the first class, set "
+              "ingest.first_label = 0"
+            : fmt::format("value {} is class 0 (ingest.first_label)", deck.first_label));
+  if (label_images[255] > 0)
+    log::warn("labels have class 254, often a value to ignore: ingest.ignore_label = {}",
+              254 + deck.first_label);
 }
 
 }  // namespace
@@ -294,6 +373,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
                d.num_classes);
   }
   const std::int64_t classes = names.empty() ? d.num_classes : std::ssize(names);
+  const LabelValues values(d, classes);
   const std::vector<ImagePair> pairs = list_images(d, deck.media);
   if (rank == 0) report_missing_pairs(pairs);
   const std::size_t pieces = (pairs.size() + piece_images - 1) / piece_images;
@@ -312,14 +392,14 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
        k += static_cast<std::size_t>(size)) {
     const auto part = std::span(pairs).subspan(
         k * piece_images, std::min(piece_images, pairs.size() - k * piece_images));
-    const std::string id = identity(part, classes, deck.media);
+    const std::string id = identity(part, values, deck.media);
     const fs::path path = piece_path(d.output, k);
     if (const auto there = read_header(path); there && there->identity == id) {
       kept += std::ssize(part);
       progress.add(0, std::ssize(there->images), std::ssize(part));
       continue;
     }
-    make_piece(path, part, classes, deck.media, id, progress);
+    make_piece(path, part, values, deck.media, id, progress);
   }
   progress.finish();
   MPI_Allreduce(MPI_IN_PLACE, &kept, 1, MPI_INT64_T, MPI_SUM, comm);
@@ -330,7 +410,8 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   std::exception_ptr failure;
   if (rank == 0) {
     try {
-      const Joined joined = join(d, pieces, pairs.size(), names);
+      const Joined joined =
+          join(d, pieces, pairs.size(), names, palette_of(pairs, values, deck.media));
       fs::remove_all(d.output + ".parts", failed);
       end[1] = joined.broken;
       const double seconds =
@@ -338,6 +419,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
       log::info("{}, {:.1f} MB of pixels and {:.1f} of labels in {}",
                 counted(joined.images, "image"), 3e-6 * static_cast<double>(joined.pixels),
                 1e-6 * static_cast<double>(joined.pixels), d.output);
+      print_classes(d, classes, names, joined.label_images);
       log::info("{} of {} left out; {:.1f} s, {:.0f} images/s", joined.broken,
                 counted(std::ssize(pairs), "image"), seconds,
                 static_cast<double>(joined.images) / std::max(seconds, 1e-3));

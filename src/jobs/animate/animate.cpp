@@ -115,7 +115,8 @@ Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& n
 
 // Clips, and where the ranks' time went.
 void print_clips(const ListReport& report, const ListEngine& engine,
-                 const std::vector<ClipPart>& parts, Json& header) {
+                 const std::vector<ClipPart>& parts, ListEnd& last) {
+  Json& header = last.header;
   std::int64_t clips = 0, there = 0, frames = 0;
   const ManifestLines lines = engine.lines();
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -124,28 +125,41 @@ void print_clips(const ListReport& report, const ListEngine& engine,
     const auto line = lines.find(engine.items()[i].name);
     there += line != lines.end() && line->second.key == engine.items()[i].key ? 1 : 0;
   }
-  double last = 0;
+  last.failed = fmt::format("{} of {}", clips - there, counted(clips, "clip"));
+  double seconds = 0;
+  std::int64_t enhanced = 0, restored = 0;
   std::map<std::string, double> stages;
   for (const RankShare& r : report.ranks) {
-    last = std::max(last, r.last_end);
+    seconds = std::max(seconds, r.last_end);
     frames += r.own.value("frames", std::int64_t{0});
+    enhanced += r.own.value("enhanced_frames", std::int64_t{0});
+    restored += r.own.value("restored_frames", std::int64_t{0});
     for (const char* stage :
          {"prepare", "speech", "render", "paste", "enhance", "encode", "join", "waited"})
       stages[stage] += r.own.value(stage, 0.0);
   }
   std::string text;
-  for (const auto& [stage, seconds] : stages)
-    if (seconds >= 0.05)
-      text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, seconds);
+  for (const auto& [stage, time] : stages)
+    if (time >= 0.05) text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, time);
   log::write_info(fmt::format("clips     {} of {} are there, in {}", there, clips,
                               engine.settings().directory.string()));
   if (frames > 0)
     log::write_info(fmt::format("frames    {} in {:.1f} s, {:.2f} frames/s; all ranks: {}", frames,
-                                last, static_cast<double>(frames) / std::max(last, 1e-9), text));
+                                seconds, static_cast<double>(frames) / std::max(seconds, 1e-9),
+                                text));
+  if (restored > 0)
+    log::write_info(
+        fmt::format("gfpgan    restored a face in {} of {}", restored, counted(enhanced, "frame")));
+  else if (enhanced > 0)
+    log::warn(
+        "gfpgan restored no face in any of {}: the detector found none of 5 pixels or more "
+        "between the eyes",
+        counted(enhanced, "frame"));
   header["clips"] = clips;
   header["clips_there"] = there;
   header["frames"] = frames;
-  header["frames_per_second"] = last > 0 ? static_cast<double>(frames) / last : 0.0;
+  header["frames_per_second"] = seconds > 0 ? static_cast<double>(frames) / seconds : 0.0;
+  if (enhanced > 0) header["restored_frames"] = restored;
 }
 
 }  // namespace
@@ -182,7 +196,7 @@ int animate(const Deck& deck, MPI_Comm world) {
     last.share = make_missing(deck, device, networks, clips, sizes, parts, engine, last.header);
 
   // 3. The report.
-  last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last.header); };
+  last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last); };
   last.finish = [&](const ListReport&) { remove_work(engine.settings().directory); };
   return engine.end(last);
 }

@@ -209,9 +209,18 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
 }
 
 Json AnimateJob::share() const {
-  return {{"frames", frames_},         {"prepare", seconds_.prepare}, {"speech", seconds_.speech},
-          {"render", seconds_.render}, {"paste", seconds_.paste},     {"enhance", seconds_.enhance},
-          {"encode", seconds_.encode}, {"join", seconds_.join},       {"waited", seconds_.waited}};
+  const Enhancer::Counts enhanced = networks_.enhanced();
+  return {{"frames", frames_},
+          {"enhanced_frames", enhanced.frames},
+          {"restored_frames", enhanced.restored},
+          {"prepare", seconds_.prepare},
+          {"speech", seconds_.speech},
+          {"render", seconds_.render},
+          {"paste", seconds_.paste},
+          {"enhance", seconds_.enhance},
+          {"encode", seconds_.encode},
+          {"join", seconds_.join},
+          {"waited", seconds_.waited}};
 }
 
 }  // namespace weft

@@ -41,6 +41,7 @@ class AnimateNetworks {
   FaceCoefficients& coefficients() { return *coefficients_; }
   SpeechMotion& speech() { return *speech_; }
   Enhancer& enhancer() { return *enhancer_; }
+  Enhancer::Counts enhanced() const { return enhancer_ ? enhancer_->counts() : Enhancer::Counts(); }
 
   // Peak bytes of the arena for a clip of a picture of that size: dry runs, of what is loaded.
   MemoryNeed plan(const ClipRequest& clip, const ClipSize& size, bool prepare,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/model_source.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -28,8 +29,15 @@ class Stopwatch {
 SourceFace face_of(const ClipRequest& clip, AnimateNetworks& networks, const ImageFile& picture) {
   const AnimateDeck& a = clip.animate;
   const Preprocess mode = preprocess_of(clip.sadtalker.preprocess);
-  if (a.landmarks.empty())
-    return find_source_face(networks.finder(clip), picture, mode, clip.sadtalker.size, a.picture);
+  if (a.landmarks.empty()) try {
+      return find_source_face(networks.finder(clip), picture, mode, clip.sadtalker.size, a.picture);
+    } catch (const Error& e) {
+      if (!is_random_source(a.detector_weights)) throw;
+      throw Error(e.code(), e.what(),
+                  "animate.detector_weights are random numbers, which find no face: give the "
+                  "released weights, or the face's 68 landmarks (animate.landmarks)",
+                  __FILE__, __LINE__);
+    }
   const Landmarks given = landmarks_of(read_landmarks(a.landmarks));
   return find_source_face({}, picture, mode, clip.sadtalker.size, a.picture, given);
 }

@@ -47,15 +47,18 @@ Bucket encoded_bucket(const Bucket& pixels, const EncodeDeck& deck, const VideoV
 std::size_t fit_encoding(VideoVae& vae, const std::vector<Bucket>& buckets, std::size_t capacity) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes;
   for (const Bucket& b : buckets) sizes.emplace(b.frames, b.height, b.width);
-  const std::int64_t wanted = vae.config().micro_batch_size;
-  std::int64_t at_once = std::numeric_limits<std::int64_t>::max(), most = 0;
+  std::int64_t fitting = std::numeric_limits<std::int64_t>::max(), most = 0;
   for (const auto& [frames, height, width] : sizes) {
-    at_once = std::min(at_once, vae.fit_micro_batch(frames, height, width, capacity, false));
-    most = std::max(most, vae.chunk_frames(frames));
+    const std::int64_t at_once = vae.fit_micro_batch(frames, height, width, capacity, false);
+    // A clip shorter than a micro-batch, such as a picture, takes fewer frames for want of more,
+    // not of memory.
+    if (at_once < vae.frames_asked(frames)) fitting = std::min(fitting, at_once);
+    most = std::max(most, vae.frames_asked(frames));
   }
-  if (wanted > 0 && at_once < std::min(wanted, most))
-    log::warn("VAE micro-batch reduced to {} frames (asked: {}) to fit {:.2f} GiB", at_once, wanted,
-              gib(capacity));
+  if (fitting < most)
+    log::warn("VAE micro-batch reduced to {} (asked: {}) to fit {:.2f} GiB",
+              counted(fitting, "frame"), most, gib(capacity));
+  const std::int64_t at_once = std::min(fitting, most);
   vae.set_micro_batch(at_once);
   std::size_t bytes = 0;
   for (const auto& [frames, height, width] : sizes)

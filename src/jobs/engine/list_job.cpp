@@ -435,8 +435,7 @@ int ListEngine::conclude(const ListEnd& last) {
   if (!report.failures.empty() && !(stopped && left > 0)) {
     if (last.finish && last.finish_with_failures) last.finish(report);
     Error e(Exit::data,
-            fmt::format("{} of {} failed", report.failures.size(),
-                        counted(report.wanted, settings_.noun)),
+            (last.failed.empty() ? report.failed_of(settings_.noun) : last.failed) + " failed",
             "see the lines above; the same command makes only what is missing");
     log::report(e);
     progress_->end(static_cast<int>(Exit::data), done, e.what());

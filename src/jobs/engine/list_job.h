@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/progress/progress.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/members.h"
@@ -127,6 +128,10 @@ struct ListReport {
 
   std::int64_t made() const;
   std::int64_t skipped() const;
+  // "2 of 11 parts"
+  std::string failed_of(const std::string& noun) const {
+    return fmt::format("{} of {}", failures.size(), counted(wanted, noun));
+  }
   // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
 };
@@ -138,6 +143,7 @@ struct ListEnd {
   // follows once all items are finished. If the coordinator fails in `finish`, another rank repeats
   // it. Neither may call MPI.
   std::function<void(const ListReport&)> print, finish;
+  std::string failed;  // "2 of 4 clips", where items are only parts of what was asked for
   bool finish_with_failures = false;  // `finish` runs also if items failed
 };
 

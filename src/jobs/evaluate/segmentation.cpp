@@ -6,6 +6,7 @@
 #include "data/synthetic.h"
 #include "jobs/evaluate/segmentation_job.h"
 #include "models/segmentation/class_names.h"
+#include "models/segmentation/palette.h"
 #include "models/segmentation/predictor.h"
 #include "train/memory_plan.h"
 
@@ -72,6 +73,7 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
   const SegmentationSource weights(deck, e.ema, world);
   SegmentationScores result(class_names(deck, images->class_names()));
   result.folder = e.output;
+  result.palette = label_palette(predictor.num_classes(), images->palette());
   ListEngine engine(
       evaluation_settings(deck),
       segmentation_items(*images, predictor, e, describe_job(deck, weights.identity())), world);

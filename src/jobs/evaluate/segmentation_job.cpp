@@ -19,7 +19,8 @@ std::string file_of(const LabelledImages& images, std::int64_t i) {
 
 std::vector<ListItem> segmentation_items(const LabelledImages& images, const Predictor& predictor,
                                          const EvaluateDeck& deck, const std::string& job) {
-  const std::string key = to_hex(hash128(job)), with_picture = to_hex(hash128(job + "picture\n"));
+  const std::string key = to_hex(hash128(job)),
+                    with_picture = to_hex(hash128(job + "picture of 4\n"));
   std::vector<ListItem> items;
   for (std::int64_t i = 0; i < images.count(); ++i)
     items.push_back({fmt::format("image{}", i), i < deck.pictures ? with_picture : key,
@@ -50,13 +51,15 @@ void SegmentationJob::write(std::int64_t i, const LabelledImage& image,
                             nlohmann::ordered_json& line) const {
   const std::filesystem::path& directory = engine_.settings().directory;
   const ImageSize size = image.size;
-  const std::vector<Rgb> palette = label_palette(predictor_.num_classes());
+  const std::vector<Rgb> palette = label_palette(predictor_.num_classes(), images_.palette());
   const std::vector<std::uint8_t> labels = as_labels(classes);
   if (i < deck_.pictures) {
     const auto truth = coloured(image.labels, palette), found = coloured(labels, palette);
+    const auto wrong = differences(image.rgb, image.labels, labels);
     const std::string file = "pictures/" + file_of(images_, i);
     write_whole(directory, file, [&](const std::string& path) {
-      write_png(path, size.height, 3 * size.width, side_by_side({image.rgb, truth, found}, size));
+      write_png(path, size.height, 4 * size.width,
+                side_by_side({image.rgb, truth, found, wrong}, size));
     });
     add_file(line, directory, file, "picture");
   }

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "models/segmentation/palette.h"
 
 namespace weft {
 
@@ -24,7 +25,8 @@ double smoothed_ratio(std::int64_t part, std::int64_t whole) {
 
 double ClassScore::iou() const { return smoothed_ratio(intersection, joined()); }
 
-SegmentationScores::SegmentationScores(const std::vector<std::string>& class_names) {
+SegmentationScores::SegmentationScores(const std::vector<std::string>& class_names)
+    : palette(label_palette(std::ssize(class_names))) {
   for (const std::string& name : class_names) classes.push_back({.name = name});
 }
 

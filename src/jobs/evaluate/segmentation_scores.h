@@ -5,6 +5,7 @@
 #include <span>
 
 #include "jobs/evaluate/record.h"
+#include "media/writers.h"
 
 namespace weft {
 
@@ -19,6 +20,7 @@ struct ClassScore {
 
 struct SegmentationScores : EvaluationRecord {
   std::vector<ClassScore> classes;
+  std::vector<Rgb> palette;              // by label, as in the pictures
   std::int64_t pixels = 0, correct = 0;  // labelled ones
 
   explicit SegmentationScores(const std::vector<std::string>& class_names);

@@ -33,6 +33,19 @@ std::vector<std::uint8_t> blended(std::span<const std::uint8_t> rgb,
   return both;
 }
 
+std::vector<std::uint8_t> differences(std::span<const std::uint8_t> rgb,
+                                      std::span<const std::uint8_t> wanted,
+                                      std::span<const std::uint8_t> found) {
+  std::vector<std::uint8_t> shown(rgb.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const bool wrong = wanted[i] != 0 && wanted[i] != found[i];
+    for (std::size_t c = 3 * i; c < 3 * i + 3; ++c)
+      shown[c] = static_cast<std::uint8_t>(rgb[c] / (wanted[i] == 0 ? 8 : 3));
+    if (wrong) shown[3 * i] = 255;
+  }
+  return shown;
+}
+
 std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::uint8_t>>& panels,
                                        ImageSize size) {
   const std::int64_t row = 3 * size.width;

@@ -144,9 +144,7 @@ void ClipCodec::decode(const Tensor& latent, std::int64_t frames,
 }
 
 std::int64_t ClipCodec::frames_asked(std::int64_t frames) const {
-  if (vae_ == nullptr) return std::min(frames, pixel_frames_);
-  const std::int64_t chunk = vae_->chunk_frames(frames), asked = vae_->config().micro_batch_size;
-  return asked > 0 ? std::min(chunk, asked) : chunk;
+  return vae_ != nullptr ? vae_->frames_asked(frames) : std::min(frames, pixel_frames_);
 }
 
 std::int64_t ClipCodec::frames_at_once(std::int64_t frames) const {

@@ -265,6 +265,9 @@ void ClipMaker::begin(const ClipItem& item, ClipWriter& writer,
   clip.frames = job_.total_frames(item, g);
   clip.height = item.latent_height * codec_.pixels_a_latent();
   clip.width = item.latent_width * codec_.pixels_a_latent();
+  for (const LatentReference& r : references_)
+    if (!r.picture.empty())
+      clip.pictures.push_back({item.pixels.height, item.pixels.width, r.picture});
   if (g.tensors)
     tensors.emplace(writer.directory() / (item.name + ".safetensors"), g.loop,
                     latent_shape(deck_, item, 1), clip.frames, clip.height, clip.width);

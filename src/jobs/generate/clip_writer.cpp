@@ -57,6 +57,7 @@ nlohmann::ordered_json manifest_line(const FinishedClip& c) {
                                  {"width", c.width},   {"seconds", c.seconds}, {"bytes", c.bytes},
                                  {"pixels", c.pixels}, {"rank", c.rank},       {"key", c.key},
                                  {"file_xxh3", c.xxh3}};
+  if (!c.references.empty()) line["references"] = c.references;
   if (!c.marked.empty())
     line.update(
         {{"marked", c.marked}, {"marked_bytes", c.marked_bytes}, {"marked_xxh3", c.marked_xxh3}});
@@ -174,6 +175,17 @@ void ClipWriter::take(const Event& event) {
   FinishedClip& c = f.clip;
   if (const Begin* begin = std::get_if<Begin>(&event)) {
     f.plain.emplace(directory_, c.file, c, begin->fps);
+    for (const FinishedClip::Picture& p : c.pictures) {
+      const fs::path folder = directory_ / "references";
+      const std::string name = fmt::format("{}-{}.png", c.name, c.references.size());
+      const fs::path hidden = folder / ("." + name + ".partial");
+      fs::create_directories(folder);
+      write_png(hidden.string(), p.height, p.width, p.rgb);
+      // Replaces a link that somebody has put there, instead of writing through it.
+      rename_file(hidden, folder / name, Exit::data);
+      c.references.push_back("references/" + name);
+    }
+    c.pictures.clear();
     if (watermark_) {
       c.marked = c.name + "_watermark" + fs::path(c.file).extension().string();
       f.marked.emplace(directory_, c.marked, c, begin->fps);
@@ -205,9 +217,9 @@ void ClipWriter::take(const Event& event) {
     c.pixels = to_hex(f.pixels.value());
     c.seconds = end->seconds;
     finished_(c);
-    log::write_info(fmt::format("clip      {}  {}x{}x{}  {:.1f} s  rank {}",
-                                (directory_ / c.file).string(), c.frames, c.height, c.width,
-                                c.seconds, c.rank));
+    log::write_info(fmt::format("clip      {}  {} of {}x{}  {:.1f} s  rank {}",
+                                (directory_ / c.file).string(), counted(c.frames, "frame"), c.width,
+                                c.height, c.seconds, c.rank));
   }
 }
 

@@ -33,6 +33,13 @@ struct FinishedClip {
   std::string marked;       // the copy with the watermark, a name in the directory; "" without one
   std::uint64_t marked_bytes = 0;
   std::string marked_xxh3;
+  // What it begins with or is edited from: the pictures, and their files in the directory.
+  struct Picture {
+    std::int64_t height = 0, width = 0;
+    std::vector<std::uint8_t> rgb;
+  };
+  std::vector<Picture> pictures;
+  std::vector<std::string> references;
   std::string pixels;  // XXH3-128 of the pixels [T,H,W,3] before they were compressed
   int rank = 0;
 };
@@ -55,7 +62,8 @@ class ClipWriter {
   ClipWriter& operator=(const ClipWriter&) = delete;
 
   // A clip begins: an MP4, or a PNG where it has one frame, under a hidden name until it is whole.
-  // `clip` says its name, frames and size; file, bytes, pixels and rank are filled in here.
+  // `clip` says its name, frames and size; files, bytes, pixels and rank are filled in here.
+  // Pictures of references go into references/.
   void begin(FinishedClip clip, double fps);
   // Adds the next frames, u8 [count, height, width, 3], which `fill` writes. First waits while all
   // pieces are in use, so that a slow disk slows the clip down instead of filling the memory.

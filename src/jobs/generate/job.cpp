@@ -114,6 +114,44 @@ void warn_of_unused(const GenerateDeck& g, const std::vector<Prompt>& prompts) {
   });
   if (!sizes.empty())
     log::warn("{}: resolution and aspect_ratio are not used, generate.image_size is set", sizes);
+  const GenerateDeck unset;
+  if (!g.image_size.empty() &&
+      (g.resolution != unset.resolution || g.aspect_ratio != unset.aspect_ratio))
+    log::warn("generate.resolution and aspect_ratio are not used, generate.image_size is set");
+}
+
+// The files' sizes, and warns of those that differ from what was asked for.
+void describe_sizes(const GenerateJob& job, const Deck& deck, const ClipCodec& codec) {
+  if (log::rank() != 0) return;
+  const GenerateDeck& g = deck.get<GenerateDeck>();
+  const std::int64_t side = codec.pixels_a_latent();
+  std::map<PixelSize, std::int64_t> clips;
+  std::set<PixelSize> asked;
+  for (const ClipItem& item : job.items) {
+    const PixelSize made{job.total_frames(item, g), side * item.latent_height,
+                         side * item.latent_width};
+    const auto [height, width] = std::pair{item.pixels.height, item.pixels.width};
+    ++clips[made];
+    if (!asked.insert(item.pixels).second) continue;
+    if (made.height != height || made.width != width)
+      log::warn("{}x{} (width x height) is no multiple of {}: the clips come out {}x{}", width,
+                height, side, made.width, made.height);
+    if (made.frames > 1 && (made.height % 2 != 0 || made.width % 2 != 0))
+      log::warn("the sides of an MP4 are even: files of {}x{} (width x height) come out {}x{}",
+                made.width, made.height, made.width + made.width % 2,
+                made.height + made.height % 2);
+  }
+  for (const auto& [size, count] : clips) {
+    const bool portrait = size.height > size.width;
+    log::info("size      {} of {}, {} wide x {} high{}{}", counted(count, "clip"),
+              counted(size.frames, "frame"), size.width, size.height,
+              portrait                   ? ", portrait"
+              : size.height < size.width ? ", landscape"
+                                         : "",
+              portrait && g.image_size.empty()
+                  ? " (aspect ratios are height:width; 9:16 is landscape)"
+                  : "");
+  }
 }
 
 std::string item_key(const nlohmann::json& common, const ClipItem& item, const Prompt& p) {
@@ -182,7 +220,6 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
   const nlohmann::json common = settings(deck, weights);
   std::map<std::string, std::int64_t> text_places;
   std::set<std::string> names;
-  std::set<std::pair<std::int64_t, std::int64_t>> cut_sizes;
   for (std::size_t i = 0; i < job.prompts.size(); ++i) {
     const Prompt& p = job.prompts[i];
     const std::string where = place_of(g, p);
@@ -195,9 +232,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
     item.latent_width = item.pixels.width / rate;
     WEFT_CHECK(item.latent_height >= 1 && item.latent_width >= 1, Exit::usage,
                fmt::format("ask for {} pixels or more each way", rate),
-               "{}: a clip of {}x{} pixels", where, item.pixels.height, item.pixels.width);
-    if (item.pixels.height % rate != 0 || item.pixels.width % rate != 0)
-      cut_sizes.emplace(item.pixels.height, item.pixels.width);
+               "{}: a clip of {}x{} pixels", where, item.pixels.width, item.pixels.height);
     WEFT_CHECK(g.loop == 1 || item.pixels.frames > job.loops.condition_frames, Exit::usage,
                "ask for more frames, or a smaller generate.condition_frame_length",
                "{}: each loop drops {} frames of its {}", where, job.loops.condition_frames,
@@ -236,11 +271,7 @@ GenerateJob plan_generate_job(const Deck& deck, std::vector<Prompt> prompts, con
       job.items.push_back(item);
     }
   }
-  for (const auto& [height, width] : cut_sizes)
-    if (log::rank() == 0)
-      log::warn("{}x{} is no multiple of {}: the clips come out {}x{}", height, width,
-                codec.pixels_a_latent(), height / codec.pixels_a_latent() * codec.pixels_a_latent(),
-                width / codec.pixels_a_latent() * codec.pixels_a_latent());
+  describe_sizes(job, deck, codec);
   return job;
 }
 

@@ -30,7 +30,7 @@ bool steps_fit(const Deck& deck, Stdit3& model, const ClipItem& item, std::int64
 }
 
 std::string name_of(const PixelSize& p) {
-  return fmt::format("{}x{}x{}", p.frames, p.height, p.width);
+  return fmt::format("{} of {}x{}", counted(p.frames, "frame"), p.width, p.height);
 }
 
 }  // namespace
@@ -85,11 +85,11 @@ void fit_batches(const Deck& deck, const GenerateJob& job, const std::vector<std
     MPI_Allreduce(MPI_IN_PLACE, &fitting, 1, MPI_INT64_T, MPI_MIN, world);
     if (fitting < limit)
       lowered.push_back(
-          fmt::format("{} instead of {} of {}", fitting, limit, name_of(item.pixels)));
+          fmt::format("{} instead of {} clips of {}", fitting, limit, name_of(item.pixels)));
     limit = fitting;
   }
   if (!lowered.empty() && log::rank() == 0)
-    log::warn("batches reduced to fit the memory: {} clips", fmt::join(lowered, ", "));
+    log::warn("batches reduced to fit the memory: {}", fmt::join(lowered, ", "));
 }
 
 std::size_t fit_memory(const Deck& deck, const GenerateJob& job,

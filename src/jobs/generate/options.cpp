@@ -29,7 +29,7 @@ void generate_rows(Rows& r, GenerateDeck& d) {
            "references, masks or loops stay alone.");
   r.text("resolution", d.resolution, "Size by Open-Sora's names, such as 144p or 720p.");
   r.text("aspect_ratio", d.aspect_ratio,
-         "Height to width, as Open-Sora writes it: 9:16 is a wide picture.");
+         "Height:width, as Open-Sora writes it: 9:16 is landscape, 16:9 portrait.");
   r.number("image_size", d.image_size, 8, 16384,
            "Height and width in pixels, instead of resolution and aspect_ratio.");
   r.text("num_frames", d.num_frames,

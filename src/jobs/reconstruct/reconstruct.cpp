@@ -105,11 +105,9 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
   const Footage f =
       read_footage(from, deck.media, deck.get<ReconstructDeck>(), vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
-  const std::int64_t chunk =
-      deck.get<VaeDeck>().micro_frame_size > 0 ? deck.get<VaeDeck>().micro_frame_size : f.frames;
-  if (at_once < std::min({deck.get<VaeDeck>().micro_batch_size, chunk, f.frames}))
+  if (at_once < vae.frames_asked(f.frames))
     log::warn("{}: VAE micro-batch reduced to {} frames (asked: {}) to fit {:.3f} GiB", path,
-              at_once, deck.get<VaeDeck>().micro_batch_size, gib(capacity));
+              at_once, vae.frames_asked(f.frames), gib(capacity));
   vae.set_micro_batch(at_once);
   const std::size_t planned = std::max(vae.plan_encode(f.frames, f.height, f.width, at_once).bytes,
                                        vae.plan_decode(f.frames, f.height, f.width, at_once).bytes);
@@ -225,7 +223,7 @@ void report(const json& all, const fs::path& out) {
         "clip      {}: {} of {}x{}, PSNR {:.3f} dB, SSIM {:.4f}, {:.1f} s (encode {:.1f}, "
         "decode {:.1f})",
         c["output"].get<std::string>(), counted(c["frames"].get<std::int64_t>(), "frame"),
-        c["height"].get<std::int64_t>(), c["width"].get<std::int64_t>(),
+        c["width"].get<std::int64_t>(), c["height"].get<std::int64_t>(),
         c["psnr"].is_null() ? INFINITY : c["psnr"].get<double>(), c["ssim"].get<double>(),
         c["seconds"].get<double>(), c["encode_seconds"].get<double>(),
         c["decode_seconds"].get<double>());

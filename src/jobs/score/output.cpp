@@ -108,8 +108,14 @@ void write_output(const Deck& deck, const ScoreRows& rows, const ListEngine& eng
   for (std::size_t i = 0; i < rows.files.size(); ++i) places.emplace(rows.files[i].path, i);
   for (std::size_t i = 0; i < rows.files.size() && rows.files[i].drawn; ++i)
     if (const auto line = lines.find(engine.items()[i].name); line != lines.end())
-      if (const Json j = line->second.parsed(); j.contains("picture"))
-        summary.pictures.emplace_back(rows.files[i].path, j["picture"]);
+      if (const Json j = line->second.parsed(); j.contains("picture")) {
+        const Json count = j.value("ocr", Json());
+        summary.pictures.emplace_back(
+            fmt::format("{}: {}", rows.files[i].path,
+                        count.is_number_integer() ? counted(count.get<std::int64_t>(), "region")
+                                                  : "no count"),
+            j["picture"]);
+      }
 
   std::vector<std::string> columns = {"ocr"};
   for (const std::string& c : s.columns) columns.push_back("ocr_" + c);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
 
 #include "config/deck_table.h"
 #include "core/error.h"
@@ -14,6 +15,7 @@
 #include "jobs/segment/segment_job.h"
 #include "models/segmentation/class_names.h"
 #include "models/segmentation/options.h"
+#include "models/segmentation/palette.h"
 #include "parallel/broadcast.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
@@ -35,28 +37,37 @@ ListSettings settings_of(const Deck& deck) {
   return s;
 }
 
-// Collective: rank 0 asks for all. Names of the data that the deck trains on, where it has them and
-// as many classes as the model; pictures can be segmented without that data.
-std::vector<std::string> names_of_data(const Deck& deck, MPI_Comm world) {
+// Of the data that the deck trains on, where it has them and as many classes as the model; pictures
+// can be segmented without that data.
+struct DataClasses {
+  std::vector<std::string> names;
+  std::string palette;  // bytes, as LabelledImages::palette()
+};
+
+// Collective: rank 0 asks for all.
+DataClasses classes_of_data(const Deck& deck, MPI_Comm world) {
   const std::string& data = deck.data.path;
   std::error_code none;
-  std::string text;  // each name ended by a zero byte
-  if (log::rank() == 0 && deck.get<SegmentationDeck>().class_names.empty() &&
+  std::string text, palette;  // each name ended by a zero byte
+  if (log::rank() == 0 &&
       (is_shapes(data) || (std::filesystem::exists(data, none) && is_hdf5(data))))
     try {
       const auto images = open_labelled_images(data, deck.data.verify);
-      if (images->num_classes() == deck.get<SegmentationDeck>().num_classes)
+      if (images->num_classes() == deck.get<SegmentationDeck>().num_classes) {
         for (const std::string& name : images->class_names()) text += name + '\0';
+        for (const std::uint8_t value : images->palette()) palette += static_cast<char>(value);
+      }
     } catch (const Error& e) {
-      log::warn("classes have numbers for names: {}", e.what());
+      log::warn("classes have neither names nor colours of the data: {}", e.what());
     }
   broadcast_sized(text, world);
+  broadcast_sized(palette, world);
   std::vector<std::string> names;
   for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
     end = text.find('\0', at);
     names.push_back(text.substr(at, end - at));
   }
-  return names;
+  return {names, palette};
 }
 
 // "sky 41.2 %, sea 30.1 %, ...", at most 8 classes.
@@ -102,10 +113,15 @@ int segment(const Deck& deck, MPI_Comm world) {
   const std::vector<SegmentInput> inputs = list_inputs(s, deck.media, world);
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
-  const std::vector<std::string> names = class_names(deck, names_of_data(deck, world));
-  const std::string job = fmt::format("weights {}\n{}overlay {}\norientation {}\nclasses {}\n",
-                                      weights.identity(), describe_prediction(deck), s.overlay,
-                                      deck.media.orientation, fmt::join(names, "\n"));
+  const DataClasses of_data = classes_of_data(deck, world);
+  const std::vector<std::string> names = class_names(deck, of_data.names);
+  const std::span bytes(reinterpret_cast<const std::uint8_t*>(of_data.palette.data()),
+                        of_data.palette.size());
+  const std::vector<Rgb> palette = label_palette(predictor.num_classes(), bytes);
+  std::string job = fmt::format("weights {}\n{}overlay {}\norientation {}\nclasses {}\n",
+                                weights.identity(), describe_prediction(deck), s.overlay,
+                                deck.media.orientation, fmt::join(names, "\n"));
+  for (const Rgb& colour : palette) job += css_colour(colour);
   ListEngine engine(settings_of(deck), segment_items(inputs, job), world);
   const std::size_t missing = engine.missing().size();
   log::info(
@@ -120,7 +136,7 @@ int segment(const Deck& deck, MPI_Comm world) {
     log::info("weights   {}", weights.describe());
     const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
     const ArenaScope scope(*arena);
-    SegmentJob work(deck, inputs, names, predictor, engine);
+    SegmentJob work(deck, inputs, names, palette, predictor, engine);
     engine.run(work, engine.one_by_one());
     log::info("memory    {} at the peak", size_text(static_cast<double>(arena->peak())));
     last.share = work.share();

@@ -42,15 +42,15 @@ std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
 }
 
 SegmentJob::SegmentJob(const Deck& deck, const std::vector<SegmentInput>& inputs,
-                       const std::vector<std::string>& class_names, Predictor& predictor,
-                       const ListEngine& engine)
+                       const std::vector<std::string>& class_names, std::vector<Rgb> palette,
+                       Predictor& predictor, const ListEngine& engine)
     : deck_(deck),
       segment_(deck.get<SegmentDeck>()),
       inputs_(inputs),
       class_names_(class_names),
       predictor_(predictor),
       engine_(engine),
-      palette_(label_palette(predictor.num_classes())) {}
+      palette_(std::move(palette)) {}
 
 SegmentJob::Picture SegmentJob::read_picture(std::int64_t item) const {
   ImageFile file = read_image_file(inputs_[static_cast<std::size_t>(item)].media, deck_.media);
@@ -110,7 +110,10 @@ Json SegmentJob::line_of(std::int64_t item, ImageSize size, std::int64_t frames,
   line["shares"] = Json::array();
   for (const std::size_t c : order)
     if (const double share = static_cast<double>(pixels[c]) / all; share > least_share)
-      line["shares"].push_back({{"class", c}, {"name", class_names_[c]}, {"share", share}});
+      line["shares"].push_back({{"class", c},
+                                {"name", class_names_[c]},
+                                {"share", share},
+                                {"colour", css_colour(palette_[c + 1])}});
   return line;
 }
 

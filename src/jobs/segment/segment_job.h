@@ -22,8 +22,8 @@ std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
 class SegmentJob : public ListJob {
  public:
   SegmentJob(const Deck& deck, const std::vector<SegmentInput>& inputs,
-             const std::vector<std::string>& class_names, Predictor& predictor,
-             const ListEngine& engine);
+             const std::vector<std::string>& class_names, std::vector<Rgb> palette,
+             Predictor& predictor, const ListEngine& engine);
   void prepare(const ItemBatch& items) override;
   void make(const ItemBatch& items, ItemResults& results) override;
   void flush(ItemResults&) override { writing_.wait(); }

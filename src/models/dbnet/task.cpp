@@ -104,9 +104,9 @@ void DbnetTask::check(std::span<const Bucket> buckets) const {
   }
 }
 
-void DbnetTask::start_weights() {
+std::string DbnetTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  load_dbnet(deck_.model.weights, deck_.get<DbnetDeck>(), params());
+  return load_dbnet(deck_.model.weights, deck_.get<DbnetDeck>(), params());
 }
 
 void DbnetTask::share_clips(Communicator* group) {

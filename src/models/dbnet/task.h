@@ -23,7 +23,7 @@ class DbnetTask : public TrainingTask {
 
   void open(std::span<const Bucket> buckets) override { check(buckets); }
   // A backbone alone, or all of it, from the deck's file; the rest is drawn.
-  void start_weights() override;
+  std::string start_weights() override;
   void share_clips(Communicator* group) override;
   void join_ranks(MPI_Comm world) override;
   Communicator* inner_ranks() override { return all_.get(); }

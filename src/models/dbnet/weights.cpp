@@ -13,7 +13,7 @@ constexpr std::array backbone_heads = {"fc.", "attnpool."};
 
 bool is_offset(const std::string& name) { return name.find(".conv_offset.") != std::string::npos; }
 
-void load_backbone(const std::string& path, ParameterTable& table) {
+std::string load_backbone(const std::string& path, ParameterTable& table) {
   WeightNames names = dbnet_weight_names();
   names.prefix = "backbone.";
   names.spare = [usual = names.spare](const std::string& name) {
@@ -22,18 +22,18 @@ void load_backbone(const std::string& path, ParameterTable& table) {
            });
   };
   names.may_lack = is_offset;
-  load_weights(path, table, names);
+  return load_weights(path, table, names);
 }
 
 }  // namespace
 
-void load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table) {
+std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table) {
   WEFT_CHECK(whole.empty() || deck.weights_backbone.empty(), Exit::usage,
              "leave one of them empty: model.weights holds a backbone too",
              "model.weights = \"{}\" is given beside model.weights_backbone = \"{}\"", whole,
              deck.weights_backbone);
-  if (!deck.weights_backbone.empty()) load_backbone(deck.weights_backbone, table);
-  if (whole.empty()) return;
+  if (!deck.weights_backbone.empty()) return load_backbone(deck.weights_backbone, table);
+  if (whole.empty()) return "";
   const bool deformable =
       std::ranges::any_of(table.all(), [](const auto& p) { return is_offset(p->name); });
   WEFT_CHECK(deformable || !has_offsets(WeightFiles::open(whole)), Exit::usage,
@@ -41,7 +41,7 @@ void load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable&
              "{} has deformable convolutions (conv_offset), and model.deformable = \"{}\" trains "
              "without them",
              whole, deck.deformable);
-  load_weights(whole, table, dbnet_weight_names());
+  return load_weights(whole, table, dbnet_weight_names());
 }
 
 }  // namespace weft

@@ -11,6 +11,6 @@ namespace weft {
 // may lack the offsets of deformable convolutions, which then start at 0. Exit::usage if both are
 // given, or if `whole` has deformable convolutions and the table none; Exit::data names what is
 // missing, left over or of another shape.
-void load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table);
+std::string load_dbnet(const std::string& whole, const DbnetDeck& deck, ParameterTable& table);
 
 }  // namespace weft

@@ -71,6 +71,8 @@ ImageFile Enhancer::enhance(const ImageFile& frame, std::span<const FacePoints> 
     if (auto patch = restore(frame, points, scale, noise_key, number++))
       patches.push_back(std::move(*patch));
   }
+  ++counts_.frames;
+  counts_.restored += patches.empty() ? 0 : 1;
   ImageFile result = scale == 1 ? frame : doubled_frame(frame);
   paste(patches, result);
   return result;

@@ -50,6 +50,11 @@ class Enhancer {
   MemoryNeed plan(std::int64_t height, std::int64_t width, std::size_t capacity = 0);
   // Bytes of host memory that a frame takes beside the arena, its result included.
   static std::size_t host_bytes(std::int64_t height, std::int64_t width, int scale);
+  // Frames so far, and those of them in which a face was restored.
+  struct Counts {
+    std::int64_t frames = 0, restored = 0;
+  };
+  const Counts& counts() const { return counts_; }
   // Operations, two a multiply-add, for that many faces, without their detection.
   double flops(std::int64_t faces) const;
 
@@ -62,6 +67,7 @@ class Enhancer {
   FaceDetector& detector_;
   Restorer restorer_;
   ParseNet parse_net_;
+  Counts counts_;
 };
 
 }  // namespace weft

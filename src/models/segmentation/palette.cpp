@@ -1,6 +1,9 @@
 #include "models/segmentation/palette.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <set>
 
 namespace weft {
 namespace {
@@ -40,10 +43,24 @@ Rgb class_colour(std::int64_t c) {
   return split((n * 0x9e3779u) & 0xffffffu);
 }
 
-std::vector<Rgb> label_palette(std::int64_t classes) {
+std::vector<Rgb> label_palette(std::int64_t classes, std::span<const std::uint8_t> of_data) {
   std::vector<Rgb> palette(1);
+  std::set<std::uint32_t> different;
+  bool coloured = false;
+  for (std::int64_t c = 0; c < classes && std::ssize(of_data) >= 3 * (classes + 1); ++c) {
+    const std::uint8_t* rgb = of_data.data() + 3 * (c + 1);
+    palette.push_back({rgb[0], rgb[1], rgb[2]});
+    different.insert(std::uint32_t{rgb[0]} << 16 | std::uint32_t{rgb[1]} << 8 | rgb[2]);
+    coloured = coloured || rgb[0] != rgb[1] || rgb[1] != rgb[2];
+  }
+  if (coloured && std::ssize(different) == classes) return palette;
+  palette.resize(1);
   for (std::int64_t c = 0; c < classes; ++c) palette.push_back(class_colour(c));
   return palette;
+}
+
+std::string css_colour(Rgb colour) {
+  return fmt::format("#{:02x}{:02x}{:02x}", colour.r, colour.g, colour.b);
 }
 
 }  // namespace weft

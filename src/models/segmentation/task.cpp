@@ -125,9 +125,9 @@ void SegmentationTask::check(std::span<const Bucket> buckets) const {
   }
 }
 
-void SegmentationTask::start_weights() {
+std::string SegmentationTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
+  return load_segmentation(deck_.model.weights, deck_.get<SegmentationDeck>(), params());
 }
 
 void SegmentationTask::share_clips(Communicator* group) {

@@ -23,7 +23,7 @@ class SegmentationTask : public TrainingTask {
 
   void open(std::span<const Bucket> buckets) override { check(buckets); }
   // ImageNet's encoder alone, or both parts, from the deck's files; the rest is drawn.
-  void start_weights() override;
+  std::string start_weights() override;
   void share_clips(Communicator* group) override;
   int lockstep_ranks(int ranks) const override { return static_cast<int>(together(ranks)); }
   void join_ranks(MPI_Comm world) override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/error.h"
 
@@ -34,18 +35,21 @@ WeightNames segmentation_weight_names(const std::string& prefix) {
   return names;
 }
 
-void load_segmentation(const std::string& whole, const SegmentationDeck& deck,
-                       ParameterTable& table) {
+std::string load_segmentation(const std::string& whole, const SegmentationDeck& deck,
+                              ParameterTable& table) {
   WEFT_CHECK(whole.empty() || (deck.weights_encoder.empty() && deck.weights_decoder.empty()),
              Exit::usage, "take model.weights, or the other two",
              "model.weights = \"{}\" is given beside model.weights_encoder or "
              "model.weights_decoder",
              whole);
-  if (!whole.empty()) load_weights(whole, table, segmentation_weight_names());
-  if (!deck.weights_encoder.empty())
-    load_weights(deck.weights_encoder, table, segmentation_weight_names("encoder."));
-  if (!deck.weights_decoder.empty())
-    load_weights(deck.weights_decoder, table, segmentation_weight_names("decoder."));
+  if (!whole.empty()) return load_weights(whole, table, segmentation_weight_names());
+  std::string read;
+  for (const auto& [path, prefix] :
+       {std::pair(deck.weights_encoder, "encoder."), std::pair(deck.weights_decoder, "decoder.")})
+    if (!path.empty())
+      read +=
+          (read.empty() ? "" : "; ") + load_weights(path, table, segmentation_weight_names(prefix));
+  return read;
 }
 
 }  // namespace weft

@@ -17,8 +17,9 @@ WeightNames segmentation_weight_names(const std::string& prefix = "");
 // Reads `whole`, a file with encoder. and decoder. in front of names, or else encoder and decoder
 // from files of their own, whichever are given (model.weights, model.weights_encoder,
 // model.weights_decoder). What no file is given for keeps its values. Exit::usage if both are
-// given; Exit::data names what is missing, left over or of another shape.
-void load_segmentation(const std::string& whole, const SegmentationDeck& deck,
-                       ParameterTable& table);
+// given; Exit::data names what is missing, left over or of another shape. Returns what was read,
+// for the log; "" for nothing.
+std::string load_segmentation(const std::string& whole, const SegmentationDeck& deck,
+                              ParameterTable& table);
 
 }  // namespace weft

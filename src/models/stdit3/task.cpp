@@ -67,9 +67,9 @@ void Stdit3Task::check_text(const Bucket& b, const Bucket& first) const {
       b.name, b.text_channels, b.longest_text, m.caption_channels, m.model_max_length);
 }
 
-void Stdit3Task::start_weights() {
+std::string Stdit3Task::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  if (!deck_.model.weights.empty()) load_weights(deck_.model.weights, params());
+  return deck_.model.weights.empty() ? "" : load_weights(deck_.model.weights, params());
 }
 
 void Stdit3Task::share_clips(Communicator* group) {

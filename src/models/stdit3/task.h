@@ -23,7 +23,7 @@ class Stdit3Task : public TrainingTask {
   bool bf16() const override { return deck_.model.dtype == "bf16"; }
   std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
   void open(std::span<const Bucket> buckets) override;
-  void start_weights() override;
+  std::string start_weights() override;
   void share_clips(Communicator* group) override;
   double blocked_seconds() const override { return model_.sequence_group().blocked_seconds; }
   std::int64_t blocks(const Bucket&) const override { return 2 * deck_.get<Stdit3Deck>().depth; }

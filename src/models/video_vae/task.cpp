@@ -89,9 +89,9 @@ void VaeTask::open(std::span<const Bucket> buckets) {
     log::warn("vae_train.lpips_weights names no file: the VAE trains without LPIPS");
 }
 
-void VaeTask::start_weights() {
+std::string VaeTask::start_weights() {
   params().initialise(static_cast<std::uint64_t>(deck_.run.seed));
-  if (deck_.get<VaeDeck>().weights.empty()) return;
+  if (deck_.get<VaeDeck>().weights.empty()) return "";
   const WeightFiles files = WeightFiles::open(deck_.get<VaeDeck>().weights);
   const WeightNames names = vae_weight_names();
   const bool whole = std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& t) {
@@ -104,9 +104,8 @@ void VaeTask::start_weights() {
   check_weights(files, wanted, names);
   read_weights(files, params(), names,
                [&](const Parameter& p) { return wanted.find(p.name) == nullptr; });
-  if (!whole && log::rank() == 0)
-    log::info("{} holds the 2D VAE alone: the temporal one starts at random",
-              deck_.get<VaeDeck>().weights);
+  return weft::describe(files) +
+         (whole ? "" : ": the 2D VAE alone; the temporal one starts at random");
 }
 
 void VaeTask::share_clips(Communicator* group) {

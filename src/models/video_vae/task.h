@@ -27,7 +27,7 @@ class VaeTask : public TrainingTask {
   void check(std::span<const Bucket> buckets);
   void open(std::span<const Bucket> buckets) override;
   // vae.weights may hold the 2D VAE alone: the temporal one then starts at random, as stage 1 does.
-  void start_weights() override;
+  std::string start_weights() override;
   void share_clips(Communicator* group) override;
   std::int64_t blocks(const Bucket& bucket) const override;
   double least_recompute() const override { return deck_.model.recompute; }

@@ -85,6 +85,11 @@ std::int64_t VideoVae::chunk_frames(std::int64_t frames) const {
   return config_.micro_frame_size > 0 ? std::min(config_.micro_frame_size, frames) : frames;
 }
 
+std::int64_t VideoVae::frames_asked(std::int64_t frames) const {
+  const std::int64_t chunk = chunk_frames(frames), asked = config_.micro_batch_size;
+  return asked > 0 ? std::min(chunk, asked) : chunk;
+}
+
 std::int64_t VideoVae::latent_frames(std::int64_t frames) const {
   const std::int64_t chunk = chunk_frames(frames);
   return frames / chunk * temporal_->latent_frames(chunk) +

@@ -106,6 +106,8 @@ class VideoVae {
 
   // Frames that the temporal VAE takes at once, of a clip of `frames`.
   std::int64_t chunk_frames(std::int64_t frames) const;
+  // Frames of such a clip that the 2D VAE takes at once if memory allows: by vae.micro_batch_size.
+  std::int64_t frames_asked(std::int64_t frames) const;
 
  private:
   // `from` as activations: in the model's type.

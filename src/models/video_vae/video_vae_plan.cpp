@@ -63,9 +63,7 @@ std::int64_t VideoVae::largest_micro_batch(std::int64_t frames, std::int64_t hei
     return plan_encode(frames, height, width, n, usable).fits &&
            (!decode_too || plan_decode(frames, height, width, n, usable).fits);
   };
-  std::int64_t most = chunk_frames(frames);
-  if (config_.micro_batch_size > 0) most = std::min(most, config_.micro_batch_size);
-  std::int64_t low = 0;
+  std::int64_t low = 0, most = frames_asked(frames);
   while (low < most) {
     const std::int64_t middle = low + (most - low + 1) / 2;
     if (fits(middle))

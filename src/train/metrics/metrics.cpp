@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -127,6 +128,8 @@ void MetricsWriter::write(const StepMetrics& m) {
       {"memory", {{"resident_bytes", m.resident_bytes}, {"arena_peak_bytes", m.arena_peak_bytes}}},
       {"samples", m.samples},
   };
+  // Marks where the run was started, or went on.
+  if (std::exchange(first_, false)) j["start"] = true;
   for (const auto& [name, value] : m.terms) j["terms"][name] = value;
   if (m.slowest_rank >= 0) {
     j["slowest_rank"] = m.slowest_rank;

@@ -61,6 +61,7 @@ class MetricsWriter {
   int file_ = -1;
   std::string pending_;
   bool failing_ = false;
+  bool first_ = true;  // line of this start
 };
 
 }  // namespace weft

@@ -99,6 +99,7 @@ RunFacts::RunFacts(const Deck& deck, Trainer& trainer) : deck_(deck), id_(traine
       {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
       {"model", fmt::format("{}, {} parameters ({} trained)", trainer.task().describe(),
                             p.total_elements(), p.trainable_elements())},
+      {"weights", trainer.started_from()},
       {"data", describe_data(deck.data, trainer.source().buckets())},
       {"step",
        fmt::format("{}; {}", counted(deck.train.micro_batches, "micro-batch", "micro-batches"),

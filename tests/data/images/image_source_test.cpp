@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <span>
 
 #include "core/error.h"
 #include "data/clip_store.h"
@@ -236,6 +237,51 @@ TEST_F(ImageStoreTest, GivesBackWhatWasWritten) {
   EXPECT_EQ(source->buckets()[0].name, "landscape-30");
   EXPECT_THAT(message_of([&] { open_clip_store(path_.string(), true); }),
               HasSubstr("labelled images, not clips"));
+}
+
+TEST_F(ImageStoreTest, CountsTheImagesOfEachLabelAndKeepsAPalette) {
+  const std::string other = path_.string() + ".palette";
+  const std::vector<std::uint8_t> palette = {0, 0, 0, 9, 8, 7, 6, 5, 4};
+  {
+    ImageStoreWriter writer(other, {{{1, 2}, "a"}, {{1, 2}, "b"}}, 3, {"x", "y", "z"}, palette);
+    const std::vector<std::uint8_t> rgb(6, 1);
+    writer.append(rgb, std::vector<std::uint8_t>{0, 1});
+    writer.append(rgb, std::vector<std::uint8_t>{1, 3});
+    writer.commit();
+  }
+  const auto store = open_labelled_images(other, true);
+  EXPECT_EQ(store->palette(), palette);
+  const std::vector<std::uint64_t> images = store->label_images();
+  ASSERT_EQ(images.size(), 256u);
+  EXPECT_THAT(std::span(images).first(5), testing::ElementsAre(1, 2, 0, 1, 0));
+  EXPECT_EQ(missing_classes(images, 3, store->class_names()),
+            "1 of 3 classes never occurs in the labels: 1 y");
+  EXPECT_EQ(missing_classes(images, 0, {}), "1 of 3 classes never occurs in the labels: 1");
+  std::filesystem::remove(other);
+}
+
+TEST(LabelledImages, ClassesThatAreMissing) {
+  std::vector<std::uint64_t> images(256);
+  images[0] = 8;
+  EXPECT_EQ(missing_classes(images, 0, {}), "no pixel is labelled");
+  images[1] = 8;
+  EXPECT_EQ(missing_classes(images, 0, {}), "class 0 is the only one that occurs in the labels");
+  EXPECT_EQ(missing_classes(images, 1, {}), "");
+  EXPECT_EQ(missing_classes(images, 20, {}),
+            "19 of 20 classes never occur in the labels: 1, 2, 3, 4, 5, 6, 7, 8, ...");
+  images[2] = 1;
+  EXPECT_EQ(missing_classes(images, 0, {}), "");
+  EXPECT_EQ(missing_classes({}, 5, {}), "");
+}
+
+TEST(LabelledImages, OfVersion1AreRead) {
+  const auto store = open_labelled_images(WEFT_TEST_DATA "/images_v1.h5", true);
+  EXPECT_EQ(store->count(), 2);
+  EXPECT_TRUE(store->palette().empty());
+  EXPECT_TRUE(store->label_images().empty());
+  LabelledImage image;
+  store->read(1, image);
+  EXPECT_EQ(image.labels.size(), 12u);
 }
 
 TEST_F(ImageStoreTest, NamesADamagedImage) {

@@ -100,6 +100,20 @@ TEST_F(ClipWriterTest, FinishedClipsHaveALineAndAFile) {
   EXPECT_EQ(Manifest::gather(dir_, "generated").size(), 4u);
 }
 
+TEST_F(ClipWriterTest, PicturesOfReferencesLieBesideTheClips) {
+  Manifest manifest(dir_, "generated", 0);
+  ClipWriter writer(dir_, nullptr, 0, 3 * frame, into(manifest));
+  FinishedClip with = clip("a", 1);
+  with.pictures.push_back({2, 3, std::vector<std::uint8_t>(18, 200)});
+  writer.begin(with, 8);
+  add(writer, 1);
+  writer.end(0.1);
+  EXPECT_THAT(failed(writer), ElementsAre());
+  EXPECT_TRUE(fs::is_regular_file(dir_ / "references/a-0.png"));
+  EXPECT_EQ(Manifest::all(dir_, "generated").at("a").parsed().at("references"),
+            nlohmann::json({"references/a-0.png"}));
+}
+
 // Each bit of a finished clip's file, of its copy with the watermark and of its line.
 // WEFT_FLIPS=1000 for more flips than the usual number.
 TEST_F(ClipWriterTest, FlippedBitsAreSeenAndTheClipIsMadeAgain) {

@@ -51,5 +51,17 @@ TEST(Palette, ColoursDiffer) {
   EXPECT_EQ(beyond.size(), 105);
 }
 
+TEST(Palette, OfTheDataWhereItTellsTheClassesApart) {
+  const std::vector<std::uint8_t> own = {0, 0, 0, 128, 0, 0, 0, 128, 0};
+  const std::vector<Rgb> taken = label_palette(2, own);
+  EXPECT_EQ(taken[1], (Rgb{128, 0, 0}));
+  EXPECT_EQ(taken[2], (Rgb{0, 128, 0}));
+  EXPECT_EQ(css_colour(taken[2]), "#008000");
+  EXPECT_EQ(label_palette(3, own), label_palette(3)) << "a class too few";
+  const std::vector<std::uint8_t> grey = {0, 0, 0, 1, 1, 1, 2, 2, 2}, same(9, 7);
+  EXPECT_EQ(label_palette(2, grey), label_palette(2));
+  EXPECT_EQ(label_palette(2, same), label_palette(2));
+}
+
 }  // namespace
 }  // namespace weft

@@ -45,7 +45,10 @@ class ToyTask : public TrainingTask {
   bool bf16() const override { return false; }
   std::vector<TrainDeck> optimizers() const override { return {deck_.train}; }
   void open(std::span<const Bucket>) override {}
-  void start_weights() override { table_.initialise(static_cast<std::uint64_t>(deck_.run.seed)); }
+  std::string start_weights() override {
+    table_.initialise(static_cast<std::uint64_t>(deck_.run.seed));
+    return "";
+  }
   void share_clips(Communicator* group) override { ASSERT_EQ(group, nullptr); }
   std::int64_t blocks(const Bucket&) const override { return 0; }
   double cost(const Bucket&, double) const override { return 1; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/model_source.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/hash.h"
@@ -67,6 +68,8 @@ PromptFeatures::PromptFeatures(const Deck& deck, const std::vector<std::string>&
           "t5.weights is empty: every clip is made with the null caption, whatever its prompt");
     return;
   }
+  // Before its tokenizer, which lies in the same folder, is asked for.
+  if (log::rank() == 0) check_weights_exist("t5.weights", deck.get<T5Deck>().weights);
   WEFT_CHECK(deck.get<T5Deck>().d_model == channels_ && deck.get<T5Deck>().max_length <= longest_,
              Exit::usage,
              "set model.caption_channels = t5.d_model, and t5.max_length no larger than "

@@ -1,8 +1,10 @@
 #include "jobs/generate/prompts/references.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <span>
+#include <utility>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -20,7 +22,8 @@ LatentReference encode(const ClipCodec::Part& part, std::int64_t height, std::in
   return {{values.begin(), values.end()},
           codec.latent_frames(part.clip_frames),
           part.first_latent,
-          part.latents};
+          part.latents,
+          {}};
 }
 
 // Frames of a file one after the other, sized to cover height x width.
@@ -93,13 +96,21 @@ LatentReference encode_reference(const MediaSource& file, const MediaAccess& acc
   SizedFrames frames(file, access, height, width);
   const std::int64_t frame_size = height * width * 3;
   FrameVector<float> values;
-  return encode(codec.part_with(count, range.first, range.last), height, width, codec, noise,
-                [&](std::int64_t first, std::int64_t n) {
-                  values.resize(static_cast<std::size_t>(n * frame_size));
-                  for (std::int64_t t = 0; t < n; ++t)
-                    frames.take(first + t, values.data() + t * frame_size);
-                  return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
-                });
+  std::vector<std::uint8_t> picture;
+  LatentReference reference =
+      encode(codec.part_with(count, range.first, range.last), height, width, codec, noise,
+             [&](std::int64_t first, std::int64_t n) {
+               values.resize(static_cast<std::size_t>(n * frame_size));
+               for (std::int64_t t = 0; t < n; ++t)
+                 frames.take(first + t, values.data() + t * frame_size);
+               if (picture.empty())
+                 for (std::int64_t i = 0; i < frame_size; ++i)
+                   picture.push_back(static_cast<std::uint8_t>(std::lround(std::clamp(
+                       (values[static_cast<std::size_t>(i)] + 1) * 127.5f, 0.0f, 255.0f))));
+               return Tensor::from_host(std::span<const float>(values), {n, height, width, 3});
+             });
+  reference.picture = std::move(picture);
+  return reference;
 }
 
 LatentReference encode_frames(const FrameVector<float>& frames, const ClipCodec::Part& part,

@@ -19,6 +19,8 @@ namespace weft {
 struct LatentReference {
   std::vector<float> values;
   std::int64_t frames = 0, first = 0, latents = 0;
+  // Of a file, the first frame taken, as the codec got it: [height, width, 3], for the report.
+  std::vector<std::uint8_t> picture;
 };
 
 // Which of a reference's latent frames are taken, when it has so many.
