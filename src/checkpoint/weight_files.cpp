@@ -7,6 +7,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/printable.h"
 
 namespace weft::detail {
 namespace {
@@ -188,8 +189,8 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
     }
     const SafetensorEntry* e = shards[place->second].find(name);
     WEFT_CHECK(e != nullptr, Exit::data, mismatched,
-               "{} says that tensor {} is in {}, but it is not", index.string(),
-               detail::printable(name), shard);
+               "{} says that tensor {} is in {}, but it is not", index.string(), printable(name),
+               shard);
     tensors.push_back({*e, place->second});
   }
   // The other direction: a shard must hold nothing that the index does not place there.
@@ -198,10 +199,10 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
       const auto it = map.find(e.name);
       const std::string shard = s.path().filename().string();
       WEFT_CHECK(it != map.end(), Exit::data, mismatched,
-                 "{} holds tensor {}, which {} does not name", s.path().string(),
-                 detail::printable(e.name), index.string());
+                 "{} holds tensor {}, which {} does not name", s.path().string(), printable(e.name),
+                 index.string());
       WEFT_CHECK(it->second == shard, Exit::data, mismatched, "tensor {} is in {} and in {}",
-                 detail::printable(e.name), it->second, s.path().string());
+                 printable(e.name), it->second, s.path().string());
     }
 }
 

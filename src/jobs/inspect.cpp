@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "media/writers.h"
@@ -64,7 +65,7 @@ void inspect_safetensors(const std::string& path) {
   for (const SafetensorEntry& e : file.entries()) {
     bytes += e.end - e.begin;
     elements += static_cast<std::int64_t>((e.end - e.begin) / size_of(e.dtype));
-    widest = std::max(widest, std::min<std::size_t>(detail::printable(e.name).size(), 72));
+    widest = std::max(widest, std::min<std::size_t>(printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
   fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", path,
@@ -73,14 +74,14 @@ void inspect_safetensors(const std::string& path) {
   for (const auto& [key, value] : file.metadata()) {
     // A stored deck has many lines; the first tells which it is.
     const std::string line = value.substr(0, value.find('\n'));
-    fmt::print("  {} = {}{}\n", detail::printable(key), detail::printable(line),
+    fmt::print("  {} = {}{}\n", printable(key), printable(line),
                line.size() < value.size() ? " ..." : "");
   }
   std::int64_t strange = 0;
   for (const SafetensorEntry& e : file.entries()) {
     const std::string values = values_text(file, e);
     if (values.ends_with(not_finite)) ++strange;
-    fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
+    fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", printable(e.name), widest, shape_text(e),
                widest_shape, name_of(e.dtype), values);
   }
   fmt::print(
