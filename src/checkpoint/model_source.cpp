@@ -49,7 +49,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
     identity_ = weights_;
     return;
   }
-  const bool run = !weights_.empty() && fs::exists(fs::path(weights_) / "latest");
+  const bool run = !weights_.empty() && is_there(fs::path(weights_) / "latest", Exit::checkpoint);
   const std::string from = run ? weights_ : weights_.empty() ? run_dir : "";
   if (from.empty() && weights_.empty())
     throw Error(Exit::usage, key + " is empty",
@@ -64,9 +64,8 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
                             checkpoint_->info().step, ema_ ? "ema" : "weights");
     return;
   }
-  std::error_code none;
   WEFT_CHECK(
-      fs::exists(weights_, none), Exit::data,
+      is_there(weights_, Exit::data), Exit::data,
       "check the path, or fetch and convert the released weights first (docs/checkpoints.md); "
       "random:1 is random ones",
       "{} = \"{}\" does not exist", key, weights_);

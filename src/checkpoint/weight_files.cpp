@@ -41,10 +41,10 @@ std::string names_of(const std::vector<fs::path>& files) {
 fs::path find_in_folder(const fs::path& folder) {
   std::vector<fs::path> indices, files;
   bool pytorch = false;
-  for (const auto& e : fs::directory_iterator(folder)) {
-    if (is_index(e.path())) indices.push_back(e.path());
-    if (ends_with(e.path(), ".safetensors")) files.push_back(e.path());
-    pytorch = pytorch || is_pytorch(e.path());
+  for (const fs::path& file : entries_of(folder, Exit::data)) {
+    if (is_index(file)) indices.push_back(file);
+    if (ends_with(file, ".safetensors")) files.push_back(file);
+    pytorch = pytorch || is_pytorch(file);
   }
   WEFT_CHECK(!indices.empty() || !files.empty(), Exit::data,
              pytorch ? convert : "name the folder that holds NAME.safetensors or its index",
@@ -53,7 +53,7 @@ fs::path find_in_folder(const fs::path& folder) {
   for (const char* ending : {".safetensors", index_ending})
     for (const char* stem : {"model", "diffusion_pytorch_model"}) {
       const fs::path file = folder / (std::string(stem) + ending);
-      if (fs::exists(file)) return file;
+      if (is_there(file, Exit::data)) return file;
     }
   const std::vector<fs::path>& among = indices.empty() ? files : indices;
   WEFT_CHECK(among.size() == 1, Exit::data, "name the one that is meant",
@@ -182,9 +182,8 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
     const std::filesystem::path file = index.parent_path() / shard;
     const auto [place, fresh] = opened.emplace(shard, shards.size());
     if (fresh) {
-      WEFT_CHECK(std::filesystem::exists(file), Exit::data,
-                 "copy the missing shard beside the index", "{} names {}, which is not there",
-                 index.string(), file.string());
+      WEFT_CHECK(is_there(file, Exit::data), Exit::data, "copy the missing shard beside the index",
+                 "{} names {}, which is not there", index.string(), file.string());
       shards.push_back(SafetensorsFile::open(file));
     }
     const SafetensorEntry* e = shards[place->second].find(name);

@@ -39,6 +39,7 @@ class Error : public std::runtime_error {
 
   Exit code() const { return code_; }
   const std::string& hint() const { return hint_; }
+  void add_hint(const std::string& more) { hint_ += (hint_.empty() ? "" : "; ") + more; }
   const char* file() const { return file_; }
   int line() const { return line_; }
   // A table or a list for the lines below the message, which is one line itself.

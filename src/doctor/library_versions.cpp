@@ -1,5 +1,6 @@
 #include "doctor/library_versions.h"
 
+#include <fmt/format.h>
 #include <hdf5.h>
 #include <mpi.h>
 

@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
 #include "core/printable.h"
 #include "data/clip_store.h"
@@ -100,7 +101,8 @@ void inspect_run(const fs::path& dir) {
   std::string broken;
   for (const std::int64_t step : steps) {
     const fs::path path = dir / checkpoint::step_name(step);
-    const char* mark = fs::exists(path / "verified") ? "verified" : "never verified";
+    const char* mark =
+        is_there(path / "verified", Exit::checkpoint) ? "verified" : "never verified";
     try {
       Checkpoint c = Checkpoint::open(path);
       // A run that was started anew in this directory leaves those of the one before.
@@ -128,8 +130,7 @@ bool is_run(const fs::path& dir) {
 }
 
 bool is_checkpoint(const fs::path& dir) {
-  std::error_code none;
-  return fs::exists(dir / "manifest.json", none) ||
+  return is_there(dir / "manifest.json", Exit::checkpoint) ||
          checkpoint::step_of(dir.filename().string()).has_value();
 }
 
@@ -158,6 +159,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   WEFT_CHECK(picture.empty(), Exit::usage, "leave --picture out",
              "{} is no list of pictures with text, of which --picture shows one", path);
   const fs::path p = path;
+  const bool there = is_there(p, Exit::data);
   const fs::file_status status = fs::status(p, ec);
   if (fs::is_directory(status)) {
     if (is_checkpoint(p))
@@ -181,10 +183,10 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   const bool names_checkpoint =
       p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
   const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;
-  WEFT_CHECK(fs::exists(status) || !fs::is_symlink(p), kind,
+  WEFT_CHECK(there || !fs::is_symlink(p, ec), kind,
              "weft inspect on the directory of a run lists what is there",
              "{} is a link to {}, which does not exist", path, fs::read_symlink(p, ec).string());
-  WEFT_CHECK(fs::exists(status), kind, "check the path", "{} does not exist", path);
+  WEFT_CHECK(there, kind, "check the path", "{} does not exist", path);
   WEFT_CHECK(fs::is_regular_file(status), Exit::data, "give a file or a run directory",
              "{} is neither a file nor a directory", path);
 

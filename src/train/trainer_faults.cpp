@@ -6,9 +6,9 @@
 #include <map>
 #include <thread>
 
-#include "core/crash.h"
 #include "core/error.h"
-#include "core/fault_injection.h"
+#include "core/faults/crash.h"
+#include "core/faults/fault_injection.h"
 #include "core/log.h"
 #include "ops/reduce.h"
 #include "tensor/device.h"

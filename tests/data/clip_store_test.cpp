@@ -82,6 +82,16 @@ TEST_F(ClipStoreTest, Describe) {
 
 TEST_F(ClipStoreTest, MissingFile) { expect_refused("cannot open"); }
 
+// HDF5 marks a file that is open for writing, and the mark stays where a program is killed.
+TEST_F(ClipStoreTest, OpenForWritingElsewhere) {
+  write("synthetic:clips=1,frames=1,height=8,width=8");
+  const h5::Handle access = h5::file_access();
+  const h5::Handle elsewhere(H5Fopen(path_.c_str(), H5F_ACC_RDWR, access), H5Fclose);
+  ASSERT_TRUE(elsewhere.valid());
+  H5Fflush(elsewhere, H5F_SCOPE_GLOBAL);
+  expect_refused("it is open for writing in another program");
+}
+
 TEST_F(ClipStoreTest, TextFile) {
   std::ofstream(path_) << "path,text\nvideo.mp4,a street\n";
   EXPECT_FALSE(is_hdf5(path_));

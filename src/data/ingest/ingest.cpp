@@ -339,6 +339,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   log::info("ingest: {} over {} into {}", counted(std::ssize(inputs), "video"),
             counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
+  const auto lock = lock_store(d.output, "ingest.output");
 
   // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, deck.get<IngestDeck>().output, std::ssize(inputs));

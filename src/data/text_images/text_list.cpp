@@ -129,10 +129,9 @@ TextRegion read_icdar_line(std::string_view text, const std::string& file, std::
 std::vector<TextRegion> read_icdar(const std::string& picture, const MediaDeck& limits) {
   const fs::path folder = fs::path(picture).parent_path();
   const std::string name = "gt_" + fs::path(picture).stem().string() + ".txt";
-  std::error_code none;
   std::string file = (folder / name).string();
-  if (!fs::exists(file, none)) file = (folder / "gt" / name).string();
-  WEFT_CHECK(fs::exists(file, none), Exit::data,
+  if (!is_there(file, Exit::data)) file = (folder / "gt" / name).string();
+  WEFT_CHECK(is_there(file, Exit::data), Exit::data,
              fmt::format("put {} beside the picture, or into the folder gt beside it; it is empty "
                          "where there is no text",
                          name),

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "data/ingest/inputs.h"
+#include "jobs/engine/output.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
@@ -70,6 +71,10 @@ std::string plain_name(const fs::path& path) {
   name += last;
   for (char& c : name)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '_';
+  // The job's own files lie in the output folder too.
+  if (const std::size_t folder = name.find('/');
+      folder != name.npos && is_own_name(name.substr(0, folder), "segment"))
+    name.insert(0, 1, '_');
   return name;
 }
 
