@@ -11,7 +11,10 @@ bool ends_word(std::string_view text, std::size_t at) {
 
 bool has_word(std::string_view text, const std::string& word) {
   for (std::size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1))
-    if ((at == 0 || ends_word(text, at - 1)) && ends_word(text, at + word.size())) return true;
+    if (const std::size_t end = at + word.size();
+        (at == 0 || ends_word(text, at - 1)) &&
+        (ends_word(text, end) || text[end] == '/'))  // or what is below that folder
+      return true;
   return false;
 }
 

@@ -28,7 +28,8 @@ class Opener {
  public:
   Opener(const std::string& path, std::uint64_t bytes, const std::function<void()>& alive)
       : path_(path), bytes_(bytes), alive_(alive) {
-    file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, h5::file_access()), H5Fclose};
+    const h5::Handle access = h5::file_access();  // its end would clear the reason of a failure
+    file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
     if (!file_.valid()) {
       const std::string reason = h5::last_error();
       const bool cut = reason.find("truncated") != std::string::npos;

@@ -220,6 +220,7 @@ TEST(KeyOfValue, NamesTheKeyOfAPath) {
       "[score]\ninput = \"a.csv\"\n[ingest]\ninputs = [\"b.mp4\", \"c/b.mp4\"]", "test.toml", {});
   EXPECT_EQ(key_of_value(d, "cannot open a.csv: No such file"), "score.input");
   EXPECT_EQ(key_of_value(d, "cannot open \"c/b.mp4\""), "ingest.inputs");
+  EXPECT_EQ(key_of_value(d, "cannot open a.csv/latest: Not a directory"), "score.input");
   EXPECT_EQ(key_of_value(d, "cannot open aa.csv"), "");
   EXPECT_EQ(key_of_value(d, "no word of it"), "");
 }

@@ -84,11 +84,16 @@ TEST_F(ClipStoreTest, MissingFile) { expect_refused("cannot open"); }
 
 // HDF5 marks a file that is open for writing, and the mark stays where a program is killed.
 TEST_F(ClipStoreTest, OpenForWritingElsewhere) {
-  write("synthetic:clips=1,frames=1,height=8,width=8");
-  const h5::Handle access = h5::file_access();
-  const h5::Handle elsewhere(H5Fopen(path_.c_str(), H5F_ACC_RDWR, access), H5Fclose);
-  ASSERT_TRUE(elsewhere.valid());
-  H5Fflush(elsewhere, H5F_SCOPE_GLOBAL);
+  write("clips=1,frames=1,height=8,width=8");
+  const pid_t child = fork();
+  if (child == 0) {
+    const h5::Handle access = h5::file_access();
+    const hid_t file = H5Fopen(path_.c_str(), H5F_ACC_RDWR, access);
+    _exit(file >= 0 && H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0 ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
   expect_refused("it is open for writing in another program");
 }
 
