@@ -167,8 +167,8 @@ void rename_file(const std::filesystem::path& from, const std::filesystem::path&
   // Whoever may, as root may, would lose /dev/null.
   struct stat there {};
   const bool exists = ::lstat(to.c_str(), &there) == 0;
-  WEFT_CHECK(!exists || S_ISREG(there.st_mode) || S_ISLNK(there.st_mode) || S_ISDIR(there.st_mode),
-             code, "name a file", "{} is a pipe or device, which no result replaces", to.string());
+  WEFT_CHECK(!exists || !(S_ISCHR(there.st_mode) || S_ISBLK(there.st_mode)), code, "name a file",
+             "{} is a device, which no result replaces", to.string());
   if (std::rename(from.c_str(), to.c_str()) != 0)
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
 }

@@ -82,6 +82,13 @@ TEST_F(ClipStoreTest, Describe) {
 
 TEST_F(ClipStoreTest, MissingFile) { expect_refused("cannot open"); }
 
+// Where a user may, as root may, a rename would put the store in its place.
+TEST_F(ClipStoreTest, NoStoreInThePlaceOfADevice) {
+  EXPECT_THROW(check_store_path("/dev/null", "ingest.output"), Error);
+  EXPECT_THROW(check_store_path(dir_.string(), "ingest.output"), Error);
+  EXPECT_NO_THROW(check_store_path(path_, "ingest.output"));
+}
+
 // HDF5 marks a file that is open for writing, and the mark stays where a program is killed.
 TEST_F(ClipStoreTest, OpenForWritingElsewhere) {
   write("clips=1,frames=1,height=8,width=8");
