@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <system_error>
 
 #include "cli/command_line.h"
-#include "core/crash.h"
 #include "core/error.h"
+#include "core/faults/crash.h"
+#include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "core/progress/progress.h"
@@ -104,6 +106,9 @@ int main(int argc, char** argv) {
                        "fewer ranks a host, a smaller job (docs/errors.md), or a higher limit: "
                        "ulimit -v, the memory of the container or of the Slurm job");
     code = end_with(memory, size);
+  } catch (const std::system_error& e) {
+    weft::Error failed = weft::error_of(e, weft::Exit::data);
+    code = end_with(failed, size);
   } catch (const std::exception& e) {
     weft::Error bug(weft::Exit::internal, e.what() + weft::crash::place(),
                     "this is a bug in weft, please report it with the log");

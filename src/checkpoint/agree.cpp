@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
 
@@ -59,6 +60,9 @@ Outcome outcome_of(std::exception_ptr error) {
     std::rethrow_exception(error);
   } catch (const Error& e) {
     o = {e.what(), e.hint(), e.code()};
+  } catch (const std::system_error& e) {
+    const Error failed = error_of(e, Exit::checkpoint);
+    o = {failed.what(), failed.hint(), failed.code()};
   } catch (const std::exception& e) {
     o = {e.what(), "", Exit::checkpoint};
   } catch (...) {

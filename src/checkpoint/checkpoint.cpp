@@ -61,8 +61,8 @@ std::string read_manifest(const fs::path& dir) {
                        manifest_name));
 
   std::set<std::string> present;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    const std::string name = entry.path().filename().string();
+  for (const fs::path& entry : entries_of(dir, Exit::checkpoint)) {
+    const std::string name = entry.filename().string();
     if (name.starts_with("shard_")) present.insert(name);
   }
   for (const ShardTable& s : m.shards)

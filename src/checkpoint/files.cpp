@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -13,13 +12,11 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <csignal>
 #include <cstring>
 
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/host.h"
 #include "core/log.h"
 
 namespace weft::checkpoint {
@@ -276,60 +273,6 @@ void delete_older(const fs::path& run_dir, std::int64_t step, int keep) {
     pass("deleting");
     remove_tree(doomed);
   }
-}
-
-RunLock::RunLock(const fs::path& run_dir) : path_(run_dir / "lock") {
-  for (;;) {
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd_ < 0)
-      refuse(fmt::format("cannot open {}", path_.string()), errno,
-             "check owner and mode of the run directory");
-    std::array<char, 512> text{};
-    const ssize_t n = pread(fd_, text.data(), text.size() - 1, 0);
-    std::string holder(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
-    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
-
-    const bool got = flock(fd_, LOCK_EX | LOCK_NB) == 0;
-    const int reason = errno;
-    // On file systems without locks, check whether the process that the file names is alive, if it
-    // ran on this host.
-    bool alive = !got && reason == EWOULDBLOCK;
-    const std::string mine = fmt::format("host {} process ", host_name());
-    if (!got && !alive && holder.starts_with(mine)) {
-      const int pid = std::atoi(holder.c_str() + mine.size());
-      alive = pid > 0 && pid != getpid() && (kill(pid, 0) == 0 || errno == EPERM);
-    }
-    if (alive) {
-      ::close(fd_);
-      fd_ = -1;
-      throw Error(Exit::checkpoint,
-                  fmt::format("run directory {} is in use by another job: {}", run_dir.string(),
-                              holder.empty() ? "holder not known yet" : holder),
-                  "wait for it, stop it, or choose another run.dir", __FILE__, __LINE__);
-    }
-    // The previous holder may have removed the file between our open and our lock: then the lock is
-    // on a file that nobody else can open, and worth nothing, so try again.
-    struct stat ours {
-    }, theirs{};
-    if (fstat(fd_, &ours) == 0 && ::stat(path_.c_str(), &theirs) == 0 &&
-        ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev) {
-      if (!holder.empty())
-        log::info("taking over the stale lock of {} ({})", run_dir.string(), holder);
-      const std::string text_now = mine + std::to_string(getpid()) + "\n";
-      if (ftruncate(fd_, 0) != 0 ||
-          pwrite(fd_, text_now.data(), text_now.size(), 0) != static_cast<ssize_t>(text_now.size()))
-        log::warn("cannot write {}: {}", path_.string(), std::strerror(errno));
-      return;
-    }
-    ::close(fd_);
-  }
-}
-
-RunLock::~RunLock() {
-  if (fd_ < 0) return;
-  // Removed while still locked: after close() the file may already be another job's lock.
-  ::unlink(path_.c_str());
-  ::close(fd_);
 }
 
 }  // namespace weft::checkpoint

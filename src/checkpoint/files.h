@@ -52,19 +52,4 @@ void mark_verified(const fs::path& run_dir, std::int64_t step, const std::string
 // steps (left by a run that went back) are not counted and not touched.
 void delete_older(const fs::path& run_dir, std::int64_t step, int keep);
 
-// Held while a job writes into a run directory. The kernel releases it when the job dies, however
-// it dies; the file `lock` names the holder.
-class RunLock {
- public:
-  // Throws Exit::checkpoint, naming host and process, when a live job holds it.
-  explicit RunLock(const fs::path& run_dir);
-  ~RunLock();
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
-
- private:
-  fs::path path_;
-  int fd_ = -1;
-};
-
 }  // namespace weft::checkpoint

@@ -41,8 +41,7 @@ bool is_random_source(const std::string& weights) { return weights.starts_with(r
 
 void check_weights_exist(const std::string& key, const std::string& weights,
                          const std::string& otherwise) {
-  std::error_code none;
-  WEFT_CHECK(fs::exists(weights, none), Exit::data,
+  WEFT_CHECK(is_there(weights, Exit::data), Exit::data,
              "check the path, or fetch and convert the released weights first "
              "(docs/checkpoints.md)" +
                  otherwise,
@@ -61,7 +60,7 @@ ModelSource::ModelSource(const std::string& key, const std::string& weights,
     identity_ = weights_;
     return;
   }
-  const bool run = !weights_.empty() && fs::exists(fs::path(weights_) / "latest");
+  const bool run = !weights_.empty() && is_there(fs::path(weights_) / "latest", Exit::checkpoint);
   const std::string from = run ? weights_ : weights_.empty() ? run_dir : "";
   if (from.empty() && weights_.empty())
     throw Error(Exit::usage, key + " is empty",

@@ -11,6 +11,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "config/deck.h"
 #include "core/error.h"
+#include "core/printable.h"
 
 namespace weft {
 namespace {
@@ -28,9 +29,9 @@ void check_tiling(std::span<const SafetensorEntry> entries, std::uint64_t data_b
   std::uint64_t cursor = 0;
   const SafetensorEntry* before = nullptr;
   for (const SafetensorEntry& e : entries) {
-    const std::string name = detail::printable(e.name);
+    const std::string name = printable(e.name);
     WEFT_CHECK(e.begin >= cursor, Exit::data, damaged, "{}: tensors {} and {} overlap at byte {}",
-               file, detail::printable(before->name), name, e.begin);
+               file, printable(before->name), name, e.begin);
     WEFT_CHECK(e.begin == cursor, Exit::data, damaged,
                "{}: {} bytes before tensor {} belong to no tensor", file, e.begin - cursor, name);
     WEFT_CHECK(e.end <= data_bytes, Exit::data, damaged,
@@ -97,7 +98,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const auto twin = std::adjacent_find(f.by_name_.begin(), f.by_name_.end(),
                                        [&](auto a, auto b) { return name_at(a) == name_at(b); });
   WEFT_CHECK(twin == f.by_name_.end(), Exit::data, damaged, "{}: tensor {} occurs twice", name,
-             detail::printable(name_at(*twin)));
+             printable(name_at(*twin)));
   check_tiling(f.entries_, size - f.data_offset_, name);
   f.take_hashes(json);
   return f;
@@ -116,13 +117,13 @@ void SafetensorsFile::take_hashes(const std::string& json) {
     const std::string tensor = it->first.substr(detail::hash_key.size());
     const std::optional<Hash128> hash = hash_from_hex(it->second);
     WEFT_CHECK(hash, Exit::data, damaged, "{}: the metadata {} is no XXH3-128: {}", name,
-               detail::printable(it->first), detail::printable(it->second));
+               printable(it->first), printable(it->second));
     if (tensor.empty()) {
       of_header = it->second;
     } else if (tensor[0] == ':') {
       const SafetensorEntry* entry = find(tensor.substr(1));
       WEFT_CHECK(entry != nullptr, Exit::data, damaged, "{}: a hash of tensor {}, which it has not",
-                 name, detail::printable(tensor.substr(1)));
+                 name, printable(tensor.substr(1)));
       entries_[static_cast<std::size_t>(entry - entries_.data())].hash = hash;
       ++tensors;
     } else {
@@ -150,7 +151,7 @@ void SafetensorsFile::take_hashes(const std::string& json) {
 void SafetensorsFile::compare(const SafetensorEntry& entry, const Hash128& found) const {
   WEFT_CHECK(found == *entry.hash, Exit::data, rewritten,
              "{}: tensor {} is damaged: its XXH3-128 is {}, expected {}", path_.string(),
-             detail::printable(entry.name), to_hex(found), to_hex(*entry.hash));
+             printable(entry.name), to_hex(found), to_hex(*entry.hash));
 }
 
 const SafetensorEntry* SafetensorsFile::find(const std::string& name) const {
@@ -167,7 +168,7 @@ const SafetensorEntry& SafetensorsFile::at(const std::string& name) const {
   const std::string near = nearest_name(name, known);
   throw Error(Exit::data, fmt::format("{} has no tensor {}", path_.string(), name),
               near.empty() ? fmt::format("it has {} tensors: weft inspect lists them", known.size())
-                           : fmt::format("the nearest it has is {}", detail::printable(near)),
+                           : fmt::format("the nearest it has is {}", printable(near)),
               __FILE__, __LINE__);
 }
 
@@ -187,7 +188,7 @@ void SafetensorsFile::read_part(const SafetensorEntry& entry, std::int64_t first
                                 std::span<std::byte> out) const {
   WEFT_CHECK(entry.dtype == DType::f32 || entry.dtype == DType::f16 || entry.dtype == DType::bf16,
              Exit::data, "F32, F16 or BF16 is wanted here", "{}: tensor {} is {}", path_.string(),
-             detail::printable(entry.name), detail::format_name(entry.dtype));
+             printable(entry.name), detail::format_name(entry.dtype));
   const std::uint64_t begin =
       entry.begin + static_cast<std::uint64_t>(first) * size_of(entry.dtype);
   WEFT_ASSERT(first >= 0 && begin + out.size() <= entry.end);
@@ -230,7 +231,7 @@ std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry
   const bool whole = entry.dtype == DType::i64 || entry.dtype == DType::i32 ||
                      entry.dtype == DType::u8 || entry.dtype == DType::boolean;
   WEFT_CHECK(whole, Exit::data, "I64, I32, U8 or BOOL is wanted here", "{}: tensor {} is {}",
-             path_.string(), detail::printable(entry.name), detail::format_name(entry.dtype));
+             path_.string(), printable(entry.name), detail::format_name(entry.dtype));
   read(entry, raw);
   std::vector<std::int64_t> values(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -245,7 +246,7 @@ std::vector<std::int64_t> SafetensorsFile::read_i64(const SafetensorEntry& entry
       values[i] = std::to_integer<std::int64_t>(*p);
       WEFT_CHECK(entry.dtype == DType::u8 || values[i] <= 1, Exit::data, damaged,
                  "{}: element {} of the BOOL tensor {} is {}", path_.string(), i,
-                 detail::printable(entry.name), values[i]);
+                 printable(entry.name), values[i]);
     }
   }
   return values;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/printable.h"
 
 namespace weft::detail {
 namespace {
@@ -219,18 +220,6 @@ const char* format_name(DType t) {
   for (const KnownType& known : known_types)
     if (known.dtype == t) return known.name;
   throw Error(Exit::internal, "a type that safetensors files do not have", "", __FILE__, __LINE__);
-}
-
-std::string printable(std::string_view name) {
-  std::string out;
-  for (const char c : name.substr(0, 120)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f)
-      out += fmt::format("\\x{:02x}", byte);
-    else
-      out += c;
-  }
-  return name.size() > 120 ? out + "..." : out;
 }
 
 }  // namespace weft::detail

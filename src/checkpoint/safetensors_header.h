@@ -33,7 +33,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
 // The format's own spelling of a type.
 const char* format_name(DType t);
 
-// A file's name for use in messages: control characters escaped, long names truncated.
-std::string printable(std::string_view name);
-
 }  // namespace weft::detail

@@ -7,6 +7,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/printable.h"
 
 namespace weft::detail {
 namespace {
@@ -40,10 +41,10 @@ std::string names_of(const std::vector<fs::path>& files) {
 fs::path find_in_folder(const fs::path& folder) {
   std::vector<fs::path> indices, files;
   bool pytorch = false;
-  for (const auto& e : fs::directory_iterator(folder)) {
-    if (is_index(e.path())) indices.push_back(e.path());
-    if (ends_with(e.path(), ".safetensors")) files.push_back(e.path());
-    pytorch = pytorch || is_pytorch(e.path());
+  for (const fs::path& file : entries_of(folder, Exit::data)) {
+    if (is_index(file)) indices.push_back(file);
+    if (ends_with(file, ".safetensors")) files.push_back(file);
+    pytorch = pytorch || is_pytorch(file);
   }
   WEFT_CHECK(!indices.empty() || !files.empty(), Exit::data,
              pytorch ? convert : "name the folder that holds NAME.safetensors or its index",
@@ -52,7 +53,7 @@ fs::path find_in_folder(const fs::path& folder) {
   for (const char* ending : {".safetensors", index_ending})
     for (const char* stem : {"model", "diffusion_pytorch_model"}) {
       const fs::path file = folder / (std::string(stem) + ending);
-      if (fs::exists(file)) return file;
+      if (is_there(file, Exit::data)) return file;
     }
   const std::vector<fs::path>& among = indices.empty() ? files : indices;
   WEFT_CHECK(among.size() == 1, Exit::data, "name the one that is meant",
@@ -181,15 +182,14 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
     const std::filesystem::path file = index.parent_path() / shard;
     const auto [place, fresh] = opened.emplace(shard, shards.size());
     if (fresh) {
-      WEFT_CHECK(std::filesystem::exists(file), Exit::data,
-                 "copy the missing shard beside the index", "{} names {}, which is not there",
-                 index.string(), file.string());
+      WEFT_CHECK(is_there(file, Exit::data), Exit::data, "copy the missing shard beside the index",
+                 "{} names {}, which is not there", index.string(), file.string());
       shards.push_back(SafetensorsFile::open(file));
     }
     const SafetensorEntry* e = shards[place->second].find(name);
     WEFT_CHECK(e != nullptr, Exit::data, mismatched,
-               "{} says that tensor {} is in {}, but it is not", index.string(),
-               detail::printable(name), shard);
+               "{} says that tensor {} is in {}, but it is not", index.string(), printable(name),
+               shard);
     tensors.push_back({*e, place->second});
   }
   // The other direction: a shard must hold nothing that the index does not place there.
@@ -198,10 +198,10 @@ void open_shards(const std::filesystem::path& index, std::vector<SafetensorsFile
       const auto it = map.find(e.name);
       const std::string shard = s.path().filename().string();
       WEFT_CHECK(it != map.end(), Exit::data, mismatched,
-                 "{} holds tensor {}, which {} does not name", s.path().string(),
-                 detail::printable(e.name), index.string());
+                 "{} holds tensor {}, which {} does not name", s.path().string(), printable(e.name),
+                 index.string());
       WEFT_CHECK(it->second == shard, Exit::data, mismatched, "tensor {} is in {} and in {}",
-                 detail::printable(e.name), it->second, s.path().string());
+                 printable(e.name), it->second, s.path().string());
     }
 }
 

@@ -14,6 +14,7 @@
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/folder_lock.h"
 #include "core/log.h"
 
 namespace weft {
@@ -87,7 +88,7 @@ struct CheckpointWriter::State {
   fs::path run_dir;
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, ranks = 1, keep = 2;
-  std::unique_ptr<RunLock> lock;  // rank 0's
+  std::unique_ptr<FolderLock> lock;  // rank 0's
 
   // The copy of this rank's share. Allocated once, so that saves do not make the job grow.
   std::unique_ptr<std::byte[]> staging;
@@ -288,7 +289,8 @@ CheckpointWriter::CheckpointWriter(std::filesystem::path run_dir, MPI_Comm comm,
     if (s.rank != 0) return;
     probe_directory(s.run_dir, 0);
     check_own_files(s.run_dir);
-    s.lock = std::make_unique<RunLock>(s.run_dir);
+    s.lock = std::make_unique<FolderLock>(s.run_dir / "lock", "run directory " + s.run_dir.string(),
+                                          "run.dir", Exit::checkpoint);
     clear_remains(s.run_dir);
   });
   o = agree(s.comm, o);

@@ -9,6 +9,7 @@
 #include "cli/init.h"
 #include "cli/shell.h"
 #include "config/deck_help.h"
+#include "config/named_key.h"
 #include "core/error.h"
 #include "data/clip_store_child.h"
 #include "data/ingest/ingest.h"
@@ -153,7 +154,15 @@ int run_command(const Command& c, GivenDeck given, MPI_Comm world) {
                         ? parse_deck("", "the command line", given.overrides)
                         : load_deck(given.file, given.overrides);
   allow_tf32(deck.device.tf32);
-  return c.run(deck, world);
+  try {
+    return c.run(deck, world);
+  } catch (Error& e) {
+    const std::string message = std::string(e.what()) + " " + e.hint();
+    if (const std::string key = key_of_value(deck, e.what());
+        !key.empty() && message.find(key) == message.npos)
+      e.add_hint("the deck's " + key + " names it");
+    throw;
+  }
 }
 
 void add_commands(CLI::App& app, const std::vector<Command>& commands, Invocation& chosen) {

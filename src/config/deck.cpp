@@ -11,6 +11,7 @@
 #include "config/deck_table.h"
 #include "config/set_keys.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
 
 namespace weft {
@@ -382,12 +383,11 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
   std::error_code ec;
-  const auto status = std::filesystem::status(path, ec);
   const char* hint =
       "the first argument after the command is the deck, for example inputs/smoke.toml";
-  WEFT_CHECK(std::filesystem::exists(status), Exit::usage, hint, "deck {} does not exist",
+  WEFT_CHECK(is_there(path, Exit::usage), Exit::usage, hint, "deck {} does not exist",
              path.string());
-  WEFT_CHECK(std::filesystem::is_regular_file(status), Exit::usage, hint, "deck {} is not a file",
+  WEFT_CHECK(std::filesystem::is_regular_file(path, ec), Exit::usage, hint, "deck {} is not a file",
              path.string());
   WEFT_CHECK(std::filesystem::file_size(path, ec) <= (1u << 20) && !ec, Exit::usage, hint,
              "deck {} is larger than 1 MiB: it is no deck", path.string());
@@ -395,7 +395,9 @@ Deck load_deck(const std::filesystem::path& path, const std::vector<std::string>
   std::string text{std::istreambuf_iterator<char>(in), {}};
   WEFT_CHECK(in.good() || in.eof(), Exit::usage, "check its permissions", "cannot read deck {}",
              path.string());
-  return parse_deck(text, path.string(), overrides);
+  Deck deck = parse_deck(text, path.string(), overrides);
+  deck.file = path.string();
+  return deck;
 }
 
 Deck parse_deck(const std::string& toml_text, const std::string& origin,

@@ -108,6 +108,7 @@ struct ParallelDeck {
 // which no deck was read has its defaults. References stay valid while the deck lives.
 class Deck {
  public:
+  std::string file;  // that it was read from; empty for one from text
   RunDeck run;
   DeviceDeck device;
   MemoryDeck memory;

@@ -39,8 +39,15 @@ class Error : public std::runtime_error {
 
   Exit code() const { return code_; }
   const std::string& hint() const { return hint_; }
+  void add_hint(const std::string& more) { hint_ += (hint_.empty() ? "" : "; ") + more; }
   const char* file() const { return file_; }
   int line() const { return line_; }
+  // A table or a list for the lines below the message, which is one line itself.
+  const std::string& below() const { return below_; }
+  Error& with_below(std::string lines) {
+    below_ = std::move(lines);
+    return *this;
+  }
   // Another rank or thread has reported this error for all ranks: main ends the job silently.
   bool reported() const { return reported_; }
   void set_reported() { reported_ = true; }
@@ -50,6 +57,7 @@ class Error : public std::runtime_error {
   std::string hint_;
   const char* file_;
   int line_;
+  std::string below_;
   bool reported_ = false;
 };
 

@@ -38,7 +38,14 @@ const char* hint_for(int reason) {
     case ENFILE:
       return "too many open files: raise ulimit -n";
     case ELOOP:
-      return "a symbolic link stands where a file is expected";
+      return "a symbolic link stands where a file is expected, or links lead in a circle";
+    case ENAMETOOLONG:
+      return "a name may have 255 bytes, a path 4095";
+    case ENOTDIR:
+      return "a part of the path before the last one is no directory";
+    case EAGAIN:
+      return "a limit of this user or container is reached: raise ulimit -u, or fewer ranks and "
+             "threads a host";
     default:
       return "";
   }
@@ -157,6 +164,11 @@ void sync_directory(const std::filesystem::path& dir, Exit code) {
 }
 
 void rename_file(const std::filesystem::path& from, const std::filesystem::path& to, Exit code) {
+  // Whoever may, as root may, would lose /dev/null.
+  struct stat there {};
+  const bool exists = ::lstat(to.c_str(), &there) == 0;
+  WEFT_CHECK(!exists || !(S_ISCHR(there.st_mode) || S_ISBLK(there.st_mode)), code, "name a file",
+             "{} is a device, which no result replaces", to.string());
   if (std::rename(from.c_str(), to.c_str()) != 0)
     refuse(code, errno, fmt::format("cannot rename {} to {}", from.string(), to.string()));
 }
@@ -176,6 +188,35 @@ void replace_file(const std::filesystem::path& path, std::string_view text, Exit
     throw;
   }
   if (durable == Durable::yes) sync_directory(path.parent_path(), code);
+}
+
+bool is_there(const std::filesystem::path& path, Exit code) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR)
+    refuse(code, errno, fmt::format("cannot open {}", path.string()));
+  return false;
+}
+
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder, Exit code) {
+  std::vector<std::filesystem::path> entries;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it(folder, failed), last; !failed && it != last;
+       it.increment(failed))
+    entries.push_back(it->path());
+  if (failed) refuse(code, failed.value(), fmt::format("cannot list {}", folder.string()));
+  return entries;
+}
+
+Error error_of(const std::system_error& e, Exit code) {
+  const int reason = e.code().value();
+  std::string what = e.what();
+  if (const auto* of_file = dynamic_cast<const std::filesystem::filesystem_error*>(&e)) {
+    const std::string second = of_file->path2().string();
+    what = fmt::format("cannot use {}{}: {}", of_file->path1().string(),
+                       second.empty() ? "" : " and " + second, std::strerror(reason));
+  }
+  return Error(code, what, hint_for(reason), __FILE__, __LINE__);
 }
 
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,
@@ -220,8 +261,8 @@ std::string folder_identity(const std::string& path) {
   if (path.ends_with(".json")) folder = std::filesystem::absolute(folder).parent_path();
   if (!std::filesystem::is_directory(folder, none)) return file_identity(path);
   std::set<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    files.insert(file_identity(entry.path().string()));
+  for (const std::filesystem::path& entry : entries_of(folder, Exit::data))
+    files.insert(file_identity(entry.string()));
   return fmt::format("{}", fmt::join(files, "; "));
 }
 

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "core/error.h"
 #include "core/hash.h"
@@ -50,6 +52,16 @@ class File {
   int fd_ = -1;
   Exit code_ = Exit::data;
 };
+
+// Whether something has that path, at the end of its links. Error(code) where that cannot be found
+// out: a folder without permission, a name that is too long, links in a circle.
+bool is_there(const std::filesystem::path& path, Exit code);
+// What is in a folder, in no order. Error(code) where it cannot be listed.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder, Exit code);
+
+// An error of std::filesystem, or another one that the system gave, as ours: what, the path and the
+// reason, and a hint that fits. Never a bug of weft.
+Error error_of(const std::system_error& e, Exit code);
 
 // Reads a whole regular file of at most `most` bytes: Error(code) with `hint` if it is larger.
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most, Exit code,

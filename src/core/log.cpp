@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/host.h"
+#include "core/printable.h"
 
 namespace weft::log {
 namespace {
@@ -31,6 +32,7 @@ State& state() {
   return s;
 }
 
+constexpr std::size_t longest_line = 4000;
 constexpr const char* clear_line = "\r\x1b[K";
 
 void write(const std::string& text) {
@@ -95,19 +97,23 @@ void live(const std::string& line) {
   const std::lock_guard lock(state().terminal);
   std::string& shown = state().live;
   if (line.empty() && shown.empty()) return;
-  shown = line.substr(0, terminal_width() - 1);
+  shown = printable(line, longest_line).substr(0, terminal_width() - 1);
   write(clear_line + shown);
 }
 
-void write_info(const std::string& line) { put(line); }
+void write_info(const std::string& line) { put(printable(line, longest_line)); }
 
 void write_warn(const std::string& line) {
+  const std::string text = printable(line, longest_line);
   std::lock_guard lock(state().mutex);
-  state().warnings.push_back(line);
-  put(prefix() + "WARN: " + line);
+  state().warnings.push_back(text);
+  put(prefix() + "WARN: " + text);
 }
 
-void write_error(const std::string& line) { put(prefix() + line); }
+void write_error(const std::string& line, const std::string& below) {
+  put(prefix() + printable(line, longest_line) +
+      (below.empty() ? "" : "\n" + printable(below, below.size(), "\n")));
+}
 
 std::vector<std::string> warnings() {
   std::lock_guard lock(state().mutex);
@@ -117,7 +123,7 @@ std::vector<std::string> warnings() {
 void report(Error& e) {
   if (e.reported()) return;
   if (rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
-  error("ERROR: {}", e.what());
+  write_error(fmt::format("ERROR: {}", e.what()), e.below());
   if (!e.hint().empty()) error("HINT: {}", e.hint());
   if (e.code() == Exit::internal) error("at {}:{}", e.file(), e.line());
   e.set_reported();

@@ -1,5 +1,6 @@
 // Messages of the job: rank 0 informs, other ranks only warn. Everything goes to stderr, so that
-// stdout is free for requested results (tables, JSON).
+// stdout is free for requested results (tables, JSON). A message is one line: whatever a name or a
+// value in it holds is escaped here (core/printable.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -29,7 +30,8 @@ int rank();
 
 void write_info(const std::string& line);
 void write_warn(const std::string& line);
-void write_error(const std::string& line);
+// `below`: lines of weft's own that belong to it.
+void write_error(const std::string& line, const std::string& below = "");
 
 // Rank 0 only.
 template <class... A>

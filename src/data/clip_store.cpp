@@ -137,6 +137,20 @@ void warn_of_replacing(const std::string& path) {
     log::warn("{} is there already: the new store replaces it once it is complete", path);
 }
 
+void check_store_path(const std::string& path, const std::string& key) {
+  std::error_code none;
+  const auto there = std::filesystem::status(path, none);
+  WEFT_CHECK(!std::filesystem::is_directory(there) && !std::filesystem::is_other(there),
+             Exit::usage, fmt::format("name a file in {}", key), "{} = {} is a {}", key, path,
+             std::filesystem::is_directory(there) ? "folder" : "pipe or device");
+}
+
+std::unique_ptr<FolderLock> lock_store(const std::string& path, const std::string& key) {
+  if (log::rank() != 0) return nullptr;
+  check_store_path(path, key);
+  return std::make_unique<FolderLock>(path + ".lock", "store " + path, key, Exit::data);
+}
+
 std::string stored_made_by(const std::string& path) {
   if (!is_hdf5(path)) return "";
   std::error_code none;

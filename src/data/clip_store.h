@@ -32,6 +32,7 @@
 #include <span>
 #include <string>
 
+#include "core/folder_lock.h"
 #include "data/clip_source.h"
 
 namespace weft {
@@ -56,6 +57,11 @@ std::string describe_store(const std::string& path);
 // Before work whose end replaces what lies at `path`: says so on rank 0, while it can still be
 // stopped.
 void warn_of_replacing(const std::string& path);
+// Exit::usage if a folder or a device stands where a store is to be written.
+void check_store_path(const std::string& path, const std::string& key);
+// On rank 0, null on others: keeps other jobs from writing the same store while it lives. `key` of
+// the deck names the store. Exit::checkpoint where one writes it.
+std::unique_ptr<FolderLock> lock_store(const std::string& path, const std::string& key);
 
 // The store's attribute made_by; "" if it has none, or is not a store. Damage gives a WARN.
 std::string stored_made_by(const std::string& path);

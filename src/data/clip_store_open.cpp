@@ -28,8 +28,7 @@ class Opener {
  public:
   Opener(const std::string& path, std::uint64_t bytes, const std::function<void()>& alive)
       : path_(path), bytes_(bytes), alive_(alive) {
-    const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    H5Pset_file_locking(access, false, true);  // many jobs may read one store at once
+    const h5::Handle access = h5::file_access();  // its end would clear the reason of a failure
     file_ = {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose};
     if (!file_.valid()) {
       const std::string reason = h5::last_error();
@@ -37,8 +36,9 @@ class Opener {
       throw Error(Exit::data,
                   fmt::format("clip store {} {}: {}", path,
                               cut ? "is truncated" : "cannot be opened", reason),
-                  cut ? "copy it again, or make it again with `weft ingest`" : remake, __FILE__,
-                  __LINE__);
+                  cut ? "copy it again, or make it again with `weft ingest`"
+                      : h5::hint_for(reason, path, remake),
+                  __FILE__, __LINE__);
     }
     const h5::Handle top(H5Gopen2(file_, "/", H5P_DEFAULT), H5Gclose);
     WEFT_CHECK(H5Aexists(top, "schema_version") > 0 && H5Lexists(file_, "clips", H5P_DEFAULT) > 0,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "data/clip_store.h"
 #include "data/clip_store_open.h"
 #include "data/hdf5.h"
@@ -64,8 +65,12 @@ struct ClipStoreWriter::State {
 
   // All failing HDF5 calls of the writer are reported here.
   void check(bool ok, const std::string& what) const {
-    WEFT_CHECK(ok, Exit::data, "is the disk full, or the directory not writable?",
-               "cannot write clip store {}: {}: {}", temporary, what, h5::last_error());
+    if (ok) return;
+    const std::string reason = h5::last_error();
+    throw Error(Exit::data,
+                fmt::format("cannot write clip store {}: {}: {}", temporary, what, reason),
+                h5::hint_for(reason, temporary, "is the disk full, or the directory not writable?"),
+                __FILE__, __LINE__);
   }
 
   void write_attribute(hid_t where, const char* name, std::int64_t value) {
@@ -219,15 +224,15 @@ ClipStoreWriter::ClipStoreWriter(const std::string& path, const std::string& mad
     std::filesystem::create_directories(folder, failed);
   WEFT_CHECK(!failed, Exit::data, "name a path in a folder that can be made", "cannot write {}: {}",
              path, failed.message());
-  const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  const h5::Handle access = h5::file_access();
   // Clips begin at multiples of 1 MiB, which suits parallel file systems; only those of 4 MiB and
   // more, so that at most a fifth of the file is padding.
   H5Pset_alignment(access, hsize_t{4} << 20, hsize_t{1} << 20);
-  H5Pset_file_locking(access, true, true);  // where the file system supports locks
   // The first HDF5 format with checksums over its structure; readable since HDF5 1.10 (2016).
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   const h5::Handle top_group(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(top_group, false);  // the same clips make the same file, byte by byte
+  unlink(s.temporary.c_str());               // what a killed job has left, or a link
   s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, top_group, access), H5Fclose};
   s.check(s.file.valid(), "create");
   s.root = new_group(s.file, "clips");
@@ -281,7 +286,8 @@ int ClipStoreWriter::add_bucket(const Bucket& bucket) {
   }
   if (bucket.text_channels > 0) {
     b.spool_path = fmt::format("{}.text{}", s.temporary, s.buckets.size() - 1);
-    b.spool = open(b.spool_path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    unlink(b.spool_path.c_str());  // what a killed job has left, or a link
+    b.spool = open(b.spool_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     WEFT_CHECK(b.spool >= 0, Exit::data, "check the directory's permissions", "cannot make {}: {}",
                b.spool_path, std::strerror(errno));
   }
@@ -336,10 +342,7 @@ void ClipStoreWriter::commit() {
     s.check(s.root.close_now() && s.file.close_now(), "close");
   }
   sync(s.temporary);
-  std::error_code error;
-  std::filesystem::rename(s.temporary, s.path, error);
-  WEFT_CHECK(!error, Exit::data, "check the directory's permissions", "cannot rename {} to {}: {}",
-             s.temporary, s.path, error.message());
+  rename_file(s.temporary, s.path, Exit::data);
   s.committed = true;
   // Sync the directory too: the rename itself must survive a power cut.
   const auto directory = std::filesystem::absolute(s.path).parent_path();

@@ -59,8 +59,15 @@ class QuietErrors {
   void* data_ = nullptr;
 };
 
+// How files are opened: without HDF5's own lock. Many jobs may read one store at once, two that
+// write one are kept apart by core/folder_lock.h, and some file systems have no locks.
+Handle file_access();
+
 // HDF5's innermost reason for the last failure on this thread, "" if it gave none.
 std::string last_error();
+// What to do about that reason, or `otherwise`.
+std::string hint_for(const std::string& reason, const std::string& path,
+                     const std::string& otherwise);
 
 // Types as stored in the file: little-endian, whatever the host.
 Handle half_type();                                    // IEEE binary16, as h5py's float16

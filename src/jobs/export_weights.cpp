@@ -5,6 +5,7 @@
 #include "checkpoint/state.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
 #include "data/clip_store.h"
 #include "models/dbnet/dbnet.h"
@@ -21,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Checkpoint open_checkpoint(const std::string& run) {
-  if (fs::exists(fs::path(run) / "manifest.json")) return Checkpoint::open(run);
+  if (is_there(fs::path(run) / "manifest.json", Exit::checkpoint)) return Checkpoint::open(run);
   std::optional<Checkpoint> newest = Checkpoint::newest(run, MPI_COMM_SELF);
   WEFT_CHECK(newest.has_value(), Exit::checkpoint, "name a run directory or a step_N in it",
              "{} holds no checkpoint", run);

@@ -14,7 +14,9 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/weights.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/text_images/text_images.h"
 #include "media/writers.h"
@@ -66,7 +68,7 @@ void inspect_safetensors(const std::string& path) {
   for (const SafetensorEntry& e : file.entries()) {
     bytes += e.end - e.begin;
     elements += static_cast<std::int64_t>((e.end - e.begin) / size_of(e.dtype));
-    widest = std::max(widest, std::min<std::size_t>(detail::printable(e.name).size(), 72));
+    widest = std::max(widest, std::min<std::size_t>(printable(e.name).size(), 72));
     widest_shape = std::max(widest_shape, shape_text(e).size());
   }
   fmt::print("safetensors {}\n  {}, {}, {:.1f} MB\n", path,
@@ -75,14 +77,14 @@ void inspect_safetensors(const std::string& path) {
   for (const auto& [key, value] : file.metadata()) {
     // A stored deck has many lines; the first tells which it is.
     const std::string line = value.substr(0, value.find('\n'));
-    fmt::print("  {} = {}{}\n", detail::printable(key), detail::printable(line),
+    fmt::print("  {} = {}{}\n", printable(key), printable(line),
                line.size() < value.size() ? " ..." : "");
   }
   std::int64_t strange = 0;
   for (const SafetensorEntry& e : file.entries()) {
     const std::string values = values_text(file, e);
     if (values.ends_with(not_finite)) ++strange;
-    fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", detail::printable(e.name), widest, shape_text(e),
+    fmt::print("  {:<{}}  {:<{}}  {:<4}  {}\n", printable(e.name), widest, shape_text(e),
                widest_shape, name_of(e.dtype), values);
   }
   fmt::print(
@@ -117,7 +119,8 @@ void inspect_run(const fs::path& dir) {
   std::string broken;
   for (const std::int64_t step : steps) {
     const fs::path path = dir / checkpoint::step_name(step);
-    const char* mark = fs::exists(path / "verified") ? "verified" : "never verified";
+    const char* mark =
+        is_there(path / "verified", Exit::checkpoint) ? "verified" : "never verified";
     try {
       Checkpoint c = Checkpoint::open(path);
       // A run that was started anew in this directory leaves those of the one before.
@@ -145,8 +148,7 @@ bool is_run(const fs::path& dir) {
 }
 
 bool is_checkpoint(const fs::path& dir) {
-  std::error_code none;
-  return fs::exists(dir / "manifest.json", none) ||
+  return is_there(dir / "manifest.json", Exit::checkpoint) ||
          checkpoint::step_of(dir.filename().string()).has_value();
 }
 
@@ -175,6 +177,7 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   WEFT_CHECK(picture.empty(), Exit::usage, "leave --picture out",
              "{} is no list of pictures with text, of which --picture shows one", path);
   const fs::path p = path;
+  const bool there = is_there(p, Exit::data);
   const fs::file_status status = fs::status(p, ec);
   if (fs::is_directory(status)) {
     if (is_checkpoint(p))
@@ -201,10 +204,10 @@ int inspect(const std::string& path, const MediaDeck& limits, const std::string&
   const bool names_checkpoint =
       p.filename() == "latest" || checkpoint::step_of(p.filename().string()).has_value();
   const Exit kind = names_checkpoint ? Exit::checkpoint : Exit::data;
-  WEFT_CHECK(fs::exists(status) || !fs::is_symlink(p), kind,
+  WEFT_CHECK(there || !fs::is_symlink(p, ec), kind,
              "weft inspect on the directory of a run lists what is there",
              "{} is a link to {}, which does not exist", path, fs::read_symlink(p, ec).string());
-  WEFT_CHECK(fs::exists(status), kind, "check the path", "{} does not exist", path);
+  WEFT_CHECK(there, kind, "check the path", "{} does not exist", path);
   WEFT_CHECK(fs::is_regular_file(status), Exit::data, "give a file or a run directory",
              "{} is neither a file nor a directory", path);
 

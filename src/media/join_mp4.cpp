@@ -67,6 +67,7 @@ class Output {
   }
 
   void start() {
+    std::remove(made_.c_str());  // FFmpeg would write through a link
     check(avio_open(&format_->pb, made_.c_str(), AVIO_FLAG_WRITE));
     check(avformat_write_header(format_, nullptr));
   }

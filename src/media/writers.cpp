@@ -98,6 +98,7 @@ struct Mp4Writer::State {
     stream->time_base = encoder->time_base;
     stream->avg_frame_rate = rate;
     check(path, avcodec_parameters_from_context(stream->codecpar, encoder.get()));
+    std::remove(made.c_str());  // FFmpeg would write through a link
     check(path, avio_open(&format->pb, made.c_str(), AVIO_FLAG_WRITE));
     check(path, avformat_write_header(format, nullptr));
   }
@@ -223,7 +224,8 @@ void encode_png(const std::string& path, std::int64_t height, std::int64_t width
   check(path, avcodec_send_frame(encoder.get(), frame.get()));
   check(path, avcodec_receive_packet(encoder.get(), packet.get()));
 
-  std::FILE* file = std::fopen(path.c_str(), "wb");
+  std::remove(path.c_str());  // a link in its place leads elsewhere
+  std::FILE* file = std::fopen(path.c_str(), "wbx");
   if (file == nullptr) fail(path, AVERROR(errno));
   const bool whole = std::fwrite(packet->data, 1, static_cast<std::size_t>(packet->size), file) ==
                      static_cast<std::size_t>(packet->size);

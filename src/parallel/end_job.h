@@ -6,8 +6,8 @@
 
 #include <cstdio>
 
-#include "core/crash.h"
 #include "core/error.h"
+#include "core/faults/crash.h"
 
 namespace weft {
 

@@ -68,15 +68,17 @@ std::chrono::duration<double> period(double timeout) {
 
 std::vector<char> text_bytes(const std::string& s) { return {s.begin(), s.end()}; }
 
-// The collector reports the error for all ranks.
-Error hang_error(const std::string& what, const std::string& hint) {
-  Error e(Exit::hang, what, hint, __FILE__, __LINE__);
+// The collector reports the error for all ranks. Below the report's first line is a table.
+Error hang_error(const std::string& report, const std::string& hint) {
+  const std::size_t end = std::min(report.find('\n'), report.size());
+  Error e(Exit::hang, report.substr(0, end), hint, __FILE__, __LINE__);
+  if (end < report.size()) e.with_below(report.substr(end + 1));
   e.set_reported();
   return e;
 }
 
 void report_error(const Error& e) {
-  log::error("ERROR: {}", e.what());
+  log::write_error(fmt::format("ERROR: {}", e.what()), e.below());
   if (!e.hint().empty()) log::error("HINT: {}", e.hint());
 }
 

@@ -86,7 +86,8 @@ StepCosts measured_costs(const std::string& run_or_file, const Deck& deck,
   const fs::path path = run_or_file;
   StepCosts costs;
   std::vector<double> seconds;
-  if (fs::is_directory(path)) {
+  std::error_code none;
+  if (fs::is_directory(path, none)) {
     seconds = agreed_seconds(path, buckets.size());
     add_medians(path, deck.parallel.zero == 1, costs);
   } else {

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "core/printable.h"
 #include "core/statistics.h"
 #include "report/plot.h"
 #include "report/style.h"
@@ -15,10 +16,10 @@ namespace weft::report_page {
 
 std::string color_of(std::size_t run) { return run_colors[run % std::size(run_colors)]; }
 
-// Text from files is data, never HTML.
+// Text from files is data, never HTML; a page must be UTF-8 without control characters.
 std::string escape(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : printable(text, text.size(), "\n\t")) {
     if (c == '&')
       out += "&amp;";
     else if (c == '<')

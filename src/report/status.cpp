@@ -15,6 +15,7 @@
 
 #include "checkpoint/files.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "core/seal.h"
 #include "report/data.h"
 #include "report/html.h"
@@ -127,13 +128,6 @@ bool goes_on(const JobStatus& s) { return s.state == "running"; }
 // Whether this start has finished an item: until then `advanced` is when it began.
 bool has_advanced(const JobStatus& s) { return s.done > s.before && s.advanced > 0; }
 
-// Names and messages come from files: no control characters reach the terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
-  return text;
-}
-
 void look_below(const fs::path& folder, int depth, std::size_t& looked, double now,
                 std::vector<KnownJob>& jobs) {
   std::error_code failed;
@@ -231,7 +225,7 @@ std::string describe_job(const KnownJob& job, double now) {
   const JobStatus& s = job.status;
   std::string text;
   const auto row = [&](const char* name, const std::string& value) {
-    if (!value.empty()) text += fmt::format("{:<9} {}\n", name, printable(value));
+    if (!value.empty()) text += fmt::format("{:<9} {}\n", name, printable(value, 2000));
   };
   row("job", fmt::format("{}, {}", job.path.string(), s.command));
   std::string state = state_text(s);
@@ -290,7 +284,7 @@ std::string table_of_jobs(const std::vector<KnownJob>& jobs, double now) {
     if (!s.error.empty()) add(s.error);
     std::string line =
         fmt::format("{:<{}}  {:<11}  {:<{}}  {:<{}}  {}", cells[i][0], path, printable(s.command),
-                    cells[i][1], state, cells[i][2], done, printable(rest));
+                    cells[i][1], state, cells[i][2], done, printable(rest, 2000));
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }

@@ -3,6 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "text/utf8.h"
 
 namespace weft {
@@ -62,9 +63,10 @@ Tokenizer open_tokenizer(const std::string& tokenizer_path, const std::string& w
   fs::path model = tokenizer_path;
   if (model.empty()) {
     const fs::path weights = weights_path;
-    model = (fs::is_directory(weights) ? weights : weights.parent_path()) / "spiece.model";
+    std::error_code none;
+    model = (fs::is_directory(weights, none) ? weights : weights.parent_path()) / "spiece.model";
   }
-  WEFT_CHECK(fs::is_regular_file(model), Exit::data,
+  WEFT_CHECK(is_there(model, Exit::data), Exit::data,
              "set t5.tokenizer to T5's spiece.model, which comes with the weights",
              "there is no tokenizer at {}", model.string());
   Tokenizer tokenizer(model);

@@ -61,8 +61,8 @@ class DataParallel {
   double update(std::span<const TrainDeck> groups, std::int64_t steps_done, const Tensor& squares);
   // Waits for weights that are still on their way.
   void settle();
-  // Fault injection (core/fault_injection.h): one gradient of this rank becomes NaN, in every step
-  // before it is sent while `on`, or at once.
+  // Fault injection (core/faults/fault_injection.h): one gradient of this rank becomes NaN, in
+  // every step before it is sent while `on`, or at once.
   void spoil(bool on) { spoil_ = on; }
   void spoil_now();
   // Seconds that forwards were blocked waiting for weights, since the last call.

@@ -6,9 +6,9 @@
 #include <map>
 #include <thread>
 
-#include "core/crash.h"
 #include "core/error.h"
-#include "core/fault_injection.h"
+#include "core/faults/crash.h"
+#include "core/faults/fault_injection.h"
 #include "core/log.h"
 #include "ops/reduce.h"
 #include "tensor/device.h"
@@ -135,10 +135,11 @@ void Trainer::explain_non_finite(const Issued& step) {
   }
   const std::string found = all_texts(mine, world_);
   if (!found.empty())
-    throw Error(Exit::non_finite, fmt::format("{}; reproduced on re-run:{}", what, found),
+    throw Error(Exit::non_finite, what + "; reproduced on re-run:",
                 "look at these samples (weft inspect), lower train.lr or raise train.warmup_steps; "
                 "the weights were not changed by this step",
-                __FILE__, __LINE__);
+                __FILE__, __LINE__)
+        .with_below(found.substr(1));
   throw Error(
       Exit::hardware,
       fmt::format("{}; the step was run again and it was finite: suspected is {}", what,

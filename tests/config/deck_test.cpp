@@ -10,6 +10,8 @@
 
 #include "config/deck_help.h"
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
+#include "config/named_key.h"
 #include "core/error.h"
 #include "data/ingest/ingest.h"
 #include "jobs/deck_tables.h"
@@ -233,6 +235,50 @@ TEST(NearestName, FindsSlipsAndLeavesStrangersAlone) {
   EXPECT_EQ(nearest_name("completely.different", known), "");
   EXPECT_EQ(nearest_name("", known), "");
   EXPECT_EQ(nearest_name(std::string(100000, 'x'), known), "");
+}
+
+TEST(KeyOfValue, NamesTheKeyOfAPath) {
+  const Deck d = parse_deck(
+      "[score]\ninput = \"a.csv\"\n[ingest]\ninputs = [\"b.mp4\", \"c/b.mp4\"]", "test.toml", {});
+  EXPECT_EQ(key_of_value(d, "cannot open a.csv: No such file"), "score.input");
+  EXPECT_EQ(key_of_value(d, "cannot open \"c/b.mp4\""), "ingest.inputs");
+  EXPECT_EQ(key_of_value(d, "cannot open a.csv/latest: Not a directory"), "score.input");
+  EXPECT_EQ(key_of_value(d, "cannot open aa.csv"), "");
+  EXPECT_EQ(key_of_value(d, "no word of it"), "");
+}
+
+TEST(KeepInputs, RefusesAResultThatReplacesOne) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / ("weft_keep_" + std::to_string(getpid()));
+  fs::create_directories(dir / "in");
+  std::ofstream(dir / "in/a.png") << "x";
+  std::ofstream(dir / "real.png") << "x";
+  fs::create_symlink("in", dir / "same");
+  fs::create_symlink("../real.png", dir / "in/link.png");
+  Deck deck =
+      parse_deck("[score]\ninput = \"" + (dir / "table.csv").string() + "\"", "test.toml", {});
+  std::ofstream(dir / "table.csv") << "path";
+  std::ofstream(dir / "deck.toml") << "";
+  deck.file = dir / "deck.toml";
+  const std::vector<std::string> inputs = {dir / "in/a.png", dir / "in/link.png",
+                                           dir / "missing.png", "lavfi:testsrc2"};
+  const auto taken = [&](const fs::path& result) {
+    try {
+      keep_inputs(deck, "score.output", inputs,
+                  [&](const fs::path& path) { return path == absolute_path(result); });
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::usage);
+      EXPECT_THAT(e.hint(), HasSubstr("score.output"));
+      return false;
+    }
+    return true;
+  };
+  for (const char* result : {"in/a.png", "same/a.png", "in/../in/a.png", "real.png", "in/link.png",
+                             "table.csv", "deck.toml"})
+    EXPECT_FALSE(taken(dir / result)) << result;
+  for (const char* result : {"out.png", "missing.png", "in/b.png", "a.png"})
+    EXPECT_TRUE(taken(dir / result)) << result;
+  fs::remove_all(dir);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // A crash says what it was, where and by which calls, and ends the process by the same signal.
-#include "core/crash.h"
+#include "core/faults/crash.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "core/fault_injection.h"
+#include "core/faults/fault_injection.h"
 
 namespace weft::crash {
 namespace {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
 
 namespace weft {
 namespace {
@@ -55,6 +56,53 @@ TEST(ReplaceFile, OldOrNew) {
   EXPECT_THROW(replace_file(dir / "notes.d", "x", Exit::data, Durable::no), Error);
   EXPECT_FALSE(fs::exists(dir / "notes.d.tmp"));
   fs::remove_all(dir);
+}
+
+std::string reason_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::checkpoint);
+    return std::string(e.what()) + " | " + e.hint();
+  }
+  return "";
+}
+
+// What cannot be looked at is not "not there".
+TEST(IsThere, OrTheReasonWhyNobodyKnows) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("weft_there_test_" + std::to_string(::getpid()));
+  fs::create_directories(dir);
+  std::ofstream(dir / "file") << "x";
+  fs::create_symlink("nowhere", dir / "dangles");
+  fs::create_symlink("circle", dir / "circle");
+  EXPECT_TRUE(is_there(dir / "file", Exit::checkpoint));
+  EXPECT_FALSE(is_there(dir / "none", Exit::checkpoint));
+  EXPECT_FALSE(is_there(dir / "file/below", Exit::checkpoint));
+  EXPECT_FALSE(is_there(dir / "dangles", Exit::checkpoint));
+  const std::string circle = reason_of([&] { is_there(dir / "circle", Exit::checkpoint); });
+  EXPECT_NE(circle.find("circle: Too many levels of symbolic links | "), circle.npos) << circle;
+  const std::string name(300, 'x');
+  const std::string longer = reason_of([&] { is_there(dir / name, Exit::checkpoint); });
+  EXPECT_NE(longer.find(name + ": File name too long | a name may have 255 bytes"), longer.npos);
+  const std::string list = reason_of([&] { entries_of(dir / "none", Exit::checkpoint); });
+  EXPECT_NE(list.find("cannot list " + (dir / "none").string() + ": No such file"), list.npos);
+  EXPECT_EQ(entries_of(dir, Exit::checkpoint).size(), 3);
+  fs::remove_all(dir);
+}
+
+// Of std::filesystem, where nobody has asked for an error code.
+TEST(ErrorOf, NamesPathAndReason) {
+  const std::string name(300, 'x');
+  const std::string what = reason_of([&] {
+    try {
+      fs::file_size("/tmp/" + name);
+    } catch (const std::system_error& e) {
+      throw error_of(e, Exit::checkpoint);
+    }
+  });
+  EXPECT_EQ(what, "cannot use /tmp/" + name +
+                      ": File name too long | a name may have 255 bytes, a path 4095");
 }
 
 }  // namespace

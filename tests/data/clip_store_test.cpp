@@ -82,6 +82,28 @@ TEST_F(ClipStoreTest, Describe) {
 
 TEST_F(ClipStoreTest, MissingFile) { expect_refused("cannot open"); }
 
+// Where a user may, as root may, a rename would put the store in its place.
+TEST_F(ClipStoreTest, NoStoreInThePlaceOfADevice) {
+  EXPECT_THROW(check_store_path("/dev/null", "ingest.output"), Error);
+  EXPECT_THROW(check_store_path(dir_.string(), "ingest.output"), Error);
+  EXPECT_NO_THROW(check_store_path(path_, "ingest.output"));
+}
+
+// HDF5 marks a file that is open for writing, and the mark stays where a program is killed.
+TEST_F(ClipStoreTest, OpenForWritingElsewhere) {
+  write("clips=1,frames=1,height=8,width=8");
+  const pid_t child = fork();
+  if (child == 0) {
+    const h5::Handle access = h5::file_access();
+    const hid_t file = H5Fopen(path_.c_str(), H5F_ACC_RDWR, access);
+    _exit(file >= 0 && H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0 ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  expect_refused("it is open for writing in another program");
+}
+
 TEST_F(ClipStoreTest, TextFile) {
   std::ofstream(path_) << "path,text\nvideo.mp4,a street\n";
   EXPECT_FALSE(is_hdf5(path_));

@@ -181,6 +181,37 @@ class Animate(WeftTest):
             time.sleep(0.002)
 
 
+class Frames(Animate):
+    def test_they_are_those_of_the_clip(self):
+        kept = ("animate.keep_frames=true", "animate.name=x")
+        self.one("out", *kept)
+        wanted = self.frames("out", "x")
+        self.assertEqual(len(wanted), 5)
+        self.assertRegex(self.one("out", *kept).err, r"(\d+) of \1 parts made before")
+        # One that was cut, and one that is gone.
+        frame = self.dir / "out/x_frames/000001.png"
+        frame.write_bytes(frame.read_bytes()[:60])
+        (self.dir / "out/x_frames/000003.png").unlink()
+        self.one("out", *kept, ranks=2)
+        self.assertEqual(self.frames("out", "x"), wanted)
+        # A shorter speech; what is no frame stays.
+        (self.dir / "out/x_frames/notes.txt").write_text("mine")
+        (self.dir / "out/x_frames/7.png").write_text("mine")
+        self.one("out", *kept, "animate.speech=b.wav")
+        self.assertEqual(sorted(os.listdir(self.dir / "out/x_frames")),
+                         ["000000.png", "000001.png", "000002.png", "7.png", "notes.txt"])
+
+    def test_none_replaces_the_picture(self):
+        folder = self.dir / "out/x_frames"
+        folder.mkdir(parents=True)
+        shutil.copy(self.dir / "face.png", folder / "000000.png")
+        before = (folder / "000000.png").read_bytes()
+        job = self.animate("out", "animate.picture=out/x_frames/000000.png", "animate.speech=a.wav", "animate.name=x",
+                           "animate.keep_frames=true", expect=None)
+        self.refused(job, 2, "a result would replace the input out/x_frames/000000.png", "animate.output")
+        self.assertEqual((folder / "000000.png").read_bytes(), before)
+
+
 class Clips(Animate):
     def test_a_list_at_any_number_of_ranks(self):
         (self.dir / "list.csv").write_text(

@@ -109,7 +109,7 @@ class Paths(WeftTest):
         shown = self.weft("inspect", "w.safetensors", ranks=0).out
         self.assertIn("../../x", shown)
         self.assertIn(r"a\x00b", shown)
-        self.assertIn(r"line\x0abreak", shown)
+        self.assertIn(r"line\nbreak", shown)
         self.assertNotIn("\0", shown)
         job = self.weft("train", "deck.toml", "model.weights=w.safetensors", expect=None)
         self.refused(job, DATA, "w.safetensors")

@@ -258,7 +258,7 @@ class BadInput(Score):
                 ("in.csv", "out.jsonl", [], 2, "score.output = out.jsonl"),
                 ("in.txt", "out.csv", [], 3, "in.txt is no list"),
                 ("in.csv", "folder", [], 2, "is a folder"),
-                ("in.csv", "in.csv", [], 2, "would replace score.input"),
+                ("in.csv", "in.csv", [], 2, "a result would replace the input in.csv"),
                 ("in.csv", "none.csv/out.csv", [], 3, "none.csv/out.csv.parts"),
                 ("in.csv", "out.csv", ["score.side=100"], 2, "score.side = 100"),
                 ("in.csv", "out.csv", ['score.columns=["text"]'], 2, 'has "text"'),

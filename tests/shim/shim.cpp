@@ -13,6 +13,9 @@
 //   slow_names=MICROSECONDS:PART    open, opendir, rename, faccessat and fdatasync of what has PART
 //                                   in its path take that much longer, half of it before and half
 //                                   behind, as over a network
+//   no_locks=REASON  locks of files answer with this errno, as on NFS or Lustre without them: 37
+//   for
+//                   ENOLCK, 95 for EOPNOTSUPP
 //   wall_clock=SECONDS:EVERY:LOG:FILE   once FILE exists, a rank's wall clock jumps by SECONDS each
 //                   time the rank has asked any clock EVERY times more: there, back, there. Each
 //                   jump is a line "RANK SECONDS" of LOG
@@ -204,7 +207,7 @@ class Record {
     if (fields.size() != 2 || path.compare(0, fields[1].size(), fields[1]) != 0) return;
     fd_ = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, fields[0].c_str(),
                                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-    if (fd_ < 0 || flock(fd_, LOCK_EX) != 0) abort();
+    if (fd_ < 0 || ::syscall(SYS_flock, fd_, LOCK_EX) != 0) abort();
   }
 
   int fd_ = -1;
@@ -272,6 +275,16 @@ ssize_t write_file(const char* function, int fd, const void* from, size_t bytes,
                             std::string(static_cast<const char*>(from), written) + "\n");
 }
 
+int lock_or(const char* function, int fd, int command, void* argument) {
+  static const std::vector<std::string> reason = wish("no_locks");
+  const bool lock = command == F_SETLK || command == F_SETLKW || command == F_GETLK ||
+                    command == F_OFD_SETLK || command == F_OFD_SETLKW || command == F_OFD_GETLK;
+  if (!lock || reason.size() != 1)
+    return next<int (*)(int, int, ...)>(function)(fd, command, argument);
+  errno = std::stoi(reason[0]);
+  return -1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -323,6 +336,29 @@ int open64(const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
   return open_file<int (*)(const char*, int, mode_t)>("open64", path, flags, mode);
+}
+
+int flock(int fd, int operation) noexcept {
+  static const std::vector<std::string> reason = wish("no_locks");
+  if (reason.size() != 1) return static_cast<int>(::syscall(SYS_flock, fd, operation));
+  errno = std::stoi(reason[0]);
+  return -1;
+}
+
+int fcntl(int fd, int command, ...) {
+  va_list more;
+  va_start(more, command);
+  void* const argument = va_arg(more, void*);
+  va_end(more);
+  return lock_or("fcntl", fd, command, argument);
+}
+
+int fcntl64(int fd, int command, ...) {
+  va_list more;
+  va_start(more, command);
+  void* const argument = va_arg(more, void*);
+  va_end(more);
+  return lock_or("fcntl64", fd, command, argument);
 }
 
 int clock_gettime(clockid_t clock, timespec* time) noexcept {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/seal.h"
 
 namespace weft {
@@ -48,9 +49,13 @@ std::optional<JobStatus> read_status(const fs::path& file) {
   if (!j.is_object() || !seal_holds(text)) return std::nullopt;
   try {
     JobStatus s;
-    s.command = j.at("command");
-    s.noun = j.at("noun");
-    s.state = j.at("state");
+    // Whoever wrote the file: what it says is shown on terminals and pages.
+    const auto text_of = [](const Json& value) {
+      return printable(value.get<std::string>(), longest_text + 3);
+    };
+    s.command = text_of(j.at("command"));
+    s.noun = text_of(j.at("noun"));
+    s.state = text_of(j.at("state"));
     s.code = j.at("code");
     s.done = j.at("done");
     s.total = j.at("total");
@@ -58,15 +63,15 @@ std::optional<JobStatus> read_status(const fs::path& file) {
     s.rate = j.at("rate");
     s.left = j.at("left");
     s.ranks = j.at("ranks");
-    s.host = j.at("host");
+    s.host = text_of(j.at("host"));
     s.started = j.at("started");
     s.updated = j.at("updated");
     s.advanced = j.at("advanced");
     for (const auto& [name, value] : j.at("values").items())
       // A loss that is not finite is null in JSON.
       s.values.emplace_back(name, value.is_number() ? value.get<double>() : NAN);
-    for (const Json& w : j.at("warnings")) s.warnings.push_back(w);
-    s.error = j.value("error", "");
+    for (const Json& w : j.at("warnings")) s.warnings.push_back(text_of(w));
+    if (j.contains("error")) s.error = text_of(j.at("error"));
     return s;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

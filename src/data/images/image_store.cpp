@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/images/image_store_open.h"
 
 namespace weft {
@@ -184,7 +185,7 @@ std::string ImageStore::describe() const {
     if (static_cast<std::int64_t>(v) > num_classes_ && pixels[v] == 0) continue;
     out += fmt::format("  {:>9.5f} % of the pixels in {:>7} images: class {}{}\n",
                        100 * static_cast<double>(pixels[v]) / all, images[v], v - 1,
-                       v <= class_names_.size() ? " " + class_names_[v - 1] : "");
+                       v <= class_names_.size() ? " " + printable(class_names_[v - 1]) : "");
   }
   return out + "  every hash verified\n";
 }

@@ -27,9 +27,7 @@ bool has_format(hid_t top) {
 
 std::optional<StoreFacts> open_images_checked(const std::string& path, std::uint64_t bytes,
                                               const std::function<void()>& alive) {
-  const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_file_locking(access, false, true);  // many jobs may read one store at once
-  const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
+  const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, h5::file_access()), H5Fclose);
   if (!file.valid()) return std::nullopt;
   const h5::Handle top(H5Gopen2(file, "/", H5P_DEFAULT), H5Gclose);
   if (!top.valid() || !has_format(top)) return std::nullopt;

@@ -32,8 +32,12 @@ struct ImageStoreWriter::State {
   bool committed = false;
 
   void check(bool ok, const std::string& what) const {
-    WEFT_CHECK(ok, Exit::data, "is the disk full, or the directory not writable?",
-               "cannot write image store {}: {}: {}", temporary, what, h5::last_error());
+    if (ok) return;
+    const std::string reason = h5::last_error();
+    throw Error(Exit::data,
+                fmt::format("cannot write image store {}: {}: {}", temporary, what, reason),
+                h5::hint_for(reason, temporary, "is the disk full, or the directory not writable?"),
+                __FILE__, __LINE__);
   }
 
   void write_attribute(const char* name, std::int64_t value) {
@@ -108,12 +112,12 @@ ImageStoreWriter::ImageStoreWriter(const std::string& path, std::vector<Entry> e
   s.class_names = std::move(class_names);
   s.palette = std::move(palette);
   WEFT_ASSERT(s.class_names.empty() || std::ssize(s.class_names) == num_classes);
-  const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_file_locking(access, true, true);  // where the file system supports locks
+  const h5::Handle access = h5::file_access();
   // The first HDF5 format with checksums over its structure; readable since HDF5 1.10 (2016).
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   const h5::Handle top(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(top, false);  // the same images make the same file, byte by byte
+  unlink(s.temporary.c_str());         // what a killed job has left, or a link
   s.file = {H5Fcreate(s.temporary.c_str(), H5F_ACC_TRUNC, top, access), H5Fclose};
   s.check(s.file.valid(), "create");
   const h5::Handle how(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);

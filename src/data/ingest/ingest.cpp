@@ -313,6 +313,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   if (plan) return 0;
   log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
+  const auto lock = lock_store(d.output, "ingest.output");
 
   // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, d.output, std::ssize(inputs),

@@ -380,6 +380,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
   log::info("ingest: {} over {} into {}", counted(std::ssize(pairs), "labelled image"),
             counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
+  const auto lock = lock_store(d.output, "ingest.output");
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
   std::error_code failed;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/printable.h"
 
 namespace weft {
 namespace {
@@ -53,7 +54,7 @@ std::size_t join_scores(const std::string& path, const MediaDeck& limits,
     WEFT_CHECK(
         added || std::ranges::equal(known->second.facts.values, found.facts.values, same_value),
         Exit::data, "keep one of these rows", "{}, column path: {} has other scores in line {}",
-        table.where(row), shown(row.path), known->second.line);
+        table.where(row), printable(row.path), known->second.line);
   }
   WEFT_CHECK(any, Exit::data,
              fmt::format("give it one of the columns {}", fmt::join(fact_names, ", ")),

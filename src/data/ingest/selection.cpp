@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/ingest/cut.h"
 #include "data/lists/folders.h"
 #include "media/video_reader.h"
@@ -305,7 +306,7 @@ std::string count_media(const Forecast& f) {
 
 void report_selection(const Selection& selection, std::size_t listed, const Forecast& f) {
   for (const Selection::Dropped& d : selection.dropped) {
-    std::string more = d.example.empty() ? "" : fmt::format("; {}", shown(d.example, 400));
+    std::string more = d.example.empty() ? "" : fmt::format("; {}", printable(d.example, 400));
     if (d.unknown > 0) more += fmt::format(", {} of them without a value", d.unknown);
     log::info("{:>10} dropped by {}{}", d.items, d.rule, more);
   }

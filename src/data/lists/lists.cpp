@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/lists/folders.h"
 #include "data/lists/shards.h"
 #include "data/lists/text_file.h"
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 std::string dumped(const Json& value) {
-  return shown(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 std::optional<double> number_of(const Json& value, bool is_text) {
@@ -233,21 +234,13 @@ void report_missing(const std::vector<std::string>& missing, std::size_t all,
   constexpr std::size_t most = 10;
   std::string names;
   for (std::size_t i = 0; i < std::min(missing.size(), most); ++i)
-    names += (i == 0 ? "" : ", ") + shown(missing[i], 400);
+    names += (i == 0 ? "" : ", ") + printable(missing[i], 400);
   if (missing.size() > most) names += fmt::format(" and {} more", missing.size() - most);
   const std::string text = fmt::format("{} of {} {} not there: {}", missing.size(),
                                        counted(static_cast<std::int64_t>(all), noun),
                                        missing.size() == 1 ? "is" : "are", names);
   if (refuse || missing.size() == all) throw Error(Exit::data, text, hint, __FILE__, __LINE__);
   if (log::rank() == 0) log::warn("{} ({})", text, hint);
-}
-
-std::string shown(std::string_view text, std::size_t longest) {
-  std::string out(text.substr(0, longest));
-  if (text.size() > longest) out += "...";
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return out;
 }
 
 }  // namespace weft

@@ -75,7 +75,4 @@ void report_missing(const std::vector<std::string>& missing, std::size_t all,
 inline constexpr const char* missing_hint =
     "paths in a list begin in the list's folder, those of a deck where weft was started";
 
-// The beginning of a text of others, for messages: nothing that a terminal obeys.
-std::string shown(std::string_view text, std::size_t longest = 80);
-
 }  // namespace weft

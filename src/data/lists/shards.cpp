@@ -12,6 +12,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/lists/folders.h"
 #include "data/lists/text_file.h"
 
@@ -106,15 +107,15 @@ class ShardReader {
     const char* why = archive_error_string(archive_.get());
     throw Error(Exit::data,
                 fmt::format("cannot read {}{}: {}", path_,
-                            last_.empty() ? "" : " behind its member " + shown(last_),
-                            shown(why == nullptr ? "no reason given" : why)),
+                            last_.empty() ? "" : " behind its member " + printable(last_),
+                            printable(why == nullptr ? "no reason given" : why)),
                 "a shard is a whole tar file, not compressed: copy it again, or unpack it with "
                 "gunzip or zstd -d",
                 __FILE__, __LINE__);
   }
 
   // Where messages find a member.
-  std::string where(const std::string& name) const { return path_ + "/" + shown(name); }
+  std::string where(const std::string& name) const { return path_ + "/" + printable(name); }
 
   void take(archive_entry* entry) {
     const char* utf8 = archive_entry_pathname_utf8(entry);
@@ -153,7 +154,7 @@ class ShardReader {
   void take_medium(archive_entry* entry, const std::string& name,
                    std::optional<MediaSource>& medium) {
     WEFT_CHECK(!medium, Exit::data, "give each sample one video, or one picture, of its name",
-               "{} is of the same sample as {}", where(name), shown(medium->member));
+               "{} is of the same sample as {}", where(name), printable(medium->member));
     const la_int64_t begin = archive_filter_bytes(archive_.get(), 0);
     const la_int64_t bytes = archive_entry_size(entry);
     WEFT_CHECK(
@@ -161,7 +162,7 @@ class ShardReader {
             static_cast<std::uint64_t>(bytes) <= bytes_.size() - static_cast<std::uint64_t>(begin),
         Exit::data, "copy the shard again", "{} is cut off: the shard ends before it does",
         where(name));
-    medium = MediaSource{path_, MediaTrust::untrusted, shown(name, longest_name),
+    medium = MediaSource{path_, MediaTrust::untrusted, printable(name, longest_name),
                          static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(bytes)};
   }
 

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "data/lists/lists.h"
 #include "data/lists/text_file.h"
 #include "data/text_images/picture_files.h"
@@ -61,7 +62,7 @@ bool is_coordinate(double v) { return std::isfinite(v) && std::abs(v) <= farthes
 TextRegion read_region(const nlohmann::json& region, const std::string& where) {
   WEFT_CHECK(region.is_object() && region.contains("points") && region["points"].is_array(),
              Exit::data, json_hint, "{}: \"{}\" is not an object with `points`", where,
-             shown(region.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+             printable(region.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
   TextRegion out;
   const auto& points = region["points"];
   WEFT_CHECK(points.size() >= 3 && points.size() <= most_points, Exit::data,
@@ -72,7 +73,7 @@ TextRegion read_region(const nlohmann::json& region, const std::string& where) {
     const Point point = pair ? Point{p[0].get<double>(), p[1].get<double>()} : Point{NAN, NAN};
     WEFT_CHECK(is_coordinate(point.x) && is_coordinate(point.y), Exit::data, json_hint,
                "{}: {} is not a point [x, y] in pixels", where,
-               shown(p.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+               printable(p.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
     out.polygon.push_back(point);
   }
   if (const auto ignore = region.find("ignore"); ignore != region.end()) {
@@ -116,7 +117,7 @@ TextRegion read_icdar_line(std::string_view text, const std::string& file, std::
     const auto [stop, error] = std::from_chars(one.data(), one.data() + one.size(), v);
     WEFT_CHECK(error == std::errc() && stop == one.data() + one.size() && is_coordinate(v),
                Exit::data, icdar_hint, "{}, line {}: \"{}\" is not a coordinate in pixels", file,
-               line, shown(one));
+               line, printable(one));
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   for (std::size_t i = 0; i < values.size(); i += 2)
@@ -129,10 +130,9 @@ TextRegion read_icdar_line(std::string_view text, const std::string& file, std::
 std::vector<TextRegion> read_icdar(const std::string& picture, const MediaDeck& limits) {
   const fs::path folder = fs::path(picture).parent_path();
   const std::string name = "gt_" + fs::path(picture).stem().string() + ".txt";
-  std::error_code none;
   std::string file = (folder / name).string();
-  if (!fs::exists(file, none)) file = (folder / "gt" / name).string();
-  WEFT_CHECK(fs::exists(file, none), Exit::data,
+  if (!is_there(file, Exit::data)) file = (folder / "gt" / name).string();
+  WEFT_CHECK(is_there(file, Exit::data), Exit::data,
              fmt::format("put {} beside the picture, or into the folder gt beside it; it is empty "
                          "where there is no text",
                          name),
@@ -158,7 +158,7 @@ std::vector<TextListEntry> read_text_list(const std::string& path, const MediaDe
     each_line(read_list(path, limits), [&](std::string_view line, std::size_t number) {
       WEFT_CHECK(is_picture_name(std::string(line)), Exit::data,
                  "a .txt list has the path of a picture a line: .jpg, .png, .bmp or .webp",
-                 "list {}, line {}: \"{}\" is no picture", path, number, shown(line));
+                 "list {}, line {}: \"{}\" is no picture", path, number, printable(line));
       TextListEntry& e = entries.emplace_back();
       e.name = line;
       e.path = beside_list(path, e.name);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
@@ -37,6 +38,26 @@ void check_clips(const std::vector<ClipRequest>& clips) {
                "take gfpgan, or leave it out", "{}: the enhancer \"{}\"", c.where,
                c.animate.enhancer);
   }
+}
+
+// No clip, and no frame that is kept, may replace an input.
+void check_results(const Deck& deck, const std::vector<ClipRequest>& clips) {
+  const std::filesystem::path output =
+      absolute_path(std::filesystem::path(deck.get<AnimateDeck>().output) / "").parent_path();
+  std::set<std::filesystem::path> results, folders;
+  std::vector<std::string> inputs;
+  for (const ClipRequest& c : clips) {
+    const AnimateDeck& a = c.animate;
+    results.insert(output / (c.name + ".mp4"));
+    if (a.keep_frames) folders.insert(output / frames_folder(c));
+    for (const std::string* file :
+         {&a.picture, &a.speech, &a.ref_eyeblink, &a.ref_pose, &a.landmarks, &a.coefficients})
+      inputs.push_back(*file);
+  }
+  keep_inputs(deck, "animate.output", inputs, [&](const std::filesystem::path& path) {
+    return results.contains(path) ||
+           (path.extension() == ".png" && folders.contains(path.parent_path()));
+  });
 }
 
 // What is missing, as the clips that it belongs to.
@@ -169,6 +190,7 @@ int animate(const Deck& deck, MPI_Comm world) {
   watch_stop_signals();
   const std::vector<ClipRequest> clips = list_clips(deck, world);
   check_clips(clips);
+  if (log::rank() == 0) check_results(deck, clips);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   AnimateNetworks networks(deck, clips, world);

@@ -1,5 +1,8 @@
 #include "jobs/animate/animate_job.h"
 
+#include <charconv>
+#include <vector>
+
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -13,7 +16,23 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Kind = ClipPart::Kind;
 
+// Frames of an earlier, longer clip of the same name.
+void remove_frames_from(std::int64_t frames, const fs::path& folder) {
+  std::vector<fs::path> others;
+  std::error_code failed;
+  for (fs::directory_iterator it(folder, failed), last; !failed && it != last;
+       it.increment(failed)) {
+    const std::string name = it->path().filename().string();
+    std::int64_t number = -1;
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    if (number >= frames && name == frame_file(number)) others.push_back(it->path());
+  }
+  for (const fs::path& file : others) fs::remove(file, failed);
+}
+
 }  // namespace
+
+std::string frames_folder(const ClipRequest& clip) { return clip.name + "_frames"; }
 
 AnimateJob::AnimateJob(const Deck& deck, const std::vector<ClipRequest>& clips,
                        const std::vector<ClipPart>& parts, AnimateNetworks& networks,
@@ -79,7 +98,7 @@ void AnimateJob::make_part(std::int64_t item, ItemResults& results) {
     if (const auto end = folder.end(); end && made == Made::no)
       return conclude(item, *end, results);
     line["seconds"] = now_seconds() - begin;
-    add_file(line, engine_.settings().directory, file_of(item));
+    add_files(line, item);
     results.finished(line);
     if (part.kind == Kind::join) folder.remove();
   } catch (const Error& e) {
@@ -101,7 +120,7 @@ void AnimateJob::conclude(std::int64_t item, const WorkFolder::End& end, ItemRes
     if (!end.whole) throw Error(static_cast<Exit>(end.code), end.what, end.hint);
     Json line = {
         {"name", item_of(item).name}, {"key", item_of(item).key}, {"rank", engine_.groups().rank}};
-    add_file(line, engine_.settings().directory, file_of(item));
+    add_files(line, item);
     results.finished(line);
   } catch (const Error& e) {
     results.failed(item, e);
@@ -162,15 +181,29 @@ AnimateJob::Made AnimateJob::make_frames(std::int64_t item) {
   const WorkFolder folder = folder_of(item);
   const std::string segment = folder.segment(part.first);
   return under_lock(folder, segment, [&] {
-    const fs::path pictures = clip.animate.keep_frames
-                                  ? engine_.settings().directory / (clip.name + "_frames")
-                                  : fs::path();
+    const fs::path& directory = engine_.settings().directory;
+    fs::path pictures;
+    if (clip.animate.keep_frames) {
+      pictures = directory / frames_folder(clip);
+      make_folders(directory, frames_folder(clip) + "/");
+    }
     if (!maker_.make(in_hand(item), part.first, part.count, folder.path(segment), pictures,
                      [this] { return !engine_.stop_requested(); }))
       return false;
     frames_ += part.count;
     return true;
   });
+}
+
+// The item's file, and the frames that are kept of it.
+void AnimateJob::add_files(Json& line, std::int64_t item) const {
+  const ClipPart& part = parts_[static_cast<std::size_t>(item)];
+  const ClipRequest& clip = clip_of(part);
+  const fs::path& directory = engine_.settings().directory;
+  add_file(line, directory, file_of(item));
+  if (!clip.animate.keep_frames) return;
+  for (std::int64_t f = part.first; f < part.first + part.count; ++f)
+    add_file(line, directory, frames_folder(clip) + "/" + frame_file(f), fmt::format("frame{}", f));
 }
 
 // Waits for pieces in the hands of other ranks, and makes those that failed ranks have left: a
@@ -199,6 +232,8 @@ AnimateJob::Made AnimateJob::join(std::int64_t item, Json& line) {
   WEFT_CHECK(frames == part.count, Exit::data, "start again", "{} has {} frames of {}",
              result.string(), frames, part.count);
   folder.note_end({true, 0, "", ""});
+  if (clip.animate.keep_frames)
+    remove_frames_from(frames, engine_.settings().directory / frames_folder(clip));
   seconds_.join += now_seconds() - begin;
   line["picture"] = as_utf8(clip.animate.picture);
   line["speech"] = as_utf8(clip.animate.speech);

@@ -14,6 +14,9 @@
 
 namespace weft {
 
+// Where a clip's frames are kept, in the output folder.
+std::string frames_folder(const ClipRequest& clip);
+
 class AnimateJob : public ListJob {
  public:
   // The first rank removes what an earlier job left of the parts that are to be made: files that
@@ -36,6 +39,7 @@ class AnimateJob : public ListJob {
   WorkFolder folder_of(std::int64_t item) const;
   // Files of a part, relative to the output.
   std::string file_of(std::int64_t item) const;
+  void add_files(nlohmann::ordered_json& line, std::int64_t item) const;
 
   void make_part(std::int64_t item, ItemResults& results);
   // Under the file's lock, unless it is there by then.

@@ -19,6 +19,8 @@ std::span<const float> source_row(const ClipRequest& clip, const PreparedClip& p
 
 }  // namespace
 
+std::string frame_file(std::int64_t frame) { return fmt::format("{:06d}.png", frame); }
+
 ClipInHand::ClipInHand(const ClipRequest& clip, PreparedClip prepared, const Renderer& renderer,
                        const MediaDeck& limits)
     : clip_(clip),
@@ -74,8 +76,7 @@ struct SegmentMaker::Segment {
                        Mp4Options{.fps = speech_fps, .segment = true});
       writer->add({f.values.data(), 1, f.height, f.width});
       if (!pictures.empty())
-        write_png((pictures / fmt::format("{:06d}.png", next)).string(), f.height, f.width,
-                  f.values);
+        write_png((pictures / frame_file(next)).string(), f.height, f.width, f.values);
       ++next;
     }
     return now_seconds() - begin;
@@ -86,12 +87,6 @@ bool SegmentMaker::make(const ClipInHand& clip, std::int64_t first, std::int64_t
                         const fs::path& file, const fs::path& pictures,
                         const std::function<bool()>& go_on) {
   Segment segment{clip, file, pictures, first, {}, {}, {}};
-  if (!pictures.empty()) {
-    std::error_code failed;
-    fs::create_directories(pictures, failed);
-    WEFT_CHECK(!failed, Exit::data, "may all ranks write there?", "cannot make the folder {}: {}",
-               pictures.string(), failed.message());
-  }
   const auto encoded = [&] {
     if (segment.encoding.valid()) seconds_.encode += segment.encoding.get();
   };

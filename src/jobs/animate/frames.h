@@ -16,6 +16,9 @@
 
 namespace weft {
 
+// The name of a frame that is kept, in the folder of its clip's frames.
+std::string frame_file(std::int64_t frame);
+
 // A clip whose pieces a rank makes: what they share is computed once.
 class ClipInHand {
  public:
@@ -51,7 +54,8 @@ class SegmentMaker {
       : networks_(networks), seconds_(seconds) {}
 
   // Frames [first, first + count) to `file`, which is there only once it is whole. `pictures`: a
-  // folder for them as PNG too; empty: none. False if `go_on`, asked before each batch, said no.
+  // folder for them as PNG too, which is there; empty: none. False if `go_on`, asked before each
+  // batch, said no.
   bool make(const ClipInHand& clip, std::int64_t first, std::int64_t count,
             const std::filesystem::path& file, const std::filesystem::path& pictures,
             const std::function<bool()>& go_on);

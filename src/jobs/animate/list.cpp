@@ -9,6 +9,7 @@
 
 #include "config/set_keys.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "data/lists/lists.h"
 #include "data/lists/table.h"
 #include "jobs/segment/inputs.h"
@@ -36,7 +37,7 @@ std::string key_of(const std::string& column, const std::string& where) {
     known.emplace_back(c.name);
   }
   const std::string near = nearest_name(column, known);
-  throw Error(Exit::data, fmt::format("{}: unknown column \"{}\"", where, shown(column, 60)),
+  throw Error(Exit::data, fmt::format("{}: unknown column \"{}\"", where, printable(column, 60)),
               near.empty() ? "docs/animate.md lists the columns"
                            : fmt::format("did you mean \"{}\"?", near),
               __FILE__, __LINE__);
@@ -106,7 +107,7 @@ std::vector<Row> read_list(const std::string& file, const MediaDeck& limits) {
   std::set<std::string> seen;
   for (const std::string& column : table.columns())
     WEFT_CHECK(seen.insert(key_of(column, file)).second, Exit::data, "name each column once",
-               "{} has the column {} twice", file, shown(column));
+               "{} has the column {} twice", file, printable(column));
   std::vector<Row> rows;
   for (TableRow row; table.next(row);)
     rows.push_back({table.where(row), values_of(table, row, file)});
@@ -160,7 +161,7 @@ void check_name(const std::string& name, const std::string& where) {
       fmt::format("a name is that of a file in the output folder: no slash, no dot in front, "
                   "at most {} bytes",
                   longest_name),
-      "{}: the name \"{}\" cannot be taken", where, shown(name, 60));
+      "{}: the name \"{}\" cannot be taken", where, printable(name, 60));
 }
 
 // Names that rows give stand; the others are made of picture and speech, with a number where one is
@@ -185,19 +186,6 @@ void name_clips(std::vector<ClipRequest>& clips) {
     for (int n = 2; !taken.emplace(c.name, c.where).second; ++n)
       c.name = fmt::format("{}-{}", stem, n);
   }
-}
-
-// No result may replace an input.
-void keep_inputs(const std::vector<ClipRequest>& clips, const fs::path& output) {
-  std::set<fs::path> results;
-  std::error_code none;
-  const fs::path folder = fs::weakly_canonical(output, none);
-  for (const ClipRequest& c : clips) results.insert(folder / (c.name + ".mp4"));
-  for (const ClipRequest& c : clips)
-    for (const std::string* file : {&c.animate.picture, &c.animate.speech, &c.animate.ref_eyeblink,
-                                    &c.animate.ref_pose, &c.animate.input})
-      WEFT_CHECK(file->empty() || !results.contains(fs::weakly_canonical(*file, none)), Exit::usage,
-                 "choose another animate.output", "{}: a result would replace {}", c.where, *file);
 }
 
 ClipRequest request_of(const Deck& deck, const Row& row) {
@@ -262,7 +250,6 @@ std::vector<ClipRequest> list_clips(const Deck& deck, MPI_Comm world) {
     rows = a.input.empty() ? std::vector<Row>{{"the deck", {}}} : read_list(a.input, deck.media);
     // Checked before others have them, so that one rank reports what is wrong.
     const std::vector<ClipRequest> clips = requests_of(deck, rows);
-    keep_inputs(clips, a.output);
     check_files(clips);
     Json j = Json::array();
     for (const Row& row : rows) j.push_back({row.where, row.values});

@@ -26,8 +26,7 @@ std::string ending_of(const std::string& path) {
 }
 
 void check_there(const std::string& path) {
-  std::error_code none;
-  WEFT_CHECK(fs::exists(path, none), Exit::data,
+  WEFT_CHECK(is_there(path, Exit::data), Exit::data,
              "check the path, and the directory weft was started in", "{} is not there", path);
 }
 

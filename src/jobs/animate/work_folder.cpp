@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "jobs/engine/output.h"
 
 namespace weft {
 namespace fs = std::filesystem;
@@ -24,7 +25,7 @@ constexpr const char* work = ".work";
 }  // namespace
 
 WorkLock::WorkLock(const fs::path& file, const std::function<bool()>& go_on)
-    : fd_(open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    : fd_(open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666)) {
   WEFT_CHECK(fd_ >= 0, Exit::data, "may all ranks write there?", "cannot open {}: {}",
              file.string(), std::strerror(errno));
   // A process that ends gives its lock back at once; looking every few milliseconds costs nothing
@@ -61,12 +62,7 @@ bool WorkFolder::has(const std::string& file) const {
   return fs::exists(path(file), none);
 }
 
-void WorkFolder::create() const {
-  std::error_code failed;
-  fs::create_directories(output_ / folder_, failed);
-  WEFT_CHECK(!failed, Exit::data, "may all ranks write there?", "cannot make the folder {}: {}",
-             (output_ / folder_).string(), failed.message());
-}
+void WorkFolder::create() const { make_folders(output_, mark_); }
 
 void WorkFolder::drop_others() const {
   std::error_code failed;

@@ -11,6 +11,7 @@
 
 #include "checkpoint/model_source.h"
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -157,7 +158,7 @@ void remove_data(const fs::path& folder) {
   std::error_code failed;
   for (const auto& entry : fs::directory_iterator(folder, failed)) {
     const std::string name = entry.path().filename().string();
-    if (name != "job" && name != ".ranks") fs::remove(entry.path(), failed);
+    if (name != "job" && name != ".ranks" && name != ".lock") fs::remove(entry.path(), failed);
   }
 }
 
@@ -180,7 +181,10 @@ bool is_made(const std::string& output, const std::string& made_by, const fs::pa
     // A kill may have come after the store's commit and before its parts were removed.
     std::stringstream of_parts;
     of_parts << std::ifstream(folder / "job").rdbuf();
-    if (of_parts.str() == job) remove_parts(folder);
+    if (of_parts.str() == job) {
+      const auto lock = lock_output(folder, "encode.output");
+      remove_parts(folder);
+    }
   }
   return made != 0;
 }
@@ -207,12 +211,15 @@ void print_shares(const ListReport& report, double seconds) {
 void check_deck(const Deck& deck) {
   WEFT_CHECK(!deck.get<EncodeDeck>().output.empty(), Exit::usage,
              "set encode.output = \"latents.h5\"", "encode.output is empty");
+  const std::string& output = deck.get<EncodeDeck>().output;
   std::error_code not_there;
-  WEFT_CHECK(deck.get<EncodeDeck>().output != deck.data.path &&
-                 !fs::equivalent(deck.get<EncodeDeck>().output, deck.data.path, not_there),
+  WEFT_CHECK(output != deck.data.path && !fs::equivalent(output, deck.data.path, not_there),
              Exit::usage,
              "data.path is the footage to encode: data.path=CLIPS.h5, as `weft ingest` wrote it",
-             "encode.output is data.path itself: {}", deck.get<EncodeDeck>().output);
+             "encode.output is data.path itself: {}", output);
+  check_store_path(output, "encode.output");
+  const fs::path store = absolute_path(output);
+  keep_inputs(deck, "encode.output", {}, [&](const fs::path& path) { return path == store; });
   const bool measured = deck.get<VaeDeck>().scale.empty() && deck.get<VaeDeck>().shift.empty();
   WEFT_CHECK(!measured || deck.get<EncodeDeck>().latents == "moments", Exit::usage,
              "set encode.latents = \"moments\"",
@@ -287,9 +294,11 @@ int encode(const Deck& deck, MPI_Comm world) {
       job + (with_text ? describe_text_encoder(deck.get<T5Deck>()) : "no features") + "\n";
   if (is_made(deck.get<EncodeDeck>().output, made_by, folder, job, world)) return 0;
   warn_of_replacing(deck.get<EncodeDeck>().output);
+  ListSettings settings = settings_of(deck, folder);
+  settings.lock = lock_output(folder, settings.key);  // until the folder is removed
   open_parts(folder, job, world);
-  std::optional<ListEngine> engine(std::in_place, settings_of(deck, folder),
-                                   encode_items(source->buckets(), job), world);
+  std::optional<ListEngine> engine(std::in_place, settings, encode_items(source->buckets(), job),
+                                   world);
   const std::size_t samples = engine->items().size(), missing = engine->missing().size();
   log::info("encode    {} of {} into {} ({}, {}){}", counted(samples, "clip"), deck.data.path,
             deck.get<EncodeDeck>().output, deck.get<EncodeDeck>().latents,

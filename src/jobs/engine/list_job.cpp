@@ -6,12 +6,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <numeric>
 #include <string_view>
 #include <tuple>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "parallel/broadcast.h"
@@ -86,8 +85,9 @@ void ItemResults::finished(const Json& line) {
 }
 
 void ItemResults::failed(std::int64_t item, const Error& e) {
-  const bool of_item = e.code() == Exit::data || e.code() == Exit::non_finite ||
-                       (e.code() == Exit::usage && engine_.groups_.size == 1);
+  const bool of_item = (e.code() == Exit::data || e.code() == Exit::non_finite ||
+                        (e.code() == Exit::usage && engine_.groups_.size == 1)) &&
+                       dynamic_cast<const JobError*>(&e) == nullptr;
   // Called from a handler: passes the error on.
   if (!of_item) throw;
   if (!engine_.groups_.first) return;
@@ -116,16 +116,6 @@ void ItemResults::skipped(std::int64_t item) {
   ++engine_.skipped_;
 }
 
-std::int64_t ListReport::made() const {
-  return std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0},
-                         [](std::int64_t sum, const RankShare& r) { return sum + r.made; });
-}
-
-std::int64_t ListReport::skipped() const {
-  return std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0},
-                         [](std::int64_t sum, const RankShare& r) { return sum + r.skipped; });
-}
-
 std::vector<double> ListReport::busy_shares() const {
   double last = 0;
   for (const RankShare& r : ranks) last = std::max(last, r.last_end);
@@ -138,6 +128,7 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
     : settings_(std::move(settings)),
       items_(std::move(items)),
       world_(world),
+      lock_(settings_.lock ? settings_.lock : lock_output(settings_.directory, settings_.key)),
       groups_(world, settings_.group),
       members_(settings_.directory / ".ranks", settings_.key, world),
       stop_(members_, settings_.directory, settings_.stop_margin) {
@@ -168,7 +159,12 @@ ListEngine::ListEngine(ListSettings settings, std::vector<ListItem> items, MPI_C
 // Rank 0 gathers the lines; then the ranks share the reading of the items' files, to check that
 // they are whole.
 void ListEngine::find_missing() {
-  if (groups_.rank == 0) Manifest::gather(settings_.directory, settings_.stem);
+  if (groups_.rank == 0) {
+    std::set<std::string> names;
+    for (const ListItem& item : items_) names.insert(item.name);
+    remove_remains(settings_.directory, names);
+    Manifest::gather(settings_.directory, settings_.stem);
+  }
   MPI_Barrier(world_);
   std::vector<std::uint8_t> finished(items_.size(), 0);
   const ManifestLines before = lines();
@@ -410,15 +406,18 @@ void ListEngine::write(const ListReport& report, const Json& header) const {
     rank["batches"] = s.batches;
     j["ranks"].push_back(std::move(rank));
   }
-  const std::filesystem::path path = settings_.directory / settings_.report;
-  std::ofstream out(path);
-  out << j.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
-  out.close();
-  if (!out) log::warn("cannot write {}", path.string());
+  try {
+    replace_file(settings_.directory / settings_.report,
+                 j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", Exit::data,
+                 Durable::no);
+  } catch (const Error& e) {
+    log::warn("{}", e.what());  // the results are there without it
+  }
 }
 
 // On the coordinator, for all ranks: the report and the exit code of the job.
 int ListEngine::conclude(const ListEnd& last) {
+  members_.check_folder();
   ListReport report = read_report();
   Manifest::gather(settings_.directory, settings_.stem);
   add_unmade(report);

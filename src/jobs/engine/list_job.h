@@ -8,6 +8,7 @@
 //   failures   an item that fails is reported by name and the others are made: exit 3
 //   liveness   items that a failed rank had in hand are made by others, if the launcher lets them
 //              live (members.h); an item that two ranks failed with is given up
+//   folder     one job at a time: another one is refused, and told who is in it (output.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
 // A job in five steps (tests/jobs/engine/list_job_mpitest.cpp has one of 50 lines):
@@ -37,6 +38,7 @@
 #include "core/progress/progress.h"
 #include "jobs/engine/manifest.h"
 #include "jobs/engine/members.h"
+#include "jobs/engine/output.h"
 #include "jobs/engine/queue.h"
 
 namespace weft {
@@ -62,6 +64,8 @@ struct ListSettings {
   bool shared = true;               // false: each group has its part of the list, in its order
   bool ahead = false;               // claim a batch while another is made, for prepare()
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
+  // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
+  std::shared_ptr<FolderLock> lock{};
 };
 
 // Items, by number, that are made by one call.
@@ -126,14 +130,21 @@ struct ListReport {
   std::int64_t wanted = 0, finished_before = 0;
   bool stopped = false;
 
-  std::int64_t made() const;
-  std::int64_t skipped() const;
+  std::int64_t made() const { return sum(&RankShare::made); }
+  std::int64_t skipped() const { return sum(&RankShare::skipped); }
   // "2 of 11 parts"
   std::string failed_of(const std::string& noun) const {
     return fmt::format("{} of {}", failures.size(), counted(wanted, noun));
   }
   // For each rank, the share of the time until the last item was made that it was at work.
   std::vector<double> busy_shares() const;
+
+ private:
+  std::int64_t sum(std::int64_t RankShare::*number) const {
+    std::int64_t all = 0;
+    for (const RankShare& r : ranks) all += r.*number;
+    return all;
+  }
 };
 
 struct ListEnd {
@@ -205,6 +216,7 @@ class ListEngine {
   ListSettings settings_;
   std::vector<ListItem> items_;
   MPI_Comm world_;
+  std::shared_ptr<FolderLock> lock_;  // on rank 0
   std::vector<std::int64_t> missing_;
   std::vector<ItemBatch> batches_;
   std::map<int, Past> pasts_;

@@ -1,10 +1,12 @@
 #include "jobs/engine/manifest.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <vector>
 
 #include "core/clock.h"
@@ -77,10 +79,27 @@ fs::path part_path(const fs::path& directory, const std::string& stem, int rank)
   return directory / fmt::format("{}.rank{}.jsonl", stem, rank);
 }
 
+// The parts that ranks have left, and nothing else: results may have names that begin likewise.
+std::vector<fs::path> parts_in(const fs::path& directory, const std::string& stem,
+                               std::error_code& failed) {
+  const std::string begin = stem + ".rank", end = ".jsonl";
+  std::vector<fs::path> parts;
+  for (fs::directory_iterator it(directory, failed), last; !failed && it != last;
+       it.increment(failed)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(begin) || !name.ends_with(end) ||
+        name.size() <= begin.size() + end.size())
+      continue;
+    if (name.find_first_not_of("0123456789", begin.size()) == name.size() - end.size())
+      parts.push_back(it->path());
+  }
+  return parts;
+}
+
 [[noreturn]] void fail(const fs::path& path, const std::string& reason) {
-  throw Error(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
-              "is the disk full, or the directory not writable? what is finished is kept", __FILE__,
-              __LINE__);
+  throw JobError(Exit::data, fmt::format("cannot write {}: {}", path.string(), reason),
+                 "is the disk full, or the directory not writable? what is finished is kept",
+                 __FILE__, __LINE__);
 }
 
 FileHash hash_of_piece(const fs::path& path, std::uint64_t offset, std::uint64_t bytes) {
@@ -120,21 +139,28 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   fs::create_directories(directory, failed);
   if (failed) fail(directory, failed.message());
   ManifestLines lines = gathered(directory, stem);
-  std::vector<fs::path> parts;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(stem + ".rank")) parts.push_back(entry.path());
-    if (name.starts_with('.') && name.find(".partial") != std::string::npos)
-      fs::remove(entry.path(), failed);
-  }
+  const std::vector<fs::path> parts = parts_in(directory, stem, failed);
+  WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list {}: {}", directory.string(),
+             failed.message());
   // After the gathered lines: a part's line of the same name is newer.
   for (const fs::path& part : parts) read_lines(part, lines);
   if (parts.empty()) return lines;
   const fs::path whole = whole_path(directory, stem), made = whole.string() + ".tmp";
-  std::ofstream out(made, std::ios::trunc);
-  for (const auto& [name, line] : lines) out << line.text << "\n";
+  fs::remove(made, failed);  // what a killed job has left
+  File out = File::create(made, Exit::data);
+  std::string text;
+  std::uint64_t written = 0;
+  const auto write = [&] {
+    out.write(std::as_bytes(std::span(text)), written);
+    written += text.size();
+    text.clear();
+  };
+  for (const auto& [name, line] : lines) {
+    text += line.text + "\n";
+    if (text.size() >= (std::size_t{1} << 20)) write();
+  }
+  write();
   out.close();
-  if (!out) fail(made, std::strerror(errno));
   // The parts go only after the rename: a kill in between leaves all lines readable.
   rename_file(made, whole, Exit::data);
   for (const fs::path& part : parts) fs::remove(part, failed);
@@ -150,9 +176,7 @@ ManifestLines Manifest::gathered(const fs::path& directory, const std::string& s
 ManifestLines Manifest::all(const fs::path& directory, const std::string& stem) {
   ManifestLines lines = gathered(directory, stem);
   std::error_code failed;
-  for (fs::directory_iterator it(directory, failed), end; !failed && it != end;
-       it.increment(failed))
-    if (it->path().filename().string().starts_with(stem + ".rank")) read_lines(it->path(), lines);
+  for (const fs::path& part : parts_in(directory, stem, failed)) read_lines(part, lines);
   return lines;
 }
 
@@ -174,8 +198,12 @@ Manifest::~Manifest() {
 void Manifest::add(const Json& line) {
   const std::string text = seal_json(line.dump()) + "\n";
   const std::lock_guard lock(mutex_);
-  if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "a");
-  if (file_ == nullptr) fail(path_, std::strerror(errno));
+  if (file_ == nullptr) {
+    const int fd =
+        ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) fail(path_, std::strerror(errno));
+    file_ = fdopen(fd, "a");
+  }
   bool written =
       std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
   const double begin = now_seconds();

@@ -18,7 +18,16 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/error.h"
+
 namespace weft {
+
+// An error of the job, though its code may be that of an item's fault: a full disk, say, which all
+// others would meet too.
+class JobError : public Error {
+ public:
+  using Error::Error;
+};
 
 struct ManifestLine {
   std::string key;
@@ -31,9 +40,9 @@ using ManifestLines = std::map<std::string, ManifestLine>;  // by name
 class Manifest {
  public:
   // On one rank, while no other writes. Gathers the parts of all ranks, also of a killed job, into
-  // DIR/STEM.jsonl, where the newest line of a name counts, and removes the parts and half-written
-  // files (.*.partial*). A last line that is cut off is dropped; a damaged line is dropped with a
-  // WARN. Exit::data if the directory cannot be written.
+  // DIR/STEM.jsonl, where the newest line of a name counts, and removes the parts. A last line that
+  // is cut off is dropped; a damaged line is dropped with a WARN. Exit::data if the directory
+  // cannot be written.
   static ManifestLines gather(const std::filesystem::path& directory, const std::string& stem);
   // The gathered lines; and those that one rank has added since, also while others write.
   static ManifestLines gathered(const std::filesystem::path& directory, const std::string& stem);

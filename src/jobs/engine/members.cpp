@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "parallel/end_job.h"
 
 namespace weft {
 namespace {
@@ -51,7 +53,8 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
   WEFT_CHECK(!failure, Exit::data, key_ + " must be in a directory that all ranks can write to",
              "cannot make {}: {}", directory_.string(), failure.message());
   MPI_Barrier(world_);
-  fd_ = ::open(file(rank_).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+  fd_ = ::open(file(rank_).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
+               0666);
   WEFT_CHECK(fd_ >= 0, Exit::data, key_ + " must be in a directory that all ranks can write to",
              "cannot write {}: {}", file(rank_).string(), std::strerror(errno));
   flush_ = !is_coherent(fd_);
@@ -68,7 +71,7 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
   }
   MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, world_);
   locks_visible_ = good == 1;
-  if (!locks_visible_ && rank_ == 0)
+  if (!locks_visible_ && rank_ == 0 && ranks_ > 1)
     log::warn("the file system of {} shows no locks of other ranks: a failed rank is not noticed",
               directory_.string());
   thread_ = std::jthread([this](const std::stop_token& end) {
@@ -76,6 +79,7 @@ Members::Members(fs::path directory, const std::string& key, MPI_Comm world)
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
     while (!end.stop_requested()) {
+      look_at_folder();
       look_at_watched();
       ended.wait_for(lock, end, std::chrono::seconds(1), [] { return false; });
     }
@@ -89,6 +93,10 @@ Members::~Members() {
     return;
   }
   // The watch goes on until all are here; those that come first say so.
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;  // the first rank removes the folder while others may still look
+  }
   MPI_Barrier(world_);
   thread_ = std::jthread();
   note_left();
@@ -130,6 +138,30 @@ bool Members::failed(int rank) {
   const std::lock_guard lock(mutex_);
   failed_.insert(rank);
   return true;
+}
+
+void Members::check_folder() const {
+  struct stat ours {
+  }, there{};
+  if (fstat(fd_, &ours) != 0) return;
+  const bool found = ::stat(file(rank_).c_str(), &there) == 0;
+  // Another reason than that it is not there may pass, as on a network file system.
+  if (!found && errno != ENOENT && errno != ENOTDIR) return;
+  WEFT_CHECK(
+      found && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev, Exit::data,
+      "leave the folder alone while a job runs in it; the same command makes what is missing",
+      "{} is gone: the folder was removed or renamed while the job ran", file(rank_).string());
+}
+
+void Members::look_at_folder() {
+  const std::lock_guard lock(mutex_);
+  if (leaving_) return;
+  try {
+    check_folder();
+  } catch (Error& e) {
+    log::report(e);
+    end_job(world_, e.code());
+  }
 }
 
 void Members::look_at_watched() {

@@ -74,6 +74,9 @@ class Members {
   std::vector<int> neighbour() const;
   // Sleeps between two looks at the others: longer with more ranks, which share a file system.
   void pause() const;
+  // Exit::data if the folder was removed or renamed: nobody would hear of anybody. The thread that
+  // watches looks too, and ends the job.
+  void check_folder() const;
   // Until every rank has noted its summary or has failed.
   void wait_for_summaries();
 
@@ -82,6 +85,7 @@ class Members {
   bool locked(int rank) const;
   void note(std::string line, bool flush = true);
   void note_left();
+  void look_at_folder();
   void look_at_watched();
 
   std::filesystem::path directory_;
@@ -90,6 +94,7 @@ class Members {
   int rank_ = 0, ranks_ = 1, fd_ = -1;
   bool locks_visible_ = false, flush_ = true;
   std::mutex mutex_;  // of what follows
+  bool leaving_ = false;
   std::set<int> failed_;
   std::vector<int> watched_;
   std::function<void(int)> then_;

@@ -80,6 +80,10 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
   MPI_Comm_rank(world, &rank);
   DetectionScores result(deck.get<PostprocessDeck>().min_text_score);
   result.folder = e.output;
+  std::vector<std::string> pictures;
+  for (std::int64_t i = 0; rank == 0 && i < images->count(); ++i)
+    pictures.push_back(images->name(i));
+  check_results(deck, pictures);
   ListEngine engine(evaluation_settings(deck),
                     detection_items(*images, e, describe_job(deck, weights), rank == 0), world);
   const std::size_t missing = engine.missing().size(), all = engine.items().size();
@@ -105,6 +109,7 @@ int evaluate_detection(const Deck& deck, const RankDevice& device, const Detecti
                     {"post-processing", describe_postprocessing(deck)}};
     add_machine(result, deck);
     set_pace(result, report);
+    remove_others(engine);
     write_results(result, result.json(), result.table(), page ? page(result) : "");
   };
   return engine.end(last);

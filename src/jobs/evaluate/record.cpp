@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <set>
 #include <sstream>
 
+#include "config/keep_inputs.h"
 #include "core/file.h"
 #include "core/host.h"
 #include "core/json.h"
@@ -91,6 +93,43 @@ ListSettings evaluation_settings(const Deck& deck) {
   s.stop_margin = deck.run.stop_margin;
   s.ahead = true;
   return s;
+}
+
+void check_results(const Deck& deck, const std::vector<std::string>& pictures) {
+  const fs::path folder =
+      absolute_path(fs::path(deck.get<EvaluateDeck>().output) / "").parent_path();
+  keep_inputs(deck, "evaluate.output", pictures, [&](const fs::path& path) {
+    const fs::path relative = path.lexically_relative(folder);
+    const std::string first = relative.begin() == relative.end() ? "" : relative.begin()->string();
+    return first == "pictures" || first == "predictions" ||
+           (relative.stem() == "evaluation" && !relative.has_parent_path());
+  });
+}
+
+void remove_others(const ListEngine& engine) {
+  const ManifestLines lines = engine.lines();
+  std::set<std::string> files;
+  for (const ListItem& item : engine.items()) {
+    const auto line = lines.find(item.name);
+    if (line == lines.end()) continue;
+    const Json j = line->second.parsed();
+    for (const char* member : {"picture", "prediction"})
+      if (j.contains(member)) files.insert(j[member].get<std::string>());
+  }
+  const auto is_own = [](const std::string& name) {  // 00012_NAME.png
+    const std::size_t digits = name.find_first_not_of("0123456789");
+    return digits != name.npos && digits >= 5 && name[digits] == '_' && name.ends_with(".png");
+  };
+  std::vector<fs::path> others;
+  std::error_code failed;
+  for (const char* folder : {"pictures", "predictions"})
+    for (fs::directory_iterator it(engine.settings().directory / folder, failed), last;
+         !failed && it != last; it.increment(failed)) {
+      const std::string name = it->path().filename().string();
+      if (is_own(name) && !files.contains(std::string(folder) + "/" + name))
+        others.push_back(it->path());
+    }
+  for (const fs::path& file : others) fs::remove(file, failed);
 }
 
 void add_line(EvaluationRecord& record, const Json& line, const std::string& name) {

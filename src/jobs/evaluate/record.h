@@ -47,6 +47,11 @@ const std::string& evaluated_data(const Deck& deck);
 // That data in the key of a result: a file or folder by its identity, others as they are named.
 std::string data_identity(const Deck& deck);
 ListSettings evaluation_settings(const Deck& deck);
+// No result may replace the deck, what it names, or one of `pictures`.
+void check_results(const Deck& deck, const std::vector<std::string>& pictures);
+// Removes pictures and predictions of images that an earlier evaluation in this folder had, and
+// this one has not.
+void remove_others(const ListEngine& engine);
 
 // Seconds and picture of an item's line.
 void add_line(EvaluationRecord& record, const nlohmann::ordered_json& line,

@@ -74,6 +74,7 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
   SegmentationScores result(class_names(deck, images->class_names()));
   result.folder = e.output;
   result.palette = label_palette(predictor.num_classes(), images->palette());
+  check_results(deck, {});
   ListEngine engine(
       evaluation_settings(deck),
       segmentation_items(*images, predictor, e, describe_job(deck, weights.identity())), world);
@@ -97,6 +98,7 @@ int evaluate_segmentation(const Deck& deck, const RankDevice& device, const Segm
     result.facts = facts_of(deck, weights.describe());
     add_machine(result, deck);
     set_pace(result, report);
+    remove_others(engine);
     write_results(result, result.json(), result.table(), page ? page(result) : "");
   };
   return engine.end(last);

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "models/segmentation/palette.h"
 
 namespace weft {
@@ -103,8 +104,8 @@ std::string SegmentationScores::table() const {
     if (s.joined() == 0)
       ++absent;
     else
-      t += fmt::format("{:>5}  {:<32} {:>8.2f} {:>14} {:>14}\n", c, s.name, 100 * s.iou(),
-                       s.labelled, s.predicted);
+      t += fmt::format("{:>5}  {:<32} {:>8.2f} {:>14} {:>14}\n", c, printable(s.name),
+                       100 * s.iou(), s.labelled, s.predicted);
   }
   if (absent > 0)
     t += fmt::format("neither labelled nor predicted: {}\n", counted(absent, "class", "classes"));

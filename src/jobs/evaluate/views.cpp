@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
-#include "core/file.h"
-
 namespace weft {
 
 namespace fs = std::filesystem;
@@ -55,18 +52,6 @@ std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::ui
     for (const std::span<const std::uint8_t> panel : panels)
       all.insert(all.end(), panel.begin() + y * row, panel.begin() + (y + 1) * row);
   return all;
-}
-
-void write_whole(const fs::path& directory, const std::string& file,
-                 const std::function<void(const std::string&)>& write) {
-  const fs::path path = directory / file;
-  const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".partial");
-  std::error_code failed;
-  fs::create_directories(path.parent_path(), failed);
-  WEFT_CHECK(!failed, Exit::data, "choose another folder, or check its permissions",
-             "cannot make the directory {}: {}", path.parent_path().string(), failed.message());
-  write(hidden.string());
-  rename_file(hidden, path, Exit::data);
 }
 
 std::string plain_stem(const std::string& path) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,11 +27,6 @@ std::vector<std::uint8_t> differences(std::span<const std::uint8_t> rgb,
 // Panels [height, width, 3] from left to right.
 std::vector<std::uint8_t> side_by_side(const std::vector<std::span<const std::uint8_t>>& panels,
                                        ImageSize size);
-
-// Makes directory/file, and the folders in between: `write` gets the name of a file beside it,
-// which is renamed once it is whole.
-void write_whole(const std::filesystem::path& directory, const std::string& file,
-                 const std::function<void(const std::string&)>& write);
 
 // The last part of a path without its ending, of letters, digits, dots, dashes and underlines
 // alone, 100 at most.

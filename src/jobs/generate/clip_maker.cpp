@@ -5,9 +5,9 @@
 #include <exception>
 
 #include "core/clock.h"
-#include "core/crash.h"
 #include "core/error.h"
-#include "core/fault_injection.h"
+#include "core/faults/crash.h"
+#include "core/faults/fault_injection.h"
 #include "core/log.h"
 #include "core/philox.h"
 #include "jobs/generate/options.h"

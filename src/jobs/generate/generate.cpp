@@ -1,7 +1,9 @@
 #include "jobs/generate/generate.h"
 
 #include <algorithm>
+#include <set>
 
+#include "config/keep_inputs.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "jobs/engine/list_job.h"
@@ -49,6 +51,21 @@ ListSettings settings_of(const Deck& deck) {
   return s;
 }
 
+// No clip may replace an input.
+void check_results(const Deck& deck, const GenerateJob& job) {
+  const fs::path output = absolute_path(output_of(deck) / "").parent_path();
+  std::set<std::string> names;
+  for (const ClipItem& clip : job.items)
+    for (const char* ending : {".png", ".mp4", "_watermark.png", "_watermark.mp4"})
+      names.insert(clip.name + ending);
+  std::vector<std::string> inputs;
+  for (const Prompt& p : job.prompts)
+    inputs.insert(inputs.end(), p.references.begin(), p.references.end());
+  keep_inputs(deck, "generate.output", inputs, [&](const fs::path& path) {
+    return path.parent_path() == output && names.contains(path.filename().string());
+  });
+}
+
 std::vector<ListItem> items_of(const GenerateJob& job) {
   std::vector<ListItem> items;
   for (const ClipItem& clip : job.items) items.push_back({clip.name, clip.key, clip.cost});
@@ -81,9 +98,14 @@ int generate(const Deck& written, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   ClipModels models(deck, world);
+  ListSettings settings = settings_of(deck);
+  // Answers of refine are kept in the folder.
+  if (!deck.get<GenerateDeck>().refine.empty())
+    settings.lock = lock_output(settings.directory, settings.key);
   const GenerateJob job = plan_clips(deck, models, world);
+  if (log::rank() == 0) check_results(deck, job);
   const std::shared_ptr<const Watermark> watermark = open_watermark(deck);
-  ListEngine engine(settings_of(deck), items_of(job), world);
+  ListEngine engine(settings, items_of(job), world);
   const std::size_t wanted = job.items.size(), missing = engine.missing().size();
   log::info("generate  {} of {} into {}{}", counted(wanted, "clip"),
             counted(std::ssize(job.prompts), "prompt"), output_of(deck).string(),

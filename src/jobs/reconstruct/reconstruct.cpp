@@ -3,18 +3,21 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "checkpoint/model_source.h"
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/host.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/progress/progress.h"
 #include "data/lists/lists.h"
+#include "jobs/engine/output.h"
 #include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/quality.h"
@@ -84,7 +87,7 @@ json latent_sums(VideoVae& vae, const Tensor& latent) {
 }
 
 // Original left, reconstruction right.
-void write_both(const fs::path& file, const Footage& f, const std::vector<std::uint8_t>& again) {
+void write_both(const std::string& file, const Footage& f, const std::vector<std::uint8_t>& again) {
   std::vector<std::uint8_t> both;
   both.reserve(2 * again.size());
   const std::int64_t row = f.width * 3;
@@ -92,9 +95,15 @@ void write_both(const fs::path& file, const Footage& f, const std::vector<std::u
     for (const auto* side : {&f.rgb, &again})
       both.insert(both.end(), side->begin() + at, side->begin() + at + row);
   if (f.frames == 1)
-    write_png(file.string(), f.height, 2 * f.width, both);
+    write_png(file, f.height, 2 * f.width, both);
   else
-    write_mp4(file.string(), {both.data(), f.frames, f.height, 2 * f.width}, f.fps);
+    write_mp4(file, {both.data(), f.frames, f.height, 2 * f.width}, f.fps);
+}
+
+// Of a result's name.
+std::string stem_of(const std::string& input, std::int64_t item) {
+  return fmt::format("{:04d}_{}", item,
+                     is_source_graph(input) ? "lavfi" : fs::path(input).stem().string());
 }
 
 // One input through the VAE and back.
@@ -140,14 +149,12 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
     psnrs += psnr(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
     ssims += ssim(f.rgb.data() + t * frame, again.data() + t * frame, f.height, f.width);
   }
-  const std::string stem = is_source_graph(path) ? "lavfi" : fs::path(path).stem().string();
-  const fs::path file =
-      out / fmt::format("{:04d}_{}{}", item, stem, f.frames == 1 ? ".png" : ".mp4");
-  write_both(file, f, again);
+  const std::string file = stem_of(path, item) + (f.frames == 1 ? ".png" : ".mp4");
+  write_whole(out, file, [&](const std::string& name) { write_both(name, f, again); });
   const auto frames = static_cast<double>(f.frames);
   return {{"item", item},
           {"input", path},
-          {"output", file.string()},
+          {"output", (out / file).string()},
           {"frames", f.frames},
           {"height", f.height},
           {"width", f.width},
@@ -237,11 +244,7 @@ void report(const json& all, const fs::path& out) {
             fmt::join(all["latent"]["mean"].get<std::vector<double>>(), ", "),
             fmt::join(all["latent"]["deviation"].get<std::vector<double>>(), ", "));
   const fs::path file = out / "reconstruct.json";
-  std::ofstream stream(file);
-  stream << all.dump(2) << "\n";
-  stream.close();
-  WEFT_CHECK(stream.good(), Exit::data, "check the disk and its permissions", "cannot write {}",
-             file.string());
+  replace_file(file, all.dump(2) + "\n", Exit::data, Durable::no);
   log::info("results   {}", file.string());
 }
 
@@ -268,10 +271,18 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   weights.load(vae.params(), vae_weight_names(), deck.get<VaeDeck>().dtype == "bf16");
   log::info("weights   {}, {:.3f} GiB", weights.describe(),
             gib(vae.params().inference_bytes(deck.get<VaeDeck>().dtype == "bf16")));
-  std::error_code failed;
-  fs::create_directories(out, failed);
-  WEFT_CHECK(!failed, Exit::data, "choose another reconstruct.output, or check its permissions",
-             "cannot make the directory {}: {}", out.string(), failed.message());
+  std::vector<std::string> paths;
+  std::set<fs::path> results;
+  for (const MediaItem& i : inputs) {
+    const std::string stem = stem_of(i.media.path, std::ssize(paths));
+    for (const char* ending : {".png", ".mp4"})
+      results.insert(absolute_path(out / (stem + ending)));
+    paths.push_back(i.media.path);
+  }
+  if (log::rank() == 0)
+    keep_inputs(deck, "reconstruct.output", paths,
+                [&](const fs::path& path) { return results.contains(path); });
+  const auto lock = lock_output(out, "reconstruct.output");
 
   // 2. Clips; a rank that is free takes the next one.
   Progress progress({out / "status.json", "reconstruct", "clip", "reconstruct", std::ssize(inputs),

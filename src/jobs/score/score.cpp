@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/host.h"
@@ -59,15 +60,24 @@ void check_deck(const Deck& deck) {
                "score.columns has \"{}\" more than once", c);
   }
   std::error_code none;
-  WEFT_CHECK(!fs::is_directory(s.output, none), Exit::usage,
-             "name a file, such as score.output = \"meta_ocr.csv\"",
-             "score.output = {} is a folder", s.output);
-  WEFT_CHECK(!fs::equivalent(s.input, s.output, none), Exit::usage, "choose another score.output",
-             "score.output would replace score.input, {}", s.input);
-  const fs::path html = page_file(s);
-  WEFT_CHECK(!fs::is_directory(html, none) && !fs::equivalent(s.input, html, none), Exit::usage,
-             "choose another score.output", "the page {} would replace a folder or score.input",
-             html.string());
+  const fs::file_status there = fs::status(s.output, none);
+  WEFT_CHECK(!fs::is_directory(there) && !fs::is_other(there), Exit::usage,
+             "name a file, such as score.output = \"meta_ocr.csv\"", "score.output = {} is a {}",
+             s.output, fs::is_directory(there) ? "folder" : "pipe or device");
+  WEFT_CHECK(!fs::is_directory(page_file(s), none), Exit::usage, "choose another score.output",
+             "the page {} would replace a folder", page_file(s).string());
+}
+
+// No result may replace an input.
+void check_results(const Deck& deck, const ScoreRows& rows) {
+  const ScoreDeck& s = deck.get<ScoreDeck>();
+  const fs::path table = absolute_path(s.output), page = absolute_path(page_file(s)),
+                 pictures = absolute_path(parts_folder(s) / "pictures");
+  std::vector<std::string> paths;
+  for (const ScoreFile& f : rows.files) paths.push_back(f.path);
+  keep_inputs(deck, "score.output", paths, [&](const fs::path& path) {
+    return path == table || path == page || path.parent_path() == pictures;
+  });
 }
 
 // All that decides a file's line but the file itself, a line each.
@@ -141,6 +151,7 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   HostCores cores(static_cast<int>(threads), world);
   set_threads(cores.budget(), 1);
   const ScoreRows rows = read_rows(deck, world);
+  if (log::rank() == 0) check_results(deck, rows);
   std::optional<DetectorSource> source;
   if (s.network_wait == 0) source.emplace(deck, "score.weights", s.weights, s.ema, world);
   int rank = 0;

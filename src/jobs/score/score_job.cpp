@@ -11,6 +11,7 @@
 #include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
+#include "core/printable.h"
 #include "data/lists/folders.h"
 #include "jobs/evaluate/views.h"
 #include "jobs/score/regions.h"
@@ -25,13 +26,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Valid UTF-8 that no terminal obeys: for names and reasons, which come from the table.
-std::string printable(const std::string& text) {
-  std::string clean = as_utf8(text);
-  for (char& c : clean)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return clean;
-}
+constexpr std::size_t longest_path = 4096, longest_reason = 400;
 
 }  // namespace
 
@@ -60,7 +55,7 @@ struct ScoreJob::Unit : FeedUnit {
 bool is_video(const std::string& path) { return kind_of_name(path) == MediumKind::video; }
 
 std::string item_name(const std::string& path) {
-  const std::string name = path.empty() ? "(no path)" : printable(path);
+  const std::string name = path.empty() ? "(no path)" : printable(path, longest_path);
   return name == path ? name : name + " #" + to_hex(hash128(path));
 }
 
@@ -122,8 +117,7 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
         feed_.add(std::move(unit));
       } catch (const Error& e) {
         // Of another file, or of all: not this one's own, which read() keeps.
-        throw Error(e.code() == Exit::usage || e.code() == Exit::data ? Exit::internal : e.code(),
-                    e.what(), e.hint());
+        throw JobError(e.code(), e.what(), e.hint());
       }
     }
   }
@@ -159,7 +153,8 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
       unit.item->dropped = true;
       return false;
     }
-    if (!unit.item->error) unit.item->error = Error(e.code(), printable(e.what()), e.hint());
+    if (!unit.item->error)
+      unit.item->error = Error(e.code(), printable(e.what(), longest_reason), e.hint());
     return false;
   }
 }
@@ -212,7 +207,7 @@ double ScoreJob::finish(FeedUnit& u) {
   {
     Item& item = *unit.item;
     const std::lock_guard lock(item.mutex);
-    if (item.fault.empty()) item.fault = printable(unit.fault);
+    if (item.fault.empty()) item.fault = printable(unit.fault, longest_reason);
     const bool more = std::ssize(boxes) > item.count;
     // Of equals the first, though frames come in any order.
     if (more || (std::ssize(boxes) == item.count && unit.frame < item.frame)) {

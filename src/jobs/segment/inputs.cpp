@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "data/lists/folders.h"
 #include "data/lists/lists.h"
+#include "jobs/engine/output.h"
 #include "parallel/broadcast.h"
 
 namespace weft {
@@ -44,15 +45,8 @@ fs::path plain_path(const MediaItem& item) {
   return plain_name(path.replace_extension());
 }
 
-// Names that are weft's own in the output folder.
-bool is_reserved(const std::string& name) {
-  static const std::set<std::string> own = {"segment.jsonl", "segment_report.json", "status.json",
-                                            "report.html", "stop"};
-  return own.contains(name) || (name.starts_with("segment.rank") && name.ends_with(".jsonl"));
-}
-
 // A name for each result: that of the input, with a number behind it where another one has it. A
-// subfolder with the name of a result, or of a file of weft's, gets an underline in front.
+// subfolder with the name of a result, or of a file of weft's, gets an underscore in front.
 std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
   std::vector<SegmentInput> inputs;
   std::set<std::string> files, taken;
@@ -63,7 +57,7 @@ std::vector<SegmentInput> named(const std::vector<MediaItem>& items) {
     fs::path folder;
     for (const fs::path& part : plain.parent_path()) {
       folder /= part;
-      while (files.contains(folder.string()) || is_reserved(folder.string()))
+      while (files.contains(folder.string()) || is_own_name(folder.string(), "segment"))
         folder.replace_filename("_" + folder.filename().string());
     }
     const std::string stem = (folder / plain.filename()).string();
@@ -84,20 +78,6 @@ void refuse_folder(const fs::path& folder, const fs::path& output) {
              folder.string());
 }
 
-// No result may replace an input.
-void keep_inputs(const std::vector<SegmentInput>& inputs, const fs::path& output) {
-  std::set<fs::path> files;
-  std::error_code none;
-  for (const SegmentInput& i : inputs)
-    if (!is_source_graph(i.media.path)) files.insert(fs::weakly_canonical(i.media.path, none));
-  for (const SegmentInput& i : inputs) {
-    const fs::path result = output / (i.name + (i.video ? ".mp4" : ".png"));
-    WEFT_CHECK(!files.contains(fs::weakly_canonical(result, none)), Exit::usage,
-               "choose another segment.output", "the result of {} would replace the input {}",
-               i.media.path, result.string());
-  }
-}
-
 std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits) {
   for (const std::string& input : deck.inputs) refuse_folder(input, deck.output);
   const std::vector<MediaItem> items =
@@ -109,9 +89,7 @@ std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits)
     if (std::string why = missing_file(item.media.path); !why.empty())
       missing.push_back(std::move(why));
   report_missing(missing, items.size(), "input", missing_hint);
-  const std::vector<SegmentInput> inputs = named(items);
-  keep_inputs(inputs, deck.output);
-  return inputs;
+  return named(items);
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <span>
 
 #include "config/deck_table.h"
+#include "config/keep_inputs.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "data/clip_store.h"
 #include "data/images/shapes.h"
 #include "jobs/segment/segment_job.h"
@@ -70,6 +73,19 @@ DataClasses classes_of_data(const Deck& deck, MPI_Comm world) {
   return {names, palette};
 }
 
+// No result may replace an input.
+void check_results(const Deck& deck, const std::vector<SegmentInput>& inputs) {
+  const std::filesystem::path output = deck.get<SegmentDeck>().output;
+  std::set<std::filesystem::path> results;
+  std::vector<std::string> paths;
+  for (const SegmentInput& i : inputs) {
+    results.insert(absolute_path(output / result_file(i)));
+    paths.push_back(i.media.path);
+  }
+  keep_inputs(deck, "segment.output", paths,
+              [&](const std::filesystem::path& path) { return results.contains(path); });
+}
+
 // "sky 41.2 %, sea 30.1 %, ...", at most 8 classes.
 std::string shares_text(const nlohmann::ordered_json& line) {
   std::string text;
@@ -91,7 +107,8 @@ void print_shares(const ListEngine& engine) {
     const auto line = lines.find(item.name);
     if (line == lines.end() || line->second.key != item.key) continue;
     if (++printed > most) break;
-    fmt::print("{}: {}\n", item.name, shares_text(line->second.parsed()));
+    fmt::print("{}: {}\n", printable(item.name),
+               printable(shares_text(line->second.parsed()), 1000));
   }
   const auto all = (engine.settings().directory / (engine.settings().stem + ".jsonl")).string();
   if (printed > most)
@@ -111,6 +128,7 @@ int segment(const Deck& deck, MPI_Comm world) {
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const std::vector<SegmentInput> inputs = list_inputs(s, deck.media, world);
+  if (log::rank() == 0) check_results(deck, inputs);
   Predictor predictor(deck);
   const SegmentationSource weights(deck, s.ema, world);
   const DataClasses of_data = classes_of_data(deck, world);

@@ -26,6 +26,10 @@ constexpr double video_cost = 30;
 
 }  // namespace
 
+std::string result_file(const SegmentInput& input) {
+  return input.name + (input.video ? ".mp4" : ".png");
+}
+
 std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
                                     const std::string& job) {
   std::vector<ListItem> items;
@@ -129,7 +133,7 @@ void SegmentJob::make_picture(std::int64_t item, ItemResults& results) {
                   labels = std::move(labels)]() mutable {
     try {
       const std::filesystem::path& directory = engine_.settings().directory;
-      const std::string file = inputs_[static_cast<std::size_t>(item)].name + ".png";
+      const std::string file = result_file(inputs_[static_cast<std::size_t>(item)]);
       write_whole(directory, file,
                   [&](const std::string& path) { write_picture(path, picture, labels); });
       add_file(line, directory, file);
@@ -155,7 +159,7 @@ void SegmentJob::make_video(std::int64_t item, ItemResults& results) {
     return p;
   };
   std::vector<std::int64_t> pixels(class_names_.size());
-  const std::string file = input.name + ".mp4";
+  const std::string file = result_file(input);
   ImageSize size;
   std::int64_t frames = 0;
   write_whole(engine_.settings().directory, file, [&](const std::string& path) {

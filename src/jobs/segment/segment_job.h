@@ -14,6 +14,9 @@
 namespace weft {
 
 // Item i is input i. `job`: all that decides the results but the input itself.
+// The name of an input's result, in the output folder.
+std::string result_file(const SegmentInput& input);
+
 std::vector<ListItem> segment_items(const std::vector<SegmentInput>& inputs,
                                     const std::string& job);
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/seal.h"
@@ -25,9 +26,7 @@ constexpr std::size_t most_ranks = 64;
 void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step) {
   std::ifstream in(path);
   if (!in) return;
-  // A new file and a rename: a kill in between leaves the old lines whole.
-  const std::filesystem::path kept = path.string() + ".tmp";
-  std::ofstream out(kept, std::ios::trunc);
+  std::string kept;
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
@@ -36,15 +35,10 @@ void drop_lines_from(const std::filesystem::path& path, std::int64_t first_step)
         j.is_object() && j.contains("step") && j["step"].is_number_integer() && seal_holds(line);
     if (!whole && !is_cut_off(line, in.eof()))
       log::warn("{}, line {} is damaged: it is left out", path.string(), number);
-    if (whole && j["step"].get<std::int64_t>() < first_step) out << line << '\n';
+    if (whole && j["step"].get<std::int64_t>() < first_step) kept += line + '\n';
   }
-  out.close();
-  WEFT_CHECK(bool(out), Exit::checkpoint, "free space under run.dir", "cannot write {}",
-             kept.string());
-  std::error_code failed;
-  std::filesystem::rename(kept, path, failed);
-  WEFT_CHECK(!failed, Exit::checkpoint, "check that run.dir can be written",
-             "cannot rename {} to {}: {}", kept.string(), path.string(), failed.message());
+  // A kill meanwhile leaves the old lines whole.
+  replace_file(path, kept, Exit::checkpoint, Durable::no);
 }
 
 // Keeps lines short at any number of ranks: each rank's value up to `most_ranks`, beyond that only

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/hash.h"
 #include "core/host.h"
 #include "core/json.h"
@@ -44,11 +45,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   before << std::ifstream(path).rdbuf();
   if (!seal_holds(before.str()))
     log::warn("{} was damaged, or changed by hand: it is written anew", path.string());
-  std::ofstream out(path, std::ios::trunc);
-  out << text;
-  out.close();
-  WEFT_CHECK(bool(out), Exit::checkpoint, "check that run.dir can be written and is not full",
-             "cannot write {}", path.string());
+  replace_file(path, text, Exit::checkpoint, Durable::no);
 }
 
 std::string describe_data(const DataDeck& data, const std::vector<Bucket>& buckets) {

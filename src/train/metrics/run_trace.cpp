@@ -71,7 +71,8 @@ LaneRows rows_of(std::span<const TraceSpan> spans, trace::Lane lane) {
 
 TraceFile::TraceFile(const std::filesystem::path& path, std::int64_t origin)
     : path_(path), draft_(path.string() + ".tmp"), origin_(origin) {
-  file_ = std::fopen(draft_.c_str(), "wb");
+  std::remove(draft_.c_str());  // what a killed job has left, or a link
+  file_ = std::fopen(draft_.c_str(), "wbx");
   WEFT_CHECK(file_ != nullptr, Exit::usage, "check that run.dir can be written",
              "cannot open {}: {}", draft_.string(), std::strerror(errno));
   put("{\"traceEvents\":[\n");

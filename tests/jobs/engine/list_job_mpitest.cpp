@@ -206,6 +206,57 @@ TEST_F(ListJobTest, OneRankThatIsAskedStopsAll) {
   EXPECT_EQ(*std::max_element(first.begin(), first.end()), 1);
 }
 
+TEST_F(ListJobTest, OnlyItsOwnFilesAreRemoved) {
+  const std::vector<std::string> others = {"squares.rank.jsonl",       "squares.rankings.txt",
+                                           "squares.rank1x.jsonl",     ".notes.partial",
+                                           ".square0.txt.partial.txt", ".square9.txt.partial"};
+  if (rank_ == 0) {
+    fs::create_directories(settings_.directory);
+    for (const std::string& name : others) std::ofstream(settings_.directory / name) << "mine";
+    std::ofstream(settings_.directory / ".square1.txt.partial") << "of a killed job";
+    std::ofstream(settings_.directory / ".square2_watermark.txt.partial") << "another";
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_EQ(run(3), 0);
+  for (const std::string& name : others)
+    EXPECT_TRUE(fs::exists(settings_.directory / name)) << name;
+  EXPECT_FALSE(fs::exists(settings_.directory / ".square1.txt.partial"));
+  EXPECT_FALSE(fs::exists(settings_.directory / ".square2_watermark.txt.partial"));
+  EXPECT_FALSE(fs::exists(settings_.directory / ".lock"));
+}
+
+TEST_F(ListJobTest, AFolderHasOneJob) {
+  if (rank_ == 0) {
+    const auto first = lock_output(settings_.directory, settings_.key);
+    try {
+      ListEngine engine(settings_, squares(1, "k"), MPI_COMM_SELF);
+      ADD_FAILURE() << "taken";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Exit::checkpoint);
+      EXPECT_THAT(e.what(), testing::HasSubstr("is in use by another job: host "));
+      EXPECT_THAT(e.hint(), testing::HasSubstr(settings_.key));
+    }
+    EXPECT_FALSE(fs::exists(settings_.directory / ".ranks"));
+  }
+  EXPECT_EQ(run(3), 0) << "the lock went with its owner";
+}
+
+// A full disk is no fault of the item at hand, although its code is that of one.
+TEST_F(ListJobTest, AnErrorOfTheJobEndsIt) {
+  if (rank_ != 0) return;
+  ListEngine engine(settings_, squares(3, "k"), MPI_COMM_SELF);
+  Squares job(engine);
+  job.before = [](std::int64_t) { throw JobError(Exit::data, "the disk is full", "free some"); };
+  try {
+    engine.run(job, engine.one_by_one());
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::data);
+    EXPECT_STREQ(e.what(), "the disk is full");
+  }
+  EXPECT_EQ(job.order.size(), 1);
+}
+
 TEST_F(ListJobTest, ARestartMakesWhatIsMissingChangedOrDamaged) {
   EXPECT_EQ(run(12), 0);
   EXPECT_EQ(run(12), 0);

@@ -8,6 +8,9 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "core/error.h"
+#include "jobs/engine/output.h"
+
 namespace weft {
 namespace {
 
@@ -36,6 +39,7 @@ TEST(Views, PlainStems) {
 
 TEST(Views, FilesAreWholeOrNotThere) {
   const fs::path folder = fs::temp_directory_path() / ("weft_views_" + std::to_string(getpid()));
+  fs::create_directory(folder);
   write_whole(folder, "a/b.txt", [](const std::string& path) { std::ofstream(path) << "whole"; });
   EXPECT_EQ(fs::file_size(folder / "a/b.txt"), 5);
   EXPECT_THROW(write_whole(folder, "a/c.txt",
@@ -45,7 +49,13 @@ TEST(Views, FilesAreWholeOrNotThere) {
                            }),
                std::runtime_error);
   EXPECT_FALSE(fs::exists(folder / "a/c.txt"));
+  // Not through a link, and not where the folder has gone.
+  fs::create_directory_symlink(fs::temp_directory_path(), folder / "link");
+  const auto nothing = [](const std::string& path) { std::ofstream(path) << "x"; };
+  EXPECT_THROW(write_whole(folder, "link/d.txt", nothing), Error);
   fs::remove_all(folder);
+  EXPECT_THROW(write_whole(folder, "a/b.txt", nothing), Error);
+  EXPECT_FALSE(fs::exists(folder));
 }
 
 }  // namespace

@@ -101,6 +101,8 @@ void run_command(const std::string& command, const Texts& wanted, const fs::path
   const fs::path in = output / "refine_in.txt", out = output / "refine_out.txt";
   std::string lines;
   for (const auto& [key, text] : wanted) lines += line_of(text);
+  std::error_code left;  // leftover files do no harm, but the shell would write through a link
+  fs::remove(out, left);
   replace_file(in, lines, Exit::data, Durable::yes);
   // Paths are passed in the environment, so they need no quoting.
   setenv("WEFT_REFINE_IN", in.c_str(), 1);
@@ -124,7 +126,6 @@ void run_command(const std::string& command, const Texts& wanted, const fs::path
                "{} is empty, for the text \"{}\"", where, text);
     known[key] = line;
   }
-  std::error_code left;  // leftover files do no harm
   fs::remove(in, left);
   fs::remove(out, left);
 }

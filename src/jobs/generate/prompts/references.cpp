@@ -81,7 +81,7 @@ void check_references(const std::vector<std::string>& files, MediaTrust named_by
     WEFT_CHECK(file.find("://") == std::string::npos, Exit::data,
                "weft generate fetches http, https and ftp addresses; otherwise name a file",
                "{}: reference {} is an address", where, file);
-    WEFT_CHECK(std::filesystem::exists(file), Exit::data,
+    WEFT_CHECK(is_there(file, Exit::data), Exit::data,
                "check reference_path or generate.references; paths begin where weft is started",
                "{}: there is no reference file \"{}\"", where, file);
     File::open(file, Exit::data);  // throws if it cannot be read

@@ -1,4 +1,4 @@
-#include "core/crash.h"
+#include "core/faults/crash.h"
 
 #include <execinfo.h>
 #include <sys/mman.h>
@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "core/stop_signals.h"
 
 namespace weft::crash {
@@ -202,7 +203,7 @@ void at(const char* what, std::int64_t number) {
 void at(const char* what, const char* name) {
   // Clear the place while the name changes, so that a handler never reads half of it.
   what_at = nullptr;
-  std::strncpy(name_text.data(), name, name_text.size() - 1);
+  std::strncpy(name_text.data(), printable(name).c_str(), name_text.size() - 1);
   name_at = name_text.data();
   what_at = what;
 }

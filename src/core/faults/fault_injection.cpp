@@ -1,4 +1,4 @@
-#include "core/fault_injection.h"
+#include "core/faults/fault_injection.h"
 
 #include <sys/resource.h>
 

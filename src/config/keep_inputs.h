@@ -1,0 +1,22 @@
+// No job may replace what it reads.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "config/deck.h"
+
+namespace weft {
+
+// On one rank. Exit::usage, with `key` of the deck in the hint, if a result would replace one of
+// `inputs`, the deck itself, or a file that a key of the deck names. `is_result` is asked about
+// paths without links in them; absolute_path() is such a one.
+void keep_inputs(const Deck& deck, const std::string& key, std::span<const std::string> inputs,
+                 const std::function<bool(const std::filesystem::path&)>& is_result);
+
+// With the links of its folder resolved, those of the file itself not: where a rename would put it.
+std::filesystem::path absolute_path(const std::filesystem::path& file);
+
+}  // namespace weft
