@@ -31,7 +31,7 @@ if [ "$suite" = bookworm ]; then  # debootstrap knows the release alone; its upd
   echo "deb $mirror $suite-updates main" >>"$root/etc/apt/sources.list"
 fi
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-git clone --quiet --no-hardlinks . "$root/root/weft"
+git clone --quiet --no-hardlinks . "$root/srv/weft"
 
 # A command in the chroot, with its own mounts and processes, which go with it.
 inside() {
@@ -41,7 +41,7 @@ inside() {
     mount --rbind /sys "$0/sys"
     mount --rbind /dev "$0/dev"
     exec chroot "$0" env -i HOME=/root USER=root TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-      bash -c "$1"' "$root" "cd /root/weft && $1"
+      bash -c "$1"' "$root" "cd /srv/weft && $1"
 }
 
 inside 'apt-get update && apt-get install -y --no-install-recommends make' >>"$root.log" 2>&1 ||
