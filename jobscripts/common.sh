@@ -125,7 +125,8 @@ check_deck() {
   local deck begun_with
   [ -f "$DECK" ] || return 0  # weft says what is wrong with it
   deck=$(realpath -s -- "$DECK")
-  if [ ! -f "$RUN/deck_path" ]; then
+  if [ ! -s "$RUN/deck_path" ]; then  # empty: the disk was full at the first start
+    rm -f -- "$RUN/deck_path"
     # Through no link that somebody has laid there.
     mkdir -p -- "$RUN" && (set -o noclobber && printf '%s\n' "$deck" >"$RUN/deck_path")
     return 0

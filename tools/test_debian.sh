@@ -2,8 +2,9 @@
 # README's two commands as a newcomer meets them: a bare Debian of that release (debootstrap), the last commit of this checkout
 # as a fresh clone, `make run`, then `make test`, as root. Prints versions, times, and what failed or was skipped.
 #   tools/test_debian.sh 12|13 [TARGET...]      other targets than `run test`
-# Needs root, debootstrap, and a mirror: MIRROR, or else the one this machine uses. The system is made anew in ROOT_DIR
-# (build/debian-RELEASE, some 6 GB) and stays there, to look into; nothing else of this machine is seen from inside.
+# Needs root, debootstrap, and a mirror: MIRROR, or else the one this machine uses. The system is made anew in
+# build/weft-debian-RELEASE (or below FOLDER instead of build; some 6 GB) and stays there, to look into; nothing else of this
+# machine is seen from inside.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "test_debian: $*" >&2; exit 1; }
@@ -18,7 +19,7 @@ targets=("$@")
 [ $# -gt 0 ] || targets=(run test)
 [ "$(id -u)" -eq 0 ] || fail "needs root, for debootstrap and chroot"
 command -v debootstrap >/dev/null || fail "debootstrap is missing. HINT: apt-get install debootstrap"
-root=$(readlink -m "${ROOT_DIR:-build/debian-$release}")
+root=$(readlink -m "${FOLDER:-build}/weft-debian-$release")
 mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null | head -n 1)}
 mirror=${mirror:-http://deb.debian.org/debian}
 

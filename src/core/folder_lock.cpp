@@ -31,6 +31,16 @@ FolderLock::FolderLock(std::filesystem::path file, const std::string& what, cons
     const ssize_t n = pread(fd_, text.data(), text.size() - 1, 0);
     std::string holder(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
     while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+    // A lock's text goes with it: a file of somebody else's must not.
+    struct stat kind {};
+    const bool is_lock = fstat(fd_, &kind) == 0 && S_ISREG(kind.st_mode) && kind.st_nlink <= 1 &&
+                         (holder.empty() ? kind.st_size == 0 : holder.starts_with("host "));
+    if (!is_lock) {
+      ::close(fd_);
+      fd_ = -1;
+      throw Error(code, fmt::format("{} is not a lock of weft's", path_.string()),
+                  fmt::format("move it away, or choose another {}", key), __FILE__, __LINE__);
+    }
 
     const bool got = flock(fd_, LOCK_EX | LOCK_NB) == 0;
     const bool no_locks = !got && errno != EWOULDBLOCK;

@@ -214,14 +214,23 @@ class Jpeg {
     errors.fault.set(bits ? "a JPEG is read with 8 bits a sample, and this one has more" : text);
     longjmp(errors.jump, 1);
   }
+  // Bytes that libjpeg has skipped before a marker: between headers whatever they are, after a scan
+  // only padding. There others are mostly all that it says of damaged data.
+  static bool are_stray(j_decompress_ptr info) {
+    if (info->input_scan_number == 0) return true;
+    const JOCTET* end = info->src->next_input_byte;
+    return std::all_of(end - info->err->msg_parm.i[0], end,
+                       [](JOCTET byte) { return byte == 0 || byte == 0xff; });
+  }
   static void on_error(j_common_ptr info) { stop(info); }
   static void on_message(j_common_ptr info, int level) {
-    // Of headers that some cameras write otherwise, and of bytes behind the picture's own: whole
-    // pictures.
+    // Of headers that some cameras write otherwise: whole pictures.
     constexpr std::array harmless = {JWRN_NOT_SEQUENTIAL, JWRN_BOGUS_PROGRESSION, JWRN_ADOBE_XFORM,
-                                     JWRN_JFIF_MAJOR, JWRN_EXTRANEOUS_DATA};
+                                     JWRN_JFIF_MAJOR};
     const int code = info->err->msg_code;
-    if (level < 0 && std::ranges::find(harmless, code) == harmless.end()) stop(info);
+    if (level < 0 && std::ranges::find(harmless, code) == harmless.end() &&
+        !(code == JWRN_EXTRANEOUS_DATA && are_stray(reinterpret_cast<j_decompress_ptr>(info))))
+      stop(info);
   }
   // A small file may have very many scans, each of which takes the time of a whole picture.
   static void on_progress(j_common_ptr info) {
@@ -296,20 +305,15 @@ ImageFile set_upright(ImageFile stored, std::span<const std::byte> bytes, const 
   return out;
 }
 
-File open_image(const std::string& path, const MediaDeck& limits) {
-  File file = File::open(path, Exit::data);
-  const double gib = static_cast<double>(file.size()) / (1 << 30);
-  WEFT_CHECK(gib <= limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
-             "{} has {:.3f} GiB, media.max_gib = {}", path, gib, limits.max_gib);
-  return file;
-}
-std::vector<std::byte> first_bytes(const File& file, std::uint64_t most) {
-  std::vector<std::byte> bytes(std::min<std::uint64_t>(file.size(), most));
-  file.read(bytes, 0);
-  return bytes;
-}
-
 }  // namespace
+
+void check_file_size(std::uint64_t bytes, const std::string& name, const MediaDeck& limits) {
+  const double most = 8e6 * limits.max_megapixels + (64 << 20);
+  WEFT_CHECK(static_cast<double>(bytes) <= most, Exit::data,
+             "leave it out, or raise media.max_megapixels",
+             "picture {} has {} MiB, and one of media.max_megapixels = {} needs less", name,
+             bytes >> 20, limits.max_megapixels);
+}
 
 ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
                        const MediaDeck& limits) {
@@ -320,21 +324,28 @@ ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name
       bytes, limits);
 }
 
-ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
-  const File file = open_image(path, limits);
-  const std::vector<std::byte> begin = first_bytes(file, 512);
-  if (is_png(begin) || is_jpeg(begin))
-    return decode_image(first_bytes(file, file.size()), path, limits);
-  const FileKind other = unreadable_kind(begin);
-  WEFT_CHECK(other.what == nullptr, Exit::data, other.hint, "image {} is {}", path, other.what);
+ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits) {
+  const std::string name = source.name();
+  const File file = File::open(source.path, Exit::data);
+  const std::uint64_t size = source.member.empty() ? file.size() : source.bytes;
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, 512));
+  file.read(bytes, source.begin);
+  if (is_png(bytes) || is_jpeg(bytes)) {
+    check_file_size(size, name, limits);
+    bytes.resize(size);
+    file.read(bytes, source.begin);
+    return decode_image(bytes, name, limits);
+  }
+  const FileKind other = unreadable_kind(bytes);
+  WEFT_CHECK(other.what == nullptr, Exit::data, other.hint, "image {} is {}", name, other.what);
   VideoReaderOptions options;
   options.access.limits = limits;
-  VideoReader reader({path, MediaTrust::untrusted}, options);
+  VideoReader reader(source, options);
   WEFT_CHECK(reader.is_image(), Exit::data, "name a JPEG, PNG, BMP, TIFF or WebP",
-             "image {} is a video, not a picture", path);
+             "image {} is a video, not a picture", name);
   const VideoFrame* frame = reader.next();
   WEFT_CHECK(frame != nullptr && reader.damaged() == 0, Exit::data, general_hint,
-             "image {} is damaged", path);
+             "image {} is damaged", name);
   ImageFile image;
   image.height = frame->height;
   image.width = frame->width;
@@ -344,14 +355,8 @@ ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
   return image;
 }
 
-ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits) {
-  if (source.member.empty()) return read_image_file(source.path, limits);
-  const double gib = static_cast<double>(source.bytes) / (1 << 30);
-  WEFT_CHECK(gib <= limits.max_gib, Exit::data, "leave it out, or raise media.max_gib",
-             "{} has {:.3f} GiB, media.max_gib = {}", source.name(), gib, limits.max_gib);
-  std::vector<std::byte> bytes(source.bytes);
-  File::open(source.path, Exit::data).read(bytes, source.begin);
-  return decode_image(bytes, source.name(), limits);
+ImageFile read_image_file(const std::string& path, const MediaDeck& limits) {
+  return read_image_file(MediaSource{path, MediaTrust::untrusted}, limits);
 }
 
 ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& name,
@@ -362,8 +367,11 @@ ImageFile decode_labels(std::span<const std::byte> bytes, const std::string& nam
 }
 
 ImageFile read_label_file(const std::string& path, const MediaDeck& limits) {
-  const File file = open_image(path, limits);
-  return decode_labels(first_bytes(file, file.size()), path, limits);
+  const File file = File::open(path, Exit::data);
+  check_file_size(file.size(), path, limits);
+  std::vector<std::byte> bytes(file.size());
+  file.read(bytes, 0);
+  return decode_labels(bytes, path, limits);
 }
 
 }  // namespace weft

@@ -27,8 +27,11 @@ struct ImageFile {
 // trusted: a size beyond media.max_megapixels, a truncated file, one whose decoder had to make
 // pixels up, and kinds that are not read throw Exit::data, naming the file.
 ImageFile read_image_file(const std::string& path, const MediaDeck& limits);
-// The same of a member of an archive, where `source` is one: JPEG and PNG alone.
+// The same of a member of an archive, where `source` is one.
 ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits);
+// Throws Exit::data for a file of more bytes than a picture of media.max_megapixels has, before
+// anyone reads it into memory.
+void check_file_size(std::uint64_t bytes, const std::string& name, const MediaDeck& limits);
 // The same of a PNG or a JPEG in memory; `name` is for messages.
 ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
                        const MediaDeck& limits);

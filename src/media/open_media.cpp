@@ -1,4 +1,5 @@
 #include "media/open_media.h"
+#include "media/image_file.h"
 
 #include <algorithm>
 #include <cmath>
@@ -249,6 +250,7 @@ bool OpenMedia::is_image() const {
 }
 
 std::vector<std::byte> OpenMedia::bytes() const {
+  check_file_size(bytes_->size, source_.name(), access_.limits);
   std::vector<std::byte> all(bytes_->size);
   bytes_->file.read(all, bytes_->begin);
   return all;

@@ -108,9 +108,7 @@ struct VideoReader::State {
   void look_at_picture(const std::vector<std::byte>& bytes) {
     WEFT_CHECK(!is_misread_tiff(bytes), Exit::data, "convert it to PNG",
                "picture {} is a TIFF compressed as JPEG, or in YCbCr, which is not read", path);
-    if (stream->codecpar->codec_id == AV_CODEC_ID_MJPEG)
-      still = decode_image(bytes, path, options.access.limits);
-    else if (options.access.limits.orientation == "upright")
+    if (options.access.limits.orientation == "upright")
       std::tie(turn, sideways) = turn_of(exif_orientation(bytes));
   }
 
@@ -224,7 +222,8 @@ struct VideoReader::State {
   }
 
   const VideoFrame* next() {
-    if (still) return delivered_frames == 0 ? take_still() : nullptr;
+    if (media.is_image() && stream->codecpar->codec_id == AV_CODEC_ID_MJPEG)
+      return delivered_frames == 0 ? take_still() : nullptr;
     const ff::OpenMedia::Work work(media);
     av_frame_unref(delivered.get());
     for (;;) {
@@ -263,6 +262,7 @@ struct VideoReader::State {
   }
 
   const VideoFrame* take_still() {
+    still = decode_image(media.bytes(), path, options.access.limits);
     ++delivered_frames;
     frame = {still->values.data(), 3 * still->width, still->height, still->width};
     frame.duration = 1 / fps;
@@ -297,12 +297,10 @@ double VideoReader::ticks() const {
 }
 
 std::int64_t VideoReader::height() const {
-  if (state_->still) return state_->still->height;
   const auto* p = state_->stream->codecpar;
   return state_->sideways ? p->width : p->height;
 }
 std::int64_t VideoReader::width() const {
-  if (state_->still) return state_->still->width;
   const auto* p = state_->stream->codecpar;
   return state_->sideways ? p->height : p->width;
 }

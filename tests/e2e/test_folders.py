@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import time
 import unittest
 
@@ -52,6 +53,10 @@ class Folders(WeftTest):
             time.sleep(0.02)
         return job
 
+    def pause(self, job, sign):
+        for process in job.ranks().values():
+            os.kill(process, sign)
+
     def made(self):
         lines = (self.dir / "out/segment.jsonl").read_text().splitlines()
         return sorted(json.loads(line)["name"] for line in lines)
@@ -61,8 +66,10 @@ class Owner(Folders):
     def test_a_second_job_is_refused_and_told_who_is_there(self):
         self.pictures([f"{i}.png" for i in range(12)])
         first = self.begin(ranks=2)
+        self.pause(first, signal.SIGSTOP)  # however slow this machine is
         second = self.segment(ranks=2, expect=None)
         self.refused(second, 4, "output folder out is in use by another job: host ", " process ", "segment.output")
+        self.pause(first, signal.SIGCONT)
         self.assertEqual(first.wait(), 0, first.err)
         self.assertEqual(len(self.made()), 12)
         self.assertFalse((self.dir / "out/.lock").exists())
@@ -86,7 +93,9 @@ class Owner(Folders):
         while not (self.dir / "c.h5.lock").exists():
             self.assertLess(time.monotonic(), until)
             time.sleep(0.02)
+        self.pause(first, signal.SIGSTOP)
         self.refused(self.weft(*options, ranks=1, expect=None), 4, "store c.h5 is in use by another job: host ")
+        self.pause(first, signal.SIGCONT)
         self.assertEqual(first.wait(), 0, first.err)
 
 
@@ -107,7 +116,7 @@ class GoneUnderWay(Folders):
 
 class NamesAndLinks(Folders):
     def test_results_that_are_called_like_the_jobs_own_files(self):
-        names = ["a.png", "segment.rankings.png", ".b.partial.png", "segment.jsonl/c.png", "status.json/d.png",
+        names = ["a.png", "segment.rankings.png", "b.partial.png", "segment.jsonl/c.png", "status.json/d.png",
                  "segment.rank0.jsonl/e.png", "stop/f.png", "g/status.json/h.png"]
         self.pictures(names)
         for _ in range(2):
@@ -115,7 +124,7 @@ class NamesAndLinks(Folders):
             made = self.made()
             for name in made:
                 self.assertTrue((self.dir / "out" / f"{name}.png").is_file(), name)
-            for name in ("a", "segment.rankings", ".b.partial", "_segment.jsonl/c", "_status.json/d",
+            for name in ("a", "segment.rankings", "b.partial", "_segment.jsonl/c", "_status.json/d",
                          "_segment.rank0.jsonl/e", "_stop/f", "g/status.json/h"):
                 self.assertIn(name, made)
 
@@ -182,6 +191,7 @@ class WithoutLocks(Folders):
         self.pictures(["a.png", "b.png"])
         (self.dir / "table.csv").write_text("path\nin/a.png\nin/b.png\n")
         make_video(self.dir / "a.mp4", "testsrc2=duration=1:size=64x64:rate=10")
+        (self.dir / "a.txt").write_text("a test picture")
         ingest = ("ingest.frames=[3]", "ingest.height=32", "ingest.width=32")
         for reason in (37, 95):
             shim = f"no_locks={reason}"
@@ -200,8 +210,10 @@ class WithoutLocks(Folders):
     def test_a_job_of_this_host_is_still_noticed(self):
         self.pictures([f"{i}.png" for i in range(12)])
         first = self.begin()
+        self.pause(first, signal.SIGSTOP)
         second = self.segment(expect=None, shim="no_locks=37")
         self.refused(second, 4, "is in use by another job", "if that process is no weft")
+        self.pause(first, signal.SIGCONT)
         self.assertEqual(first.wait(), 0, first.err)
 
 

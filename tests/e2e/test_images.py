@@ -113,12 +113,12 @@ class Images(WeftTest):
     def test_finished_pieces_are_kept(self):
         lines = self.draw(100)
         self.ingest_images(output="whole.h5")
-        # A directory in the store's place: everything is decoded, and joining fails.
-        (self.dir / "images.h5").mkdir()
-        (self.dir / "images.h5" / "file").touch()
+        # A directory in the place of the store's draft: everything is decoded, and joining fails.
+        (self.dir / "images.h5.tmp").mkdir()
+        (self.dir / "images.h5.tmp" / "file").touch()
         self.ingest_images(expect=DATA)
-        (self.dir / "images.h5" / "file").unlink()
-        (self.dir / "images.h5").rmdir()
+        (self.dir / "images.h5.tmp" / "file").unlink()
+        (self.dir / "images.h5.tmp").rmdir()
         # A piece that is not whole, and a file that has changed since.
         piece = self.dir / "images.h5.parts" / "piece_000001"
         piece.write_bytes(piece.read_bytes()[:-5])

@@ -64,7 +64,7 @@ class Reconstruct(WeftTest):
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.inputs=['nowhere.mp4']", ranks=2, expect=None), 3,
                      "nowhere.mp4")
         self.refused(self.weft("reconstruct", "vae.toml", "reconstruct.output=vae.toml", ranks=2, expect=None), 3,
-                     "cannot make the directory vae.toml")
+                     "cannot make the folder vae.toml")
         self.refused(self.weft("reconstruct", "vae.toml", "memory.arena_gib=0.0001", ranks=1, expect=None), 2,
                      "the VAE needs")
 

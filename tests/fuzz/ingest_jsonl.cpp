@@ -6,7 +6,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace weft;
   const auto path = fuzz::put("list.jsonl", fuzz::text_of(data, size));
   fuzz::accepts([&] {
-    for (const MediaItem& input : list_media({path.string()}, "ingest.inputs", {}))
+    for (const MediaItem& input : list_media({path.string()}, "ingest.inputs", {}, Described::yes))
       fuzz::require(input.media.trust == MediaTrust::untrusted, "a list is trusted");
   });
   return 0;

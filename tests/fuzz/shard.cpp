@@ -7,7 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto path = fuzz::put("shard.tar", fuzz::text_of(data, size));
   fuzz::accepts([&] {
     std::vector<MediaItem> items;
-    list_shard(path.string(), items);
+    list_shard(path.string(), Described::yes, items);
     for (const MediaItem& item : items) {
       fuzz::require(item.media.path == path && !item.media.member.empty() &&
                         item.media.trust == MediaTrust::untrusted,

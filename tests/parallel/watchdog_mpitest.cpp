@@ -83,7 +83,7 @@ class WatchdogTest : public ::testing::Test {
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Exit::hang);
       EXPECT_FALSE(e.hint().empty());
-      return e.what();
+      return std::string(e.what()) + "\n" + e.below();
     }
     return "";
   }
@@ -247,7 +247,7 @@ std::string verdict_of(const std::function<void(Communicator&, int rank)>& job) 
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Exit::hang) << e.what();
     EXPECT_TRUE(e.reported()) << "one rank tells it, before anybody ends the job";
-    return e.what();
+    return std::string(e.what()) + "\n" + e.below();
   }
   return "";
 }

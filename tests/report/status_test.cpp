@@ -68,7 +68,7 @@ TEST_F(Status, OfARunningJob) {
   EXPECT_THAT(text, HasSubstr("ranks     4, the first on node7\n"));
   EXPECT_THAT(text, HasSubstr("saved     step_20\n"));
   EXPECT_THAT(text, HasSubstr("for 1 h 01 min\n"));
-  EXPECT_THAT(text, HasSubstr("warned    slow  [31mdisk\n")) << "no control characters";
+  EXPECT_THAT(text, HasSubstr("warned    slow \\x1b[31mdisk\n")) << "no control characters";
 }
 
 TEST_F(Status, BeforeTheFirstStepThereIsNoLastOne) {

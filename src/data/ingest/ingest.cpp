@@ -290,7 +290,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
   const IngestDeck& d = deck.get<IngestDeck>();
   check_deck(d);
-  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media, d.output);
+  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media, Described::yes, d.output);
   WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video and no picture");
   for (const std::string& table : d.scores) {
@@ -314,6 +314,7 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   log::info("ingest: {} over {} into {}", media, counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
   const auto lock = lock_store(d.output, "ingest.output");
+  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
 
   // 2. Cut this rank's videos into its part file.
   IngestProgress progress(comm, d.output, std::ssize(inputs),

@@ -381,6 +381,7 @@ int ingest_images(const Deck& deck, MPI_Comm comm) {
             counted(size, "rank"), d.output);
   warn_of_replacing(d.output);
   const auto lock = lock_store(d.output, "ingest.output");
+  MPI_Barrier(comm);  // nobody touches files beside the store before rank 0 has it
 
   // 2. Decode this rank's pieces, those that are not there from an earlier attempt.
   std::error_code failed;

@@ -20,7 +20,7 @@ class CanonicalPaths {
  public:
   std::string operator()(const std::string& path) {
     std::error_code none;
-    const fs::path absolute = fs::absolute(path, none).lexically_normal();
+    const fs::path absolute = fs::absolute(path, none);
     const auto [folder, added] = folders_.try_emplace(absolute.parent_path().string());
     if (added) folder->second = fs::weakly_canonical(folder->first, none);
     return (folder->second / absolute.filename()).string();

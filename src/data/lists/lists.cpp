@@ -76,8 +76,20 @@ std::string caption_beside(const fs::path& file) {
   return "";
 }
 
-void add_list(const std::string& path, const MediaDeck& limits, std::vector<MediaItem>& out) {
-  check_list_size(path, limits);
+// What list_media was asked for.
+struct Request {
+  const std::string& key;
+  const MediaDeck& limits;
+  Described described;
+  const fs::path& results;
+};
+
+std::string caption_beside(const fs::path& file, const Request& request) {
+  return request.described == Described::yes ? caption_beside(file) : "";
+}
+
+void add_list(const std::string& path, const Request& request, std::vector<MediaItem>& out) {
+  check_list_size(path, request.limits);
   TableReader table(path);
   for (TableRow row; table.next(row);) {
     const std::string where = table.where(row);
@@ -89,6 +101,7 @@ void add_list(const std::string& path, const MediaDeck& limits, std::vector<Medi
                "{}, column path: no value", where);
     MediaItem& item = out.emplace_back();
     item.media = {beside_list(path, row.path), MediaTrust::untrusted};
+    if (request.described == Described::no) continue;
     item.text = caption_of(table, row);
     item.facts = facts_of(table, row);
   }
@@ -96,8 +109,8 @@ void add_list(const std::string& path, const MediaDeck& limits, std::vector<Medi
 
 bool is_medium(const std::string& name) { return kind_of_name(name) != MediumKind::other; }
 
-void add_folder(const std::string& folder, const fs::path& results, std::vector<MediaItem>& out) {
-  const FolderFiles found = files_below(folder, is_medium, results);
+void add_folder(const std::string& folder, const Request& request, std::vector<MediaItem>& out) {
+  const FolderFiles found = files_below(folder, is_medium, request.results);
   WEFT_CHECK(!found.files.empty(), Exit::data,
              "put videos or pictures into it, or name another folder",
              "folder {} has no videos and no pictures{}", folder,
@@ -106,30 +119,28 @@ void add_folder(const std::string& folder, const fs::path& results, std::vector<
   for (const std::string& file : found.files) {
     MediaItem& item = out.emplace_back();
     item.media = {file, MediaTrust::untrusted};
-    item.text = caption_beside(file);
+    item.text = caption_beside(file, request);
     item.below = fs::path(file).lexically_relative(folder).string();
   }
 }
 
-void add_named(const std::string& path, const MediaDeck& limits, const fs::path& results,
-               std::vector<MediaItem>& out) {
+void add_named(const std::string& path, const Request& request, std::vector<MediaItem>& out) {
   std::error_code none;
   if (form_of_name(path) != TableForm::none) {
-    add_list(path, limits, out);
+    add_list(path, request, out);
   } else if (ending_of(path) == ".tar") {
-    list_shard(path, out);
+    list_shard(path, request.described, out);
   } else if (fs::is_directory(path, none)) {
-    add_folder(path, results, out);
+    add_folder(path, request, out);
   } else {
     refuse_other_forms(path);  // before FFmpeg calls it invalid data
     MediaItem& item = out.emplace_back();
     item.media = {path, MediaTrust::deck};
-    item.text = caption_beside(path);
+    item.text = caption_beside(path, request);
   }
 }
 
-void add_glob(const std::string& pattern, const std::string& key, const MediaDeck& limits,
-              const fs::path& results, std::vector<MediaItem>& out) {
+void add_glob(const std::string& pattern, const Request& request, std::vector<MediaItem>& out) {
   static std::string unreadable;  // glob() takes a plain function
   unreadable.clear();
   glob_t found{};
@@ -144,7 +155,7 @@ void add_glob(const std::string& pattern, const std::string& key, const MediaDec
                                        found.gl_pathv + (status == 0 ? found.gl_pathc : 0));
   globfree(&found);
   WEFT_CHECK(!paths.empty(), Exit::data,
-             fmt::format("check {}, and the directory weft was started in", key),
+             fmt::format("check {}, and the directory weft was started in", request.key),
              "no file matches {}{}", pattern, unreadable);
   // "clips/*" means media, folders and shards among all that is there, "clips/*.bin" these files.
   const std::string ending = ending_of(pattern);
@@ -152,6 +163,7 @@ void add_glob(const std::string& pattern, const std::string& key, const MediaDec
   std::vector<std::string> taken, others;
   for (const std::string& path : paths) {
     std::error_code none;
+    if (!request.results.empty() && fs::equivalent(path, request.results, none)) continue;
     const bool other = any_ending && !is_medium(path) && ending_of(path) != ".tar" &&
                        !fs::is_directory(path, none);
     (other ? others : taken).push_back(path);
@@ -160,7 +172,7 @@ void add_glob(const std::string& pattern, const std::string& key, const MediaDec
   WEFT_CHECK(!taken.empty(), Exit::data, "name videos, pictures, lists or folders",
              "{} matches no videos and no pictures, but: {}", pattern, left_out);
   tell_left_out(pattern, left_out);
-  for (const std::string& path : taken) add_named(path, limits, results, out);
+  for (const std::string& path : taken) add_named(path, request, out);
 }
 
 }  // namespace
@@ -183,18 +195,24 @@ std::string caption_of(const Json& object, const std::string& where) {
 }
 
 std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
-                                  const MediaDeck& limits, const fs::path& results) {
+                                  const MediaDeck& limits, Described described,
+                                  const fs::path& results) {
+  const Request request{key, limits, described, results};
   std::vector<MediaItem> out;
   for (const std::string& input : inputs) {
-    std::error_code none;
     if (is_source_graph(input))
       out.emplace_back().media = {input, MediaTrust::deck};
-    else if (input.find_first_of("*?[") != std::string::npos && !fs::exists(input, none))
-      add_glob(input, key, limits, results, out);
+    else if (is_glob(input))
+      add_glob(input, request, out);
     else
-      add_named(input, limits, results, out);
+      add_named(input, request, out);
   }
   return out;
+}
+
+bool is_glob(const std::string& path) {
+  std::error_code none;
+  return path.find_first_of("*?[") != std::string::npos && !fs::exists(path, none);
 }
 
 std::string beside_list(const std::string& list, const std::string& path) {

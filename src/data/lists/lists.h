@@ -37,6 +37,9 @@ std::string caption_of(const TableReader& table, const TableRow& row);
 std::string caption_of(const nlohmann::ordered_json& object, const std::string& where);
 inline constexpr std::uint64_t longest_caption = std::uint64_t{1} << 20;  // of a file, in bytes
 
+// Whether captions and facts are wanted: where they are not, nobody reads them, and none is wrong.
+enum class Described { no, yes };
+
 struct MediaItem {
   MediaSource media;
   std::string text;  // the caption, "" = none
@@ -56,8 +59,10 @@ struct MediaItem {
 // without a match, a folder without media, a table in a form that weft does not read, and for
 // lists that cannot be read or are larger than limits.max_list_mib.
 std::vector<MediaItem> list_media(const std::vector<std::string>& inputs, const std::string& key,
-                                  const MediaDeck& limits,
+                                  const MediaDeck& limits, Described described,
                                   const std::filesystem::path& results = {});
+// Whether `path` is a pattern, and not a file of such a name.
+bool is_glob(const std::string& path);
 
 // Where a path of a list leads: relative ones begin in the list's folder.
 std::string beside_list(const std::string& list, const std::string& path);

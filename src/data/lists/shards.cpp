@@ -74,8 +74,8 @@ struct Sample {
 
 class ShardReader {
  public:
-  ShardReader(const std::string& path, std::vector<MediaItem>& out)
-      : path_(path), out_(out), bytes_(path), archive_(archive_read_new()) {
+  ShardReader(const std::string& path, Described described, std::vector<MediaItem>& out)
+      : path_(path), described_(described), out_(out), bytes_(path), archive_(archive_read_new()) {
     WEFT_ASSERT(archive_ != nullptr);
     archive_read_support_format_tar(archive_.get());
     archive_read_set_open_callback(archive_.get(), nullptr);
@@ -144,6 +144,8 @@ class ShardReader {
         ending.find('.', 1) == std::string::npos ? kind_of_name("x" + ending) : MediumKind::other;
     if (kind != MediumKind::other) {
       take_medium(entry, name, kind == MediumKind::video ? sample_.video : sample_.picture);
+    } else if (described_ == Described::no) {
+      return;
     } else if (ending == ".txt" || ending == ".text" || ending == ".caption") {
       sample_.caption = trimmed(content(entry, name));
     } else if (ending == ".json") {
@@ -209,6 +211,7 @@ class ShardReader {
   }
 
   std::string path_, last_;
+  Described described_;
   std::vector<MediaItem>& out_;
   ShardBytes bytes_;
   std::unique_ptr<archive, FreeArchive> archive_;
@@ -219,8 +222,8 @@ class ShardReader {
 
 }  // namespace
 
-void list_shard(const std::string& path, std::vector<MediaItem>& out) {
-  ShardReader(path, out).read();
+void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out) {
+  ShardReader(path, described, out).read();
 }
 
 }  // namespace weft

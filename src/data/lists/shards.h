@@ -15,6 +15,6 @@ namespace weft {
 // members of other kinds are left out; a WARN line counts links. Not trusted: captions and JSON of
 // more than a MiB, two videos in a sample, and a shard that is cut off, compressed or no tar are
 // Exit::data, naming shard and member.
-void list_shard(const std::string& path, std::vector<MediaItem>& out);
+void list_shard(const std::string& path, Described described, std::vector<MediaItem>& out);
 
 }  // namespace weft

@@ -11,19 +11,13 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "data/lists/folders.h"
 #include "jobs/score/score_job.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string ending_of(const std::string& path) {
-  std::string ending = fs::path(path).extension().string();
-  for (char& c : ending)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return ending;
-}
 
 void check_there(const std::string& path) {
   WEFT_CHECK(is_there(path, Exit::data), Exit::data,

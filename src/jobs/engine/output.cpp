@@ -65,7 +65,14 @@ void write_whole(const fs::path& directory, const std::string& file,
   const fs::path path = directory / file;
   const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".partial");
   make_folders(directory, file);
-  write(hidden.string());
+  std::error_code none;
+  fs::remove(hidden, none);  // what a killed job left, or a link that was laid there
+  try {
+    write(hidden.string());
+  } catch (...) {
+    fs::remove(hidden, none);  // a full disk needs the space
+    throw;
+  }
   rename_file(hidden, path, Exit::data);
 }
 

@@ -110,7 +110,7 @@ std::string stem_of(const std::string& input, std::int64_t item) {
 json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int64_t item,
              std::size_t capacity, const fs::path& out) {
   const double start = now_seconds();
-  const std::string& path = from.path;
+  const std::string path = from.name();
   const Footage f =
       read_footage(from, deck.media, deck.get<ReconstructDeck>(), vae.pixels_a_latent());
   const std::int64_t at_once = vae.fit_micro_batch(f.frames, f.height, f.width, capacity);
@@ -263,7 +263,16 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   const fs::path out =
       r.output.empty() ? fs::path(deck.run.dir) / "reconstructed" : fs::path(r.output);
-  const std::vector<MediaItem> inputs = list_media(r.inputs, "reconstruct.inputs", deck.media, out);
+  const std::vector<MediaItem> inputs =
+      list_media(r.inputs, "reconstruct.inputs", deck.media, Described::no, out);
+  WEFT_CHECK(!inputs.empty(), Exit::data, "check the lists in reconstruct.inputs",
+             "reconstruct.inputs names no picture and no video");
+  std::vector<std::string> missing;
+  for (const MediaItem& i : inputs)
+    if (std::string why = is_source_graph(i.media.path) ? "" : missing_file(i.media.path);
+        !why.empty())
+      missing.push_back(std::move(why));
+  report_missing(missing, inputs.size(), "input", missing_hint, true);
   VideoVae vae(deck.get<VaeDeck>());
   const ModelSource weights("vae.weights", deck.get<VaeDeck>().weights, deck.run.dir,
                             deck.get<GenerateDeck>().ema, world);
@@ -274,7 +283,7 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
   std::vector<std::string> paths;
   std::set<fs::path> results;
   for (const MediaItem& i : inputs) {
-    const std::string stem = stem_of(i.media.path, std::ssize(paths));
+    const std::string stem = stem_of(i.media.name(), std::ssize(paths));
     for (const char* ending : {".png", ".mp4"})
       results.insert(absolute_path(out / (stem + ending)));
     paths.push_back(i.media.path);

@@ -15,7 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool is_table(const ScoreDeck& deck) { return form_of_name(deck.input) != TableForm::none; }
+bool is_table(const ScoreDeck& deck) {
+  return form_of_name(deck.input) != TableForm::none && !is_glob(deck.input);
+}
 
 // A table of what score.input names, which is none, in the form of the output.
 std::string table_of(const std::vector<MediaItem>& items, TableForm form) {
@@ -51,7 +53,8 @@ ScoreRows read(const Deck& all) {
                "score.input = {}, but score.output = {}", deck.input, deck.output);
     rows.identity = file_identity(deck.input);
   } else {
-    const auto items = list_media({deck.input}, "score.input", all.media, deck.output);
+    const auto items =
+        list_media({deck.input}, "score.input", all.media, Described::no, deck.output);
     WEFT_CHECK(!items.empty(), Exit::data, "name a table, videos or pictures",
                "score.input = {} names no video and no picture", deck.input);
     for (const MediaItem& item : items)

@@ -81,7 +81,7 @@ void refuse_folder(const fs::path& folder, const fs::path& output) {
 std::vector<SegmentInput> list(const SegmentDeck& deck, const MediaDeck& limits) {
   for (const std::string& input : deck.inputs) refuse_folder(input, deck.output);
   const std::vector<MediaItem> items =
-      list_media(deck.inputs, "segment.inputs", limits, deck.output);
+      list_media(deck.inputs, "segment.inputs", limits, Described::no, deck.output);
   WEFT_CHECK(!items.empty(), Exit::data, "check the lists in segment.inputs",
              "segment.inputs names no picture and no video");
   std::vector<std::string> missing;

@@ -304,7 +304,7 @@ TEST_F(IngestTest, Lists) {
   std::ofstream(file("v1.avi")).flush();
   std::ofstream(file("v2.avi")).flush();
   const auto list = list_media({file("a.csv"), file("b.jsonl"), file("v?.avi"), "plain.mp4"},
-                               "ingest.inputs", {});
+                               "ingest.inputs", {}, Described::yes);
   ASSERT_EQ(list.size(), 7u);
   EXPECT_EQ(list[0].media.path, file("one.mp4"));
   EXPECT_EQ(list[0].text, "a street, \"busy\"\nat noon");
@@ -325,7 +325,7 @@ TEST_F(IngestTest, BadLists) {
   const auto refused = [&](const std::string& name, const std::string& text) -> std::string {
     if (!text.empty()) std::ofstream(file(name)) << text;
     try {
-      list_media({file(name)}, "ingest.inputs", {});
+      list_media({file(name)}, "ingest.inputs", {}, Described::yes);
       return "accepted";
     } catch (const Error& e) {
       return e.code() == Exit::data ? e.what() : "wrong code";
@@ -346,7 +346,7 @@ TEST_F(IngestTest, BadLists) {
   MediaDeck small;
   small.max_list_mib = 1e-6;
   std::ofstream(file("h.jsonl")) << "{\"path\": \"x\"}\n";
-  EXPECT_THROW(list_media({file("h.jsonl")}, "ingest.inputs", small), Error);
+  EXPECT_THROW(list_media({file("h.jsonl")}, "ingest.inputs", small, Described::yes), Error);
 }
 
 }  // namespace

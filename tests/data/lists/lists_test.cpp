@@ -50,7 +50,7 @@ class Lists : public testing::Test {
   }
   static std::vector<MediaItem> listed(const std::vector<std::string>& inputs,
                                        const fs::path& results = {}) {
-    return list_media(inputs, "ingest.inputs", {}, results);
+    return list_media(inputs, "ingest.inputs", {}, Described::yes, results);
   }
   // Paths below the folder, and captions.
   std::vector<std::pair<std::string, std::string>> captions(const std::string& input) const {
@@ -323,7 +323,7 @@ TEST_F(Lists, HostileMembersOfAShard) {
     EXPECT_EQ(item.media.path, path);  // the only file that will be opened
     EXPECT_EQ(item.media.trust, MediaTrust::untrusted);
   }
-  EXPECT_EQ(items[1].media.member, "?[2J.png");
+  EXPECT_EQ(items[1].media.member, "\\x1b[2J.png");
 }
 
 TEST_F(Lists, ShardsThatAreRefused) {
