@@ -472,7 +472,7 @@ class BadInput(Animate):
             self.refused(self.animate("refused", f"animate.input={other}", expect=None), 3, "come in pairs")
         shutil.copy(self.dir / "a.wav", self.dir / "face_a.mp4")
         self.refused(self.animate(".", "animate.picture=face.png", "animate.speech=face_a.mp4", "animate.name=face_a",
-                                  expect=None), 2, "would replace face_a.mp4")
+                                  expect=None), 2, "would replace the input face_a.mp4")
 
 
 if __name__ == "__main__":

@@ -290,7 +290,8 @@ int ingest(const Deck& deck, MPI_Comm comm, bool plan) {
   // 1. List the items; every rank does so itself. Ranks then share out what has to be opened.
   const IngestDeck& d = deck.get<IngestDeck>();
   check_deck(d);
-  std::vector<MediaItem> listed = list_media(d.inputs, "ingest.inputs", deck.media, Described::yes, d.output);
+  std::vector<MediaItem> listed =
+      list_media(d.inputs, "ingest.inputs", deck.media, Described::yes, d.output);
   WEFT_CHECK(!listed.empty(), Exit::data, "check the lists in ingest.inputs",
              "ingest.inputs names no video and no picture");
   for (const std::string& table : d.scores) {
