@@ -57,7 +57,7 @@ for target in "${targets[@]}"; do
   if [ $status = FAILED ]; then tail -n 40 "$log"; fi
   grep -aE 'tests passed|tests failed|\(Skipped\)|\(Failed\)|\(Timeout\)|Not Run' "$log" || true
 done
-echo "test_debian: versions: $(inside 'dpkg-query -W -f "${source:Package} ${source:Version}\n" libopenmpi-dev libdnnl-dev \
+echo "test_debian: versions: $(inside 'dpkg-query -W -f "\${source:Package} \${source:Version}\n" libopenmpi-dev libdnnl-dev \
   libavcodec-dev libopencv-core-dev libhdf5-dev libsimgrid-dev g++ cmake' | sort -u | paste -sd, | sed 's/,/, /g')"
 [ ${#failed[@]} -eq 0 ] || fail "failed on Debian $release: ${failed[*]}"
 echo "test_debian: Debian $release passed"
