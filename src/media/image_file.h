@@ -32,7 +32,7 @@ ImageFile read_image_file(const MediaSource& source, const MediaDeck& limits);
 // Throws Exit::data for a file of more bytes than a picture of media.max_megapixels has, before
 // anyone reads it into memory.
 void check_file_size(std::uint64_t bytes, const std::string& name, const MediaDeck& limits);
-// The same of a PNG or a JPEG in memory; `name` is for messages.
+// As read_image_file, of a PNG or a JPEG in memory; `name` is for messages.
 ImageFile decode_image(std::span<const std::byte> bytes, const std::string& name,
                        const MediaDeck& limits);
 
