@@ -13,7 +13,7 @@ done
 # weft is the same program.
 sides=(--cpu "$build/weft")
 if readelf -d "$build/weft" | grep -qE 'NEEDED.*lib(cublas|nccl|cudart|cudnn)'; then
-  sides=(--cpu "$build/weft_cpu" --cuda "$build/weft")
+  sides=(--cpu "$build/weft_cpu" --cuda "$build/weft" --checks "$build/weft_kernels" "$build/weft_probe")
 fi
 version=$("$build/weft" --version | awk 'NR == 1 {print $2}')
 mkdir -p "$build/bundle"
