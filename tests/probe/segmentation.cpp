@@ -175,8 +175,9 @@ void add_updates(ProbeOutputs& outputs, const ParameterTable& params,
     const std::int64_t at = p.offset - params.buckets()[static_cast<std::size_t>(p.bucket)].begin;
     outputs.add("grad.momentum." + p.name,
                 parallel.state().exp_avg(p.bucket).slice(at, at + p.shape.numel()).view(p.shape));
-    Tensor change = copy_of(p.value, DType::f32);
-    ops::scaled_add(before[i], -1, Tensor(), change, true);
+    Tensor step = copy_of(before[i]), change = Tensor::empty(p.shape, DType::f32);
+    ops::scaled_add(p.value, -1, Tensor(), step, true);
+    ops::scaled_add(step, -1, Tensor(), change, false);  // minus (before - after)
     outputs.add("grad.update." + p.name, change);
   }
 }
