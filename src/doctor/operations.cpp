@@ -35,10 +35,10 @@ Tensor draw(const Shape& shape, DType dtype, std::uint64_t seed) {
   return Tensor::from_host(std::span<const bf16>(rounded), shape);
 }
 
-constexpr std::int64_t rows = 77, columns = 104, inner = 200;  // of the product
+constexpr std::int64_t rows = 77, columns = 104, depth = 200;  // of the product
 
 Tensor product(DType dtype) {
-  const Tensor x = draw({rows, inner}, dtype, 1), w = draw({columns, inner}, dtype, 2);
+  const Tensor x = draw({rows, depth}, dtype, 1), w = draw({columns, depth}, dtype, 2);
   Tensor y = Tensor::empty({rows, columns}, dtype);
   ops::linear_forward(x, w, Tensor(), Tensor(), y);
   return y;
@@ -121,13 +121,13 @@ std::vector<double> values_of(const Tensor& on_device) {
 
 // The product by its definition.
 std::vector<double> plain_product(DType dtype) {
-  const auto x = values_of(draw({rows, inner}, dtype, 1)),
-             w = values_of(draw({columns, inner}, dtype, 2));
+  const auto x = values_of(draw({rows, depth}, dtype, 1)),
+             w = values_of(draw({columns, depth}, dtype, 2));
   std::vector<double> y;
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t c = 0; c < columns; ++c) {
       y.push_back(0);
-      for (std::size_t k = 0; k < inner; ++k) y.back() += x[r * inner + k] * w[c * inner + k];
+      for (std::size_t k = 0; k < depth; ++k) y.back() += x[r * depth + k] * w[c * depth + k];
     }
   return y;
 }
