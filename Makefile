@@ -25,7 +25,7 @@ bench: build ## a training step against PyTorch, interleaved (needs python3-venv
 	@tools/bench.sh
 
 bundle: deps ## build/bundle: a folder and archives that run on any cluster, without root
-	@WEFT_CUDA_ARCHITECTURES=all tools/build.sh weft weft_cpu
+	@WEFT_CUDA_ARCHITECTURES=all tools/build.sh weft weft_cpu weft_kernels weft_probe
 	@tools/bundle.sh
 
 deps: ## installs missing packages as root, or says which are missing

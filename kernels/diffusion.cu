@@ -1,5 +1,5 @@
 // CUDA side of ops/diffusion.h. CPU twin: src/ops/cpu/diffusion.cpp; cases:
-// src/bench/kernels/diffusion.cpp.
+// tests/kernels/diffusion.cpp.
 //
 // Each operation reads and writes every value once, in 16-byte accesses where a frame is a multiple
 // of 4 values. Bytes for n elements of x0 [B,C,T,H,W] and n' = n Co / C of the model's output:

@@ -1,4 +1,4 @@
-// CUDA side of ops/embed.h. CPU twin: src/ops/cpu/embed.cpp; cases: src/bench/kernels/embed.cpp.
+// CUDA side of ops/embed.h. CPU twin: src/ops/cpu/embed.cpp; cases: tests/kernels/embed.cpp.
 //
 // Nothing here multiplies: each operation is bounded by the bytes named below, and most are so
 // small at STDiT3's sizes that starting them is what they cost. n = elements, w = bytes of the

@@ -1,5 +1,5 @@
 // CUDA side of ops/evaluate.h. CPU twin: src/ops/cpu/evaluate.cpp; cases:
-// src/bench/kernels/evaluate.cpp.
+// tests/kernels/evaluate.cpp.
 //
 // Bound by the exponentials and the reads of logits from the caches: C of the one and 4 C of the
 // other a pixel and scale, where the logits as a whole are a few MB and what is written a byte a

@@ -1,4 +1,4 @@
-// CUDA side of ops/fusion.h. CPU twin: src/ops/cpu/fusion.cpp; cases: src/bench/kernels/fusion.cpp.
+// CUDA side of ops/fusion.h. CPU twin: src/ops/cpu/fusion.cpp; cases: tests/kernels/fusion.cpp.
 //
 // Bound by memory: every activation is read and written once. Elementwise operations: 16 bytes a
 // thread. Sums over the channels of a pixel, or of a group of them: by as many neighbouring lanes

@@ -1,4 +1,4 @@
-// CUDA side of ops/layout.h. CPU twin: src/ops/cpu/layout.cpp; cases: src/bench/kernels/layout.cpp.
+// CUDA side of ops/layout.h. CPU twin: src/ops/cpu/layout.cpp; cases: tests/kernels/layout.cpp.
 //
 // Bound by memory, every element read and written once.
 //   channels first, last   pixels (3 channels) and latents (4): a thread takes a position, so that

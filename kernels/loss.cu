@@ -1,5 +1,5 @@
 // CUDA side of ops/loss.h; LPIPS in loss_lpips.cu. CPU twin: src/ops/cpu/loss.cpp; cases:
-// src/bench/kernels/loss.cpp.
+// tests/kernels/loss.cpp.
 //
 // Bound by memory: each operand read once, each gradient written once. Sums are made in two stages
 // (loss_sums.cuh). The penalty reads a gradient of frames twice and

@@ -1,4 +1,4 @@
-// LPIPS' distance of ops/loss.h. CPU twin: src/ops/cpu/loss.cpp; cases: src/bench/kernels/loss.cpp.
+// LPIPS' distance of ops/loss.h. CPU twin: src/ops/cpu/loss.cpp; cases: tests/kernels/loss.cpp.
 //
 // Bound by memory: a position of C channels is read once, and again from L1 for its norms. 8, 16 or
 // 32 lanes take a position, as many as its 16-byte accesses keep busy.

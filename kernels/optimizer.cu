@@ -1,5 +1,5 @@
 // CUDA side of ops/optimizer.h. CPU twin: src/ops/cpu/optimizer.cpp; cases:
-// src/bench/kernels/optimizer.cpp.
+// tests/kernels/optimizer.cpp.
 //
 // adamw_step, bound by memory: gradient, weight, two moments and EMA in, all but the gradient out,
 // the bf16 copy out: 38 bytes an element (28 without EMA, 36 without the copy) for some 40

@@ -1,5 +1,5 @@
 // CUDA side of ops/pointwise.h. CPU twin: src/ops/cpu/pointwise.cpp; cases:
-// src/bench/kernels/pointwise.cpp.
+// tests/kernels/pointwise.cpp.
 //
 // Bound by memory. Least bytes an element, bf16 (f32 twice that):
 //   gelu_forward 4, gelu_backward 6 (8 with y), add_inplace 6, fill_zero 2, convert 6 (f32 to bf16

@@ -1,5 +1,5 @@
 // CUDA side of ops/pool.h for windows that overlap and rectangles of any size; pool.cu has those of
-// 2x2. CPU twin: src/ops/cpu/pool.cpp; cases: src/bench/kernels/pool.cpp.
+// 2x2. CPU twin: src/ops/cpu/pool.cpp; cases: tests/kernels/pool.cpp.
 //
 // Bound by memory, every operand read and every result written once; what windows share comes from
 // the caches.

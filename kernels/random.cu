@@ -1,4 +1,4 @@
-// CUDA side of ops/random.h. CPU twin: src/ops/cpu/random.cpp; cases: src/bench/kernels/random.cpp.
+// CUDA side of ops/random.h. CPU twin: src/ops/cpu/random.cpp; cases: tests/kernels/random.cpp.
 //
 // fill_normal writes 4 bytes an element and takes some 60 instructions for it (10 rounds of Philox
 // and Box-Muller for 4), which is more than the writing. The rest is bound by memory and small:

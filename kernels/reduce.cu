@@ -1,4 +1,4 @@
-// CUDA side of ops/reduce.h. CPU twin: src/ops/cpu/reduce.cpp; cases: src/bench/kernels/reduce.cpp.
+// CUDA side of ops/reduce.h. CPU twin: src/ops/cpu/reduce.cpp; cases: tests/kernels/reduce.cpp.
 //
 // sum_of_squares: 4 bytes and one f64 multiplication and addition an element. A fixed number of
 // blocks walks the tensor, each thread its own sums, added in fixed orders: the result depends on

@@ -1,4 +1,4 @@
-// CUDA side of ops/resize.h. CPU twin: src/ops/cpu/resize.cpp; cases: src/bench/kernels/resize.cpp.
+// CUDA side of ops/resize.h. CPU twin: src/ops/cpu/resize.cpp; cases: tests/kernels/resize.cpp.
 //
 // Bound by memory: each side's elements once, the four of the smaller side from the caches.
 // 16 bytes of a pixel of the result a thread, or where many are gathered for one a block.

@@ -1,5 +1,5 @@
 // CUDA side of ops/layout.h's spread_2x2 and spread_4x4. CPU twin: src/ops/cpu/layout.cpp; cases:
-// src/bench/kernels/layout.cpp.
+// tests/kernels/layout.cpp.
 //
 // Bound by memory: each element is read and written once. A thread takes 16 bytes of each of the
 // four pixels, that is 64 neighbouring bytes of a row, so that every access is whole and only the

@@ -1,5 +1,5 @@
 // CUDA side of ops/text_loss.h. CPU twin: src/ops/cpu/text_loss.cpp; cases:
-// src/bench/kernels/text_loss.cpp.
+// tests/kernels/text_loss.cpp.
 //
 // Bound by memory and by starts: a batch of 16 pictures of 640x640 is 6.5 million pixels of 6 to 10
 // bytes, read once for the sums, five times in part to choose pixels (radix selection, 8 bits a

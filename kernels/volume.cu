@@ -1,4 +1,4 @@
-// CUDA side of ops/volume.h. CPU twin: src/ops/cpu/volume.cpp; cases: src/bench/kernels/volume.cpp.
+// CUDA side of ops/volume.h. CPU twin: src/ops/cpu/volume.cpp; cases: tests/kernels/volume.cpp.
 //
 //   sample       twice 16 bytes of a voxel a thread; the eight neighbours come from the caches
 //   candidates   a thread takes one candidate of one voxel: its shares are found once, its c

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Lays weft and everything it needs into one folder that runs from anywhere; tools/bundle.sh calls it.
 
-    bin/            weft, mpirun: small scripts that say where the rest is
-    libexec/        weft-cpu and weft-cuda (the same program linked without and with the CUDA side)
+    bin/            weft, mpirun: small scripts that say where the rest is; for GPUs also weft_kernels and weft_probe, with which
+                    validation/gpu/check.sh checks them
+    libexec/        weft-cpu and weft-cuda (the same program linked without and with the CUDA side), weft_kernels-cuda ...
     lib/            shared libraries
     mpi/            the Open MPI that weft was built with: orterun, orted, plugins, help texts, PMIx
     inputs/ docs/ jobscripts/   as in the repository
@@ -218,6 +219,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu", required=True, help="weft linked without the CUDA side")
     parser.add_argument("--cuda", help="weft linked with it")
+    parser.add_argument("--checks", nargs="*", default=[], help="programs that check GPUs, linked with it: weft_kernels ...")
     parser.add_argument("--output", required=True, help="the folder to make")
     a = parser.parse_args()
     repository = pathlib.Path(__file__).resolve().parent.parent
@@ -232,10 +234,12 @@ def main():
     run("strip", str(bundle.put(a.cpu, "libexec/weft-cpu")))
     if a.cuda:
         run("strip", str(bundle.put(a.cuda, "libexec/weft-cuda")))
+        for program in map(pathlib.Path, a.checks):
+            run("strip", str(bundle.put(program, f"libexec/{program.name}-cuda")))
         (root / "libexec/cuda-libraries").write_text(
             "".join(s + "\n" for s in dynamic(a.cuda, "NEEDED") if CUDA.match(s)))
         (root / "libexec/cuda-libraries-on-demand").write_text("libcudnn.so.9\n")
-    for program in [p for p in bundle.files if p.startswith("libexec/weft-")]:
+    for program in [p for p in bundle.files if p.startswith("libexec/weft")]:
         bundle.drop_unused(program, "libmpi_cxx.so.40")
     carry_mpi(bundle)
     bundle.carry_libraries()
@@ -246,6 +250,8 @@ def main():
     # 2. What a person starts and reads.
     for script in "weft", "mpirun", "orted":
         bundle.put(repository / "tools/bundle" / script, f"bin/{script}")
+    for program in map(pathlib.Path, a.checks):
+        bundle.put(repository / "tools/bundle/weft", f"bin/{program.name}")
     bundle.put(repository / "tools/bundle/environment.sh", "libexec/environment.sh")
     bundle.put(repository / "tools/bundle/openmpi-mca-params.conf", "mpi/etc/openmpi-mca-params.conf")
     for link in "mpiexec", "orterun":

@@ -17,7 +17,7 @@ BESIDE = {"config": {"core"}, "media": {"config", "tensor", "core"}, "data": {"m
 
 
 def allowed_table():
-    table, below = {"main.cpp": {"cli", "tensor", "core"}}, set()
+    table, below = {"main.cpp": {"cli"}}, set()
     for step in reversed(CHAIN):
         level = set(step.split())
         beside = set() if level <= {"nn", "parallel", "ops", "tensor", "core"} else set(BESIDE)

@@ -1,5 +1,5 @@
 // The CUDA side of ops/attention.h: which kernels an attention takes. CPU twin:
-// src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp.
+// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp.
 //
 //   along T, T <= 128:  temporal.cu, everything in one kernel
 //   else:               qk_norm.cu into scratch (where there is a norm or a rotary embedding), then

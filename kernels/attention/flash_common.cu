@@ -1,5 +1,5 @@
 // The small passes around flash attention's backward. CPU twin:
-// src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp. Both are bound by
+// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp. Both are bound by
 // bandwidth.
 #include "attention/flash_common.cuh"
 

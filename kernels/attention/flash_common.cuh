@@ -1,6 +1,6 @@
 // What the flash attention kernels share: where rows lie, which rows a block owns, and the entry
 // points of each variant. CPU twin: src/ops/cpu/attention/attention.cpp. Cases:
-// src/bench/kernels/attention.cpp.
+// tests/kernels/attention.cpp.
 //
 // A problem is `sequences` x `heads` independent attentions. Row i of sequence s, head h lies at
 //   base + (s / inner) * outer + (s % inner) * step + i * row + h * head        (in elements)

@@ -1,6 +1,6 @@
 // Flash attention in f32 on the ordinary cores, forward and backward: exact f32, for tests, probes
 // and small models. CPU twin: src/ops/cpu/attention/attention.cpp. Cases:
-// src/bench/kernels/attention.cpp.
+// tests/kernels/attention.cpp.
 //
 // Least work of one head: forward 4 nq nk D, backward 10 nq nk D operations (here 14: see
 // flash_sm80_backward.cu, whose order of sums this follows); every operand is read or written once.

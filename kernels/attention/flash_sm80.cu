@@ -1,5 +1,5 @@
 // Flash attention forward in bf16 with mma.sync, for sm_80 and whatever has nothing better. CPU
-// twin: src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp.
+// twin: src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp.
 //
 // Least work of one head of one sequence: 4 nq nk D operations; q, k, v read and out written once,
 // 2 (nq + nk) 2 D bytes, so that at nq = nk = 1590, D = 72 an element is worth 1600 operations and

@@ -1,5 +1,5 @@
 // Flash attention backward in bf16 with mma.sync. CPU twin: src/ops/cpu/attention/attention.cpp.
-// Cases: src/bench/kernels/attention.cpp.
+// Cases: tests/kernels/attention.cpp.
 //
 // With P = exp(scale Q K^T - lse), dP = dO V^T, dS = P (dP - delta):  dV = P^T dO, dK = scale dS^T
 // Q, dQ = scale dS K. Least work of one head: 10 nq nk D operations; q, k, v, out, dout read, dq,

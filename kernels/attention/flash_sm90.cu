@@ -1,6 +1,6 @@
 // Flash attention forward in bf16 for Hopper: wgmma, bulk tensor copies by a warp of their own,
 // queries and heads shared out to blocks that stay. CPU twin: src/ops/cpu/attention/attention.cpp.
-// Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same cases through
+// Cases: tests/kernels/attention.cpp (WEFT_ATTENTION=sm80 runs the same cases through
 // flash_sm80.cu). tests/cuda_on_cpu runs it where WEFT_EMULATION_CAPABILITY=9.0.
 //
 // Least work as in flash_sm80.cu: 4 nq nk D operations a head; q, k, v read and out written once.

@@ -1,5 +1,5 @@
 // Flash attention backward in bf16 for Hopper, built as the forward is (flash_sm90.cu). CPU twin:
-// src/ops/cpu/attention/attention.cpp. Cases: src/bench/kernels/attention.cpp (WEFT_ATTENTION=sm80
+// src/ops/cpu/attention/attention.cpp. Cases: tests/kernels/attention.cpp (WEFT_ATTENTION=sm80
 // runs the same cases through flash_sm80_backward.cu). tests/cuda_on_cpu runs it where
 // WEFT_EMULATION_CAPABILITY=9.0.
 //

@@ -1,6 +1,6 @@
 // q/k RMSNorm and rotary embedding in one pass for spatial attention (temporal.cu does it inside).
 // CPU twin: src/ops/cpu/attention/attention.cpp (pack, unpack_gradient). Cases:
-// src/bench/kernels/attention.cpp.
+// tests/kernels/attention.cpp.
 //
 // Bound by bandwidth. Forward: q and k are read once and written once, 4 of the 3 + 1 tensors that
 // attention itself moves. Backward: q, k and their gradient are read, the gradient is overwritten:

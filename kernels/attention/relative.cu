@@ -1,5 +1,5 @@
 // Attention of packed captions with T5's relative position bias (ops/attention.h). CPU twin
-// src/ops/cpu/attention/relative.cpp, cases src/bench/kernels/attention.cpp.
+// src/ops/cpu/attention/relative.cpp, cases tests/kernels/attention.cpp.
 //
 // Least work of one head of a caption of L rows: 4 L^2 D operations over 8 L D bytes in bf16.
 // Captions are short (300 rows at most), so that a layer of T5-XXL spends 1.3 % of its operations

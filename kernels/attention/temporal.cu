@@ -1,5 +1,5 @@
 // Self attention along T <= 128 frames (ops/attention.h with Axis::time). CPU twin
-// src/ops/cpu/attention/attention.cpp, cases src/bench/kernels/attention.cpp. bf16 with D = 64, 72,
+// src/ops/cpu/attention/attention.cpp, cases tests/kernels/attention.cpp. bf16 with D = 64, 72,
 // 128 runs on tensor cores (temporal_mma.cu, where bytes and operations are counted); here are the
 // kernels for f32, whose products are exact FFMA, and for every other even D up to 128 in either
 // type. They read qkv [B,T,S,3,H,D] where it lies, a block one head of one token, each value once

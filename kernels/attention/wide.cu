@@ -1,5 +1,5 @@
 // Attention with a single head of hundreds of channels (ops/attention.h). CPU twin
-// src/ops/cpu/attention/wide.cpp, cases src/bench/kernels/attention.cpp.
+// src/ops/cpu/attention/wide.cpp, cases tests/kernels/attention.cpp.
 //
 // The head is too wide for the registers of a flash kernel: a row of 512 f32 for each of 64 queries
 // is a multiprocessor's whole register file. So the scores pass through memory, a tile of queries

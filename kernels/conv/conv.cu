@@ -1,5 +1,5 @@
 // The CUDA side of ops/conv.h's convolutions: which convolutions of cuDNN's they become. CPU twin
-// src/ops/cpu/conv/, cases src/bench/kernels/conv.cpp.
+// src/ops/cpu/conv/, cases tests/kernels/conv.cpp.
 //
 //   kernel 1x1x1        a product of rows (product.cuh), bias and residual in its epilogue
 //   upsampled           2x2 convolutions of the frame itself (conv_layout.cuh): 16 products for 36;

@@ -1,5 +1,5 @@
 // Layouts around cuDNN's convolutions (conv_layout.cuh). CPU twin src/ops/cpu/conv/, cases
-// src/bench/kernels/conv.cpp.
+// tests/kernels/conv.cpp.
 //
 // Bound by memory. Weights are small: the largest of the VAE (512 x 512 x 27) is 14 MB in bf16,
 // three microseconds each way beside a convolution of milliseconds, so they are put in order for

@@ -1,5 +1,5 @@
 // Convolutions by cuDNN 9's graph interface. CPU twin src/ops/cpu/conv/, cases
-// src/bench/kernels/conv.cpp. The library was asked without an H200 which engines it offers there
+// tests/kernels/conv.cpp. The library was asked without an H200 which engines it offers there
 // for the VAE's shapes (docs/gpu.md).
 //
 // A convolution is a graph of one node, or of three with residual and bias behind it, whose engine

@@ -1,5 +1,5 @@
 // CUDA side of ops/conv/deform.h. CPU twin: src/ops/cpu/conv/deform.cpp; cases:
-// src/bench/kernels/deform.cpp.
+// tests/kernels/deform.cpp.
 //
 // Bound by memory: the columns are written (read) once, nine values for each of x, which the four
 // neighbours of a place read from the caches.

@@ -1,5 +1,5 @@
 // CUDA side of ops/conv/modulated.h. CPU twin: src/ops/cpu/conv/modulated.cpp; cases:
-// src/bench/kernels/modulated.cpp.
+// tests/kernels/modulated.cpp.
 //
 // Bound by memory: each activation is read and written once, 16 bytes of a pixel a thread; styles,
 // factors and noise come from the caches. To colours: eight threads share a pixel, the products of

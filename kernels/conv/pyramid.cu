@@ -1,5 +1,5 @@
 // CUDA side of ops/conv/pyramid.h. CPU twin src/ops/cpu/conv/pyramid.cpp, cases
-// src/bench/kernels/conv.cpp.
+// tests/kernels/conv.cpp.
 //
 // Bound by memory, and small: a matrix of 48 x 64 pixels and 456 columns is 2.8 MB in bf16, the
 // weights of 512 of 4096 input channels 4.7 MB, beside a convolution of milliseconds. A thread an

@@ -1,5 +1,5 @@
 // CUDA side of ops/matmul.h. CPU twin src/ops/cpu/matmul/matmul.cpp, cases
-// src/bench/kernels/matmul.cpp. Each operation is one cuBLASLt product (product_lt.cu) with an
+// tests/kernels/matmul.cpp. Each operation is one cuBLASLt product (product_lt.cu) with an
 // epilogue; least traffic in elements, and what is done about it:
 //   linear_forward               M K + N K + M N (+ M N residual): bias and residual in the
 //                                epilogue

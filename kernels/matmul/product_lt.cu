@@ -1,5 +1,5 @@
 // Matrix products by cuBLASLt. CPU twin src/ops/cpu/matmul/matmul.cpp, cases
-// src/bench/kernels/matmul.cpp. A product of [M,K] and [K,N] is 2 M N K operations over (M K + K N
+// tests/kernels/matmul.cpp. A product of [M,K] and [K,N] is 2 M N K operations over (M K + K N
 // + M N) elements: 489 operations a byte and more in STDiT3's blocks, so the tensor cores bound it
 // and the epilogues below are what saves time: each keeps one pass over [M,N] out of memory. The
 // library counts in columns: row-major D = A B is its D^T = B^T A^T, without moving anything.

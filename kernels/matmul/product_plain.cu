@@ -1,5 +1,5 @@
 // The matrix product of last resort and the column sums that go with products. CPU twin
-// src/ops/cpu/matmul/matmul.cpp, cases src/bench/kernels/matmul.cpp.
+// src/ops/cpu/matmul/matmul.cpp, cases tests/kernels/matmul.cpp.
 //   column_sums: least traffic is one reading of x; 16 bytes a lane, eight rows in flight a block,
 //     two stages whose split depends on the shape alone.
 //   product_plain: 64x64 tiles, 16 FFMA for 8 values from shared memory: some shapes of tests and

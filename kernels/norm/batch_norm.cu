@@ -1,5 +1,5 @@
 // Batch norm in parts, for statistics that ranks share. CPU twin src/ops/cpu/batch_norm.cpp, cases
-// src/bench/kernels/batch_norm.cpp.
+// tests/kernels/batch_norm.cpp.
 //
 // Bound by memory, with v for one array of activations: sums v, apply 2 v (3 with a residual),
 // backward 2 v + 3 v, with a residual 4 v + 3 v (its gradient is written on the way), one more

@@ -1,5 +1,5 @@
 // GroupNorm with SiLU behind it, over channels-last frames. CPU twin src/ops/cpu/group_norm.cpp,
-// cases src/bench/kernels/norm.cpp.
+// cases tests/kernels/norm.cpp.
 //
 // Bound by memory: v is one activation. forward 3 v (read for the statistics, read and written for
 // the result; a sample of 512 x 8 x 8 and the like stays in L2 between the two), backward 5 v (x

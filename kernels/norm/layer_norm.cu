@@ -1,5 +1,5 @@
 // LayerNorm and RMSNorm of ops/norm.h on the GPU. CPU twin: src/ops/cpu/norm.cpp; cases:
-// src/bench/kernels/norm.cpp.
+// tests/kernels/norm.cpp.
 //
 // Both are bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304
 // bytes), f32 twice that:

@@ -1,5 +1,5 @@
 // Gated residual, modulation and the sums of its gradient (frames.cuh) of ops/norm.h on the GPU.
-// CPU twin: src/ops/cpu/norm.cpp; cases: src/bench/kernels/norm.cpp.
+// CPU twin: src/ops/cpu/norm.cpp; cases: tests/kernels/norm.cpp.
 //
 // Bound by memory. Least traffic for one token of C = 1152 channels in bf16 (a row is 2304 bytes),
 // f32 twice that:

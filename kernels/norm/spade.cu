@@ -1,5 +1,5 @@
 // CUDA side of ops/norm/spade.h. CPU twin: src/ops/cpu/spade.cpp; cases:
-// src/bench/kernels/spade.cpp.
+// tests/kernels/spade.cpp.
 //
 // Bound by memory: v is one map. Statistics 1 v; the norm 4 v (x, gamma, beta, y), 3.25 v from a
 // map of half the size, which is never written at the full one. A thread keeps 16 bytes of channels

@@ -26,21 +26,6 @@ struct BenchCommRequest {
 int bench_comm(const BenchCommRequest& request, MPI_Comm world);
 Command bench_comm_command();
 
-// `weft bench kernels`: every operation on this rank's device, checked against the CPU side, then
-// timed against the ceiling.
-struct BenchKernelsRequest {
-  std::string size = "real";  // small or real
-  std::string filter;         // part of the operation's name
-  std::string device = "auto";
-  std::string json;         // file for the results
-  bool check_only = false;  // for compute-sanitizer and tests
-};
-
-// Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run
-// and the number of wrong elements. Exit::internal if any is wrong.
-int bench_kernels(const BenchKernelsRequest& request);
-Command bench_kernels_command();
-
 // `weft bench read STORE`: how fast prefetch delivers clips, against plain reads of the same bytes.
 //
 // Delivers every clip of `store` through the prefetcher (hashes verified) and reads the same bytes
@@ -75,7 +60,7 @@ Command bench_scaling_command();
 // `weft bench step`: the time of a training step (forward, backward, AdamW) on given weights and
 // inputs.
 struct BenchStepRequest {
-  // Safetensors; inputs as of `weft probe loss` (docs/probe.md). Without them fresh weights, and
+  // Safetensors; the inputs' tensors are in bench/step_inputs.h. Without them fresh weights, and
   // noise of this latent shape.
   std::string weights, inputs;
   std::string shape = "1x15x32x32";  // clips x latent frames x height x width

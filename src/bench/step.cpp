@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "bench/ceiling.h"
+#include "bench/step_inputs.h"
 #include "checkpoint/weights.h"
 #include "core/clock.h"
 #include "core/error.h"
@@ -14,7 +15,6 @@
 #include "core/philox.h"
 #include "core/statistics.h"
 #include "core/version.h"
-#include "jobs/probe/probe_case.h"
 #include "models/stdit3/options.h"
 #include "ops/loss.h"
 #include "ops/optimizer.h"
@@ -48,7 +48,7 @@ void print_profile(const ops::Profile& profile, int steps, double step_seconds) 
 }
 
 // A batch of noise for a latent of `shape`, as training would make it.
-ProbeCase noise_case(const std::string& text, std::int64_t captions, const Stdit3Config& model) {
+StepInputs noise_batch(const std::string& text, std::int64_t captions, const Stdit3Config& model) {
   std::vector<std::int64_t> s;
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, 'x');)
@@ -59,7 +59,7 @@ ProbeCase noise_case(const std::string& text, std::int64_t captions, const Stdit
   WEFT_CHECK(captions >= 1 && captions <= model.model_max_length, Exit::usage,
              "--captions is at most model.model_max_length", "--captions {}", captions);
   const std::int64_t B = s[0];
-  ProbeCase c;
+  StepInputs c;
   c.x = Tensor::empty({B, model.in_channels, s[1], s[2], s[3]}, DType::f32);
   ops::fill_normal(1, static_cast<int>(Purpose::synthetic), 0, 0, c.x);
   c.y = Tensor::empty({B, 1, captions, model.caption_channels}, DType::f32);
@@ -88,9 +88,9 @@ std::pair<double, double> small_step(Deck deck) {
   Tensor results = Tensor::persistent({2}, DType::f64);
   const auto arena = Arena::reserve(std::size_t{2} << 30);
   const ArenaScope scope(*arena);
-  ProbeCase c =
-      noise_case("1x3x12x10", std::min<std::int64_t>(20, deck.get<Stdit3Deck>().model_max_length),
-                 stdit3_config(deck));
+  StepInputs c =
+      noise_batch("1x3x12x10", std::min<std::int64_t>(20, deck.get<Stdit3Deck>().model_max_length),
+                  stdit3_config(deck));
   Tensor noise = Tensor::empty(c.x.shape(), DType::f32);
   ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
   params.begin_step([](int) {});
@@ -131,7 +131,7 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   const int threads = set_threads(static_cast<int>(deck.run.threads), 1);
   const int wrong = wrong_against_cpu(deck);
   WEFT_CHECK(wrong <= 0, Exit::internal,
-             "run weft doctor and weft bench kernels: if the GPU is well, this is a bug in weft",
+             "run weft doctor: if the GPU is well, this is a bug in weft, please report it",
              "loss or gradient norm of a small step differ from the CPU side's");
   double ceiling = 0;
   {
@@ -152,15 +152,15 @@ int bench_step(const Deck& deck, const BenchStepRequest& request) {
   Tensor results = Tensor::persistent({2}, DType::f64);  // loss sum, squared gradient norm
   const auto arena = Arena::reserve(arena_capacity(deck.memory, 1));
   const ArenaScope scope(*arena);
-  ProbeCase c;
+  StepInputs c;
   Tensor noise;
   if (request.inputs.empty()) {
-    c = noise_case(request.shape, request.captions, stdit3_config(deck));
+    c = noise_batch(request.shape, request.captions, stdit3_config(deck));
     noise = Tensor::empty(c.x.shape(), DType::f32);
     ops::fill_normal(1, static_cast<int>(Purpose::noise), 0, 0, noise);
   } else {
-    const ProbeInputs inputs(request.inputs);
-    c = read_case(inputs, stdit3_config(deck));
+    const TensorFile inputs(request.inputs, "docs/gpu.md lists the tensors of --inputs");
+    c = read_step_inputs(inputs, stdit3_config(deck));
     c.in.timestep = inputs.f32("timestep", {c.x.dim(0)});
     noise = inputs.f32("noise", c.x.shape());
   }

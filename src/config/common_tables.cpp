@@ -109,7 +109,7 @@ void data_rows(Rows& r, DataDeck& d) {
 
 // [model] begins and ends with the keys of any model; the shape of STDiT3 is in between.
 void model_rows(Rows& r, ModelDeck& d) {
-  r.text("name", d.name, "The model that is trained or probed; the shape of a VAE is in [vae].",
+  r.text("name", d.name, "The model that is trained; the shape of a VAE is in [vae].",
          model_names());
 }
 

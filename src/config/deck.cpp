@@ -218,6 +218,19 @@ const Option& find(const std::string& key, const std::vector<Option>& table,
 // A table of earlier versions. Decks that they left in runs and checkpoints have it.
 constexpr std::string_view retired_table = "sample";
 
+// Keys of earlier versions with the values that they wrote into every run and checkpoint. Nothing
+// read them there; another value is somebody's wish, and refused as an unknown key.
+constexpr std::pair<std::string_view, double> retired_keys[] = {
+    {"model.channels", 8},      {"model.momentum", 0.001}, {"model.eps", 1e-5},
+    {"model.ranks", 1},         {"train.ranks", 1},        {"train.first_iteration", 0},
+    {"train.max_iterations", 1}};
+
+bool is_retired(const std::string& key, const toml::node& value) {
+  return std::ranges::any_of(retired_keys, [&](const auto& retired) {
+    return retired.first == key && value.value<double>() == retired.second;
+  });
+}
+
 // Puts a parsed deck into the targets of the option table. Every entry must have a row: a key that
 // nothing reads would be a setting without effect.
 void apply(const toml::table& root, const std::vector<Option>& table, const Origin& origin) {
@@ -246,6 +259,7 @@ void apply(const toml::table& root, const std::vector<Option>& table, const Orig
              fmt::format("write [{}] on a line of its own and its keys below", section));
     for (const auto& [key, value] : *entries) {
       const std::string full = section + "." + std::string(key.str());
+      if (is_retired(full, value)) continue;
       Assign(find(full, table, origin.at(value.source())), origin).set(value);
     }
   }

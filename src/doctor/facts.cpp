@@ -35,8 +35,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, rank, host_rank, host_ranks, pid, 
                                    instructions, cores, numa, host_cores, host_numa_nodes, threads,
                                    quota_cores, memory_gib, available_gib, shared_memory_gib,
                                    huge_pages, limits, has_fabric, versions, environment, device,
-                                   gpu, no_gpu, shares_gpu, host_gpus, measured, wrong, file,
-                                   file_system, communicator, faults)
+                                   gpu, no_gpu, shares_gpu, host_gpus, measured, wrong, operations,
+                                   file, file_system, communicator, faults)
 }  // namespace detail
 void to_json(nlohmann::json& j, const RankFacts& f) { detail::to_json(j, f); }
 void from_json(const nlohmann::json& j, RankFacts& f) { detail::from_json(j, f); }

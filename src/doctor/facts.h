@@ -51,7 +51,9 @@ struct RankFacts {
 
   std::map<std::string, double> measured;  // "memory copy GB/s" -> 11.2
   std::map<std::string, std::int64_t>
-      wrong;                 // "product f32" -> elements that are not the known answer
+      wrong;  // "product f32" -> elements that are not the known answer
+  // "layer norm" -> values that are further from the CPU side's than rounding explains
+  std::map<std::string, std::int64_t> operations;
   std::string file;          // what was read: "clips.h5", "a temporary file in ."
   std::string file_system;   // "ext4", "Lustre"
   std::string communicator;  // "MPI", "NCCL 2.28.3"

@@ -289,6 +289,7 @@ std::vector<Finding> judge(const Ranks& ranks) {
   judge_cores(ranks, out);
   judge_memory(ranks, out);
   judge_gpus(ranks, out);
+  judge_operations(ranks, out);
   judge_results(ranks, out);
   judge_speed(ranks, out);
   return out;

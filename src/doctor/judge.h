@@ -63,6 +63,7 @@ std::string groups_text(const Groups& groups);
 
 // The parts in judge_devices.cpp.
 void judge_gpus(const Ranks& ranks, Findings& out);
+void judge_operations(const Ranks& ranks, Findings& out);
 void judge_results(const Ranks& ranks, Findings& out);
 void judge_speed(const Ranks& ranks, Findings& out);
 

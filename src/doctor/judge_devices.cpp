@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "core/log.h"
 #include "core/statistics.h"
 #include "doctor/judge.h"
 
@@ -112,6 +113,27 @@ void judge_gpus(const Ranks& ranks, Findings& out) {
 }
 
 // --- Results and faults.
+
+void judge_operations(const Ranks& ranks, Findings& out) {
+  std::set<std::string> names;
+  std::vector<std::string> wrong;
+  for (const RankFacts& r : ranks)
+    for (const auto& [name, count] : r.operations) {
+      names.insert(name);
+      if (count > 0)
+        wrong.push_back(fmt::format("{} on rank {} on {} {} ({})", name, r.rank, r.host, r.gpu,
+                                    counted(count, "value")));
+    }
+  if (!wrong.empty())
+    fail(
+        out, fmt::format("operations compute wrong results: {}", fmt::join(wrong, ", ")),
+        "leave that node out (srun --exclude) and report it; if all ranks fail alike, report a bug "
+        "of weft with the library versions above",
+        Exit::hardware);
+  else if (!names.empty())
+    ok(out,
+       fmt::format("operations compute right results on every rank: {}", fmt::join(names, ", ")));
+}
 
 void judge_results(const Ranks& ranks, Findings& out) {
   std::set<std::string> names;

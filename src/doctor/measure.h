@@ -16,6 +16,10 @@ void measure_memory(RankFacts& facts);
 // not the known one, to the bit.
 void measure_products(RankFacts& facts);
 
+// Fills `operations`: on a GPU a few operations of each kind compared with the CPU side, on a CPU a
+// matrix product with a plain loop. Convolutions are left out where cuDNN is not there.
+void check_operations(RankFacts& facts);
+
 // "host to device GB/s", "device to host GB/s", "device copy GB/s" (read and written counted) by
 // events, and in `wrong` "device memory" the words that came back changed. Only on a GPU.
 void measure_device_copies(RankFacts& facts);

@@ -5,7 +5,6 @@
 #include "jobs/encode/encode.h"
 #include "jobs/evaluate/evaluate.h"
 #include "jobs/generate/options.h"
-#include "jobs/probe/probe_segmentation.h"
 #include "jobs/reconstruct/reconstruct.h"
 #include "jobs/score/score.h"
 #include "jobs/segment/segment.h"
@@ -21,7 +20,6 @@ void register_deck_tables() {
     if (m.tables == nullptr) continue;
     for (DeckTable& t : m.tables()) tables.push_back(std::move(t));
   }
-  for (DeckTable& t : probe_tables()) tables.push_back(std::move(t));
   for (DeckTable (*table)() : {ingest_table, reconstruct_table, encode_table, generate_table,
                                evaluate_table, segment_table, score_table, animate_table})
     tables.push_back(table());

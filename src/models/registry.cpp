@@ -22,15 +22,9 @@ std::vector<Model>& table() {
   static std::vector<Model> models = {
       {"stdit3", stdit3_tables, make<Stdit3Task>},
       {"vae", video_vae_tables, make<VaeTask>},
-      {"vae_temporal"},
       {"segmentation", segmentation_tables, make<SegmentationTask>},
       {"dbnet", dbnet_tables, make<DbnetTask>},
       {"sadtalker", sadtalker_tables},
-      // What a probe's deck may name: parts of segmentation (docs/probe.md).
-      {"sync_batch_norm"},
-      {"image_resize"},
-      {"segmentation_data"},
-      {"segmentation_evaluation"},
       {"", t5_tables},
   };
   return models;
@@ -49,11 +43,9 @@ const Model* find_model(const std::string& name) {
 
 std::unique_ptr<TrainingTask> make_task(const Deck& deck) {
   if (const Model* m = find_model(deck.model.name)) return m->make_task(deck);
-  throw Error(Exit::usage,
-              fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
-              "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"; the temporal "
-              "VAE trains as a part of \"vae\"",
-              __FILE__, __LINE__);
+  throw Error(
+      Exit::usage, fmt::format("weft train has no task for model.name = \"{}\"", deck.model.name),
+      "set model.name to \"stdit3\", \"vae\", \"segmentation\" or \"dbnet\"", __FILE__, __LINE__);
 }
 
 }  // namespace weft

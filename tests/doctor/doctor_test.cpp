@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "doctor/judge.h"
+#include "doctor/measure.h"
 
 namespace weft {
 namespace {
@@ -56,6 +57,7 @@ std::vector<RankFacts> healthy(int hosts) {
       r.host_gpus = gpus;
       r.measured = {{"device copy GB/s", 4000}, {"host to device GB/s", 55}};
       r.wrong = {{"product bf16", 0}, {"device memory", 0}};
+      r.operations = {{"attention bf16", 0}, {"layer norm", 0}};
       ranks.push_back(r);
     }
   }
@@ -175,6 +177,25 @@ TEST(Doctor, TakesWrongResultsAndMemoryErrorsForHardware) {
   for (RankFacts& r : ranks) r.host_gpus[2].ecc_uncorrected = 2;
   EXPECT_THAT(trouble(ranks).what, HasSubstr("2 uncorrected memory errors"));
   EXPECT_EQ(verdict(judge(ranks)), Exit::hardware);
+}
+
+TEST(Doctor, NamesEveryOperationThatIsWrongInOneFinding) {
+  auto ranks = healthy(2);
+  ranks[6].operations["layer norm"] = 3;
+  ranks[7].operations["attention bf16"] = 1;
+  const Finding f = trouble(ranks);
+  EXPECT_EQ(f.level, Level::fail);
+  EXPECT_EQ(f.what,
+            "operations compute wrong results: layer norm on rank 6 on node1 GPU-1-2 (3 values), "
+            "attention bf16 on rank 7 on node1 GPU-1-3 (1 value)");
+  EXPECT_EQ(verdict(judge(ranks)), Exit::hardware);
+}
+
+TEST(Doctor, ComparesThisProcessorsProductWithAPlainLoop) {
+  RankFacts facts;
+  check_operations(facts);
+  EXPECT_EQ(facts.operations, (std::map<std::string, std::int64_t>{{"matrix product bf16", 0},
+                                                                   {"matrix product f32", 0}}));
 }
 
 TEST(Doctor, AFaultOfTheDeviceIsHardwareOneOfUsageIsNot) {

@@ -1,6 +1,7 @@
 """What the end-to-end tests share: the real binary under mpiexec, its run directories, safetensors.
 
-The tests read two variables that CTest sets: WEFT_BIN (the binary) and WEFT_MPIEXEC (mpiexec). By hand:
+The tests read variables that CTest sets: WEFT_BIN (weft), WEFT_PROBE_BIN (weft_probe; beside weft if not set) and WEFT_MPIEXEC
+(mpiexec). By hand:
     WEFT_BIN=build/weft python3 -m unittest discover -s tests/e2e -v
 Every job carries a mark in its environment, so that a test can tell its own processes from all others.
 """
@@ -22,6 +23,9 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # Without it, oneDNN's products in f32 are sums in an order that depends on the number of rows.
 AVX512 = " avx512f " in pathlib.Path("/proc/cpuinfo").read_text()
 WEFT = str(pathlib.Path(os.environ.get("WEFT_BIN", REPOSITORY / "build" / "weft")).resolve())
+# weft_cuda_on_cpu has its own, weft_probe_cuda_on_cpu.
+PROBE = str(pathlib.Path(os.environ.get("WEFT_PROBE_BIN", pathlib.Path(WEFT).with_name(
+    pathlib.Path(WEFT).name.replace("weft", "weft_probe", 1)))).resolve())
 MPIEXEC = os.environ.get("WEFT_MPIEXEC", "mpiexec")
 SHIM = os.environ.get("WEFT_SHIM_LIBRARY", str(pathlib.Path(WEFT).parent / "tests/shim/libweft_shim.so"))
 MARK = "WEFT_E2E_JOB"
@@ -63,7 +67,8 @@ def threads_of(process):
 
 
 class Job:
-    """One run of weft. `ranks=0` starts the binary without mpiexec. `shim`: faults to order (tests/shim/shim.cpp)."""
+    """One run of weft, or of weft_probe (`program`). `ranks=0` starts it without mpiexec. `shim`: faults to order
+    (tests/shim/shim.cpp)."""
 
     def __init__(self, arguments, ranks, cwd, preexec=None, shim=None, program=None):
         self.mark = uuid.uuid4().hex
@@ -71,6 +76,7 @@ class Job:
         environment[MARK] = self.mark
         if shim:
             environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=shim)
+        self.name = pathlib.Path(program or WEFT).name
         command = [str(program or WEFT), *map(str, arguments)]
         if ranks:
             command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
@@ -175,8 +181,12 @@ class WeftTest(unittest.TestCase):
         job = self.start(*arguments, ranks=ranks, **options)
         code = job.wait(timeout)
         if expect is not None:
-            self.assertEqual(code, expect, f"weft {' '.join(map(str, arguments))}\n{job.err}")
+            self.assertEqual(code, expect, f"{job.name} {' '.join(map(str, arguments))}\n{job.err}")
         return job
+
+    def probe(self, *arguments, ranks=0, **how):
+        """The same of weft_probe (tests/probe/README.md)."""
+        return self.weft(*arguments, ranks=ranks, program=PROBE, **how)
 
     def train(self, run, *overrides, ranks=2, expect=0, timeout=300):
         return self.weft("train", "deck.toml", f"run.dir={run}", *overrides, ranks=ranks,

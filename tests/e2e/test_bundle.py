@@ -31,6 +31,7 @@ class Scripts(Folder):
             (self.dir / folder).mkdir(parents=True)
         for script in "weft", "mpirun", "orted":
             shutil.copy(REPOSITORY / "tools/bundle" / script, self.dir / "bin")
+        shutil.copy(REPOSITORY / "tools/bundle/weft", self.dir / "bin/weft_kernels")
         shutil.copy(REPOSITORY / "tools/bundle/environment.sh", self.dir / "libexec")
         (self.dir / "libexec/glibc").write_text("2.17\n")
         (self.dir / "libexec/cuda-libraries").write_text("libweft_a.so.1\nlibweft_b.so.2\n")
@@ -98,6 +99,17 @@ class Scripts(Folder):
         (self.dir / "libexec/glibc").write_text("2.99\n")
         done = self.run_weft(expect=2)
         self.assertIn("needs glibc 2.99 or newer", done.stderr)
+        self.assertIn("HINT:", done.stderr)
+
+    def test_a_program_for_gpus_alone(self):
+        program = self.dir / "libexec/weft_kernels-cuda"
+        program.write_text('#!/bin/sh\necho kernels "$@"\n')
+        program.chmod(0o755)
+        self.libraries(("here", "libweft_a.so.1"), ("here", "libweft_b.so.2"))
+        done = self.run_weft(script="weft_kernels", WEFT_SIDE="cuda", LD_LIBRARY_PATH=f"{self.dir}/here")
+        self.assertEqual(done.stdout, "kernels train a b\n")
+        done = self.run_weft(expect=2, script="weft_kernels", WEFT_SIDE="cpu")
+        self.assertIn("ERROR: weft_kernels of this bundle is for GPUs", done.stderr)
         self.assertIn("HINT:", done.stderr)
 
     def test_the_sites_mpi(self):

@@ -24,7 +24,7 @@ DECKS = sorted((REPOSITORY / "inputs").glob("*.toml"))
 REFUSED = "run.threads=-1"
 SMALL = "synthetic:clips=4,frames=17,height=32,width=32"
 
-PLACEHOLDERS = {"WHAT": "forward", "PATH": "RUN"}  # and files of these names, which inputs() makes
+PLACEHOLDERS = {"PATH": "RUN"}  # and files of these names, which inputs() makes
 
 # Pattern of "weft COMMAND ARGUMENTS" or "make TARGET", what is done, and what makes the command small: keys at its end, options
 # in place of its own. The first that matches counts.
@@ -38,7 +38,6 @@ RULES = [
     (r"weft ingest deck.toml ingest.inputs=meta.csv", "parse"),
     (r"weft ingest deck.toml ingest.inputs=videos", "run"),
     (r"weft bench scaling ", "parse"),
-    (r"weft probe ", "parse"),
     (r"weft generate$", "text"),  # the launcher's options are the point
     (r"weft simulate ", "run", "--steps 1", "--gpus 1,2"),
     (r"weft train deck.toml data.path=latents.h5", "run", "model.in_channels=4", "train.steps=2", "run.dir=trained"),

@@ -40,6 +40,9 @@ dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t p, dnnl_stream_t s, 
 }
 """
 
+# And one that is far off.
+BAD_BYTE = BAD_BIT.replace("*(unsigned char*)data ^= 1;", "((unsigned char*)data)[3] ^= 64;")
+
 # The driver's library as far as the doctor calls it: the GPUs of UUIDS, each with rank 0 of this host on it (its own process)
 # and, on the last, a stranger: process 1.
 DRIVER = """
@@ -121,6 +124,7 @@ exec {shlex.quote(str(WEFT))} "$@"
             for name in "memory copy GB/s", "product f32 TFLOP/s", "file read GB/s", "all-reduce 64 MiB GB/s":
                 self.assertGreater(rank["measured"][name], 0)
             self.assertEqual(set(rank["wrong"].values()), {0})
+            self.assertEqual(set(rank["operations"].values()), {0})
             self.assertEqual(rank["faults"], [])
 
     def test_one_rank_alone_without_a_deck(self):
@@ -162,6 +166,15 @@ exec {shlex.quote(str(WEFT))} "$@"
         self.assertNotIn("rank 0", "".join(f["what"] for f in wrong))
         self.assertEqual(report["ranks"][0]["wrong"]["product f32"], 0)
         self.assertGreater(report["ranks"][1]["wrong"]["product f32"], 0)
+        # Rounding may be off by more than a bit.
+        self.assertEqual(report["ranks"][1]["operations"]["matrix product f32"], 0)
+
+    def test_a_wrong_operation(self):
+        job, report = self.doctor(*self.preloaded("bad_byte", BAD_BYTE), expect=HARDWARE)
+        said = [f["what"] for f in self.failures(report) if f["exit"] == HARDWARE]
+        self.assertRegex(said[0], "^operations compute wrong results: .*matrix product f32 on rank 1 on .*(1 value)")
+        self.assertNotIn("rank 0", "".join(said))
+        self.assertEqual(set(report["ranks"][0]["operations"].values()), {0})
 
     @unittest.skipIf(len(os.sched_getaffinity(0)) == 1, "on one core nobody is bound")
     def test_two_ranks_on_one_core(self):
@@ -215,6 +228,8 @@ class Gpus(WeftTest):
                 self.assertGreater(rank["measured"][name], 0)
             self.assertEqual(rank["wrong"]["device memory"], 0)
             self.assertEqual(rank["wrong"]["product f32"], 0)
+            self.assertEqual(len(rank["operations"]), 8)
+            self.assertEqual(set(rank["operations"].values()), {0})
             self.assertIn("CUDA runtime", rank["versions"])
 
         build_driver(self.dir / "driver", gpus)

@@ -379,8 +379,8 @@ class Segment(Segmentation):
 class Scores(WeftTest):
     def test_what_the_original_computed(self):
         case, out = GOLDEN / "seg_evaluation", self.dir / "out.safetensors"
-        self.weft("probe", "segmentation_scores", "--deck", f"{case}.toml", "--inputs", f"{case}.inputs.safetensors",
-                  "--outputs", out, ranks=0)
+        self.probe("segmentation_scores", "--deck", f"{case}.toml", "--inputs", f"{case}.inputs.safetensors",
+                   "--outputs", out)
         wanted, got = read_safetensors(f"{case}.expected.safetensors"), read_safetensors(out)
         for name, (dtype, shape, data) in wanted.items():
             with self.subTest(tensor=name):

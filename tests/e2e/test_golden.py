@@ -1,4 +1,4 @@
-"""`weft probe` against what the original PyTorch models computed, in float64. Needs the folder of golden
+"""weft_probe against what the original PyTorch models computed, in float64. Needs the folder of golden
 cases beside the checkout (or WEFT_GOLDEN); skipped where it is absent. WEFT_TEST_DEVICE and WEFT_TEST_DTYPE choose what is
 probed: the CPU side in f32 if nothing is said."""
 
@@ -96,13 +96,12 @@ class Golden(WeftTest):
         self.assertEqual(made.returncode, 0, made.stderr)
         return drawn
 
-    def probe(self, case, what, *options, ranks=0):
+    def computed(self, case, what, *options, ranks=0):
         """Expected and written tensors: two files."""
         out = self.dir / "out.safetensors"
-        self.weft("probe", what, "--deck", GOLDEN / f"{case}.toml",
-                  "--weights", self.weights(case),
-                  "--inputs", GOLDEN / f"{case}.inputs.safetensors", "--outputs", out,
-                  "--device", DEVICE, "--dtype", DTYPE, *options, ranks=ranks, timeout=1200)
+        self.probe(what, "--deck", GOLDEN / f"{case}.toml", "--weights", self.weights(case),
+                   "--inputs", GOLDEN / f"{case}.inputs.safetensors", "--outputs", out,
+                   "--device", DEVICE, "--dtype", DTYPE, *options, ranks=ranks, timeout=1200)
         return GOLDEN / f"{case}.expected.safetensors", out
 
     def verdict(self, script, *arguments):
@@ -114,7 +113,7 @@ class Golden(WeftTest):
         self.verdict(script, expected, out, "--tolerance", str(tolerance))
 
     def check(self, case, what, *options):
-        expected, out = self.probe(case, what, *options)
+        expected, out = self.computed(case, what, *options)
         wanted = read_safetensors(expected)
         if any(name.startswith("grad_norm.") for name in wanted):
             # Gradients by their length and one projection, which only the cases' own script can draw.
@@ -147,7 +146,7 @@ class Golden(WeftTest):
     def segmentation(self, case, what, *options, tolerance=SEGMENTATION_TOLERANCE, ranks=0, script="compare.py"):
         if not (GOLDEN / f"{case}.toml").exists():
             self.skipTest(f"{case} is not there")
-        expected, out = self.probe(case, what, *options, ranks=ranks)
+        expected, out = self.computed(case, what, *options, ranks=ranks)
         self.judge(script, expected, out, tolerance)
         return expected, out
 
@@ -158,7 +157,7 @@ class Golden(WeftTest):
             return
         if not (GOLDEN / f"{case}.toml").exists():
             self.skipTest(f"{case} is not there")
-        wanted, got = map(read_safetensors, self.probe(case, what, *options, ranks=ranks))
+        wanted, got = map(read_safetensors, self.computed(case, what, *options, ranks=ranks))
         lengths = []
         for name, tensor in wanted.items():
             kind, _, rest = name.partition(".")
@@ -213,8 +212,8 @@ class Golden(WeftTest):
         out = self.dir / "out.safetensors"
         for case in ("ocr_boxes", "ocr_boxes_eps"):
             with self.subTest(case=case):
-                self.weft("probe", "boxes", "--deck", GOLDEN / f"{case}.toml", "--inputs",
-                          GOLDEN / f"{case}.inputs.safetensors", "--outputs", out, ranks=0)
+                self.probe("boxes", "--deck", GOLDEN / f"{case}.toml", "--inputs",
+                           GOLDEN / f"{case}.inputs.safetensors", "--outputs", out)
                 self.verdict("compare_boxes.py", GOLDEN / f"{case}.expected.safetensors", out)
 
     @unittest.skipUnless(DTYPE == "f32" and (GOLDEN / "compare_frames.py").exists(), "these have no number format")
@@ -223,12 +222,11 @@ class Golden(WeftTest):
         self.verdict("make_frames.py", GOLDEN / "ocr_frame.frames.json", drawn)
         for case, inputs in (("ocr_frame", drawn), ("ocr_frame_small", GOLDEN / "ocr_frame_small.inputs.safetensors")):
             with self.subTest(case=case):
-                self.weft("probe", "frames", "--inputs", inputs, "--outputs", out, ranks=0)
+                self.probe("frames", "--inputs", inputs, "--outputs", out)
                 self.verdict("compare_frames.py", GOLDEN / f"{case}.expected.safetensors", out)
-        self.refused(self.weft("probe", "forward", "--inputs", drawn, "--outputs", out, ranks=0, expect=None),
-                     2, "weft probe forward needs", "--deck")
-        self.refused(self.weft("probe", "boxes", "--inputs", drawn, "--outputs", out, ranks=0, expect=None),
-                     3, "the inputs have no q.000")
+        self.refused(self.probe("forward", "--inputs", drawn, "--outputs", out, expect=None),
+                     2, "weft_probe forward needs", "--deck")
+        self.refused(self.probe("boxes", "--inputs", drawn, "--outputs", out, expect=None), 3, "the inputs have no q.000")
 
     def test_sadtalker(self):
         cases = sorted(path.stem for path in GOLDEN.glob("sadtalker_*.toml"))
@@ -241,7 +239,7 @@ class Golden(WeftTest):
                     self.sadtalker(case, kind)
 
     def sadtalker(self, case, kind):
-        expected, out = self.probe(case, f"sadtalker_{kind}")
+        expected, out = self.computed(case, f"sadtalker_{kind}")
         wanted, got = read_safetensors(expected), read_safetensors(out)
         if DTYPE == "bf16":
             for name, tolerance in SADTALKER_BF16[kind].items():
@@ -259,11 +257,10 @@ class Golden(WeftTest):
     def test_a_device_that_is_not_there(self):
         if self.has_cuda():
             self.skipTest("this build and machine have a GPU")
-        job = self.weft("probe", "forward", "--deck", GOLDEN / "stdit3_video.toml",
-                        "--weights", GOLDEN / "stdit3_video.weights.safetensors",
-                        "--inputs", GOLDEN / "stdit3_video.inputs.safetensors",
-                        "--outputs", self.dir / "out.safetensors", "--device", "cuda",
-                        ranks=0, expect=None)
+        job = self.probe("forward", "--deck", GOLDEN / "stdit3_video.toml",
+                         "--weights", GOLDEN / "stdit3_video.weights.safetensors",
+                         "--inputs", GOLDEN / "stdit3_video.inputs.safetensors",
+                         "--outputs", self.dir / "out.safetensors", "--device", "cuda", expect=None)
         self.refused(job, 2, "cuda")
 
 

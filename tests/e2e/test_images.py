@@ -312,10 +312,10 @@ class Images(WeftTest):
 
     def test_probes_need_their_model(self):
         self.draw(1)
-        self.refused(self.weft("probe", "resize_image", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", ranks=0,
-                               expect=None), USAGE, 'model.name = "stdit3"', "image_resize")
-        self.refused(self.weft("probe", "forward", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", ranks=0,
-                               expect=None), USAGE, "needs weights")
+        self.refused(self.probe("resize_image", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", expect=None), USAGE,
+                     'model.name = "stdit3"', "image_resize")
+        self.refused(self.probe("forward", "--deck", "deck.toml", "--inputs", "a", "--outputs", "b", expect=None), USAGE,
+                     "needs weights")
 
 
 @unittest.skipUnless(GOLDEN.is_dir(), f"{GOLDEN} is not there")
@@ -350,8 +350,8 @@ class Golden(WeftTest):
 
     def check(self, case, what, script="compare.py"):
         out = self.dir / "out.safetensors"
-        self.weft("probe", what, "--deck", GOLDEN / f"{case}.toml", "--inputs", GOLDEN / f"{case}.inputs.safetensors",
-                  "--outputs", out, ranks=0)
+        self.probe(what, "--deck", GOLDEN / f"{case}.toml", "--inputs", GOLDEN / f"{case}.inputs.safetensors",
+                   "--outputs", out)
         verdict = subprocess.run([PYTHON, GOLDEN / script, GOLDEN / f"{case}.expected.safetensors", out, "--tolerance", "1e-7"],
                                  capture_output=True, text=True)
         if "No module named 'numpy'" in verdict.stderr:

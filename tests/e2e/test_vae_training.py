@@ -109,7 +109,7 @@ class VaeTraining(WeftTest):
                               (("data.path=synthetic:clips=4,frames=5,height=8,width=8,latent=1",), "holds latents"),
                               (("model.weights=a.safetensors",), "vae.weights"),
                               (("vae_train.lecam_weight=1",), "there is none"),
-                              (("model.name=vae_temporal",), "no task")):
+                              (("model.name=sadtalker",), "no task")):
             job = self.vae("refused", *options, ranks=0, expect=2)
             self.assertIn(what, job.err)
         self.assertIn("parallel.sp", self.vae("refused", "parallel.sp=2", ranks=2, expect=2).err)

@@ -1,4 +1,4 @@
-// The table of cases that `weft bench kernels` holds the GPU to (src/bench/kernels), on the CPU:
+// The table of cases that weft_kernels holds the GPU to (tests/kernels/cases.h), on the CPU:
 // every case against its fp64 reference, and every case with one thread and with several.
 #include <fmt/format.h>
 #include <omp.h>
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/kernels/cases.h"
-#include "bench/kernels/reference.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/fp64.h"
 #include "tests/ops/reference.h"
 
 namespace weft::test {

@@ -1,4 +1,4 @@
-// What the cases of ops/volume.h and ops/norm/spade.h do not show (src/bench/kernels/volume.cpp,
+// What the cases of ops/volume.h and ops/norm/spade.h do not show (tests/kernels/volume.cpp,
 // spade.cpp).
 #include "ops/volume.h"
 

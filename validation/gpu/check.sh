@@ -22,6 +22,9 @@ cd "$(dirname "$0")/../.." || exit
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 weft=${2:-build/weft}
 python=${PYTHON:-python3}
+# The tests' programs beside it, weft_kernels and weft_probe, also in the bundle; of weft_cuda_on_cpu weft_kernels_cuda_on_cpu.
+name=$(basename "$weft")
+kernels=$(dirname "$weft")/weft_kernels${name#weft} probe=$(dirname "$weft")/weft_probe${name#weft}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 slower=1
 if [ -n "${REHEARSE:-}" ]; then
@@ -64,21 +67,21 @@ part() {  # name, time limit in seconds, command ...
 }
 
 part doctor 60 "$weft" doctor
-part kernels_small 200 "$weft" bench kernels --size small --check-only --device cuda --json "$out/kernels_small.json"
-part kernels 500 "$weft" bench kernels --size "$size" --device cuda --json "$out/kernels.json"
-part attention_sm80 200 env WEFT_ATTENTION=sm80 "$weft" bench kernels --size "$size" --filter attention --device cuda \
+part kernels_small 200 "$kernels" --size small --check-only --device cuda --json "$out/kernels_small.json"
+part kernels 500 "$kernels" --size "$size" --device cuda --json "$out/kernels.json"
+part attention_sm80 200 env WEFT_ATTENTION=sm80 "$kernels" --size "$size" --filter attention --device cuda \
   --json "$out/attention_sm80.json"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     part "sanitizer_$tool" 400 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$weft" bench kernels --size small --check-only --device cuda
+      "$kernels" --size small --check-only --device cuda
   done
 else
   echo "absent  compute-sanitizer is not on this machine" >>"$summary"
 fi
 
 for dtype in f32 bf16; do
-  part "golden_$dtype" 300 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" WEFT_GOLDEN="${GOLDEN:-../shared/golden}" \
+  part "golden_$dtype" 300 env WEFT_BIN="$(realpath "$weft")" WEFT_PROBE_BIN="$(realpath "$probe")" WEFT_MPIEXEC="$mpirun" WEFT_GOLDEN="${GOLDEN:-../shared/golden}" \
     WEFT_TEST_DEVICE=cuda WEFT_TEST_DTYPE=$dtype "$python" -B tests/e2e/test_golden.py -v
 done
 
@@ -139,14 +142,14 @@ rm -rf "$out/clips"
 
 # Segmentation. Golden cases alone, then random weights beside PyTorch in float64 on the CPU, and predictions to the pixel.
 for dtype in f32 bf16; do
-  part "segmentation_golden_$dtype" 200 env WEFT_BIN="$(realpath "$weft")" WEFT_MPIEXEC="$mpirun" \
+  part "segmentation_golden_$dtype" 200 env WEFT_BIN="$(realpath "$weft")" WEFT_PROBE_BIN="$(realpath "$probe")" WEFT_MPIEXEC="$mpirun" \
     WEFT_GOLDEN="${GOLDEN:-../shared/golden}" WEFT_TEST_DEVICE=cuda WEFT_TEST_DTYPE=$dtype \
     "$python" -B tests/e2e/test_golden.py -v -k segmentation
   part "segmentation_check_$dtype" 400 "$python" validation/check_segmentation.py --weft "$weft" --device cuda --dtype $dtype \
     --json "$out/segmentation_check_$dtype.json" "${segmentation_pairs[@]}"
 done
 for kind in conv batch_norm pool bilinear channels nll predict_classes normalise_images sgd_step; do
-  part "segmentation_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
+  part "segmentation_kernels_$kind" 100 "$kernels" --size "$size" --filter $kind --device cuda \
     --json "$out/segmentation_kernels_$kind.json"
 done
 segmentation=("data.path=shapes:images=32,classes=8,height=64..80,width=64..96,seed=1" "data.short_sides=[48, 64]" model.dropout=0
@@ -171,7 +174,7 @@ rm -rf "$out/segmentation_cpu" "$out/segmentation_cuda"
 
 # Text detection and animation. What the golden cases do not show: whole jobs.
 for kind in deform text_; do
-  part "text_kernels_$kind" 100 "$weft" bench kernels --size "$size" --filter $kind --device cuda \
+  part "text_kernels_$kind" 100 "$kernels" --size "$size" --filter $kind --device cuda \
     --json "$out/text_kernels_$kind.json"
 done
 for device in cpu cuda; do

@@ -32,7 +32,7 @@ class FaceDetector {
   // the current arena. Exit::usage if that is too small for the picture; Exit::data if the network
   // gives a value that is not finite.
   std::vector<Face> detect(const ImageFile& picture, ChannelOrder order);
-  // What the network says of every prior, for `weft probe`.
+  // What the network says of every prior, for weft_probe.
   FaceScores scores(const ImageFile& picture, ChannelOrder order);
 
   // Bytes of the arena that a picture of that size takes.

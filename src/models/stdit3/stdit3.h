@@ -74,7 +74,7 @@ class Stdit3 {
   }
 
   // Velocity (and sigma) f32 [B, out_channels, T', H', W']. `x_var` and `y_var`, if given, are
-  // nodes that hold in.x and in.captions.y and receive their gradients (weft probe); in a group,
+  // nodes that hold in.x and in.captions.y and receive their gradients (weft_probe); in a group,
   // what this rank's tokens contribute.
   Var forward(Tape& tape, const Stdit3Input& in, const Var& x_var = nullptr,
               const Var& y_var = nullptr);

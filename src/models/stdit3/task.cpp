@@ -19,7 +19,7 @@ Stdit3Task::Stdit3Task(const Deck& deck)
   WEFT_CHECK(!deck.get<Stdit3Deck>().skip_y_embedder, Exit::usage,
              "set model.skip_y_embedder = false",
              "model.skip_y_embedder = true wants captions that are projected already; training has "
-             "none (weft probe takes them)");
+             "none (weft_probe takes them)");
 }
 
 std::string Stdit3Task::describe() const {

@@ -1,5 +1,5 @@
 // Pasting against the blending equation as it is written down, solved directly, and what holds for
-// any blending: `weft probe sadtalker_paste` compares with OpenCV's results.
+// any blending: `weft_probe sadtalker_paste` compares with OpenCV's results.
 #include "models/face/paste.h"
 
 #include <gtest/gtest.h>

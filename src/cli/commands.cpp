@@ -1,0 +1,112 @@
+#include "cli/commands.h"
+
+#include "bench/bench.h"
+#include "cli/init.h"
+#include "cli/shell.h"
+#include "config/deck_help.h"
+#include "data/clip_store_child.h"
+#include "data/ingest/ingest.h"
+#include "doctor/doctor.h"
+#include "jobs/animate/animate.h"
+#include "jobs/deck_tables.h"
+#include "jobs/encode/encode.h"
+#include "jobs/evaluate/evaluate.h"
+#include "jobs/export_weights.h"
+#include "jobs/generate/generate.h"
+#include "jobs/inspect.h"
+#include "jobs/reconstruct/reconstruct.h"
+#include "jobs/score/score.h"
+#include "jobs/segment/segment.h"
+#include "jobs/text.h"
+#include "jobs/train.h"
+#include "plan/command.h"
+#include "report/evaluation_page.h"
+#include "report/report.h"
+#include "report/score_page.h"
+#include "report/status.h"
+
+namespace weft {
+namespace {
+
+// Every command, in the order of `weft --help`. Made once: help and completion tell of all.
+const std::vector<Command>& all_commands();
+
+Command help_command() {
+  const auto topic = std::make_shared<std::string>(), only = std::make_shared<std::string>();
+  Command c{"help", "print deck keys (deck, a table or a key), or a manual page (man, man-deck)",
+            [topic, only](const Deck&, MPI_Comm) {
+              fmt::print("{}", *topic == "deck"
+                                   ? only->empty() ? default_deck_with_help() : deck_help(*only)
+                               : *topic == "man" ? man_page(all_commands())
+                                                 : deck_man_page());
+              return 0;
+            }};
+  c.first_rank_only = true;
+  Argument& a = c.option("topic", *topic, "deck, man or man-deck");
+  a.required = true;
+  a.choices = {"deck", "man", "man-deck"};
+  c.option("keys", *only, "of deck: a table or a key, as in help deck train, help train.lr");
+  return c;
+}
+
+Command completion_command() {
+  const auto shell = std::make_shared<std::string>();
+  Command c{"completion", "print a script that completes this command line in a shell",
+            [shell](const Deck&, MPI_Comm) {
+              fmt::print("{}", completion_script(*shell, all_commands()));
+              return 0;
+            }};
+  c.first_rank_only = true;
+  Argument& a = c.option("shell", *shell, "bash, zsh or fish");
+  a.required = true;
+  a.choices = {"bash", "zsh", "fish"};
+  return c;
+}
+
+std::vector<Command> make_commands() {
+  Command bench{"bench", "measure: step, comm, scaling, t5, read"};
+  bench.commands = {bench_step_command(), bench_comm_command(), bench_scaling_command(),
+                    bench_t5_command(), bench_read_command()};
+  return {init_command(),
+          ingest_command(),
+          train_command(),
+          encode_command(),
+          generate_command(),
+          reconstruct_command(),
+          evaluate_command({report_page::segmentation_page, report_page::detection_page}),
+          segment_command(),
+          score_command(report_page::score_page),
+          animate_command(),
+          report_command(),
+          status_command(),
+          inspect_command(),
+          export_command(),
+          text_command(),
+          doctor_command(),
+          plan_command(),
+          simulate_command(),
+          std::move(bench),
+          completion_command(),
+          help_command()};
+}
+
+const std::vector<Command>& all_commands() {
+  static const std::vector<Command> commands = make_commands();
+  return commands;
+}
+
+}  // namespace
+
+std::optional<int> run_as_child(int argc, char** argv) { return serve_as_store_reader(argc, argv); }
+
+Program weft_program() {
+  return {"weft", "weft trains and runs video models on MPI ranks, one rank a device",
+          "Run on several ranks with: mpirun -n N weft COMMAND ...\n"
+          "Exit codes: " +
+              exit_codes_text() +
+              "; docs/errors.md.\n"
+              "`weft help deck` prints every deck key with its meaning, `weft help train.lr` one.",
+          all_commands(), register_deck_tables};
+}
+
+}  // namespace weft

@@ -1,0 +1,132 @@
+// What the fp64 references of the cases are written with: functions of an element, of matrices, and
+// attention.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "ops/attention.h"
+#include "tests/kernels/cases.h"
+
+namespace weft::fp64 {
+
+// f of every element.
+template <class F>
+Values map(const Values& x, F f) {
+  Values y(x.size());
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] = f(x[i]);
+  return y;
+}
+template <class F>
+Values map(const Values& x, const Values& z, F f) {
+  Values y(x.size());
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] = f(x[i], z[i]);
+  return y;
+}
+
+// y (+)= x, where `before` is y's value if it is added to, else empty.
+inline Values added(Values x, const Values& before) {
+  for (std::size_t i = 0; i < before.size(); ++i) x[i] += before[i];
+  return x;
+}
+
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double silu(double x) { return x * sigmoid(x); }
+inline double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
+// GELU by the tanh formula, and its derivative.
+inline double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+inline double gelu_slope(double x) {
+  const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+}
+
+// [m,n] = a [m,k] b [k,n], operands read with the given strides: element (i,j) of a lies at i * ai
+// + j * aj.
+inline Values product(std::int64_t m, std::int64_t n, std::int64_t k, const Values& a,
+                      std::int64_t ai, std::int64_t aj, const Values& b, std::int64_t bi,
+                      std::int64_t bj) {
+  Values c(m * n);
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t l = 0; l < k; ++l) c[i * n + j] += a[i * ai + l * aj] * b[l * bi + j * bj];
+  return c;
+}
+
+// The sums of the columns of x [rows,n].
+inline Values column_sums(const Values& x, std::int64_t n) {
+  Values sums(n);
+  for (std::size_t i = 0; i < x.size(); ++i) sums[i % n] += x[i];
+  return sums;
+}
+
+// ---- Attention ----
+
+// A row of a head: q/k RMSNorm by `w` and rotation by `rope` [positions, D/2, 2], both may be
+// empty.
+inline Values prepared(const double* x, std::int64_t D, const Values& w, const Values& rope,
+                       std::int64_t position) {
+  Values y(x, x + D);
+  if (!w.empty()) {
+    double squares = 0;
+    for (const double v : y) squares += v * v / static_cast<double>(D);
+    for (std::int64_t i = 0; i < D; ++i) y[i] *= w[i] / std::sqrt(squares + 1e-6);
+  }
+  for (std::int64_t i = 0; i < D / 2 && !rope.empty(); ++i) {
+    const double c = rope[position * D + 2 * i], s = rope[position * D + 2 * i + 1];
+    const double x0 = y[2 * i], x1 = y[2 * i + 1];
+    y[2 * i] = x0 * c - x1 * s, y[2 * i + 1] = x1 * c + x0 * s;
+  }
+  return y;
+}
+
+// out += softmax(scores) v for one query: values are rows of D, `stride` apart. Returns log-sum-exp
+// of the scores, 0 for none.
+inline double attend(const Values& scores, const double* v, std::int64_t stride, std::int64_t D,
+                     double* out) {
+  if (scores.empty()) return 0;
+  double max = -INFINITY, sum = 0;
+  for (const double s : scores) max = std::max(max, s);
+  for (const double s : scores) sum += std::exp(s - max);
+  for (std::size_t j = 0; j < scores.size(); ++j)
+    for (std::int64_t d = 0; d < D; ++d)
+      out[d] += std::exp(scores[j] - max) / sum * v[static_cast<std::int64_t>(j) * stride + d];
+  return max + std::log(sum);
+}
+
+// qkv [B,T,S,3,H,D] -> out [B,T,S,H,D] and lse [sequences,H,length].
+inline std::vector<Values> self_attention(std::int64_t B, std::int64_t T, std::int64_t S,
+                                          std::int64_t H, std::int64_t D, ops::Axis axis,
+                                          const Values& qkv, const Values& wq, const Values& wk,
+                                          const Values& rope) {
+  const bool space = axis == ops::Axis::space;
+  const std::int64_t C = H * D, length = space ? S : T, sequences = B * T * S / length;
+  Values out(B * T * S * C), lse;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const std::int64_t first = space ? s * S : s / S * T * S + s % S, step = space ? 1 : S;
+    for (std::int64_t h = 0; h < H; ++h) {
+      const auto row = [&](std::int64_t i) {
+        return qkv.data() + (first + i * step) * 3 * C + h * D;
+      };
+      std::vector<Values> q, k;
+      for (std::int64_t i = 0; i < length; ++i) {
+        q.push_back(prepared(row(i), D, wq, rope, i));
+        k.push_back(prepared(row(i) + C, D, wk, rope, i));
+      }
+      for (std::int64_t i = 0; i < length; ++i) {
+        Values scores(length);
+        for (std::int64_t j = 0; j < length; ++j)
+          for (std::int64_t d = 0; d < D; ++d)
+            scores[j] += q[i][d] * k[j][d] / std::sqrt(static_cast<double>(D));
+        lse.push_back(attend(scores, row(0) + 2 * C, step * 3 * C, D,
+                             out.data() + (first + i * step) * C + h * D));
+      }
+    }
+  }
+  return {out, lse};
+}
+
+}  // namespace weft::fp64

@@ -1,0 +1,269 @@
+// Cases of ops/loss.h (kernels/loss.cu beside src/ops/cpu/loss.cpp).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ops/loss.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/fp64.h"
+
+namespace weft {
+namespace {
+
+Tensor loss_so_far() { return random_tensor({1}, DType::f32, 9); }
+
+void add_losses(Cases& cases, const Shape& x, DType dtype, bool accumulate) {
+  const std::int64_t n = x.numel(), C = x[4];
+  const std::string text = fmt::format("{}{}", x.str(), accumulate ? " accumulate" : "");
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, text, dtype, values, std::move(inputs), std::move(run)));
+  };
+  const Tensor a = random_tensor(x, dtype, 1), b = random_tensor(x, DType::f32, 2),
+               b_alike = random_tensor(x, dtype, 2), dx = random_tensor(x, dtype, 3);
+  add("l1_forward", 2 * n, {a, b, loss_so_far()}, [](std::vector<Tensor>& in) {
+    ops::l1_forward(in[0], in[1], 0.01f, in[2]);
+    return std::vector<Tensor>{in[2]};
+  });
+  cases.back().reference = [](const std::vector<Values>& in) {
+    double sum = 0;
+    for (std::size_t i = 0; i < in[0].size(); ++i) sum += std::abs(in[0][i] - in[1][i]);
+    return std::vector<Values>{{in[2][0] + 0.01f * sum}};
+  };
+  add("l1_backward", 3 * n, {a, a, dx, b}, [=](std::vector<Tensor>& in) {
+    ops::l1_backward(in[0], in[3], 0.3f, in[2], accumulate);
+    ops::l1_backward(in[0], in[1], 0.3f, in[2], true);  // equal: nothing
+    return std::vector<Tensor>{in[2]};
+  });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values d = fp64::map(in[0], in[3], [](double u, double v) {
+      return u > v ? 0.3f : u < v ? -0.3f : 0.0;
+    });
+    return std::vector<Values>{fp64::added(d, accumulate ? in[2] : Values())};
+  };
+  if (C % 2 == 0) {
+    const Tensor wide = random_tensor(x, dtype, 4, 12.0f, -4.0f),
+                 narrow = random_tensor(x, dtype, 4);
+    add("kl_forward", n, {narrow, loss_so_far()}, [](std::vector<Tensor>& in) {
+      ops::kl_forward(in[0], 0.01f, in[1]);
+      return std::vector<Tensor>{in[1]};
+    });
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      double sum = 0;
+      for (std::size_t i = 0; i < in[0].size(); ++i) {
+        const double v = in[0][i];
+        sum += static_cast<std::int64_t>(i) % C < C / 2 ? 0.5 * v * v : 0.5 * (std::exp(v) - 1 - v);
+      }
+      return std::vector<Values>{{in[1][0] + 0.01f * sum}};
+    };
+    add("kl_backward", 2 * n, {dtype == DType::f32 ? wide : narrow, dx},
+        [=](std::vector<Tensor>& in) {
+          ops::kl_backward(in[0], 0.01f, in[1], accumulate);
+          return std::vector<Tensor>{in[1]};
+        });
+    cases.back().reference = [=](const std::vector<Values>& in) {
+      Values d = in[0];
+      for (std::size_t i = 0; i < d.size(); ++i)
+        if (static_cast<std::int64_t>(i) % C < C / 2)
+          d[i] *= 0.01f;
+        else
+          d[i] = d[i] < -30 || d[i] > 20 ? 0 : 0.01f * 0.5 * (std::exp(d[i]) - 1);
+      return std::vector<Values>{fp64::added(d, accumulate ? in[1] : Values())};
+    };
+  }
+  const Tensor w = random_tensor({C}, DType::f32, 5, 0.3f, 1.0f);
+  add("lpips_forward", 2 * n, {a, b_alike, w, loss_so_far()}, [](std::vector<Tensor>& in) {
+    ops::lpips_forward(in[0], in[1], in[2], 0.5f, in[3]);
+    return std::vector<Tensor>{in[3]};
+  });
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    double sum = 0;
+    for (std::int64_t p = 0; p < n / C; ++p) {
+      double aa = 0, bb = 0;
+      for (std::int64_t c = p * C; c < (p + 1) * C; ++c)
+        aa += in[0][c] * in[0][c], bb += in[1][c] * in[1][c];
+      for (std::int64_t c = p * C; c < (p + 1) * C; ++c) {
+        const double d = in[0][c] / (std::sqrt(aa) + 1e-10) - in[1][c] / (std::sqrt(bb) + 1e-10);
+        sum += in[2][c - p * C] * d * d;
+      }
+    }
+    return std::vector<Values>{{in[3][0] + 0.5 * sum / static_cast<double>(x[2] * x[3])}};
+  };
+  // The first position of b is zero.
+  Tensor with_zero = random_tensor(x, dtype, 2);
+  std::fill_n(static_cast<std::byte*>(with_zero.raw()),
+              static_cast<std::size_t>(C) * size_of(dtype), std::byte{0});
+  add("lpips_backward", 3 * n, {a, with_zero, w}, [=](std::vector<Tensor>& in) {
+    Tensor db = Tensor::empty(x, dtype);
+    ops::lpips_backward(in[0], in[1], in[2], 0.5f, db);
+    return std::vector<Tensor>{db};
+  });
+  for (const auto& [kind, name] : {std::pair{ops::GanLoss::hinge, "hinge"},
+                                   {ops::GanLoss::logistic, "logistic"},
+                                   {ops::GanLoss::linear, "linear"}})
+    for (const float sign : {1.0f, -1.0f}) {
+      const std::string variant = fmt::format("{} {}{}", text, name, sign);
+      cases.push_back(bandwidth_case("gan_loss_forward", variant, dtype, n, {a, loss_so_far()},
+                                     [=, kind = kind](std::vector<Tensor>& in) {
+                                       ops::gan_loss_forward(in[0], kind, sign, 0.5f, in[1]);
+                                       return std::vector<Tensor>{in[1]};
+                                     }));
+      cases.push_back(bandwidth_case("gan_loss_backward", variant, dtype, 2 * n, {a, dx},
+                                     [=, kind = kind](std::vector<Tensor>& in) {
+                                       ops::gan_loss_backward(in[0], kind, sign, 0.5f, in[1],
+                                                              accumulate);
+                                       return std::vector<Tensor>{in[1]};
+                                     }));
+    }
+}
+
+// Every fifth position is ignored; the logits of the first three are all equal, with the first, the
+// second and no class as the label.
+void add_classes(Cases& cases, const Shape& x, DType dtype) {
+  const std::int64_t C = x[4], positions = x.numel() / C;
+  const Tensor logits = random_tensor(x, dtype, 1, 3.0f);
+  std::fill_n(static_cast<std::byte*>(logits.raw()),
+              static_cast<std::size_t>(3 * C) * size_of(dtype), std::byte{0});
+  const Tensor labels = Tensor::host({x[0], x[1], x[2], x[3]}, DType::u8),
+               stats = Tensor::host({3}, DType::f64);
+  for (std::int64_t p = 0; p < positions; ++p)
+    labels.data<std::uint8_t>()[p] =
+        static_cast<std::uint8_t>(p < 3        ? (p + 1) % 3
+                                  : p % 5 == 4 ? 0
+                                               : 1 + (7 * p + p / 3) % C);
+  for (int k = 0; k < 3; ++k) stats.data<double>()[k] = 2 + k;  // of an earlier call
+  // f(position, its class, log of the sum of exponentials, whether its logit is the first greatest)
+  const auto each = [=](const std::vector<Values>& in, auto f) {
+    for (std::int64_t p = 0; p < positions; ++p) {
+      const auto k = static_cast<std::int64_t>(in[1][p]) - 1;
+      if (k < 0) continue;
+      const double* l = in[0].data() + p * C;
+      double sum = 0;
+      for (std::int64_t c = 0; c < C; ++c) sum += std::exp(l[c]);
+      f(p, k, std::log(sum), std::max_element(l, l + C) - l == k);
+    }
+  };
+  cases.push_back(bandwidth_case("nll_forward", x.str(), dtype, x.numel(), {logits, labels, stats},
+                                 [](std::vector<Tensor>& in) {
+                                   ops::nll_forward(in[0], in[1], in[2]);
+                                   // Apart: the tolerance is a share of an output's greatest value.
+                                   return std::vector<Tensor>{in[2].slice(0, 1), in[2].slice(1, 3)};
+                                 }));
+  cases.back().tolerance = 1e-6;
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values to = in[2];
+    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool right) {
+      to[0] += log_sum - in[0][p * C + k], to[1] += 1, to[2] += right;
+    });
+    return std::vector<Values>{{to[0]}, {to[1], to[2]}};
+  };
+  cases.push_back(bandwidth_case("nll_backward", x.str(), dtype, 2 * x.numel(),
+                                 {logits, labels, stats}, [=](std::vector<Tensor>& in) {
+                                   Tensor d = Tensor::empty(x, dtype);
+                                   ops::nll_backward(in[0], in[1], in[2], 0.4f, d);
+                                   return std::vector<Tensor>{d};
+                                 }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    Values d(in[0].size());
+    each(in, [&](std::int64_t p, std::int64_t k, double log_sum, bool) {
+      for (std::int64_t c = 0; c < C; ++c)
+        d[p * C + c] = 0.4f / in[2][1] * (std::exp(in[0][p * C + c] - log_sum) - (c == k));
+    });
+    return std::vector<Values>{d};
+  };
+}
+
+// With and without a second loss; without any labelled position.
+void add_summary(Cases& cases, bool with_aux, double labelled) {
+  const Tensor main = Tensor::host({3}, DType::f64), aux = Tensor::host({3}, DType::f64);
+  for (int k = 0; k < 3; ++k) {
+    main.data<double>()[k] = k == 0 ? 37.5 : k == 1 ? labelled : labelled / 4;
+    aux.data<double>()[k] = k == 0 ? 11.25 : 30;
+  }
+  constexpr std::int64_t n = 4;
+  cases.push_back(bandwidth_case(
+      "nll_summary", with_aux ? "two losses" : fmt::format("{} labelled", labelled), DType::f32, 10,
+      {main, with_aux ? aux : Tensor()}, [=](std::vector<Tensor>& in) {
+        Tensor losses = Tensor::empty({n}, DType::f32);
+        Tensor terms = Tensor::empty({with_aux ? 3 : 2}, DType::f32);
+        ops::nll_summary(in[0], in[1], 0.4f, losses, terms);
+        return std::vector<Tensor>{losses, terms};
+      }));
+  cases.back().reference = [=](const std::vector<Values>& in) {
+    const double of_main = labelled > 0 ? in[0][0] / in[0][1] : 0;
+    Values terms = {labelled > 0 ? n * in[0][2] / in[0][1] : 0, n * of_main};
+    const double of_aux = with_aux ? in[1][0] / in[1][1] : 0;
+    if (with_aux) terms.push_back(n * of_aux);
+    return std::vector<Values>{Values(n, of_main + 0.4f * of_aux), terms};
+  };
+}
+
+void add_adaptive_weight(Cases& cases, const Shape& x) {
+  const DType dtype = DType::f32;
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  };
+  add("adaptive_weight", 2 * x.numel(), {random_tensor(x, dtype, 1), random_tensor(x, dtype, 2)},
+      [](std::vector<Tensor>& in) {
+        Tensor weight = Tensor::empty({1}, DType::f32);
+        ops::adaptive_weight(in[0], in[1], 0.5f, weight);
+        return std::vector<Tensor>{weight};
+      });
+}
+
+void add_regularisers(Cases& cases, const Shape& x, DType dtype) {
+  const std::int64_t n = x.numel();
+  const auto add = [&](const char* op, std::int64_t values, std::vector<Tensor> inputs,
+                       KernelCase::Run run) {
+    cases.push_back(bandwidth_case(op, x.str(), dtype, values, std::move(inputs), std::move(run)));
+  };
+  add("gradient_penalty", 3 * n, {random_tensor(x, dtype, 1), loss_so_far()},
+      [=](std::vector<Tensor>& in) {
+        Tensor norms = Tensor::empty({x[1]}, DType::f32);
+        ops::gradient_penalty_forward(in[0], 0.5f, norms, in[1]);
+        ops::gradient_penalty_backward(in[0], norms, 0.5f, in[0]);
+        return std::vector<Tensor>{norms, in[1], in[0]};
+      });
+  if (dtype != DType::f32) return;
+  for (const float sign : {1.0f, -1.0f})
+    add("lecam", 4, {loss_so_far(), random_tensor({1}, DType::f32, 2), loss_so_far()},
+        [=](std::vector<Tensor>& in) {
+          Tensor slope = Tensor::empty({1}, DType::f32);
+          ops::lecam(in[0], in[1], sign, 2.0f, in[2], slope);
+          return std::vector<Tensor>{in[2], slope};
+        });
+}
+
+}  // namespace
+
+void loss_cases(CaseSize size, Cases& cases) {
+  if (size == CaseSize::real) {
+    // VGG16's first layer on four frames of 256 x 256.
+    add_losses(cases, {1, 4, 256, 256, 64}, DType::bf16, false);
+    add_regularisers(cases, {1, 17, 256, 256, 3}, DType::bf16);
+    for (const DType dtype : {DType::f32, DType::bf16})
+      add_classes(cases, {2, 1, 64, 64, 150}, dtype);
+    return;
+  }
+  add_summary(cases, true, 80);
+  add_summary(cases, false, 80);
+  add_summary(cases, false, 0);
+  // Odd rows and columns; channels beside a warp's 32; more elements than a block's chunk.
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_losses(cases, {1, 2, 3, 5, 6}, dtype, true);
+    add_losses(cases, {2, 1, 8, 5, 33}, dtype, false);
+    // Positions of 8, 16 and 32 lanes, the last with two accesses a lane.
+    add_losses(cases, {1, 1, 3, 5, 64}, dtype, true);
+    add_losses(cases, {1, 1, 5, 3, 128}, dtype, false);
+    add_losses(cases, {1, 1, 3, 3, 512}, dtype, false);
+    add_regularisers(cases, {1, 3, 20, 13, 3}, dtype);
+    add_classes(cases, {2, 1, 9, 11, 150}, dtype);
+    add_classes(cases, {1, 1, 5, 3, 7}, dtype);
+  }
+  add_adaptive_weight(cases, {1, 2, 5, 4, 3});
+}
+
+}  // namespace weft

@@ -1,0 +1,147 @@
+// weft_kernels: every operation on this rank's device, checked against the CPU side, then timed
+// against what the device reaches at best. Checks without times: --check-only.
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/ceiling.h"
+#include "cli/program.h"
+#include "core/error.h"
+#include "core/version.h"
+#include "parallel/rank_device.h"
+#include "tensor/arena.h"
+#include "tests/kernels/cases.h"
+#include "train/memory_plan.h"
+
+namespace weft {
+namespace {
+
+struct KernelsRequest {
+  std::string size = "real";  // small or real
+  std::string filter;         // part of the operation's name
+  std::string device = "auto";
+  std::string json;         // file for the results
+  bool check_only = false;  // for compute-sanitizer and tests
+};
+
+// What this device reaches at best: bytes a second of a plain copy, operations a second of a large
+// matrix product.
+struct Ceilings {
+  double bandwidth = 0, f32 = 0, bf16 = 0;
+};
+
+// Prints a line a case with time, GB/s or TFLOP/s, share of the ceiling measured in the same run
+// and the number of wrong elements. Exit::internal if any is wrong.
+int run_kernels(const KernelsRequest& request) {
+  choose_device(request.device, true, MPI_COMM_SELF);
+  set_threads(0, 1);
+  const bool small = request.size == "small";
+  const auto arena = Arena::reserve(arena_capacity(MemoryDeck(), 1));
+  const ArenaScope scope(*arena);
+  const auto host_arena = Arena::reserve(std::size_t{1} << 40, DeviceKind::cpu);
+
+  const bool timed = !request.check_only;
+  const Ceilings ceilings =
+      timed ? Ceilings{copy_rate(), product_rate(DType::f32), product_rate(DType::bf16)}
+            : Ceilings();
+  fmt::print("{}\n{}\n", version_line(), on_cuda() ? device_runtime().describe() : describe_cpu());
+  if (!on_cuda())
+    fmt::print(
+        "no GPU: the CPU side is timed, and there is nothing to check it against here (test_ops "
+        "does)\n");
+  if (timed)
+    fmt::print("ceilings: copy {:.0f} GB/s, product {:.2f} TFLOP/s in f32, {:.2f} in bf16\n",
+               ceilings.bandwidth * 1e-9, ceilings.f32 * 1e-12, ceilings.bf16 * 1e-12);
+  fmt::print("{:<34} {:<30} {:>5} {:>10} {:>9} {:>9} {:>6} {:>9} {:>6}\n", "operation", "shape",
+             "type", "us", "GB/s", "TFLOP/s", "share", "worst", "wrong");
+
+  auto table = nlohmann::ordered_json::array();
+  std::int64_t wrong_cases = 0, checked = 0;
+  for_each_case(small ? CaseSize::small : CaseSize::real, [&](const KernelCase& c) {
+    if (c.op.find(request.filter) == std::string::npos) return;
+    Verdict verdict;
+    if (on_cuda()) {
+      std::vector<Values> wanted;
+      {
+        const ArenaScope on_host(*host_arena);
+        std::vector<Tensor> inputs = copies(c.inputs);
+        wanted = values_of(c.run(inputs));
+      }
+      std::vector<Tensor> inputs = copies(c.inputs);
+      // Fresh copies for every run: an operation may change its inputs.
+      verdict = compare(values_of(c.run(inputs)), wanted, c.tolerance);
+      ++checked;
+    }
+    double seconds = 0, share = 0;
+    if (timed) {
+      std::vector<Tensor> inputs = copies(c.inputs);
+      seconds = seconds_of([&] { c.run(inputs); });
+      const double peak = c.dtype == DType::bf16 ? ceilings.bf16 : ceilings.f32;
+      share = c.bound == Bound::bandwidth ? c.bytes / seconds / ceilings.bandwidth
+                                          : c.flops / seconds / peak;
+    }
+    if (verdict.wrong > 0) ++wrong_cases;
+    const auto rate = [&](double amount, double unit, const char* format) {
+      return seconds > 0 && amount > 0 ? fmt::format(fmt::runtime(format), amount / seconds / unit)
+                                       : "";
+    };
+    fmt::print("{:<34} {:<30} {:>5} {:>10} {:>9} {:>9} {:>6} {:>9} {:>6}\n", c.op, c.shape,
+               name_of(c.dtype), timed ? fmt::format("{:.1f}", seconds * 1e6) : "",
+               rate(c.bytes, 1e9, "{:.0f}"), rate(c.flops, 1e12, "{:.2f}"),
+               timed ? fmt::format("{:.0f} %", share * 100) : "",
+               on_cuda() ? fmt::format("{:.1e}", verdict.worst) : "",
+               on_cuda() ? fmt::format("{}", verdict.wrong) : "-");
+    std::fflush(stdout);  // to a file too: an aborted run still shows what it did
+    table.push_back({{"op", c.op},
+                     {"shape", c.shape},
+                     {"dtype", name_of(c.dtype)},
+                     {"seconds", seconds},
+                     {"bytes", c.bytes},
+                     {"flops", c.flops},
+                     {"share_of_ceiling", share},
+                     {"tolerance", c.tolerance},
+                     {"worst", verdict.worst},
+                     {"wrong", verdict.wrong}});
+  });
+  WEFT_CHECK(!table.empty(), Exit::usage, "--filter is a part of an operation's name",
+             "no operation is called \"{}\"", request.filter);
+  if (!request.json.empty()) {
+    const nlohmann::ordered_json j{
+        {"build", version_line()},
+        {"device", on_cuda() ? device_runtime().describe() : describe_cpu()},
+        {"copy_bytes_per_second", ceilings.bandwidth},
+        {"product_f32_flops", ceilings.f32},
+        {"product_bf16_flops", ceilings.bf16},
+        {"cases", table}};
+    std::ofstream out(request.json);
+    out << j.dump(2) << '\n';
+    WEFT_CHECK(bool(out), Exit::usage, "name a file that can be written", "cannot write {}",
+               request.json);
+  }
+  WEFT_CHECK(wrong_cases == 0, Exit::internal,
+             "run weft doctor: if the GPU is well, this is a bug in weft",
+             "{} of {} cases are wrong", wrong_cases, checked);
+  if (on_cuda()) fmt::print("all {} cases are right\n", checked);
+  return 0;
+}
+
+Command kernels_command() {
+  const auto r = std::make_shared<KernelsRequest>();
+  Command c{"", "every operation on the device: checked against the CPU side, then timed",
+            [r](const Deck&, MPI_Comm) { return run_kernels(*r); }};
+  c.first_rank_only = true;
+  c.option("--size", r->size, "small or real").choices = {"small", "real"};
+  c.option("--filter", r->filter, "part of the operation's name");
+  c.option("--device", r->device, "auto, cpu or cuda");
+  c.option("--json", r->json, "file for the results");
+  c.option("--check-only", r->check_only, "no timing");
+  return c;
+}
+
+}  // namespace
+}  // namespace weft
+
+int main(int argc, char** argv) {
+  const weft::Command command = weft::kernels_command();
+  return weft::run_program(argc, argv, {"weft_kernels", command.help, "", {command}, nullptr});
+}

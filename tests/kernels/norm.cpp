@@ -1,0 +1,418 @@
+// Cases of ops/norm.h (kernels/norm/ beside src/ops/cpu/norm.cpp and group_norm.cpp).
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iterator>
+
+#include "ops/norm.h"
+#include "ops/pointwise.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/fp64.h"
+
+namespace weft {
+namespace {
+
+constexpr int vectors = 6, shift = 3, scale = 4,
+              gate = 2;  // of a block's modulation (docs/models/stdit3.md, Modulation)
+
+struct Size {
+  std::int64_t B, T, S, C;
+  int first_row = 0;
+
+  Shape tokens() const { return {B, T, S, C}; }
+  Shape modulation() const { return {2 * B, vectors, C}; }
+  double elements() const { return static_cast<double>(B * T * S * C); }
+  double rows() const { return static_cast<double>(B * T * S); }
+};
+
+// Every third frame is a clean one and uses a row of the second half.
+Tensor frame_rows(const Size& s) {
+  Tensor rows = Tensor::host({s.B * s.T}, DType::i32);
+  for (std::int64_t f = 0; f < s.B * s.T; ++f)
+    rows.data<std::int32_t>()[f] = static_cast<std::int32_t>(f / s.T + (f % 3 == 1 ? s.B : 0));
+  return rows;
+}
+
+KernelCase make(const char* op, const Size& s, DType dtype, const std::string& variant,
+                int activations) {
+  KernelCase c;
+  c.op = op;
+  c.shape = fmt::format("B{} T{} S{} C{}{}{}", s.B, s.T, s.S, s.C, variant,
+                        s.first_row > 0 ? " passing" : "");
+  c.dtype = dtype;
+  c.bytes = activations * s.elements() * static_cast<double>(size_of(dtype));
+  // bf16: two sides that round to either side of a tie differ by one unit of the largest value's
+  // last place. f32: sums over channels and tokens in different orders.
+  c.tolerance = dtype == DType::bf16 ? 1.0 / 128 : 1e-5;
+  return c;
+}
+
+// Calls f(token, its frame's row of the modulation, mean, 1 / deviation) for the tokens of x.
+template <class F>
+void each_token(const Size& s, const Values& x, const Values& rows, F&& f) {
+  for (std::int64_t t = 0; t < s.B * s.T * s.S; ++t) {
+    double sum = 0, squares = 0;
+    for (std::int64_t c = 0; c < s.C; ++c) sum += x[t * s.C + c];
+    const double mean = sum / static_cast<double>(s.C);
+    for (std::int64_t c = 0; c < s.C; ++c)
+      squares += (x[t * s.C + c] - mean) * (x[t * s.C + c] - mean);
+    f(t, static_cast<std::int64_t>(rows[t / s.S]), mean,
+      1 / std::sqrt(squares / static_cast<double>(s.C) + 1e-6));
+  }
+}
+
+void add_layer_norm(Cases& cases, const Size& s, DType dtype) {
+  const Tensor x = random_tensor(s.tokens(), dtype, 1, 2.0f, 0.5f);
+  const Tensor m = random_tensor(s.modulation(), DType::f32, 2, 0.5f);
+  const Tensor dy = random_tensor(s.tokens(), dtype, 3);
+  const Shape stats_shape{s.B * s.T * s.S, 2};
+  auto forward = make("layer_norm_modulate_forward", s, dtype, "", 2);
+  forward.bytes += 8 * s.rows();
+  forward.flops = 8 * s.elements();
+  forward.inputs = {x, m, frame_rows(s)};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(s.tokens(), dtype), stats = Tensor::empty(stats_shape, DType::f32);
+    if (s.first_row > 0) ops::fill_zero(stats);  // not written for frames that pass
+    ops::layer_norm_modulate_forward(in[0], in[1], in[2], shift, scale, s.first_row, y, stats);
+    return std::vector<Tensor>{y, stats};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0], stats(2 * s.B * s.T * s.S);
+    each_token(s, in[0], in[2], [&](std::int64_t t, std::int64_t row, double mean, double rstd) {
+      if (row < s.first_row) return;
+      stats[2 * t] = mean, stats[2 * t + 1] = rstd;
+      const double* use = in[1].data() + row * vectors * s.C;
+      for (std::int64_t c = 0; c < s.C; ++c)
+        y[t * s.C + c] =
+            (y[t * s.C + c] - mean) * rstd * (1 + use[scale * s.C + c]) + use[shift * s.C + c];
+    });
+    return std::vector<Values>{y, stats};
+  };
+  cases.push_back(std::move(forward));
+  for (const bool accumulate : {false, true}) {
+    auto c = make("layer_norm_modulate_backward", s, dtype, accumulate ? " accumulate" : "",
+                  accumulate ? 4 : 3);
+    c.bytes += 8 * s.rows();
+    c.flops = 14 * s.elements();
+    // Any mean and deviation will do for the backward's formula.
+    c.inputs = {x,
+                m,
+                frame_rows(s),
+                random_tensor(stats_shape, DType::f32, 4, 0.1f, 0.6f),
+                dy,
+                random_tensor(s.modulation(), DType::f32, 5)};
+    if (accumulate) c.inputs.push_back(random_tensor(s.tokens(), dtype, 6));
+    c.run = [=](std::vector<Tensor>& in) {
+      Tensor dx = accumulate ? in[6] : Tensor::empty(s.tokens(), dtype);
+      ops::layer_norm_modulate_backward(in[0], in[1], in[2], shift, scale, s.first_row, in[3],
+                                        in[4], dx, accumulate, in[5]);
+      return std::vector<Tensor>{dx, in[5]};
+    };
+    c.reference = [=](const std::vector<Values>& in) {
+      Values dx = accumulate ? in[6] : Values(in[0].size()), dm = in[5];
+      for (std::int64_t t = 0; t < s.B * s.T * s.S; ++t) {
+        const auto row = static_cast<std::int64_t>(in[2][t / s.S]);
+        const double *at_x = in[0].data() + t * s.C, *g = in[4].data() + t * s.C;
+        const double mean = in[3][2 * t], rstd = in[3][2 * t + 1];
+        const std::int64_t at = row * vectors * s.C;
+        double sum = 0, product = 0;
+        for (std::int64_t k = 0; k < s.C && row >= s.first_row; ++k) {
+          const double h = (at_x[k] - mean) * rstd, gs = g[k] * (1 + in[1][at + scale * s.C + k]);
+          sum += gs / static_cast<double>(s.C), product += gs * h / static_cast<double>(s.C);
+          dm[at + shift * s.C + k] += g[k], dm[at + scale * s.C + k] += g[k] * h;
+        }
+        for (std::int64_t k = 0; k < s.C; ++k)
+          dx[t * s.C + k] += row < s.first_row ? g[k]
+                                               : rstd * (g[k] * (1 + in[1][at + scale * s.C + k]) -
+                                                         sum - (at_x[k] - mean) * rstd * product);
+      }
+      return std::vector<Values>{dx, dm};
+    };
+    cases.push_back(std::move(c));
+  }
+}
+
+// With drop path's factors in place, as the blocks call it; without them into tensors of their own.
+void add_gate(Cases& cases, const Size& s, DType dtype, bool dropped) {
+  const Tensor x = random_tensor(s.tokens(), dtype, 1), p = random_tensor(s.tokens(), dtype, 2);
+  const Tensor m = random_tensor(s.modulation(), DType::f32, 3);
+  Tensor keep;
+  if (dropped) {
+    keep = Tensor::host({s.B}, DType::f32);
+    for (std::int64_t b = 0; b < s.B; ++b) keep.data<float>()[b] = b % 2 == 0 ? 1.25f : 0.0f;
+  }
+  const char* variant = dropped ? " drop path" : "";
+  auto forward = make("gate_residual_forward", s, dtype, variant, 3);
+  forward.inputs = {x, p, m, frame_rows(s), keep};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = dropped ? in[0] : Tensor::empty(s.tokens(), dtype);
+    ops::gate_residual_forward(in[0], in[1], in[2], in[3], gate, in[4], y);
+    return std::vector<Tensor>{y};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0];
+    for (std::int64_t i = 0; i < std::ssize(y); ++i) {
+      const std::int64_t frame = i / (s.S * s.C),
+                         at = static_cast<std::int64_t>(in[3][frame]) * vectors;
+      y[i] += in[2][(at + gate) * s.C + i % s.C] * (dropped ? in[4][frame / s.T] : 1) * in[1][i];
+    }
+    return std::vector<Values>{y};
+  };
+  cases.push_back(std::move(forward));
+  auto backward = make("gate_residual_backward", s, dtype, variant, 3);
+  backward.inputs = {x, p, m, frame_rows(s), keep, random_tensor(s.modulation(), DType::f32, 4)};
+  backward.run = [=](std::vector<Tensor>& in) {
+    Tensor dp = dropped ? in[1] : Tensor::empty(s.tokens(), dtype);
+    ops::gate_residual_backward(in[0], in[1], in[2], in[3], gate, in[4], dp, in[5]);
+    return std::vector<Tensor>{dp, in[5]};
+  };
+  backward.reference = [=](const std::vector<Values>& in) {
+    Values dp = in[0], dm = in[5];
+    for (std::int64_t i = 0; i < std::ssize(dp); ++i) {
+      const std::int64_t frame = i / (s.S * s.C);
+      const std::int64_t at =
+          (static_cast<std::int64_t>(in[3][frame]) * vectors + gate) * s.C + i % s.C;
+      dp[i] *= dropped ? in[4][frame / s.T] : 1;
+      dm[at] += dp[i] * in[1][i];
+      dp[i] *= in[2][at];
+    }
+    return std::vector<Values>{dp, dm};
+  };
+  cases.push_back(std::move(backward));
+}
+
+// t [G,K*C], or [G,C] where it is broadcast over the vectors; the table's gradient is wanted or
+// not.
+void add_modulation(Cases& cases, std::int64_t G, std::int64_t K, std::int64_t C, bool broadcast,
+                    bool table_wanted) {
+  const std::int64_t columns = broadcast ? C : K * C;
+  const double bytes = 4.0 * static_cast<double>(G * K * C + G * columns + K * C);
+  KernelCase forward;
+  forward.op = "modulation_forward";
+  forward.shape = fmt::format("G{} K{} C{}{}", G, K, C, broadcast ? " broadcast" : "");
+  forward.bytes = bytes;
+  forward.inputs = {random_tensor({K, C}, DType::f32, 1),
+                    random_tensor({G, columns}, DType::f32, 2)};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor m = Tensor::empty({G, K, C}, DType::f32);
+    ops::modulation_forward(in[0], in[1], m);
+    return std::vector<Tensor>{m};
+  };
+  KernelCase backward;
+  backward.op = "modulation_backward";
+  backward.shape = forward.shape + (table_wanted ? "" : " no table");
+  backward.bytes = bytes;
+  backward.inputs = {random_tensor({G, K, C}, DType::f32, 3),
+                     random_tensor({G, columns}, DType::f32, 4),
+                     random_tensor({K, C}, DType::f32, 5)};
+  backward.run = [=](std::vector<Tensor>& in) {
+    Tensor table = table_wanted ? in[2] : Tensor();
+    ops::modulation_backward(in[0], table, in[1]);
+    return std::vector<Tensor>{in[1], in[2]};
+  };
+  cases.push_back(std::move(forward));
+  cases.push_back(std::move(backward));
+}
+
+void add_modulation_rows(Cases& cases, std::int64_t B, std::int64_t T, bool masked) {
+  KernelCase c = make_case("modulation_rows", fmt::format("B{} T{}{}", B, T, masked ? " mask" : ""),
+                           DType::f32, static_cast<double>(24 * B + 9 * B * T), 0);
+  c.inputs = {random_tensor({B}, DType::f32, 1, 250.0f, 500.0f),
+              random_tensor({B}, DType::f32, 2, 4.0f, 24.0f)};
+  if (masked) {
+    Tensor mask = Tensor::host({B, T}, DType::u8);
+    for (std::int64_t i = 0; i < B * T; ++i)
+      mask.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i % 3 != 0);
+    c.inputs.push_back(mask);
+  }
+  c.run = [=](std::vector<Tensor>& in) {
+    const std::int64_t G = masked ? 2 * B : B;
+    Tensor times = Tensor::empty({G}, DType::f32), rates = Tensor::empty({G}, DType::f32);
+    Tensor rows = Tensor::empty({B * T}, DType::i32), samples = Tensor::empty({B * T}, DType::i32);
+    ops::modulation_rows(in[0], in[1], masked ? in[2] : Tensor(), times, rates, rows, samples);
+    return std::vector<Tensor>{times, rates, rows, samples};
+  };
+  cases.push_back(std::move(c));
+}
+
+void add_rms_norm(Cases& cases, std::int64_t M, std::int64_t C, DType dtype) {
+  auto c = make_case("rms_norm_forward", fmt::format("M{} C{}", M, C), dtype,
+                     2.0 * static_cast<double>(M * C) * static_cast<double>(size_of(dtype)),
+                     dtype == DType::bf16 ? 1.0 / 128 : 1e-5);
+  c.inputs = {random_tensor({M, C}, dtype, 1, 3.0f, 1.0f),
+              random_tensor({C}, DType::f32, 2, 0.5f, 1.0f)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty({M, C}, dtype);
+    ops::rms_norm_forward(in[0], in[1], 1e-6f, y);
+    return std::vector<Tensor>{y};
+  };
+  c.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0];
+    for (std::int64_t r = 0; r < M; ++r) {
+      double squares = 0;
+      for (std::int64_t i = 0; i < C; ++i) squares += y[r * C + i] * y[r * C + i];
+      for (std::int64_t i = 0; i < C; ++i)
+        y[r * C + i] *= in[1][i] / std::sqrt(squares / static_cast<double>(C) + 1e-6);
+    }
+    return std::vector<Values>{y};
+  };
+  cases.push_back(std::move(c));
+}
+
+struct Groups {
+  std::int64_t N, P, C;
+  int groups;
+  double elements() const { return static_cast<double>(N * P * C); }
+};
+
+// `values`: read and written in all.
+KernelCase make_group_case(const char* op, const std::string& shape, DType dtype, double values) {
+  // f32: sums in another order. bf16: one unit of the largest value's last place where two sides
+  // round either way.
+  return make_case(op, shape, dtype, values * static_cast<double>(size_of(dtype)),
+                   dtype == DType::bf16 ? 1.0 / 128 : 2e-5);
+}
+
+// `mean`: far from zero, so that sums that cancel would show.
+void add_group_norm(Cases& cases, const Groups& s, DType dtype, bool silu, bool accumulate,
+                    float mean) {
+  const Shape shape{s.N, s.P, s.C}, stats_shape{s.N, s.groups, 2};
+  const std::string text = fmt::format("N{} P{} C{} G{}{}{}", s.N, s.P, s.C, s.groups,
+                                       silu ? " SiLU" : "", mean > 2 ? " offset" : "");
+  const Tensor x = random_tensor(shape, dtype, 1, 2.0f, mean),
+               gamma = random_tensor({s.C}, DType::f32, 2, 0.5f, 1.0f),
+               beta = random_tensor({s.C}, DType::f32, 3, 0.5f);
+  auto forward = make_group_case("group_norm_forward", text, dtype, 3 * s.elements());
+  // A mean of m deviations costs log2 m of the input's bits on either side.
+  if (mean > 2) forward.tolerance = dtype == DType::bf16 ? 1.0 / 64 : 1e-4;
+  forward.inputs = {x, gamma, beta};
+  forward.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(shape, dtype), stats = Tensor::empty(stats_shape, DType::f32);
+    ops::group_norm_forward(in[0], in[1], in[2], s.groups, 1e-6f, silu, y, stats);
+    return std::vector<Tensor>{y, stats};
+  };
+  forward.reference = [=](const std::vector<Values>& in) {
+    Values y = in[0], stats;
+    const std::int64_t width = s.C / s.groups;
+    for (std::int64_t n = 0; n < s.N; ++n)
+      for (std::int64_t g = 0; g < s.groups; ++g) {
+        const auto at = [&](std::int64_t i) {
+          return (n * s.P + i / width) * s.C + g * width + i % width;
+        };
+        const auto count = static_cast<double>(s.P * width);
+        double sum = 0, squares = 0;
+        for (std::int64_t i = 0; i < s.P * width; ++i) sum += in[0][at(i)];
+        for (std::int64_t i = 0; i < s.P * width; ++i)
+          squares += (in[0][at(i)] - sum / count) * (in[0][at(i)] - sum / count);
+        const double rstd = 1 / std::sqrt(squares / count + 1e-6);
+        stats.insert(stats.end(), {sum / count, rstd});
+        for (std::int64_t i = 0; i < s.P * width; ++i) {
+          const std::int64_t c = at(i) % s.C;
+          const double z = (in[0][at(i)] - sum / count) * rstd * in[1][c] + in[2][c];
+          y[at(i)] = silu ? fp64::silu(z) : z;
+        }
+      }
+    return std::vector<Values>{y, stats};
+  };
+  cases.push_back(std::move(forward));
+  if (mean > 2) return;
+  auto backward = make_group_case("group_norm_backward", text + (accumulate ? " accumulate" : ""),
+                                  dtype, (accumulate ? 6 : 5) * s.elements());
+  Tensor stats = random_tensor(stats_shape, DType::f32, 4, 0.05f, 0.5f);
+  backward.inputs = {x,
+                     gamma,
+                     beta,
+                     stats,
+                     random_tensor(shape, dtype, 5),
+                     random_tensor({s.C}, DType::f32, 6),
+                     random_tensor({s.C}, DType::f32, 7),
+                     accumulate ? random_tensor(shape, dtype, 8) : Tensor()};
+  backward.run = [=](std::vector<Tensor>& in) {
+    Tensor dx = accumulate ? in[7] : in[4];  // dy itself
+    ops::group_norm_backward(in[0], in[1], in[2], in[3], s.groups, silu, in[4], dx, accumulate,
+                             in[5], in[6]);
+    return std::vector<Tensor>{dx, in[5], in[6]};
+  };
+  cases.push_back(std::move(backward));
+}
+
+void add_batch_norm_tangent(Cases& cases, std::int64_t P, std::int64_t C, DType dtype) {
+  const Shape shape{1, P, C};
+  auto c = make_group_case("batch_norm_tangent_backward", fmt::format("P{} C{}", P, C), dtype,
+                           8 * static_cast<double>(P * C));
+  if (dtype == DType::f32) c.tolerance = 1e-4;  // its terms are larger than their sum
+  c.inputs = {random_tensor(shape, dtype, 1, 2.0f, 1.0f),
+              random_tensor({C}, DType::f32, 2, 0.5f, 1.0f),
+              random_tensor({C}, DType::f32, 3, 0.5f),
+              random_tensor(shape, dtype, 4),
+              random_tensor(shape, dtype, 5),
+              random_tensor(shape, dtype, 6),
+              random_tensor({C}, DType::f32, 7)};
+  c.run = [=](std::vector<Tensor>& in) {
+    Tensor y = Tensor::empty(shape, dtype), stats = Tensor::empty({1, C, 2}, DType::f32);
+    ops::group_norm_forward(in[0], in[1], in[2], static_cast<int>(C), 1e-5f, false, y, stats);
+    ops::batch_norm_tangent_backward(in[0], in[1], stats, in[3], in[4], in[5], true, in[6]);
+    return std::vector<Tensor>{in[5], in[6]};
+  };
+  cases.push_back(std::move(c));
+}
+
+}  // namespace
+
+void norm_cases(CaseSize size, Cases& cases) {
+  if (size == CaseSize::real) {
+    for (const Size& s : {Size{2, 15, 1590, 1152}, Size{8, 4, 256, 1152}})
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        add_layer_norm(cases, s, dtype);
+        add_gate(cases, s, dtype, true);
+      }
+    add_modulation(cases, 4, 6, 1152, false, true);
+    add_modulation(cases, 4, 2, 1152, true, true);
+    add_modulation_rows(cases, 8, 15, true);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      // T5-XXL: 32 captions of 300 rows; the norm's width and the gate's.
+      add_rms_norm(cases, 9600, 4096, dtype);
+      add_rms_norm(cases, 9600, 10240, dtype);
+    }
+    for (const Groups& s : {Groups{1, 480 * 856, 128, 32}, Groups{1, 240 * 428, 256, 32},
+                            Groups{4, 60 * 107, 512, 32}, Groups{1, 17 * 60 * 107, 128, 32}})
+      add_group_norm(cases, s, DType::bf16, true, false, 0.5f);
+    add_group_norm(cases, {1, 120 * 214, 512, 32}, DType::f32, true, true, 0.5f);
+    return;
+  }
+  // One token; one frame; every number of steps that a warp takes over a row, full and not;
+  // channels that no vector divides; rows too long for a warp; frames that pass; more runs of a
+  // modulation row than warps that add them.
+  for (const Size& s : {Size{1, 1, 1, 8}, Size{1, 1, 3, 37}, Size{2, 3, 5, 72}, Size{1, 2, 7, 384},
+                        Size{1, 2, 3, 580}, Size{1, 3, 5, 1152}, Size{1, 2, 2, 1156},
+                        Size{2, 4, 3, 20, 2}, Size{1, 3, 5, 33, 1}, Size{1, 5, 131, 24}})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      add_layer_norm(cases, s, dtype);
+      if (s.first_row == 0)
+        for (const bool dropped : {false, true}) add_gate(cases, s, dtype, dropped);
+    }
+  for (const bool broadcast : {false, true}) {
+    add_modulation(cases, 3, 6, 37, broadcast, true);
+    add_modulation(cases, 1, 1, 8, broadcast, false);
+  }
+  add_modulation_rows(cases, 3, 5, true);
+  add_modulation_rows(cases, 1, 1, false);
+  add_modulation_rows(cases, 200, 2, true);  // more rows than a block has threads
+  // One position; groups of one channel and of all; channels that no vector divides; more positions
+  // than a chunk; means far from zero.
+  for (const Groups& s : {Groups{1, 1, 8, 2}, Groups{2, 5, 12, 4}, Groups{1, 9, 6, 6},
+                          Groups{3, 7, 16, 1}, Groups{2, 131, 8, 4}, Groups{1, 70, 24, 3}})
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const bool silu : {false, true})
+        add_group_norm(cases, s, dtype, silu, silu == (dtype == DType::f32), 0.5f);
+  add_group_norm(cases, {2, 131, 8, 4}, DType::f32, true, false, 100.0f);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    add_rms_norm(cases, 3, 8, dtype);
+    add_rms_norm(cases, 5, 37, dtype);
+    add_rms_norm(cases, 2, 2056, dtype);
+    add_batch_norm_tangent(cases, 131, 12, dtype);
+    add_batch_norm_tangent(cases, 7, 6, dtype);
+  }
+}
+
+}  // namespace weft
