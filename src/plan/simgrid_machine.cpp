@@ -1,5 +1,7 @@
 #include "plan/simgrid_machine.h"
 
+#include <simgrid/version.h>
+
 #include <array>
 
 namespace weft::simulation {
@@ -35,7 +37,11 @@ Machine::Machine(const Network& network, int ranks)
     : network_(network), ranks_(ranks), engine_(make_engine()) {
   // A star: each node has a link up and one down to a switch that never limits, and one that stands
   // for its inside.
+#if SIMGRID_VERSION_MAJOR >= 4  // a zone there has a parent from the beginning
+  sg::NetZone* zone = engine_->get_netzone_root()->add_netzone_star("machine");
+#else
   sg::NetZone* zone = sg::create_star_zone("machine");
+#endif
   for (int i = 0; i < nodes_for(network, ranks); ++i) {
     sg::Host* node = zone->create_host("node" + std::to_string(i), core_speed);
     if (network.cores_per_node > 0) node->set_core_count(network.cores_per_node);

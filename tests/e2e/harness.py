@@ -65,13 +65,13 @@ def threads_of(process):
 class Job:
     """One run of weft. `ranks=0` starts the binary without mpiexec. `shim`: faults to order (tests/shim/shim.cpp)."""
 
-    def __init__(self, arguments, ranks, cwd, preexec=None, shim=None):
+    def __init__(self, arguments, ranks, cwd, preexec=None, shim=None, program=WEFT):
         self.mark = uuid.uuid4().hex
         environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(cwd), **MPI_ON_ONE_HOST)
         environment[MARK] = self.mark
         if shim:
             environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=shim)
-        command = [WEFT, *map(str, arguments)]
+        command = [str(program), *map(str, arguments)]
         if ranks:
             command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                        "-n", str(ranks), *command]
@@ -89,7 +89,7 @@ class Job:
 
     def _read(self, pipe, pieces):
         for line in pipe:
-            pieces.append(line)
+            pieces.append(line.removeprefix("\0"))  # mpirun 5.0 puts one before some lines
 
     def err_so_far(self):
         return "".join(self._pieces[1])
@@ -165,14 +165,14 @@ class WeftTest(unittest.TestCase):
             job.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def start(self, *arguments, ranks=2, preexec=None, shim=None):
-        job = Job(arguments, ranks, self.dir, preexec, shim)
+    def start(self, *arguments, ranks=2, **options):
+        job = Job(arguments, ranks, self.dir, **options)
         self.jobs.append(job)
         return job
 
-    def weft(self, *arguments, ranks=2, expect=0, timeout=300, preexec=None, shim=None):
+    def weft(self, *arguments, ranks=2, expect=0, timeout=300, **options):
         """Runs weft to its end and checks the exit code (None: any)."""
-        job = self.start(*arguments, ranks=ranks, preexec=preexec, shim=shim)
+        job = self.start(*arguments, ranks=ranks, **options)
         code = job.wait(timeout)
         if expect is not None:
             self.assertEqual(code, expect, f"weft {' '.join(map(str, arguments))}\n{job.err}")

@@ -120,9 +120,13 @@ class ClipStores(WeftTest):
         second = first + 16 + (size + 7) // 8 * 8
         store[second + 8:second + 16] = (1 << 20).to_bytes(8, "little")
         (self.dir / "heap.h5").write_bytes(store)
-        said = "clip store heap.h5 is damaged: reading its structure crashed the HDF5 library"
-        self.refused(self.weft("train", "deck.toml", "data.path=heap.h5", expect=None), DATA, said)
-        self.refused(self.weft("inspect", "heap.h5", ranks=0, expect=None), DATA, said)
+        # HDF5 1.14 notices; older ones crash, in a process of their own.
+        said = ("clip store heap.h5 is damaged: reading its structure crashed the HDF5 library",
+                "clip store heap.h5: / has an unreadable attribute made_by")
+        for job in (self.weft("train", "deck.toml", "data.path=heap.h5", expect=None),
+                    self.weft("inspect", "heap.h5", ranks=0, expect=None)):
+            self.refused(job, DATA)
+            self.assertTrue(any(s in job.err for s in said), job.err)
 
     @unittest.skipIf(os.geteuid() != 0, "only root mounts a small disk")
     def test_a_full_disk_ends_ingest_with_its_message(self):

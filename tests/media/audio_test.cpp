@@ -159,7 +159,7 @@ TEST_F(AudioTest, RefusesWhatIsNoSound) {
   expect_broken(write("header.wav", wav(std::vector<std::int16_t>{}, 1, 16000)), "");
   // A playlist would name other files.
   expect_broken(write("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/passwd\n"),
-                "does not read");
+                "hls");
   const std::string silent = (dir_ / "silent.mp4").string();
   const Footage made =
       read_frames({"lavfi:testsrc2=duration=1:rate=5:size=32x32", MediaTrust::deck});

@@ -16,6 +16,7 @@
 namespace weft {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -101,7 +102,9 @@ TEST_F(OpenMediaTest, FormatsThatNameOtherFilesAreRefused) {
     EXPECT_THAT(read_file(name), HasSubstr(std::string("3: cannot open video ") + name)) << name;
     EXPECT_THAT(read_all(name, MediaTrust::deck), HasSubstr("3: cannot open video")) << name;
   }
-  EXPECT_THAT(read_file("hls.mp4"), HasSubstr("of the kind \"hls\""));
+  // FFmpeg 7.1 itself takes no such list under another name.
+  EXPECT_THAT(read_file("hls.mp4"),
+              AnyOf(HasSubstr("of the kind \"hls\""), HasSubstr("Not detecting m3u8/hls")));
   EXPECT_THAT(read_file("concat.mp4"), HasSubstr("of the kind \"concat\""));
 }
 
