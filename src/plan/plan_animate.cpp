@@ -71,11 +71,11 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
 
   // Clips, or pieces of them, go to whoever is free; a clip that all ranks share is prepared on each.
   const std::vector<ClipPart> parts = parts_of(sizes, clips);
-  std::vector<std::int64_t> all(parts.size());
-  std::iota(all.begin(), all.end(), 0);
+  std::vector<std::int64_t> items(parts.size());
+  std::iota(items.begin(), items.end(), 0);
   double work = 0, repeated = 0;
   for (const ClipCost& c : costs) work += c.total();
-  for (const ItemBatch& join : share_parts(parts, all, costs, ranks).joins)
+  for (const ItemBatch& join : share_parts(parts, items, costs, ranks).joins)
     repeated += (ranks - 1) *
                 costs[static_cast<std::size_t>(parts[static_cast<std::size_t>(join[0])].clip)]
                     .prepare;

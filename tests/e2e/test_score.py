@@ -7,11 +7,9 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 import unittest
-from unittest import mock
 
 from harness import WeftTest, make_video, write_safetensors
 from test_evaluate import png, read_png
@@ -28,7 +26,6 @@ asf = false
 weights = "random:3"
 side = 64
 """
-OTHERS_LIVE = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}  # an mpirun that lets the others live
 
 
 class Score(WeftTest):
@@ -307,20 +304,6 @@ class Restarts(Score):
         self.assertFalse((self.dir / "two.csv").exists())
         self.score("in.csv", "two.csv", wait, ranks=2, expect=3)
         self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
-
-    def test_a_failed_rank_leaves_its_files_to_the_others(self):
-        wanted = self.many()
-        for victim in (1, 0):  # the coordinator too
-            shutil.rmtree(self.dir / "two.csv.parts", ignore_errors=True)
-            with mock.patch.dict(os.environ, OTHERS_LIVE):
-                job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=3)
-            self.begun(job, "two.csv", 4)
-            os.kill(job.ranks()[victim], signal.SIGKILL)
-            job.wait()
-            self.assert_gone(job)
-            self.assertIn(f"failed    rank {victim} on", job.err)
-            self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
-            (self.dir / "two.csv").unlink()
 
 
 class TheFeed(Score):

@@ -182,10 +182,11 @@ void ListEngine::find_missing() {
     MPI_Allreduce(MPI_IN_PLACE, finished.data(), static_cast<int>(finished.size()), MPI_UINT8_T,
                   MPI_MAX, world_);
   }
+  std::vector<std::int64_t> suspects;  // a rank has died with them in hand
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (finished[i] != 0) continue;
-    if (deaths_of(before, items_[i].name, items_[i].key) < most_deaths) {
-      missing_.push_back(static_cast<std::int64_t>(i));
+    if (const int deaths = deaths_of(before, items_[i].name, items_[i].key); deaths < most_deaths) {
+      (deaths > 0 ? suspects : missing_).push_back(static_cast<std::int64_t>(i));
       continue;
     }
     ++given_up_;
@@ -200,6 +201,12 @@ void ListEngine::find_missing() {
     // Costliest first, so that all ranks end together; stable, so that all ranks agree.
     std::stable_sort(missing_.begin(), missing_.end(),
                      [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
+  // Where the launcher kills the other ranks without warning, theirs are among them. Apart from each
+  // other, so that the next death meets the one item that is its cause, and not all of them again.
+  for (std::size_t i = 0; i < suspects.size(); ++i)
+    missing_.insert(missing_.begin() +
+                        static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
+                    suspects[i]);
 }
 
 std::vector<ItemBatch> ListEngine::one_by_one() const {
@@ -215,6 +222,12 @@ void ListEngine::note_failed(const std::string& name, const std::string& why) {
 
 ListEngine::Taken ListEngine::take() {
   Taken batch;
+  std::error_code none;
+  if (!fs::exists(settings_.directory, none))
+    throw JobError(Exit::data,
+                   fmt::format("{} is gone: the folder was removed or renamed while the job ran",
+                               settings_.directory.string()),
+                   "the same command makes what is missing", __FILE__, __LINE__);
   if (groups_.first && settings_.shared)
     batch.number = dispatcher_.next();
   else if (groups_.first && own_at_ < own_end_ && !stop_requested())
