@@ -65,13 +65,13 @@ def threads_of(process):
 class Job:
     """One run of weft. `ranks=0` starts the binary without mpiexec. `shim`: faults to order (tests/shim/shim.cpp)."""
 
-    def __init__(self, arguments, ranks, cwd, preexec=None, shim=None, program=WEFT):
+    def __init__(self, arguments, ranks, cwd, preexec=None, shim=None, program=None):
         self.mark = uuid.uuid4().hex
         environment = dict(os.environ, OMP_NUM_THREADS="1", TMPDIR=str(cwd), **MPI_ON_ONE_HOST)
         environment[MARK] = self.mark
         if shim:
             environment.update(LD_PRELOAD=SHIM, WEFT_SHIM=shim)
-        command = [str(program), *map(str, arguments)]
+        command = [str(program or WEFT), *map(str, arguments)]
         if ranks:
             command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                        "-n", str(ranks), *command]
