@@ -410,7 +410,7 @@ class BadInput(Animate):
         (self.dir / "list.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         job = self.animate("out", "animate.input=list.jsonl", ranks=2, expect=3)
         self.assertEqual(set(self.clips("out")), {name for name, _ in good})
-        self.assertIn(f"clips     {len(good)} of {len(rows)} are there", job.err)
+        self.assertIn(f"clips     {len(good)} of {len(rows)} done", job.err)
         self.assertIn(f"{len(bad)} of {len(rows)} clips failed", job.err)
         for name, _, said in bad:
             failed = [line for line in job.err.splitlines() if f"failed    {name}: " in line]
@@ -422,7 +422,7 @@ class BadInput(Animate):
         # Grey, alpha and RGB are the same picture where they show the same; the next start tries failed ones alone.
         write_wav(self.dir / "short.wav", 0.05)
         job = self.animate("out", "animate.input=list.jsonl", expect=3)
-        self.assertIn(f"clips     {len(good) + 1} of {len(rows)} are there", job.err)
+        self.assertIn(f"clips     {len(good) + 1} of {len(rows)} done", job.err)
 
     def test_refusals(self):
         def lines(*rows):
