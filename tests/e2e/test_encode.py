@@ -40,7 +40,7 @@ class Encode(harness.WeftTest):
     def made(parts):
         """Clips in the ranks' manifests; none once the job has taken them away."""
         try:
-            return sum(m.read_bytes().count(b"\n") for m in parts.glob("encoded.rank*.jsonl"))
+            return sum(m.read_bytes().count(b'{"name"') for m in parts.glob("encoded.rank*.jsonl"))
         except FileNotFoundError:
             return 0
 
