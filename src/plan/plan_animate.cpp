@@ -69,16 +69,17 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   j["memory"] = {{"weights", weights}, {"activations", most}};
   j["frames"] = frames;
 
-  // Clips, or pieces of them, go to whoever is free; a clip that all ranks share is prepared on each.
+  // Clips, or pieces of them, go to whoever is free; a clip that all ranks share is prepared on
+  // each.
   const std::vector<ClipPart> parts = parts_of(sizes, clips);
   std::vector<std::int64_t> items(parts.size());
   std::iota(items.begin(), items.end(), 0);
   double work = 0, repeated = 0;
   for (const ClipCost& c : costs) work += c.total();
   for (const ItemBatch& join : share_parts(parts, items, costs, ranks).joins)
-    repeated += (ranks - 1) *
-                costs[static_cast<std::size_t>(parts[static_cast<std::size_t>(join[0])].clip)]
-                    .prepare;
+    repeated +=
+        (ranks - 1) *
+        costs[static_cast<std::size_t>(parts[static_cast<std::size_t>(join[0])].clip)].prepare;
   const double seconds = (work + repeated) / ranks / rate;
   fmt::print("  {:<20} {:>8.1f} s {:>12.1f} frames/s, efficiency {:.1f} %\n", "time", seconds,
              static_cast<double>(frames) / std::max(seconds, 1e-9),

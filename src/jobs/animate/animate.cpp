@@ -141,8 +141,7 @@ void print_clips(const ListReport& report, const ListEngine& engine,
     frames += r.own.value("frames", std::int64_t{0});
     enhanced += r.own.value("enhanced_frames", std::int64_t{0});
     restored += r.own.value("restored_frames", std::int64_t{0});
-    for (const char* stage :
-         {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
+    for (const char* stage : {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
       stages[stage] += r.own.value(stage, 0.0);
   }
   std::string text;
@@ -178,7 +177,8 @@ int animate(const Deck& deck, MPI_Comm world) {
   check_clips(clips);
   if (log::rank() == 0) check_results(deck, clips);
   if (deck.get<AnimateDeck>().plan != "auto" && log::rank() == 0)
-    log::warn("animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
+    log::warn(
+        "animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   AnimateNetworks networks(deck, clips, world);

@@ -43,8 +43,7 @@ std::string mark_of(const std::string& key) { return key.substr(0, 16); }
 void remove_segments_but(const fs::path& folder, const std::string& key) {
   std::error_code failed;
   std::vector<fs::path> others;
-  for (fs::directory_iterator it(folder, failed), last; !failed && it != last;
-       it.increment(failed))
+  for (fs::directory_iterator it(folder, failed), last; !failed && it != last; it.increment(failed))
     if (!it->path().filename().string().starts_with(mark_of(key))) others.push_back(it->path());
   for (const fs::path& file : others) fs::remove(file, failed);
 }
@@ -90,8 +89,8 @@ fs::path AnimateJob::path_of(std::int64_t item) const {
 }
 
 Json AnimateJob::line_of(std::int64_t item) const {
-  return {{"name", item_of(item).name}, {"key", item_of(item).key},
-          {"rank", engine_.groups().rank}};
+  return {
+      {"name", item_of(item).name}, {"key", item_of(item).key}, {"rank", engine_.groups().rank}};
 }
 
 void AnimateJob::make(const ItemBatch& items, ItemResults& results) {
@@ -137,10 +136,9 @@ const ClipInHand& AnimateJob::in_hand(std::int64_t item) {
   std::int64_t planned = 0;
   for (const ClipPart& p : parts_)
     if (p.clip == part(item).clip && p.kind == Kind::clip) planned = p.count;
-  WEFT_CHECK(prepared.frames() == planned, Exit::data,
-             "start again once nothing writes to its files",
-             "{} has {} frames, and had {} when the job began", clip.name, prepared.frames(),
-             planned);
+  WEFT_CHECK(
+      prepared.frames() == planned, Exit::data, "start again once nothing writes to its files",
+      "{} has {} frames, and had {} when the job began", clip.name, prepared.frames(), planned);
   const double begin = now_seconds();
   in_hand_ = std::make_unique<ClipInHand>(clip, std::move(prepared), networks_.renderer(clip),
                                           deck_.media);

@@ -1,6 +1,6 @@
 // A clip as parts: pieces of its frames, and the file that they are joined to. Each part is an item
-// of the list engine. Whichever rank makes a piece prepares the clip by itself, which gives the same
-// numbers everywhere and takes no longer than to wait for another rank that does.
+// of the list engine. Whichever rank makes a piece prepares the clip by itself, which gives the
+// same numbers everywhere and takes no longer than to wait for another rank that does.
 #pragma once
 
 #include <mpi.h>
@@ -53,8 +53,9 @@ std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
 
 // How the ranks share what is missing.
 struct SharedParts {
-  std::vector<ItemBatch> pieces;  // first; a clip that one rank makes is one batch, joined at its end
-  std::vector<ItemBatch> joins;   // then, once all pieces are there: clips that several ranks make
+  std::vector<ItemBatch>
+      pieces;  // first; a clip that one rank makes is one batch, joined at its end
+  std::vector<ItemBatch> joins;  // then, once all pieces are there: clips that several ranks make
 };
 
 // The costliest clips first. A clip goes to one rank as long as it costs no more than an even share

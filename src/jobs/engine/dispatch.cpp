@@ -15,8 +15,8 @@
 namespace weft {
 namespace {
 
-// To rank 0: a request for batches (Ask), a request to stop, a rank's report, its last message. From
-// rank 0: a request to stop, the exit code, which is its last message.
+// To rank 0: a request for batches (Ask), a request to stop, a rank's report, its last message.
+// From rank 0: a request to stop, the exit code, which is its last message.
 enum Tag { tag_ask, tag_stop, tag_report, tag_last, tag_code };
 
 // Seconds that the thread sleeps between two looks for messages: on rank 0 longer and longer while

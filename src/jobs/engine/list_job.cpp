@@ -33,11 +33,10 @@ struct Summary {
 };
 
 std::string to_text(const Summary& s) {
-  const Json j = {{"made", s.share.made},         {"failed", s.share.failed},
-                  {"skipped", s.share.skipped},   {"busy", s.share.busy},
-                  {"last_end", s.share.last_end}, {"batches", s.share.batches},
-                  {"own", s.share.own},           {"failures", s.failures},
-                  {"stopped", s.stopped}};
+  const Json j = {
+      {"made", s.share.made}, {"failed", s.share.failed},     {"skipped", s.share.skipped},
+      {"busy", s.share.busy}, {"last_end", s.share.last_end}, {"batches", s.share.batches},
+      {"own", s.share.own},   {"failures", s.failures},       {"stopped", s.stopped}};
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -201,12 +200,13 @@ void ListEngine::find_missing() {
     // Costliest first, so that all ranks end together; stable, so that all ranks agree.
     std::stable_sort(missing_.begin(), missing_.end(),
                      [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
-  // Where the launcher kills the other ranks without warning, theirs are among them. Apart from each
-  // other, so that the next death meets the one item that is its cause, and not all of them again.
+  // Where the launcher kills the other ranks without warning, theirs are among them. Apart from
+  // each other, so that the next death meets the one item that is its cause, and not all of them
+  // again.
   for (std::size_t i = 0; i < suspects.size(); ++i)
-    missing_.insert(missing_.begin() +
-                        static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
-                    suspects[i]);
+    missing_.insert(
+        missing_.begin() + static_cast<std::ptrdiff_t>(std::min(i * (ranks + 1), missing_.size())),
+        suspects[i]);
 }
 
 std::vector<ItemBatch> ListEngine::one_by_one() const {
@@ -304,8 +304,8 @@ void ListEngine::run(ListJob& job, std::vector<ItemBatch> batches) {
 }
 
 void ListEngine::print(const ListReport& report) const {
-  log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.noun + "s", report.made(),
-      report.finished_before, report.failures.size(), report.wanted);
+  log::info("{:<9} {} made, {} finished before, {} failed, of {}", settings_.noun + "s",
+            report.made(), report.finished_before, report.failures.size(), report.wanted);
   for (const std::string& failure : report.failures) log::info("failed    {}", failure);
   for (const std::string& warning : log::warnings()) log::info("warned    {}", warning);
 }

@@ -55,14 +55,15 @@ double PrefetchTuner::busy_readers() const {
 int PrefetchTuner::readers() const {
   const int most = limits_.network_on_gpu ? std::max(1, limits_.threads - 1) : limits_.threads;
   const double busy = busy_readers();
-  return busy < 0 ? most : static_cast<int>(std::clamp(std::ceil(busy), 1.0, double(most)));
+  return busy < 0 ? most : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
 }
 
 int PrefetchTuner::network_threads() const {
   if (limits_.network_on_gpu) return 1;
   // A reader that is idle most of the time leaves its core to the network.
   const double busy = std::max(0.0, busy_readers());
-  return static_cast<int>(std::clamp(limits_.threads - std::floor(busy), 1.0, double(limits_.threads)));
+  return static_cast<int>(
+      std::clamp(limits_.threads - std::floor(busy), 1.0, double(limits_.threads)));
 }
 
 std::int64_t PrefetchTuner::ahead() const {

@@ -21,7 +21,7 @@
 namespace weft {
 
 struct PrefetchLimits {
-  int threads = 1;           // of this rank, for all stages
+  int threads = 1;              // of this rank, for all stages
   bool network_on_gpu = false;  // else the network takes the threads that reading leaves
   std::int64_t most_batch = 64;
   std::size_t frame_bytes = 1;             // of a frame that is ready
@@ -104,11 +104,11 @@ class PrefetchWork {
 struct PrefetchTimes {
   std::int64_t frames = 0, batches = 0;
   double decode = 0, resize = 0, network = 0, finish = 0;
-  double network_cores = 0;    // thread-seconds of it, where it runs on cores
-  double elapsed = 0;          // of add() and drain(), and between them
-  double network_waited = 0;   // for frames
-  double frames_waited = 0;    // for the network: readers had nothing to do
-  std::int64_t batch = 0;      // frames that the network took at once in the end
+  double network_cores = 0;      // thread-seconds of it, where it runs on cores
+  double elapsed = 0;            // of add() and drain(), and between them
+  double network_waited = 0;     // for frames
+  double frames_waited = 0;      // for the network: readers had nothing to do
+  std::int64_t batch = 0;        // frames that the network took at once in the end
   int readers = 0, threads = 0;  // most readers at work; threads of the rank
 };
 

@@ -106,9 +106,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 }
 
 // Scores what is missing. Returns this rank's share of the report.
-Json score_missing(const Deck& deck, const RankDevice& device,
-                   const DetectorSource& source, const std::vector<ScoreFile>& files, int threads,
-                   ListEngine& engine) {
+Json score_missing(const Deck& deck, const RankDevice& device, const DetectorSource& source,
+                   const std::vector<ScoreFile>& files, int threads, ListEngine& engine) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
   Detector detector(deck, source);
   log::info("weights   {}", source.describe());
@@ -138,8 +137,8 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
   check_deck(deck);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  const int threads = set_threads(
-      static_cast<int>(s.threads > 0 ? s.threads : deck.run.threads), device.host_ranks);
+  const int threads = set_threads(static_cast<int>(s.threads > 0 ? s.threads : deck.run.threads),
+                                  device.host_ranks);
   const ScoreRows rows = read_rows(deck, world);
   if (log::rank() == 0) check_results(deck, rows);
   const DetectorSource source(deck, "score.weights", s.weights, s.ema, world);

@@ -77,19 +77,16 @@ std::string PrefetchSummary::verdict() const {
 }
 
 std::string PrefetchSummary::waits() const {
-  std::string text = fmt::format("the network waited {} for frames, {} {} for the network",
-                                 seconds_text(sum.network_waited), "readers",
-                                 seconds_text(sum.frames_waited));
+  std::string text =
+      fmt::format("the network waited {} for frames, {} {} for the network",
+                  seconds_text(sum.network_waited), "readers", seconds_text(sum.frames_waited));
   return text;
 }
 
 Json PrefetchSummary::json() const {
-  Json j = {{"ranks", ranks},
-            {"cores", cores},
-            {"network_on", on_gpu ? "GPU" : "CPU"},
-            {"frames", sum.frames},
-            {"seconds", sum.elapsed},
-            {"frames_a_second", rate()}};
+  Json j = {
+      {"ranks", ranks},       {"cores", cores},         {"network_on", on_gpu ? "GPU" : "CPU"},
+      {"frames", sum.frames}, {"seconds", sum.elapsed}, {"frames_a_second", rate()}};
   for (const auto& [name, member] : seconds_members) j["stages"][name] = sum.*member;
   j["host_frames_a_second"] = host_rate();
   j["network_frames_a_second"] = network_rate();

@@ -17,9 +17,9 @@ namespace weft {
 // How long all ranks' stages took, and who waited.
 struct PrefetchSummary {
   int ranks = 0;
-  bool on_gpu = false;   // the network
-  double cores = 0;      // of all hosts, as far as ranks could use them
-  PrefetchTimes sum;         // of all ranks; of elapsed, batch, readers and threads the largest
+  bool on_gpu = false;  // the network
+  double cores = 0;     // of all hosts, as far as ranks could use them
+  PrefetchTimes sum;    // of all ranks; of elapsed, batch, readers and threads the largest
 
   // A rank's numbers, and its share of the cores.
   void add(const PrefetchTimes& rank, double rank_cores);

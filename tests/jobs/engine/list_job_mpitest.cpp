@@ -11,8 +11,8 @@
 #include <fstream>
 
 #include "core/json.h"
-#include "core/seal.h"
 #include "core/progress/job_status.h"
+#include "core/seal.h"
 
 namespace weft {
 namespace {
@@ -376,7 +376,9 @@ TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
               ElementsAre(testing::StartsWith("square4: given up: 2 ranks died")));
   EXPECT_EQ(status().error, "1 of 6 squares failed");
   // With another key it is another item.
-  EXPECT_EQ(run(6, [](Squares&) {}, "another"), 0);
+  EXPECT_EQ(run(
+                6, [](Squares&) {}, "another"),
+            0);
   EXPECT_EQ(begun(6), std::vector<int>(6, 1));
 }
 

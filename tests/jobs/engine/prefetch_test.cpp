@@ -111,8 +111,7 @@ Simulated simulate(PrefetchTuner& tuner, int budget, double host, const Law& law
   for (int i = 0; i < batches; ++i) {
     if (i == warm) from = now, busy = 0, frames = 0;
     for (; before < tuner.ahead(); ++before) {
-      const auto thread =
-          std::min_element(free_at.begin(), free_at.begin() + tuner.readers());
+      const auto thread = std::min_element(free_at.begin(), free_at.begin() + tuner.readers());
       *thread = std::max(*thread, now) + host;
       tuner.took_prepare(host, 0);
       ready.push(*thread);
@@ -152,15 +151,12 @@ TEST(PrefetchTuner, KeepsTheNetworkBusyOrReachesTheThreadsRate) {
 }
 
 TEST(PrefetchTuner, ReadsAhead) {
-  PrefetchTuner turns(limits());
-  EXPECT_EQ(turns.ahead(1), 1);
-  EXPECT_EQ(turns.ahead(4), 8);
-  PrefetchTuner beside(limits());
-  EXPECT_EQ(beside.ahead(4), 2 + 8);
-  PrefetchLimits tight = limits();
+  EXPECT_EQ(PrefetchTuner(limits(1, false)).ahead(), 2 + 2);
+  EXPECT_EQ(PrefetchTuner(limits(5)).ahead(), 2 + 8);
+  PrefetchLimits tight = limits(4);
   tight.frame_bytes = 10;
   tight.most_bytes = 1;  // a frame at least
-  EXPECT_EQ(PrefetchTuner(tight).ahead(4), 1);
+  EXPECT_EQ(PrefetchTuner(tight).ahead(), 1);
 }
 
 struct Number : PrefetchUnit {
