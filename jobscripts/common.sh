@@ -176,10 +176,11 @@ until_done() {
   run_weft "$command" "$DECK" ${device[@]+"${device[@]}"} "$@"
   code=$?
   say "weft $command ended with $code"
-  # 137: a rank failed. The others made what they could; another start makes the rest, or finds all done.
+  # 137: a rank was killed, and with it the job. Another start makes what is missing; an item that two ranks died with is
+  # given up then.
   if [ "$code" -eq 137 ]; then
     [ -z "${OUTPUT:-}" ] || [ "$(clips_made)" != "$before" ] || [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
-      stop_here 137 "a rank failed in a start after the first, and no clip was made: not queued again"
+      stop_here 137 "a rank was killed in a start after the first, before it had begun anything: not queued again"
   elif [ "$code" -ne 75 ]; then
     exit "$code"
   fi
@@ -190,8 +191,8 @@ until_done() {
   queue_again "submit it again, it goes on where it was"
 }
 
-# What changes with each clip that has been made, and with the store that `weft encode` makes of them; where no rank is left
-# to gather their lines, they lie in parts.
+# What changes with each item that was begun or made, and with the store that `weft encode` makes of clips. The lines of a
+# job that was killed lie in parts.
 clips_made() {
   [ -n "${OUTPUT:-}" ] || return 0
   {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make tsan: the unit tests of everything that has threads, under ThreadSanitizer, in build/tsan: the trace, the loader, the
-# watchdog, the communicator, the checkpoint writer, the list engine, those with MPI on 1 and 2 ranks, and the feed of weft
-# score. A report is exit status 1. OpenMP runs on one thread: libgomp is not built with it, and its barriers would be
+# watchdog, the communicator, the checkpoint writer, the list engine, those with MPI on 1 and 2 ranks, and the readers of
+# frames. A report is exit status 1. OpenMP runs on one thread: libgomp is not built with it, and its barriers would be
 # reported.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ rm -f $build/report.*
 { cmake -S . -B $build "${generator[@]}" -DCMAKE_BUILD_TYPE=None -DWEFT_CUDA=OFF -DWEFT_UNITY=OFF \
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread" &&
   cmake --build $build --parallel "${JOBS:-$(nproc)}" \
-    --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_feed; } >$build/build.log 2>&1 ||
+    --target test_core test_data mpitest_parallel mpitest_train mpitest_engine test_prefetch; } >$build/build.log 2>&1 ||
   { tail -n 40 $build/build.log >&2; echo "tsan: the build failed; all of it is in $build/build.log" >&2; exit 1; }
 
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -34,7 +34,7 @@ check() {  # a name for its log, and the command
 }
 check trace "${fixed[@]}" $build/test_core --gtest_filter='Trace*'
 check loader "${fixed[@]}" $build/test_data --gtest_filter='*Prefetch*'
-check feed "${fixed[@]}" $build/test_feed
+check prefetch "${fixed[@]}" $build/test_prefetch
 for ranks in 1 2; do
   mpi=("${MPIEXEC:-mpiexec}" --allow-run-as-root --oversubscribe --bind-to none -n $ranks "${fixed[@]}")
   # But for one test that on purpose reads a sum while it may come.

@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "core/file.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "parallel/wait.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -23,23 +22,10 @@ struct Note {
   std::array<char, 256> hint{};
 };
 
-// MPI_Wait() would spin on a processor that the training needs.
-void wait(MPI_Request request) {
-  // Short at first: most collectives complete at once. Never more than two milliseconds: a save
-  // needs a handful of collectives.
-  auto pause = std::chrono::microseconds(20);
-  for (int done = 0;;) {
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done != 0) return;
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(2000));
-  }
-}
-
 void share(MPI_Comm comm, void* data, int bytes) {
   MPI_Request request;
   MPI_Ibcast(data, bytes, MPI_BYTE, 0, comm, &request);
-  wait(request);
+  wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
 }
 
 // Truncates long text; the arrays start zeroed, so a terminating zero always remains.
@@ -89,7 +75,7 @@ Outcome agree(MPI_Comm comm, const Outcome& mine) {
   std::vector<Note> all(rank == 0 ? static_cast<std::size_t>(size) : 0);
   MPI_Request request;
   MPI_Igather(&note, sizeof note, MPI_BYTE, all.data(), sizeof note, MPI_BYTE, 0, comm, &request);
-  wait(request);
+  wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
   // The lowest rank's failure is the verdict; the others are only counted.
   int failures = 0;
   for (const Note& n : all)
@@ -124,7 +110,7 @@ std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
   std::vector<int> counts(static_cast<std::size_t>(size)), offsets(counts.size());
   MPI_Request request;
   MPI_Igather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, comm, &request);
-  wait(request);
+  wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
   std::vector<std::byte> all;
   if (rank == 0) {
     for (std::size_t r = 1; r < counts.size(); ++r) offsets[r] = offsets[r - 1] + counts[r - 1];
@@ -132,7 +118,7 @@ std::vector<std::byte> collect(MPI_Comm comm, std::span<const std::byte> mine) {
   }
   MPI_Igatherv(mine.data(), bytes, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE, 0,
                comm, &request);
-  wait(request);
+  wait_asleep(request);  // MPI_Wait would spin on a core that the training needs
   return all;
 }
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/animate/networks.h"
-#include "jobs/animate/plans.h"
 #include "plan/command.h"
 #include "train/step_cost.h"
 
@@ -69,23 +69,23 @@ void plan_animate(const Deck& deck, const PlanRequest& request, int ranks,
   j["memory"] = {{"weights", weights}, {"activations", most}};
   j["frames"] = frames;
 
+  // Clips, or pieces of them, go to whoever is free; a clip that all ranks share is prepared on
+  // each.
   const std::vector<ClipPart> parts = parts_of(sizes, clips);
-  std::vector<std::int64_t> missing;
-  for (std::int64_t i = 0; i < std::ssize(parts); ++i) missing.push_back(i);
-  const ChosenPlan chosen = choose_plan(deck.get<AnimateDeck>().plan, parts, missing, costs, ranks);
-  double work = 0;
+  std::vector<std::int64_t> items(parts.size());
+  std::iota(items.begin(), items.end(), 0);
+  double work = 0, repeated = 0;
   for (const ClipCost& c : costs) work += c.total();
-  fmt::print("  {:<20} {:>10} {:>12} {:>12}\n", "plan", "time", "frames/s", "efficiency");
-  for (std::size_t p = 0; p < std::size(all_clip_plans); ++p) {
-    const double seconds = chosen.makespans[p] / rate;
-    const bool taken = all_clip_plans[p] == chosen.plan;
-    fmt::print("  {:<20} {:>8.1f} s {:>12.1f} {:>10.1f} %{}\n", name_of(all_clip_plans[p]), seconds,
-               static_cast<double>(frames) / std::max(seconds, 1e-9),
-               100 * work / std::max(ranks * chosen.makespans[p], 1e-9), taken ? "  <-" : "");
-    j["plans"].push_back({{"plan", name_of(all_clip_plans[p])}, {"seconds", seconds}});
-  }
+  for (const ItemBatch& join : share_parts(parts, items, costs, ranks).joins)
+    repeated +=
+        (ranks - 1) *
+        costs[static_cast<std::size_t>(parts[static_cast<std::size_t>(join[0])].clip)].prepare;
+  const double seconds = (work + repeated) / ranks / rate;
+  fmt::print("  {:<20} {:>8.1f} s {:>12.1f} frames/s, efficiency {:.1f} %\n", "time", seconds,
+             static_cast<double>(frames) / std::max(seconds, 1e-9),
+             100 * work / std::max(work + repeated, 1e-9));
   fmt::print("  networks alone, at {:.3g} TFLOP/s ({})\n", rate * 1e-12, rates.origin);
-  j["plan"] = name_of(chosen.plan);
+  j["seconds"] = seconds;
   j["operations"] = work;
 }
 

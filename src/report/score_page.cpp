@@ -28,12 +28,12 @@ std::string histogram(const ScoreSummary& s) {
 }
 
 std::string stages(const ScoreSummary& s) {
-  const FeedSummary& f = s.feed;
+  const PrefetchSummary& f = s.feed;
   if (f.empty()) return "";
   const std::pair<const char*, double> rows[] = {
       {"decode", f.sum.decode},
       {"resize", f.sum.resize},
-      {f.wait > 0 ? "fixed wait" : "network", f.sum.network},
+      {"network", f.sum.network},
       {"post-processing", f.sum.finish}};
   double all = 0;
   for (const auto& [name, seconds] : rows) all += seconds;
@@ -48,7 +48,7 @@ std::string stages(const ScoreSummary& s) {
   return section(
       "What took the time",
       escape(fmt::format("{} on {}, up to {} and {} at once: {}; {}.", seconds_text(f.sum.elapsed),
-                         counted(f.ranks, "rank"), counted(f.sum.workers, "thread"),
+                         counted(f.ranks, "rank"), counted(f.sum.readers, "thread"),
                          counted(f.sum.batch, "frame"), f.verdict(), f.waits())),
       body);
 }

@@ -106,13 +106,9 @@ Requests::Requests(std::filesystem::path run_dir, double margin_seconds)
 }
 
 unsigned Requests::look(double longest_step, double save_seconds) {
-  return look(longest_step, save_seconds, log::rank() == 0);
-}
-
-unsigned Requests::look(double longest_step, double save_seconds, bool coordinator) {
   unsigned asked = 0;
   if (!stopping_ && stop_signal() != 0) stop(signal_name(stop_signal()));
-  if (coordinator) {
+  if (log::rank() == 0) {
     const double now = now_seconds();
     if (now >= next_files_) {
       next_files_ = now + files_every;

@@ -30,13 +30,12 @@ class Requests {
   // Exit::usage if that is no time. Rank 0 removes RUN/stopped, which the run before has left.
   Requests(std::filesystem::path run_dir, double margin_seconds);
 
-  // Requests to this rank since the last call; `stop` stays. Every rank checks its own signals; the
-  // coordinator (rank 0) also checks the clock and the files RUN/stop, RUN/save, RUN/dump_trace. It
+  // Requests to this rank since the last call; `stop` stays. Every rank checks its own signals;
+  // rank 0 also checks the clock and the files RUN/stop, RUN/save, RUN/dump_trace. It
   // removes those it has seen; RUN/stop becomes RUN/stopped, which tells a job script not to submit
   // again. Cheap enough for every step: files are checked every half second at most. Logs one line
   // for each request and its origin. `longest_step` and `save_seconds`: how much earlier than the
   // margin a stop must come.
-  unsigned look(double longest_step, double save_seconds, bool coordinator);
   unsigned look(double longest_step, double save_seconds);
   // Notes what rank `rank` was asked, once reported to all ranks: rank 0 logs a stop that it was
   // not asked for itself. Slurm's signal reaches the ranks one after another, and the first of them

@@ -2,18 +2,15 @@
 rank; lists, modes, references, the enhancer; and what becomes of input that is not as it should be. Networks that are drawn
 find no faces, so landmarks are given; where a detector is wanted, its heads are set so that it finds them."""
 
-import contextlib
 import json
 import math
 import os
 import shutil
-import signal
 import struct
 import time
 import unittest
 import wave
 import zlib
-from unittest import mock
 
 from harness import WeftTest, make_video, write_safetensors
 from test_evaluate import chunk, png
@@ -54,7 +51,6 @@ parsenet_weights = "random:7"
 landmarks = "points.csv"
 piece = 2
 """
-OTHERS_LIVE = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}  # an mpirun that lets the others live
 
 
 def face_points(x, y, width):
@@ -221,7 +217,7 @@ class Clips(Animate):
         wanted = self.clips("one")
         self.assertEqual(set(wanted), {"face_a", "slow, still", "face_b"})
         self.assertEqual(len(set(wanted.values())), 3)
-        self.assertIn("clips     3 of 3 are there", job.err)
+        self.assertIn("clips     3 of 3 done", job.err)
         report = self.report("one")
         self.assertEqual((report["clips"], report["clips_there"], report["frames"]), (3, 3, 11))
         self.weft("report", "one", ranks=0)
@@ -235,11 +231,12 @@ class Clips(Animate):
             {"picture": "face.png", "speech": "a.wav"},
             {"picture": "face.png", "speech": "b.wav", "name": "slow, still", "expression_scale": 1.5, "still": True, "seed": 4},
             {"picture": "face.png", "speech": "b.wav", "input_yaw": [0, 20]})))
-        self.animate("two", "animate.input=list.jsonl", "animate.plan=frames", ranks=2)
+        job = self.animate("two", "animate.input=list.jsonl", "animate.plan=frames", ranks=2)
+        self.assertIn("animate.plan is obsolete and ignored", job.err)
         self.assertEqual(self.clips("two"), wanted)
         self.assertEqual(sum(r["frames"] for r in self.report("two")["ranks"]), 11)
-        self.animate("apart", "animate.input=list.csv", "animate.plan=apart", ranks=2)
-        self.assertEqual(self.clips("apart"), wanted)
+        self.animate("three", "animate.input=list.csv", ranks=3)
+        self.assertEqual(self.clips("three"), wanted)
         # Nothing is left to do.
         self.assertIn("parts made before", self.animate("two", "animate.input=list.jsonl").err)
 
@@ -253,9 +250,9 @@ class Clips(Animate):
 
     def test_one_clip_is_shared_by_all_ranks(self):
         job = self.one("one", "animate.keep_frames=true")
-        self.assertIn("plan      clips", job.err)
+        self.assertIn("plan      1 clip made by one rank each, 0 by several", job.err)
         job = self.one("two", "animate.keep_frames=true", ranks=2)
-        self.assertIn("plan      frames", job.err)
+        self.assertIn("plan      0 clips made by one rank each, 1 by several", job.err)
         self.assertEqual(self.clip("two"), self.clip("one"))
         names = sorted(p.name for p in (self.dir / "two/face_a_frames").iterdir())
         self.assertEqual(names, [f"{i:06d}.png" for i in range(5)])
@@ -281,15 +278,13 @@ class Clips(Animate):
         self.assertEqual(clips[1], (32, 28))  # the picture's aspect
         self.assertEqual(clips[2:], [(64, 56)] * 2)  # the picture
 
-    def test_plans_are_compared_without_running(self):
+    def test_the_plan_of_a_job(self):
         job = self.weft("plan", "deck.toml", "--job", "animate", "--gpus", "3", "--memory", "8", "--json", "plan.json",
                         "animate.picture=face.png", "animate.speech=a.wav", ranks=0)
         plan = json.loads((self.dir / "plan.json").read_text())
-        times = {p["plan"]: p["seconds"] for p in plan["plans"]}
-        self.assertEqual(plan["plan"], "frames")
-        self.assertLess(times["frames"], times["clips"])
+        self.assertGreater(plan["seconds"], 0)
         self.assertEqual(plan["frames"], 5)
-        self.assertIn("  <-", job.out)
+        self.assertIn("frames/s", job.out)
         self.refused(self.weft("plan", "deck.toml", "--job", "animate", "--memory", "0.1", "animate.picture=face.png",
                                "animate.speech=a.wav", ranks=0, expect=None), 2, "face_a takes", "GB of weights")
 
@@ -366,7 +361,7 @@ class Restarts(Animate):
         self.assertEqual(job.wait(), 75, job.err)
         self.assertFalse((self.dir / "two/face_a.mp4").exists())
         job = self.one("two")
-        self.assertRegex(job.err, "[0-9]+ of 12 parts made before")
+        self.assertRegex(job.err, "[0-9]+ of 11 parts made before")
         self.assertEqual(self.clip("two"), self.clip("one"))
 
     def test_killed_it_goes_on_and_damaged_segments_are_made_anew(self):
@@ -379,19 +374,6 @@ class Restarts(Animate):
         for segment in (self.dir / "two/.work/face_a").glob("*.mp4"):
             segment.write_bytes(segment.read_bytes()[:-9])
         self.one("two", ranks=2)
-        self.assertEqual(self.clip("two"), self.clip("one"))
-
-    def test_a_failed_rank_leaves_its_frames_to_the_others(self):
-        write_wav(self.dir / "a.wav", 0.4)
-        self.one("one")
-        with mock.patch.dict(os.environ, OTHERS_LIVE):
-            job = self.start("animate", "deck.toml", "animate.output=two", "animate.picture=face.png",
-                             "animate.speech=a.wav", "animate.plan=frames", ranks=2)
-        self.begun(job, "two", 2)
-        os.kill(job.ranks()[1], signal.SIGKILL)
-        job.wait()
-        self.assert_gone(job)
-        self.assertIn("failed    rank 1 on", job.err)
         self.assertEqual(self.clip("two"), self.clip("one"))
 
 
@@ -428,7 +410,7 @@ class BadInput(Animate):
         (self.dir / "list.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         job = self.animate("out", "animate.input=list.jsonl", ranks=2, expect=3)
         self.assertEqual(set(self.clips("out")), {name for name, _ in good})
-        self.assertIn(f"clips     {len(good)} of {len(rows)} are there", job.err)
+        self.assertIn(f"clips     {len(good)} of {len(rows)} done", job.err)
         self.assertIn(f"{len(bad)} of {len(rows)} clips failed", job.err)
         for name, _, said in bad:
             failed = [line for line in job.err.splitlines() if f"failed    {name}: " in line]
@@ -440,7 +422,7 @@ class BadInput(Animate):
         # Grey, alpha and RGB are the same picture where they show the same; the next start tries failed ones alone.
         write_wav(self.dir / "short.wav", 0.05)
         job = self.animate("out", "animate.input=list.jsonl", expect=3)
-        self.assertIn(f"clips     {len(good) + 1} of {len(rows)} are there", job.err)
+        self.assertIn(f"clips     {len(good) + 1} of {len(rows)} done", job.err)
 
     def test_refusals(self):
         def lines(*rows):

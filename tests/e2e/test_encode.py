@@ -1,6 +1,5 @@
 """weft encode and training from what it makes."""
 
-import contextlib
 import json
 import math
 import os
@@ -11,7 +10,6 @@ import struct
 import subprocess
 import time
 import unittest
-from unittest import mock
 
 import harness
 import tiny_models
@@ -42,7 +40,7 @@ class Encode(harness.WeftTest):
     def made(parts):
         """Clips in the ranks' manifests; none once the job has taken them away."""
         try:
-            return sum(m.read_bytes().count(b"\n") for m in parts.glob("encoded.rank*.jsonl"))
+            return sum(m.read_bytes().count(b'{"name"') for m in parts.glob("encoded.rank*.jsonl"))
         except FileNotFoundError:
             return 0
 
@@ -101,34 +99,19 @@ class Encode(harness.WeftTest):
         less = self.encode("less.h5", "vae.weights=random:1", data, f"memory.arena_gib={planned * 0.8 / 1024}", ranks=1)
         self.assertRegex(less.err, r"VAE micro-batch reduced to [123] frames? \(asked: 4\) to fit")
 
-    # mpirun that lets the others go on; its own exit code then is that of the failed rank.
-    lets_others_live = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}
-
-    def test_a_failed_rank_leaves_its_clips_to_the_others(self):
+    def test_killed_it_resumes(self):
         self.ingest(seconds=30, frames=3)
         self.encode("one.h5", "vae.weights=random:1", ranks=1)
         parts = self.dir / "two.h5.parts"
-        for victim in (1, 0):  # the coordinator too
-            for _ in range(20):  # until the kill does not come too late
-                (self.dir / "two.h5").unlink(missing_ok=True)
-                shutil.rmtree(parts, ignore_errors=True)
-                with mock.patch.dict(os.environ, self.lets_others_live):
-                    job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5",
-                                     "encode.text=false", "vae.weights=random:1", ranks=3)
-                while job.process.poll() is None and self.made(parts) < 4:
-                    time.sleep(0.002)
-                with contextlib.suppress(KeyError, ProcessLookupError):
-                    os.kill(job.ranks()[victim], signal.SIGKILL)
-                code = job.wait()
-                if code == 128 + signal.SIGKILL and f"failed    rank {victim} on" in job.err:
-                    break
-            self.assertEqual(code, 128 + signal.SIGKILL, job.err)
-            self.assert_gone(job)
-            self.assertIn(f"failed    rank {victim} on", job.err)
-            self.assertIn(" 0 failed, of ", job.err)
-            self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
-            self.assertIn("is made already", self.encode("two.h5", "vae.weights=random:1").err)
-            self.assertFalse(parts.exists())
+        job = self.start("encode", "deck.toml", "data.path=clips.h5", "encode.output=two.h5", "encode.text=false",
+                         "vae.weights=random:1", ranks=3)
+        while job.process.poll() is None and self.made(parts) < 4:
+            time.sleep(0.002)
+        job.kill()
+        job.wait()
+        self.encode("two.h5", "vae.weights=random:1")
+        self.assertEqual((self.dir / "two.h5").read_bytes(), (self.dir / "one.h5").read_bytes())
+        self.assertFalse(parts.exists())
 
     def test_a_clip_that_fails_leaves_the_others(self):
         """One clip's pixels are damaged: it is named, the others are made, and alone it is made when it is whole again."""

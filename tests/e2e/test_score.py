@@ -7,11 +7,9 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 import unittest
-from unittest import mock
 
 from harness import WeftTest, make_video, write_safetensors
 from test_evaluate import png, read_png
@@ -28,7 +26,6 @@ asf = false
 weights = "random:3"
 side = 64
 """
-OTHERS_LIVE = {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}  # an mpirun that lets the others live
 
 
 class Score(WeftTest):
@@ -298,42 +295,18 @@ class Restarts(Score):
         self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
 
     def test_stopped_it_goes_on(self):
-        wait = "score.network_wait=200"  # in all much longer than until the file is looked for
-        wanted = self.many(60, wait)
-        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", wait, ranks=2)
+        wanted = self.many(600)  # in all much longer than until the file is looked for
+        job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
         self.begun(job, "two.csv", 3)
         (self.dir / "two.csv.parts/stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
         self.assertFalse((self.dir / "two.csv").exists())
-        self.score("in.csv", "two.csv", wait, ranks=2, expect=3)
+        self.score("in.csv", "two.csv", ranks=2, expect=3)
         self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
 
-    def test_a_failed_rank_leaves_its_files_to_the_others(self):
-        wanted = self.many()
-        for victim in (1, 0):  # the coordinator too
-            shutil.rmtree(self.dir / "two.csv.parts", ignore_errors=True)
-            with mock.patch.dict(os.environ, OTHERS_LIVE):
-                job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=3)
-            self.begun(job, "two.csv", 4)
-            os.kill(job.ranks()[victim], signal.SIGKILL)
-            job.wait()
-            self.assert_gone(job)
-            self.assertIn(f"failed    rank {victim} on", job.err)
-            self.assertEqual((self.dir / "two.csv").read_bytes(), wanted)
-            (self.dir / "two.csv").unlink()
 
-
-class TheFeed(Score):
-    def test_a_fixed_wait_needs_no_weights(self):
-        self.table("in.csv", self.pictures(30))
-        job = self.score("in.csv", "out.csv", "score.weights=", "score.network_wait=5", ranks=2)
-        feed = self.report("out.csv")["feed"]
-        self.assertEqual(feed["network_on"], "a fixed wait")
-        self.assertGreaterEqual(feed["stages"]["network"], 30 * 0.005)
-        self.assertEqual({r["ocr"] for r in self.rows("out.csv")}, {"0"})
-        self.assertIn("fixed wait", job.out)
-
-    def test_more_ranks_than_cores_take_turns(self):
+class Threads(Score):
+    def test_more_ranks_than_cores_share_them(self):
         paths = self.pictures(40)
         self.table("in.csv", paths)
         self.score("in.csv", "one.csv")
@@ -343,7 +316,7 @@ class TheFeed(Score):
         self.score("in.csv", "many.csv", "run.threads=0", ranks=4)
         self.assertEqual((self.dir / "many.csv").read_bytes(), (self.dir / "one.csv").read_bytes())
         report = self.report("many.csv")
-        self.assertLessEqual(report["feed"]["cores"], 2)
+        self.assertEqual(report["feed"]["cores"], 4, "each rank has a thread at least")
         self.assertEqual(report["feed"]["frames"], 40)
         self.assertEqual(sum(r["files"] for r in report["ranks"]), 40)
 

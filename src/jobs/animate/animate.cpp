@@ -9,7 +9,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "jobs/animate/animate_job.h"
-#include "jobs/animate/plans.h"
 #include "parallel/rank_device.h"
 #include "train/memory_plan.h"
 #include "train/stop.h"
@@ -60,45 +59,28 @@ void check_results(const Deck& deck, const std::vector<ClipRequest>& clips) {
   });
 }
 
-// What is missing, as the clips that it belongs to.
-struct Missing {
-  std::vector<const ClipRequest*> render, prepare;
-  std::vector<std::size_t> clips;  // places in the list
-  std::set<std::size_t> prepared;
-};
-
-Missing missing_of(const ListEngine& engine, const std::vector<ClipPart>& parts,
-                   const std::vector<ClipRequest>& clips) {
-  Missing missing;
-  std::set<std::size_t> seen;
-  for (const std::int64_t item : engine.missing()) {
-    const ClipPart& part = parts[static_cast<std::size_t>(item)];
-    const auto c = static_cast<std::size_t>(part.clip);
-    if (part.kind == Kind::prepare) {
-      missing.prepare.push_back(&clips[c]);
-      missing.prepared.insert(c);
-    }
-    // A join makes the pieces that failed ranks leave.
-    if (seen.insert(c).second) missing.render.push_back(&clips[c]);
-  }
-  missing.clips.assign(seen.begin(), seen.end());
-  return missing;
+// Places in the list of the clips that are missing, or parts of them.
+std::vector<std::size_t> clips_missing(const ListEngine& engine,
+                                       const std::vector<ClipPart>& parts) {
+  std::set<std::size_t> clips;
+  for (const std::int64_t item : engine.missing())
+    clips.insert(static_cast<std::size_t>(parts[static_cast<std::size_t>(item)].clip));
+  return {clips.begin(), clips.end()};
 }
 
 // Dry runs of the clips that take most.
-std::size_t plan_arena(AnimateNetworks& networks, const Missing& missing,
+std::size_t plan_arena(AnimateNetworks& networks, const std::vector<std::size_t>& missing,
                        const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes) {
   std::size_t most = 0;
   std::set<std::vector<std::int64_t>> seen;
-  for (const std::size_t c : missing.clips) {
+  for (const std::size_t c : missing) {
     const ClipRequest& clip = clips[c];
-    const bool prepare = missing.prepared.contains(c);
     if (!seen.insert({sizes[c].height, sizes[c].width, clip.sadtalker.size, is_full(clip),
-                      is_enhanced(clip), finds_faces(clip), prepare})
+                      is_enhanced(clip), finds_faces(clip)})
              .second ||
         sizes[c].frames == 0)
       continue;
-    most = std::max(most, networks.plan(clip, sizes[c], prepare).bytes);
+    most = std::max(most, networks.plan(clip, sizes[c], true).bytes);
   }
   return most;
 }
@@ -106,14 +88,16 @@ std::size_t plan_arena(AnimateNetworks& networks, const Missing& missing,
 Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& networks,
                   const std::vector<ClipRequest>& clips, const std::vector<ClipSize>& sizes,
                   const std::vector<ClipPart>& parts, ListEngine& engine, Json& header) {
-  const Missing missing = missing_of(engine, parts, clips);
-  networks.load(missing.render, missing.prepare);
+  const std::vector<std::size_t> missing = clips_missing(engine, parts);
+  std::vector<const ClipRequest*> requests;
+  for (const std::size_t c : missing) requests.push_back(&clips[c]);
+  networks.load(requests, requests);
   log::info("weights   {}", networks.describe());
   std::vector<ClipCost> costs(clips.size());
-  for (const std::size_t c : missing.clips) costs[c] = networks.cost(clips[c], sizes[c]);
-  ChosenPlan plan = choose_plan(deck.get<AnimateDeck>().plan, parts, engine.missing(), costs,
-                                engine.groups().count);
-  log::info("plan      {}", plan.why);
+  for (const std::size_t c : missing) costs[c] = networks.cost(clips[c], sizes[c]);
+  SharedParts shared = share_parts(parts, engine.missing(), costs, engine.groups().count);
+  const std::int64_t split = std::ssize(shared.joins), whole = std::ssize(missing) - split;
+  log::info("plan      {} made by one rank each, {} by several", counted(whole, "clip"), split);
   const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
   const std::size_t needed = plan_arena(networks, missing, clips, sizes);
@@ -124,9 +108,11 @@ Json make_missing(const Deck& deck, const RankDevice& device, AnimateNetworks& n
         size_text(static_cast<double>(needed)), size_text(static_cast<double>(arena->capacity())));
   log::info("memory    {} for the largest clip in the networks",
             size_text(static_cast<double>(needed)));
-  header["plan"] = name_of(plan.plan);
+  header["whole_clips"] = whole;
+  header["split_clips"] = split;
   AnimateJob job(deck, clips, parts, networks, engine);
-  engine.run(job, std::move(plan.batches));
+  engine.run(job, std::move(shared.pieces));
+  engine.run(job, std::move(shared.joins));
   Json share = job.share();
   share["peak_bytes"] = arena->peak();
   share["resident_bytes"] = resident_bytes();
@@ -141,7 +127,7 @@ void print_clips(const ListReport& report, const ListEngine& engine,
   std::int64_t clips = 0, there = 0, frames = 0;
   const ManifestLines lines = engine.lines();
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].kind != Kind::join) continue;
+    if (parts[i].kind != Kind::clip) continue;
     ++clips;
     const auto line = lines.find(engine.items()[i].name);
     there += line != lines.end() && line->second.key == engine.items()[i].key ? 1 : 0;
@@ -155,14 +141,13 @@ void print_clips(const ListReport& report, const ListEngine& engine,
     frames += r.own.value("frames", std::int64_t{0});
     enhanced += r.own.value("enhanced_frames", std::int64_t{0});
     restored += r.own.value("restored_frames", std::int64_t{0});
-    for (const char* stage :
-         {"prepare", "speech", "render", "paste", "enhance", "encode", "join", "waited"})
+    for (const char* stage : {"prepare", "speech", "render", "paste", "enhance", "encode", "join"})
       stages[stage] += r.own.value(stage, 0.0);
   }
   std::string text;
   for (const auto& [stage, time] : stages)
     if (time >= 0.05) text += fmt::format("{}{} {:.1f} s", text.empty() ? "" : ", ", stage, time);
-  log::write_info(fmt::format("clips     {} of {} are there, in {}", there, clips,
+  log::write_info(fmt::format("clips     {} of {} done, in {}", there, clips,
                               engine.settings().directory.string()));
   if (frames > 0)
     log::write_info(fmt::format("frames    {} in {:.1f} s, {:.2f} frames/s; all ranks: {}", frames,
@@ -191,6 +176,9 @@ int animate(const Deck& deck, MPI_Comm world) {
   const std::vector<ClipRequest> clips = list_clips(deck, world);
   check_clips(clips);
   if (log::rank() == 0) check_results(deck, clips);
+  if (deck.get<AnimateDeck>().plan != "auto" && log::rank() == 0)
+    log::warn(
+        "animate.plan is obsolete and ignored: clips and pieces of them go to whoever is free");
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
   set_threads(static_cast<int>(deck.run.threads), device.host_ranks);
   AnimateNetworks networks(deck, clips, world);
@@ -219,7 +207,7 @@ int animate(const Deck& deck, MPI_Comm world) {
 
   // 3. The report.
   last.print = [&](const ListReport& report) { print_clips(report, engine, parts, last); };
-  last.finish = [&](const ListReport&) { remove_work(engine.settings().directory); };
+  last.finish = [&](const ListReport&) { remove_segments(engine.settings().directory); };
   return engine.end(last);
 }
 

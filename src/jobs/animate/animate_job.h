@@ -9,13 +9,15 @@
 #include "jobs/animate/frames.h"
 #include "jobs/animate/networks.h"
 #include "jobs/animate/parts.h"
-#include "jobs/animate/work_folder.h"
 #include "jobs/engine/list_job.h"
 
 namespace weft {
 
 // Where a clip's frames are kept, in the output folder.
 std::string frames_folder(const ClipRequest& clip);
+
+// Removes the segments of all clips from the output folder.
+void remove_segments(const std::filesystem::path& output);
 
 class AnimateJob : public ListJob {
  public:
@@ -28,28 +30,23 @@ class AnimateJob : public ListJob {
   nlohmann::ordered_json share() const;
 
  private:
-  enum class Made { yes, no, stopped };  // no: the clip has ended otherwise
-
-  const ClipRequest& clip_of(const ClipPart& part) const {
-    return clips_[static_cast<std::size_t>(part.clip)];
+  const ClipPart& part(std::int64_t item) const { return parts_[static_cast<std::size_t>(item)]; }
+  const ClipRequest& clip_of(std::int64_t item) const {
+    return clips_[static_cast<std::size_t>(part(item).clip)];
   }
   const ListItem& item_of(std::int64_t item) const {
     return engine_.items()[static_cast<std::size_t>(item)];
   }
-  WorkFolder folder_of(std::int64_t item) const;
-  // Files of a part, relative to the output.
+  // The part's file, relative to the output folder.
   std::string file_of(std::int64_t item) const;
+  std::filesystem::path path_of(std::int64_t item) const;
+  nlohmann::ordered_json line_of(std::int64_t item) const;
   void add_files(nlohmann::ordered_json& line, std::int64_t item) const;
 
-  void make_part(std::int64_t item, ItemResults& results);
-  // Under the file's lock, unless it is there by then.
-  Made under_lock(const WorkFolder& folder, const std::string& file,
-                  const std::function<bool()>& make);
-  Made prepare(std::int64_t item);
-  Made make_frames(std::int64_t item);
-  Made join(std::int64_t item, nlohmann::ordered_json& line);
+  bool make_part(std::int64_t item, nlohmann::ordered_json& line);
+  bool make_piece(std::int64_t item);
+  void join(std::int64_t item, nlohmann::ordered_json& line);
   const ClipInHand& in_hand(std::int64_t item);
-  void conclude(std::int64_t item, const WorkFolder::End& end, ItemResults& results);
 
   const Deck& deck_;
   const std::vector<ClipRequest>& clips_;
@@ -60,7 +57,7 @@ class AnimateJob : public ListJob {
   std::int64_t frames_ = 0;
   SegmentMaker maker_;
   std::unique_ptr<ClipInHand> in_hand_;  // the last one
-  std::string in_hand_key_;
+  std::int64_t in_hand_clip_ = -1;
 };
 
 }  // namespace weft

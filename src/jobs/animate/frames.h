@@ -9,7 +9,6 @@
 
 #include "jobs/animate/networks.h"
 #include "jobs/animate/prepare.h"
-#include "jobs/animate/prepared.h"
 #include "jobs/animate/worker.h"
 #include "media/writers.h"
 #include "models/face/paste.h"

@@ -44,11 +44,7 @@ void rows(Rows& r, AnimateDeck& d) {
       "Channels of GFPGAN's levels, at most, a multiple of 32; the released weights have 512.");
   r.number("parsenet_channels", d.parsenet_channels, 1, 4096,
            "Channels of ParseNet's first level; the released weights have 64.");
-  r.text("plan", d.plan,
-         "How ranks share the work: clips, a clip a rank; frames, pieces of each clip; apart, "
-         "pieces, with the preparation of later clips ahead of them; auto: the quickest by "
-         "estimate. Results do not depend on it.",
-         {"auto", "clips", "frames", "apart"});
+  r.text("plan", d.plan, "Obsolete and ignored.", {"auto", "clips", "frames", "apart"});
   r.number("piece", d.piece, 1, 100000,
            "Frames of a piece, rounded up to batches: what a rank takes at a time, and what a "
            "killed one loses at most.");

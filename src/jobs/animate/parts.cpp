@@ -1,5 +1,8 @@
 #include "jobs/animate/parts.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -63,10 +66,9 @@ std::vector<ClipPart> parts_of(const std::vector<ClipSize>& sizes,
   for (std::size_t i = 0; i < clips.size(); ++i) {
     const auto clip = static_cast<std::int64_t>(i);
     const std::int64_t frames = sizes[i].frames, piece = piece_of(clips[i]);
-    parts.push_back({Kind::prepare, clip, 0, 0});
     for (std::int64_t first = 0; first < frames; first += piece)
-      parts.push_back({Kind::frames, clip, first, std::min(piece, frames - first)});
-    parts.push_back({Kind::join, clip, 0, frames});
+      parts.push_back({Kind::piece, clip, first, std::min(piece, frames - first)});
+    parts.push_back({Kind::clip, clip, 0, frames});
   }
   return parts;
 }
@@ -80,25 +82,58 @@ std::vector<ListItem> items_of(const std::vector<ClipPart>& parts,
     const auto c = static_cast<std::size_t>(p.clip);
     const std::string& name = clips[c].name;
     const std::string key = keys.empty() ? "" : keys[c];
-    switch (p.kind) {
-      case Kind::prepare:
-        items.push_back({name + "/prepared", key, costs[c].prepare});
-        break;
-      case Kind::frames:
-        items.push_back({fmt::format("{}/{}-{}", name, p.first, p.first + p.count - 1), key,
-                         costs[c].frame * static_cast<double>(p.count)});
-        break;
-      case Kind::join:
-        items.push_back({name, key, costs[c].join});
-    }
+    if (p.kind == Kind::piece)
+      items.push_back({fmt::format("{}/{}-{}", name, p.first, p.first + p.count - 1), key,
+                       costs[c].frame * static_cast<double>(p.count)});
+    else
+      items.push_back({name, key, costs[c].join});
   }
-  // A clip's parts stand in front of it.
+  // A clip's pieces stand in front of it.
   for (std::size_t i = items.size(), whole = 0; i-- > 0;)
-    if (parts[i].kind == Kind::join)
+    if (parts[i].kind == Kind::clip)
       whole = i;
     else
       items[i].whole = static_cast<std::int64_t>(whole);
   return items;
+}
+
+SharedParts share_parts(const std::vector<ClipPart>& parts,
+                        const std::vector<std::int64_t>& missing,
+                        const std::vector<ClipCost>& costs, int ranks) {
+  struct Clip {
+    ItemBatch items;
+    double cost = 0;
+  };
+  std::map<std::int64_t, Clip> clips;
+  std::vector<std::int64_t> sorted = missing;
+  std::ranges::sort(sorted);  // clip by clip, in the order in which parts are made
+  double remaining = 0;
+  for (const std::int64_t item : sorted) {
+    const ClipPart& p = parts[static_cast<std::size_t>(item)];
+    const ClipCost& c = costs[static_cast<std::size_t>(p.clip)];
+    Clip& clip = clips[p.clip];
+    const double cost = (clip.items.empty() ? c.prepare : 0) +
+                        (p.kind == Kind::piece ? c.frame * static_cast<double>(p.count) : c.join);
+    clip.items.push_back(item);
+    clip.cost += cost;
+    remaining += cost;
+  }
+  std::vector<Clip> order;
+  for (auto& [number, clip] : clips) order.push_back(std::move(clip));
+  std::ranges::stable_sort(order, std::greater(), &Clip::cost);
+  SharedParts shared;
+  for (Clip& clip : order) {
+    // One piece and its join, or the join alone, have nothing to share.
+    if (ranks == 1 || clip.items.size() <= 2 || ranks * clip.cost <= remaining) {
+      shared.pieces.push_back(std::move(clip.items));
+    } else {
+      for (const std::int64_t item : clip.items)
+        (parts[static_cast<std::size_t>(item)].kind == Kind::piece ? shared.pieces : shared.joins)
+            .push_back({item});
+    }
+    remaining -= clip.cost;
+  }
+  return shared;
 }
 
 std::string clip_key(const ClipRequest& clip, const std::string& weights) {

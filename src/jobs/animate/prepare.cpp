@@ -63,6 +63,13 @@ std::vector<float> reference_rows(const std::string& file, const ClipRequest& cl
 
 }  // namespace
 
+std::array<std::int64_t, 2> frame_size(const PreparedClip& clip, const SadtalkerDeck& deck) {
+  // As the original computes it: in double, cut off.
+  const double height = static_cast<double>(deck.size) * static_cast<double>(clip.frame_height) /
+                        static_cast<double>(clip.frame_width);
+  return {std::max<std::int64_t>(1, static_cast<std::int64_t>(height)), deck.size};
+}
+
 std::uint64_t draws_of(const ClipRequest& clip) {
   return hash128(fmt::format("{} {}", clip.animate.seed, clip.name)).low;
 }

@@ -1,16 +1,38 @@
 // The preparation of a clip: its face, and its motion.
 #pragma once
 
+#include <array>
+#include <vector>
+
 #include "jobs/animate/networks.h"
-#include "jobs/animate/prepared.h"
+#include "media/image_file.h"
 #include "media/media_source.h"
+#include "models/face/crop.h"
+#include "models/sadtalker/recon.h"
+#include "models/sadtalker/speech/speech_motion.h"
 
 namespace weft {
+
+// What the frames of a clip are rendered from.
+struct PreparedClip {
+  ImageFile crop;             // [size,size,3]
+  FaceRow source = {};        // the picture's coefficients
+  std::vector<float> motion;  // [frames,70]
+  // Where frames belong in the picture, in the full modes, and whose aspect they have in the
+  // others.
+  PixelBox place;
+  std::int64_t frame_height = 0, frame_width = 0;
+
+  std::int64_t frames() const { return std::ssize(motion) / motion_coefficients; }
+};
+
+// Height and width of a finished frame, before an enhancer's scale: the picture's in the full
+// modes, else sadtalker.size wide with the crop's aspect.
+std::array<std::int64_t, 2> frame_size(const PreparedClip& clip, const SadtalkerDeck& deck);
 
 // Seconds of a rank by stage.
 struct StageSeconds {
   double prepare = 0, speech = 0, render = 0, paste = 0, enhance = 0, encode = 0, join = 0;
-  double waited = 0;  // for what another rank makes
 };
 
 // What draws of a clip start from: of its seed and its name, so that clips of a list differ.

@@ -1,13 +1,13 @@
 // The list engine: a job that makes many independent items (clips, scores, masks) says what an item
 // is and how it is made; the engine does the rest on all ranks.
 //
-//   order      costliest items first; whoever is free claims the next (queue.h)
+//   order      costliest items first; rank 0 hands them to whoever is free (dispatch.h)
 //   restart    finished items are lines of DIR/STEM.jsonl with hashes of their files (manifest.h):
 //              the same command makes only what is missing, was damaged, or has another key
 //   stop       a request to any rank stops all at their next item: exit 75
 //   failures   an item that fails is reported by name and the others are made: exit 3
-//   liveness   items that a failed rank had in hand are made by others, if the launcher lets them
-//              live (members.h); an item that two ranks failed with is given up
+//   deaths     a rank that dies ends the job, and the same command resumes it; an item that two
+//              ranks have died with is given up by name
 //   folder     one job at a time: another one is refused, and told who is in it (output.h)
 //   report     progress lines, a table at the end, DIR/STEM_report.json
 //
@@ -29,6 +29,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -36,10 +37,9 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/progress/progress.h"
+#include "jobs/engine/dispatch.h"
 #include "jobs/engine/manifest.h"
-#include "jobs/engine/members.h"
 #include "jobs/engine/output.h"
-#include "jobs/engine/queue.h"
 
 namespace weft {
 
@@ -62,7 +62,7 @@ struct ListSettings {
   double stop_margin = 0;           // run.stop_margin, seconds
   int group = 1;                    // ranks that make an item together
   bool shared = true;               // false: each group has its part of the list, in its order
-  bool ahead = false;               // claim a batch while another is made, for prepare()
+  bool ahead = false;               // take a batch while another is made, for prepare()
   std::filesystem::path status{};   // another status file, where `directory` goes with the job
   // Of `directory`, where the job writes there before the engine does, which takes it otherwise.
   std::shared_ptr<FolderLock> lock{};
@@ -88,8 +88,9 @@ class ItemResults {
   // engine.lines() has it, and the next start makes the item again.
   void failed(std::int64_t item, const Error& e, nlohmann::ordered_json line);
   void failed(const std::string& name, const std::string& why);
-  // The item will not be made, because of another one's fault, which that one reports.
-  void skipped(std::int64_t item);
+  // The item will not be made, and the item that it is a part of reports why: from the members
+  // fault, code and hint that its line gets here.
+  void skipped(nlohmann::ordered_json line, const Error& e);
 
  private:
   ListEngine& engine_;
@@ -98,8 +99,8 @@ class ItemResults {
 class ListJob {
  public:
   virtual ~ListJob() = default;
-  // Called once the items are claimed, before make(); with settings.ahead while others are made, so
-  // that reading overlaps.
+  // Called once this rank has the items, before make(); with settings.ahead while others are made,
+  // so that reading overlaps.
   virtual void prepare(const ItemBatch&) {}
   // Makes the items, collective over the group. Every item gets finished() or failed(), at once or,
   // if a writer thread has it, by the next flush(). A thrown Error fails all items of the batch.
@@ -112,21 +113,14 @@ class ListJob {
 struct RankShare {
   std::int64_t made = 0, failed = 0, skipped = 0;
   double busy = 0;      // seconds at work on items
-  double last_end = 0;  // seconds from the start of the queue until its last item was made
+  double last_end = 0;  // seconds from the start of run() until its last item was made
   std::map<std::string, std::int64_t> batches;                    // items made together: how often
   nlohmann::ordered_json own = nlohmann::ordered_json::object();  // the job's own numbers
 };
 
-struct FailedRank {
-  int rank = 0;
-  std::string host;
-  std::vector<std::string> in_hand;  // names of items
-};
-
 struct ListReport {
-  std::vector<RankShare> ranks;       // of failed ranks: only made and failed
+  std::vector<RankShare> ranks;
   std::vector<std::string> failures;  // "NAME: why", of all ranks
-  std::vector<FailedRank> failed_ranks;
   std::int64_t wanted = 0, finished_before = 0;
   bool stopped = false;
 
@@ -150,9 +144,8 @@ struct ListReport {
 struct ListEnd {
   nlohmann::ordered_json share = nlohmann::ordered_json::object();   // this rank's own numbers
   nlohmann::ordered_json header = nlohmann::ordered_json::object();  // the report's own members
-  // Run on the coordinator: `print` logs lines above the engine's, `finish` does the work that
-  // follows once all items are finished. If the coordinator fails in `finish`, another rank repeats
-  // it. Neither may call MPI.
+  // Run on rank 0: `print` logs lines above the engine's, `finish` does the work that follows once
+  // all items are finished. Neither may call MPI.
   std::function<void(const ListReport&)> print, finish;
   std::string failed;  // "2 of 4 clips", where items are only parts of what was asked for
   bool finish_with_failures = false;  // `finish` runs also if items failed
@@ -174,13 +167,13 @@ class ListEngine {
   std::vector<ItemBatch> one_by_one() const;
   const RankGroups& groups() const { return groups_; }
   // Whether any rank was asked to stop, as far as this one knows. Thread-safe.
-  bool stop_requested() const { return stop_.requested(); }
+  bool stop_requested() const { return dispatcher_.stop_requested(); }
 
-  // Collective at its beginning. Makes batches until none are left or the job is to stop.
+  // Collective at its beginning, once or several times in turn: makes batches until none are left
+  // or the job is to stop.
   void run(ListJob& job, std::vector<ItemBatch> batches);
-  // All ranks, once, with or without run(). Waits for the others; the coordinator, the first living
-  // rank, finishes, prints and writes the report. Returns the exit code: 0, 3 if items failed, 75
-  // if stopped early. If ranks have failed it does not return: MPI would wait for them.
+  // All ranks, once, with or without run(). Waits for the others; rank 0 finishes, prints and
+  // writes the report. Returns the exit code: 0, 3 if items failed, 75 if stopped early.
   int end(const ListEnd& last);
 
   // The lines of all finished items. For ListEnd::finish.
@@ -188,28 +181,17 @@ class ListEngine {
 
  private:
   friend class ItemResults;
-  // What a failed rank has done, from its part of the manifest and its member file. Read once,
-  // since it no longer changes.
-  struct Past {
-    ManifestLines lines;
-    std::set<std::int64_t> resolved;
-  };
-  const Past& past_of(int failed_rank);
-  bool finished_by(int failed_rank, std::int64_t item);
-  bool left_by(int failed_rank, std::int64_t item);
-  ItemBatch left_of(std::int64_t place);
-
-  struct Claimed {
-    std::int64_t place = -1;
+  struct Taken {
+    std::int64_t number = -1;  // of the batch; -1: there are no more
     ItemBatch items;
   };
-  Claimed take(WorkQueue& queue, bool leftover);
-  void make(ListJob& job, WorkQueue& queue, const Claimed& batch);
-  void tell_progress(const Claimed& batch);
+  Taken take();
+  void make(ListJob& job, const Taken& batch);
+  void tell_progress(const Taken& batch);
+  void check_shared();
   void find_missing();
-  ListReport read_report();
-  void add_unmade(ListReport& report);
-  int conclude(const ListEnd& last);
+  void note_failed(const std::string& name, const std::string& why);
+  int conclude(const ListEnd& last, const std::vector<std::string>& summaries);
   void print(const ListReport& report) const;
   void write(const ListReport& report, const nlohmann::ordered_json& header) const;
 
@@ -218,19 +200,23 @@ class ListEngine {
   MPI_Comm world_;
   std::shared_ptr<FolderLock> lock_;  // on rank 0
   std::vector<std::int64_t> missing_;
+  std::int64_t given_up_ = 0;  // items that are neither finished nor missing
   std::vector<ItemBatch> batches_;
-  std::map<int, Past> pasts_;
   RankGroups groups_;
-  Members members_;
-  StopState stop_;
-  std::unique_ptr<Manifest> manifest_;
+  Manifest manifest_;
+  Dispatcher dispatcher_;
   ItemResults results_{*this};  // outlives run(): writer threads report while an error unwinds
   RankShare mine_;
+  std::mutex failures_mutex_;
+  std::vector<std::string> failures_;  // of this rank; rank 0's begin with the items given up
   std::atomic<std::int64_t> made_ = 0, failed_ = 0, skipped_ = 0;
-  double start_ = 0;            // of the queue
-  std::int64_t own_items_ = 0;  // of an unshared list, on all groups, as this one goes
-  // Of missing items: how many, and their costs, in all batches up to and with each.
+  double start_ = 0;                       // of the first run()
+  std::int64_t own_at_ = 0, own_end_ = 0;  // batches of an unshared list that this group has left
+  std::int64_t own_items_ = 0;             // of an unshared list, on all groups, as this one goes
+  // Of items: how many, and their costs, in all batches up to and with each; of this run() those
+  // from `first_work_` on.
   std::vector<std::pair<std::int64_t, double>> work_;
+  std::size_t first_work_ = 0;
   std::unique_ptr<Progress> progress_;
 };
 

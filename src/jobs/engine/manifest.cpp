@@ -51,7 +51,11 @@ std::vector<NamedFile> files_of(const Json& line) {
   return files;
 }
 
-void read_lines(const fs::path& path, ManifestLines& lines) {
+// Items begun and neither finished nor ended, with their keys.
+using InHand = std::map<std::string, std::string>;
+
+InHand read_lines(const fs::path& path, ManifestLines& lines) {
+  InHand in_hand;
   std::ifstream in(path);
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
@@ -59,10 +63,17 @@ void read_lines(const fs::path& path, ManifestLines& lines) {
     bool whole = seal_holds(line);
     try {
       const auto j = parse_json<Json>(line);
+      if (j.contains("begun") || j.contains("ended")) {
+        if (whole && j.contains("ended")) in_hand.clear();
+        if (whole && j.contains("begun"))
+          in_hand[j.at("begun").get<std::string>()] = j.at("key").get<std::string>();
+        continue;
+      }
       const auto name = j.at("name").get<std::string>();
       auto key = j.at("key").get<std::string>();
       whole_number<int>(j.at("rank"));
       files_of(j);
+      in_hand.erase(name);
       if (whole) lines[name] = {std::move(key), std::move(line)};
     } catch (const nlohmann::json::exception&) {
       whole = false;
@@ -70,6 +81,7 @@ void read_lines(const fs::path& path, ManifestLines& lines) {
     if (!whole && !is_cut_off(line, in.eof()))
       log::warn("{}, line {} is damaged: its item is made again", path.string(), number);
   }
+  return in_hand;
 }
 
 fs::path whole_path(const fs::path& directory, const std::string& stem) {
@@ -143,7 +155,12 @@ ManifestLines Manifest::gather(const fs::path& directory, const std::string& ste
   WEFT_CHECK(!failed, Exit::data, "check its permissions", "cannot list {}: {}", directory.string(),
              failed.message());
   // After the gathered lines: a part's line of the same name is newer.
-  for (const fs::path& part : parts) read_lines(part, lines);
+  for (const fs::path& part : parts)
+    for (const auto& [name, key] : read_lines(part, lines)) {
+      const int died = deaths_of(lines, name, key) + 1;
+      const Json line = {{"name", name}, {"key", key}, {"rank", 0}, {"died", died}};
+      lines[name] = {key, seal_json(line.dump())};
+    }
   if (parts.empty()) return lines;
   const fs::path whole = whole_path(directory, stem), made = whole.string() + ".tmp";
   fs::remove(made, failed);  // what a killed job has left
@@ -180,24 +197,32 @@ ManifestLines Manifest::all(const fs::path& directory, const std::string& stem) 
   return lines;
 }
 
-ManifestLines Manifest::of_rank(const fs::path& directory, const std::string& stem, int rank) {
-  ManifestLines lines;
-  read_lines(part_path(directory, stem, rank), lines);
-  return lines;
-}
-
 Manifest::Manifest(const fs::path& directory, const std::string& stem, int rank)
     : path_(part_path(directory, stem, rank)) {}
 
 Manifest::~Manifest() {
   if (file_ == nullptr) return;
-  fsync(fileno(file_));
+  try {
+    end();
+  } catch (const Error& e) {
+    log::warn("{}", e.what());
+  }
   std::fclose(file_);
 }
 
-void Manifest::add(const Json& line) {
+void Manifest::add(const Json& line) { write(line, Sync::cheaply); }
+
+// Not synced: with a mark that is lost with its node, an item is only tried once more.
+void Manifest::begin(const std::string& name, const std::string& key) {
+  write({{"begun", name}, {"key", key}}, Sync::no);
+}
+
+void Manifest::end() { write({{"ended", true}}, Sync::yes); }
+
+void Manifest::write(const Json& line, Sync sync) {
   const std::string text = seal_json(line.dump()) + "\n";
   const std::lock_guard lock(mutex_);
+  if (file_ == nullptr && line.contains("ended")) return;  // nothing was begun
   if (file_ == nullptr) {
     const int fd =
         ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -207,8 +232,8 @@ void Manifest::add(const Json& line) {
   bool written =
       std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
   const double begin = now_seconds();
-  // fsync takes a tenth of the time at most.
-  if (written && begin - synced_at_ >= 10 * sync_seconds_) {
+  const bool cheap = begin - synced_at_ >= 10 * sync_seconds_;  // a tenth of the time at most
+  if (written && (sync == Sync::yes || (sync == Sync::cheaply && cheap))) {
     written = fsync(fileno(file_)) == 0;
     synced_at_ = now_seconds();
     sync_seconds_ = synced_at_ - begin;
@@ -221,10 +246,16 @@ bool is_finished(const ManifestLines& lines, const std::string& name, const std:
   const auto found = lines.find(name);
   if (found == lines.end() || found->second.key != key) return false;
   const Json line = found->second.parsed();
-  if (line.contains("fault")) return false;
+  if (line.contains("fault") || line.contains("died")) return false;
   for (const NamedFile& file : files_of(line))
     if (!is_whole(directory, file)) return false;
   return true;
+}
+
+int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key) {
+  const auto found = lines.find(name);
+  if (found == lines.end() || found->second.key != key) return 0;
+  return found->second.parsed().value("died", 0);
 }
 
 void add_file(Json& line, const fs::path& directory, const std::string& file,

@@ -6,8 +6,11 @@
 //                            X_xxh3 is another file; X_offset (file: offset) where the result is a
 //                            piece of a file that it shares with others
 //   fault                    if the item failed, and why: it is not finished
+//   died                     instead of a file: how many ranks have died with the item in hand
 // and whatever else the job wants to say. While a job runs, each rank writes a part of its own,
-// DIR/STEM.rankN.jsonl.
+// DIR/STEM.rankN.jsonl, in which it also notes what it begins: {"begun": NAME, "key": KEY}, and
+// {"ended": true} when it ends, however orderly. An item that was begun, and neither finished nor
+// ended, was in hand when its rank died.
 #pragma once
 
 #include <cstdint>
@@ -44,12 +47,9 @@ class Manifest {
   // is cut off is dropped; a damaged line is dropped with a WARN. Exit::data if the directory
   // cannot be written.
   static ManifestLines gather(const std::filesystem::path& directory, const std::string& stem);
-  // The gathered lines; and those that one rank has added since, also while others write.
+  // The gathered lines.
   static ManifestLines gathered(const std::filesystem::path& directory, const std::string& stem);
-  static ManifestLines of_rank(const std::filesystem::path& directory, const std::string& stem,
-                               int rank);
-
-  // The gathered lines and all that ranks have added since, newest last; changes nothing.
+  // The gathered lines and all that ranks have added since, also while they write; changes nothing.
   static ManifestLines all(const std::filesystem::path& directory, const std::string& stem);
 
   // This rank's part, created with its first line. No two ranks append to one file: network file
@@ -62,18 +62,27 @@ class Manifest {
   // Appends a line. It is on the disk on return, unless lines come so fast that this would take
   // more than a tenth of the time: then a later line or the destructor syncs it. Thread-safe.
   void add(const nlohmann::ordered_json& line);
+  // Notes that this rank begins the item; that it has nothing in hand any more, or gives up what it
+  // has without dying. The destructor notes the latter too. Thread-safe.
+  void begin(const std::string& name, const std::string& key);
+  void end();
 
  private:
+  enum class Sync { no, cheaply, yes };
+  void write(const nlohmann::ordered_json& line, Sync sync);
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;
   std::mutex mutex_;
   double synced_at_ = 0, sync_seconds_ = 0;
 };
 
-// Whether the item is finished: its line has that key and no fault, and its files, which are read,
-// match the line. A damaged file is a WARN.
+// Whether the item is finished: its line has that key, no fault and no deaths, and its files, which
+// are read, match the line. A damaged file is a WARN.
 bool is_finished(const ManifestLines& lines, const std::string& name, const std::string& key,
                  const std::filesystem::path& directory);
+
+// Ranks that have died with the item of that key in hand.
+int deaths_of(const ManifestLines& lines, const std::string& name, const std::string& key);
 
 // Reads a whole file of DIR and adds the members PREFIX, PREFIX_bytes (file: bytes) and
 // PREFIX_xxh3.

@@ -17,8 +17,8 @@
 #include "core/log.h"
 #include "core/progress/progress.h"
 #include "data/lists/lists.h"
+#include "jobs/engine/dispatch.h"
 #include "jobs/engine/output.h"
-#include "jobs/engine/queue.h"
 #include "jobs/generate/options.h"
 #include "jobs/reconstruct/quality.h"
 #include "media/video_reader.h"
@@ -171,25 +171,11 @@ json through(VideoVae& vae, const Deck& deck, const MediaSource& from, std::int6
           {"latent", latent_sums(vae, latent)}};
 }
 
-// Gathers every rank's clips on rank 0, in the order of the inputs.
-json gather(const json& mine, MPI_Comm world) {
-  int ranks = 1;
-  MPI_Comm_size(world, &ranks);
-  // File names need not be UTF-8, JSON must be.
-  const std::string text = mine.dump(-1, ' ', false, json::error_handler_t::replace);
-  const int bytes = static_cast<int>(text.size());
-  std::vector<int> counts(static_cast<std::size_t>(ranks)), places(counts.size());
-  MPI_Gather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, world);
-  for (std::size_t r = 1; r < counts.size(); ++r) places[r] = places[r - 1] + counts[r - 1];
-  std::string all(static_cast<std::size_t>(places.back() + counts.back()), ' ');
-  MPI_Gatherv(text.data(), bytes, MPI_CHAR, all.data(), counts.data(), places.data(), MPI_CHAR, 0,
-              world);
+// All ranks' clips, in the order of the inputs.
+json joined(const std::vector<std::string>& of_ranks) {
   json clips = json::array();
-  if (log::rank() != 0) return clips;
-  for (std::size_t r = 0; r < counts.size(); ++r)
-    for (json& clip : parse_json(
-             all.substr(static_cast<std::size_t>(places[r]), static_cast<std::size_t>(counts[r]))))
-      clips.push_back(std::move(clip));
+  for (const std::string& text : of_ranks)
+    for (json& clip : parse_json(text)) clips.push_back(std::move(clip));
   std::sort(clips.begin(), clips.end(),
             [](const json& a, const json& b) { return a["item"] < b["item"]; });
   return clips;
@@ -298,27 +284,30 @@ int reconstruct(const Deck& deck, MPI_Comm world) {
                      0, log::rank(), size});
   const std::size_t capacity = arena_capacity(deck.memory, device);
   const auto arena = Arena::reserve(capacity);
+  Dispatcher dispatcher(world);
   json mine = json::array();
+  std::vector<std::string> of_ranks;
   {
     const ArenaScope scope(*arena);
-    Members members(out / ".ranks", "reconstruct.output", world);
-    const RankGroups groups(world, 1);
-    WorkQueue queue(members, nullptr, groups, std::ssize(inputs), true, {}, world);
-    for (std::int64_t i; (i = queue.next()) >= 0;) {
+    dispatcher.open(std::ssize(inputs), size);
+    for (std::int64_t i; (i = dispatcher.next()) >= 0;) {
+      const double begin = now_seconds();
       mine.push_back(
           through(vae, deck, inputs[static_cast<std::size_t>(i)].media, i, capacity, out));
+      dispatcher.took(now_seconds() - begin);
       // Those before this one are done, or nearly.
       progress.advance(i + 1, static_cast<double>(i + 1), static_cast<double>(inputs.size()));
     }
+    // File names need not be UTF-8, JSON must be.
+    of_ranks = dispatcher.gather(mine.dump(-1, ' ', false, json::error_handler_t::replace));
   }
 
   // 3. The results.
-  const json clips = gather(mine, world);
   if (log::rank() == 0) {
-    report(summary(clips), out);
+    report(summary(joined(of_ranks)), out);
     progress.end(0, std::ssize(inputs));
   }
-  return 0;
+  return dispatcher.conclude(0);
 }
 
 namespace {

@@ -69,7 +69,7 @@ fs::path parts_folder(const ScoreDeck& deck) { return deck.output + ".parts"; }
 
 fs::path page_file(const ScoreDeck& deck) { return deck.output + ".html"; }
 
-void add_feeds(const ListReport& report, const fs::path& file, FeedSummary& feed) {
+void add_feeds(const ListReport& report, const fs::path& file, PrefetchSummary& feed) {
   const auto add = [&](const Json& share) {
     const double cores = share.value("cores", 0.0);
     if (cores > 0) feed.add(from_share(share), cores);

@@ -18,8 +18,8 @@ inline constexpr std::array<std::string_view, 4> extra_columns = {"area", "boxes
 std::filesystem::path parts_folder(const ScoreDeck& deck);  // OUTPUT.parts
 std::filesystem::path page_file(const ScoreDeck& deck);     // OUTPUT.html
 
-// The feeds of all ranks; if this start scored nothing, of the one that wrote the report.
-void add_feeds(const ListReport& report, const std::filesystem::path& file, FeedSummary& feed);
+// The times of all ranks; if this start scored nothing, of the one that wrote the report.
+void add_feeds(const ListReport& report, const std::filesystem::path& file, PrefetchSummary& feed);
 
 // On the coordinator. Reads the table again, row by row, and writes each with its result; the
 // output is renamed once it is whole. Fills in what the summary says of rows and files. Exit::data

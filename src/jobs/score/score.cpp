@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 
 #include "config/deck_table.h"
 #include "config/keep_inputs.h"
@@ -13,7 +12,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/version.h"
-#include "jobs/score/cores.h"
 #include "jobs/score/output.h"
 #include "jobs/score/rows.h"
 #include "jobs/score/score_job.h"
@@ -87,10 +85,10 @@ std::string describe_job(const Deck& deck, const std::string& weights) {
   const PostprocessDeck& p = deck.get<PostprocessDeck>();
   return fmt::format(
       "weights {}\nmodel {} {} {} {} {}\npostprocess {} {} {} {} {} {}\nframes {}\nside {}\n"
-      "wait {}\norientation {}\n",
+      "wait 0\norientation {}\n",  // results of earlier versions stay
       weights, m.backbone, m.asf, m.conv2_gain, m.deformable, deck.model.dtype, p.mask_threshold,
       p.min_text_score, p.min_text_width, p.unclip_ratio, p.epsilon_ratio, p.max_candidates,
-      fmt::join(frames_of(s), " "), s.side, s.network_wait, deck.media.orientation);
+      fmt::join(frames_of(s), " "), s.side, deck.media.orientation);
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
@@ -108,33 +106,25 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Deck& deck,
 }
 
 // Scores what is missing. Returns this rank's share of the report.
-Json score_missing(const Deck& deck, const RankDevice& device,
-                   const std::optional<DetectorSource>& source, const std::vector<ScoreFile>& files,
-                   HostCores& cores, ListEngine& engine) {
+Json score_missing(const Deck& deck, const RankDevice& device, const DetectorSource& source,
+                   const std::vector<ScoreFile>& files, int threads, ListEngine& engine) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
-  std::optional<Detector> detector;
-  if (source) {
-    detector.emplace(deck, *source);
-    log::info("weights   {}", source->describe());
-  } else {
-    log::info("network   none: score.network_wait = {} ms a frame stands for it", s.network_wait);
-  }
+  Detector detector(deck, source);
+  log::info("weights   {}", source.describe());
   const auto arena = Arena::reserve(arena_capacity(deck.memory, device));
   const ArenaScope scope(*arena);
-  if (detector) {
-    const std::size_t needed = detector->plan(1, s.side, s.side).bytes;
-    WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
-               "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
-               "ranks a host)",
-               "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
-               size_text(static_cast<double>(needed)),
-               size_text(static_cast<double>(arena->capacity())));
-    log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
-  }
-  ScoreJob job(deck, files, detector ? &*detector : nullptr, cores, engine);
+  const std::size_t needed = detector.plan(1, s.side, s.side).bytes;
+  WEFT_CHECK(needed <= arena->capacity(), Exit::usage,
+             "set a smaller score.side, or give the rank more memory (memory.arena_gib, fewer "
+             "ranks a host)",
+             "a frame of {0}x{0} needs {1}, this rank has {2}", s.side,
+             size_text(static_cast<double>(needed)),
+             size_text(static_cast<double>(arena->capacity())));
+  log::info("memory    {} for a frame in the network", size_text(static_cast<double>(needed)));
+  ScoreJob job(deck, files, detector, threads, engine);
   engine.run(job, engine.one_by_one());
   Json share = as_share(job.times());
-  share["cores"] = cores.share();
+  share["cores"] = threads;
   share["peak_bytes"] = arena->peak();
   return share;
 }
@@ -147,16 +137,14 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
   const ScoreDeck& s = deck.get<ScoreDeck>();
   check_deck(deck);
   const RankDevice device = choose_device(deck.device.kind, deck.device.share, world);
-  const std::int64_t threads = s.threads > 0 ? s.threads : deck.run.threads;
-  HostCores cores(static_cast<int>(threads), world);
-  set_threads(cores.budget(), 1);
+  const int threads = set_threads(static_cast<int>(s.threads > 0 ? s.threads : deck.run.threads),
+                                  device.host_ranks);
   const ScoreRows rows = read_rows(deck, world);
   if (log::rank() == 0) check_results(deck, rows);
-  std::optional<DetectorSource> source;
-  if (s.network_wait == 0) source.emplace(deck, "score.weights", s.weights, s.ema, world);
+  const DetectorSource source(deck, "score.weights", s.weights, s.ema, world);
   int rank = 0;
   MPI_Comm_rank(world, &rank);
-  const std::string job = describe_job(deck, source ? source->identity() : "none");
+  const std::string job = describe_job(deck, source.identity());
   ListEngine engine(settings_of(deck), score_items(rows.files, job, rank == 0), world);
   const std::size_t missing = engine.missing().size();
   log::info("score     {} of {}{}, {}{}", counted(rows.end - rows.begin, "row"), s.input,
@@ -164,22 +152,16 @@ int score(const Deck& deck, const ScorePage& page, MPI_Comm world) {
             missing < rows.files.size()
                 ? fmt::format(", {} scored before", rows.files.size() - missing)
                 : "");
-  // Beside a network that runs elsewhere each rank has its share; else they take turns with more.
-  const bool beside = on_cuda() || !source;
-  const int each = beside ? std::max(1, static_cast<int>(cores.share())) : cores.turn();
-  log::info("cores     {} for {} of this host: {} a rank{}", cores.cores(),
-            counted(cores.ranks(), "rank"), counted(each, "thread"),
-            cores.ranks() * each > cores.cores() ? ", which take turns" : "");
+  log::info("threads   {} a rank", threads);
 
   // 2. Files through the network; a rank that is free takes the next one.
   ListEnd last;
-  if (missing > 0) last.share = score_missing(deck, device, source, rows.files, cores, engine);
+  if (missing > 0) last.share = score_missing(deck, device, source, rows.files, threads, engine);
 
-  // 3. The coordinator writes the table, also where files failed.
+  // 3. Rank 0 writes the table, also where files failed.
   ScoreSummary summary;
-  summary.facts = facts_of(deck, source ? source->describe() : "none");
-  summary.feed.overlap = on_cuda() || s.network_wait > 0;
-  summary.feed.wait = s.network_wait;
+  summary.facts = facts_of(deck, source.describe());
+  summary.feed.on_gpu = on_cuda();
   last.finish_with_failures = true;
   last.print = [&](const ListReport& report) {
     add_feeds(report, engine.settings().directory / engine.settings().report, summary.feed);
@@ -227,11 +209,7 @@ void score_rows(Rows& r, ScoreDeck& d) {
   r.number("pictures", d.pictures, 0, 1e6,
            "Of so many rows, the first ones, a PNG shows the frame with its boxes.");
   r.number("threads", d.threads, 0, 4096,
-           "Threads of a rank, at most the host's cores; 0: run.threads, or else its share of the "
-           "cores.");
-  r.number("network_wait", d.network_wait, 0, 1e6,
-           "Measures the feed: a fixed wait of so many milliseconds a frame replaces the network, "
-           "and finds no text; 0 runs the network.");
+           "Threads of a rank; 0: run.threads, or else its share of the host's cores.");
 }
 
 }  // namespace

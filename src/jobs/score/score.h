@@ -25,7 +25,6 @@ struct ScoreDeck {
   std::string shard;
   std::int64_t pictures = 0;
   std::int64_t threads = 0;
-  double network_wait = 0;
 };
 DeckTable score_table();
 

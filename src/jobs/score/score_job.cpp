@@ -1,9 +1,7 @@
 #include "jobs/score/score_job.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "core/clock.h"
@@ -44,7 +42,7 @@ struct ScoreJob::Item {
   bool dropped = false;           // the job is to stop: the next one makes it
 };
 
-struct ScoreJob::Unit : FeedUnit {
+struct ScoreJob::Unit : PrefetchUnit {
   std::shared_ptr<Item> item;
   std::int64_t frame = 0, height = 0, width = 0;
   std::vector<std::uint8_t> rgb;  // [side, side, 3]
@@ -74,33 +72,29 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
   return items;
 }
 
-FeedLimits ScoreJob::limits(Detector* detector) const {
-  FeedLimits l;
-  l.overlap = on_cuda() || detector == nullptr;
+PrefetchLimits ScoreJob::limits(int threads) const {
+  PrefetchLimits l;
+  l.threads = threads;
+  l.network_on_gpu = on_cuda();
   // On the CPU the detector takes frames one by one, and a frame alone fills the cores.
-  l.most_batch = l.overlap ? 64 : 1;
-  l.own_thread = on_cuda() && detector != nullptr;
+  l.most_batch = on_cuda() ? 64 : 1;
   l.frame_bytes = static_cast<std::size_t>(score_.side * score_.side) * 7;  // RGB and its map
   // Of the host's memory a small part, for other ranks are there too, and pictures being decoded.
   l.most_bytes = std::min(std::size_t{2} << 30, host_memory().available / 64);
-  if (detector != nullptr)
-    l.fits = [detector, side = score_.side, capacity = Arena::current().capacity()](
-                 std::int64_t batch) { return detector->plan(batch, side, side, capacity).fits; };
+  l.fits = [&detector = detector_, side = score_.side, capacity = Arena::current().capacity()](
+               std::int64_t batch) { return detector.plan(batch, side, side, capacity).fits; };
   return l;
 }
 
-ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector* detector,
-                   Cores& cores, const ListEngine& engine)
+ScoreJob::ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector,
+                   int threads, const ListEngine& engine)
     : deck_(deck),
       score_(deck.get<ScoreDeck>()),
       files_(files),
       detector_(detector),
       engine_(engine),
       frames_(frames_of(score_)),
-      feed_(*this, cores, limits(detector)) {
-  // Before the first rank asks for its budget: the engine begins with a barrier.
-  cores.set_at_work(true);
-}
+      prefetch_(*this, limits(threads)) {}
 
 void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
   if (results_ == nullptr) results_ = &results;  // threads read it
@@ -114,7 +108,7 @@ void ScoreJob::make(const ItemBatch& items, ItemResults& results) {
       unit->item = item;
       unit->frame = video ? frames_[static_cast<std::size_t>(f)] : 0;
       try {
-        feed_.add(std::move(unit));
+        prefetch_.add(std::move(unit));
       } catch (const Error& e) {
         // Of another file, or of all: not this one's own, which read() keeps.
         throw JobError(e.code(), e.what(), e.hint());
@@ -159,7 +153,7 @@ bool ScoreJob::read(Unit& unit, double& decoded) {
   }
 }
 
-FeedWork::Prepared ScoreJob::prepare(FeedUnit& u) {
+PrefetchWork::Prepared ScoreJob::prepare(PrefetchUnit& u) {
   auto& unit = static_cast<Unit&>(u);
   const double begin = now_seconds();
   double decoded = begin;
@@ -169,23 +163,18 @@ FeedWork::Prepared ScoreJob::prepare(FeedUnit& u) {
   return {decoded - begin, end - decoded, ready};
 }
 
-double ScoreJob::network(std::span<FeedUnit* const> units, int threads) {
+double ScoreJob::network(std::span<PrefetchUnit* const> units, int threads) {
   const double begin = now_seconds();
   const auto frames = std::ssize(units);
-  if (detector_ == nullptr) {
-    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(
-        score_.network_wait * static_cast<double>(frames)));
-    return now_seconds() - begin;
-  }
   set_threads(threads, 1);
   std::vector<std::uint8_t> pictures;
   pictures.reserve(static_cast<std::size_t>(frames * score_.side * score_.side * 3));
-  for (FeedUnit* u : units) {
+  for (PrefetchUnit* u : units) {
     const std::vector<std::uint8_t>& rgb = static_cast<Unit*>(u)->rgb;
     pictures.insert(pictures.end(), rgb.begin(), rgb.end());
   }
   std::vector<std::vector<float>> maps =
-      detector_->detect(pictures, frames, score_.side, score_.side);
+      detector_.detect(pictures, frames, score_.side, score_.side);
   for (std::int64_t i = 0; i < frames; ++i) {
     auto& unit = static_cast<Unit&>(*units[static_cast<std::size_t>(i)]);
     unit.map = std::move(maps[static_cast<std::size_t>(i)]);
@@ -194,7 +183,7 @@ double ScoreJob::network(std::span<FeedUnit* const> units, int threads) {
   return now_seconds() - begin;
 }
 
-double ScoreJob::finish(FeedUnit& u) {
+double ScoreJob::finish(PrefetchUnit& u) {
   auto& unit = static_cast<Unit&>(u);
   const double begin = now_seconds();
   std::vector<TextBox> boxes;

@@ -7,7 +7,7 @@
 
 #include "config/deck.h"
 #include "jobs/engine/list_job.h"
-#include "jobs/score/feed.h"
+#include "jobs/engine/prefetch.h"
 #include "jobs/score/score.h"
 #include "media/media_source.h"
 #include "models/dbnet/boxes.h"
@@ -38,23 +38,22 @@ std::vector<ListItem> score_items(const std::vector<ScoreFile>& files, const std
 
 // A line has ocr (null: none), area, boxes (in pixels of the picture) and scores, picture if it is
 // wanted; fault where the file could not be read as wanted.
-class ScoreJob : public ListJob, private FeedWork {
+class ScoreJob : public ListJob, private PrefetchWork {
  public:
-  // `detector` may be null: then a frame takes score.network_wait, and has no text. In the current
-  // arena.
-  ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector* detector, Cores& cores,
+  // In the current arena. `threads`: of this rank.
+  ScoreJob(const Deck& deck, const std::vector<ScoreFile>& files, Detector& detector, int threads,
            const ListEngine& engine);
   void make(const ItemBatch& items, ItemResults& results) override;
-  void flush(ItemResults&) override { feed_.drain(); }
-  FeedTimes times() const { return feed_.times(); }
+  void flush(ItemResults&) override { prefetch_.drain(); }
+  PrefetchTimes times() const { return prefetch_.times(); }
 
  private:
   struct Item;
   struct Unit;
-  FeedLimits limits(Detector* detector) const;
-  Prepared prepare(FeedUnit& unit) override;
-  double network(std::span<FeedUnit* const> units, int threads) override;
-  double finish(FeedUnit& unit) override;
+  PrefetchLimits limits(int threads) const;
+  Prepared prepare(PrefetchUnit& unit) override;
+  double network(std::span<PrefetchUnit* const> units, int threads) override;
+  double finish(PrefetchUnit& unit) override;
   bool read(Unit& unit, double& decoded);
   void close(Unit& unit);
   void report(Item& item);
@@ -63,11 +62,11 @@ class ScoreJob : public ListJob, private FeedWork {
   const Deck& deck_;
   const ScoreDeck& score_;
   const std::vector<ScoreFile>& files_;
-  Detector* detector_;
+  Detector& detector_;
   const ListEngine& engine_;
   ItemResults* results_ = nullptr;
   std::vector<std::int64_t> frames_;
-  Feed feed_;  // last: its threads use the others
+  Prefetch prefetch_;  // last: its threads use the others
 };
 
 }  // namespace weft

@@ -9,15 +9,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::pair<const char*, double FeedTimes::*>, 8> seconds_members = {{
-    {"decode", &FeedTimes::decode},
-    {"resize", &FeedTimes::resize},
-    {"network", &FeedTimes::network},
-    {"post_processing", &FeedTimes::finish},
-    {"network_waited", &FeedTimes::network_waited},
-    {"frames_waited", &FeedTimes::frames_waited},
-    {"core_waited", &FeedTimes::core_waited},
-    {"network_core_seconds", &FeedTimes::network_cores},
+constexpr std::array<std::pair<const char*, double PrefetchTimes::*>, 7> seconds_members = {{
+    {"decode", &PrefetchTimes::decode},
+    {"resize", &PrefetchTimes::resize},
+    {"network", &PrefetchTimes::network},
+    {"post_processing", &PrefetchTimes::finish},
+    {"network_waited", &PrefetchTimes::network_waited},
+    {"frames_waited", &PrefetchTimes::frames_waited},
+    {"network_core_seconds", &PrefetchTimes::network_cores},
 }};
 
 double per(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
@@ -33,7 +32,7 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-void FeedSummary::add(const FeedTimes& rank, double rank_cores) {
+void PrefetchSummary::add(const PrefetchTimes& rank, double rank_cores) {
   ++ranks;
   cores += rank_cores;
   for (const auto& [name, member] : seconds_members) sum.*member += rank.*member;
@@ -41,63 +40,58 @@ void FeedSummary::add(const FeedTimes& rank, double rank_cores) {
   sum.batches += rank.batches;
   sum.elapsed = std::max(sum.elapsed, rank.elapsed);
   sum.batch = std::max(sum.batch, rank.batch);
-  sum.workers = std::max(sum.workers, rank.workers);
-  sum.budget = std::max(sum.budget, rank.budget);
+  sum.readers = std::max(sum.readers, rank.readers);
+  sum.threads = std::max(sum.threads, rank.threads);
 }
 
-double FeedSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
+double PrefetchSummary::rate() const { return per(static_cast<double>(sum.frames), sum.elapsed); }
 
-double FeedSummary::host_rate() const {
+double PrefetchSummary::host_rate() const {
   return per(static_cast<double>(sum.frames) * cores, sum.decode + sum.resize + sum.finish);
 }
 
-double FeedSummary::network_rate() const {
+double PrefetchSummary::network_rate() const {
   const auto frames = static_cast<double>(sum.frames);
-  return overlap ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_cores);
+  return on_gpu ? per(frames * ranks, sum.network) : per(frames * cores, sum.network_cores);
 }
 
-double FeedSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
+double PrefetchSummary::network_busy() const { return per(sum.network, sum.elapsed * ranks); }
 
-std::string FeedSummary::bound() const {
+std::string PrefetchSummary::bound() const {
   if (network_rate() < host_rate() || host_rate() == 0) return "network";
   if (sum.finish > std::max(sum.decode, sum.resize)) return "post-processing";
   return sum.resize > sum.decode ? "resize" : "decode";
 }
 
-std::string FeedSummary::verdict() const {
+std::string PrefetchSummary::verdict() const {
   const bool network = bound() == "network";
   const std::string other = rate_text(network ? host_rate() : network_rate());
   const std::string on = counted(static_cast<std::int64_t>(cores + 0.5), "core");
   std::string text = fmt::format("{} bounds the job: {} frames/s",
                                  network ? "the network" : bound(), rate_text(rate()));
-  if (!overlap || !network) text += " on " + on;
+  if (!on_gpu || !network) text += " on " + on;
   text += network ? fmt::format("; decode, resize and post-processing could do {}", other)
                   : fmt::format("; the network could do {}", other);
-  if (overlap && network) text += " on " + on;
+  if (on_gpu && network) text += " on " + on;
   return text + fmt::format("; the network was at work {:.1f} % of the time", 100 * network_busy());
 }
 
-std::string FeedSummary::waits() const {
-  std::string text = fmt::format("the network waited {} for frames, {} {} for the network",
-                                 seconds_text(sum.network_waited), overlap ? "threads" : "frames",
-                                 seconds_text(sum.frames_waited));
-  if (sum.core_waited > 0.01)
-    text += fmt::format(", ranks {} for a core that others had", seconds_text(sum.core_waited));
+std::string PrefetchSummary::waits() const {
+  std::string text =
+      fmt::format("the network waited {} for frames, {} {} for the network",
+                  seconds_text(sum.network_waited), "readers", seconds_text(sum.frames_waited));
   return text;
 }
 
-Json FeedSummary::json() const {
-  Json j = {{"ranks", ranks},
-            {"cores", cores},
-            {"network_on", overlap ? (wait > 0 ? "a fixed wait" : "GPU") : "CPU"},
-            {"frames", sum.frames},
-            {"seconds", sum.elapsed},
-            {"frames_a_second", rate()}};
+Json PrefetchSummary::json() const {
+  Json j = {
+      {"ranks", ranks},       {"cores", cores},         {"network_on", on_gpu ? "GPU" : "CPU"},
+      {"frames", sum.frames}, {"seconds", sum.elapsed}, {"frames_a_second", rate()}};
   for (const auto& [name, member] : seconds_members) j["stages"][name] = sum.*member;
   j["host_frames_a_second"] = host_rate();
   j["network_frames_a_second"] = network_rate();
   j["network_busy_share"] = network_busy();
-  j["threads"] = sum.workers;
+  j["threads"] = sum.readers;
   j["batch"] = sum.batch;
   j["bound"] = bound();
   j["verdict"] = verdict();
@@ -105,21 +99,21 @@ Json FeedSummary::json() const {
   return j;
 }
 
-Json as_share(const FeedTimes& t) {
+Json as_share(const PrefetchTimes& t) {
   Json j = {{"frames", t.frames}, {"network_batches", t.batches}, {"elapsed", t.elapsed},
-            {"batch", t.batch},   {"threads", t.workers},         {"budget", t.budget}};
+            {"batch", t.batch},   {"threads", t.readers},         {"budget", t.threads}};
   for (const auto& [name, member] : seconds_members) j[name] = t.*member;
   return j;
 }
 
-FeedTimes from_share(const Json& share) {
-  FeedTimes t;
+PrefetchTimes from_share(const Json& share) {
+  PrefetchTimes t;
   t.frames = share.value("frames", std::int64_t{0});
   t.batches = share.value("network_batches", std::int64_t{0});
   t.elapsed = share.value("elapsed", 0.0);
   t.batch = share.value("batch", std::int64_t{0});
-  t.workers = share.value("threads", 0);
-  t.budget = share.value("budget", 0);
+  t.readers = share.value("threads", 0);
+  t.threads = share.value("budget", 0);
   for (const auto& [name, member] : seconds_members) t.*member = share.value(name, 0.0);
   return t;
 }
@@ -165,7 +159,7 @@ std::string ScoreSummary::table() const {
   };
   row("decode", feed.sum.decode);
   row("resize", feed.sum.resize);
-  row(feed.wait > 0 ? "fixed wait" : "network", feed.sum.network);
+  row("network", feed.sum.network);
   row("post-processing", feed.sum.finish);
   text += feed.verdict() + "\n" + feed.waits() + "\n";
   return text;

@@ -10,20 +10,19 @@
 #include <vector>
 
 #include "jobs/engine/list_job.h"
-#include "jobs/score/feed.h"
+#include "jobs/engine/prefetch.h"
 
 namespace weft {
 
-// How the ranks' feeds did, together.
-struct FeedSummary {
+// How long all ranks' stages took, and who waited.
+struct PrefetchSummary {
   int ranks = 0;
-  bool overlap = false;  // the network ran beside the threads
-  double wait = 0;       // score.network_wait, ms
-  double cores = 0;      // of all hosts, as far as ranks could use them
-  FeedTimes sum;         // of all ranks; of elapsed, batch, workers and budget the largest
+  bool on_gpu = false;  // the network
+  double cores = 0;     // of all hosts, as far as ranks could use them
+  PrefetchTimes sum;    // of all ranks; of elapsed, batch, readers and threads the largest
 
   // A rank's numbers, and its share of the cores.
-  void add(const FeedTimes& rank, double rank_cores);
+  void add(const PrefetchTimes& rank, double rank_cores);
   bool empty() const { return sum.frames == 0; }
   double rate() const;  // frames a second, measured
   // Frames a second that could be reached if only decode, resize and post-processing took time, and
@@ -41,8 +40,8 @@ struct FeedSummary {
 };
 
 // A rank's numbers as members of its share of the report, and back; zeros where there are none.
-nlohmann::ordered_json as_share(const FeedTimes& times);
-FeedTimes from_share(const nlohmann::ordered_json& share);
+nlohmann::ordered_json as_share(const PrefetchTimes& times);
+PrefetchTimes from_share(const nlohmann::ordered_json& share);
 
 struct ScoreSummary {
   std::filesystem::path input, output, folder;     // folder: of finished items
@@ -53,7 +52,7 @@ struct ScoreSummary {
   std::vector<std::string> faults;                 // "PATH: why", of files
   std::vector<std::pair<std::string, std::string>> pictures;  // path, file in `folder`
   std::vector<std::pair<std::string, std::string>> facts;     // for people: name and value
-  FeedSummary feed;
+  PrefetchSummary feed;
 
   std::int64_t with_text() const;  // rows whose count is above 0
   // Rows by ranges of counts (0, 1, 2, 3, 4, 5 to 8, 9 to 16 ...): label and rows.

@@ -10,7 +10,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
-#include "jobs/animate/prepared.h"
+#include "jobs/animate/prepare.h"
 
 namespace weft {
 namespace {
@@ -105,25 +105,11 @@ TEST_F(AnimateSources, MotionOfAnotherKind) {
   EXPECT_NE(said("a.safetensors", "x"), "no error");
 }
 
-TEST_F(AnimateSources, APreparationComesBackAsItWas) {
+TEST(FrameSize, FollowsTheCropsAspect) {
   PreparedClip clip;
-  clip.crop = {2, 3, std::vector<std::uint8_t>(18, 7)};
-  clip.source[72] = 0.25f;
-  clip.motion.assign(3 * 70, 1.5f);
-  clip.place = {1, 2, 30, 40};
   clip.frame_height = 61;
   clip.frame_width = 47;
-  const fs::path path = dir_ / "clip.safetensors";
-  write_prepared(clip, path);
-  const PreparedClip again = read_prepared(path);
-  EXPECT_EQ(again.crop.values, clip.crop.values);
-  EXPECT_EQ(again.crop.width, 3);
-  EXPECT_EQ(again.source, clip.source);
-  EXPECT_EQ(again.motion, clip.motion);
-  EXPECT_EQ(again.place, clip.place);
-  EXPECT_EQ(again.frames(), 3);
-  SadtalkerDeck deck;
-  EXPECT_EQ(frame_size(again, deck), (std::array<std::int64_t, 2>{332, 256}));  // 256 * 61 / 47
+  EXPECT_EQ(frame_size(clip, SadtalkerDeck()), (std::array<std::int64_t, 2>{332, 256}));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "core/json.h"
 #include "core/progress/job_status.h"
+#include "core/seal.h"
 
 namespace weft {
 namespace {
@@ -342,6 +343,59 @@ TEST_F(ListJobTest, AStopComesBeforeFailures) {
   };
   EXPECT_EQ(run(100000, ask), static_cast<int>(Exit::stopped));
   EXPECT_EQ(report().at("failures").size(), 1u);
+}
+
+// What a rank leaves that is killed with `names` in hand, and one that ends in an orderly way.
+void leave_part(const ListSettings& settings, const std::vector<std::string>& names, bool orderly) {
+  fs::create_directories(settings.directory);
+  std::ofstream part(settings.directory / (settings.stem + ".rank7.jsonl"));
+  const auto line = [&](const nlohmann::ordered_json& j) { part << seal_json(j.dump()) << "\n"; };
+  for (const std::string& name : names) line({{"begun", name}, {"key", "k"}});
+  if (orderly) line({{"ended", true}});
+}
+
+TEST_F(ListJobTest, AnItemThatTwoRanksDiedWithIsGivenUp) {
+  const auto die = [&](bool orderly) {
+    if (rank_ == 0) leave_part(settings_, {"square4"}, orderly);
+    MPI_Barrier(MPI_COMM_WORLD);
+  };
+  const auto fail_at_4 = [&](Squares& job) { job.bad = 4; };
+  // Ranks that were asked to end, or ended by an error, have not died of their items.
+  for (int i = 0; i < 3; ++i) {
+    die(true);
+    EXPECT_EQ(run(6, fail_at_4), static_cast<int>(Exit::data));
+  }
+  die(false);
+  EXPECT_EQ(run(6, fail_at_4), static_cast<int>(Exit::data)) << "once may be chance";
+  EXPECT_EQ(begun(6)[4], 1);
+  die(false);
+  order_.clear();
+  EXPECT_EQ(run(6), static_cast<int>(Exit::data));
+  EXPECT_EQ(begun(6), std::vector<int>(6, 0));
+  EXPECT_THAT(report().at("failures").get<std::vector<std::string>>(),
+              ElementsAre(testing::StartsWith("square4: given up: 2 ranks died")));
+  EXPECT_EQ(status().error, "1 of 6 squares failed");
+  // With another key it is another item.
+  EXPECT_EQ(run(
+                6, [](Squares&) {}, "another"),
+            0);
+  EXPECT_EQ(begun(6), std::vector<int>(6, 1));
+}
+
+TEST_F(ListJobTest, BatchesMayComeInRounds) {
+  ListEngine engine(settings_, squares(10, "k"), MPI_COMM_WORLD);
+  Squares job(engine);
+  const auto all = engine.one_by_one();
+  engine.run(job, {all.begin(), all.begin() + 7});
+  const auto made = [&] {
+    std::int64_t n = std::ssize(job.order);
+    MPI_Allreduce(MPI_IN_PLACE, &n, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+    return n;
+  };
+  EXPECT_EQ(made(), 7);
+  engine.run(job, {all.begin() + 7, all.end()});
+  EXPECT_EQ(made(), 10);
+  EXPECT_EQ(engine.end({}), 0);
 }
 
 // Each rank has a job of its own here: one that throws does not wait for others.

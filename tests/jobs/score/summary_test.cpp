@@ -13,8 +13,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-FeedTimes times(double decode, double network) {
-  FeedTimes t;
+PrefetchTimes times(double decode, double network) {
+  PrefetchTimes t;
   t.frames = 100;
   t.decode = decode;
   t.resize = 0.1;
@@ -24,9 +24,9 @@ FeedTimes times(double decode, double network) {
   return t;
 }
 
-TEST(FeedSummary, NamesWhatBoundsTheJob) {
-  FeedSummary beside;
-  beside.overlap = true;
+TEST(PrefetchSummary, NamesWhatBoundsTheJob) {
+  PrefetchSummary beside;
+  beside.on_gpu = true;
   beside.add(times(9.9, 1), 1);
   beside.add(times(9.9, 1), 1);
   EXPECT_EQ(beside.bound(), "decode");
@@ -38,7 +38,7 @@ TEST(FeedSummary, NamesWhatBoundsTheJob) {
             "decode bounds the job: 20 frames/s on 2 cores; the network could do 200; the network "
             "was at work 10.0 % of the time");
   // On cores: one rank of two threads.
-  FeedSummary turns;
+  PrefetchSummary turns;
   turns.add(times(0.9, 9), 2);
   EXPECT_EQ(turns.bound(), "network");
   EXPECT_NEAR(turns.network_rate(), 100 / 9.0, 1e-9);
@@ -47,8 +47,8 @@ TEST(FeedSummary, NamesWhatBoundsTheJob) {
   EXPECT_THAT(turns.verdict(), HasSubstr("could do 200"));
 }
 
-TEST(FeedSummary, SharesComeBack) {
-  const FeedTimes t = times(3, 4), back = from_share(as_share(t));
+TEST(PrefetchSummary, SharesComeBack) {
+  const PrefetchTimes t = times(3, 4), back = from_share(as_share(t));
   EXPECT_EQ(back.frames, t.frames);
   EXPECT_EQ(back.decode, t.decode);
   EXPECT_EQ(back.network_cores, t.network_cores);

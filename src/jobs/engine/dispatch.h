@@ -1,0 +1,121 @@
+// Which rank makes which batch of a job, and until when.
+//
+// Rank 0 hands out batches in order to whoever asks: a request is one message and so is its answer,
+// which may grant several batches where these are short. A thread of each rank, asleep between two
+// looks, answers for rank 0, passes a request to stop that reached one rank on to all, and carries
+// the ranks' reports to rank 0 at the end. No rank waits in a collective call while another one
+// works.
+//
+// A rank that dies ends the job: its launcher ends the others (mpirun does, srun with
+// --kill-on-bad-exit), and the same command makes what is missing.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "train/stop.h"
+
+namespace weft {
+
+// Ranks that make items together: `size` neighbours a group.
+struct RankGroups {
+  int rank = 0, count = 1, index = 0, size = 1;
+  MPI_Comm group = MPI_COMM_NULL;  // null for groups of one
+  bool first = true;               // of its group: it asks for batches for all
+
+  // Collective; so is the destructor, except during stack unwinding.
+  RankGroups(MPI_Comm world, int size);
+  ~RankGroups();
+  RankGroups(const RankGroups&) = delete;
+  RankGroups& operator=(const RankGroups&) = delete;
+
+  // The first rank's number on all of its group.
+  std::int64_t share(std::int64_t number) const;
+};
+
+// How many batches one request is granted. As many that requests stay below half a percent of the
+// work, by the seconds of a request and of a batch, both measured by the rank that asks; but at
+// most a quarter of an even share of what remains, so that all ranks end together.
+std::int64_t batches_a_request(double request_seconds, double batch_seconds, std::int64_t remaining,
+                               int workers);
+
+class Dispatcher {
+ public:
+  // Collective. `requests` tells when this rank is asked to stop; null: the job is not stopped.
+  // `on_stop` runs in the dispatcher's thread before this rank heeds a request of its own.
+  explicit Dispatcher(MPI_Comm world, std::unique_ptr<Requests> requests = nullptr,
+                      std::function<void()> on_stop = {});
+  ~Dispatcher();
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
+
+  // Whether any rank was asked to stop, as far as this one knows. Never taken back. Thread-safe.
+  bool stop_requested() const { return stop_; }
+
+  // Collective, once every rank has made its batches of the round before: begins a round, in which
+  // next() gives the batches 0 ... batches - 1 to `workers` ranks.
+  void open(std::int64_t batches, int workers);
+  // The next batch of this rank; -1: none is left, or the job is to stop.
+  std::int64_t next();
+  // Seconds that a batch has taken.
+  void took(double seconds);
+
+  // Of this rank: requests so far, and the seconds that it waited for their answers.
+  std::int64_t requests() const { return asked_; }
+  double request_seconds() const { return asked_total_; }
+
+  // The end, in two halves, each once a job; ranks that wait are asleep. gather() returns every
+  // rank's `mine` on rank 0, in rank order, and nothing elsewhere. conclude() returns rank 0's
+  // `code` on all ranks.
+  std::vector<std::string> gather(const std::string& mine);
+  int conclude(int code);
+
+ private:
+  struct Range {
+    std::int64_t first = 0, end = 0;
+  };
+  struct Ask {
+    std::int64_t round = 0;
+    double request_seconds = 0, batch_seconds = 0;
+  };
+  void serve(const std::stop_token& end);
+  void look();
+  void stop_others();
+  bool receive_one();
+  void answer(int rank, const Ask& ask);
+  Range grant(const Ask& ask);
+
+  // The thread receives from `service_`; answers to requests come on `answers_`.
+  MPI_Comm service_ = MPI_COMM_NULL, answers_ = MPI_COMM_NULL;
+  int rank_ = 0, ranks_ = 1;
+  std::unique_ptr<Requests> requests_;
+  std::function<void()> on_stop_;
+  std::atomic<bool> stop_ = false, reported_ = false;
+  std::atomic<double> longest_ = 0;  // seconds of a batch
+
+  Range mine_;  // granted to this rank, not begun
+  std::int64_t asked_ = 0;
+  double asked_total_ = 0;
+  Ask ask_;  // the next one
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::int64_t round_ = 0;
+  Range all_;
+  int workers_ = 1;
+  std::vector<std::pair<int, Ask>> early_;  // requests of ranks that are a round ahead
+  std::vector<std::string> reports_;
+  int reports_missing_ = 0, code_ = -1;
+  std::exception_ptr fault_;  // of the thread
+  std::jthread thread_;
+};
+
+}  // namespace weft

@@ -1,0 +1,240 @@
+#include "jobs/engine/prefetch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace weft {
+
+// ---- How much of what ----
+
+PrefetchTuner::PrefetchTuner(PrefetchLimits limits) : limits_(std::move(limits)) {}
+
+void PrefetchTuner::took_prepare(double decode, double resize) {
+  decode_.add(decode);
+  resize_.add(resize);
+}
+
+void PrefetchTuner::took_finish(double seconds) { finish_.add(seconds); }
+
+bool PrefetchTuner::may_grow() const {
+  const std::int64_t next = 2 * batch_;
+  const auto bytes = static_cast<std::size_t>(2 * next) * limits_.frame_bytes;
+  return next <= limits_.most_batch && bytes <= limits_.most_bytes &&
+         (!limits_.fits || limits_.fits(next));
+}
+
+void PrefetchTuner::took_network(std::int64_t frames, double seconds) {
+  const double a_frame = seconds / static_cast<double>(frames);
+  network_.add(a_frame);
+  if (settled_ || frames != batch_) return;
+  trial_.push_back(a_frame);
+  if (std::ssize(trial_) < trials) return;
+  std::sort(trial_.begin() + 1, trial_.end());
+  const double median = trial_[1 + (trials - 1) / 2];
+  if (batch_ > 1 && median >= gain * best_) {
+    batch_ /= 2;
+    settled_ = true;
+  } else if (may_grow()) {
+    best_ = median;
+    batch_ *= 2;
+  } else {
+    settled_ = true;
+  }
+  trial_.clear();
+  network_.reset();
+}
+
+// How many readers are busy all the time while the network runs; negative: not known yet. A fifth
+// more than the means say: times vary, and a network that waits is the dearer one.
+double PrefetchTuner::busy_readers() const {
+  if (!network_.known() || !decode_.known() || network_.value() <= 0) return -1;
+  return 1.2 * (decode_.value() + resize_.value() + finish_.value()) / network_.value();
+}
+
+int PrefetchTuner::readers() const {
+  const int most = limits_.network_on_gpu ? std::max(1, limits_.threads - 1) : limits_.threads;
+  const double busy = busy_readers();
+  return busy < 0 ? most : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
+}
+
+int PrefetchTuner::network_threads() const {
+  if (limits_.network_on_gpu) return 1;
+  // A reader that is idle most of the time leaves its core to the network.
+  const double busy = std::max(0.0, busy_readers());
+  return static_cast<int>(
+      std::clamp(limits_.threads - std::floor(busy), 1.0, double(limits_.threads)));
+}
+
+std::int64_t PrefetchTuner::ahead() const {
+  // The next batch, the one that is being prepared, and what the readers have in hand.
+  const std::int64_t wanted = 2 * batch_ + 2 * readers();
+  const auto most =
+      static_cast<std::int64_t>(limits_.most_bytes / std::max<std::size_t>(1, limits_.frame_bytes));
+  return std::max(std::min(wanted, most), batch_);
+}
+
+// ---- Threads ----
+
+Prefetch::Prefetch(PrefetchWork& work, PrefetchLimits limits, Clock clock)
+    : work_(work),
+      network_on_gpu_(limits.network_on_gpu),
+      threads_of_rank_(limits.threads),
+      clock_(std::move(clock)),
+      tuner_(std::move(limits)) {
+  times_.threads = threads_of_rank_;
+}
+
+Prefetch::~Prefetch() {
+  for (std::jthread& t : readers_) t.request_stop();
+  readers_.clear();
+}
+
+PrefetchTimes Prefetch::times() const {
+  const std::lock_guard lock(mutex_);
+  PrefetchTimes t = times_;
+  t.batch = tuner_.batch();
+  return t;
+}
+
+std::int64_t Prefetch::before_network() const {
+  return std::ssize(waiting_) + preparing_ + std::ssize(ready_);
+}
+
+void Prefetch::check() {
+  if (error_) std::rethrow_exception(error_);
+}
+
+// Before the number of readers at work changes.
+void Prefetch::account() {
+  const double now = clock_(), since = std::exchange(accounted_, now);
+  if (at_work_) times_.frames_waited += (now - since) * std::max(0, allowed_ - running_);
+}
+
+void Prefetch::begin() {
+  account();
+  if (!std::exchange(at_work_, true)) began_ = clock_();
+  allowed_ = tuner_.readers();
+  while (std::ssize(readers_) < allowed_)
+    readers_.emplace_back([this](const std::stop_token& end) { serve(end); });
+}
+
+void Prefetch::add(std::unique_ptr<PrefetchUnit> unit) {
+  std::unique_lock lock(mutex_);
+  check();
+  begin();
+  waiting_.push_back(std::move(unit));
+  tasks_.notify_one();
+  while (before_network() >= tuner_.ahead()) step(lock, false);
+}
+
+void Prefetch::drain() {
+  std::unique_lock lock(mutex_);
+  check();
+  if (!at_work_) return;
+  while (before_network() > 0) step(lock, true);
+  changed_.wait(lock, [&] { return error_ || (finishing_.empty() && running_ == 0); });
+  check();
+  account();
+  at_work_ = false;
+  times_.elapsed += clock_() - began_;
+}
+
+// The network runs once while readers prepare other frames.
+void Prefetch::step(std::unique_lock<std::mutex>& lock, bool all) {
+  const double begin = clock_();
+  const std::int64_t batch = tuner_.batch();
+  // Results wait for post-processing no longer than frames wait for the network.
+  const std::int64_t most_finishing = 2 * tuner_.ahead();
+  bool run = false, room = false;
+  changed_.wait(lock, [&] {
+    const bool last = all && waiting_.empty() && preparing_ == 0 && !ready_.empty();
+    run = (std::ssize(ready_) >= batch || last) && std::ssize(finishing_) < most_finishing;
+    // Frames that could not be read leave room for others.
+    room = before_network() < (all ? 1 : tuner_.ahead());
+    return error_ || run || room;
+  });
+  times_.network_waited += clock_() - begin;
+  check();
+  if (!run) return;
+  run_network(lock, static_cast<std::size_t>(std::min(batch, std::ssize(ready_))));
+  account();
+  allowed_ = tuner_.readers();
+  tasks_.notify_all();
+}
+
+void Prefetch::run_network(std::unique_lock<std::mutex>& lock, std::size_t frames) {
+  Units batch;
+  std::vector<PrefetchUnit*> units;
+  for (std::size_t i = 0; i < frames; ++i) {
+    units.push_back(ready_.front().get());
+    batch.push_back(std::move(ready_.front()));
+    ready_.pop_front();
+  }
+  const int threads = tuner_.network_threads();
+  lock.unlock();
+  const double seconds = work_.network(units, threads);
+  lock.lock();
+  tuner_.took_network(static_cast<std::int64_t>(frames), seconds);
+  times_.network += seconds;
+  if (!network_on_gpu_) times_.network_cores += seconds * threads;
+  times_.frames += static_cast<std::int64_t>(frames);
+  ++times_.batches;
+  for (auto& unit : batch) finishing_.push_back(std::move(unit));
+}
+
+void Prefetch::serve(const std::stop_token& end) {
+  std::unique_lock lock(mutex_);
+  while (!end.stop_requested()) {
+    const auto may_work = [&] { return !error_ && running_ < allowed_ && has_task(); };
+    if (!tasks_.wait(lock, end, may_work)) return;
+    handle(lock);
+    changed_.notify_all();
+    // Another reader may have been kept back by this one.
+    if (has_task()) tasks_.notify_one();
+  }
+}
+
+// One task, finishing before preparing: it makes memory free.
+void Prefetch::handle(std::unique_lock<std::mutex>& lock) {
+  const bool finishing = !finishing_.empty();
+  Units& from = finishing ? finishing_ : waiting_;
+  std::unique_ptr<PrefetchUnit> unit = std::move(from.front());
+  from.pop_front();
+  account();
+  times_.readers = std::max(times_.readers, ++running_);
+  if (!finishing) ++preparing_;
+  PrefetchWork::Prepared prepared{0, 0, false};
+  double finish = 0;
+  std::exception_ptr error;
+  lock.unlock();
+  try {
+    if (finishing)
+      finish = work_.finish(*unit);
+    else
+      prepared = work_.prepare(*unit);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (finishing || !prepared.ready) unit.reset();
+  lock.lock();
+  account();
+  --running_;
+  if (!finishing) --preparing_;
+  if (error) {
+    if (!error_) error_ = error;
+    return;
+  }
+  if (finishing) {
+    times_.finish += finish;
+    tuner_.took_finish(finish);
+    return;
+  }
+  times_.decode += prepared.decode;
+  times_.resize += prepared.resize;
+  if (!prepared.ready) return;
+  tuner_.took_prepare(prepared.decode, prepared.resize);
+  ready_.push_back(std::move(unit));
+}
+
+}  // namespace weft

@@ -1,0 +1,163 @@
+// Batches handed out by rank 0: each goes to one rank, a request to stop ends all, reports and the
+// exit code pass at the end.
+#include "jobs/engine/dispatch.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+int rank_of(MPI_Comm world) {
+  int rank = 0;
+  MPI_Comm_rank(world, &rank);
+  return rank;
+}
+int ranks_of(MPI_Comm world) {
+  int ranks = 1;
+  MPI_Comm_size(world, &ranks);
+  return ranks;
+}
+
+// How often all ranks together were granted each batch.
+std::vector<int> granted_to_all(std::vector<int> mine) {
+  MPI_Allreduce(MPI_IN_PLACE, mine.data(), static_cast<int>(mine.size()), MPI_INT, MPI_SUM,
+                MPI_COMM_WORLD);
+  return mine;
+}
+
+TEST(Dispatcher, GrantsEachBatchOnceRoundByRound) {
+  const int ranks = ranks_of(MPI_COMM_WORLD);
+  Dispatcher d(MPI_COMM_WORLD);
+  for (const std::int64_t batches : {5, 0, 1, 3000}) {
+    d.open(batches, ranks);
+    std::vector<int> mine(static_cast<std::size_t>(batches) + 1, 0);
+    for (std::int64_t i, before = -1; (i = d.next()) >= 0; before = i) {
+      EXPECT_GT(i, before);
+      ++mine.at(static_cast<std::size_t>(i));
+      d.took(1e-6);
+    }
+    EXPECT_EQ(d.next(), -1) << "and goes on saying so";
+    std::vector<int> wanted(mine.size(), 1);
+    wanted.back() = 0;
+    EXPECT_EQ(granted_to_all(mine), wanted);
+  }
+  if (rank_of(MPI_COMM_WORLD) != 0)
+    EXPECT_LT(d.requests(), 1500) << "of batches of no work many are granted at a time";
+  d.gather("");
+  EXPECT_EQ(d.conclude(0), 0);
+}
+
+TEST(Dispatcher, GathersReportsAndPassesOnTheCode) {
+  const int rank = rank_of(MPI_COMM_WORLD), ranks = ranks_of(MPI_COMM_WORLD);
+  Dispatcher d(MPI_COMM_WORLD);
+  const std::string mine(static_cast<std::size_t>(rank) * 100000, static_cast<char>('a' + rank));
+  const std::vector<std::string> all = d.gather(mine);
+  if (rank == 0) {
+    ASSERT_EQ(std::ssize(all), ranks);
+    for (int r = 0; r < ranks; ++r)
+      EXPECT_EQ(all[static_cast<std::size_t>(r)],
+                std::string(static_cast<std::size_t>(r) * 100000, static_cast<char>('a' + r)));
+  } else {
+    EXPECT_TRUE(all.empty());
+  }
+  EXPECT_EQ(d.conclude(rank == 0 ? 3 : 0), 3);
+}
+
+TEST(Dispatcher, ARequestToStopReachesAllRanks) {
+  const int rank = rank_of(MPI_COMM_WORLD), ranks = ranks_of(MPI_COMM_WORLD);
+  long pid = getpid();
+  MPI_Bcast(&pid, 1, MPI_LONG, 0, MPI_COMM_WORLD);
+  const fs::path folder = fs::temp_directory_path() / fmt::format("weft_dispatch_{}", pid);
+  if (rank == 0) fs::create_directories(folder);
+  MPI_Barrier(MPI_COMM_WORLD);
+  std::atomic<int> told = 0;
+  {
+    Dispatcher d(MPI_COMM_WORLD, std::make_unique<Requests>(folder, 0), [&] { ++told; });
+    d.open(100000000, ranks);
+    EXPECT_GE(d.next(), 0);
+    EXPECT_FALSE(d.stop_requested());
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) std::ofstream(folder / "stop");
+    while (d.next() >= 0) usleep(1000);
+    EXPECT_TRUE(d.stop_requested());
+    d.gather("");
+    d.conclude(0);
+  }
+  EXPECT_EQ(told, rank == 0 ? 1 : 0) << "the rank that was asked, and no other";
+  if (rank == 0) fs::remove_all(folder);
+}
+
+TEST(Dispatcher, AnErrorThatUnwindsWaitsForNobody) {
+  if (rank_of(MPI_COMM_WORLD) != 0) return;
+  try {
+    Dispatcher d(MPI_COMM_SELF);
+    d.open(3, 1);
+    throw Error(Exit::hardware, "the device is gone", "");
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Exit::hardware);
+  }
+}
+
+TEST(Dispatcher, RequestsTakeLittleAndLeaveAShareForAll) {
+  EXPECT_EQ(batches_a_request(0.001, 0, 1000000, 4), 1) << "nothing measured yet";
+  EXPECT_EQ(batches_a_request(0.001, 60, 1000000, 4), 1);
+  EXPECT_EQ(batches_a_request(0.001, 0.01, 1000000, 4), 20);
+  EXPECT_EQ(batches_a_request(0.001, 0.0001, 1000000, 4), 2000);
+  EXPECT_EQ(batches_a_request(0.001, 0.0001, 1600, 4), 100) << "a quarter of an even share";
+  EXPECT_EQ(batches_a_request(0.001, 0.0001, 3, 4), 1);
+}
+
+// A measurement, not a test: the share of the ranks' time that requests take, for
+// WEFT_BATCHES batches that sleep WEFT_MICROSECONDS each. --gtest_also_run_disabled_tests
+// --gtest_filter='*RequestRate'
+TEST(Dispatcher, DISABLED_RequestRate) {
+  const auto number = [](const char* name, std::int64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? otherwise : std::atoll(text);
+  };
+  const std::int64_t batches = number("WEFT_BATCHES", 10000);
+  const auto microseconds = static_cast<useconds_t>(number("WEFT_MICROSECONDS", 0));
+  const int ranks = ranks_of(MPI_COMM_WORLD);
+  Dispatcher d(MPI_COMM_WORLD);
+  d.open(batches, ranks);
+  const double begin = now_seconds();
+  std::int64_t made = 0;
+  for (double start = now_seconds(); d.next() >= 0; start = now_seconds(), ++made) {
+    if (microseconds > 0) usleep(microseconds);
+    d.took(now_seconds() - start);
+  }
+  const double mine = now_seconds() - begin;
+  const auto all = d.gather(fmt::format("{} {} {}", mine, d.request_seconds(), d.requests()));
+  double waited = 0, seconds = 0, longest = 0;
+  std::int64_t requests = 0;
+  for (const std::string& text : all) {
+    double own = 0, asked = 0;
+    long long count = 0;
+    std::sscanf(text.c_str(), "%lf %lf %lld", &own, &asked, &count);
+    seconds += own;
+    waited += asked;
+    requests += count;
+    longest = std::max(longest, own);
+  }
+  if (!all.empty())
+    std::printf("%d ranks, %lld batches of %u us: %.3f s, %lld requests, %.2f %% of the time\n",
+                ranks, static_cast<long long>(batches), microseconds, longest,
+                static_cast<long long>(requests), 100 * waited / seconds);
+  d.conclude(0);
+}
+
+}  // namespace
+}  // namespace weft

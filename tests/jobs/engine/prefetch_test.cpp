@@ -1,0 +1,309 @@
+// Stages on virtual clocks: every frame once, errors, times, and how many threads and frames.
+#include "jobs/engine/prefetch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <set>
+#include <stdexcept>
+
+namespace weft {
+namespace {
+
+PrefetchLimits limits(int threads = 65, bool on_gpu = true) {
+  PrefetchLimits l;
+  l.threads = threads;
+  l.network_on_gpu = on_gpu;
+  l.most_bytes = std::size_t{1} << 40;
+  return l;
+}
+
+using Law = std::function<double(std::int64_t)>;  // seconds of a batch
+
+// Enough batches that the size settles.
+std::int64_t settled_batch(PrefetchTuner& tuner, const Law& law) {
+  for (int i = 0; i < 100; ++i) tuner.took_network(tuner.batch(), law(tuner.batch()));
+  return tuner.batch();
+}
+
+TEST(PrefetchTuner, BatchesGrowWhileTheyPay) {
+  // 5, 3.5, 2.75 ... 2.09 (32), 2.05 ms a frame (64): the last step gains 2.2 %.
+  const Law overhead = [](std::int64_t b) {
+    return 0.002 + 0.003 * static_cast<double>(b) * 2 / 3;
+  };
+  PrefetchTuner tuner(limits());
+  EXPECT_EQ(tuner.batch(), 1);
+  EXPECT_EQ(settled_batch(tuner, overhead), 16);
+  PrefetchTuner proportional(limits());
+  EXPECT_EQ(
+      settled_batch(proportional, [](std::int64_t b) { return 0.005 * static_cast<double>(b); }),
+      1);
+  // A slow first batch of a size, which pays for its memory, does not count.
+  PrefetchTuner cold(limits());
+  std::int64_t last = 0;
+  EXPECT_EQ(settled_batch(cold,
+                          [&](std::int64_t b) {
+                            const bool first = std::exchange(last, b) != b;
+                            return overhead(b) * (first ? 50 : 1);
+                          }),
+            16);
+}
+
+TEST(PrefetchTuner, BatchesFitTheMemory) {
+  const Law overhead = [](std::int64_t b) { return 1 + 1e-3 * static_cast<double>(b); };
+  PrefetchLimits l = limits();
+  l.fits = [](std::int64_t batch) { return batch <= 8; };
+  PrefetchTuner device(l);
+  EXPECT_EQ(settled_batch(device, overhead), 8);
+  l = limits();
+  l.frame_bytes = 100;
+  l.most_bytes = 900;  // twice 4 frames, not twice 8
+  PrefetchTuner host(l);
+  EXPECT_EQ(settled_batch(host, overhead), 4);
+  EXPECT_LE(host.ahead() * 100, 900);
+  PrefetchTuner capped(limits());
+  EXPECT_EQ(settled_batch(capped, overhead), 64);
+}
+
+TEST(PrefetchTuner, AsManyReadersAsKeepTheNetworkBusy) {
+  const auto measure = [](PrefetchTuner& tuner, double host) {
+    for (int i = 0; i < 200; ++i) {
+      tuner.took_prepare(host * 10 / 13, host * 2 / 13);
+      tuner.took_finish(host / 13);
+      tuner.took_network(1, 0.005);
+    }
+  };
+  PrefetchTuner gpu(limits(17)), small(limits(3)), cpu(limits(8, false));
+  EXPECT_EQ(gpu.readers(), 16) << "nothing is known yet; one thread drives the GPU";
+  for (PrefetchTuner* t : {&gpu, &small, &cpu}) measure(*t, 0.013);
+  EXPECT_EQ(gpu.readers(), 4);  // 1.2 x 13 / 5
+  EXPECT_EQ(small.readers(), 2);
+  EXPECT_EQ(gpu.network_threads(), 1);
+  EXPECT_EQ(cpu.readers(), 4);
+  EXPECT_EQ(cpu.network_threads(), 5) << "three readers are always busy";
+  measure(cpu, 0.0006);
+  EXPECT_EQ(cpu.readers(), 1);
+  EXPECT_EQ(cpu.network_threads(), 8) << "a reader that is mostly idle takes no core";
+  PrefetchTuner one(limits(1, false));
+  measure(one, 1);
+  EXPECT_EQ(one.readers(), 1);
+  EXPECT_EQ(one.network_threads(), 1);
+}
+
+struct Simulated {
+  double network_busy = 0;  // share of the time, once things have settled
+  double rate = 0;          // frames a second
+};
+
+// A network beside threads that take `host` seconds a frame, as Prefetch runs them: the main thread
+// adds frames between two batches.
+Simulated simulate(PrefetchTuner& tuner, int budget, double host, const Law& law) {
+  std::vector<double> free_at(static_cast<std::size_t>(budget), 0);
+  std::priority_queue<double, std::vector<double>, std::greater<>> ready;
+  double now = 0, busy = 0, from = 0;
+  std::int64_t frames = 0, before = 0;
+  constexpr int batches = 600, warm = 300;
+  for (int i = 0; i < batches; ++i) {
+    if (i == warm) from = now, busy = 0, frames = 0;
+    for (; before < tuner.ahead(); ++before) {
+      const auto thread = std::min_element(free_at.begin(), free_at.begin() + tuner.readers());
+      *thread = std::max(*thread, now) + host;
+      tuner.took_prepare(host, 0);
+      ready.push(*thread);
+    }
+    const std::int64_t batch = tuner.batch();
+    for (std::int64_t f = 0; f < batch; ++f) {
+      now = std::max(now, ready.top());
+      ready.pop();
+    }
+    const double seconds = law(batch);
+    now += seconds;
+    busy += seconds;
+    before -= batch;
+    frames += batch;
+    tuner.took_network(batch, seconds);
+    for (std::int64_t f = 0; f < batch; ++f) tuner.took_finish(0);
+  }
+  return {busy / (now - from), static_cast<double>(frames) / (now - from)};
+}
+
+TEST(PrefetchTuner, KeepsTheNetworkBusyOrReachesTheThreadsRate) {
+  const Law wait = [](std::int64_t b) { return 0.005 * static_cast<double>(b); };
+  // 200 frames/s wanted; four threads of 16 ms make 250.
+  PrefetchTuner enough(limits(5));
+  EXPECT_GE(simulate(enough, 4, 0.016, wait).network_busy, 0.95);
+  // One thread of 24 ms makes 41.7, and that is what comes.
+  PrefetchTuner few(limits(2));
+  const Simulated bound = simulate(few, 1, 0.024, wait);
+  EXPECT_NEAR(bound.rate, 1 / 0.024, 0.5);
+  EXPECT_NEAR(bound.network_busy, 0.005 / 0.024, 0.01);
+  // Batches that pay, and many threads.
+  PrefetchTuner batches(limits(17));
+  const Simulated s = simulate(
+      batches, 16, 0.010, [](std::int64_t b) { return 0.004 + 0.0015 * static_cast<double>(b); });
+  EXPECT_GE(batches.batch(), 16);
+  EXPECT_GE(s.network_busy, 0.95);
+}
+
+TEST(PrefetchTuner, ReadsAhead) {
+  EXPECT_EQ(PrefetchTuner(limits(1, false)).ahead(), 2 + 2);
+  EXPECT_EQ(PrefetchTuner(limits(5)).ahead(), 2 + 8);
+  PrefetchLimits tight = limits(4);
+  tight.frame_bytes = 10;
+  tight.most_bytes = 1;  // a frame at least
+  EXPECT_EQ(PrefetchTuner(tight).ahead(), 1);
+}
+
+struct Number : PrefetchUnit {
+  explicit Number(int i) : value(i) {}
+  int value;
+};
+
+// Stages that take virtual seconds on a clock that only they move.
+class FakeWork : public PrefetchWork {
+ public:
+  Prepared prepare(PrefetchUnit& unit) override {
+    const Running running(*this);
+    const int i = static_cast<Number&>(unit).value;
+    ++prepared;
+    prepared.notify_all();
+    if (i == throws_at) throw std::runtime_error("prepare");
+    pass(0.003);
+    return {0.002, 0.001, i != unreadable};
+  }
+  double network(std::span<PrefetchUnit* const> units, int threads) override {
+    if (before_network) before_network();
+    for (PrefetchUnit* u : units) {
+      const int i = static_cast<Number*>(u)->value;
+      if (i == network_throws_at) throw std::runtime_error("network");
+      EXPECT_TRUE(seen.insert(i).second);
+    }
+    threads_of_network.insert(threads);
+    const double seconds = 0.010 * static_cast<double>(units.size());
+    pass(seconds);
+    return seconds;
+  }
+  double finish(PrefetchUnit& unit) override {
+    const Running running(*this);
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(finished.insert(static_cast<Number&>(unit).value).second);
+    return 0;
+  }
+  double now() {
+    const std::lock_guard lock(mutex_);
+    return clock_;
+  }
+
+  int unreadable = -1, throws_at = -1, network_throws_at = -1;
+  std::function<void()> before_network;
+  std::atomic<int> prepared = 0, most_running = 0;
+  std::set<int> seen, finished, threads_of_network;
+
+ private:
+  struct Running {
+    explicit Running(FakeWork& w) : work(w) {
+      const int now = ++work.running_;
+      for (int most = work.most_running; most < now;)
+        if (work.most_running.compare_exchange_weak(most, now)) break;
+    }
+    ~Running() { --work.running_; }
+    FakeWork& work;
+  };
+  void pass(double seconds) {
+    const std::lock_guard lock(mutex_);
+    clock_ += seconds;
+  }
+  std::atomic<int> running_ = 0;
+  std::mutex mutex_;
+  double clock_ = 0;
+};
+
+struct Fixture {
+  Fixture(bool on_gpu, int threads, std::int64_t most_batch = 4) {
+    PrefetchLimits l = limits(threads, on_gpu);
+    l.most_batch = most_batch;
+    prefetch.emplace(work, l, [this] { return work.now(); });
+  }
+  void run(int count) {
+    for (int i = 0; i < count; ++i) prefetch->add(std::make_unique<Number>(i));
+    prefetch->drain();
+  }
+  FakeWork work;
+  std::optional<Prefetch> prefetch;
+};
+
+class PrefetchTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(OnCpuAndGpu, PrefetchTest, ::testing::Bool());
+
+TEST_P(PrefetchTest, EveryFrameOnce) {
+  for (const int threads : {1, 2, 5}) {
+    Fixture f(GetParam(), threads);
+    f.run(100);
+    EXPECT_EQ(f.work.seen.size(), 100);
+    EXPECT_EQ(f.work.finished.size(), 100);
+    EXPECT_LE(f.work.most_running, threads);
+    EXPECT_EQ(f.prefetch->times().frames, 100);
+    EXPECT_LE(*f.work.threads_of_network.rbegin(), GetParam() ? 1 : threads);
+    f.prefetch->drain();  // of nothing
+    f.prefetch->add(std::make_unique<Number>(1000));
+    f.prefetch->drain();
+    EXPECT_EQ(f.work.finished.size(), 101);
+  }
+}
+
+TEST_P(PrefetchTest, FramesThatCannotBeReadDoNotHoldUpTheOthers) {
+  for (const int count : {1, 2, 7}) {
+    Fixture f(GetParam(), 2);
+    f.work.unreadable = count - 1;  // also as the last one, for which the network waits
+    f.run(count);
+    EXPECT_EQ(f.work.finished.size(), static_cast<std::size_t>(count - 1));
+  }
+}
+
+TEST_P(PrefetchTest, ErrorsReachTheOwner) {
+  for (const bool in_network : {false, true}) {
+    Fixture f(GetParam(), 2);
+    (in_network ? f.work.network_throws_at : f.work.throws_at) = 20;
+    EXPECT_THROW(f.run(100), std::runtime_error);
+  }
+}
+
+TEST_P(PrefetchTest, WhatIsOnItsWayIsDropped) {
+  Fixture f(GetParam(), 2);
+  f.prefetch->add(std::make_unique<Number>(0));
+  f.prefetch.reset();
+  EXPECT_TRUE(f.work.seen.empty());
+}
+
+TEST_P(PrefetchTest, ReadersPrepareWhileTheNetworkRuns) {
+  Fixture f(GetParam(), 1, 1);
+  // The second batch does not end before its successors are prepared.
+  int batches = 0;
+  f.work.before_network = [&] {
+    if (++batches != 2) return;
+    for (int now = f.work.prepared; now < 4; now = f.work.prepared) f.work.prepared.wait(now);
+  };
+  f.run(40);
+  EXPECT_EQ(f.work.finished.size(), 40);
+}
+
+TEST_P(PrefetchTest, TimesAreSums) {
+  Fixture f(GetParam(), 1, 1);
+  f.run(10);
+  const PrefetchTimes t = f.prefetch->times();
+  EXPECT_NEAR(t.decode, 0.020, 1e-9);
+  EXPECT_NEAR(t.resize, 0.010, 1e-9);
+  EXPECT_NEAR(t.network, 0.100, 1e-9);
+  EXPECT_NEAR(t.network_cores, GetParam() ? 0 : 0.100, 1e-9);
+  EXPECT_NEAR(t.elapsed, 0.130, 1e-9) << "the virtual clock adds up what threads do at once";
+  EXPECT_EQ(t.batches, 10);
+  EXPECT_EQ(t.readers, 1);
+}
+
+}  // namespace
+}  // namespace weft
