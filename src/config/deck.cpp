@@ -221,9 +221,9 @@ constexpr std::string_view retired_table = "sample";
 // Keys of earlier versions with the values that they wrote into every run and checkpoint. Nothing
 // read them there; another value is somebody's wish, and refused as an unknown key.
 constexpr std::pair<std::string_view, double> retired_keys[] = {
-    {"model.channels", 8},      {"model.momentum", 0.001}, {"model.eps", 1e-5},
-    {"model.ranks", 1},         {"train.ranks", 1},        {"train.first_iteration", 0},
-    {"train.max_iterations", 1}};
+    {"model.channels", 8},       {"model.momentum", 0.001}, {"model.eps", 1e-5},
+    {"model.ranks", 1},          {"train.ranks", 1},        {"train.first_iteration", 0},
+    {"train.max_iterations", 1}, {"score.network_wait", 0}};
 
 bool is_retired(const std::string& key, const toml::node& value) {
   return std::ranges::any_of(retired_keys, [&](const auto& retired) {

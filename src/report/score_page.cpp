@@ -30,11 +30,10 @@ std::string histogram(const ScoreSummary& s) {
 std::string stages(const ScoreSummary& s) {
   const PrefetchSummary& f = s.feed;
   if (f.empty()) return "";
-  const std::pair<const char*, double> rows[] = {
-      {"decode", f.sum.decode},
-      {"resize", f.sum.resize},
-      {"network", f.sum.network},
-      {"post-processing", f.sum.finish}};
+  const std::pair<const char*, double> rows[] = {{"decode", f.sum.decode},
+                                                 {"resize", f.sum.resize},
+                                                 {"network", f.sum.network},
+                                                 {"post-processing", f.sum.finish}};
   double all = 0;
   for (const auto& [name, seconds] : rows) all += seconds;
   std::string body =

@@ -55,7 +55,8 @@ double PrefetchTuner::busy_readers() const {
 int PrefetchTuner::readers() const {
   const int most = limits_.network_on_gpu ? std::max(1, limits_.threads - 1) : limits_.threads;
   const double busy = busy_readers();
-  return busy < 0 ? most : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
+  return busy < 0 ? most
+                  : static_cast<int>(std::clamp(std::ceil(busy), 1.0, static_cast<double>(most)));
 }
 
 int PrefetchTuner::network_threads() const {
