@@ -95,6 +95,8 @@ class Segmentation(WeftTest):
         for file in (self.dir / output).glob(f"{stem}*.jsonl"):
             for line in file.read_text().splitlines():
                 j = json.loads(line)
+                if "name" not in j:
+                    continue  # what a rank begins, and that it ends
                 for member in ("rank", "seconds", "xxh3"):
                     j.pop(member, None)
                 found[j["name"]] = j

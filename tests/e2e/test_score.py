@@ -275,19 +275,19 @@ class Restarts(Score):
         self.score("in.csv", "one.csv", *options, expect=3)
         return (self.dir / "one.csv").read_bytes()
 
-    def begun(self, job, output, lines):
+    def scored(self, job, output, files):
         """Waits until so many files are scored, or the job has ended."""
         found = 0
-        while found < lines and job.process.poll() is None:
+        while found < files and job.process.poll() is None:
             with contextlib.suppress(FileNotFoundError):
-                found = sum(p.read_bytes().count(b"\n") for p in (self.dir / f"{output}.parts").glob("score*.jsonl"))
+                found = sum(p.read_bytes().count(b'{"name"') for p in (self.dir / f"{output}.parts").glob("score*.jsonl"))
             time.sleep(0.002)
 
     def test_killed_anywhere_it_gives_the_same_table(self):
         wanted = self.many()
-        for done in (1, 9, 23, 40):
+        for done in (1, 40):  # what was in hand at the first kill is not in hand at the second
             job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-            self.begun(job, "two.csv", done)
+            self.scored(job, "two.csv", done)
             job.kill()
             job.wait()
         job = self.score("in.csv", "two.csv", ranks=2, expect=3)
@@ -297,7 +297,7 @@ class Restarts(Score):
     def test_stopped_it_goes_on(self):
         wanted = self.many(600)  # in all much longer than until the file is looked for
         job = self.start("score", "deck.toml", "score.input=in.csv", "score.output=two.csv", ranks=2)
-        self.begun(job, "two.csv", 3)
+        self.scored(job, "two.csv", 3)
         (self.dir / "two.csv.parts/stop").touch()
         self.assertEqual(job.wait(), 75, job.err)
         self.assertFalse((self.dir / "two.csv").exists())
