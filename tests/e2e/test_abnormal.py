@@ -81,7 +81,7 @@ class Abnormal(WeftTest):
         self.assert_same_run("whole", "run")
 
     def test_generate(self):
-        """Whichever rank takes the second clip; the other may take it up before mpirun ends it, and meets the same. What is finished stays, and the same command makes the rest."""
+        """Whichever rank makes the second clip. What is finished stays, and the same command makes the rest."""
         (self.dir / "deck.toml").write_text(TINY_GENERATE_DECK)
         write_t5(self.dir / "t5")
         (self.dir / "prompts.txt").write_text("a cat\na dog\na bird\n")

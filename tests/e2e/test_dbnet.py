@@ -100,6 +100,8 @@ class Text(WeftTest):
                 if not line.endswith("\n"):  # a kill may cut the last
                     continue
                 j = json.loads(line)
+                if "name" not in j:
+                    continue  # what a rank begins, and that it ends
                 for member in ("rank", "seconds", "xxh3"):
                     j.pop(member, None)
                 found[j["name"]] = j

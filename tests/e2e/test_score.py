@@ -58,7 +58,7 @@ class Score(WeftTest):
 
     def lines(self, output):
         return {j["name"]: j for file in (self.dir / f"{output}.parts").glob("score*.jsonl")
-                for j in map(json.loads, file.read_text().splitlines())}
+                for j in map(json.loads, file.read_text().splitlines()) if "name" in j}
 
 
 class Tables(Score):
