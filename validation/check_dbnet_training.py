@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 import common
-from common import relative_error
 from reference import dbnet, safetensors_io
 
 TOLERANCE, TIMES = 1e-4, 5
@@ -90,6 +89,11 @@ def step_of_weft(weft, folder, network, side, count):
     return [metrics["loss"]] + [terms[f"{t}_loss"] for t in ("probability", "threshold", "binary")], values
 
 
+def error(got, wanted):
+    """Relative; a bias in front of batch norm has no gradient but rounding noise, which the floor lets pass."""
+    return float(np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-12))
+
+
 def compare(weft, network, pictures, side, seed):
     backbone, *more = network.split("+")
     with tempfile.TemporaryDirectory() as temporary:
@@ -106,7 +110,7 @@ def compare(weft, network, pictures, side, seed):
         sys.exit(f"{network}: other names: {sorted(got.keys() ^ wanted.keys())[:6]}")
     worst, bad = ("", 0.0), []
     for name in wanted:
-        e, limit = relative_error(got[name], wanted[name]), max(TOLERANCE, TIMES * relative_error(rounded[name], wanted[name]))
+        e, limit = error(got[name], wanted[name]), max(TOLERANCE, TIMES * error(rounded[name], wanted[name]))
         worst = max(worst, (name, e), key=lambda w: w[1])
         if not e <= limit:
             bad.append((name, e, limit))

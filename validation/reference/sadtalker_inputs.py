@@ -298,8 +298,8 @@ def write_weights(folder, options=sadtalker.SMALL, seed=1, size=64, modules=2):
     clip |= {"audio2pose.netG.encoder.classbias": np.zeros((46, 64), np.float32),
              "audio2pose.netD_motion.seq.3.bias": np.zeros(1, np.float32)}
     written = {"sadtalker": clip | weights.parameters(recon, "face_3drecon."),
-               "mapping": weights.parameters(nets.mapping, "mapping."),
-               "mapping_full": weights.parameters(full, "mapping."), "detector": weights.parameters(detector), "landmarks": weights.parameters(fan)}
+               "mapping": weights.parameters(nets.mapping, "mapping."), "mapping_full": weights.parameters(full, "mapping."),
+               "detector": weights.parameters(detector), "landmarks": weights.parameters(fan)}
     for name, values in written.items():
         safetensors_io.save(folder / FILES[name], values)
     return {name: folder / file for name, file in FILES.items()}
