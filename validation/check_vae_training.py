@@ -106,7 +106,7 @@ def torch_step(parts, settings, clips, samples, step, seed):
         p.grad = None
     scale = 2 ** (len(SHAPE["channels"]) - 1)
     for sample in samples:
-        first, second = philox.words(seed, PURPOSE["clip_length"], step, sample, 2)
+        first, second = philox.words(seed, PURPOSE["clip_length"], step, sample, 2)[:2]
         frames = clips.shape[1]
         if (int(first) >> 8) * 2.0**-24 < settings["image_share"]:
             frames = 1
