@@ -12,8 +12,8 @@ The other side of compare_score.py. Threads of the network: those of torchrun, 1
 core. The job is stopped when its processes hold more than --memory-limit GiB, or when the host has less than 1.5 GiB left: at its
 defaults the original wants 40 GiB on each GPU.
 
-Reported: wall time of the job with its start; that from the first row to the last; rows a second; peak memory of all
-processes (proportional set size, sampled), of which the DataLoaders' workers.
+Reported: wall time of the job with its start; that from the first row to the last; rows a second; peak memory of all processes
+(proportional set size, sampled).
 """
 import argparse
 import csv
@@ -125,30 +125,20 @@ def work(rank, args, paths, start, results):
                                          num_workers=args.num_workers,
                                          multiprocessing_context="fork" if args.num_workers else None)
     start.wait()
-    began, counts, spent = time.monotonic(), {}, {"wait": 0.0, "network": 0.0, "postprocess": 0.0}
-    mark = began
-
-    def lap(stage):
-        nonlocal mark
-        now = time.monotonic()
-        spent[stage], mark = spent[stage] + now - mark, now
-
+    began, counts = time.monotonic(), {}
     for batch in loader:
-        lap("wait")
         with torch.inference_mode(args.inference_mode):
             pictures = dbnet.normalise(batch["pixels"].flip(1).permute(0, 2, 3, 1))
             probability = model(pictures).sigmoid()
         maps = probability.detach().numpy()
-        lap("network")
         for i, probability_map in zip(batch["index"].tolist(), maps):
             counts[i] = sum(bool(score > 0.3) for _, score in find_boxes(probability_map, options))
         probability = maps = None
-        lap("postprocess")
-    results.put({"rank": rank, "began": began, "ended": time.monotonic(), "counts": counts, "spent": spent})
+    results.put({"rank": rank, "began": began, "ended": time.monotonic(), "counts": counts})
 
 
 def family(root):
-    """{process: its ancestors below root, nearest last} of all that root started."""
+    """Root and all processes that it started."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -157,12 +147,13 @@ def family(root):
                     parents[int(entry)] = int(f.read().rpartition(")")[2].split()[1])
             except (OSError, IndexError):
                 pass
-    found, grew = {root: 0}, True
+    found, grew = {root}, True
     while grew:
         grew = False
         for pid, parent in parents.items():
             if pid not in found and parent in found:
-                found[pid], grew = found[parent] + 1, True
+                found.add(pid)
+                grew = True
     return found
 
 
@@ -185,19 +176,16 @@ class MemoryWatch(threading.Thread):
     def __init__(self, limit, stop):
         super().__init__(daemon=True)
         self.limit, self.stop, self.done = limit, stop, threading.Event()
-        self.peak, self.peak_workers, self.peak_started, self.processes, self.exceeded = 0, 0, 0, 0, False
+        self.peak, self.peak_started, self.exceeded = 0, 0, False
 
     def run(self):
         took = 0.0
         while not self.done.wait(min(10.0, max(0.5, 100 * took))):
             began = time.thread_time()
-            found = family(os.getpid())
-            held = {pid: memory_of(pid) for pid in found}
+            held = {pid: memory_of(pid) for pid in family(os.getpid())}
             total = sum(held.values())
-            if total > self.peak:
-                self.peak, self.peak_workers = total, sum(m for pid, m in held.items() if found[pid] > 1)
+            self.peak = max(self.peak, total)
             self.peak_started = max(self.peak_started, total - held[os.getpid()])  # without this process itself
-            self.processes = max(self.processes, len(found))
             if total > self.limit or available() < 1.5 * 2**30:
                 self.exceeded = True
                 self.stop()
@@ -222,12 +210,11 @@ def score(args):
         w.start()
 
     def stop():
-        for pid, generation in family(os.getpid()).items():
-            if generation > 0:
-                try:
-                    os.kill(pid, 9)
-                except ProcessLookupError:
-                    pass
+        for pid in family(os.getpid()) - {os.getpid()}:
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                pass
 
     watch = MemoryWatch(args.memory_limit * 2**30, stop)
     watch.start()
@@ -242,8 +229,7 @@ def score(args):
     watch.done.set()
     report = {"processes": args.processes, "bs": args.bs, "num_workers": args.num_workers, "threads": args.threads,
               "inference_mode": args.inference_mode, "side": args.side, "rows": len(rows),
-              "peak_memory": watch.peak, "peak_memory_workers": watch.peak_workers, "processes_seen": watch.processes,
-              "memory_exceeded": watch.exceeded, "complete": len(done) == args.processes}
+              "peak_memory": watch.peak, "memory_exceeded": watch.exceeded, "complete": len(done) == args.processes}
     for w in workers:
         w.join()
     if not report["complete"]:
@@ -255,9 +241,8 @@ def score(args):
             writer.writeheader()
             writer.writerows(row | {"ocr": counts[i]} for i, row in enumerate(rows))
     wall, scoring = time.monotonic() - began, max(d["ended"] for d in done) - min(d["began"] for d in done)
-    spent = {stage: sum(d["spent"][stage] for d in done) / args.processes for stage in done[0]["spent"]}
     return report | {"wall_seconds": wall, "scoring_seconds": scoring, "rows_per_second": len(rows) / scoring,
-                     "rows_per_second_with_start": len(rows) / wall, "seconds_by_stage": spent, "regions": sum(counts.values())}
+                     "regions": sum(counts.values())}
 
 
 def measure(case):
