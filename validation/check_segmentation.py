@@ -2,12 +2,11 @@
 """Do the segmentation models of weft agree with PyTorch: outputs, losses, gradients, running statistics, predicted pixels?
 
     check_segmentation.py [--weft build/weft] [--device cpu] [--dtype f32] [--pairs ENCODER+DECODER ... | --all]
-                          [--original DIR] [--golden DIR] [--parts golden networks evaluate] [--json FILE]
+                          [--original DIR] [--parts networks evaluate] [--json FILE]
 
-golden      the PyTorch models (segmentation.py) reproduce what the original computed, in float64
-networks    `weft probe` on random weights and images beside those models in float64. An error is let through if it is
-            within the tolerance, or no more than a few times that of PyTorch itself in weft's number format: a
-            ReLU's input close to zero moves whole gradients
+networks    `weft_probe` on random weights and images beside PyTorch (reference/segmentation.py) in float64. An error is let
+            through if it is within the tolerance, or no more than a few times that of PyTorch itself in weft's number
+            format: a ReLU's input close to zero moves whole gradients
 evaluate    `weft ingest` and `weft evaluate` of pictures drawn here: counts of the predictions that it writes are its
             counts to the last pixel, and predictions are those of PyTorch except where two classes are as good as equal
 
