@@ -153,7 +153,7 @@ frames, side = int(sys.argv[1]), int(sys.argv[2])
 def peak():
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before = peak()
-predictions = [torch.rand((2, 3, side, side)) for _ in range(frames // 2)]
+predictions = [torch.rand((2, 3, side, side)) for _ in range(-(-frames // 2))]
 together = torch.stack(predictions, dim=1).reshape(-1, 3, side, side)[:frames]
 video = [np.transpose(together[i].numpy(), [1, 2, 0]).astype(np.float32) for i in range(frames)]
 result = np.rint(np.asarray(video) * np.float32(255)).astype(np.uint8)
