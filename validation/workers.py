@@ -25,7 +25,7 @@ def serve(doc, make):
         case = json.load(f)
     torch.set_num_threads(case["threads"])
     torch.manual_seed(args.rank)
-    if args.ranks > 1:
+    if args.store:  # of one process, too: DDP wants a group
         dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=args.rank, world_size=args.ranks,
                                 timeout=datetime.timedelta(hours=1))
     work = make(case, args.rank, args.ranks)
@@ -43,5 +43,5 @@ def serve(doc, make):
         done = [work.run() for _ in range(int(command[0]))]
         if args.rank == 0:
             print(json.dumps({name: [d[name] for d in done] for name in done[0]}), flush=True)
-    if args.ranks > 1:
+    if args.store:
         dist.destroy_process_group()
